@@ -30,8 +30,8 @@ struct RankRefusal {
 /// The result of a collective in which a rank may refuse.
 type UnlessRefused<T> = Result<Result<T, RankRefusal>, Error>;
 
-/// The data that this rank contributes, or the reason why it refuses. `error` is the Python exception for which this
-/// rank refuses, if there is one.
+/// The data that this rank contributes, or the reason why this rank refuses. `error` is the Python exception that caused
+/// the refusal, if there is one.
 struct Contribution<T> {
     data: Result<T, String>,
     error: Option<PyErr>,

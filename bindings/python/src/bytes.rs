@@ -52,7 +52,7 @@ impl PyGroup {
         let handle = self.receive_bytes_async(py, source, tag)?;
         let received = handle.wait_for(py, None);
         if received.is_err() {
-            // Cancel the failed receive: if it matched a message later, this message would be lost.
+            // Cancel the failed receive. If this receive matched a message later, the message would be lost.
             handle.cancel(py)?;
         }
         received?.ok_or_else(|| errors::base_error(py, "the message has not arrived"))

@@ -17,7 +17,9 @@ pub(crate) struct PyGroup {
     pub(crate) lock: GroupLock,
     pub(crate) rank: Rank,
     pub(crate) size: u32,
+    /// The local rank and the local size.
     local: (u32, u32),
+    /// The rank of each member in the job.
     members: Vec<u32>,
     transport: &'static str,
 }

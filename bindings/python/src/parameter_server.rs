@@ -70,7 +70,7 @@ fn parse_rule(
     })
 }
 
-/// Returns an error unless the region has `count` elements of type f32.
+/// Returns an error if the region does not have `count` elements of type f32.
 fn check_f32(py: Python<'_>, region: &Region, count: usize) -> PyResult<()> {
     if region.kind != ElementKind::Number(DType::F32) {
         return Err(errors::invalid(py, format!("the elements are {}, not f32", region.kind.name())));
@@ -157,7 +157,7 @@ impl PyParameterServer {
             return Err(raised);
         }
         let busy =
-            "a signal handler called the parameter server while the interrupted thread was in a call of it";
+            "a signal handler called the parameter server during another call of the same parameter server";
         let result = result.ok_or_else(|| errors::base_error(py, busy))?;
         result.map_err(|error| errors::from_parameter_server(py, &error, &self.members))
     }
@@ -170,7 +170,7 @@ impl PyParameterServer {
     ) -> PyResult<R> {
         let shared = self.shared(py)?;
         if !self.is_server {
-            return Err(errors::base_error(py, "this rank is a worker; only servers have this function"));
+            return Err(errors::base_error(py, "this rank is a worker; only servers can call this function"));
         }
         Ok(py.detach(move || {
             let result = work(&shared.read().unwrap_or_else(PoisonError::into_inner));

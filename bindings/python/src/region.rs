@@ -53,7 +53,8 @@ impl PyMemory {
     }
 }
 
-/// A Python object that owns a view. A thread may drop this object without the interpreter's lock, but not a view.
+/// A Python object that owns a view. A thread may drop a reference to this object without the interpreter's lock, but it
+/// may not drop a view.
 #[pyclass(frozen, module = "ringtrain._core")]
 struct ViewOwner(#[expect(dead_code, reason = "it only keeps the view alive")] BufferView);
 

@@ -80,7 +80,8 @@ AnyBuffer = Buffer | Memory
 
 @final
 class Shared:
-    """Memory from `Group.alloc`, with the buffer protocol. `is_shared` says whether the host's other ranks can access it."""
+    """Memory from `Group.alloc`, with the buffer protocol. `is_shared` says whether the host's other ranks can access this
+    memory."""
 
     is_shared: bool
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -97,8 +98,8 @@ class Handle:
     def test(self) -> bool:
         """Returns whether the operation has ended, with a result or an error. Makes progress without waiting."""
     def cancel(self) -> bool:
-        """Cancels a receive that has matched no message yet. Returns whether the receive is cancelled; if so, `wait` raises
-        `Error`."""
+        """Cancels a receive that has matched no message yet. Returns whether the receive is cancelled. After a cancellation,
+        `wait` raises `Error`."""
 
 def wait_any(handles: Sequence[Handle], timeout: float | None = None) -> int | None:
     """Waits until an operation has ended and returns the index of its handle. Returns `None` after `timeout` seconds, or if
@@ -153,7 +154,7 @@ class ParameterServer:
 
 @final
 class Rendezvous:
-    """The rendezvous server of a job. A separate thread runs it until all ranks have joined or this object is dropped."""
+    """The rendezvous server of a job. A separate thread runs the server until all ranks have joined or this object is dropped."""
     def __init__(self, size: int, secret: str, job_id: str, host: str = "127.0.0.1", start_timeout: float = 30.0) -> None: ...
     address: str
     """`ip:port`."""
@@ -201,7 +202,7 @@ class Group:
     """The members' ranks in the job."""
     transport: str
     timeout: float
-    """The limit in seconds for each operation that begins from now on. You may set it; `math.inf` means no limit."""
+    """The limit in seconds for each operation. `math.inf` means no limit. A new value applies to operations that begin later."""
     is_closed: bool
 
     def algorithm(self, operation: str, bytes: int) -> str: ...
@@ -265,7 +266,8 @@ class Group:
     def barrier_async(self) -> Handle: ...
 
     # Messages. Tags are 0 to 2**32 - 2. A source or tag of None matches any source or tag. A message must have the type of the
-    # receive's buffer and no more elements than the buffer. A synchronous send completes only when a receive has matched it.
+    # receive's buffer and no more elements than the buffer. A synchronous send completes only when a receive has matched the
+    # message.
     def send(self, buffer: AnyBuffer, to: int, tag: int = 0, synchronous: bool = False) -> None: ...
     def receive(self, buffer: AnyBuffer, source: int | None = None, tag: int | None = None) -> tuple[int, int, int]:
         """Returns `(source, tag, count)`."""
@@ -307,4 +309,4 @@ class Group:
     def abort(self, message: str) -> Error:
         """Ends the job on every rank. Returns the error that all ranks get."""
     def close(self) -> None:
-        """Closes the group. Later calls on it raise `Error`."""
+        """Closes the group. Later calls on the group raise `Error`."""

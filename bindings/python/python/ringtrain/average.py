@@ -25,9 +25,9 @@ class PeriodicAverage:
     have the same parameters again, bit for bit. This is local SGD (Stich, "Local SGD converges fast and communicates
     little", 2019).
 
-    With `outer_lr` and `outer_momentum`, an outer optimizer takes a step instead: SGD with Nesterov momentum as in
-    torch.optim. Its gradient is the mean with the opposite sign. DiLoCo (Douillard et al., 2023) uses `outer_lr=0.7`
-    and `outer_momentum=0.9`.
+    With `outer_lr` and `outer_momentum`, each rank does not add the mean. Instead, an outer optimizer takes a step: SGD
+    with Nesterov momentum as in torch.optim. The gradient of this step is the mean with the opposite sign. DiLoCo
+    (Douillard et al., 2023) uses `outer_lr=0.7` and `outer_momentum=0.9`.
 
     Without `every`, call `average` yourself, for example once after training.
 
@@ -81,7 +81,7 @@ class PeriodicAverage:
 
     def step(self, samples: float = 1.0) -> bool:
         """Counts a step of this rank that used `samples` samples. After every `every` steps, averages the parameters.
-        Returns whether it has averaged them.
+        Returns whether this call has averaged the parameters.
 
         The unit of `samples` does not matter, because only the ratios between the ranks matter. If the ranks have
         batches of different sizes, pass the size of the batch."""
@@ -119,8 +119,9 @@ class PeriodicAverage:
         self._parameters.copy_from_vector(self._start)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of the state: "parameters" (those after the last average), "velocity" (of the outer optimizer),
-        "steps" and "samples". `numpy.savez(file, **state)` saves it. Save the program's parameters and its optimizer too."""
+        """Returns a copy of the state: "parameters" (the parameters after the last average), "velocity" (of the outer
+        optimizer), "steps" and "samples". `numpy.savez(file, **state)` saves the state. Save the program's parameters and the
+        state of its optimizer too."""
         return {
             "parameters": self._start.copy(),
             "velocity": self._velocity.copy(),

@@ -61,7 +61,7 @@ class Model:
 
     def predict_proba(self, x: Any) -> NDArray[np.float64]:
         """Returns an array of probabilities: a row for each row of `x`, and a column for each class, in the order of `classes`.
-        `x` may be everything that `predict` accepts."""
+        `x` has the same form as for `predict`."""
         if self.task != "classification":
             raise InvalidArgument("the model predicts numbers, so there are no probabilities: call predict")
         outputs = self._outputs(x).astype(np.float64)
@@ -183,7 +183,9 @@ def _check_format(metadata: Mapping[str, str]) -> None:
         raise ModelFileError(f"the format is {found}; pass a file that `ringtrain --save-model FILE` wrote")
     version = int(metadata["version"])
     if version > _VERSION:
-        raise ModelFileError(f"the file has version {version} of its format; this ringtrain reads version {_VERSION}: update it")
+        raise ModelFileError(
+            f"the file has version {version} of its format; this ringtrain reads version {_VERSION}: update ringtrain"
+        )
 
 
 def _read_tensors(header: dict[str, Any], data: memoryview) -> dict[str, NDArray[np.float32]]:

@@ -21,7 +21,7 @@ _RULES_OF_WHOLE_TENSORS = ("lamb", "lars")
 
 
 class PushResult(NamedTuple):
-    """What the servers did with a gradient. `bool(result)` is `result.applied`."""
+    """Says whether the servers applied a gradient. `bool(result)` is `result.applied`."""
 
     applied: bool
     """Whether all servers applied the gradient. If false, at least one server dropped its part of the gradient, because
@@ -47,7 +47,7 @@ class Staleness(NamedTuple):
 class ParameterServer:
     """A parameter server. Each rank creates this object as a server or as a worker. The first `servers` ranks of `group` hold
     equal parts of the parameters and apply gradients. The other ranks are workers: they pull parameters, compute gradients and
-    push them.
+    push these gradients.
 
     All ranks of `group` (by default the world) must create the object at the same time, with parameters of the same
     shapes and with the same options. The parameters of the group's rank 0 are the initial parameters.
@@ -259,7 +259,7 @@ class ParameterServer:
 
     @property
     def staleness(self) -> Staleness:
-        """On a server, the staleness of the gradients that it has received."""
+        """On a server, the staleness of the gradients that this server has received."""
         return Staleness(*self._core.staleness)
 
     def state_dict(self) -> dict[str, Any]:
@@ -276,7 +276,7 @@ class ParameterServer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the part that `state_dict` has returned, or that `numpy.load` has read from a file. The job must have the same
         number of servers as the job that saved the part. All servers must have called this method before a worker pulls. To
-        ensure this, call `group.barrier()` on all ranks after it.
+        ensure this order, call `group.barrier()` on all ranks after the servers have called this method.
 
         Raises `InvalidArgument` if the state belongs to another optimizer or to other parameters."""
         start, count = self._core.part

@@ -47,7 +47,7 @@ from .status import Status
 
 memory = buffer
 
-# The integers, the datatypes and what is not supported have lists of their own.
+# The constants, the predefined datatypes and the unsupported functions come from lists in other modules.
 globals().update({name: value for name, value in vars(_constants).items() if name.isupper()})
 globals().update(_datatypes.PREDEFINED)
 globals().update(_placeholders.FUNCTIONS)
@@ -200,7 +200,7 @@ def _typecode(datatype: Datatype) -> str | None:
     return datatype._code
 
 
-# Pickles and messages name these by the module that programs import them from.
+# Pickles and error messages name the classes by this module, from which programs import them.
 for _name, _value in list(globals().items()):
     if isinstance(_value, type) and _value.__module__.startswith(__name__.rpartition(".")[0]):
         _value.__module__ = __name__

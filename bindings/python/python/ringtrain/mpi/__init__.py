@@ -5,10 +5,10 @@ join later, set `ringtrain.mpi.rc.initialize` to False first."""
 
 import sys
 
-__all__ = ["MPI", "Rc", "rc", "get_config", "get_include", "profile"]  # noqa: F822  (MPI is imported when it is asked for)
+__all__ = ["MPI", "Rc", "rc", "get_config", "get_include", "profile"]  # noqa: F822  (MPI is imported on first use)
 
 MPI4PY_VERSION = "4.1.2"
-"""The version of mpi4py whose interface this is."""
+"""The version of mpi4py whose interface this package has."""
 
 
 class Rc:
@@ -49,7 +49,7 @@ class Rc:
 
 
 rc = Rc()
-# `import mpi4py.rc` is an idiom: the object stands where a module would.
+# Scripts use `import mpi4py.rc`, so the object is registered as a module.
 sys.modules[__name__ + ".rc"] = rc  # type: ignore[assignment]
 
 

@@ -9,7 +9,7 @@ from .point_to_point import TAG_MAX
 
 _KEYVAL_FIRST = 1000
 
-# Of each key of a program's own: what copies its values with a communicator, and what deletes them.
+# For each key that the program has created: the copy function, the delete function, and `nopython`.
 _keyvals: dict[int, tuple[Any, Any, bool]] = {}
 
 
@@ -90,4 +90,4 @@ def _known(keyval: int) -> tuple[Any, Any, bool]:
     try:
         return _keyvals[keyval]
     except KeyError:
-        raise Exception(c.ERR_KEYVAL, f"{keyval} is no key of the program's own") from None
+        raise Exception(c.ERR_KEYVAL, f"{keyval} is not a key that the program has created") from None

@@ -1,4 +1,4 @@
-"""What callers hand over as buffers: arrays, bytes, `[data, count, datatype]` and its kin, and what they mean in bytes."""
+"""Parses buffer arguments: arrays, bytes, and lists such as `[data, count, datatype]`. Converts them to blocks of memory."""
 
 import contextlib
 import ctypes
@@ -17,7 +17,7 @@ _NOTHING = memoryview(bytearray(0))
 
 
 class _Constant:
-    """A value with a meaning of its own where a buffer is asked for."""
+    """A constant that a program can pass in the place of a buffer."""
 
     __slots__ = ("_name",)
 
@@ -41,20 +41,20 @@ _CONSTANTS: dict[type, _Constant] = {}
 
 
 class BottomType(_Constant):
-    """Type of `BOTTOM`."""
+    """The type of `BOTTOM`."""
 
     __slots__ = ()
     __index__ = _Constant.__int__
 
 
 class InPlaceType(_Constant):
-    """Type of `IN_PLACE`."""
+    """The type of `IN_PLACE`."""
 
     __slots__ = ()
 
 
 class BufferAutomaticType(_Constant):
-    """Type of `BUFFER_AUTOMATIC`."""
+    """The type of `BUFFER_AUTOMATIC`."""
 
     __slots__ = ()
 
@@ -64,7 +64,7 @@ BOTTOM._name, IN_PLACE._name, BUFFER_AUTOMATIC._name = "BOTTOM", "IN_PLACE", "BU
 
 
 class Block:
-    """`count` elements of `datatype`, the first of them `offset` bytes into `memory`."""
+    """`count` elements of `datatype`. The first element begins at byte `offset` of `memory`."""
 
     __slots__ = ("memory", "offset", "count", "datatype")
 
@@ -76,16 +76,16 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the elements take when they are sent."""
+        """The number of bytes that are sent for the elements."""
         return self.count * self.datatype._wire
 
     @property
     def is_flat(self) -> bool:
-        """Whether the elements are sent just as they lie."""
+        """Whether the elements are sent without packing."""
         return self.datatype._flat
 
     def flat(self) -> memoryview:
-        """The bytes where they lie, of a block that is flat."""
+        """Returns the memory of elements that are sent without packing."""
         end = self.offset + self.count * self.datatype._wire
         if end > len(self.memory):
             raise ValueError(
@@ -95,41 +95,45 @@ class Block:
         return self.memory[self.offset : end]
 
     def outgoing(self) -> memoryview:
-        """The bytes to send: where they lie, or packed."""
+        """Returns the bytes to send: the memory of the elements, or packed bytes."""
         if self.datatype._flat:
             return self.flat()
         return memoryview(self.datatype._valid().pack(self.memory, self.offset, self.count))
 
     def incoming(self) -> memoryview:
-        """Where bytes may be received: where they belong, or a place from which `settle` puts them there."""
+        """Returns the memory to receive into: the memory of the elements, or temporary memory. In both cases, call `settle`
+        after the receive."""
         return self.flat() if self.datatype._flat else memoryview(bytearray(self.nbytes))
 
     def settle(self, received: memoryview) -> None:
-        """Puts what was received into what `incoming` gave where it belongs."""
+        """Unpacks the bytes that were received into the memory from `incoming`. Does nothing if this is the memory of the
+        elements."""
         if not self.datatype._flat:
             self.datatype._valid().unpack(received, self.memory, self.offset, self.count)
 
     def store(self, data: bytes | memoryview) -> None:
-        """Puts bytes where they belong; there may be fewer than there is room for."""
+        """Writes bytes to the elements. There may be fewer bytes than the elements need."""
         if self.datatype._flat:
             self.memory[self.offset : self.offset + len(data)] = data
         else:
             self.datatype._valid().unpack(data, self.memory, self.offset, self.count)
 
     def array(self) -> np.ndarray:
-        """The elements as numpy sees them; `Exception` if they are of a derived type."""
+        """Returns the elements as a numpy array. Raises `Exception` if they have a derived type."""
         dtype = self.datatype.dtype
         if dtype is None:
-            raise Exception(c.ERR_OP, "derived datatypes can be reduced by operations of the program's own only")
+            raise Exception(
+                c.ERR_OP, "elements of derived datatypes can be reduced only with operations that the program created"
+            )
         return np.frombuffer(self.flat(), dtype=dtype)
 
     def part(self, which: int, count: int) -> "Block":
-        """The block of `count` elements that stands at place `which` among such blocks."""
+        """Returns block number `which` of consecutive blocks of `count` elements."""
         return Block(self.memory, self.offset + which * count * self.datatype._extent, count, self.datatype)
 
 
 class Blocks:
-    """One block for each rank: `counts` elements, at `displacements` in bytes, of `datatypes`."""
+    """One block for each rank, with separate counts, displacements (in bytes) and datatypes."""
 
     __slots__ = ("memory", "counts", "displacements", "datatypes")
 
@@ -143,15 +147,16 @@ class Blocks:
         return Block(self.memory, self.displacements[rank], self.counts[rank], self.datatypes[rank])
 
     def blocks(self) -> list[Block]:
-        """All of them."""
+        """Returns the blocks of all ranks."""
         return [self[rank] for rank in range(len(self.counts))]
 
     def sizes(self) -> list[int]:
-        """Bytes that each takes when it is sent."""
+        """Returns the number of bytes that are sent for each block."""
         return [count * datatype._wire for count, datatype in zip(self.counts, self.datatypes, strict=True)]
 
     def _dense(self) -> memoryview | None:
-        """All bytes where they lie, if they lie one block after the other."""
+        """Returns the memory of all blocks if the blocks follow each other without gaps and are sent without packing. Otherwise
+        returns None."""
         begin = end = None
         for size, at, datatype in zip(self.sizes(), self.displacements, self.datatypes, strict=True):
             if size == 0:
@@ -167,17 +172,19 @@ class Blocks:
         return self.memory[begin:end]
 
     def outgoing(self) -> memoryview:
-        """The bytes to send, one block after the other."""
+        """Returns the bytes to send, one block after the other."""
         dense = self._dense()
         return memoryview(b"".join(block.outgoing() for block in self.blocks())) if dense is None else dense
 
     def incoming(self) -> memoryview:
-        """Where bytes may be received, one block after the other: where they belong, or a place for `settle`."""
+        """Returns the memory to receive into, one block after the other: the memory of the blocks, or temporary memory. In both
+        cases, call `settle` after the receive."""
         dense = self._dense()
         return memoryview(bytearray(sum(self.sizes()))) if dense is None else dense
 
     def settle(self, received: memoryview) -> None:
-        """Puts what was received into what `incoming` gave where it belongs."""
+        """Unpacks the bytes that were received into the memory from `incoming`. Does nothing if this is the memory of the
+        blocks."""
         if self._dense() is None:
             at = 0
             for block in self.blocks():
@@ -186,12 +193,12 @@ class Blocks:
 
 
 def raw_memory(given: object, writable: bool) -> memoryview:
-    """The bytes of a buffer, one after the other."""
+    """Returns the bytes of a buffer."""
     return _memory(given, writable)[0]
 
 
 def _memory(given: object, writable: bool) -> tuple[memoryview, str | None]:
-    """The bytes of a buffer, and the code of its elements, if numpy has a type for them."""
+    """Returns the bytes of a buffer, and the code of the element type, or `None` if numpy has no such type."""
     if isinstance(given, np.ndarray):
         return _array_memory(given, writable)
     try:
@@ -234,7 +241,8 @@ def _array_memory(array: np.ndarray, writable: bool) -> tuple[memoryview, str]:
 
 
 def _foreign_memory(given: object, writable: bool) -> tuple[memoryview, str | None]:
-    """The bytes of a tensor, for example of torch, and the code of its elements, if MPI has a datatype for them."""
+    """Returns the bytes of a tensor, for example of torch, and the code of the element type, or `None` if MPI has no such
+    datatype."""
     if hasattr(given, "__dlpack__"):
         return dlpack.memory_of(given, writable)
     if hasattr(given, "__cuda_array_interface__"):
@@ -260,7 +268,7 @@ def _is_buffer(given: object) -> bool:
 
 
 def _basic(data: object, kind: object, writable: bool) -> tuple[memoryview, Datatype]:
-    """The memory and the type of its elements."""
+    """Returns the memory of a buffer, and the datatype of its elements."""
     if data is None or data is BOTTOM:
         return _NOTHING, as_datatype(kind)  # type: ignore[arg-type]
     memory, code = _memory(data, writable)
@@ -274,7 +282,7 @@ def _basic(data: object, kind: object, writable: bool) -> tuple[memoryview, Data
 
 
 def _elements(length: int, datatype: Datatype) -> int:
-    """How many elements lie in so many bytes."""
+    """Returns the number of elements in `length` bytes."""
     if length == 0:
         return 0
     if datatype._layout is None:
@@ -291,9 +299,10 @@ def _elements(length: int, datatype: Datatype) -> int:
 
 
 def parse_block(message: object, writable: bool, blocks: int = 1) -> Block:
-    """One block, or where there are several `blocks` of the same length one after the other, the first of them."""
+    """Returns the block that a buffer argument describes. If the argument holds `blocks` blocks of the same length, returns the
+    first of these blocks."""
     if type(message) is np.ndarray and id(message.dtype) in plain:
-        # The commonest case in few steps: what the cast does not take goes the general way.
+        # A fast path for contiguous arrays. The general code below handles all other buffers.
         with contextlib.suppress(TypeError, ValueError):
             memory = memoryview(message).cast("B")
             if not (writable and memory.readonly or message.size % max(blocks, 1)):
@@ -354,7 +363,7 @@ def _offset(displacement: int, length: int, datatype: Datatype) -> int:
 
 
 def parse_blocks(message: object, writable: bool, blocks: int) -> Blocks:
-    """A block for each of `blocks` ranks, of lengths and at places of their own."""
+    """Returns the block of each of `blocks` ranks in a buffer argument. The blocks may have different lengths and positions."""
     counts = displacements = kind = None
     if _is_buffer(message):
         data = message
@@ -389,7 +398,7 @@ def parse_blocks(message: object, writable: bool, blocks: int) -> Blocks:
 
 
 def parse_blocks_w(message: object, writable: bool, blocks: int) -> Blocks:
-    """A block for each of `blocks` ranks, of types of their own and at places in bytes."""
+    """Does the same as `parse_blocks`, with a separate datatype for each block, and with displacements in bytes."""
     parts: Sequence = message  # type: ignore[assignment]
     counts = displacements = None
     if len(parts) == 2:
@@ -417,7 +426,7 @@ def parse_blocks_w(message: object, writable: bool, blocks: int) -> Blocks:
 
 
 def _numbers(given: object, length: int) -> list[int]:
-    """One integer for all, or a sequence of them."""
+    """Returns a list of `length` integers: the items of the sequence `given`, or the integer `given` repeated."""
     with contextlib.suppress(TypeError):
         return [index(given)] * length  # type: ignore[arg-type]
     numbers = [index(number) for number in given]  # type: ignore[attr-defined]
@@ -427,25 +436,25 @@ def _numbers(given: object, length: int) -> list[int]:
 
 
 class buffer(np.ndarray):  # noqa: N801  (MPI's name)
-    """Bytes in memory: an array of `uint8`, with the methods of mpi4py's class. `MPI.memory` is the same."""
+    """Bytes in memory: an array of `uint8` with the methods of mpi4py's class `buffer`. `MPI.memory` is the same class."""
 
     def __new__(cls, given: object = b"", /) -> "buffer":
         return cls.frombuffer(given)
 
     @staticmethod
     def allocate(nbytes: int, clear: bool = False) -> "buffer":
-        """Memory of its own."""
+        """Returns new memory. If `clear` is true, all bytes are 0."""
         return (np.zeros if clear else np.empty)(nbytes, np.uint8).view(buffer)
 
     @staticmethod
     def frombuffer(obj: object, readonly: bool = False) -> "buffer":
-        """The bytes of a buffer, where they lie."""
+        """Returns the bytes of a buffer without a copy."""
         view = np.frombuffer(raw_memory(obj, False), np.uint8).view(buffer)
         return view.toreadonly() if readonly else view
 
     @staticmethod
     def fromaddress(address: int, nbytes: int, readonly: bool = False) -> "buffer":
-        """So many bytes at an address. Nobody checks that they are there."""
+        """Returns `nbytes` bytes at an address. Does not check that the address is valid."""
         view = (
             np.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), np.uint8).view(buffer)
             if nbytes
@@ -454,24 +463,24 @@ class buffer(np.ndarray):  # noqa: N801  (MPI's name)
         return view.toreadonly() if readonly else view
 
     def __setitem__(self, where: Any, value: Any) -> None:
-        # What is put into a slice are the bytes of a buffer, whatever its elements are.
+        # Assign the bytes of a buffer to a slice, regardless of the type of the buffer's elements.
         if isinstance(where, slice) and not isinstance(value, int | np.integer):
             value = np.frombuffer(raw_memory(value, False), np.uint8)
         super().__setitem__(where, value)
 
     def toreadonly(self) -> "buffer":
-        """The same bytes, not to be written."""
+        """Returns a read-only view of the same bytes."""
         view = self.view()
         view.flags.writeable = False
         return view
 
     def cast(self, format: str, shape: Sequence[int] | None = None) -> memoryview:  # noqa: A002
-        """A memoryview of another format."""
+        """Returns a memoryview with another format."""
         view = memoryview(self).cast("B")
         return view.cast(format, shape) if shape is not None else view.cast(format)  # type: ignore[call-overload]
 
     def release(self) -> None:
-        """Nothing to do: memory is kept for as long as it is referred to."""
+        """Does nothing. Python frees the memory when no object refers to it."""
 
     address = property(lambda self: self.ctypes.data)
     obj = property(lambda self: self.base)
@@ -480,7 +489,7 @@ class buffer(np.ndarray):  # noqa: N801  (MPI's name)
 
 
 def addressof(location: object) -> int:
-    """The address of a buffer's first byte; that of `BOTTOM` is 0."""
+    """Returns the address of a buffer's first byte, or 0 for `BOTTOM`."""
     if location is None or location is BOTTOM:
         return 0
     return np.frombuffer(raw_memory(location, False), np.uint8).ctypes.data

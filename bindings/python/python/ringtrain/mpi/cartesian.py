@@ -19,7 +19,7 @@ class Topocomm(Intracomm, Neighbours):
 
 
 class Cartcomm(Topocomm):
-    """Processes on a grid of `dims`, in row-major order; `periods` tells which dimensions wrap around."""
+    """Processes on a grid of the shape `dims`, in row-major order. `periods` says which dimensions are periodic."""
 
     @property
     def _grid(self) -> "Grid":
@@ -29,14 +29,14 @@ class Cartcomm(Topocomm):
         return self._state.topology
 
     def Get_dim(self) -> int:
-        """How many dimensions there are."""
+        """Returns the number of dimensions."""
         return len(self._grid.dims)
 
     dim = property(Get_dim)
     ndim = property(Get_dim)
 
     def Get_topo(self) -> tuple[list[int], list[int], list[int]]:
-        """The dimensions, whether each wraps around, and this process's coordinates."""
+        """Returns the dimensions, whether each dimension is periodic, and the coordinates of this process."""
         grid = self._grid
         return list(grid.dims), list(grid.periods), grid.coordinates(self._group.rank)
 
@@ -46,22 +46,25 @@ class Cartcomm(Topocomm):
     coords = property(lambda self: self.Get_topo()[2])
 
     def Get_cart_rank(self, coords: Sequence[int]) -> int:
-        """The rank at coordinates. `Exception` if they lie beyond a dimension that does not wrap around."""
+        """Returns the rank at coordinates. Raises `Exception` if a coordinate is outside the grid in a dimension that is not
+        periodic."""
         return self._grid.rank(coords)
 
     def Get_coords(self, rank: int) -> list[int]:
-        """The coordinates of a rank."""
+        """Returns the coordinates of a rank."""
         grid = self._grid
         if not 0 <= rank < self._group.size:
-            raise Exception(c.ERR_RANK, f"{rank} is no rank of a communicator of {self._group.size}")
+            raise Exception(c.ERR_RANK, f"{rank} is not a rank of a communicator of {self._group.size} ranks")
         return grid.coordinates(rank)
 
     def Shift(self, direction: int, disp: int) -> tuple[int, int]:
-        """The ranks to receive from and to send to, `disp` steps along a dimension; `PROC_NULL` beyond the edge."""
+        """Returns the ranks from which to receive and to which to send, `disp` steps along a dimension. A rank beyond the edge
+        of the grid is `PROC_NULL`."""
         return self._grid.shift(self._group.rank, direction, disp)
 
     def Sub(self, remain_dims: Sequence[bool]) -> "Cartcomm":
-        """The sub-grid that this process is in, with these dimensions remaining. All ranks call it."""
+        """Returns the sub-grid that contains this process, with only the dimensions for which `remain_dims` is true. All ranks
+        must call `Sub`."""
         grid = self._grid
         keep = [bool(remains) for remains in remain_dims]
         if len(keep) != len(grid.dims):
@@ -77,14 +80,14 @@ class Cartcomm(Topocomm):
 
 
 class Grid:
-    """Ranks in row-major order on a grid."""
+    """A grid of ranks in row-major order."""
 
     def __init__(self, dims: Sequence[int], periods: Sequence[int]) -> None:
         self.dims = list(dims)
         self.periods = list(periods)
 
     def coordinates(self, rank: int) -> list[int]:
-        """Where a rank is."""
+        """Returns the coordinates of a rank."""
         coordinates = []
         for size in reversed(self.dims):
             rank, at = divmod(rank, size)
@@ -92,7 +95,7 @@ class Grid:
         return coordinates[::-1]
 
     def rank(self, coords: Sequence[int]) -> int:
-        """Who is there."""
+        """Returns the rank at coordinates."""
         coords = [index(at) for at in coords]
         if len(coords) != len(self.dims):
             raise ValueError(f"expecting {len(self.dims)} items, got {len(coords)}")
@@ -104,9 +107,9 @@ class Grid:
         return rank
 
     def shift(self, rank: int, direction: int, disp: int) -> tuple[int, int]:
-        """The ranks `disp` steps back and ahead."""
+        """Returns the ranks `disp` steps before and after a rank."""
         if not 0 <= direction < len(self.dims):
-            raise Exception(c.ERR_DIMS, f"{direction} is no dimension of {len(self.dims)}")
+            raise Exception(c.ERR_DIMS, f"{direction} is not a dimension of a grid of {len(self.dims)} dimensions")
         return self._beside(rank, direction, -disp), self._beside(rank, direction, disp)
 
     def _beside(self, rank: int, direction: int, disp: int) -> int:
@@ -117,12 +120,13 @@ class Grid:
         return self.rank(coords)
 
     def neighbours(self, rank: int) -> list[int]:
-        """In each dimension the one before and the one after, in MPI's order."""
+        """Returns the neighbours of a rank in MPI's order: for each dimension, the rank before and the rank after."""
         return [beside for direction in range(len(self.dims)) for beside in self.shift(rank, direction, 1)]
 
 
 def create_cart(comm: Intracomm, dims: Sequence[int], periods: Any) -> Comm:
-    """The processes of `comm` that fit on the grid, on it."""
+    """Returns a communicator of the first processes of `comm` on a grid, or `COMM_NULL` on processes that do not fit on the
+    grid."""
     grid = _grid_of(comm, dims, periods)
     count = math.prod(grid.dims)
     is_in = comm.rank < count
@@ -131,7 +135,7 @@ def create_cart(comm: Intracomm, dims: Sequence[int], periods: Any) -> Comm:
 
 
 def cart_map(comm: Intracomm, dims: Sequence[int]) -> int:
-    """This process's rank on the grid, or `UNDEFINED`."""
+    """Returns the rank of this process on the grid, or `UNDEFINED` if this process does not fit on the grid."""
     count = math.prod(_grid_of(comm, dims, None).dims)
     return comm.rank if comm.rank < count else c.UNDEFINED
 
@@ -147,7 +151,7 @@ def _grid_of(comm: Intracomm, dims: Any, periods: Any) -> Grid:
     if len(wraps) != len(sizes):
         raise ValueError(f"expecting {len(sizes)} items, got {len(wraps)}")
     if any(size < 1 for size in sizes):
-        raise Exception(c.ERR_DIMS, f"{sizes} are no dimensions")
+        raise Exception(c.ERR_DIMS, f"{sizes} is not the shape of a grid: each size must be at least 1")
     if math.prod(sizes) > comm.size:
         raise Exception(c.ERR_ARG, f"a grid of {sizes} has more places than the {comm.size} processes")
     return Grid(sizes, [int(period) for period in wraps])
@@ -157,7 +161,7 @@ def _on_grid(group: Any, grid: Grid) -> Cartcomm:
     state = State()
     state.topology = grid
     try:
-        # Neighbours exchange messages here, where no receive of the program's can get them.
+        # Neighbours exchange messages in a separate group, so that no receive of the program matches these messages.
         state.beside = prepared(group.duplicate())
     except _core.Error as error:
         raise translated(error) from error
@@ -165,7 +169,8 @@ def _on_grid(group: Any, grid: Grid) -> Cartcomm:
 
 
 def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
-    """Sizes of a grid of `nnodes` places, near to each other, in falling order. Those of `dims` that are not 0 stay."""
+    """Returns the shape of a grid of `nnodes` places, with sizes that are close to each other, in descending order. Sizes in
+    `dims` that are not 0 stay the same."""
     given = [0] * index(dims) if isinstance(dims, int) else [index(size) for size in dims]
     fixed = math.prod(size for size in given if size > 0)
     if any(size < 0 for size in given) or nnodes < 1 or nnodes % fixed:
@@ -180,7 +185,8 @@ def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
 
 
 def _balanced(count: int, parts: int) -> list[int]:
-    """`count` as a product of `parts` factors in falling order, whose largest and smallest are as near as can be."""
+    """Returns `parts` factors of `count` in descending order, with the smallest possible difference between the largest factor
+    and the smallest."""
     best: tuple[int, list[int]] | None = None
 
     def search(rest: int, left: int, largest: int, chosen: list[int]) -> None:

@@ -41,8 +41,8 @@ class Collectives:
             raise translated(error) from error
         return Request._of(handle, None if finish is None else _after(finish))
 
-    # The blocking methods that count in microseconds: a contiguous array goes straight to ringtrain, and what it does not
-    # take as it is has sent nothing yet and goes the general way.
+    # These blocking methods pass contiguous arrays to ringtrain without a plan, which saves microseconds. If ringtrain does not
+    # accept an array, it has sent nothing yet, and the method uses a plan.
 
     def Barrier(self) -> None:
         """Waits until all ranks have called `Barrier`."""
@@ -129,8 +129,8 @@ def _define(name: str, plan: Callable[..., Plan]) -> None:
     info = inspect.Parameter("info", inspect.Parameter.KEYWORD_ONLY, default=INFO_NULL)
     for method_name, make, extra, ending in (
         (name, _blocking, [], ""),
-        ("I" + name.lower(), _nonblocking, [], " Goes on by itself."),
-        (name + "_init", _persistent, [info], " To be started again and again."),
+        ("I" + name.lower(), _nonblocking, [], " Returns a request at once."),
+        (name + "_init", _persistent, [info], " Returns a persistent request."),
     ):
         if method_name in vars(Collectives):
             continue

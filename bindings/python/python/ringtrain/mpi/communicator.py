@@ -1,4 +1,4 @@
-"""`MPI.Comm` and `MPI.Intracomm`: who belongs together, and what they can do together."""
+"""`MPI.Comm` and `MPI.Intracomm`: processes that communicate with each other."""
 
 import contextlib
 import os
@@ -29,7 +29,8 @@ _FATAL_CODE_MAX = 255
 
 
 class State:
-    """What belongs to a communicator and not to ringtrain's group: shared by all objects that stand for it."""
+    """The state of a communicator that ringtrain's group does not have. All objects for the same communicator share this
+    state."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name
@@ -38,11 +39,11 @@ class State:
         self.info = Info.Create()
         self.topology: Any = None
         self.beside: Any = None
-        """A group of the same ranks, for messages that no receive of the program's may get."""
+        """A group of the same ranks for neighbour collectives, whose messages no receive of the program may match."""
 
 
 class Comm(PointToPoint, Objects, Collectives, Attributes):
-    """Processes that can send each other messages. A null or freed one raises `Exception` of class `ERR_COMM`."""
+    """Processes that can send messages to each other. A null or freed communicator raises `Exception` of the class `ERR_COMM`."""
 
     def __new__(cls, comm: "Comm | None" = None) -> "Comm":
         if comm is not None and not isinstance(comm, Comm):
@@ -61,7 +62,7 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
         return self
 
     def _formed(self, method: str, *arguments: Any) -> Any:
-        """A new group of ringtrain's; all ranks have to call it."""
+        """Forms a new group with a method of ringtrain's group. All ranks must call the method."""
         try:
             return getattr(self._group, method)(*arguments)
         except _core.Error as error:
@@ -84,25 +85,26 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
         raise ValueError(f"cannot serialize '{type(self).__module__}.{type(self).__name__}' instance")
 
     def Get_rank(self) -> int:
-        """This process's rank."""
+        """Returns the rank of this process."""
         return self._group.rank
 
     def Get_size(self) -> int:
-        """How many processes there are."""
+        """Returns the number of processes."""
         return self._group.size
 
     rank = property(Get_rank)
     size = property(Get_size)
 
     def Get_group(self) -> Group:
-        """The processes, as a group."""
+        """Returns the group of the processes."""
         members = self._members()
         return Group._of(members, members[self._group.rank])
 
     group = property(Get_group)
 
     def _members(self) -> list[int]:
-        """The ranks in the job. A group of this process alone numbers itself 0, whatever it is in the job."""
+        """Returns the ranks of the processes in the job. ringtrain numbers the only rank of a group of one rank 0, so this
+        method then returns the rank in the world instead."""
         group = self._group
         world = COMM_WORLD._group
         if group.size == 1 and world is not BEFORE and isinstance(world, _core.Group):
@@ -110,14 +112,16 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
         return self._state.__dict__.get("members") or list(group.members)
 
     def Compare(self, comm: "Comm") -> int:
-        """`IDENT`, `CONGRUENT` (same processes in the same order), `SIMILAR` (in another) or `UNEQUAL`."""
+        """Returns `IDENT`, `CONGRUENT` (same processes in the same order), `SIMILAR` (same processes in another order) or
+        `UNEQUAL`."""
         if self == comm and self:
             return c.IDENT
         compared = self.group.Compare(comm.group)
         return c.CONGRUENT if compared == c.IDENT else compared
 
     def Dup(self, info: Info | None = None) -> "Comm":
-        """The same processes, whose messages do not meet these. All ranks call it."""
+        """Returns a communicator of the same processes. Its messages are separate from the messages of this communicator. All
+        ranks must call `Dup`."""
         copy = type(self)._of(self._formed("duplicate"), State())
         copy._inherit(self, info)
         return copy
@@ -135,44 +139,47 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
     Clone = Dup
 
     def Dup_with_info(self, info: Info) -> "Comm":
-        """`Dup`, with hints."""
+        """Does the same as `Dup`, with other hints."""
         return self.Dup(info)
 
     def Idup(self, info: Info | None = None) -> tuple["Comm", Request]:
-        """`Dup`; the request has ended already."""
+        """Does the same as `Dup`. The returned request has already ended."""
         return self.Dup(info), Request._of(Done())
 
     Idup_with_info = Idup
 
     def Create(self, group: Group) -> "Comm":
-        """The processes of `group`, of which each rank of this communicator is told; `COMM_NULL` elsewhere. All ranks call it."""
+        """Returns a communicator of the processes of `group`, or `COMM_NULL` on other processes. All ranks must call `Create`,
+        and all members of `group` must pass the same group."""
         members = self.group
         places = [members._valid().index(member) if member in members._valid() else -1 for member in group._valid()]
         if -1 in places:
-            raise Exception(c.ERR_GROUP, "the group has processes that the communicator has not")
-        # Ranks may name different groups, as long as they have nobody in common: the lowest rank of each tells them apart.
+            raise Exception(c.ERR_GROUP, "the group has processes that the communicator does not have")
+        # Ranks may pass different groups that have no process in common. The lowest rank of a group identifies the group.
         if self._group.rank in places:
             return Intracomm._of(self._formed("split", min(places), places.index(self._group.rank)))
         return Intracomm._of(self._formed("split", None, 0))
 
     def Split(self, color: int = 0, key: int = 0) -> "Comm":
-        """The processes with the same colour, ordered by `key`; `COMM_NULL` with `UNDEFINED`. All ranks call it."""
+        """Returns a communicator of the processes with the same colour, in the order of `key`. Returns `COMM_NULL` for the
+        colour `UNDEFINED`. All ranks must call `Split`."""
         color = index(color)
         if color == c.UNDEFINED:
             return Intracomm._of(self._formed("split", None, 0))
         if color < 0:
-            raise Exception(c.ERR_ARG, f"{color} is no colour")
+            raise Exception(c.ERR_ARG, f"{color} is not a colour; a colour is at least 0")
         return Intracomm._of(self._formed("split", color, index(key)))
 
     def Split_type(self, split_type: int, key: int = 0, info: Info = INFO_NULL) -> "Comm":
-        """The processes on the same host, with `COMM_TYPE_SHARED`. All ranks call it."""
+        """Returns a communicator of the processes on the same host if `split_type` is `COMM_TYPE_SHARED`, or `COMM_NULL` if it
+        is `UNDEFINED`. All ranks must call `Split_type`."""
         if split_type not in (c.COMM_TYPE_SHARED, c.UNDEFINED):
             raise unsupported("MPI.Comm.Split_type of other types than COMM_TYPE_SHARED and UNDEFINED")
         hosts = self.allgather(_host())
         return self.Split(hosts.index(hosts[self._group.rank]) if split_type == c.COMM_TYPE_SHARED else c.UNDEFINED, key)
 
     def Free(self) -> None:
-        """Lets go of it; it is null from now on."""
+        """Closes the communicator. This object is null afterwards."""
         if self._group is COMM_WORLD._group or self._group is COMM_SELF._group:
             raise Exception(c.ERR_COMM, "COMM_WORLD and COMM_SELF cannot be freed")
         self._group.rank  # noqa: B018  (a null communicator raises here)
@@ -187,12 +194,12 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
     Disconnect = Free
 
     def free(self) -> None:
-        """`Free`, if there is something to let go of."""
+        """Calls `Free` if this is neither the null communicator nor `COMM_WORLD` nor `COMM_SELF`."""
         if self and self != COMM_WORLD and self != COMM_SELF:
             self.Free()
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
-        """Ends the whole job, and this process with `errorcode`."""
+        """Ends the whole job. Ends this process with the exit code `errorcode`, or 1 if `errorcode` is not from 0 to 255."""
         group = self._group
         with contextlib.suppress(_core.Error):
             runtime.abort(f"rank {group.rank} of {self._state.name or 'a communicator'} called MPI.Comm.Abort({errorcode})")
@@ -202,23 +209,23 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
         os._exit(errorcode if 0 <= errorcode <= _FATAL_CODE_MAX else 1)
 
     def Get_name(self) -> str:
-        """The name."""
+        """Returns the name."""
         return self._state.name if self else "MPI_COMM_NULL"
 
     def Set_name(self, name: str) -> None:
-        """Gives a name."""
+        """Sets the name."""
         self._group.rank  # noqa: B018
         self._state.name = name
 
     name = property(Get_name, Set_name)
 
     def Get_info(self) -> Info:
-        """A copy of the hints."""
+        """Returns a copy of the hints."""
         self._group.rank  # noqa: B018
         return self._state.info.Dup()
 
     def Set_info(self, info: Info) -> None:
-        """Adds hints. Nothing looks at them."""
+        """Adds hints, which have no effect."""
         self._group.rank  # noqa: B018
         if info:
             self._state.info.update(info)
@@ -226,30 +233,30 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
     info = property(Get_info, Set_info)
 
     def Get_errhandler(self) -> Errhandler:
-        """What was set; errors are exceptions all the same."""
+        """Returns the error handler. Errors raise exceptions with every error handler."""
         self._group.rank  # noqa: B018
         return Errhandler(self._state.errhandler)
 
     def Set_errhandler(self, errhandler: Errhandler) -> None:
-        """Kept for `Get_errhandler`; errors are exceptions all the same."""
+        """Stores an error handler for `Get_errhandler`. Errors raise exceptions with every error handler."""
         self._group.rank  # noqa: B018
         if errhandler == ERRHANDLER_NULL:
             raise Exception(c.ERR_ARG)
         self._state.errhandler = Errhandler(errhandler)
 
     def Call_errhandler(self, errorcode: int) -> None:
-        """Does what the handler does with an error: nothing, or ending the job."""
+        """Does nothing if the error handler is `ERRORS_RETURN`. Otherwise ends the job."""
         self._group.rank  # noqa: B018
         if self._state.errhandler != ERRORS_RETURN:
             self.Abort(errorcode)
 
     def Is_inter(self) -> bool:
-        """Intercommunicators are not supported: False."""
+        """Returns False, because intercommunicators are not supported."""
         self._group.rank  # noqa: B018
         return False
 
     def Is_intra(self) -> bool:
-        """True."""
+        """Returns True."""
         self._group.rank  # noqa: B018
         return True
 
@@ -257,7 +264,7 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
     is_intra = property(Is_intra)
 
     def Get_topology(self) -> int:
-        """`CART` or `UNDEFINED`."""
+        """Returns `CART` or `UNDEFINED`."""
         self._group.rank  # noqa: B018
         return c.UNDEFINED if self._state.topology is None else c.CART
 
@@ -266,53 +273,55 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
 
     @classmethod
     def Get_parent(cls) -> "Comm":
-        """Nobody spawns processes: `COMM_NULL`."""
+        """Returns `INTERCOMM_NULL`, because no process can be spawned."""
         from .placeholders import INTERCOMM_NULL
 
         return INTERCOMM_NULL
 
     def Attach_buffer(self, buf: object) -> None:
-        """Accepted; buffered sends need none."""
+        """Stores `buf` for `Detach_buffer`. Buffered sends need no buffer."""
         self._state.__dict__["buffer"] = buf
 
     def Detach_buffer(self) -> object:
-        """What was attached."""
+        """Returns the attached buffer, or None."""
         return self._state.__dict__.pop("buffer", None)
 
     def Flush_buffer(self) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
 
 class Intracomm(Comm):
-    """The only kind of communicator there is, with or without a topology."""
+    """The only supported kind of communicator, with or without a topology."""
 
     def Create_group(self, group: Group, tag: int = 0) -> "Intracomm":
-        """The processes of `group`, who alone call it; `COMM_NULL` for others."""
+        """Returns a communicator of the processes of `group`, or `COMM_NULL` on other processes. Only the members of `group`
+        must call `Create_group`."""
         members = group._valid()
         own = self.group._own
         if own not in members:
             return COMM_NULL
         if not set(members) <= set(self.group._valid()):
-            raise Exception(c.ERR_GROUP, "the group has processes that the communicator has not")
+            raise Exception(c.ERR_GROUP, "the group has processes that the communicator does not have")
         state = State()
         state.members = list(members)  # type: ignore[attr-defined]
         return Intracomm._of(form_group(runtime.control, members, own, tag), state)
 
     def Create_cart(self, dims: Sequence[int], periods: Sequence[bool] | None = None, reorder: bool = False) -> "Cartcomm":
-        """The processes on a grid, in row-major order; `COMM_NULL` for those beyond it. All ranks call it."""
+        """Returns a communicator of the processes on a grid, in row-major order, or `COMM_NULL` on processes that do not fit on
+        the grid. All ranks must call `Create_cart`."""
         from .cartesian import create_cart
 
         return create_cart(self, dims, periods)
 
     def Cart_map(self, dims: Sequence[int], periods: Sequence[bool] | None = None) -> int:
-        """The rank that `Create_cart` would give."""
+        """Returns the rank that `Create_cart` would give this process."""
         from .cartesian import cart_map
 
         return cart_map(self, dims)
 
 
 def _host() -> str:
-    """What tells this host from others: its name and when it was started."""
+    """Returns a text that identifies this host: its name, its boot id, and the variable RING_HOST_ID."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{os.uname().nodename} {boot.read_text().strip() if boot.exists() else ''} {os.environ.get('RING_HOST_ID', '')}"
 

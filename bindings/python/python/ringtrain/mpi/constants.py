@@ -1,6 +1,6 @@
-"""The integers of MPI, with Open MPI's values: programs have been seen to print and to store them."""
+"""The constants of MPI. The integers are those of Open MPI, because some programs print or store these values."""
 
-# Ranks, tags and other arguments with a meaning of their own.
+# Ranks, tags and other arguments with a special meaning.
 UNDEFINED = -32766
 ANY_SOURCE = -1
 ANY_TAG = -1
@@ -90,7 +90,7 @@ ERR_ABI = 90
 ERR_ERRHANDLER = 91
 ERR_LASTCODE = 1024
 
-# Datatypes: how they were made, and what of.
+# Combiners and classes of datatypes.
 COMBINER_NAMED = 0
 COMBINER_DUP = 1
 COMBINER_CONTIGUOUS = 2
@@ -140,7 +140,7 @@ UNEQUAL = 3
 UNWEIGHTED = 2
 WEIGHTS_EMPTY = 3
 
-# Windows and files, which are not supported; scripts name these as default arguments.
+# Windows and files, which are not supported. Some scripts use these constants as default arguments.
 DISP_CUR = -54278278
 DISPLACEMENT_CURRENT = -54278278
 LOCK_EXCLUSIVE = 1

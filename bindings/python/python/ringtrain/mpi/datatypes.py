@@ -1,4 +1,4 @@
-"""`MPI.Datatype`: the predefined types with their numpy counterparts, and types derived from them."""
+"""`MPI.Datatype`: the predefined types with the equivalent numpy types, and derived types."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from .layout import Layout, basic
 
 
 class Datatype:
-    """The type of a buffer's elements. `dtype` is numpy's, where there is one."""
+    """The type of the elements of a buffer. `dtype` is the equivalent numpy type, or None if there is none."""
 
     __slots__ = ("dtype", "_name", "_wire", "_lb", "_extent", "_flat", "_layout", "_code", "_made", "_predefined")
 
@@ -83,9 +83,9 @@ class Datatype:
         return f"<ringtrain.mpi.MPI.Datatype {self._name or 'derived'}>"
 
     def Get_size(self) -> int:
-        """Bytes that an element takes when it is sent."""
+        """Returns the number of bytes of data in an element, without padding."""
         self._valid()
-        # Padding within the predefined pairs travels, but is no part of their size.
+        # The padding in predefined pairs is sent, but does not count in their size.
         return (
             sum(self.dtype[i].itemsize for i in range(len(self.dtype)))
             if self.dtype is not None and self.dtype.names
@@ -93,17 +93,17 @@ class Datatype:
         )
 
     def Get_extent(self) -> tuple[int, int]:
-        """The lower bound and the extent, in bytes."""
+        """Returns the lower bound and the extent in bytes."""
         self._valid()
         return self._lb, self._extent
 
     def Get_true_extent(self) -> tuple[int, int]:
-        """Where the data begins, and how far it reaches, in bytes."""
+        """Returns the offset of the first byte of data, and the number of bytes from there to the end of the data."""
         layout = self._valid()
         return layout.true_lb, layout.true_ub - layout.true_lb
 
     def Dup(self) -> "Datatype":
-        """A copy."""
+        """Returns a copy."""
         layout = self._valid()
         copy = type(self)._derived(layout, c.COMBINER_DUP, (self,))
         copy._layout = Layout(layout.offsets, layout.lengths, layout.lb, layout.extent, layout.sizes)
@@ -113,7 +113,7 @@ class Datatype:
     Create_dup = Dup
 
     def Commit(self) -> "Datatype":
-        """Nothing is left to do; returns itself."""
+        """Does nothing, and returns this type."""
         self._valid()
         return self
 
@@ -125,41 +125,42 @@ class Datatype:
         self._set("MPI_DATATYPE_NULL", None, None, None, c.COMBINER_NAMED)
 
     def free(self) -> None:
-        """`Free`, if it is a derived type."""
+        """Calls `Free` if this is a derived type."""
         if self._layout is not None and not self._predefined:
             self.Free()
 
     def Create_contiguous(self, count: int) -> "Datatype":
-        """`count` elements, one after the other."""
+        """Returns the type of `count` elements, one after the other."""
         return self._derived(derive.contiguous(self._valid(), count), c.COMBINER_CONTIGUOUS, (self, count))
 
     def Create_vector(self, count: int, blocklength: int, stride: int) -> "Datatype":
-        """`count` blocks of `blocklength` elements, whose beginnings are `stride` elements apart."""
+        """Returns the type of `count` blocks of `blocklength` elements. The starts of two consecutive blocks are `stride`
+        elements apart."""
         layout = derive.vector(self._valid(), count, blocklength, stride * self._extent)
         return self._derived(layout, c.COMBINER_VECTOR, (self, count, blocklength, stride))
 
     def Create_hvector(self, count: int, blocklength: int, stride: int) -> "Datatype":
-        """The same with `stride` in bytes."""
+        """Does the same as `Create_vector`, with `stride` in bytes."""
         layout = derive.vector(self._valid(), count, blocklength, stride)
         return self._derived(layout, c.COMBINER_HVECTOR, (self, count, blocklength, stride))
 
     def Create_indexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> "Datatype":
-        """Blocks of so many elements at so many elements from the beginning."""
+        """Returns the type of blocks. Block i has `blocklengths[i]` elements and starts at element `displacements[i]`."""
         layout = derive.indexed(self._valid(), blocklengths, [d * self._extent for d in displacements])
         return self._derived(layout, c.COMBINER_INDEXED, (self, list(blocklengths), list(displacements)))
 
     def Create_hindexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> "Datatype":
-        """The same with displacements in bytes."""
+        """Does the same as `Create_indexed`, with displacements in bytes."""
         layout = derive.indexed(self._valid(), blocklengths, displacements)
         return self._derived(layout, c.COMBINER_HINDEXED, (self, list(blocklengths), list(displacements)))
 
     def Create_indexed_block(self, blocklength: int, displacements: Sequence[int]) -> "Datatype":
-        """Blocks of the same length at so many elements from the beginning."""
+        """Returns the type of blocks of `blocklength` elements. Block i starts at element `displacements[i]`."""
         layout = derive.indexed(self._valid(), [blocklength] * len(displacements), [d * self._extent for d in displacements])
         return self._derived(layout, c.COMBINER_INDEXED_BLOCK, (self, blocklength, list(displacements)))
 
     def Create_hindexed_block(self, blocklength: int, displacements: Sequence[int]) -> "Datatype":
-        """The same with displacements in bytes."""
+        """Does the same as `Create_indexed_block`, with displacements in bytes."""
         layout = derive.indexed(self._valid(), [blocklength] * len(displacements), displacements)
         return self._derived(layout, c.COMBINER_HINDEXED_BLOCK, (self, blocklength, list(displacements)))
 
@@ -167,19 +168,20 @@ class Datatype:
     def Create_struct(
         cls, blocklengths: Sequence[int], displacements: Sequence[int], datatypes: Sequence["Datatype"]
     ) -> "Datatype":
-        """Blocks of different types, at displacements in bytes."""
+        """Returns the type of blocks of different types. The displacements are in bytes."""
         layout = derive.struct(blocklengths, displacements, [datatype._valid() for datatype in datatypes])
         return cls._derived(layout, c.COMBINER_STRUCT, (list(blocklengths), list(displacements), list(datatypes)))
 
     def Create_subarray(
         self, sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], order: int = c.ORDER_C
     ) -> "Datatype":
-        """A part of an array of `sizes`: `subsizes` elements from `starts` on, in each dimension."""
+        """Returns the type of a part of an array of the shape `sizes`. In each dimension, the part has `subsizes` elements,
+        beginning with element `starts`."""
         layout = derive.subarray(self._valid(), sizes, subsizes, starts, order == c.ORDER_FORTRAN)
         return self._derived(layout, c.COMBINER_SUBARRAY, (self, list(sizes), list(subsizes), list(starts), order))
 
     def Create_resized(self, lb: int, extent: int) -> "Datatype":
-        """The same with other bounds, in bytes."""
+        """Returns the same type with another lower bound and another extent, in bytes."""
         old = self._valid()
         layout = Layout(old.offsets, old.lengths, lb, extent, old.sizes)
         return self._derived(layout, c.COMBINER_RESIZED, (self, lb, extent))
@@ -192,22 +194,22 @@ class Datatype:
 
     @classmethod
     def Create_f90_integer(cls, r: int) -> "Datatype":
-        """The integer type of `r` decimal digits."""
+        """Returns the integer type for `r` decimal digits."""
         return next(t for digits, t in ((2, INT8_T), (4, INT16_T), (9, INT32_T), (18, INT64_T)) if r <= digits)
 
     @classmethod
     def Create_f90_real(cls, p: int, r: int) -> "Datatype":
-        """The real type of `p` decimal digits and exponents up to `r`."""
+        """Returns the real type for `p` decimal digits and decimal exponents up to `r`."""
         return FLOAT if p <= 6 and r <= 37 else DOUBLE
 
     @classmethod
     def Create_f90_complex(cls, p: int, r: int) -> "Datatype":
-        """The complex type of `p` decimal digits and exponents up to `r`."""
+        """Returns the complex type for `p` decimal digits and decimal exponents up to `r`."""
         return C_FLOAT_COMPLEX if p <= 6 and r <= 37 else C_DOUBLE_COMPLEX
 
     @classmethod
     def Match_size(cls, typeclass: int, size: int) -> "Datatype":
-        """The type of a class and of so many bytes."""
+        """Returns the type of the class `typeclass` that has `size` bytes."""
         letter = {c.TYPECLASS_INTEGER: "i", c.TYPECLASS_REAL: "f", c.TYPECLASS_COMPLEX: "c"}.get(typeclass, "")
         try:
             return typedict[f"{letter}{size}"]
@@ -216,38 +218,38 @@ class Datatype:
 
     @classmethod
     def Get_value_index(cls, value: "Datatype", index: "Datatype") -> "Datatype":
-        """The pair of a value and its place."""
+        """Returns the predefined type of a pair of a value and an index, or the null type if there is none."""
         for pair in (FLOAT_INT, DOUBLE_INT, LONG_INT, INT_INT, SHORT_INT, LONG_DOUBLE_INT):
             if pair.dtype[0] == value.dtype and pair.dtype[1] == index.dtype:
                 return pair
         return DATATYPE_NULL
 
     def Get_envelope(self) -> tuple[int, int, int, int, int]:
-        """How many integers, addresses, counts and types this was made from, and how."""
+        """Returns the numbers of integers, addresses, counts and types from which this type was derived, and the combiner."""
         self._valid()
         return derive.envelope(self)
 
     def Get_contents(self) -> tuple[list[int], list[int], list[int], list["Datatype"]]:
-        """The integers, addresses, counts and types that this was made from."""
+        """Returns the integers, addresses, counts and types from which this type was derived."""
         self._valid()
         return derive.contents(self)
 
     def decode(self) -> tuple["Datatype", str, dict]:
-        """The type that this was made from, how, and with what."""
+        """Returns the type from which this type was derived, the name of the combiner, and the other arguments by name."""
         self._valid()
         return derive.decode(self)
 
     def Pack_size(self, count: int, comm: object) -> int:
-        """Bytes that `count` elements take when they are packed."""
+        """Returns the number of bytes that `count` packed elements take."""
         self._valid()
         return count * self._wire
 
     def Pack(self, inbuf: object, outbuf: object, position: int, comm: object) -> int:
-        """Packs elements into `outbuf` from `position` on; gives the position after them."""
+        """Packs elements into `outbuf`, starting at byte `position`. Returns the position after the packed bytes."""
         return derive.pack(self, inbuf, outbuf, position)
 
     def Unpack(self, inbuf: object, position: int, outbuf: object, comm: object) -> int:
-        """Unpacks elements from `position` on; gives the position after them."""
+        """Unpacks elements from `inbuf`, starting at byte `position`. Returns the position after the unpacked bytes."""
         return derive.unpack(self, inbuf, position, outbuf)
 
     def Pack_external(self, *_args: object) -> int:
@@ -263,17 +265,17 @@ class Datatype:
         raise unsupported("MPI.Datatype.Pack_external_size")
 
     def Get_name(self) -> str:
-        """The name."""
+        """Returns the name."""
         self._valid()
         return self._name
 
     def Set_name(self, name: str) -> None:
-        """Gives a name."""
+        """Sets the name."""
         self._valid()
         self._name = name
 
     def tocode(self) -> str:
-        """The character code or type string, such as `d` or `i4`."""
+        """Returns the character code or the type string, such as `d` or `i4`."""
         self._valid()
         if self._code is None:
             raise ValueError("cannot map to character code or type string")
@@ -281,7 +283,7 @@ class Datatype:
 
     @classmethod
     def fromcode(cls, code: str) -> "Datatype":
-        """The type of a character code or type string."""
+        """Returns the type with a character code or a type string."""
         return lookup(code)
 
     size = property(Get_size)
@@ -297,30 +299,30 @@ class Datatype:
 
     @property
     def combiner(self) -> int:
-        """How this was made."""
+        """The constructor of this type, as one of the constants `COMBINER_...`."""
         self._valid()
         return self._made[0]
 
     @property
     def is_named(self) -> bool:
-        """Whether this is a type that MPI names."""
+        """Whether this type was not derived from another type."""
         return self.combiner == c.COMBINER_NAMED
 
     @property
     def is_predefined(self) -> bool:
-        """Whether this is a type that MPI defines."""
+        """Whether this is the null type, or a type that was not derived from another type."""
         return self._layout is None or self.is_named
 
     @property
     def typechar(self) -> str:
-        """numpy's character, `V` where there is none."""
+        """numpy's character for this type, or `V` if numpy has no such type."""
         self._valid()
         dtype = self.dtype
         return "V" if dtype is None or dtype.names else _CHARS.get(self._code, dtype.char) if self._code else dtype.char
 
     @property
     def typestr(self) -> str:
-        """numpy's type string, `V` and the extent where there is none."""
+        """numpy's type string for this type, or `V` and the extent if numpy has no such type."""
         self._valid()
         dtype = self.dtype
         return f"V{self._extent}" if dtype is None or dtype.names else "U1" if dtype.kind == "U" else dtype.str[1:]
@@ -330,7 +332,7 @@ _CHARS = {"c": "c", "p": "p", "i8": "l", "u8": "L"}
 
 
 def lookup(code: str) -> Datatype:
-    """The type of a character code, type string or buffer format."""
+    """Returns the type with a character code, a type string or a buffer format."""
     if code[:1] == ">":
         raise BufferError(f"format string {code!r} with non-native byte order")
     if code[:1] in "@<=" and len(code) > 1:
@@ -342,7 +344,7 @@ def lookup(code: str) -> Datatype:
 
 
 def as_datatype(given: "Datatype | str | None") -> Datatype:
-    """What names a type, as the type."""
+    """Returns `given` itself if it is a type, or the type with this character code or type string."""
     if isinstance(given, Datatype):
         return given
     if given is None:
@@ -368,7 +370,7 @@ def _pair(value: str) -> np.dtype:
     return np.dtype([("value", value), ("index", "i4")], align=True)
 
 
-# A name in the module, MPI's name, numpy's type and the code that `tocode` gives.
+# The name in the module, MPI's name, the numpy type, and the code that `tocode` returns.
 _TABLE: list[tuple[str, str, object, str | None]] = [
     ("PACKED", "MPI_PACKED", "u1", "B"), ("BYTE", "MPI_BYTE", "u1", "B"),
     ("AINT", "MPI_AINT", "i8", "p"), ("OFFSET", "MPI_OFFSET", "i8", "p"), ("COUNT", "MPI_COUNT", "i8", "p"),
@@ -401,7 +403,7 @@ _TABLE: list[tuple[str, str, object, str | None]] = [
 
 PREDEFINED: dict[str, Datatype] = {"DATATYPE_NULL": Datatype()}
 PREDEFINED |= {name: _named(mpi_name, dtype, code) for name, mpi_name, dtype, code in _TABLE}
-# MPI has these, and numpy has no such numbers: they are null, as in an MPI library that lacks them.
+# numpy has no such numbers, so these types are null, as in an MPI library that does not support them.
 PREDEFINED |= {name: PREDEFINED["DATATYPE_NULL"] for name in ("BFLOAT16_T", "LOGICAL16", "INTEGER16", "COMPLEX4")}
 _SAME = {
     "FLOAT32_T": "FLOAT", "FLOAT64_T": "DOUBLE", "C_COMPLEX": "C_FLOAT_COMPLEX", "TWOINT": "INT_INT", "UNSIGNED_INT": "UNSIGNED",
@@ -432,7 +434,7 @@ typedict: dict[str, Datatype] = {code: PREDEFINED[name] for name, codes in _CODE
 typedict_c = {
     code: typedict[code] for code in "? b h i l q B H I L Q f d g F D G b1 i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 c8 c16".split()
 }
-# numpy's own types in the machine's byte order, by identity: what arrays are made of nearly always, found without comparing.
+# numpy's built-in types in native byte order, by `id`. Nearly all arrays have one of these types, and a lookup by `id` is fast.
 plain = {id(dtype): typedict[dtype.char] for dtype in map(np.dtype, "?bBhHiIlLqQefdgFDG")}
 _FORTRAN = {
     "l": "LOGICAL", "i": "INTEGER", "r": "REAL", "s": "REAL", "d": "DOUBLE_PRECISION", "c": "COMPLEX", "z": "DOUBLE_COMPLEX",

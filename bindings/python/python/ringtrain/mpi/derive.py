@@ -99,7 +99,7 @@ def contents(datatype: Datatype) -> tuple[list[int], list[int], list[int], list[
     return [], list(rest), [], [old]
 
 
-# The name of each way to derive, and of its arguments after the old type.
+# The name of each combiner, and the names of the constructor's arguments after the old type.
 _WAYS = {
     c.COMBINER_DUP: ("DUP", ()),
     c.COMBINER_CONTIGUOUS: ("CONTIGUOUS", ("count",)),

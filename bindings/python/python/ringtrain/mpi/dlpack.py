@@ -1,8 +1,9 @@
-"""Memory of tensors by DLPack, the protocol with which array libraries exchange them (https://dmlc.github.io/dlpack).
+"""Reads the memory of tensors through DLPack, the protocol with which array libraries exchange tensors
+(https://dmlc.github.io/dlpack).
 
-The capsule of a tensor stays as it is and alive as long as its memory is in use. Consuming it, as `numpy.from_dlpack` does, moves
-the memory's life to the exporter's deleter. Some exporters of version 0 free their structures with the capsule all the same.
-"""
+This module keeps the capsule of a tensor alive and does not consume it. A consumer of the capsule, for example
+`numpy.from_dlpack`, must call the exporter's deleter to free the memory. But some exporters of version 0 free their structures
+together with the capsule."""
 
 import ctypes
 import math
@@ -21,9 +22,9 @@ _CODES = {
     **{(2, 16): "e", (2, 32): "f", (2, 64): "d", (2, 128): "g"},
     **{(5, 64): "F", (5, 128): "D", (6, 8): "?"},
 }
-"""Codes of numpy's types, by DLPack's type code and bits."""
+"""The codes of numpy's types, by DLPack's type code and number of bits."""
 _PAIRS = {32: "F", 64: "D", 128: "G"}
-"""Complex types as vectors of two floats, by the bits of a float."""
+"""The codes of complex types, by the number of bits of one float. Some exporters present a complex number as two floats."""
 
 
 class _Tensor(ctypes.Structure):
@@ -59,7 +60,7 @@ _pointer.argtypes, _pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctype
 
 
 def memory_of(given: Any, writable: bool) -> tuple[memoryview, str | None]:
-    """The bytes of a tensor in host memory, and the code of its elements' type; `None` if numpy has no such type."""
+    """Returns the bytes of a tensor in host memory, and the code of the element type, or `None` if numpy has no such type."""
     if given.__dlpack_device__()[0] not in _HOST_DEVICES:
         raise unsupported("a buffer in GPU memory", "copy it to the host")
     try:
@@ -85,7 +86,7 @@ def memory_of(given: Any, writable: bool) -> tuple[memoryview, str | None]:
 
 
 def _tensor(capsule: Any) -> tuple[_Tensor, bool]:
-    """The tensor of a capsule, and whether it is read-only."""
+    """Returns the tensor in a capsule, and whether the tensor is read-only."""
     if _is_valid(capsule, _VERSIONED):
         versioned = _Versioned.from_address(_pointer(capsule, _VERSIONED))
         if versioned.major != _MAJOR:
@@ -103,7 +104,7 @@ def _code(tensor: _Tensor) -> str | None:
 
 
 def _is_contiguous(shape: list[int], strides: list[int]) -> bool:
-    """Whether elements are contiguous in row-major or column-major order."""
+    """Returns whether the elements are contiguous in row-major or column-major order."""
 
     def is_dense(axes: list[tuple[int, int]]) -> bool:
         expected = 1

@@ -31,7 +31,7 @@ _STRINGS = {
 }
 _NAMES = {value: name for name, value in vars(c).items() if name.startswith("ERR_")}
 
-# Errors of a program's own: class of each code, and words.
+# The error codes that the program has added: the class of each code, and the text of each code.
 _added_classes: dict[int, int] = {}
 _added_strings: dict[int, str] = {}
 
@@ -160,7 +160,7 @@ def Remove_error_string(errorcode: int) -> None:
 
 def _require_added(code: int) -> None:
     if code not in _added_classes:
-        raise Exception(c.ERR_ARG, f"{code} is no code that this program has added")
+        raise Exception(c.ERR_ARG, f"{code} is not a code that this program has added")
 
 
 def _class_of(error: builtins.Exception) -> int:
@@ -178,5 +178,5 @@ def _class_of(error: builtins.Exception) -> int:
 
 
 def _words(error: _core.Error) -> str:
-    # The core's sentence names the rank and the host already.
+    # The message of ringtrain's error already names the rank and the host.
     return str(error)

@@ -61,7 +61,7 @@ class Group:
         """Converts ranks of this group (all ranks if `ranks` is None) to ranks of `group`, or to ranks in the job if `group` is
         None. The result is `UNDEFINED` for a process that is not in `group`."""
         members = self._valid()
-        # Without a second group it is that of all processes, whose places are the numbers by which members are known.
+        # Without a second group, convert to ranks in the job, which `members` contains.
         place = {m: m for m in members} if group is None else {m: i for i, m in enumerate(group._valid())}
         translated = []
         for rank in range(len(members)) if ranks is None else map(index, ranks):

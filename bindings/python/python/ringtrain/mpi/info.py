@@ -1,4 +1,4 @@
-"""`MPI.Info`: hints, kept and given back; and `MPI.Errhandler`, of which only the names matter."""
+"""`MPI.Info`: hints, which have no effect. `MPI.Errhandler`: error handlers, which have no effect on exceptions."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from .errors import Exception
 
 
 class Info:
-    """A dictionary of strings. Nothing in ringtrain looks at it."""
+    """A dictionary of strings, which has no effect in ringtrain."""
 
     def __new__(cls, info: "Info | None" = None) -> "Info":
         self = super().__new__(cls)
@@ -18,7 +18,7 @@ class Info:
 
     @classmethod
     def Create(cls, items: "Info | Mapping[str, str] | Iterable[tuple[str, str]] | None" = None) -> "Info":
-        """A new one."""
+        """Returns a new dictionary with these items."""
         self = cls.__new__(cls)
         self._items = {}
         if items is not None:
@@ -27,7 +27,7 @@ class Info:
 
     @classmethod
     def Create_env(cls, args: Any = None) -> "Info":
-        """An empty one."""
+        """Returns a new empty dictionary."""
         return cls.Create()
 
     def _valid(self) -> dict[str, str]:
@@ -68,23 +68,23 @@ class Info:
         return (type(self).Create, (dict(self._valid()),))
 
     def Free(self) -> None:
-        """Becomes null."""
+        """Makes this the null object."""
         self._valid()
         self._items = None
 
     def free(self) -> None:
-        """`Free`, if there is something to let go of."""
+        """Calls `Free` if this is neither the null object nor `INFO_ENV`."""
         if self and self is not INFO_ENV:
             self.Free()
 
     def Dup(self) -> "Info":
-        """A copy."""
+        """Returns a copy."""
         return type(self).Create(dict(self._valid()))
 
     copy = Dup
 
     def Get(self, key: str) -> str | None:
-        """The value of a key, or None."""
+        """Returns the value of a key, or None."""
         return self._valid().get(key)
 
     def Set(self, key: str, value: str) -> None:
@@ -92,58 +92,58 @@ class Info:
         self._valid()[str(key)] = str(value)
 
     def Delete(self, key: str) -> None:
-        """Deletes a key. `Exception` if there is none."""
+        """Deletes a key. Raises `Exception` if there is no such key."""
         if self._valid().pop(key, None) is None:
             raise Exception(c.ERR_INFO_NOKEY)
 
     def Get_nkeys(self) -> int:
-        """How many keys there are."""
+        """Returns the number of keys."""
         return len(self._valid())
 
     def Get_nthkey(self, n: int) -> str:
-        """The n-th key."""
+        """Returns key number `n`, counted from 0."""
         keys = list(self._valid())
         if not 0 <= n < len(keys):
-            raise Exception(c.ERR_ARG, f"{n} is no place among {len(keys)} keys")
+            raise Exception(c.ERR_ARG, f"there is no key number {n} among {len(keys)} keys")
         return keys[n]
 
     def get(self, key: str, default: str | None = None) -> str | None:
-        """As of a dictionary."""
+        """Does the same as `dict.get`."""
         return (self._items or {}).get(key, default)
 
     def keys(self) -> list[str]:
-        """As of a dictionary."""
+        """Returns the keys as a list."""
         return list(self._items or ())
 
     def values(self) -> list[str]:
-        """As of a dictionary."""
+        """Returns the values as a list."""
         return list((self._items or {}).values())
 
     def items(self) -> list[tuple[str, str]]:
-        """As of a dictionary."""
+        """Returns the pairs of keys and values as a list."""
         return list((self._items or {}).items())
 
     def update(self, items: Any = (), **more: str) -> None:
-        """As of a dictionary."""
+        """Does the same as `dict.update`."""
         pairs = items.items() if isinstance(items, Info | Mapping) else items
         for key, value in [*pairs, *more.items()]:
             self.Set(key, value)
 
     def pop(self, key: str, *default: str) -> str:
-        """As of a dictionary."""
+        """Does the same as `dict.pop`."""
         return self._valid().pop(key, *default)
 
     def popitem(self) -> tuple[str, str]:
-        """As of a dictionary."""
+        """Does the same as `dict.popitem`."""
         return self._valid().popitem()
 
     def clear(self) -> None:
-        """As of a dictionary."""
+        """Does the same as `dict.clear`."""
         self._valid().clear()
 
 
 class Errhandler:
-    """Errors are exceptions, whatever is set."""
+    """An error handler. Errors raise exceptions with every error handler."""
 
     def __new__(cls, errhandler: "Errhandler | None" = None) -> "Errhandler":
         self = super().__new__(cls)
@@ -162,13 +162,13 @@ class Errhandler:
         return by_name(self._name or "ERRHANDLER_NULL")
 
     def Free(self) -> None:
-        """Becomes null."""
+        """Makes this the null error handler."""
         if self._name is None:
             raise Exception(c.ERR_ARG)
         self._name = None
 
     def free(self) -> None:
-        """Becomes null, unless it is one of MPI's."""
+        """Calls `Free` if this error handler is neither null nor predefined."""
         if self._name is not None and all(self is not known for known in (ERRORS_RETURN, ERRORS_ABORT, ERRORS_ARE_FATAL)):
             self.Free()
 

@@ -1,4 +1,4 @@
-"""Where the bytes of a derived datatype lie: blocks in memory, and how they become one run of bytes and back."""
+"""The layout of a derived datatype: its blocks in memory, and how they are packed and unpacked."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ _UNITS = (8, 4, 2, 1)
 
 @dataclass(slots=True)
 class Layout:
-    """Blocks of bytes in the order in which they are sent: `offsets` from the element's address, and `lengths`, both int64.
+    """Blocks of bytes, in the order in which they are sent. `offsets` has the distance of each block from the address of the
+    element, and `lengths` has the length of each block (both in bytes, as int64).
 
-    `sizes` are those of the basic elements in the same order, or one number where they are all alike.
-    """
+    `sizes` has the sizes of the basic elements in the same order, or is one number if all basic elements have the same size."""
 
     offsets: np.ndarray
     lengths: np.ndarray
@@ -24,33 +24,33 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Bytes that one element takes when it is sent."""
+        """The number of bytes that are sent for one element."""
         return int(self.lengths.sum())
 
     @property
     def is_flat(self) -> bool:
-        """Whether elements are sent just as they lie."""
+        """Whether elements are sent without packing."""
         if self.size == 0:
             return self.extent == 0
         return len(self.offsets) == 1 and self.offsets[0] == 0 and self.lb == 0 and self.lengths[0] == self.extent
 
     @property
     def true_lb(self) -> int:
-        """Where the first byte lies."""
+        """The offset of the first byte."""
         return int(self.offsets.min()) if len(self.offsets) else 0
 
     @property
     def true_ub(self) -> int:
-        """Where the byte after the last one lies."""
+        """The offset of the byte after the last byte."""
         return int((self.offsets + self.lengths).max()) if len(self.offsets) else 0
 
     def pack(self, memory: memoryview, offset: int, count: int) -> np.ndarray:
-        """The bytes of `count` elements, the first of which begins at `offset`."""
+        """Returns the bytes of `count` elements. The first element begins at byte `offset` of `memory`."""
         units, index = self._where(memory, offset, count)
         return units[index].view(np.uint8)
 
     def unpack(self, data: bytes | memoryview | np.ndarray, memory: memoryview, offset: int, count: int) -> None:
-        """Puts bytes where they belong; there may be fewer than `count` elements take."""
+        """Writes packed bytes to the elements in `memory`. `data` may be shorter than `count` packed elements."""
         nbytes = len(data)
         units, index = self._where(memory, offset, count)
         width = units.itemsize
@@ -61,7 +61,7 @@ class Layout:
             raw[: nbytes % width] = np.frombuffer(data, dtype=np.uint8)[whole * width :]
 
     def _where(self, memory: memoryview, offset: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The memory in the widest units that all blocks consist of, and the index of each unit."""
+        """Returns the memory as an array of the widest units into which all blocks can be divided, and the index of each unit."""
         step = math.gcd(int(np.gcd.reduce(self.offsets, initial=0)), int(np.gcd.reduce(self.lengths, initial=0)), self.extent)
         width = next(unit for unit in _UNITS if step % unit == 0)
         index = self._indices.get(width)
@@ -77,7 +77,7 @@ class Layout:
 
 
 def repeated(old: Layout, displacements: np.ndarray, lb: int, extent: int) -> Layout:
-    """One copy of `old` at each of the displacements, in bytes."""
+    """Returns the layout of copies of `old`, one at each displacement in bytes."""
     offsets = (displacements[:, None] + old.offsets[None, :]).ravel()
     lengths = np.tile(old.lengths, len(displacements))
     sizes = old.sizes if isinstance(old.sizes, int) else np.tile(old.sizes, len(displacements))
@@ -85,7 +85,7 @@ def repeated(old: Layout, displacements: np.ndarray, lb: int, extent: int) -> La
 
 
 def joined(parts: list[Layout], lb: int, extent: int) -> Layout:
-    """One layout after the other."""
+    """Returns the layout of all `parts`."""
     if not parts:
         return Layout(np.zeros(0, np.int64), np.zeros(0, np.int64), lb, extent, 1)
     offsets = np.concatenate([part.offsets for part in parts])
@@ -99,7 +99,7 @@ def joined(parts: list[Layout], lb: int, extent: int) -> Layout:
 
 
 def basic(size: int, extent: int) -> Layout:
-    """The layout of a basic type."""
+    """Returns the layout of a basic type."""
     return Layout(np.zeros(1, np.int64), np.full(1, size, np.int64), 0, extent, size)
 
 
@@ -110,7 +110,7 @@ def _sizes(part: Layout) -> np.ndarray:
 
 
 def _merged(offsets: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Blocks that follow each other in memory become one."""
+    """Merges blocks that follow each other in memory."""
     some = lengths > 0
     offsets, lengths = offsets[some], lengths[some]
     if len(offsets) < 2:
@@ -121,7 +121,7 @@ def _merged(offsets: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _spread(offsets: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The index of each unit of all blocks."""
+    """Returns the index of each unit of all blocks."""
     total = int(lengths.sum())
     if total == 0:
         return np.zeros(0, np.int64)

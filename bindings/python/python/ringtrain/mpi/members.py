@@ -14,7 +14,7 @@ from .. import _core
 from .errors import translated
 
 _TAG_FIRST = 2**31
-"""Messages between communicators have tags from here on; those of programs have lower ones."""
+"""The messages of this module have tags from this number on. The messages of MPI programs have lower tags."""
 
 
 def form_group(control: Any, members: Sequence[int], own: int, tag: int) -> _core.Group:

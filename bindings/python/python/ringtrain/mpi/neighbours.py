@@ -13,7 +13,8 @@ from .pickling import pickle
 from .requests import NOTHING, Outcome, Prequest, Request, Sequel
 
 _OBJECT, _REASON = b"o", b"r"
-"""The first byte of a message of `neighbor_alltoall`: the pickled object, or the reason why the sender has no object, follows."""
+"""The first byte of a message of `neighbor_alltoall` says what follows: a pickled object, or the reason why the sender has no
+object."""
 
 
 class Neighbours:

@@ -1,4 +1,4 @@
-"""Objects as they are: the lower case methods of communicators, which pickle."""
+"""Messages and collectives of Python objects: the lower-case methods of communicators, which use pickles."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ _Reduction = Op | Callable[[Any, Any], Any]
 
 
 class Objects:
-    """The methods of communicators that take and give objects."""
+    """The methods of communicators that send and receive Python objects."""
 
     _group: Any
 
@@ -43,7 +43,7 @@ class Objects:
         self._send_object(obj, dest, tag, True)
 
     def recv(self, buf: Any = None, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Any:
-        """Receives an object. `buf` is not needed: messages are taken whole."""
+        """Receives an object. `buf` has no effect, because messages are always received whole."""
         if buf is not None:
             warnings.warn("the 'buf' argument is deprecated", UserWarning, stacklevel=2)
         if source == c.PROC_NULL:
@@ -58,7 +58,7 @@ class Objects:
             raise self._explained(error, source, tag) from error
         if status is not None:
             status._fill(came_from, its_tag, len(data))
-        return pickle.loads(data) if data else None  # an empty buffer that `Send` has sent
+        return pickle.loads(data) if data else None  # `Send` with an empty buffer sends no bytes
 
     def _explained(self, error: _core.Error, rank: int, tag: int) -> Exception:
         is_rank = rank == c.ANY_SOURCE or rank < self._group.size
@@ -86,12 +86,12 @@ class Objects:
         self.isend(obj, dest, tag)
 
     def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
-        """Sends an object; the request has ended already."""
+        """Sends an object. The returned request has already ended."""
         self.isend(obj, dest, tag)
         return Request._of(Done())
 
     def irecv(self, buf: Any = None, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG) -> Request:
-        """Receives an object, going on by itself; `Request.wait` gives it."""
+        """Begins to receive an object, and returns a request. `Request.wait` returns the object."""
         if source == c.PROC_NULL:
             return Request._of(Done(NO_PROCESS), _as_it_is)
         source_or_any, tag_or_any = self._pattern(source, tag)  # type: ignore[attr-defined]
@@ -110,7 +110,7 @@ class Objects:
         recvtag: int = c.ANY_TAG,
         status: Status | None = None,
     ) -> Any:
-        """Sends one object and receives another at once."""
+        """Sends one object and receives another object at the same time."""
         self._pattern(c.ANY_SOURCE if source == c.PROC_NULL else source, recvtag)  # type: ignore[attr-defined]
         sent = self.isend(sendobj, dest, sendtag)
         try:
@@ -119,71 +119,72 @@ class Objects:
             sent.wait()
 
     def probe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> bool:
-        """Waits for a message, and leaves it where it is."""
+        """Waits for a message, but does not receive it."""
         return self.Probe(source, tag, status)  # type: ignore[attr-defined]
 
     def iprobe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> bool:
-        """Whether there is a message; it stays where it is."""
+        """Returns whether there is a message. Does not receive the message."""
         return self.Iprobe(source, tag, status)  # type: ignore[attr-defined]
 
     def mprobe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Message:
-        """Waits for a message and takes it."""
+        """Waits for a message and takes it. Then only the returned object can receive this message."""
         return self.Mprobe(source, tag, status)  # type: ignore[attr-defined]
 
     def improbe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Message | None:
-        """Takes a message if there is one."""
+        """Takes a message if there is one. Otherwise returns None."""
         return self.Improbe(source, tag, status)  # type: ignore[attr-defined]
 
     def barrier(self) -> None:
-        """Waits for all ranks."""
+        """Waits until all ranks have called `barrier`."""
         self._called("barrier")
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        """The root's object, on every rank."""
+        """Returns the root's object on every rank."""
         is_root = self._is_root(root)
         return pickle.loads(self._exchanged_objects("broadcast_bytes", lambda: pickle.dumps(obj) if is_root else None, root))
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        """On the root the list of all ranks' objects, elsewhere None."""
+        """Returns the list of all ranks' objects on the root, and None on the other ranks."""
         self._is_root(root)
         parts = self._exchanged_objects("gather_bytes", lambda: pickle.dumps(sendobj), root)
         return None if parts is None else [pickle.loads(part) for part in parts]
 
     def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
-        """This rank's item of the root's sequence."""
+        """Returns item r of the root's sequence on rank r."""
         is_root = self._is_root(root)
         return pickle.loads(self._exchanged_objects("scatter_bytes", lambda: self._dumped(sendobj) if is_root else None, root))
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        """The list of all ranks' objects."""
+        """Returns the list of all ranks' objects on every rank."""
         return [pickle.loads(part) for part in self._exchanged_objects("all_gather_bytes", lambda: pickle.dumps(sendobj))]
 
     def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
-        """The items that each rank has for this one."""
+        """Sends item r to rank r. Returns the list of the items that the ranks sent to this rank."""
         return [pickle.loads(part) for part in self._exchanged_objects("all_to_all_bytes", lambda: self._dumped(sendobj))]
 
     def reduce(self, sendobj: Any, op: _Reduction = SUM, root: int = 0) -> Any | None:
-        """On the root all ranks' objects, reduced from left to right; elsewhere None."""
+        """Reduces all ranks' objects from left to right. Returns the result on the root, and None on the other ranks."""
         objects = self.gather(sendobj, root)
         return None if objects is None else _folded(objects, op)
 
     def allreduce(self, sendobj: Any, op: _Reduction = SUM) -> Any:
-        """All ranks' objects, reduced from left to right by every rank."""
+        """Reduces all ranks' objects from left to right, and returns the result on every rank."""
         return _folded(self.allgather(sendobj), op)
 
     def scan(self, sendobj: Any, op: _Reduction = SUM) -> Any:
-        """The objects of ranks up to this one, reduced from left to right."""
+        """Reduces the objects of rank 0 to this rank from left to right, and returns the result."""
         return _folded(self.allgather(sendobj)[: self._group.rank + 1], op)
 
     def exscan(self, sendobj: Any, op: _Reduction = SUM) -> Any:
-        """The objects of ranks before this one, reduced from left to right; None on rank 0."""
+        """Reduces the objects of the ranks before this rank from left to right, and returns the result. Returns None on rank
+        0."""
         before = self.allgather(sendobj)[: self._group.rank]
         return _folded(before, op) if before else None
 
     def _is_root(self, root: int) -> bool:
         group = self._group
         if not 0 <= root < group.size:
-            raise Exception(c.ERR_ROOT, f"{root} is no rank of a communicator of {group.size}")
+            raise Exception(c.ERR_ROOT, f"{root} is not a rank of a communicator of {group.size} ranks")
         return root == group.rank
 
     def _called(self, operation: str, *arguments: Any) -> Any:

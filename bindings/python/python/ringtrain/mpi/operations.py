@@ -1,4 +1,4 @@
-"""`MPI.Op`: how values become one value, objects and numbers in buffers alike."""
+"""`MPI.Op`: reductions of Python objects and of the elements of buffers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +11,12 @@ from .constant import by_name
 from .datatypes import Datatype
 from .errors import Exception
 
-# Kinds of numpy types that each operation is defined on, as in the MPI standard; "V" are pairs of a value and its place.
+# The kinds of numpy types on which the operations are defined, as in the MPI standard. "V" means pairs of a value and an index.
 _ARITHMETIC, _LOGICAL, _BITWISE, _LOCATION, _ANY = "iufc", "biu", "iub", "V", "biufcVSU"
 
 
 class Op:
-    """A reduction. `MPI.SUM` and its like are called as functions of two objects, too."""
+    """A reduction. A program can also call a reduction, such as `MPI.SUM`, with two objects."""
 
     __slots__ = ("_name", "_objects", "_arrays", "_kinds", "_native", "_user", "_commutes", "_plans")
 
@@ -28,13 +28,14 @@ class Op:
 
     @classmethod
     def Create(cls, function: Callable[[Any, Any, Datatype], None], commute: bool = False) -> "Op":
-        """An operation of the program's own: `function(inbuf, inoutbuf, datatype)` puts `in op inout` into `inoutbuf`."""
+        """Returns a reduction of the program. `function(inbuf, inoutbuf, datatype)` writes `inbuf op inoutbuf` to `inoutbuf`."""
         self = Op.__new__(cls)
         self._name, self._user, self._commutes, self._plans = "user", function, bool(commute), {}
         return self
 
     def _native_on(self, datatype: Datatype) -> str | None:
-        """ringtrain's name for this operation on such elements; `None` if it is done here. Raises where it is not defined."""
+        """Returns ringtrain's name for this reduction of elements of `datatype`, or `None` if this module must compute the
+        reduction. Raises `Exception` if the reduction is not defined on these elements."""
         code = datatype.dtype.char if datatype.dtype is not None else ""
         try:
             return self._plans[code]
@@ -57,7 +58,7 @@ class Op:
             raise Exception(c.ERR_OP, f"{self._name} is not defined on {datatype._name or 'derived datatypes'}")
 
     def _fold(self, left: Block, right: Block) -> None:
-        """Puts `left op right` into `right`."""
+        """Writes `left op right` to `right`."""
         if self._user is not None:
             self._user(
                 np.frombuffer(left.memory, np.uint8).view(buffer),
@@ -99,12 +100,12 @@ class Op:
             setattr(self, slot, None)
 
     def free(self) -> None:
-        """`Free`, if it is the program's own."""
+        """Calls `Free` if the program created this operation."""
         if self._user is not None:
             self.Free()
 
     def Is_commutative(self) -> bool:
-        """Whether the order of the operands does not matter. Ranks are taken in their order in any case."""
+        """Returns whether the operation is commutative. Reductions keep the order of the ranks in any case."""
         if self._name is None:
             raise Exception(c.ERR_OP)
         return self._commutes
@@ -113,7 +114,7 @@ class Op:
     is_predefined = property(lambda self: self._user is None)
 
     def Reduce_local(self, inbuf: object, inoutbuf: object) -> None:
-        """Puts `inbuf op inoutbuf` into `inoutbuf`; `ValueError` if types or counts differ."""
+        """Writes `inbuf op inoutbuf` to `inoutbuf`. Raises `ValueError` if types or counts differ."""
         left, right = parse_block(inbuf, False), parse_block(inoutbuf, True)
         check_alike(left, right)
         if self._user is None:
@@ -123,13 +124,13 @@ class Op:
 
 
 def exact(block: Block) -> Block:
-    """The same elements in memory that begins and ends with them."""
+    """Returns the same block with only the memory from the first to the last element."""
     extent = block.count * block.datatype._extent
     return Block(block.memory[block.offset : block.offset + extent], 0, block.count, block.datatype)
 
 
 def check_alike(sending: Block, receiving: Block) -> None:
-    """What is sent and received in a reduction is of the same type and length, or else `ValueError`."""
+    """Raises `ValueError` if the sent and the received elements of a reduction differ in type or number."""
     if sending.datatype is not receiving.datatype and sending.datatype != receiving.datatype:
         raise ValueError("mismatch in send and receive MPI datatypes")
     if sending.count != receiving.count:

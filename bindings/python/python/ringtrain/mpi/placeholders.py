@@ -1,7 +1,6 @@
-"""What MPI has and ringtrain has not: names that exist, and say so when they are used.
+"""Names of MPI that ringtrain does not support. The names exist, and raise an error when a program uses them.
 
-`UNSUPPORTED` is the list that the documentation's table is checked against.
-"""
+A test compares the table in the documentation with the list `UNSUPPORTED`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,7 +40,7 @@ _CLASSES = {
     "Graphcomm": "Get_dims Get_topo Get_neighbors_count Get_neighbors",
     "Distgraphcomm": "Get_dist_neighbors_count Get_dist_neighbors",
 }
-"""Classes of which nothing is supported, and their methods."""
+"""The classes that are not supported, and the names of their methods."""
 
 _PROPERTIES = {
     "Win": "attrs flavor group group_rank group_size handle info model name",
@@ -83,12 +82,12 @@ def _raising(name: str) -> Callable[..., Any]:
 def _class(name: str, bases: tuple[type, ...] = ()) -> type:
     members: dict[str, Any] = {method: staticmethod(_raising(f"{name}.{method}")) for method in _CLASSES[name].split()}
     members |= {attribute: property(_raising(f"{name}.{attribute}")) for attribute in _PROPERTIES[name].split()}
-    members["__doc__"] = "Not supported: there are no objects of this class but the null one."
+    members["__doc__"] = "Not supported: the null object is the only object of this class."
     if not bases:
         members["__bool__"] = lambda self: False
         members["__eq__"] = lambda self, other: type(self) is type(other)
         members["__hash__"] = None
-        # A name on its way into a pickle, as of the other null objects.
+        # A pickle contains only the name of the null object.
         members["__reduce__"] = lambda self: f"{name.upper()}_NULL"
     return type(name, bases, members)
 
@@ -102,7 +101,7 @@ WIN_NULL, FILE_NULL, SESSION_NULL, INTERCOMM_NULL = Win(), File(), Session(), In
 for _owner, _names in _METHODS.items():
     for _name in _names.split():
         _method = _raising(f"{_owner.__name__}.{_name}")
-        # A handle is an attribute, and not a method: looking at it is using it.
+        # `handle` is an attribute and not a method, so reading it raises the error.
         setattr(_owner, _name, property(_method) if _name == "handle" else _method)
 
 FUNCTIONS = {name: _raising(name) for name in _FUNCTIONS.split()}

@@ -1,8 +1,8 @@
-"""What each collective on buffers comes to: ringtrain's operation, its arguments, and what is left to do after it.
+"""Plans collectives on buffers. A plan is an operation of ringtrain, its arguments, and a function to call after the operation.
 
-What is only moved travels as bytes, so that datatypes need to match in length alone. Reductions that ringtrain knows are done by
-it; others gather what all ranks have, and reduce it here from rank 0 on.
-"""
+Collectives without a reduction send elements as bytes, so only the lengths of the datatypes must match. ringtrain computes the
+reductions that it supports. For other reductions, the ranks gather the elements of all ranks, and this module reduces them from
+rank 0 on."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from .operations import SUM, Op, check_alike, exact
 
 
 class Plan(NamedTuple):
-    """An operation of ringtrain's, its arguments, and what is left to do after it."""
+    """An operation of ringtrain, its arguments, and a function to call after the operation."""
 
     operation: str
     arguments: tuple
@@ -25,23 +25,23 @@ class Plan(NamedTuple):
 
 
 def barrier(comm: Any) -> Plan:
-    """Waits for all ranks."""
+    """Waits until all ranks have called this method."""
     return Plan("barrier", ())
 
 
 def bcast(comm: Any, buf: Any, root: int = 0) -> Plan:
-    """The root's buffer, on every rank."""
+    """Copies the root's buffer to the buffers of all ranks."""
     is_root = _is_root(comm, root)
     block = parse_block(buf, not is_root)
     if is_root:
         place = block.outgoing()
-        # The operation asks for memory to write to, though it writes nothing on the root.
+        # Pass a copy of read-only memory. The operation does not change the root's memory.
         return Plan("broadcast", (bytearray(place) if place.readonly else place, root))
     return _into(block, "broadcast", lambda place: (place, root))
 
 
 def gather(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
-    """All ranks' buffers, one after the other, on the root."""
+    """Gathers the buffers of all ranks on the root, one after the other."""
     if not _is_root(comm, root):
         return Plan("gather", (None, parse_block(sendbuf, False).outgoing(), root))
     whole, own = _whole(comm, recvbuf)
@@ -50,7 +50,7 @@ def gather(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
 
 
 def gatherv(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
-    """The same with lengths and places of each rank's own. Only the root knows them: others get nothing in an exchange."""
+    """Does the same as `Gather`, with a separate length and position for the buffer of each rank."""
     size, rank = comm.size, comm.rank
     nothing = [0] * size
     if not _is_root(comm, root):
@@ -65,7 +65,7 @@ def gatherv(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
 
 
 def scatter(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
-    """Each rank's part of the root's buffer."""
+    """Sends part r of the root's buffer to rank r."""
     if not _is_root(comm, root):
         return _into(parse_block(recvbuf, True), "scatter", lambda place: (place, None, root))
     first = parse_block(sendbuf, False, comm.size)
@@ -79,7 +79,7 @@ def scatter(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
 
 
 def scatterv(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
-    """The same with lengths and places of each rank's own."""
+    """Does the same as `Scatter`, with a separate length and position for each part."""
     size, rank = comm.size, comm.rank
     nothing = [0] * size
     if not _is_root(comm, root):
@@ -97,7 +97,7 @@ def scatterv(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
 
 
 def allgather(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
-    """All ranks' buffers, one after the other, on every rank."""
+    """Gathers the buffers of all ranks on every rank, one after the other."""
     whole, own = _whole(comm, recvbuf)
     if not _in_place(sendbuf):
         sent = _fitting(parse_block(sendbuf, False), own)
@@ -109,7 +109,7 @@ def allgather(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
 
 
 def allgatherv(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
-    """The same with lengths and places of each rank's own."""
+    """Does the same as `Allgather`, with a separate length and position for the buffer of each rank."""
     blocks = parse_blocks(recvbuf, True, comm.size)
     own = blocks[comm.rank]
     sent = memoryview(bytes(own.outgoing())) if _in_place(sendbuf) else _fitting(parse_block(sendbuf, False), own)
@@ -118,7 +118,7 @@ def allgatherv(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
 
 
 def alltoall(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
-    """The parts that each rank has for this one, one after the other."""
+    """Sends part r of the buffer to rank r. Receives one part from each rank, and stores the parts one after the other."""
     whole, _ = _whole(comm, recvbuf)
     if _in_place(sendbuf):
         sent = memoryview(bytes(whole.outgoing()))
@@ -129,7 +129,7 @@ def alltoall(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
 
 
 def alltoallv(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
-    """The same with lengths and places of each rank's own."""
+    """Does the same as `Alltoall`, with a separate length and position for each part."""
     received = parse_blocks(recvbuf, True, comm.size)
     return _exchange(
         comm, received if _in_place(sendbuf) else parse_blocks(sendbuf, False, comm.size), received, _in_place(sendbuf)
@@ -137,7 +137,7 @@ def alltoallv(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
 
 
 def alltoallw(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
-    """The same with datatypes of each rank's own, too."""
+    """Does the same as `Alltoallv`, with a separate datatype for each part."""
     received = parse_blocks_w(recvbuf, True, comm.size)
     return _exchange(
         comm, received if _in_place(sendbuf) else parse_blocks_w(sendbuf, False, comm.size), received, _in_place(sendbuf)
@@ -154,7 +154,7 @@ def _exchange(comm: Any, sent: Blocks, received: Blocks, is_in_place: bool) -> P
 
 
 def allreduce(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
-    """All ranks' buffers reduced, on every rank."""
+    """Reduces the buffers of all ranks, and writes the result on every rank."""
     target = parse_block(recvbuf, True)
     source = _reduced_from(sendbuf, target)
     native, output = _native(op, target)
@@ -165,7 +165,7 @@ def allreduce(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
 
 
 def reduce(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Plan:
-    """All ranks' buffers reduced, on the root."""
+    """Reduces the buffers of all ranks, and writes the result on the root."""
     is_root = _is_root(comm, root)
     if is_root:
         target = parse_block(recvbuf, True)
@@ -183,7 +183,7 @@ def reduce(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -
 
 
 def reduce_scatter_block(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
-    """This rank's part of all ranks' buffers reduced; all parts are of the same length."""
+    """Reduces the buffers of all ranks, and writes part r of the result on rank r. All parts have the same length."""
     size = comm.size
     if _in_place(sendbuf):
         target = parse_block(recvbuf, True, size)
@@ -197,12 +197,12 @@ def reduce_scatter_block(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) ->
 
 
 def reduce_scatter(comm: Any, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Op = SUM) -> Plan:
-    """The same with lengths of each rank's own."""
+    """Does the same as `Reduce_scatter_block`, with a separate length for each part."""
     target = parse_block(recvbuf, True)
     in_place = _in_place(sendbuf)
     source = target if in_place else parse_block(sendbuf, False)
     if source.count == target.count and _address(source) == _address(target):
-        # The same buffer for sending and receiving means in place.
+        # If the program passes the same buffer twice, the reduction is in place.
         source, in_place = target, True
     counts = comm.allgather(target.count) if recvcounts is None and not in_place else [int(count) for count in recvcounts or ()]
     if len(counts) != comm.size:
@@ -238,7 +238,7 @@ def _reduce_scatter(comm: Any, whole: Block, target: Block, counts: list[int], o
 
 
 def scan(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
-    """The buffers of ranks up to this one, reduced."""
+    """Reduces the buffers of rank 0 to this rank."""
     target = parse_block(recvbuf, True)
     source = _reduced_from(sendbuf, target)
     native, output = _native(op, target)
@@ -249,7 +249,7 @@ def scan(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
 
 
 def exscan(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
-    """The buffers of ranks before this one, reduced; rank 0's stays as it was."""
+    """Reduces the buffers of the ranks before this rank. On rank 0, the buffer does not change."""
     target = parse_block(recvbuf, True)
     source = _reduced_from(sendbuf, target)
     native, output = _native(op, target)
@@ -264,25 +264,25 @@ def _in_place(sendbuf: Any) -> bool:
 
 
 def _address(block: Block) -> int | None:
-    """The address of a block's first byte; `None` if its memory has none."""
+    """Returns the address of a block's first byte, or `None` if the block is empty."""
     memory = np.frombuffer(block.memory, np.uint8) if block.nbytes else None
     return None if memory is None else memory.ctypes.data + block.offset
 
 
 def _is_root(comm: Any, root: int) -> bool:
     if not 0 <= root < comm.size:
-        raise Exception(c.ERR_ROOT, f"{root} is no rank of a communicator of {comm.size}")
+        raise Exception(c.ERR_ROOT, f"{root} is not a rank of a communicator of {comm.size} ranks")
     return root == comm.rank
 
 
 def _into(block: Block, operation: str, arguments: Callable[[memoryview], tuple]) -> Plan:
-    """A plan that ends with `block` in its place."""
+    """Returns a plan that receives into `block`."""
     place = block.incoming()
     return Plan(operation, arguments(place), None if block.is_flat else lambda: block.settle(place))
 
 
 def _whole(comm: Any, recvbuf: Any) -> tuple[Block, Block]:
-    """All ranks' blocks as one, and this rank's."""
+    """Returns the blocks of all ranks as one block, and the block of this rank."""
     first = parse_block(recvbuf, True, comm.size)
     return Block(first.memory, first.offset, first.count * comm.size, first.datatype), first.part(comm.rank, first.count)
 
@@ -294,9 +294,9 @@ def _fitting(sent: Block, room: Block) -> memoryview:
 
 def _require_room(sent: int, room: int) -> None:
     if sent > room:
-        raise Exception(c.ERR_TRUNCATE, f"this rank sends itself {sent} bytes, and has room for {room}")
+        raise Exception(c.ERR_TRUNCATE, f"this rank sends itself {sent} bytes, but has room for only {room}")
     if sent < room:
-        raise Exception(c.ERR_COUNT, f"this rank sends itself {sent} bytes, and expects {room}")
+        raise Exception(c.ERR_COUNT, f"this rank sends itself {sent} bytes, but expects {room}")
 
 
 def _only(size: int, rank: int, count: int) -> list[int]:
@@ -306,7 +306,7 @@ def _only(size: int, rank: int, count: int) -> list[int]:
 
 
 def _reduced_from(sendbuf: Any, target: Block) -> Block | None:
-    """What is reduced, or `None` if it is in its place already."""
+    """Returns the block to reduce, or `None` if the reduction is in place."""
     if _in_place(sendbuf):
         return None
     source = parse_block(sendbuf, False)
@@ -315,7 +315,8 @@ def _reduced_from(sendbuf: Any, target: Block) -> Block | None:
 
 
 def _native(op: Op, block: Block) -> tuple[str | None, np.ndarray | None]:
-    """ringtrain's name for a reduction, and the elements as it knows them."""
+    """Returns ringtrain's name for a reduction, and the elements as numbers that ringtrain can reduce. Returns `None` twice if
+    ringtrain does not support the reduction."""
     native = op._native_on(block.datatype)
     if native is not None:
         return native, block.array()
@@ -325,7 +326,7 @@ def _native(op: Op, block: Block) -> tuple[str | None, np.ndarray | None]:
 
 
 def _numbers(block: Block) -> np.ndarray:
-    """The elements as ringtrain reduces them: a sum of complex numbers is one of pairs of real numbers."""
+    """Returns the elements as numbers that ringtrain can reduce: each complex number becomes two real numbers."""
     array = block.array()
     return array.view(array.real.dtype) if array.dtype.kind == "c" else array
 
@@ -336,18 +337,18 @@ def _starts(block: Block, size: int) -> range:
 
 
 def _gathering(comm: Any, block: Block) -> tuple[list[Block], tuple[bytearray, memoryview]]:
-    """A place for all ranks' blocks: each of them, and the arguments for gathering."""
+    """Allocates memory for the blocks of all ranks. Returns these blocks, and the arguments of an operation that gathers them."""
     source = exact(block)
     length = len(source.memory)
     everything = bytearray(length * comm.size)
     whole = memoryview(everything)
     parts = [Block(whole[rank * length : (rank + 1) * length], 0, block.count, block.datatype) for rank in range(comm.size)]
-    # In place, what is sent must not change under the operation when the result is written: it is, when all have it.
+    # An in-place operation sends the memory of the result. The result is written only after all ranks have the sent elements.
     return parts, (everything, source.memory)
 
 
 def _fold_into(op: Op, parts: list[Block], target: Block) -> None:
-    """Reduces the parts from left to right, each into the next one, and puts the last where it belongs."""
+    """Reduces the parts from left to right, and writes the result to `target`."""
     for left, right in itertools.pairwise(parts):
         op._fold(left, right)
     if parts:

@@ -1,4 +1,5 @@
-"""Messages in buffers: `Send`, `Recv` and their kin. They travel as bytes, whatever the datatypes of both sides."""
+"""Messages in buffers: `Send`, `Recv` and related methods. Messages are sent as bytes, regardless of the datatypes on both
+sides."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,20 +26,20 @@ class PointToPoint:
 
     def _destination(self, dest: int, tag: int) -> None:
         if not 0 <= dest < self._group.size:
-            raise Exception(c.ERR_RANK, f"{dest} is no rank of a communicator of {self._group.size}")
+            raise Exception(c.ERR_RANK, f"{dest} is not a rank of a communicator of {self._group.size} ranks")
         if not 0 <= tag <= TAG_MAX:
             raise Exception(c.ERR_TAG, f"{tag} is not within 0 and {TAG_MAX}")
 
     def _pattern(self, source: int, tag: int) -> tuple[int | None, int | None]:
-        """Source and tag as ringtrain names them: any is `None`."""
+        """Converts a source and a tag to ringtrain's form, in which `None` matches any source or any tag."""
         if source != c.ANY_SOURCE and not 0 <= source < self._group.size:
-            raise Exception(c.ERR_RANK, f"{source} is no rank of a communicator of {self._group.size}")
+            raise Exception(c.ERR_RANK, f"{source} is not a rank of a communicator of {self._group.size} ranks")
         if tag != c.ANY_TAG and not 0 <= tag <= TAG_MAX:
             raise Exception(c.ERR_TAG, f"{tag} is not within 0 and {TAG_MAX}")
         return (None if source < 0 else source), (None if tag < 0 else tag)
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """Sends a buffer. Returns when it may be used again."""
+        """Sends a buffer. Returns when the program may change the buffer again."""
         self._send(buf, dest, tag, False)
 
     def _send(self, buf: Any, dest: int, tag: int, synchronous: bool) -> None:
@@ -46,7 +47,7 @@ class PointToPoint:
             try:
                 return self._group.send_bytes(buf, dest, tag, synchronous)
             except _InvalidArgument:
-                pass  # nothing has been sent: what follows copes, or says what is wrong in MPI's words
+                pass  # nothing has been sent: the code below accepts more buffers, or raises MPI's error
             except _Error as error:
                 raise translated(error) from error
         if dest == c.PROC_NULL:
@@ -59,7 +60,8 @@ class PointToPoint:
             raise translated(error) from error
 
     def Recv(self, buf: Any, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> None:
-        """Receives into a buffer. `Exception` of class `ERR_TRUNCATE` if the message is longer; it is lost then."""
+        """Receives a message into a buffer. Raises `Exception` of the class `ERR_TRUNCATE` if the message is longer than the
+        buffer. The message is then lost."""
         if type(buf) is _ndarray and id(buf.dtype) in plain and source >= -1 and -1 <= tag <= TAG_MAX:
             try:
                 got = self._group.receive_into_bytes(buf, None if source < 0 else source, None if tag < 0 else tag)
@@ -103,7 +105,7 @@ class PointToPoint:
             raise translated(error) from error
 
     def Irecv(self, buf: Any, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG) -> Request:
-        """Receives into a buffer, going on by itself."""
+        """Begins to receive a message into a buffer, and returns a request."""
         if source == c.PROC_NULL:
             return Request._of(Done(NO_PROCESS), _as_it_is)
         source_or_any, tag_or_any = self._pattern(source, tag)
@@ -125,8 +127,8 @@ class PointToPoint:
         recvtag: int = c.ANY_TAG,
         status: Status | None = None,
     ) -> None:
-        """Sends one buffer and receives into another at once."""
-        # What is wrong with the receiving half has to be found before the other half is on its way.
+        """Sends one buffer, and receives a message into another buffer at the same time."""
+        # Check the arguments of the receive before the send begins.
         block = None if source == c.PROC_NULL else parse_block(recvbuf, True)
         self._pattern(c.ANY_SOURCE if source == c.PROC_NULL else source, recvtag)
         sent = self.Isend(sendbuf, dest, sendtag)
@@ -147,13 +149,13 @@ class PointToPoint:
         recvtag: int = c.ANY_TAG,
         status: Status | None = None,
     ) -> None:
-        """Sends a buffer, and receives into it."""
+        """Sends a buffer, and receives a message into the same buffer."""
         self.Sendrecv(self._copied(buf, dest), dest, sendtag, buf, source, recvtag, status)
 
     def Isendrecv(
         self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = c.ANY_SOURCE, recvtag: int = c.ANY_TAG
     ) -> Request:
-        """`Sendrecv`, going on by itself."""
+        """Begins a `Sendrecv`, and returns a request."""
         received = self.Irecv(recvbuf, source, recvtag)
         sent = self.Isend(sendbuf, dest, sendtag)
         return Request._of(Sequel(received._handle, sent._handle), received._finish)
@@ -161,7 +163,7 @@ class PointToPoint:
     def Isendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int = c.ANY_SOURCE, recvtag: int = c.ANY_TAG
     ) -> Request:
-        """`Sendrecv_replace`, going on by itself."""
+        """Begins a `Sendrecv_replace`, and returns a request."""
         return self.Isendrecv(self._copied(buf, dest), dest, sendtag, buf, source, recvtag)
 
     @staticmethod
@@ -169,11 +171,11 @@ class PointToPoint:
         return b"" if dest == c.PROC_NULL else bytes(parse_block(buf, False).outgoing())
 
     def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """Sends a copy, and returns at once. It needs no attached buffer."""
+        """Sends a copy of a buffer, and returns at once. Needs no attached buffer."""
         self.Ibsend(buf, dest, tag)
 
     def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        """Sends a copy, going on by itself; the request has ended already."""
+        """Sends a copy of a buffer. The returned request has already ended."""
         if dest != c.PROC_NULL:
             self.Isend(self._copied(buf, dest), dest, tag)
         return Request._of(Done())
@@ -187,33 +189,33 @@ class PointToPoint:
         return self._isend(buf, dest, tag, True)
 
     def Rsend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """As `Send`."""
+        """Does the same as `Send`."""
         self.Send(buf, dest, tag)
 
     def Irsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        """As `Isend`."""
+        """Does the same as `Isend`."""
         return self.Isend(buf, dest, tag)
 
     def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
-        """A send to be started again and again."""
+        """Returns a persistent request for `Send`."""
         return self._prepared(lambda: self.Isend(buf, dest, tag))
 
     def Recv_init(self, buf: Any, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG) -> Prequest:
-        """A receive to be started again and again."""
+        """Returns a persistent request for `Recv`."""
         return self._prepared(lambda: self.Irecv(buf, source, tag))
 
     def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
-        """A buffered send to be started again and again."""
+        """Returns a persistent request for `Bsend`."""
         return self._prepared(lambda: self.Ibsend(buf, dest, tag))
 
     def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
-        """A synchronous send to be started again and again."""
+        """Returns a persistent request for `Ssend`."""
         return self._prepared(lambda: self.Issend(buf, dest, tag))
 
     Rsend_init = Send_init
 
     def _prepared(self, begin: Callable[[], Request]) -> Prequest:
-        self._group.size  # noqa: B018  (a null communicator has none)
+        self._group.size  # noqa: B018  (a null communicator raises here)
         return Prequest._prepared(begin)
 
     def Psend_init(self, *_args: Any, **_options: Any) -> Prequest:
@@ -233,7 +235,7 @@ class PointToPoint:
         return None if found is None else found[:3]
 
     def Probe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> bool:
-        """Waits for a message, and leaves it where it is."""
+        """Waits for a message, but does not receive it."""
         found = NO_PROCESS[1:] if source == c.PROC_NULL else None
         while found is None:
             found = self._probe(source, tag, self._group.timeout)
@@ -242,21 +244,21 @@ class PointToPoint:
         return True
 
     def Iprobe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> bool:
-        """Whether there is a message; it stays where it is."""
+        """Returns whether there is a message. Does not receive the message."""
         found = NO_PROCESS[1:] if source == c.PROC_NULL else self._probe(source, tag, 0.0)
         if found is not None and status is not None:
             status._fill(*found)
         return found is not None
 
     def Mprobe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Message:
-        """Waits for a message and takes it, for `Message.Recv` of this thread alone."""
+        """Waits for a message and takes it. Then only the returned object can receive this message."""
         message = self._matched(source, tag, status, self._group.timeout)
         while message is None:
             message = self._matched(source, tag, status, self._group.timeout)
         return message
 
     def Improbe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Message | None:
-        """Takes a message if there is one."""
+        """Takes a message if there is one. Otherwise returns None."""
         return self._matched(source, tag, status, 0.0)
 
     def _matched(self, source: int, tag: int, status: Status | None, timeout: float) -> Message | None:

@@ -9,7 +9,7 @@ from . import constants as c
 from .errors import Exception, translated
 from .status import Status
 
-# What a finished operation gives: the object, the source, the tag and the count of bytes.
+# The result of an operation that has ended: the object, the source, the tag and the number of bytes.
 Outcome = tuple[Any, int, int, int]
 NOTHING: Outcome = (None, c.ANY_SOURCE, c.ANY_TAG, 0)
 NO_PROCESS: Outcome = (None, c.PROC_NULL, c.ANY_TAG, 0)
@@ -209,7 +209,7 @@ class Request:
         if all(isinstance(handle, _core.Handle) for handle in handles):
             found = _core.wait_any(handles)
             return active[0] if found is None else active[found]
-        while True:  # several handles stand for one request: look at each in turns, which does the work as well
+        while True:  # a request has a combined handle: test each request in turn, which also advances the operations
             for i in active:
                 if requests[i]._is_ready():
                     return i
@@ -233,7 +233,7 @@ class Request:
             status = statuses[place] if statuses is not None and place < len(statuses) else None
             try:
                 objects.append(requests[i]._complete(status))
-            except Exception as error:  # the others have to be completed all the same
+            except Exception as error:  # complete the other requests too
                 first = first or error
         if first is not None:
             raise first

@@ -48,8 +48,8 @@ class Runtime:
             raise Exception(c.ERR_OTHER, "MPI_Init has been called already")
         self.has_joined = not _world.is_joined()
         try:
-            # Messages of `ringtrain`'s own interface must not meet those of this one: the world's group is for them, and for
-            # what communicators have to tell each other, with tags of their own.
+            # The world's group carries the messages of ringtrain's own interface and the messages of `form_group`. The messages
+            # of MPI programs must be separate, so `COMM_WORLD` gets a duplicate of this group.
             self.control = _world.join_world().core
             world = self.control.duplicate()
         except _core.Error as error:

@@ -1,11 +1,11 @@
-"""`MPI.Status`: from whom a message came, its tag and its length."""
+"""`MPI.Status`: the source, the tag and the length of a message."""
 
 from . import constants as c
 from .datatypes import BYTE, Datatype
 
 
 class Status:
-    """What is known of a message. `count` is in bytes."""
+    """The source, the tag and the length of a message. `count` is in bytes."""
 
     __slots__ = ("source", "tag", "error", "count", "cancelled", "__weakref__")
 
@@ -43,31 +43,31 @@ class Status:
         return (type(self), (), self.__getstate__())
 
     def Get_source(self) -> int:
-        """The sender's rank."""
+        """Returns the rank of the sender."""
         return self.source
 
     def Set_source(self, source: int) -> None:
-        """Says that `source` was the sender."""
+        """Sets the rank of the sender."""
         self.source = source
 
     def Get_tag(self) -> int:
-        """The tag."""
+        """Returns the tag."""
         return self.tag
 
     def Set_tag(self, tag: int) -> None:
-        """Says that `tag` was the tag."""
+        """Sets the tag."""
         self.tag = tag
 
     def Get_error(self) -> int:
-        """The error's class."""
+        """Returns the error class."""
         return self.error
 
     def Set_error(self, error: int) -> None:
-        """Says that `error` happened."""
+        """Sets the error class."""
         self.error = error
 
     def Get_count(self, datatype: Datatype = BYTE) -> int:
-        """How many elements of `datatype` came; `UNDEFINED` if they do not come out even."""
+        """Returns the number of received elements of `datatype`, or `UNDEFINED` if the message ends within an element."""
         datatype._valid()
         size = datatype._wire
         if size == 0:
@@ -75,18 +75,19 @@ class Status:
         return self.count // size if self.count % size == 0 else c.UNDEFINED
 
     def Get_elements(self, datatype: Datatype) -> int:
-        """How many basic elements of `datatype` came; `UNDEFINED` if they do not come out even."""
+        """Returns the number of received basic elements of `datatype`, or `UNDEFINED` if the message ends within a basic
+        element."""
         return datatype._basic_elements(self.count)
 
     def Set_elements(self, datatype: Datatype, count: int) -> None:
-        """Says that `count` elements of `datatype` came."""
+        """Sets the number of received elements of `datatype`."""
         datatype._valid()
         self.count = count * datatype._wire
 
     def Is_cancelled(self) -> bool:
-        """Whether the operation was withdrawn."""
+        """Returns whether the operation was cancelled."""
         return self.cancelled
 
     def Set_cancelled(self, flag: bool) -> None:
-        """Says whether the operation was withdrawn."""
+        """Sets whether the operation was cancelled."""
         self.cancelled = bool(flag)

@@ -15,7 +15,7 @@ NAME = "ring"
 
 def register() -> None:
     """Registers the backend. `import ringtrain.torch` calls this function. Versions of torch that search for installed backends
-    also call it."""
+    also call this function."""
     accelerate.make_accelerate_accept(NAME)
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])

@@ -22,12 +22,12 @@ Parameter = torch.nn.Parameter
 
 @dataclass(frozen=True)
 class ReducerSettings:
-    """The settings of a `Reducer`."""
+    """The settings of a `GradientReducer`."""
 
     op: str
     compression: type[Compressor]
     predivide: float
-    """Gradients are divided by this number before the reduction, and multiplied by it after the reduction."""
+    """Gradients are divided by this number before the reduction, and multiplied by the same number after the reduction."""
     passes: int
     """The number of backward passes whose gradients are accumulated before the reduction."""
     sparse_as_dense: bool
@@ -94,7 +94,7 @@ class GradientReducer:
             )
         self._copy_to_bucket(bucket, index, p)
         # Begin only buckets on the CPU here. Copying buckets from a GPU would delay the backward pass, so `synchronize` begins
-        # those.
+        # the buckets on a GPU.
         while p.is_cpu and self._begun < len(self._buckets) and all(self._buckets[self._begun].taken):
             self._buckets[self._begun].begin_all_reduce(self._settings)
             self._begun += 1

@@ -10,7 +10,7 @@ of one host that share memory exchange unrounded gradients.
 """
 
 # DistributedDataParallel compares the annotations of hooks with types. Therefore this file must not import
-# `annotations` from `__future__`, which would make them strings.
+# `annotations` from `__future__`, which would turn the annotations into strings.
 import torch
 import torch.distributed as dist
 
@@ -51,8 +51,8 @@ class Compression:
         if residual is not None and residual.shape == gradients.shape:
             gradients.add_(residual)
         rounded = gradients.to(_WIRE_TYPES[self.wire]).to(gradients.dtype)
-        # The rounding error of a gradient that is too large for float16 is infinite. Replace it by 0, because it would make all
-        # later residuals infinite too.
+        # The rounding error of a gradient that is too large for float16 is infinite. Replace this error by 0, because it would
+        # make all later residuals infinite too.
         self._residuals[index] = torch.nan_to_num_(gradients - rounded, nan=0.0, posinf=0.0, neginf=0.0)
         gradients.copy_(rounded)
 

@@ -53,7 +53,7 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
 
     @property
     def core(self) -> _core.Group:
-        """The group in the compiled module. Use it for operations that torch does not have."""
+        """The group in the compiled module. Use this group for operations that torch does not have."""
         return self._group
 
     def getBackendName(self) -> str:
