@@ -13,18 +13,18 @@ class Handle:
     If you drop the handle of a receive that has matched no message yet, the receive is cancelled.
     """
 
-    __slots__ = ("_core", "_finish")
+    __slots__ = ("_core", "_convert_result")
 
-    def __init__(self, core: _core.Handle, finish: Callable[[Any], Any]) -> None:
+    def __init__(self, core: _core.Handle, convert_result: Callable[[Any], Any]) -> None:
         self._core = core
-        self._finish = finish
+        self._convert_result = convert_result
 
     def wait(self, timeout: float | None = None) -> Any:
         """Waits for the operation and returns its result, or raises its error.
 
         Raises `StillRunning` after `timeout` seconds. The operation then continues, and you can wait again.
         """
-        return self._finish(self._core.wait(timeout))
+        return self._convert_result(self._core.wait(timeout))
 
     def test(self) -> bool:
         """Returns whether the operation has ended, with a result or an error. Does not wait, but advances the

@@ -70,7 +70,7 @@ def Init_thread(required: int = _constants.THREAD_MULTIPLE) -> int:
 def Finalize() -> None:
     """Leaves the job."""
     _state.finish()
-    COMM_WORLD._group = COMM_SELF._group = _runtime.AFTER
+    COMM_WORLD._group = COMM_SELF._group = _runtime.GROUP_AFTER_FINALIZE
 
 
 def Is_initialized() -> bool:

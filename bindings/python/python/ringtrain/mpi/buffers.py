@@ -10,7 +10,7 @@ import numpy as np
 
 from . import constants as c
 from . import dlpack
-from .datatypes import Datatype, as_datatype, lookup, plain
+from .datatypes import DATATYPES_BY_DTYPE_ID, Datatype, as_datatype, lookup
 from .errors import Exception, unsupported
 
 _NOTHING = memoryview(bytearray(0))
@@ -94,19 +94,19 @@ class Block:
             )
         return self.memory[self.offset : end]
 
-    def outgoing(self) -> memoryview:
+    def send_memory(self) -> memoryview:
         """Returns the bytes to send: the memory of the elements, or packed bytes."""
         if self.datatype._flat:
             return self.flat()
         return memoryview(self.datatype._valid().pack(self.memory, self.offset, self.count))
 
-    def incoming(self) -> memoryview:
-        """Returns the memory to receive into: the memory of the elements, or temporary memory. In both cases, call `settle`
-        after the receive."""
+    def receive_memory(self) -> memoryview:
+        """Returns the memory to receive into: the memory of the elements, or temporary memory. In both cases, call
+        `store_received` after the receive."""
         return self.flat() if self.datatype._flat else memoryview(bytearray(self.nbytes))
 
-    def settle(self, received: memoryview) -> None:
-        """Unpacks the bytes that were received into the memory from `incoming`. Does nothing if this is the memory of the
+    def store_received(self, received: memoryview) -> None:
+        """Unpacks the bytes that were received into the memory from `receive_memory`. Does nothing if this is the memory of the
         elements."""
         if not self.datatype._flat:
             self.datatype._valid().unpack(received, self.memory, self.offset, self.count)
@@ -171,19 +171,19 @@ class Blocks:
             raise ValueError(f"message: the blocks reach to {end} bytes, the buffer has {len(self.memory)}")
         return self.memory[begin:end]
 
-    def outgoing(self) -> memoryview:
+    def send_memory(self) -> memoryview:
         """Returns the bytes to send, one block after the other."""
         dense = self._dense()
-        return memoryview(b"".join(block.outgoing() for block in self.blocks())) if dense is None else dense
+        return memoryview(b"".join(block.send_memory() for block in self.blocks())) if dense is None else dense
 
-    def incoming(self) -> memoryview:
+    def receive_memory(self) -> memoryview:
         """Returns the memory to receive into, one block after the other: the memory of the blocks, or temporary memory. In both
-        cases, call `settle` after the receive."""
+        cases, call `store_received` after the receive."""
         dense = self._dense()
         return memoryview(bytearray(sum(self.sizes()))) if dense is None else dense
 
-    def settle(self, received: memoryview) -> None:
-        """Unpacks the bytes that were received into the memory from `incoming`. Does nothing if this is the memory of the
+    def store_received(self, received: memoryview) -> None:
+        """Unpacks the bytes that were received into the memory from `receive_memory`. Does nothing if this is the memory of the
         blocks."""
         if self._dense() is None:
             at = 0
@@ -301,12 +301,12 @@ def _elements(length: int, datatype: Datatype) -> int:
 def parse_block(message: object, writable: bool, blocks: int = 1) -> Block:
     """Returns the block that a buffer argument describes. If the argument holds `blocks` blocks of the same length, returns the
     first of these blocks."""
-    if type(message) is np.ndarray and id(message.dtype) in plain:
+    if type(message) is np.ndarray and id(message.dtype) in DATATYPES_BY_DTYPE_ID:
         # A fast path for contiguous arrays. The general code below handles all other buffers.
         with contextlib.suppress(TypeError, ValueError):
             memory = memoryview(message).cast("B")
             if not (writable and memory.readonly or message.size % max(blocks, 1)):
-                return Block(memory, 0, message.size // max(blocks, 1), plain[id(message.dtype)])
+                return Block(memory, 0, message.size // max(blocks, 1), DATATYPES_BY_DTYPE_ID[id(message.dtype)])
     count = displacement = kind = None
     if _is_buffer(message):
         data = message

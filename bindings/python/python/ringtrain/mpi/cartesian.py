@@ -7,9 +7,9 @@ from typing import Any
 
 from . import constants as c
 from .communicator import COMM_NULL, Comm, Intracomm, State
-from .errors import Exception, translated
+from .errors import Exception, to_mpi_exception
 from .neighbours import Neighbours
-from .runtime import prepared
+from .runtime import with_mpi_timeout
 
 from .. import _core  # isort: skip
 
@@ -76,7 +76,7 @@ class Cartcomm(Topocomm):
             [size for size, remains in zip(grid.dims, keep, strict=True) if remains],
             [period for period, remains in zip(grid.periods, keep, strict=True) if remains],
         )
-        return _on_grid(self._formed("split", colour, place), remaining)
+        return _on_grid(self._form_group("split", colour, place), remaining)
 
 
 class Grid:
@@ -130,7 +130,7 @@ def create_cart(comm: Intracomm, dims: Sequence[int], periods: Any) -> Comm:
     grid = _grid_of(comm, dims, periods)
     count = math.prod(grid.dims)
     is_in = comm.rank < count
-    group = comm._formed("split", 0 if is_in else None, comm.rank)
+    group = comm._form_group("split", 0 if is_in else None, comm.rank)
     return _on_grid(group, grid) if is_in else COMM_NULL
 
 
@@ -162,9 +162,9 @@ def _on_grid(group: Any, grid: Grid) -> Cartcomm:
     state.topology = grid
     try:
         # Neighbours exchange messages in a separate group, so that no receive of the program matches these messages.
-        state.beside = prepared(group.duplicate())
+        state.neighbour_group = with_mpi_timeout(group.duplicate())
     except _core.Error as error:
-        raise translated(error) from error
+        raise to_mpi_exception(error) from error
     return Cartcomm._of(group, state)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from .. import _core
 from . import plans
-from .datatypes import plain
-from .errors import translated
+from .datatypes import DATATYPES_BY_DTYPE_ID
+from .errors import to_mpi_exception
 from .info import INFO_NULL
 from .operations import SUM, Op
 from .plans import Plan
@@ -29,7 +29,7 @@ class Collectives:
         try:
             getattr(self._group, operation)(*arguments)
         except _Error as error:
-            raise translated(error) from error
+            raise to_mpi_exception(error) from error
         if finish is not None:
             finish()
 
@@ -38,7 +38,7 @@ class Collectives:
         try:
             handle = getattr(self._group, operation + "_async")(*arguments)
         except _Error as error:
-            raise translated(error) from error
+            raise to_mpi_exception(error) from error
         return Request._of(handle, None if finish is None else _after(finish))
 
     # These blocking methods pass contiguous arrays to ringtrain without a plan, which saves microseconds. If ringtrain does not
@@ -49,17 +49,17 @@ class Collectives:
         try:
             self._group.barrier()
         except _Error as error:
-            raise translated(error) from error
+            raise to_mpi_exception(error) from error
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
         """Copies the root's buffer to the buffers of all ranks."""
-        if type(buf) is _ndarray and id(buf.dtype) in plain:
+        if type(buf) is _ndarray and id(buf.dtype) in DATATYPES_BY_DTYPE_ID:
             try:
                 return self._group.broadcast(memoryview(buf).cast("B"), root)
             except (_InvalidArgument, TypeError, ValueError):
                 pass
             except _Error as error:
-                raise translated(error) from error
+                raise to_mpi_exception(error) from error
         return self._run(plans.bcast(self, buf, root))
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
@@ -69,7 +69,7 @@ class Collectives:
             type(sendbuf) is _ndarray
             and type(recvbuf) is _ndarray
             and sendbuf.dtype is recvbuf.dtype
-            and id(recvbuf.dtype) in plain
+            and id(recvbuf.dtype) in DATATYPES_BY_DTYPE_ID
         ):
             native = op._plans.get(recvbuf.dtype.char) if op._plans else None
             if native is not None:
@@ -78,18 +78,23 @@ class Collectives:
                 except _InvalidArgument:
                     pass
                 except _Error as error:
-                    raise translated(error) from error
+                    raise to_mpi_exception(error) from error
         return self._run(plans.allreduce(self, sendbuf, recvbuf, op))
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         """Gathers the buffers of all ranks on every rank, one after the other."""
-        if type(sendbuf) is _ndarray and type(recvbuf) is _ndarray and id(sendbuf.dtype) in plain and id(recvbuf.dtype) in plain:
+        if (
+            type(sendbuf) is _ndarray
+            and type(recvbuf) is _ndarray
+            and id(sendbuf.dtype) in DATATYPES_BY_DTYPE_ID
+            and id(recvbuf.dtype) in DATATYPES_BY_DTYPE_ID
+        ):
             try:
                 return self._group.all_gather(memoryview(recvbuf).cast("B"), memoryview(sendbuf).cast("B"))
             except (_InvalidArgument, TypeError, ValueError):
                 pass
             except _Error as error:
-                raise translated(error) from error
+                raise to_mpi_exception(error) from error
         return self._run(plans.allgather(self, sendbuf, recvbuf))
 
 

@@ -13,14 +13,14 @@ from . import constants as c
 from .attributes import Attributes
 from .collectives import Collectives
 from .constant import by_name
-from .errors import Exception, translated, unsupported
+from .errors import Exception, to_mpi_exception, unsupported
 from .groups import Group
 from .info import ERRHANDLER_NULL, ERRORS_RETURN, INFO_NULL, Errhandler, Info
 from .members import form_group
 from .objects import Objects
 from .point_to_point import PointToPoint
-from .requests import Done, Request
-from .runtime import BEFORE, NULL, prepared, runtime
+from .requests import CompletedHandle, Request
+from .runtime import GROUP_BEFORE_INIT, NULL_GROUP, runtime, with_mpi_timeout
 
 if TYPE_CHECKING:
     from .cartesian import Cartcomm
@@ -38,7 +38,7 @@ class State:
         self.errhandler: Errhandler = ERRORS_RETURN
         self.info = Info.Create()
         self.topology: Any = None
-        self.beside: Any = None
+        self.neighbour_group: Any = None
         """A group of the same ranks for neighbour collectives, whose messages no receive of the program may match."""
 
 
@@ -49,7 +49,7 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
         if comm is not None and not isinstance(comm, Comm):
             raise TypeError(f"expecting a communicator, got {type(comm).__name__}")
         self = super().__new__(cls)
-        self._group: Any = NULL if comm is None else comm._group
+        self._group: Any = NULL_GROUP if comm is None else comm._group
         self._state: State = State() if comm is None else comm._state
         return self
 
@@ -58,15 +58,15 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
         if group is None:
             return COMM_NULL
         self = cls.__new__(cls)
-        self._group, self._state = prepared(group), state or State()
+        self._group, self._state = with_mpi_timeout(group), state or State()
         return self
 
-    def _formed(self, method: str, *arguments: Any) -> Any:
+    def _form_group(self, method: str, *arguments: Any) -> Any:
         """Forms a new group with a method of ringtrain's group. All ranks must call the method."""
         try:
             return getattr(self._group, method)(*arguments)
         except _core.Error as error:
-            raise translated(error) from error
+            raise to_mpi_exception(error) from error
 
     def __eq__(self, other: object) -> bool:
         return self._group is other._group if isinstance(other, Comm) else NotImplemented
@@ -74,7 +74,7 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
     __hash__ = None  # type: ignore[assignment]
 
     def __bool__(self) -> bool:
-        return self._group is not NULL
+        return self._group is not NULL_GROUP
 
     def __reduce__(self) -> str | tuple:
         for name, comm in (("COMM_WORLD", COMM_WORLD), ("COMM_SELF", COMM_SELF), ("COMM_NULL", COMM_NULL)):
@@ -107,7 +107,7 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
         method then returns the rank in the world instead."""
         group = self._group
         world = COMM_WORLD._group
-        if group.size == 1 and world is not BEFORE and isinstance(world, _core.Group):
+        if group.size == 1 and world is not GROUP_BEFORE_INIT and isinstance(world, _core.Group):
             return [world.rank]
         return self._state.__dict__.get("members") or list(group.members)
 
@@ -122,7 +122,7 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
     def Dup(self, info: Info | None = None) -> "Comm":
         """Returns a communicator of the same processes. Its messages are separate from the messages of this communicator. All
         ranks must call `Dup`."""
-        copy = type(self)._of(self._formed("duplicate"), State())
+        copy = type(self)._of(self._form_group("duplicate"), State())
         copy._inherit(self, info)
         return copy
 
@@ -132,8 +132,8 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
         state.info = Info.Create(info if info else other._state.info)
         if "members" in other._state.__dict__:
             state.members = other._state.members  # type: ignore[attr-defined]
-        if other._state.beside is not None:
-            state.beside = prepared(self._formed("duplicate"))
+        if other._state.neighbour_group is not None:
+            state.neighbour_group = with_mpi_timeout(self._form_group("duplicate"))
         self._copy_attributes(other)
 
     Clone = Dup
@@ -144,7 +144,7 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
 
     def Idup(self, info: Info | None = None) -> tuple["Comm", Request]:
         """Does the same as `Dup`. The returned request has already ended."""
-        return self.Dup(info), Request._of(Done())
+        return self.Dup(info), Request._of(CompletedHandle())
 
     Idup_with_info = Idup
 
@@ -157,18 +157,18 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
             raise Exception(c.ERR_GROUP, "the group has processes that the communicator does not have")
         # Ranks may pass different groups that have no process in common. The lowest rank of a group identifies the group.
         if self._group.rank in places:
-            return Intracomm._of(self._formed("split", min(places), places.index(self._group.rank)))
-        return Intracomm._of(self._formed("split", None, 0))
+            return Intracomm._of(self._form_group("split", min(places), places.index(self._group.rank)))
+        return Intracomm._of(self._form_group("split", None, 0))
 
     def Split(self, color: int = 0, key: int = 0) -> "Comm":
         """Returns a communicator of the processes with the same colour, in the order of `key`. Returns `COMM_NULL` for the
         colour `UNDEFINED`. All ranks must call `Split`."""
         color = index(color)
         if color == c.UNDEFINED:
-            return Intracomm._of(self._formed("split", None, 0))
+            return Intracomm._of(self._form_group("split", None, 0))
         if color < 0:
             raise Exception(c.ERR_ARG, f"{color} is not a colour; a colour is at least 0")
-        return Intracomm._of(self._formed("split", color, index(key)))
+        return Intracomm._of(self._form_group("split", color, index(key)))
 
     def Split_type(self, split_type: int, key: int = 0, info: Info = INFO_NULL) -> "Comm":
         """Returns a communicator of the processes on the same host if `split_type` is `COMM_TYPE_SHARED`, or `COMM_NULL` if it
@@ -184,11 +184,11 @@ class Comm(PointToPoint, Objects, Collectives, Attributes):
             raise Exception(c.ERR_COMM, "COMM_WORLD and COMM_SELF cannot be freed")
         self._group.rank  # noqa: B018  (a null communicator raises here)
         self._delete_attributes()
-        for group in (self._state.beside, self._group):
+        for group in (self._state.neighbour_group, self._group):
             if group is not None:
                 with contextlib.suppress(_core.Error):
                     group.close()
-        self._group = NULL
+        self._group = NULL_GROUP
         self._state = State()
 
     Disconnect = Free
@@ -336,5 +336,5 @@ COMM_NULL = Comm()
 COMM_WORLD = Intracomm()
 COMM_SELF = Intracomm()
 for _comm, _name in ((COMM_WORLD, "MPI_COMM_WORLD"), (COMM_SELF, "MPI_COMM_SELF")):
-    _comm._group = BEFORE
+    _comm._group = GROUP_BEFORE_INIT
     _comm._state.name = _name

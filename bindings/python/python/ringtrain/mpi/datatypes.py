@@ -76,7 +76,7 @@ class Datatype:
                 return name
         if self._predefined or self._layout is None:
             return (_by_name, (self._name,))
-        kind, params = derive.recipe(self)
+        kind, params = derive.constructor_and_arguments(self)
         return (derive.rebuilt, (kind, params))
 
     def __repr__(self) -> str:
@@ -435,7 +435,7 @@ typedict_c = {
     code: typedict[code] for code in "? b h i l q B H I L Q f d g F D G b1 i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 c8 c16".split()
 }
 # numpy's built-in types in native byte order, by `id`. Nearly all arrays have one of these types, and a lookup by `id` is fast.
-plain = {id(dtype): typedict[dtype.char] for dtype in map(np.dtype, "?bBhHiIlLqQefdgFDG")}
+DATATYPES_BY_DTYPE_ID = {id(dtype): typedict[dtype.char] for dtype in map(np.dtype, "?bBhHiIlLqQefdgFDG")}
 _FORTRAN = {
     "l": "LOGICAL", "i": "INTEGER", "r": "REAL", "s": "REAL", "d": "DOUBLE_PRECISION", "c": "COMPLEX", "z": "DOUBLE_COMPLEX",
     "l1": "LOGICAL1", "l2": "LOGICAL2", "l4": "LOGICAL4", "l8": "LOGICAL8", "i1": "INTEGER1", "i2": "INTEGER2", "i4": "INTEGER4",

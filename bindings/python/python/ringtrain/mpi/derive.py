@@ -100,7 +100,7 @@ def contents(datatype: Datatype) -> tuple[list[int], list[int], list[int], list[
 
 
 # The name of each combiner, and the names of the constructor's arguments after the old type.
-_WAYS = {
+_COMBINERS = {
     c.COMBINER_DUP: ("DUP", ()),
     c.COMBINER_CONTIGUOUS: ("CONTIGUOUS", ("count",)),
     c.COMBINER_VECTOR: ("VECTOR", ("count", "blocklength", "stride")),
@@ -121,14 +121,14 @@ def decode(datatype: Datatype) -> tuple[Datatype, str, dict]:
         return datatype, "NAMED", {}
     if combiner == c.COMBINER_STRUCT:
         return type(datatype)(), "STRUCT", dict(zip(("blocklengths", "displacements", "datatypes"), made, strict=True))
-    name, arguments = _WAYS[combiner]
+    name, arguments = _COMBINERS[combiner]
     return made[0], name, dict(zip(arguments, made[1:], strict=True))
 
 
-def recipe(datatype: Datatype) -> tuple[str, tuple]:
+def constructor_and_arguments(datatype: Datatype) -> tuple[str, tuple]:
     """Returns the name of the constructor and the arguments of a derived type, for a pickle."""
     combiner, made = datatype._made
-    return ("STRUCT" if combiner == c.COMBINER_STRUCT else _WAYS[combiner][0]).lower(), made
+    return ("STRUCT" if combiner == c.COMBINER_STRUCT else _COMBINERS[combiner][0]).lower(), made
 
 
 def rebuilt(way: str, made: tuple) -> Datatype:
@@ -150,7 +150,7 @@ def pack(datatype: Datatype, inbuf: object, outbuf: object, position: int) -> in
     end = position + block.nbytes
     if end > len(target):
         raise Exception(c.ERR_TRUNCATE, f"{block.nbytes} bytes do not fit into {len(target)} from {position} on")
-    target[position:end] = memoryview(block.outgoing()).cast("B")
+    target[position:end] = memoryview(block.send_memory()).cast("B")
     return end
 
 

@@ -95,10 +95,10 @@ class Exception(RuntimeError):  # noqa: A001  (MPI's name)
     error_string = property(Get_error_string)
 
 
-def translated(error: _core.Error, given: int | None = None) -> Exception:
+def to_mpi_exception(error: _core.Error, given: int | None = None) -> Exception:
     """Converts an error of ringtrain to an MPI exception with the error class `given`, or with the class that fits the error
     best."""
-    wrapped = Exception(_class_of(error) if given is None else given, _words(error))
+    wrapped = Exception(_class_of(error) if given is None else given, _message_of(error))
     wrapped.__cause__ = error
     return wrapped
 
@@ -177,6 +177,6 @@ def _class_of(error: builtins.Exception) -> int:
     return c.ERR_OTHER
 
 
-def _words(error: _core.Error) -> str:
+def _message_of(error: _core.Error) -> str:
     # The message of ringtrain's error already names the rank and the host.
     return str(error)

@@ -80,9 +80,9 @@ class Group:
 
     def Dup(self) -> "Group":
         """Returns a copy."""
-        return self._like(self._valid())
+        return self._with_members(self._valid())
 
-    def _like(self, members: Sequence[int]) -> "Group":
+    def _with_members(self, members: Sequence[int]) -> "Group":
         return type(self)._of(members, self._own)
 
     @classmethod
@@ -108,20 +108,20 @@ class Group:
     def Incl(self, ranks: Sequence[int]) -> "Group":
         """Returns a group of the members `ranks`, in this order."""
         members = self._valid()
-        return self._like([members[rank] for rank in self._checked(ranks)])
+        return self._with_members([members[rank] for rank in self._checked(ranks)])
 
     def Excl(self, ranks: Sequence[int]) -> "Group":
         """Returns a group of all members except `ranks`."""
         without = set(self._checked(ranks))
-        return self._like([m for rank, m in enumerate(self._valid()) if rank not in without])
+        return self._with_members([m for rank, m in enumerate(self._valid()) if rank not in without])
 
     def Range_incl(self, ranks: Sequence[tuple[int, int, int]]) -> "Group":
         """Returns a group of the members in ranges of ranks. A range is a first rank, a last rank (included) and a step."""
-        return self.Incl(_spread(ranks))
+        return self.Incl(_ranks_in_ranges(ranks))
 
     def Range_excl(self, ranks: Sequence[tuple[int, int, int]]) -> "Group":
         """Returns a group of all members except the members in ranges of ranks."""
-        return self.Excl(_spread(ranks))
+        return self.Excl(_ranks_in_ranges(ranks))
 
     def _checked(self, ranks: Sequence[int]) -> list[int]:
         numbers = [index(rank) for rank in ranks]
@@ -146,7 +146,7 @@ class Group:
             self.Free()
 
 
-def _spread(ranges: Sequence[tuple[int, int, int]]) -> list[int]:
+def _ranks_in_ranges(ranges: Sequence[tuple[int, int, int]]) -> list[int]:
     spread: list[int] = []
     for first, last, step in ranges:
         if step == 0:

@@ -66,7 +66,7 @@ class Layout:
         width = next(unit for unit in _UNITS if step % unit == 0)
         index = self._indices.get(width)
         if index is None:
-            index = self._indices[width] = _spread(self.offsets // width, self.lengths // width)
+            index = self._indices[width] = _unit_indices(self.offsets // width, self.lengths // width)
         if count != 1:
             index = (np.arange(count, dtype=np.int64)[:, None] * (self.extent // width) + index[None, :]).ravel()
         available = (len(memory) - offset) // width
@@ -120,7 +120,7 @@ def _merged(offsets: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.nd
     return offsets[first], np.add.reduceat(lengths, first)
 
 
-def _spread(offsets: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def _unit_indices(offsets: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Returns the index of each unit of all blocks."""
     total = int(lengths.sum())
     if total == 0:

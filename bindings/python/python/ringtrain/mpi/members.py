@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from .. import _core
-from .errors import translated
+from .errors import to_mpi_exception
 
 _TAG_FIRST = 2**31
 """The messages of this module have tags from this number on. The messages of MPI programs have lower tags."""
@@ -24,15 +24,15 @@ def form_group(control: Any, members: Sequence[int], own: int, tag: int) -> _cor
         if len(members) == 1:
             return _core.solo()
         if own == members[0]:
-            return _host_of(control, members, tag)
+            return _start_rendezvous_and_join(control, members, tag)
         said, _, _ = control.receive_bytes(members[0], _TAG_FIRST + tag)
         place = json.loads(said)
         return _core.join(rank=list(members).index(own), size=len(members), **place)
     except _core.Error as error:
-        raise translated(error) from error
+        raise to_mpi_exception(error) from error
 
 
-def _host_of(control: Any, members: Sequence[int], tag: int) -> _core.Group:
+def _start_rendezvous_and_join(control: Any, members: Sequence[int], tag: int) -> _core.Group:
     secret, job_id = secrets.token_hex(32), secrets.token_hex(16)
     meeting = _core.Rendezvous(len(members), secret, job_id, _address())
     place = {"rendezvous": meeting.address, "secret": secret, "job_id": job_id}

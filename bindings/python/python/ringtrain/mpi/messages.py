@@ -6,7 +6,7 @@ from . import constants as c
 from .buffers import parse_block
 from .errors import Exception
 from .pickling import pickle
-from .requests import Done, Request, _as_it_is
+from .requests import CompletedHandle, Request, _return_outcome
 from .status import Status
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Message:
         self._data, self._source, self._tag = data, source, tag
         return self
 
-    def _taken(self) -> tuple[bytes, int, int]:
+    def _take(self) -> tuple[bytes, int, int]:
         if self._data is None:
             raise Exception(c.ERR_REQUEST, "the message has been received already, or there is none")
         taken = self._data, self._source, self._tag
@@ -79,7 +79,7 @@ class Message:
     def Recv(self, buf: Any, status: Status | None = None) -> None:
         """Copies the message into a buffer. Raises `Exception` of the class `ERR_TRUNCATE` if the message is longer than the
         buffer."""
-        data, source, tag = self._taken()
+        data, source, tag = self._take()
         if source != c.PROC_NULL:
             block = parse_block(buf, True)
             if len(data) > block.nbytes:
@@ -92,11 +92,11 @@ class Message:
         """Copies the message into a buffer. The returned request has already ended."""
         status = Status()
         self.Recv(buf, status)
-        return Request._of(Done((None, status.source, status.tag, status.count)), _as_it_is)
+        return Request._of(CompletedHandle((None, status.source, status.tag, status.count)), _return_outcome)
 
     def recv(self, status: Status | None = None) -> Any:
         """Returns the object in the message."""
-        data, source, tag = self._taken()
+        data, source, tag = self._take()
         if status is not None:
             status._fill(source, tag, len(data))
         return pickle.loads(data) if data else None
@@ -105,7 +105,7 @@ class Message:
         """Returns a request that has already ended. `Request.wait` returns the object in the message."""
         status = Status()
         obj = self.recv(status)
-        return Request._of(Done((obj, status.source, status.tag, status.count)), _as_it_is)
+        return Request._of(CompletedHandle((obj, status.source, status.tag, status.count)), _return_outcome)
 
 
 MESSAGE_NULL = Message()

@@ -7,10 +7,10 @@ from typing import Any
 from .. import _core
 from . import constants as c
 from .buffers import Block, Blocks, parse_block, parse_blocks, parse_blocks_w
-from .errors import Exception, translated
+from .errors import Exception, to_mpi_exception
 from .info import INFO_NULL
 from .pickling import pickle
-from .requests import NOTHING, Outcome, Prequest, Request, Sequel
+from .requests import NOTHING, CombinedHandle, Outcome, Prequest, Request
 
 _OBJECT, _REASON = b"o", b"r"
 """The first byte of a message of `neighbor_alltoall` says what follows: a pickled object, or the reason why the sender has no
@@ -34,64 +34,64 @@ class Neighbours:
     def _neighbours(self) -> list[int]:
         return self._grid.neighbours(self._group.rank)  # type: ignore[attr-defined]
 
-    def _exchanged(self, outgoing: Sequence[Any], incoming: Sequence[Block]) -> Request:
+    def _begin_exchange(self, outgoing: Sequence[Any], incoming: Sequence[Block]) -> Request:
         """Begins to send one message to each neighbour, and to receive one message from each neighbour.
 
         The message to the neighbour after this process arrives there as the message from the neighbour before. The tag of a
         message is the index of the sender among the receiver's neighbours: `place ^ 1`. So two messages have different tags
         even if both neighbours of a dimension are the same rank."""
-        beside, handles, settled = self._state.beside, [], []
+        neighbour_group, handles, settled = self._state.neighbour_group, [], []
         try:
             for place, (rank, block) in enumerate(zip(self._neighbours(), incoming, strict=True)):
                 if rank != c.PROC_NULL:
-                    memory = block.incoming()
-                    handles.append(beside.receive_into_bytes_async(memory, rank, place))
+                    memory = block.receive_memory()
+                    handles.append(neighbour_group.receive_into_bytes_async(memory, rank, place))
                     settled.append((block, memory))
             for place, (rank, data) in enumerate(zip(self._neighbours(), outgoing, strict=True)):
                 if rank != c.PROC_NULL:
-                    handles.append(beside.send_bytes_async(data, rank, place ^ 1))
+                    handles.append(neighbour_group.send_bytes_async(data, rank, place ^ 1))
         except _core.Error as error:
-            raise translated(error) from error
+            raise to_mpi_exception(error) from error
 
         def finish(_raw: Any) -> Outcome:
             for block, memory in settled:
-                block.settle(memory)
+                block.store_received(memory)
             return NOTHING
 
-        return Request._of(Sequel(*handles), finish)
+        return Request._of(CombinedHandle(*handles), finish)
 
     def Ineighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Begins to send the same buffer to all neighbours, and to receive one buffer from each neighbour."""
         count = len(self._neighbours())
         first = parse_block(recvbuf, True, count)
-        data = parse_block(sendbuf, False).outgoing()
-        return self._exchanged([data] * count, [first.part(i, first.count) for i in range(count)])
+        data = parse_block(sendbuf, False).send_memory()
+        return self._begin_exchange([data] * count, [first.part(i, first.count) for i in range(count)])
 
     def Ineighbor_allgatherv(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Does the same as `Ineighbor_allgather`, with a separate length and position for the buffer of each neighbour."""
         count = len(self._neighbours())
-        data = parse_block(sendbuf, False).outgoing()
-        return self._exchanged([data] * count, parse_blocks(recvbuf, True, count).blocks())
+        data = parse_block(sendbuf, False).send_memory()
+        return self._begin_exchange([data] * count, parse_blocks(recvbuf, True, count).blocks())
 
     def Ineighbor_alltoall(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Begins to send one part of the buffer to each neighbour, and to receive one part from each neighbour."""
         count = len(self._neighbours())
         sent, first = parse_block(sendbuf, False, count), parse_block(recvbuf, True, count)
-        parts = [sent.part(i, sent.count).outgoing() for i in range(count)]
-        return self._exchanged(parts, [first.part(i, first.count) for i in range(count)])
+        parts = [sent.part(i, sent.count).send_memory() for i in range(count)]
+        return self._begin_exchange(parts, [first.part(i, first.count) for i in range(count)])
 
     def Ineighbor_alltoallv(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Does the same as `Ineighbor_alltoall`, with a separate length and position for each part."""
         count = len(self._neighbours())
-        return self._exchanged_blocks(parse_blocks(sendbuf, False, count), parse_blocks(recvbuf, True, count))
+        return self._begin_block_exchange(parse_blocks(sendbuf, False, count), parse_blocks(recvbuf, True, count))
 
     def Ineighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Does the same as `Ineighbor_alltoallv`, with a separate datatype for each part."""
         count = len(self._neighbours())
-        return self._exchanged_blocks(parse_blocks_w(sendbuf, False, count), parse_blocks_w(recvbuf, True, count))
+        return self._begin_block_exchange(parse_blocks_w(sendbuf, False, count), parse_blocks_w(recvbuf, True, count))
 
-    def _exchanged_blocks(self, sent: Blocks, received: Blocks) -> Request:
-        return self._exchanged([block.outgoing() for block in sent.blocks()], received.blocks())
+    def _begin_block_exchange(self, sent: Blocks, received: Blocks) -> Request:
+        return self._begin_exchange([block.send_memory() for block in sent.blocks()], received.blocks())
 
     def Neighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         """Sends the same buffer to all neighbours, and receives one buffer from each neighbour."""
@@ -149,7 +149,7 @@ class Neighbours:
         except builtins.Exception as error:
             own_error = error
             messages = [_REASON + f"{type(error).__name__}: {error}".encode()] * len(ranks)
-        received = self._exchanged_messages(ranks, messages)
+        received = self._exchange_messages(ranks, messages)
         if own_error is not None:
             raise own_error
         for rank, data in zip(ranks, received, strict=True):
@@ -158,19 +158,21 @@ class Neighbours:
                 raise Exception(c.ERR_OTHER, f"rank {self._group.members[rank]} did not contribute to this collective: {reason}")
         return [pickle.loads(data[1:]) if data else None for data in received]
 
-    def _exchanged_messages(self, ranks: Sequence[int], messages: Sequence[bytes]) -> list[bytes]:
+    def _exchange_messages(self, ranks: Sequence[int], messages: Sequence[bytes]) -> list[bytes]:
         """Sends a message to each neighbour. Returns the messages of the neighbours, with empty bytes for each missing
         neighbour."""
-        beside = self._state.beside
+        neighbour_group = self._state.neighbour_group
         try:
             sent = [
-                beside.send_bytes_async(message, rank, place ^ 1)
+                neighbour_group.send_bytes_async(message, rank, place ^ 1)
                 for place, (rank, message) in enumerate(zip(ranks, messages, strict=True))
                 if rank != c.PROC_NULL
             ]
-            received = [b"" if rank == c.PROC_NULL else beside.receive_bytes(rank, place)[0] for place, rank in enumerate(ranks)]
+            received = [
+                b"" if rank == c.PROC_NULL else neighbour_group.receive_bytes(rank, place)[0] for place, rank in enumerate(ranks)
+            ]
             for handle in sent:
                 handle.wait()
         except _core.Error as error:
-            raise translated(error) from error
+            raise to_mpi_exception(error) from error
         return received

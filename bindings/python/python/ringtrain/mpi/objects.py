@@ -7,12 +7,12 @@ from typing import Any
 from .. import _core
 from ..objects import call_with_encoded
 from . import constants as c
-from .errors import Exception, translated
+from .errors import Exception, to_mpi_exception
 from .messages import Message
 from .operations import SUM, Op
 from .pickling import pickle
 from .point_to_point import TAG_MAX
-from .requests import NO_PROCESS, Done, Outcome, Request, _as_it_is
+from .requests import NO_PROCESS, CompletedHandle, Outcome, Request, _return_outcome
 from .status import Status
 
 _InvalidArgument, _Error = _core.InvalidArgument, _core.Error
@@ -32,11 +32,11 @@ class Objects:
         if dest == c.PROC_NULL:
             return
         if not 0 <= tag <= TAG_MAX or dest < 0:
-            self._destination(dest, tag)  # type: ignore[attr-defined]
+            self._check_destination(dest, tag)  # type: ignore[attr-defined]
         try:
             self._group.send_bytes(pickle.dumps(obj), dest, tag, synchronous)
         except _Error as error:
-            raise self._explained(error, dest, tag) from error
+            raise self._to_mpi_exception(error, dest, tag) from error
 
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Sends an object. Returns when a receive has matched the message."""
@@ -51,18 +51,18 @@ class Objects:
                 status._fill(*NO_PROCESS[1:])
             return None
         if source < -1 or not -1 <= tag <= TAG_MAX:
-            self._pattern(source, tag)  # type: ignore[attr-defined]
+            self._parse_source_and_tag(source, tag)  # type: ignore[attr-defined]
         try:
             data, came_from, its_tag = self._group.receive_bytes(None if source < 0 else source, None if tag < 0 else tag)
         except _Error as error:
-            raise self._explained(error, source, tag) from error
+            raise self._to_mpi_exception(error, source, tag) from error
         if status is not None:
             status._fill(came_from, its_tag, len(data))
         return pickle.loads(data) if data else None  # `Send` with an empty buffer sends no bytes
 
-    def _explained(self, error: _core.Error, rank: int, tag: int) -> Exception:
+    def _to_mpi_exception(self, error: _core.Error, rank: int, tag: int) -> Exception:
         is_rank = rank == c.ANY_SOURCE or rank < self._group.size
-        return translated(error, c.ERR_RANK if isinstance(error, _InvalidArgument) and not is_rank else None)
+        return to_mpi_exception(error, c.ERR_RANK if isinstance(error, _InvalidArgument) and not is_rank else None)
 
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         """Begins to send an object, and returns a request."""
@@ -70,12 +70,12 @@ class Objects:
 
     def _isend_object(self, obj: Any, dest: int, tag: int, synchronous: bool) -> Request:
         if dest == c.PROC_NULL:
-            return Request._of(Done())
-        self._destination(dest, tag)  # type: ignore[attr-defined]
+            return Request._of(CompletedHandle())
+        self._check_destination(dest, tag)  # type: ignore[attr-defined]
         try:
             return Request._of(self._group.send_bytes_async(pickle.dumps(obj), dest, tag, synchronous))
         except _Error as error:
-            raise translated(error) from error
+            raise to_mpi_exception(error) from error
 
     def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         """Begins to send an object. The request is complete when a receive has matched the message."""
@@ -88,17 +88,17 @@ class Objects:
     def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         """Sends an object. The returned request has already ended."""
         self.isend(obj, dest, tag)
-        return Request._of(Done())
+        return Request._of(CompletedHandle())
 
     def irecv(self, buf: Any = None, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG) -> Request:
         """Begins to receive an object, and returns a request. `Request.wait` returns the object."""
         if source == c.PROC_NULL:
-            return Request._of(Done(NO_PROCESS), _as_it_is)
-        source_or_any, tag_or_any = self._pattern(source, tag)  # type: ignore[attr-defined]
+            return Request._of(CompletedHandle(NO_PROCESS), _return_outcome)
+        source_or_any, tag_or_any = self._parse_source_and_tag(source, tag)  # type: ignore[attr-defined]
         try:
-            return Request._of(self._group.receive_bytes_async(source_or_any, tag_or_any), _loaded)
+            return Request._of(self._group.receive_bytes_async(source_or_any, tag_or_any), _unpickle_message)
         except _Error as error:
-            raise translated(error) from error
+            raise to_mpi_exception(error) from error
 
     def sendrecv(
         self,
@@ -111,7 +111,7 @@ class Objects:
         status: Status | None = None,
     ) -> Any:
         """Sends one object and receives another object at the same time."""
-        self._pattern(c.ANY_SOURCE if source == c.PROC_NULL else source, recvtag)  # type: ignore[attr-defined]
+        self._parse_source_and_tag(c.ANY_SOURCE if source == c.PROC_NULL else source, recvtag)  # type: ignore[attr-defined]
         sent = self.isend(sendobj, dest, sendtag)
         try:
             return self.recv(recvbuf, source, recvtag, status)
@@ -136,50 +136,52 @@ class Objects:
 
     def barrier(self) -> None:
         """Waits until all ranks have called `barrier`."""
-        self._called("barrier")
+        self._call("barrier")
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Returns the root's object on every rank."""
         is_root = self._is_root(root)
-        return pickle.loads(self._exchanged_objects("broadcast_bytes", lambda: pickle.dumps(obj) if is_root else None, root))
+        return pickle.loads(self._exchange_objects("broadcast_bytes", lambda: pickle.dumps(obj) if is_root else None, root))
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Returns the list of all ranks' objects on the root, and None on the other ranks."""
         self._is_root(root)
-        parts = self._exchanged_objects("gather_bytes", lambda: pickle.dumps(sendobj), root)
+        parts = self._exchange_objects("gather_bytes", lambda: pickle.dumps(sendobj), root)
         return None if parts is None else [pickle.loads(part) for part in parts]
 
     def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
         """Returns item r of the root's sequence on rank r."""
         is_root = self._is_root(root)
-        return pickle.loads(self._exchanged_objects("scatter_bytes", lambda: self._dumped(sendobj) if is_root else None, root))
+        return pickle.loads(
+            self._exchange_objects("scatter_bytes", lambda: self._pickle_items(sendobj) if is_root else None, root)
+        )
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """Returns the list of all ranks' objects on every rank."""
-        return [pickle.loads(part) for part in self._exchanged_objects("all_gather_bytes", lambda: pickle.dumps(sendobj))]
+        return [pickle.loads(part) for part in self._exchange_objects("all_gather_bytes", lambda: pickle.dumps(sendobj))]
 
     def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
         """Sends item r to rank r. Returns the list of the items that the ranks sent to this rank."""
-        return [pickle.loads(part) for part in self._exchanged_objects("all_to_all_bytes", lambda: self._dumped(sendobj))]
+        return [pickle.loads(part) for part in self._exchange_objects("all_to_all_bytes", lambda: self._pickle_items(sendobj))]
 
     def reduce(self, sendobj: Any, op: _Reduction = SUM, root: int = 0) -> Any | None:
         """Reduces all ranks' objects from left to right. Returns the result on the root, and None on the other ranks."""
         objects = self.gather(sendobj, root)
-        return None if objects is None else _folded(objects, op)
+        return None if objects is None else _reduce_objects(objects, op)
 
     def allreduce(self, sendobj: Any, op: _Reduction = SUM) -> Any:
         """Reduces all ranks' objects from left to right, and returns the result on every rank."""
-        return _folded(self.allgather(sendobj), op)
+        return _reduce_objects(self.allgather(sendobj), op)
 
     def scan(self, sendobj: Any, op: _Reduction = SUM) -> Any:
         """Reduces the objects of rank 0 to this rank from left to right, and returns the result."""
-        return _folded(self.allgather(sendobj)[: self._group.rank + 1], op)
+        return _reduce_objects(self.allgather(sendobj)[: self._group.rank + 1], op)
 
     def exscan(self, sendobj: Any, op: _Reduction = SUM) -> Any:
         """Reduces the objects of the ranks before this rank from left to right, and returns the result. Returns None on rank
         0."""
         before = self.allgather(sendobj)[: self._group.rank]
-        return _folded(before, op) if before else None
+        return _reduce_objects(before, op) if before else None
 
     def _is_root(self, root: int) -> bool:
         group = self._group
@@ -187,19 +189,19 @@ class Objects:
             raise Exception(c.ERR_ROOT, f"{root} is not a rank of a communicator of {group.size} ranks")
         return root == group.rank
 
-    def _called(self, operation: str, *arguments: Any) -> Any:
+    def _call(self, operation: str, *arguments: Any) -> Any:
         try:
             return getattr(self._group, operation)(*arguments)
         except _Error as error:
-            raise translated(error) from error
+            raise to_mpi_exception(error) from error
 
-    def _exchanged_objects(self, operation: str, encode: Callable[[], Any], *arguments: Any) -> Any:
+    def _exchange_objects(self, operation: str, encode: Callable[[], Any], *arguments: Any) -> Any:
         try:
             return call_with_encoded(getattr(self._group, operation), encode, *arguments)
         except _Error as error:
-            raise translated(error) from error
+            raise to_mpi_exception(error) from error
 
-    def _dumped(self, items: Sequence[Any] | None) -> list[bytes]:
+    def _pickle_items(self, items: Sequence[Any] | None) -> list[bytes]:
         size = self._group.size
         if items is None:
             return [pickle.dumps(None)] * size
@@ -209,12 +211,12 @@ class Objects:
         return [pickle.dumps(item) for item in items]
 
 
-def _loaded(raw: tuple[bytes, int, int]) -> Outcome:
+def _unpickle_message(raw: tuple[bytes, int, int]) -> Outcome:
     data, source, tag = raw
     return pickle.loads(data) if data else None, source, tag, len(data)
 
 
-def _folded(objects: Sequence[Any], op: _Reduction) -> Any:
+def _reduce_objects(objects: Sequence[Any], op: _Reduction) -> Any:
     result = objects[0]
     for other in objects[1:]:
         result = op(result, other)

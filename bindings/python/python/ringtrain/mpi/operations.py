@@ -119,11 +119,11 @@ class Op:
         check_alike(left, right)
         if self._user is None:
             self._native_on(right.datatype)
-        target = exact(right)
-        self._fold(exact(left), target)
+        target = trim_memory(right)
+        self._fold(trim_memory(left), target)
 
 
-def exact(block: Block) -> Block:
+def trim_memory(block: Block) -> Block:
     """Returns the same block with only the memory from the first to the last element."""
     extent = block.count * block.datatype._extent
     return Block(block.memory[block.offset : block.offset + extent], 0, block.count, block.datatype)
@@ -137,7 +137,7 @@ def check_alike(sending: Block, receiving: Block) -> None:
         raise ValueError(f"mismatch in send count {sending.count} and receive count {receiving.count}")
 
 
-def _located(better: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _choose_pair(better: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def choose(x: Any, y: Any) -> Any:
         (u, i), (v, j) = x, y
         if better(u, v):
@@ -149,7 +149,7 @@ def _located(better: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return choose
 
 
-def _located_arrays(better: Callable[[Any, Any], Any]) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def _choose_pairs(better: Callable[[Any, Any], Any]) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     def choose(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         value, place = a.dtype.names
         takes_a = better(a[value], b[value]) | (~better(b[value], a[value]) & (a[place] <= b[place]))
@@ -176,7 +176,7 @@ LXOR = _predefined("LXOR", lambda x, y: bool(x) ^ bool(y), np.logical_xor, _LOGI
 BAND = _predefined("BAND", lambda x, y: x & y, np.bitwise_and, _BITWISE, "band")
 BOR = _predefined("BOR", lambda x, y: x | y, np.bitwise_or, _BITWISE, "bor")
 BXOR = _predefined("BXOR", lambda x, y: x ^ y, np.bitwise_xor, _BITWISE, "bxor")
-MAXLOC = _predefined("MAXLOC", _located(lambda u, v: u > v), _located_arrays(np.greater), _LOCATION)
-MINLOC = _predefined("MINLOC", _located(lambda u, v: u < v), _located_arrays(np.less), _LOCATION)
+MAXLOC = _predefined("MAXLOC", _choose_pair(lambda u, v: u > v), _choose_pairs(np.greater), _LOCATION)
+MINLOC = _predefined("MINLOC", _choose_pair(lambda u, v: u < v), _choose_pairs(np.less), _LOCATION)
 REPLACE = _predefined("REPLACE", lambda x, y: y, lambda a, b: b, _ANY)
 NO_OP = _predefined("NO_OP", lambda x, y: x, lambda a, b: a, _ANY)

@@ -13,7 +13,7 @@ import numpy as np
 from . import constants as c
 from .buffers import IN_PLACE, Block, Blocks, parse_block, parse_blocks, parse_blocks_w
 from .errors import Exception
-from .operations import SUM, Op, check_alike, exact
+from .operations import SUM, Op, check_alike, trim_memory
 
 
 class Plan(NamedTuple):
@@ -34,19 +34,19 @@ def bcast(comm: Any, buf: Any, root: int = 0) -> Plan:
     is_root = _is_root(comm, root)
     block = parse_block(buf, not is_root)
     if is_root:
-        place = block.outgoing()
+        place = block.send_memory()
         # Pass a copy of read-only memory. The operation does not change the root's memory.
         return Plan("broadcast", (bytearray(place) if place.readonly else place, root))
-    return _into(block, "broadcast", lambda place: (place, root))
+    return _receive_plan(block, "broadcast", lambda place: (place, root))
 
 
 def gather(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
     """Gathers the buffers of all ranks on the root, one after the other."""
     if not _is_root(comm, root):
-        return Plan("gather", (None, parse_block(sendbuf, False).outgoing(), root))
-    whole, own = _whole(comm, recvbuf)
-    sent = bytes(own.outgoing()) if _in_place(sendbuf) else _fitting(parse_block(sendbuf, False), own)
-    return _into(whole, "gather", lambda place: (place, sent, root))
+        return Plan("gather", (None, parse_block(sendbuf, False).send_memory(), root))
+    whole, own = _whole_and_own_block(comm, recvbuf)
+    sent = bytes(own.send_memory()) if _in_place(sendbuf) else _checked_send_memory(parse_block(sendbuf, False), own)
+    return _receive_plan(whole, "gather", lambda place: (place, sent, root))
 
 
 def gatherv(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
@@ -54,28 +54,30 @@ def gatherv(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
     size, rank = comm.size, comm.rank
     nothing = [0] * size
     if not _is_root(comm, root):
-        data = parse_block(sendbuf, False).outgoing()
-        return Plan("all_to_all", (bytearray(), data, _only(size, root, len(data)), nothing))
+        data = parse_block(sendbuf, False).send_memory()
+        return Plan("all_to_all", (bytearray(), data, _counts_for_rank(size, root, len(data)), nothing))
     blocks = parse_blocks(recvbuf, True, size)
-    data = memoryview(b"") if _in_place(sendbuf) else _fitting(parse_block(sendbuf, False), blocks[rank])
+    data = memoryview(b"") if _in_place(sendbuf) else _checked_send_memory(parse_block(sendbuf, False), blocks[rank])
     if _in_place(sendbuf):
         blocks.counts[rank] = 0
-    place = blocks.incoming()
-    return Plan("all_to_all", (place, data, _only(size, rank, len(data)), blocks.sizes()), lambda: blocks.settle(place))
+    place = blocks.receive_memory()
+    return Plan(
+        "all_to_all", (place, data, _counts_for_rank(size, rank, len(data)), blocks.sizes()), lambda: blocks.store_received(place)
+    )
 
 
 def scatter(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
     """Sends part r of the root's buffer to rank r."""
     if not _is_root(comm, root):
-        return _into(parse_block(recvbuf, True), "scatter", lambda place: (place, None, root))
+        return _receive_plan(parse_block(recvbuf, True), "scatter", lambda place: (place, None, root))
     first = parse_block(sendbuf, False, comm.size)
     own = first.part(comm.rank, first.count)
-    data = Block(first.memory, first.offset, first.count * comm.size, first.datatype).outgoing()
+    data = Block(first.memory, first.offset, first.count * comm.size, first.datatype).send_memory()
     if _in_place(recvbuf):
         return Plan("scatter", (bytearray(own.nbytes), data, root))
     block = parse_block(recvbuf, True)
     _require_room(own.nbytes, block.nbytes)
-    return _into(block, "scatter", lambda place: (place, data, root))
+    return _receive_plan(block, "scatter", lambda place: (place, data, root))
 
 
 def scatterv(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
@@ -84,48 +86,48 @@ def scatterv(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
     nothing = [0] * size
     if not _is_root(comm, root):
         block = parse_block(recvbuf, True)
-        expected = _only(size, root, block.nbytes)
-        return _into(block, "all_to_all", lambda place: (place, b"", nothing, expected))
+        expected = _counts_for_rank(size, root, block.nbytes)
+        return _receive_plan(block, "all_to_all", lambda place: (place, b"", nothing, expected))
     blocks = parse_blocks(sendbuf, False, size)
     if _in_place(recvbuf):
         blocks.counts[rank] = 0
-        return Plan("all_to_all", (bytearray(), blocks.outgoing(), blocks.sizes(), nothing))
+        return Plan("all_to_all", (bytearray(), blocks.send_memory(), blocks.sizes(), nothing))
     block = parse_block(recvbuf, True)
     _require_room(blocks[rank].nbytes, block.nbytes)
-    expected = _only(size, rank, block.nbytes)
-    return _into(block, "all_to_all", lambda place: (place, blocks.outgoing(), blocks.sizes(), expected))
+    expected = _counts_for_rank(size, rank, block.nbytes)
+    return _receive_plan(block, "all_to_all", lambda place: (place, blocks.send_memory(), blocks.sizes(), expected))
 
 
 def allgather(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
     """Gathers the buffers of all ranks on every rank, one after the other."""
-    whole, own = _whole(comm, recvbuf)
+    whole, own = _whole_and_own_block(comm, recvbuf)
     if not _in_place(sendbuf):
-        sent = _fitting(parse_block(sendbuf, False), own)
-        return _into(whole, "all_gather", lambda place: (place, sent))
+        sent = _checked_send_memory(parse_block(sendbuf, False), own)
+        return _receive_plan(whole, "all_gather", lambda place: (place, sent))
     if whole.is_flat:
         return Plan("all_gather", (whole.flat(), None))
-    sent = own.outgoing()
-    return _into(whole, "all_gather", lambda place: (place, sent))
+    sent = own.send_memory()
+    return _receive_plan(whole, "all_gather", lambda place: (place, sent))
 
 
 def allgatherv(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
     """Does the same as `Allgather`, with a separate length and position for the buffer of each rank."""
     blocks = parse_blocks(recvbuf, True, comm.size)
     own = blocks[comm.rank]
-    sent = memoryview(bytes(own.outgoing())) if _in_place(sendbuf) else _fitting(parse_block(sendbuf, False), own)
-    place = blocks.incoming()
-    return Plan("all_gather", (place, sent, blocks.sizes()), lambda: blocks.settle(place))
+    sent = memoryview(bytes(own.send_memory())) if _in_place(sendbuf) else _checked_send_memory(parse_block(sendbuf, False), own)
+    place = blocks.receive_memory()
+    return Plan("all_gather", (place, sent, blocks.sizes()), lambda: blocks.store_received(place))
 
 
 def alltoall(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
     """Sends part r of the buffer to rank r. Receives one part from each rank, and stores the parts one after the other."""
-    whole, _ = _whole(comm, recvbuf)
+    whole, _ = _whole_and_own_block(comm, recvbuf)
     if _in_place(sendbuf):
-        sent = memoryview(bytes(whole.outgoing()))
+        sent = memoryview(bytes(whole.send_memory()))
     else:
         first = parse_block(sendbuf, False, comm.size)
-        sent = _fitting(Block(first.memory, first.offset, first.count * comm.size, first.datatype), whole)
-    return _into(whole, "all_to_all", lambda place: (place, sent))
+        sent = _checked_send_memory(Block(first.memory, first.offset, first.count * comm.size, first.datatype), whole)
+    return _receive_plan(whole, "all_to_all", lambda place: (place, sent))
 
 
 def alltoallv(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
@@ -146,21 +148,21 @@ def alltoallw(comm: Any, sendbuf: Any, recvbuf: Any) -> Plan:
 
 def _exchange(comm: Any, sent: Blocks, received: Blocks, is_in_place: bool) -> Plan:
     _require_room(sent[comm.rank].nbytes, received[comm.rank].nbytes)
-    data = sent.outgoing()
+    data = sent.send_memory()
     if is_in_place:
         data = memoryview(bytes(data))
-    place = received.incoming()
-    return Plan("all_to_all", (place, data, sent.sizes(), received.sizes()), lambda: received.settle(place))
+    place = received.receive_memory()
+    return Plan("all_to_all", (place, data, sent.sizes(), received.sizes()), lambda: received.store_received(place))
 
 
 def allreduce(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
     """Reduces the buffers of all ranks, and writes the result on every rank."""
     target = parse_block(recvbuf, True)
-    source = _reduced_from(sendbuf, target)
+    source = _block_to_reduce(sendbuf, target)
     native, output = _native(op, target)
     if native is not None:
         return Plan("all_reduce", (output, native, None if source is None else _numbers(source)))
-    parts, gathered = _gathering(comm, source or target)
+    parts, gathered = _gather_arguments(comm, source or target)
     return Plan("all_gather", gathered, lambda: _fold_into(op, parts, target))
 
 
@@ -169,14 +171,14 @@ def reduce(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -
     is_root = _is_root(comm, root)
     if is_root:
         target = parse_block(recvbuf, True)
-        source = _reduced_from(sendbuf, target)
+        source = _block_to_reduce(sendbuf, target)
     else:
         target = source = parse_block(sendbuf, False)
     native, output = _native(op, target)
     if native is not None:
         data = None if source is None else _numbers(source)
         return Plan("reduce", (output if is_root else None, native, root, data))
-    parts, (everything, own) = _gathering(comm, source or target)
+    parts, (everything, own) = _gather_arguments(comm, source or target)
     if not is_root:
         return Plan("gather", (None, own, root))
     return Plan("gather", (everything, own, root), lambda: _fold_into(op, parts, target))
@@ -227,11 +229,11 @@ def _reduce_scatter(comm: Any, whole: Block, target: Block, counts: list[int], o
         uneven = None if len(set(counts)) == 1 else lengths
         return Plan("reduce_scatter", (output, data.copy() if in_place else data, native, uneven))
     extent = whole.datatype._extent
-    data = bytes(exact(whole).memory)
+    data = bytes(trim_memory(whole).memory)
     everything = bytearray(target.count * extent * comm.size)
     parts = [
         Block(memoryview(everything)[at : at + target.count * extent], 0, target.count, target.datatype)
-        for at in _starts(target, comm.size)
+        for at in _part_offsets(target, comm.size)
     ]
     arguments = (everything, data, [count * extent for count in counts], [target.count * extent] * comm.size)
     return Plan("all_to_all", arguments, lambda: _fold_into(op, parts, target))
@@ -240,22 +242,22 @@ def _reduce_scatter(comm: Any, whole: Block, target: Block, counts: list[int], o
 def scan(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
     """Reduces the buffers of rank 0 to this rank."""
     target = parse_block(recvbuf, True)
-    source = _reduced_from(sendbuf, target)
+    source = _block_to_reduce(sendbuf, target)
     native, output = _native(op, target)
     if native is not None:
         return Plan("scan", (output, native, None if source is None else _numbers(source)))
-    parts, gathered = _gathering(comm, source or target)
+    parts, gathered = _gather_arguments(comm, source or target)
     return Plan("all_gather", gathered, lambda: _fold_into(op, parts[: comm.rank + 1], target))
 
 
 def exscan(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
     """Reduces the buffers of the ranks before this rank. On rank 0, the buffer does not change."""
     target = parse_block(recvbuf, True)
-    source = _reduced_from(sendbuf, target)
+    source = _block_to_reduce(sendbuf, target)
     native, output = _native(op, target)
     if native is not None:
         return Plan("exscan", (output, native, None if source is None else _numbers(source)))
-    parts, gathered = _gathering(comm, source or target)
+    parts, gathered = _gather_arguments(comm, source or target)
     return Plan("all_gather", gathered, lambda: _fold_into(op, parts[: comm.rank], target))
 
 
@@ -275,21 +277,21 @@ def _is_root(comm: Any, root: int) -> bool:
     return root == comm.rank
 
 
-def _into(block: Block, operation: str, arguments: Callable[[memoryview], tuple]) -> Plan:
+def _receive_plan(block: Block, operation: str, arguments: Callable[[memoryview], tuple]) -> Plan:
     """Returns a plan that receives into `block`."""
-    place = block.incoming()
-    return Plan(operation, arguments(place), None if block.is_flat else lambda: block.settle(place))
+    place = block.receive_memory()
+    return Plan(operation, arguments(place), None if block.is_flat else lambda: block.store_received(place))
 
 
-def _whole(comm: Any, recvbuf: Any) -> tuple[Block, Block]:
+def _whole_and_own_block(comm: Any, recvbuf: Any) -> tuple[Block, Block]:
     """Returns the blocks of all ranks as one block, and the block of this rank."""
     first = parse_block(recvbuf, True, comm.size)
     return Block(first.memory, first.offset, first.count * comm.size, first.datatype), first.part(comm.rank, first.count)
 
 
-def _fitting(sent: Block, room: Block) -> memoryview:
+def _checked_send_memory(sent: Block, room: Block) -> memoryview:
     _require_room(sent.nbytes, room.nbytes)
-    return sent.outgoing()
+    return sent.send_memory()
 
 
 def _require_room(sent: int, room: int) -> None:
@@ -299,13 +301,13 @@ def _require_room(sent: int, room: int) -> None:
         raise Exception(c.ERR_COUNT, f"this rank sends itself {sent} bytes, but expects {room}")
 
 
-def _only(size: int, rank: int, count: int) -> list[int]:
+def _counts_for_rank(size: int, rank: int, count: int) -> list[int]:
     counts = [0] * size
     counts[rank] = count
     return counts
 
 
-def _reduced_from(sendbuf: Any, target: Block) -> Block | None:
+def _block_to_reduce(sendbuf: Any, target: Block) -> Block | None:
     """Returns the block to reduce, or `None` if the reduction is in place."""
     if _in_place(sendbuf):
         return None
@@ -331,14 +333,14 @@ def _numbers(block: Block) -> np.ndarray:
     return array.view(array.real.dtype) if array.dtype.kind == "c" else array
 
 
-def _starts(block: Block, size: int) -> range:
+def _part_offsets(block: Block, size: int) -> range:
     length = block.count * block.datatype._extent
     return range(0, length * size, length) if length else range(0)
 
 
-def _gathering(comm: Any, block: Block) -> tuple[list[Block], tuple[bytearray, memoryview]]:
+def _gather_arguments(comm: Any, block: Block) -> tuple[list[Block], tuple[bytearray, memoryview]]:
     """Allocates memory for the blocks of all ranks. Returns these blocks, and the arguments of an operation that gathers them."""
-    source = exact(block)
+    source = trim_memory(block)
     length = len(source.memory)
     everything = bytearray(length * comm.size)
     whole = memoryview(everything)

@@ -9,10 +9,10 @@ import numpy as np
 from .. import _core
 from . import constants as c
 from .buffers import Block, parse_block
-from .datatypes import plain
-from .errors import Exception, translated, unsupported
+from .datatypes import DATATYPES_BY_DTYPE_ID
+from .errors import Exception, to_mpi_exception, unsupported
 from .messages import Message
-from .requests import NO_PROCESS, Done, Outcome, Prequest, Request, Sequel, _as_it_is, _failed
+from .requests import NO_PROCESS, CombinedHandle, CompletedHandle, Outcome, Prequest, Request, _mpi_exception, _return_outcome
 from .status import Status
 
 TAG_MAX = 2**31 - 1
@@ -24,13 +24,13 @@ class PointToPoint:
 
     _group: Any
 
-    def _destination(self, dest: int, tag: int) -> None:
+    def _check_destination(self, dest: int, tag: int) -> None:
         if not 0 <= dest < self._group.size:
             raise Exception(c.ERR_RANK, f"{dest} is not a rank of a communicator of {self._group.size} ranks")
         if not 0 <= tag <= TAG_MAX:
             raise Exception(c.ERR_TAG, f"{tag} is not within 0 and {TAG_MAX}")
 
-    def _pattern(self, source: int, tag: int) -> tuple[int | None, int | None]:
+    def _parse_source_and_tag(self, source: int, tag: int) -> tuple[int | None, int | None]:
         """Converts a source and a tag to ringtrain's form, in which `None` matches any source or any tag."""
         if source != c.ANY_SOURCE and not 0 <= source < self._group.size:
             raise Exception(c.ERR_RANK, f"{source} is not a rank of a communicator of {self._group.size} ranks")
@@ -43,26 +43,26 @@ class PointToPoint:
         self._send(buf, dest, tag, False)
 
     def _send(self, buf: Any, dest: int, tag: int, synchronous: bool) -> None:
-        if type(buf) is _ndarray and id(buf.dtype) in plain and dest >= 0 and 0 <= tag <= TAG_MAX:
+        if type(buf) is _ndarray and id(buf.dtype) in DATATYPES_BY_DTYPE_ID and dest >= 0 and 0 <= tag <= TAG_MAX:
             try:
                 return self._group.send_bytes(buf, dest, tag, synchronous)
             except _InvalidArgument:
                 pass  # nothing has been sent: the code below accepts more buffers, or raises MPI's error
             except _Error as error:
-                raise translated(error) from error
+                raise to_mpi_exception(error) from error
         if dest == c.PROC_NULL:
             return None
-        self._destination(dest, tag)
-        data = parse_block(buf, False).outgoing()
+        self._check_destination(dest, tag)
+        data = parse_block(buf, False).send_memory()
         try:
             return self._group.send_bytes(data, dest, tag, synchronous)
         except _Error as error:
-            raise translated(error) from error
+            raise to_mpi_exception(error) from error
 
     def Recv(self, buf: Any, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> None:
         """Receives a message into a buffer. Raises `Exception` of the class `ERR_TRUNCATE` if the message is longer than the
         buffer. The message is then lost."""
-        if type(buf) is _ndarray and id(buf.dtype) in plain and source >= -1 and -1 <= tag <= TAG_MAX:
+        if type(buf) is _ndarray and id(buf.dtype) in DATATYPES_BY_DTYPE_ID and source >= -1 and -1 <= tag <= TAG_MAX:
             try:
                 got = self._group.receive_into_bytes(buf, None if source < 0 else source, None if tag < 0 else tag)
                 if status is not None:
@@ -70,23 +70,23 @@ class PointToPoint:
                 return
             except _InvalidArgument as error:
                 if isinstance(error, _core.Truncated):
-                    raise _failed(error, status) from error
+                    raise _mpi_exception(error, status) from error
             except _Error as error:
-                raise translated(error) from error
+                raise to_mpi_exception(error) from error
         if source == c.PROC_NULL:
             if status is not None:
                 status._fill(*NO_PROCESS[1:])
             return
-        self._received(parse_block(buf, True), source, tag, status)
+        self._receive_block(parse_block(buf, True), source, tag, status)
 
-    def _received(self, block: Block, source: int, tag: int, status: Status | None) -> None:
-        source_or_any, tag_or_any = self._pattern(source, tag)
-        place = block.incoming()
+    def _receive_block(self, block: Block, source: int, tag: int, status: Status | None) -> None:
+        source_or_any, tag_or_any = self._parse_source_and_tag(source, tag)
+        place = block.receive_memory()
         try:
             got = self._group.receive_into_bytes(place, source_or_any, tag_or_any)
         except _Error as error:
-            raise _failed(error, status) from error
-        block.settle(place[: got[2]])
+            raise _mpi_exception(error, status) from error
+        block.store_received(place[: got[2]])
         if status is not None:
             status._fill(*got)
 
@@ -96,26 +96,26 @@ class PointToPoint:
 
     def _isend(self, buf: Any, dest: int, tag: int, synchronous: bool) -> Request:
         if dest == c.PROC_NULL:
-            return Request._of(Done())
-        self._destination(dest, tag)
-        data = parse_block(buf, False).outgoing()
+            return Request._of(CompletedHandle())
+        self._check_destination(dest, tag)
+        data = parse_block(buf, False).send_memory()
         try:
             return Request._of(self._group.send_bytes_async(data, dest, tag, synchronous))
         except _Error as error:
-            raise translated(error) from error
+            raise to_mpi_exception(error) from error
 
     def Irecv(self, buf: Any, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG) -> Request:
         """Begins to receive a message into a buffer, and returns a request."""
         if source == c.PROC_NULL:
-            return Request._of(Done(NO_PROCESS), _as_it_is)
-        source_or_any, tag_or_any = self._pattern(source, tag)
+            return Request._of(CompletedHandle(NO_PROCESS), _return_outcome)
+        source_or_any, tag_or_any = self._parse_source_and_tag(source, tag)
         block = parse_block(buf, True)
-        place = block.incoming()
+        place = block.receive_memory()
         try:
             handle = self._group.receive_into_bytes_async(place, source_or_any, tag_or_any)
         except _Error as error:
-            raise translated(error) from error
-        return Request._of(handle, _arrived(block, place))
+            raise to_mpi_exception(error) from error
+        return Request._of(handle, _store_function(block, place))
 
     def Sendrecv(
         self,
@@ -130,11 +130,11 @@ class PointToPoint:
         """Sends one buffer, and receives a message into another buffer at the same time."""
         # Check the arguments of the receive before the send begins.
         block = None if source == c.PROC_NULL else parse_block(recvbuf, True)
-        self._pattern(c.ANY_SOURCE if source == c.PROC_NULL else source, recvtag)
+        self._parse_source_and_tag(c.ANY_SOURCE if source == c.PROC_NULL else source, recvtag)
         sent = self.Isend(sendbuf, dest, sendtag)
         try:
             if block is not None:
-                self._received(block, source, recvtag, status)
+                self._receive_block(block, source, recvtag, status)
             elif status is not None:
                 status._fill(*NO_PROCESS[1:])
         finally:
@@ -150,7 +150,7 @@ class PointToPoint:
         status: Status | None = None,
     ) -> None:
         """Sends a buffer, and receives a message into the same buffer."""
-        self.Sendrecv(self._copied(buf, dest), dest, sendtag, buf, source, recvtag, status)
+        self.Sendrecv(self._copy_bytes(buf, dest), dest, sendtag, buf, source, recvtag, status)
 
     def Isendrecv(
         self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = c.ANY_SOURCE, recvtag: int = c.ANY_TAG
@@ -158,17 +158,17 @@ class PointToPoint:
         """Begins a `Sendrecv`, and returns a request."""
         received = self.Irecv(recvbuf, source, recvtag)
         sent = self.Isend(sendbuf, dest, sendtag)
-        return Request._of(Sequel(received._handle, sent._handle), received._finish)
+        return Request._of(CombinedHandle(received._handle, sent._handle), received._finish)
 
     def Isendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int = c.ANY_SOURCE, recvtag: int = c.ANY_TAG
     ) -> Request:
         """Begins a `Sendrecv_replace`, and returns a request."""
-        return self.Isendrecv(self._copied(buf, dest), dest, sendtag, buf, source, recvtag)
+        return self.Isendrecv(self._copy_bytes(buf, dest), dest, sendtag, buf, source, recvtag)
 
     @staticmethod
-    def _copied(buf: Any, dest: int) -> bytes:
-        return b"" if dest == c.PROC_NULL else bytes(parse_block(buf, False).outgoing())
+    def _copy_bytes(buf: Any, dest: int) -> bytes:
+        return b"" if dest == c.PROC_NULL else bytes(parse_block(buf, False).send_memory())
 
     def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Sends a copy of a buffer, and returns at once. Needs no attached buffer."""
@@ -177,8 +177,8 @@ class PointToPoint:
     def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """Sends a copy of a buffer. The returned request has already ended."""
         if dest != c.PROC_NULL:
-            self.Isend(self._copied(buf, dest), dest, tag)
-        return Request._of(Done())
+            self.Isend(self._copy_bytes(buf, dest), dest, tag)
+        return Request._of(CompletedHandle())
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Sends a buffer. Returns when a receive has matched the message."""
@@ -227,11 +227,11 @@ class PointToPoint:
         raise unsupported("MPI.Comm.Precv_init")
 
     def _probe(self, source: int, tag: int, timeout: float) -> tuple[int, int, int] | None:
-        source_or_any, tag_or_any = self._pattern(source, tag)
+        source_or_any, tag_or_any = self._parse_source_and_tag(source, tag)
         try:
             found = self._group.probe(source_or_any, tag_or_any, timeout)
         except _Error as error:
-            raise translated(error) from error
+            raise to_mpi_exception(error) from error
         return None if found is None else found[:3]
 
     def Probe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> bool:
@@ -252,16 +252,16 @@ class PointToPoint:
 
     def Mprobe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Message:
         """Waits for a message and takes it. Then only the returned object can receive this message."""
-        message = self._matched(source, tag, status, self._group.timeout)
+        message = self._take_message(source, tag, status, self._group.timeout)
         while message is None:
-            message = self._matched(source, tag, status, self._group.timeout)
+            message = self._take_message(source, tag, status, self._group.timeout)
         return message
 
     def Improbe(self, source: int = c.ANY_SOURCE, tag: int = c.ANY_TAG, status: Status | None = None) -> Message | None:
         """Takes a message if there is one. Otherwise returns None."""
-        return self._matched(source, tag, status, 0.0)
+        return self._take_message(source, tag, status, 0.0)
 
-    def _matched(self, source: int, tag: int, status: Status | None, timeout: float) -> Message | None:
+    def _take_message(self, source: int, tag: int, status: Status | None, timeout: float) -> Message | None:
         if source == c.PROC_NULL:
             if status is not None:
                 status._fill(*NO_PROCESS[1:])
@@ -272,22 +272,22 @@ class PointToPoint:
         try:
             data, came_from, its_tag = self._group.receive_bytes(found[0], found[1])
         except _Error as error:
-            raise translated(error) from error
+            raise to_mpi_exception(error) from error
         if status is not None:
             status._fill(came_from, its_tag, len(data))
         return Message._of(data, came_from, its_tag)
 
 
-def _arrived(block: Block, place: memoryview) -> Callable[[tuple[int, int, int]], Outcome]:
+def _store_function(block: Block, place: memoryview) -> Callable[[tuple[int, int, int]], Outcome]:
     if block.is_flat:
-        return _in_its_place
+        return _status_outcome
 
     def finish(got: tuple[int, int, int]) -> Outcome:
-        block.settle(place[: got[2]])
+        block.store_received(place[: got[2]])
         return (None, *got)
 
     return finish
 
 
-def _in_its_place(got: tuple[int, int, int]) -> Outcome:
+def _status_outcome(got: tuple[int, int, int]) -> Outcome:
     return (None, *got)

@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import _core
 from . import constants as c
-from .errors import Exception, translated
+from .errors import Exception, to_mpi_exception
 from .status import Status
 
 # The result of an operation that has ended: the object, the source, the tag and the number of bytes.
@@ -15,7 +15,7 @@ NOTHING: Outcome = (None, c.ANY_SOURCE, c.ANY_TAG, 0)
 NO_PROCESS: Outcome = (None, c.PROC_NULL, c.ANY_TAG, 0)
 
 
-class Done:
+class CompletedHandle:
     """The handle of an operation that has already ended."""
 
     __slots__ = ("_result",)
@@ -36,7 +36,7 @@ class Done:
         return False
 
 
-class Sequel:
+class CombinedHandle:
     """Combines several handles. The combined operation ends when all operations have ended, and has the result of the first
     handle."""
 
@@ -97,7 +97,7 @@ class Request:
         except _core.Error as error:
             if isinstance(error, _core.StillRunning):
                 raise
-            raise _failed(error, status) from error
+            raise _mpi_exception(error, status) from error
         finally:
             self._forget()
         if status is not None:
@@ -159,8 +159,8 @@ class Request:
             raw = self._handle.wait()
             outcome = NOTHING if self._finish is None else self._finish(raw)
         except _core.Error as error:
-            raise _failed(error, None) from error
-        self._handle, self._finish = Done(outcome), _as_it_is
+            raise _mpi_exception(error, None) from error
+        self._handle, self._finish = CompletedHandle(outcome), _return_outcome
         return outcome
 
     def wait(self, status: Status | None = None) -> Any:
@@ -462,18 +462,18 @@ class _Event:
         return False
 
 
-def _as_it_is(outcome: Outcome) -> Outcome:
+def _return_outcome(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _failed(error: _core.Error, status: Status | None) -> Exception:
+def _mpi_exception(error: _core.Error, status: Status | None) -> Exception:
     """Returns the MPI exception for `error`. If a message was truncated, `status` describes this message afterwards."""
     if isinstance(error, _core.Truncated):
         if status is not None:
             status._fill(error.source, error.tag, error.count)
             status.error = c.ERR_TRUNCATE
-        return translated(error, c.ERR_TRUNCATE)
-    return translated(error)
+        return to_mpi_exception(error, c.ERR_TRUNCATE)
+    return to_mpi_exception(error)
 
 
 def _lengthen(statuses: list[Status] | None, count: int) -> None:

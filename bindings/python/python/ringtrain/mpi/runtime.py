@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from .. import _core, _world
 from . import constants as c
 from . import rc
-from .errors import Exception, translated
+from .errors import Exception, to_mpi_exception
 
 
 class NoGroup:
@@ -25,9 +25,9 @@ class NoGroup:
         raise Exception(self._code, self._why)
 
 
-NULL = NoGroup(c.ERR_COMM)
-BEFORE = NoGroup(c.ERR_OTHER, "MPI_Init has not been called")
-AFTER = NoGroup(c.ERR_OTHER, "MPI_Finalize has been called")
+NULL_GROUP = NoGroup(c.ERR_COMM)
+GROUP_BEFORE_INIT = NoGroup(c.ERR_OTHER, "MPI_Init has not been called")
+GROUP_AFTER_FINALIZE = NoGroup(c.ERR_OTHER, "MPI_Finalize has been called")
 
 
 class Runtime:
@@ -37,7 +37,7 @@ class Runtime:
         self.is_initialized = False
         self.is_finalized = False
         self.has_joined = False
-        self.control: Any = BEFORE
+        self.control: Any = GROUP_BEFORE_INIT
         self.main_thread = threading.main_thread()
         self._own_pid = os.getpid()
         self.buffer: object = None
@@ -53,16 +53,16 @@ class Runtime:
             self.control = _world.join_world().core
             world = self.control.duplicate()
         except _core.Error as error:
-            raise translated(error) from error
+            raise to_mpi_exception(error) from error
         self.is_initialized = True
-        return prepared(world), prepared(_core.solo())
+        return with_mpi_timeout(world), with_mpi_timeout(_core.solo())
 
     def finish(self) -> None:
         """Leaves the job."""
         if not self.is_initialized or self.is_finalized:
             raise Exception(c.ERR_OTHER, "MPI is not initialised, or finalised already")
         self.is_finalized = True
-        self.control = AFTER
+        self.control = GROUP_AFTER_FINALIZE
         if self.has_joined:
             _world.leave_world()
 
@@ -72,7 +72,7 @@ class Runtime:
             self.control.abort(text)
 
 
-def prepared(group: _core.Group) -> _core.Group:
+def with_mpi_timeout(group: _core.Group) -> _core.Group:
     """Sets the timeout of a new group to `rc.timeout` (by default no limit, as in MPI), and returns the group."""
     group.timeout = math.inf if rc.timeout is None else rc.timeout
     return group
