@@ -177,7 +177,7 @@ impl TemporaryFile {
                 remove_stale_temporary_file(&path)?;
                 continue;
             };
-            lock(&file, &path)?;
+            lock_temporary_file(&file, &path)?;
             // Before this process acquired the lock, another process may have removed the file as a stale file.
             if is_still_at_path(&file, &path) {
                 let temporary = Self { file: Some(file), path, directory };
@@ -220,7 +220,7 @@ fn open_temporary_file(path: &Path, options: &mut OpenOptions) -> io::Result<Opt
 }
 
 /// Locks a temporary file.
-fn lock(file: &File, path: &Path) -> io::Result<()> {
+fn lock_temporary_file(file: &File, path: &Path) -> io::Result<()> {
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => {
             let problem = format!("another process is writing {}", path.display());
@@ -260,7 +260,7 @@ fn remove_stale_temporary_file(path: &Path) -> io::Result<()> {
         file => file?,
     };
     if let Some(file) = file {
-        lock(&file, path)?;
+        lock_temporary_file(&file, path)?;
         if is_still_at_path(&file, path) {
             fs::remove_file(path)?;
         }

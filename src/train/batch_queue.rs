@@ -65,7 +65,7 @@ impl BatchQueue {
         if self.has_stopped || self.first_not_done == self.end {
             return Assignment::Finished;
         }
-        let batch = self.returned.pop_first().or_else(|| self.take_next()).or_else(|| {
+        let batch = self.returned.pop_first().or_else(|| self.take_next_batch()).or_else(|| {
             let in_progress = self.taken.iter().flatten().copied().filter(|&batch| !self.is_done(batch));
             if is_idle { in_progress.min() } else { None }
         });
@@ -73,7 +73,7 @@ impl BatchQueue {
         batch.map_or(Assignment::Wait, Assignment::Batch)
     }
 
-    fn take_next(&mut self) -> Option<u64> {
+    fn take_next_batch(&mut self) -> Option<u64> {
         while self.next < self.end {
             let batch = self.next;
             self.next += 1;

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn class_weights_are_a_word_a_list_or_a_file() {
+    fn class_weights_are_parsed_from_a_word_a_list_or_a_path() {
         for (text, expected) in [
             ("balanced", ClassWeights::Balanced),
             ("1,2.5", ClassWeights::List(vec![1.0, 2.5])),

@@ -81,7 +81,7 @@ impl Optimizer {
     /// Clips the gradients and takes a step. May change `gradients`.
     pub fn step(&mut self, parameters: &mut [f32], gradients: &mut [f32]) {
         if let Some(norm_max) = self.clip_norm {
-            self.clip(gradients, norm_max);
+            self.clip_gradients(gradients, norm_max);
         }
         self.begin_step();
         self.update_range(0..parameters.len(), parameters, gradients);
@@ -97,7 +97,7 @@ impl Optimizer {
 
     /// Clips the gradients. The gradients of running statistics do not count in the norm, and clipping does not
     /// change them.
-    fn clip(&self, gradients: &mut [f32], norm_max: f32) {
+    fn clip_gradients(&self, gradients: &mut [f32], norm_max: f32) {
         let mut changes = Vec::new();
         for range in &self.statistics {
             changes.extend_from_slice(&gradients[range.clone()]);
@@ -344,7 +344,7 @@ mod tests {
             let (mut found, mut expected, mut in_parts) = ([1.0; 6], [1.0; 3], [1.0; 6]);
             for _ in 0..3 {
                 let mut clipped = gradients;
-                parts.clip(&mut clipped, 0.75);
+                parts.clip_gradients(&mut clipped, 0.75);
                 parts.begin_step();
                 for range in [4..6, 2..4, 1..2, 0..1] {
                     parts.update_range(range.clone(), &mut in_parts, &mut clipped[range].to_vec());

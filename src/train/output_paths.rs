@@ -26,7 +26,7 @@ pub(super) fn check_output_paths(config: &Config) -> Result<(), String> {
     if let ClassWeights::File(path) = &config.recipe.class_weights {
         add("--class-weights", path);
     }
-    let read = files.len();
+    let input_count = files.len();
     let mut add = |option, path: &Path| files.push((option, path.to_owned()));
     if let Some(checkpoint) = &config.checkpoint {
         add("--checkpoint", &checkpoint.directory);
@@ -38,14 +38,14 @@ pub(super) fn check_output_paths(config: &Config) -> Result<(), String> {
     config.model_file.iter().for_each(|path| add("--save-model", path));
     config.curves.plot.iter().for_each(|path| add("--plot", path));
     // The checkpoint directory may also be the directory of `--tensorboard`, which only adds files with new names.
-    let checkpoint = config.checkpoint.as_ref().map(|checkpoint| resolve(&checkpoint.directory));
+    let checkpoint = config.checkpoint.as_ref().map(|checkpoint| absolute_path(&checkpoint.directory));
     if let Some(TensorBoard { directory, .. }) = &config.curves.tensorboard
-        && checkpoint != Some(resolve(directory))
+        && checkpoint != Some(absolute_path(directory))
     {
         add("--tensorboard", directory);
     }
-    let resolved: Vec<PathBuf> = files.iter().map(|(_, path)| resolve(path)).collect();
-    for (index, (option, path)) in files.iter().enumerate().skip(read) {
+    let resolved: Vec<PathBuf> = files.iter().map(|(_, path)| absolute_path(path)).collect();
+    for (index, (option, path)) in files.iter().enumerate().skip(input_count) {
         if let Some(other) =
             (0..index).find(|&other| resolved[other] == resolved[index] && !is_pipe_or_device(path))
         {
@@ -61,7 +61,7 @@ pub(super) fn check_output_paths(config: &Config) -> Result<(), String> {
 
 /// Returns whether writing to `output` replaces `file`.
 pub(crate) fn would_replace(output: &Path, file: &Path) -> bool {
-    !is_pipe_or_device(output) && resolve(output) == resolve(file)
+    !is_pipe_or_device(output) && absolute_path(output) == absolute_path(file)
 }
 
 /// Returns whether `path` is a pipe or a device, such as `/dev/null`. Writing to a pipe or a device replaces no file.
@@ -70,13 +70,13 @@ fn is_pipe_or_device(path: &Path) -> bool {
 }
 
 /// Returns the absolute path without symbolic links. The last components of the path need not exist.
-fn resolve(path: &Path) -> PathBuf {
+fn absolute_path(path: &Path) -> PathBuf {
     if let Ok(found) = fs::canonicalize(path) {
         return found;
     }
     match (path.parent(), path.file_name()) {
-        (Some(parent), Some(name)) if !parent.as_os_str().is_empty() => resolve(parent).join(name),
-        (_, Some(name)) => resolve(Path::new(".")).join(name),
+        (Some(parent), Some(name)) if !parent.as_os_str().is_empty() => absolute_path(parent).join(name),
+        (_, Some(name)) => absolute_path(Path::new(".")).join(name),
         _ => path.to_owned(),
     }
 }
@@ -99,8 +99,8 @@ mod tests {
             ("absent/a/new", "absent/a/./new", true),
             ("real/new", "new", false),
         ] {
-            assert_eq!(resolve(&path(a)) == resolve(&path(b)), equal, "{a} {b}");
+            assert_eq!(absolute_path(&path(a)) == absolute_path(&path(b)), equal, "{a} {b}");
         }
-        assert_eq!(resolve(Path::new("absent-file")), resolve(Path::new("./absent-file")));
+        assert_eq!(absolute_path(Path::new("absent-file")), absolute_path(Path::new("./absent-file")));
     }
 }

@@ -77,7 +77,7 @@ mod tests {
     /// Regression test: before the fix, hosts with different mathematical libraries could choose different learning rates,
     /// and could end the training after different epochs.
     #[test]
-    fn logarithms_and_rounded_numbers_have_fixed_bits() {
+    fn the_functions_return_fixed_bits() {
         for (value, bits) in [
             (0.1, 0xc002_6bb1_bbb5_5515_u64),
             (0.5, 0xbfe6_2e42_fefa_39ef),

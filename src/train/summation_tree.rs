@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_divided_into_their_children() {
+    fn ranges_have_the_largest_nodes_and_nodes_are_split_into_their_children() {
         let bounds = |nodes: Vec<Range<usize>>| nodes.iter().map(|node| (node.start, node.end)).collect();
         for (leaves, leaf_count, expected) in [
             (0..8, 8, vec![(0, 8)]),

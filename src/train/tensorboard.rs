@@ -52,7 +52,7 @@ pub(super) struct EventRecorder<'a> {
 /// The state of a recorder's file.
 enum EventSink {
     /// The first event will create the file.
-    New,
+    NotCreated,
     Open(EventFile),
     /// A write failed, and the recorder warned the user.
     Failed,
@@ -67,22 +67,22 @@ impl<'a> EventRecorder<'a> {
     ) -> Self {
         let checkpoint = config.checkpoint.as_ref();
         let resumes = checkpoint.is_some_and(|target| target.existing == ExistingCheckpoint::Resume);
-        Self::starting_at(observer, options, resumes.then_some(steps_total + 1))
+        Self::with_first_repeated_step(observer, options, resumes.then_some(steps_total + 1))
     }
 
-    fn starting_at(
+    fn with_first_repeated_step(
         observer: &'a mut dyn Observer,
         options: &'a TensorBoard,
         first_repeated_step: Option<u64>,
     ) -> Self {
         let interval = (0, 0.0, 0);
-        Self { observer, options, file: EventSink::New, first_repeated_step, steps_total: 0, interval }
+        Self { observer, options, file: EventSink::NotCreated, first_repeated_step, steps_total: 0, interval }
     }
 
     /// Writes values of the current step. If the write fails, warns the user, and training continues without the
     /// file.
-    fn record(&mut self, scalars: &[(&str, f64)]) {
-        if let Err(error) = self.try_record(scalars) {
+    fn record_scalars(&mut self, scalars: &[(&str, f64)]) {
+        if let Err(error) = self.try_record_scalars(scalars) {
             self.file = EventSink::Failed;
             let directory = self.options.directory.display();
             self.observer.warning(&format!(
@@ -92,8 +92,8 @@ impl<'a> EventRecorder<'a> {
         }
     }
 
-    fn try_record(&mut self, scalars: &[(&str, f64)]) -> io::Result<()> {
-        if matches!(self.file, EventSink::New) {
+    fn try_record_scalars(&mut self, scalars: &[(&str, f64)]) -> io::Result<()> {
+        if matches!(self.file, EventSink::NotCreated) {
             let mut file = EventFile::create(&self.options.directory)?;
             if let Some(step) = self.first_repeated_step {
                 file.discard_from_step(step)?;
@@ -102,7 +102,7 @@ impl<'a> EventRecorder<'a> {
         }
         match &mut self.file {
             EventSink::Open(file) => file.add_scalars(self.steps_total, scalars),
-            EventSink::New | EventSink::Failed => Ok(()),
+            EventSink::NotCreated | EventSink::Failed => Ok(()),
         }
     }
 }
@@ -134,7 +134,7 @@ impl Observer for EventRecorder<'_> {
         if *steps >= self.options.step_interval.get() {
             let mean = *loss / (*samples).max(1) as f64;
             self.interval = (0, 0.0, 0);
-            self.record(&[("loss/steps", mean), ("learning_rate", f64::from(step.learning_rate))]);
+            self.record_scalars(&[("loss/steps", mean), ("learning_rate", f64::from(step.learning_rate))]);
         }
     }
 
@@ -163,7 +163,7 @@ impl Observer for EventRecorder<'_> {
         .into_iter()
         .filter_map(|(tag, value)| value.map(|value| (tag, value)))
         .collect();
-        self.record(&scalars);
+        self.record_scalars(&scalars);
     }
 
     fn adjust_parameters(&mut self, parameters: &mut [f32]) {
@@ -195,7 +195,8 @@ mod tests {
             let options =
                 TensorBoard { directory: directory.path().to_owned(), step_interval: NonZeroU64::MIN };
             let mut lines = LineCollector::default();
-            let mut recorder = EventRecorder::starting_at(&mut lines, &options, first_repeated_step);
+            let mut recorder =
+                EventRecorder::with_first_repeated_step(&mut lines, &options, first_repeated_step);
             for steps_total in [300, 301] {
                 recorder.step_taken(&CompletedStep {
                     steps_total,
@@ -227,7 +228,7 @@ mod tests {
         assert!(check_event_directory(&directory.path().join("a/b")).is_ok());
         let options = TensorBoard { directory: file, step_interval: NonZeroU64::MIN };
         let mut lines = LineCollector::default();
-        let mut recorder = EventRecorder::starting_at(&mut lines, &options, None);
+        let mut recorder = EventRecorder::with_first_repeated_step(&mut lines, &options, None);
         for steps_total in 1..4 {
             recorder.step_taken(&CompletedStep { steps_total, loss: 1.0, learning_rate: 0.1, samples: 5 });
         }

@@ -263,7 +263,7 @@ fn predict_refuses_data_that_does_not_fit_the_model() {
         ("predict --data headless.csv", "pass --no-header"),
         (
             "predict --data four.csv --no-header",
-            "has 4 columns, which are found by position; the model needs the 3 columns",
+            "has 4 columns, but the model finds its columns by position and needs the 3 columns",
         ),
         ("predict --data nothing.csv", "is empty"),
         ("predict --data digits", "digits has 64 features, but the model was trained on 2"),

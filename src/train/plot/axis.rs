@@ -48,7 +48,7 @@ impl Axis {
     }
 
     fn linear(low: f64, high: f64, step_min: f64) -> Self {
-        let step = round_step((high - low) / TICK_COUNT).max(step_min);
+        let step = round_up_tick_step((high - low) / TICK_COUNT).max(step_min);
         let (first, last) = ((low / step).ceil(), (high / step).floor());
         // Each tick is computed as a multiple of `step`. Adding `step` repeatedly would add up rounding errors.
         let count = (last - first).clamp(0.0, 4.0 * TICK_COUNT) as u32;
@@ -107,7 +107,7 @@ fn shorten_exponent(text: &str) -> String {
 }
 
 /// Returns 1, 2 or 5 times a power of 10: the smallest such number that is at least `step`.
-fn round_step(step: f64) -> f64 {
+fn round_up_tick_step(step: f64) -> f64 {
     if !(step.is_finite() && step > 0.0) {
         return 1.0;
     }

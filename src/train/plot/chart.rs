@@ -104,7 +104,7 @@ impl Curve {
     fn draw(&self, svg: &mut String, plot: PlotArea, (x, y): (&Axis, &Axis)) {
         let mut positions = String::new();
         let mut dots = String::new();
-        for (epoch, value) in thin_out(&self.points) {
+        for (epoch, value) in select_points_to_draw(&self.points) {
             let across = plot.left + plot.width * x.position(epoch as f64);
             let down = plot.top + plot.height * (1.0 - y.position(value));
             let _ = write!(positions, "{across:.1},{down:.1} ");
@@ -169,7 +169,7 @@ pub(super) fn write_text(svg: &mut String, (x, y): (f64, f64), attributes: &str,
 
 /// Returns at most [`CURVE_POINTS_MAX`] of the points. Divides longer curves into ranges of equal length, and keeps
 /// the lowest and the highest point of each range, so that peaks remain visible.
-fn thin_out(points: &[(u64, f64)]) -> Vec<(u64, f64)> {
+fn select_points_to_draw(points: &[(u64, f64)]) -> Vec<(u64, f64)> {
     if points.len() <= CURVE_POINTS_MAX {
         return points.to_vec();
     }
@@ -193,12 +193,12 @@ mod tests {
     fn a_long_curve_keeps_its_peaks() {
         let mut points: Vec<(u64, f64)> = (0..100_000).map(|epoch| (epoch, 1.0)).collect();
         (points[77_777].1, points[12].1) = (9.0, -3.0);
-        let kept = thin_out(&points);
+        let kept = select_points_to_draw(&points);
         assert!(
             kept.len() <= CURVE_POINTS_MAX && kept.contains(&(77_777, 9.0)) && kept.contains(&(12, -3.0))
         );
         assert!(kept.is_sorted_by_key(|(epoch, _)| *epoch));
-        assert_eq!(thin_out(&points[..50]), points[..50]);
+        assert_eq!(select_points_to_draw(&points[..50]), points[..50]);
     }
 
     #[test]

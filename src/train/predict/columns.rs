@@ -53,7 +53,8 @@ fn wrong_column_count_error(description: &ModelDescription, found: usize) -> Str
         None => String::new(),
     };
     format!(
-        "has {found} columns, which are found by position; the model needs {whole}only its {count} features in this order: {names}"
+        "has {found} columns, but the model finds its columns by position and needs {whole}only its {count} features in this \
+         order: {names}"
     )
 }
 

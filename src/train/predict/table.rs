@@ -139,7 +139,7 @@ impl TableRows {
     }
 
     /// Converts a cell of the current row to a number; see [`ColumnInputs`].
-    fn cell(&self, column: usize) -> Result<f32, DataError> {
+    fn parse_cell(&self, column: usize) -> Result<f32, DataError> {
         let index = self.indices[column];
         let cell = self.records.row()[index].trim_ascii();
         let encoding = &self.encoding.columns[column];
@@ -186,7 +186,7 @@ impl TableRows {
             truths.push(parser.parse(text).map_err(|why| self.cell_error(*index, &why))?);
         }
         for column in 0..self.cells.len() {
-            self.cells[column] = self.cell(column)?;
+            self.cells[column] = self.parse_cell(column)?;
         }
         self.encoding.write_inputs(&self.cells.view(), inputs.view_mut());
         if let Some(divisor) = self.pixel_divisor {

@@ -88,7 +88,7 @@ impl<'a> TextGenerator<'a> {
     }
 
     /// Chooses the next token. `outputs` has one number for each token of the vocabulary.
-    fn choose(&mut self, outputs: &[f32]) -> usize {
+    fn choose_token(&mut self, outputs: &[f32]) -> usize {
         let max = outputs.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let likeliest = outputs.iter().position(|&value| value == max).unwrap_or_default();
         if self.temperature == 0.0 {
@@ -122,7 +122,7 @@ impl Iterator for TextGenerator<'_> {
         let vocabulary = outputs.len() / self.context;
         let outputs: Vec<f32> =
             outputs.iter().skip(position * vocabulary).take(vocabulary).copied().collect();
-        let token = self.choose(&outputs) as u16;
+        let token = self.choose_token(&outputs) as u16;
         self.tokens.push(token);
         self.model.tokenizer().map(|tokenizer| tokenizer.decode(token))
     }

@@ -34,7 +34,7 @@ impl TruthParser {
         match self.task {
             Task::Regression => parse_number(cell.as_bytes()).map(Truth::Number),
             Task::Classification => self.find_class(cell),
-            Task::Text => Err("a text has no targets of this kind".into()),
+            Task::Text => Err("a model for texts has no target column".into()),
         }
     }
 
@@ -44,7 +44,7 @@ impl TruthParser {
             Task::Regression if value.is_finite() => Ok(Truth::Number(value)),
             Task::Regression => Err(format!("{value} is not a finite number")),
             Task::Classification => self.find_class(&(value + 0.0).to_string()),
-            Task::Text => Err("a text has no targets of this kind".into()),
+            Task::Text => Err("a model for texts has no target column".into()),
         }
     }
 

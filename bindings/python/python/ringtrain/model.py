@@ -134,7 +134,8 @@ class Model:
         if count == len(self.columns):
             return range(count)
         raise InvalidArgument(
-            f"x has {count} columns, which are found by position; the model needs {whole}only its {len(self.columns)} features"
+            f"x has {count} columns, but the model finds its columns by position and needs {whole}only its "
+            f"{len(self.columns)} features"
         )
 
 
