@@ -14,7 +14,7 @@ use super::rank_checks::check_all_succeeded;
 use super::{RunPhase, TrainError};
 use crate::group::Group;
 
-/// The number of terms that a kernel adds before it adds their sum to the result.
+/// The maximum number of terms in a chain. A kernel adds each complete chain to the result.
 pub(crate) const CHAIN_LENGTH: usize = 256;
 
 /// Returns an error if there are more ranks than logical shards, or if a rank's matrix products do not have the bits

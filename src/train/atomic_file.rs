@@ -153,8 +153,8 @@ fn is_special_file(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir())
 }
 
-/// A temporary file that this process has locked. Drop deletes the file, unless [`rename_to`](Self::rename_to) has
-/// renamed it.
+/// A temporary file that this process has locked. If [`rename_to`](Self::rename_to) has not renamed the file, drop
+/// deletes the file.
 struct TemporaryFile {
     /// `None` after the file was renamed.
     file: Option<File>,

@@ -59,7 +59,7 @@ pub(crate) struct ReceivedWindow {
     samples: Samples,
     /// The positions in `samples` of the samples of all steps.
     indices: Vec<u32>,
-    /// For each step, the end of its part of `indices`.
+    /// For each step, the end of the step's range in `indices`.
     step_ends: Vec<usize>,
 }
 

@@ -1,8 +1,8 @@
 //! Assigns the batches of a run to workers.
 //!
-//! Batches are numbered from 0, over all epochs of the run. A worker takes a batch, computes its gradient and pushes
-//! it. If the worker is lost, or its gradient is too old, another worker gets the batch. The gradient of each batch
-//! is applied exactly once.
+//! Batches are numbered from 0, over all epochs of the run. A worker takes a batch, computes the gradient of the batch,
+//! and pushes this gradient. If the worker is lost, or the gradient is too old, another worker gets the batch. The
+//! gradient of each batch is applied exactly once.
 
 use std::collections::BTreeSet;
 

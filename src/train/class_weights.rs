@@ -41,7 +41,7 @@ impl FromStr for ClassWeights {
     }
 }
 
-/// Returns `weight` if it is finite and at least 0, and otherwise an error.
+/// Returns `weight`, or an error if `weight` is negative or not finite.
 fn check_weight(weight: f32) -> Result<f32, String> {
     if weight.is_finite() && weight >= 0.0 {
         Ok(weight)
@@ -154,8 +154,8 @@ fn parse_weights_file(text: &[u8], classes: &[String]) -> Result<Vec<f32>, Strin
     Ok(complete)
 }
 
-/// Returns the number of the line in which a record begins. `start` is the record's position in the crate `csv`,
-/// which counts empty lines before a record as a part of it.
+/// Returns the number of the line in which a record begins. `start` is the position of the record according to the crate
+/// `csv`. If there are empty lines before the record, `start` is the position of the first empty line.
 fn line_of_record(text: &[u8], start: &csv::Position) -> u64 {
     let rest = text.get(start.byte() as usize..).unwrap_or_default();
     let skipped = rest.iter().take_while(|byte| matches!(byte, b'\r' | b'\n'));

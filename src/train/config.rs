@@ -57,7 +57,7 @@ pub struct Config {
     /// set for [`Rule::Accelerated`], and [`BATCH_SIZE_DEFAULT`](super::BATCH_SIZE_DEFAULT) for other rules.
     pub batch_size: Option<usize>,
     /// The number of micro-batches into which each rank divides its part of a batch. The rank computes the gradients
-    /// of the micro-batches one after the other and adds them, so it needs memory only for the activations of one
+    /// of the micro-batches one after the other and adds them, so the rank needs memory only for the activations of one
     /// micro-batch. The batch, the step and the number of messages stay the same; the result is the same except for
     /// rounding.
     pub micro_batches: NonZeroU32,
@@ -130,7 +130,7 @@ const LONG_RUN_STEPS: u64 = 10_000;
 /// the curvature of its loss grows with the number of features.
 ///
 /// Near the optimum of linear regression, Adam with a constant rate leaves an error that grows with the rate. A long
-/// run uses a smaller rate, with which it has enough steps to reach the optimum.
+/// run uses a smaller rate, and still has enough steps to reach the optimum.
 ///
 /// A run with [`Rule::Accelerated`] and a model without hidden layers uses 1 / (the largest curvature of the loss)
 /// instead of the returned rate.

@@ -289,7 +289,7 @@ mod tests {
             (Rule::Momentum { momentum: 0.9 }, 0.1, 0.0, [0.8, 0.46, 0.062]),
             (Rule::Momentum { momentum: 0.0 }, 0.1, 0.0, [0.8, 0.64, 0.512]),
             (Rule::Nesterov { momentum: 0.0 }, 0.1, 0.0, [0.8, 0.64, 0.512]),
-            // Each step subtracts lr g from the parameter, which gives 0.8, 0.6 and 0.416. Then it adds momentum * v,
+            // Each step subtracts lr g from the parameter, which gives 0.8, 0.6 and 0.416. Then the step adds momentum * v,
             // with the momentum 0.25, 0.4 and 0.5.
             (Rule::Accelerated, 0.1, 0.0, [0.75, 0.52, 0.324]),
             (Rule::Adam(AdamOptions::DEFAULT), 0.1, 0.0, [0.9, 0.800_412, 0.701_586_5]),

@@ -61,8 +61,8 @@ pub(crate) fn exp(value: f64) -> f64 {
     sum * power_of_two(half) * power_of_two(exponent as i64 - half)
 }
 
-/// Rounds `value` down to three significant digits, after rounding it to twelve: 0.29999 becomes 0.299, and
-/// 0.2999999999999 becomes 0.3.
+/// Rounds `value` to twelve significant digits, and then down to three: 0.29999 becomes 0.299, and 0.2999999999999
+/// becomes 0.3.
 pub(crate) fn round_down_to_three_digits(value: f64) -> f64 {
     let text = format!("{value:.11e}");
     let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));

@@ -198,8 +198,8 @@ impl Setup {
         Ok(Self { dataset, validation, model, network, standardizer, digest, settings, learning_rates })
     }
 
-    /// Returns the properties that a resumed run must have in common with its checkpoint, because they decide the
-    /// loss and the steps. A resumed run may use another learning rate, another number of epochs and another
+    /// Returns the properties that a resumed run must have in common with its checkpoint, because these properties
+    /// determine the loss and the steps. A resumed run may use another learning rate, another number of epochs and another
     /// compression of gradients.
     pub(crate) fn identity(&self, config: &Config) -> RunIdentity {
         let digest: Vec<f32> = self.digest.iter().map(|&byte| f32::from(byte)).collect();

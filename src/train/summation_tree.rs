@@ -186,7 +186,7 @@ mod tests {
             let mut all = SiblingStack::new(terms.len());
             let mut sums: Vec<f32> = Vec::new();
             for end in ends {
-                // Each rank computes the sums of its own nodes. If it has both children of a node, it adds their sums.
+                // Each rank computes the sums of its own nodes. A rank that has both children of a node adds their sums.
                 let mut own = SiblingStack::new(terms.len());
                 let mut own_sums: Vec<f32> = Vec::new();
                 for node in split_nodes(largest_nodes_within(start..end, terms.len()), passes) {

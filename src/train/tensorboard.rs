@@ -35,7 +35,7 @@ pub(super) fn check_event_directory(directory: &Path) -> io::Result<()> {
     atomic_file::check_disk_space(&directory.join("events"), EVENT_FILE_BYTES_ASSUMED)
 }
 
-/// Records the events of a run, and passes them on to another observer.
+/// Records the events of a run, and forwards all events to another observer.
 pub(super) struct EventRecorder<'a> {
     observer: &'a mut dyn Observer,
     options: &'a TensorBoard,

@@ -106,7 +106,7 @@ fn shorten_exponent(text: &str) -> String {
     format!("{}e{exponent}", mantissa.trim_end_matches('0').trim_end_matches('.'))
 }
 
-/// Returns 1, 2 or 5 times a power of 10: the smallest such number that is at least `step`.
+/// Returns the smallest number that is at least `step` and is 1, 2 or 5 times a power of 10.
 fn round_up_tick_step(step: f64) -> f64 {
     if !(step.is_finite() && step > 0.0) {
         return 1.0;

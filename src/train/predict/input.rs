@@ -12,7 +12,7 @@ use super::text::NO_PREDICTIONS_MESSAGE;
 use crate::train::data::{DataError, DataSource, HeaderRow, Separator, WantedImages};
 use crate::train::model_file::ModelDescription;
 
-/// New data, as `--data` of `ringtrain predict` names it.
+/// The new data that the user passes to `ringtrain predict` with `--data`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PredictionInput {
     /// One or more files of a table.
