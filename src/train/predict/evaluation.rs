@@ -8,8 +8,10 @@ use crate::train::metrics::{Evaluation, MetricSums};
 use crate::train::model_file::SavedModel;
 
 /// Computes a prediction for each row of data and compares the prediction with the target. For a model of texts, computes the
-/// loss of all tokens. `top_k` is the k of the top-k accuracy (default: 5). A model with two classes needs 16 bytes of memory for each
-/// row, and a model of texts 2 bytes for each token. For other models, memory does not grow with the number of rows.
+/// loss of all tokens. `top_k` is the k of the top-k accuracy (default: 5).
+///
+/// A model with two classes needs 16 bytes of memory for each row, and a model of texts 2 bytes for each token. For other
+/// models, memory does not grow with the number of rows.
 ///
 /// # Errors
 ///
