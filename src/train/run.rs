@@ -70,7 +70,7 @@ pub fn run(
         }
         _ => observer,
     };
-    observer.notice(&describe_start_of_run(group, config, &setup, state.learning_rate));
+    observer.notice(&start_message(group, config, &setup, state.learning_rate));
     partition.describe_part_sizes().iter().for_each(|line| observer.notice(line));
     if config.strategy.uses_parameter_server() {
         return server_run::train_with_servers(group, (config, &setup), state, stop, observer);
@@ -105,7 +105,7 @@ pub(super) fn conclude_run(
         // The report and the model file are written even if the last checkpoint could not be written.
         saved => saved,
     };
-    observer.notice(&describe_end_of_run(config, setup, trainer, saved.is_ok()));
+    observer.notice(&end_message(config, setup, trainer, saved.is_ok()));
     let parameters = trainer.take_parameters(group)?;
     let mut hash = parameters_hash(&parameters);
     if config.strategy.divides_model() {
@@ -175,7 +175,7 @@ fn check_loss_against_constant_prediction(
 
 /// Returns a line that says why training ended and what to do next. `is_saved` is false if the last checkpoint was
 /// not written.
-fn describe_end_of_run(config: &Config, setup: &Setup, trainer: &Trainer<'_>, is_saved: bool) -> String {
+fn end_message(config: &Config, setup: &Setup, trainer: &Trainer<'_>, is_saved: bool) -> String {
     let position = trainer.state.position;
     let (convex, constant_loss) = (setup.model.is_convex(), setup.constant_prediction_loss());
     if trainer.stopped {
@@ -270,12 +270,7 @@ fn create_report(
 }
 
 /// Returns a line for the user that describes the data, the model and the settings of the run.
-fn describe_start_of_run(
-    group: &Group,
-    config: &Config,
-    setup: &Setup,
-    learning_rate: Option<f32>,
-) -> String {
+fn start_message(group: &Group, config: &Config, setup: &Setup, learning_rate: Option<f32>) -> String {
     let (target, inputs) = setup.dataset.describe_target_and_inputs();
     let TrainingSettings { rule, batch_size, epochs, stops_when_converged, .. } = &setup.settings;
     format!(
