@@ -1,4 +1,4 @@
-//! How operations begin: collectives, messages, and receives that wait for one.
+//! How collectives, sends and receives begin.
 
 use super::matching::{Envelope, Pattern, PostedReceive};
 use super::operation::{OperationInfo, OperationKey, RunningOperation};
@@ -7,32 +7,34 @@ use crate::schedule::{Action, InboundElements, OutboundElements, Schedule, Step}
 use crate::types::{Contract, Rank};
 
 impl Engine {
-    /// Begins the next operation of a group; every rank of the group has to begin the same one. The schedule's ranks are
-    /// those of the world.
+    /// Begins the next collective of a group. Every rank of the group has to begin the same collective. The ranks in the
+    /// schedule are ranks of the world.
     ///
     /// # Errors
     ///
-    /// The failure, if the job has failed before or a peer that is needed has already left.
+    /// The failure, if the job has already failed, if the operation needs a peer that has already left, or if a peer has
+    /// announced a different operation.
     pub fn begin(&mut self, now: Timestamp, begin: Begin, schedule: Schedule) -> Result<OpId, Failure> {
         self.check()?;
         let Begin { group, contract, site, .. } = begin;
-        let sequence = self.history.begin(group, (contract, site));
+        let sequence = self.history.record_next(group, (contract, site));
         let id = self.next_id();
-        self.start(id, call(now, begin, OperationKey::Collective { group, sequence }), schedule)
+        self.start(id, operation_info(now, begin, OperationKey::Collective { group, sequence }), schedule)
     }
 
-    /// The group begins nothing more.
-    pub fn retire(&mut self, group: u32) {
-        self.history.retire(group);
+    /// Records that a group was dropped.
+    pub fn retire_group(&mut self, group: u32) {
+        self.history.retire_group(group);
     }
 
-    /// Begins to send a message of elements `0..count` of a buffer. The contract's `layout` is its tag. A message from this
-    /// rank to itself is complete at once, or, if it is synchronous, when a receive has matched it; the driver keeps its
-    /// bytes ([`Engine::take_handed_over`]).
+    /// Begins to send elements `0..count` of a buffer as a message. The contract's `layout` is the tag of the message.
+    ///
+    /// For a message from this rank to itself, a standard send is complete at once, and a synchronous send when a receive has
+    /// matched the message. The driver keeps the bytes of the message ([`Engine::take_self_delivery`]).
     ///
     /// # Errors
     ///
-    /// As [`Engine::begin`].
+    /// The same errors as [`Engine::begin`].
     pub fn send(&mut self, now: Timestamp, begin: Begin, to: Rank) -> Result<OpId, Failure> {
         self.check()?;
         if to == self.settings.rank {
@@ -43,40 +45,41 @@ impl Engine {
         let range = 0..begin.contract.count as usize;
         let step = Step { send: Some(OutboundElements { peer: to, range, after: None }), receive: None };
         let id = self.next_id();
-        self.start(id, call(now, begin, key), Schedule { steps: vec![step] })
+        self.start(id, operation_info(now, begin, key), Schedule { steps: vec![step] })
     }
 
-    /// Begins to receive a message of at most the contract's `count` elements into `0..` of a buffer. Which message it is,
-    /// and how long, [`Engine::envelope`] says once it has been found.
+    /// Begins to receive a message of at most `count` elements (the contract's count) into the start of a buffer. When the
+    /// receive has matched a message, [`Engine::envelope`] returns its sender, tag and length.
     ///
     /// # Errors
     ///
-    /// As [`Engine::begin`], and when the message that fits is longer or of another element type.
+    /// The same errors as [`Engine::begin`]; also if the matched message is longer or has another element type.
     pub fn receive(&mut self, now: Timestamp, begin: Begin, pattern: Pattern) -> Result<OpId, Failure> {
         self.check()?;
         let id = self.next_id();
-        // It has no key before it has a message.
-        let call = call(now, begin, OperationKey::Collective { group: begin.group, sequence: u64::MAX });
-        let posted = PostedReceive { id, pattern, call };
+        // A receive gets its key when it matches a message. Until then it has an unused key.
+        let info =
+            operation_info(now, begin, OperationKey::Collective { group: begin.group, sequence: u64::MAX });
+        let posted = PostedReceive { id, pattern, info };
         if let Some((key, envelope)) = self.matching.take_arrived(&pattern) {
-            self.unite(&posted, key, envelope)?;
+            self.start_matched_receive(&posted, key, envelope)?;
             return Ok(id);
         }
         if let Some(source) = pattern.source
             && self.links.get(&source).is_some_and(|link| link.left || link.lost)
         {
-            return Err(self.fail_left(source));
+            return Err(self.fail_because_peer_left(source));
         }
-        self.deadlines.insert((call.deadline, id));
+        self.deadlines.insert((info.deadline, id));
         self.matching.post(posted);
         Ok(id)
     }
 
-    /// Withdraws a receive that has found no message yet; whether it was one. Everything else goes on, for other ranks
-    /// count on it.
+    /// Cancels a receive that has not matched a message, and returns true. Returns false for every other operation, which
+    /// continues, because other ranks take part in it.
     pub fn cancel(&mut self, receive: OpId) -> bool {
         let Some(posted) = self.matching.withdraw(receive) else { return false };
-        self.deadlines.remove(&(posted.call.deadline, receive));
+        self.deadlines.remove(&(posted.info.deadline, receive));
         true
     }
 
@@ -85,63 +88,63 @@ impl Engine {
         OpId(self.next_id)
     }
 
-    fn start(&mut self, id: OpId, call: OperationInfo, schedule: Schedule) -> Result<OpId, Failure> {
-        let segment_elements = (self.settings.segment_bytes / call.contract.dtype.size_bytes()).max(1);
-        let mut running = RunningOperation::new(call, schedule, segment_elements);
-        let mut gone = None;
-        let mut other: Option<(Rank, Contract)> = None;
-        for index in 0..running.peers() {
-            let (peer, is_sent_to) = running.peer(index);
+    fn start(&mut self, id: OpId, info: OperationInfo, schedule: Schedule) -> Result<OpId, Failure> {
+        let segment_elements = (self.settings.segment_bytes / info.contract.dtype.size_bytes()).max(1);
+        let mut running = RunningOperation::new(info, schedule, segment_elements);
+        let mut missing_peer = None;
+        let mut mismatch: Option<(Rank, Contract)> = None;
+        for index in 0..running.peer_count() {
+            let (peer, is_sent_to) = running.peer_at(index);
             let link = self.links.entry(peer).or_default();
             let is_gone = link.left || link.lost;
-            if is_gone && running.needs(peer, link.stored_segments(call.key)) {
-                gone.get_or_insert(peer);
+            if is_gone && running.needs(peer, link.stored_segments(info.key)) {
+                missing_peer.get_or_insert(peer);
             }
-            if let Some(asked) = link.announced.remove(&call.key) {
-                running.tell_when_ready(peer);
-                if asked != call.contract {
-                    other.get_or_insert((peer, asked));
+            if let Some(asked) = link.announced.remove(&info.key) {
+                running.enable_ready_frames(peer);
+                if asked != info.contract {
+                    mismatch.get_or_insert((peer, asked));
                 }
             }
-            if let Some(messages) = link.cleared.remove(&call.key) {
-                running.cleared(peer, messages);
+            if let Some(transfers) = link.ready_transfers.remove(&info.key) {
+                running.set_ready_sends(peer, transfers);
             }
-            match call.key {
+            match info.key {
                 _ if !is_sent_to => {}
-                OperationKey::Collective { .. } => link.send_queue.enter(id),
-                OperationKey::Message { .. } => link.send_queue.enter_message(id),
+                OperationKey::Collective { .. } => link.send_queue.add_collective(id),
+                OperationKey::Message { .. } => link.send_queue.add_message(id),
             }
         }
-        self.deadlines.insert((call.deadline, id));
-        self.by_key.insert(call.key, id);
+        self.deadlines.insert((info.deadline, id));
+        self.by_key.insert(info.key, id);
         self.operations.insert(id, running);
-        if let Some(other) = other {
-            let cause = self.mismatch((call.group, call.sequence()), (call.contract, call.site), other);
+        if let Some(mismatch) = mismatch {
+            let cause = self.mismatch((info.group, info.sequence()), (info.contract, info.site), mismatch);
             return Err(self.fail(cause));
         }
-        if let Some(peer) = gone {
-            return Err(self.fail_left(peer));
+        if let Some(peer) = missing_peer {
+            return Err(self.fail_because_peer_left(peer));
         }
-        self.tell_ready(id);
-        self.settle(id);
+        self.send_ready_frames(id);
+        self.complete_if_done(id);
         Ok(id)
     }
 
-    /// Joins a receive and its message into an operation.
-    pub(super) fn unite(
+    /// Starts a receive that has matched a message.
+    pub(super) fn start_matched_receive(
         &mut self,
         posted: &PostedReceive,
         key: OperationKey,
         envelope: Envelope,
     ) -> Result<(), Failure> {
-        let PostedReceive { id, call, .. } = *posted;
-        let asked = call.contract;
-        self.deadlines.remove(&(call.deadline, id));
+        let PostedReceive { id, info, .. } = *posted;
+        let asked = info.contract;
+        self.deadlines.remove(&(info.deadline, id));
         if envelope.contract.dtype != asked.dtype || envelope.contract.count > asked.count {
             let OperationKey::Message { sequence, .. } = key else { return Ok(()) };
             let cause = self.mismatch(
-                (call.group, sequence),
-                (asked, call.site),
+                (info.group, sequence),
+                (asked, info.site),
                 (envelope.source, envelope.contract),
             );
             return Err(self.fail(cause));
@@ -154,16 +157,17 @@ impl Engine {
         };
         self.envelopes.insert(id, envelope);
         if envelope.source == self.settings.rank {
-            self.hand_over(id, key);
+            self.deliver_to_itself(id, key);
             return Ok(());
         }
-        let call = OperationInfo { key, contract: envelope.contract, ..call };
+        let info = OperationInfo { key, contract: envelope.contract, ..info };
         let schedule = Schedule { steps: vec![Step { send: None, receive: Some(receive) }] };
-        self.start(id, call, schedule).map(|_| ())
+        self.start(id, info, schedule).map(|_| ())
     }
 }
 
-pub(super) fn call(now: Timestamp, begin: Begin, key: OperationKey) -> OperationInfo {
+/// Returns the description of an operation that begins now.
+pub(super) fn operation_info(now: Timestamp, begin: Begin, key: OperationKey) -> OperationInfo {
     let Begin { group, contract, timeout, spent, site, mode } = begin;
     let left = timeout.saturating_sub(spent);
     OperationInfo { key, group, contract, site, deadline: now.saturating_add(left), timeout, mode }

@@ -1,4 +1,4 @@
-//! How the engine fails: one root cause, which all ranks come to share.
+//! Failures. All ranks of a job report the same root cause.
 
 use std::time::Duration;
 
@@ -11,34 +11,35 @@ use crate::types::{Contract, INTERNAL_GROUP_BITS, Operation, Rank, Site};
 use crate::wire::cause::{AWAITED_RANKS_MAX, SilentLink, WaitingRank};
 use crate::wire::{Cause, FrameHeader, FrameKind};
 
-/// How long others may take to tell why a peer cannot be reached.
-const UNREACHED_FOR: Duration = Duration::from_millis(500);
+/// If a peer cannot be reached, this rank waits for this time before it reports the peer as lost. Another rank may meanwhile
+/// send the real cause.
+const UNREACHABLE_DELAY: Duration = Duration::from_millis(500);
 
-/// A peer that could not be reached.
-pub(super) struct Unreached {
+/// A peer to which no link could be opened.
+pub(super) struct UnreachablePeer {
     rank: Rank,
     detail: String,
-    /// When that is taken for the root cause.
+    /// The time at which the unreachable peer becomes the root cause.
     pub(super) due: Timestamp,
 }
 
-/// Why and by whom the job failed.
+/// The failure of the job.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
     /// The root cause.
     pub cause: Cause,
-    /// The rank that told us, if we did not see it ourselves.
+    /// The rank that reported the cause to this rank; `None` if this rank detected the failure itself.
     pub reported_by: Option<Rank>,
 }
 
 impl Engine {
-    /// Ends the job if an operation's deadline has passed.
+    /// Fails the job if the deadline of an operation, or the delay for an unreachable peer, has passed.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         if self.failure.is_some() {
             return;
         }
-        if let Some(unreached) = self.unreached.take_if(|unreached| now >= unreached.due) {
-            self.fail_unreached(unreached);
+        if let Some(unreachable) = self.unreachable.take_if(|unreachable| now >= unreachable.due) {
+            self.fail_because_unreachable(unreachable);
             return;
         }
         let Some(&(deadline, id)) = self.deadlines.first() else { return };
@@ -46,30 +47,30 @@ impl Engine {
             return;
         }
         self.overdue = Some(id);
-        let timeout = self.call_of(id).map_or(0, |call| call.timeout.as_millis() as u64);
-        let cause = self.own_timeout(timeout);
+        let timeout = self.info_of(id).map_or(0, |info| info.timeout.as_millis() as u64);
+        let cause = self.timeout_cause(timeout);
         self.fail(cause);
     }
 
-    /// A control frame's payload has arrived.
+    /// Handles a control frame with its payload.
     pub fn control(&mut self, peer: Rank, header: &FrameHeader, payload: &[u8]) {
         if header.kind != FrameKind::Abort {
             return;
         }
         let Some(cause) = Cause::decode(payload) else {
-            let cause = self.misbehaved(peer, "it sent an abort that cannot be read".into());
+            let cause = self.misbehaved(peer, "it sent an abort frame that cannot be decoded".into());
             self.fail(cause);
             return;
         };
-        self.links.entry(peer).or_default().heard = Some(cause.clone());
+        self.links.entry(peer).or_default().cause_received = Some(cause.clone());
         let known = self.failure.as_ref().map(|failure| failure.cause.clone());
         match known {
             None => {
-                let cause = self.with_own_words(cause);
+                let cause = self.with_own_report(cause);
                 self.failure = Some(Failure { cause, reported_by: Some(peer) });
             }
             Some(known) => {
-                let cause = self.with_own_words(known.clone().join(cause));
+                let cause = self.with_own_report(known.clone().join(cause));
                 if cause != known {
                     self.failure = Some(Failure { cause, reported_by: Some(peer) });
                 }
@@ -77,7 +78,7 @@ impl Engine {
         }
     }
 
-    /// The link to `peer` is gone; `detail` is what the transport says about it.
+    /// Handles the loss of the link to `peer`. `detail` is the error of the transport.
     pub fn link_lost(&mut self, peer: Rank, detail: &str) {
         let host = self.host(peer);
         let link = self.links.entry(peer).or_default();
@@ -90,101 +91,110 @@ impl Engine {
         self.fail(Cause::PeerLost { rank: peer, host, seen_by: self.settings.rank, detail });
     }
 
-    /// No link to `peer` could be opened; `detail` is what the transport says about it. It may be gone because the job has
-    /// failed, of which others have been told: they have a moment to say so.
+    /// Handles a link to `peer` that could not be opened. `detail` is the error of the transport. The peer may have exited
+    /// because the job failed. So this rank first waits for another rank to report that failure.
     pub fn link_not_opened(&mut self, peer: Rank, detail: &str) {
         let link = self.links.entry(peer).or_default();
         let already_lost = std::mem::replace(&mut link.lost, true);
         if !link.left && !already_lost && !self.closing {
-            let due = self.now.saturating_add(UNREACHED_FOR);
-            self.unreached.get_or_insert(Unreached { rank: peer, detail: detail.to_owned(), due });
+            let due = self.now.saturating_add(UNREACHABLE_DELAY);
+            self.unreachable.get_or_insert(UnreachablePeer { rank: peer, detail: detail.to_owned(), due });
         }
     }
 
-    /// Bytes that came from `peer` are wrong: a corrupt header or payload.
-    pub fn corrupt(&mut self, peer: Rank, detail: String) {
+    /// Fails the job because a header or a payload from `peer` is corrupt.
+    pub fn report_corrupt_bytes(&mut self, peer: Rank, detail: String) {
         let cause = self.misbehaved(peer, detail);
         self.fail(cause);
     }
 
-    /// This rank gives up, and says why.
+    /// Fails the job because the program of this rank aborts it. `message` is the reason.
     pub fn abort(&mut self, message: &str) -> Failure {
         let rank = self.settings.rank;
         self.fail(Cause::Aborted { rank, host: self.host(rank), message: message.to_owned() })
     }
 
-    /// Whether every peer that can still be heard has told us the same root cause, or nothing is to be learnt from it.
-    pub fn is_settled(&self) -> bool {
+    /// Returns whether every connected peer has sent the same root cause as this rank's. Also returns true if the job has not
+    /// failed, or if the peers cannot add anything to the cause.
+    pub fn do_peers_agree(&self) -> bool {
         let Some(Failure { cause, .. }) = &self.failure else { return true };
         !cause.other_ranks_may_add_reports()
-            || self.links.values().all(|link| link.lost || link.left || link.heard.as_ref() == Some(cause))
+            || self
+                .links
+                .values()
+                .all(|link| link.lost || link.left || link.cause_received.as_ref() == Some(cause))
     }
 
-    /// The first failure is the one that counts, as far as this rank has seen it itself.
+    /// Records a failure that this rank has detected. Only the first failure counts.
     pub(super) fn fail(&mut self, cause: Cause) -> Failure {
         self.failure.get_or_insert(Failure { cause, reported_by: None }).clone()
     }
 
+    /// Returns the failure as an error, if the job has failed.
     pub(super) fn check(&self) -> Result<(), Failure> {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
-    fn fail_unreached(&mut self, Unreached { rank, detail, .. }: Unreached) -> Failure {
+    fn fail_because_unreachable(&mut self, UnreachablePeer { rank, detail, .. }: UnreachablePeer) -> Failure {
         self.fail(Cause::PeerLost { rank, host: self.host(rank), seen_by: self.settings.rank, detail })
     }
 
-    /// A peer that is needed has left: in order, so that one which cannot be reached is the more likely culprit.
-    pub(super) fn fail_left(&mut self, rank: Rank) -> Failure {
-        if let Some(unreached) = self.unreached.take() {
-            return self.fail_unreached(unreached);
+    /// Fails the job because a peer left that this rank still needs. If another peer is unreachable, that peer is the more
+    /// likely cause, because `rank` left without a failure.
+    pub(super) fn fail_because_peer_left(&mut self, rank: Rank) -> Failure {
+        if let Some(unreachable) = self.unreachable.take() {
+            return self.fail_because_unreachable(unreachable);
         }
         let cause = Cause::PeerLeft { rank, host: self.host(rank) };
         self.fail(cause)
     }
 
-    pub(super) fn peer_left(&mut self, peer: Rank) {
+    /// Handles the goodbye of `peer`. Fails the job if this rank still needs the peer.
+    pub(super) fn handle_goodbye(&mut self, peer: Rank) {
         let link = self.links.entry(peer).or_default();
         link.left = true;
-        self.alerts += 1;
-        let waits_for_it = self.matching.posted().any(|posted| posted.pattern.source == Some(peer));
-        let needs = |running: &RunningOperation| running.needs(peer, link.stored_segments(running.call.key));
-        if waits_for_it || self.operations.values().any(needs) {
-            self.fail_left(peer);
+        self.wake_events += 1;
+        let is_awaited_sender = self.matching.posted().any(|posted| posted.pattern.source == Some(peer));
+        let needs = |running: &RunningOperation| running.needs(peer, link.stored_segments(running.info.key));
+        if is_awaited_sender || self.operations.values().any(needs) {
+            self.fail_because_peer_left(peer);
         }
     }
 
-    /// The job fails because of what `peer` sent, and nothing more is read from it.
+    /// Fails the job because `peer` broke the protocol, and reads nothing more from the peer.
     pub(super) fn refuse(&mut self, peer: Rank, detail: String) -> FrameVerdict {
         let cause = self.misbehaved(peer, detail);
         self.fail(cause);
         FrameVerdict::Refuse
     }
 
-    /// A segment of an operation that is over here: a root, say, ends a broadcast without hearing from anybody, and learns
-    /// only now that others meant another root.
-    pub fn belated(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
-        let history = self.history(header.group, header.sequence);
-        match history {
+    /// Handles a frame of an operation that is complete on this rank. Such a frame shows a mismatch: for example, the root of
+    /// a broadcast waits for no frame, and learns only now that another rank called the broadcast with another root.
+    pub fn handle_late_frame(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
+        match self.find_contract(header.group, header.sequence) {
             Some((contract, site)) if contract != header.contract => {
                 let place = (header.group, header.sequence);
                 let cause = self.mismatch(place, (contract, site), (peer, header.contract));
                 self.fail(cause);
                 FrameVerdict::Discard
             }
-            _ => self.refuse(peer, format!("it repeats operation {}, which is over", header.sequence)),
+            _ => self
+                .refuse(peer, format!("it sent a frame of operation {}, which is complete", header.sequence)),
         }
     }
 
-    /// The same words on whichever of the two ranks they are found.
+    /// Returns the cause for two ranks that called different operations. The lower rank comes first, so both ranks create the
+    /// same cause.
     pub(super) fn mismatch(
         &self,
         (group, sequence): (u32, u64),
         (asked, site): CallerContract,
         (peer, peer_asked): (Rank, Contract),
     ) -> Cause {
-        let one = (self.settings.rank, asked, site.to_string());
-        let other = (peer, peer_asked, String::new());
-        let (first, second) = if one.0 < other.0 { (one, other) } else { (other, one) };
+        let own_call = (self.settings.rank, asked, site.to_string());
+        let peer_call = (peer, peer_asked, String::new());
+        let (first, second) =
+            if own_call.0 < peer_call.0 { (own_call, peer_call) } else { (peer_call, own_call) };
         Cause::Mismatch {
             group,
             sequence,
@@ -197,7 +207,7 @@ impl Engine {
         }
     }
 
-    /// The abort or goodbye that `peer` has not been told yet.
+    /// Returns the abort or goodbye frame to send to `peer`, if the peer does not have it yet.
     pub(super) fn notification(&mut self, peer: Rank) -> Option<Transmit> {
         let link = self.links.entry(peer).or_default();
         if link.lost {
@@ -205,13 +215,13 @@ impl Engine {
         }
         let (kind, payload) = match &self.failure {
             Some(Failure { cause, .. }) => {
-                // It is told even what it told us, if others may know more: that is how it learns that we agree.
-                let knows = link.told.as_ref() == Some(cause)
-                    || (link.heard.as_ref() == Some(cause) && !cause.other_ranks_may_add_reports());
-                if knows {
+                // If other ranks may add reports, this rank sends back the cause that the peer sent, to show that both agree.
+                let peer_knows = link.cause_sent.as_ref() == Some(cause)
+                    || (link.cause_received.as_ref() == Some(cause) && !cause.other_ranks_may_add_reports());
+                if peer_knows {
                     return None;
                 }
-                link.told = Some(cause.clone());
+                link.cause_sent = Some(cause.clone());
                 (FrameKind::Abort, Bytes::from(cause.encode()))
             }
             None if std::mem::replace(&mut link.said_goodbye, true) => return None,
@@ -226,21 +236,21 @@ impl Engine {
         Some(Transmit::Control { header, payload })
     }
 
-    /// The host of `peer` does not acknowledge the data of this rank, although they were sent again.
+    /// Records that the host of `peer` does not acknowledge data of this rank, although the data were sent again.
     pub fn report_unacknowledged(&mut self, peer: Rank) {
         self.unacknowledged.insert(peer);
         for link in self.silent_links.iter_mut().filter(|link| link.peer == peer) {
             link.is_acknowledged = false;
         }
         if let Some(Failure { cause: known @ Cause::Timeout { .. }, reported_by }) = self.failure.clone() {
-            let cause = self.with_own_words(known);
+            let cause = self.with_own_report(known);
             self.failure = Some(Failure { cause, reported_by });
         }
     }
 
-    /// The cause that this rank's own operations give for a missed deadline.
-    fn own_timeout(&mut self, timeout_ms: u64) -> Cause {
-        let waiting = self.waiting();
+    /// Returns the cause for a missed deadline, with the operation and the links on which this rank waits.
+    fn timeout_cause(&mut self, timeout_ms: u64) -> Cause {
+        let waiting = self.waiting_report();
         if self.silent_links.is_empty()
             && let Some(waiting) = &waiting
         {
@@ -253,7 +263,7 @@ impl Engine {
         }
     }
 
-    /// Returns the links on which this rank waits. An operation in shared memory waits on no link.
+    /// Returns the links to the ranks in `waiting.awaited`. Returns no link for an operation in shared memory.
     fn links_to(&self, waiting: &WaitingRank) -> Vec<SilentLink> {
         if self.waiting_operation().is_some_and(|id| self.external.contains_key(&id)) {
             return Vec::new();
@@ -271,20 +281,20 @@ impl Engine {
         peers.filter_map(link_to).collect()
     }
 
-    /// What this rank itself can add to a cause.
-    fn with_own_words(&mut self, mut cause: Cause) -> Cause {
+    /// Adds to a cause what this rank knows: for a timeout the operation in which it waits, for a mismatch its call site.
+    fn with_own_report(&mut self, mut cause: Cause) -> Cause {
         match &cause {
             Cause::Timeout { timeout_ms, .. } => {
-                let own = self.own_timeout(*timeout_ms);
+                let own = self.timeout_cause(*timeout_ms);
                 cause.join(own)
             }
             Cause::Mismatch { group, sequence, first, first_asked, second, .. } => {
                 let own = self.settings.rank;
                 let peer = if *first == own { *second } else { *first };
                 let site = match first_asked.operation {
-                    // Its receiver is who found out and has said so, so this rank sent it.
-                    Operation::Message => self.sent_at(peer, *sequence),
-                    _ => self.history(*group, *sequence).map(|(_, site)| site),
+                    // The receiver of the message detected and reported the mismatch. So this rank is the sender.
+                    Operation::Message => self.site_of_message(peer, *sequence),
+                    _ => self.find_contract(*group, *sequence).map(|(_, site)| site),
                 };
                 if let Some(site) = site {
                     cause.add_site(own, &site.to_string());
@@ -295,70 +305,76 @@ impl Engine {
         }
     }
 
-    /// What this rank waits in: the operation whose deadline has passed, or else the oldest that has had half of its time.
-    /// Whoever comes only when the others' patience has ended is the one they waited for.
+    /// Returns the operation in which this rank waits: the operation whose deadline has passed. If there is none, returns the
+    /// oldest operation that has run for at least half of its timeout. A rank that began later did not wait: the other ranks
+    /// waited for it.
     fn waiting_operation(&self) -> Option<OpId> {
-        let has_waited = |call: &OperationInfo| {
-            let began = call.deadline.saturating_sub(call.timeout);
-            self.now.saturating_sub(began) >= call.timeout / 2
+        let has_waited = |info: &OperationInfo| {
+            let began = info.deadline.saturating_sub(info.timeout);
+            self.now.saturating_sub(began) >= info.timeout / 2
         };
-        let running = self.operations.iter().find(|(_, running)| has_waited(&running.call));
-        let posted = self.matching.posted().find(|posted| has_waited(&posted.call));
-        let external = self.external.iter().find(|(_, external)| has_waited(&external.call));
+        let running = self.operations.iter().find(|(_, running)| has_waited(&running.info));
+        let posted = self.matching.posted().find(|posted| has_waited(&posted.info));
+        let external = self.external.iter().find(|(_, external)| has_waited(&external.info));
         let all = [running.map(|(&id, _)| id), posted.map(|posted| posted.id), external.map(|(&id, _)| id)];
         self.overdue.or(all.into_iter().flatten().min())
     }
 
-    fn waiting(&self) -> Option<WaitingRank> {
+    /// Returns the report of this rank about the operation in which it waits.
+    fn waiting_report(&self) -> Option<WaitingRank> {
         let id = self.waiting_operation()?;
-        let call = self.call_of(id)?;
+        let info = self.info_of(id)?;
         let awaited: Vec<Rank> = match (self.operations.get(&id), self.external.get(&id)) {
             (Some(running), _) => running.awaited().take(AWAITED_RANKS_MAX).collect(),
             (None, Some(external)) => external.awaited.iter().copied().take(AWAITED_RANKS_MAX).collect(),
             (None, None) => self.matching.find_posted(id)?.pattern.source.into_iter().collect(),
         };
-        let sequence = if call.sequence() == u64::MAX { 0 } else { call.sequence() };
+        let sequence = if info.sequence() == u64::MAX { 0 } else { info.sequence() };
         Some(WaitingRank {
             rank: self.settings.rank,
-            group: call.group & !INTERNAL_GROUP_BITS,
+            group: info.group & !INTERNAL_GROUP_BITS,
             sequence,
-            asked: call.contract,
-            site: call.site.to_string(),
+            asked: info.contract,
+            site: info.site.to_string(),
             awaited: awaited.into_iter().map(|rank| (rank, self.host(rank))).collect(),
         })
     }
 
-    fn call_of(&self, id: OpId) -> Option<&OperationInfo> {
-        let posted = || self.matching.find_posted(id).map(|posted| &posted.call);
-        let external = || self.external.get(&id).map(|external| &external.call);
-        self.operations.get(&id).map(|running| &running.call).or_else(external).or_else(posted)
+    /// Returns the description of an active operation of any kind.
+    fn info_of(&self, id: OpId) -> Option<&OperationInfo> {
+        let posted = || self.matching.find_posted(id).map(|posted| &posted.info);
+        let external = || self.external.get(&id).map(|external| &external.info);
+        self.operations.get(&id).map(|running| &running.info).or_else(external).or_else(posted)
     }
 
-    /// What this rank asked for in an operation of a group, and where, if it remembers.
-    fn history(&self, group: u32, sequence: u64) -> Option<CallerContract> {
+    /// Returns this rank's contract and call site of an operation of a group, if they are still stored.
+    fn find_contract(&self, group: u32, sequence: u64) -> Option<CallerContract> {
         let key = OperationKey::Collective { group, sequence };
-        let running = self.running(key).map(|running| &running.call);
-        let mut external = self.external.values().map(|external| &external.call);
-        let call = running.or_else(|| external.find(|call| call.key == key));
-        let asked = call.map(|call| (call.contract, call.site));
+        let running = self.running(key).map(|running| &running.info);
+        let mut external = self.external.values().map(|external| &external.info);
+        let info = running.or_else(|| external.find(|info| info.key == key));
+        let asked = info.map(|info| (info.contract, info.site));
         asked.or_else(|| self.history.find(group, sequence))
     }
 
-    /// Where this rank sent a message, if it remembers: one that is still on its way, or one of the last.
-    fn sent_at(&self, to: Rank, sequence: u64) -> Option<Site> {
+    /// Returns the call site that sent a message, if the message is still being sent or is one of the last messages.
+    fn site_of_message(&self, to: Rank, sequence: u64) -> Option<Site> {
         let running = self.running(OperationKey::Message { from: self.settings.rank, to, sequence });
-        let site = running.map(|running| running.call.site);
+        let site = running.map(|running| running.info.site);
         site.or_else(|| self.links.get(&to)?.site_of(sequence))
     }
 
+    /// Returns the active operation with this key.
     fn running(&self, key: OperationKey) -> Option<&RunningOperation> {
         self.operations.get(self.by_key.get(&key)?)
     }
 
+    /// Returns the cause for a rank that broke the protocol.
     pub(super) fn misbehaved(&self, rank: Rank, detail: String) -> Cause {
         Cause::Misbehaved { rank, host: self.host(rank), detail }
     }
 
+    /// Returns the name of a rank's host for error messages.
     pub(super) fn host(&self, rank: Rank) -> String {
         self.settings.hosts.get(rank.index()).cloned().unwrap_or_else(|| "an unknown host".into())
     }

@@ -1,32 +1,33 @@
-//! What groups have done: the numbers of their next operations, and what was asked for in the last ones.
+//! The number of each group's next operation, and the contracts of its last operations.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::types::{Contract, Site};
 
-/// How many past operations of a group are remembered, to tell a rank that it asked for something else.
+/// The number of past operations of a group whose contracts are stored. If a late rank calls another operation, the error
+/// message shows the stored contract.
 const HISTORY_MAX: usize = 64;
-/// How many groups that are not used any more keep that memory: their last operation may still be disputed.
+/// The number of dropped groups whose contracts stay stored. A late rank may still call another operation in such a group.
 const RETIRED_MAX: usize = 64;
 
-/// What was asked for, and where in the caller's program.
+/// The contract of a call, and the line of the caller's program that made the call.
 pub(super) type CallerContract = (Contract, Site);
 
-/// All groups that there have been.
+/// The operations of all groups that have ever existed.
 #[derive(Default)]
 pub(super) struct OperationHistory {
     /// The number of each group's next operation.
-    next: BTreeMap<u32, u64>,
-    /// The last operations, oldest first.
+    next_sequences: BTreeMap<u32, u64>,
+    /// The number and the contract of the last operations of each group, oldest first.
     histories: BTreeMap<u32, VecDeque<(u64, CallerContract)>>,
-    /// Groups that are not used any more and still have a history, oldest first.
+    /// Dropped groups that still have a history, oldest first.
     retired: VecDeque<u32>,
 }
 
 impl OperationHistory {
-    /// Notes the next operation of a group, and returns its number.
-    pub(super) fn begin(&mut self, group: u32, asked: CallerContract) -> u64 {
-        let next = self.next.entry(group).or_default();
+    /// Records the next operation of a group, and returns the operation's number.
+    pub(super) fn record_next(&mut self, group: u32, asked: CallerContract) -> u64 {
+        let next = self.next_sequences.entry(group).or_default();
         let sequence = *next;
         *next += 1;
         let history = self.histories.entry(group).or_default();
@@ -37,8 +38,8 @@ impl OperationHistory {
         sequence
     }
 
-    /// Notes an operation that was numbered elsewhere.
-    pub(super) fn note(&mut self, group: u32, sequence: u64, asked: CallerContract) {
+    /// Records an operation whose number was not assigned here: an operation in shared memory.
+    pub(super) fn record_numbered(&mut self, group: u32, sequence: u64, asked: CallerContract) {
         let history = self.histories.entry(group).or_default();
         if history.iter().all(|history| history.0 != sequence) {
             if history.len() == HISTORY_MAX {
@@ -48,19 +49,20 @@ impl OperationHistory {
         }
     }
 
-    /// The number of a group's next operation.
-    pub(super) fn next(&self, group: u32) -> u64 {
-        self.next.get(&group).copied().unwrap_or_default()
+    /// Returns the number of a group's next operation.
+    pub(super) fn next_sequence(&self, group: u32) -> u64 {
+        self.next_sequences.get(&group).copied().unwrap_or_default()
     }
 
-    /// What was asked for in an operation, if that is remembered.
+    /// Returns the contract of an operation, if it is still stored.
     pub(super) fn find(&self, group: u32, sequence: u64) -> Option<CallerContract> {
         let history = self.histories.get(&group)?;
         history.iter().find(|history| history.0 == sequence).map(|history| history.1)
     }
 
-    /// The group begins nothing more. In the end a number is all that is left of it.
-    pub(super) fn retire(&mut self, group: u32) {
+    /// Records that a group was dropped. Later, the history of the group is removed, but the number of its next operation
+    /// stays.
+    pub(super) fn retire_group(&mut self, group: u32) {
         if !self.histories.contains_key(&group) {
             return;
         }
@@ -77,33 +79,33 @@ impl OperationHistory {
 mod tests {
     use super::*;
 
-    /// Miri takes a thousand times as long for each.
+    /// The number of groups in the test. Miri is a thousand times slower, so under Miri the test has fewer groups.
     const GROUPS: u32 = if cfg!(miri) { 300 } else { 100_000 };
 
-    /// A program that splits in every step does not grow with its steps.
+    /// A program that splits a group in every step must not use more memory with each step.
     #[test]
-    fn a_hundred_thousand_groups_leave_their_numbers_behind() {
+    fn histories_of_old_groups_are_removed_but_their_next_numbers_stay() {
         let mut history = OperationHistory::default();
         let asked = (Contract::NONE, Site::new("a.rs", 1));
         for group in 0..GROUPS {
             for sequence in 0..3 {
-                assert_eq!(history.begin(group, asked), sequence);
+                assert_eq!(history.record_next(group, asked), sequence);
             }
-            history.retire(group);
+            history.retire_group(group);
         }
         assert_eq!(history.histories.len(), RETIRED_MAX);
-        assert_eq!((history.next(5), history.find(5, 2)), (3, None));
-        assert_eq!((history.next(GROUPS - 1), history.find(GROUPS - 1, 2)), (3, Some(asked)));
-        history.retire(GROUPS);
-        assert_eq!(history.next(GROUPS), 0);
+        assert_eq!((history.next_sequence(5), history.find(5, 2)), (3, None));
+        assert_eq!((history.next_sequence(GROUPS - 1), history.find(GROUPS - 1, 2)), (3, Some(asked)));
+        history.retire_group(GROUPS);
+        assert_eq!(history.next_sequence(GROUPS), 0);
     }
 
     #[test]
-    fn a_group_remembers_its_last_operations() {
+    fn only_the_last_operations_of_a_group_are_stored() {
         let mut history = OperationHistory::default();
         let asked = (Contract::NONE, Site::new("a.rs", 1));
         for _ in 0..HISTORY_MAX + 5 {
-            history.begin(7, asked);
+            history.record_next(7, asked);
         }
         assert_eq!((history.find(7, 4), history.find(7, 5)), (None, Some(asked)));
     }

@@ -1,13 +1,13 @@
-//! What the engine makes of a frame that arrives.
+//! The verdict of the engine for each frame that arrives.
 
 use super::matching::Envelope;
 use super::operation::DueReceive;
-use super::{Engine, FrameVerdict, OpId, OperationKey, of_message};
+use super::{Engine, FrameVerdict, OpId, OperationKey, contract_of_transfer};
 use crate::types::{Operation, Rank};
 use crate::wire::{FrameHeader, FrameKind};
 
 impl Engine {
-    /// Judges a frame from `peer` by its header.
+    /// Handles the header of a frame from `peer`, and returns what the driver has to do with the payload.
     pub fn frame(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
         self.links.entry(peer).or_default().last_frame = self.now;
         match header.kind {
@@ -18,37 +18,37 @@ impl Engine {
         match header.kind {
             FrameKind::Abort => FrameVerdict::Control,
             FrameKind::Goodbye => {
-                self.peer_left(peer);
+                self.handle_goodbye(peer);
                 FrameVerdict::Control
             }
             FrameKind::Credit => {
                 let link = self.links.entry(peer).or_default();
-                if link.receive_credit(header.offset) {
-                    return FrameVerdict::Taken;
+                if link.accept_credit(header.offset) {
+                    return FrameVerdict::Handled;
                 }
-                self.refuse(peer, "it claims to have used what it was never sent".into())
+                self.refuse(peer, "it claims to have consumed more data than it was sent".into())
             }
             FrameKind::Wake => {
-                self.alerts += 1;
-                FrameVerdict::Taken
+                self.wake_events += 1;
+                FrameVerdict::Handled
             }
-            FrameKind::Ready => self.ready(peer, header),
-            FrameKind::Announce => self.announce(peer, header),
-            FrameKind::Data => self.segment(peer, header),
+            FrameKind::Ready => self.handle_ready(peer, header),
+            FrameKind::Announce => self.handle_announcement(peer, header),
+            FrameKind::Data => self.handle_segment(peer, header),
         }
     }
 
-    /// Judges a stored frame again: [`FrameVerdict::Apply`] if its time has come, [`FrameVerdict::Store`] if not.
+    /// Returns [`FrameVerdict::Apply`] if a stored frame may be applied now, and [`FrameVerdict::Store`] if it must wait.
     pub fn stored_frame(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
-        let key = Self::key(header, peer, self.settings.rank);
+        let key = Self::key_of_header(header, peer, self.settings.rank);
         match self.by_key.get(&key) {
-            Some(&id) if self.failure.is_none() => self.due(id, key, peer, header, true),
+            Some(&id) if self.failure.is_none() => self.check_segment(id, key, peer, header, true),
             _ => FrameVerdict::Store(key),
         }
     }
 
-    /// The operation that a frame from one rank to another belongs to.
-    fn key(header: &FrameHeader, from: Rank, to: Rank) -> OperationKey {
+    /// Returns the key of the operation to which a frame from rank `from` to rank `to` belongs.
+    fn key_of_header(header: &FrameHeader, from: Rank, to: Rank) -> OperationKey {
         let FrameHeader { group, sequence, contract, .. } = *header;
         if contract.operation == Operation::Message {
             OperationKey::Message { from, to, sequence }
@@ -57,46 +57,53 @@ impl Engine {
         }
     }
 
-    fn ready(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
-        let key = Self::key(header, self.settings.rank, peer);
+    /// Handles a ready frame.
+    fn handle_ready(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
+        let key = Self::key_of_header(header, self.settings.rank, peer);
         let id = self.by_key.get(&key).copied();
         let link = self.links.entry(peer).or_default();
-        // Every announcement is answered so, even if what was announced has left on credit in the meantime: until then the
-        // peer remembers it.
-        link.send_queue.unpark(key, id);
+        // The peer stores an announcement until it answers with a ready frame. So the ready frame counts as the answer even
+        // if the announced data have meanwhile been sent on credit.
+        link.send_queue.handle_ready(key, id);
         if let Some(running) = id.and_then(|id| self.operations.get_mut(&id)) {
-            running.cleared(peer, header.offset);
-            return FrameVerdict::Taken;
+            running.set_ready_sends(peer, header.offset);
+            return FrameVerdict::Handled;
         }
-        // What has ended here needs no word any more: the last segment and this frame crossed.
-        let OperationKey::Collective { group, sequence } = key else { return FrameVerdict::Taken };
-        if sequence >= self.history.next(group) {
-            link.cleared.insert(key, header.offset);
-            if link.cleared.len() > self.announced_max {
+        // A ready frame for a complete operation is ignored: it crossed with the last segment.
+        let OperationKey::Collective { group, sequence } = key else { return FrameVerdict::Handled };
+        if sequence >= self.history.next_sequence(group) {
+            link.ready_transfers.insert(key, header.offset);
+            if link.ready_transfers.len() > self.announced_max {
                 let limit = self.announced_max;
-                return self.refuse(peer, format!("it is ready for more than {limit} operations"));
+                return self.refuse(
+                    peer,
+                    format!(
+                        "it sent ready frames for more than {limit} operations that this rank has not begun"
+                    ),
+                );
             }
         }
-        FrameVerdict::Taken
+        FrameVerdict::Handled
     }
 
-    fn announce(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
-        let key = match self.place(peer, header) {
+    /// Handles an announcement.
+    fn handle_announcement(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
+        let key = match self.find_or_match(peer, header) {
             Ok(key) => key,
             Err(verdict) => return verdict,
         };
         if let Some(&id) = self.by_key.get(&key) {
-            let Some(running) = self.operations.get_mut(&id) else { return FrameVerdict::Taken };
-            let call = running.call;
-            if header.contract != call.contract {
-                let place = (call.group, call.sequence());
-                let cause = self.mismatch(place, (call.contract, call.site), (peer, header.contract));
+            let Some(running) = self.operations.get_mut(&id) else { return FrameVerdict::Handled };
+            let info = running.info;
+            if header.contract != info.contract {
+                let place = (info.group, info.sequence());
+                let cause = self.mismatch(place, (info.contract, info.site), (peer, header.contract));
                 self.fail(cause);
-                return FrameVerdict::Taken;
+                return FrameVerdict::Handled;
             }
-            running.tell_when_ready(peer);
-            self.tell_ready(id);
-            return FrameVerdict::Taken;
+            running.enable_ready_frames(peer);
+            self.send_ready_frames(id);
+            return FrameVerdict::Handled;
         }
         let link = self.links.entry(peer).or_default();
         link.announced.insert(key, header.contract);
@@ -104,42 +111,46 @@ impl Engine {
             let limit = self.announced_max;
             return self.refuse(peer, format!("it announced more than {limit} operations"));
         }
-        FrameVerdict::Taken
+        FrameVerdict::Handled
     }
 
-    fn segment(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
-        let key = match self.place(peer, header) {
+    /// Handles the header of a segment.
+    fn handle_segment(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
+        let key = match self.find_or_match(peer, header) {
             Ok(key) => key,
             Err(verdict) => return verdict,
         };
         match self.by_key.get(&key) {
-            Some(&id) => self.due(id, key, peer, header, false),
-            None => self.store(key, peer, header),
+            Some(&id) => self.check_segment(id, key, peer, header, false),
+            None => self.store_early(key, peer, header),
         }
     }
 
-    /// The operation that a frame belongs to, once it is sure that it has not ended. A message that nobody has seen before
-    /// is matched with a receive, if there is one.
-    fn place(&mut self, peer: Rank, header: &FrameHeader) -> Result<OperationKey, FrameVerdict> {
-        let key = Self::key(header, peer, self.settings.rank);
+    /// Returns the key of the operation to which a segment or an announcement belongs. Returns a verdict if the operation is
+    /// complete. For the first frame of a message, this method also looks for a receive that matches.
+    fn find_or_match(&mut self, peer: Rank, header: &FrameHeader) -> Result<OperationKey, FrameVerdict> {
+        let key = Self::key_of_header(header, peer, self.settings.rank);
         if self.by_key.contains_key(&key) {
             return Ok(key);
         }
         match key {
             OperationKey::Collective { group, sequence } => {
-                let next = self.history.next(group);
-                if sequence < next { Err(self.belated(peer, header)) } else { Ok(key) }
+                let next = self.history.next_sequence(group);
+                if sequence < next { Err(self.handle_late_frame(peer, header)) } else { Ok(key) }
             }
             OperationKey::Message { sequence, .. } => {
                 let link = self.links.entry(peer).or_default();
-                if sequence != link.messages_seen {
-                    if sequence < link.messages_seen && self.matching.has_arrived(key) {
+                if sequence != link.messages_received {
+                    if sequence < link.messages_received && self.matching.has_arrived(key) {
                         return Ok(key);
                     }
-                    let detail = format!("message {sequence} came where {} was due", link.messages_seen);
+                    let detail = format!(
+                        "it sent message {sequence} although message {} was next",
+                        link.messages_received
+                    );
                     return Err(self.refuse(peer, detail));
                 }
-                link.messages_seen += 1;
+                link.messages_received += 1;
                 let envelope = Envelope {
                     group: header.group,
                     source: peer,
@@ -148,17 +159,18 @@ impl Engine {
                 };
                 match self.matching.take_posted(&envelope) {
                     Some(posted) => {
-                        self.unite(&posted, key, envelope).map_err(|_| FrameVerdict::Discard)?;
+                        self.start_matched_receive(&posted, key, envelope)
+                            .map_err(|_| FrameVerdict::Discard)?;
                     }
-                    None => self.matching.arrive(key, envelope),
+                    None => self.matching.add_arrived(key, envelope),
                 }
                 Ok(key)
             }
         }
     }
 
-    /// What a frame of an operation that has begun is good for.
-    fn due(
+    /// Returns the verdict for a segment of an operation that this rank has begun.
+    fn check_segment(
         &mut self,
         id: OpId,
         key: OperationKey,
@@ -167,62 +179,72 @@ impl Engine {
         is_stored: bool,
     ) -> FrameVerdict {
         let Some(running) = self.operations.get(&id) else { return FrameVerdict::Discard };
-        let call = running.call;
-        let due = running.due(peer);
+        let info = running.info;
+        let due = running.next_receive(peer);
         let asked = match &due {
-            DueReceive::Segment { total, .. } => of_message(call.contract, *total),
-            DueReceive::Nothing => call.contract,
+            DueReceive::Segment { total, .. } => contract_of_transfer(info.contract, *total),
+            DueReceive::Nothing => info.contract,
         };
         if header.contract != asked {
-            let place = (call.group, call.sequence());
-            let cause = self.mismatch(place, (asked, call.site), (peer, header.contract));
+            let place = (info.group, info.sequence());
+            let cause = self.mismatch(place, (asked, info.site), (peer, header.contract));
             self.fail(cause);
             return FrameVerdict::Discard;
         }
-        let number = call.sequence();
-        let DueReceive::Segment { range, action, message, offset, is_ready, is_vacated, .. } = due else {
-            return self.refuse(peer, format!("it sent more than its part of operation {number}"));
+        let number = info.sequence();
+        let DueReceive::Segment { range, action, message, offset, is_ready, is_destination_free, .. } = due
+        else {
+            return self.refuse(peer, format!("it sent more data than operation {number} receives from it"));
         };
         let is_next = header.message == message && header.offset == offset as u64;
-        // What came before it on this link may itself be stored, or be stored for want of what comes from another peer.
+        // A segment on credit may wait: an earlier segment of this link may be stored, because it needs data of another peer.
         let may_wait = header.eager && (header.message, header.offset) >= (message, offset as u64);
         if !is_next || !is_ready {
             if is_stored {
                 return FrameVerdict::Store(key);
             }
             if may_wait {
-                return self.store(key, peer, header);
+                return self.store_early(key, peer, header);
             }
-            // Partners in an exchange are ready for each other at once, and what comes first waits for what leaves from there.
-            let is_crossed =
-                !header.eager && !is_vacated && (header.message, header.offset) >= (message, offset as u64);
+            // The two partners of an exchange send each other ready frames at once. If the peer's data arrive before this rank
+            // has sent its own data from the same elements, the peer's data are stored.
+            let is_crossed = !header.eager
+                && !is_destination_free
+                && (header.message, header.offset) >= (message, offset as u64);
             let is_long = header.payload_bytes as usize > self.settings.segment_bytes;
             let link = self.links.entry(peer).or_default();
-            if is_crossed && !is_long && link.stored_segments(key) < running.open_segments(peer) {
-                link.keep(key);
+            if is_crossed && !is_long && link.stored_segments(key) < running.unapplied_segments(peer) {
+                link.count_ready_segment(key);
                 return FrameVerdict::Store(key);
             }
         }
-        let bytes = range.len() * call.contract.dtype.size_bytes();
+        let bytes = range.len() * info.contract.dtype.size_bytes();
         if !is_next || !is_ready || header.payload_bytes as usize != bytes {
             let detail = format!(
-                "it sent {} bytes for element {} of message {} of operation {number} where {bytes} bytes for element {offset} of message {message} were due",
+                "it sent {} bytes for element {} of transfer {} of operation {number}, but {bytes} bytes for element \
+                 {offset} of transfer {message} were expected",
                 header.payload_bytes, header.offset, header.message
             );
             return self.refuse(peer, detail);
         }
         if header.payload_crc.is_some() != self.settings.is_checked(peer) {
-            return self
-                .refuse(peer, "it disagrees about whether payloads on this link carry checksums".into());
+            return self.refuse(
+                peer,
+                "its setting for checksums on this link differs from the setting of this rank".into(),
+            );
         }
         FrameVerdict::Apply { operation: id, range, action }
     }
 
-    fn store(&mut self, key: OperationKey, peer: Rank, header: &FrameHeader) -> FrameVerdict {
+    /// Returns the verdict for a segment that must wait: the driver stores the segment if the peer had enough credit.
+    fn store_early(&mut self, key: OperationKey, peer: Rank, header: &FrameHeader) -> FrameVerdict {
         let link = self.links.entry(peer).or_default();
-        if header.eager && link.store(key, header.payload_bytes as usize) {
+        if header.eager && link.count_early_segment(key, header.payload_bytes as usize) {
             return FrameVerdict::Store(key);
         }
-        self.refuse(peer, format!("it sent more of operation {} than it had credit for", header.sequence))
+        self.refuse(
+            peer,
+            format!("it sent more data of operation {} than its credit allows", header.sequence),
+        )
     }
 }

@@ -1,4 +1,4 @@
-//! What an engine knows of one peer beside the operations: what it may be sent, what it has been told, what is stored for it.
+//! The state of the link to one peer: credit, queues, announcements and stored segments.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,66 +8,74 @@ use super::send_queue::SendQueue;
 use crate::types::{Contract, Site};
 use crate::wire::{Cause, FrameHeader};
 
-/// What a rank may send to another before that one is ready for it, over all operations. The receiver has to store it.
+/// The most bytes of early data that a rank may send to one peer, over all operations. Early data belong to operations that
+/// the peer has not begun, so the peer has to store them.
 pub const CREDIT_BYTES: u64 = 1 << 20;
-/// Announced operations that have not begun at their receiver. Who has announced so many waits with further ones.
+/// The most operations that a rank may have announced to one peer and that the peer has not begun. At this limit, the rank
+/// delays further announcements.
 pub(super) const ANNOUNCED_MAX: usize = 1 << 20;
-/// How many of the last messages to a peer are remembered, to say where they were sent if it cannot take one.
+/// The number of last messages to a peer whose call sites are stored. If a receive of the peer does not fit a message, the
+/// error names the site that sent the message.
 const SITES_MAX: usize = 1024;
 
 const _: () = assert!(charge(super::operation::EAGER_BYTES) as u64 <= CREDIT_BYTES / 2);
 
-/// One peer.
+/// The link to one peer.
 #[derive(Default)]
 pub(super) struct Link {
-    /// It said goodbye.
+    /// The peer sent a goodbye.
     pub(super) left: bool,
-    /// The connection is gone.
+    /// The connection is closed or could not be opened.
     pub(super) lost: bool,
-    /// When its last frame arrived.
+    /// The time at which the peer's last frame arrived.
     pub(super) last_frame: Timestamp,
-    /// We said goodbye.
+    /// This rank sent a goodbye.
     pub(super) said_goodbye: bool,
-    /// The root cause as we told it last.
-    pub(super) told: Option<Cause>,
-    /// The root cause as the peer told it last.
-    pub(super) heard: Option<Cause>,
-    /// The operations that send to it.
+    /// The root cause that this rank last sent to the peer.
+    pub(super) cause_sent: Option<Cause>,
+    /// The root cause that the peer last sent.
+    pub(super) cause_received: Option<Cause>,
+    /// The operations that send to the peer.
     pub(super) send_queue: SendQueue,
-    /// Headers that wait to be sent before any segment.
+    /// Control frames without payload. They are sent before any segment.
     pub(super) control: VecDeque<FrameHeader>,
-    /// What it has announced and we have not begun, and what it asks for.
+    /// The operations that the peer has announced and this rank has not begun, with the peer's contracts.
     pub(super) announced: BTreeMap<OperationKey, Contract>,
-    /// For how many messages of operations that we have not begun it is ready.
-    pub(super) cleared: BTreeMap<OperationKey, u64>,
-    /// Messages sent to it, and messages that came from it.
+    /// For operations that this rank has not begun: the number of transfers for which the peer sent a ready frame.
+    pub(super) ready_transfers: BTreeMap<OperationKey, u64>,
+    /// The number of point-to-point messages to the peer.
     messages_sent: u64,
-    pub(super) messages_seen: u64,
-    /// Where in the caller's program the last messages to it were sent, the last one last.
+    /// The number of point-to-point messages from the peer.
+    pub(super) messages_received: u64,
+    /// The lines of the caller's program that sent the last messages to the peer, oldest first.
     sites: VecDeque<Site>,
-    /// What we have sent it on credit since the start, and how much of it has been made use of.
-    charged: u64,
-    returned: u64,
-    /// The same the other way, and what we last told of it.
-    used: u64,
-    used_told: u64,
-    stored: u64,
-    /// How many of its segments are stored, by operation.
-    segments: BTreeMap<OperationKey, usize>,
+    /// The credit that this rank has spent on this link since the start. This and the following counters are in bytes and
+    /// include the overhead of each segment ([`charge`]).
+    credit_spent: u64,
+    /// How much of `credit_spent` the peer has returned.
+    credit_returned: u64,
+    /// The bytes that the peer sent on credit and this rank has consumed since the start.
+    bytes_consumed: u64,
+    /// The value of `bytes_consumed` in the last credit frame to the peer.
+    bytes_consumed_sent: u64,
+    /// The bytes of the peer's early data that are stored now.
+    stored_bytes: u64,
+    /// The number of the peer's stored segments, by operation.
+    stored_segments: BTreeMap<OperationKey, usize>,
 }
 
 impl Link {
-    /// Bytes that may be sent on credit now.
+    /// Returns the number of bytes that this rank may send on credit now.
     pub(super) fn credit(&self) -> usize {
-        (CREDIT_BYTES - (self.charged - self.returned).min(CREDIT_BYTES)) as usize
+        (CREDIT_BYTES - (self.credit_spent - self.credit_returned).min(CREDIT_BYTES)) as usize
     }
 
-    /// A segment of `bytes` is sent on credit.
-    pub(super) fn spend(&mut self, bytes: usize) {
-        self.charged += charge(bytes) as u64;
+    /// Spends the credit for a segment of `bytes` bytes.
+    pub(super) fn spend_credit(&mut self, bytes: usize) {
+        self.credit_spent += charge(bytes) as u64;
     }
 
-    /// The number of the next message to it, which is sent at `site`.
+    /// Returns the number of the next message to the peer, and stores the call site of the message.
     pub(super) fn number_message(&mut self, site: Site) -> u64 {
         if self.sites.len() == SITES_MAX {
             self.sites.pop_front();
@@ -77,60 +85,62 @@ impl Link {
         self.messages_sent - 1
     }
 
-    /// Where message `sequence` was sent, if that is remembered.
+    /// Returns the call site of message `sequence`, if it is still stored.
     pub(super) fn site_of(&self, sequence: u64) -> Option<Site> {
         let age = usize::try_from(self.messages_sent.checked_sub(sequence)?).ok()?;
         self.sites.get(self.sites.len().checked_sub(age)?).copied()
     }
 
-    /// Takes the peer's word for how much it has made use of; whether that is possible.
-    pub(super) fn receive_credit(&mut self, used: u64) -> bool {
-        let is_possible = used <= self.charged && used >= self.returned;
+    /// Handles a credit frame, in which the peer says that it has consumed `consumed` bytes in total. Returns false if this
+    /// total is impossible.
+    pub(super) fn accept_credit(&mut self, consumed: u64) -> bool {
+        let is_possible = consumed <= self.credit_spent && consumed >= self.credit_returned;
         if is_possible {
-            self.returned = used;
+            self.credit_returned = consumed;
             let credit = self.credit();
-            self.send_queue.feed(credit);
+            self.send_queue.resume_with_credit(credit);
         }
         is_possible
     }
 
-    /// Notes that a segment of `bytes` has to be stored; whether the peer had the credit.
-    pub(super) fn store(&mut self, key: OperationKey, bytes: usize) -> bool {
-        self.stored += charge(bytes) as u64;
-        *self.segments.entry(key).or_default() += 1;
-        self.stored <= CREDIT_BYTES
+    /// Counts a segment of `bytes` bytes of early data that has to be stored. Returns whether the peer had enough credit.
+    pub(super) fn count_early_segment(&mut self, key: OperationKey, bytes: usize) -> bool {
+        self.stored_bytes += charge(bytes) as u64;
+        *self.stored_segments.entry(key).or_default() += 1;
+        self.stored_bytes <= CREDIT_BYTES
     }
 
-    /// Notes that a segment is stored for which the peer needs no credit: it knows that its operation has begun.
-    pub(super) fn keep(&mut self, key: OperationKey) {
-        *self.segments.entry(key).or_default() += 1;
+    /// Counts a stored segment that needs no credit, because this rank has sent the peer a ready frame.
+    pub(super) fn count_ready_segment(&mut self, key: OperationKey) {
+        *self.stored_segments.entry(key).or_default() += 1;
     }
 
-    /// Notes that a stored segment of `bytes` is none any more, which came on credit or not.
-    pub(super) fn unstore(&mut self, key: OperationKey, bytes: usize, was_eager: bool) {
+    /// Forgets a stored segment of `bytes` bytes that has been applied. `was_eager`: the peer sent the segment on credit.
+    pub(super) fn forget_stored_segment(&mut self, key: OperationKey, bytes: usize, was_eager: bool) {
         if was_eager {
-            self.stored -= (charge(bytes) as u64).min(self.stored);
+            self.stored_bytes -= (charge(bytes) as u64).min(self.stored_bytes);
         }
-        if let Some(segments) = self.segments.get_mut(&key) {
+        if let Some(segments) = self.stored_segments.get_mut(&key) {
             *segments -= 1;
             if *segments == 0 {
-                self.segments.remove(&key);
+                self.stored_segments.remove(&key);
             }
         }
     }
 
-    /// How many segments of an operation are stored.
+    /// Returns the number of the peer's segments that are stored for an operation.
     pub(super) fn stored_segments(&self, key: OperationKey) -> usize {
-        self.segments.get(&key).copied().unwrap_or_default()
+        self.stored_segments.get(&key).copied().unwrap_or_default()
     }
 
-    /// A segment of `bytes` that came on credit has been applied. Returns the total, if the peer is to be told.
-    pub(super) fn make_use(&mut self, bytes: usize) -> Option<u64> {
-        self.used += charge(bytes) as u64;
-        if self.used - self.used_told < CREDIT_BYTES / 2 {
+    /// Counts a segment of `bytes` bytes that came on credit and has been applied. Returns the total of consumed bytes if it
+    /// is time to send the peer a credit frame.
+    pub(super) fn consume_credit(&mut self, bytes: usize) -> Option<u64> {
+        self.bytes_consumed += charge(bytes) as u64;
+        if self.bytes_consumed - self.bytes_consumed_sent < CREDIT_BYTES / 2 {
             return None;
         }
-        self.used_told = self.used;
-        Some(self.used)
+        self.bytes_consumed_sent = self.bytes_consumed;
+        Some(self.bytes_consumed)
     }
 }

@@ -1,7 +1,7 @@
-//! Messages of a rank to itself: matched like all others, and never on any link.
+//! Messages of a rank to itself. Receives match these messages like all other messages, but no link carries them.
 //!
-//! The driver keeps the bytes of such a message until a receive takes them, so that the send is complete at once. A
-//! synchronous send is complete when a receive has matched the message.
+//! The driver copies the bytes of such a message and keeps them until a receive takes them. So a standard send is complete
+//! at once. A synchronous send is complete when a receive has matched the message.
 
 use super::external::ExternalOperation;
 use super::{Begin, Engine, Envelope, Failure, OpId, OperationKey, SendMode, Timestamp, begin};
@@ -15,34 +15,35 @@ impl Engine {
         match asked.mode {
             SendMode::Standard => self.completed.push_back(id),
             SendMode::Synchronous => {
-                let call = begin::call(now, asked, key);
-                self.deadlines.insert((call.deadline, id));
-                self.external.insert(id, ExternalOperation { call, awaited: vec![rank] });
+                let info = begin::operation_info(now, asked, key);
+                self.deadlines.insert((info.deadline, id));
+                self.external.insert(id, ExternalOperation { info, awaited: vec![rank] });
             }
         }
         match self.matching.take_posted(&envelope) {
-            Some(posted) => self.unite(&posted, key, envelope)?,
-            None => self.matching.arrive(key, envelope),
+            Some(posted) => self.start_matched_receive(&posted, key, envelope)?,
+            None => self.matching.add_arrived(key, envelope),
         }
         Ok(id)
     }
 
-    /// A receive has found a message of this rank's own, and has ended.
-    pub(super) fn hand_over(&mut self, receive: OpId, key: OperationKey) {
+    /// Completes a receive that has matched a message of this rank to itself, and a synchronous send of this message.
+    pub(super) fn deliver_to_itself(&mut self, receive: OpId, key: OperationKey) {
         if let OperationKey::Message { sequence, .. } = key {
             let send = OpId(sequence);
             if self.external.contains_key(&send) {
                 self.end_external(send);
                 self.completed.push_back(send);
             }
-            self.handed_over.push_back((send, receive));
+            self.self_deliveries.push_back((send, receive));
             self.completed.push_back(receive);
         }
     }
 
-    /// A message of this rank to itself, by the operation that sent it, and the receive whose buffer it belongs into.
-    /// To be asked for after every [`Engine::send`] and [`Engine::receive`].
-    pub fn take_handed_over(&mut self) -> Option<(OpId, OpId)> {
-        self.handed_over.pop_front()
+    /// Returns the next message of this rank to itself that has been matched: the operation that sent the message, and the
+    /// receive into whose buffer the driver has to copy it. Call this method after every [`Engine::send`] and
+    /// [`Engine::receive`].
+    pub fn take_self_delivery(&mut self) -> Option<(OpId, OpId)> {
+        self.self_deliveries.pop_front()
     }
 }

@@ -1,8 +1,8 @@
-//! Messages and receives that look for each other.
+//! Matching of messages with receives.
 //!
-//! A receive names a source and a tag, or leaves either open, and takes the first message that fits in the order in which
-//! it came; a message takes the first receive that fits in the order in which they were begun. Messages of the same source
-//! and tag keep their order (MPI-4.1, 3.5).
+//! A receive names a source and a tag, or accepts any source or any tag. A new receive takes the message that arrived first
+//! among the messages that fit. A message that arrives takes the receive that was posted first among the receives that fit.
+//! Messages with the same source and tag keep their order (MPI-4.1, section 3.5).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,18 +10,18 @@ use super::OpId;
 use super::operation::{OperationInfo, OperationKey};
 use crate::types::{Contract, Rank};
 
-/// What a receive asks for.
+/// The messages that a receive accepts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pattern {
     /// The group.
     pub group: u32,
-    /// The sender; `None` for any.
+    /// The sender; `None` accepts any sender.
     pub source: Option<Rank>,
-    /// The tag; `None` for any.
+    /// The tag; `None` accepts any tag.
     pub tag: Option<u32>,
 }
 
-/// A message as its first frame describes it.
+/// The description of a message in its first frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Envelope {
     /// The group.
@@ -30,7 +30,7 @@ pub struct Envelope {
     pub source: Rank,
     /// The tag.
     pub tag: u32,
-    /// What the sender asked for: the element type and how many.
+    /// The sender's contract, with the element type and the number of elements.
     pub contract: Contract,
 }
 
@@ -42,64 +42,68 @@ impl Pattern {
     }
 }
 
-/// A receive without a message.
+/// A receive that has not matched a message.
 pub(super) struct PostedReceive {
     pub(super) id: OpId,
     pub(super) pattern: Pattern,
-    /// The contract's count is the most elements that it takes; its key means nothing.
-    pub(super) call: OperationInfo,
+    /// The contract's count is the most elements that the receive accepts. The key is not used.
+    pub(super) info: OperationInfo,
 }
 
-/// The receives without a message and the messages without a receive.
+/// The posted receives that have not matched a message, and the arrived messages that no receive has matched.
 ///
-/// Both may be very many, so each has an index by what is looked for. A receive that leaves source or tag open looks through
-/// the messages in their order.
+/// There may be very many receives and messages, so each of the two collections has an index by group, source and tag. A
+/// receive that accepts any source or any tag searches all messages in the order of their arrival.
 #[derive(Default)]
 pub(super) struct Matching {
-    /// Oldest first.
+    /// The posted receives, oldest first.
     posted: BTreeMap<OpId, PostedReceive>,
-    posted_by: BTreeSet<(u32, Option<Rank>, Option<u32>, OpId)>,
-    /// By the order in which they came.
+    /// The posted receives by group, source and tag.
+    posted_index: BTreeSet<(u32, Option<Rank>, Option<u32>, OpId)>,
+    /// The arrived messages by arrival number.
     arrived: BTreeMap<u64, (OperationKey, Envelope)>,
-    arrived_by: BTreeSet<(u32, Rank, u32, u64)>,
-    keys: BTreeSet<OperationKey>,
+    /// The arrival numbers by group, source and tag.
+    arrived_index: BTreeSet<(u32, Rank, u32, u64)>,
+    /// The keys of the arrived messages.
+    arrived_keys: BTreeSet<OperationKey>,
+    /// The number of messages that have arrived before a matching receive was posted.
     arrivals: u64,
 }
 
 impl Matching {
-    /// The first receive that the message fits, taken off the list.
+    /// Removes and returns the oldest receive that accepts the message.
     pub(super) fn take_posted(&mut self, envelope: &Envelope) -> Option<PostedReceive> {
         if self.posted.is_empty() {
             return None;
         }
         let &Envelope { group, source, tag, .. } = envelope;
-        let places = [(Some(source), Some(tag)), (Some(source), None), (None, Some(tag)), (None, None)];
+        let patterns = [(Some(source), Some(tag)), (Some(source), None), (None, Some(tag)), (None, None)];
         let first = |(source, tag): (Option<Rank>, Option<u32>)| {
-            let place = |id| (group, source, tag, id);
-            self.posted_by.range(place(OpId(0))..=place(OpId(u64::MAX))).next().map(|found| found.3)
+            let entry = |id| (group, source, tag, id);
+            self.posted_index.range(entry(OpId(0))..=entry(OpId(u64::MAX))).next().map(|found| found.3)
         };
-        let id = places.into_iter().filter_map(first).min()?;
+        let id = patterns.into_iter().filter_map(first).min()?;
         self.withdraw(id)
     }
 
-    /// The first message that fits, taken off the list.
+    /// Removes and returns the first message that fits the pattern.
     pub(super) fn take_arrived(&mut self, pattern: &Pattern) -> Option<(OperationKey, Envelope)> {
         let number = self.find_arrived(pattern)?;
         let (key, envelope) = self.arrived.remove(&number)?;
-        self.arrived_by.remove(&(envelope.group, envelope.source, envelope.tag, number));
-        self.keys.remove(&key);
+        self.arrived_index.remove(&(envelope.group, envelope.source, envelope.tag, number));
+        self.arrived_keys.remove(&key);
         Some((key, envelope))
     }
 
-    /// The first message that fits.
+    /// Returns the first message that fits the pattern, and leaves it in place.
     pub(super) fn probe(&self, pattern: &Pattern) -> Option<Envelope> {
         self.find_arrived(pattern).and_then(|number| self.arrived.get(&number)).map(|(_, envelope)| *envelope)
     }
 
     fn find_arrived(&self, pattern: &Pattern) -> Option<u64> {
         if let (Some(source), Some(tag)) = (pattern.source, pattern.tag) {
-            let place = |number| (pattern.group, source, tag, number);
-            return self.arrived_by.range(place(0)..=place(u64::MAX)).next().map(|found| found.3);
+            let entry = |number| (pattern.group, source, tag, number);
+            return self.arrived_index.range(entry(0)..=entry(u64::MAX)).next().map(|found| found.3);
         }
         let mut arrived = self.arrived.iter();
         arrived.find(|(_, (_, envelope))| pattern.fits(envelope)).map(|(&number, _)| number)
@@ -107,46 +111,47 @@ impl Matching {
 
     pub(super) fn post(&mut self, posted: PostedReceive) {
         let Pattern { group, source, tag } = posted.pattern;
-        self.posted_by.insert((group, source, tag, posted.id));
+        self.posted_index.insert((group, source, tag, posted.id));
         self.posted.insert(posted.id, posted);
     }
 
-    /// Takes a receive off the list, if it is on it.
+    /// Removes a posted receive. Returns `None` if the receive is not posted or has matched a message.
     pub(super) fn withdraw(&mut self, id: OpId) -> Option<PostedReceive> {
         let posted = self.posted.remove(&id)?;
         let Pattern { group, source, tag } = posted.pattern;
-        self.posted_by.remove(&(group, source, tag, id));
+        self.posted_index.remove(&(group, source, tag, id));
         Some(posted)
     }
 
-    pub(super) fn arrive(&mut self, key: OperationKey, envelope: Envelope) {
+    /// Adds a message that no receive has matched.
+    pub(super) fn add_arrived(&mut self, key: OperationKey, envelope: Envelope) {
         self.arrived.insert(self.arrivals, (key, envelope));
-        self.arrived_by.insert((envelope.group, envelope.source, envelope.tag, self.arrivals));
-        self.keys.insert(key);
+        self.arrived_index.insert((envelope.group, envelope.source, envelope.tag, self.arrivals));
+        self.arrived_keys.insert(key);
         self.arrivals += 1;
     }
 
-    /// Whether this message waits for a receive.
+    /// Returns whether this message has arrived and no receive has matched it.
     pub(super) fn has_arrived(&self, key: OperationKey) -> bool {
-        self.keys.contains(&key)
+        self.arrived_keys.contains(&key)
     }
 
-    /// How many messages have come without a receive, since the start.
+    /// Returns the number of messages that have arrived before a matching receive was posted.
     pub(super) fn arrivals(&self) -> u64 {
         self.arrivals
     }
 
-    /// Whether there is a receive without a message.
+    /// Returns whether any receive has not matched a message.
     pub(super) fn has_posted(&self) -> bool {
         !self.posted.is_empty()
     }
 
-    /// A receive without a message.
+    /// Returns a posted receive.
     pub(super) fn find_posted(&self, id: OpId) -> Option<&PostedReceive> {
         self.posted.get(&id)
     }
 
-    /// The receives without a message, oldest first.
+    /// Returns the posted receives, oldest first.
     pub(super) fn posted(&self) -> impl Iterator<Item = &PostedReceive> {
         self.posted.values()
     }

@@ -1,14 +1,18 @@
-//! The sans-IO state machine of one rank: inputs in, outputs out.
+//! The protocol of one rank as a state machine without IO.
 //!
-//! It walks the [schedules](crate::schedule) of any number of operations at a time, decides what each peer may be sent
-//! next, judges every frame that arrives, matches messages with receives, knows the deadlines, and turns whatever goes
-//! wrong into one root cause that all ranks come to share. It never reads a clock, opens a socket, starts a thread or
-//! touches a byte of data: time is an argument, and data are ranges of elements that its driver maps to memory.
+//! The engine executes the [schedules](crate::schedule) of any number of operations at the same time. It decides which frame
+//! each peer is sent next, checks every frame that arrives, matches messages with receives, and keeps the deadlines. If the
+//! job fails, the engine agrees with the peers on one root cause. The engine reads no clock, opens no socket, starts no
+//! thread and touches no data: time is an argument, and data are ranges of elements that the driver maps to memory.
 //!
-//! The driver's duties: offer every frame header in the order of its link ([`Engine::frame`]); store what it is told to
-//! store, and offer it again ([`Engine::stored_frame`]) when its operation begins or gets further; say when a segment has
-//! been applied ([`Engine::applied`]); ask what to send ([`Engine::poll_transmit`]) after every input, and send it whole;
-//! report lost links and the passing of [`Engine::poll_timeout`].
+//! The caller of the engine is its driver. The driver has these duties:
+//!
+//! - Pass every frame header to [`Engine::frame`], in the order in which the frames arrive on their link.
+//! - Store each frame for which the verdict is [`FrameVerdict::Store`]. Pass its header to [`Engine::stored_frame`] when its
+//!   operation begins or makes progress.
+//! - Call [`Engine::applied`] when a segment has been applied.
+//! - Call [`Engine::poll_transmit`] after every input, and send each frame that it returns completely.
+//! - Report lost links, and call [`Engine::handle_timeout`] at the time that [`Engine::poll_timeout`] returns.
 
 // Bytes from other processes must not cause a panic.
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]
@@ -34,7 +38,7 @@ use bytes::Bytes;
 
 use self::external::ExternalOperation;
 pub use self::failing::Failure;
-use self::failing::Unreached;
+use self::failing::UnreachablePeer;
 use self::history::OperationHistory;
 pub use self::link::CREDIT_BYTES;
 use self::link::{ANNOUNCED_MAX, Link};
@@ -47,25 +51,25 @@ use crate::types::{Contract, Operation, Rank, Site, WorldSize};
 use crate::wire::cause::SilentLink;
 use crate::wire::{FrameHeader, FrameKind};
 
-/// A moment, as the time since an epoch of the driver's choice.
+/// A time, measured from an epoch that the driver chooses.
 pub type Timestamp = Duration;
 
-/// An operation of this rank, by the order in which they were begun.
+/// The identifier of an operation of this rank. Operations are numbered in the order in which they begin.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct OpId(u64);
 
-/// What an engine has to know from the start.
+/// The settings of an engine, which never change.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Whose engine this is.
+    /// The rank of this process.
     pub rank: Rank,
-    /// How many ranks there are.
+    /// The number of ranks of the job.
     pub world: WorldSize,
-    /// Bytes of a whole segment; the same on all ranks.
+    /// The number of bytes of a full segment. All ranks have the same value.
     pub segment_bytes: usize,
     /// Whether payloads on the link to each rank carry a CRC32C, in rank order. Both ends of a link have the same setting.
     pub checked_links: Vec<bool>,
-    /// How to name each rank's host in an error, in rank order.
+    /// The name of each rank's host for error messages, in rank order.
     pub hosts: Vec<String>,
 }
 
@@ -76,46 +80,47 @@ impl Settings {
     }
 }
 
-/// When the send of a message is complete.
+/// The event that completes the send of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum SendMode {
-    /// When its bytes have left this rank. The receiver may not have asked for the message yet.
+    /// The send is complete when the bytes have left this rank. The receiver may not have posted a receive yet.
     #[default]
     Standard,
-    /// When its bytes have left and a receive of the receiver has matched the message.
+    /// The send is complete when a receive has matched the message and the bytes have left this rank.
     Synchronous,
 }
 
-/// What is common to all ways of beginning an operation.
+/// The arguments that all kinds of operations need to begin.
 #[derive(Clone, Copy, Debug)]
 pub struct Begin {
     /// The group.
     pub group: u32,
-    /// What this rank asks for.
+    /// The arguments of the call that must be the same on all ranks.
     pub contract: Contract,
-    /// How long the peers may take to do their part.
+    /// If the operation takes longer than this time, the job fails.
     pub timeout: Duration,
-    /// How much of that has passed already, where this is a part of something longer.
+    /// The part of `timeout` that has already passed, if the operation is a part of a longer operation.
     pub spent: Duration,
-    /// Where in the caller's program.
+    /// The line of the caller's program that called the operation.
     pub site: Site,
-    /// When a message that this operation sends is complete; other operations ignore it.
+    /// The event that completes the send of a message. Operations that send no message ignore this field.
     pub mode: SendMode,
 }
 
-/// Something to send, whole and before anything else to that peer.
+/// A frame to send. The driver sends the whole frame before any other frame to the same peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Transmit {
-    /// A segment: the header, then the elements of the operation's buffer. Its checksum is the driver's to fill in.
+    /// A segment: the header, then elements of the operation's buffer. If the header has a checksum field, the driver fills
+    /// it in.
     Segment {
         /// The operation.
         operation: OpId,
         /// The frame's header.
         header: FrameHeader,
-        /// The elements.
+        /// The elements to send.
         range: Range<usize>,
     },
-    /// A control frame: the header, then these bytes.
+    /// A control frame: the header, then the payload.
     Control {
         /// The frame's header.
         header: FrameHeader,
@@ -124,72 +129,72 @@ pub enum Transmit {
     },
 }
 
-/// What to do with a frame whose header has arrived.
+/// What the driver has to do with a frame whose header has arrived.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FrameVerdict {
-    /// Receive the payload for these elements, apply it, and say so with [`Engine::applied`].
+    /// Receive the payload, apply it to the elements of `range`, and then call [`Engine::applied`].
     Apply {
         /// The operation.
         operation: OpId,
-        /// The elements.
+        /// The elements of the operation's buffer.
         range: Range<usize>,
-        /// What to do with them.
+        /// Whether to copy or to reduce the payload.
         action: Action,
     },
-    /// Receive the payload and keep it under this key until [`Engine::stored_frame`] has a use for it.
+    /// Receive the payload and store it under this key until [`Engine::stored_frame`] returns [`FrameVerdict::Apply`].
     Store(OperationKey),
     /// Receive the payload and pass it to [`Engine::control`].
     Control,
-    /// The frame has no payload and has been dealt with.
-    Taken,
-    /// The job has failed: receive the payload and forget it.
+    /// Do nothing: the frame has no payload, and the engine has handled it.
+    Handled,
+    /// Receive the payload and throw it away, because the job has failed.
     Discard,
-    /// The bytes of this link mean nothing any more; read no more from it.
+    /// Read no more from this link, because the peer broke the protocol.
     Refuse,
 }
 
-/// One rank's state machine.
+/// The state machine of one rank.
 pub struct Engine {
     settings: Settings,
     operations: BTreeMap<OpId, RunningOperation>,
-    /// Operations whose progress is seen elsewhere.
+    /// Operations that run outside of the engine, in shared memory.
     external: BTreeMap<OpId, ExternalOperation>,
-    /// How often something has come that whoever sleeps at a board has to know of.
-    alerts: u64,
+    /// The number of events for which a thread that sleeps in shared memory must wake up: wake frames and goodbyes.
+    wake_events: u64,
     by_key: BTreeMap<OperationKey, OpId>,
     matching: Matching,
-    /// The messages that receives were matched with.
+    /// The messages that receives have matched.
     envelopes: BTreeMap<OpId, Envelope>,
     deadlines: BTreeSet<(Timestamp, OpId)>,
     /// The operation whose deadline has passed.
     overdue: Option<OpId>,
     history: OperationHistory,
-    /// How many operations may be announced to a peer at a time; the same on all ranks.
+    /// The most operations that may be announced to a peer and not begun by it. All ranks have the same value.
     announced_max: usize,
     links: BTreeMap<Rank, Link>,
     completed: VecDeque<OpId>,
-    /// Messages of this rank to itself and the receives that have found them.
-    handed_over: VecDeque<(OpId, OpId)>,
+    /// The sends and receives of matched messages of this rank to itself.
+    self_deliveries: VecDeque<(OpId, OpId)>,
     next_id: u64,
     now: Timestamp,
     failure: Option<Failure>,
-    /// After a missed deadline: the links on which this rank waited.
+    /// The links on which this rank waited when a deadline passed.
     silent_links: Vec<SilentLink>,
-    /// Peers whose hosts do not acknowledge the data of this rank.
+    /// Peers whose hosts do not acknowledge the data that this rank sent.
     unacknowledged: BTreeSet<Rank>,
     /// A peer to which no link could be opened.
-    unreached: Option<Unreached>,
+    unreachable: Option<UnreachablePeer>,
     closing: bool,
 }
 
 impl Engine {
-    /// An engine with nothing to do.
+    /// Creates an engine without operations.
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
             operations: BTreeMap::new(),
             external: BTreeMap::new(),
-            alerts: 0,
+            wake_events: 0,
             by_key: BTreeMap::new(),
             matching: Matching::default(),
             envelopes: BTreeMap::new(),
@@ -199,73 +204,75 @@ impl Engine {
             announced_max: ANNOUNCED_MAX,
             links: BTreeMap::new(),
             completed: VecDeque::new(),
-            handed_over: VecDeque::new(),
+            self_deliveries: VecDeque::new(),
             next_id: 0,
             now: Duration::ZERO,
             failure: None,
             silent_links: Vec::new(),
             unacknowledged: BTreeSet::new(),
-            unreached: None,
+            unreachable: None,
             closing: false,
         }
     }
 
-    /// The first message that fits and has no receive yet.
+    /// Returns the first message that fits the pattern and that no receive has matched.
     pub fn probe(&self, pattern: &Pattern) -> Option<Envelope> {
         self.matching.probe(pattern)
     }
 
-    /// The name under which the frames of an operation travel, while it is under way and once it has one.
+    /// Returns the key that the frames of an operation carry. Returns `None` if the operation has ended, or is a receive that
+    /// has not matched a message.
     pub fn key_of(&self, operation: OpId) -> Option<OperationKey> {
-        self.operations.get(&operation).map(|running| running.call.key)
+        self.operations.get(&operation).map(|running| running.info.key)
     }
 
-    /// The message that a receive has found.
+    /// Returns the message that a receive has matched.
     pub fn envelope(&self, receive: OpId) -> Option<&Envelope> {
         self.envelopes.get(&receive)
     }
 
-    /// An operation that has ended, in the order in which they did. The envelope of a receive comes with it.
+    /// Returns the next operation that is complete, in the order of completion, and for a receive also the envelope of its
+    /// message.
     pub fn take_completed(&mut self) -> Option<(OpId, Option<Envelope>)> {
         let id = self.completed.pop_front()?;
         Some((id, self.envelopes.remove(&id)))
     }
 
-    /// Whether no operation is under way.
+    /// Returns whether no operation is active.
     pub fn is_idle(&self) -> bool {
         self.operations.is_empty() && self.external.is_empty() && !self.matching.has_posted()
     }
 
-    /// How many messages have come that had no receive yet.
+    /// Returns the number of messages that have arrived before a matching receive was posted.
     pub fn arrivals(&self) -> u64 {
         self.matching.arrivals()
     }
 
-    /// Whether words about operations wait to be sent, which are not held up until there is an operation again.
+    /// Returns whether control frames for `peer` wait to be sent. The driver sends them even if no operation is active.
     pub fn has_control(&self, peer: Rank) -> bool {
         self.links.get(&peer).is_some_and(|link| !link.control.is_empty())
     }
 
-    /// Why the job failed, if it did.
+    /// Returns why the job failed, or `None` if it has not failed.
     pub fn failure(&self) -> Option<&Failure> {
         self.failure.as_ref()
     }
 
-    /// When [`Engine::handle_timeout`] is due next.
+    /// Returns the time at which the driver has to call [`Engine::handle_timeout`] next.
     pub fn poll_timeout(&self) -> Option<Timestamp> {
         if self.failure.is_some() {
             return None;
         }
         let deadline = self.deadlines.first().map(|&(deadline, _)| deadline);
-        deadline.into_iter().chain(self.unreached.as_ref().map(|unreached| unreached.due)).min()
+        deadline.into_iter().chain(self.unreachable.as_ref().map(|unreachable| unreachable.due)).min()
     }
 
-    /// Time has passed.
+    /// Sets the current time. An earlier time than the last one is ignored.
     pub fn advance(&mut self, now: Timestamp) {
         self.now = self.now.max(now);
     }
 
-    /// What to send to `peer` next, if anything may be sent. Once it has been given out, it has to be sent whole.
+    /// Returns the frame to send to `peer` next, if there is one. The driver must send the whole frame.
     pub fn poll_transmit(&mut self, peer: Rank) -> Option<Transmit> {
         if self.failure.is_some() || self.closing {
             return self.notification(peer);
@@ -275,27 +282,27 @@ impl Engine {
             return Some(Transmit::Control { header, payload: Bytes::new() });
         }
         for _ in 0..link.send_queue.len() {
-            let Some(id) = link.send_queue.take() else { break };
+            let Some(id) = link.send_queue.take_next() else { break };
             let Some(running) = self.operations.get_mut(&id) else { continue };
-            match running.next(peer, link.credit()) {
-                NextSend::Nothing if running.sends_to(peer) => link.send_queue.wait(id),
+            match running.next_send(peer, link.credit()) {
+                NextSend::Nothing if running.sends_to(peer) => link.send_queue.wait_for_data(id),
                 NextSend::Nothing => {}
-                NextSend::Held { charge, announce } => {
-                    link.send_queue.park(id, charge);
-                    if announce && link.send_queue.announce(id, running.call.key, self.announced_max) {
-                        running.announced(peer);
-                        link.send_queue.leaves(id, 0, self.settings.segment_bytes);
-                        let header = header(FrameKind::Announce, &running.call, 0);
+                NextSend::MustWait { charge, announce } => {
+                    link.send_queue.suspend(id, charge);
+                    if announce && link.send_queue.try_announce(id, running.info.key, self.announced_max) {
+                        running.set_announced(peer);
+                        link.send_queue.record_frame(id, 0, self.settings.segment_bytes);
+                        let header = header(FrameKind::Announce, &running.info, 0);
                         return Some(Transmit::Control { header, payload: Bytes::new() });
                     }
                 }
                 NextSend::Segment(outgoing) => {
-                    let header = segment_header(&running.call, &outgoing, self.settings.is_checked(peer));
+                    let header = segment_header(&running.info, &outgoing, self.settings.is_checked(peer));
                     let payload_bytes = header.payload_bytes as usize;
                     if outgoing.eager {
-                        link.spend(payload_bytes);
+                        link.spend_credit(payload_bytes);
                     }
-                    link.send_queue.leaves(id, payload_bytes, self.settings.segment_bytes);
+                    link.send_queue.record_frame(id, payload_bytes, self.settings.segment_bytes);
                     link.send_queue.mark_in_flight(id);
                     return Some(Transmit::Segment { operation: id, header, range: outgoing.range });
                 }
@@ -304,94 +311,96 @@ impl Engine {
         None
     }
 
-    /// The segment that [`Engine::poll_transmit`] gave for `peer` has been sent whole.
+    /// Records that the driver has sent the whole segment that [`Engine::poll_transmit`] returned for `peer`.
     pub fn transmitted(&mut self, peer: Rank) {
         let Some(link) = self.links.get_mut(&peer) else { return };
         let Some(id) = link.send_queue.take_in_flight() else { return };
         let Some(running) = self.operations.get_mut(&id) else { return };
         running.transmitted(peer);
         if running.sends_to(peer) {
-            link.send_queue.pass(id);
+            link.send_queue.requeue(id);
         }
-        self.settle(id);
+        self.complete_if_done(id);
     }
 
-    /// The segment that [`FrameVerdict::Apply`] asked for has been received and applied; `was_stored` before that.
+    /// Records that the driver has received and applied the segment of a [`FrameVerdict::Apply`]. `was_stored`: the driver
+    /// had stored the segment.
     pub fn applied(&mut self, operation: OpId, peer: Rank, header: &FrameHeader, was_stored: bool) {
         let bytes = header.payload_bytes as usize;
         let key = self.key_of(operation);
         let link = self.links.entry(peer).or_default();
         if was_stored && let Some(key) = key {
-            link.unstore(key, bytes, header.eager);
+            link.forget_stored_segment(key, bytes, header.eager);
         }
         if header.eager
-            && let Some(used) = link.make_use(bytes)
+            && let Some(consumed) = link.consume_credit(bytes)
         {
             link.control.push_back(FrameHeader {
                 kind: FrameKind::Credit,
-                offset: used,
+                offset: consumed,
                 ..FrameHeader::EMPTY
             });
         }
         if let Some(running) = self.operations.get_mut(&operation) {
             running.applied(peer);
-            for index in 0..running.peers() {
-                if let (peer, true) = running.peer(index) {
+            for index in 0..running.peer_count() {
+                if let (peer, true) = running.peer_at(index) {
                     self.links.entry(peer).or_default().send_queue.resume(operation);
                 }
             }
         }
-        self.tell_ready(operation);
-        self.settle(operation);
+        self.send_ready_frames(operation);
+        self.complete_if_done(operation);
     }
 
-    /// This rank has no more to do: peers are told goodbye.
+    /// Leaves the job: each peer is sent a goodbye.
     pub fn close(&mut self) {
         self.closing = true;
     }
 
-    /// Tells peers for what we have become ready.
-    fn tell_ready(&mut self, id: OpId) {
+    /// Sends ready frames for the transfers of an operation that this rank has become ready to receive.
+    fn send_ready_frames(&mut self, id: OpId) {
         let Some(running) = self.operations.get_mut(&id) else { return };
-        for (peer, messages) in running.take_ready() {
-            let header = header(FrameKind::Ready, &running.call, messages as u64);
+        for (peer, transfers) in running.take_ready_frames() {
+            let header = header(FrameKind::Ready, &running.info, transfers as u64);
             self.links.entry(peer).or_default().control.push_back(header);
         }
     }
 
-    /// Takes note if an operation has ended.
-    fn settle(&mut self, id: OpId) {
+    /// Moves an operation to the completed ones if all its transfers are complete.
+    fn complete_if_done(&mut self, id: OpId) {
         if self.operations.get(&id).is_some_and(RunningOperation::is_complete)
             && let Some(running) = self.operations.remove(&id)
         {
-            self.by_key.remove(&running.call.key);
-            self.deadlines.remove(&(running.call.deadline, id));
+            self.by_key.remove(&running.info.key);
+            self.deadlines.remove(&(running.info.deadline, id));
             self.completed.push_back(id);
         }
     }
 }
 
-/// What a message of an operation asks for. Where parts differ from pair to pair of ranks, each names that of its pair.
-fn of_message(contract: Contract, elements: usize) -> Contract {
+/// Returns the contract in the header of a transfer. In an all-to-all whose parts have different lengths, each pair of ranks
+/// compares the length of its own part.
+fn contract_of_transfer(contract: Contract, elements: usize) -> Contract {
     let by_pair = contract.operation == Operation::AllToAll && contract.count == 0;
     Contract { count: if by_pair { elements as u64 } else { contract.count }, ..contract }
 }
 
-/// A frame of an operation, without payload.
-fn header(kind: FrameKind, call: &OperationInfo, offset: u64) -> FrameHeader {
-    let contract = call.contract;
-    FrameHeader { kind, group: call.group, sequence: call.sequence(), contract, offset, ..FrameHeader::EMPTY }
+/// Returns the header of a frame without payload.
+fn header(kind: FrameKind, info: &OperationInfo, offset: u64) -> FrameHeader {
+    let contract = info.contract;
+    FrameHeader { kind, group: info.group, sequence: info.sequence(), contract, offset, ..FrameHeader::EMPTY }
 }
 
-/// The frame of a segment. Its checksum is the driver's to fill in.
-fn segment_header(call: &OperationInfo, outgoing: &OutgoingSegment, is_checked: bool) -> FrameHeader {
-    let payload_bytes = outgoing.range.len() * call.contract.dtype.size_bytes();
+/// Returns the header of a segment. If it has a checksum field, the driver fills it in.
+fn segment_header(info: &OperationInfo, outgoing: &OutgoingSegment, is_checked: bool) -> FrameHeader {
+    let payload_bytes = outgoing.range.len() * info.contract.dtype.size_bytes();
     FrameHeader {
-        contract: of_message(call.contract, outgoing.total),
+        contract: contract_of_transfer(info.contract, outgoing.total),
         message: outgoing.message,
         eager: outgoing.eager,
         payload_bytes: payload_bytes as u32,
         payload_crc: is_checked.then_some(0),
-        ..header(FrameKind::Data, call, outgoing.offset as u64)
+        ..header(FrameKind::Data, info, outgoing.offset as u64)
     }
 }

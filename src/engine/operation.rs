@@ -1,4 +1,6 @@
-//! One operation under way: how far each message of its schedule has come.
+//! An active operation: the progress of each transfer of its schedule.
+//!
+//! A transfer is all elements that one step of the schedule sends or receives. A long transfer is split into segments.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -8,36 +10,36 @@ use crate::schedule::partition::segment;
 use crate::schedule::{Action, AfterStep, Schedule, Step};
 use crate::types::{Contract, Rank, Site};
 
-/// Bytes of an operation that a rank may send to another before that one has said that it is ready. What comes before it
-/// has begun is stored.
+/// The most bytes of one operation that a rank may send to a peer before the peer's ready frame arrives. If the peer has not
+/// begun the operation, it stores these bytes.
 pub const EAGER_BYTES: usize = 256 << 10;
 
-/// Which operation: what the headers of its frames say.
+/// The identifier of an operation in the headers of its frames.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum OperationKey {
-    /// An operation of a group, by its number in it.
+    /// A collective, identified by its number in its group.
     Collective {
         /// The group.
         group: u32,
-        /// The number.
+        /// The number of the collective in the group.
         sequence: u64,
     },
-    /// A message, by its number on the link from one rank to another.
+    /// A point-to-point message, identified by its number among the messages from one rank to another.
     Message {
         /// The sender.
         from: Rank,
         /// The receiver.
         to: Rank,
-        /// The number.
+        /// The number of the message.
         sequence: u64,
     },
 }
 
-/// Everything about an operation but its schedule.
+/// The identity, the contract and the deadline of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OperationInfo {
     pub(super) key: OperationKey,
-    /// The group, of a message too.
+    /// The group of the collective or of the message.
     pub(super) group: u32,
     pub(super) contract: Contract,
     pub(super) site: Site,
@@ -47,7 +49,7 @@ pub(super) struct OperationInfo {
 }
 
 impl OperationInfo {
-    /// Its number, in its group or on its link.
+    /// Returns the operation's number in its group, or the message's number on its link.
     pub(super) fn sequence(&self) -> u64 {
         match self.key {
             OperationKey::Collective { sequence, .. } | OperationKey::Message { sequence, .. } => sequence,
@@ -57,154 +59,164 @@ impl OperationInfo {
 
 /// An operation and its progress.
 pub(super) struct RunningOperation {
-    pub(super) call: OperationInfo,
+    pub(super) info: OperationInfo,
     steps: Vec<Step>,
     segment_elements: usize,
-    /// What has been applied, by step.
+    /// The progress of the receive of each step.
     applied: Vec<StepProgress>,
     peers: Vec<PeerProgress>,
-    /// Sends and receives that are not over.
-    open: usize,
-    /// Peers that are to be told of more that we are ready for.
-    untold: usize,
+    /// The number of sends and receives that are not complete.
+    unfinished_transfers: usize,
+    /// The number of peers that need ready frames and have not received them for all of their transfers.
+    peers_without_ready: usize,
 }
 
-/// What passes between this rank and one peer, in its order.
+/// The progress of the transfers between this rank and one peer, in the order of the steps.
 struct PeerProgress {
     peer: Rank,
-    /// The steps that send to the peer, and how far the first open one has come.
+    /// The steps that send to the peer.
     sends: Vec<usize>,
+    /// The index in `sends` of the first send that is not complete.
     next_send: usize,
+    /// The number of elements of this send that have been sent.
     sent: usize,
-    /// The segment that has been given out and is not sent yet.
+    /// The segment that the driver is sending.
     in_flight: Option<Range<usize>>,
-    /// How many of the sends the peer has said that it is ready for.
-    cleared: usize,
-    /// Bytes sent for which it had not.
+    /// The number of sends for which the peer has sent a ready frame.
+    ready_sends: usize,
+    /// The bytes that were sent on credit, before the peer's ready frame.
     eager_bytes: usize,
-    /// Bytes that all sends come to.
+    /// The bytes of all sends together.
     outbound_bytes: usize,
-    /// And all receives.
+    /// The bytes of all receives together.
     inbound_bytes: usize,
-    /// The peer has been told that something waits for it.
+    /// Whether this rank has announced the operation to the peer.
     announced: bool,
-    /// The steps that receive from the peer; how far they are stands in `applied`.
+    /// The steps that receive from the peer. Their progress is in [`RunningOperation::applied`].
     receives: Vec<usize>,
+    /// The index in `receives` of the first receive that is not complete.
     next_receive: usize,
-    /// How many of the receives the peer has been told that we are ready for; `None` while it need not be told.
-    told_ready: Option<usize>,
+    /// The number of receives for which this rank has sent a ready frame; `None` if the peer needs no ready frame.
+    ready_receives: Option<usize>,
 }
 
+/// The progress of the receive of one step.
 #[derive(Clone, Copy, Default)]
 struct StepProgress {
+    /// The number of elements that have been applied.
     elements: usize,
     done: bool,
 }
 
-/// What may be sent to a peer next.
+/// The segment that may be sent to a peer next, or why none may be sent.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum NextSend {
-    /// Nothing, until something else has happened.
+    /// There is nothing to send now: all is sent, a segment is being sent, or the data have not arrived.
     Nothing,
-    /// Nothing before the peer is ready.
-    Held {
-        /// The credit that would do as well; `None` if none does.
+    /// The next segment must wait for a ready frame or for credit.
+    MustWait {
+        /// The credit in bytes with which the segment may be sent; `None` if it has to wait for a ready frame.
         charge: Option<usize>,
-        /// The peer does not know that it is to say when it is ready, and should be told.
+        /// Whether the operation has to be announced, because otherwise the peer sends no ready frame.
         announce: bool,
     },
-    /// A segment.
+    /// The segment to send.
     Segment(OutgoingSegment),
 }
 
 /// A segment to send.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct OutgoingSegment {
-    /// The elements.
+    /// The elements of the operation's buffer.
     pub(super) range: Range<usize>,
-    /// The number of its message in the lane.
+    /// The index of the transfer among the operation's transfers to this peer.
     pub(super) message: u32,
-    /// Its first element within the message.
+    /// The index of the segment's first element within the transfer.
     pub(super) offset: usize,
-    /// Elements of the whole message.
+    /// The number of elements of the whole transfer.
     pub(super) total: usize,
+    /// Whether the segment is sent on credit.
     pub(super) eager: bool,
 }
 
-/// What is due from a peer next.
+/// The segment that has to arrive from a peer next.
 pub(super) enum DueReceive {
-    /// Nothing more in this operation.
+    /// The operation receives nothing more from the peer.
     Nothing,
-    /// A segment.
+    /// This segment has to arrive next.
     Segment {
+        /// The elements of the operation's buffer.
         range: Range<usize>,
         action: Action,
+        /// The index of the transfer among the operation's transfers from this peer.
         message: u32,
+        /// The index of the segment's first element within the transfer.
         offset: usize,
-        /// Elements of the whole message.
+        /// The number of elements of the whole transfer.
         total: usize,
-        /// Whether it may be applied already.
+        /// Whether the segment may be applied now.
         is_ready: bool,
-        /// Whether nothing has to leave from its place before.
-        is_vacated: bool,
+        /// Whether this rank has already sent the elements that the segment overwrites, if it has to send them.
+        is_destination_free: bool,
     },
 }
 
 impl RunningOperation {
-    pub(super) fn new(call: OperationInfo, schedule: Schedule, segment_elements: usize) -> Self {
-        // In the order of their peers, so that a lane is found without looking at all of them.
+    pub(super) fn new(info: OperationInfo, schedule: Schedule, segment_elements: usize) -> Self {
+        // The peers are sorted by rank, so that a binary search finds a peer.
         let mut peers: Vec<PeerProgress> = schedule.peers().into_iter().map(PeerProgress::new).collect();
-        let element_bytes = call.contract.dtype.size_bytes();
-        let mut open = 0;
+        let element_bytes = info.contract.dtype.size_bytes();
+        let mut unfinished_transfers = 0;
         for (index, step) in schedule.steps.iter().enumerate() {
             if let Some(send) = &step.send
-                && let Some(peer_progress) = find(&mut peers, send.peer)
+                && let Some(peer_progress) = find_peer(&mut peers, send.peer)
             {
                 peer_progress.sends.push(index);
                 peer_progress.outbound_bytes += send.range.len() * element_bytes;
-                open += 1;
+                unfinished_transfers += 1;
             }
             if let Some(receive) = &step.receive
-                && let Some(peer_progress) = find(&mut peers, receive.peer)
+                && let Some(peer_progress) = find_peer(&mut peers, receive.peer)
             {
                 peer_progress.receives.push(index);
                 peer_progress.inbound_bytes += receive.range.len() * element_bytes;
-                open += 1;
+                unfinished_transfers += 1;
             }
         }
-        let mut untold = 0;
+        let mut peers_without_ready = 0;
         for peer_progress in
             peers.iter_mut().filter(|peer_progress| peer_progress.inbound_bytes > EAGER_BYTES)
         {
-            peer_progress.told_ready = Some(0);
-            untold += 1;
+            peer_progress.ready_receives = Some(0);
+            peers_without_ready += 1;
         }
         Self {
-            call,
+            info,
             applied: vec![StepProgress::default(); schedule.steps.len()],
             steps: schedule.steps,
             segment_elements,
             peers,
-            open,
-            untold,
+            unfinished_transfers,
+            peers_without_ready,
         }
     }
 
     pub(super) fn is_complete(&self) -> bool {
-        self.open == 0
+        self.unfinished_transfers == 0
     }
 
-    /// The number of peers.
-    pub(super) fn peers(&self) -> usize {
+    /// Returns the number of peers.
+    pub(super) fn peer_count(&self) -> usize {
         self.peers.len()
     }
 
-    /// A peer by its place among them, and whether it is sent something.
-    pub(super) fn peer(&self, index: usize) -> (Rank, bool) {
+    /// Returns the peer with this index, and whether the operation sends to it.
+    pub(super) fn peer_at(&self, index: usize) -> (Rank, bool) {
         (self.peers[index].peer, !self.peers[index].sends.is_empty())
     }
 
-    /// The peers from which something is due; if there are none, those that still have to be sent something.
+    /// Returns the peers from which the operation still has to receive. If there are none, returns the peers to which the
+    /// operation still has to send.
     pub(super) fn awaited(&self) -> impl Iterator<Item = Rank> {
         let receives =
             |peer_progress: &&PeerProgress| peer_progress.next_receive < peer_progress.receives.len();
@@ -221,20 +233,21 @@ impl RunningOperation {
             .map(|peer_progress| peer_progress.peer)
     }
 
-    /// Whether the operation cannot end without `peer`, of whose segments so many are stored.
+    /// Returns whether the operation still needs `peer`, of whose segments `stored` have arrived and are stored.
     pub(super) fn needs(&self, peer: Rank, stored: usize) -> bool {
         self.peer_progress(peer).is_some_and(|peer_progress| {
-            peer_progress.next_send < peer_progress.sends.len() || self.due_segments(peer_progress) > stored
+            peer_progress.next_send < peer_progress.sends.len()
+                || self.count_unapplied(peer_progress) > stored
         })
     }
 
-    /// How many segments of `peer` are still to be applied.
-    pub(super) fn open_segments(&self, peer: Rank) -> usize {
-        self.peer_progress(peer).map_or(0, |peer_progress| self.due_segments(peer_progress))
+    /// Returns the number of segments from `peer` that have not been applied.
+    pub(super) fn unapplied_segments(&self, peer: Rank) -> usize {
+        self.peer_progress(peer).map_or(0, |peer_progress| self.count_unapplied(peer_progress))
     }
 
-    /// How many segments are still to be applied.
-    fn due_segments(&self, peer_progress: &PeerProgress) -> usize {
+    /// Returns the number of segments of these receives that have not been applied.
+    fn count_unapplied(&self, peer_progress: &PeerProgress) -> usize {
         let segments = |&step: &usize| {
             let length = self.steps[step].receive.as_ref().map_or(0, |receive| receive.range.len());
             let left = length - self.applied[step].elements.min(length);
@@ -243,7 +256,7 @@ impl RunningOperation {
         peer_progress.receives[peer_progress.next_receive..].iter().map(segments).sum()
     }
 
-    /// Whether something is still to be sent to `peer`.
+    /// Returns whether the operation still has to send to `peer`.
     pub(super) fn sends_to(&self, peer: Rank) -> bool {
         self.peer_progress(peer)
             .is_some_and(|peer_progress| peer_progress.next_send < peer_progress.sends.len())
@@ -254,14 +267,14 @@ impl RunningOperation {
         Some(&self.peers[index])
     }
 
-    fn lane_mut(&mut self, peer: Rank) -> Option<&mut PeerProgress> {
-        find(&mut self.peers, peer)
+    fn peer_progress_mut(&mut self, peer: Rank) -> Option<&mut PeerProgress> {
+        find_peer(&mut self.peers, peer)
     }
 
-    /// What may be sent to `peer` next, if at most `credit` bytes (see [`charge`]) may be sent before it is ready. A
-    /// segment is in flight until [`RunningOperation::transmitted`].
-    pub(super) fn next(&mut self, peer: Rank, credit: usize) -> NextSend {
-        let element_bytes = self.call.contract.dtype.size_bytes();
+    /// Returns the segment to send to `peer` next, or why none may be sent. `credit` is the number of bytes that may be sent
+    /// on credit (see [`charge`]). The segment is in flight until [`RunningOperation::transmitted`].
+    pub(super) fn next_send(&mut self, peer: Rank, credit: usize) -> NextSend {
+        let element_bytes = self.info.contract.dtype.size_bytes();
         let Some(peer_progress) =
             self.peer_progress(peer).filter(|peer_progress| peer_progress.in_flight.is_none())
         else {
@@ -271,25 +284,25 @@ impl RunningOperation {
             peer_progress.sends.get(peer_progress.next_send).and_then(|&step| self.steps[step].send.as_ref());
         let Some(send) = step else { return NextSend::Nothing };
         let range = segment(&send.range, peer_progress.sent, self.segment_elements);
-        if !self.satisfied(send.after, &send.range, &range) {
+        if !self.is_dependency_applied(send.after, &send.range, &range) {
             return NextSend::Nothing;
         }
         let bytes = range.len() * element_bytes;
-        let eager = peer_progress.next_send >= peer_progress.cleared;
+        let eager = peer_progress.next_send >= peer_progress.ready_sends;
         if eager {
-            let is_message = matches!(self.call.key, OperationKey::Message { .. });
-            // The receiver of a longer lane says when it is ready without being asked, if it asks for the same; that it does
-            // not, it learns from a first segment or an announcement. That of a message learns how long it is from either.
+            let is_message = matches!(self.info.key, OperationKey::Message { .. });
+            // If an operation sends more than 256 KiB to the peer, the peer sends ready frames unasked. But the peer needs one
+            // frame first, because only a frame tells it the length of a message, or that the contracts differ.
             let is_begun = peer_progress.next_send > 0 || peer_progress.eager_bytes > 0;
             let is_long = is_message || peer_progress.outbound_bytes > EAGER_BYTES;
             let is_known = peer_progress.announced || (is_begun && is_long);
-            // The receiver answers the announcement of a message when a receive has matched it, so a synchronous message
-            // leaves only after that answer.
-            let is_standard = self.call.mode == SendMode::Standard;
+            // A synchronous message is never sent on credit. The receiver answers its announcement with a ready frame when a
+            // receive has matched the message.
+            let is_standard = self.info.mode == SendMode::Standard;
             let has_budget = is_standard && peer_progress.eager_bytes + bytes <= EAGER_BYTES;
             if !has_budget || charge(bytes) > credit {
                 let charge = has_budget.then(|| charge(bytes));
-                return NextSend::Held { charge, announce: !is_known };
+                return NextSend::MustWait { charge, announce: !is_known };
             }
         }
         let outgoing = OutgoingSegment {
@@ -299,30 +312,31 @@ impl RunningOperation {
             range: range.clone(),
             eager,
         };
-        if let Some(peer_progress) = self.lane_mut(peer) {
+        if let Some(peer_progress) = self.peer_progress_mut(peer) {
             peer_progress.in_flight = Some(range);
             peer_progress.eager_bytes += if eager { bytes } else { 0 };
         }
         NextSend::Segment(outgoing)
     }
 
-    /// Notes that the peer knows that something waits for it.
-    pub(super) fn announced(&mut self, peer: Rank) {
-        if let Some(peer_progress) = self.lane_mut(peer) {
+    /// Records that this rank has announced the operation to the peer.
+    pub(super) fn set_announced(&mut self, peer: Rank) {
+        if let Some(peer_progress) = self.peer_progress_mut(peer) {
             peer_progress.announced = true;
         }
     }
 
-    /// Takes the peer's word that it is ready for this many messages.
-    pub(super) fn cleared(&mut self, peer: Rank, messages: u64) {
-        if let Some(peer_progress) = self.lane_mut(peer) {
-            peer_progress.cleared =
-                peer_progress.cleared.max(usize::try_from(messages).unwrap_or(usize::MAX));
+    /// Handles a ready frame: the peer is ready for the first `transfers` transfers.
+    pub(super) fn set_ready_sends(&mut self, peer: Rank, transfers: u64) {
+        if let Some(peer_progress) = self.peer_progress_mut(peer) {
+            peer_progress.ready_sends =
+                peer_progress.ready_sends.max(usize::try_from(transfers).unwrap_or(usize::MAX));
         }
     }
 
+    /// Records that the segment in flight has been sent.
     pub(super) fn transmitted(&mut self, peer: Rank) {
-        let Some(peer_progress) = find(&mut self.peers, peer) else { return };
+        let Some(peer_progress) = find_peer(&mut self.peers, peer) else { return };
         let Some(range) = peer_progress.in_flight.take() else { return };
         peer_progress.sent += range.len();
         let step =
@@ -330,12 +344,12 @@ impl RunningOperation {
         if step.is_some_and(|send| peer_progress.sent == send.range.len()) {
             peer_progress.next_send += 1;
             peer_progress.sent = 0;
-            self.open -= 1;
+            self.unfinished_transfers -= 1;
         }
     }
 
-    /// What has to come from `peer` next.
-    pub(super) fn due(&self, peer: Rank) -> DueReceive {
+    /// Returns the segment that has to arrive from `peer` next.
+    pub(super) fn next_receive(&self, peer: Rank) -> DueReceive {
         let Some(peer_progress) = self.peer_progress(peer) else { return DueReceive::Nothing };
         let Some(&step) = peer_progress.receives.get(peer_progress.next_receive) else {
             return DueReceive::Nothing;
@@ -343,14 +357,24 @@ impl RunningOperation {
         let Some(receive) = &self.steps[step].receive else { return DueReceive::Nothing };
         let offset = self.applied[step].elements;
         let range = segment(&receive.range, offset, self.segment_elements);
-        let is_vacated = self.is_vacated(step, offset + range.len());
-        let is_ready = is_vacated && self.satisfied(receive.after, &receive.range, &range);
+        let is_destination_free = self.is_destination_free(step, offset + range.len());
+        let is_ready =
+            is_destination_free && self.is_dependency_applied(receive.after, &receive.range, &range);
         let (message, total) = (peer_progress.next_receive as u32, receive.range.len());
-        DueReceive::Segment { range, action: receive.action, message, offset, total, is_ready, is_vacated }
+        DueReceive::Segment {
+            range,
+            action: receive.action,
+            message,
+            offset,
+            total,
+            is_ready,
+            is_destination_free,
+        }
     }
 
+    /// Records that the next segment from `peer` has been applied.
     pub(super) fn applied(&mut self, peer: Rank) {
-        let Some(peer_progress) = find(&mut self.peers, peer) else { return };
+        let Some(peer_progress) = find_peer(&mut self.peers, peer) else { return };
         let Some(&step) = peer_progress.receives.get(peer_progress.next_receive) else { return };
         let Some(receive) = &self.steps[step].receive else { return };
         let progress = &mut self.applied[step];
@@ -358,30 +382,30 @@ impl RunningOperation {
         if progress.elements == receive.range.len() {
             progress.done = true;
             peer_progress.next_receive += 1;
-            self.open -= 1;
+            self.unfinished_transfers -= 1;
         }
     }
 
-    /// From now on `peer` is to be told when we are ready: it asked, or has more for us than it may send before.
-    pub(super) fn tell_when_ready(&mut self, peer: Rank) {
-        if let Some(peer_progress) = find(&mut self.peers, peer)
-            && peer_progress.told_ready.is_none()
+    /// Makes this rank send ready frames to `peer`, because the peer has announced the operation.
+    pub(super) fn enable_ready_frames(&mut self, peer: Rank) {
+        if let Some(peer_progress) = find_peer(&mut self.peers, peer)
+            && peer_progress.ready_receives.is_none()
             && !peer_progress.receives.is_empty()
         {
-            peer_progress.told_ready = Some(0);
-            self.untold += 1;
+            peer_progress.ready_receives = Some(0);
+            self.peers_without_ready += 1;
         }
     }
 
-    /// The peers that do not know yet for how many messages we are ready, and that number.
-    pub(super) fn take_ready(&mut self) -> Vec<(Rank, usize)> {
+    /// Returns the ready frames to send: the peers, and for each peer the number of receives that this rank is ready for.
+    pub(super) fn take_ready_frames(&mut self) -> Vec<(Rank, usize)> {
         let mut ready = Vec::new();
-        if self.untold == 0 {
+        if self.peers_without_ready == 0 {
             return ready;
         }
         for index in 0..self.peers.len() {
             let peer_progress = &self.peers[index];
-            let Some(told) = peer_progress.told_ready.filter(|&told| told < peer_progress.receives.len())
+            let Some(sent) = peer_progress.ready_receives.filter(|&sent| sent < peer_progress.receives.len())
             else {
                 continue;
             };
@@ -391,18 +415,19 @@ impl RunningOperation {
                     receive.after.is_none_or(|AfterStep(step)| self.applied[step].done)
                 })
             };
-            let now = told + peer_progress.receives[told..].iter().take_while(is_ready).count();
-            if now > told {
+            let now = sent + peer_progress.receives[sent..].iter().take_while(is_ready).count();
+            if now > sent {
                 ready.push((peer_progress.peer, now));
-                self.untold -= usize::from(now == peer_progress.receives.len());
-                self.peers[index].told_ready = Some(now);
+                self.peers_without_ready -= usize::from(now == peer_progress.receives.len());
+                self.peers[index].ready_receives = Some(now);
             }
         }
         ready
     }
 
-    /// Whether the first so many elements that a step receives do not go where something lies that it has not sent yet.
-    fn is_vacated(&self, step: usize, elements: usize) -> bool {
+    /// Returns whether this rank has already sent the elements that the first `elements` elements of a step's receive
+    /// overwrite. Returns true if the step does not have to send these elements.
+    fn is_destination_free(&self, step: usize, elements: usize) -> bool {
         let Some(send) =
             self.steps[step].send.as_ref().filter(|_| self.steps[step].must_send_before_receiving(step))
         else {
@@ -414,8 +439,13 @@ impl RunningOperation {
         })
     }
 
-    /// Whether what `segment` of `range` depends on has been applied.
-    fn satisfied(&self, after: Option<AfterStep>, range: &Range<usize>, segment: &Range<usize>) -> bool {
+    /// Returns whether the receive on which `segment` of `range` depends has been applied.
+    fn is_dependency_applied(
+        &self,
+        after: Option<AfterStep>,
+        range: &Range<usize>,
+        segment: &Range<usize>,
+    ) -> bool {
         let Some(AfterStep(step)) = after else { return true };
         let progress = self.applied[step];
         let is_same = self.steps[step].receive.as_ref().is_some_and(|receive| receive.range == *range);
@@ -423,13 +453,13 @@ impl RunningOperation {
     }
 }
 
-/// What a segment of so many bytes costs its receiver to store, at most: its bytes and what it takes to remember them.
+/// Returns the credit in bytes that a segment of `bytes` bytes uses: the bytes, and the overhead of storing the segment.
 pub(super) const fn charge(bytes: usize) -> usize {
     bytes + 128
 }
 
-/// The lane of a peer, of lanes in the order of their peers.
-fn find(peers: &mut [PeerProgress], peer: Rank) -> Option<&mut PeerProgress> {
+/// Returns the progress of a peer. `peers` is sorted by rank.
+fn find_peer(peers: &mut [PeerProgress], peer: Rank) -> Option<&mut PeerProgress> {
     let index = peers.binary_search_by_key(&peer, |peer_progress| peer_progress.peer).ok()?;
     Some(&mut peers[index])
 }
@@ -442,14 +472,14 @@ impl PeerProgress {
             next_send: 0,
             sent: 0,
             in_flight: None,
-            cleared: 0,
+            ready_sends: 0,
             eager_bytes: 0,
             outbound_bytes: 0,
             inbound_bytes: 0,
             announced: false,
             receives: Vec::new(),
             next_receive: 0,
-            told_ready: None,
+            ready_receives: None,
         }
     }
 }

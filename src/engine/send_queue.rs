@@ -1,9 +1,9 @@
-//! Who sends next on a link.
+//! The order in which operations send on a link.
 //!
-//! Operations take turns, segment by segment, so that none waits for the end of another. The one exception is where the
-//! protocol needs an order: messages are numbered on their link, and the first frame of each leaves after that of the one
-//! before it. Only the first of those of which nothing has left takes part in the turns; a run of short ones has one turn
-//! for each segment's worth of bytes.
+//! Operations take turns, segment by segment, so that no operation waits for the end of another operation. Messages also have
+//! to keep an order: they are numbered on their link, and the first frames of the messages leave in the order of the numbers.
+//! So of the messages that have sent nothing, only the first one takes turns. Several short messages share one turn, until
+//! their bytes fill a segment.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -11,97 +11,99 @@ use super::OpId;
 use super::operation::OperationKey;
 use crate::wire::frame::HEADER_BYTES;
 
-/// The operations that have something to send to one peer. Each is in one of `ready`, `waiting`, `starved`, `held` and
-/// `in_flight`, or further back in `unopened`.
+/// The operations that have data to send to one peer. Each operation is in exactly one of `ready`, `waiting_for_data`,
+/// `waiting_for_credit`, `waiting_for_ready` and `in_flight`, or is a message in `unopened` behind the first one.
 #[derive(Default)]
 pub(super) struct SendQueue {
-    /// Those that may be able to send, the next one first.
+    /// The operations that may be able to send. The first one has the next turn.
     ready: VecDeque<OpId>,
-    /// Those that can send nothing before something of theirs has been applied: nobody asks them until then, however many
-    /// there are.
-    waiting: BTreeSet<OpId>,
-    /// Messages of which nothing has left, in their order.
+    /// The operations that can send only after a segment of theirs has been received and applied. They take no turns.
+    waiting_for_data: BTreeSet<OpId>,
+    /// The messages that have sent no frame, in the order of their numbers.
     unopened: VecDeque<OpId>,
-    /// Bytes of messages that were opened one after another.
+    /// The bytes of short messages that were sent in the current turn.
     opened_bytes: usize,
-    /// Those that can do nothing without so much credit, or the peer's word that it is ready.
-    starved: BTreeMap<OpId, usize>,
-    /// Those that can do nothing before the peer is ready.
-    held: BTreeSet<OpId>,
-    /// What has been announced and not been answered yet. The peer knows no more of it than is here.
-    announcing: BTreeSet<OperationKey>,
-    /// Those that would be announced if there were room; they are among the starved or the held.
+    /// The operations that wait for credit or for a ready frame, with the number of credit bytes that they need.
+    waiting_for_credit: BTreeMap<OpId, usize>,
+    /// The operations that wait for a ready frame.
+    waiting_for_ready: BTreeSet<OpId>,
+    /// The operations that were announced and that no ready frame has answered. The peer stores at most these announcements.
+    announced: BTreeSet<OperationKey>,
+    /// The operations whose announcement waits because `announced` has reached its limit. They are also in
+    /// `waiting_for_credit` or `waiting_for_ready`.
     unannounced: BTreeSet<OpId>,
-    /// The one whose segment has been given out.
+    /// The operation whose segment the driver is sending.
     in_flight: Option<OpId>,
 }
 
 impl SendQueue {
-    /// A collective begins to send.
-    pub(super) fn enter(&mut self, id: OpId) {
+    /// Adds a collective.
+    pub(super) fn add_collective(&mut self, id: OpId) {
         self.ready.push_back(id);
     }
 
-    /// A message begins to be sent, after all those before it.
-    pub(super) fn enter_message(&mut self, id: OpId) {
+    /// Adds a message behind all earlier messages.
+    pub(super) fn add_message(&mut self, id: OpId) {
         self.unopened.push_back(id);
         if self.unopened.len() == 1 {
             self.ready.push_back(id);
         }
     }
 
-    /// How many are to be asked before nothing more can be sent.
+    /// Returns the number of operations that may be able to send.
     pub(super) fn len(&self) -> usize {
         self.ready.len()
     }
 
-    /// The operation whose turn it is; it is put somewhere else by one of the following.
-    pub(super) fn take(&mut self) -> Option<OpId> {
+    /// Removes and returns the operation that has the next turn. The caller then passes the operation to one of the following
+    /// methods, or drops it if it has nothing more to send.
+    pub(super) fn take_next(&mut self) -> Option<OpId> {
         self.ready.pop_front()
     }
 
-    /// It has had its turn, and may have more to send.
-    pub(super) fn pass(&mut self, id: OpId) {
+    /// Puts an operation that may have more to send behind all others.
+    pub(super) fn requeue(&mut self, id: OpId) {
         self.ready.push_back(id);
     }
 
-    /// It has nothing to send before something else of it has been applied.
-    pub(super) fn wait(&mut self, id: OpId) {
-        self.waiting.insert(id);
+    /// Suspends an operation until [`SendQueue::resume`].
+    pub(super) fn wait_for_data(&mut self, id: OpId) {
+        self.waiting_for_data.insert(id);
     }
 
-    /// Something of it has been applied.
+    /// Resumes an operation that waited for data, because a segment of it has been applied.
     pub(super) fn resume(&mut self, id: OpId) {
-        if self.waiting.remove(&id) {
+        if self.waiting_for_data.remove(&id) {
             self.ready.push_back(id);
         }
     }
 
-    /// It can do nothing before the peer is ready, or with `charge` bytes of credit.
-    pub(super) fn park(&mut self, id: OpId, charge: Option<usize>) {
+    /// Suspends an operation until a ready frame arrives, or until there are `charge` bytes of credit if `charge` is given.
+    pub(super) fn suspend(&mut self, id: OpId, charge: Option<usize>) {
         match charge {
             Some(charge) => {
-                self.starved.insert(id, charge);
+                self.waiting_for_credit.insert(id, charge);
             }
             None => {
-                self.held.insert(id);
+                self.waiting_for_ready.insert(id);
             }
         }
     }
 
-    /// It is to be announced; whether it may be now, of at most `limit` at a time.
-    pub(super) fn announce(&mut self, id: OpId, key: OperationKey, limit: usize) -> bool {
-        let may = self.announcing.len() < limit;
-        if may {
-            self.announcing.insert(key);
+    /// Returns whether an operation may be announced now. At most `limit` announcements may be unanswered. At the limit, the
+    /// operation is announced after the next ready frame.
+    pub(super) fn try_announce(&mut self, id: OpId, key: OperationKey, limit: usize) -> bool {
+        let may_announce = self.announced.len() < limit;
+        if may_announce {
+            self.announced.insert(key);
         } else {
             self.unannounced.insert(id);
         }
-        may
+        may_announce
     }
 
-    /// A frame of it leaves, with so many bytes of payload. The next message may follow the first frame of one.
-    pub(super) fn leaves(&mut self, id: OpId, payload_bytes: usize, segment_bytes: usize) {
+    /// Records that a frame of an operation is sent. After the first frame of a message, the next message may send.
+    pub(super) fn record_frame(&mut self, id: OpId, payload_bytes: usize, segment_bytes: usize) {
         if self.unopened.front() != Some(&id) {
             return;
         }
@@ -116,41 +118,42 @@ impl SendQueue {
         }
     }
 
-    /// Its segment has been given out.
+    /// Records that the driver is sending a segment of the operation.
     pub(super) fn mark_in_flight(&mut self, id: OpId) {
         self.in_flight = Some(id);
     }
 
-    /// The segment that was given out has been sent; whose it was.
+    /// Returns the operation whose segment the driver was sending, because the segment has been sent.
     pub(super) fn take_in_flight(&mut self) -> Option<OpId> {
         self.in_flight.take()
     }
 
-    /// The peer is ready for more of the operation, if it is still under way here.
-    pub(super) fn unpark(&mut self, key: OperationKey, id: Option<OpId>) {
-        if self.announcing.remove(&key)
+    /// Handles a ready frame for an operation. `id` is `None` if the operation is complete on this rank.
+    pub(super) fn handle_ready(&mut self, key: OperationKey, id: Option<OpId>) {
+        if self.announced.remove(&key)
             && let Some(first) = self.unannounced.first().copied()
         {
-            self.revive(first);
+            self.resume_suspended(first);
         }
         if let Some(id) = id {
-            self.revive(id);
+            self.resume_suspended(id);
         }
     }
 
-    /// There are `credit` bytes of credit.
-    pub(super) fn feed(&mut self, mut credit: usize) {
-        while let Some((&id, &charge)) = self.starved.first_key_value()
+    /// Resumes operations that waited for credit, as far as `credit` bytes suffice.
+    pub(super) fn resume_with_credit(&mut self, mut credit: usize) {
+        while let Some((&id, &charge)) = self.waiting_for_credit.first_key_value()
             && charge <= credit
         {
             credit -= charge;
-            self.revive(id);
+            self.resume_suspended(id);
         }
     }
 
-    fn revive(&mut self, id: OpId) {
+    /// Resumes an operation that waited for credit or for a ready frame.
+    fn resume_suspended(&mut self, id: OpId) {
         self.unannounced.remove(&id);
-        if self.starved.remove(&id).is_some() | self.held.remove(&id) {
+        if self.waiting_for_credit.remove(&id).is_some() | self.waiting_for_ready.remove(&id) {
             self.ready.push_back(id);
         }
     }

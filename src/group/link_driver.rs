@@ -163,7 +163,7 @@ impl<T: Transport> LinkDriver<T> {
         self.take_up(id, begin, OperationBuffers { memory, kernels: None, divisor: 1 });
         if to == self.settings.rank {
             self.tasks.keep(id, begin.contract.count as usize);
-            self.tasks.hand_over(&mut self.engine);
+            self.tasks.deliver_to_itself(&mut self.engine);
         }
         Ok(id)
     }
@@ -185,7 +185,7 @@ impl<T: Transport> LinkDriver<T> {
         }
         let id = self.engine.receive(now, begin, pattern)?;
         self.take_up(id, begin, OperationBuffers { memory, kernels: None, divisor: 1 });
-        self.tasks.hand_over(&mut self.engine);
+        self.tasks.deliver_to_itself(&mut self.engine);
         Ok(id)
     }
 
@@ -203,16 +203,16 @@ impl<T: Transport> LinkDriver<T> {
         self.engine.begin_external(now, begin, sequence)
     }
 
-    /// Gives the next number of a group to an operation that consists of others. See [`Engine::number`].
+    /// Gives the next number of a group to an operation that consists of others. See [`Engine::assign_number`].
     ///
     /// # Errors
     ///
     /// The failure, if a rank has already sent a frame of another operation of that number.
-    pub fn number(&mut self, group: u32, asked: (Contract, Site)) -> Result<OpId, Failure> {
-        let (id, key) = self.engine.number(group, asked)?;
+    pub fn assign_number(&mut self, group: u32, asked: (Contract, Site)) -> Result<OpId, Failure> {
+        let (id, key) = self.engine.assign_number(group, asked)?;
         // The engine compares frames that arrive from now on. One that arrived before is stored.
         if let Some((peer, header)) = self.tasks.first_stored(key) {
-            self.engine.belated(peer, &header);
+            self.engine.handle_late_frame(peer, &header);
         }
         self.engine.failure().map_or(Ok(id), |failure| Err(failure.clone()))
     }
@@ -278,8 +278,8 @@ impl<T: Transport> LinkDriver<T> {
     }
 
     /// How often something has come that whoever sleeps at a board has to know of.
-    pub fn alerts(&self) -> u64 {
-        self.engine.alerts()
+    pub fn wake_events(&self) -> u64 {
+        self.engine.wake_events()
     }
 
     /// Makes lanes for peers that have opened links of their own accord.
@@ -313,7 +313,7 @@ impl<T: Transport> LinkDriver<T> {
 
     /// The group begins nothing more.
     pub fn retire(&mut self, group: u32) {
-        self.engine.retire(group);
+        self.engine.retire_group(group);
     }
 
     /// Gives up all memory: the job has failed, and its peers have been told. What was half sent stays so. Returns how
@@ -363,7 +363,7 @@ impl<T: Transport> LinkDriver<T> {
             let is_told = |link: &LinkIo| link.is_lost || link.outgoing.is_none();
             all_told &= !self.transport.is_open(peer) || self.links.get(&peer).is_none_or(is_told);
         }
-        all_told && self.engine.is_settled()
+        all_told && self.engine.do_peers_agree()
     }
 
     /// Moves bytes to `peer` once; whether any moved.

@@ -240,8 +240,8 @@ impl ActiveOperations {
     }
 
     /// Puts this rank's messages to itself into the buffers of the receives that have found them.
-    pub(super) fn hand_over(&mut self, engine: &mut Engine) {
-        while let Some((message, receive)) = engine.take_handed_over() {
+    pub(super) fn deliver_to_itself(&mut self, engine: &mut Engine) {
+        while let Some((message, receive)) = engine.take_self_delivery() {
             let Some(bytes) = self.own.remove(&message) else { continue };
             let count = engine.envelope(receive).map_or(0, |envelope| envelope.contract.count as usize);
             let Some(range) = self.prepare(engine, receive, &(0..count)) else { return };
@@ -276,7 +276,7 @@ impl LinkIo {
 
     /// What comes is wrong, and nothing more of it is looked at.
     pub(super) fn refuse(&mut self, peer: Rank, detail: String, engine: &mut Engine) {
-        engine.corrupt(peer, detail);
+        engine.report_corrupt_bytes(peer, detail);
         self.incoming = IncomingFrame::Refused;
     }
 
@@ -318,7 +318,7 @@ impl LinkIo {
                 }
                 IncomingFrame::Control { header, payload, filled } if *filled == payload.len() => {
                     if header.payload_crc.is_some_and(|crc| crc != crate::wire::crc32c(payload)) {
-                        engine.corrupt(peer, "a control frame's payload is corrupt".into());
+                        engine.report_corrupt_bytes(peer, "a control frame's payload is corrupt".into());
                     } else {
                         engine.control(peer, header, payload);
                     }
@@ -330,7 +330,7 @@ impl LinkIo {
                     match FrameHeader::decode(&self.header) {
                         Ok(header) => self.incoming = self.judge(peer, header, engine, tasks),
                         Err(error) => {
-                            engine.corrupt(peer, error.to_string());
+                            engine.report_corrupt_bytes(peer, error.to_string());
                             self.incoming = IncomingFrame::Refused;
                         }
                     }
@@ -349,7 +349,7 @@ impl LinkIo {
     ) -> IncomingFrame {
         let length = header.payload_bytes as usize;
         match engine.frame(peer, &header) {
-            FrameVerdict::Taken => IncomingFrame::Header,
+            FrameVerdict::Handled => IncomingFrame::Header,
             FrameVerdict::Discard => IncomingFrame::Waste { left: length },
             FrameVerdict::Refuse => IncomingFrame::Refused,
             FrameVerdict::Control => IncomingFrame::Control { header, payload: vec![0; length], filled: 0 },
@@ -413,7 +413,7 @@ fn is_sound(peer: Rank, header: &FrameHeader, payload: &[u8], engine: &mut Engin
         let detail = format!(
             "a segment of operation {sequence} arrived corrupt (checksum {found:08x}, should be {expected:08x})"
         );
-        engine.corrupt(peer, detail);
+        engine.report_corrupt_bytes(peer, detail);
     }
     found == expected
 }

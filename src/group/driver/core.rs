@@ -116,13 +116,13 @@ impl Core {
             }
             JobState::Running => {}
         }
-        let heard = (self.link_driver.arrivals(), self.link_driver.alerts());
+        let heard = (self.link_driver.arrivals(), self.link_driver.wake_events());
         if self.link_driver.poll_timeout().is_some_and(|due| now >= due) {
             self.check_links();
         }
         let poll = self.link_driver.poll(now);
         // A message is what a probe waits for, and an alert who sleeps at a desk.
-        let mut is_progress = (self.link_driver.arrivals(), self.link_driver.alerts()) != heard;
+        let mut is_progress = (self.link_driver.arrivals(), self.link_driver.wake_events()) != heard;
         if !self.shm_tasks.is_empty() {
             is_progress |= self.poll_shm_operations(now);
             // Peers that sleep and have to see what was posted are told before this rank sleeps itself.

@@ -67,7 +67,7 @@ impl Core {
     ) -> Result<OpId, Failure> {
         let HierarchicalOperation { host_executors, blocks, memory, kernels, divisor } = hierarchical;
         let asked = (begin.contract, begin.site);
-        let id = self.link_driver.number(begin.group & !INTERNAL_GROUP_BITS, asked)?;
+        let id = self.link_driver.assign_number(begin.group & !INTERNAL_GROUP_BITS, asked)?;
         let ranges: Vec<Range<usize>> = blocks.iter().map(|block| block.bytes.clone()).collect();
         let (whole, parts) = memory.into_parts(&ranges);
         let engine = self.link_driver.engine_mut();
@@ -75,7 +75,7 @@ impl Core {
             let (shm_executor, _) = &host_executors.as_ref()?[at];
             let shm_operation = lock(shm_executor).take_on(asked, shm_request?);
             // For a rank of this host that comes to it later and asks for something else.
-            engine.remember(begin.group, shm_operation.sequence(), asked);
+            engine.record_external(begin.group, shm_operation.sequence(), asked);
             Some(shm_operation)
         };
         let mut remaining = Vec::with_capacity(blocks.len());

@@ -61,7 +61,7 @@ impl Driver {
                 }
                 Ok(ShmPoll::Broken(rank, what)) => {
                     let mut core = self.shared.lock();
-                    core.link_driver.engine_mut().blame(members[rank.index()], what);
+                    core.link_driver.engine_mut().report_misbehavior(members[rank.index()], what);
                     break Err(self.shared.fail(core));
                 }
                 Err(_) => break Err(self.abort("the program's own reduction panicked there")),
@@ -208,13 +208,13 @@ impl Core {
     /// For a rank that comes to an operation later and asks for something else.
     fn remember(&mut self, group: u32, shm_executor: &ShmExecutor) {
         for ShmContract { sequence, contract, site, .. } in shm_executor.history() {
-            self.link_driver.engine_mut().remember(group, sequence, (contract, site));
+            self.link_driver.engine_mut().record_external(group, sequence, (contract, site));
         }
     }
 
     fn differ(&mut self, group: u32, own: ShmContract, theirs: (Rank, Option<Contract>)) {
         let place = (group, own.sequence);
-        self.link_driver.engine_mut().disagree(place, (own.contract, own.site), theirs);
+        self.link_driver.engine_mut().report_mismatch(place, (own.contract, own.site), theirs);
     }
 
     /// Looks at the desks where somebody waits; whether an operation has ended.
@@ -246,7 +246,7 @@ impl Core {
                 }
                 Ok(ShmPoll::Broken(rank, what)) => {
                     let peer = members[rank.index()];
-                    self.link_driver.engine_mut().blame(peer, what);
+                    self.link_driver.engine_mut().report_misbehavior(peer, what);
                 }
                 Ok(ShmPoll::Done) => {
                     self.link_driver.engine_mut().end_external(id);
