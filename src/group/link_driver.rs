@@ -1,7 +1,7 @@
-//! Joins the engine to a transport: turns ranges into slices, moves their bytes, and reduces what arrives.
+//! Connects the engine to a transport: sends the engine's frames, and copies or reduces the segments that arrive.
 //!
-//! [`LinkDriver::poll`] does all that can be done without waiting. It reads no clock except for a profile, so the simulated
-//! network drives it too.
+//! [`LinkDriver::poll`] does all work that needs no waiting. It reads the clock only for a profile, so tests can run it on a
+//! simulated network.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -18,61 +18,61 @@ use crate::transport::{TransferResult, Transport};
 use crate::types::{Contract, Rank, Site};
 use crate::wire::frame::HEADER_BYTES;
 
-/// How many times bytes are moved before the pump's driver gets a chance to do something else.
-const MOVES_MAX: usize = 64;
+/// The most times that one [`LinkDriver::poll`] sends and receives on every link. Then it returns to its caller.
+const TRANSFER_ROUNDS_MAX: usize = 64;
 
-/// Bytes of no interest that are read at a time.
-const WASTE_BYTES: usize = 16 << 10;
+/// The most bytes that are read at a time if they are discarded.
+const DISCARD_BYTES: usize = 16 << 10;
 
-/// An engine, its transport, and what is half sent and half received.
+/// An engine, its transport, and the frames that are partly sent or partly received.
 pub struct LinkDriver<T> {
     engine: Engine,
     transport: T,
     links: BTreeMap<Rank, LinkIo>,
-    /// The lanes' peers, in the order in which the links were needed.
+    /// The peers in `links`, in the order in which the links were opened.
     peers: Vec<Rank>,
     settings: Settings,
-    tasks: ActiveOperations,
+    operations: ActiveOperations,
     counters: ByteCounters,
-    /// Callers that look for messages without receiving them.
+    /// The number of threads that probe for messages.
     probes: usize,
 }
 
-/// What a turn has come to.
+/// The result of [`LinkDriver::poll`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PollOutcome {
-    /// More can be done at once.
+    /// More work can be done now.
     Busy,
-    /// Nothing more can be done before the transport has waited.
+    /// No more work can be done before the transport has waited for events.
     Blocked,
     /// The job has failed.
     Failed(Failure),
 }
 
-/// An operation that has ended well.
+/// An operation that has completed successfully.
 pub struct Finished {
-    /// Which.
+    /// The identifier of the operation.
     pub operation: OpId,
-    /// Its memory.
+    /// The buffer of the operation.
     pub memory: Memory,
-    /// What was received, if it was a receive.
+    /// The message that a receive has received; `None` for other operations.
     pub envelope: Option<Envelope>,
-    /// How its elements were reduced, if they were.
+    /// The reduction functions of the operation; `None` for an operation without a reduction.
     pub kernels: Option<Kernels>,
 }
 
-/// What an operation does to bytes.
+/// The buffer of an operation and its reduction.
 pub struct OperationBuffers {
     /// The whole buffer.
     pub memory: Memory,
-    /// How elements are reduced, if they are.
+    /// The reduction functions; `None` for an operation without a reduction.
     pub kernels: Option<Kernels>,
-    /// By what an average is divided: the group's size.
+    /// The size of the group, by which an average is divided.
     pub divisor: u32,
 }
 
 impl<T: Transport> LinkDriver<T> {
-    /// A driver with nothing to do.
+    /// Creates a driver without operations.
     pub fn new(settings: Settings, transport: T) -> Self {
         Self {
             engine: Engine::new(settings.clone()),
@@ -80,45 +80,45 @@ impl<T: Transport> LinkDriver<T> {
             links: BTreeMap::new(),
             peers: Vec::new(),
             settings,
-            tasks: ActiveOperations::default(),
+            operations: ActiveOperations::default(),
             counters: ByteCounters::default(),
             probes: 0,
         }
     }
 
-    /// The settings.
+    /// Returns the settings.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// The transport.
+    /// Returns the transport.
     pub fn transport(&self) -> &T {
         &self.transport
     }
 
-    /// The transport, to be told of events.
+    /// Returns the transport, for example to pass events to it.
     pub fn transport_mut(&mut self) -> &mut T {
         &mut self.transport
     }
 
-    /// What measures where time goes.
+    /// Returns the meter that measures how long sending, receiving and reducing take.
     pub(super) fn meter(&self) -> &Meter {
-        &self.tasks.meter
+        &self.operations.meter
     }
 
-    /// What has been moved so far.
+    /// Returns how many bytes have been sent and received.
     pub fn counters(&self) -> ByteCounters {
         self.counters
     }
 
-    /// Why the job failed, if it did.
+    /// Returns why the job failed, or `None` if it has not failed.
     pub fn failure(&self) -> Option<&Failure> {
         self.engine.failure()
     }
 
-    /// Opens a link before the first operation needs it.
+    /// Opens the link to a peer, if it is not open.
     pub fn connect(&mut self, now: Timestamp, peer: Rank) {
-        // What a rank has for itself takes no link.
+        // Messages of a rank to itself need no link.
         if peer != self.settings.rank && !self.links.contains_key(&peer) {
             self.transport.connect(now, peer);
             self.links.insert(peer, LinkIo::new());
@@ -130,7 +130,7 @@ impl<T: Transport> LinkDriver<T> {
     ///
     /// # Errors
     ///
-    /// The job's failure, if it has failed before.
+    /// The failure, if the job has already failed.
     pub fn begin(
         &mut self,
         now: Timestamp,
@@ -142,7 +142,7 @@ impl<T: Transport> LinkDriver<T> {
             self.connect(now, peer);
         }
         let id = self.engine.begin(now, begin, schedule)?;
-        self.take_up(id, begin, work);
+        self.add_operation(id, begin, work);
         Ok(id)
     }
 
@@ -150,7 +150,7 @@ impl<T: Transport> LinkDriver<T> {
     ///
     /// # Errors
     ///
-    /// As [`LinkDriver::begin`].
+    /// The same errors as [`LinkDriver::begin`].
     pub fn send_message(
         &mut self,
         now: Timestamp,
@@ -160,10 +160,10 @@ impl<T: Transport> LinkDriver<T> {
     ) -> Result<OpId, Failure> {
         self.connect(now, to);
         let id = self.engine.send(now, begin, to)?;
-        self.take_up(id, begin, OperationBuffers { memory, kernels: None, divisor: 1 });
+        self.add_operation(id, begin, OperationBuffers { memory, kernels: None, divisor: 1 });
         if to == self.settings.rank {
-            self.tasks.keep(id, begin.contract.count as usize);
-            self.tasks.deliver_to_itself(&mut self.engine);
+            self.operations.copy_message_to_self(id, begin.contract.count as usize);
+            self.operations.deliver_messages_to_self(&mut self.engine);
         }
         Ok(id)
     }
@@ -172,7 +172,7 @@ impl<T: Transport> LinkDriver<T> {
     ///
     /// # Errors
     ///
-    /// As [`LinkDriver::begin`].
+    /// The same errors as [`LinkDriver::begin`].
     pub fn receive_message(
         &mut self,
         now: Timestamp,
@@ -184,178 +184,179 @@ impl<T: Transport> LinkDriver<T> {
             self.connect(now, source);
         }
         let id = self.engine.receive(now, begin, pattern)?;
-        self.take_up(id, begin, OperationBuffers { memory, kernels: None, divisor: 1 });
-        self.tasks.deliver_to_itself(&mut self.engine);
+        self.add_operation(id, begin, OperationBuffers { memory, kernels: None, divisor: 1 });
+        self.operations.deliver_messages_to_self(&mut self.engine);
         Ok(id)
     }
 
-    /// The first message that fits and has no receive yet.
+    /// Returns the first message that fits the pattern and that no receive has matched.
     pub fn probe(&self, pattern: &Pattern) -> Option<Envelope> {
         self.engine.probe(pattern)
     }
 
-    /// Takes note of an operation whose progress is seen elsewhere.
+    /// Begins an external operation. See [`Engine::begin_external`].
     ///
     /// # Errors
     ///
-    /// As [`LinkDriver::begin`].
+    /// The same errors as [`LinkDriver::begin`].
     pub fn begin_external(&mut self, now: Timestamp, begin: Begin, sequence: u64) -> Result<OpId, Failure> {
         self.engine.begin_external(now, begin, sequence)
     }
 
-    /// Gives the next number of a group to an operation that consists of others. See [`Engine::assign_number`].
+    /// Assigns the next number of a group to an operation of several internal operations. See [`Engine::assign_number`].
     ///
     /// # Errors
     ///
-    /// The failure, if a rank has already sent a frame of another operation of that number.
+    /// The failure, if a rank has already sent a frame of a different operation with this number.
     pub fn assign_number(&mut self, group: u32, asked: (Contract, Site)) -> Result<OpId, Failure> {
         let (id, key) = self.engine.assign_number(group, asked)?;
-        // The engine compares frames that arrive from now on. One that arrived before is stored.
-        if let Some((peer, header)) = self.tasks.first_stored(key) {
+        // The engine checks the frames that arrive from now on. A frame that arrived earlier is stored, and is checked here.
+        if let Some((peer, header)) = self.operations.first_stored(key) {
             self.engine.handle_late_frame(peer, &header);
         }
         self.engine.failure().map_or(Ok(id), |failure| Err(failure.clone()))
     }
 
-    /// The engine, for its word about operations whose progress is seen elsewhere.
+    /// Returns the engine, for calls about external operations.
     pub fn engine_mut(&mut self) -> &mut Engine {
         &mut self.engine
     }
 
-    fn take_up(&mut self, id: OpId, begin: Begin, work: OperationBuffers) {
+    /// Adds an operation that the engine has begun, and applies its stored frames.
+    fn add_operation(&mut self, id: OpId, begin: Begin, work: OperationBuffers) {
         let OperationBuffers { memory, kernels, divisor } = work;
         let element_bytes = begin.contract.dtype.size_bytes();
-        self.tasks.under_way.insert(id, ActiveOperation { memory, element_bytes, kernels, divisor });
+        self.operations.active.insert(id, ActiveOperation { memory, element_bytes, kernels, divisor });
         if let Some(key) = self.engine.key_of(id) {
-            self.tasks.replay(key, &mut self.engine);
+            self.operations.apply_stored(key, &mut self.engine);
         }
     }
 
-    /// Does all that can be done now, or a good part of it.
+    /// Sends and receives on all links until nothing moves, but not for long.
     pub fn poll(&mut self, now: Timestamp) -> PollOutcome {
         self.engine.advance(now);
-        self.admit();
-        let (mut moved, mut moves) = (true, 0);
-        while moved && moves < MOVES_MAX && self.engine.failure().is_none() && self.is_wanted() {
+        self.add_incoming_links();
+        let (mut moved, mut rounds) = (true, 0);
+        while moved && rounds < TRANSFER_ROUNDS_MAX && self.engine.failure().is_none() && self.has_work() {
             moved = false;
             for index in 0..self.peers.len() {
                 let peer = self.peers[index];
                 moved |= self.receive(peer);
                 moved |= self.send(peer);
             }
-            moves += 1;
+            rounds += 1;
         }
-        self.tell();
+        self.send_control_frames();
         self.engine.handle_timeout(now);
         match self.engine.failure() {
             Some(failure) => PollOutcome::Failed(failure.clone()),
-            None if moved && self.is_wanted() => PollOutcome::Busy,
+            None if moved && self.has_work() => PollOutcome::Busy,
             None => PollOutcome::Blocked,
         }
     }
 
-    /// Sends the words about operations that wait to be sent.
-    pub fn tell(&mut self) {
+    /// Sends the control frames that wait to be sent.
+    pub fn send_control_frames(&mut self) {
         for index in 0..self.peers.len() {
             let peer = self.peers[index];
             while self.engine.has_control(peer) && self.send(peer) {}
         }
     }
 
-    /// Whether anything waits for bytes.
-    fn is_wanted(&self) -> bool {
+    /// Returns whether an operation is active or a thread probes for messages.
+    fn has_work(&self) -> bool {
         self.probes > 0 || !self.engine.is_idle()
     }
 
-    /// A caller starts or stops looking for messages.
+    /// Counts a thread that starts or stops to probe for messages.
     pub fn set_probing(&mut self, is_probing: bool) {
         self.probes = if is_probing { self.probes + 1 } else { self.probes - 1 };
     }
 
-    /// How many messages have come that had no receive yet.
+    /// Returns the number of messages that have arrived before a matching receive was posted.
     pub fn arrivals(&self) -> u64 {
         self.engine.arrivals()
     }
 
-    /// How often something has come that whoever sleeps at a board has to know of.
+    /// Returns the number of events for which a thread that sleeps in shared memory must wake up.
     pub fn wake_events(&self) -> u64 {
         self.engine.wake_events()
     }
 
-    /// Makes lanes for peers that have opened links of their own accord.
-    fn admit(&mut self) {
+    /// Adds the links that peers have opened.
+    fn add_incoming_links(&mut self) {
         while let Some(peer) = self.transport.take_incoming_link() {
-            if let Entry::Vacant(place) = self.links.entry(peer) {
-                place.insert(LinkIo::new());
+            if let Entry::Vacant(entry) = self.links.entry(peer) {
+                entry.insert(LinkIo::new());
                 self.peers.push(peer);
             }
         }
     }
 
-    /// An operation that has ended well since the last call, with its memory.
+    /// Removes and returns the next operation that has completed successfully.
     pub fn take_finished(&mut self) -> Option<Finished> {
         let (operation, envelope) = self.engine.take_completed()?;
-        let (memory, kernels) = match self.tasks.under_way.remove(&operation) {
-            Some(task) => (task.memory, task.kernels),
+        let (memory, kernels) = match self.operations.active.remove(&operation) {
+            Some(active) => (active.memory, active.kernels),
             None => (Memory::none(), None),
         };
         Some(Finished { operation, memory, envelope, kernels })
     }
 
-    /// Withdraws a receive that has found no message yet; whether it was one.
+    /// Cancels a receive that has not matched a message, and returns true. Returns false for every other operation.
     pub fn cancel(&mut self, receive: OpId) -> bool {
         let is_cancelled = self.engine.cancel(receive);
         if is_cancelled {
-            self.tasks.under_way.remove(&receive);
+            self.operations.active.remove(&receive);
         }
         is_cancelled
     }
 
-    /// The group begins nothing more.
-    pub fn retire(&mut self, group: u32) {
+    /// Records that a group was dropped.
+    pub fn retire_group(&mut self, group: u32) {
         self.engine.retire_group(group);
     }
 
-    /// Gives up all memory: the job has failed, and its peers have been told. What was half sent stays so. Returns how
-    /// elements were reduced, which may be a program's own.
+    /// Releases all buffers after a failure. Frames that are partly sent are not completed. Returns the reduction functions,
+    /// because the caller must drop a function of the user without a lock.
     pub fn release(&mut self) -> Vec<Kernels> {
-        let kernels = self.tasks.release();
+        let kernels = self.operations.release();
         for link in self.links.values_mut() {
             if let IncomingFrame::Segment { bytes, filled, .. } = &link.incoming {
-                link.incoming = IncomingFrame::Waste { left: bytes.len() - filled };
+                link.incoming = IncomingFrame::Discarded { left: bytes.len() - filled };
             }
         }
         kernels
     }
 
-    /// When something is due even if nothing comes from outside.
+    /// Returns the time at which [`LinkDriver::poll`] has to be called even if no event comes.
     pub fn poll_timeout(&self) -> Option<Timestamp> {
         self.engine.poll_timeout()
     }
 
-    /// This rank gives up, and says why.
+    /// Fails the job because the program of this rank aborts it. `message` is the reason.
     pub fn abort(&mut self, message: &str) -> Failure {
         self.engine.abort(message)
     }
 
-    /// Parts from the peers: tells them why the job failed or says goodbye, closes every link and reads it to its end, so
-    /// that no reset destroys the last words. Returns whether all is said and read; until then it wants further turns.
+    /// Disconnects from the peers: sends each peer the failure or a goodbye, closes our side of every link, and reads to its
+    /// end, because a TCP reset could destroy the last frames. Call this method again until it returns true.
     pub fn part(&mut self) -> bool {
-        self.admit();
+        self.add_incoming_links();
         self.engine.close();
-        let mut all_parted = true;
+        let mut all_closed = true;
         for peer in self.peers.clone() {
             while self.send(peer) {}
             self.drain(peer);
-            all_parted &=
+            all_closed &=
                 !self.transport.is_open(peer) || self.links.get(&peer).is_none_or(|link| link.is_lost);
         }
-        all_parted
+        all_closed
     }
 
-    /// Tells the peers why the job failed, and hears what they know of it. Returns whether all have been told and agree.
+    /// Sends the failure to the peers and reads their reports. Returns whether all peers have it and agree on the cause.
     pub fn notify(&mut self) -> bool {
-        self.admit();
+        self.add_incoming_links();
         let mut all_told = true;
         for peer in self.peers.clone() {
             while self.receive(peer) {}
@@ -366,32 +367,32 @@ impl<T: Transport> LinkDriver<T> {
         all_told && self.engine.do_peers_agree()
     }
 
-    /// Moves bytes to `peer` once; whether any moved.
+    /// Sends bytes to `peer` with one call of the transport. Returns whether anything has changed.
     fn send(&mut self, peer: Rank) -> bool {
-        let Self { engine, transport, links, tasks, counters, .. } = self;
+        let Self { engine, transport, links, operations, counters, .. } = self;
         let Some(link) = links.get_mut(&peer).filter(|link| !link.is_lost && !link.is_finished) else {
             return false;
         };
         if link.outgoing.is_none() {
-            link.outgoing = engine.poll_transmit(peer).map(|transmit| OutgoingFrame::new(transmit, tasks));
+            link.outgoing = engine.poll_transmit(peer).map(|frame| OutgoingFrame::new(frame, operations));
         }
         let Some(outgoing) = &mut link.outgoing else { return false };
         let payload = match &outgoing.payload {
             FramePayload::Segment(operation, range) => {
-                tasks.under_way.get(operation).and_then(|task| task.memory.bytes(range.clone()))
+                operations.active.get(operation).and_then(|active| active.memory.bytes(range.clone()))
             }
             FramePayload::Control(bytes) => Some(&bytes[..]),
         };
-        // A failed operation's memory is gone once its call has returned; with it go its half-sent segments.
+        // After a failure the buffer is released, so a segment that is partly sent cannot be completed. Then close our side.
         let Some(payload) = payload else {
             link.outgoing = None;
             link.is_finished = true;
             transport.finish(peer);
             return false;
         };
-        let mut started = tasks.meter.start();
-        let moved = transport.send(peer, &outgoing.rest(payload));
-        tasks.meter.end(ProfilePart::Send, &mut started);
+        let mut started = operations.meter.start();
+        let moved = transport.send(peer, &outgoing.unsent(payload));
+        operations.meter.end(ProfilePart::Send, &mut started);
         match moved {
             TransferResult::Bytes(count) => {
                 counters.bytes_sent += count as u64;
@@ -401,9 +402,9 @@ impl<T: Transport> LinkDriver<T> {
                     if let FramePayload::Segment(operation, _) = outgoing.payload {
                         let key = engine.key_of(operation);
                         engine.transmitted(peer);
-                        // What has come may have waited for this to leave.
+                        // A stored segment may have waited until this segment had left.
                         if let Some(key) = key {
-                            tasks.replay(key, engine);
+                            operations.apply_stored(key, engine);
                         }
                     }
                     link.outgoing = None;
@@ -412,30 +413,30 @@ impl<T: Transport> LinkDriver<T> {
             }
             TransferResult::Blocked => false,
             TransferResult::Lost(detail) | TransferResult::Corrupt(detail) => {
-                // What the peer said before it went, its reason perhaps, may still wait to be read.
+                // The peer may have sent the cause before the link was lost. So keep reading.
                 link.outgoing = None;
                 link.is_finished = true;
-                if !link.may_still_be_read() {
-                    link.lose(peer, &detail, engine);
+                if !link.is_readable() {
+                    link.handle_loss(peer, &detail, engine);
                 }
                 true
             }
         }
     }
 
-    /// Moves bytes from `peer` once; whether any moved.
+    /// Receives bytes from `peer` with one call of the transport. Returns whether anything has changed.
     fn receive(&mut self, peer: Rank) -> bool {
-        let Self { engine, transport, links, tasks, counters, .. } = self;
+        let Self { engine, transport, links, operations, counters, .. } = self;
         let Some(link) = links.get_mut(&peer).filter(|link| !link.is_lost) else { return false };
         let LinkIo { incoming, header, header_filled, scratch, .. } = link;
-        let mut started = tasks.meter.start();
-        // The next header is read along with a payload, which saves a system call for each segment.
+        let mut started = operations.meter.start();
+        // The call that reads a payload also reads the next header. That saves a system call for each segment.
         let (target, with_header) = match incoming {
             IncomingFrame::Refused => return false,
             IncomingFrame::Header => (&mut header[*header_filled..], None),
             IncomingFrame::Control { payload, filled, .. } => (&mut payload[*filled..], None),
-            IncomingFrame::Waste { left } => {
-                scratch.resize((*left).min(WASTE_BYTES));
+            IncomingFrame::Discarded { left } => {
+                scratch.resize((*left).min(DISCARD_BYTES));
                 (scratch.bytes_mut(), None)
             }
             IncomingFrame::Stored { payload, filled, .. } => {
@@ -443,8 +444,8 @@ impl<T: Transport> LinkDriver<T> {
             }
             IncomingFrame::Segment { operation, bytes, action, filled, .. } => {
                 let target = if *action == Action::Copy {
-                    let task = tasks.under_way.get_mut(operation);
-                    task.and_then(|task| task.memory.bytes_mut(bytes.clone())).unwrap_or_default()
+                    let active = operations.active.get_mut(operation);
+                    active.and_then(|active| active.memory.bytes_mut(bytes.clone())).unwrap_or_default()
                 } else {
                     scratch.bytes_mut()
                 };
@@ -455,18 +456,18 @@ impl<T: Transport> LinkDriver<T> {
             Some(header) => transport.receive(peer, &mut [IoSliceMut::new(target), IoSliceMut::new(header)]),
             None => transport.receive(peer, &mut [IoSliceMut::new(target)]),
         };
-        tasks.meter.end(ProfilePart::Receive, &mut started);
+        operations.meter.end(ProfilePart::Receive, &mut started);
         match moved {
             TransferResult::Bytes(count) => {
                 counters.bytes_received += count as u64;
                 link.has_opened = true;
-                link.advance(count);
-                link.settle(peer, engine, tasks);
+                link.count_received(count);
+                link.handle_complete_frames(peer, engine, operations);
                 true
             }
             TransferResult::Blocked => false,
             TransferResult::Lost(detail) => {
-                link.lose(peer, &detail, engine);
+                link.handle_loss(peer, &detail, engine);
                 true
             }
             TransferResult::Corrupt(detail) => {
@@ -476,7 +477,7 @@ impl<T: Transport> LinkDriver<T> {
         }
     }
 
-    /// Ends our side of a link whose last words are said, and reads the other side's to the end.
+    /// Closes our side of a link once its last frame is sent, and reads until the peer has closed its side.
     fn drain(&mut self, peer: Rank) {
         let Some(link) = self.links.get_mut(&peer) else { return };
         if link.is_lost {
@@ -486,9 +487,9 @@ impl<T: Transport> LinkDriver<T> {
             link.is_finished = true;
             self.transport.finish(peer);
         }
-        let mut waste = [0; 16 << 10];
+        let mut discarded = [0; DISCARD_BYTES];
         loop {
-            match self.transport.receive(peer, &mut [IoSliceMut::new(&mut waste)]) {
+            match self.transport.receive(peer, &mut [IoSliceMut::new(&mut discarded)]) {
                 TransferResult::Bytes(_) | TransferResult::Corrupt(_) => {}
                 TransferResult::Blocked => return,
                 TransferResult::Lost(_) => break,

@@ -1,4 +1,4 @@
-//! What is under way on one link: a frame half sent, a frame half received.
+//! The state of one link: the frame that is partly sent and the frame that is partly received.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
@@ -19,33 +19,33 @@ use crate::wire::FrameHeader;
 use crate::wire::frame::HEADER_BYTES;
 
 thread_local! {
-    /// Whether this thread reduces, perhaps by a function of the program's own.
+    /// Whether this thread is in a reduction, which may call a function of the user.
     static REDUCING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread reduces, perhaps by a function of the program's own.
+/// Returns whether this thread is in a reduction, which may call a function of the user.
 pub(super) fn is_reducing() -> bool {
     REDUCING.get()
 }
 
-/// Reduces. A function of the program's own may panic, in whatever thread happens to do it.
-pub(super) fn reducing<R>(reduce: impl FnOnce() -> R) -> thread::Result<R> {
+/// Runs a reduction. Returns an error if it panics: a reduction function of the user may panic in any thread.
+pub(super) fn catch_reduction_panic<R>(reduce: impl FnOnce() -> R) -> thread::Result<R> {
     REDUCING.set(true);
     let result = catch_unwind(AssertUnwindSafe(reduce));
     REDUCING.set(false);
     result
 }
 
-/// Bytes moved since the start, headers included.
+/// The bytes that this rank has sent and received since the start, with frame headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ByteCounters {
-    /// Sent.
+    /// The bytes sent.
     pub bytes_sent: u64,
-    /// Received.
+    /// The bytes received.
     pub bytes_received: u64,
 }
 
-/// How an operation treats bytes.
+/// The buffer of an active operation and its reduction.
 pub(super) struct ActiveOperation {
     pub(super) memory: Memory,
     pub(super) element_bytes: usize,
@@ -53,88 +53,81 @@ pub(super) struct ActiveOperation {
     pub(super) divisor: u32,
 }
 
-/// The operations under way, and the segments that came before their time, in the order of their links.
+/// The active operations, and the segments that have arrived too early to be applied, in the order of arrival on each link.
 #[derive(Default)]
 pub(super) struct ActiveOperations {
-    pub(super) under_way: BTreeMap<OpId, ActiveOperation>,
+    pub(super) active: BTreeMap<OpId, ActiveOperation>,
     pub(super) stored: BTreeMap<(OperationKey, Rank), VecDeque<StoredFrame>>,
-    /// Messages of this rank to itself that no receive has taken.
-    own: BTreeMap<OpId, Vec<u8>>,
+    /// The bytes of messages of this rank to itself that no receive has taken.
+    messages_to_self: BTreeMap<OpId, Vec<u8>>,
     pub(super) meter: Meter,
 }
 
-/// Bytes in words, so that every element type is aligned.
+/// A byte buffer that is aligned for every element type.
 #[derive(Default)]
-pub(super) struct Words {
+pub(super) struct AlignedBytes {
     words: Vec<u64>,
     length: usize,
 }
 
-/// A segment that came before its time.
+/// A segment that has arrived too early to be applied.
 pub(super) struct StoredFrame {
     pub(super) header: FrameHeader,
-    payload: Words,
+    payload: AlignedBytes,
 }
 
-/// What is under way on one link.
+/// The state of one link.
 pub(super) struct LinkIo {
     pub(super) incoming: IncomingFrame,
     pub(super) header: [u8; HEADER_BYTES],
     pub(super) header_filled: usize,
     pub(super) outgoing: Option<OutgoingFrame>,
-    /// Where a segment waits to be reduced: at most one segment long.
-    pub(super) scratch: Words,
-    /// Something has passed.
+    /// The payload of a segment that will be reduced. It is at most one segment long.
+    pub(super) scratch: AlignedBytes,
+    /// Whether any byte has been sent or received.
     pub(super) has_opened: bool,
     pub(super) is_lost: bool,
+    /// Whether our side of the link is closed for sending.
     pub(super) is_finished: bool,
 }
 
+/// The part of the incoming data that is being received.
 pub(super) enum IncomingFrame {
+    /// The header of the next frame.
     Header,
-    Segment {
-        header: FrameHeader,
-        operation: OpId,
-        bytes: Range<usize>,
-        action: Action,
-        filled: usize,
-    },
-    Stored {
-        header: FrameHeader,
-        key: OperationKey,
-        payload: Words,
-        filled: usize,
-    },
-    Control {
-        header: FrameHeader,
-        payload: Vec<u8>,
-        filled: usize,
-    },
-    /// So many bytes are of no interest.
-    Waste {
-        left: usize,
-    },
-    /// Nothing more is read.
+    /// The payload of a segment that is applied as soon as it is complete.
+    Segment { header: FrameHeader, operation: OpId, bytes: Range<usize>, action: Action, filled: usize },
+    /// The payload of a segment that has to be stored.
+    Stored { header: FrameHeader, key: OperationKey, payload: AlignedBytes, filled: usize },
+    /// The payload of a control frame.
+    Control { header: FrameHeader, payload: Vec<u8>, filled: usize },
+    /// A payload that is thrown away; `left` bytes of it have not arrived.
+    Discarded { left: usize },
+    /// Nothing more is read from this link, because the peer broke the protocol.
     Refused,
 }
 
+/// A frame that is being sent.
 pub(super) struct OutgoingFrame {
     pub(super) header: [u8; HEADER_BYTES],
     pub(super) payload: FramePayload,
+    /// The number of bytes of header and payload that have been sent.
     pub(super) sent: usize,
 }
 
 pub(super) enum FramePayload {
+    /// These bytes of the operation's buffer.
     Segment(OpId, Range<usize>),
+    /// The payload of a control frame.
     Control(Bytes),
 }
 
-impl Words {
+impl AlignedBytes {
     fn new(length: usize) -> Self {
         Self { words: vec![0; length.div_ceil(size_of::<u64>())], length }
     }
 
-    /// At least `length` bytes; what they hold is left over.
+    /// Sets the length to `length` bytes. The content is unspecified.
     pub(super) fn resize(&mut self, length: usize) {
         let words = length.div_ceil(size_of::<u64>());
         if self.words.len() < words {
@@ -153,15 +146,15 @@ impl Words {
 }
 
 impl ActiveOperations {
-    /// Gives up all memory. Returns how elements were reduced.
+    /// Releases all buffers. Returns the reduction functions.
     pub(super) fn release(&mut self) -> Vec<Kernels> {
         self.stored.clear();
-        self.own.clear();
-        let under_way = std::mem::take(&mut self.under_way);
-        under_way.into_values().filter_map(|task| task.kernels).collect()
+        self.messages_to_self.clear();
+        let active = std::mem::take(&mut self.active);
+        active.into_values().filter_map(|operation| operation.kernels).collect()
     }
 
-    /// Applies a segment to its operation's memory. `arrived` is `None` if it has been received in place.
+    /// Applies a segment to its operation's buffer. `arrived` is `None` if the segment was received into the buffer itself.
     fn apply(
         &mut self,
         operation: OpId,
@@ -170,30 +163,32 @@ impl ActiveOperations {
         arrived: Option<&[u8]>,
         engine: &mut Engine,
     ) {
-        let Some(task) = self.under_way.get_mut(&operation) else { return };
-        let (Some(arrived), Some(own)) = (arrived, task.memory.bytes_mut(bytes.clone())) else { return };
-        let (kernels, divisor) = (&task.kernels, task.divisor);
+        let Some(active_operation) = self.active.get_mut(&operation) else { return };
+        let (Some(arrived), Some(own)) = (arrived, active_operation.memory.bytes_mut(bytes.clone())) else {
+            return;
+        };
+        let (kernels, divisor) = (&active_operation.kernels, active_operation.divisor);
         let mut started = self.meter.start();
-        let applied = reducing(|| match (action, kernels) {
+        let applied = catch_reduction_panic(|| match (action, kernels) {
             (Action::Reduce, Some(kernels)) => kernels.reduce.apply(own, arrived, divisor),
             (Action::ReduceLast, Some(kernels)) => kernels.reduce_last.apply(own, arrived, divisor),
             _ => own.copy_from_slice(arrived),
         });
         self.meter.end(ProfilePart::of(action), &mut started);
         if applied.is_err() {
-            engine.abort("the program's own reduction panicked there");
+            engine.abort("the program's reduction function panicked");
         }
     }
 
-    /// The sender and header of the first frame that is stored for an operation.
+    /// Returns the sender and the header of the first frame that is stored for an operation.
     pub(super) fn first_stored(&self, key: OperationKey) -> Option<(Rank, FrameHeader)> {
         let (&(_, peer), frames) =
             self.stored.range((key, Rank::ZERO)..=(key, Rank::new(u32::MAX))).next()?;
         Some((peer, frames.front()?.header))
     }
 
-    /// Applies what is stored for an operation, as far as its time has come.
-    pub(super) fn replay(&mut self, key: OperationKey, engine: &mut Engine) {
+    /// Applies the stored frames of an operation that may be applied now.
+    pub(super) fn apply_stored(&mut self, key: OperationKey, engine: &mut Engine) {
         let (first, last) = ((key, Rank::ZERO), (key, Rank::new(u32::MAX)));
         while !self.stored.is_empty() {
             let ready = self.stored.range(first..=last).find_map(|(&place, frames)| {
@@ -210,41 +205,43 @@ impl ActiveOperations {
             if frames.is_empty() {
                 self.stored.remove(&place);
             }
-            let Some(bytes) = self.prepare(engine, operation, &range) else { return };
+            let Some(bytes) = self.prepare_buffer(engine, operation, &range) else { return };
             self.apply(operation, &bytes, action, Some(payload.bytes()), engine);
             engine.applied(operation, place.1, &header, true);
         }
     }
 
-    /// The bytes of elements, in memory that now exists; `None`, and the job fails, if there is not so much.
-    fn prepare(
+    /// Returns the byte range of elements in the operation's buffer, which this method allocates if necessary. Fails the job
+    /// and returns `None` if there is not enough memory.
+    fn prepare_buffer(
         &mut self,
         engine: &mut Engine,
         operation: OpId,
         range: &Range<usize>,
     ) -> Option<Range<usize>> {
-        let Some(task) = self.under_way.get_mut(&operation) else { return Some(0..0) };
+        let Some(active_operation) = self.active.get_mut(&operation) else { return Some(0..0) };
         let count = engine.envelope(operation).map(|envelope| envelope.contract.count as usize);
-        if let Some(count) = count.filter(|&count| !task.memory.prepare(count)) {
-            engine.abort(&format!("there is no memory for a message of {count} elements"));
+        if let Some(count) = count.filter(|&count| !active_operation.memory.prepare(count)) {
+            engine.abort(&format!("there is not enough memory for a message of {count} elements"));
             return None;
         }
-        Some(range.start * task.element_bytes..range.end * task.element_bytes)
+        Some(range.start * active_operation.element_bytes..range.end * active_operation.element_bytes)
     }
 
-    /// Keeps what an operation of this rank sends to itself.
-    pub(super) fn keep(&mut self, operation: OpId, count: usize) {
-        let Some(task) = self.under_way.get(&operation) else { return };
-        let bytes = task.memory.bytes(0..count * task.element_bytes).unwrap_or_default();
-        self.own.insert(operation, bytes.to_vec());
+    /// Copies the message that an operation sends to this rank itself.
+    pub(super) fn copy_message_to_self(&mut self, operation: OpId, count: usize) {
+        let Some(active_operation) = self.active.get(&operation) else { return };
+        let bytes =
+            active_operation.memory.bytes(0..count * active_operation.element_bytes).unwrap_or_default();
+        self.messages_to_self.insert(operation, bytes.to_vec());
     }
 
-    /// Puts this rank's messages to itself into the buffers of the receives that have found them.
-    pub(super) fn deliver_to_itself(&mut self, engine: &mut Engine) {
+    /// Copies the matched messages of this rank to itself into the buffers of the receives.
+    pub(super) fn deliver_messages_to_self(&mut self, engine: &mut Engine) {
         while let Some((message, receive)) = engine.take_self_delivery() {
-            let Some(bytes) = self.own.remove(&message) else { continue };
+            let Some(bytes) = self.messages_to_self.remove(&message) else { continue };
             let count = engine.envelope(receive).map_or(0, |envelope| envelope.contract.count as usize);
-            let Some(range) = self.prepare(engine, receive, &(0..count)) else { return };
+            let Some(range) = self.prepare_buffer(engine, receive, &(0..count)) else { return };
             self.apply(receive, &range, Action::Copy, Some(&bytes), engine);
         }
     }
@@ -257,15 +254,15 @@ impl LinkIo {
             header: [0; HEADER_BYTES],
             header_filled: 0,
             outgoing: None,
-            scratch: Words::default(),
+            scratch: AlignedBytes::default(),
             has_opened: false,
             is_lost: false,
             is_finished: false,
         }
     }
 
-    /// The link is gone, or has never been there.
-    pub(super) fn lose(&mut self, peer: Rank, detail: &str, engine: &mut Engine) {
+    /// Reports to the engine that the link is lost, or that it could not be opened.
+    pub(super) fn handle_loss(&mut self, peer: Rank, detail: &str, engine: &mut Engine) {
         self.is_lost = true;
         if self.has_opened {
             engine.link_lost(peer, detail);
@@ -274,19 +271,19 @@ impl LinkIo {
         }
     }
 
-    /// What comes is wrong, and nothing more of it is looked at.
+    /// Fails the job because bytes from the peer are corrupt, and reads nothing more from the peer.
     pub(super) fn refuse(&mut self, peer: Rank, detail: String, engine: &mut Engine) {
         engine.report_corrupt_bytes(peer, detail);
         self.incoming = IncomingFrame::Refused;
     }
 
-    /// Whether reading goes on when writing has failed.
-    pub(super) fn may_still_be_read(&self) -> bool {
+    /// Returns whether the link is still read after a send has failed.
+    pub(super) fn is_readable(&self) -> bool {
         !matches!(self.incoming, IncomingFrame::Refused)
     }
 
-    /// Takes note of `count` bytes received.
-    pub(super) fn advance(&mut self, count: usize) {
+    /// Counts `count` received bytes, first for the payload and then for the next header.
+    pub(super) fn count_received(&mut self, count: usize) {
         let (filled, length) = match &mut self.incoming {
             IncomingFrame::Header => {
                 self.header_filled += count;
@@ -295,26 +292,31 @@ impl LinkIo {
             IncomingFrame::Segment { bytes, filled, .. } => (filled, bytes.len()),
             IncomingFrame::Stored { payload, filled, .. } => (filled, payload.length),
             IncomingFrame::Control { filled, payload, .. } => (filled, payload.len()),
-            IncomingFrame::Waste { left } => {
+            IncomingFrame::Discarded { left } => {
                 *left -= count;
                 return;
             }
             IncomingFrame::Refused => return,
         };
-        let own = count.min(length - *filled);
-        *filled += own;
-        self.header_filled = count - own;
+        let payload_count = count.min(length - *filled);
+        *filled += payload_count;
+        self.header_filled = count - payload_count;
     }
 
-    /// Acts on whatever is whole: applies a segment, then looks at the header that may have come along.
-    pub(super) fn settle(&mut self, peer: Rank, engine: &mut Engine, tasks: &mut ActiveOperations) {
+    /// Handles the payload and the header that are completely received. A payload and the next header may arrive together.
+    pub(super) fn handle_complete_frames(
+        &mut self,
+        peer: Rank,
+        engine: &mut Engine,
+        operations: &mut ActiveOperations,
+    ) {
         loop {
             match &mut self.incoming {
                 IncomingFrame::Segment { bytes, filled, .. } if *filled == bytes.len() => {
-                    self.finish_segment(peer, engine, tasks);
+                    self.finish_segment(peer, engine, operations);
                 }
                 IncomingFrame::Stored { payload, filled, .. } if *filled == payload.length => {
-                    self.finish_stored(peer, engine, tasks);
+                    self.finish_stored(peer, engine, operations);
                 }
                 IncomingFrame::Control { header, payload, filled } if *filled == payload.len() => {
                     if header.payload_crc.is_some_and(|crc| crc != crate::wire::crc32c(payload)) {
@@ -324,11 +326,11 @@ impl LinkIo {
                     }
                     self.incoming = IncomingFrame::Header;
                 }
-                IncomingFrame::Waste { left: 0 } => self.incoming = IncomingFrame::Header,
+                IncomingFrame::Discarded { left: 0 } => self.incoming = IncomingFrame::Header,
                 IncomingFrame::Header if self.header_filled == HEADER_BYTES => {
                     self.header_filled = 0;
                     match FrameHeader::decode(&self.header) {
-                        Ok(header) => self.incoming = self.judge(peer, header, engine, tasks),
+                        Ok(header) => self.incoming = self.handle_header(peer, header, engine, operations),
                         Err(error) => {
                             engine.report_corrupt_bytes(peer, error.to_string());
                             self.incoming = IncomingFrame::Refused;
@@ -340,25 +342,26 @@ impl LinkIo {
         }
     }
 
-    fn judge(
+    /// Passes a header to the engine, and returns the state for receiving the payload.
+    fn handle_header(
         &mut self,
         peer: Rank,
         header: FrameHeader,
         engine: &mut Engine,
-        tasks: &mut ActiveOperations,
+        operations: &mut ActiveOperations,
     ) -> IncomingFrame {
         let length = header.payload_bytes as usize;
         match engine.frame(peer, &header) {
             FrameVerdict::Handled => IncomingFrame::Header,
-            FrameVerdict::Discard => IncomingFrame::Waste { left: length },
+            FrameVerdict::Discard => IncomingFrame::Discarded { left: length },
             FrameVerdict::Refuse => IncomingFrame::Refused,
             FrameVerdict::Control => IncomingFrame::Control { header, payload: vec![0; length], filled: 0 },
             FrameVerdict::Store(key) => {
-                IncomingFrame::Stored { header, key, payload: Words::new(length), filled: 0 }
+                IncomingFrame::Stored { header, key, payload: AlignedBytes::new(length), filled: 0 }
             }
             FrameVerdict::Apply { operation, range, action } => {
-                let Some(bytes) = tasks.prepare(engine, operation, &range) else {
-                    return IncomingFrame::Waste { left: length };
+                let Some(bytes) = operations.prepare_buffer(engine, operation, &range) else {
+                    return IncomingFrame::Discarded { left: length };
                 };
                 if action != Action::Copy {
                     self.scratch.resize(bytes.len());
@@ -368,44 +371,45 @@ impl LinkIo {
         }
     }
 
-    /// Applies a whole segment, if it is sound.
-    fn finish_segment(&mut self, peer: Rank, engine: &mut Engine, tasks: &mut ActiveOperations) {
+    /// Applies a complete segment if its checksum is correct.
+    fn finish_segment(&mut self, peer: Rank, engine: &mut Engine, operations: &mut ActiveOperations) {
         let incoming = std::mem::replace(&mut self.incoming, IncomingFrame::Header);
         let IncomingFrame::Segment { header, operation, bytes, action, .. } = incoming else { return };
         let in_place = action == Action::Copy;
         if header.payload_crc.is_some() {
-            let memory = tasks.under_way.get(&operation).map(|task| &task.memory);
-            let copied = memory.and_then(|memory| memory.bytes(bytes.clone()));
-            let arrived = if in_place { copied.unwrap_or_default() } else { self.scratch.bytes() };
-            if !is_sound(peer, &header, arrived, engine) {
+            let memory = operations.active.get(&operation).map(|active_operation| &active_operation.memory);
+            let in_buffer = memory.and_then(|memory| memory.bytes(bytes.clone()));
+            let arrived = if in_place { in_buffer.unwrap_or_default() } else { self.scratch.bytes() };
+            if !check_payload_crc(peer, &header, arrived, engine) {
                 self.incoming = IncomingFrame::Refused;
                 return;
             }
         }
         let arrived = (!in_place).then(|| self.scratch.bytes());
-        tasks.apply(operation, &bytes, action, arrived, engine);
+        operations.apply(operation, &bytes, action, arrived, engine);
         let key = engine.key_of(operation);
         engine.applied(operation, peer, &header, false);
         if let Some(key) = key {
-            tasks.replay(key, engine);
+            operations.apply_stored(key, engine);
         }
     }
 
-    fn finish_stored(&mut self, peer: Rank, engine: &mut Engine, tasks: &mut ActiveOperations) {
+    /// Stores a complete segment if its checksum is correct.
+    fn finish_stored(&mut self, peer: Rank, engine: &mut Engine, operations: &mut ActiveOperations) {
         let incoming = std::mem::replace(&mut self.incoming, IncomingFrame::Header);
         let IncomingFrame::Stored { header, key, payload, .. } = incoming else { return };
-        if !is_sound(peer, &header, payload.bytes(), engine) {
+        if !check_payload_crc(peer, &header, payload.bytes(), engine) {
             self.incoming = IncomingFrame::Refused;
             return;
         }
-        tasks.stored.entry((key, peer)).or_default().push_back(StoredFrame { header, payload });
-        // Its operation may have begun while it came.
-        tasks.replay(key, engine);
+        operations.stored.entry((key, peer)).or_default().push_back(StoredFrame { header, payload });
+        // The operation may have begun while the segment arrived.
+        operations.apply_stored(key, engine);
     }
 }
 
-/// Whether a payload's checksum, if it has one, fits it; otherwise the job fails.
-fn is_sound(peer: Rank, header: &FrameHeader, payload: &[u8], engine: &mut Engine) -> bool {
+/// Returns whether the payload is correct, or has no checksum. Fails the job if the checksum is wrong.
+fn check_payload_crc(peer: Rank, header: &FrameHeader, payload: &[u8], engine: &mut Engine) -> bool {
     let Some(expected) = header.payload_crc else { return true };
     let found = crate::wire::crc32c(payload);
     if found != expected {
@@ -419,23 +423,25 @@ fn is_sound(peer: Rank, header: &FrameHeader, payload: &[u8], engine: &mut Engin
 }
 
 impl OutgoingFrame {
-    /// What has not been sent: of the header, which may be nothing, and of the payload.
-    pub(super) fn rest<'a>(&'a self, payload: &'a [u8]) -> [IoSlice<'a>; 2] {
-        let of_header = self.sent.min(HEADER_BYTES);
-        [IoSlice::new(&self.header[of_header..]), IoSlice::new(&payload[self.sent - of_header..])]
+    /// Returns the bytes of the header and of the payload that have not been sent.
+    pub(super) fn unsent<'a>(&'a self, payload: &'a [u8]) -> [IoSlice<'a>; 2] {
+        let sent_header = self.sent.min(HEADER_BYTES);
+        [IoSlice::new(&self.header[sent_header..]), IoSlice::new(&payload[self.sent - sent_header..])]
     }
 
-    pub(super) fn new(transmit: Transmit, tasks: &ActiveOperations) -> Self {
+    /// Begins to send a frame. Computes the checksum of a segment's payload if the link uses checksums.
+    pub(super) fn new(transmit: Transmit, operations: &ActiveOperations) -> Self {
         match transmit {
             Transmit::Control { header, payload } => {
                 Self { header: header.encode(), payload: FramePayload::Control(payload), sent: 0 }
             }
             Transmit::Segment { operation, mut header, range } => {
-                let task = tasks.under_way.get(&operation);
-                let size = task.map_or(0, |task| task.element_bytes);
+                let active_operation = operations.active.get(&operation);
+                let size = active_operation.map_or(0, |active_operation| active_operation.element_bytes);
                 let bytes = range.start * size..range.end * size;
                 if header.payload_crc.is_some() {
-                    let payload = task.and_then(|task| task.memory.bytes(bytes.clone()));
+                    let payload = active_operation
+                        .and_then(|active_operation| active_operation.memory.bytes(bytes.clone()));
                     header.payload_crc = Some(crate::wire::crc32c(payload.unwrap_or_default()));
                 }
                 Self { header: header.encode(), payload: FramePayload::Segment(operation, bytes), sent: 0 }

@@ -164,7 +164,7 @@ fn a_reduction_function_may_own_groups_but_using_one_ends_the_job(transport: Tes
             a + b
         });
         let error = result.and_then(|()| group.barrier()).expect_err("the job ends");
-        assert!(error.to_string().contains("the program's own reduction panicked"), "{error}");
+        assert!(error.to_string().contains("the program's reduction function panicked"), "{error}");
     });
 }
 

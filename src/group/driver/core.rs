@@ -126,7 +126,7 @@ impl Core {
         if !self.shm_tasks.is_empty() {
             is_progress |= self.poll_shm_operations(now);
             // Peers that sleep and have to see what was posted are told before this rank sleeps itself.
-            self.link_driver.tell();
+            self.link_driver.send_control_frames();
         }
         while let Some(Finished { operation, memory, envelope, kernels }) = self.link_driver.take_finished() {
             self.left_over.extend(kernels);

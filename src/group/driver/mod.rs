@@ -293,7 +293,7 @@ impl Driver {
 
     /// The group begins nothing more.
     pub(super) fn retire(&self, group: u32) {
-        self.shared.lock().link_driver.retire(group);
+        self.shared.lock().link_driver.retire_group(group);
     }
 
     pub(super) fn abort(&self, message: &str) -> Error {

@@ -13,7 +13,7 @@ use super::{Driver, OperationOutput};
 use crate::engine::{Begin, Failure, OpId, Timestamp};
 use crate::group::Error;
 use crate::group::hosts::HostExecutor;
-use crate::group::link_io::reducing;
+use crate::group::link_io::catch_reduction_panic;
 use crate::group::memory::{BufferAccess, Memory};
 use crate::group::profile::ProfilePart;
 use crate::group::shm_executor::{ShmContract, ShmExecutor, ShmOperation, ShmPoll, ShmRequest};
@@ -43,7 +43,7 @@ impl Driver {
         let mut external = None;
         let mut sleepers = Vec::new();
         let result = loop {
-            let poll = reducing(|| {
+            let poll = catch_reduction_panic(|| {
                 shm_executor
                     .poll(&mut shm_operation, &mut memory, |rank| sleepers.push(members[rank.index()]))
             });
@@ -64,7 +64,7 @@ impl Driver {
                     core.link_driver.engine_mut().report_misbehavior(members[rank.index()], what);
                     break Err(self.shared.fail(core));
                 }
-                Err(_) => break Err(self.abort("the program's own reduction panicked there")),
+                Err(_) => break Err(self.abort("the program's reduction function panicked")),
             }
             if self.shared.meter.time(ProfilePart::Wait, || {
                 self.shared.stay_awake(&mut time, || shm_executor.is_ready(&shm_operation))
@@ -232,7 +232,7 @@ impl Core {
                 continue;
             }
             let link_driver = &mut self.link_driver;
-            let poll = reducing(|| {
+            let poll = catch_reduction_panic(|| {
                 shm_executor.poll(shm_operation, &mut memory.access(), |rank| {
                     link_driver.engine_mut().wake(members[rank.index()]);
                 })
@@ -257,7 +257,7 @@ impl Core {
                     }
                 }
                 Err(_) => {
-                    self.link_driver.abort("the program's own reduction panicked there");
+                    self.link_driver.abort("the program's reduction function panicked");
                 }
             }
         }
