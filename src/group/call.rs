@@ -165,7 +165,13 @@ impl Group {
             // What goes on by itself comes first, and does so without this thread.
             if !shm_executor.is_busy() {
                 let shm_request = self.shm_request::<T>(call, shm_executor.slot_bytes());
-                return driver.run_at_desk(&mut shm_executor, &self.members, begin, shm_request, bytes);
+                return driver.run_in_shared_memory(
+                    &mut shm_executor,
+                    &self.members,
+                    begin,
+                    shm_request,
+                    bytes,
+                );
             }
         }
         driver.run(begin, bytes, |memory| self.submission::<T>(call, memory)).map(|_| ())
@@ -261,10 +267,10 @@ impl Group {
         if let Some(shm_executor) = self.shm_executor.as_ref().filter(|_| call.at_desk) {
             let slot_bytes = shm_executor.lock().unwrap_or_else(PoisonError::into_inner).slot_bytes();
             let place = (Arc::clone(shm_executor), Arc::clone(&self.members));
-            return Submission::AtDesk(place, self.shm_request::<T>(call, slot_bytes), memory);
+            return Submission::SharedMemory(place, self.shm_request::<T>(call, slot_bytes), memory);
         }
         if let Some(hosts) = self.hosts.as_ref().filter(|_| call.algorithm == Algorithm::Hierarchy) {
-            return Submission::ByHosts(self.hierarchical::<T>(hosts, call, memory));
+            return Submission::Hierarchical(self.hierarchical::<T>(hosts, call, memory));
         }
         let block = self.block::<T>(&call);
         let place = (self.world, self.rank);

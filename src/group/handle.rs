@@ -157,7 +157,7 @@ impl<R> Drop for Handle<R> {
     fn drop(&mut self) {
         if let HandleState::Pending(Pending { job, ids, .. }) = &self.0 {
             for &id in ids {
-                job.driver.forget(id);
+                job.driver.discard_result(id);
             }
         }
     }

@@ -341,7 +341,7 @@ impl Group {
             let sent = driver.begin(send, Submission::Send(to, memory), true)?;
             let received = self.receive_into(begin, pattern, buffer);
             // What is lent comes back, whatever became of the other half.
-            driver.take_over_driving(sent).unwrap_or(Err(Error::Taken))?;
+            driver.wait_for_borrowed(sent).unwrap_or(Err(Error::Taken))?;
             received
         })
     }

@@ -159,8 +159,8 @@ struct Membership(Option<(Arc<SharedJob>, u32)>);
 impl Drop for Membership {
     fn drop(&mut self) {
         if let Some((job, id)) = &self.0 {
-            job.driver.retire(*id);
-            job.driver.retire(*id | HOSTS_GROUP_BIT);
+            job.driver.retire_group(*id);
+            job.driver.retire_group(*id | HOSTS_GROUP_BIT);
         }
     }
 }

@@ -107,7 +107,7 @@ impl ShmExecutor {
     }
 
     /// Takes on the next operation. They have to be done in the order in which they were taken on.
-    pub(super) fn take_on(
+    pub(super) fn add_operation(
         &mut self,
         (contract, site): (Contract, Site),
         shm_request: ShmRequest,

@@ -1,4 +1,4 @@
-//! The pump and what became of its operations: everything that one lock guards.
+//! The core of the driver: the state that one lock guards, which is the link driver and the results of its operations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,53 +16,60 @@ use crate::reduce::Kernels;
 use crate::transport::tcp::TcpTransport;
 use crate::types::Rank;
 
-/// How long a failed operation may take to tell the peers why, and to hear what they know.
+/// After a failure: the maximum time for sending the cause to the peers and for receiving their reports.
 const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The pump and what became of its operations.
+/// The link driver, the active operations and the results of finished operations.
 pub(super) struct Core {
     pub(super) link_driver: LinkDriver<TcpTransport>,
     pub(super) state: JobState,
-    /// Operations under way; whether somebody waits for each or it is left to the progress thread.
+    /// The active operations.
     pub(super) pending: BTreeSet<OpId>,
+    /// The results of finished operations.
     pub(super) outcomes: BTreeMap<OpId, Result<OperationOutput, Error>>,
-    /// Operations whose outcome nobody wants any more.
-    pub(super) forgotten: BTreeSet<OpId>,
+    /// Active operations whose handles were dropped. Their results are discarded.
+    pub(super) dropped_handles: BTreeSet<OpId>,
+    /// Whether a thread waits for the sockets.
     pub(super) is_polled: bool,
-    /// Threads that wait for something to change and have not been told that it has.
+    /// The number of threads that wait for a change and have not been woken.
     pub(super) waiters: usize,
-    /// How often they have been told.
+    /// The number of times that these threads have been woken.
     pub(super) changes: u64,
-    /// What operations leave behind that may be a program's own: dropped by whoever gives up the lock next.
-    pub(super) left_over: Vec<Kernels>,
-    /// Those of the pending ones that the progress thread is to drive.
-    pub(super) unattended: BTreeSet<OpId>,
+    /// Reduction functions of finished operations. The thread that holds the lock drops them after it has released the lock,
+    /// because dropping a function of the user may run code that takes the lock.
+    pub(super) deferred_kernels: Vec<Kernels>,
+    /// The pending operations that the progress thread drives, because no other thread waits for them.
+    pub(super) background: BTreeSet<OpId>,
     pub(super) is_closing: bool,
+    /// The time since which at least one operation has been active.
     pub(super) busy_since: Option<Timestamp>,
     pub(super) statistics: Statistics,
-    /// Operations at desks that go on by themselves.
+    /// Asynchronous operations in shared memory.
     pub(super) shm_tasks: BTreeMap<OpId, ShmTask>,
-    /// Operations by hosts, and which block of which of them each part that is under way belongs to.
+    /// Hierarchical operations.
     pub(super) hierarchical_operations: BTreeMap<OpId, ActiveHierarchical>,
+    /// For each active stage of a hierarchical operation: the operation and the index of its block.
     pub(super) stage_of: BTreeMap<OpId, (OpId, usize)>,
-    /// The job has failed, and everybody has been told: for those who do not want to take the lock to know.
+    /// Whether the job has failed and the peers have been told. Threads read this flag without the lock.
     pub(super) has_failed: Arc<AtomicBool>,
-    /// What is done at desks without the lock.
+    /// Statistics of operations in shared memory that run without the lock.
     pub(super) shm_counters: Arc<ShmCounters>,
 }
 
 pub(super) enum JobState {
     Running,
-    /// Telling the peers, until then.
+    /// The job has failed. This rank tells the peers, at the latest until this time.
     Failing(Timestamp),
     Failed(Error),
 }
 
-/// What a look at the pump has come to.
+/// The result of [`Core::poll`].
 pub(super) enum PollProgress {
-    /// Something that others may wait for has happened.
+    /// Something has happened that other threads may wait for.
     Progress,
+    /// More work can be done now.
     Busy,
+    /// No more work can be done before the sockets have been waited for.
     Blocked,
 }
 
@@ -73,12 +80,12 @@ impl Core {
             state: JobState::Running,
             pending: BTreeSet::new(),
             outcomes: BTreeMap::new(),
-            forgotten: BTreeSet::new(),
+            dropped_handles: BTreeSet::new(),
             is_polled: false,
             waiters: 0,
             changes: 0,
-            left_over: Vec::new(),
-            unattended: BTreeSet::new(),
+            deferred_kernels: Vec::new(),
+            background: BTreeSet::new(),
             is_closing: false,
             busy_since: None,
             statistics: Statistics::default(),
@@ -90,19 +97,20 @@ impl Core {
         }
     }
 
+    /// Does all work that needs no waiting, and collects the results.
     pub(super) fn poll(&mut self, now: Timestamp) -> PollProgress {
         match &self.state {
             JobState::Failed(_) => {
-                return if self.settle_failed(now) { PollProgress::Progress } else { PollProgress::Blocked };
+                return if self.fail_pending(now) { PollProgress::Progress } else { PollProgress::Blocked };
             }
             JobState::Failing(deadline) => {
                 let is_over = now >= *deadline;
                 if !self.link_driver.notify() && !is_over {
                     return PollProgress::Blocked;
                 }
-                // The cause has been sent: does each host acknowledge it?
+                // The cause has been sent. Now the transport knows which hosts do not acknowledge data.
                 self.check_links();
-                self.left_over.extend(self.link_driver.release());
+                self.deferred_kernels.extend(self.link_driver.release());
                 let error = match self.link_driver.failure() {
                     Some(Failure { cause, reported_by }) => {
                         Error::Failed { cause: cause.clone(), reported_by: *reported_by }
@@ -111,30 +119,30 @@ impl Core {
                 };
                 self.state = JobState::Failed(error);
                 self.has_failed.store(true, Ordering::Release);
-                self.settle_failed(now);
+                self.fail_pending(now);
                 return PollProgress::Progress;
             }
             JobState::Running => {}
         }
-        let heard = (self.link_driver.arrivals(), self.link_driver.wake_events());
+        let events_before = (self.link_driver.arrivals(), self.link_driver.wake_events());
         if self.link_driver.poll_timeout().is_some_and(|due| now >= due) {
             self.check_links();
         }
         let poll = self.link_driver.poll(now);
-        // A message is what a probe waits for, and an alert who sleeps at a desk.
-        let mut is_progress = (self.link_driver.arrivals(), self.link_driver.wake_events()) != heard;
+        // A probe waits for a message, and a thread that sleeps in shared memory waits for a wake frame.
+        let mut is_progress = (self.link_driver.arrivals(), self.link_driver.wake_events()) != events_before;
         if !self.shm_tasks.is_empty() {
             is_progress |= self.poll_shm_operations(now);
-            // Peers that sleep and have to see what was posted are told before this rank sleeps itself.
+            // Sleeping peers must learn of the new posts before this rank sleeps itself.
             self.link_driver.send_control_frames();
         }
         while let Some(Finished { operation, memory, envelope, kernels }) = self.link_driver.take_finished() {
-            self.left_over.extend(kernels);
-            self.end(operation, now, OperationOutput { memory, envelope });
+            self.deferred_kernels.extend(kernels);
+            self.finish(operation, now, OperationOutput { memory, envelope });
             is_progress = true;
         }
         match poll {
-            // Of a failure that was found at a desk the pump did not know.
+            // The failure may have been detected in shared memory, after the link driver was polled.
             _ if self.link_driver.failure().is_some() => {
                 self.state = JobState::Failing(now + NOTIFY_TIMEOUT);
                 PollProgress::Busy
@@ -145,7 +153,7 @@ impl Core {
         }
     }
 
-    /// Tells the engine which hosts do not acknowledge data.
+    /// Tells the engine which hosts do not acknowledge the data of this rank.
     fn check_links(&mut self) {
         let count = self.link_driver.settings().hosts.len() as u32;
         for peer in (0..count).map(Rank::new) {
@@ -155,58 +163,64 @@ impl Core {
         }
     }
 
-    /// An operation has ended well, or a part of one.
-    pub(super) fn end(&mut self, id: OpId, now: Timestamp, outcome: OperationOutput) {
+    /// Handles the success of an operation, or of a stage of a hierarchical operation.
+    pub(super) fn finish(&mut self, id: OpId, now: Timestamp, outcome: OperationOutput) {
         let OperationOutput { memory, envelope } = outcome;
-        if let Err(memory) = self.stage_finished(now, id, memory) {
+        if let Err(memory) = self.finish_stage(now, id, memory) {
             self.statistics.operations += 1;
-            self.settle(id, now, Ok(OperationOutput { memory, envelope }));
+            self.record_result(id, now, Ok(OperationOutput { memory, envelope }));
         }
     }
 
-    /// Ends what is pending after the failure; whether there was anything.
-    fn settle_failed(&mut self, now: Timestamp) -> bool {
+    /// Fails all pending operations after the failure of the job. Returns whether there were any.
+    fn fail_pending(&mut self, now: Timestamp) -> bool {
         let JobState::Failed(error) = &self.state else { return false };
         let error = error.clone();
-        let tasks = std::mem::take(&mut self.shm_tasks);
-        self.left_over.extend(tasks.into_values().filter_map(ShmTask::give_up));
+        let shm_tasks = std::mem::take(&mut self.shm_tasks);
+        self.deferred_kernels.extend(shm_tasks.into_values().filter_map(ShmTask::abandon));
         self.abandon_hierarchical();
         let pending: Vec<OpId> = self.pending.iter().copied().collect();
         for &id in &pending {
-            self.settle(id, now, Err(error.clone()));
+            self.record_result(id, now, Err(error.clone()));
         }
         !pending.is_empty()
     }
 
-    /// Nobody wants the outcome any more. A receive without a message ends at once.
-    pub(super) fn forget(&mut self, id: OpId, now: Timestamp) {
+    /// Discards the result of an operation, because its handle was dropped. Cancels a receive that has not matched a message.
+    pub(super) fn discard_result(&mut self, id: OpId, now: Timestamp) {
         if self.outcomes.remove(&id).is_none() && self.pending.contains(&id) && !self.cancel(id, now) {
-            self.forgotten.insert(id);
+            self.dropped_handles.insert(id);
         }
     }
 
-    /// Ends a receive that has found no message yet; whether it was one.
+    /// Cancels a receive that has not matched a message, and returns true. Returns false for every other operation.
     pub(super) fn cancel(&mut self, id: OpId, now: Timestamp) -> bool {
         let is_cancelled = self.link_driver.cancel(id);
         if is_cancelled {
             self.pending.remove(&id);
-            self.unattended.remove(&id);
-            self.rest(now);
+            self.background.remove(&id);
+            self.count_time_if_idle(now);
         }
         is_cancelled
     }
 
-    pub(super) fn settle(&mut self, id: OpId, now: Timestamp, outcome: Result<OperationOutput, Error>) {
+    /// Stores the result of an operation.
+    pub(super) fn record_result(
+        &mut self,
+        id: OpId,
+        now: Timestamp,
+        outcome: Result<OperationOutput, Error>,
+    ) {
         self.pending.remove(&id);
-        self.unattended.remove(&id);
-        if !self.forgotten.remove(&id) {
+        self.background.remove(&id);
+        if !self.dropped_handles.remove(&id) {
             self.outcomes.insert(id, outcome);
         }
-        self.rest(now);
+        self.count_time_if_idle(now);
     }
 
-    /// Takes note if nothing is under way any more.
-    fn rest(&mut self, now: Timestamp) {
+    /// Counts the communication time if no operation is active any more.
+    fn count_time_if_idle(&mut self, now: Timestamp) {
         if self.pending.is_empty()
             && let Some(since) = self.busy_since.take()
         {
@@ -215,6 +229,7 @@ impl Core {
         }
     }
 
+    /// Returns the earliest time at which [`Core::poll`] has to be called even if no event comes.
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {
         let failing = match self.state {
             JobState::Failing(deadline) => Some(deadline),

@@ -1,4 +1,4 @@
-//! The lock of the core: who waits for it is counted, and what operations leave behind is dropped outside of it.
+//! The lock of the core. It counts the threads that wait for it, and drops values of the user only after it is released.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,21 +8,21 @@ use std::time::Duration;
 use super::core::Core;
 use crate::group::{deferred_drop, link_io};
 
-/// The core, and the threads that want it.
-pub(super) struct Lock {
+/// The lock of the core.
+pub(super) struct CoreLock {
     core: Mutex<Core>,
-    /// Whoever turns the pump lets them have it from time to time.
+    /// The number of threads that wait for the lock. The thread that drives the event loop yields the lock to them.
     contenders: AtomicUsize,
 }
 
-/// The core, for as long as this lives.
-pub(super) struct Guard<'a> {
-    lock: &'a Lock,
-    /// `None` only while it is given up.
+/// The locked core.
+pub(super) struct CoreGuard<'a> {
+    lock: &'a CoreLock,
+    /// `None` only within `wait_on` and `drop`.
     core: Option<MutexGuard<'a, Core>>,
 }
 
-/// One of the threads that want the core, until it has it.
+/// Counts a thread that waits for the lock, until it is dropped.
 struct Contender<'a>(&'a AtomicUsize);
 
 impl<'a> Contender<'a> {
@@ -38,31 +38,33 @@ impl Drop for Contender<'_> {
     }
 }
 
-impl Lock {
+impl CoreLock {
     pub(super) fn new(core: Core) -> Self {
         Self { core: Mutex::new(core), contenders: AtomicUsize::new(0) }
     }
 
+    /// Locks the core.
+    ///
     /// # Panics
     ///
-    /// Where it would wait for ever: in a function of the program's own that reduces, and so runs under this lock.
-    pub(super) fn lock(&self) -> Guard<'_> {
+    /// In a reduction function of the user. Such a function runs while this lock is held, so it would deadlock.
+    pub(super) fn lock(&self) -> CoreGuard<'_> {
         assert!(
             !link_io::is_reducing(),
-            "a function that reduces must not use groups or handles, nor drop them"
+            "a reduction function must not use groups or handles, and must not drop them"
         );
         let _contender = Contender::new(&self.contenders);
         let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         deferred_drop::lock_taken();
-        Guard { lock: self, core: Some(core) }
+        CoreGuard { lock: self, core: Some(core) }
     }
 
-    /// Whether other threads want the core.
+    /// Returns whether other threads wait for the lock.
     pub(super) fn is_contended(&self) -> bool {
         self.contenders.load(Ordering::SeqCst) > 0
     }
 
-    /// Wakes those that wait for something to change. They are contenders from now on.
+    /// Wakes the threads that wait for a change. From now on they wait for the lock.
     pub(super) fn wake(&self, core: &mut Core, changed: &Condvar) {
         if core.waiters > 0 {
             self.contenders.fetch_add(std::mem::take(&mut core.waiters), Ordering::SeqCst);
@@ -72,14 +74,14 @@ impl Lock {
     }
 }
 
-impl Guard<'_> {
-    /// Whether something is to be dropped without the lock.
-    pub(super) fn has_left_over(&self) -> bool {
-        !self.left_over.is_empty() || deferred_drop::is_pending()
+impl CoreGuard<'_> {
+    /// Returns whether values have to be dropped after the lock is released.
+    pub(super) fn has_deferred_drops(&self) -> bool {
+        !self.deferred_kernels.is_empty() || deferred_drop::is_pending()
     }
 
-    /// Lets others have the core that want it.
-    pub(super) fn make_way(self) -> Self {
+    /// Releases the lock until no other thread waits for it, and locks it again.
+    pub(super) fn yield_lock(self) -> Self {
         let lock = self.lock;
         drop(self);
         while lock.is_contended() {
@@ -88,12 +90,12 @@ impl Guard<'_> {
         lock.lock()
     }
 
-    /// Waits until something has changed ([`Lock::wake`]), or for so long.
+    /// Waits for [`CoreLock::wake`], at most for `timeout`.
     pub(super) fn wait(mut self, changed: &Condvar, timeout: Option<Duration>) -> Self {
-        let before = self.changes;
+        let changes_before = self.changes;
         self.waiters += 1;
         self.wait_on(changed, timeout);
-        if self.changes == before {
+        if self.changes == changes_before {
             self.waiters -= 1;
         } else {
             self.lock.contenders.fetch_sub(1, Ordering::SeqCst);
@@ -101,7 +103,7 @@ impl Guard<'_> {
         self
     }
 
-    /// Waits on a condition that nobody counts.
+    /// Waits on a condition variable without counting this thread as a waiter.
     pub(super) fn wait_on(&mut self, condition: &Condvar, timeout: Option<Duration>) {
         let Some(core) = self.core.take() else { return };
         self.core = Some(match timeout {
@@ -111,26 +113,26 @@ impl Guard<'_> {
     }
 }
 
-impl Deref for Guard<'_> {
+impl Deref for CoreGuard<'_> {
     type Target = Core;
 
     fn deref(&self) -> &Core {
-        self.core.as_ref().expect("it is given up only within `wait_on` and `drop`")
+        self.core.as_ref().expect("the core is `None` only within `wait_on` and `drop`")
     }
 }
 
-impl DerefMut for Guard<'_> {
+impl DerefMut for CoreGuard<'_> {
     fn deref_mut(&mut self) -> &mut Core {
-        self.core.as_mut().expect("it is given up only within `wait_on` and `drop`")
+        self.core.as_mut().expect("the core is `None` only within `wait_on` and `drop`")
     }
 }
 
-impl Drop for Guard<'_> {
+impl Drop for CoreGuard<'_> {
     fn drop(&mut self) {
         let Some(mut core) = self.core.take() else { return };
-        let left_over = std::mem::take(&mut core.left_over);
+        let deferred_kernels = std::mem::take(&mut core.deferred_kernels);
         drop(core);
-        // The caller's functions and the owners of its buffers may hold handles and groups, whose drop takes the lock.
-        drop((left_over, deferred_drop::lock_released()));
+        // Functions and buffers of the user may own handles and groups. Dropping these takes the lock.
+        drop((deferred_kernels, deferred_drop::lock_released()));
     }
 }

@@ -1,5 +1,6 @@
-//! Operations by hosts: each block meets on a board, travels between hosts and meets on another board, while the blocks
-//! behind it are where they have come to. All ranks send their blocks on in the same order.
+//! Hierarchical operations. Each block of the buffer passes three stages: shared memory of the host, links between hosts, and
+//! again shared memory of the host. Several blocks are in different stages at the same time. All ranks begin the stages of the
+//! blocks in the same order.
 
 use std::ops::Range;
 
@@ -15,28 +16,32 @@ use crate::reduce::Kernels;
 use crate::schedule::Schedule;
 use crate::types::INTERNAL_GROUP_BITS;
 
-/// An operation by hosts.
+/// A hierarchical operation to begin.
 pub(in crate::group) struct HierarchicalOperation {
-    /// Where the ranks of this host meet before the wire and after it; nowhere, if this one is alone there.
+    /// The executors of the first and of the third stage; `None` if this rank is alone on its host.
     pub(in crate::group) host_executors: Option<[HostExecutor; 2]>,
     pub(in crate::group) blocks: Vec<Block>,
     /// The whole buffer.
     pub(in crate::group) memory: Memory,
-    /// How elements are reduced between hosts, if they are, and by what an average is divided.
+    /// The reduction functions between hosts; `None` for an operation without a reduction.
     pub(in crate::group) kernels: Option<Kernels>,
+    /// The size of the group, by which an average is divided.
     pub(in crate::group) divisor: u32,
 }
 
-/// A block of it, with ranks of the job.
+/// A block of a hierarchical operation. The schedule names ranks of the world.
 pub(in crate::group) struct Block {
-    /// The bytes of the buffer.
+    /// The range of bytes in the buffer.
     pub(in crate::group) bytes: Range<usize>,
+    /// The first stage, in shared memory.
     pub(in crate::group) before: Option<ShmRequest>,
+    /// The second stage, over links between hosts.
     pub(in crate::group) across: Schedule,
+    /// The third stage, in shared memory.
     pub(in crate::group) after: Option<ShmRequest>,
 }
 
-/// An operation by hosts that is under way.
+/// An active hierarchical operation.
 pub(super) struct ActiveHierarchical {
     whole: SplitBuffer,
     begin: Begin,
@@ -44,13 +49,13 @@ pub(super) struct ActiveHierarchical {
     host_executors: Option<[HostExecutor; 2]>,
     kernels: Option<Kernels>,
     divisor: u32,
-    /// What is left of each block's way.
+    /// The stages that each block has not begun.
     remaining: Vec<RemainingStages>,
-    /// Blocks that have not arrived.
-    left: usize,
+    /// The number of blocks that are not complete.
+    unfinished_blocks: usize,
 }
 
-/// What a block has before it.
+/// The stages that a block has not begun.
 #[derive(Default)]
 struct RemainingStages {
     across: Option<Schedule>,
@@ -58,7 +63,7 @@ struct RemainingStages {
 }
 
 impl Core {
-    /// Takes on an operation by hosts.
+    /// Begins a hierarchical operation.
     pub(super) fn begin_hierarchical(
         &mut self,
         now: Timestamp,
@@ -71,20 +76,20 @@ impl Core {
         let ranges: Vec<Range<usize>> = blocks.iter().map(|block| block.bytes.clone()).collect();
         let (whole, parts) = memory.into_parts(&ranges);
         let engine = self.link_driver.engine_mut();
-        let mut take_on = |at: usize, shm_request: Option<ShmRequest>| {
+        let mut add_shm_stage = |at: usize, shm_request: Option<ShmRequest>| {
             let (shm_executor, _) = &host_executors.as_ref()?[at];
-            let shm_operation = lock(shm_executor).take_on(asked, shm_request?);
-            // For a rank of this host that comes to it later and asks for something else.
+            let shm_operation = lock(shm_executor).add_operation(asked, shm_request?);
+            // The engine can then detect a rank of this host that calls a different operation later.
             engine.record_external(begin.group, shm_operation.sequence(), asked);
             Some(shm_operation)
         };
         let mut remaining = Vec::with_capacity(blocks.len());
         let mut first = Vec::with_capacity(blocks.len());
         for Block { before, across, after, .. } in blocks {
-            first.push(take_on(0, before));
-            remaining.push(RemainingStages { across: Some(across), after: take_on(1, after) });
+            first.push(add_shm_stage(0, before));
+            remaining.push(RemainingStages { across: Some(across), after: add_shm_stage(1, after) });
         }
-        let left = remaining.len();
+        let unfinished_blocks = remaining.len();
         let active = ActiveHierarchical {
             whole,
             begin,
@@ -93,9 +98,9 @@ impl Core {
             kernels,
             divisor,
             remaining,
-            left,
+            unfinished_blocks,
         };
-        // It keeps the whole buffer until nothing is left of its parts, whatever happens from here on.
+        // Insert the operation before the stages begin: it owns the whole buffer, which must outlive the parts.
         self.hierarchical_operations.insert(id, active);
         for (block, (shm_operation, memory)) in first.into_iter().zip(parts).enumerate() {
             match shm_operation {
@@ -106,20 +111,16 @@ impl Core {
         Ok(id)
     }
 
-    /// A block has come to the end of a part of its way; whether that was one.
-    pub(super) fn stage_finished(
-        &mut self,
-        now: Timestamp,
-        part: OpId,
-        memory: Memory,
-    ) -> Result<(), Memory> {
+    /// Handles the end of a stage of a block. Returns the memory as an error if `part` is not a stage of a hierarchical
+    /// operation.
+    pub(super) fn finish_stage(&mut self, now: Timestamp, part: OpId, memory: Memory) -> Result<(), Memory> {
         let Some(block) = self.stage_of.remove(&part) else { return Err(memory) };
-        // The pump knows of a failure, and so will everybody.
+        // The engine has recorded a failure of this call, and reports it to all operations.
         let _ = self.start_next_stage(now, block, memory);
         Ok(())
     }
 
-    /// Sends a block on.
+    /// Begins the next stage of a block.
     fn start_next_stage(
         &mut self,
         now: Timestamp,
@@ -146,7 +147,7 @@ impl Core {
         Ok(())
     }
 
-    /// Has a block meet those of the host's other ranks at one of the places.
+    /// Begins a stage of a block in shared memory. `at` is the index of the executor.
     fn start_shm_stage(
         &mut self,
         now: Timestamp,
@@ -164,31 +165,31 @@ impl Core {
         Ok(())
     }
 
-    /// One of its blocks has arrived.
+    /// Counts a block that is complete.
     fn block_finished(&mut self, now: Timestamp, id: OpId) {
         let Some(hierarchical) = self.hierarchical_operations.get_mut(&id) else { return };
-        hierarchical.left -= 1;
-        if hierarchical.left == 0
+        hierarchical.unfinished_blocks -= 1;
+        if hierarchical.unfinished_blocks == 0
             && let Some(hierarchical) = self.hierarchical_operations.remove(&id)
         {
             self.statistics.operations += 1;
-            self.left_over.extend(hierarchical.kernels);
+            self.deferred_kernels.extend(hierarchical.kernels);
             let outcome = OperationOutput { memory: hierarchical.whole.into_whole(), envelope: None };
-            self.settle(id, now, Ok(outcome));
+            self.record_result(id, now, Ok(outcome));
         }
     }
 
-    /// Gives up what is under way, once its parts are gone.
+    /// Ends all hierarchical operations after a failure. Their parts must have been dropped before.
     pub(super) fn abandon_hierarchical(&mut self) {
         self.stage_of.clear();
         let hierarchical_operations = std::mem::take(&mut self.hierarchical_operations);
-        self.left_over
+        self.deferred_kernels
             .extend(hierarchical_operations.into_values().filter_map(|hierarchical| hierarchical.kernels));
     }
 }
 
 impl ActiveHierarchical {
-    /// How a part of it begins: its time is that of the whole.
+    /// Returns the arguments of a stage. All stages share the timeout of the whole operation.
     fn begin_at(&self, now: Timestamp) -> Begin {
         Begin { spent: now.saturating_sub(self.began), ..self.begin }
     }

@@ -1,9 +1,9 @@
-//! Drives the pump: joins it to the clock and to the threads that wait for it.
+//! Connects the link driver to the clock and to the threads of the program.
 //!
-//! There is one core, the pump and what became of its operations, and one event queue. Whoever waits for an operation
-//! turns the pump itself, so that a blocking collective is not handed from thread to thread; of several who wait, one
-//! waits for the sockets and the others for it. Operations that nobody waits for are driven by the progress thread, which
-//! is started with the first of them and sleeps while there are none.
+//! A driver has one core (the link driver and the results of its operations) and one event queue. The thread that waits for
+//! an operation also drives the event loop, so a blocking collective needs no second thread. If several threads wait, one of
+//! them waits for the sockets, and the others wait for this thread. The progress thread drives the operations for which no
+//! thread waits. It starts with the first such operation, and sleeps while there are none.
 
 mod core;
 mod guard;
@@ -21,7 +21,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use self::core::{Core, JobState, PollProgress};
-use self::guard::Lock;
+use self::guard::CoreLock;
 pub(super) use self::hierarchical::{Block, HierarchicalOperation};
 use self::shared::DriverShared;
 use super::hosts::HostExecutor;
@@ -36,16 +36,16 @@ use crate::transport::scheduling::request_short_slices;
 use crate::transport::tcp::TcpTransport;
 use crate::types::Rank;
 
-/// How long a thread that waits for the sockets stays awake: longer than short messages take on one host, and than it takes to
-/// fall asleep and to wake up. Ten times as long gains nothing that can be measured, and costs three times as much processor
-/// time on a line of 1 Gbit/s. Between looks it gives its processor away.
+/// The time for which a thread that waits for the sockets polls them before it sleeps. It is longer than a short message takes
+/// on one host, and longer than falling asleep and waking up. In measurements a ten times longer time was not faster, and used
+/// three times as much processor time on a network of 1 Gbit/s.
 const SPIN: Duration = Duration::from_micros(20);
-/// How long a closing group waits for its peers' last words.
-const PART_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long operations whose handles were dropped may take once the last group is closed.
+/// The maximum time for which a closing driver waits until the peers have closed their links.
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// After the last group is closed: the maximum time for the operations that are still active.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A pump over TCP, the clock and the threads that drive it. The last one who drops it closes all links in order.
+/// A link driver over TCP, the clock and the threads that drive it. Dropping the driver closes all links.
 pub(super) struct Driver {
     shared: Arc<DriverShared>,
     progress: Mutex<Option<JoinHandle<()>>>,
@@ -53,21 +53,23 @@ pub(super) struct Driver {
 
 /// An operation to begin.
 pub(super) enum Submission {
-    /// A collective, with ranks of the world.
+    /// A collective over links. The schedule names ranks of the world.
     Collective(Schedule, OperationBuffers),
-    /// A collective in shared memory, with the ranks of the world that take part in it.
-    AtDesk(HostExecutor, ShmRequest, Memory),
-    /// A collective by hosts.
-    ByHosts(HierarchicalOperation),
-    /// A message to this rank of the world.
+    /// A collective in shared memory.
+    SharedMemory(HostExecutor, ShmRequest, Memory),
+    /// A hierarchical collective: in shared memory on each host, and over links between hosts.
+    Hierarchical(HierarchicalOperation),
+    /// The send of a message to this rank of the world.
     Send(Rank, Memory),
-    /// A message that fits.
+    /// The receive of a message that fits the pattern.
     Receive(Pattern, Memory),
 }
 
-/// An operation's end.
+/// The output of an operation that has completed successfully.
 pub(super) struct OperationOutput {
+    /// The buffer.
     pub(super) memory: Memory,
+    /// For a receive: the message.
     pub(super) envelope: Option<Envelope>,
 }
 
@@ -85,7 +87,7 @@ impl Driver {
             meter: core.link_driver.meter().clone(),
             has_failed: Arc::clone(&core.has_failed),
             shm_counters: Arc::clone(&core.shm_counters),
-            core: Lock::new(core),
+            core: CoreLock::new(core),
             poller: Mutex::new(poller),
             changed: Condvar::new(),
             work: Condvar::new(),
@@ -97,12 +99,12 @@ impl Driver {
         Ok(Self { shared, progress: Mutex::new(None) })
     }
 
-    /// Sends on so many of each link's connections.
+    /// Sends on the first `count` connections of each link.
     pub(super) fn use_streams(&self, count: u8) {
         self.shared.lock().link_driver.transport_mut().use_streams(count);
     }
 
-    /// Goes on with one connection for each link.
+    /// Uses only one connection of each link from now on.
     pub(super) fn use_single_connection(&self) {
         self.shared.lock().link_driver.transport_mut().use_single_connection();
     }
@@ -110,35 +112,34 @@ impl Driver {
     pub(super) fn statistics(&self) -> Statistics {
         let core = self.shared.lock();
         let counters = core.link_driver.counters();
-        let under_way =
-            core.busy_since.map_or(Duration::ZERO, |since| self.shared.now().saturating_sub(since));
+        let current = core.busy_since.map_or(Duration::ZERO, |since| self.shared.now().saturating_sub(since));
         let mut statistics = Statistics {
             bytes_sent: counters.bytes_sent,
             bytes_received: counters.bytes_received,
-            communication: core.statistics.communication + under_way,
+            communication: core.statistics.communication + current,
             ..core.statistics
         };
         core.shm_counters.add_to(&mut statistics);
         statistics
     }
 
-    /// The sockets that are open now, by their numbers.
+    /// Returns the file descriptors of the open sockets.
     pub(super) fn descriptors(&self) -> Vec<RawFd> {
         self.shared.lock().link_driver.transport().descriptors()
     }
 
-    /// What measures where time goes.
+    /// Returns the meter that measures how long sending, receiving, reducing and waiting take.
     pub(super) fn meter(&self) -> &Meter {
         &self.shared.meter
     }
 
-    /// Opens a link before the first operation needs it.
+    /// Opens the link to a peer, if it is not open.
     pub(super) fn connect(&self, peer: Rank) {
         let now = self.shared.now();
         self.shared.lock().link_driver.connect(now, peer);
     }
 
-    /// Runs an operation on a caller's buffer to its end.
+    /// Runs an operation on a buffer of the caller, and waits until it is complete.
     pub(super) fn run<'a>(
         &self,
         begin: Begin,
@@ -148,38 +149,38 @@ impl Driver {
         let started = self.shared.now();
         let result = memory::lend(bytes, |memory| {
             let id = self.begin(begin, submission(memory), true)?;
-            let outcome = self.take_over_driving(id);
+            let outcome = self.wait_for_borrowed(id);
             outcome.map_or(Ok(None), |outcome| outcome.map(|outcome| outcome.envelope))
         });
-        self.expose(started);
+        self.count_exposed_time(started);
         result
     }
 
-    /// Begins an operation that goes on by itself; [`Driver::wait`] gives its outcome.
+    /// Begins an asynchronous operation. [`Driver::wait`] returns its result.
     pub(super) fn submit(&self, begin: Begin, submission: Submission) -> Result<OpId, Error> {
-        self.ensure_progress()?;
+        self.ensure_progress_thread()?;
         self.begin(begin, submission, false)
     }
 
-    /// Begins an operation; whoever attends to it waits for it at once.
+    /// Begins an operation. `is_awaited`: the caller waits for the operation at once, so the progress thread does not drive it.
     pub(super) fn begin(
         &self,
         begin: Begin,
         submission: Submission,
-        is_attended: bool,
+        is_awaited: bool,
     ) -> Result<OpId, Error> {
-        // Whatever becomes of the operation, a function of the program's own outlives the lock, which its drop may take.
+        // Keep the reduction function until the lock is released: dropping a function of the user may take the lock.
         let _kernels = match &submission {
             Submission::Collective(_, work) => work.kernels.clone(),
-            Submission::AtDesk(_, shm_request, _) => shm_request.kernels.clone(),
-            Submission::ByHosts(hierarchical) => hierarchical.kernels.clone(),
+            Submission::SharedMemory(_, shm_request, _) => shm_request.kernels.clone(),
+            Submission::Hierarchical(hierarchical) => hierarchical.kernels.clone(),
             Submission::Send(..) | Submission::Receive(..) => None,
         };
         let mut core = self.shared.lock();
         if let JobState::Failed(error) = &core.state {
             return Err(error.clone());
         }
-        // The submission is dropped without the lock.
+        // `fail` releases the lock, and this function drops the submission afterwards.
         if core.link_driver.failure().is_some() {
             return Err(self.shared.fail(core));
         }
@@ -187,10 +188,10 @@ impl Driver {
         let link_driver = &mut core.link_driver;
         let begun = match submission {
             Submission::Collective(schedule, work) => link_driver.begin(now, begin, schedule, work),
-            Submission::AtDesk(place, shm_request, memory) => {
+            Submission::SharedMemory(place, shm_request, memory) => {
                 core.begin_shm(now, begin, place, shm_request, memory)
             }
-            Submission::ByHosts(hierarchical) => core.begin_hierarchical(now, begin, hierarchical),
+            Submission::Hierarchical(hierarchical) => core.begin_hierarchical(now, begin, hierarchical),
             Submission::Send(to, memory) => link_driver.send_message(now, begin, to, memory),
             Submission::Receive(pattern, memory) => link_driver.receive_message(now, begin, pattern, memory),
         };
@@ -198,45 +199,46 @@ impl Driver {
         core.pending.insert(id);
         core.busy_since.get_or_insert(now);
         core.shm_counters.is_counted.store(true, Ordering::Relaxed);
-        if !is_attended {
-            core.unattended.insert(id);
+        if !is_awaited {
+            core.background.insert(id);
             if !core.is_polled {
                 self.shared.work.notify_one();
             }
         }
         if core.is_polled {
-            // Whoever waits for the sockets does not know of this operation, nor of its deadline.
+            // The thread that waits for the sockets must learn of this operation and its deadline.
             let _ = self.shared.waker.wake();
         }
         Ok(id)
     }
 
-    /// Waits for an operation's outcome, until `until` at most.
+    /// Waits for the result of an operation. Returns `None` if it has not ended at the time `until`.
     pub(super) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<OperationOutput, Error>> {
         let started = self.shared.now();
         let takeover = self.shared.take_over_driving(std::iter::once(id));
         let outcome = self.shared.wait(id, until);
         drop(takeover);
-        self.expose(started);
+        self.count_exposed_time(started);
         outcome
     }
 
-    /// Waits for the outcome of an operation on memory that the caller has lent, which only a failure of the job gives back
-    /// early.
-    pub(super) fn take_over_driving(&self, id: OpId) -> Option<Result<OperationOutput, Error>> {
+    /// Waits for the result of an operation on a borrowed buffer. The operation uses the buffer until it ends, so an interrupt
+    /// of the program must fail the job.
+    pub(super) fn wait_for_borrowed(&self, id: OpId) -> Option<Result<OperationOutput, Error>> {
         loop {
-            let until = self.shared.next_question();
+            let until = self.shared.next_interrupt_check();
             let outcome = self.shared.wait(id, until);
             if outcome.is_some() || until.is_none() {
                 return outcome;
             }
-            if let Some(why) = self.shared.interruption() {
+            if let Some(why) = self.shared.check_interrupt() {
                 self.abort(why);
             }
         }
     }
 
-    /// Waits until all operations of one of the lists have ended, until `until` at most.
+    /// Waits until all operations of any one list have ended, and returns the index of this list. Returns `None` at the time
+    /// `until`.
     pub(super) fn wait_any(&self, lists: &[&[OpId]], until: Option<Timestamp>) -> Option<usize> {
         let started = self.shared.now();
         let ended =
@@ -244,33 +246,34 @@ impl Driver {
         let takeover = self.shared.take_over_driving(lists.iter().copied().flatten().copied());
         let index = self.shared.wait_until(until, ended);
         drop(takeover);
-        self.expose(started);
+        self.count_exposed_time(started);
         index
     }
 
-    /// The outcome, if there is one already. Does what can be done at once.
+    /// Returns whether an operation has ended. Also does the work that needs no waiting.
     pub(super) fn test(&self, id: OpId) -> bool {
         let mut core = self.shared.lock();
         if core.pending.contains(&id) && matches!(core.poll(self.shared.now()), PollProgress::Progress) {
-            self.shared.tell_all(&mut core);
+            self.shared.wake_all(&mut core);
         }
         let has_ended = !core.pending.contains(&id);
         drop(core);
-        // Whoever asks again and again must not keep others from the core.
+        // A thread that calls this method in a loop must let other threads take the lock.
         if !has_ended && self.shared.core.is_contended() {
             thread::yield_now();
         }
         has_ended
     }
 
-    /// The first message that fits and has no receive yet, waited for until `until`.
+    /// Waits until the time `until` for a message that fits the pattern and that no receive has matched.
     pub(super) fn probe(&self, pattern: Pattern, until: Timestamp) -> Result<Option<Envelope>, Error> {
         let mut core = self.shared.lock();
         let now = self.shared.now();
         core.link_driver.set_probing(true);
-        // Even who does not wait wants to know what has come: once to hear of it, once to read it.
+        // Even without waiting, messages that have already come must be found: the first step gets the event of the socket, and
+        // the second step reads the socket.
         for _ in 0..2 {
-            core = self.shared.step(core, Some(now));
+            core = self.shared.drive_once(core, Some(now));
         }
         drop(core);
         let found = self.shared.wait_until(Some(until), |core| match &core.state {
@@ -281,21 +284,22 @@ impl Driver {
         found.transpose()
     }
 
-    /// Nobody wants the outcome any more.
-    pub(super) fn forget(&self, id: OpId) {
-        self.shared.lock().forget(id, self.shared.now());
+    /// Discards the result of an operation, because its handle was dropped.
+    pub(super) fn discard_result(&self, id: OpId) {
+        self.shared.lock().discard_result(id, self.shared.now());
     }
 
-    /// Ends a receive that has found no message yet; whether it was one.
+    /// Cancels a receive that has not matched a message, and returns true. Returns false for every other operation.
     pub(super) fn cancel(&self, id: OpId) -> bool {
         self.shared.lock().cancel(id, self.shared.now())
     }
 
-    /// The group begins nothing more.
-    pub(super) fn retire(&self, group: u32) {
+    /// Records that a group was dropped.
+    pub(super) fn retire_group(&self, group: u32) {
         self.shared.lock().link_driver.retire_group(group);
     }
 
+    /// Fails the job because the program of this rank aborts it. `message` is the reason.
     pub(super) fn abort(&self, message: &str) -> Error {
         let mut core = self.shared.lock();
         core.link_driver.abort(message);
@@ -306,22 +310,23 @@ impl Driver {
         self.shared.now()
     }
 
-    /// The caller has waited since `started`.
-    fn expose(&self, started: Timestamp) {
+    /// Counts the time since `started`, in which the caller has waited.
+    fn count_exposed_time(&self, started: Timestamp) {
         let waited = self.shared.now().saturating_sub(started);
         self.shared.lock().statistics.exposed += waited;
     }
 
-    fn ensure_progress(&self) -> Result<(), Error> {
+    /// Starts the progress thread, if it does not run.
+    fn ensure_progress_thread(&self) -> Result<(), Error> {
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         if progress.is_none() {
             let shared = Arc::clone(&self.shared);
             let thread = thread::Builder::new().name("progress".into()).spawn(move || {
                 if let Err(error) = request_short_slices() {
-                    log::debug!("the progress thread keeps the turns of other threads: {error}");
+                    log::debug!("the progress thread runs with the default time slices: {error}");
                 }
                 work_in_background();
-                shared.progress();
+                shared.run_progress_thread();
             });
             let refused = |error: io::Error| Error::System { what: "a thread", detail: error.to_string() };
             *progress = Some(thread.map_err(refused)?);
@@ -331,10 +336,8 @@ impl Driver {
 }
 
 impl Drop for Driver {
-    /// Lets what is under way end, says goodbye, or why the job failed, and reads what the peers still say, so that no last
-    /// word is lost to a reset.
-    ///
-    /// A panic is no goodbye: the peers, who may wait for this rank, are told so instead.
+    /// Waits for the active operations, sends each peer a goodbye or the failure, and closes the links. If the program panics,
+    /// the job is aborted instead, because the peers may wait for this rank.
     fn drop(&mut self) {
         if thread::panicking() {
             self.abort("its program panicked; look at that rank's own output for where");
@@ -345,17 +348,17 @@ impl Drop for Driver {
         let mut core = shared.lock();
         core.is_closing = true;
         shared.work.notify_all();
-        shared.tell_others(&mut core);
+        shared.wake_waiters(&mut core);
         drop(core);
         let _ = shared.waker.wake();
         if let Some(thread) = self.progress.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            // The progress thread drops the driver itself if the caller's function held the last handle: it ends on its own
-            // afterwards. It does not panic; if it did, no thread is left to hear of it.
+            // If a function of the user held the last handle, the progress thread drops the driver. Then it ends by itself.
+            // A panic of the progress thread is ignored, because no thread is left to which it could be reported.
             if thread.thread().id() != thread::current().id() {
                 let _ = thread.join();
             }
         }
-        let deadline = shared.now() + PART_TIMEOUT;
+        let deadline = shared.now() + DISCONNECT_TIMEOUT;
         let mut core = shared.lock();
         while !core.link_driver.part() && shared.now() < deadline {
             let timeout = deadline.saturating_sub(shared.now());

@@ -1,4 +1,5 @@
-//! The threads that share a core: who turns the pump, who waits for the sockets, who waits for others.
+//! How the threads of a rank share the core: which thread drives the event loop, which one waits for the sockets, and which
+//! ones wait for another thread.
 
 use std::io;
 use std::panic::catch_unwind;
@@ -11,62 +12,64 @@ use mio::Waker;
 
 use super::OperationOutput;
 use super::core::{Core, JobState, PollProgress};
-use super::guard::{Guard, Lock};
-use super::shm::{AwaitedPosts, PATIENCE};
+use super::guard::{CoreGuard, CoreLock};
+use super::shm::{AwaitedPosts, SHM_SPIN_TIME};
 use super::shm_counters::ShmCounters;
 use crate::engine::{OpId, Timestamp};
 use crate::group::profile::{Meter, ProfilePart};
 use crate::group::{Error, Interrupt};
 use crate::transport::poller::{Event, Poller};
 
-/// How often a thread looks for events, some 10 us in all, before it lets others have its processor between looks.
-const LOOKS_ALONE: u32 = 20;
+/// The number of times that a thread polls for events before it also yields its processor between the polls. So many polls
+/// take about 10 us.
+const SPINS_BEFORE_YIELD: u32 = 20;
 
-/// How often whoever waits asks whether to give up.
-const QUESTION_EVERY: Duration = Duration::from_millis(50);
+/// A waiting thread calls the program's interrupt function at this interval.
+const INTERRUPT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The core and its threads' meeting places.
+/// The core, and the objects with which its threads wait for each other.
 pub(super) struct DriverShared {
-    pub(super) core: Lock,
-    /// Whoever holds it waits for the sockets.
+    pub(super) core: CoreLock,
+    /// The event queue. The thread that holds this lock waits for the sockets.
     pub(super) poller: Mutex<Poller>,
     pub(super) waker: Arc<Waker>,
-    /// An operation has ended, or nobody waits for the sockets any more.
+    /// Signals that an operation has ended, or that no thread waits for the sockets.
     pub(super) changed: Condvar,
-    /// There is something to do for the progress thread.
+    /// Signals that the progress thread has work.
     pub(super) work: Condvar,
+    /// The start of the engine's clock.
     pub(super) epoch: Instant,
-    /// How long a thread that waits for the sockets stays awake.
+    /// The time for which a thread polls the sockets before it sleeps.
     pub(super) spin: Duration,
-    /// Whether each rank of this host can have a processor.
+    /// Whether this host has at least one processor for each of its ranks.
     pub(super) has_own_processor: bool,
-    /// Asked whether whoever waits is to give up.
+    /// The program's function that says whether a waiting thread should abort the job.
     pub(super) interrupt: Option<Interrupt>,
-    /// The job has failed, and everybody has been told.
+    /// Whether the job has failed and the peers have been told.
     pub(super) has_failed: Arc<AtomicBool>,
     pub(super) meter: Meter,
-    /// What is done at desks without the core's lock.
+    /// Statistics of operations in shared memory that run without the core's lock.
     pub(super) shm_counters: Arc<ShmCounters>,
 }
 
 impl DriverShared {
-    /// The time since the epoch: the engine's and the transport's clock.
+    /// Returns the time since the epoch. The engine and the transport use this clock.
     pub(super) fn now(&self) -> Timestamp {
         self.epoch.elapsed()
     }
 
-    pub(super) fn lock(&self) -> Guard<'_> {
+    pub(super) fn lock(&self) -> CoreGuard<'_> {
         self.core.lock()
     }
 
-    /// When whoever waits should next ask whether to give up; `None` if there is nobody to ask.
-    pub(super) fn next_question(&self) -> Option<Timestamp> {
-        self.interrupt.map(|_| self.now() + QUESTION_EVERY)
+    /// Returns the time of the next call of the interrupt function; `None` if the program has set none.
+    pub(super) fn next_interrupt_check(&self) -> Option<Timestamp> {
+        self.interrupt.map(|_| self.now() + INTERRUPT_CHECK_INTERVAL)
     }
 
-    /// Why the waiting thread should give up, if the program says so. The caller must not hold a lock. A panic of the program
-    /// is a reason too: it must not unwind through an operation that other ranks still write to.
-    pub(super) fn interruption(&self) -> Option<&'static str> {
+    /// Calls the interrupt function. Returns why the waiting thread should abort the job, or `None`. The caller must not hold a
+    /// lock. A panic of the function also aborts the job, because it must not unwind while the operation uses the buffer.
+    pub(super) fn check_interrupt(&self) -> Option<&'static str> {
         match catch_unwind(self.interrupt?) {
             Ok(is_interrupted) => {
                 is_interrupted.then_some("it was interrupted while it waited for the others")
@@ -75,77 +78,82 @@ impl DriverShared {
         }
     }
 
-    /// Something that others may wait for has happened.
-    pub(super) fn tell_others(&self, core: &mut Core) {
+    /// Wakes the threads that wait for a change.
+    pub(super) fn wake_waiters(&self, core: &mut Core) {
         self.core.wake(core, &self.changed);
     }
 
-    /// [`DriverShared::tell_others`], and the thread that sleeps in the poller: its operation may have ended too.
-    pub(super) fn tell_all(&self, core: &mut Core) {
-        self.tell_others(core);
+    /// Wakes the threads that wait for a change, and the thread that waits for the sockets.
+    pub(super) fn wake_all(&self, core: &mut Core) {
+        self.wake_waiters(core);
         if core.is_polled {
             let _ = self.waker.wake();
         }
     }
 
-    /// The caller stops waiting: if nobody waits for the sockets, somebody else has to now.
-    pub(super) fn hand_over(&self, core: &mut Core) {
+    /// Lets another thread drive the event loop, because the caller stops waiting.
+    pub(super) fn pass_on_driving(&self, core: &mut Core) {
         if core.is_polled {
             return;
         }
-        self.tell_others(core);
-        if !core.unattended.is_empty() {
+        self.wake_waiters(core);
+        if !core.background.is_empty() {
             self.work.notify_one();
         }
     }
 
+    /// Waits for the result of an operation, at most until the time `until`.
     pub(super) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<OperationOutput, Error>> {
         self.wait_until(until, |core| core.outcomes.remove(&id))
     }
 
-    /// Drives the pump until `look` finds something, or until `until`.
+    /// Drives the event loop until `find` returns a value, or until the time `until`.
     pub(super) fn wait_until<R>(
         &self,
         until: Option<Timestamp>,
-        mut look: impl FnMut(&mut Core) -> Option<R>,
+        mut find: impl FnMut(&mut Core) -> Option<R>,
     ) -> Option<R> {
         let mut core = self.lock();
         loop {
-            let found = look(&mut core);
+            let found = find(&mut core);
             if found.is_some() || until.is_some_and(|until| self.now() >= until) {
-                self.hand_over(&mut core);
+                self.pass_on_driving(&mut core);
                 return found;
             }
             core = self.drive(core, until);
         }
     }
 
-    /// Does what can be done, or else waits until something may have changed, or until `until`. Others that want the core
-    /// have it first, so that nobody whose operation has ended waits for one that has not.
-    pub(super) fn drive<'a>(&'a self, core: Guard<'a>, until: Option<Timestamp>) -> Guard<'a> {
-        // What the caller waits for may have happened meanwhile.
-        if self.core.is_contended() { self.make_way(core) } else { self.step(core, until) }
+    /// Does the work that needs no waiting. If there is none, waits for a change, at most until the time `until`. Threads that
+    /// wait for the lock get it first, so that a thread whose operation has ended can continue.
+    pub(super) fn drive<'a>(&'a self, core: CoreGuard<'a>, until: Option<Timestamp>) -> CoreGuard<'a> {
+        // After `yield_lock` the caller checks whether its operation has ended meanwhile.
+        if self.core.is_contended() { self.yield_lock(core) } else { self.drive_once(core, until) }
     }
 
-    /// [`DriverShared::drive`], whoever else wants the core.
-    pub(super) fn step<'a>(&'a self, mut core: Guard<'a>, until: Option<Timestamp>) -> Guard<'a> {
+    /// Like [`DriverShared::drive`], but does not let other threads have the lock first.
+    pub(super) fn drive_once<'a>(
+        &'a self,
+        mut core: CoreGuard<'a>,
+        until: Option<Timestamp>,
+    ) -> CoreGuard<'a> {
         let now = self.now();
         match core.poll(now) {
             PollProgress::Progress => {
-                self.tell_all(&mut core);
+                self.wake_all(&mut core);
                 core
             }
             PollProgress::Busy => core,
-            // It is dropped without the lock, which may change what there is to do.
-            PollProgress::Blocked if core.has_left_over() => self.make_way(core),
+            // The deferred values are dropped after the lock is released. Dropping them may create new work.
+            PollProgress::Blocked if core.has_deferred_drops() => self.yield_lock(core),
             PollProgress::Blocked => {
                 let awaited_posts = if core.is_polled { Vec::new() } else { core.awaited_posts() };
                 if !awaited_posts.is_empty() {
                     let pending = core.pending.len();
-                    let (seen, has_news) = self.spin_on_posts(core, &awaited_posts);
-                    core = seen;
-                    // Another thread may have ended what the caller waits for meanwhile. What it begins wakes this one.
-                    if has_news || core.pending.len() != pending {
+                    let (locked, has_work) = self.spin_on_posts(core, &awaited_posts);
+                    core = locked;
+                    // Another thread may have completed the caller's operation meanwhile.
+                    if has_work || core.pending.len() != pending {
                         return core;
                     }
                 }
@@ -163,59 +171,64 @@ impl DriverShared {
         }
     }
 
-    /// Stays awake for a while to see what peers post at desks, before they are asked to send word of it; whether there is
-    /// something to do.
-    fn spin_on_posts<'a>(&'a self, mut core: Guard<'a>, awaited_posts: &[AwaitedPosts]) -> (Guard<'a>, bool) {
+    /// Polls shared memory and the sockets for a short time. If nothing comes, the caller sleeps, and peers then have to send
+    /// wake frames. Returns whether there is work.
+    fn spin_on_posts<'a>(
+        &'a self,
+        mut core: CoreGuard<'a>,
+        awaited_posts: &[AwaitedPosts],
+    ) -> (CoreGuard<'a>, bool) {
         core.is_polled = true;
         drop(core);
         let mut events = Vec::new();
         let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
-        let (started, mut looks) = (Instant::now(), 0);
+        let (started, mut spins) = (Instant::now(), 0);
         let result = self.meter.time(ProfilePart::Wait, || {
-            while started.elapsed() < PATIENCE {
+            while started.elapsed() < SHM_SPIN_TIME {
                 let is_posted = awaited_posts.iter().any(AwaitedPosts::is_posted);
                 if is_posted || poller.wait(Some(Duration::ZERO), &mut events)? || !events.is_empty() {
                     return Ok(true);
                 }
-                if !self.has_own_processor || looks >= LOOKS_ALONE {
+                if !self.has_own_processor || spins >= SPINS_BEFORE_YIELD {
                     thread::yield_now();
                 }
-                looks += 1;
+                spins += 1;
             }
             Ok(false)
         });
         drop(poller);
-        let core = self.heard(events, result.as_ref().err());
+        let core = self.handle_events(events, result.as_ref().err());
         (core, result.unwrap_or(true))
     }
 
-    /// The core, once the transport knows what the event queue had.
-    fn heard(&self, events: Vec<Event>, refused: Option<&io::Error>) -> Guard<'_> {
+    /// Locks the core and passes the events to the transport. If waiting has failed, aborts the job.
+    fn handle_events(&self, events: Vec<Event>, refused: Option<&io::Error>) -> CoreGuard<'_> {
         let mut core = self.lock();
         core.is_polled = false;
         core.link_driver.transport_mut().serve(self.now(), events);
         if let Some(error) = refused {
-            core.link_driver.abort(&format!("the operating system refused to wait for its sockets: {error}"));
+            core.link_driver.abort(&format!("the operating system could not wait for sockets: {error}"));
         }
         core
     }
 
-    fn make_way<'a>(&self, core: Guard<'a>) -> Guard<'a> {
-        self.meter.time(ProfilePart::Wait, || core.make_way())
+    fn yield_lock<'a>(&self, core: CoreGuard<'a>) -> CoreGuard<'a> {
+        self.meter.time(ProfilePart::Wait, || core.yield_lock())
     }
 
-    pub(super) fn poll<'a>(&'a self, mut core: Guard<'a>, timeout: Option<Duration>) -> Guard<'a> {
+    /// Waits for the sockets, at most for `timeout`.
+    pub(super) fn poll<'a>(&'a self, mut core: CoreGuard<'a>, timeout: Option<Duration>) -> CoreGuard<'a> {
         core.is_polled = true;
-        // Whoever waits for an operation is back at work sooner if it does not sleep first; the progress thread would take the
-        // processor from the caller that computes.
-        let spin = if core.unattended.is_empty() { self.spin } else { Duration::ZERO };
+        // A thread that waits for its own operation first polls, because waking up takes time. The progress thread does not
+        // poll, because it would take the processor from the program's computation.
+        let spin = if core.background.is_empty() { self.spin } else { Duration::ZERO };
         drop(core);
         let mut events = Vec::new();
         let waited = self.meter.time(ProfilePart::Wait, || self.wait_for_events(spin, timeout, &mut events));
-        self.heard(events, waited.err().as_ref())
+        self.handle_events(events, waited.err().as_ref())
     }
 
-    /// Waits for the sockets: awake for as long as `spin`, then asleep.
+    /// Waits for events of the sockets: first polls for the time `spin`, and then sleeps.
     fn wait_for_events(
         &self,
         spin: Duration,
@@ -225,23 +238,23 @@ impl DriverShared {
         let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
         let started = Instant::now();
         let spin = timeout.map_or(spin, |timeout| spin.min(timeout));
-        let mut looks = 0;
+        let mut spins = 0;
         while started.elapsed() < spin {
             let is_woken = poller.wait(Some(Duration::ZERO), events)?;
             if is_woken || !events.is_empty() {
                 return Ok(());
             }
-            // The rank that is waited for may need this processor, whatever was thought at the start.
-            if !self.has_own_processor || looks >= LOOKS_ALONE {
+            // Yield after some polls even if each rank should have a processor: the awaited rank may need this one.
+            if !self.has_own_processor || spins >= SPINS_BEFORE_YIELD {
                 thread::yield_now();
             }
-            looks += 1;
+            spins += 1;
         }
         poller.wait(timeout, events).map(|_| ())
     }
 
-    /// The job has failed: tells the peers, gives up all memory, and returns the error.
-    pub(super) fn fail<'a>(&'a self, mut core: Guard<'a>) -> Error {
+    /// After a failure: tells the peers, releases all buffers, and returns the error.
+    pub(super) fn fail<'a>(&'a self, mut core: CoreGuard<'a>) -> Error {
         loop {
             if let JobState::Failed(error) = &core.state {
                 return error.clone();
@@ -250,17 +263,17 @@ impl DriverShared {
         }
     }
 
-    /// What the progress thread does: drives what is left to it.
-    pub(super) fn progress(&self) {
+    /// Runs the progress thread: it drives the operations for which no other thread waits.
+    pub(super) fn run_progress_thread(&self) {
         let mut core = self.lock();
         loop {
             if core.is_closing {
                 return;
             }
-            if core.unattended.is_empty() && !core.has_left_over() {
+            if core.background.is_empty() && !core.has_deferred_drops() {
                 if !core.is_polled {
-                    // Somebody else has to wait for the sockets now.
-                    self.tell_others(&mut core);
+                    // One of the waiting threads has to wait for the sockets now.
+                    self.wake_waiters(&mut core);
                 }
                 core.wait_on(&self.work, None);
             } else {

@@ -1,6 +1,6 @@
-//! Operations of ranks that share memory: the caller looks at the board itself, spins for a while, and sleeps where the
-//! sockets wake it, for a peer that has posted something says so on its link. So there is one place to wait, at which the
-//! end of a peer and the job's failure are heard as well.
+//! Operations in shared memory. The calling thread polls the shared memory for a short time. Then it sleeps until a socket has
+//! data: a peer that posts data for a sleeping rank sends it a wake frame. So a sleeping thread also notices that a peer has
+//! exited or that the job has failed.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -20,14 +20,16 @@ use crate::group::shm_executor::{ShmContract, ShmExecutor, ShmOperation, ShmPoll
 use crate::reduce::Kernels;
 use crate::types::{Contract, Rank};
 
-/// How long a thread looks at its desk before it falls asleep: longer than others usually need for a round.
-pub(super) const PATIENCE: Duration = Duration::from_micros(200);
-/// How often a thread looks, a few microseconds in all, before it lets others have its processor between looks.
-const LOOKS_ALONE: u32 = 500;
+/// The time for which a thread polls shared memory before it sleeps. The other ranks usually need less time for a round.
+pub(super) const SHM_SPIN_TIME: Duration = Duration::from_micros(200);
+/// The number of times that a thread polls shared memory before it also yields its processor between the polls. So many polls
+/// take a few microseconds.
+const SPINS_BEFORE_YIELD: u32 = 500;
 
 impl Driver {
-    /// Runs an operation at a desk to its end. `members` are the ranks of the job that sit at it.
-    pub(in crate::group) fn run_at_desk(
+    /// Runs an operation in shared memory, and waits until it is complete. `members` are the world ranks of the executor's
+    /// ranks.
+    pub(in crate::group) fn run_in_shared_memory(
         &self,
         shm_executor: &mut ShmExecutor,
         members: &[Rank],
@@ -38,25 +40,25 @@ impl Driver {
         if self.shared.has_failed.load(Ordering::Acquire) {
             return Err(self.shared.fail(self.shared.lock()));
         }
-        let mut shm_operation = shm_executor.take_on((begin.contract, begin.site), shm_request);
+        let mut shm_operation = shm_executor.add_operation((begin.contract, begin.site), shm_request);
         let mut time = OperationTimer::new(shm_operation.sequence(), memory.len());
         let mut external = None;
-        let mut sleepers = Vec::new();
+        let mut sleeping_peers = Vec::new();
         let result = loop {
             let poll = catch_reduction_panic(|| {
                 shm_executor
-                    .poll(&mut shm_operation, &mut memory, |rank| sleepers.push(members[rank.index()]))
+                    .poll(&mut shm_operation, &mut memory, |rank| sleeping_peers.push(members[rank.index()]))
             });
-            if !sleepers.is_empty() {
-                self.wake(sleepers.drain(..));
+            if !sleeping_peers.is_empty() {
+                self.wake(sleeping_peers.drain(..));
             }
             match poll {
                 Ok(ShmPoll::Done) => break Ok(()),
                 Ok(ShmPoll::Waits) => {}
                 Ok(ShmPoll::Differs(own, rank, asked)) => {
                     let mut core = self.shared.lock();
-                    core.remember(begin.group, shm_executor);
-                    core.differ(begin.group, own, (members[rank.index()], asked));
+                    core.record_contracts(begin.group, shm_executor);
+                    core.report_mismatch(begin.group, own, (members[rank.index()], asked));
                     break Err(self.shared.fail(core));
                 }
                 Ok(ShmPoll::Broken(rank, what)) => {
@@ -67,7 +69,7 @@ impl Driver {
                 Err(_) => break Err(self.abort("the program's reduction function panicked")),
             }
             if self.shared.meter.time(ProfilePart::Wait, || {
-                self.shared.stay_awake(&mut time, || shm_executor.is_ready(&shm_operation))
+                self.shared.spin_until(&mut time, || shm_executor.is_ready(&shm_operation))
             }) {
                 continue;
             }
@@ -88,21 +90,21 @@ impl Driver {
         result
     }
 
-    /// Wakes peers that sleep. They are told at once: this thread may not turn the pump again for a while.
+    /// Sends wake frames to sleeping peers at once, because this thread may not poll the link driver for a while.
     fn wake(&self, peers: impl Iterator<Item = Rank>) {
         let mut core = self.shared.lock();
         for peer in peers {
             core.link_driver.engine_mut().wake(peer);
         }
         if matches!(core.poll(self.shared.now()), PollProgress::Progress) {
-            self.shared.tell_others(&mut core);
+            self.shared.wake_waiters(&mut core);
         }
         if core.is_polled {
             let _ = self.shared.waker.wake();
         }
     }
 
-    /// Lets the engine know of an operation that takes longer: it has a deadline, and peers that it cannot do without.
+    /// Registers a long operation with the engine, which then checks its deadline and the peers for which it waits.
     fn register_waiting(
         &self,
         external: &mut Option<OpId>,
@@ -115,14 +117,14 @@ impl Driver {
         }
         let mut core = self.shared.lock();
         let now = self.shared.now();
-        core.remember(begin.group, shm_executor);
+        core.record_contracts(begin.group, shm_executor);
         match core.link_driver.begin_external(now, begin, shm_operation.sequence()) {
             Ok(id) => Ok(*external.insert(id)),
             Err(_) => Err(self.shared.fail(core)),
         }
     }
 
-    /// Sleeps until there is something to be seen at the desk.
+    /// Sleeps until the operation can continue.
     fn sleep_until_posted(
         &self,
         shm_executor: &ShmExecutor,
@@ -130,37 +132,37 @@ impl Driver {
         members: &[Rank],
         id: OpId,
     ) -> Result<(), Error> {
-        let mut question = self.shared.next_question();
+        let mut interrupt_check = self.shared.next_interrupt_check();
         let mut core = self.shared.lock();
         let slept = loop {
-            // Whoever wakes this rank takes the word back that it sleeps, and may not be the last one it waits for.
+            // A peer that wakes this rank clears the sleep flag, but the operation may wait for further peers. So set it again.
             shm_executor.rounds().fall_asleep();
             if shm_executor.is_ready(shm_operation) {
                 shm_executor.rounds().wake_up();
                 break Ok(());
             }
-            // Whoever has left by now, and has not posted, never will.
+            // A peer that has left and has not posted will never post. `await_ranks` then fails the job.
             let awaited = shm_executor.awaited(shm_operation).map(|rank| members[rank.index()]).collect();
             core.link_driver.engine_mut().await_ranks(id, awaited);
             if let JobState::Failed(error) = &core.state {
                 break Err(error.clone());
             }
-            core = self.shared.drive(core, question);
-            if question.is_some_and(|question| self.shared.now() >= question) {
+            core = self.shared.drive(core, interrupt_check);
+            if interrupt_check.is_some_and(|interrupt_check| self.shared.now() >= interrupt_check) {
                 drop(core);
-                if let Some(why) = self.shared.interruption() {
+                if let Some(why) = self.shared.check_interrupt() {
                     return Err(self.abort(why));
                 }
-                question = self.shared.next_question();
+                interrupt_check = self.shared.next_interrupt_check();
                 core = self.shared.lock();
             }
         };
-        self.shared.hand_over(&mut core);
+        self.shared.pass_on_driving(&mut core);
         slept
     }
 }
 
-/// An operation at a desk that goes on by itself, or that has to wait for such.
+/// An asynchronous operation in shared memory, or a blocking one that has to wait for earlier asynchronous ones.
 pub(super) struct ShmTask {
     group: u32,
     shm_executor: Arc<Mutex<ShmExecutor>>,
@@ -179,15 +181,15 @@ impl ShmTask {
         Self { group, shm_executor, members, shm_operation, memory }
     }
 
-    /// It has failed, and peers must not be at its buffer any more, whoever has that now. Gives what may be the program's own.
-    pub(super) fn give_up(mut self) -> Option<Kernels> {
+    /// Ends a failed operation: peers must no longer access its buffer. Returns the reduction functions.
+    pub(super) fn abandon(mut self) -> Option<Kernels> {
         lock(&self.shm_executor).stop_exposing(&self.shm_operation, &self.memory.access());
         self.shm_operation.into_kernels()
     }
 }
 
 impl Core {
-    /// Takes on an operation at a desk.
+    /// Begins an asynchronous operation in shared memory.
     pub(super) fn begin_shm(
         &mut self,
         now: Timestamp,
@@ -197,27 +199,28 @@ impl Core {
         memory: Memory,
     ) -> Result<OpId, Failure> {
         let mut shm_executor = lock(&place.0);
-        let shm_operation = shm_executor.take_on((begin.contract, begin.site), shm_request);
-        self.remember(begin.group, &shm_executor);
+        let shm_operation = shm_executor.add_operation((begin.contract, begin.site), shm_request);
+        self.record_contracts(begin.group, &shm_executor);
         drop(shm_executor);
         let id = self.link_driver.begin_external(now, begin, shm_operation.sequence())?;
         self.shm_tasks.insert(id, ShmTask::new(begin.group, place, shm_operation, memory));
         Ok(id)
     }
 
-    /// For a rank that comes to an operation later and asks for something else.
-    fn remember(&mut self, group: u32, shm_executor: &ShmExecutor) {
+    /// Passes the contracts of the last operations to the engine, which can then detect a rank that calls a different operation.
+    fn record_contracts(&mut self, group: u32, shm_executor: &ShmExecutor) {
         for ShmContract { sequence, contract, site, .. } in shm_executor.history() {
             self.link_driver.engine_mut().record_external(group, sequence, (contract, site));
         }
     }
 
-    fn differ(&mut self, group: u32, own: ShmContract, theirs: (Rank, Option<Contract>)) {
+    /// Fails the job because a rank called a different operation.
+    fn report_mismatch(&mut self, group: u32, own: ShmContract, theirs: (Rank, Option<Contract>)) {
         let place = (group, own.sequence);
         self.link_driver.engine_mut().report_mismatch(place, (own.contract, own.site), theirs);
     }
 
-    /// Looks at the desks where somebody waits; whether an operation has ended.
+    /// Continues the asynchronous operations in shared memory. Returns whether one has ended.
     pub(super) fn poll_shm_operations(&mut self, now: Timestamp) -> bool {
         let ids: Vec<OpId> = self.shm_tasks.keys().copied().collect();
         let mut has_ended = false;
@@ -242,7 +245,7 @@ impl Core {
                 Ok(ShmPoll::Waits) => {}
                 Ok(ShmPoll::Differs(own, rank, asked)) => {
                     let (group, peer) = (*group, members[rank.index()]);
-                    self.differ(group, own, (peer, asked));
+                    self.report_mismatch(group, own, (peer, asked));
                 }
                 Ok(ShmPoll::Broken(rank, what)) => {
                     let peer = members[rank.index()];
@@ -251,8 +254,8 @@ impl Core {
                 Ok(ShmPoll::Done) => {
                     self.link_driver.engine_mut().end_external(id);
                     if let Some(ShmTask { memory, shm_operation, .. }) = self.shm_tasks.remove(&id) {
-                        self.left_over.extend(shm_operation.into_kernels());
-                        self.end(id, now, OperationOutput { memory, envelope: None });
+                        self.deferred_kernels.extend(shm_operation.into_kernels());
+                        self.finish(id, now, OperationOutput { memory, envelope: None });
                         has_ended = true;
                     }
                 }
@@ -264,24 +267,26 @@ impl Core {
         has_ended
     }
 
-    /// What this rank waits for at desks, if whoever waits for it may stay awake.
+    /// Returns the posts in shared memory for which this rank waits. Returns none if the progress thread has operations, because
+    /// it must not poll.
     pub(super) fn awaited_posts(&self) -> Vec<AwaitedPosts> {
-        if !self.unattended.is_empty() || !matches!(self.state, JobState::Running) {
+        if !self.background.is_empty() || !matches!(self.state, JobState::Running) {
             return Vec::new();
         }
-        let lookout = |task: &ShmTask| {
+        let awaited = |task: &ShmTask| {
             let shm_executor = lock(&task.shm_executor);
             let (round, ranks) = shm_executor
                 .is_next(&task.shm_operation)
                 .then(|| shm_executor.wanted(&task.shm_operation))?;
             Some(AwaitedPosts { shm_executor: Arc::clone(&task.shm_executor), round, ranks })
         };
-        self.shm_tasks.values().filter_map(lookout).collect()
+        self.shm_tasks.values().filter_map(awaited).collect()
     }
 
-    /// Says at every desk where somebody waits that this rank is about to sleep; whether there is a reason not to.
+    /// Sets the sleep flag of this rank in all shared memories in which it waits. Returns whether there is work, so that the
+    /// thread must not sleep.
     pub(super) fn prepare_to_sleep(&mut self) -> bool {
-        // Once the job has failed, what it hears of that is all that counts.
+        // After a failure this rank waits only for reports of the peers, and they come over links.
         if !matches!(self.state, JobState::Running) {
             return false;
         }
@@ -298,21 +303,22 @@ impl Core {
             shm_executor.rounds().fall_asleep();
             is_ready |= shm_executor.is_ready(shm_operation);
         }
-        // Whom they wait for may have left.
+        // `await_ranks` fails the job if an awaited rank has left.
         is_ready || self.link_driver.failure().is_some()
     }
 }
 
-/// Posts that somebody waits for at a desk.
+/// Posts in shared memory for which an operation waits.
 pub(super) struct AwaitedPosts {
     shm_executor: Arc<Mutex<ShmExecutor>>,
     round: u64,
-    /// By their numbers at the desk.
+    /// The ranks that have to post, numbered within the shared memory.
     ranks: Vec<usize>,
 }
 
 impl AwaitedPosts {
-    /// Whether they are there, or the operation is over: then the desk may be another thread's, for as long as that one waits.
+    /// Returns whether all these posts are there. Also returns true if another thread holds the executor: the operation may have
+    /// ended.
     pub(super) fn is_posted(&self) -> bool {
         let shm_executor = match self.shm_executor.try_lock() {
             Ok(shm_executor) => shm_executor,
@@ -323,32 +329,33 @@ impl AwaitedPosts {
     }
 }
 
-/// A panic at a desk is caught where it happens, so what it guards is whole.
+/// Locks an executor, even if a thread panicked while it held the lock: the executor catches panics of reduction functions
+/// itself, so its state is valid.
 pub(super) fn lock(shm_executor: &Mutex<ShmExecutor>) -> MutexGuard<'_, ShmExecutor> {
     shm_executor.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl super::shared::DriverShared {
-    /// Stays awake for a while, until `is_there`; whether it is. Where ranks outnumber processors, the one that is waited for
-    /// may need this one.
-    fn stay_awake(&self, time: &mut OperationTimer, is_there: impl Fn() -> bool) -> bool {
+    /// Polls for a short time until `is_ready` returns true. Returns whether it did. If there are fewer processors than ranks,
+    /// the thread yields from the start, because the awaited rank may need this processor.
+    fn spin_until(&self, time: &mut OperationTimer, is_ready: impl Fn() -> bool) -> bool {
         if self.has_own_processor {
-            for _ in 0..LOOKS_ALONE {
-                if is_there() {
+            for _ in 0..SPINS_BEFORE_YIELD {
+                if is_ready() {
                     return true;
                 }
                 std::hint::spin_loop();
             }
         }
-        // Others may need this processor, whatever was thought at the start.
+        // Yield from here on even if each rank should have a processor: another process may need this one.
         time.mark_long();
         let started = Instant::now();
         loop {
-            if is_there() {
+            if is_ready() {
                 return true;
             }
             thread::yield_now();
-            if started.elapsed() >= PATIENCE {
+            if started.elapsed() >= SHM_SPIN_TIME {
                 return false;
             }
         }

@@ -1,40 +1,43 @@
-//! What operations at desks come to, counted without the core's lock: they may take less time than it takes to lock it and to
-//! look at the clock.
+//! Statistics of operations in shared memory, counted without the core's lock. A short operation may take less time than
+//! taking the lock and reading the clock.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::group::Statistics;
 
-/// Operations on at most so many bytes, which never wait for long, are timed one by one in so many: it counts for the others.
+/// Operations on at most this number of bytes are short.
 const SHORT_BYTES: usize = 4 << 10;
-const SAMPLED: u64 = 8;
+/// Of this number of short operations, one is timed, and its time counts for all of them.
+const SAMPLE_INTERVAL: u64 = 8;
 
-/// Counters of a job's operations at desks.
+/// The counters of a job's operations in shared memory.
 #[derive(Default)]
 pub(super) struct ShmCounters {
     operations: AtomicU64,
     exposed_ns: AtomicU64,
     communication_ns: AtomicU64,
-    /// Whether the core counts the time as communication already.
+    /// Whether the core already counts the current time as communication.
     pub(super) is_counted: AtomicBool,
 }
 
-/// An operation's watch.
+/// Measures the time of one operation.
 pub(super) struct OperationTimer {
+    /// `None` if the operation is not timed.
     began: Option<Instant>,
+    /// The number of operations for which the measured time counts.
     weight: u32,
 }
 
 impl OperationTimer {
-    /// For the operation of this number, on so many bytes.
+    /// Starts to time operation `number`, which works on `bytes` bytes.
     pub(super) fn new(number: u64, bytes: usize) -> Self {
         let is_short = bytes <= SHORT_BYTES;
-        let is_timed = !is_short || number.is_multiple_of(SAMPLED);
-        Self { began: is_timed.then(Instant::now), weight: if is_short { SAMPLED as u32 } else { 1 } }
+        let is_timed = !is_short || number.is_multiple_of(SAMPLE_INTERVAL);
+        Self { began: is_timed.then(Instant::now), weight: if is_short { SAMPLE_INTERVAL as u32 } else { 1 } }
     }
 
-    /// It takes longer: every such one counts for itself.
+    /// Marks the operation as long. Every long operation is timed and counts only for itself.
     pub(super) fn mark_long(&mut self) {
         self.weight = 1;
         self.began.get_or_insert_with(Instant::now);
@@ -42,7 +45,7 @@ impl OperationTimer {
 }
 
 impl ShmCounters {
-    /// An operation has ended, well or not.
+    /// Counts an operation that has ended. `is_done`: it was successful.
     pub(super) fn count(&self, timer: &OperationTimer, is_done: bool) {
         let add = |counter: &AtomicU64, more: u64| counter.fetch_add(more, Ordering::Relaxed);
         add(&self.operations, u64::from(is_done));
@@ -54,7 +57,7 @@ impl ShmCounters {
         }
     }
 
-    /// Adds what was counted.
+    /// Adds the counters to `statistics`.
     pub(super) fn add_to(&self, statistics: &mut Statistics) {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         statistics.operations += read(&self.operations);
@@ -67,22 +70,23 @@ impl ShmCounters {
 mod tests {
     use super::*;
 
+    /// Returns how many of the operations are timed, and the sum of their weights.
     fn timed(numbers: std::ops::Range<u64>, bytes: usize, is_long: bool) -> (usize, u32) {
-        let watches = numbers.map(|number| {
+        let timers = numbers.map(|number| {
             let mut timer = OperationTimer::new(number, bytes);
             if is_long {
                 timer.mark_long();
             }
             timer
         });
-        watches.fold((0, 0), |(count, weight), timer| match timer.began {
+        timers.fold((0, 0), |(count, weight), timer| match timer.began {
             Some(_) => (count + 1, weight + timer.weight),
             None => (count, weight),
         })
     }
 
     #[test]
-    fn every_operation_counts_once_on_the_whole() {
+    fn the_weights_of_timed_operations_add_up_to_the_number_of_operations() {
         assert_eq!(timed(0..80, 64, false), (10, 80));
         assert_eq!(timed(0..80, 64, true), (80, 80));
         assert_eq!(timed(0..80, SHORT_BYTES + 1, false), (80, 80));

@@ -1,26 +1,26 @@
-//! Operations that go on by themselves, while somebody waits for them: that thread drives them then, and may stay awake for
-//! them as it does for those that it calls; the progress thread, which takes no processor from who computes, has them back
-//! afterwards.
+//! Taking asynchronous operations over from the progress thread. While a thread waits for asynchronous operations, this
+//! thread drives them, and polls before it sleeps. Afterwards the progress thread drives them again; it never polls, to leave
+//! the processor to the program's computation.
 
 use super::shared::DriverShared;
 use crate::engine::OpId;
 
-/// That a thread waits for operations.
+/// Operations that a waiting thread drives until this guard is dropped.
 pub(super) struct TakeoverGuard<'a> {
     shared: &'a DriverShared,
-    /// Those that the progress thread had.
+    /// The operations that the progress thread drove before.
     ids: Vec<OpId>,
 }
 
 impl DriverShared {
-    /// Takes operations over from the progress thread until what it gives is dropped.
+    /// Takes operations over from the progress thread until the returned guard is dropped.
     pub(super) fn take_over_driving(&self, ids: impl Iterator<Item = OpId>) -> TakeoverGuard<'_> {
         let mut core = self.lock();
-        let ids: Vec<OpId> = ids.filter(|id| core.unattended.remove(id)).collect();
-        // The progress thread may be asleep at the sockets, where this one has to be.
-        let is_handed_over = !ids.is_empty() && core.unattended.is_empty() && core.is_polled;
+        let ids: Vec<OpId> = ids.filter(|id| core.background.remove(id)).collect();
+        // The progress thread may wait for the sockets. Wake it, so that this thread can wait for them.
+        let must_wake = !ids.is_empty() && core.background.is_empty() && core.is_polled;
         drop(core);
-        if is_handed_over {
+        if must_wake {
             let _ = self.waker.wake();
         }
         TakeoverGuard { shared: self, ids }
@@ -35,10 +35,10 @@ impl Drop for TakeoverGuard<'_> {
         let mut core = self.shared.lock();
         for &id in &self.ids {
             if core.pending.contains(&id) {
-                core.unattended.insert(id);
+                core.background.insert(id);
             }
         }
-        if !core.is_polled && !core.unattended.is_empty() {
+        if !core.is_polled && !core.background.is_empty() {
             self.shared.work.notify_one();
         }
     }

@@ -57,7 +57,7 @@ fn begin(shm_executor: &mut ShmExecutor, work: CollectiveSpec) -> ShmOperation {
     let rank = Rank::new(shm_executor.rounds.rank() as u32);
     let kernels = reduce::kernels(DType::F32, ReduceOp::Sum);
     let plan = RoundPlan::new(world(), rank, SLOT, 0, work);
-    shm_executor.take_on((contract, Site::here()), ShmRequest { plan, kernels, divisor: RANKS })
+    shm_executor.add_operation((contract, Site::here()), ShmRequest { plan, kernels, divisor: RANKS })
 }
 
 /// How many rounds an all-reduce takes, of buffers that some lend, and the results.
