@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::buffer::sealed::Sealed;
 use super::out_of_place::{layout, zeroed};
-use super::share::{WORDS, of_words, to_words};
+use super::share::{WORDS, from_words, to_words};
 use super::shm_executor::ShmExecutor;
 use super::{Buffer, Error, Group, Input, OwnedBuffer};
 use crate::schedule::CollectiveSpec;
@@ -102,7 +102,7 @@ impl Group {
         count: usize,
         site: Site,
     ) -> Result<Result<SharedElements<T>, String>, Error> {
-        let is_full = lock(shm_executor).is_full();
+        let is_full = lock(shm_executor).has_max_buffers();
         let bytes = count.checked_mul(size_of::<T>()).filter(|&bytes| isize::try_from(bytes).is_ok());
         let (card, created) = match bytes {
             None => (card(CANNOT_COUNT), None),
@@ -144,7 +144,7 @@ impl Group {
         let mut all = vec![[0u64; N]; self.world.as_usize()];
         all[self.rank.index()] = own;
         let work = CollectiveSpec::AllGather(Partition::of_equal_parts(N, self.world));
-        let call = self.call::<u64>(work, site).laid_out(layout(LAYOUT));
+        let call = self.call::<u64>(work, site).with_layout(layout(LAYOUT));
         self.run(call, all.as_flattened_mut())?;
         Ok(all)
     }
@@ -172,7 +172,7 @@ fn create(bytes: usize) -> ([u64; CARD_WORDS], Option<io::Result<ExposedBuffer>>
 fn open(card: &[u64; CARD_WORDS]) -> io::Result<RemoteBuffer> {
     let [_, bytes, words @ ..] = card;
     let there_is_none = || io::Error::other("it does not say where it is");
-    let (place, token) = of_words(words).ok_or_else(there_is_none)?;
+    let (place, token) = from_words(words).ok_or_else(there_is_none)?;
     let bytes = usize::try_from(*bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
     RemoteBuffer::open(place, bytes, &token)
 }
@@ -201,7 +201,7 @@ impl<T> Drop for SharedElements<T> {
         if let Some(shm_executor) = self.shm_executor.upgrade()
             && let Ok(mut shm_executor) = shm_executor.try_lock()
         {
-            shm_executor.prune();
+            shm_executor.remove_dropped_buffers();
         }
     }
 }

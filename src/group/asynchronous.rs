@@ -84,7 +84,7 @@ impl Group {
     /// As [`Group::scan`]; the handle returns later failures.
     #[track_caller]
     pub fn scan_async<B: OwnedBuffer>(&mut self, buffer: B, op: ReduceOp) -> Result<Handle<B>, Error> {
-        let reduction = Reduction::of_prefixes::<B::Element>(op)?;
+        let reduction = Reduction::for_scan::<B::Element>(op)?;
         let call = self.scan_call::<B::Element>(buffer.as_ref().len(), reduction, Site::here());
         self.start_on(call, buffer)
     }

@@ -1,4 +1,4 @@
-//! From a call of a collective to an operation under way.
+//! How the call of a collective becomes an operation.
 
 use std::borrow::Cow;
 use std::sync::{Arc, PoisonError};
@@ -17,53 +17,53 @@ use crate::types::{
     Algorithm, Contract, DType, Element, HOSTS_GROUP_BIT, Operation, Rank, ReduceOp, Site, WorldSize,
 };
 
-/// The most blocks that an all-reduce on the ring is cut into, so that its schedule stays small however long the buffer is.
+/// The most blocks of an all-reduce on the ring. The limit keeps the schedule of a long buffer small.
 const BLOCKS_MAX: usize = 512;
 
-/// A collective as its caller asks for it, and the way that was chosen for it.
+/// A collective that a caller requests, and the algorithm that was chosen for it.
 pub(super) struct Call {
-    work: CollectiveSpec,
+    spec: CollectiveSpec,
     reduction: Option<Reduction>,
     algorithm: Algorithm,
-    /// In shared memory, all of it.
-    at_desk: bool,
-    /// The reduction does not commute.
+    /// Whether the whole collective runs in shared memory.
+    uses_shared_memory: bool,
+    /// Whether the reduction must be applied in rank order, because it may not commute.
     in_rank_order: bool,
-    /// A digest of uneven parts; 0 for even ones.
+    /// A digest of the lengths of uneven parts; 0 for even parts.
     layout: u32,
     site: Site,
 }
 
-/// What is done to elements that stand at the same place.
+/// The reduction of the elements at the same index of all ranks' buffers.
 pub(super) struct Reduction {
     pub(super) op: ReduceOp,
     pub(super) kernels: Kernels,
 }
 
-/// A collective on elements of its own, and what makes the result of them.
+/// A collective with the elements on which it works, and the function that converts them to the result.
 pub(super) struct Prepared<'a, T: Clone, R> {
     call: Call,
     elements: Elements<'a, T>,
     finish: Finish<'a, T, R>,
 }
 
-/// What a collective works on.
+/// The elements on which a collective works.
 pub(super) enum Elements<'a, T: Clone> {
-    /// Elements that are written, and of which the result is made.
-    Worked(Vec<T>),
-    /// Elements that are only sent: whoever waits lends its own.
+    /// Elements that the collective writes. The result is made from them.
+    Written(Vec<T>),
+    /// Elements that the collective only sends. A blocking call borrows them from its caller.
     Sent(Cow<'a, [T]>),
 }
 
-/// Makes the result of what has been worked on; of nothing, where elements were only sent.
+/// Converts the written elements to the result. Gets an empty vector if elements were only sent.
 type Finish<'a, T, R> = Box<dyn FnOnce(Vec<T>) -> R + Send + 'a>;
 
 impl<'a, T: Element, R> Prepared<'a, T, R> {
     pub(super) fn new(call: Call, elements: Vec<T>, finish: impl FnOnce(Vec<T>) -> R + Send + 'a) -> Self {
-        Self { call, elements: Elements::Worked(elements), finish: Box::new(finish) }
+        Self { call, elements: Elements::Written(elements), finish: Box::new(finish) }
     }
 
-    /// A rank's part in which it receives nothing.
+    /// A collective in which this rank only sends.
     pub(super) fn sending(call: Call, elements: Cow<'a, [T]>, result: R) -> Self
     where
         R: Send + 'a,
@@ -73,81 +73,85 @@ impl<'a, T: Element, R> Prepared<'a, T, R> {
 }
 
 impl Reduction {
-    /// One of the known reductions.
+    /// Returns a built-in reduction.
     pub(super) fn known<T: Element>(op: ReduceOp) -> Result<Self, Error> {
         let kernels = reduce::kernels(T::DTYPE, op).ok_or(Error::Unsupported { op, dtype: T::DTYPE })?;
         Ok(Self { op, kernels })
     }
 
-    /// One that makes sense of some of the ranks alone, which an average does not.
-    pub(super) fn of_prefixes<T: Element>(op: ReduceOp) -> Result<Self, Error> {
+    /// Returns a built-in reduction for a scan. An average is not defined for a scan.
+    pub(super) fn for_scan<T: Element>(op: ReduceOp) -> Result<Self, Error> {
         if op == ReduceOp::Average {
             return Err(Error::Unsupported { op, dtype: T::DTYPE });
         }
         Self::known::<T>(op)
     }
 
-    /// The program's own function.
+    /// Returns a reduction by a function of the user.
     pub(super) fn custom<T: Element>(function: impl Fn(&T, &T) -> T + Send + Sync + 'static) -> Self {
         Self { op: ReduceOp::Custom, kernels: Kernels::custom(function) }
     }
 }
 
 impl Call {
-    pub(super) fn reducing(mut self, reduction: Reduction) -> Self {
+    /// Sets the reduction.
+    pub(super) fn with_reduction(mut self, reduction: Reduction) -> Self {
         self.reduction = Some(reduction);
         self
     }
 
+    /// Makes the reduction run in rank order.
     pub(super) fn in_rank_order(mut self) -> Self {
         self.in_rank_order = true;
-        if !self.at_desk {
+        if !self.uses_shared_memory {
             self.algorithm = Algorithm::Chain;
         }
         self
     }
 
-    /// From everybody straight to everybody, whatever another way costs.
-    pub(super) fn directly(mut self) -> Self {
+    /// Sets the direct algorithm: every rank sends to every other rank.
+    pub(super) fn with_direct_algorithm(mut self) -> Self {
         self.algorithm = Algorithm::Direct;
         self
     }
 
-    /// What is done, and how elements are reduced, if they are.
-    pub(super) fn into_work(self) -> (CollectiveSpec, Option<Kernels>) {
-        (self.work, self.reduction.map(|reduction| reduction.kernels))
+    /// Returns the collective and its reduction functions.
+    pub(super) fn into_spec_and_kernels(self) -> (CollectiveSpec, Option<Kernels>) {
+        (self.spec, self.reduction.map(|reduction| reduction.kernels))
     }
 
-    pub(super) fn laid_out(mut self, layout: u32) -> Self {
+    /// Sets the digest of the lengths of uneven parts.
+    pub(super) fn with_layout(mut self, layout: u32) -> Self {
         self.layout = layout;
         self
     }
 }
 
 impl Group {
-    /// A call without reduction or uneven parts, on elements of this type.
-    pub(super) fn call<T: Element>(&self, work: CollectiveSpec, site: Site) -> Call {
-        let at_desk = self.shm_executor.is_some() && work.has_known_part_lengths();
-        let algorithm = self.algorithm_of::<T>(work.operation(), work.count());
-        Call { work, reduction: None, algorithm, at_desk, in_rank_order: false, layout: 0, site }
+    /// Returns a call without a reduction and with even parts, on elements of type `T`.
+    pub(super) fn call<T: Element>(&self, spec: CollectiveSpec, site: Site) -> Call {
+        let uses_shared_memory = self.shm_executor.is_some() && spec.has_known_part_lengths();
+        let algorithm = self.algorithm_of::<T>(spec.operation(), spec.count());
+        Call { spec, reduction: None, algorithm, uses_shared_memory, in_rank_order: false, layout: 0, site }
     }
 
-    /// Runs a collective on a buffer to its end.
+    /// Runs a collective on a buffer, and waits until it is complete.
     pub(super) fn run<T: Element>(&self, call: Call, elements: &mut [T]) -> Result<(), Error> {
         let driver = self.driver()?;
-        self.prepare(&call, elements);
+        self.reduce_single(&call, elements);
         let Some(driver) = driver else { return Ok(()) };
         self.run_on::<T>(driver, call, bytemuck::cast_slice_mut::<T, u8>(elements).into())
     }
 
-    /// Runs a collective to its end in which this rank only sends.
+    /// Runs a collective in which this rank only sends, and waits until it is complete.
     pub(super) fn run_sending<T: Element>(&self, call: Call, elements: &[T]) -> Result<(), Error> {
         let Some(driver) = self.driver()? else { return Ok(()) };
         self.run_on::<T>(driver, call, bytemuck::cast_slice::<T, u8>(elements).into())
     }
 
-    /// Runs a collective to its end that reads one buffer and writes another. To the collective they are one, the input first.
-    pub(super) fn run_between<T: Element>(
+    /// Runs a collective that reads `input` and writes `output`, and waits until it is complete. The collective sees one buffer:
+    /// the input followed by the output.
+    pub(super) fn run_with_output<T: Element>(
         &self,
         call: Call,
         input: &[T],
@@ -160,9 +164,9 @@ impl Group {
 
     fn run_on<T: Element>(&self, driver: &Driver, call: Call, bytes: BufferAccess<'_>) -> Result<(), Error> {
         let begin = self.begin_of::<T>(&call);
-        if let Some(shm_executor) = self.shm_executor.as_ref().filter(|_| call.at_desk) {
+        if let Some(shm_executor) = self.shm_executor.as_ref().filter(|_| call.uses_shared_memory) {
             let mut shm_executor = shm_executor.lock().unwrap_or_else(PoisonError::into_inner);
-            // What goes on by itself comes first, and does so without this thread.
+            // If asynchronous operations are active in the shared memory, this operation has to queue behind them.
             if !shm_executor.is_busy() {
                 let shm_request = self.shm_request::<T>(call, shm_executor.slot_bytes());
                 return driver.run_in_shared_memory(
@@ -177,11 +181,11 @@ impl Group {
         driver.run(begin, bytes, |memory| self.submission::<T>(call, memory)).map(|_| ())
     }
 
-    /// Runs a collective on elements of its own to its end.
+    /// Runs a prepared collective, and waits until it is complete.
     pub(super) fn run_prepared<T: Element, R>(&self, prepared: Prepared<'_, T, R>) -> Result<R, Error> {
         let Prepared { call, elements, finish } = prepared;
         match elements {
-            Elements::Worked(mut elements) => {
+            Elements::Written(mut elements) => {
                 self.run(call, &mut elements)?;
                 Ok(finish(elements))
             }
@@ -192,19 +196,19 @@ impl Group {
         }
     }
 
-    /// Begins a collective that goes on by itself.
+    /// Begins an asynchronous collective.
     pub(super) fn start<T: Element, R: Send + 'static>(
         &self,
         prepared: Prepared<'static, T, R>,
     ) -> Result<Handle<R>, Error> {
         let Prepared { call, elements, finish } = prepared;
         let (mut elements, is_result) = match elements {
-            Elements::Worked(elements) => (elements, true),
+            Elements::Written(elements) => (elements, true),
             Elements::Sent(elements) => (elements.into_owned(), false),
         };
         let finish = move |elements| finish(if is_result { elements } else { Vec::new() });
         self.driver()?;
-        self.prepare(&call, &mut elements);
+        self.reduce_single(&call, &mut elements);
         let Some(job) = &self.job else { return Ok(Handle::ready(Ok(finish(elements)))) };
         let begin = self.begin_of::<T>(&call);
         let id = job.driver.submit(begin, self.submission::<T>(call, Memory::owned(elements)))?;
@@ -212,10 +216,10 @@ impl Group {
         Ok(Handle::pending(Arc::clone(job), id, finish))
     }
 
-    /// Begins a collective that goes on by itself in a buffer, which it gives back.
+    /// Begins an asynchronous collective on a buffer. The handle returns the buffer.
     pub(super) fn start_on<B: OwnedBuffer>(&self, call: Call, mut buffer: B) -> Result<Handle<B>, Error> {
         self.driver()?;
-        self.prepare(&call, buffer.as_mut());
+        self.reduce_single(&call, buffer.as_mut());
         let Some(job) = &self.job else { return Ok(Handle::ready(Ok(buffer))) };
         let begin = self.begin_of::<B::Element>(&call);
         let id = job.driver.submit(begin, self.submission::<B::Element>(call, Memory::owned(buffer)))?;
@@ -223,33 +227,35 @@ impl Group {
         Ok(Handle::pending(Arc::clone(job), id, finish))
     }
 
-    /// Makes truth values of contributions that are results as they are: a lone rank's, and the first of prefixes.
-    fn prepare<T: Element>(&self, call: &Call, elements: &mut [T]) {
-        let has_prefixes = matches!(call.work, CollectiveSpec::Scan { .. } | CollectiveSpec::Exscan { .. });
+    /// Reduces a contribution that is already the result: in a world of one rank, and on rank 0 of a scan. For example, a
+    /// logical reduction converts the elements to 0 and 1.
+    fn reduce_single<T: Element>(&self, call: &Call, elements: &mut [T]) {
+        let has_prefixes = matches!(call.spec, CollectiveSpec::Scan { .. } | CollectiveSpec::Exscan { .. });
         let is_result = self.world == WorldSize::ONE || (has_prefixes && self.rank == Rank::ZERO);
         if let Some(reduction) = call.reduction.as_ref().filter(|_| is_result) {
             reduce::reduce_single_contribution(T::DTYPE, reduction.op, bytemuck::cast_slice_mut(elements));
         }
     }
 
-    /// The driver; none in a world of one, which fails only once it has been given up.
+    /// Returns the driver; `None` in a world of one rank. In a world of one rank, returns the error after an abort.
     pub(super) fn driver(&self) -> Result<Option<&Driver>, Error> {
-        match (&self.job, self.abandoned.get()) {
+        match (&self.job, self.aborted.get()) {
             (Some(job), _) => Ok(Some(&job.driver)),
             (None, Some(error)) => Err(error.clone()),
             (None, None) => Ok(None),
         }
     }
 
+    /// Returns the engine's description of a call.
     pub(super) fn begin_of<T: Element>(&self, call: &Call) -> Begin {
-        let operation = call.work.operation();
+        let operation = call.spec.operation();
         let contract = Contract {
             operation,
             dtype: if operation == Operation::Barrier { DType::U8 } else { T::DTYPE },
             reduction: call.reduction.as_ref().map(|reduction| reduction.op),
             algorithm: call.algorithm,
-            root: call.work.root(),
-            count: call.work.count() as u64,
+            root: call.spec.root(),
+            count: call.spec.count() as u64,
             layout: call.layout,
         };
         let flag = if call.algorithm == Algorithm::Hierarchy { HOSTS_GROUP_BIT } else { 0 };
@@ -263,19 +269,20 @@ impl Group {
         }
     }
 
+    /// Returns the operation to begin, by the transport that the call uses.
     fn submission<T: Element>(&self, call: Call, memory: Memory) -> Submission {
-        if let Some(shm_executor) = self.shm_executor.as_ref().filter(|_| call.at_desk) {
+        if let Some(shm_executor) = self.shm_executor.as_ref().filter(|_| call.uses_shared_memory) {
             let slot_bytes = shm_executor.lock().unwrap_or_else(PoisonError::into_inner).slot_bytes();
-            let place = (Arc::clone(shm_executor), Arc::clone(&self.members));
-            return Submission::SharedMemory(place, self.shm_request::<T>(call, slot_bytes), memory);
+            let executor = (Arc::clone(shm_executor), Arc::clone(&self.members));
+            return Submission::SharedMemory(executor, self.shm_request::<T>(call, slot_bytes), memory);
         }
         if let Some(hosts) = self.hosts.as_ref().filter(|_| call.algorithm == Algorithm::Hierarchy) {
             return Submission::Hierarchical(self.hierarchical::<T>(hosts, call, memory));
         }
-        let block = self.block::<T>(&call);
-        let place = (self.world, self.rank);
-        let mut schedule = call.work.schedule(call.algorithm, place, block, call.in_rank_order);
-        self.name_peers(&mut schedule);
+        let block = self.block_elements::<T>(&call);
+        let world_and_rank = (self.world, self.rank);
+        let mut schedule = call.spec.schedule(call.algorithm, world_and_rank, block, call.in_rank_order);
+        self.to_world_ranks(&mut schedule);
         let kernels = call.reduction.map(|reduction| reduction.kernels);
         Submission::Collective(
             schedule,
@@ -283,8 +290,8 @@ impl Group {
         )
     }
 
-    /// Puts ranks of the job into a schedule with ranks of the group.
-    pub(super) fn name_peers(&self, schedule: &mut Schedule) {
+    /// Replaces the group ranks in a schedule by world ranks.
+    pub(super) fn to_world_ranks(&self, schedule: &mut Schedule) {
         for step in &mut schedule.steps {
             if let Some(send) = &mut step.send {
                 send.peer = self.members[send.peer.index()];
@@ -295,9 +302,9 @@ impl Group {
         }
     }
 
-    /// How many elements are taken at a time, where the algorithm cuts the buffer.
-    fn block<T: Element>(&self, call: &Call) -> usize {
-        let count = call.work.count();
+    /// Returns the number of elements of a block, for an algorithm that divides the buffer into blocks.
+    fn block_elements<T: Element>(&self, call: &Call) -> usize {
+        let count = call.spec.count();
         if call.algorithm == Algorithm::DoubleTree {
             let bytes = double_tree::block_bytes(count.saturating_mul(size_of::<T>()) as u64);
             return (bytes as usize / size_of::<T>()).max(1);
@@ -307,12 +314,12 @@ impl Group {
         block.max(count.div_ceil(BLOCKS_MAX))
     }
 
-    /// What is done at the desk, on elements of this type.
+    /// Returns the request for the executor of the shared memory.
     fn shm_request<T: Element>(&self, call: Call, slot_bytes: usize) -> ShmRequest {
         let slot = slot_bytes / size_of::<T>();
         let one_shot = if call.algorithm == Algorithm::OneShot { slot } else { 0 };
         let kernels = call.reduction.map(|reduction| reduction.kernels);
-        let plan = RoundPlan::new(self.world, self.rank, slot, one_shot, call.work);
+        let plan = RoundPlan::new(self.world, self.rank, slot, one_shot, call.spec);
         ShmRequest { plan, kernels, divisor: self.world.get() }
     }
 }

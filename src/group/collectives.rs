@@ -62,7 +62,7 @@ impl Group {
         site: Site,
     ) -> Result<Call, Error> {
         let reduction = Reduction::known::<T>(op)?;
-        Ok(self.call::<T>(CollectiveSpec::AllReduce { count }, site).reducing(reduction))
+        Ok(self.call::<T>(CollectiveSpec::AllReduce { count }, site).with_reduction(reduction))
     }
 
     /// Replaces the root's buffer by the reduction of all ranks' buffers; the other buffers end with partial results.
@@ -94,7 +94,7 @@ impl Group {
     ) -> Result<Call, Error> {
         self.check_root(root)?;
         let reduction = Reduction::known::<T>(op)?;
-        Ok(self.call::<T>(CollectiveSpec::Reduce { count, root }, site).reducing(reduction))
+        Ok(self.call::<T>(CollectiveSpec::Reduce { count, root }, site).with_reduction(reduction))
     }
 
     /// Replaces this rank's chunk ([`Group::chunk`]) of the buffer by its reduction and returns the chunk's range.
@@ -127,7 +127,7 @@ impl Group {
         site: Site,
     ) -> Call {
         let work = CollectiveSpec::ReduceScatter(partition.clone());
-        self.call::<T>(work, site).reducing(reduction).laid_out(layout)
+        self.call::<T>(work, site).with_reduction(reduction).with_layout(layout)
     }
 
     /// Copies each rank's chunk ([`Group::chunk`]) of its buffer to the buffers of all ranks.
@@ -146,7 +146,7 @@ impl Group {
     }
 
     pub(super) fn all_gather_call<T: Element>(&self, partition: &Partition, layout: u32, site: Site) -> Call {
-        self.call::<T>(CollectiveSpec::AllGather(partition.clone()), site).laid_out(layout)
+        self.call::<T>(CollectiveSpec::AllGather(partition.clone()), site).with_layout(layout)
     }
 
     /// Copies the root's buffer to the buffers of all ranks.
@@ -185,16 +185,16 @@ impl Group {
     pub fn scan<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
         let site = Site::here();
         let elements = buffer.elements_mut()?;
-        let reduction = Reduction::of_prefixes::<B::Element>(op)?;
+        let reduction = Reduction::for_scan::<B::Element>(op)?;
         self.run(self.scan_call::<B::Element>(elements.len(), reduction, site), elements)
     }
 
     pub(super) fn scan_call<T: Element>(&self, count: usize, reduction: Reduction, site: Site) -> Call {
-        self.call::<T>(CollectiveSpec::Scan { count }, site).reducing(reduction)
+        self.call::<T>(CollectiveSpec::Scan { count }, site).with_reduction(reduction)
     }
 
     pub(super) fn exscan_call<T: Element>(&self, count: usize, reduction: Reduction, site: Site) -> Call {
-        self.call::<T>(CollectiveSpec::Exscan { count }, site).reducing(reduction)
+        self.call::<T>(CollectiveSpec::Exscan { count }, site).with_reduction(reduction)
     }
 
     /// Returns when every rank has called it: ceil(log2 n) rounds of an empty message.

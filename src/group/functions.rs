@@ -50,7 +50,7 @@ impl Group {
         site: Site,
     ) -> Call {
         self.call::<T>(CollectiveSpec::AllReduce { count }, site)
-            .reducing(Reduction::custom(function))
+            .with_reduction(Reduction::custom(function))
             .in_rank_order()
     }
 
@@ -97,7 +97,7 @@ impl Group {
     ) -> Result<Call, Error> {
         self.check_root(root)?;
         let call = self.call::<T>(CollectiveSpec::Reduce { count, root }, site);
-        Ok(call.reducing(Reduction::custom(function)).in_rank_order())
+        Ok(call.with_reduction(Reduction::custom(function)).in_rank_order())
     }
 
     /// [`Group::reduce_scatter`] with a function of the caller, which must be associative and commutative: the rank

@@ -45,7 +45,8 @@ impl Group {
         let kernels = reduction.kernels.clone();
         let mut all = zeroed(partition.total())?;
         all[slots.of(self.rank)].copy_from_slice(own);
-        let call = self.call::<T>(CollectiveSpec::AllReduce { count: own.len() }, site).reducing(reduction);
+        let call =
+            self.call::<T>(CollectiveSpec::AllReduce { count: own.len() }, site).with_reduction(reduction);
         Ok(Some(Gathered { call, all, slots, kernels, meter: self.meter() }))
     }
 }

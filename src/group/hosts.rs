@@ -76,7 +76,7 @@ impl Group {
         call: Call,
         memory: Memory,
     ) -> HierarchicalOperation {
-        let (work, kernels) = call.into_work();
+        let (work, kernels) = call.into_spec_and_kernels();
         let (count, layout) = (work.count(), &hosts.layout);
         let chunk = CHUNK_BYTES / size_of::<T>();
         let block = layout.host_count().as_usize() * layout.slice_count().as_usize() * chunk;
@@ -122,7 +122,7 @@ impl Group {
             _ => slice,
         };
         let mut phases = layout.phases(work, algorithm, elements.max(1));
-        self.name_peers(&mut phases.across);
+        self.to_world_ranks(&mut phases.across);
         phases
     }
 }

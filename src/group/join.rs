@@ -211,9 +211,9 @@ pub(super) fn start(meeting: Meeting, options: &JoinOptions) -> Result<Group, St
         local: roster.local_rank_and_size(rank),
         machines: roster.machine_numbers(),
         timeout: options.operation_timeout,
-        objects: 0,
-        own: Arc::default(),
-        abandoned: Arc::default(),
+        object_operations: 0,
+        self_job: Arc::default(),
+        aborted: Arc::default(),
         shm_executor: None,
         hosts: None,
         // Nobody else may have the job before the ranks have agreed on their ways, and there is one such group alone.

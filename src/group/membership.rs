@@ -35,7 +35,7 @@ impl Group {
         // threads split at the same time.
         let next = job.next_group.fetch_add(1, Ordering::SeqCst);
         let own = [colour.map_or(-1, i64::from), key, i64::from(next)];
-        let gathering = self.prepare_all_gather_as(&own, &self.all_alike(own.len()), digest, site)?;
+        let gathering = self.prepare_all_gather_as(&own, &self.equal_counts(own.len()), digest, site)?;
         let all = self.run_prepared(gathering)?;
         let entries: Vec<(i64, i64, i64)> = all.chunks_exact(3).map(|e| (e[0], e[1], e[2])).collect();
         if colour.is_none() {
@@ -98,9 +98,9 @@ impl Group {
             members,
             machines: Arc::clone(&self.machines),
             timeout: self.timeout,
-            objects: 0,
-            own: Arc::default(),
-            abandoned: Arc::default(),
+            object_operations: 0,
+            self_job: Arc::default(),
+            aborted: Arc::default(),
             shm_executor: None,
             hosts: None,
             membership: Arc::new(Membership(self.job.clone().map(|job| (job, id)))),

@@ -97,9 +97,9 @@ impl Group {
             local: self.local,
             machines: Arc::clone(&self.machines),
             timeout: self.timeout,
-            objects: 0,
-            own: Arc::clone(&self.own),
-            abandoned: Arc::clone(&self.abandoned),
+            object_operations: 0,
+            self_job: Arc::clone(&self.self_job),
+            aborted: Arc::clone(&self.aborted),
             shm_executor: None,
             hosts: None,
             membership: Arc::clone(&self.membership),
@@ -445,11 +445,11 @@ impl Group {
     /// What carries messages: the job, or, in a world of one, an engine for those to itself, made when it is first needed.
     fn carrier(&self) -> Result<&Arc<SharedJob>, Error> {
         self.driver()?;
-        if let Some(job) = self.job.as_ref().or_else(|| self.own.get()) {
+        if let Some(job) = self.job.as_ref().or_else(|| self.self_job.get()) {
             return Ok(job);
         }
         let job = join::alone()?;
-        Ok(self.own.get_or_init(|| Arc::new(job)))
+        Ok(self.self_job.get_or_init(|| Arc::new(job)))
     }
 
     fn status(&self, envelope: &Envelope) -> Status {

@@ -1,9 +1,9 @@
-//! The public API: a [`Group`] of ranks and the collectives they call together.
+//! The public API: a [`Group`] of ranks, and the collectives that the ranks call together.
 //!
 //! ```
 //! use ringtrain::{Group, ReduceOp};
 //!
-//! // Under `ringrun -n 4` this is one of four; without it, a group of its own.
+//! // Under `ringrun -n 4`, this process is one of four ranks. Without a launcher, this process is the only rank.
 //! let mut group = Group::from_environment()?;
 //! let mut gradients = vec![1.0f32, 2.0, 3.0];
 //! group.all_reduce(&mut gradients, ReduceOp::Average)?;
@@ -83,77 +83,78 @@ pub use crate::wire::Cause;
 /// Statistics of a job on this rank, in all its groups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Statistics {
-    /// Operations completed.
+    /// The number of completed operations.
     pub operations: u64,
-    /// Bytes this rank sent, headers included.
+    /// The bytes that this rank sent, with frame headers.
     pub bytes_sent: u64,
-    /// Bytes this rank received, headers included.
+    /// The bytes that this rank received, with frame headers.
     pub bytes_received: u64,
-    /// Time in which at least one operation was under way, including the wait for slower ranks. The shortest
-    /// operations in shared memory take less time than reading the clock; one in eight of them is timed and counts
-    /// for all.
+    /// The time during which at least one operation was active, including the wait for slower ranks. Of eight short
+    /// operations in shared memory, only one is timed, and its time counts eight times. Such operations take less time
+    /// than reading the clock.
     pub communication: Duration,
-    /// Time that callers spent waiting for operations: the part of the communication that did not overlap with other
-    /// work.
+    /// The time that callers waited for operations. During this part of the communication they did no other work.
     pub exposed: Duration,
 }
 
-/// What all groups of a job share.
+/// The state that all groups of a job share.
 struct SharedJob {
     driver: Driver,
-    /// What makes the number of the next group whose first member this rank is.
+    /// A counter for numbering new groups whose first member is this rank.
     next_group: AtomicU32,
+    /// The name of the congestion control; `None` for the host's default.
     congestion: Option<String>,
-    /// Of how many connections links consist.
+    /// The number of connections of each link.
     streams: u8,
-    /// Bytes of a chunk of an all-reduce's block, the same on all ranks.
+    /// The bytes of each rank's chunk of a block in an all-reduce. All ranks have the same value.
     chunk_bytes: usize,
-    /// Which algorithm operations take, the same on all ranks.
+    /// Selects the algorithm of each operation. All ranks have the same value.
     selection: AlgorithmSelection,
-    /// What [`Group::isolated`] needs to start another job; `None` for a world of one.
+    /// The data that [`Group::isolated`] needs to start another job; `None` for a world of one.
     origin: Option<Origin>,
 }
 
-/// A group of ranks of a job, as one of them sees it.
+/// A group of ranks of a job, from the view of one rank.
 ///
 /// All ranks of a group have to call the same collectives in the same order, with buffers of the same length and
-/// element type. If the calls differ the job ends with an error that says what each rank requested and where.
+/// element type. If the calls differ, the job fails with an error that shows the calls of two ranks and their lines.
 /// Different groups can be used at the same time. A collective blocks until this rank's part is done, or returns a
-/// [`Handle`]. Ranks that get the same result get the same bits. When a peer dies every rank's current or next call
-/// returns an error that names it. After a failed operation the buffer's content is unspecified, and every later call
-/// of any group returns the same error.
+/// [`Handle`]. Ranks that get the same result get the same bits.
 ///
-/// Ranks are numbered within the group, from 0; errors use the numbers of the job.
+/// If a peer dies, the current or next call of every rank returns an error that names the peer. After a failed
+/// operation, the content of the buffer is unspecified, and every later call of any group returns the same error.
+///
+/// The ranks of a group are numbered from 0. Error messages show the ranks in the whole job.
 pub struct Group {
-    /// `None` for a world of one, which has no links.
+    /// `None` for a world of one rank, which has no links.
     job: Option<Arc<SharedJob>>,
-    /// The group's number in the job: 0 for the one of all ranks.
+    /// The group's number in the job. The group of all ranks has number 0.
     id: u32,
-    /// The members' ranks in the job, in the order of their ranks here.
+    /// The members' ranks in the job, in the order of their ranks in the group.
     members: Arc<[Rank]>,
     rank: Rank,
     world: WorldSize,
-    /// This rank's number among the group's ranks of its machine, and how many those are.
+    /// This rank's number among the group's ranks on its machine, and the number of these ranks.
     local: (Rank, WorldSize),
-    /// The machine of each rank of the job, as a number.
+    /// The number of the machine of each rank of the job.
     machines: Arc<[u32]>,
-    /// How long one operation may take.
+    /// The maximum time of one operation.
     timeout: Duration,
-    /// How many collectives of objects have been begun that go on by themselves.
-    objects: u32,
-    /// What carries a world of one's messages to itself, once it has sent or awaited one.
-    own: Arc<OnceLock<Arc<SharedJob>>>,
-    /// Why a world of one has been given up.
-    abandoned: Arc<OnceLock<Error>>,
-    /// Where the members do their collectives, if they share memory.
+    /// The number of asynchronous collectives of objects that have begun.
+    object_operations: u32,
+    /// In a world of one rank: the job that carries the rank's messages to itself. It is created for the first message.
+    self_job: Arc<OnceLock<Arc<SharedJob>>>,
+    /// In a world of one rank: the error after [`Group::abort`].
+    aborted: Arc<OnceLock<Error>>,
+    /// Executes the collectives in shared memory; `None` if not all members share memory.
     shm_executor: Option<Arc<Mutex<ShmExecutor>>>,
-    /// What they do by hosts, if they are on several and share memory there.
+    /// The data for hierarchical collectives; `None` unless the members are on several hosts and share memory on each host.
     hosts: Option<Hosts>,
-    /// Tells the engine when the group is gone.
+    /// Tells the engine when the group has been dropped.
     membership: Arc<Membership>,
 }
 
-/// A group's number, for as long as the group is used.
+/// The number of a group. When the last owner drops it, the engine learns that the group was dropped.
 struct Membership(Option<(Arc<SharedJob>, u32)>);
 
 impl Drop for Membership {
@@ -166,7 +167,7 @@ impl Drop for Membership {
 }
 
 impl Group {
-    /// A group of this process alone: every collective returns at once, and messages go to the rank itself.
+    /// Creates a group of this process alone. Every collective returns at once, and messages go to the rank itself.
     pub fn solo() -> Self {
         Self {
             job: None,
@@ -177,71 +178,71 @@ impl Group {
             local: (Rank::ZERO, WorldSize::ONE),
             machines: Arc::from([0]),
             timeout: OPERATION_TIMEOUT,
-            objects: 0,
-            own: Arc::default(),
-            abandoned: Arc::default(),
+            object_operations: 0,
+            self_job: Arc::default(),
+            aborted: Arc::default(),
             shm_executor: None,
             hosts: None,
             membership: Arc::new(Membership(None)),
         }
     }
 
-    /// Joins the job that the options describe: connects to the other ranks, opens the ring and returns when all of
-    /// it is connected.
+    /// Joins the job that the options describe. Returns when every rank is connected to its two neighbours in rank
+    /// order.
     ///
     /// # Errors
     ///
-    /// [`StartError`], which names the ranks that are missing, or says what is wrong and on which side.
+    /// [`StartError`], which names the missing ranks, or says what is wrong and on which rank.
     pub fn join(options: &JoinOptions) -> Result<Self, StartError> {
         join::join(options)
     }
 
-    /// Joins the job for which `ringrun` has started this process; without `ringrun`, a group of this process alone.
+    /// Joins the job for which `ringrun` has started this process. Without `ringrun`, creates a group of this process alone.
     ///
     /// # Errors
     ///
-    /// As [`Group::join`] and [`JoinOptions::from_environment`].
+    /// The same errors as [`Group::join`] and [`JoinOptions::from_environment`].
     pub fn from_environment() -> Result<Self, StartError> {
         Self::join(&JoinOptions::from_environment()?)
     }
 
-    /// This process's rank in the group.
+    /// Returns this process's rank in the group.
     pub fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> WorldSize {
         self.world
     }
 
-    /// This process's number among the group's ranks on its host.
+    /// Returns this process's number among the group's ranks on its host.
     pub fn local_rank(&self) -> Rank {
         self.local.0
     }
 
-    /// The number of the group's ranks on this host.
+    /// Returns the number of the group's ranks on this host.
     pub fn local_size(&self) -> WorldSize {
         self.local.1
     }
 
-    /// The members' ranks in the job, in the order of their ranks in the group.
+    /// Returns the members' ranks in the job, in the order of their ranks in the group.
     pub fn members(&self) -> &[Rank] {
         &self.members
     }
 
-    /// The number of connections of each link; 0 in a world of one.
+    /// Returns the number of connections of each link; 0 in a world of one rank.
     pub fn streams(&self) -> u8 {
         self.job.as_ref().map_or(0, |job| job.streams)
     }
 
-    /// The congestion control that links use; `None` for the host's default or a world of one.
+    /// Returns the congestion control that links use; `None` for the host's default or a world of one rank.
     pub fn congestion_control(&self) -> Option<&str> {
         self.job.as_ref().and_then(|job| job.congestion.as_deref())
     }
 
-    /// The transport: `tcp`, `shm` (shared memory), `shm+tcp` (shared memory within hosts and TCP between them), or
-    /// `none` in a world of one.
+    /// Returns the transport: `tcp`, `shm` (shared memory), `shm+tcp` (shared memory within hosts and TCP between
+    /// hosts), or `none` in a world of one rank.
     pub fn transport(&self) -> &'static str {
         match &self.job {
             None => "none",
@@ -251,41 +252,43 @@ impl Group {
         }
     }
 
-    /// The deadline of one operation.
+    /// Returns the maximum time of one operation.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Changes the deadline of this group's operations that begin from now on.
+    /// Sets the maximum time of each operation of this group that begins from now on.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
 
-    /// The job's statistics on this rank, in all groups.
+    /// Returns the job's statistics on this rank, in all groups.
     pub fn statistics(&self) -> Statistics {
         self.job.as_ref().map(|job| job.driver.statistics()).unwrap_or_default()
     }
 
-    /// Switches the measurement of where the time of the job's operations goes on this rank, in all groups, on or
-    /// off. It is off at first. Switched on it reads the clock twice for each attempt to send, to receive or to wait
-    /// and for each segment that is reduced; switched off it reads a flag. A world of one has nothing to measure.
+    /// Switches the profile of the job's operations on this rank ([`Group::profile`]) on or off, for all groups. It is
+    /// off at first. While the profile is on, the clock is read twice for each attempt to send, to receive or to wait,
+    /// and for each segment that is reduced. A world of one rank has nothing to measure.
     pub fn set_profiling(&self, is_on: bool) {
         self.meter().switch(is_on);
     }
 
-    /// Where the time of the job's operations on this rank went while it was measured, in all groups.
+    /// Returns how long the job's operations on this rank, in all groups, have sent, received, reduced and waited while
+    /// the profile was on.
     pub fn profile(&self) -> Profile {
         self.meter().profile()
     }
 
-    /// The file descriptors of the job's sockets. If a program forks, its child should close its copies of them:
-    /// until then peers do not notice that this process has ended. The child must not use the group, nor drop it.
+    /// Returns the file descriptors of the job's sockets. If a program forks, the child process should close its copies
+    /// of them. Until then, peers do not notice that the parent process has ended. The child process must not use or
+    /// drop the group.
     pub fn descriptors(&self) -> Vec<RawFd> {
-        let job = self.job.as_ref().or_else(|| self.own.get());
+        let job = self.job.as_ref().or_else(|| self.self_job.get());
         job.map(|job| job.driver.descriptors()).unwrap_or_default()
     }
 
-    /// What measures where time goes; in a world of one, nothing.
+    /// Returns the meter of the job's profile. In a world of one rank it measures nothing.
     fn meter(&self) -> Meter {
         self.job.as_ref().map(|job| job.driver.meter().clone()).unwrap_or_default()
     }
@@ -296,26 +299,26 @@ impl Group {
             .map_or_else(|| Cow::Owned(AlgorithmSelection::default()), |job| Cow::Borrowed(&job.selection))
     }
 
-    /// The elements of a buffer of `count` that belong to `rank` in [`Group::reduce_scatter`] and [`Group::all_gather`]:
-    /// contiguous, in rank order, sizes differing by at most one.
+    /// Returns the range of elements that belong to `rank` in [`Group::reduce_scatter`] and [`Group::all_gather`] of a
+    /// buffer of `count` elements. The chunks are in rank order, and their lengths differ by at most one element.
     pub fn chunk(&self, count: usize, rank: Rank) -> Range<usize> {
         partition::chunk(count, self.world, rank)
     }
 
-    /// Ends the job on every rank with an error that gives this rank's `message` as the reason. Returns that error.
+    /// Fails the job on every rank with an error that shows this rank and `message`. Returns this error.
     pub fn abort(&self, message: &str) -> Error {
         if let Some(job) = &self.job {
             return job.driver.abort(message);
         }
-        if let Some(own) = self.own.get() {
-            own.driver.abort(message);
+        if let Some(job) = self.self_job.get() {
+            job.driver.abort(message);
         }
         let cause = Cause::Aborted { rank: self.rank, host: "this host".into(), message: message.to_owned() };
-        self.abandoned.get_or_init(|| Error::Failed { cause, reported_by: None }).clone()
+        self.aborted.get_or_init(|| Error::Failed { cause, reported_by: None }).clone()
     }
 
-    /// Closes the group. The last group of a job says goodbye to all peers and closes every connection in order.
-    /// Dropping it does the same. Operations whose handles were dropped get five seconds to end.
+    /// Closes the group, as dropping it does. When the last group of a job is closed, this rank waits up to five seconds
+    /// for operations whose handles were dropped. Then it sends all peers a goodbye and closes every connection.
     pub fn close(self) {
         drop(self);
     }

@@ -158,8 +158,8 @@ impl Group {
         from: Vec<Rank>,
         site: Site,
     ) -> Result<Handle<Vec<O>>, Error> {
-        let (tag, group) = (self.objects, self.id | OBJECTS_GROUP_BIT);
-        self.objects = (self.objects + 1) % ANY_TAG;
+        let (tag, group) = (self.object_operations, self.id | OBJECTS_GROUP_BIT);
+        self.object_operations = (self.object_operations + 1) % ANY_TAG;
         let mut failure = Ok(());
         let mut parts = Vec::with_capacity(to.len() + from.len());
         for (to, encoded) in to {

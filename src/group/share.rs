@@ -77,7 +77,7 @@ impl Group {
         all[self.rank.index()] = u64::from(opened.is_ok());
         let gathering =
             self.call::<u64>(CollectiveSpec::AllGather(Partition::of_equal_parts(1, self.world)), site);
-        self.run(gathering.directly(), &mut all)?;
+        self.run(gathering.with_direct_algorithm(), &mut all)?;
         match opened {
             Ok(segment) if all.iter().all(|&has_it| has_it == 1) => {
                 let mut board = ShmRounds::new(segment, size, self.rank.index());
@@ -109,7 +109,7 @@ pub(super) fn to_words(place: SegmentLocation, token: &[u8; TOKEN_BYTES]) -> [u6
 }
 
 /// What such words say; `None` if there is no memory.
-pub(super) fn of_words(words: &[u64; WORDS]) -> Option<(SegmentLocation, [u8; TOKEN_BYTES])> {
+pub(super) fn from_words(words: &[u64; WORDS]) -> Option<(SegmentLocation, [u8; TOKEN_BYTES])> {
     let [1, process, file, token @ ..] = words else { return None };
     let place = SegmentLocation { process: *process as u32, file: *file as u32 };
     let mut bytes = [0; TOKEN_BYTES];
@@ -121,6 +121,6 @@ pub(super) fn of_words(words: &[u64; WORDS]) -> Option<(SegmentLocation, [u8; TO
 
 fn open(size: RoundsSize, words: &[u64; WORDS]) -> io::Result<Segment> {
     let there_is_none = || io::Error::other("rank 0 of the group could not make it");
-    let (place, token) = of_words(words).ok_or_else(there_is_none)?;
+    let (place, token) = from_words(words).ok_or_else(there_is_none)?;
     Segment::open(place, size.bytes(), &token)
 }

@@ -1,4 +1,5 @@
-//! Where the ranks of a group that share memory do their collectives: a board, and one operation after the other on it.
+//! Collectives in shared memory. The ranks of a host execute one operation after the other, in rounds. In each round, a rank
+//! posts elements in its slot, and reads the elements in the slots of other ranks.
 
 mod bytes;
 #[cfg(test)]
@@ -16,68 +17,75 @@ use crate::transport::shm::{BUFFERS_MAX, ExposedBuffer, HEADER_WORDS, Header, Re
 use crate::types::{Contract, Rank, Site};
 use crate::wire::{self, CONTRACT_WORDS};
 
-/// How many past operations are remembered: others are at most a few behind.
+/// The number of past operations whose contracts are stored. The other ranks are at most a few operations behind.
 const HISTORY_MAX: usize = 8;
 
-/// A rank's place at the board.
+/// Executes the collectives of one rank in shared memory.
 pub(super) struct ShmExecutor {
     rounds: ShmRounds,
-    /// The last round of this rank that is over.
+    /// The number of the last round that this rank has completed.
     round: u64,
-    /// The number of the next operation that is taken on, and of the oldest that is not over.
+    /// The number of the next operation to begin.
     sequence: u64,
+    /// The number of the oldest operation that is not complete.
     current: u64,
-    /// What is done in a round, kept so that its memory is.
+    /// The plan of the current round. Its memory is reused in every round.
     scratch: Round,
-    /// A piece of what lower ranks contributed.
+    /// A piece of the reduction over all lower ranks.
     lower: Vec<u64>,
-    /// The last operations that were taken on.
+    /// The contracts of the last operations.
     history: VecDeque<ShmContract>,
-    /// The operation whose round was posted last, unless all others have been found to agree on it.
-    unseen: Option<ShmContract>,
+    /// The contract of the last posted round, if this rank has not compared it with the contracts of all other ranks.
+    unchecked: Option<ShmContract>,
     meter: Meter,
 }
 
-/// What this rank asked for in an operation, and where.
+/// This rank's contract and call site of an operation.
 #[derive(Clone, Copy)]
 pub(super) struct ShmContract {
     pub(super) sequence: u64,
     pub(super) contract: Contract,
     pub(super) site: Site,
+    /// The contract and the number as they are written to shared memory.
     header: Header,
 }
 
-/// An operation at the desk.
+/// An operation in shared memory.
 pub(super) struct ShmOperation {
     plan: RoundPlan,
+    /// The number of rounds.
     rounds: usize,
     asked: ShmContract,
     kernels: Option<Kernels>,
     divisor: u32,
     element_bytes: usize,
-    /// The round it is in, from 0, and whether that has been posted.
-    number: usize,
+    /// The index of the current round, counted from 0.
+    round_index: usize,
+    /// Whether this rank has posted the current round.
     is_posted: bool,
-    /// Whether the others have been told where its buffer lies, to read and write it there.
+    /// Whether this rank has posted the address of its buffer, so that other ranks read and write the buffer in place.
     is_exposed: bool,
 }
 
-/// What a look at the board has come to.
+/// The result of [`ShmExecutor::poll`].
 pub(super) enum ShmPoll {
-    /// The operation is over.
+    /// The operation is complete.
     Done,
-    /// Others have to do something first.
+    /// The operation waits for posts of other ranks.
     Waits,
-    /// This rank asked for one thing, another for something else; `None` if nobody can tell what.
-    Differs(ShmContract, Rank, Option<Contract>),
-    /// A rank has posted what cannot be, and this is wrong with it.
-    Broken(Rank, &'static str),
+    /// The rank called a different operation. The contracts are this rank's and the other rank's. The latter is `None` if it
+    /// cannot be decoded.
+    Mismatch(ShmContract, Rank, Option<Contract>),
+    /// The rank has posted invalid values. The text describes the error.
+    Invalid(Rank, &'static str),
 }
 
-/// What an operation is.
+/// An operation to begin.
 pub(super) struct ShmRequest {
     pub(super) plan: RoundPlan,
+    /// The reduction functions; `None` for an operation without a reduction.
     pub(super) kernels: Option<Kernels>,
+    /// The size of the group, by which an average is divided.
     pub(super) divisor: u32,
 }
 
@@ -91,22 +99,22 @@ impl ShmExecutor {
             scratch: Round::default(),
             lower: vec![0; bytes::PIECE_BYTES / size_of::<u64>()],
             history: VecDeque::new(),
-            unseen: None,
+            unchecked: None,
             meter,
         }
     }
 
-    /// Bytes of a slot.
+    /// Returns the size of a slot in bytes.
     pub(super) fn slot_bytes(&self) -> usize {
         self.rounds.size().slot_bytes
     }
 
-    /// The board, to fall asleep at and to wake up.
+    /// Returns the shared memory, for example to set the sleep flag of this rank.
     pub(super) fn rounds(&self) -> &ShmRounds {
         &self.rounds
     }
 
-    /// Takes on the next operation. They have to be done in the order in which they were taken on.
+    /// Adds the next operation. Operations must be executed in the order in which they are added.
     pub(super) fn add_operation(
         &mut self,
         (contract, site): (Contract, Site),
@@ -126,22 +134,23 @@ impl ShmExecutor {
             kernels,
             divisor,
             element_bytes: contract.dtype.size_bytes(),
-            number: 0,
+            round_index: 0,
             is_posted: false,
             is_exposed: false,
         }
     }
 }
 
-/// Buffers that ranks have of the group.
+/// Shared buffers of the group ([`super::SharedBuffer`]).
 impl ShmExecutor {
-    /// Whether this rank has as many as it may.
-    pub(super) fn is_full(&mut self) -> bool {
-        self.prune();
+    /// Returns whether this rank has the maximum number of shared buffers.
+    pub(super) fn has_max_buffers(&mut self) -> bool {
+        self.remove_dropped_buffers();
         self.rounds.own_buffers() >= BUFFERS_MAX
     }
 
-    /// Takes note of a buffer of each rank, the others' in rank order. `alive` has to die before the rank's own is unmapped.
+    /// Registers one shared buffer of each rank. `others` are the other ranks' buffers in rank order. The owner of this rank's
+    /// buffer must drop the value behind `alive` before it unmaps the buffer.
     pub(super) fn register_buffer(
         &mut self,
         own: &mut ExposedBuffer,
@@ -151,13 +160,13 @@ impl ShmExecutor {
         self.rounds.register_buffer(own, alive, others);
     }
 
-    /// Forgets buffers that are gone, and gives up their mappings unless an operation may still need them.
-    pub(super) fn prune(&mut self) {
+    /// Removes buffers that were dropped. Unmaps them if no operation is active.
+    pub(super) fn remove_dropped_buffers(&mut self) {
         let is_busy = self.is_busy();
         self.rounds.prune(is_busy);
     }
 
-    /// An operation has failed on this rank, and its buffer goes back to whoever lent it: others must not be at it any more.
+    /// After an operation has failed: makes other ranks stop accessing its buffer, because the buffer returns to its owner.
     pub(super) fn stop_exposing(&mut self, shm_operation: &ShmOperation, memory: &BufferAccess<'_>) {
         if let Some(bytes) = memory.all_writable().filter(|_| shm_operation.is_exposed) {
             self.rounds.stop_exposing(bytes);
@@ -166,12 +175,12 @@ impl ShmExecutor {
 }
 
 impl ShmExecutor {
-    /// Does what can be done for an operation, the oldest that is not over. `memory` is its whole buffer; `wake` is told of
-    /// ranks that sleep and have to know of what was posted.
+    /// Executes an operation as far as possible without waiting. The operation must be the oldest that is not complete.
+    /// `memory` is its whole buffer. Calls `wake` for each sleeping rank that has to learn of a post.
     ///
     /// # Panics
     ///
-    /// If a function of the program's own does.
+    /// If a reduction function of the user panics.
     pub(super) fn poll(
         &mut self,
         shm_operation: &mut ShmOperation,
@@ -184,10 +193,10 @@ impl ShmExecutor {
                 if !self.rounds.may_write(round) {
                     return ShmPoll::Waits;
                 }
-                if let Some(differs) = self.check_previous_round() {
-                    return differs;
+                if let Some(mismatch) = self.check_previous_round() {
+                    return mismatch;
                 }
-                shm_operation.plan.fill_round(shm_operation.number, &mut self.scratch);
+                shm_operation.plan.fill_round(shm_operation.round_index, &mut self.scratch);
                 self.post(round, shm_operation, memory);
                 shm_operation.is_posted = true;
                 self.rounds.take_sleepers(|rank| wake(Rank::new(rank as u32)));
@@ -195,29 +204,33 @@ impl ShmExecutor {
             for from in self.sources() {
                 let Some(posted) = self.rounds.posted(from, round) else { return ShmPoll::Waits };
                 let from = Rank::new(from as u32);
-                if let Some(differs) = shm_operation.asked.differs(from, &posted.header) {
-                    return differs;
+                if let Some(mismatch) = shm_operation.asked.compare(from, &posted.header) {
+                    return mismatch;
                 }
                 if posted.is_exposed && self.scratch.in_place_reduce.is_none() {
-                    return ShmPoll::Broken(from, "it lent its buffer where nobody can take it");
+                    return ShmPoll::Invalid(
+                        from,
+                        "it posted a buffer address in a round without in-place reduction",
+                    );
                 }
             }
-            let has_seen_all = self.sources().count() + 1 >= self.rounds.size().ranks;
-            self.unseen = (!has_seen_all).then_some(shm_operation.asked);
-            if let Err(broken) = self.work(round, shm_operation, memory) {
-                return broken;
+            let has_checked_all = self.sources().count() + 1 >= self.rounds.size().ranks;
+            self.unchecked = (!has_checked_all).then_some(shm_operation.asked);
+            if let Err(invalid) = self.finish_round(round, shm_operation, memory) {
+                return invalid;
             }
             self.round = round;
-            shm_operation.number += 1;
+            shm_operation.round_index += 1;
             shm_operation.is_posted = false;
-            if shm_operation.number == shm_operation.rounds {
+            if shm_operation.round_index == shm_operation.rounds {
                 self.current += 1;
                 return ShmPoll::Done;
             }
         }
     }
 
-    /// Posts the round: that its buffer lies where others can read and write it, if it does and that is of use, or elements.
+    /// Posts the round: the address of the buffer if the round allows an in-place reduction and all ranks can access the buffer,
+    /// and elements otherwise.
     fn post(&mut self, round: u64, shm_operation: &mut ShmOperation, memory: &BufferAccess<'_>) {
         let exposable = memory.all_writable().filter(|_| self.scratch.in_place_reduce.is_some());
         let buffer_ref =
@@ -225,12 +238,12 @@ impl ShmExecutor {
         shm_operation.is_exposed |= buffer_ref.is_some();
         match buffer_ref {
             Some(buffer_ref) => self.rounds.post_exposed(round, &shm_operation.asked.header, buffer_ref),
-            None => self.put(round, shm_operation, memory),
+            None => self.post_elements(round, shm_operation, memory),
         }
     }
 
-    /// Does what the round asks for, all of which has been posted.
-    fn work(
+    /// Reduces and reads what the plan of the round says. All needed ranks have posted.
+    fn finish_round(
         &mut self,
         round: u64,
         shm_operation: &mut ShmOperation,
@@ -238,54 +251,54 @@ impl ShmExecutor {
     ) -> Result<(), ShmPoll> {
         if let Some(in_place_reduce) = self.scratch.in_place_reduce.take() {
             let exposed_parts = self.rounds.collect_exposed(round, memory.len(), shm_operation.element_bytes);
-            let have_others_lent =
-                exposed_parts.map_err(|(rank, what)| ShmPoll::Broken(Rank::new(rank as u32), what))?;
-            if have_others_lent && shm_operation.is_exposed {
+            let have_others_exposed =
+                exposed_parts.map_err(|(rank, what)| ShmPoll::Invalid(Rank::new(rank as u32), what))?;
+            if have_others_exposed && shm_operation.is_exposed {
                 shm_operation.plan.reduce_remaining_rounds_in_place();
                 shm_operation.rounds = shm_operation.plan.round_count();
                 self.scratch.ordered_reduce = None;
-                self.exchange(round, shm_operation, &in_place_reduce.range, memory);
+                self.reduce_in_place(round, shm_operation, &in_place_reduce.range, memory);
             }
         }
         if let Some(ordered_reduce) = self.scratch.ordered_reduce.take() {
             self.ordered_reduce(round, shm_operation, &ordered_reduce, memory);
         }
-        self.take(round, shm_operation, memory);
+        self.read_slots(round, shm_operation, memory);
         Ok(())
     }
 
-    /// The other ranks from whose slots something is taken in this round, each once.
+    /// Returns the other ranks whose slots this rank reads in the current round.
     fn sources(&self) -> impl Iterator<Item = usize> {
-        let folding = if self.scratch.ordered_reduce.is_some() { self.rounds.size().ranks } else { 0 };
-        let all = (0..folding).chain(self.scratch.slot_reads.iter().map(|take| take.from.index()));
+        let reduced = if self.scratch.ordered_reduce.is_some() { self.rounds.size().ranks } else { 0 };
+        let all = (0..reduced).chain(self.scratch.slot_reads.iter().map(|read| read.from.index()));
         all.filter(|&rank| rank != self.rounds.rank())
     }
 
-    /// Whether all meant the same in the round before. By now they have posted it; this rank may have looked only at those
-    /// from which it took something.
+    /// Compares the contracts of all ranks in the previous round, and returns a mismatch. In that round, this rank may have
+    /// compared only the contracts of the ranks whose slots it read. By now all ranks have posted the round.
     fn check_previous_round(&mut self) -> Option<ShmPoll> {
-        let posted = self.unseen.take()?;
+        let own = self.unchecked.take()?;
         let ranks = (0..self.rounds.size().ranks).filter(|&rank| rank != self.rounds.rank());
         let headers = ranks.filter_map(|rank| Some((rank, self.rounds.posted(rank, self.round)?.header)));
-        headers.into_iter().find_map(|(rank, header)| posted.differs(Rank::new(rank as u32), &header))
+        headers.into_iter().find_map(|(rank, header)| own.compare(Rank::new(rank as u32), &header))
     }
 
-    /// The last operations that were taken on.
+    /// Returns the contracts of the last operations.
     pub(super) fn history(&self) -> impl Iterator<Item = ShmContract> {
         self.history.iter().copied()
     }
 
-    /// Whether operations that were taken on are not over.
+    /// Returns whether any operation is not complete.
     pub(super) fn is_busy(&self) -> bool {
         self.current != self.sequence
     }
 
-    /// Whether an operation is the oldest that is not over.
+    /// Returns whether an operation is the oldest that is not complete.
     pub(super) fn is_next(&self, shm_operation: &ShmOperation) -> bool {
         self.current == shm_operation.asked.sequence
     }
 
-    /// Whether another look would find something to do.
+    /// Returns whether [`ShmExecutor::poll`] would make progress.
     pub(super) fn is_ready(&self, shm_operation: &ShmOperation) -> bool {
         let round = self.round + 1;
         if shm_operation.is_posted {
@@ -295,7 +308,7 @@ impl ShmExecutor {
         }
     }
 
-    /// The round, and the ranks that have to have posted it, before another look would find something to do.
+    /// Returns a round, and the ranks that have to post it before [`ShmExecutor::poll`] makes progress.
     pub(super) fn wanted(&self, shm_operation: &ShmOperation) -> (u64, Vec<usize>) {
         let round = self.round + 1;
         if shm_operation.is_posted {
@@ -306,7 +319,7 @@ impl ShmExecutor {
         }
     }
 
-    /// The ranks that have to post before an operation, the oldest, can go on.
+    /// Returns the ranks for whose posts an operation waits. The operation must be the oldest that is not complete.
     pub(super) fn awaited(&self, shm_operation: &ShmOperation) -> impl Iterator<Item = Rank> {
         let (round, is_posted) = (self.round + 1, shm_operation.is_posted);
         let ranks = (0..self.rounds.size().ranks).map(|rank| Rank::new(rank as u32));
@@ -329,25 +342,25 @@ impl ShmContract {
         Self { sequence, contract, site, header }
     }
 
-    /// Whether a rank that has posted this header asks for something else.
-    fn differs(self, rank: Rank, header: &Header) -> Option<ShmPoll> {
+    /// Returns a mismatch if the header of `rank` differs from the header of this rank.
+    fn compare(self, rank: Rank, header: &Header) -> Option<ShmPoll> {
         let is_same = *header == self.header;
-        (!is_same).then(|| ShmPoll::Differs(self, rank, wire::contract_from_words(header)))
+        (!is_same).then(|| ShmPoll::Mismatch(self, rank, wire::contract_from_words(header)))
     }
 }
 
 impl ShmOperation {
-    /// Its number on the board.
+    /// Returns the operation's number in this shared memory.
     pub(super) fn sequence(&self) -> u64 {
         self.asked.sequence
     }
 
-    /// What may be the program's own.
+    /// Returns the reduction functions.
     pub(super) fn into_kernels(self) -> Option<Kernels> {
         self.kernels
     }
 
-    /// The bytes of elements.
+    /// Returns the byte range of a range of elements.
     fn bytes(&self, range: &Range<usize>) -> Range<usize> {
         range.start * self.element_bytes..range.end * self.element_bytes
     }

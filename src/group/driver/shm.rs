@@ -55,13 +55,13 @@ impl Driver {
             match poll {
                 Ok(ShmPoll::Done) => break Ok(()),
                 Ok(ShmPoll::Waits) => {}
-                Ok(ShmPoll::Differs(own, rank, asked)) => {
+                Ok(ShmPoll::Mismatch(own, rank, asked)) => {
                     let mut core = self.shared.lock();
                     core.record_contracts(begin.group, shm_executor);
                     core.report_mismatch(begin.group, own, (members[rank.index()], asked));
                     break Err(self.shared.fail(core));
                 }
-                Ok(ShmPoll::Broken(rank, what)) => {
+                Ok(ShmPoll::Invalid(rank, what)) => {
                     let mut core = self.shared.lock();
                     core.link_driver.engine_mut().report_misbehavior(members[rank.index()], what);
                     break Err(self.shared.fail(core));
@@ -243,11 +243,11 @@ impl Core {
             drop(shm_executor);
             match poll {
                 Ok(ShmPoll::Waits) => {}
-                Ok(ShmPoll::Differs(own, rank, asked)) => {
+                Ok(ShmPoll::Mismatch(own, rank, asked)) => {
                     let (group, peer) = (*group, members[rank.index()]);
                     self.report_mismatch(group, own, (peer, asked));
                 }
-                Ok(ShmPoll::Broken(rank, what)) => {
+                Ok(ShmPoll::Invalid(rank, what)) => {
                     let peer = members[rank.index()];
                     self.link_driver.engine_mut().report_misbehavior(peer, what);
                 }

@@ -161,7 +161,7 @@ impl Group {
         site: Site,
     ) -> Result<(), Error> {
         parts.copy_own(self.rank, input, output);
-        self.run_between(self.call::<T>(parts.into_spec(), site), input, output)
+        self.run_with_output(self.call::<T>(parts.into_spec(), site), input, output)
     }
 
     /// Starts an exchange that owns what it sends and, behind it, what it receives.

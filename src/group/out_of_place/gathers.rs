@@ -18,7 +18,7 @@ impl Group {
     #[track_caller]
     pub fn all_gather_from<I: Input + ?Sized>(&mut self, input: &I) -> Result<Vec<I::Element>, Error> {
         let input = input.elements()?;
-        let counts = self.all_alike(input.len());
+        let counts = self.equal_counts(input.len());
         self.run_prepared(self.prepare_all_gather(input, &counts, Site::here())?)
     }
 
@@ -33,7 +33,7 @@ impl Group {
         input: &I,
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let input = input.elements()?;
-        let counts = self.all_alike(input.len());
+        let counts = self.equal_counts(input.len());
         self.start(self.prepare_all_gather(input, &counts, Site::here())?)
     }
 
@@ -48,7 +48,7 @@ impl Group {
         I: Input + ?Sized,
         B: Buffer<Element = I::Element> + ?Sized,
     {
-        let counts = self.all_alike(input.elements()?.len());
+        let counts = self.equal_counts(input.elements()?.len());
         self.all_gather_uneven_into(input, output, &counts)
     }
 
@@ -133,7 +133,7 @@ impl Group {
     }
 
     /// The same length for every rank.
-    pub(in crate::group) fn all_alike(&self, count: usize) -> Vec<usize> {
+    pub(in crate::group) fn equal_counts(&self, count: usize) -> Vec<usize> {
         vec![count; self.world.as_usize()]
     }
 
@@ -168,7 +168,7 @@ impl Group {
     #[track_caller]
     pub fn gather<I: Input + ?Sized>(&mut self, input: &I, root: Rank) -> Result<Vec<I::Element>, Error> {
         let input = input.elements()?;
-        let counts = (&self.all_alike(input.len())[..], 0);
+        let counts = (&self.equal_counts(input.len())[..], 0);
         self.run_prepared(self.prepare_gather(Cow::Borrowed(input), counts, root, Site::here())?)
     }
 
@@ -184,7 +184,7 @@ impl Group {
         root: Rank,
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let input = input.elements()?;
-        let counts = (&self.all_alike(input.len())[..], 0);
+        let counts = (&self.equal_counts(input.len())[..], 0);
         let input = Cow::Owned(input.to_vec());
         self.start(self.prepare_gather(input, counts, root, Site::here())?)
     }
@@ -202,7 +202,7 @@ impl Group {
         B: Buffer<Element = I::Element> + ?Sized,
     {
         let input = input.elements()?;
-        let counts = (&self.all_alike(input.len())[..], 0);
+        let counts = (&self.equal_counts(input.len())[..], 0);
         self.gather_elements(input, output, counts, root, Site::here())
     }
 
@@ -313,7 +313,7 @@ impl Group {
     ) -> Result<Call, Error> {
         self.check_root(root)?;
         let work = CollectiveSpec::Gather { partition: partition.clone(), root };
-        Ok(self.call::<T>(work, site).laid_out(layout))
+        Ok(self.call::<T>(work, site).with_layout(layout))
     }
 
     fn prepare_gather<'a, T: Element>(

@@ -376,7 +376,7 @@ impl Group {
         op: ReduceOp,
         site: Site,
     ) -> Result<Prepared<'static, T, Option<Vec<T>>>, Error> {
-        let call = self.exscan_call::<T>(input.len(), Reduction::of_prefixes::<T>(op)?, site);
+        let call = self.exscan_call::<T>(input.len(), Reduction::for_scan::<T>(op)?, site);
         Ok(self.prepare_exscan_call(call, input))
     }
 

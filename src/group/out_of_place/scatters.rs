@@ -236,7 +236,7 @@ impl Group {
     ) -> Result<Call, Error> {
         self.check_root(root)?;
         let work = CollectiveSpec::Scatter { partition: partition.clone(), root };
-        Ok(self.call::<T>(work, site).laid_out(layout))
+        Ok(self.call::<T>(work, site).with_layout(layout))
     }
 
     fn prepare_scatter<'a, T: Element>(

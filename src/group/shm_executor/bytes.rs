@@ -1,4 +1,4 @@
-//! What is done with bytes at a desk: copied into slots, reduced, and taken from there, or from where they lie.
+//! Copies and reductions in shared memory: writing to slots, reading from slots, and reducing in place.
 
 use std::ops::Range;
 
@@ -8,14 +8,20 @@ use crate::group::profile::ProfilePart;
 use crate::schedule::Action;
 use crate::schedule::rounds::{OrderedReduce, SlotWrite};
 
-/// Bytes that are copied or reduced at a time: what several ranks contribute to them stays in a processor's first cache.
+/// The number of bytes that are copied or reduced at a time. The contributions of several ranks to such a piece fit into the
+/// first-level cache of a processor.
 pub(super) const PIECE_BYTES: usize = 16 << 10;
 
 impl ShmExecutor {
-    /// Copies what the round asks for into this rank's slot, and posts it.
-    pub(super) fn put(&mut self, round: u64, shm_operation: &ShmOperation, memory: &BufferAccess<'_>) {
+    /// Copies the elements that the plan of the round names into this rank's slot, and posts the round.
+    pub(super) fn post_elements(
+        &mut self,
+        round: u64,
+        shm_operation: &ShmOperation,
+        memory: &BufferAccess<'_>,
+    ) {
         let mut started = self.meter.start();
-        let end = self.scratch.slot_writes.iter().map(|put| put.at + put.range.len()).max();
+        let end = self.scratch.slot_writes.iter().map(|write| write.at + write.range.len()).max();
         let bytes = end.unwrap_or_default() * shm_operation.element_bytes;
         let slot = if bytes == 0 { &mut [] } else { self.rounds.write(round, bytes) };
         for SlotWrite { range, at } in &self.scratch.slot_writes {
@@ -27,8 +33,8 @@ impl ShmExecutor {
         self.meter.end(ProfilePart::Send, &mut started);
     }
 
-    /// Reduces what the round asks for, all of which has been posted, piece by piece. Of a rank that has lent its buffer the
-    /// contribution lies there.
+    /// Reduces the contributions of all ranks in rank order, piece by piece. The contribution of a rank that posted the address
+    /// of its buffer is read from this buffer, and every other contribution from the slot of its rank.
     pub(super) fn ordered_reduce(
         &mut self,
         round: u64,
@@ -41,14 +47,14 @@ impl ShmExecutor {
         let mut started = self.meter.start();
         for piece in pieces(&all) {
             let start = piece.start - all.start;
-            let place = at + start..at + start + piece.len();
+            let slot_range = at + start..at + start + piece.len();
             let own = memory.bytes_mut(&piece);
             let rounds = &self.rounds;
-            let of = |from: usize| match rounds.exposed(from, round, &piece) {
-                None => Some(rounds.posted(from, round)?.bytes(place.clone())),
-                lent => lent,
+            let contribution_of = |from: usize| match rounds.exposed(from, round, &piece) {
+                None => Some(rounds.posted(from, round)?.bytes(slot_range.clone())),
+                exposed => exposed,
             };
-            shm_operation.reduce((rounds.rank(), rounds.size().ranks), own, &mut self.lower, of);
+            shm_operation.reduce((rounds.rank(), rounds.size().ranks), own, &mut self.lower, contribution_of);
             self.meter.end(ProfilePart::Reduce, &mut started);
             if ordered_reduce.is_posted_next {
                 self.rounds.write(round + 1, all.len())[start..start + own.len()].copy_from_slice(own);
@@ -57,9 +63,9 @@ impl ShmExecutor {
         }
     }
 
-    /// Reduces elements of all ranks' buffers where they lie, piece by piece, and writes each into all of them while it is in
-    /// the first cache.
-    pub(super) fn exchange(
+    /// Reduces elements of all ranks' buffers in place, piece by piece. Each reduced piece is written to the buffers of all ranks
+    /// while it is in the first-level cache.
+    pub(super) fn reduce_in_place(
         &mut self,
         round: u64,
         shm_operation: &ShmOperation,
@@ -81,23 +87,23 @@ impl ShmExecutor {
         }
     }
 
-    /// Takes from the slots what the round asks for, all of which has been posted.
-    pub(super) fn take(&self, round: u64, shm_operation: &ShmOperation, memory: &mut BufferAccess<'_>) {
-        let mut takes = &self.scratch.slot_reads[..];
+    /// Reads the elements that the plan of the round names from the slots of other ranks, which have all posted.
+    pub(super) fn read_slots(&self, round: u64, shm_operation: &ShmOperation, memory: &mut BufferAccess<'_>) {
+        let mut reads = &self.scratch.slot_reads[..];
         let mut started = self.meter.start();
-        while let Some(first) = takes.first() {
-            // What is reduced into the same elements is taken piece by piece.
-            let same = takes.iter().take_while(|take| take.range == first.range).count();
-            let (run, rest) = takes.split_at(same);
-            takes = rest;
+        while let Some(first) = reads.first() {
+            // Several reads may reduce into the same elements. They are done together, piece by piece.
+            let same_range = reads.iter().take_while(|read| read.range == first.range).count();
+            let (current, rest) = reads.split_at(same_range);
+            reads = rest;
             let all = shm_operation.bytes(&first.range);
             for start in all.clone().step_by(PIECE_BYTES) {
                 let own = memory.bytes_mut(&(start..all.end.min(start + PIECE_BYTES)));
-                for take in run {
-                    let Some(posted) = self.rounds.posted(take.from.index(), round) else { return };
-                    let at = take.at * shm_operation.element_bytes + start - all.start;
-                    shm_operation.apply(take.action, own, posted.bytes(at..at + own.len()));
-                    self.meter.end(ProfilePart::of(take.action), &mut started);
+                for read in current {
+                    let Some(posted) = self.rounds.posted(read.from.index(), round) else { return };
+                    let at = read.at * shm_operation.element_bytes + start - all.start;
+                    shm_operation.apply(read.action, own, posted.bytes(at..at + own.len()));
+                    self.meter.end(ProfilePart::of(read.action), &mut started);
                 }
             }
         }
@@ -105,42 +111,42 @@ impl ShmExecutor {
 }
 
 impl ShmOperation {
-    /// Reduces all ranks' contributions to a piece in rank order, of which the rank's own stands in `own`, where the result
-    /// goes. `lower` has room for a piece.
+    /// Reduces the contributions of all ranks to a piece, in rank order. `own` holds this rank's contribution and receives the
+    /// result. `lower` is scratch memory for one piece.
     fn reduce<'a>(
         &self,
         (rank, ranks): (usize, usize),
         own: &mut [u8],
         lower: &mut [u64],
-        of: impl Fn(usize) -> Option<&'a [u8]>,
+        contribution_of: impl Fn(usize) -> Option<&'a [u8]>,
     ) {
         let action = |from| if from + 1 == ranks { Action::ReduceLast } else { Action::Reduce };
         if rank > 0
-            && let Some(first) = of(0)
+            && let Some(first) = contribution_of(0)
         {
             let lower = &mut bytemuck::cast_slice_mut(lower)[..own.len()];
             if rank > 1 {
                 lower.copy_from_slice(first);
             }
-            for arrived in (1..rank).filter_map(&of) {
+            for arrived in (1..rank).filter_map(&contribution_of) {
                 self.apply(Action::Reduce, lower, arrived);
             }
-            self.apply_before(action(rank), own, if rank > 1 { lower } else { first });
+            self.apply_as_left_operand(action(rank), own, if rank > 1 { lower } else { first });
         }
         for from in rank + 1..ranks {
-            let Some(arrived) = of(from) else { return };
+            let Some(arrived) = contribution_of(from) else { return };
             self.apply(action(from), own, arrived);
         }
     }
 
-    /// What lower ranks contributed is `lower`, this rank's contribution stands in `own`.
-    fn apply_before(&self, action: Action, own: &mut [u8], lower: &[u8]) {
+    /// Reduces `lower` (the left operand, from lower ranks) and `own` (the right operand) into `own`.
+    fn apply_as_left_operand(&self, action: Action, own: &mut [u8], lower: &[u8]) {
         let Some(kernels) = &self.kernels else { return };
         let kernel = if action == Action::ReduceLast { &kernels.reduce_last } else { &kernels.reduce };
         kernel.apply(own, lower, self.divisor);
     }
 
-    /// What lower ranks contributed stands in `own`.
+    /// Copies `arrived` to `own`, or reduces `own` (the left operand) and `arrived` (the right operand) into `own`.
     fn apply(&self, action: Action, own: &mut [u8], arrived: &[u8]) {
         match (action, &self.kernels) {
             (Action::Reduce, Some(kernels)) => {
@@ -154,7 +160,7 @@ impl ShmOperation {
     }
 }
 
-/// A range, piece by piece.
+/// Divides a range of bytes into pieces.
 fn pieces(all: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
     let end = all.end;
     all.clone().step_by(PIECE_BYTES).map(move |start| start..end.min(start + PIECE_BYTES))
