@@ -1,7 +1,7 @@
-//! Buffers that ranks have of their group: in shared memory, where peers reduce them in place.
+//! Shared buffers: buffers in shared memory, which the ranks of a group reduce in place.
 //!
-//! Each rank makes its own memory, as the first one does for the board, and says in a gathering where it is; all open all
-//! others'. Everybody has everything or nobody uses it.
+//! Each rank creates the memory for its own buffer. An all-gather sends the location of each memory to all ranks, and each rank
+//! opens the memories of all others. If any rank cannot create or open a memory, all ranks use ordinary memory.
 
 use std::fmt;
 use std::io;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::buffer::sealed::Sealed;
 use super::out_of_place::{layout, zeroed};
-use super::share::{WORDS, from_words, to_words};
+use super::share::{LOCATION_WORDS, from_words, to_words};
 use super::shm_executor::ShmExecutor;
 use super::{Buffer, Error, Group, Input, OwnedBuffer};
 use crate::schedule::CollectiveSpec;
@@ -19,24 +19,27 @@ use crate::schedule::partition::Partition;
 use crate::transport::shm::{BUFFERS_MAX, ExposedBuffer, RemoteBuffer, TOKEN_BYTES};
 use crate::types::{Element, Site};
 
-/// What a rank says of itself before the words of its memory.
+/// The first word that a rank sends: whether it has created its memory, or why it has not.
 const HAS_MEMORY: u64 = 1;
-const HAS_NONE: u64 = 2;
-const HAS_TOO_MANY: u64 = 3;
-const CANNOT_COUNT: u64 = 4;
-/// That, the bytes of its buffer, and where it is.
-const CARD_WORDS: usize = 2 + WORDS;
-/// Tells the gathering from one of the program's own.
-const LAYOUT: [usize; 2] = [CARD_WORDS, 0x616c_6c6f];
+const HAS_NO_MEMORY: u64 = 2;
+const HAS_MAX_BUFFERS: u64 = 3;
+const SIZE_OVERFLOWS: u64 = 4;
+/// The number of words that each rank sends: the first word, the bytes of its buffer, and the location of its memory.
+const REPORT_WORDS: usize = 2 + LOCATION_WORDS;
+/// The layout digest of the all-gathers in [`Group::alloc`]. With it, the engine distinguishes them from all-gathers of the
+/// program.
+const LAYOUT: [usize; 2] = [REPORT_WORDS, 0x616c_6c6f];
 
-/// Elements in memory that a group allocated ([`Group::alloc`]). It dereferences to a slice, and can be sent to
+/// A buffer of elements that a group allocated ([`Group::alloc`]). The buffer dereferences to a slice, and can be sent to
 /// another thread.
 ///
-/// If [`SharedBuffer::is_shared`] returns true, the elements lie in memory that all ranks of the group can access: an
-/// all-reduce of the buffer, or of a part of it, moves nothing through slots or sockets. All other operations treat
-/// it as ordinary memory. Dropping it frees the memory, at once on this rank and on the others with the next
-/// [`Group::alloc`] or drop while no operation is under way there. It leaves no named object in the system. It may
-/// outlive its group. After a failed operation no other rank accesses the part that the operation was on.
+/// If [`SharedBuffer::is_shared`] returns true, all ranks of the group can access the buffer's memory. An all-reduce of
+/// the buffer, or of a part of it, then needs no copies to slots or sockets. All other operations treat the buffer as
+/// ordinary memory.
+///
+/// Dropping the buffer frees the memory on this rank at once. Another rank unmaps the memory at its next
+/// [`Group::alloc`] or its next drop of such a buffer, if no operation is active there. The memory has no name in the
+/// file system. The buffer may outlive its group. After a failed operation, no other rank accesses the buffer.
 ///
 /// ```
 /// use ringtrain::{Group, ReduceOp};
@@ -57,77 +60,79 @@ enum BufferKind<T: Element> {
 
 struct SharedElements<T> {
     exposed: ExposedBuffer,
-    /// The desk's sign that the window is mapped.
+    /// The executor holds a weak reference to this value. While the value lives, the memory is mapped.
     alive: Option<Arc<()>>,
     shm_executor: Weak<Mutex<ShmExecutor>>,
     element: PhantomData<T>,
 }
 
 impl Group {
-    /// Allocates a buffer of `count` zeros, which peers can reduce in place if the group's ranks share memory
-    /// ([`SharedBuffer::is_shared`]). In a world of one, over TCP, and if a rank cannot have such memory it is
-    /// ordinary memory.
+    /// Allocates a buffer of `count` zeros. If the group's ranks share memory, they can reduce the buffer in place
+    /// ([`SharedBuffer::is_shared`]). The buffer is ordinary memory in a world of one rank, over TCP, and if any rank
+    /// cannot create shared memory.
     ///
-    /// All ranks have to call it, as a collective (`MPI_Win_allocate_shared`); their counts and element types may
-    /// differ. A call costs two all-gathers of a few words; allocate once, and use the buffer often. An all-reduce
-    /// runs in place if all ranks call it with such a buffer or a part of one, not necessarily the same part. If only
-    /// some do, it takes as long as with ordinary memory. The results have the same bits in any case.
+    /// All ranks have to call this collective (`MPI_Win_allocate_shared`). Their counts and element types may differ. A
+    /// call costs two all-gathers of a few words, so allocate once and use the buffer often. An all-reduce runs in place
+    /// if all ranks call it with a shared buffer or a part of one, not necessarily the same part. If only some ranks do,
+    /// the all-reduce takes as long as with ordinary memory. The bits of the results are the same in both cases.
     ///
     /// # Errors
     ///
-    /// On all ranks: [`Error::TooManyBuffers`] if one of them has 1,024 buffers of the group,
-    /// [`Error::InvalidCounts`] if one requests more than memory can hold; and as [`Group::all_gather`]. Without
-    /// shared memory, [`Error::InvalidCounts`] and [`Error::System`] only on a rank that has too little memory.
+    /// On all ranks: [`Error::TooManyBuffers`] if any rank already has 1,024 buffers of the group,
+    /// [`Error::InvalidCounts`] if any rank requests more than memory can hold, and the errors of [`Group::all_gather`].
+    /// Without shared memory, only a rank that has too little memory returns [`Error::InvalidCounts`] or
+    /// [`Error::System`].
     #[track_caller]
     pub fn alloc<T: Element>(&mut self, count: usize) -> Result<SharedBuffer<T>, Error> {
         let site = Site::here();
         let Some(shm_executor) = self.shm_executor.clone() else {
             self.driver()?;
-            log::info!("group {} shares no memory, and its buffers are of each rank's own", self.id);
+            log::info!("group {} has no shared memory, so its buffers use ordinary memory", self.id);
             return SharedBuffer::private(count);
         };
         match self.try_to_alloc(&shm_executor, count, site)? {
             Ok(shared) => Ok(SharedBuffer(BufferKind::SharedElements(shared))),
             Err(why) => {
-                log::info!("a buffer of group {} is of each rank's own: {why}", self.id);
+                log::info!("a buffer of group {} uses ordinary memory: {why}", self.id);
                 SharedBuffer::private(count)
             }
         }
     }
 
-    /// A buffer that all ranks reach, or what is in the way.
+    /// Allocates a buffer that all ranks can access, or returns why that failed.
     fn try_to_alloc<T: Element>(
         &self,
         shm_executor: &Arc<Mutex<ShmExecutor>>,
         count: usize,
         site: Site,
     ) -> Result<Result<SharedElements<T>, String>, Error> {
-        let is_full = lock(shm_executor).has_max_buffers();
+        let has_max_buffers = lock(shm_executor).has_max_buffers();
         let bytes = count.checked_mul(size_of::<T>()).filter(|&bytes| isize::try_from(bytes).is_ok());
-        let (card, created) = match bytes {
-            None => (card(CANNOT_COUNT), None),
-            Some(_) if is_full => (card(HAS_TOO_MANY), None),
+        let (report, created) = match bytes {
+            None => (report(SIZE_OVERFLOWS), None),
+            Some(_) if has_max_buffers => (report(HAS_MAX_BUFFERS), None),
             Some(bytes) => create(bytes),
         };
-        let cards = self.gather_words(card, site)?;
-        for (said, error) in [
-            (CANNOT_COUNT, Error::InvalidCounts("they come to more than memory can hold")),
-            (HAS_TOO_MANY, Error::TooManyBuffers(BUFFERS_MAX)),
+        let reports = self.gather_words(report, site)?;
+        for (status, error) in [
+            (SIZE_OVERFLOWS, Error::InvalidCounts("their sum is more than memory can hold")),
+            (HAS_MAX_BUFFERS, Error::TooManyBuffers(BUFFERS_MAX)),
         ] {
-            if cards.iter().any(|card| card[0] == said) {
+            if reports.iter().any(|report| report[0] == status) {
                 return Err(error);
             }
         }
-        if cards.iter().any(|card| card[0] != HAS_MEMORY) {
-            return Ok(Err(created
-                .and_then(Result::err)
-                .map_or_else(|| "another rank could not make its own".into(), |error| error.to_string())));
+        if reports.iter().any(|report| report[0] != HAS_MEMORY) {
+            return Ok(Err(created.and_then(Result::err).map_or_else(
+                || "another rank could not create its memory".into(),
+                |error| error.to_string(),
+            )));
         }
-        let others = cards.iter().enumerate().filter(|(rank, _)| *rank != self.rank.index());
-        let opened: io::Result<Vec<RemoteBuffer>> = others.map(|(_, card)| open(card)).collect();
+        let others = reports.iter().enumerate().filter(|(rank, _)| *rank != self.rank.index());
+        let opened: io::Result<Vec<RemoteBuffer>> = others.map(|(_, report)| open(report)).collect();
         let have_opened = self.gather_words([u64::from(opened.is_ok())], site)?;
         match (created, opened) {
-            (Some(Ok(mut exposed)), Ok(others)) if have_opened.iter().all(|&[has]| has == 1) => {
+            (Some(Ok(mut exposed)), Ok(others)) if have_opened.iter().all(|&[is_open]| is_open == 1) => {
                 exposed.close();
                 let alive = Arc::new(());
                 lock(shm_executor).register_buffer(&mut exposed, Arc::downgrade(&alive), others);
@@ -135,33 +140,33 @@ impl Group {
                 Ok(Ok(SharedElements { exposed, alive: Some(alive), shm_executor, element: PhantomData }))
             }
             (_, Err(error)) => Ok(Err(error.to_string())),
-            _ => Ok(Err("another rank could not open it".into())),
+            _ => Ok(Err("another rank could not open the memory of a peer".into())),
         }
     }
 
-    /// Every rank's words.
+    /// Gathers `N` words from every rank.
     fn gather_words<const N: usize>(&self, own: [u64; N], site: Site) -> Result<Vec<[u64; N]>, Error> {
         let mut all = vec![[0u64; N]; self.world.as_usize()];
         all[self.rank.index()] = own;
-        let work = CollectiveSpec::AllGather(Partition::of_equal_parts(N, self.world));
-        let call = self.call::<u64>(work, site).with_layout(layout(LAYOUT));
+        let spec = CollectiveSpec::AllGather(Partition::of_equal_parts(N, self.world));
+        let call = self.call::<u64>(spec, site).with_layout(layout(LAYOUT));
         self.run(call, all.as_flattened_mut())?;
         Ok(all)
     }
 }
 
-/// What a rank says that has no memory for the others.
-fn card(said: u64) -> [u64; CARD_WORDS] {
-    let mut card = [0; CARD_WORDS];
-    card[0] = said;
-    card
+/// Returns the words of a rank that has created no memory.
+fn report(status: u64) -> [u64; REPORT_WORDS] {
+    let mut report = [0; REPORT_WORDS];
+    report[0] = status;
+    report
 }
 
-/// New memory, and what its owner says of it.
-fn create(bytes: usize) -> ([u64; CARD_WORDS], Option<io::Result<ExposedBuffer>>) {
+/// Creates the memory of a buffer, and returns the words that describe it.
+fn create(bytes: usize) -> ([u64; REPORT_WORDS], Option<io::Result<ExposedBuffer>>) {
     let token: [u8; TOKEN_BYTES] = rand::random();
     let exposed = ExposedBuffer::create(bytes, &token);
-    let mut words = card(HAS_NONE);
+    let mut words = report(HAS_NO_MEMORY);
     if let Some(place) = exposed.as_ref().ok().and_then(ExposedBuffer::place) {
         words[..2].copy_from_slice(&[HAS_MEMORY, bytes as u64]);
         words[2..].copy_from_slice(&to_words(place, &token));
@@ -169,10 +174,10 @@ fn create(bytes: usize) -> ([u64; CARD_WORDS], Option<io::Result<ExposedBuffer>>
     (words, Some(exposed))
 }
 
-fn open(card: &[u64; CARD_WORDS]) -> io::Result<RemoteBuffer> {
-    let [_, bytes, words @ ..] = card;
-    let there_is_none = || io::Error::other("it does not say where it is");
-    let (place, token) = from_words(words).ok_or_else(there_is_none)?;
+fn open(report: &[u64; REPORT_WORDS]) -> io::Result<RemoteBuffer> {
+    let [_, bytes, words @ ..] = report;
+    let no_location = || io::Error::other("a rank sent no valid location of its memory");
+    let (place, token) = from_words(words).ok_or_else(no_location)?;
     let bytes = usize::try_from(*bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
     RemoteBuffer::open(place, bytes, &token)
 }
@@ -186,8 +191,8 @@ impl<T: Element> SharedBuffer<T> {
         zeroed(count).map(|elements| Self(BufferKind::Private(elements)))
     }
 
-    /// Whether all ranks of the group can access this memory. All of them get the same answer for the same
-    /// [`Group::alloc`].
+    /// Returns whether all ranks of the group can access this memory. All ranks get the same answer for the buffers of the
+    /// same call of [`Group::alloc`].
     pub fn is_shared(&self) -> bool {
         matches!(self.0, BufferKind::SharedElements(_))
     }
@@ -197,7 +202,7 @@ impl<T> Drop for SharedElements<T> {
     fn drop(&mut self) {
         self.exposed.withdraw();
         self.alive = None;
-        // Whoever is at the desk now looks for what has been given up later.
+        // If another thread holds the executor, the buffer is removed from it later.
         if let Some(shm_executor) = self.shm_executor.upgrade()
             && let Ok(mut shm_executor) = shm_executor.try_lock()
         {

@@ -1,4 +1,4 @@
-//! Collectives that go on by themselves, on buffers that they own and give back.
+//! Asynchronous collectives. Each one owns its buffer while it runs, and its handle returns the buffer.
 
 use super::call::{Prepared, Reduction};
 use super::{Error, Group, Handle, OwnedBuffer};
@@ -6,7 +6,8 @@ use crate::schedule::partition::Partition;
 use crate::types::{Element, Rank, ReduceOp, Site};
 
 impl Group {
-    /// Asynchronous [`Group::all_reduce`]; the handle returns the buffer, a vector or one of [`Group::alloc`].
+    /// Asynchronous [`Group::all_reduce`]; the handle returns the buffer, which is a vector or a buffer
+    /// of [`Group::alloc`].
     ///
     /// # Errors
     ///
@@ -14,7 +15,7 @@ impl Group {
     #[track_caller]
     pub fn all_reduce_async<B: OwnedBuffer>(&mut self, buffer: B, op: ReduceOp) -> Result<Handle<B>, Error> {
         let site = Site::here();
-        if let Some(gathered) = self.gathered::<B::Element>(buffer.as_ref(), op, site)? {
+        if let Some(gathered) = self.gathered_all_reduce::<B::Element>(buffer.as_ref(), op, site)? {
             return self.start(gathered.into_prepared(buffer));
         }
         let call = self.all_reduce_call::<B::Element>(buffer.as_ref().len(), op, site)?;

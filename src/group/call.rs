@@ -277,7 +277,7 @@ impl Group {
             return Submission::SharedMemory(executor, self.shm_request::<T>(call, slot_bytes), memory);
         }
         if let Some(hosts) = self.hosts.as_ref().filter(|_| call.algorithm == Algorithm::Hierarchy) {
-            return Submission::Hierarchical(self.hierarchical::<T>(hosts, call, memory));
+            return Submission::Hierarchical(self.hierarchical_operation::<T>(hosts, call, memory));
         }
         let block = self.block_elements::<T>(&call);
         let world_and_rank = (self.world, self.rank);

@@ -1,4 +1,4 @@
-//! The collectives that work in place and block.
+//! The blocking collectives that work in place.
 
 use std::ops::Range;
 
@@ -10,14 +10,14 @@ use crate::schedule::partition::Partition;
 use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp, Site};
 
 impl Group {
-    /// The algorithm that `operation` takes for a buffer of this many bytes, with a built-in reduction if it reduces.
+    /// Returns the algorithm of `operation` on a buffer of `bytes` bytes. A reduction must be a built-in one.
     pub fn algorithm(&self, operation: Operation, bytes: usize) -> Algorithm {
-        let ground = match (&self.shm_executor, &self.hosts) {
-            (Some(_), _) => GroupMedium::ShmRounds,
+        let medium = match (&self.shm_executor, &self.hosts) {
+            (Some(_), _) => GroupMedium::SharedMemory,
             (None, Some(_)) => GroupMedium::Hosts,
             (None, None) => GroupMedium::Links,
         };
-        self.selection().choose(operation, self.world, bytes as u64, ground)
+        self.selection().choose(operation, self.world, bytes as u64, medium)
     }
 
     pub(super) fn algorithm_of<T: Element>(&self, operation: Operation, count: usize) -> Algorithm {
@@ -26,10 +26,10 @@ impl Group {
 
     /// Replaces every rank's buffer by the reduction of all ranks' buffers. All ranks get the same bits.
     ///
-    /// It takes the algorithm that costs least for the length ([`Group::algorithm`], `docs/algorithms.md`): from one
-    /// step of (n-1) S bytes to 2(n-1) steps of 2(n-1)/n S bytes in all. `f16` and `bf16` are added in `f32` and
-    /// rounded after each of the n-1 additions. [`ReduceOp::PreMulSum`] adds contributions that the caller has
-    /// multiplied; this function multiplies nothing ([`Group::all_reduce_scaled`] does both).
+    /// The call uses the algorithm with the lowest cost for the length ([`Group::algorithm`], `docs/algorithms.md`). Each
+    /// rank sends between (n-1) S bytes in one step and 2(n-1)/n S bytes in 2(n-1) steps. `f16` and `bf16` are added in
+    /// `f32` and rounded after each of the n-1 additions. [`ReduceOp::PreMulSum`] adds buffers that the caller has already
+    /// multiplied. [`Group::all_reduce_scaled`] multiplies and adds.
     ///
     /// # Errors
     ///
@@ -48,7 +48,7 @@ impl Group {
         op: ReduceOp,
         site: Site,
     ) -> Result<(), Error> {
-        if let Some(gathered) = self.gathered::<T>(elements, op, site)? {
+        if let Some(gathered) = self.gathered_all_reduce::<T>(elements, op, site)? {
             return self.run_prepared(gathered.into_prepared(elements)).map(|_| ());
         }
         let call = self.all_reduce_call::<T>(elements.len(), op, site)?;
@@ -65,10 +65,10 @@ impl Group {
         Ok(self.call::<T>(CollectiveSpec::AllReduce { count }, site).with_reduction(reduction))
     }
 
-    /// Replaces the root's buffer by the reduction of all ranks' buffers; the other buffers end with partial results.
+    /// Replaces the root's buffer by the reduction of all ranks' buffers. The other buffers then hold partial results.
     ///
-    /// Short buffers take a binomial tree: ceil(log2 n) steps. Long ones take a pipelined chain: n-1 hops, S bytes
-    /// sent by each rank but the root.
+    /// Short buffers use a binomial tree: ceil(log2 n) steps. Long buffers use a pipelined chain of n-1 hops, in which each
+    /// rank except the root sends S bytes.
     ///
     /// # Errors
     ///
@@ -100,7 +100,8 @@ impl Group {
     /// Replaces this rank's chunk ([`Group::chunk`]) of the buffer by its reduction and returns the chunk's range.
     /// The rest of the buffer holds partial results.
     ///
-    /// Short buffers go straight to the owners of the chunks, in one step; long ones take the ring: n-1 steps. (n-1)/n S bytes.
+    /// With a short buffer, each rank sends the chunks directly to their owners, in one step. A long buffer uses the ring:
+    /// n-1 steps. In both cases each rank sends (n-1)/n S bytes.
     ///
     /// # Errors
     ///
@@ -126,13 +127,14 @@ impl Group {
         reduction: Reduction,
         site: Site,
     ) -> Call {
-        let work = CollectiveSpec::ReduceScatter(partition.clone());
-        self.call::<T>(work, site).with_reduction(reduction).with_layout(layout)
+        let spec = CollectiveSpec::ReduceScatter(partition.clone());
+        self.call::<T>(spec, site).with_reduction(reduction).with_layout(layout)
     }
 
     /// Copies each rank's chunk ([`Group::chunk`]) of its buffer to the buffers of all ranks.
     ///
-    /// Short buffers go straight to all ranks, in one step; long ones take the ring: n-1 steps. (n-1)/n S bytes.
+    /// With a short buffer, each rank sends its chunk directly to all other ranks, in one step. A long buffer uses the ring:
+    /// n-1 steps. In both cases each rank sends (n-1)/n S bytes.
     ///
     /// # Errors
     ///
@@ -151,8 +153,8 @@ impl Group {
 
     /// Copies the root's buffer to the buffers of all ranks.
     ///
-    /// Short buffers take a binomial tree: ceil(log2 n) steps. Long ones take the ring, pipelined: n-1 hops, S bytes
-    /// sent by each rank but the last, S/B plus n-2 segments of time.
+    /// Short buffers use a binomial tree: ceil(log2 n) steps. Long buffers use a pipelined chain of n-1 hops, in which each
+    /// rank except the last sends S bytes. It takes the time of S bytes plus n-2 segments on one link.
     ///
     /// # Errors
     ///
@@ -174,13 +176,13 @@ impl Group {
         Ok(self.call::<T>(CollectiveSpec::Broadcast { count, root }, site))
     }
 
-    /// Replaces each rank's buffer by the reduction of the buffers of rank 0 up to and including its own.
+    /// Replaces each rank's buffer by the reduction of the buffers of rank 0 up to and including this rank.
     ///
-    /// A chain in rank order, pipelined: n-1 hops, S bytes sent by each rank but the last.
+    /// A pipelined chain in rank order: n-1 hops, in which each rank except the last sends S bytes.
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`]; an average is not defined.
+    /// As [`Group::all_reduce`]. [`ReduceOp::Average`] is not defined.
     #[track_caller]
     pub fn scan<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
         let site = Site::here();
@@ -197,7 +199,7 @@ impl Group {
         self.call::<T>(CollectiveSpec::Exscan { count }, site).with_reduction(reduction)
     }
 
-    /// Returns when every rank has called it: ceil(log2 n) rounds of an empty message.
+    /// Returns when every rank has called this method. It takes ceil(log2 n) rounds of empty messages.
     ///
     /// # Errors
     ///

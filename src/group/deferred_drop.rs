@@ -1,5 +1,5 @@
-//! Values whose drop runs the caller's code, which may take the core's lock: a thread that holds the lock keeps them until
-//! it has released it.
+//! Deferred drops. Dropping a value of the user may run code that takes the lock of the core. So a thread that holds this lock
+//! keeps such values, and drops them after it has released the lock.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -7,30 +7,31 @@ use std::cell::{Cell, RefCell};
 type Deferred = Vec<Box<dyn Any + Send>>;
 
 thread_local! {
-    /// How many core locks this thread holds.
+    /// The number of core locks that this thread holds.
     static LOCKS: Cell<usize> = const { Cell::new(0) };
+    /// The values that this thread drops after it has released its locks.
     static DEFERRED: RefCell<Deferred> = const { RefCell::new(Vec::new()) };
 }
 
-/// Says that this thread holds one more core lock.
+/// Records that this thread has taken a core lock.
 pub(super) fn lock_taken() {
     LOCKS.set(LOCKS.get() + 1);
 }
 
-/// Says that this thread has released a core lock, and gives the values to drop.
+/// Records that this thread has released a core lock, and returns the values to drop.
 pub(super) fn lock_released() -> Deferred {
     LOCKS.set(LOCKS.get() - 1);
     if LOCKS.get() == 0 { DEFERRED.take() } else { Vec::new() }
 }
 
-/// Whether values wait for this thread to release its lock.
+/// Returns whether this thread has deferred drops.
 pub(super) fn is_pending() -> bool {
     DEFERRED.with_borrow(|deferred| !deferred.is_empty())
 }
 
-/// Drops a value now, or once this thread holds no lock.
+/// Drops a value now, or, if this thread holds a core lock, after the lock is released.
 pub(super) fn drop_unlocked(value: Box<dyn Any + Send>) {
-    // A thread that ends has no lists any more, and no locks.
+    // A thread that is exiting has no thread-local variables and holds no lock.
     let holds_lock = LOCKS.try_with(|locks| locks.get() > 0).unwrap_or(false);
     if holds_lock {
         DEFERRED.with_borrow_mut(|deferred| deferred.push(value));

@@ -31,7 +31,7 @@ pub enum Error {
     /// The lengths of the ranks' parts are invalid. Nothing has been sent, and the group can still be used.
     #[error("the counts of the ranks' parts are invalid: {0}")]
     InvalidCounts(&'static str),
-    /// A rank has the largest number of buffers of [`Group::alloc`](crate::Group::alloc). The group can still be
+    /// A rank already has the maximum number of buffers of [`Group::alloc`](crate::Group::alloc). The group can still be
     /// used.
     #[error("a rank of the group already has {0} of its buffers; drop some first")]
     TooManyBuffers(usize),
@@ -44,10 +44,10 @@ pub enum Error {
         /// The group's size.
         world: WorldSize,
     },
-    /// No other rank can send the message, and this one has not, so the receive would wait for its own rank. The group can
-    /// still be used.
+    /// A blocking receive waits for a message of this rank itself, and this rank has sent none that matches. The receive
+    /// would never end. The group can still be used.
     #[error(
-        "this rank waits for a message from itself and has sent none that matches; send first, or receive asynchronously"
+        "this rank waits for a message from itself but has sent no message that matches; send first, or receive asynchronously"
     )]
     NothingSent,
     /// The tag is reserved for receives that accept any tag. Nothing has been sent, and the group can still be used.
@@ -59,8 +59,8 @@ pub enum Error {
     /// An object cannot be encoded, or the received bytes do not decode as such an object.
     #[error("the object {0}")]
     Object(String),
-    /// A message was longer than the buffer of [`Group::receive_fitting`](crate::Group::receive_fitting). It has been
-    /// received and discarded, and the group can still be used.
+    /// A message was longer than the buffer of [`Group::receive_fitting`](crate::Group::receive_fitting). The message has
+    /// been received and discarded, and the group can still be used.
     #[error(
         "rank {} sent a message of {} elements with tag {}, which is longer than the buffer of {room}",
         status.source, status.count, status.tag
@@ -104,7 +104,7 @@ impl Error {
     }
 }
 
-/// The types on which a reduction is defined.
+/// Returns which types a reduction takes.
 fn domain(op: ReduceOp) -> &'static str {
     match op {
         ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => "it takes integers",
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(values, [1, 0]);
     }
 
-    /// A program that returns an error from `main` prints it by `Debug`.
+    /// Rust prints an error that `main` returns with `Debug`.
     #[test]
     fn debug_prints_the_same_as_display() {
         let cause = Cause::PeerLeft { rank: Rank::new(1), host: "h".into() };

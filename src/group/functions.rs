@@ -1,4 +1,4 @@
-//! Reductions with a function of the program's own, associative in each of them, and commutative in one.
+//! Reductions with a function of the user. The function must be associative; for a reduce-scatter it must also be commutative.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ impl Group {
     /// [`Group::all_reduce`] with a function of the caller, which must be associative but need not commute: it is
     /// applied in rank order, `f(lower ranks, higher ranks)`.
     ///
-    /// A chain through all ranks and back: 2(n-1) hops, pipelined, up to 2S bytes sent by each rank.
+    /// A pipelined chain through all ranks and back: 2(n-1) hops, in which each rank sends up to 2S bytes.
     ///
     /// # Errors
     ///
@@ -25,7 +25,7 @@ impl Group {
     ) -> Result<(), Error> {
         let site = Site::here();
         let elements = buffer.elements_mut()?;
-        self.run(self.all_fold_call(elements.len(), function, site), elements)
+        self.run(self.all_reduce_with_call(elements.len(), function, site), elements)
     }
 
     /// Asynchronous [`Group::all_reduce_with`]; the handle returns the buffer.
@@ -39,11 +39,11 @@ impl Group {
         buffer: Vec<T>,
         function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
     ) -> Result<Handle<Vec<T>>, Error> {
-        let call = self.all_fold_call(buffer.len(), function, Site::here());
+        let call = self.all_reduce_with_call(buffer.len(), function, Site::here());
         self.start(Prepared::new(call, buffer, |buffer| buffer))
     }
 
-    fn all_fold_call<T: Element>(
+    fn all_reduce_with_call<T: Element>(
         &self,
         count: usize,
         function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
@@ -69,7 +69,7 @@ impl Group {
     ) -> Result<(), Error> {
         let site = Site::here();
         let elements = buffer.elements_mut()?;
-        self.run(self.fold_call(elements.len(), root, function, site)?, elements)
+        self.run(self.reduce_with_call(elements.len(), root, function, site)?, elements)
     }
 
     /// Asynchronous [`Group::reduce_with`]; the handle returns the buffer.
@@ -84,11 +84,11 @@ impl Group {
         root: Rank,
         function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
     ) -> Result<Handle<Vec<T>>, Error> {
-        let call = self.fold_call(buffer.len(), root, function, Site::here())?;
+        let call = self.reduce_with_call(buffer.len(), root, function, Site::here())?;
         self.start(Prepared::new(call, buffer, |buffer| buffer))
     }
 
-    fn fold_call<T: Element>(
+    fn reduce_with_call<T: Element>(
         &self,
         count: usize,
         root: Rank,
@@ -100,8 +100,8 @@ impl Group {
         Ok(call.with_reduction(Reduction::custom(function)).in_rank_order())
     }
 
-    /// [`Group::reduce_scatter`] with a function of the caller, which must be associative and commutative: the rank
-    /// at which a reduction begins depends on the part. For a function that does not commute use
+    /// [`Group::reduce_scatter`] with a function of the caller, which must be associative and commutative, because each
+    /// chunk is reduced in another order of the ranks. For a function that does not commute, use
     /// [`Group::all_reduce_with`].
     ///
     /// # Errors

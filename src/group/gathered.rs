@@ -1,7 +1,8 @@
-//! All-reduce of short buffers: every rank gets all others' buffers and reduces them alone, in rank order.
+//! All-reduce of short buffers by gathering: every rank gets the buffers of all other ranks, and reduces them itself in rank
+//! order.
 //!
-//! It takes the fewest steps, and the result depends on nothing but the contributions: not on where an element stands, nor
-//! on which of the two algorithms brought them.
+//! This needs the fewest steps. The result depends only on the contributions. It does not depend on the index of an element, nor
+//! on which of the two algorithms (one-shot or doubling) gathered the buffers.
 
 use super::call::{Call, Prepared, Reduction};
 use super::out_of_place::zeroed;
@@ -12,9 +13,10 @@ use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
 use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp, Site, WorldSize};
 
-/// The gathering of all ranks' buffers, and how they are reduced into one.
+/// An all-reduce that gathers the buffers of all ranks, and then reduces them.
 pub(super) struct Gathered<T> {
     call: Call,
+    /// The buffers of all ranks.
     all: Vec<T>,
     slots: GatheredSlots,
     kernels: Kernels,
@@ -22,8 +24,8 @@ pub(super) struct Gathered<T> {
 }
 
 impl Group {
-    /// An all-reduce by gathering; `None` if another way costs less.
-    pub(super) fn gathered<T: Element>(
+    /// Prepares an all-reduce by gathering. Returns `None` if another algorithm was selected.
+    pub(super) fn gathered_all_reduce<T: Element>(
         &self,
         own: &[T],
         op: ReduceOp,
@@ -31,7 +33,7 @@ impl Group {
     ) -> Result<Option<Gathered<T>>, Error> {
         let algorithm = self.algorithm_of::<T>(Operation::AllReduce, own.len());
         let first = match algorithm {
-            // In shared memory nobody needs a copy of its own.
+            // In shared memory, the ranks read each other's slots, and need no copies of all buffers.
             _ if self.world == WorldSize::ONE || self.shm_executor.is_some() => return Ok(None),
             Algorithm::OneShot => Rank::ZERO,
             Algorithm::Doubling => self.rank,
@@ -39,12 +41,12 @@ impl Group {
         };
         let slots = GatheredSlots { world: self.world, first, count: own.len() };
         let counts = vec![own.len(); self.world.as_usize()];
-        let overflows = Error::InvalidCounts("they come to more than memory can hold");
+        let overflows = Error::InvalidCounts("their sum is more than memory can hold");
         let partition = Partition::from_counts(&counts).ok_or(overflows)?;
         let reduction = Reduction::known::<T>(op)?;
         let kernels = reduction.kernels.clone();
         let mut all = zeroed(partition.total())?;
-        all[slots.of(self.rank)].copy_from_slice(own);
+        all[slots.range(self.rank)].copy_from_slice(own);
         let call =
             self.call::<T>(CollectiveSpec::AllReduce { count: own.len() }, site).with_reduction(reduction);
         Ok(Some(Gathered { call, all, slots, kernels, meter: self.meter() }))
@@ -52,7 +54,7 @@ impl Group {
 }
 
 impl<T: Element> Gathered<T> {
-    /// The same as a collective that ends with the reduction in `result`, which it gives back.
+    /// Returns the prepared collective. It reduces the buffers into `result`, and returns `result`.
     pub(super) fn into_prepared<'a, B: AsMut<[T]> + Send + 'a>(self, mut result: B) -> Prepared<'a, T, B> {
         let Self { call, all, slots, kernels, meter } = self;
         Prepared::new(call, all, move |all| {
@@ -62,26 +64,30 @@ impl<T: Element> Gathered<T> {
     }
 }
 
-/// Where each rank's buffer lies: one after another, beginning with one of them.
+/// The places of the ranks' buffers in `Gathered::all`: in rank order, beginning with rank `first`, and after the last rank
+/// continuing with rank 0.
 struct GatheredSlots {
     world: WorldSize,
     first: Rank,
+    /// The number of elements of one rank's buffer.
     count: usize,
 }
 
 impl GatheredSlots {
-    fn of(&self, rank: Rank) -> std::ops::Range<usize> {
+    /// Returns the range of a rank's buffer.
+    fn range(&self, rank: Rank) -> std::ops::Range<usize> {
         let n = self.world.as_usize();
         let slot = (rank.index() + n - self.first.index()) % n;
         slot * self.count..(slot + 1) * self.count
     }
 
+    /// Reduces the buffers of all ranks in rank order into `result`.
     fn reduce<T: Element>(&self, kernels: &Kernels, all: &[T], result: &mut [T]) {
-        result.copy_from_slice(&all[self.of(Rank::ZERO)]);
+        result.copy_from_slice(&all[self.range(Rank::ZERO)]);
         let last = self.world.before(Rank::ZERO, 1);
         for rank in self.world.ranks().skip(1) {
             let kernel = if rank == last { &kernels.reduce_last } else { &kernels.reduce };
-            let arrived = bytemuck::cast_slice(&all[self.of(rank)]);
+            let arrived = bytemuck::cast_slice(&all[self.range(rank)]);
             kernel.apply(bytemuck::cast_slice_mut(result), arrived, self.world.get());
         }
     }

@@ -1,4 +1,4 @@
-//! Operations that go on by themselves.
+//! Handles of asynchronous operations.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,14 +7,15 @@ use super::driver::OperationOutput;
 use super::{Error, SharedJob};
 use crate::engine::OpId;
 
-/// How long the operations of one job are waited for before those of another are looked at.
-const SLICE: Duration = Duration::from_millis(1);
+/// If handles belong to several jobs, a thread waits for the operations of one job for this time before it waits for those of
+/// the next job.
+const JOB_WAIT: Duration = Duration::from_millis(1);
 
 /// An asynchronous operation. It owns its buffer and makes progress while the caller does other work.
 ///
-/// If you drop the handle, the operation continues and its result is discarded; the other ranks do not notice. A
-/// receive that has not matched a message yet is withdrawn, as by [`Handle::cancel`].
-#[must_use = "an operation's result is had by waiting for it"]
+/// If you drop the handle, the operation continues and its result is discarded. The other ranks do not notice. A receive
+/// that has not matched a message is cancelled, as by [`Handle::cancel`].
+#[must_use = "wait for the operation to get its result"]
 pub struct Handle<R>(HandleState<R>);
 
 enum HandleState<R> {
@@ -23,14 +24,14 @@ enum HandleState<R> {
     Taken,
 }
 
-/// Operations of one job that together have one result.
+/// Active operations of one job, and the function that makes one result of their outputs.
 struct Pending<R> {
     job: Arc<SharedJob>,
     ids: Vec<OpId>,
     finish: FinishMany<R>,
 }
 
-/// Makes the result of what the operations, in their order, have come to.
+/// Makes the result from the outputs of the operations, which come in the order of `ids`.
 type FinishMany<R> = Box<dyn FnOnce(&mut dyn Iterator<Item = OperationOutput>) -> Result<R, Error> + Send>;
 
 impl<R> Handle<R> {
@@ -47,7 +48,7 @@ impl<R> Handle<R> {
         Self(HandleState::Pending(Pending { job, ids: vec![id], finish }))
     }
 
-    /// The operations of several handles of one job as one, which has ended when all have.
+    /// Joins several handles of one job into one handle, which ends when all operations have ended.
     pub(super) fn joined<S: Send + 'static>(
         handles: Vec<Handle<S>>,
         finish: impl FnOnce(Vec<S>) -> Result<R, Error> + Send + 'static,
@@ -90,8 +91,8 @@ impl<R> Handle<R> {
         })
     }
 
-    /// Whether the operation has ended, with success or failure; [`Handle::wait`] then returns at once. The call also
-    /// makes the progress that needs no waiting.
+    /// Returns whether the operation has ended, with success or failure. [`Handle::wait`] then returns at once. The call also
+    /// does the work that needs no waiting.
     pub fn test(&self) -> bool {
         match &self.0 {
             HandleState::Pending(Pending { job, ids, .. }) => ids.iter().all(|&id| job.driver.test(id)),
@@ -99,12 +100,12 @@ impl<R> Handle<R> {
         }
     }
 
-    /// Withdraws a receive that has not matched a message yet, and returns whether it did. Waiting for a withdrawn
-    /// receive returns [`Error::Taken`]. A receive that has matched a message continues, and so does every other
-    /// operation, because other ranks depend on it (`MPI_Cancel`).
+    /// Cancels a receive that has not matched a message, and returns true (`MPI_Cancel`). Waiting for a cancelled receive
+    /// returns [`Error::Taken`]. For every other operation, returns false, and the operation continues, because other
+    /// ranks depend on it.
     pub fn cancel(&mut self) -> bool {
         let HandleState::Pending(Pending { job, ids, .. }) = &self.0 else { return false };
-        // What consists of several operations has begun as soon as one of them has.
+        // A handle of several operations is not a single receive.
         let &[id] = &ids[..] else { return false };
         let is_cancelled = job.driver.cancel(id);
         if is_cancelled {
@@ -117,13 +118,13 @@ impl<R> Handle<R> {
     ///
     /// # Errors
     ///
-    /// The operation's error; its own deadline is one reason.
+    /// The operation's error, for example if it missed its deadline.
     pub fn wait(mut self) -> Result<R, Error> {
         match std::mem::replace(&mut self.0, HandleState::Taken) {
             HandleState::Ready(result) => result,
             HandleState::Pending(Pending { job, ids, finish }) => {
                 let outcomes = ids.iter().map(|&id| job.driver.wait(id, None).unwrap_or(Err(Error::Taken)));
-                // All of them are taken, whatever became of the first.
+                // Take the results of all operations, even if one has failed.
                 let outcomes: Vec<Result<OperationOutput, Error>> = outcomes.collect();
                 let outcomes: Vec<OperationOutput> = outcomes.into_iter().collect::<Result<_, _>>()?;
                 finish(&mut outcomes.into_iter())
@@ -136,13 +137,13 @@ impl<R> Handle<R> {
     ///
     /// # Errors
     ///
-    /// Returns the handle if the operation has not ended; it continues.
+    /// Returns the handle if the operation has not ended. The operation continues.
     pub fn wait_timeout(self, timeout: Duration) -> Result<Result<R, Error>, Self> {
-        if self.has_ended(timeout) { Ok(self.wait()) } else { Err(self) }
+        if self.ends_within(timeout) { Ok(self.wait()) } else { Err(self) }
     }
 
-    /// Waits for its end for as long as `timeout`, and leaves the result where it is.
-    fn has_ended(&self, timeout: Duration) -> bool {
+    /// Waits at most `timeout` for the operation to end, and returns whether it has ended. Does not take the result.
+    fn ends_within(&self, timeout: Duration) -> bool {
         match &self.0 {
             HandleState::Pending(Pending { job, ids, .. }) => {
                 let until = job.driver.now().saturating_add(timeout);
@@ -176,29 +177,29 @@ pub fn wait_all<R>(handles: impl IntoIterator<Item = Handle<R>>) -> Result<Vec<R
 ///
 /// # Errors
 ///
-/// Returns all handles in their order, ended ones too, if the time is too short; the operations continue.
+/// Returns all handles in their order if not all operations have ended in time. The operations continue.
 pub fn wait_all_timeout<R>(
     handles: Vec<Handle<R>>,
     timeout: Duration,
 ) -> Result<Result<Vec<R>, Error>, Vec<Handle<R>>> {
     let started = Instant::now();
-    let have_ended = |handle: &Handle<R>| handle.has_ended(timeout.saturating_sub(started.elapsed()));
-    if handles.iter().all(have_ended) { Ok(wait_all(handles)) } else { Err(handles) }
+    let ends_in_time = |handle: &Handle<R>| handle.ends_within(timeout.saturating_sub(started.elapsed()));
+    if handles.iter().all(ends_in_time) { Ok(wait_all(handles)) } else { Err(handles) }
 }
 
-/// Waits until one operation has ended, removes its handle from the list, and returns its index and result; `None` if
-/// the list is empty. The other handles keep their order: those behind it move up by one.
+/// Waits until one operation has ended, removes its handle from the list, and returns its index and result. Returns
+/// `None` if the list is empty. The other handles keep their order: the handles after the removed one move up by one.
 ///
-/// The handles may be of different jobs.
+/// The handles may belong to different jobs.
 ///
 /// # Errors
 ///
-/// The error of that operation.
+/// The error of the operation that has ended.
 pub fn wait_any<R>(handles: &mut Vec<Handle<R>>) -> Result<Option<(usize, R)>, Error> {
-    take(handles, None)
+    take_ended(handles, None)
 }
 
-/// [`wait_any`] with a limit of `timeout`. If the time is too short it returns `None` and leaves the list unchanged.
+/// [`wait_any`] with a limit of `timeout`. Returns `None` and leaves the list unchanged if no operation has ended in time.
 ///
 /// # Errors
 ///
@@ -207,18 +208,18 @@ pub fn wait_any_timeout<R>(
     handles: &mut Vec<Handle<R>>,
     timeout: Duration,
 ) -> Result<Option<(usize, R)>, Error> {
-    take(handles, Some(timeout))
+    take_ended(handles, Some(timeout))
 }
 
 /// Waits until one of the operations has ended, for at most `timeout`. Returns the index of its handle, and `None` after
 /// `timeout` or if there are no handles. The list does not change.
 ///
-/// The handles may be of different jobs.
+/// The handles may belong to different jobs.
 pub fn wait_until_any_ended<R>(handles: &[Handle<R>], timeout: Duration) -> Option<usize> {
     first_ended(handles, Some(timeout))
 }
 
-/// [`wait_any`] without waiting: if no operation has ended it returns `None` and leaves the list unchanged.
+/// [`wait_any`] without waiting. Returns `None` and leaves the list unchanged if no operation has ended.
 ///
 /// # Errors
 ///
@@ -230,28 +231,32 @@ pub fn test_any<R>(handles: &mut Vec<Handle<R>>) -> Result<Option<(usize, R)>, E
     }
 }
 
-/// Whether all operations have ended, with success or failure; [`wait_all`] then returns at once.
+/// Returns whether all operations have ended, with success or failure. [`wait_all`] then returns at once.
 pub fn test_all<R>(handles: &[Handle<R>]) -> bool {
     handles.iter().all(Handle::test)
 }
 
-fn take<R>(handles: &mut Vec<Handle<R>>, timeout: Option<Duration>) -> Result<Option<(usize, R)>, Error> {
+/// Waits at most `timeout` until one operation has ended, and removes its handle from the list.
+fn take_ended<R>(
+    handles: &mut Vec<Handle<R>>,
+    timeout: Option<Duration>,
+) -> Result<Option<(usize, R)>, Error> {
     match first_ended(handles, timeout) {
         Some(index) => handles.remove(index).wait().map(|result| Some((index, result))),
         None => Ok(None),
     }
 }
 
-/// What is waited for of one job: where the handles stand, and the operations of each.
-struct OfJob<'a> {
+/// The handles of one job: their indices in the list, and the operations of each handle.
+struct JobHandles<'a> {
     job: &'a Arc<SharedJob>,
     indices: Vec<usize>,
     lists: Vec<&'a [OpId]>,
 }
 
-/// The first that has ended, waited for as long as `timeout`.
+/// Waits at most `timeout` until the operations of one handle have ended, and returns the index of this handle.
 fn first_ended<R>(handles: &[Handle<R>], timeout: Option<Duration>) -> Option<usize> {
-    let mut jobs: Vec<OfJob<'_>> = Vec::new();
+    let mut jobs: Vec<JobHandles<'_>> = Vec::new();
     for (index, handle) in handles.iter().enumerate() {
         let HandleState::Pending(Pending { job, ids, .. }) = &handle.0 else { return Some(index) };
         match jobs.iter_mut().find(|known| Arc::ptr_eq(known.job, job)) {
@@ -259,19 +264,19 @@ fn first_ended<R>(handles: &[Handle<R>], timeout: Option<Duration>) -> Option<us
                 known.indices.push(index);
                 known.lists.push(ids);
             }
-            None => jobs.push(OfJob { job, indices: vec![index], lists: vec![ids] }),
+            None => jobs.push(JobHandles { job, indices: vec![index], lists: vec![ids] }),
         }
     }
     let started = Instant::now();
     loop {
         let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
-        for OfJob { job, indices, lists } in &jobs {
-            // Of several jobs none may keep the others waiting.
-            let patience =
-                if jobs.len() == 1 { left } else { Some(left.map_or(SLICE, |left| left.min(SLICE))) };
-            let until = patience.map(|patience| job.driver.now().saturating_add(patience));
-            if let Some(place) = job.driver.wait_any(lists, until) {
-                return indices.get(place).copied();
+        for JobHandles { job, indices, lists } in &jobs {
+            // With several jobs, wait only a short time for each job in turn.
+            let job_timeout =
+                if jobs.len() == 1 { left } else { Some(left.map_or(JOB_WAIT, |left| left.min(JOB_WAIT))) };
+            let until = job_timeout.map(|timeout| job.driver.now().saturating_add(timeout));
+            if let Some(position) = job.driver.wait_any(lists, until) {
+                return indices.get(position).copied();
             }
         }
         if jobs.is_empty() || left == Some(Duration::ZERO) {

@@ -1,4 +1,4 @@
-//! Groups of ranks on several hosts, some of which share one: what they do by hosts ([`HostLayout`]), and the memory for it.
+//! Hierarchical collectives of groups with several hosts and several ranks on a host ([`HostLayout`]), and their shared memory.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,26 +13,26 @@ use crate::schedule::rounds::RoundPlan;
 use crate::schedule::{CollectiveSpec, cost, double_tree};
 use crate::types::{Algorithm, Element, LOCAL_GROUP_BIT, Rank, ReduceOp, Site};
 
-/// Bytes that a host sends another one in a step of the ring, of each slice, where the buffer is long enough: while they are
-/// on their way, ranks of a host meet for the next block.
+/// The bytes of each slice that a host sends to another host in one step of the ring, if the buffer is long enough. Meanwhile,
+/// the ranks of a host work in shared memory on the next block.
 const CHUNK_BYTES: usize = 512 << 10;
-/// The most blocks that an operation is cut into.
+/// The most blocks of an operation.
 const BLOCKS_MAX: usize = 64;
 
-/// A board and the ranks of the job that have it.
+/// An executor in shared memory, and the world ranks that use this memory.
 pub(super) type HostExecutor = (Arc<Mutex<ShmExecutor>>, Arc<[Rank]>);
 
-/// What a group of several hosts has.
+/// The data for hierarchical collectives of a group.
 pub(super) struct Hosts {
     pub(super) layout: HostLayout,
-    /// Where the ranks of this host meet before the wire and after it: two places, for an operation that waits for the wire
-    /// must not keep the next one from it. A rank that is alone on its host has none.
+    /// The executors for the stages before and after the network. There are two, so that an operation that waits for the
+    /// network does not delay the first stage of the next operation. `None` if this rank is alone on its host.
     pub(super) host_executors: Option<[HostExecutor; 2]>,
 }
 
 impl Group {
-    /// Makes the memory for the ranks of each host, if all hosts can; what is in the way, if anything. All ranks of the group
-    /// have to call this.
+    /// Creates shared memory for the ranks of each host. Returns why it is not used if any host cannot create it. All ranks of
+    /// the group have to call this method.
     pub(super) fn share_memory_by_hosts(&mut self) -> Result<Result<(), String>, Error> {
         let machine = |rank: &Rank| self.machines.get(rank.index()).copied().unwrap_or_default();
         let machines: Vec<u32> = self.members.iter().map(machine).collect();
@@ -40,20 +40,21 @@ impl Group {
         let member = |rank: &Rank| self.members[rank.index()];
         let members: Arc<[Rank]> = layout.local_ranks().iter().map(member).collect();
         let host_executors = self.new_host_executors(members)?;
-        // Everybody has it or nobody uses it.
-        let mut has_it = [u8::from(host_executors.is_ok())];
-        self.all_reduce_elements(&mut has_it, ReduceOp::Min, Site::here())?;
+        // Shared memory is used only if all ranks have it.
+        let mut have_all = [u8::from(host_executors.is_ok())];
+        self.all_reduce_elements(&mut have_all, ReduceOp::Min, Site::here())?;
         match host_executors {
-            Ok(host_executors) if has_it == [1] => {
+            Ok(host_executors) if have_all == [1] => {
                 self.hosts = Some(Hosts { layout, host_executors });
                 Ok(Ok(()))
             }
-            Ok(_) => Ok(Err("another host's ranks could not".into())),
+            Ok(_) => Ok(Err("ranks of another host could not share memory".into())),
             Err(why) => Ok(Err(why)),
         }
     }
 
-    /// The places of this host's ranks, or what is in the way; none for one that is alone there.
+    /// Creates the executors of this host's ranks, or returns why that failed. Returns no executors for a rank that is alone on
+    /// its host.
     fn new_host_executors(
         &self,
         members: Arc<[Rank]>,
@@ -69,21 +70,21 @@ impl Group {
         Ok(local.new_shm_executor()?.map(|after| Some([before, (after, members)])))
     }
 
-    /// What is to be done by hosts, block by block.
-    pub(super) fn hierarchical<T: Element>(
+    /// Divides a call into blocks, and returns the hierarchical operation.
+    pub(super) fn hierarchical_operation<T: Element>(
         &self,
         hosts: &Hosts,
         call: Call,
         memory: Memory,
     ) -> HierarchicalOperation {
-        let (work, kernels) = call.into_spec_and_kernels();
-        let (count, layout) = (work.count(), &hosts.layout);
+        let (spec, kernels) = call.into_spec_and_kernels();
+        let (count, layout) = (spec.count(), &hosts.layout);
         let chunk = CHUNK_BYTES / size_of::<T>();
         let block = layout.host_count().as_usize() * layout.slice_count().as_usize() * chunk;
         let block = block.max(count.div_ceil(BLOCKS_MAX));
         let blocks = (0..count.max(1)).step_by(block).map(|start| {
             let range = start..count.min(start + block);
-            let phases = self.phases::<T>(layout, &work.with_count(range.len()));
+            let phases = self.phases::<T>(layout, &spec.with_count(range.len()));
             let slot = hosts
                 .host_executors
                 .as_ref()
@@ -91,8 +92,8 @@ impl Group {
             // For an average, the reduction between the hosts divides the sums, not the reduction on each host.
             let partial = kernels.as_ref().map(Kernels::without_division);
             let (world, rank) = layout.local_world_and_rank();
-            let shm_request = |work, kernels| {
-                let plan = RoundPlan::new(world, rank, slot?, 0, work);
+            let shm_request = |spec, kernels| {
+                let plan = RoundPlan::new(world, rank, slot?, 0, spec);
                 Some(ShmRequest { plan, kernels, divisor: 1 })
             };
             Block {
@@ -112,16 +113,16 @@ impl Group {
         }
     }
 
-    /// What this rank does for a block, with ranks of the job.
-    fn phases<T: Element>(&self, layout: &HostLayout, work: &CollectiveSpec) -> HierarchicalPhases {
-        let slice = work.count().div_ceil(layout.slice_count().as_usize());
+    /// Returns the three phases of a block. The schedule of the second phase names world ranks.
+    fn phases<T: Element>(&self, layout: &HostLayout, spec: &CollectiveSpec) -> HierarchicalPhases {
+        let slice = spec.count().div_ceil(layout.slice_count().as_usize());
         let bytes = slice.saturating_mul(size_of::<T>()) as u64;
-        let algorithm = cost::cheapest_between_hosts(work.operation(), layout.host_count(), bytes);
+        let algorithm = cost::cheapest_between_hosts(spec.operation(), layout.host_count(), bytes);
         let elements = match algorithm {
             Algorithm::DoubleTree => double_tree::block_bytes(bytes) as usize / size_of::<T>(),
             _ => slice,
         };
-        let mut phases = layout.phases(work, algorithm, elements.max(1));
+        let mut phases = layout.phases(spec, algorithm, elements.max(1));
         self.to_world_ranks(&mut phases.across);
         phases
     }

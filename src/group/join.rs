@@ -1,4 +1,5 @@
-//! From options to a closed ring: listen, meet, link, and one barrier to know that all is well.
+//! How a rank joins its job: it listens, exchanges addresses with the other ranks, opens links to its neighbours, and passes a
+//! barrier, which shows that all links work.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -28,20 +29,22 @@ use crate::wire::frame::SEGMENT_BYTES_MAX;
 use crate::wire::handshake;
 use crate::wire::{Cause, Secret};
 
-/// Bytes of a segment: small enough to stay in the L2 cache between the socket and the sum, and large compared with
-/// the cost of a system call.
+/// The default size of a segment in bytes. A segment fits into the L2 cache between its receive and its reduction, and is
+/// large enough that the cost of a system call does not matter.
 pub const SEGMENT_BYTES: usize = 256 << 10;
-/// Bytes of a chunk of an all-reduce's block: long against the time in which a message crosses a network, or in which
-/// ranks take turns on a processor, and short enough that a block stays in the last cache from its sum to its copy.
+/// The bytes of each rank's chunk of a block in an all-reduce. A chunk takes much longer to send than the latency of a network
+/// and than a time slice of a processor. A block still fits into the last-level cache between its reduction and its copy.
 pub(super) const CHUNK_BYTES: usize = 2 << 20;
-/// The same where every rank has a processor of one host to itself: nothing is waited for, and a block stays in L2.
+/// The bytes of such a chunk if all ranks are on one host and each has its own processor. Then latency does not matter, and a
+/// block fits into the L2 cache.
 const CHUNK_BYTES_LOCAL: usize = 256 << 10;
 /// The default time within which all ranks must have started.
 pub const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// The default deadline of one operation.
+/// The default maximum time of one operation.
 pub const OPERATION_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// The group in which the ranks agree before they have theirs, whose operations are counted from 0.
+/// The group number of the operations in which the ranks agree on settings. The group of all ranks then counts its operations
+/// from 0.
 const SETUP_GROUP: u32 = u32::MAX;
 
 const _: () = assert!(SEGMENT_BYTES <= SEGMENT_BYTES_MAX);
@@ -52,56 +55,55 @@ const _: () = assert!(CONNECT_TIMEOUT.as_millis() < OPERATION_TIMEOUT.as_millis(
 pub enum JoinMethod {
     /// The job has one rank.
     Alone,
-    /// A file names every rank's address.
+    /// A file contains the address of every rank.
     Peers {
         /// The file.
         file: PeersFile,
         /// This process's rank.
         rank: Rank,
-        /// The address to listen on instead of the one in the file, whose port stays.
+        /// The IP address to listen on, instead of the address in the file. The port is the one in the file.
         bind: Option<IpAddr>,
     },
-    /// A launcher's rendezvous gives them.
+    /// The rendezvous of a launcher sends the addresses of all ranks.
     Launched(LaunchedRank),
 }
 
-/// What a rank needs to join its job.
+/// The options with which a rank joins its job.
 #[derive(Clone, Debug)]
 pub struct JoinOptions {
-    /// How the ranks meet.
+    /// How the ranks find each other.
     pub method: JoinMethod,
     /// The secret of the job's ranks, which authenticates connections.
     pub secret: Secret,
     /// The time within which all ranks must have started. Default [`START_TIMEOUT`].
     pub start_timeout: Duration,
-    /// The deadline of one operation. Default [`OPERATION_TIMEOUT`].
+    /// The maximum time of one operation. Default [`OPERATION_TIMEOUT`].
     pub operation_timeout: Duration,
     /// The congestion control of this rank's sockets.
     pub congestion: CongestionControl,
-    /// The highest rate at which each of this rank's links sends, evenly instead of in bursts: usually the rate of
-    /// its line. Default none.
+    /// The maximum rate at which each of this rank's links sends, usually the rate of the network. With a maximum rate, a
+    /// link sends evenly and not in bursts. Default: no maximum.
     pub pacing: Option<PacingRate>,
-    /// The number of connections of each link; rank 0's setting applies to all ranks. Default one.
+    /// The number of connections of each link. Rank 0's setting applies to all ranks. Default: one.
     pub streams: Streams,
-    /// Bytes of a segment; rank 0's setting applies to all ranks. Default [`SEGMENT_BYTES`].
+    /// The size of a segment in bytes. Rank 0's setting applies to all ranks. Default [`SEGMENT_BYTES`].
     pub segment_bytes: usize,
-    /// Which links carry a CRC32C of each payload; rank 0's setting applies to all ranks. Default: links between hosts.
+    /// Which links carry a CRC32C of each payload. Rank 0's setting applies to all ranks. Default: links between hosts.
     pub checksums: Checksums,
-    /// The algorithms of operations; rank 0's setting applies to all ranks. Default: the one that costs least.
+    /// The algorithms of operations. Rank 0's setting applies to all ranks. Default: the algorithm with the lowest cost.
     pub algorithms: Algorithms,
-    /// The transport between ranks of one host; rank 0's setting applies to all ranks. Default: shared memory if
+    /// The transport between ranks of one host. Rank 0's setting applies to all ranks. Default: shared memory if it is
     /// possible.
     pub transport: LocalTransport,
-    /// The name of this rank's host. Ranks with different names count as on different hosts. Default: the machine and
-    /// its network.
+    /// The identifier of this rank's host. Ranks with different identifiers count as ranks of different hosts. Default: an
+    /// identifier of the machine and its network.
     pub host_id: Option<String>,
-    /// A function that waiting threads call; if it returns true they stop waiting. Default none.
+    /// A function that waiting threads call. If it returns true, this rank aborts the job. Default: none.
     pub interrupt: Option<Interrupt>,
 }
 
-/// Returns whether a thread that waits for an operation should give up; the thread calls it about ten times a second.
-/// If it returns true this rank stops the job. It is for languages whose signal handlers have to run in the waiting
-/// thread itself.
+/// A function that a thread calls about twenty times a second while it waits for an operation. If the function returns
+/// true, this rank aborts the job. Bindings need it for languages whose signal handlers run in the waiting thread itself.
 pub type Interrupt = fn() -> bool;
 
 impl Default for JoinOptions {
@@ -125,7 +127,8 @@ impl Default for JoinOptions {
 }
 
 impl JoinOptions {
-    /// The options that `ringrun` has set for this process; without `ringrun`, a world of one rank.
+    /// Returns the options that `ringrun` has set for this process. Without `ringrun`, returns the options of a world of one
+    /// rank.
     ///
     /// # Errors
     ///
@@ -133,37 +136,42 @@ impl JoinOptions {
     /// ranks.
     pub fn from_environment() -> Result<Self, StartError> {
         let launched = from_environment()?;
-        let told = launched.as_ref().and_then(|launched| launched.start_timeout);
+        let start_timeout = launched.as_ref().and_then(|launched| launched.start_timeout);
         Ok(Self {
             method: launched.map_or(JoinMethod::Alone, JoinMethod::Launched),
             secret: secret_from_environment()?.unwrap_or_else(Secret::none),
-            start_timeout: told.unwrap_or(START_TIMEOUT),
+            start_timeout: start_timeout.unwrap_or(START_TIMEOUT),
             ..Self::default()
         })
     }
 }
 
+/// Joins the job that the options describe.
 pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
     let epoch = Instant::now();
     let sockets = SocketOptions::new(&options.congestion, options.operation_timeout)
         .and_then(|sockets| sockets.with_pacing(options.pacing))
         .map_err(StartError::SocketOptions)?;
     let (rank, listener, roster) = match &options.method {
-        JoinMethod::Alone => return Ok(alone_with(options)),
-        JoinMethod::Peers { file, .. } if file.world() == WorldSize::ONE => return Ok(alone_with(options)),
-        JoinMethod::Launched(launched) if launched.world == WorldSize::ONE => return Ok(alone_with(options)),
-        JoinMethod::Peers { file, rank, bind } => meet_by_file(options, &sockets, file, *rank, *bind)?,
+        JoinMethod::Alone => return Ok(world_of_one(options)),
+        JoinMethod::Peers { file, .. } if file.world() == WorldSize::ONE => return Ok(world_of_one(options)),
+        JoinMethod::Launched(launched) if launched.world == WorldSize::ONE => {
+            return Ok(world_of_one(options));
+        }
+        JoinMethod::Peers { file, rank, bind } => meet_by_peers_file(options, &sockets, file, *rank, *bind)?,
         JoinMethod::Launched(launched) => meet_at_launcher(options, &sockets, launched)?,
     };
     start(Meeting { rank, listener, roster, sockets, epoch, spins: None }, options)
 }
 
-/// What the ranks of a job have agreed on before they open links.
+/// The data that the ranks of a job have exchanged before they open links.
 pub(super) struct Meeting {
     pub(super) rank: Rank,
     pub(super) listener: Listener,
+    /// The addresses and settings of all ranks.
     pub(super) roster: Roster,
     pub(super) sockets: SocketOptions,
+    /// The start of the engine's clock.
     pub(super) epoch: Instant,
     /// Whether waiting threads spin before they sleep; `None` if the number of ranks on the processors decides.
     pub(super) spins: Option<bool>,
@@ -173,14 +181,14 @@ pub(super) struct Meeting {
 pub(super) fn start(meeting: Meeting, options: &JoinOptions) -> Result<Group, StartError> {
     let Meeting { rank, listener, roster, sockets, epoch, spins } = meeting;
     let world = WorldSize::new(roster.members.len() as u32).unwrap_or(WorldSize::ONE);
-    let (shared, streams) = checked(&roster)?;
+    let (shared, streams) = check_settings(&roster)?;
     let has_own_processor = roster.local_rank_and_size(rank).1 == world && world.get() <= shared.processors;
     let spins =
         spins.unwrap_or_else(|| roster.count_on_same_processors(rank) <= local_processors(options) as usize);
     let chunk_bytes = if has_own_processor { CHUNK_BYTES_LOCAL } else { CHUNK_BYTES };
     let congestion = sockets.congestion().map(str::to_owned);
     let own = roster.members[rank.index()].clone();
-    let transport = TcpTransport::new(listener, rank, roster.addresses(), sockets, streams.at_first());
+    let transport = TcpTransport::new(listener, rank, roster.addresses(), sockets, streams.initial_count());
     let settings = Settings {
         rank,
         world,
@@ -190,14 +198,14 @@ pub(super) fn start(meeting: Meeting, options: &JoinOptions) -> Result<Group, St
     };
     let driver = Driver::new(LinkDriver::new(settings, transport), epoch, spins, options.interrupt)
         .map_err(|source| StartError::System { what: "an event queue", source })?;
-    let (next_group, selection, streams_at_first) =
-        (AtomicU32::new(1), AlgorithmSelection::default(), streams.at_first());
+    let (next_group, selection, initial_streams) =
+        (AtomicU32::new(1), AlgorithmSelection::default(), streams.initial_count());
     let origin = Some(Origin { options: options.clone(), member: own, spins });
     let job = SharedJob {
         driver,
         next_group,
         congestion,
-        streams: streams_at_first,
+        streams: initial_streams,
         chunk_bytes,
         selection,
         origin,
@@ -216,35 +224,35 @@ pub(super) fn start(meeting: Meeting, options: &JoinOptions) -> Result<Group, St
         aborted: Arc::default(),
         shm_executor: None,
         hosts: None,
-        // Nobody else may have the job before the ranks have agreed on their ways, and there is one such group alone.
+        // While the ranks agree on settings, this group must be the only owner of the job. This group is never retired.
         membership: Arc::new(Membership(None)),
     };
-    with_patience(&mut group, |group| {
-        close_the_ring(group)?;
+    with_setup_timeout(&mut group, |group| {
+        connect_ring(group)?;
         tune::agree(group, &options.algorithms, options.transport, streams)?;
         group.share_memory()
     })?;
     Ok(group)
 }
 
-/// A world of one.
-fn alone_with(options: &JoinOptions) -> Group {
+/// Returns the group of a world of one rank.
+fn world_of_one(options: &JoinOptions) -> Group {
     let mut group = Group::solo();
     group.set_timeout(options.operation_timeout);
     group
 }
 
-/// A job of this process alone, for its messages to itself. Nobody knows where it listens.
-pub(super) fn alone() -> Result<SharedJob, Error> {
+/// Creates a job of this process alone, which carries messages of the process to itself. No other process knows its port.
+pub(super) fn create_self_job() -> Result<SharedJob, Error> {
     let refused = |what, detail: String| Error::System { what, detail };
     let sockets = SocketOptions::new(&CongestionControl::Host, OPERATION_TIMEOUT)
         .map_err(|detail| refused("socket options", detail))?;
-    let nobody = handshake::Job { id: rand::random(), world: 1, peers_digest: [0; 32] };
-    let identity = Identity { secret: Secret::none(), job: nobody, rank: Some(Rank::ZERO) };
-    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let listener = listen(&sockets, at, Rank::ZERO, identity)
+    let job = handshake::Job { id: rand::random(), world: 1, peers_digest: [0; 32] };
+    let identity = Identity { secret: Secret::none(), job, rank: Some(Rank::ZERO) };
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let listener = listen(&sockets, address, Rank::ZERO, identity)
         .map_err(|error| refused("an event queue", error.to_string()))?;
-    let transport = TcpTransport::new(listener, Rank::ZERO, vec![at], sockets, 1);
+    let transport = TcpTransport::new(listener, Rank::ZERO, vec![address], sockets, 1);
     let settings = Settings {
         rank: Rank::ZERO,
         world: WorldSize::ONE,
@@ -266,18 +274,18 @@ pub(super) fn alone() -> Result<SharedJob, Error> {
     })
 }
 
-/// What is done before the group is handed out: all ranks are there and listen, so it has a deadline of its own, longer than
-/// each link's.
-fn with_patience(
+/// Runs the setup of a group. At this time all ranks listen already, so the setup has its own timeout, which is longer than the
+/// timeout for connecting a link.
+fn with_setup_timeout(
     group: &mut Group,
-    begin: impl FnOnce(&mut Group) -> Result<(), Error>,
+    set_up: impl FnOnce(&mut Group) -> Result<(), Error>,
 ) -> Result<(), StartError> {
     let timeout = std::mem::replace(&mut group.timeout, 2 * CONNECT_TIMEOUT);
     let id = std::mem::replace(&mut group.id, SETUP_GROUP);
-    let begun = begin(group);
+    let result = set_up(group);
     group.id = id;
     group.timeout = timeout;
-    begun.map_err(|error| start_error(&error))
+    result.map_err(|error| start_error(&error))
 }
 
 /// Converts the error of an operation that belongs to the start of a job.
@@ -292,8 +300,8 @@ pub(super) fn start_error(error: &Error) -> StartError {
     }
 }
 
-/// Opens the links to both neighbours and passes a barrier, so that a rank that cannot be reached is found now.
-fn close_the_ring(group: &mut Group) -> Result<(), Error> {
+/// Opens the links to both neighbours and runs a barrier, so that a rank that cannot be reached is detected now.
+fn connect_ring(group: &mut Group) -> Result<(), Error> {
     let (rank, world) = (group.rank, group.world);
     if let Some(job) = &group.job {
         job.driver.connect(world.after(rank, 1));
@@ -302,7 +310,8 @@ fn close_the_ring(group: &mut Group) -> Result<(), Error> {
     group.barrier()
 }
 
-fn meet_by_file(
+/// Exchanges settings with the other ranks, whose addresses are in a peers file. Rank 0 serves the rendezvous.
+fn meet_by_peers_file(
     options: &JoinOptions,
     sockets: &SocketOptions,
     file: &PeersFile,
@@ -328,7 +337,7 @@ fn meet_by_file(
         host: file.host(rank).to_owned(),
         machine: machine_id(options.host_id.as_deref()),
         address: own,
-        shared: shared(options),
+        shared: shared_settings(options),
     };
     let name = |rank| file.name(rank);
     let roster = if rank == Rank::ZERO {
@@ -347,6 +356,7 @@ fn meet_by_file(
     Ok((rank, listener, roster))
 }
 
+/// Exchanges addresses and settings with the other ranks at the rendezvous of the launcher.
 fn meet_at_launcher(
     options: &JoinOptions,
     sockets: &SocketOptions,
@@ -367,7 +377,7 @@ fn meet_at_launcher(
         start_timeout: options.start_timeout,
     };
     let mut listener = None;
-    // The interface that leads to the rendezvous is the right one for the peers as well.
+    // Listen on the network interface that leads to the rendezvous, because the peers can reach it.
     let start_listening = |local: IpAddr| {
         let listening = listen(sockets, SocketAddr::new(local, 0), rank, identity.clone())?;
         let address = listening
@@ -375,14 +385,16 @@ fn meet_at_launcher(
             .map_err(|source| StartError::System { what: "this rank's own address", source })?;
         listener = Some(listening);
         let machine = machine_id(options.host_id.as_deref());
-        Ok(Member { host: host_name(), machine, address, shared: shared(options) })
+        Ok(Member { host: host_name(), machine, address, shared: shared_settings(options) })
     };
     let roster = register(&registration, start_listening, |rank| format!("rank {rank}"))?;
-    let listener =
-        listener.ok_or_else(|| StartError::Refused("nobody asked where this rank listens".into()))?;
+    let listener = listener.ok_or_else(|| {
+        StartError::Refused("the rendezvous did not ask for the address of this rank".into())
+    })?;
     Ok((rank, listener, roster))
 }
 
+/// Opens the port on which this rank accepts connections.
 pub(super) fn listen(
     sockets: &SocketOptions,
     address: SocketAddr,
@@ -396,16 +408,18 @@ pub(super) fn listen(
     Listener::new(listener, identity).map_err(|source| StartError::System { what: "an event queue", source })
 }
 
-/// How many processors the ranks of this host have. A launcher that binds each rank to its share of them says how many.
+/// Returns the number of processors that the ranks of this host have. A launcher that binds ranks to processors sets the
+/// number.
 fn local_processors(options: &JoinOptions) -> u32 {
-    let told = match &options.method {
+    let from_launcher = match &options.method {
         JoinMethod::Launched(launched) => launched.local_processors,
         _ => None,
     };
-    told.unwrap_or_else(|| available_parallelism().map_or(1, NonZero::get) as u32)
+    from_launcher.unwrap_or_else(|| available_parallelism().map_or(1, NonZero::get) as u32)
 }
 
-fn shared(options: &JoinOptions) -> SharedSettings {
+/// Returns the settings that this rank sends to the other ranks.
+fn shared_settings(options: &JoinOptions) -> SharedSettings {
     SharedSettings {
         segment_bytes: options.segment_bytes,
         checksums: options.checksums,
@@ -414,9 +428,9 @@ fn shared(options: &JoinOptions) -> SharedSettings {
     }
 }
 
-/// Rank 0's settings, if they are within this version's limits.
-fn checked(roster: &Roster) -> Result<(SharedSettings, Streams), StartError> {
-    let refused = |what| StartError::Refused(format!("rank 0's {what} is beyond the limits"));
+/// Returns rank 0's settings. Returns an error if they exceed the limits of this version.
+fn check_settings(roster: &Roster) -> Result<(SharedSettings, Streams), StartError> {
+    let refused = |what| StartError::Refused(format!("rank 0's {what} exceeds the limits of this version"));
     let shared = roster
         .shared_settings()
         .filter(|shared| (64..=SEGMENT_BYTES_MAX).contains(&shared.segment_bytes))

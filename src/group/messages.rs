@@ -448,7 +448,7 @@ impl Group {
         if let Some(job) = self.job.as_ref().or_else(|| self.self_job.get()) {
             return Ok(job);
         }
-        let job = join::alone()?;
+        let job = join::create_self_job()?;
         Ok(self.self_job.get_or_init(|| Arc::new(job)))
     }
 

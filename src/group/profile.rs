@@ -1,4 +1,5 @@
-//! Where the time of calls goes, for whoever wants to know: the clock is read for it only while it is switched on.
+//! The profile: how long the operations of a rank send, receive, reduce and wait. The clock is read only while the profile is
+//! on.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -7,34 +8,33 @@ use std::time::{Duration, Instant};
 
 use crate::schedule::Action;
 
-/// Where the time of a job's operations went on this rank, while that was measured
+/// How long a job's operations on this rank have sent, received, reduced and waited while the profile was on
 /// ([`Group::set_profiling`](super::Group::set_profiling)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Profile {
-    /// In the threads of the program, within its calls. The rest of a call's time is preparation and completion:
-    /// schedules, matching, conversions, locks. The times of several threads are added up.
+    /// The times in the program's threads, within calls of this library. The rest of a call's time is preparation and
+    /// completion: schedules, matching, conversions, locks. The times of several threads are added up.
     pub calls: Spent,
-    /// In the background thread that drives asynchronous operations. Work that it does for a waiting caller also
-    /// counts as that caller's `wait`.
+    /// The times in the background thread that drives asynchronous operations. While this thread works for a waiting
+    /// caller, the caller's time counts as `wait`.
     pub background: Spent,
 }
 
-/// The time of each part of the work. No moment of a thread counts twice.
+/// The time of each part of the work. The parts of one thread do not overlap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Spent {
-    /// System calls that send. In shared memory: copying into this rank's slot or into others' buffers, and posting.
+    /// System calls that send. In shared memory: copying to this rank's slot or to other ranks' buffers, and posting.
     pub send: Duration,
-    /// System calls that receive. In shared memory: copying from ranks' slots. Also copying data that arrived early.
+    /// System calls that receive, and copies of data that arrived early. In shared memory: copying from ranks' slots.
     pub receive: Duration,
-    /// Kernels and functions of the caller that reduce; in shared memory they read ranks' slots and buffers
-    /// themselves.
+    /// Reductions, also by functions of the caller. In shared memory, they also read other ranks' slots and buffers.
     pub reduce: Duration,
     /// Waiting for peers or for another thread that works for the caller: asleep, polling, or yielding the processor.
     pub wait: Duration,
 }
 
 impl Spent {
-    /// The difference to an `earlier` reading.
+    /// Returns the time that was spent since an `earlier` profile.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl Spent {
         }
     }
 
-    /// All parts together.
+    /// Returns the sum of all parts.
     pub fn total(self) -> Duration {
         self.send + self.receive + self.reduce + self.wait
     }
@@ -61,7 +61,7 @@ pub(super) enum ProfilePart {
 }
 
 impl ProfilePart {
-    /// What is done to elements that have arrived.
+    /// Returns the part that counts an action on elements that have arrived.
     pub(super) fn of(action: Action) -> Self {
         match action {
             Action::Copy => Self::Receive,
@@ -70,7 +70,7 @@ impl ProfilePart {
     }
 }
 
-/// What the threads of a rank measure with. While it is off it costs a look at a flag that hardly ever changes.
+/// Measures the profile of a job. While the profile is off, a measurement costs only the reading of a flag.
 #[derive(Clone, Default)]
 pub(super) struct Meter(Arc<ProfileCounters>);
 
@@ -85,12 +85,12 @@ struct ProfileCounters {
 type PartTimes = [AtomicU64; 4];
 
 thread_local! {
-    /// Whether this thread drives what nobody waits for.
+    /// Whether this thread is the progress thread.
     static IN_BACKGROUND: Cell<bool> = const { Cell::new(false) };
 }
 
-/// From now on this thread works in the background.
-pub(super) fn work_in_background() {
+/// Makes the times of this thread count as [`Profile::background`].
+pub(super) fn mark_background_thread() {
     IN_BACKGROUND.set(true);
 }
 
@@ -112,13 +112,13 @@ impl Meter {
         Profile { calls: spent(&self.0.calls), background: spent(&self.0.background) }
     }
 
-    /// When something began; `None` while nobody wants to know.
+    /// Returns the current time; `None` while the profile is off.
     pub(super) fn start(&self) -> Option<Instant> {
         self.0.is_on.load(Ordering::Relaxed).then(Instant::now)
     }
 
-    /// What has been going on since then was this part. What comes next begins now: where parts follow each other the clock
-    /// is read once between them.
+    /// Counts the time since `started` for `part`, and sets `started` to the current time. So the clock is read only once between
+    /// two parts that follow each other.
     pub(super) fn end(&self, part: ProfilePart, started: &mut Option<Instant>) {
         if let Some(since) = started {
             let now = Instant::now();
@@ -128,7 +128,7 @@ impl Meter {
         }
     }
 
-    /// Does what is this part as a whole.
+    /// Runs `work` and counts its time for `part`.
     pub(super) fn time<R>(&self, part: ProfilePart, work: impl FnOnce() -> R) -> R {
         let mut started = self.start();
         let result = work();
@@ -141,7 +141,7 @@ impl Meter {
 mod tests {
     use super::*;
 
-    /// Until the clock has gone on.
+    /// Keeps the processor busy for 5 microseconds.
     fn work() {
         let started = Instant::now();
         while started.elapsed() < Duration::from_micros(5) {
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_off_counts_nothing() {
+    fn a_profile_that_is_off_measures_nothing() {
         let meter = Meter::default();
         meter.time(ProfilePart::Send, work);
         let mut begun_off = meter.start();
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_follow_each_other_without_a_gap() {
+    fn consecutive_parts_are_measured_without_gaps() {
         let meter = Meter::default();
         meter.switch(true);
         let all = Instant::now();
@@ -181,12 +181,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_in_the_background_is_counted_apart() {
+    fn the_background_thread_is_measured_separately() {
         let meter = Meter::default();
         meter.switch(true);
         let background = meter.clone();
         std::thread::spawn(move || {
-            work_in_background();
+            mark_background_thread();
             background.time(ProfilePart::Receive, work);
         })
         .join()

@@ -1,4 +1,4 @@
-//! Which algorithm an operation of a size takes.
+//! The selection of the algorithm for an operation and the size of its buffer.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,17 +7,18 @@ use super::share::LocalTransport;
 use crate::schedule::cost::{self, LinkCost};
 use crate::types::{Algorithm, Operation, WorldSize};
 
-/// The most ranges that can be asked for.
+/// The most ranges of sizes that can be requested.
 pub(super) const RANGES_MAX: usize = 16;
 
-/// The requested algorithms, by the bytes of the buffer. Without a request the cheapest is taken.
+/// The requested algorithms, by the number of bytes of the buffer. Without a request, an operation uses the algorithm with
+/// the lowest cost.
 ///
-/// As text: `ring` for every size, or ranges such as `direct:0-65536;ring:65537-max`. An operation that does not have
-/// the requested algorithm takes the cheapest that it has.
+/// As text, `ring` means the ring for every size, and `direct:0-65536;ring:65537-max` names an algorithm for each range of
+/// sizes. If an operation does not have the requested algorithm, it uses the one of its algorithms with the lowest cost.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Algorithms(Vec<AlgorithmRange>);
 
-/// One algorithm for some sizes.
+/// One algorithm for a range of buffer sizes in bytes, with both ends included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct AlgorithmRange {
     pub(super) algorithm: Algorithm,
@@ -34,12 +35,12 @@ impl Algorithms {
         &self.0
     }
 
-    /// Fixed ranges, which give the same bits from run to run on the same hosts: a choice by measurement may differ
+    /// Returns fixed ranges, with which all runs on the same hosts give the same bits. A choice by measurement may differ
     /// between runs.
     pub fn reproducible() -> Self {
         let range = |algorithm, from, to| AlgorithmRange { algorithm, from, to };
         Self(vec![
-            // Where there are hosts.
+            // For groups with several hosts and several ranks on a host.
             range(Algorithm::Hierarchy, 0, u64::MAX),
             range(Algorithm::OneShot, 0, 8 << 10),
             range(Algorithm::Direct, (8 << 10) + 1, 256 << 10),
@@ -47,7 +48,7 @@ impl Algorithms {
         ])
     }
 
-    /// Whether no algorithm was requested.
+    /// Returns whether no algorithm was requested.
     pub fn is_automatic(&self) -> bool {
         self.0.is_empty()
     }
@@ -79,9 +80,9 @@ fn parse_range(text: &str) -> Result<AlgorithmRange, String> {
     let algorithm = algorithm.ok_or_else(|| {
         let names: Vec<&str> =
             cost::REQUESTABLE_ALGORITHMS.iter().map(|algorithm| algorithm.name()).collect();
-        format!("`{name}` is none of {}, auto", names.join(", "))
+        format!("`{name}` is not one of {}, auto", names.join(", "))
     })?;
-    let wrong = || format!("`{bytes}` is no range of bytes such as 0-65536 or 65537-max");
+    let wrong = || format!("`{bytes}` is not a range of bytes like 0-65536 or 65537-max");
     let (from, to) = bytes.split_once('-').ok_or_else(wrong)?;
     let from = from.parse().map_err(|_| wrong())?;
     let to = if to == "max" { u64::MAX } else { to.parse().map_err(|_| wrong())? };
@@ -108,49 +109,50 @@ impl fmt::Display for Algorithms {
     }
 }
 
-/// What lies between the ranks of a group.
+/// The connection between the ranks of a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum GroupMedium {
+    /// Only links.
     Links,
-    /// Memory that all of them share.
-    ShmRounds,
-    /// Memory that those of each host share, and links.
+    /// Memory that all ranks share.
+    SharedMemory,
+    /// Memory that the ranks of each host share, and links between hosts.
     Hosts,
 }
 
-/// What decides about routes, the same on all ranks of a job.
+/// The data that decide which algorithm an operation uses. All ranks of a job have the same data.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AlgorithmSelection {
     pub(super) algorithms: Algorithms,
     pub(super) link: LinkCost,
-    /// How ranks of one host talk to each other.
+    /// The transport between ranks of one host.
     pub(super) local: LocalTransport,
 }
 
 impl AlgorithmSelection {
-    /// How `operation` on a buffer of so many bytes goes among `world` ranks.
+    /// Returns the algorithm of `operation` on a buffer of `bytes` bytes among `world` ranks.
     pub(super) fn choose(
         &self,
         operation: Operation,
         world: WorldSize,
         bytes: u64,
-        ground: GroupMedium,
+        medium: GroupMedium,
     ) -> Algorithm {
-        let possible = match ground {
-            GroupMedium::ShmRounds => cost::possible_algorithms_in_shared_memory(operation),
+        let possible = match medium {
+            GroupMedium::SharedMemory => cost::possible_algorithms_in_shared_memory(operation),
             GroupMedium::Links | GroupMedium::Hosts => cost::possible_algorithms(operation),
         };
-        let by_hosts = ground == GroupMedium::Hosts && cost::has_hierarchical_algorithm(operation);
-        let can = |algorithm: &Algorithm| match algorithm {
-            Algorithm::Hierarchy => by_hosts,
+        let is_hierarchical = medium == GroupMedium::Hosts && cost::has_hierarchical_algorithm(operation);
+        let is_possible = |algorithm: &Algorithm| match algorithm {
+            Algorithm::Hierarchy => is_hierarchical,
             other => possible.contains(other) && cost::can_run(*other, world, bytes),
         };
-        let asked = self.algorithms.for_bytes(bytes).find(can);
-        asked.unwrap_or_else(|| match possible {
-            // What can be done in memory costs less there than over any link.
-            _ if by_hosts => Algorithm::Hierarchy,
+        let requested = self.algorithms.for_bytes(bytes).find(is_possible);
+        requested.unwrap_or_else(|| match possible {
+            // Shared memory on each host always costs less than links.
+            _ if is_hierarchical => Algorithm::Hierarchy,
             [only] => *only,
-            _ if ground == GroupMedium::ShmRounds => cost::cheapest_in_shared_memory(bytes),
+            _ if medium == GroupMedium::SharedMemory => cost::cheapest_in_shared_memory(bytes),
             _ => self.link.cheapest(operation, world, bytes),
         })
     }
@@ -161,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_for_is_read_and_written() {
+    fn requested_algorithms_are_parsed_and_printed() {
         for text in ["auto", "ring:0-max", "direct:0-65536;ring:65537-max", "one-shot:0-64;doubling:65-128"] {
             assert_eq!(text.parse::<Algorithms>().unwrap().to_string(), text);
         }
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_is_taken_where_the_operation_has_it() {
+    fn a_requested_algorithm_is_used_if_the_operation_has_it() {
         let algorithms = "direct:0-100;one-shot:101-200".parse().unwrap();
         let selection = AlgorithmSelection { algorithms, ..AlgorithmSelection::default() };
         let world = WorldSize::new(4).unwrap();
@@ -188,10 +190,11 @@ mod tests {
         assert_eq!(choose(Operation::AllReduce, 1 << 30), Algorithm::Ring);
         assert_eq!(choose(Operation::Broadcast, 100), Algorithm::Tree);
         assert_eq!(choose(Operation::AllGather, 100), Algorithm::Direct);
-        let by_hosts = |operation, bytes| selection.choose(operation, world, bytes, GroupMedium::Hosts);
-        assert_eq!(by_hosts(Operation::AllReduce, 100), Algorithm::Direct);
-        assert_eq!(by_hosts(Operation::AllReduce, 201), Algorithm::Hierarchy);
-        assert_eq!(by_hosts(Operation::Barrier, 0), Algorithm::Hierarchy);
-        assert_eq!(by_hosts(Operation::AllGather, 1 << 30), Algorithm::Ring);
+        let choose_with_hosts =
+            |operation, bytes| selection.choose(operation, world, bytes, GroupMedium::Hosts);
+        assert_eq!(choose_with_hosts(Operation::AllReduce, 100), Algorithm::Direct);
+        assert_eq!(choose_with_hosts(Operation::AllReduce, 201), Algorithm::Hierarchy);
+        assert_eq!(choose_with_hosts(Operation::Barrier, 0), Algorithm::Hierarchy);
+        assert_eq!(choose_with_hosts(Operation::AllGather, 1 << 30), Algorithm::Ring);
     }
 }

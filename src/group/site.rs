@@ -1,4 +1,4 @@
-//! Where calls are made: at their caller's line, unless that says otherwise.
+//! The site of a call: the line of the caller, or a line that the caller has set with [`at`].
 
 use std::cell::Cell;
 use std::panic::Location;
@@ -6,14 +6,14 @@ use std::panic::Location;
 use crate::types::Site;
 
 thread_local! {
-    /// What this thread's caller has said.
-    static GIVEN: Cell<Option<Site>> = const { Cell::new(None) };
+    /// The site that the caller has set for this thread.
+    static SET_SITE: Cell<Option<Site>> = const { Cell::new(None) };
 }
 
-/// Makes calls whose line is `site` in errors, here and on the other ranks, if the ranks do not agree or wait in
-/// vain. It is for bindings to other languages, so that errors name a line of the program and not of the binding.
+/// Runs `calls`. Errors on all ranks then name `site` as the line of each call that this thread makes within `calls`. A
+/// binding to another language uses this function, so that errors name a line of the program and not of the binding.
 ///
-/// It applies to the calls that this thread makes in `calls`; with nested uses the innermost applies.
+/// If uses are nested, the innermost site applies.
 ///
 /// ```
 /// use ringtrain::{Group, ReduceOp, Site, group};
@@ -24,26 +24,26 @@ thread_local! {
 /// # Ok::<(), ringtrain::Error>(())
 /// ```
 pub fn at<R>(site: Site, calls: impl FnOnce() -> R) -> R {
-    /// Also where the calls panic.
-    struct Before(Option<Site>);
+    /// Restores the previous site when it is dropped, also if `calls` panics.
+    struct PreviousSite(Option<Site>);
 
-    impl Drop for Before {
+    impl Drop for PreviousSite {
         fn drop(&mut self) {
-            GIVEN.set(self.0);
+            SET_SITE.set(self.0);
         }
     }
 
-    let _before = Before(GIVEN.replace(Some(site)));
+    let _previous = PreviousSite(SET_SITE.replace(Some(site)));
     calls()
 }
 
 impl Site {
-    /// Where the caller is, or says that it is. It costs one look at a variable of the thread.
+    /// Returns the site that the caller has set with [`at`], or otherwise the line of the caller.
     #[track_caller]
     #[inline]
     pub(super) fn here() -> Self {
         let caller = Location::caller();
-        GIVEN.get().unwrap_or_else(|| Self::from(caller))
+        SET_SITE.get().unwrap_or_else(|| Self::from(caller))
     }
 }
 
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_innermost_place_counts_and_ends_with_its_calls() {
+    fn the_innermost_site_applies_until_its_calls_end() {
         let own = |site: Site| site.to_string().starts_with("src/group/site.rs:");
         let (outer, inner) = (Site::new("a.py", 1), Site::new("b.py", 2));
         assert!(own(Site::here()));
@@ -63,7 +63,7 @@ mod tests {
             assert_eq!(at(inner, Site::here), inner);
             assert!(catch_unwind(|| at(inner, || panic!("on purpose"))).is_err());
             assert_eq!(Site::here(), outer);
-            // Another thread's calls are made elsewhere.
+            // The site does not apply to other threads.
             assert!(std::thread::spawn(move || own(Site::here())).join().unwrap());
         });
         assert!(own(Site::here()));

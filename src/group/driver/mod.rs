@@ -27,7 +27,7 @@ use self::shared::DriverShared;
 use super::hosts::HostExecutor;
 use super::link_driver::{LinkDriver, OperationBuffers};
 use super::memory::{self, BufferAccess, Memory};
-use super::profile::{Meter, work_in_background};
+use super::profile::{Meter, mark_background_thread};
 use super::shm_executor::ShmRequest;
 use super::{Error, Interrupt, Statistics};
 use crate::engine::{Begin, Envelope, OpId, Pattern, Timestamp};
@@ -325,7 +325,7 @@ impl Driver {
                 if let Err(error) = request_short_slices() {
                     log::debug!("the progress thread runs with the default time slices: {error}");
                 }
-                work_in_background();
+                mark_background_thread();
                 shared.run_progress_thread();
             });
             let refused = |error: io::Error| Error::System { what: "a thread", detail: error.to_string() };
