@@ -172,7 +172,7 @@ fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
     let summary = train::run(&mut group, &config, &stop, observer)
         .map_err(|error| ProgramFailure { exit: exit_code_of(&error), message: error.to_string() })?;
     group.close();
-    let reporter = summary.report.gossip.as_ref().map_or(Rank::ZERO, |gossip| Rank::new(gossip.leader));
+    let reporter = summary.report.gossip.as_ref().map_or(Rank::ZERO, |gossip| Rank::new(gossip.coordinator));
     if rank == reporter {
         console.notice(&describe_result(&summary.report));
     }

@@ -51,7 +51,7 @@ impl Buckets {
     }
 
     /// Creates buckets of `elements` gradients. From each bucket, a rank gets only the sums of its own chunk.
-    pub(crate) fn scattered(elements: usize, compression: Compression) -> Self {
+    pub(crate) fn with_own_chunks(elements: usize, compression: Compression) -> Self {
         Self::with_target(elements, SumTarget::OwnChunk, compression)
     }
 
@@ -75,7 +75,7 @@ impl Buckets {
                 ranks.call_unless_failed(|runtime| self.add_gradients(runtime, range, gradients));
             }),
         );
-        ranks.finish(sums)
+        ranks.into_result(sums)
     }
 
     /// Returns the number of elements in a full bucket.

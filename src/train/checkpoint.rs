@@ -19,7 +19,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
 pub use self::error::CheckpointError;
-pub use self::files::FILE_NAME;
+pub use self::files::LATEST_FILE_NAME;
 pub(crate) use self::files::{BEST_FILE_NAME, CheckpointFiles};
 pub use self::options::read_options;
 pub(crate) use self::options::{OPTIONS_FILE_NAME, write_options};
@@ -232,7 +232,7 @@ fn metadata_hash(metadata: &HashMap<String, String>) -> String {
 
 /// Returns whether `directory` contains a checkpoint.
 fn contains_checkpoint(directory: &Path) -> Result<bool, CheckpointError> {
-    let path = directory.join(FILE_NAME);
+    let path = directory.join(LATEST_FILE_NAME);
     path.try_exists().map_err(|error| CheckpointError::io("look for", &path, error))
 }
 
@@ -241,7 +241,7 @@ fn check_metadata(path: &Path, metadata: &HashMap<String, String>) -> Result<(),
     let corrupt = |problem: &str| CheckpointError::Corrupt { path: path.to_owned(), problem: problem.into() };
     let format = metadata.get("format").ok_or_else(|| corrupt("its format is missing"))?;
     if ![FORMAT_3, FORMAT_2, FORMAT_1].contains(&format.as_str()) {
-        return Err(CheckpointError::Unfit {
+        return Err(CheckpointError::Mismatch {
             path: path.to_owned(),
             what: "format".into(),
             found: format.clone(),
@@ -286,7 +286,7 @@ fn check_identity(
         let has_momentum = metadata.get("momentum").is_some_and(|momentum| momentum != "none");
         let found = if is_nesterov && !has_momentum { Rule::Accelerated.name() } else { found };
         if found != value.as_str() {
-            return Err(CheckpointError::Unfit {
+            return Err(CheckpointError::Mismatch {
                 path: path.to_owned(),
                 what: (*option).to_owned(),
                 found: found.to_owned(),
@@ -314,7 +314,7 @@ pub(crate) fn load_checkpoint(
     if !contains_checkpoint(directory)? {
         return Ok(None);
     }
-    let path = directory.join(FILE_NAME);
+    let path = directory.join(LATEST_FILE_NAME);
     let corrupt = |problem: String| CheckpointError::Corrupt { path: path.clone(), problem };
     let bytes = read_file(&path, tensor_bytes(network, identity))?;
     let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| corrupt(error.to_string()))?;
@@ -327,7 +327,7 @@ pub(crate) fn load_checkpoint(
         Ok(view) if view.dtype() == Dtype::F32 && view.shape() == shape => {
             Ok(f32s_from_le_bytes(view.data()))
         }
-        Ok(view) => Err(CheckpointError::Unfit {
+        Ok(view) => Err(CheckpointError::Mismatch {
             path: path.clone(),
             what: format!("the shape of {name}"),
             found: format!("{:?} {:?}", view.dtype(), view.shape()),
@@ -387,7 +387,7 @@ fn read_file(path: &Path, tensor_bytes: u64) -> Result<Vec<u8>, CheckpointError>
         len = bytes.len() as u64;
     }
     if len > bytes_max {
-        return Err(CheckpointError::Unfit {
+        return Err(CheckpointError::Mismatch {
             path: path.to_owned(),
             what: "a size in bytes of".into(),
             found: len.to_string(),

@@ -380,7 +380,7 @@ impl Config {
     }
 
     /// Returns the number of micro-batches into which each rank divides its part of a batch.
-    pub(crate) fn micro_batches_of_a_step(&self) -> NonZeroU32 {
+    pub(crate) fn micro_batches_per_step(&self) -> NonZeroU32 {
         let Some((_, stages)) = self.strategy.pipeline_shape() else { return self.micro_batches };
         let default = NonZeroU32::new(stages.saturating_mul(MICRO_BATCHES_PER_STAGE));
         self.pipeline_micro_batches.or(default).unwrap_or(NonZeroU32::MIN)

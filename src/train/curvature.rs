@@ -7,7 +7,7 @@ use super::TrainError;
 use super::config::Config;
 use super::data::{ExactSum, add_sums_of_ranks};
 use super::model::Loss;
-use super::portable::round_down_to_three_digits;
+use super::portable_math::round_down_to_three_digits;
 use super::random;
 use super::setup::Setup;
 use crate::group::Group;

@@ -12,9 +12,9 @@ const SPLIT_SEED: u64 = 1998;
 /// When to stop a run early.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Patience {
-    /// The run ends after this many consecutive records without a new minimum of the validation loss. At least 1.
-    /// Each reported epoch is one record.
-    pub records: u64,
+    /// The run ends after this many consecutive reported epochs without a new minimum of the validation loss. At
+    /// least 1.
+    pub reported_epochs: u64,
     /// The fraction of the training set that is held out for validation: above 0 and below 1.
     pub validation_fraction: f64,
 }

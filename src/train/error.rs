@@ -45,13 +45,13 @@ pub enum TrainError {
     },
     /// Ranks were started with different arguments.
     #[error(
-        "rank {rank} and rank 0 were started with different options ({what}); start all ranks with the same arguments"
+        "rank {rank} and rank 0 were started with different options ({options}); start all ranks with the same arguments"
     )]
     ArgumentsDiffer {
         /// The lowest rank whose options differ from the options of rank 0.
         rank: Rank,
         /// The names of the options that differ.
-        what: String,
+        options: String,
     },
     /// The options do not fit together.
     #[error("{0}")]

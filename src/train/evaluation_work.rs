@@ -32,7 +32,7 @@ impl EvaluationWork<'_> {
         }
         let input = workspace.input.slice_mut(s![..rows.len(), ..]);
         samples.features.write_rows(rows.clone(), standardizer, input);
-        let outputs = network.outputs(parameters, workspace, rows.len());
+        let outputs = network.compute_outputs(parameters, workspace, rows.len());
         if let Some(metrics) = metrics {
             metrics.add_outputs(&outputs, (network.loss(), &samples.targets), rows.clone());
         }
@@ -49,7 +49,7 @@ impl EvaluationWork<'_> {
         }
         let input = workspace.input.slice_mut(s![..rows.len(), ..]);
         samples.features.write_rows(rows.clone(), standardizer, input);
-        let outputs = network.outputs(parameters, workspace, rows.len());
+        let outputs = network.compute_outputs(parameters, workspace, rows.len());
         if let Some(metrics) = metrics {
             metrics.add_outputs(&outputs, (network.loss(), &samples.targets), rows.clone());
         }

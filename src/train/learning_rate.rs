@@ -59,7 +59,8 @@ impl FromStr for RateSchedule {
             "cosine" => return Ok(Self::Cosine),
             _ => {}
         }
-        let step = text.strip_prefix("step:").ok_or("it is one of constant, step:EPOCHS,FACTOR, cosine")?;
+        let step =
+            text.strip_prefix("step:").ok_or("it must be one of constant, step:EPOCHS,FACTOR, cosine")?;
         let (epochs, factor) = step.split_once(',').ok_or("pass EPOCHS,FACTOR, as in step:10,0.1")?;
         let epochs = parse_count(epochs)
             .ok_or_else(|| format!("`{epochs}` is not a number of epochs of at least 1"))?;

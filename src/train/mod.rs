@@ -43,7 +43,7 @@ mod partition;
 mod pass_runtime;
 mod peer_link;
 mod plot;
-mod portable;
+mod portable_math;
 pub mod predict;
 mod progress;
 mod random;
@@ -66,7 +66,8 @@ mod trainer;
 pub use batches::{Batches, range_of_rank};
 pub use buckets::BUCKET_BYTES;
 pub use checkpoint::{
-    CheckpointError, CheckpointSettings, ExistingCheckpoint, FILE_NAME as CHECKPOINT_FILE_NAME, read_options,
+    CheckpointError, CheckpointSettings, ExistingCheckpoint, LATEST_FILE_NAME as CHECKPOINT_FILE_NAME,
+    read_options,
 };
 pub use class_weights::ClassWeights;
 pub(crate) use class_weights::check_class_weights;

@@ -30,7 +30,8 @@ pub(super) fn check_output_paths(config: &Config) -> Result<(), String> {
     let mut add = |option, path: &Path| files.push((option, path.to_owned()));
     if let Some(checkpoint) = &config.checkpoint {
         add("--checkpoint", &checkpoint.directory);
-        for name in [checkpoint::FILE_NAME, checkpoint::BEST_FILE_NAME, checkpoint::OPTIONS_FILE_NAME] {
+        for name in [checkpoint::LATEST_FILE_NAME, checkpoint::BEST_FILE_NAME, checkpoint::OPTIONS_FILE_NAME]
+        {
             add("--checkpoint", &checkpoint.directory.join(name));
         }
     }

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::batches::range_of_rank;
 use super::config::Config;
-use super::model::{Network, check_tensor_split, tensor_ranges};
+use super::model::{Network, check_tensor_split, parameter_ranges_of_rank};
 use super::runtime::Runtime;
 use super::strategies::{StrategySpec, bucket_elements, pipeline_stages};
 use crate::group::{Error, Group};
@@ -90,7 +90,7 @@ impl ModelPartition {
             }
             StrategySpec::Tensor => {
                 check_tensor_split(network.stage(), size)?;
-                let ranges = |rank| tensor_ranges(network.stage(), (rank, size));
+                let ranges = |rank| parameter_ranges_of_rank(network.stage(), (rank, size));
                 (size.ranks().map(ranges).collect(), WorldSize::ONE)
             }
             _ => (vec![whole], size),

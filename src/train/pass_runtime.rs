@@ -27,7 +27,7 @@ impl<'a> PassRuntime<'a> {
     }
 
     /// Ends the pass. Returns the first error of a call, or `sums` (the sums of the losses) if no call failed.
-    pub(crate) fn finish(self, sums: LossSums) -> Result<LossSums, Error> {
+    pub(crate) fn into_result(self, sums: LossSums) -> Result<LossSums, Error> {
         // If the loss is not finite, ignore a failed call: the caller ends the job with an error about the loss.
         if sums.loss.is_finite() {
             self.runtime.into_inner().1?;

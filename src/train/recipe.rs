@@ -9,7 +9,7 @@ use super::data::{DataError, Task};
 use super::early_stopping::Patience;
 use super::learning_rate::{RateSchedule, Warmup};
 use super::logical_shards::LogicalShards;
-use super::model::{ClassTargets, Loss};
+use super::model::{CrossEntropyOptions, Loss};
 
 /// Options that change how a model is trained. The default changes nothing.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -77,7 +77,7 @@ impl Recipe {
             return Ok(Loss::CrossEntropy);
         }
         let weights = self.class_weights.weight_of_each_class(classes, counts)?;
-        Ok(Loss::WeightedCrossEntropy(ClassTargets::new(self.label_smoothing, weights)))
+        Ok(Loss::WeightedCrossEntropy(CrossEntropyOptions::new(self.label_smoothing, weights)))
     }
 
     /// Returns an error if `--label-smoothing` or `--class-weights` is set. Called for tasks without classes.
@@ -156,8 +156,8 @@ impl fmt::Display for Recipe {
         if self.reproducible_shards.is_some() {
             parts.push("reproducible".into());
         }
-        if let Some(Patience { records, .. }) = self.patience {
-            parts.push(format!("patience {records}"));
+        if let Some(Patience { reported_epochs, .. }) = self.patience {
+            parts.push(format!("patience {reported_epochs}"));
         }
         if parts.is_empty() { Ok(()) } else { write!(f, " ({})", parts.join(", ")) }
     }

@@ -138,12 +138,13 @@ pub struct Report {
 /// The results of a run with the strategy `gossip`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct GossipReport {
-    /// The rank that wrote the report: the lowest rank that was not lost.
-    pub leader: u32,
-    /// Each rank, and the number of steps that it took. If an earlier leader was lost, the numbers count only the
+    /// The coordinator at the end of the run, which wrote the report: the lowest rank that was not lost.
+    #[serde(rename = "leader")]
+    pub coordinator: u32,
+    /// Each rank, and the number of steps that it took. If an earlier coordinator was lost, the numbers count only the
     /// steps after this loss.
     pub steps: Vec<(u32, u64)>,
-    /// The number of averages that the leader started and that were completed.
+    /// The number of averages that the coordinator started and that were completed.
     pub averages: u64,
     /// The ranks that were lost.
     pub lost_ranks: Vec<u32>,

@@ -163,7 +163,7 @@ fn check_loss_against_constant_prediction(
          lower --lr (now {}), raise --epochs, and do not pass --no-standardize",
         train.loss,
         trainer.state.position.steps_total,
-        setup.dataset.task().constant_prediction(),
+        setup.dataset.task().describe_constant_prediction(),
         trainer.learning_rate(),
     );
     if train.loss > DIVERGED_LOSS_RATIO * constant {
@@ -237,7 +237,7 @@ fn create_report(
         lr: f64_with_same_digits(trainer.learning_rate()),
         weight_decay: f64_with_same_digits(config.weight_decay),
         batch_size: setup.settings.batch_size,
-        micro_batches: config.micro_batches_of_a_step().get(),
+        micro_batches: config.micro_batches_per_step().get(),
         seed: config.seed,
         strategy: config.strategy.to_string(),
         compression: config.compression.to_string(),
@@ -302,7 +302,7 @@ fn check_same_arguments(group: &mut Group, config: &Config) -> Result<(), TrainE
     let digests: Vec<u64> = options.iter().map(|(_, value)| short_digest(value.as_bytes())).collect();
     let Some((rank, different)) = find_first_differing_rank(group, &digests)? else { return Ok(()) };
     let names: Vec<&str> = different.iter().map(|&index| options[index].0).collect();
-    Err(TrainError::ArgumentsDiffer { rank, what: names.join(", ") })
+    Err(TrainError::ArgumentsDiffer { rank, options: names.join(", ") })
 }
 
 /// Checks that the class weights, which may come from a file, are the same on all ranks.
@@ -436,7 +436,7 @@ fn check_outputs_and_resume(config: &Config, setup: &Setup) -> Result<Option<Tra
         })?;
     }
     if let Some(path) = &config.model_file {
-        model_file::check_before_training(path, config, setup)?;
+        model_file::check_model_can_be_saved(path, config, setup)?;
     }
     let Some(target) = &config.checkpoint else { return Ok(None) };
     let identity = setup.identity(config);

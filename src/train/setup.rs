@@ -9,7 +9,7 @@ use super::data::{
 use super::learning_rate::LearningRates;
 use super::model::{InputShape, Loss, ModelSpec, Network, TargetScale};
 use super::optimizer::{AdamOptions, Rule};
-use super::portable::ln;
+use super::portable_math::ln;
 use super::rank_checks::{check_all_succeeded, find_first_differing_rank, short_digest};
 use super::recipe::Recipe;
 use super::report::parameters_hash;

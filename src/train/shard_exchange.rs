@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use super::logical_shards::LogicalShards;
 use super::runtime::SumTarget;
-use super::summation_tree::{SiblingStack, add};
+use super::summation_tree::{SiblingStack, add_elements};
 use crate::group::{Error, Group};
 use crate::types::Rank;
 
@@ -75,7 +75,7 @@ pub(crate) fn add_over_ranks(group: &mut Group, sums: ShardSums<'_>) -> Result<(
             pending.push(std::mem::take(&mut parts[round][rank]));
             stack.push(node, |index| {
                 let right = pending.remove(index + 1);
-                add(pending[index], right);
+                add_elements(pending[index], right);
             });
         }
     }

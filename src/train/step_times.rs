@@ -79,13 +79,13 @@ impl StepTimer {
 
     /// Adds the time since `started` to the time for data, except for the time in which this rank waited for other
     /// ranks. `exposed` is the value of `group.statistics().exposed` at the time `started`.
-    pub(crate) fn add_exchange(&mut self, (started, exposed): (Instant, Duration), group: &Group) {
+    pub(crate) fn add_exchange_time(&mut self, (started, exposed): (Instant, Duration), group: &Group) {
         let waited = group.statistics().exposed.saturating_sub(exposed);
         self.data += started.elapsed().saturating_sub(waited);
     }
 
     /// Returns the times since the start of the measurement. `steps` is the number of steps in this time.
-    pub(crate) fn finish(&self, group: &Group, steps: u64) -> StepTimes {
+    pub(crate) fn times_since_start(&self, group: &Group, steps: u64) -> StepTimes {
         let total = self.started.elapsed();
         let data = self.data.min(total);
         // The runtime only estimates the time of very short operations, so `exposed` can be too large.
@@ -129,7 +129,7 @@ mod tests {
         let mut timer =
             StepTimer { started: timer.started.checked_sub(Duration::from_secs(2)).unwrap(), ..timer };
         timer.add_data_time(Instant::now().checked_sub(Duration::from_secs(1)).unwrap());
-        let times = timer.finish(&group, 7);
+        let times = timer.times_since_start(&group, 7);
         assert_eq!((times.steps, times.exposed_communication_seconds), (7, 0.0));
         assert!(
             times.data_seconds >= 1.0 && times.compute_seconds >= 0.5 && times.seconds() >= 2.0,
@@ -137,7 +137,7 @@ mod tests {
         );
         // The data time of one minute is longer than the total time.
         timer.add_data_time(Instant::now().checked_sub(Duration::from_mins(1)).unwrap());
-        let times = timer.finish(&group, 7);
+        let times = timer.times_since_start(&group, 7);
         assert!(times.compute_seconds == 0.0 && times.seconds() < 60.0, "{times:?}");
     }
 }

@@ -46,7 +46,7 @@ pub(crate) fn sum_in_tree_order<L: Clone>(
     sum_in_tree_order(left, target, scratch, (&mut *compute, can_add));
     let (right_sum, scratch) = scratch.split_at_mut(target.len());
     sum_in_tree_order(right, right_sum, scratch, (compute, can_add));
-    add(target, right_sum);
+    add_elements(target, right_sum);
 }
 
 /// Returns the sum of `terms` in tree order, or 0 if there are no terms.
@@ -62,7 +62,7 @@ pub(crate) fn sum_numbers_in_tree_order(terms: &[f64]) -> f64 {
 }
 
 /// Adds `right` to `left`, element by element.
-pub(crate) fn add(left: &mut [f32], right: &[f32]) {
+pub(crate) fn add_elements(left: &mut [f32], right: &[f32]) {
     left.iter_mut().zip(right).for_each(|(left, right)| *left += right);
 }
 

@@ -175,7 +175,7 @@ impl<'a> Trainer<'a> {
         let (Some(patience), Some(best)) = (self.config.recipe.patience, &self.state.best) else {
             return false;
         };
-        best.record.records_since >= patience.records
+        best.record.records_since >= patience.reported_epochs
     }
 
     /// Computes the validation loss of the last record, if the run holds out samples and this loss is missing.
@@ -255,7 +255,7 @@ impl<'a> Trainer<'a> {
                 }
             }
         }
-        let times = self.timer.finish(group, self.state.position.steps_total - steps_before);
+        let times = self.timer.times_since_start(group, self.state.position.steps_total - steps_before);
         self.step_times.get_or_insert_default().add(&times);
         self.step_seconds += times.seconds();
         self.step_samples += samples;
@@ -293,7 +293,7 @@ impl<'a> Trainer<'a> {
         for index in first as usize..exchange.batches.count() {
             let exchanging = (Instant::now(), group.statistics().exposed);
             let local_batch = exchange.local_batch(group, index)?;
-            self.timer.add_exchange(exchanging, group);
+            self.timer.add_exchange_time(exchanging, group);
             observer.batch_started(epoch, index as u64, local_batch.row_numbers);
             self.mark_save_if_due(observer);
             let batch_len = local_batch.batch_len;

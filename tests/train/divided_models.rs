@@ -137,7 +137,7 @@ fn each_rank_of_a_divided_model_holds_only_its_part() {
 /// `tensor`, `pipeline` or `hybrid`.
 #[test]
 fn a_run_continues_with_other_stages_and_without_stages() {
-    let patience = Patience { records: 9, validation_fraction: 0.1 };
+    let patience = Patience { reported_epochs: 9, validation_fraction: 0.1 };
     let recipe = Recipe { patience: Some(patience), ..Recipe::default() };
     let whole =
         Config { rule: Some(Rule::Momentum { momentum: 0.9 }), recipe, epochs: Some(5), ..small_config() };

@@ -131,7 +131,7 @@ fn check_job(name: &str, victims: &[u32], completing: &[u32], error: &str) {
     for (_, report) in &reports {
         let gossip = report.gossip.as_ref().unwrap();
         assert_eq!(report.parameters_hash, reports[0].1.parameters_hash, "{text}");
-        assert_eq!((gossip.leader, &gossip.lost_ranks[..]), (completing[0], victims), "{text}");
+        assert_eq!((gossip.coordinator, &gossip.lost_ranks[..]), (completing[0], victims), "{text}");
         assert_eq!((report.epochs, report.steps), (10, 120), "{text}");
         assert!(report.test_accuracy.unwrap() > 0.85, "{:?}, {text}", report.test_accuracy);
     }

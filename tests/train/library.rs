@@ -239,7 +239,7 @@ fn a_checkpoint_is_not_overwritten_or_resumed_with_other_options() {
     ] {
         match train(&config) {
             Err(TrainError::Checkpoint(
-                error @ (CheckpointError::Unfit { .. } | CheckpointError::Exists { .. }),
+                error @ (CheckpointError::Mismatch { .. } | CheckpointError::Exists { .. }),
             )) => {
                 assert!(error.to_string().contains(expected), "{error}");
             }

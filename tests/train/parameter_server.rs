@@ -211,7 +211,7 @@ fn a_lost_server_or_synchronous_worker_ends_the_run_with_an_error() {
 #[test]
 fn a_run_that_stops_early_ends_without_waiting_for_a_deadline() {
     for text in ["ps-sync", "ps-async"] {
-        let patience = Patience { records: 1, validation_fraction: 0.3 };
+        let patience = Patience { reported_epochs: 1, validation_fraction: 0.3 };
         let config = Config {
             strategy: parse_strategy(text),
             recipe: Recipe { patience: Some(patience), ..Recipe::default() },

@@ -201,7 +201,7 @@ fn config_that_overfits(records: u64) -> Config {
         rule: Some(Rule::Adam(AdamOptions::DEFAULT)),
         learning_rate: Some(0.02),
         recipe: Recipe {
-            patience: Some(Patience { records, validation_fraction: 0.25 }),
+            patience: Some(Patience { reported_epochs: records, validation_fraction: 0.25 }),
             ..Recipe::default()
         },
         ..config()

@@ -157,7 +157,7 @@ fn decisions_of_a_run_do_not_depend_on_the_number_of_ranks() {
         recipe: reproducible_recipe(),
         ..config()
     };
-    let patience = Patience { records: 2, validation_fraction: 0.2 };
+    let patience = Patience { reported_epochs: 2, validation_fraction: 0.2 };
     let small_shards =
         Recipe { patience: Some(patience), reproducible_shards: NonZeroU32::new(3), ..Recipe::default() };
     let stopped_early = Config {

@@ -108,7 +108,7 @@ fn the_state_of_each_rank_becomes_smaller_with_the_number_of_ranks() {
 /// A checkpoint holds the whole state, so a run can resume on another number of ranks, with and without the option.
 #[test]
 fn a_run_continues_on_other_ranks_and_without_the_option() {
-    let patience = Patience { records: 9, validation_fraction: 0.1 };
+    let patience = Patience { reported_epochs: 9, validation_fraction: 0.1 };
     let recipe = Recipe { patience: Some(patience), ..Recipe::default() };
     let whole =
         Config { rule: Some(Rule::Momentum { momentum: 0.9 }), recipe, epochs: Some(5), ..small_config() };

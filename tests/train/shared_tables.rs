@@ -82,8 +82,10 @@ fn each_number_of_ranks_computes_the_same_parameters_from_a_table() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("table.csv");
     write_table(&path, (0, "1"));
-    let recipe =
-        Recipe { patience: Some(Patience { records: 5, validation_fraction: 0.1 }), ..Recipe::default() };
+    let recipe = Recipe {
+        patience: Some(Patience { reported_epochs: 5, validation_fraction: 0.1 }),
+        ..Recipe::default()
+    };
     let config = Config { batch_size: Some(1), epochs: Some(1), recipe, ..table_config(path.clone()) };
     let mut lines = PrintedLines(Vec::new());
     let alone = run(&mut Group::solo(), &config, &AtomicBool::new(false), &mut lines).unwrap();

@@ -259,8 +259,10 @@ fn divergence_on_one_rank_ends_all_ranks() {
 fn options_that_do_not_fit_a_strategy_are_refused() {
     let accelerated =
         Config { rule: Some(Rule::Accelerated), strategy: parse_strategy("local-sgd:2"), ..config() };
-    let recipe =
-        Recipe { patience: Some(Patience { records: 1, validation_fraction: 0.1 }), ..Recipe::default() };
+    let recipe = Recipe {
+        patience: Some(Patience { reported_epochs: 1, validation_fraction: 0.1 }),
+        ..Recipe::default()
+    };
     let early_stopping = Config { recipe, epochs: Some(8), ..config() };
     for (config, expected) in [
         (accelerated, Some("pass --optimizer adam")),

@@ -118,7 +118,7 @@ impl RecipeArgs {
     }
 
     fn parse_patience(&self) -> Result<Option<Patience>, String> {
-        let Some(records) = self.patience else {
+        let Some(reported_epochs) = self.patience else {
             return match self.validation_fraction {
                 None => Ok(None),
                 Some(_) => {
@@ -126,13 +126,13 @@ impl RecipeArgs {
                 }
             };
         };
-        if records == 0 {
+        if reported_epochs == 0 {
             return Err("--patience 0: it must be at least 1".into());
         }
         let validation_fraction = self.validation_fraction.unwrap_or(VALIDATION_FRACTION_DEFAULT);
         let is_allowed = validation_fraction > 0.0 && validation_fraction < 1.0;
         check_number("--validation-fraction", validation_fraction, is_allowed, "above 0 and below 1")?;
-        Ok(Some(Patience { records, validation_fraction }))
+        Ok(Some(Patience { reported_epochs, validation_fraction }))
     }
 
     fn parse_class_weights(&self) -> Result<ClassWeights, String> {

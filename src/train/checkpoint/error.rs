@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::types::debug_as_display;
 
-use super::files::FILE_NAME as LATEST;
+use super::files::LATEST_FILE_NAME;
 
 /// The reason why a checkpoint cannot be read, used or written, or why a report cannot be written.
 #[derive(thiserror::Error)]
@@ -114,7 +114,7 @@ pub enum CheckpointError {
          options, or pass another --checkpoint directory",
         path.display()
     )]
-    Unfit {
+    Mismatch {
         /// The file.
         path: PathBuf,
         /// The option or the property of the data that differs.
@@ -151,8 +151,8 @@ pub enum CheckpointError {
     },
     /// The directory contains checkpoints, but the latest checkpoint is missing.
     #[error(
-        "cannot resume: there is {}, but the latest checkpoint, {LATEST}, is missing; to continue from another checkpoint of this \
-         directory, copy it to {LATEST}",
+        "cannot resume: there is {}, but the latest checkpoint, {LATEST_FILE_NAME}, is missing; to continue from another checkpoint of this \
+         directory, copy it to {LATEST_FILE_NAME}",
         path.display()
     )]
     NoLatest {

@@ -9,7 +9,7 @@ use super::{CheckpointError, CheckpointSettings};
 use crate::train::atomic_file;
 
 /// The name of the latest checkpoint in the checkpoint directory.
-pub const FILE_NAME: &str = "checkpoint.safetensors";
+pub const LATEST_FILE_NAME: &str = "checkpoint.safetensors";
 /// The name of the best checkpoint in the checkpoint directory.
 pub(crate) const BEST_FILE_NAME: &str = "checkpoint-best.safetensors";
 /// The temporary name of the hard link that becomes the best checkpoint.
@@ -34,7 +34,7 @@ impl CheckpointFiles {
 
     /// Returns the path of the latest checkpoint.
     pub(crate) fn latest_path(&self) -> PathBuf {
-        self.directory.join(FILE_NAME)
+        self.directory.join(LATEST_FILE_NAME)
     }
 
     /// Returns the path of the best checkpoint.
@@ -291,7 +291,7 @@ mod tests {
     /// this checkpoint, and kept several links to it.
     #[test]
     fn links_and_directories_with_the_names_of_checkpoints_are_refused() {
-        for name in [FILE_NAME, BEST_FILE_NAME, "checkpoint-8.safetensors"] {
+        for name in [LATEST_FILE_NAME, BEST_FILE_NAME, "checkpoint-8.safetensors"] {
             let directory = tempfile::tempdir().unwrap();
             let files = make_checkpoint_files(directory.path(), 1, false);
             fs::write(directory.path().join("checkpoint-7.safetensors"), "").unwrap();

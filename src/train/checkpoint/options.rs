@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::{CheckpointError, FILE_NAME, HEADER_BYTES_MAX, OPTIONS_KEY, check_metadata};
+use super::{CheckpointError, HEADER_BYTES_MAX, LATEST_FILE_NAME, OPTIONS_KEY, check_metadata};
 use crate::train::atomic_file;
 use crate::train::config::Config;
 use crate::train::setup::Setup;
@@ -33,7 +33,7 @@ struct CheckpointHeader {
 ///
 /// The checkpoint cannot be read, its format is unknown, or its metadata does not match its hash.
 pub fn read_options(directory: &Path) -> Result<Option<String>, CheckpointError> {
-    let path = directory.join(FILE_NAME);
+    let path = directory.join(LATEST_FILE_NAME);
     let fail = |error| CheckpointError::io("read", &path, error);
     let mut file = match File::open(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),

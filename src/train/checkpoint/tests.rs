@@ -82,7 +82,7 @@ fn damaged_checkpoints_and_checkpoints_of_other_runs_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let (network, identity, state) = example_run();
     save_checkpoint(directory.path(), &network, &identity, &state).unwrap();
-    let path = directory.path().join(FILE_NAME);
+    let path = directory.path().join(LATEST_FILE_NAME);
     let complete = fs::read(&path).unwrap();
     for len in 0..complete.len() {
         fs::write(&path, &complete[..len]).unwrap();
@@ -95,7 +95,7 @@ fn damaged_checkpoints_and_checkpoints_of_other_runs_are_refused() {
         fs::write(&path, &flipped).unwrap();
         let error =
             load_checkpoint(directory.path(), &network, &identity).expect_err(&format!("byte {index}"));
-        let is_expected = matches!(error, CheckpointError::Corrupt { .. } | CheckpointError::Unfit { .. });
+        let is_expected = matches!(error, CheckpointError::Corrupt { .. } | CheckpointError::Mismatch { .. });
         assert!(is_expected, "{index}: {error}");
     }
     fs::write(&path, &complete).unwrap();
@@ -119,7 +119,7 @@ fn damaged_checkpoints_and_checkpoints_of_other_runs_are_refused() {
     let wider = Network::new(&"mlp:4".parse().unwrap(), 2, 2, Loss::CrossEntropy).unwrap();
     assert!(matches!(
         load_checkpoint(directory.path(), &wider, &identity),
-        Err(CheckpointError::Unfit { .. })
+        Err(CheckpointError::Mismatch { .. })
     ));
 }
 
@@ -132,7 +132,7 @@ fn an_encoding_that_is_too_long_is_refused_before_training() {
     for encoding in ["", "{\"a\":\"\\\"\"}"] {
         identity.encoding = Some(encoding.repeat(1000));
         save_checkpoint(directory.path(), &network, &identity, &state).unwrap();
-        let file = fs::read(directory.path().join(FILE_NAME)).unwrap();
+        let file = fs::read(directory.path().join(LATEST_FILE_NAME)).unwrap();
         let header = u64::from_le_bytes(*file.first_chunk().unwrap());
         let bytes = check_header_size(Path::new("c"), &identity, HEADER_BYTES_MAX).unwrap();
         assert!((header..header + HEADER_BYTES_ESTIMATE).contains(&bytes), "{bytes} {header}");
@@ -188,7 +188,7 @@ fn an_impossible_position_in_a_checkpoint_of_format_2_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let (network, identity, state) = example_run();
     save_checkpoint(directory.path(), &network, &identity, &state).unwrap();
-    let path = directory.path().join(FILE_NAME);
+    let path = directory.path().join(LATEST_FILE_NAME);
     let complete = fs::read(&path).unwrap();
     let format_2 = [(FORMAT_3, FORMAT_2), (METADATA_HASH_KEY, "metadata_none")];
     for (from, to, expected) in [
@@ -223,7 +223,7 @@ fn a_run_can_resume_from_a_checkpoint_of_format_1() {
     identity.keeps_best = false;
     state.best = None;
     save_checkpoint(directory.path(), &network, &identity, &state).unwrap();
-    let path = directory.path().join(FILE_NAME);
+    let path = directory.path().join(LATEST_FILE_NAME);
     let mut bytes = fs::read(&path).unwrap();
     // The new keys have the same lengths as the old keys, so the offsets in the file stay valid.
     replace_texts(

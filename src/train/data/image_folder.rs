@@ -170,13 +170,13 @@ fn read_images(list: ImageList, wanted: Option<WantedImages>) -> Result<(LoadedR
     }
     let rows = pixels.expect("a list of images has at least one image");
     let shape = rows.shape;
-    let values = Array2::from_shape_vec((list.images.len(), shape.values()), rows.values)
+    let values = Array2::from_shape_vec((list.images.len(), shape.value_count()), rows.values)
         .expect("all images have the same number of values");
     let target = Column::Text(list.images.iter().map(|(_, class)| class.as_str()).collect());
     let notes = describe_ignored_files(&list.other_files).into_iter().collect();
     let table = Table { features: Features::Pixels { values, divisor: PIXEL_DIVISOR }, target };
-    let places = RowOrigins::Files(list.images.into_iter().map(|(path, _)| path).collect());
-    Ok((LoadedRows { table, places, notes }, shape))
+    let origins = RowOrigins::Files(list.images.into_iter().map(|(path, _)| path).collect());
+    Ok((LoadedRows { table, origins, notes }, shape))
 }
 
 fn describe_ignored_files(files: &[PathBuf]) -> Option<String> {
@@ -245,7 +245,7 @@ impl PixelRows {
     }
 
     fn check_element_count(&self) -> Result<(), String> {
-        let values = (self.shape.values() as u64).saturating_mul(self.count as u64);
+        let values = (self.shape.value_count() as u64).saturating_mul(self.count as u64);
         if values > ELEMENTS_MAX {
             return Err(format!(
                 "{} images of this size have {values} values; the limit is {ELEMENTS_MAX}; scale the images down",
@@ -327,7 +327,7 @@ mod tests {
         let Column::Text(classes) = &loaded.table.target else { panic!("classes have names") };
         assert_eq!((classes.indices.as_slice(), &*classes.distinct[1]), (&[0, 1, 1][..], "b"));
         assert!(loaded.notes[0].starts_with("ignored 1 files") && loaded.notes[0].ends_with("a/Thumbs.db"));
-        let error = loaded.places.error(1, "problem").to_string();
+        let error = loaded.origins.error(1, "problem").to_string();
         assert!(error.ends_with("b/10.jpeg: problem"), "{error}");
     }
 

@@ -19,7 +19,7 @@ pub struct ImageShape {
 
 impl ImageShape {
     /// Returns the number of values of an image. Returns `usize::MAX` if the number does not fit `usize`.
-    pub fn values(&self) -> usize {
+    pub fn value_count(&self) -> usize {
         self.channels.saturating_mul(self.height).saturating_mul(self.width)
     }
 }

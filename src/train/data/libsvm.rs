@@ -54,10 +54,10 @@ pub(crate) fn load_libsvm_file(path: &Path) -> Result<LoadedRows, DataError> {
         return Err(DataError::malformed(path, "no row has a feature INDEX:VALUE"));
     }
     let features = Features::Sparse(lines.rows.build(lines.columns as usize));
-    let places = RowOrigins::Lines(path.to_owned(), lines.line_numbers);
+    let origins = RowOrigins::Lines(path.to_owned(), lines.line_numbers);
     Ok(LoadedRows {
         table: Table { features, target: Column::Numbers(lines.targets) },
-        places,
+        origins,
         notes: Vec::new(),
     })
 }
@@ -209,7 +209,7 @@ mod tests {
             array![[0.5, 0.0, -2.0, 0.0], [0.0, 100.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]];
         assert_eq!(gathered, expected);
         assert_eq!(loaded.table.target, Column::Numbers(vec![1.0, -1.0, 2.0, 0.5]));
-        let error = loaded.places.error(1, "problem").to_string();
+        let error = loaded.origins.error(1, "problem").to_string();
         assert!(error.ends_with("a.libsvm: line 4: problem"), "{error}");
     }
 

@@ -8,7 +8,7 @@ use super::{DataError, Table};
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct LoadedRows {
     pub(crate) table: Table,
-    pub(crate) places: RowOrigins,
+    pub(crate) origins: RowOrigins,
     /// Messages for the user.
     pub(crate) notes: Vec<String>,
 }

@@ -218,7 +218,7 @@ impl NpyStream {
 
 /// Reads a whole file.
 pub(crate) fn read_npy_file(path: &Path) -> Result<NpyArray, DataError> {
-    let mut stream = open_stream(path)?;
+    let mut stream = open_npy_stream(path)?;
     let count = stream.shape.iter().product();
     let values = stream.read_values(count, true, path)?;
     let NpyStream { shape, fortran_order, element, .. } = stream;
@@ -226,7 +226,7 @@ pub(crate) fn read_npy_file(path: &Path) -> Result<NpyArray, DataError> {
 }
 
 /// Opens a file and reads its header.
-pub(crate) fn open_stream(path: &Path) -> Result<NpyStream, DataError> {
+pub(crate) fn open_npy_stream(path: &Path) -> Result<NpyStream, DataError> {
     let mut reader = open_data_file(path)?;
     let header = read_header(&mut *reader, path)?;
     let malformed = |problem: String| DataError::malformed(path, problem);

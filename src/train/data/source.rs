@@ -190,7 +190,10 @@ impl DataSource {
     /// # Errors
     ///
     /// If a file cannot be read or is malformed.
-    pub(crate) fn load_rows(&self, images: WantedImages) -> Option<Result<LoadedRows, DataError>> {
+    pub(crate) fn load_images_or_sparse_rows(
+        &self,
+        images: WantedImages,
+    ) -> Option<Result<LoadedRows, DataError>> {
         match self {
             Self::Images(directory) => Some(image_folder::load_images_for_model(directory, images)),
             Self::Libsvm(path) => Some(libsvm::load_libsvm_file(path)),

@@ -38,7 +38,7 @@ pub enum Task {
 
 impl Task {
     /// Describes the prediction of a model that ignores its inputs.
-    pub(crate) fn constant_prediction(self) -> &'static str {
+    pub(crate) fn describe_constant_prediction(self) -> &'static str {
         match self {
             Self::Classification => "the same class probabilities",
             Self::Regression => "the mean",

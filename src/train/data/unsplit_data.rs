@@ -53,7 +53,8 @@ impl DataSource {
         Ok(match self {
             Self::Digits => UnsplitData { image: Some(digits::IMAGE_SHAPE), ..plain(digits::load_digits()) },
             Self::Images(directory) => {
-                let wanted = images.map(|shape| WantedImages { inputs: shape.values(), shape: Some(shape) });
+                let wanted =
+                    images.map(|shape| WantedImages { inputs: shape.value_count(), shape: Some(shape) });
                 let (LoadedRows { table, notes, .. }, shape) =
                     image_folder::load_image_folder(directory, wanted)?;
                 UnsplitData { table, image: Some(shape), notes }

@@ -203,7 +203,7 @@ impl<'a> CoordinatorTrainer<'a> {
         let context = self.context;
         let ranks = context.size.ranks().map(Rank::get);
         let report = GossipReport {
-            leader: context.own_rank.get(),
+            coordinator: context.own_rank.get(),
             steps: ranks.zip(progress.steps.iter().copied()).collect(),
             averages: worker.averages.completed,
             lost_ranks: context.shared.coordinator.lost_ranks().iter().map(|(rank, _)| rank.get()).collect(),

@@ -214,7 +214,7 @@ impl MetricSums {
     }
 
     /// Returns the metrics. `classes` are the names of the classes.
-    pub(crate) fn finish(self, rows_without_target: u64, classes: &[String]) -> Evaluation {
+    pub(crate) fn into_evaluation(self, rows_without_target: u64, classes: &[String]) -> Evaluation {
         match self {
             Self::Regression(sums) => sums.into_evaluation(rows_without_target),
             Self::Classification(sums) => sums.into_evaluation(rows_without_target, classes),
@@ -258,7 +258,7 @@ mod tests {
             }
             assert!(total.merge(sums, classes));
         }
-        total.finish(0, &names)
+        total.into_evaluation(0, &names)
     }
 
     #[test]

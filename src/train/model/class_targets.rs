@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ndarray::ArrayViewMut1;
 
-use crate::train::portable::ln;
+use crate::train::portable_math::ln;
 
 /// The constants of a cross-entropy with label smoothing and class weights. With label smoothing s, class weights w,
 /// K classes and probabilities p, the loss of a sample of class y is
@@ -14,12 +14,12 @@ use crate::train::portable::ln;
 /// scikit-learn's `class_weight`: they multiply the losses of samples, and the mean loss is the sum divided by the
 /// number of samples.
 #[derive(Clone, PartialEq, Debug)]
-pub struct ClassTargets {
+pub struct CrossEntropyOptions {
     smoothing: f32,
     weights: Arc<[f32]>,
 }
 
-impl ClassTargets {
+impl CrossEntropyOptions {
     /// Creates the constants. `smoothing` is at least 0 and below 1. `weights` holds one number for each class. Each
     /// number is finite and at least 0.
     pub fn new(smoothing: f32, weights: Vec<f32>) -> Self {
@@ -80,7 +80,7 @@ mod tests {
         for (smoothing, weights) in
             [(0.0, [1.0; 3]), (0.3, [1.0; 3]), (0.0, [2.0, 1.0, 0.5]), (0.2, [2.0, 1.0, 0.0])]
         {
-            let targets = ClassTargets::new(smoothing, weights.to_vec());
+            let targets = CrossEntropyOptions::new(smoothing, weights.to_vec());
             let mean_loss = |probabilities: [f64; 3]| {
                 let logs = probabilities.map(|probability| -probability.max(1e-300).ln());
                 let mean = logs.iter().sum::<f64>() / 3.0;

@@ -126,7 +126,7 @@ impl Convolution {
 
 impl Layer for Convolution {
     fn inputs(&self) -> usize {
-        self.input.values()
+        self.input.value_count()
     }
 
     fn outputs(&self) -> usize {

@@ -11,7 +11,7 @@ use candle_core::{D, DType, Device, Result, Tensor};
 use super::GptSpec;
 use super::candle_layer::{CandleLayer, CandleModule};
 use super::layer::Layer;
-use crate::train::portable::ln;
+use crate::train::portable_math::ln;
 
 /// The standard deviation of the initial weights.
 const WEIGHT_DEVIATION: f64 = 0.02;

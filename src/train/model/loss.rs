@@ -2,9 +2,9 @@
 
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2};
 
-use super::ClassTargets;
+use super::CrossEntropyOptions;
 use crate::train::data::Targets;
-use crate::train::portable::{exp, ln};
+use crate::train::portable_math::{exp, ln};
 
 /// The scale of the output of a regression model. The output predicts (target - mean) / deviation.
 ///
@@ -38,7 +38,7 @@ pub enum Loss {
     /// The cross-entropy of the softmax of the outputs, in nats.
     CrossEntropy,
     /// The cross-entropy with label smoothing and class weights.
-    WeightedCrossEntropy(ClassTargets),
+    WeightedCrossEntropy(CrossEntropyOptions),
     /// The mean cross-entropy of the next tokens of a window, in nats for each token. For each position of a window,
     /// the outputs contain one number for each token of the vocabulary.
     NextToken,

@@ -25,7 +25,7 @@ mod stage;
 mod tensor_split;
 
 pub use architecture::InputShape;
-pub use class_targets::ClassTargets;
+pub use class_targets::CrossEntropyOptions;
 pub use cnn_spec::CnnSpec;
 pub use gpt_spec::GptSpec;
 pub use hidden_layer::HiddenLayer;
@@ -43,4 +43,4 @@ pub(crate) use spec::CANDLE_NEEDED;
 pub use spec::ModelSpec;
 pub(crate) use stage::Stage;
 pub use stage::Workspace;
-pub(crate) use tensor_split::{TensorSegment, check_tensor_split, tensor_ranges, tensor_segments};
+pub(crate) use tensor_split::{TensorSegment, check_tensor_split, parameter_ranges_of_rank, tensor_segments};

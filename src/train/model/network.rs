@@ -162,7 +162,7 @@ impl Network {
     /// # Panics
     ///
     /// If the workspace has fewer than `rows` rows.
-    pub(crate) fn outputs<'a>(
+    pub(crate) fn compute_outputs<'a>(
         &self,
         parameters: &[f32],
         workspace: &'a mut Workspace,

@@ -103,11 +103,11 @@ macro_rules! with_window {
 
 impl Layer for MaxPooling {
     fn inputs(&self) -> usize {
-        self.input.values()
+        self.input.value_count()
     }
 
     fn outputs(&self) -> usize {
-        self.output_shape().values()
+        self.output_shape().value_count()
     }
 
     fn allocate_saved(&self, rows: usize) -> SavedForBackward {

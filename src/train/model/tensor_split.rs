@@ -95,7 +95,7 @@ pub(crate) fn check_tensor_split(stage: &Stage, size: WorldSize) -> Result<(), S
 }
 
 /// Returns the ranges of the model's parameters that a rank holds, in increasing order.
-pub(crate) fn tensor_ranges(stage: &Stage, place: (Rank, WorldSize)) -> Vec<Range<usize>> {
+pub(crate) fn parameter_ranges_of_rank(stage: &Stage, place: (Rank, WorldSize)) -> Vec<Range<usize>> {
     let mut ranges: Vec<Range<usize>> = Vec::new();
     let mut push = |range: Range<usize>| match ranges.last_mut() {
         Some(last) if last.end == range.start => last.end = range.end,
@@ -174,7 +174,7 @@ mod tests {
             for size in (1..=4).filter_map(WorldSize::new) {
                 let mut holders = vec![0; stage.parameter_count()];
                 for rank in size.ranks() {
-                    let ranges = tensor_ranges(&stage, (rank, size));
+                    let ranges = parameter_ranges_of_rank(&stage, (rank, size));
                     assert!(ranges.is_sorted_by(|first, second| first.end < second.start));
                     ranges.iter().cloned().flatten().for_each(|index| holders[index] += 1);
                     let held: usize = ranges.iter().map(Range::len).sum();

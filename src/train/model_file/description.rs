@@ -184,7 +184,7 @@ impl ModelDescription {
             layout.check(count)?;
         }
         if let Some(image) = &self.image
-            && image.values() != self.inputs()
+            && image.value_count() != self.inputs()
         {
             let inputs = self.inputs();
             return Err(format!("its images have the shape {image}, but it has {inputs} inputs"));

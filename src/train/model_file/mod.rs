@@ -17,7 +17,7 @@ pub use description::{ColumnOrigin, ModelDescription, TargetDescription, Trainin
 pub(crate) use digest::{StoredTensor, content_digest};
 pub use error::ModelFileError;
 pub use inspection::{Inspection, TensorSummary};
-pub(crate) use model_of_run::{check_before_training, make_saved_model};
+pub(crate) use model_of_run::{check_model_can_be_saved, make_saved_model};
 pub use saved_model::SavedModel;
 pub(crate) use storage::save_model;
 

@@ -19,7 +19,7 @@ const HEADER_BYTES_ESTIMATE: u64 = 1 << 16;
 ///
 /// # Errors
 ///
-/// The model exceeds a limit of the format. [`check_before_training`] has already checked the limits that do not
+/// The model exceeds a limit of the format. [`check_model_can_be_saved`] has already checked the limits that do not
 /// depend on the results of training.
 pub(crate) fn make_saved_model(
     path: &Path,
@@ -112,7 +112,7 @@ fn describe_columns(config: &Config, setup: &Setup) -> (ColumnOrigin, Vec<Column
 ///
 /// The description of the model exceeds a limit of the format, the file cannot be written, or the file exists and is
 /// not a model file.
-pub(crate) fn check_before_training(
+pub(crate) fn check_model_can_be_saved(
     path: &Path,
     config: &Config,
     setup: &Setup,

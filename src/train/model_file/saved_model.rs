@@ -100,7 +100,7 @@ impl SavedModel {
 
     /// Returns the outputs of the last layer for the first `rows` rows of [`inputs_mut`](Self::inputs_mut).
     pub(crate) fn outputs(&mut self, rows: usize) -> ArrayView2<'_, f32> {
-        self.network.outputs(&self.parameters, &mut self.workspace, rows)
+        self.network.compute_outputs(&self.parameters, &mut self.workspace, rows)
     }
 
     /// Returns the array of inputs. Write the encoded rows to the first rows of this array, then call
@@ -119,7 +119,7 @@ impl SavedModel {
                 }
             }
         }
-        let outputs = self.network.outputs(&self.parameters, &mut self.workspace, rows);
+        let outputs = self.network.compute_outputs(&self.parameters, &mut self.workspace, rows);
         let TargetDescription { mean, deviation, .. } = self.description.target;
         let scale = (self.description.task == Task::Regression).then_some(TargetScale { mean, deviation });
         outputs.rows().into_iter().map(|output| Prediction::from_outputs(&output, scale)).collect()

@@ -107,7 +107,7 @@ impl NpyRows {
         targets: Option<&Path>,
         description: &ModelDescription,
     ) -> Result<Self, DataError> {
-        let stream = npy::open_stream(path)?;
+        let stream = npy::open_npy_stream(path)?;
         let FeatureShape { rows, columns, image } =
             FeatureShape::new(&stream.shape).map_err(|why| DataError::malformed(path, why))?;
         let name = path.display().to_string();

@@ -42,5 +42,5 @@ pub fn evaluate(
             DataError::Unsuitable("the data has no rows, so there is nothing to compare".into()).into()
         );
     }
-    Ok(sums.finish(reader.rows_without_target(), &classes))
+    Ok(sums.into_evaluation(reader.rows_without_target(), &classes))
 }

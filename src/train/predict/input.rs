@@ -139,7 +139,10 @@ pub(super) fn open_prediction_input(
             return Err(DataError::Unsuitable(problem));
         }
         PredictionInput::Source(source) => {
-            match source.load_rows(WantedImages { inputs: description.inputs(), shape: description.image }) {
+            match source.load_images_or_sparse_rows(WantedImages {
+                inputs: description.inputs(),
+                shape: description.image,
+            }) {
                 Some(loaded) => {
                     Box::new(RowsInMemory::new(&source.to_string(), loaded?, needs_target, description)?)
                 }

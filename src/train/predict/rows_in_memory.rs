@@ -82,6 +82,6 @@ impl RowReader for RowsInMemory {
     }
 
     fn row_error(&self, index: usize, problem: &str) -> DataError {
-        self.loaded.places.error(self.position - self.block_rows + index, problem)
+        self.loaded.origins.error(self.position - self.block_rows + index, problem)
     }
 }

@@ -8,7 +8,7 @@ use crate::train::data::text::load_windows;
 use crate::train::data::{DataError, DataSource, Features, Samples, Targets};
 use crate::train::model::LossSums;
 use crate::train::model_file::SavedModel;
-use crate::train::portable::exp;
+use crate::train::portable_math::exp;
 use crate::train::random::{self, RandomStream};
 
 /// The error message of `ringtrain predict` for a model for texts.

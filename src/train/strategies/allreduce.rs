@@ -61,7 +61,7 @@ impl Strategy for AllReduce {
         let weight = 1.0 / work.batch_len as f32;
         let ranks = PassRuntime::new(runtime);
         let sums = work.differentiate(weight, &ranks, (usize::MAX, |_, _: &mut [f32]| {}));
-        ranks.finish(sums)
+        ranks.into_result(sums)
     }
 
     fn take_step(

@@ -164,7 +164,7 @@ pub(crate) fn create(
                 _ => Some(runtime::split_by_part(group, place.part as u32)?),
             };
             let replicas = (replicas, compression);
-            Box::new(Pipeline::new((network, &stages), place, config.micro_batches_of_a_step(), replicas))
+            Box::new(Pipeline::new((network, &stages), place, config.micro_batches_per_step(), replicas))
         }
     })
 }

@@ -16,7 +16,7 @@ use crate::train::logical_shards::LogicalShards;
 use crate::train::model::LossSums;
 use crate::train::runtime::{Runtime, SumTarget, Values};
 use crate::train::shard_exchange::ShardSums;
-use crate::train::summation_tree::{SiblingStack, add, sum_numbers_in_tree_order};
+use crate::train::summation_tree::{SiblingStack, add_elements, sum_numbers_in_tree_order};
 
 /// The strategy `allreduce` with `--reproducible`.
 pub(crate) struct Reproducible {
@@ -79,7 +79,7 @@ impl Strategy for Reproducible {
             stack.push(node, |left| {
                 let (before, right) = other_nodes.split_at_mut(left);
                 let left = before.last_mut().map_or(&mut *work.gradients, Vec::as_mut_slice);
-                add(left, &right[0]);
+                add_elements(left, &right[0]);
             });
         }
         Ok(total)

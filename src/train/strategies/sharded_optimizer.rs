@@ -23,7 +23,7 @@ pub(crate) struct ShardedOptimizer {
 
 impl ShardedOptimizer {
     pub(crate) fn new(step: ShardStep, compression: Compression) -> Self {
-        let buckets = Buckets::scattered(step.bucket_elements(), compression);
+        let buckets = Buckets::with_own_chunks(step.bucket_elements(), compression);
         Self { step, buckets }
     }
 }

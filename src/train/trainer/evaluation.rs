@@ -6,7 +6,7 @@ use crate::train::TrainError;
 use crate::train::data::{ExactSum, SharedSamples, Targets, add_sums_of_ranks};
 use crate::train::evaluation_work::EvaluationWork;
 use crate::train::metrics::{Evaluation, MetricSums};
-use crate::train::portable::exp;
+use crate::train::portable_math::exp;
 use crate::types::ReduceOp;
 
 /// With more test samples than this, the report has no area under the ROC curve. To compute this area, each rank holds
@@ -118,6 +118,6 @@ impl Trainer<'_> {
             return Ok((test, None));
         }
         sums.merge_over_ranks(dataset.classes.len(), group)?;
-        Ok((test, Some(sums.finish(0, &dataset.classes))))
+        Ok((test, Some(sums.into_evaluation(0, &dataset.classes))))
     }
 }

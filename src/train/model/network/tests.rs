@@ -8,7 +8,7 @@ use super::*;
 use crate::train::data::ImageShape;
 use crate::train::model::layer::{BackwardPass, GradientSink, Layer as _, OneRank, SumOrder};
 use crate::train::model::pooling::MaxPooling;
-use crate::train::model::{ClassTargets, TargetScale};
+use crate::train::model::{CrossEntropyOptions, TargetScale};
 
 /// The images of the tests: 2 channels of 5 x 4 pixels. Pooling with windows of 2 x 2 ignores the last row of 5 x 4
 /// pixels.
@@ -81,7 +81,8 @@ fn gradients_match_finite_differences() {
     for spec in ["softmax", "mlp:7", "mlp:6,4", "mlp:6,batchnorm,4", "mlp:dropout0.2,6,4,batchnorm"] {
         check_gradient(&network(spec, 5, 3, Loss::CrossEntropy), &classes, 1.0);
     }
-    let weighted = |smoothing| Loss::WeightedCrossEntropy(ClassTargets::new(smoothing, vec![0.5, 0.0, 2.0]));
+    let weighted =
+        |smoothing| Loss::WeightedCrossEntropy(CrossEntropyOptions::new(smoothing, vec![0.5, 0.0, 2.0]));
     check_gradient(&network("softmax", 5, 3, weighted(0.0)), &classes, 1.0);
     check_gradient(&network("mlp:7", 5, 3, weighted(0.2)), &classes, 1.0);
     check_gradient(&network("linear", 5, 1, Loss::SquaredError(TargetScale::IDENTITY)), &numbers, 1.0);
@@ -269,7 +270,7 @@ fn a_convolution_with_known_weights_gives_the_outputs_of_pytorch() {
         ("layers.1.bias", vec![1]),
     ];
     assert_eq!(shapes, expected.map(|(name, shape)| (name.to_owned(), shape)));
-    let output = network.outputs(&parameters, &mut workspace, 1)[(0, 0)];
+    let output = network.compute_outputs(&parameters, &mut workspace, 1)[(0, 0)];
     assert!((output - 0.361_428_56).abs() < 1e-6, "{output}");
 }
 
