@@ -10,7 +10,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::buffer::sealed::Sealed;
-use super::out_of_place::{layout, zeroed};
+use super::out_of_place::{layout_digest, zeroed};
 use super::share::{LOCATION_WORDS, from_words, to_words};
 use super::shm_executor::ShmExecutor;
 use super::{Buffer, Error, Group, Input, OwnedBuffer};
@@ -39,7 +39,8 @@ const LAYOUT: [usize; 2] = [REPORT_WORDS, 0x616c_6c6f];
 ///
 /// Dropping the buffer frees the memory on this rank at once. Another rank unmaps the memory at its next
 /// [`Group::alloc`] or its next drop of such a buffer, if no operation is active there. The memory has no name in the
-/// file system. The buffer may outlive its group. After a failed operation, no other rank accesses the buffer.
+/// file system. The buffer may outlive its group. After a failed operation, no other rank accesses the part of the
+/// buffer that the operation used.
 ///
 /// ```
 /// use ringtrain::{Group, ReduceOp};
@@ -149,7 +150,7 @@ impl Group {
         let mut all = vec![[0u64; N]; self.world.as_usize()];
         all[self.rank.index()] = own;
         let spec = CollectiveSpec::AllGather(Partition::of_equal_parts(N, self.world));
-        let call = self.call::<u64>(spec, site).with_layout(layout(LAYOUT));
+        let call = self.call::<u64>(spec, site).with_layout(layout_digest(LAYOUT));
         self.run(call, all.as_flattened_mut())?;
         Ok(all)
     }

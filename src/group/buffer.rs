@@ -1,4 +1,4 @@
-//! What collectives and messages accept: slices, vectors and contiguous arrays.
+//! The types of buffers that collectives and messages accept: slices, vectors and contiguous arrays.
 
 use ndarray::{ArrayBase, Data, DataMut, Dimension};
 
@@ -10,12 +10,12 @@ pub trait Buffer {
     /// The element type.
     type Element: Element;
 
-    /// The elements, one after another.
+    /// Returns the elements, which are contiguous in memory.
     ///
     /// # Errors
     ///
-    /// [`Error::NotContiguous`] for an array that is not in standard (row-major, contiguous) layout: ranks with
-    /// different layouts would otherwise reduce different elements with each other.
+    /// [`Error::NotContiguous`] for an array that is not in standard (row-major, contiguous) layout. If the ranks had
+    /// different layouts, a collective would reduce elements that do not belong together.
     fn elements_mut(&mut self) -> Result<&mut [Self::Element], Error>;
 }
 
@@ -24,7 +24,7 @@ pub trait Input {
     /// The element type.
     type Element: Element;
 
-    /// The elements, one after another.
+    /// Returns the elements, which are contiguous in memory.
     ///
     /// # Errors
     ///
@@ -45,7 +45,7 @@ impl<T: Element> OwnedBuffer for Vec<T> {
     type Element = T;
 }
 
-/// Elements whose address does not change when their owner moves. Only this crate implements it.
+/// A trait that only this crate implements. Moving such a buffer does not change the address of its elements.
 pub(super) mod sealed {
     use crate::types::Element;
 

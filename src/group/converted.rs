@@ -1,4 +1,4 @@
-//! All-reduces of something else than what is in the buffer: multiplied before, or rounded for the journey.
+//! All-reduces that convert the elements first: they multiply them by a factor, or compress them to half precision.
 
 use std::ops::Mul;
 
@@ -7,11 +7,13 @@ use super::{Buffer, Error, Group, Handle};
 use crate::codec::{CompressedElement, Compression};
 use crate::types::{Element, ReduceOp, Site};
 
-/// Elements that a compressed all-reduce converts at a time: 2 MiB on the wire, and as much extra memory.
+/// The number of elements that a compressed all-reduce converts at a time. They take 2 MiB on the wire and 2 MiB of extra
+/// memory.
 const COMPRESSED_BLOCK: usize = 1 << 20;
 
 impl Group {
-    /// The sum of all ranks' buffers, each multiplied by its rank's own `factor` (NCCL's `ncclRedOpCreatePreMulSum`).
+    /// Replaces every rank's buffer by the sum of all ranks' buffers. Each rank's buffer is first multiplied by the `factor`
+    /// of this rank (`ncclRedOpCreatePreMulSum` in NCCL).
     ///
     /// # Errors
     ///
@@ -46,8 +48,8 @@ impl Group {
         self.all_reduce_async(buffer, ReduceOp::PreMulSum)
     }
 
-    /// All-reduce of `f32` that sends compressed elements, in blocks of 2^20 elements. All ranks end with the same
-    /// bits, rounded to the precision of the compressed type; each hop rounds as well.
+    /// All-reduce of `f32` that sends compressed elements, in blocks of 2^20 elements. All ranks get the same bits. The
+    /// result is rounded to the precision of the compressed type, and so is each partial result on the way.
     ///
     /// # Errors
     ///
@@ -68,8 +70,8 @@ impl Group {
         }
     }
 
-    /// Asynchronous [`Group::all_reduce_compressed`]; the handle returns the buffer. All blocks are under way at
-    /// once, and take half as much memory as the buffer.
+    /// Asynchronous [`Group::all_reduce_compressed`]; the handle returns the buffer. All blocks are active at the same
+    /// time, and use half as much memory as the buffer.
     ///
     /// # Errors
     ///
@@ -95,7 +97,7 @@ impl Group {
         site: Site,
     ) -> Result<(), Error> {
         let mut narrow = vec![H::ZERO; elements.len().min(COMPRESSED_BLOCK)];
-        // An empty buffer still takes part: its peers have to learn that it is empty.
+        // An empty buffer still takes part, so that the ranks can detect different lengths.
         for start in (0..elements.len().max(1)).step_by(COMPRESSED_BLOCK) {
             let end = elements.len().min(start + COMPRESSED_BLOCK);
             let block = &mut elements[start..end];
@@ -121,14 +123,15 @@ impl Group {
             blocks.push(self.all_reduce_async(narrow, op)?);
         }
         Ok(Handle::joined(blocks, move |blocks: Vec<Vec<H>>| {
-            for (place, block) in buffer.chunks_mut(COMPRESSED_BLOCK).zip(&blocks) {
-                H::decode(block, place);
+            for (elements, block) in buffer.chunks_mut(COMPRESSED_BLOCK).zip(&blocks) {
+                H::decode(block, elements);
             }
             Ok(buffer)
         }))
     }
 }
 
+/// Multiplies the elements by `factor`. Returns an error if [`ReduceOp::PreMulSum`] is not defined on their type.
 fn multiply<T: Element + Mul<Output = T>>(elements: &mut [T], factor: T) -> Result<(), Error> {
     Reduction::known::<T>(ReduceOp::PreMulSum)?;
     for element in elements {

@@ -1,4 +1,4 @@
-//! Memory that the compiler does not know: arrays of another language.
+//! Buffers in the memory of another language, for example a numpy array.
 
 use std::any::Any;
 
@@ -7,8 +7,8 @@ use super::buffer::sealed::Sealed;
 use super::deferred_drop;
 use crate::types::Element;
 
-/// Elements of another language's array, for asynchronous operations. The buffer holds an owner, such as a reference to the
-/// array, which keeps the elements in place.
+/// The elements of another language's array, as a buffer for asynchronous operations. The buffer holds an owner, for example a
+/// reference to the array. The owner keeps the elements at their address.
 pub struct ForeignBuffer<T: Element> {
     start: *mut T,
     count: usize,
@@ -16,13 +16,13 @@ pub struct ForeignBuffer<T: Element> {
 }
 
 impl<T: Element> ForeignBuffer<T> {
-    /// `count` elements at `start`.
+    /// Creates a buffer of the `count` elements at `start`.
     ///
     /// # Safety
     ///
-    /// Until the buffer is dropped, `start` must be aligned and point to `count` initialised elements, which `owner` keeps in
-    /// place. While an operation has the buffer, no other code may write to them, and none may read them unless the operation
-    /// is a send. Any thread may drop `owner`.
+    /// Until the buffer is dropped, `start` must be aligned and point to `count` initialised elements, which `owner` keeps at
+    /// this address. While an operation has the buffer, no other code may write to the elements. Other code may read them only
+    /// if the operation is a send. Any thread may drop `owner`.
     pub unsafe fn new(start: *mut T, count: usize, owner: impl Any + Send) -> Self {
         let start = if count == 0 { std::ptr::NonNull::dangling().as_ptr() } else { start };
         Self { start, count, owner: Some(Box::new(owner)) }
@@ -42,14 +42,14 @@ unsafe impl<T: Element> Send for ForeignBuffer<T> {}
 
 impl<T: Element> AsRef<[T]> for ForeignBuffer<T> {
     fn as_ref(&self) -> &[T] {
-        // SAFETY: the caller of `new` has promised that they are there.
+        // SAFETY: the caller of `new` has promised that the elements exist.
         unsafe { std::slice::from_raw_parts(self.start, self.count) }
     }
 }
 
 impl<T: Element> AsMut<[T]> for ForeignBuffer<T> {
     fn as_mut(&mut self) -> &mut [T] {
-        // SAFETY: the caller of `new` has promised that they are there, and that no other code uses them.
+        // SAFETY: the caller of `new` has promised that the elements exist, and that no other code uses them.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.count) }
     }
 }
@@ -67,7 +67,7 @@ mod tests {
     use crate::types::{Rank, ReduceOp};
 
     #[test]
-    fn it_is_worked_on_where_it_lies_and_its_owner_outlives_the_operation() {
+    fn an_operation_works_in_place_and_keeps_the_owner_alive() {
         let owner = std::sync::Arc::new(());
         let mut values = [1u8, 0, 3];
         // SAFETY: the array outlives the operation, which is waited for here.
@@ -78,14 +78,15 @@ mod tests {
         assert_eq!(std::sync::Arc::strong_count(&owner), 2);
         drop(buffer);
         assert_eq!(std::sync::Arc::strong_count(&owner), 1);
-        // SAFETY: nothing is there, and nothing is looked at.
+        // SAFETY: the buffer has no elements, so the address is never read.
         let empty = unsafe { ForeignBuffer::<u64>::new(std::ptr::null_mut(), 0, ()) };
         assert!(empty.as_ref().is_empty());
         assert_eq!(values, [1, 0, 3]);
     }
-    /// The owner was dropped under the lock that its own drop takes.
+
+    /// The owner was dropped while the thread held a lock that dropping a handle also takes.
     #[test]
-    fn its_owner_may_own_handles() {
+    fn the_owner_of_a_buffer_may_own_handles() {
         let group = Group::solo();
         let never = group.receive_async::<u8>(1, Rank::ZERO, 77).unwrap();
         let marker = std::sync::Arc::new(());

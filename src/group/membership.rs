@@ -1,26 +1,27 @@
-//! Groups of some of the ranks.
+//! New groups from the ranks of a group.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::out_of_place::layout;
+use super::out_of_place::layout_digest;
 use super::{Error, Group, Membership};
 use crate::types::{LOCAL_GROUP_BIT, Rank, Site, WorldSize};
 
 impl Group {
-    /// Splits the group: ranks that pass the same colour form a new group, ordered by their keys, and by their ranks
-    /// here if keys are equal. A rank that passes no colour joins no group (MPI's `MPI_Comm_split`).
+    /// Splits the group (`MPI_Comm_split`). Ranks that pass the same colour form a new group. The new ranks are in the
+    /// order of the keys, and for equal keys in the order of the ranks in this group. A rank that passes no colour joins
+    /// no group.
     ///
     /// # Errors
     ///
     /// As [`Group::all_reduce`].
     #[track_caller]
     pub fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<Self>, Error> {
-        self.split_agreed(colour, key, 0, Site::here())
+        self.split_with_digest(colour, key, 0, Site::here())
     }
 
-    /// Splits the group if all ranks come with the same digest.
-    fn split_agreed(
+    /// Splits the group. Fails if the digests of the ranks differ.
+    fn split_with_digest(
         &self,
         colour: Option<u32>,
         key: i64,
@@ -31,12 +32,13 @@ impl Group {
             self.driver()?;
             return Ok(colour.map(|_| Self { timeout: self.timeout, ..Self::solo() }));
         };
-        // A group's number is made of its first member and a number that this one has used for nothing else, whatever its
+        // A new group's number consists of its first member and of a counter of this member. So it is unique, also if several
         // threads split at the same time.
         let next = job.next_group.fetch_add(1, Ordering::SeqCst);
         let own = [colour.map_or(-1, i64::from), key, i64::from(next)];
-        let gathering = self.prepare_all_gather_as(&own, &self.equal_counts(own.len()), digest, site)?;
-        let all = self.run_prepared(gathering)?;
+        let gather =
+            self.prepare_all_gather_with_digest(&own, &self.equal_counts(own.len()), digest, site)?;
+        let all = self.run_prepared(gather)?;
         let entries: Vec<(i64, i64, i64)> = all.chunks_exact(3).map(|e| (e[0], e[1], e[2])).collect();
         if colour.is_none() {
             return Ok(None);
@@ -52,8 +54,8 @@ impl Group {
         Ok(Some(group))
     }
 
-    /// Makes a group of these ranks, in this order. All ranks of this group have to call it with the same list; ranks
-    /// that are not in the list get `None` (MPI's `MPI_Comm_create`, torch.distributed's `new_group`).
+    /// Creates a group of these ranks, in this order (`MPI_Comm_create` in MPI, `new_group` in torch.distributed). All
+    /// ranks of this group have to call this method with the same list. Ranks that are not in the list get `None`.
     ///
     /// # Errors
     ///
@@ -66,12 +68,12 @@ impl Group {
                 return Err(Error::InvalidPeer { peer: rank, world: self.world });
             }
         }
-        let place = ranks.iter().position(|&rank| rank == self.rank);
-        let digest = layout(ranks.iter().map(|rank| rank.index()));
-        self.split_agreed(place.map(|_| 0), place.unwrap_or_default() as i64, digest, Site::here())
+        let position = ranks.iter().position(|&rank| rank == self.rank);
+        let digest = layout_digest(ranks.iter().map(|rank| rank.index()));
+        self.split_with_digest(position.map(|_| 0), position.unwrap_or_default() as i64, digest, Site::here())
     }
 
-    /// Makes a group of the same ranks, whose operations are independent of this group's.
+    /// Creates a group of the same ranks. Its operations are independent of this group's operations.
     ///
     /// # Errors
     ///
@@ -81,6 +83,7 @@ impl Group {
         self.split(Some(0), 0)?.ok_or(Error::Taken)
     }
 
+    /// Returns the group with this number and these members. This rank must be a member.
     pub(super) fn with_members(&self, id: u32, members: Arc<[Rank]>) -> Self {
         let own = self.members[self.rank.index()];
         let rank = members.iter().position(|&member| member == own).unwrap_or_default();

@@ -1,7 +1,7 @@
-//! The memory that operations read and write while they are under way.
+//! The buffers of operations.
 //!
-//! It is either owned by the operation, which gives it back at its end, or lent by a caller that waits for that end. The
-//! loan is the one place of the room where a check at run time takes the place of the compiler's.
+//! An operation either owns its buffer and returns it at its end, or borrows the buffer of a caller that waits for the end. The
+//! compiler cannot check such a borrow, because other threads may work on the operation. So it is checked at run time.
 
 use std::any::Any;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::buffer::OwnedBuffer;
 use crate::types::Element;
 
-/// Elements that an operation owns.
+/// A buffer that an operation owns, without its element type.
 trait Owned: Send {
     fn bytes(&self) -> &[u8];
     fn bytes_mut(&mut self) -> &mut [u8];
@@ -31,16 +31,16 @@ impl<B: OwnedBuffer> Owned for B {
     }
 }
 
-/// An operation's buffer.
+/// The buffer of an operation.
 pub struct Memory(MemoryKind);
 
 enum MemoryKind {
     Owned(Box<dyn Owned>),
-    Lent(BorrowedMemory),
-    /// Allocated when the message's length is known; `None` if there is not so much memory.
+    Borrowed(BorrowedMemory),
+    /// Memory that is allocated when the length of the message is known. The function returns `None` if there is not enough
+    /// memory.
     Later(fn(usize) -> Option<Box<dyn Owned>>),
-    /// One or the other of these, once the message's length is known: the memory, if it has so many elements, or one that is
-    /// allocated.
+    /// `memory`, if the message fits into it. Otherwise, memory that is allocated when the length of the message is known.
     Fitting {
         memory: Box<Memory>,
         element_bytes: usize,
@@ -49,33 +49,34 @@ enum MemoryKind {
 }
 
 impl Memory {
-    /// No elements.
+    /// Returns memory without elements.
     pub fn none() -> Self {
         Self::owned(Vec::<u8>::new())
     }
 
-    /// Elements that the operation owns until it has ended.
+    /// Returns memory that the operation owns until it has ended.
     pub fn owned(elements: impl OwnedBuffer) -> Self {
         Self(MemoryKind::Owned(Box::new(elements)))
     }
 
-    /// As many elements as the message that is received turns out to have.
+    /// Returns memory that is allocated when the length of the received message is known.
     pub fn later<T: Element>() -> Self {
         Self(MemoryKind::Later(|count| {
             zeroed::<T>(count).map(|elements| Box::new(elements) as Box<dyn Owned>)
         }))
     }
 
-    /// This memory for a message that fits, and other memory for a longer one.
-    pub(super) fn if_it_fits<T: Element>(self) -> Self {
+    /// Returns memory that is this memory for a message that fits, and new memory for a longer message.
+    pub(super) fn or_longer<T: Element>(self) -> Self {
         let Self(MemoryKind::Later(allocate)) = Self::later::<T>() else { return self };
         Self(MemoryKind::Fitting { memory: Box::new(self), element_bytes: size_of::<T>(), allocate })
     }
 
-    /// Allocates what could not be allocated before the number of elements was known; whether there is so much memory.
+    /// Allocates the memory for a message of `count` elements, if it is not allocated yet. Returns whether there is enough
+    /// memory.
     pub(super) fn prepare(&mut self, count: usize) -> bool {
         let allocate = match &mut self.0 {
-            MemoryKind::Owned(_) | MemoryKind::Lent(_) => return true,
+            MemoryKind::Owned(_) | MemoryKind::Borrowed(_) => return true,
             MemoryKind::Later(allocate) => *allocate,
             MemoryKind::Fitting { memory, element_bytes, allocate } => {
                 let room = memory.access().len() / *element_bytes;
@@ -91,36 +92,39 @@ impl Memory {
         true
     }
 
+    /// Returns a range of the bytes; `None` if they are not allocated or the range is too long.
     pub(super) fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
         match &self.0 {
             MemoryKind::Owned(owned) => owned.bytes().get(range),
-            MemoryKind::Lent(loan) => loan.bytes(range),
+            MemoryKind::Borrowed(borrowed) => borrowed.bytes(range),
             MemoryKind::Later(_) | MemoryKind::Fitting { .. } => None,
         }
     }
 
-    /// The whole buffer, if it has been allocated, and what an operation may do with it.
+    /// Returns access to the whole buffer. The buffer is empty if it has not been allocated.
     pub(super) fn access(&mut self) -> BufferAccess<'_> {
         match &mut self.0 {
             MemoryKind::Owned(owned) => owned.bytes_mut().into(),
-            MemoryKind::Lent(loan) => loan.access(),
+            MemoryKind::Borrowed(borrowed) => borrowed.access(),
             MemoryKind::Later(_) | MemoryKind::Fitting { .. } => BufferAccess::default(),
         }
     }
 
+    /// Returns a range of the bytes; `None` if they are not allocated or may not be written, or the range is too long.
     pub(super) fn bytes_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         match &mut self.0 {
             MemoryKind::Owned(owned) => owned.bytes_mut().get_mut(range),
-            MemoryKind::Lent(loan) => loan.bytes_mut(&range),
+            MemoryKind::Borrowed(borrowed) => borrowed.bytes_mut(&range),
             MemoryKind::Later(_) | MemoryKind::Fitting { .. } => None,
         }
     }
 
-    /// Gives parts of the buffer, such as operations of their own may have at the same time, and what keeps the whole.
+    /// Divides the buffer into parts, which several operations may use at the same time. Returns the owner of the whole buffer,
+    /// and the parts.
     ///
     /// # Panics
     ///
-    /// If they overlap, do not follow each other, or are more than there is.
+    /// If the ranges overlap, are not in ascending order, or exceed the buffer.
     pub(super) fn into_parts(mut self, ranges: &[Range<usize>]) -> (SplitBuffer, Vec<Self>) {
         let token = Arc::new(());
         let whole = BorrowedMemory::new(self.access(), &token);
@@ -128,53 +132,53 @@ impl Memory {
         let part = |range: &Range<usize>| {
             assert!(
                 end <= range.start && range.start <= range.end && range.end <= whole.len(),
-                "a part of its own"
+                "the parts overlap or exceed the buffer"
             );
             end = range.end;
-            Self(MemoryKind::Lent(whole.part(range, &token)))
+            Self(MemoryKind::Borrowed(whole.part(range, &token)))
         };
         let parts = ranges.iter().map(part).collect();
         drop(whole);
-        (SplitBuffer { returned: BorrowCheck(token), whole: self }, parts)
+        (SplitBuffer { parts_check: BorrowCheck(token), whole: self }, parts)
     }
 
-    /// The elements that the operation owned; none if it owned none of this type.
+    /// Returns the elements that the operation owned. Returns an empty vector if it owned no vector of this type.
     pub fn into_elements<T: Element>(self) -> Vec<T> {
         self.into_owned().unwrap_or_default()
     }
 
-    /// What the operation owned; `None` if that was nothing of this type.
+    /// Returns the buffer that the operation owned; `None` if it owned no buffer of this type.
     pub(super) fn into_owned<B: OwnedBuffer>(self) -> Option<B> {
         match self.0 {
             MemoryKind::Owned(owned) => owned.into_any().downcast().ok().map(|elements| *elements),
-            MemoryKind::Lent(_) | MemoryKind::Later(_) | MemoryKind::Fitting { .. } => None,
+            MemoryKind::Borrowed(_) | MemoryKind::Later(_) | MemoryKind::Fitting { .. } => None,
         }
     }
 }
 
-/// A buffer whose parts are in use. As with [`lend`], the process ends if it is dropped before all of them.
+/// A buffer whose parts are in use. As with [`lend`], the process aborts if this owner is dropped before all parts.
 pub(super) struct SplitBuffer {
-    /// Dropped first.
-    returned: BorrowCheck,
+    /// This field is dropped first, so that the check runs before the buffer is freed.
+    parts_check: BorrowCheck,
     whole: Memory,
 }
 
 impl SplitBuffer {
-    /// The whole buffer, whose parts have all been dropped.
+    /// Returns the whole buffer. All parts must have been dropped.
     pub(super) fn into_whole(self) -> Memory {
-        let Self { returned, whole } = self;
-        drop(returned);
+        let Self { parts_check, whole } = self;
+        drop(parts_check);
         whole
     }
 }
 
-/// So many zeros; `None` if that is more memory than there can be, or than there is. The number may be a peer's claim.
+/// Returns `count` zeros; `None` if there is not enough memory. The number may come from another rank, so it may be very large.
 pub(super) fn zeroed<T: Element>(count: usize) -> Option<Vec<T>> {
     bytemuck::allocation::try_zeroed_slice_box(count).ok().map(Vec::from)
 }
 
-/// The buffer of an operation: bytes that it may only read and, behind them, bytes that it may also write. The two may lie
-/// in different places. Offsets count through both.
+/// Access to the buffer of an operation: an input, which the operation only reads, followed by an output, which it may also
+/// write. Input and output may be separate memories, but the offsets count through both.
 #[derive(Default)]
 pub(super) struct BufferAccess<'a> {
     input: &'a [u8],
@@ -182,43 +186,44 @@ pub(super) struct BufferAccess<'a> {
 }
 
 impl BufferAccess<'_> {
-    /// How many bytes there are in both.
+    /// Returns the number of bytes of input and output together.
     pub(super) fn len(&self) -> usize {
         self.input.len() + self.output.len()
     }
 
-    /// Some of the bytes.
+    /// Returns a range of the bytes.
     ///
     /// # Panics
     ///
     /// If the buffer ends before the range does, or the range begins in the input and ends in the output.
     pub(super) fn bytes(&self, range: Range<usize>) -> &[u8] {
-        bytes_of(self.input, self.output, range).expect("the range lies in one of the two")
+        range_of(self.input, self.output, range).expect("the range is in the input or in the output")
     }
 
-    /// Some of the bytes that may be written.
+    /// Returns a range of the output.
     ///
     /// # Panics
     ///
-    /// If the range is not all in the output.
+    /// If the range is not completely in the output.
     pub(super) fn bytes_mut(&mut self, range: &Range<usize>) -> &mut [u8] {
-        let range = in_output(self.input.len(), range);
-        range.and_then(|range| self.output.get_mut(range)).expect("the range lies in the output")
+        let range = output_range(self.input.len(), range);
+        range.and_then(|range| self.output.get_mut(range)).expect("the range is in the output")
     }
 
-    /// The whole buffer, if all of it may be written.
+    /// Returns the whole buffer if all of it may be written.
     pub(super) fn all_writable(&self) -> Option<&[u8]> {
         self.input.is_empty().then_some(&*self.output)
     }
 }
 
-/// Some bytes of an input and the output behind it; `None` if neither has them all.
-fn bytes_of<'a>(input: &'a [u8], output: &'a [u8], range: Range<usize>) -> Option<&'a [u8]> {
-    if range.end <= input.len() { input.get(range) } else { output.get(in_output(input.len(), &range)?) }
+/// Returns a range of the bytes of an input followed by an output; `None` if neither contains the whole range.
+fn range_of<'a>(input: &'a [u8], output: &'a [u8], range: Range<usize>) -> Option<&'a [u8]> {
+    if range.end <= input.len() { input.get(range) } else { output.get(output_range(input.len(), &range)?) }
 }
 
-/// Where a range begins and ends in the output behind an input of so many bytes; `None` if it begins in the input.
-fn in_output(input_bytes: usize, range: &Range<usize>) -> Option<Range<usize>> {
+/// Converts a range of the whole buffer to a range of the output; `None` if it begins in the input, which has `input_bytes`
+/// bytes.
+fn output_range(input_bytes: usize, range: &Range<usize>) -> Option<Range<usize>> {
     Some(range.start.checked_sub(input_bytes)?..range.end.checked_sub(input_bytes)?)
 }
 
@@ -240,28 +245,28 @@ impl<'a> From<(&'a [u8], &'a mut [u8])> for BufferAccess<'a> {
     }
 }
 
-/// Lends `bytes` to whatever `work` does, as memory of an operation. It has to be dropped before `work` returns; a process in
-/// which it is not ends at once, for the caller would go on to use its buffer, or free it, while another thread uses it.
+/// Lends `bytes` to `work` as the memory of an operation. This memory must be dropped before `work` returns. Otherwise the
+/// process aborts, because the caller would use or free its buffer while another thread still uses it.
 pub(super) fn lend<'a, R>(bytes: impl Into<BufferAccess<'a>>, work: impl FnOnce(Memory) -> R) -> R {
     let token = Arc::new(());
-    let loan = BorrowedMemory::new(bytes.into(), &token);
-    // It looks even if `work` panics.
+    let borrowed = BorrowedMemory::new(bytes.into(), &token);
+    // The check also runs if `work` panics.
     let _check = BorrowCheck(token);
-    work(Memory(MemoryKind::Lent(loan)))
+    work(Memory(MemoryKind::Borrowed(borrowed)))
 }
 
-/// A caller's buffer, lent for as long as an operation is under way, or a part of an operation's. Only [`lend`] and
-/// [`Memory::into_parts`] make one.
+/// A caller's buffer that an operation borrows, or a part of an operation's buffer. Only [`lend`] and [`Memory::into_parts`]
+/// create such memory.
 struct BorrowedMemory {
-    /// As in [`BufferAccess`].
+    /// The input and the output, as in [`BufferAccess`].
     input: *const [u8],
     output: *mut [u8],
-    /// Tells the lender that the loan lives.
+    /// While this reference lives, [`BorrowCheck`] knows that the memory is in use.
     _token: Arc<()>,
 }
 
-// SAFETY: a loan is the only way to its output while it lives (see `lend`; `SplitBuffer` gives no access to the whole), and
-// its input is only read, so any one thread may use it.
+// SAFETY: while this memory lives, it is the only access to its output (see `lend`; `SplitBuffer` gives no access to the whole
+// buffer). Its input is only read. So any thread may use the memory.
 unsafe impl Send for BorrowedMemory {}
 
 impl BorrowedMemory {
@@ -274,7 +279,7 @@ impl BorrowedMemory {
         self.input.len() + self.output.len()
     }
 
-    /// A range of the buffer, whose end is not before its start nor behind the buffer's end.
+    /// Returns a part of the buffer. The range must be valid: its start is not after its end, and it is within the buffer.
     fn part(&self, range: &Range<usize>, token: &Arc<()>) -> Self {
         let split = self.input.len();
         let input = range.start.min(split)..range.end.min(split);
@@ -289,32 +294,32 @@ impl BorrowedMemory {
     }
 
     fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
-        // SAFETY: `lend` had valid slices, and does not return them to their owner while the loan lives; no more does
-        // `SplitBuffer`, whose whole stays where it is, for it is on the heap or a loan itself.
+        // SAFETY: the slices are valid: `lend` does not return them to their owner while this memory lives. Nor does
+        // `SplitBuffer`, whose whole buffer does not move, because it is on the heap or is borrowed itself.
         let (input, output) = unsafe { (&*self.input, &*self.output) };
-        bytes_of(input, output, range)
+        range_of(input, output, range)
     }
 
     fn access(&mut self) -> BufferAccess<'_> {
-        // SAFETY: as above; `lend` had the output mutably, and the loan itself is borrowed mutably.
+        // SAFETY: as in `bytes`; `lend` borrowed the output mutably, and `self` is borrowed mutably.
         unsafe { BufferAccess { input: &*self.input, output: &mut *self.output } }
     }
 
     fn bytes_mut(&mut self, range: &Range<usize>) -> Option<&mut [u8]> {
         // SAFETY: as in `access`.
-        unsafe { &mut *self.output }.get_mut(in_output(self.input.len(), range)?)
+        unsafe { &mut *self.output }.get_mut(output_range(self.input.len(), range)?)
     }
 }
 
-/// Sees to it that the loan has come back.
+/// Checks, when it is dropped, that all borrowed memory has been dropped.
 struct BorrowCheck(Arc<()>);
 
 impl Drop for BorrowCheck {
     fn drop(&mut self) {
-        // Only the loan has the other one. Its drop happened before, in whatever thread, or this reads 2.
+        // Only borrowed memory holds other references to the token. `get_mut` returns `None` while such a reference lives.
         if Arc::get_mut(&mut self.0).is_none() {
             eprintln!(
-                "ringtrain: a collective ended while its buffer was in use; this is a bug, and the process ends"
+                "ringtrain: a collective ended while its buffer was in use; this is a bug in ringtrain, and the process aborts"
             );
             std::process::abort();
         }
@@ -326,7 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_owned_comes_back_and_what_is_lent_is_changed_in_place() {
+    fn owned_memory_is_returned_and_borrowed_memory_is_changed_in_place() {
         let mut owned = Memory::owned(vec![1u32, 2, 3]);
         owned.bytes_mut(4..8).unwrap().copy_from_slice(&7u32.to_ne_bytes());
         assert!(owned.bytes(8..13).is_none());
@@ -334,7 +339,7 @@ mod tests {
 
         let mut access = [1u8, 2, 3];
         lend(&mut access[..], |mut lent| {
-            // As the progress thread does.
+            // The progress thread also uses the memory in another thread.
             std::thread::spawn(move || {
                 lent.bytes_mut(0..2).unwrap().fill(9);
                 assert!(lent.into_elements::<u8>().is_empty());
@@ -354,21 +359,21 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_put_elsewhere() {
+    fn a_message_that_does_not_fit_gets_new_memory() {
         for (count, fits) in [(0, true), (2, true), (3, false)] {
-            let mut memory = Memory::owned(vec![7u16, 7]).if_it_fits::<u16>();
+            let mut memory = Memory::owned(vec![7u16, 7]).or_longer::<u16>();
             assert!(memory.bytes_mut(0..0).is_none());
             assert!(memory.prepare(count));
             let elements: Vec<u16> = memory.into_elements();
             assert_eq!(elements, if fits { vec![7, 7] } else { vec![0; 3] });
         }
-        assert!(!Memory::owned(vec![7u16]).if_it_fits::<u16>().prepare(usize::MAX));
+        assert!(!Memory::owned(vec![7u16]).or_longer::<u16>().prepare(usize::MAX));
     }
 
     #[test]
-    fn parts_are_used_at_the_same_time_and_the_whole_comes_back() {
+    fn threads_use_parts_at_the_same_time_and_the_whole_buffer_is_returned() {
         let work = |whole: Memory| {
-            let (parted, parts) = whole.into_parts(&[0..2, 2..2, 3..6]);
+            let (split, parts) = whole.into_parts(&[0..2, 2..2, 3..6]);
             let write = |(index, mut part): (usize, Memory)| {
                 std::thread::spawn(move || {
                     let length = part.access().len();
@@ -380,7 +385,7 @@ mod tests {
             for thread in threads {
                 thread.join().unwrap();
             }
-            parted.into_whole()
+            split.into_whole()
         };
         assert_eq!(work(Memory::owned(vec![0u8; 7])).into_elements::<u8>(), [7, 7, 0, 9, 9, 9, 0]);
         let mut lent = [0u8; 6];
@@ -389,8 +394,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "a part of its own")]
-    fn parts_do_not_overlap() {
+    #[should_panic(expected = "the parts overlap or exceed the buffer")]
+    fn overlapping_parts_panic() {
         let _ = Memory::owned(vec![0u8; 7]).into_parts(&[0..3, 2..4]);
     }
 
@@ -420,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lent_to_be_read_is_not_written() {
+    fn a_borrowed_input_cannot_be_written() {
         lend(&[1u8, 2, 3][..], |mut lent| {
             assert_eq!(lent.bytes(1..3), Some(&[2u8, 3][..]));
             assert!(lent.bytes_mut(0..1).is_none());

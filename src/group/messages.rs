@@ -1,4 +1,4 @@
-//! Messages from one rank to another.
+//! Point-to-point messages.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -25,17 +25,18 @@ impl From<Rank> for Source {
     }
 }
 
-/// How a message is sent. A number alone is a tag: `group.send(&elements, to, 7)`.
+/// The tag and the mode of a send. A number converts to a standard send with this tag: `group.send(&elements, to, 7)`.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SendOptions {
     /// The tag.
     pub tag: u32,
-    /// When the send is complete.
+    /// The event that completes the send.
     pub mode: SendMode,
 }
 
 impl SendOptions {
-    /// A synchronous send with this tag: it is complete only when a receive has matched the message.
+    /// Returns the options of a synchronous send with this tag. The send is complete only when a receive has matched the
+    /// message.
     pub fn synchronous(tag: u32) -> Self {
         Self { tag, mode: SendMode::Synchronous }
     }
@@ -52,9 +53,9 @@ impl From<u32> for SendOptions {
 pub struct Status {
     /// The sender.
     pub source: Rank,
-    /// Its tag.
+    /// The tag.
     pub tag: u32,
-    /// The type of its elements.
+    /// The type of the elements.
     pub dtype: DType,
     /// The number of elements.
     pub count: usize,
@@ -63,17 +64,17 @@ pub struct Status {
 /// A message and its status.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Received<T> {
-    /// Its elements.
+    /// The elements of the message.
     pub elements: Vec<T>,
-    /// Its sender, tag, type and length.
+    /// The sender, tag, type and length of the message.
     pub status: Status,
 }
 
-/// A group's messages, for several threads at once: it gives access to all methods that take a group by `&self`. They
-/// do not wait for a collective of another thread.
+/// Sends and receives a group's messages from several threads at the same time. It gives access to all methods of
+/// [`Group`] that take `&self`. These methods do not wait for a collective of another thread.
 ///
-/// It keeps the group's connections open, as the group itself does. Its operations have the deadline that the group
-/// had when it was made.
+/// A messenger keeps the group's connections open, as the group itself does. Its operations have the maximum time that
+/// the group had when the messenger was created.
 #[derive(Clone)]
 pub struct Messenger(Arc<Group>);
 
@@ -86,7 +87,7 @@ impl Deref for Messenger {
 }
 
 impl Group {
-    /// A handle for messages in this group.
+    /// Creates a messenger of this group.
     pub fn messenger(&self) -> Messenger {
         Messenger(Arc::new(Self {
             job: self.job.clone(),
@@ -106,16 +107,16 @@ impl Group {
         }))
     }
 
-    /// Sends elements to `to`, and returns when they have left this rank. That may be before the receive is posted:
-    /// the receiver stores short messages, and the sender keeps long ones until then. A message from a rank to itself
-    /// is copied, so that this returns at once.
+    /// Sends elements to rank `to`, and returns when they have left this rank. The send of a short message may return before
+    /// the receive is posted, because the receiver stores the message. The send of a long message waits for the receive. A
+    /// message from a rank to itself is copied, so this method returns at once.
     ///
-    /// With [`SendOptions::synchronous`] it returns only after a receive has matched the message, within the group's
-    /// deadline. That costs a round trip. A thread that sends a synchronous message to its own rank needs a receive
-    /// that was posted before, or one in another thread.
+    /// With [`SendOptions::synchronous`], this method returns only after a receive has matched the message. That costs a
+    /// round trip. If a rank sends a synchronous message to itself, the receive must already be posted, or must be in
+    /// another thread.
     ///
-    /// Messages with the same receiver and tag are received in the order in which they were sent. The receive must be
-    /// for at least as many elements of the same type, or both ranks fail.
+    /// Messages with the same receiver and tag are received in the order in which they were sent. If the receive is for
+    /// fewer elements or for another type, the job fails.
     ///
     /// # Errors
     ///
@@ -129,10 +130,10 @@ impl Group {
     ) -> Result<(), Error> {
         let site = Site::here();
         let elements = elements.elements()?;
-        let begin = self.sending::<B::Element>(elements.len(), options.into(), site)?;
-        let to = self.peer(to)?;
+        let begin = self.begin_send::<B::Element>(elements.len(), options.into(), site)?;
+        let to = self.world_rank(to)?;
         let bytes: &[u8] = bytemuck::cast_slice(elements);
-        self.carrier()?.driver.run(begin, bytes, |memory| Submission::Send(to, memory)).map(|_| ())
+        self.message_job()?.driver.run(begin, bytes, |memory| Submission::Send(to, memory)).map(|_| ())
     }
 
     /// Starts a [`Group::send`] and returns its handle, which returns the buffer.
@@ -147,7 +148,7 @@ impl Group {
         to: Rank,
         options: impl Into<SendOptions>,
     ) -> Result<Handle<B>, Error> {
-        let begin = self.sending::<B::Element>(elements.as_ref().len(), options.into(), Site::here())?;
+        let begin = self.begin_send::<B::Element>(elements.as_ref().len(), options.into(), Site::here())?;
         self.submit_send(begin, elements, to)
     }
 
@@ -157,19 +158,19 @@ impl Group {
         elements: B,
         to: Rank,
     ) -> Result<Handle<B>, Error> {
-        let to = self.peer(to)?;
-        let job = self.carrier()?;
+        let to = self.world_rank(to)?;
+        let job = self.message_job()?;
         let id = job.driver.submit(begin, Submission::Send(to, Memory::owned(elements)))?;
         let finish = |outcome: OperationOutput| outcome.memory.into_owned().ok_or(Error::Taken);
         Ok(Handle::pending(Arc::clone(job), id, finish))
     }
 
-    /// Receives a message into the beginning of `buffer`, which must be long enough for it. `None` as a tag means any
-    /// tag.
+    /// Receives a message into the beginning of `buffer`, which must be long enough for the message. A tag of `None`
+    /// accepts any tag.
     ///
     /// # Errors
     ///
-    /// As [`Group::send`], and [`Error::NothingSent`] if no other rank could send it and this one has not.
+    /// As [`Group::send`], and [`Error::NothingSent`] if only this rank itself could send the message and has not sent it.
     #[track_caller]
     pub fn receive<B: Buffer + ?Sized>(
         &self,
@@ -180,7 +181,7 @@ impl Group {
         let site = Site::here();
         let elements = buffer.elements_mut()?;
         let (begin, pattern) =
-            self.receiving::<B::Element>(elements.len(), source.into(), tag.into(), site)?;
+            self.begin_receive::<B::Element>(elements.len(), source.into(), tag.into(), site)?;
         self.receive_into(begin, pattern, elements)
     }
 
@@ -190,27 +191,28 @@ impl Group {
         pattern: Pattern,
         elements: &mut [T],
     ) -> Result<Status, Error> {
-        self.receive_at(begin, pattern, elements, |memory| memory)
+        self.receive_with(begin, pattern, elements, |memory| memory)
     }
 
-    fn receive_at<T: Element>(
+    /// Receives a message into memory that `convert` makes from the caller's elements.
+    fn receive_with<T: Element>(
         &self,
         begin: Begin,
         pattern: Pattern,
         elements: &mut [T],
-        place: impl FnOnce(Memory) -> Memory,
+        convert: impl FnOnce(Memory) -> Memory,
     ) -> Result<Status, Error> {
-        let driver = &self.carrier()?.driver;
-        if self.is_for_itself(pattern) && driver.probe(pattern, driver.now())?.is_none() {
+        let driver = &self.message_job()?.driver;
+        if self.accepts_only_own_messages(pattern) && driver.probe(pattern, driver.now())?.is_none() {
             return Err(Error::NothingSent);
         }
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(elements);
-        let envelope = driver.run(begin, bytes, |memory| Submission::Receive(pattern, place(memory)))?;
+        let envelope = driver.run(begin, bytes, |memory| Submission::Receive(pattern, convert(memory)))?;
         envelope.map(|envelope| self.status(&envelope)).ok_or(Error::Taken)
     }
 
-    /// [`Group::receive`] that does not fail the group: a message longer than the buffer is received and discarded,
-    /// this rank gets [`Error::Truncated`], and the group can still be used, as MPI programs expect.
+    /// [`Group::receive`] that does not fail the job if the message is longer than the buffer. Such a message is received
+    /// and discarded, and this rank gets [`Error::Truncated`]. The group can still be used, as MPI programs expect.
     ///
     /// # Errors
     ///
@@ -225,12 +227,13 @@ impl Group {
         let site = Site::here();
         let elements = buffer.elements_mut()?;
         let room = elements.len();
-        let (begin, pattern) = self.receiving::<B::Element>(usize::MAX, source.into(), tag.into(), site)?;
-        let place = |memory: Memory| memory.if_it_fits::<B::Element>();
-        self.receive_at(begin, pattern, elements, place).and_then(|status| fitting(status, room))
+        let (begin, pattern) =
+            self.begin_receive::<B::Element>(usize::MAX, source.into(), tag.into(), site)?;
+        let convert = |memory: Memory| memory.or_longer::<B::Element>();
+        self.receive_with(begin, pattern, elements, convert).and_then(|status| check_length(status, room))
     }
 
-    /// Asynchronous [`Group::receive_fitting`]; the handle returns the buffer, if the message fitted.
+    /// Asynchronous [`Group::receive_fitting`]; the handle returns the buffer if the message is not longer.
     ///
     /// # Errors
     ///
@@ -244,11 +247,12 @@ impl Group {
     ) -> Result<Handle<(B, Status)>, Error> {
         let room = buffer.as_ref().len();
         let (begin, pattern) =
-            self.receiving::<B::Element>(usize::MAX, source.into(), tag.into(), Site::here())?;
-        self.submit_receive_at(begin, pattern, Memory::owned(buffer).if_it_fits::<B::Element>(), room)
+            self.begin_receive::<B::Element>(usize::MAX, source.into(), tag.into(), Site::here())?;
+        self.submit_receive_into(begin, pattern, Memory::owned(buffer).or_longer::<B::Element>(), room)
     }
 
-    /// Asynchronously receives a message of at most `count_max` elements. It allocates as much as the message needs.
+    /// Asynchronously receives a message of at most `count_max` elements. The receive allocates the memory that the message
+    /// needs.
     ///
     /// # Errors
     ///
@@ -261,7 +265,7 @@ impl Group {
         tag: impl Into<Option<u32>>,
     ) -> Result<Handle<Received<T>>, Error> {
         let site = Site::here();
-        let (begin, pattern) = self.receiving::<T>(count_max, source.into(), tag.into(), site)?;
+        let (begin, pattern) = self.begin_receive::<T>(count_max, source.into(), tag.into(), site)?;
         self.submit_receive(begin, pattern)
     }
 
@@ -279,23 +283,23 @@ impl Group {
     ) -> Result<Handle<(B, Status)>, Error> {
         let count = buffer.as_ref().len();
         let (begin, pattern) =
-            self.receiving::<B::Element>(count, source.into(), tag.into(), Site::here())?;
-        self.submit_receive_at(begin, pattern, Memory::owned(buffer), count)
+            self.begin_receive::<B::Element>(count, source.into(), tag.into(), Site::here())?;
+        self.submit_receive_into(begin, pattern, Memory::owned(buffer), count)
     }
 
-    fn submit_receive_at<B: OwnedBuffer>(
+    fn submit_receive_into<B: OwnedBuffer>(
         &self,
         begin: Begin,
         pattern: Pattern,
         memory: Memory,
         room: usize,
     ) -> Result<Handle<(B, Status)>, Error> {
-        let job = self.carrier()?;
+        let job = self.message_job()?;
         let id = job.driver.submit(begin, Submission::Receive(pattern, memory))?;
         let members = Arc::clone(&self.members);
         Ok(Handle::pending(Arc::clone(job), id, move |outcome: OperationOutput| {
             let envelope = outcome.envelope.ok_or(Error::Taken)?;
-            let status = fitting(status(&members, &envelope), room)?;
+            let status = check_length(status(&members, &envelope), room)?;
             Ok((outcome.memory.into_owned().ok_or(Error::Taken)?, status))
         }))
     }
@@ -305,7 +309,7 @@ impl Group {
         begin: Begin,
         pattern: Pattern,
     ) -> Result<Handle<Received<T>>, Error> {
-        let job = self.carrier()?;
+        let job = self.message_job()?;
         let id = job.driver.submit(begin, Submission::Receive(pattern, Memory::later::<T>()))?;
         let members = Arc::clone(&self.members);
         Ok(Handle::pending(Arc::clone(job), id, move |outcome: OperationOutput| {
@@ -315,7 +319,8 @@ impl Group {
         }))
     }
 
-    /// Sends to one rank and receives from another, or the same, at the same time, as in the exchange of halos.
+    /// Sends a message to one rank, and at the same time receives a message from another rank or the same rank
+    /// (`MPI_Sendrecv`). Programs use it for example to exchange halos.
     ///
     /// # Errors
     ///
@@ -332,21 +337,22 @@ impl Group {
     {
         let site = Site::here();
         let (elements, buffer) = (elements.elements()?, buffer.elements_mut()?);
-        let send = self.sending::<I::Element>(elements.len(), send_tag.into(), site)?;
-        let to = self.peer(to)?;
-        let (begin, pattern) = self.receiving::<B::Element>(buffer.len(), source, receive_tag, site)?;
-        let driver = &self.carrier()?.driver;
+        let send = self.begin_send::<I::Element>(elements.len(), send_tag.into(), site)?;
+        let to = self.world_rank(to)?;
+        let (begin, pattern) = self.begin_receive::<B::Element>(buffer.len(), source, receive_tag, site)?;
+        let driver = &self.message_job()?.driver;
         let bytes: &[u8] = bytemuck::cast_slice(elements);
         memory::lend(bytes, |memory| {
             let sent = driver.begin(send, Submission::Send(to, memory), true)?;
             let received = self.receive_into(begin, pattern, buffer);
-            // What is lent comes back, whatever became of the other half.
+            // The send must end even if the receive has failed, because it uses the borrowed elements.
             driver.wait_for_borrowed(sent).unwrap_or(Err(Error::Taken))?;
             received
         })
     }
 
-    /// Looks for a message that has arrived and has no receive yet. The message is not received.
+    /// Returns the status of a message that has arrived and that no receive has matched (`MPI_Iprobe`). The message is not
+    /// received.
     ///
     /// # Errors
     ///
@@ -359,8 +365,8 @@ impl Group {
         self.probe_for(source, tag, Duration::ZERO)
     }
 
-    /// Waits until a message has arrived that has no receive yet. The message is not received. `None` after
-    /// `timeout`, and at once if no other rank could send it and this one has not.
+    /// Waits until a message has arrived that no receive has matched (`MPI_Probe`). The message is not received. Returns
+    /// `None` after `timeout`. Returns `None` at once if only this rank itself could send the message and has not sent it.
     ///
     /// # Errors
     ///
@@ -372,14 +378,14 @@ impl Group {
         timeout: Duration,
     ) -> Result<Option<Status>, Error> {
         let pattern = self.pattern(source.into(), tag.into())?;
-        let driver = &self.carrier()?.driver;
-        let timeout = if self.is_for_itself(pattern) { Duration::ZERO } else { timeout };
+        let driver = &self.message_job()?.driver;
+        let timeout = if self.accepts_only_own_messages(pattern) { Duration::ZERO } else { timeout };
         let until = driver.now().saturating_add(timeout);
         Ok(driver.probe(pattern, until)?.map(|envelope| self.status(&envelope)))
     }
 
-    /// What a sender asks for.
-    pub(super) fn sending<T: Element>(
+    /// Returns the engine's description of a send.
+    pub(super) fn begin_send<T: Element>(
         &self,
         count: usize,
         SendOptions { tag, mode }: SendOptions,
@@ -391,8 +397,8 @@ impl Group {
         Ok(Begin { mode, ..self.message::<T>(count, tag, site) })
     }
 
-    /// What is asked for by who receives, and from whom.
-    pub(super) fn receiving<T: Element>(
+    /// Returns the engine's description of a receive, and the pattern of the messages that it accepts.
+    pub(super) fn begin_receive<T: Element>(
         &self,
         count_max: usize,
         source: Source,
@@ -400,11 +406,12 @@ impl Group {
         site: Site,
     ) -> Result<(Begin, Pattern), Error> {
         let pattern = self.pattern(source, tag)?;
-        // No message is longer than memory can be.
+        // A message cannot be longer than the address space.
         let count_max = count_max.min(isize::MAX as usize / size_of::<T>());
         Ok((self.message::<T>(count_max, tag.unwrap_or(ANY_TAG), site), pattern))
     }
 
+    /// Returns the engine's description of a message.
     fn message<T: Element>(&self, count: usize, tag: u32, site: Site) -> Begin {
         let contract = Contract {
             operation: Operation::Message,
@@ -419,8 +426,8 @@ impl Group {
         Begin { group: self.id, contract, timeout, spent, site, mode }
     }
 
-    /// The rank in the job of a member.
-    fn peer(&self, peer: Rank) -> Result<Rank, Error> {
+    /// Returns the world rank of a member.
+    fn world_rank(&self, peer: Rank) -> Result<Rank, Error> {
         let member = self.members.get(peer.index()).copied();
         member.ok_or(Error::InvalidPeer { peer, world: self.world })
     }
@@ -428,7 +435,7 @@ impl Group {
     fn pattern(&self, source: Source, tag: Option<u32>) -> Result<Pattern, Error> {
         let source = match source {
             Source::Any => None,
-            Source::Rank(rank) => Some(self.peer(rank)?),
+            Source::Rank(rank) => Some(self.world_rank(rank)?),
         };
         if tag == Some(ANY_TAG) {
             return Err(Error::InvalidTag);
@@ -436,14 +443,15 @@ impl Group {
         Ok(Pattern { group: self.id, source, tag })
     }
 
-    /// Whether no other rank can send what fits.
-    fn is_for_itself(&self, pattern: Pattern) -> bool {
+    /// Returns whether only this rank itself can send a message that fits the pattern.
+    fn accepts_only_own_messages(&self, pattern: Pattern) -> bool {
         let own = self.members[self.rank.index()];
         self.world == WorldSize::ONE || pattern.source == Some(own)
     }
 
-    /// What carries messages: the job, or, in a world of one, an engine for those to itself, made when it is first needed.
-    fn carrier(&self) -> Result<&Arc<SharedJob>, Error> {
+    /// Returns the job that carries messages. In a world of one rank, this is a job for messages of the rank to itself, which is
+    /// created when it is first needed.
+    fn message_job(&self) -> Result<&Arc<SharedJob>, Error> {
         self.driver()?;
         if let Some(job) = self.job.as_ref().or_else(|| self.self_job.get()) {
             return Ok(job);
@@ -457,11 +465,12 @@ impl Group {
     }
 }
 
-/// What is known of a message, if there is room for it.
-fn fitting(status: Status, room: usize) -> Result<Status, Error> {
+/// Returns an error if the message is longer than the buffer of `room` elements.
+fn check_length(status: Status, room: usize) -> Result<Status, Error> {
     if status.count <= room { Ok(status) } else { Err(Error::Truncated { status, room }) }
 }
 
+/// Converts the description of a message. The source becomes a rank of the group.
 fn status(members: &[Rank], envelope: &Envelope) -> Status {
     let position = members.iter().position(|&member| member == envelope.source);
     Status {

@@ -1,4 +1,4 @@
-//! Objects: whatever serde can serialise, as `MessagePack`, which describes itself.
+//! Collectives and messages of objects: all values that serde can serialise. They are sent in the `MessagePack` format.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -7,7 +7,7 @@ use super::messages::{SendOptions, Source, Status};
 use super::{Error, Group};
 use crate::types::Rank;
 
-/// The longest encoded object, in bytes. A rank allocates as much as another rank announces, up to this limit.
+/// The maximum length of an encoded object in bytes. A receiver allocates the length that the sender announces, up to this limit.
 pub const OBJECT_BYTES_MAX: usize = 1 << 30;
 
 impl Group {
@@ -24,13 +24,13 @@ impl Group {
         root: Rank,
     ) -> Result<O, Error> {
         self.check_root(root)?;
-        // An object that cannot be encoded is everybody's error, or the others would wait for it.
+        // If the object cannot be encoded, all ranks must return an error. Otherwise the other ranks would wait for the object.
         let encoded = if self.rank == root { encode(object) } else { Ok(Vec::new()) };
         let mut length = [encoded.as_ref().map_or(u64::MAX, |bytes| bytes.len() as u64)];
         self.broadcast(&mut length, root)?;
         let mut bytes = encoded?;
         if length[0] > OBJECT_BYTES_MAX as u64 {
-            return Err(Error::Object(format!("of rank {root} could not be encoded there")));
+            return Err(Error::Object(format!("of rank {root} could not be encoded on that rank")));
         }
         bytes.resize(length[0] as usize, 0);
         self.broadcast(&mut bytes, root)?;
@@ -71,8 +71,8 @@ impl Group {
         if self.rank == root { split(&all, &lengths).map(decode).collect() } else { Ok(Vec::new()) }
     }
 
-    /// Sends the r-th of the root's objects, of which there is one for each rank, to rank r. The other ranks' objects
-    /// are ignored.
+    /// Sends `objects[r]` of the root to rank r. The root passes one object for each rank. The other ranks' objects are
+    /// ignored.
     ///
     /// # Errors
     ///
@@ -91,11 +91,11 @@ impl Group {
             if objects.len() == n {
                 let all: Result<Vec<Vec<u8>>, Error> = objects.iter().map(encode).collect();
                 encoded = all.map(|all| {
-                    lengths = all.iter().map(|one| one.len() as u64).collect();
+                    lengths = all.iter().map(|object| object.len() as u64).collect();
                     all.concat()
                 });
             } else {
-                encoded = Err(Error::InvalidCounts("there is not one object for each rank"));
+                encoded = Err(Error::InvalidCounts("there must be one object for each rank"));
             }
             if encoded.is_err() {
                 lengths.fill(u64::MAX);
@@ -103,7 +103,7 @@ impl Group {
         }
         self.broadcast(&mut lengths, root)?;
         let encoded = encoded?;
-        let lengths = checked(&lengths)?;
+        let lengths = check_lengths(&lengths)?;
         decode(&self.scatter_uneven(&encoded, &lengths, root)?)
     }
 
@@ -122,7 +122,7 @@ impl Group {
         self.send(&encode(object)?, to, options)
     }
 
-    /// Receives an object, and returns it with its sender's rank.
+    /// Receives an object, and returns the object and the status of its message.
     ///
     /// # Errors
     ///
@@ -136,17 +136,18 @@ impl Group {
         self.receive_object_async(source, tag)?.wait()
     }
 
-    /// All ranks' lengths; an error on all ranks if one of them has nothing to send.
+    /// Gathers the lengths of all ranks' objects. Returns an error on all ranks if any rank could not encode its object.
     #[track_caller]
     fn object_lengths(&mut self, encoded: &Result<Vec<u8>, Error>) -> Result<Vec<usize>, Error> {
         let own = encoded.as_ref().map_or(u64::MAX, |bytes| bytes.len() as u64);
-        checked(&self.all_gather_from(&[own])?)
+        check_lengths(&self.all_gather_from(&[own])?)
     }
 }
 
-fn checked(lengths: &[u64]) -> Result<Vec<usize>, Error> {
+/// Converts the lengths. Returns an error if a rank could not encode its object, which its length shows.
+fn check_lengths(lengths: &[u64]) -> Result<Vec<usize>, Error> {
     match lengths.iter().position(|&length| length > OBJECT_BYTES_MAX as u64) {
-        Some(rank) => Err(Error::Object(format!("of rank {rank} could not be encoded there"))),
+        Some(rank) => Err(Error::Object(format!("of rank {rank} could not be encoded on that rank"))),
         None => Ok(lengths.iter().map(|&length| length as usize).collect()),
     }
 }
@@ -157,7 +158,7 @@ pub(super) fn encode<O: Serialize>(object: &O) -> Result<Vec<u8>, Error> {
     if bytes.len() > OBJECT_BYTES_MAX {
         let length = bytes.len();
         return Err(Error::Object(format!(
-            "is {length} bytes long, more than the {OBJECT_BYTES_MAX} that it may be"
+            "has {length} bytes, more than the limit of {OBJECT_BYTES_MAX} bytes"
         )));
     }
     Ok(bytes)
@@ -167,11 +168,11 @@ pub(super) fn decode<O: DeserializeOwned>(bytes: &[u8]) -> Result<O, Error> {
     rmp_serde::from_slice(bytes).map_err(|error| Error::Object(format!("cannot be decoded: {error}")))
 }
 
-/// The parts of these lengths, which come to the whole.
+/// Splits the bytes into parts of these lengths, whose sum must be the number of bytes.
 fn split<'a>(mut all: &'a [u8], lengths: &[usize]) -> impl Iterator<Item = &'a [u8]> {
     lengths.iter().map(move |&length| {
-        let (one, rest) = all.split_at(length);
+        let (part, rest) = all.split_at(length);
         all = rest;
-        one
+        part
     })
 }

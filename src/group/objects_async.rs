@@ -1,7 +1,8 @@
-//! Objects that travel by themselves, in messages: each says how long it is, so that one operation is enough.
+//! Asynchronous collectives of objects. They send point-to-point messages. A message contains its length, so the ranks need no
+//! separate operation to exchange lengths.
 //!
-//! The messages have a space of their own beside the group's, so that no receive of the program's takes one of them; and all
-//! ranks begin such operations in the same order, by which they are numbered.
+//! These messages belong to an internal group ([`OBJECTS_GROUP_BIT`]), so that no receive of the program takes one of them. All
+//! ranks begin the collectives of objects in the same order, and the number of a collective is the tag of its messages.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -13,12 +14,12 @@ use crate::engine::{Begin, Pattern};
 use crate::types::{ANY_TAG, OBJECTS_GROUP_BIT, Rank, Site};
 
 impl Group {
-    /// Asynchronous [`Group::broadcast_object`]. The root sends it to each of the others.
+    /// Asynchronous [`Group::broadcast_object`]. The root sends the object to each of the other ranks.
     ///
     /// # Errors
     ///
-    /// As [`Group::broadcast_object`]; the handle returns later failures, and that of an object that cannot be encoded.
-    /// This and [`Group::broadcast_object`] are two operations: all ranks call the same.
+    /// As [`Group::broadcast_object`]; the handle returns later failures, and the error if the object cannot be encoded.
+    /// All ranks must call this method, or all ranks must call [`Group::broadcast_object`].
     #[track_caller]
     pub fn broadcast_object_async<O: Serialize + DeserializeOwned + 'static>(
         &mut self,
@@ -26,12 +27,12 @@ impl Group {
         root: Rank,
     ) -> Result<Handle<O>, Error> {
         self.check_root(root)?;
-        let own = if self.rank == root { self.for_all(&encode(object)) } else { Vec::new() };
-        let one = self.exchange_objects(own, vec![root], Site::here())?;
-        Ok(one.and_then(|mut objects| objects.pop().ok_or(Error::Taken)))
+        let own = if self.rank == root { self.same_for_each_rank(&encode(object)) } else { Vec::new() };
+        let handle = self.exchange_objects(own, vec![root], Site::here())?;
+        Ok(handle.and_then(|mut objects| objects.pop().ok_or(Error::Taken)))
     }
 
-    /// Asynchronous [`Group::all_gather_object`]. Each rank sends its object to each of the others.
+    /// Asynchronous [`Group::all_gather_object`]. Each rank sends its object to each of the other ranks.
     ///
     /// # Errors
     ///
@@ -41,7 +42,7 @@ impl Group {
         &mut self,
         object: &O,
     ) -> Result<Handle<Vec<O>>, Error> {
-        let own = self.for_all(&encode(object));
+        let own = self.same_for_each_rank(&encode(object));
         self.exchange_objects(own, self.world.ranks().collect(), Site::here())
     }
 
@@ -73,18 +74,18 @@ impl Group {
         root: Rank,
     ) -> Result<Handle<O>, Error> {
         self.check_root(root)?;
-        let own = if self.rank == root { self.for_each(objects) } else { Vec::new() };
-        let one = self.exchange_objects(own, vec![root], Site::here())?;
-        Ok(one.and_then(|mut objects| objects.pop().ok_or(Error::Taken)))
+        let own = if self.rank == root { self.encode_for_each_rank(objects) } else { Vec::new() };
+        let handle = self.exchange_objects(own, vec![root], Site::here())?;
+        Ok(handle.and_then(|mut objects| objects.pop().ok_or(Error::Taken)))
     }
 
-    /// Sends the r-th of this rank's objects, of which there is one for each rank, to rank r, and returns the objects
-    /// that the ranks have for this one, in rank order.
+    /// Sends `objects[r]` of this rank to rank r. Each rank passes one object for each rank. Returns the objects that the
+    /// ranks have sent to this rank, in rank order.
     ///
     /// # Errors
     ///
-    /// [`Error::Object`] if an object cannot be encoded, on this rank and its receiver, [`Error::InvalidCounts`] if
-    /// there is not one for each rank, or as [`Group::all_to_all`].
+    /// [`Error::Object`] if an object cannot be encoded, on this rank and on the receiver of the object.
+    /// [`Error::InvalidCounts`] if there is not one object for each rank. The errors of [`Group::all_to_all`].
     #[track_caller]
     pub fn all_to_all_object<O: Serialize + DeserializeOwned + 'static>(
         &mut self,
@@ -97,13 +98,13 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_to_all_object`]; the handle returns later failures, and that of an object that cannot be encoded.
+    /// As [`Group::all_to_all_object`]; the handle returns later failures, and the error if an object cannot be encoded.
     #[track_caller]
     pub fn all_to_all_object_async<O: Serialize + DeserializeOwned + 'static>(
         &mut self,
         objects: &[O],
     ) -> Result<Handle<Vec<O>>, Error> {
-        let own = self.for_each(objects);
+        let own = self.encode_for_each_rank(objects);
         self.exchange_objects(own, self.world.ranks().collect(), Site::here())
     }
 
@@ -137,21 +138,23 @@ impl Group {
         Ok(received.and_then(|Received { elements, status }| Ok((decode(&elements)?, status))))
     }
 
-    fn for_all(&self, encoded: &Result<Vec<u8>, Error>) -> Vec<Encoded> {
+    /// Returns the same encoded object for each rank.
+    fn same_for_each_rank(&self, encoded: &Result<Vec<u8>, Error>) -> Vec<Encoded> {
         self.world.ranks().map(|rank| (rank, encoded.clone())).collect()
     }
 
-    fn for_each<O: Serialize>(&self, objects: &[O]) -> Vec<Encoded> {
-        let is_one_each = objects.len() == self.world.as_usize();
-        let object = |rank: Rank| match objects.get(rank.index()).filter(|_| is_one_each) {
+    /// Encodes one object for each rank.
+    fn encode_for_each_rank<O: Serialize>(&self, objects: &[O]) -> Vec<Encoded> {
+        let has_one_for_each = objects.len() == self.world.as_usize();
+        let object = |rank: Rank| match objects.get(rank.index()).filter(|_| has_one_for_each) {
             Some(object) => encode(object),
-            None => Err(Error::InvalidCounts("there is not one object for each rank")),
+            None => Err(Error::InvalidCounts("there must be one object for each rank")),
         };
         self.world.ranks().map(|rank| (rank, object(rank))).collect()
     }
 
-    /// Sends each of these ranks an object, and receives one from each of those. What could not be encoded is sent as
-    /// nothing, which no object is, so that nobody waits for it.
+    /// Sends an object to each rank in `to`, and receives an object from each rank in `from`. If an object could not be encoded,
+    /// an empty message is sent instead, so that its receiver does not wait. No encoded object is empty.
     fn exchange_objects<O: DeserializeOwned + 'static>(
         &mut self,
         to: Vec<Encoded>,
@@ -167,12 +170,12 @@ impl Group {
                 failure = Err(error);
                 Vec::new()
             });
-            let begin = Begin { group, ..self.sending::<u8>(bytes.len(), tag.into(), site)? };
+            let begin = Begin { group, ..self.begin_send::<u8>(bytes.len(), tag.into(), site)? };
             parts.push(self.submit_send(begin, bytes, to)?.and_then(|_| Ok(None)));
         }
         for &from in &from {
             let source = Source::Rank(from);
-            let (begin, pattern) = self.receiving::<u8>(OBJECT_BYTES_MAX, source, Some(tag), site)?;
+            let (begin, pattern) = self.begin_receive::<u8>(OBJECT_BYTES_MAX, source, Some(tag), site)?;
             let (begin, pattern) = (Begin { group, ..begin }, Pattern { group, ..pattern });
             let received = self.submit_receive::<u8>(begin, pattern)?;
             parts.push(received.and_then(|received| Ok(Some(received.elements))));
@@ -184,12 +187,13 @@ impl Group {
     }
 }
 
-/// An object for a rank, if it could be encoded.
+/// A rank, and the encoded object for this rank or the error of encoding it.
 type Encoded = (Rank, Result<Vec<u8>, Error>);
 
+/// Decodes an object from rank `from`. An empty message means that this rank could not encode the object.
 fn decode_from<O: DeserializeOwned>(from: Rank, bytes: &[u8]) -> Result<O, Error> {
     if bytes.is_empty() {
-        return Err(Error::Object(format!("of rank {from} could not be encoded there")));
+        return Err(Error::Object(format!("of rank {from} could not be encoded on that rank")));
     }
     decode(bytes)
 }

@@ -1,30 +1,31 @@
-//! Of how many connections links consist: what was asked for, or what is measured when the group forms.
+//! The number of connections of each link: a requested number, or the faster number in a measurement at the start of the job.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Instant;
 
 use super::share::LocalTransport;
-use super::tune::{median, ring};
+use super::tune::{median, use_ring};
 use super::{Error, Group};
 use crate::types::ReduceOp;
 use crate::wire::handshake::STREAMS_MAX;
 
-/// How many are tried where that is measured.
-const TRIED: u8 = 4;
-/// By what part of the time they must be faster.
-const GAIN: f64 = 0.1;
-/// How often each is timed, after one time that does not count; the median does.
+/// The number of connections that is compared with one connection.
+const MEASURED_STREAMS: u8 = 4;
+/// Several connections are used only if they reduce the time at least by this fraction.
+const MIN_GAIN: f64 = 0.1;
+/// The number of times that each choice is timed, after one warm-up. The median counts.
 const ROUNDS: usize = 5;
-/// How long one of them is to take, in nanoseconds: all of them take some 50 ms. What limits a connection may let the first
-/// 100 KB or so pass.
-const TRIAL: f64 = 4e6;
-/// Bytes that each rank sends around the ring to learn how many that are, how often it does that, the fastest of which counts,
-/// and at least and at most how many it may be then.
-const FIRST: usize = 64 << 10;
+/// The intended time of one measurement in nanoseconds. All measurements together take some 50 ms. Networks that limit the rate
+/// of a connection often let the first 100 KB pass at full speed, so a measurement must be longer.
+const TRIAL_NS: f64 = 4e6;
+/// The number of bytes that each rank sends in a probe, from which the length of the measurements is computed.
+const PROBE_BYTES: usize = 64 << 10;
+/// The number of probes. The fastest one counts.
 const PROBES: usize = 3;
-const LEAST: usize = 64 << 10;
-const MOST: usize = 8 << 20;
+/// The least and the most bytes that each rank sends in a measurement.
+const TRIAL_BYTES_MIN: usize = 64 << 10;
+const TRIAL_BYTES_MAX: usize = 8 << 20;
 
 /// The number of connections of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,17 +38,17 @@ enum StreamChoice {
 }
 
 impl Streams {
-    /// One, the default.
+    /// One connection, the default.
     pub const ONE: Self = Self(StreamChoice::Fixed(1));
-    /// One or four, depending on which is measured to be faster when the group forms.
+    /// One or four connections. The ranks measure at the start of the job which number is faster.
     pub const AUTO: Self = Self(StreamChoice::Measured);
 
-    /// This number of connections, from 1 to 8.
+    /// Returns `count` connections; `None` unless `count` is from 1 to 8.
     pub fn new(count: u8) -> Option<Self> {
         (1..=STREAMS_MAX).contains(&count).then_some(Self(StreamChoice::Fixed(count)))
     }
 
-    /// As the rendezvous says it.
+    /// Encodes the setting for the rendezvous. 0 means [`Streams::AUTO`].
     pub(super) fn to_byte(self) -> u8 {
         match self.0 {
             StreamChoice::Measured => 0,
@@ -55,14 +56,15 @@ impl Streams {
         }
     }
 
+    /// Decodes [`Streams::to_byte`].
     pub(super) fn from_byte(byte: u8) -> Option<Self> {
         if byte == 0 { Some(Self::AUTO) } else { Self::new(byte) }
     }
 
-    /// With how many links begin.
-    pub(super) fn at_first(self) -> u8 {
+    /// Returns the number of connections that each link opens at the start of the job.
+    pub(super) fn initial_count(self) -> u8 {
         match self.0 {
-            StreamChoice::Measured => TRIED,
+            StreamChoice::Measured => MEASURED_STREAMS,
             StreamChoice::Fixed(count) => count,
         }
     }
@@ -99,12 +101,12 @@ impl fmt::Display for Streams {
     }
 }
 
-/// Takes one connection for each link or those that there are, whichever is faster around the ring. All ranks of the job
-/// have to call this, before anybody else uses it, and decide the same.
+/// Measures whether one connection or several connections are faster on the ring, and uses the faster number for each link. All
+/// ranks of the job have to call this function, before the job is used for anything else. All ranks choose the same number.
 pub(super) fn choose(group: &mut Group, local: LocalTransport) -> Result<(), Error> {
-    // Whoever shares memory sends little over links.
-    let has_memory = local != LocalTransport::Tcp && group.local_size() == group.size();
-    let count = if has_memory { 1 } else { measure(group)? };
+    // Ranks that share memory send little data over links.
+    let shares_memory = local != LocalTransport::Tcp && group.local_size() == group.size();
+    let count = if shares_memory { 1 } else { measure(group)? };
     group.with_job(|job| {
         if count == 1 {
             job.driver.use_single_connection();
@@ -116,19 +118,21 @@ pub(super) fn choose(group: &mut Group, local: LocalTransport) -> Result<(), Err
     Ok(())
 }
 
+/// Returns the number of connections that is faster.
 fn measure(group: &mut Group) -> Result<u8, Error> {
-    // The first time is also the one in which the connections come.
-    time(group, TRIED, FIRST)?;
-    let mut first = [f64::INFINITY];
+    // The first call opens the connections, so its time does not count.
+    time(group, MEASURED_STREAMS, PROBE_BYTES)?;
+    let mut probe_ns = [f64::INFINITY];
     for _ in 0..PROBES {
-        first[0] = first[0].min(time(group, 1, FIRST)?);
+        probe_ns[0] = probe_ns[0].min(time(group, 1, PROBE_BYTES)?);
     }
-    group.all_reduce(&mut first, ReduceOp::Max)?;
-    let bytes = (FIRST as f64 * TRIAL / first[0]).clamp(LEAST as f64, MOST as f64) as usize;
+    group.all_reduce(&mut probe_ns, ReduceOp::Max)?;
+    let bytes = (PROBE_BYTES as f64 * TRIAL_NS / probe_ns[0])
+        .clamp(TRIAL_BYTES_MIN as f64, TRIAL_BYTES_MAX as f64) as usize;
     let mut times = [Vec::new(), Vec::new()];
     for round in 0..=ROUNDS {
-        // In turns, so that what disturbs one disturbs the other too.
-        for (count, times) in [1, TRIED].into_iter().zip(&mut times) {
+        // Measure both numbers in turns, so that other load affects both alike.
+        for (count, times) in [1, MEASURED_STREAMS].into_iter().zip(&mut times) {
             let time = time(group, count, bytes)?;
             if round > 0 {
                 times.push(time);
@@ -139,14 +143,15 @@ fn measure(group: &mut Group) -> Result<u8, Error> {
     let mut medians = [median(one), median(several)];
     group.all_reduce(&mut medians, ReduceOp::Max)?;
     let [one, several] = medians;
-    log::debug!("{bytes} bytes take {one} ns with 1 connection and {several} ns with {TRIED}");
-    Ok(if several <= one * (1.0 - GAIN) { TRIED } else { 1 })
+    log::debug!("{bytes} bytes take {one} ns with 1 connection and {several} ns with {MEASURED_STREAMS}");
+    Ok(if several <= one * (1.0 - MIN_GAIN) { MEASURED_STREAMS } else { 1 })
 }
 
-/// The time, in nanoseconds, in which every rank's bytes go around the ring, each link sending on so many connections.
+/// Returns the time in nanoseconds of an all-gather of `bytes` bytes from each rank on the ring, with `count` connections for
+/// each link.
 fn time(group: &mut Group, count: u8, bytes: usize) -> Result<f64, Error> {
     group.with_job(|job| job.driver.use_streams(count));
-    ring(group);
+    use_ring(group);
     let mut buffer = vec![0u8; group.size().as_usize() * bytes];
     group.barrier()?;
     let started = Instant::now();
@@ -159,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_are_a_number_or_measured() {
+    fn the_setting_is_auto_or_a_number_from_1_to_8() {
         assert_eq!("auto".parse(), Ok(Streams::AUTO));
         assert_eq!("1".parse(), Ok(Streams::default()));
         for text in ["0", "9", "-1", "", "four"] {

@@ -1,4 +1,4 @@
-//! What the ranks agree about before the group is handed out: what rank 0 was asked for, and what links cost.
+//! The agreement of the ranks at the start of a job: all ranks use the options of rank 0 and the same measured cost of links.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,49 +10,53 @@ use super::{Error, Group, SharedJob};
 use crate::schedule::cost::LinkCost;
 use crate::types::{Algorithm, Rank, ReduceOp};
 
-/// Words of an algorithm's range.
+/// The number of 64-bit words that encode an [`AlgorithmRange`].
 const RANGE_WORDS: usize = 3;
-/// Bytes of a part of the shortest buffer that is timed.
-const SHORT: usize = 8;
-/// What each rank sends of a longer one, and the longest part. It is long against what a line lets pass at once after a pause,
-/// beyond its rate, and takes a line of 1 Gbit/s 6 ms.
-const LONG_TOTAL: usize = 768 << 10;
-const LONG_MAX: usize = 256 << 10;
-/// The largest world in which all links are opened to measure what a message to everybody costs.
-const CROWD_MAX: usize = 16;
-/// Where that is not measured: the part of a latency that each further message costs.
-const OVERHEAD: f64 = 0.25;
-/// Nanoseconds a byte that no link undercuts; what was measured may be noise.
-const BYTE_MIN: f64 = 0.02;
-/// How often each is timed, and how often in a larger world; the median counts. Of the longer buffer every third time will do.
+/// The bytes that each rank contributes to a short all-gather.
+const SHORT_BYTES: usize = 8;
+/// The bytes that each rank sends in a long all-gather: more than the burst that a network passes above its rate after a pause.
+/// They take 6 ms on a network of 1 Gbit/s.
+const LONG_TOTAL_BYTES: usize = 768 << 10;
+/// The most bytes that each rank contributes to a long all-gather.
+const LONG_BYTES_MAX: usize = 256 << 10;
+/// The largest world in which all links are opened to measure the cost of sending to all other ranks.
+const DIRECT_WORLD_MAX: usize = 16;
+/// In a larger world, the assumed cost of each further message of a step, as a fraction of the latency.
+const OVERHEAD_FRACTION: f64 = 0.25;
+/// The least time per byte in nanoseconds. A smaller measured time is noise.
+const BYTE_NS_MIN: f64 = 0.02;
+/// The number of times that each all-gather is timed. The median counts.
 const ROUNDS: usize = 15;
+/// The number of times in a larger world.
 const ROUNDS_LARGE: usize = 5;
-const LONG_EVERY: usize = 3;
+/// The long all-gather is timed only in every third round.
+const LONG_INTERVAL: usize = 3;
 
-/// Takes rank 0's algorithms and transport, and measures the links.
+/// Makes all ranks use rank 0's algorithms and transport, and measures the links.
 pub(super) fn agree(
     group: &mut Group,
     algorithms: &Algorithms,
     transport: LocalTransport,
     streams: Streams,
 ) -> Result<(), Error> {
-    let (algorithms, local) = of_rank_0(group, algorithms, transport)?;
+    let (algorithms, local) = broadcast_from_rank_0(group, algorithms, transport)?;
     if streams.is_measured() {
         streams::choose(group, local)?;
     }
     let link = measure(group)?;
-    set(group, AlgorithmSelection { algorithms, link, local });
-    log::debug!("links cost {link:?}");
+    set_selection(group, AlgorithmSelection { algorithms, link, local });
+    log::debug!("measured cost of links: {link:?}");
     Ok(())
 }
 
-fn set(group: &mut Group, selection: AlgorithmSelection) {
+/// Sets the algorithm selection of the job.
+fn set_selection(group: &mut Group, selection: AlgorithmSelection) {
     group.with_job(|job| job.selection = selection);
 }
 
-/// Whatever can goes along the ring.
-pub(super) fn ring(group: &mut Group) {
-    set(
+/// Makes every operation that has a ring algorithm use the ring.
+pub(super) fn use_ring(group: &mut Group) {
+    set_selection(
         group,
         AlgorithmSelection {
             algorithms: "ring".parse().unwrap_or_default(),
@@ -62,7 +66,7 @@ pub(super) fn ring(group: &mut Group) {
 }
 
 impl Group {
-    /// Changes the job, which nobody else has yet.
+    /// Changes the job, of which this group must be the only owner.
     pub(super) fn with_job(&mut self, change: impl FnOnce(&mut SharedJob)) {
         if let Some(job) = self.job.as_mut().and_then(Arc::get_mut) {
             change(job);
@@ -70,16 +74,16 @@ impl Group {
     }
 }
 
-/// What rank 0 was asked for.
-fn of_rank_0(
+/// Returns the algorithms and the transport that rank 0 requests.
+fn broadcast_from_rank_0(
     group: &mut Group,
     own: &Algorithms,
     transport: LocalTransport,
 ) -> Result<(Algorithms, LocalTransport), Error> {
     let mut words = [0u64; 1 + RANGES_MAX * RANGE_WORDS];
     words[0] = transport as u64;
-    for (place, range) in words[1..].chunks_exact_mut(RANGE_WORDS).zip(own.ranges()) {
-        place.copy_from_slice(&[u64::from(range.algorithm.to_byte()), range.from, range.to]);
+    for (range_words, range) in words[1..].chunks_exact_mut(RANGE_WORDS).zip(own.ranges()) {
+        range_words.copy_from_slice(&[u64::from(range.algorithm.to_byte()), range.from, range.to]);
     }
     group.broadcast(&mut words, Rank::ZERO)?;
     let range = |words: &[u64]| {
@@ -92,20 +96,21 @@ fn of_rank_0(
     Ok((algorithms, transport.unwrap_or(LocalTransport::Tcp)))
 }
 
-/// Times a few messages around the ring and, in a small world, straight to everybody. The slowest rank's figures count.
+/// Measures the cost of links: times short and long all-gathers on the ring and, in a small world, a direct all-gather. The
+/// times of the slowest rank count.
 fn measure(group: &mut Group) -> Result<LinkCost, Error> {
     let n = group.size().as_usize();
-    let is_small = n <= CROWD_MAX;
-    let long = (LONG_TOTAL / (n - 1)).clamp(2 * SHORT, LONG_MAX);
-    let (rounds, every) = if is_small { (ROUNDS, LONG_EVERY) } else { (ROUNDS_LARGE, 1) };
-    let kinds = [("ring", SHORT, 1), ("ring", long, every), ("direct", SHORT, 1)];
-    let has_crowd = is_small && n > 2;
-    let kinds = if has_crowd { &kinds[..] } else { &kinds[..2] };
+    let is_small = n <= DIRECT_WORLD_MAX;
+    let long = (LONG_TOTAL_BYTES / (n - 1)).clamp(2 * SHORT_BYTES, LONG_BYTES_MAX);
+    let (rounds, long_interval) = if is_small { (ROUNDS, LONG_INTERVAL) } else { (ROUNDS_LARGE, 1) };
+    let kinds = [("ring", SHORT_BYTES, 1), ("ring", long, long_interval), ("direct", SHORT_BYTES, 1)];
+    let times_direct = is_small && n > 2;
+    let kinds = if times_direct { &kinds[..] } else { &kinds[..2] };
     let mut times = vec![Vec::new(); kinds.len()];
-    // In turns, so that what disturbs one disturbs the others too.
+    // Measure all kinds in turns, so that other load affects all alike.
     for round in 0..rounds {
-        for (&(algorithm, bytes, every), times) in kinds.iter().zip(&mut times) {
-            if round.is_multiple_of(every) {
+        for (&(algorithm, bytes, interval), times) in kinds.iter().zip(&mut times) {
+            if round.is_multiple_of(interval) {
                 times.push(time(group, algorithm, bytes)?);
             }
         }
@@ -113,19 +118,20 @@ fn measure(group: &mut Group) -> Result<LinkCost, Error> {
     let medians: Vec<f64> = times.into_iter().map(median).collect();
     let hops = (n - 1) as f64;
     let short = medians[0] / hops;
-    let byte = (medians[1] / hops - short) / (long - SHORT) as f64;
-    let overhead = medians.get(2).map_or(short * OVERHEAD, |crowd| (crowd - short) / (n - 2) as f64);
-    let mut link = [short, overhead.max(0.0), byte.max(BYTE_MIN)];
+    let byte = (medians[1] / hops - short) / (long - SHORT_BYTES) as f64;
+    let overhead =
+        medians.get(2).map_or(short * OVERHEAD_FRACTION, |direct| (direct - short) / (n - 2) as f64);
+    let mut link = [short, overhead.max(0.0), byte.max(BYTE_NS_MIN)];
     group.all_reduce(&mut link, ReduceOp::Max)?;
     Ok(LinkCost { latency: link[0], overhead: link[1], byte: link[2] })
 }
 
-/// The time, in nanoseconds, of an all-gather of so many bytes from each rank.
+/// Returns the time in nanoseconds of an all-gather of `bytes` bytes from each rank.
 fn time(group: &mut Group, algorithm: &str, bytes: usize) -> Result<f64, Error> {
     let algorithms = algorithm.parse().unwrap_or_default();
-    set(group, AlgorithmSelection { algorithms, ..AlgorithmSelection::default() });
+    set_selection(group, AlgorithmSelection { algorithms, ..AlgorithmSelection::default() });
     let mut buffer = vec![0u8; group.size().as_usize() * bytes];
-    // What others still have under way of the one before would be in its way.
+    // Other ranks may still work on the previous all-gather. Wait for them.
     group.barrier()?;
     let started = Instant::now();
     group.all_gather(&mut buffer)?;

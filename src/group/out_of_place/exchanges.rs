@@ -1,6 +1,6 @@
-//! What every rank has for every other.
+//! All-to-all exchanges.
 
-use super::{TOO_MANY, output as place, zeroed};
+use super::{TOTAL_TOO_LARGE, output_elements, zeroed};
 use crate::group::call::Prepared;
 use crate::group::{Buffer, Error, Group, Handle, Input};
 use crate::schedule::CollectiveSpec;
@@ -8,10 +8,10 @@ use crate::schedule::partition::Partition;
 use crate::types::{Element, Rank, Site};
 
 impl Group {
-    /// Sends the r-th of n equal parts of `input` to rank r, and returns the parts that the ranks have for this one,
-    /// in rank order.
+    /// Divides `input` into n equal parts and sends part r to rank r. Returns the parts that the ranks have sent to this
+    /// rank, in rank order.
     ///
-    /// Pairwise exchange: n-1 steps, (n-1)/n S bytes sent by each rank.
+    /// Pairwise exchange: n-1 steps, in which each rank sends (n-1)/n S bytes.
     ///
     /// # Errors
     ///
@@ -50,7 +50,7 @@ impl Group {
         B: Buffer<Element = I::Element> + ?Sized,
     {
         let (input, site) = (input.elements()?, Site::here());
-        let output = place(output, input.len())?;
+        let output = output_elements(output, input.len())?;
         self.exchange(self.equal_exchange(input.len())?, input, output, site)
     }
 
@@ -69,7 +69,7 @@ impl Group {
     }
 
     /// Sends `send_counts[r]` elements of `input` to rank r, in rank order, and receives `receive_counts[r]` elements
-    /// from rank r. If a rank's send count differs from the receiver's receive count, both fail.
+    /// from rank r. If a rank's send count differs from the receive count of the receiver, the job fails.
     ///
     /// # Errors
     ///
@@ -124,7 +124,7 @@ impl Group {
     {
         let (input, site) = (input.elements()?, Site::here());
         let parts = self.uneven_exchange::<I::Element>(input.len(), send_counts, receive_counts)?;
-        let output = place(output, parts.receive.total())?;
+        let output = output_elements(output, parts.receive.total())?;
         self.exchange(parts, input, output, site)
     }
 
@@ -142,17 +142,17 @@ impl Group {
         send_counts: &[usize],
         receive_counts: &[usize],
     ) -> Result<ExchangedParts, Error> {
-        let own = send_counts.get(self.rank.index()).copied().unwrap_or_default();
-        let send = self.partition::<T>(send_counts, own)?;
-        let receive = self.partition::<T>(receive_counts, own)?;
+        let own = send_counts.get(self.rank.index()).copy_to_output().unwrap_or_default();
+        let send = self.checked_partition::<T>(send_counts, own)?;
+        let receive = self.checked_partition::<T>(receive_counts, own)?;
         if send.total() != count {
             return Err(Error::InvalidCounts("their sum is not the input's length"));
         }
-        // The ranks' totals differ, so they are no part of what has to agree.
+        // The totals of the ranks may differ. With `is_even: false` the ranks do not compare them.
         Ok(ExchangedParts { send, receive, is_even: false })
     }
 
-    /// Sends parts of the input from where they lie, and receives parts of the output where they go.
+    /// Sends the parts directly from the input, and receives the parts directly into the output.
     fn exchange<T: Element>(
         &self,
         parts: ExchangedParts,
@@ -164,27 +164,27 @@ impl Group {
         self.run_with_output(self.call::<T>(parts.into_spec(), site), input, output)
     }
 
-    /// Starts an exchange that owns what it sends and, behind it, what it receives.
+    /// Starts an exchange on one owned buffer: the parts to send, followed by the parts to receive.
     fn start_exchange<T: Element>(
         &self,
         parts: ExchangedParts,
         input: &[T],
         site: Site,
     ) -> Result<Handle<Vec<T>>, Error> {
-        let mut buffer = zeroed(input.len().checked_add(parts.receive.total()).ok_or(TOO_MANY)?)?;
+        let mut buffer = zeroed(input.len().checked_add(parts.receive.total()).ok_or(TOTAL_TOO_LARGE)?)?;
         let (sent, received) = buffer.split_at_mut(input.len());
         sent.copy_from_slice(input);
         parts.copy_own(self.rank, input, received);
         let (call, start) = (self.call::<T>(parts.into_spec(), site), input.len());
         self.start(Prepared::new(call, buffer, move |mut buffer: Vec<T>| {
-            // Moves them within the buffer: new memory would cost a page fault for every 4 KiB.
+            // Move the received elements within the buffer. New memory would cost a page fault for every 4 KiB.
             buffer.drain(..start);
             buffer
         }))
     }
 }
 
-/// What a rank sends to each rank and receives from each, in elements.
+/// The parts of elements that a rank sends to each rank and receives from each rank.
 struct ExchangedParts {
     send: Partition,
     receive: Partition,
@@ -192,7 +192,7 @@ struct ExchangedParts {
 }
 
 impl ExchangedParts {
-    /// Copies what a rank has for itself.
+    /// Copies the part that a rank sends to itself.
     fn copy_own<T: Element>(&self, rank: Rank, input: &[T], output: &mut [T]) {
         output[self.receive.range(rank)].copy_from_slice(&input[self.send.range(rank)]);
     }

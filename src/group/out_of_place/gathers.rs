@@ -1,8 +1,8 @@
-//! What every rank has, in one buffer: everybody's, or the root's.
+//! Gathers: the inputs of all ranks, concatenated in one buffer on all ranks or on the root.
 
 use std::borrow::Cow;
 
-use super::{layout, output as place, zeroed};
+use super::{layout_digest, output_elements, zeroed};
 use crate::group::call::{Call, Prepared};
 use crate::group::{Buffer, Error, Group, Handle, Input};
 use crate::schedule::CollectiveSpec;
@@ -10,7 +10,7 @@ use crate::schedule::partition::Partition;
 use crate::types::{Element, Rank, Site};
 
 impl Group {
-    /// Returns every rank's `input`, which must have the same length on all ranks, concatenated in rank order.
+    /// Returns the concatenation of all ranks' inputs in rank order. All inputs must have the same length.
     ///
     /// # Errors
     ///
@@ -37,7 +37,7 @@ impl Group {
         self.start(self.prepare_all_gather(input, &counts, Site::here())?)
     }
 
-    /// [`Group::all_gather_from`] into `output`, which must be n times as long as the input.
+    /// [`Group::all_gather_from`] into `output`, whose length must be n times the length of the input.
     ///
     /// # Errors
     ///
@@ -52,7 +52,7 @@ impl Group {
         self.all_gather_uneven_into(input, output, &counts)
     }
 
-    /// Returns every rank's `input`, `counts[r]` elements long on rank r, concatenated in rank order.
+    /// Returns the concatenation of all ranks' inputs in rank order. The input of rank r has `counts[r]` elements.
     ///
     /// Ring: n-1 steps, S bytes less the own part sent by each rank.
     ///
@@ -101,10 +101,10 @@ impl Group {
         B: Buffer<Element = I::Element> + ?Sized,
     {
         let input = input.elements()?;
-        let partition = self.partition::<I::Element>(counts, input.len())?;
-        let output = place(output, partition.total())?;
+        let partition = self.checked_partition::<I::Element>(counts, input.len())?;
+        let output = output_elements(output, partition.total())?;
         output[partition.range(self.rank)].copy_from_slice(input);
-        let layout = layout(counts.iter().copied());
+        let layout = layout_digest(counts.iter().copy_to_output());
         self.run(self.all_gather_call::<I::Element>(&partition, layout, Site::here()), output)
     }
 
@@ -114,30 +114,36 @@ impl Group {
         counts: &[usize],
         site: Site,
     ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
-        self.prepare_all_gather_as(input, counts, layout(counts.iter().copied()), site)
+        self.prepare_all_gather_with_digest(
+            input,
+            counts,
+            layout_digest(counts.iter().copy_to_output()),
+            site,
+        )
     }
 
-    /// The same with a digest of something else that the ranks have to agree on.
-    pub(in crate::group) fn prepare_all_gather_as<T: Element>(
+    /// Prepares an all-gather with this layout digest, on which all ranks must agree.
+    pub(in crate::group) fn prepare_all_gather_with_digest<T: Element>(
         &self,
         input: &[T],
         counts: &[usize],
         layout: u32,
         site: Site,
     ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
-        let partition = self.partition::<T>(counts, input.len())?;
+        let partition = self.checked_partition::<T>(counts, input.len())?;
         let mut elements = zeroed(partition.total())?;
         elements[partition.range(self.rank)].copy_from_slice(input);
         let call = self.all_gather_call::<T>(&partition, layout, site);
         Ok(Prepared::new(call, elements, |all| all))
     }
 
-    /// The same length for every rank.
+    /// Returns a list with the same count for every rank.
     pub(in crate::group) fn equal_counts(&self, count: usize) -> Vec<usize> {
         vec![count; self.world.as_usize()]
     }
 
-    /// [`Group::all_gather_uneven`] for ranks that do not know each other's lengths: it gathers the lengths first.
+    /// [`Group::all_gather_uneven`] for ranks that do not know the lengths of the other ranks' inputs. This method first
+    /// gathers the lengths.
     ///
     /// # Errors
     ///
@@ -150,7 +156,7 @@ impl Group {
         let counts: Vec<usize> =
             counts.into_iter().map(|count| usize::try_from(count).unwrap_or(usize::MAX)).collect();
         let mut all = self.all_gather_uneven(input, &counts)?;
-        // From the last to the first, so that what is left shrinks.
+        // Split off the last part first, because `split_off` then moves no other part.
         let mut parts: Vec<Vec<I::Element>> = Vec::with_capacity(counts.len());
         for count in counts.into_iter().rev() {
             parts.push(all.split_off(all.len() - count));
@@ -159,8 +165,8 @@ impl Group {
         Ok(parts)
     }
 
-    /// Returns every rank's `input`, which must have the same length on all ranks, in rank order on the root, and an
-    /// empty vector on the other ranks.
+    /// Returns the concatenation of all ranks' inputs in rank order on the root, and an empty vector on the other ranks. All
+    /// inputs must have the same length.
     ///
     /// # Errors
     ///
@@ -189,7 +195,7 @@ impl Group {
         self.start(self.prepare_gather(input, counts, root, Site::here())?)
     }
 
-    /// [`Group::gather`] into the root's `output`, which must have the result's length. The other ranks' `output` is
+    /// [`Group::gather`] into the root's `output`, which must have the length of the result. The other ranks' `output` is
     /// ignored.
     ///
     /// # Errors
@@ -206,8 +212,8 @@ impl Group {
         self.gather_elements(input, output, counts, root, Site::here())
     }
 
-    /// Returns every rank's `input`, `counts[r]` elements long on rank r, in rank order on the root, and an empty
-    /// vector on the other ranks.
+    /// Returns the concatenation of all ranks' inputs in rank order on the root, and an empty vector on the other ranks. The
+    /// input of rank r has `counts[r]` elements.
     ///
     /// Each rank sends its part to the root.
     ///
@@ -222,7 +228,7 @@ impl Group {
         root: Rank,
     ) -> Result<Vec<I::Element>, Error> {
         let input = input.elements()?;
-        let counts = (counts, layout(counts.iter().copied()));
+        let counts = (counts, layout_digest(counts.iter().copy_to_output()));
         self.run_prepared(self.prepare_gather(Cow::Borrowed(input), counts, root, Site::here())?)
     }
 
@@ -239,12 +245,12 @@ impl Group {
         root: Rank,
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let input = input.elements()?;
-        let counts = (counts, layout(counts.iter().copied()));
+        let counts = (counts, layout_digest(counts.iter().copy_to_output()));
         let input = Cow::Owned(input.to_vec());
         self.start(self.prepare_gather(input, counts, root, Site::here())?)
     }
 
-    /// [`Group::gather_uneven`] into the root's `output`, which must have the result's length. The other ranks'
+    /// [`Group::gather_uneven`] into the root's `output`, which must have the length of the result. The other ranks'
     /// `output` is ignored.
     ///
     /// # Errors
@@ -263,12 +269,12 @@ impl Group {
         B: Buffer<Element = I::Element> + ?Sized,
     {
         let input = input.elements()?;
-        let counts = (counts, layout(counts.iter().copied()));
+        let counts = (counts, layout_digest(counts.iter().copy_to_output()));
         self.gather_elements(input, output, counts, root, Site::here())
     }
 
-    /// [`Group::gather`] of each rank's chunk ([`Group::chunk`]) of its buffer into the root's buffer, which already
-    /// holds the root's chunk. All buffers have the same length.
+    /// Copies each rank's chunk ([`Group::chunk`]) of its buffer to the root's buffer. The root's buffer already holds the
+    /// root's chunk. All buffers have the same length.
     ///
     /// # Errors
     ///
@@ -294,12 +300,12 @@ impl Group {
         root: Rank,
         site: Site,
     ) -> Result<(), Error> {
-        let partition = self.partition::<T>(counts, input.len())?;
+        let partition = self.checked_partition::<T>(counts, input.len())?;
         let call = self.gather_call::<T>(&partition, layout, root, site)?;
         if self.rank != root {
             return self.run_sending(call, input);
         }
-        let output = place(output, partition.total())?;
+        let output = output_elements(output, partition.total())?;
         output[partition.range(root)].copy_from_slice(input);
         self.run(call, output)
     }
@@ -312,8 +318,8 @@ impl Group {
         site: Site,
     ) -> Result<Call, Error> {
         self.check_root(root)?;
-        let work = CollectiveSpec::Gather { partition: partition.clone(), root };
-        Ok(self.call::<T>(work, site).with_layout(layout))
+        let spec = CollectiveSpec::Gather { partition: partition.clone(), root };
+        Ok(self.call::<T>(spec, site).with_layout(layout))
     }
 
     fn prepare_gather<'a, T: Element>(
@@ -323,7 +329,7 @@ impl Group {
         root: Rank,
         site: Site,
     ) -> Result<Prepared<'a, T, Vec<T>>, Error> {
-        let partition = self.partition::<T>(counts, input.len())?;
+        let partition = self.checked_partition::<T>(counts, input.len())?;
         let call = self.gather_call::<T>(&partition, layout, root, site)?;
         if self.rank != root {
             return Ok(Prepared::sending(call, input, Vec::new()));

@@ -1,6 +1,6 @@
-//! Reductions that leave their input alone.
+//! Reductions that do not change their input.
 
-use super::{copied, layout, output as place};
+use super::{copy_to_output, layout_digest, output_elements};
 use crate::group::call::{Call, Prepared, Reduction};
 use crate::group::{Buffer, Error, Group, Handle, Input};
 use crate::schedule::partition::Partition;
@@ -38,7 +38,7 @@ impl Group {
         self.all_reduce_async(own, op)
     }
 
-    /// [`Group::all_reduce`] from `input` into `output`, which must be as long.
+    /// [`Group::all_reduce`] from `input` into `output`, which must have the same length.
     ///
     /// # Errors
     ///
@@ -49,7 +49,7 @@ impl Group {
         I: Input + ?Sized,
         B: Buffer<Element = I::Element> + ?Sized,
     {
-        self.all_reduce(copied(input, output)?, op)
+        self.all_reduce(copy_to_output(input, output)?, op)
     }
 
     /// [`Group::reduce`] that does not change its input. The result is empty on all ranks but the root.
@@ -87,8 +87,8 @@ impl Group {
         Ok(reduced.and_then(move |result| Ok(if is_root { result } else { Vec::new() })))
     }
 
-    /// [`Group::reduce`] from `input` into the root's `output`, which must be as long. The other ranks' `output` is
-    /// ignored.
+    /// [`Group::reduce`] from `input` into the root's `output`, which must have the same length. The other ranks' `output`
+    /// is ignored.
     ///
     /// # Errors
     ///
@@ -106,12 +106,12 @@ impl Group {
         B: Buffer<Element = I::Element> + ?Sized,
     {
         if self.rank == root {
-            return self.reduce(copied(input, output)?, op, root);
+            return self.reduce(copy_to_output(input, output)?, op, root);
         }
         self.reduce(&mut input.elements()?.to_vec(), op, root)
     }
 
-    /// This rank's chunk ([`Group::chunk`]) of the reduction of all ranks' inputs, which are not changed.
+    /// Returns this rank's chunk ([`Group::chunk`]) of the reduction of all ranks' inputs. The inputs are not changed.
     ///
     /// # Errors
     ///
@@ -155,7 +155,7 @@ impl Group {
         B: Buffer<Element = I::Element> + ?Sized,
     {
         let count = input.elements()?.len();
-        let output = place(output, self.chunk(count, self.rank).len())?;
+        let output = output_elements(output, self.chunk(count, self.rank).len())?;
         output.copy_from_slice(&self.reduce_scatter_from(input, op)?);
         Ok(())
     }
@@ -163,7 +163,7 @@ impl Group {
     /// Reduces all ranks' inputs and returns this rank's part. Rank r gets `counts[r]` elements; the parts are in
     /// rank order.
     ///
-    /// Ring: n-1 steps, S bytes less the own part sent by each rank.
+    /// Ring: n-1 steps, in which each rank sends S bytes minus the bytes of its own part.
     ///
     /// # Errors
     ///
@@ -176,7 +176,7 @@ impl Group {
         op: ReduceOp,
     ) -> Result<Vec<I::Element>, Error> {
         let (input, partition) = self.uneven_parts(input, counts)?;
-        let layout = layout(counts.iter().copied());
+        let layout = layout_digest(counts.iter().copy_to_output());
         self.run_prepared(self.prepare_reduce_scatter(input, &partition, layout, op, Site::here())?)
     }
 
@@ -193,7 +193,7 @@ impl Group {
         op: ReduceOp,
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let (input, partition) = self.uneven_parts(input, counts)?;
-        let layout = layout(counts.iter().copied());
+        let layout = layout_digest(counts.iter().copy_to_output());
         self.start(self.prepare_reduce_scatter(input, &partition, layout, op, Site::here())?)
     }
 
@@ -214,8 +214,8 @@ impl Group {
         I: Input + ?Sized,
         B: Buffer<Element = I::Element> + ?Sized,
     {
-        let own = counts.get(self.rank.index()).copied().unwrap_or_default();
-        let output = place(output, own)?;
+        let own = counts.get(self.rank.index()).copy_to_output().unwrap_or_default();
+        let output = output_elements(output, own)?;
         output.copy_from_slice(&self.reduce_scatter_uneven(input, counts, op)?);
         Ok(())
     }
@@ -226,7 +226,7 @@ impl Group {
         counts: &[usize],
     ) -> Result<(&'a [I::Element], Partition), Error> {
         let input = input.elements()?;
-        let partition = self.partition_of::<I::Element>(counts)?;
+        let partition = self.partition_from_counts::<I::Element>(counts)?;
         if partition.total() != input.len() {
             return Err(Error::InvalidCounts("their sum is not the input's length"));
         }
@@ -246,7 +246,7 @@ impl Group {
         Ok(self.prepare_part(call, input.to_vec(), partition))
     }
 
-    /// A collective after which this rank's part counts, and the rest does not.
+    /// Prepares a collective whose result is this rank's part of the elements.
     pub(in crate::group) fn prepare_part<T: Element>(
         &self,
         call: Call,
@@ -292,7 +292,7 @@ impl Group {
         self.scan_async(own, op)
     }
 
-    /// [`Group::scan`] from `input` into `output`, which must be as long.
+    /// [`Group::scan`] from `input` into `output`, which must have the same length.
     ///
     /// # Errors
     ///
@@ -303,16 +303,16 @@ impl Group {
         I: Input + ?Sized,
         B: Buffer<Element = I::Element> + ?Sized,
     {
-        self.scan(copied(input, output)?, op)
+        self.scan(copy_to_output(input, output)?, op)
     }
 
-    /// The reduction of the inputs of all ranks before this one; `None` on rank 0.
+    /// Returns the reduction of the inputs of all lower ranks; `None` on rank 0.
     ///
-    /// A chain in rank order, pipelined: n-1 hops, 2S bytes sent by each rank but the last.
+    /// A pipelined chain in rank order: n-1 hops, in which each rank except the last sends 2S bytes.
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`]; an average is not defined.
+    /// As [`Group::all_reduce`]. [`ReduceOp::Average`] is not defined.
     #[track_caller]
     pub fn exscan<I: Input + ?Sized>(
         &mut self,
@@ -338,7 +338,7 @@ impl Group {
         self.start(self.prepare_exscan(input, op, Site::here())?)
     }
 
-    /// [`Group::exscan`] into `output`, which must be as long as the input. Rank 0's output is not changed.
+    /// [`Group::exscan`] into `output`, which must have the length of the input. Rank 0's output is not changed.
     ///
     /// # Errors
     ///
@@ -349,7 +349,7 @@ impl Group {
         I: Input + ?Sized,
         B: Buffer<Element = I::Element> + ?Sized,
     {
-        let output = place(output, input.elements()?.len())?;
+        let output = output_elements(output, input.elements()?.len())?;
         if let Some(result) = self.exscan(input, op)? {
             output.copy_from_slice(&result);
         }

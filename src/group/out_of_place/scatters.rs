@@ -1,9 +1,9 @@
-//! What the root has, for everybody: all of it, or a part each.
+//! Broadcasts and scatters: the root sends its whole input to every rank, or one part to each rank.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
-use super::{layout, output as place, zeroed};
+use super::{layout_digest, output_elements, zeroed};
 use crate::group::call::{Call, Prepared};
 use crate::group::{Buffer, Error, Group, Handle, Input};
 use crate::schedule::CollectiveSpec;
@@ -11,8 +11,8 @@ use crate::schedule::partition::Partition;
 use crate::types::{Element, Rank, Site};
 
 impl Group {
-    /// Sends the root's `input` to all ranks. All ranks pass its length as `count`. The other ranks' `input` is
-    /// ignored.
+    /// Sends the root's `input` to all ranks. All ranks pass the length of the root's input as `count`. The other ranks'
+    /// `input` is ignored.
     ///
     /// # Errors
     ///
@@ -55,11 +55,11 @@ impl Group {
             return zeroed(count);
         }
         let input = input.elements()?;
-        if input.len() == count { Ok(input.to_vec()) } else { Err(NOT_THE_ROOTS) }
+        if input.len() == count { Ok(input.to_vec()) } else { Err(WRONG_ROOT_LENGTH) }
     }
 
-    /// Sends the r-th of n even parts of the root's `input` to rank r. All ranks pass the length of the root's input
-    /// as `count`. The other ranks' `input` is ignored.
+    /// Divides the root's `input` into n even parts and sends part r to rank r. All ranks pass the length of the root's
+    /// input as `count`. The other ranks' `input` is ignored.
     ///
     /// # Errors
     ///
@@ -72,7 +72,7 @@ impl Group {
         root: Rank,
     ) -> Result<Vec<I::Element>, Error> {
         let parts = (&Partition::even(count, self.world), 0);
-        let input = Cow::Borrowed(self.of_root(input, root)?);
+        let input = Cow::Borrowed(self.root_input(input, root)?);
         self.run_prepared(self.prepare_scatter(input, parts, root, Site::here())?)
     }
 
@@ -89,7 +89,7 @@ impl Group {
         root: Rank,
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let parts = (&Partition::even(count, self.world), 0);
-        let input = Cow::Owned(self.of_root(input, root)?.to_vec());
+        let input = Cow::Owned(self.root_input(input, root)?.to_vec());
         self.start(self.prepare_scatter(input, parts, root, Site::here())?)
     }
 
@@ -111,13 +111,11 @@ impl Group {
         B: Buffer<Element = I::Element> + ?Sized,
     {
         let parts = (&Partition::even(count, self.world), 0);
-        let input = self.of_root(input, root)?;
+        let input = self.root_input(input, root)?;
         self.scatter_elements(input, output, parts, root, Site::here())
     }
 
-    /// Sends `counts[r]` elements of the root's `input` to rank r; the parts are in rank order.
-    ///
-    /// The root sends each rank its part.
+    /// Sends `counts[r]` elements of the root's `input` to rank r. The parts are in rank order in the input.
     ///
     /// # Errors
     ///
@@ -129,9 +127,9 @@ impl Group {
         counts: &[usize],
         root: Rank,
     ) -> Result<Vec<I::Element>, Error> {
-        let partition = self.partition_of::<I::Element>(counts)?;
-        let parts = (&partition, layout(counts.iter().copied()));
-        let input = Cow::Borrowed(self.of_root(input, root)?);
+        let partition = self.partition_from_counts::<I::Element>(counts)?;
+        let parts = (&partition, layout_digest(counts.iter().copy_to_output()));
+        let input = Cow::Borrowed(self.root_input(input, root)?);
         self.run_prepared(self.prepare_scatter(input, parts, root, Site::here())?)
     }
 
@@ -147,9 +145,9 @@ impl Group {
         counts: &[usize],
         root: Rank,
     ) -> Result<Handle<Vec<I::Element>>, Error> {
-        let partition = self.partition_of::<I::Element>(counts)?;
-        let parts = (&partition, layout(counts.iter().copied()));
-        let input = Cow::Owned(self.of_root(input, root)?.to_vec());
+        let partition = self.partition_from_counts::<I::Element>(counts)?;
+        let parts = (&partition, layout_digest(counts.iter().copy_to_output()));
+        let input = Cow::Owned(self.root_input(input, root)?.to_vec());
         self.start(self.prepare_scatter(input, parts, root, Site::here())?)
     }
 
@@ -170,9 +168,9 @@ impl Group {
         I: Input + ?Sized,
         B: Buffer<Element = I::Element> + ?Sized,
     {
-        let partition = self.partition_of::<I::Element>(counts)?;
-        let parts = (&partition, layout(counts.iter().copied()));
-        let input = self.of_root(input, root)?;
+        let partition = self.partition_from_counts::<I::Element>(counts)?;
+        let parts = (&partition, layout_digest(counts.iter().copy_to_output()));
+        let input = self.root_input(input, root)?;
         self.scatter_elements(input, output, parts, root, Site::here())
     }
 
@@ -201,8 +199,8 @@ impl Group {
         Ok(own)
     }
 
-    /// The root's input, and nothing of the others'.
-    fn of_root<'a, I: Input + ?Sized>(&self, input: &'a I, root: Rank) -> Result<&'a [I::Element], Error> {
+    /// Returns the input on the root, and an empty slice on the other ranks.
+    fn root_input<'a, I: Input + ?Sized>(&self, input: &'a I, root: Rank) -> Result<&'a [I::Element], Error> {
         if self.rank == root { input.elements() } else { Ok(&[]) }
     }
 
@@ -216,12 +214,12 @@ impl Group {
     ) -> Result<(), Error> {
         let call = self.scatter_call::<T>(parts, root, site)?;
         let own = parts.0.range(self.rank);
-        let output = place(output, own.len())?;
+        let output = output_elements(output, own.len())?;
         if self.rank != root {
             return self.run(call, output);
         }
         if input.len() != parts.0.total() {
-            return Err(NOT_THE_ROOTS);
+            return Err(WRONG_ROOT_LENGTH);
         }
         self.run_sending(call, input)?;
         output.copy_from_slice(&input[own]);
@@ -235,8 +233,8 @@ impl Group {
         site: Site,
     ) -> Result<Call, Error> {
         self.check_root(root)?;
-        let work = CollectiveSpec::Scatter { partition: partition.clone(), root };
-        Ok(self.call::<T>(work, site).with_layout(layout))
+        let spec = CollectiveSpec::Scatter { partition: partition.clone(), root };
+        Ok(self.call::<T>(spec, site).with_layout(layout))
     }
 
     fn prepare_scatter<'a, T: Element>(
@@ -252,11 +250,11 @@ impl Group {
             return Ok(Prepared::new(call, zeroed(own.len())?, |part| part));
         }
         if input.len() != parts.0.total() {
-            return Err(NOT_THE_ROOTS);
+            return Err(WRONG_ROOT_LENGTH);
         }
         let part = input[own].to_vec();
         Ok(Prepared::sending(call, input, part))
     }
 }
 
-const NOT_THE_ROOTS: Error = Error::InvalidCounts("they do not come to the length of the root's input");
+const WRONG_ROOT_LENGTH: Error = Error::InvalidCounts("their sum is not the length of the root's input");
