@@ -142,7 +142,7 @@ impl Group {
         send_counts: &[usize],
         receive_counts: &[usize],
     ) -> Result<ExchangedParts, Error> {
-        let own = send_counts.get(self.rank.index()).copy_to_output().unwrap_or_default();
+        let own = send_counts.get(self.rank.index()).copied().unwrap_or_default();
         let send = self.checked_partition::<T>(send_counts, own)?;
         let receive = self.checked_partition::<T>(receive_counts, own)?;
         if send.total() != count {

@@ -104,7 +104,7 @@ impl Group {
         let partition = self.checked_partition::<I::Element>(counts, input.len())?;
         let output = output_elements(output, partition.total())?;
         output[partition.range(self.rank)].copy_from_slice(input);
-        let layout = layout_digest(counts.iter().copy_to_output());
+        let layout = layout_digest(counts.iter().copied());
         self.run(self.all_gather_call::<I::Element>(&partition, layout, Site::here()), output)
     }
 
@@ -117,7 +117,7 @@ impl Group {
         self.prepare_all_gather_with_digest(
             input,
             counts,
-            layout_digest(counts.iter().copy_to_output()),
+            layout_digest(counts.iter().copied()),
             site,
         )
     }
@@ -228,7 +228,7 @@ impl Group {
         root: Rank,
     ) -> Result<Vec<I::Element>, Error> {
         let input = input.elements()?;
-        let counts = (counts, layout_digest(counts.iter().copy_to_output()));
+        let counts = (counts, layout_digest(counts.iter().copied()));
         self.run_prepared(self.prepare_gather(Cow::Borrowed(input), counts, root, Site::here())?)
     }
 
@@ -245,7 +245,7 @@ impl Group {
         root: Rank,
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let input = input.elements()?;
-        let counts = (counts, layout_digest(counts.iter().copy_to_output()));
+        let counts = (counts, layout_digest(counts.iter().copied()));
         let input = Cow::Owned(input.to_vec());
         self.start(self.prepare_gather(input, counts, root, Site::here())?)
     }
@@ -269,7 +269,7 @@ impl Group {
         B: Buffer<Element = I::Element> + ?Sized,
     {
         let input = input.elements()?;
-        let counts = (counts, layout_digest(counts.iter().copy_to_output()));
+        let counts = (counts, layout_digest(counts.iter().copied()));
         self.gather_elements(input, output, counts, root, Site::here())
     }
 

@@ -176,7 +176,7 @@ impl Group {
         op: ReduceOp,
     ) -> Result<Vec<I::Element>, Error> {
         let (input, partition) = self.uneven_parts(input, counts)?;
-        let layout = layout_digest(counts.iter().copy_to_output());
+        let layout = layout_digest(counts.iter().copied());
         self.run_prepared(self.prepare_reduce_scatter(input, &partition, layout, op, Site::here())?)
     }
 
@@ -193,7 +193,7 @@ impl Group {
         op: ReduceOp,
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let (input, partition) = self.uneven_parts(input, counts)?;
-        let layout = layout_digest(counts.iter().copy_to_output());
+        let layout = layout_digest(counts.iter().copied());
         self.start(self.prepare_reduce_scatter(input, &partition, layout, op, Site::here())?)
     }
 
@@ -214,7 +214,7 @@ impl Group {
         I: Input + ?Sized,
         B: Buffer<Element = I::Element> + ?Sized,
     {
-        let own = counts.get(self.rank.index()).copy_to_output().unwrap_or_default();
+        let own = counts.get(self.rank.index()).copied().unwrap_or_default();
         let output = output_elements(output, own)?;
         output.copy_from_slice(&self.reduce_scatter_uneven(input, counts, op)?);
         Ok(())

@@ -128,7 +128,7 @@ impl Group {
         root: Rank,
     ) -> Result<Vec<I::Element>, Error> {
         let partition = self.partition_from_counts::<I::Element>(counts)?;
-        let parts = (&partition, layout_digest(counts.iter().copy_to_output()));
+        let parts = (&partition, layout_digest(counts.iter().copied()));
         let input = Cow::Borrowed(self.root_input(input, root)?);
         self.run_prepared(self.prepare_scatter(input, parts, root, Site::here())?)
     }
@@ -146,7 +146,7 @@ impl Group {
         root: Rank,
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let partition = self.partition_from_counts::<I::Element>(counts)?;
-        let parts = (&partition, layout_digest(counts.iter().copy_to_output()));
+        let parts = (&partition, layout_digest(counts.iter().copied()));
         let input = Cow::Owned(self.root_input(input, root)?.to_vec());
         self.start(self.prepare_scatter(input, parts, root, Site::here())?)
     }
@@ -169,7 +169,7 @@ impl Group {
         B: Buffer<Element = I::Element> + ?Sized,
     {
         let partition = self.partition_from_counts::<I::Element>(counts)?;
-        let parts = (&partition, layout_digest(counts.iter().copy_to_output()));
+        let parts = (&partition, layout_digest(counts.iter().copied()));
         let input = self.root_input(input, root)?;
         self.scatter_elements(input, output, parts, root, Site::here())
     }

@@ -12,7 +12,7 @@ fn exchange_schedules(sent: [usize; 2], received: [usize; 2], action: Action) ->
     let step = |rank: usize| {
         let peer = Rank::new(1 - rank as u32);
         Step {
-            send: Some(OutboundElements { peer, range: 0..send_progress[rank], after: None }),
+            send: Some(OutboundElements { peer, range: 0..sent[rank], after: None }),
             receive: Some(InboundElements { peer, range: 0..received[rank], action, after: None }),
         }
     };

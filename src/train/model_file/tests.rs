@@ -192,7 +192,7 @@ fn a_tensor_with_a_value_that_is_not_finite_is_refused() {
 /// A negative variance would make a prediction NaN.
 #[test]
 fn a_negative_running_variance_is_refused() {
-    let description = ModelDescription { model: "mlp:2,batchnorm".into(), ..description() };
+    let description = ModelDescription { model: "mlp:2,batchnorm".into(), ..example_description() };
     let mut parameters = vec![0.5; 18];
     assert!(SavedModel::new(description.clone(), None, parameters.clone()).is_ok());
     // The running variances follow 4 weights of the dense layer and 6 other parameters of the normalization.

@@ -56,7 +56,7 @@ impl RowReader for RowsInMemory {
         mut inputs: ArrayViewMut2<'_, f32>,
         truths: &mut Vec<Truth>,
     ) -> Result<usize, DataError> {
-        let LoadedRows { table, places, .. } = &self.loaded;
+        let LoadedRows { table, origins, .. } = &self.loaded;
         let count = inputs.nrows().min(table.features.rows() - self.position);
         let rows = self.position..self.position + count;
         table.features.write_rows(rows.clone(), None, inputs.slice_mut(s![..count, ..]));
@@ -73,7 +73,7 @@ impl RowReader for RowsInMemory {
                         class => parser.parse(class),
                     },
                 };
-                truths.push(truth.map_err(|why| places.error(row, &why))?);
+                truths.push(truth.map_err(|why| origins.error(row, &why))?);
             }
         }
         self.position += count;
