@@ -89,13 +89,13 @@ impl WorldSize {
     }
 
     /// Returns rank `rank + steps`, modulo the world size.
-    pub const fn after(self, rank: Rank, steps: u32) -> Rank {
+    pub const fn rank_after(self, rank: Rank, steps: u32) -> Rank {
         Rank(((rank.0 as u64 + steps as u64) % self.0 as u64) as u32)
     }
 
     /// Returns rank `rank - steps`, modulo the world size.
-    pub const fn before(self, rank: Rank, steps: u32) -> Rank {
-        self.after(rank, self.0 - steps % self.0)
+    pub const fn rank_before(self, rank: Rank, steps: u32) -> Rank {
+        self.rank_after(rank, self.0 - steps % self.0)
     }
 }
 
@@ -451,9 +451,9 @@ mod tests {
     #[test]
     fn ranks_after_the_last_and_before_the_first_wrap_around() {
         let world = WorldSize::new(5).unwrap();
-        assert_eq!(world.after(Rank::new(4), 1), Rank::ZERO);
-        assert_eq!(world.before(Rank::ZERO, 1), Rank::new(4));
-        assert_eq!(world.before(Rank::new(2), 7), Rank::ZERO);
+        assert_eq!(world.rank_after(Rank::new(4), 1), Rank::ZERO);
+        assert_eq!(world.rank_before(Rank::ZERO, 1), Rank::new(4));
+        assert_eq!(world.rank_before(Rank::new(2), 7), Rank::ZERO);
         assert_eq!(WorldSize::new(0), None);
         assert_eq!(WorldSize::new(WORLD_SIZE_MAX + 1), None);
     }

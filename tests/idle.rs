@@ -78,7 +78,8 @@ fn run_operations(group: &mut Group) {
     let begin = |count| group.all_reduce_async(vec![1f32; count], ReduceOp::Sum).expect("no rank fails");
     let handles: Vec<_> = [16, 1 << 18].into_iter().map(begin).collect();
     wait_all(handles).expect("no rank fails");
-    let (next, previous) = (group.size().after(group.rank(), 1), group.size().before(group.rank(), 1));
+    let (next, previous) =
+        (group.size().rank_after(group.rank(), 1), group.size().rank_before(group.rank(), 1));
     let mut received = [0u64];
     group.send_receive((&[7u64], next, 0), (&mut received, previous.into(), Some(0))).expect("no rank fails");
     let colour = u32::from(group.rank() == Rank::ZERO);

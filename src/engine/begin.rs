@@ -43,7 +43,8 @@ impl Engine {
         let sequence = self.links.entry(to).or_default().number_message(begin.site);
         let key = OperationKey::Message { from: self.settings.rank, to, sequence };
         let range = 0..begin.contract.count as usize;
-        let step = Step { send: Some(OutboundElements { peer: to, range, after: None }), receive: None };
+        let step =
+            Step { send: Some(OutboundElements { peer: to, range, awaited_step: None }), receive: None };
         let id = self.next_id();
         self.start(id, operation_info(now, begin, key), Schedule { steps: vec![step] })
     }
@@ -100,10 +101,10 @@ impl Engine {
             if is_gone && running.needs(peer, link.stored_segments(info.key)) {
                 missing_peer.get_or_insert(peer);
             }
-            if let Some(asked) = link.announced.remove(&info.key) {
+            if let Some(announced) = link.announced.remove(&info.key) {
                 running.enable_ready_frames(peer);
-                if asked != info.contract {
-                    mismatch.get_or_insert((peer, asked));
+                if announced != info.contract {
+                    mismatch.get_or_insert((peer, announced));
                 }
             }
             if let Some(transfers) = link.ready_transfers.remove(&info.key) {
@@ -138,13 +139,13 @@ impl Engine {
         envelope: Envelope,
     ) -> Result<(), Failure> {
         let PostedReceive { id, info, .. } = *posted;
-        let asked = info.contract;
+        let contract = info.contract;
         self.deadlines.remove(&(info.deadline, id));
-        if envelope.contract.dtype != asked.dtype || envelope.contract.count > asked.count {
+        if envelope.contract.dtype != contract.dtype || envelope.contract.count > contract.count {
             let OperationKey::Message { sequence, .. } = key else { return Ok(()) };
             let cause = self.mismatch(
                 (info.group, sequence),
-                (asked, info.site),
+                (contract, info.site),
                 (envelope.source, envelope.contract),
             );
             return Err(self.fail(cause));
@@ -153,7 +154,7 @@ impl Engine {
             peer: envelope.source,
             range: 0..envelope.contract.count as usize,
             action: Action::Copy,
-            after: None,
+            awaited_step: None,
         };
         self.envelopes.insert(id, envelope);
         if envelope.source == self.settings.rank {

@@ -19,11 +19,11 @@ impl Engine {
     /// # Errors
     ///
     /// The failure, if the job has already failed.
-    pub fn begin_external(&mut self, now: Timestamp, asked: Begin, sequence: u64) -> Result<OpId, Failure> {
+    pub fn begin_external(&mut self, now: Timestamp, begin: Begin, sequence: u64) -> Result<OpId, Failure> {
         self.check()?;
         let id = self.next_id();
         let info =
-            begin::operation_info(now, asked, OperationKey::Collective { group: asked.group, sequence });
+            begin::operation_info(now, begin, OperationKey::Collective { group: begin.group, sequence });
         self.deadlines.insert((info.deadline, id));
         self.external.insert(id, ExternalOperation { info, awaited: Vec::new() });
         Ok(id)
@@ -38,14 +38,14 @@ impl Engine {
     pub fn assign_number(
         &mut self,
         group: u32,
-        asked: (Contract, Site),
+        caller_contract: (Contract, Site),
     ) -> Result<(OpId, OperationKey), Failure> {
-        let sequence = self.history.record_next(group, asked);
+        let sequence = self.history.record_next(group, caller_contract);
         let key = OperationKey::Collective { group, sequence };
         let mut links = self.links.iter_mut();
         let mismatch = links.find_map(|(&peer, link)| Some((peer, link.announced.remove(&key)?)));
         if let Some(mismatch) = mismatch {
-            let cause = self.mismatch((group, sequence), asked, mismatch);
+            let cause = self.mismatch((group, sequence), caller_contract, mismatch);
             return Err(self.fail(cause));
         }
         Ok((self.next_id(), key))
@@ -53,8 +53,8 @@ impl Engine {
 
     /// Stores the contract of an external operation, so that the engine can detect a rank that calls a different operation
     /// later.
-    pub fn record_external(&mut self, group: u32, sequence: u64, asked: (Contract, Site)) {
-        self.history.record_numbered(group, sequence, asked);
+    pub fn record_external(&mut self, group: u32, sequence: u64, caller_contract: (Contract, Site)) {
+        self.history.record_numbered(group, sequence, caller_contract);
     }
 
     /// Sets the ranks for which an external operation waits. Fails the job if one of them has left.
@@ -77,15 +77,15 @@ impl Engine {
     }
 
     /// Fails the job because `peer` called a different operation. `place` is the group and the number of the operation.
-    /// `asked` is the peer's contract, or `None` if it is unknown.
+    /// `caller_contract` is the peer's contract, or `None` if it is unknown.
     pub fn report_mismatch(
         &mut self,
         place: (u32, u64),
         own: (Contract, Site),
-        (peer, asked): (Rank, Option<Contract>),
+        (peer, contract): (Rank, Option<Contract>),
     ) {
-        let cause = match asked {
-            Some(asked) if asked != own.0 => self.mismatch(place, own, (peer, asked)),
+        let cause = match contract {
+            Some(contract) if contract != own.0 => self.mismatch(place, own, (peer, contract)),
             _ => self.misbehaved(peer, format!("it called a different operation than number {}", place.1)),
         };
         self.fail(cause);

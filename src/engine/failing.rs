@@ -188,10 +188,10 @@ impl Engine {
     pub(super) fn mismatch(
         &self,
         (group, sequence): (u32, u64),
-        (asked, site): CallerContract,
+        (contract, site): CallerContract,
         (peer, peer_asked): (Rank, Contract),
     ) -> Cause {
-        let own_call = (self.settings.rank, asked, site.to_string());
+        let own_call = (self.settings.rank, contract, site.to_string());
         let peer_call = (peer, peer_asked, String::new());
         let (first, second) =
             if own_call.0 < peer_call.0 { (own_call, peer_call) } else { (peer_call, own_call) };
@@ -199,10 +199,10 @@ impl Engine {
             group,
             sequence,
             first: first.0,
-            first_asked: first.1,
+            first_contract: first.1,
             first_site: first.2,
             second: second.0,
-            second_asked: second.1,
+            second_contract: second.1,
             second_site: second.2,
         }
     }
@@ -288,10 +288,10 @@ impl Engine {
                 let own = self.timeout_cause(*timeout_ms);
                 cause.join(own)
             }
-            Cause::Mismatch { group, sequence, first, first_asked, second, .. } => {
+            Cause::Mismatch { group, sequence, first, first_contract, second, .. } => {
                 let own = self.settings.rank;
                 let peer = if *first == own { *second } else { *first };
-                let site = match first_asked.operation {
+                let site = match first_contract.operation {
                     // The receiver of the message detected and reported the mismatch. So this rank is the sender.
                     Operation::Message => self.site_of_message(peer, *sequence),
                     _ => self.find_contract(*group, *sequence).map(|(_, site)| site),
@@ -334,7 +334,7 @@ impl Engine {
             rank: self.settings.rank,
             group: info.group & !INTERNAL_GROUP_BITS,
             sequence,
-            asked: info.contract,
+            contract: info.contract,
             site: info.site.to_string(),
             awaited: awaited.into_iter().map(|rank| (rank, self.host(rank))).collect(),
         })
@@ -353,8 +353,8 @@ impl Engine {
         let running = self.running(key).map(|running| &running.info);
         let mut external = self.external.values().map(|external| &external.info);
         let info = running.or_else(|| external.find(|info| info.key == key));
-        let asked = info.map(|info| (info.contract, info.site));
-        asked.or_else(|| self.history.find(group, sequence))
+        let caller_contract = info.map(|info| (info.contract, info.site));
+        caller_contract.or_else(|| self.history.find(group, sequence))
     }
 
     /// Returns the call site that sent a message, if the message is still being sent or is one of the last messages.

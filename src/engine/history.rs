@@ -26,7 +26,7 @@ pub(super) struct OperationHistory {
 
 impl OperationHistory {
     /// Records the next operation of a group, and returns the operation's number.
-    pub(super) fn record_next(&mut self, group: u32, asked: CallerContract) -> u64 {
+    pub(super) fn record_next(&mut self, group: u32, caller_contract: CallerContract) -> u64 {
         let next = self.next_sequences.entry(group).or_default();
         let sequence = *next;
         *next += 1;
@@ -34,18 +34,18 @@ impl OperationHistory {
         if history.len() == HISTORY_MAX {
             history.pop_front();
         }
-        history.push_back((sequence, asked));
+        history.push_back((sequence, caller_contract));
         sequence
     }
 
     /// Records an operation whose number was not assigned here: an operation in shared memory.
-    pub(super) fn record_numbered(&mut self, group: u32, sequence: u64, asked: CallerContract) {
+    pub(super) fn record_numbered(&mut self, group: u32, sequence: u64, caller_contract: CallerContract) {
         let history = self.histories.entry(group).or_default();
         if history.iter().all(|history| history.0 != sequence) {
             if history.len() == HISTORY_MAX {
                 history.pop_front();
             }
-            history.push_back((sequence, asked));
+            history.push_back((sequence, caller_contract));
         }
     }
 
@@ -86,16 +86,19 @@ mod tests {
     #[test]
     fn histories_of_old_groups_are_removed_but_their_next_numbers_stay() {
         let mut history = OperationHistory::default();
-        let asked = (Contract::NONE, Site::new("a.rs", 1));
+        let caller_contract = (Contract::NONE, Site::new("a.rs", 1));
         for group in 0..GROUPS {
             for sequence in 0..3 {
-                assert_eq!(history.record_next(group, asked), sequence);
+                assert_eq!(history.record_next(group, caller_contract), sequence);
             }
             history.retire_group(group);
         }
         assert_eq!(history.histories.len(), RETIRED_MAX);
         assert_eq!((history.next_sequence(5), history.find(5, 2)), (3, None));
-        assert_eq!((history.next_sequence(GROUPS - 1), history.find(GROUPS - 1, 2)), (3, Some(asked)));
+        assert_eq!(
+            (history.next_sequence(GROUPS - 1), history.find(GROUPS - 1, 2)),
+            (3, Some(caller_contract))
+        );
         history.retire_group(GROUPS);
         assert_eq!(history.next_sequence(GROUPS), 0);
     }
@@ -103,10 +106,10 @@ mod tests {
     #[test]
     fn only_the_last_operations_of_a_group_are_stored() {
         let mut history = OperationHistory::default();
-        let asked = (Contract::NONE, Site::new("a.rs", 1));
+        let caller_contract = (Contract::NONE, Site::new("a.rs", 1));
         for _ in 0..HISTORY_MAX + 5 {
-            history.record_next(7, asked);
+            history.record_next(7, caller_contract);
         }
-        assert_eq!((history.find(7, 4), history.find(7, 5)), (None, Some(asked)));
+        assert_eq!((history.find(7, 4), history.find(7, 5)), (None, Some(caller_contract)));
     }
 }

@@ -181,24 +181,24 @@ impl Engine {
         let Some(running) = self.operations.get(&id) else { return FrameVerdict::Discard };
         let info = running.info;
         let due = running.next_receive(peer);
-        let asked = match &due {
+        let expected = match &due {
             DueReceive::Segment { total, .. } => contract_of_transfer(info.contract, *total),
             DueReceive::Nothing => info.contract,
         };
-        if header.contract != asked {
+        if header.contract != expected {
             let place = (info.group, info.sequence());
-            let cause = self.mismatch(place, (asked, info.site), (peer, header.contract));
+            let cause = self.mismatch(place, (expected, info.site), (peer, header.contract));
             self.fail(cause);
             return FrameVerdict::Discard;
         }
         let number = info.sequence();
-        let DueReceive::Segment { range, action, message, offset, is_ready, is_destination_free, .. } = due
+        let DueReceive::Segment { range, action, step, offset, is_ready, is_destination_free, .. } = due
         else {
             return self.refuse(peer, format!("it sent more data than operation {number} receives from it"));
         };
-        let is_next = header.message == message && header.offset == offset as u64;
+        let is_next = header.step == step && header.offset == offset as u64;
         // A segment on credit may wait: an earlier segment of this link may be stored, because it needs data of another peer.
-        let may_wait = header.eager && (header.message, header.offset) >= (message, offset as u64);
+        let may_wait = header.eager && (header.step, header.offset) >= (step, offset as u64);
         if !is_next || !is_ready {
             if is_stored {
                 return FrameVerdict::Store(key);
@@ -210,7 +210,7 @@ impl Engine {
             // has sent its own data from the same elements, the peer's data are stored.
             let is_crossed = !header.eager
                 && !is_destination_free
-                && (header.message, header.offset) >= (message, offset as u64);
+                && (header.step, header.offset) >= (step, offset as u64);
             let is_long = header.payload_bytes as usize > self.settings.segment_bytes;
             let link = self.links.entry(peer).or_default();
             if is_crossed && !is_long && link.stored_segments(key) < running.unapplied_segments(peer) {
@@ -222,8 +222,8 @@ impl Engine {
         if !is_next || !is_ready || header.payload_bytes as usize != bytes {
             let detail = format!(
                 "it sent {} bytes for element {} of transfer {} of operation {number}, but {bytes} bytes for element \
-                 {offset} of transfer {message} were expected",
-                header.payload_bytes, header.offset, header.message
+                 {offset} of transfer {step} were expected",
+                header.payload_bytes, header.offset, header.step
             );
             return self.refuse(peer, detail);
         }

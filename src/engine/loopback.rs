@@ -8,14 +8,14 @@ use super::{Begin, Engine, Envelope, Failure, OpId, OperationKey, SendMode, Time
 
 impl Engine {
     /// Begins to send a message to this rank.
-    pub(super) fn send_to_itself(&mut self, now: Timestamp, asked: Begin) -> Result<OpId, Failure> {
-        let (id, rank, contract) = (self.next_id(), self.settings.rank, asked.contract);
+    pub(super) fn send_to_itself(&mut self, now: Timestamp, begin: Begin) -> Result<OpId, Failure> {
+        let (id, rank, contract) = (self.next_id(), self.settings.rank, begin.contract);
         let key = OperationKey::Message { from: rank, to: rank, sequence: id.0 };
-        let envelope = Envelope { group: asked.group, source: rank, tag: contract.layout, contract };
-        match asked.mode {
+        let envelope = Envelope { group: begin.group, source: rank, tag: contract.layout, contract };
+        match begin.mode {
             SendMode::Standard => self.completed.push_back(id),
             SendMode::Synchronous => {
-                let info = begin::operation_info(now, asked, key);
+                let info = begin::operation_info(now, begin, key);
                 self.deadlines.insert((info.deadline, id));
                 self.external.insert(id, ExternalOperation { info, awaited: vec![rank] });
             }

@@ -397,7 +397,7 @@ fn segment_header(info: &OperationInfo, outgoing: &OutgoingSegment, is_checked: 
     let payload_bytes = outgoing.range.len() * info.contract.dtype.size_bytes();
     FrameHeader {
         contract: contract_of_transfer(info.contract, outgoing.total),
-        message: outgoing.message,
+        step: outgoing.step,
         eager: outgoing.eager,
         payload_bytes: payload_bytes as u32,
         payload_crc: is_checked.then_some(0),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{SendMode, Timestamp};
 use crate::schedule::partition::segment;
-use crate::schedule::{Action, AfterStep, Schedule, Step};
+use crate::schedule::{Action, Schedule, Step, StepDependency};
 use crate::types::{Contract, Rank, Site};
 
 /// The most bytes of one operation that a rank may send to a peer before the peer's ready frame arrives. If the peer has not
@@ -130,7 +130,7 @@ pub(super) struct OutgoingSegment {
     /// The elements of the operation's buffer.
     pub(super) range: Range<usize>,
     /// The index of the transfer among the operation's transfers to this peer.
-    pub(super) message: u32,
+    pub(super) step: u32,
     /// The index of the segment's first element within the transfer.
     pub(super) offset: usize,
     /// The number of elements of the whole transfer.
@@ -149,7 +149,7 @@ pub(super) enum DueReceive {
         range: Range<usize>,
         action: Action,
         /// The index of the transfer among the operation's transfers from this peer.
-        message: u32,
+        step: u32,
         /// The index of the segment's first element within the transfer.
         offset: usize,
         /// The number of elements of the whole transfer.
@@ -284,7 +284,7 @@ impl RunningOperation {
             peer_progress.sends.get(peer_progress.next_send).and_then(|&step| self.steps[step].send.as_ref());
         let Some(send) = step else { return NextSend::Nothing };
         let range = segment(&send.range, peer_progress.sent, self.segment_elements);
-        if !self.is_dependency_applied(send.after, &send.range, &range) {
+        if !self.is_dependency_applied(send.awaited_step, &send.range, &range) {
             return NextSend::Nothing;
         }
         let bytes = range.len() * element_bytes;
@@ -306,7 +306,7 @@ impl RunningOperation {
             }
         }
         let outgoing = OutgoingSegment {
-            message: peer_progress.next_send as u32,
+            step: peer_progress.next_send as u32,
             offset: peer_progress.sent,
             total: send.range.len(),
             range: range.clone(),
@@ -359,12 +359,12 @@ impl RunningOperation {
         let range = segment(&receive.range, offset, self.segment_elements);
         let is_destination_free = self.is_destination_free(step, offset + range.len());
         let is_ready =
-            is_destination_free && self.is_dependency_applied(receive.after, &receive.range, &range);
-        let (message, total) = (peer_progress.next_receive as u32, receive.range.len());
+            is_destination_free && self.is_dependency_applied(receive.awaited_step, &receive.range, &range);
+        let (step, total) = (peer_progress.next_receive as u32, receive.range.len());
         DueReceive::Segment {
             range,
             action: receive.action,
-            message,
+            step,
             offset,
             total,
             is_ready,
@@ -412,7 +412,7 @@ impl RunningOperation {
             let is_ready = |&&step: &&usize| {
                 let receive = self.steps[step].receive.as_ref();
                 receive.is_some_and(|receive| {
-                    receive.after.is_none_or(|AfterStep(step)| self.applied[step].done)
+                    receive.awaited_step.is_none_or(|StepDependency(step)| self.applied[step].done)
                 })
             };
             let now = sent + peer_progress.receives[sent..].iter().take_while(is_ready).count();
@@ -442,11 +442,11 @@ impl RunningOperation {
     /// Returns whether the receive on which `segment` of `range` depends has been applied.
     fn is_dependency_applied(
         &self,
-        after: Option<AfterStep>,
+        awaited_step: Option<StepDependency>,
         range: &Range<usize>,
         segment: &Range<usize>,
     ) -> bool {
-        let Some(AfterStep(step)) = after else { return true };
+        let Some(StepDependency(step)) = awaited_step else { return true };
         let progress = self.applied[step];
         let is_same = self.steps[step].receive.as_ref().is_some_and(|receive| receive.range == *range);
         progress.done || (is_same && !segment.is_empty() && progress.elements >= segment.end - range.start)

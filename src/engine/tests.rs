@@ -227,9 +227,9 @@ fn a_barrier_does_not_wait_for_a_long_message_nor_for_many_short_ones() {
     for tag in 1..MANY / 20 {
         pair.ranks[0].engine.send(Duration::ZERO, message(100, tag), R1).unwrap();
     }
-    let asked = begin_with(contract(Operation::Barrier, Algorithm::Dissemination, 0, 0));
+    let begin = begin_with(contract(Operation::Barrier, Algorithm::Dissemination, 0, 0));
     for (index, rank) in [(0, R0), (1, R1)] {
-        pair.begin(index, asked, barrier(rank));
+        pair.begin(index, begin, barrier(rank));
     }
     // One segment of the long message, one turn of short messages, the barrier, and control frames between them.
     let mut passed = 0;
@@ -251,8 +251,8 @@ fn different_lengths_are_detected_for_every_segment_size() {
                 for rank in [first, 1 - first] {
                     let count = counts[rank];
                     let schedule = crate::schedule::broadcast(world, Rank::new(rank as u32), R0, count);
-                    let asked = begin_with(contract(Operation::Broadcast, Algorithm::Chain, count as u64, 0));
-                    pair.begin(rank, asked, schedule);
+                    let begin = begin_with(contract(Operation::Broadcast, Algorithm::Chain, count as u64, 0));
+                    pair.begin(rank, begin, schedule);
                     pair.pass_all_frames();
                 }
                 let [Some(cause0), Some(cause1)] = pair.causes() else {
@@ -279,14 +279,14 @@ fn the_error_for_a_message_that_does_not_fit_names_the_lines_of_the_send_and_of_
             pair.ranks[1].engine.send(Duration::ZERO, message(4, tag), R0).unwrap();
             pair.ranks[0].engine.send(Duration::ZERO, message(4, tag), R1).unwrap();
         }
-        let (sent, asked) = (message(count, 9), message(10, 9));
+        let (sent, wanted) = (message(count, 9), message(10, 9));
         pair.ranks[0].engine.send(Duration::ZERO, sent, R1).unwrap();
         for tag in 10..20 {
             pair.ranks[0].engine.send(Duration::ZERO, message(1, tag), R1).unwrap();
         }
         pair.pass_all_frames();
         let pattern = Pattern { group: 0, source: Some(R0), tag: Some(9) };
-        pair.ranks[1].engine.receive(Duration::ZERO, asked, pattern).unwrap_err();
+        pair.ranks[1].engine.receive(Duration::ZERO, wanted, pattern).unwrap_err();
         pair.pass_all_frames();
         for cause in pair.causes() {
             let Some(Cause::Mismatch { sequence, first_site, second_site, .. }) = cause else {
@@ -295,7 +295,7 @@ fn the_error_for_a_message_that_does_not_fit_names_the_lines_of_the_send_and_of_
             assert_eq!(*sequence, 5);
             assert!(first_site.ends_with(&format!("engine/tests.rs:{}", sent.site.line())), "{first_site}");
             assert!(
-                second_site.ends_with(&format!("engine/tests.rs:{}", asked.site.line())),
+                second_site.ends_with(&format!("engine/tests.rs:{}", wanted.site.line())),
                 "{second_site}"
             );
         }
@@ -313,15 +313,15 @@ fn a_timeout_names_the_operation_that_missed_its_deadline() {
         let slow = Begin { timeout: 3 * MINUTE, ..message(1, 2) };
         rank.engine.receive(Duration::ZERO, slow, any).unwrap();
     }
-    let asked = begin_with(contract(Operation::Barrier, Algorithm::Dissemination, 0, 0));
-    pair.begin(0, asked, barrier(R0));
+    let begin = begin_with(contract(Operation::Barrier, Algorithm::Dissemination, 0, 0));
+    pair.begin(0, begin, barrier(R0));
     pair.ranks.iter_mut().for_each(|rank| rank.engine.advance(MINUTE));
     pair.ranks[0].engine.handle_timeout(MINUTE);
     pair.pass_all_frames();
     for cause in pair.causes() {
         let Some(Cause::Timeout { timeout_ms: 60_000, waiting, .. }) = cause else { panic!("{cause:?}") };
         assert_eq!(waiting.len(), 1, "{cause:?}");
-        assert_eq!((waiting[0].rank, waiting[0].asked), (R0, asked.contract));
+        assert_eq!((waiting[0].rank, waiting[0].contract), (R0, begin.contract));
         assert_eq!(waiting[0].awaited, [(R1, "b".to_owned())]);
     }
 }

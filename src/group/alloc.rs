@@ -168,7 +168,7 @@ fn create(bytes: usize) -> ([u64; REPORT_WORDS], Option<io::Result<ExposedBuffer
     let token: [u8; TOKEN_BYTES] = rand::random();
     let exposed = ExposedBuffer::create(bytes, &token);
     let mut words = report(HAS_NO_MEMORY);
-    if let Some(place) = exposed.as_ref().ok().and_then(ExposedBuffer::place) {
+    if let Some(place) = exposed.as_ref().ok().and_then(ExposedBuffer::location) {
         words[..2].copy_from_slice(&[HAS_MEMORY, bytes as u64]);
         words[2..].copy_from_slice(&to_words(place, &token));
     }

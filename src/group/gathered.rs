@@ -84,7 +84,7 @@ impl GatheredSlots {
     /// Reduces the buffers of all ranks in rank order into `result`.
     fn reduce<T: Element>(&self, kernels: &Kernels, all: &[T], result: &mut [T]) {
         result.copy_from_slice(&all[self.range(Rank::ZERO)]);
-        let last = self.world.before(Rank::ZERO, 1);
+        let last = self.world.rank_before(Rank::ZERO, 1);
         for rank in self.world.ranks().skip(1) {
             let kernel = if rank == last { &kernels.reduce_last } else { &kernels.reduce };
             let arrived = bytemuck::cast_slice(&all[self.range(rank)]);

@@ -8,7 +8,7 @@ use super::memory::Memory;
 use super::shm_executor::{ShmExecutor, ShmRequest};
 use super::{Error, Group};
 use crate::reduce::Kernels;
-use crate::schedule::hierarchy::{HierarchicalPhases, HostLayout};
+use crate::schedule::hierarchy::{HierarchicalStages, HostLayout};
 use crate::schedule::rounds::RoundPlan;
 use crate::schedule::{CollectiveSpec, cost, double_tree};
 use crate::types::{Algorithm, Element, LOCAL_GROUP_BIT, Rank, ReduceOp, Site};
@@ -63,11 +63,11 @@ impl Group {
             return Ok(Ok(None));
         }
         let local = self.with_members((self.id % LOCAL_GROUP_BIT) | LOCAL_GROUP_BIT, Arc::clone(&members));
-        let before = match local.new_shm_executor()? {
-            Ok(before) => (before, Arc::clone(&members)),
+        let first_on_host = match local.new_shm_executor()? {
+            Ok(first_on_host) => (first_on_host, Arc::clone(&members)),
             Err(why) => return Ok(Err(why)),
         };
-        Ok(local.new_shm_executor()?.map(|after| Some([before, (after, members)])))
+        Ok(local.new_shm_executor()?.map(|last_on_host| Some([first_on_host, (last_on_host, members)])))
     }
 
     /// Divides a call into blocks, and returns the hierarchical operation.
@@ -84,7 +84,7 @@ impl Group {
         let block = block.max(count.div_ceil(BLOCKS_MAX));
         let blocks = (0..count.max(1)).step_by(block).map(|start| {
             let range = start..count.min(start + block);
-            let phases = self.phases::<T>(layout, &spec.with_count(range.len()));
+            let stages = self.stages::<T>(layout, &spec.with_count(range.len()));
             let slot = hosts
                 .host_executors
                 .as_ref()
@@ -98,9 +98,9 @@ impl Group {
             };
             Block {
                 bytes: range.start * size_of::<T>()..range.end * size_of::<T>(),
-                before: shm_request(phases.before, partial),
-                across: phases.across,
-                after: shm_request(phases.after, None),
+                first_on_host: shm_request(stages.first_on_host, partial),
+                between_hosts: stages.between_hosts,
+                last_on_host: shm_request(stages.last_on_host, None),
             }
         });
         let blocks = blocks.collect();
@@ -113,8 +113,8 @@ impl Group {
         }
     }
 
-    /// Returns the three phases of a block. The schedule of the second phase names world ranks.
-    fn phases<T: Element>(&self, layout: &HostLayout, spec: &CollectiveSpec) -> HierarchicalPhases {
+    /// Returns the three stages of a block. The schedule of the second stage names world ranks.
+    fn stages<T: Element>(&self, layout: &HostLayout, spec: &CollectiveSpec) -> HierarchicalStages {
         let slice = spec.count().div_ceil(layout.slice_count().as_usize());
         let bytes = slice.saturating_mul(size_of::<T>()) as u64;
         let algorithm = cost::cheapest_between_hosts(spec.operation(), layout.host_count(), bytes);
@@ -122,9 +122,9 @@ impl Group {
             Algorithm::DoubleTree => double_tree::block_bytes(bytes) as usize / size_of::<T>(),
             _ => slice,
         };
-        let mut phases = layout.phases(spec, algorithm, elements.max(1));
-        self.to_world_ranks(&mut phases.across);
-        phases
+        let mut stages = layout.stages(spec, algorithm, elements.max(1));
+        self.to_world_ranks(&mut stages.between_hosts);
+        stages
     }
 }
 

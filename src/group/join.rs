@@ -183,8 +183,8 @@ pub(super) fn start(meeting: Meeting, options: &JoinOptions) -> Result<Group, St
     let world = WorldSize::new(roster.members.len() as u32).unwrap_or(WorldSize::ONE);
     let (shared, streams) = check_settings(&roster)?;
     let has_own_processor = roster.local_rank_and_size(rank).1 == world && world.get() <= shared.processors;
-    let spins =
-        spins.unwrap_or_else(|| roster.count_on_same_processors(rank) <= local_processors(options) as usize);
+    let spins = spins
+        .unwrap_or_else(|| roster.count_ranks_on_same_processors(rank) <= local_processors(options) as usize);
     let chunk_bytes = if has_own_processor { CHUNK_BYTES_LOCAL } else { CHUNK_BYTES };
     let congestion = sockets.congestion().map(str::to_owned);
     let own = roster.members[rank.index()].clone();
@@ -304,8 +304,8 @@ pub(super) fn start_error(error: &Error) -> StartError {
 fn connect_ring(group: &mut Group) -> Result<(), Error> {
     let (rank, world) = (group.rank, group.world);
     if let Some(job) = &group.job {
-        job.driver.connect(world.after(rank, 1));
-        job.driver.connect(world.before(rank, 1));
+        job.driver.connect(world.rank_after(rank, 1));
+        job.driver.connect(world.rank_before(rank, 1));
     }
     group.barrier()
 }
@@ -348,7 +348,7 @@ fn meet_by_peers_file(
             rank,
             world,
             address: addresses[0],
-            who: "rank 0".into(),
+            server_name: "rank 0".into(),
             start_timeout: options.start_timeout,
         };
         register(&registration, |_| Ok(member), name)?
@@ -373,7 +373,7 @@ fn meet_at_launcher(
         rank,
         world,
         address: rendezvous,
-        who: "the launcher's rendezvous".into(),
+        server_name: "the launcher's rendezvous".into(),
         start_timeout: options.start_timeout,
     };
     let mut listener = None;

@@ -208,8 +208,8 @@ impl<T: Transport> LinkDriver<T> {
     /// # Errors
     ///
     /// The failure, if a rank has already sent a frame of a different operation with this number.
-    pub fn assign_number(&mut self, group: u32, asked: (Contract, Site)) -> Result<OpId, Failure> {
-        let (id, key) = self.engine.assign_number(group, asked)?;
+    pub fn assign_number(&mut self, group: u32, caller_contract: (Contract, Site)) -> Result<OpId, Failure> {
+        let (id, key) = self.engine.assign_number(group, caller_contract)?;
         // The engine checks the frames that arrive from now on. A frame that arrived earlier is stored, and is checked here.
         if let Some((peer, header)) = self.operations.first_stored(key) {
             self.engine.handle_late_frame(peer, &header);
@@ -387,7 +387,7 @@ impl<T: Transport> LinkDriver<T> {
         let Some(payload) = payload else {
             link.outgoing = None;
             link.is_finished = true;
-            transport.finish(peer);
+            transport.close_sending(peer);
             return false;
         };
         let mut started = operations.meter.start();
@@ -485,7 +485,7 @@ impl<T: Transport> LinkDriver<T> {
         }
         if link.outgoing.is_none() && !link.is_finished {
             link.is_finished = true;
-            self.transport.finish(peer);
+            self.transport.close_sending(peer);
         }
         let mut discarded = [0; DISCARD_BYTES];
         loop {

@@ -100,7 +100,7 @@ impl Group {
 fn create(size: RoundsSize) -> ([u64; LOCATION_WORDS], Option<io::Result<Segment>>) {
     let token: [u8; TOKEN_BYTES] = rand::random();
     let segment = Segment::create(size.bytes(), &token);
-    let place = segment.as_ref().ok().and_then(Segment::place);
+    let place = segment.as_ref().ok().and_then(Segment::location);
     (place.map_or([0; LOCATION_WORDS], |place| to_words(place, &token)), Some(segment))
 }
 

@@ -55,7 +55,7 @@ pub(super) struct ShmOperation {
     plan: RoundPlan,
     /// The number of rounds.
     rounds: usize,
-    asked: ShmContract,
+    contract: ShmContract,
     kernels: Option<Kernels>,
     divisor: u32,
     element_bytes: usize,
@@ -124,13 +124,13 @@ impl ShmExecutor {
         if self.history.len() == HISTORY_MAX {
             self.history.pop_front();
         }
-        let asked = ShmContract::new(self.sequence, contract, site);
-        self.history.push_back(asked);
+        let shm_contract = ShmContract::new(self.sequence, contract, site);
+        self.history.push_back(shm_contract);
         self.sequence += 1;
         ShmOperation {
             rounds: plan.round_count(),
             plan,
-            asked,
+            contract: shm_contract,
             kernels,
             divisor,
             element_bytes: contract.dtype.size_bytes(),
@@ -146,7 +146,7 @@ impl ShmExecutor {
     /// Returns whether this rank has the maximum number of shared buffers.
     pub(super) fn has_max_buffers(&mut self) -> bool {
         self.remove_dropped_buffers();
-        self.rounds.own_buffers() >= BUFFERS_MAX
+        self.rounds.own_buffer_count() >= BUFFERS_MAX
     }
 
     /// Registers one shared buffer of each rank. `others` are the other ranks' buffers in rank order. The owner of this rank's
@@ -163,7 +163,7 @@ impl ShmExecutor {
     /// Removes buffers that were dropped. Unmaps them if no operation is active.
     pub(super) fn remove_dropped_buffers(&mut self) {
         let is_busy = self.is_busy();
-        self.rounds.prune(is_busy);
+        self.rounds.unmap_dropped_buffers(is_busy);
     }
 
     /// After an operation has failed: makes other ranks stop accessing its buffer, because the buffer returns to its owner.
@@ -199,12 +199,12 @@ impl ShmExecutor {
                 shm_operation.plan.fill_round(shm_operation.round_index, &mut self.scratch);
                 self.post(round, shm_operation, memory);
                 shm_operation.is_posted = true;
-                self.rounds.take_sleepers(|rank| wake(Rank::new(rank as u32)));
+                self.rounds.wake_sleepers(|rank| wake(Rank::new(rank as u32)));
             }
             for from in self.sources() {
                 let Some(posted) = self.rounds.posted(from, round) else { return ShmPoll::Waits };
                 let from = Rank::new(from as u32);
-                if let Some(mismatch) = shm_operation.asked.compare(from, &posted.header) {
+                if let Some(mismatch) = shm_operation.contract.compare(from, &posted.header) {
                     return mismatch;
                 }
                 if posted.is_exposed && self.scratch.in_place_reduce.is_none() {
@@ -215,7 +215,7 @@ impl ShmExecutor {
                 }
             }
             let has_checked_all = self.sources().count() + 1 >= self.rounds.size().ranks;
-            self.unchecked = (!has_checked_all).then_some(shm_operation.asked);
+            self.unchecked = (!has_checked_all).then_some(shm_operation.contract);
             if let Err(invalid) = self.finish_round(round, shm_operation, memory) {
                 return invalid;
             }
@@ -234,10 +234,10 @@ impl ShmExecutor {
     fn post(&mut self, round: u64, shm_operation: &mut ShmOperation, memory: &BufferAccess<'_>) {
         let exposable = memory.all_writable().filter(|_| self.scratch.in_place_reduce.is_some());
         let buffer_ref =
-            exposable.and_then(|bytes| self.rounds.buffer_ref(bytes, shm_operation.element_bytes));
+            exposable.and_then(|bytes| self.rounds.find_buffer_ref(bytes, shm_operation.element_bytes));
         shm_operation.is_exposed |= buffer_ref.is_some();
         match buffer_ref {
-            Some(buffer_ref) => self.rounds.post_exposed(round, &shm_operation.asked.header, buffer_ref),
+            Some(buffer_ref) => self.rounds.post_exposed(round, &shm_operation.contract.header, buffer_ref),
             None => self.post_elements(round, shm_operation, memory),
         }
     }
@@ -250,7 +250,8 @@ impl ShmExecutor {
         memory: &mut BufferAccess<'_>,
     ) -> Result<(), ShmPoll> {
         if let Some(in_place_reduce) = self.scratch.in_place_reduce.take() {
-            let exposed_parts = self.rounds.collect_exposed(round, memory.len(), shm_operation.element_bytes);
+            let exposed_parts =
+                self.rounds.read_exposed_locations(round, memory.len(), shm_operation.element_bytes);
             let have_others_exposed =
                 exposed_parts.map_err(|(rank, what)| ShmPoll::Invalid(Rank::new(rank as u32), what))?;
             if have_others_exposed && shm_operation.is_exposed {
@@ -295,7 +296,7 @@ impl ShmExecutor {
 
     /// Returns whether an operation is the oldest that is not complete.
     pub(super) fn is_next(&self, shm_operation: &ShmOperation) -> bool {
-        self.current == shm_operation.asked.sequence
+        self.current == shm_operation.contract.sequence
     }
 
     /// Returns whether [`ShmExecutor::poll`] would make progress.
@@ -352,7 +353,7 @@ impl ShmContract {
 impl ShmOperation {
     /// Returns the operation's number in this shared memory.
     pub(super) fn sequence(&self) -> u64 {
-        self.asked.sequence
+        self.contract.sequence
     }
 
     /// Returns the reduction functions.

@@ -168,9 +168,9 @@ impl<P> Client<P> {
                         let error = match refusal {
                             RefusalKind::Disagreement => NamedError::Disagreement { name, asked: reason },
                             RefusalKind::NeedsJoinedRanks => {
-                                NamedError::WithoutJoined { name, detail: reason }
+                                NamedError::NeedsJoinedRanks { name, detail: reason }
                             }
-                            RefusalKind::RankClosed => NamedError::Left { name, detail: reason },
+                            RefusalKind::RankClosed => NamedError::RankClosed { name, detail: reason },
                         };
                         actions.push(ClientAction::Fail(payload, error));
                     }

@@ -37,7 +37,7 @@ pub enum NamedError {
     },
     /// The operation needs the data of all ranks, but some ranks have joined. Every rank's handle returns this error.
     #[error("tensor `{name}` needs data from ranks that have joined: {detail}")]
-    WithoutJoined {
+    NeedsJoinedRanks {
         /// The name of the tensor.
         name: String,
         /// The request, and the ranks that have joined.
@@ -45,7 +45,7 @@ pub enum NamedError {
     },
     /// Some ranks have closed without submitting the tensor. Every rank's handle returns this error.
     #[error("tensor `{name}` will never be complete: {detail}")]
-    Left {
+    RankClosed {
         /// The name of the tensor.
         name: String,
         /// The ranks that have closed.

@@ -32,7 +32,7 @@ pub struct Registration<'a> {
     /// The address of the rendezvous.
     pub address: SocketAddr,
     /// The name of the process that serves the rendezvous, for errors.
-    pub who: String,
+    pub server_name: String,
     /// The time from the call of [`register`] within which the rendezvous must answer and all ranks must register.
     pub start_timeout: Duration,
 }
@@ -85,7 +85,7 @@ impl Registration<'_> {
                     Ok(stream) => return Ok(stream),
                     Err(DialError::Handshake(source)) => {
                         return Err(StartError::Handshake {
-                            who: self.who.clone(),
+                            server_name: self.server_name.clone(),
                             address: self.address,
                             source,
                         });
@@ -96,7 +96,7 @@ impl Registration<'_> {
             };
             if started.elapsed() + CONNECT_RETRY_PAUSE >= self.start_timeout {
                 return Err(StartError::NoRendezvous {
-                    who: self.who.clone(),
+                    server_name: self.server_name.clone(),
                     address: self.address,
                     detail,
                     timeout: self.start_timeout,
@@ -104,9 +104,10 @@ impl Registration<'_> {
             }
             if !has_warned && started.elapsed() >= FIRST_NOTICE_DELAY {
                 has_warned = true;
-                let (who, address, timeout) = (&self.who, self.address, self.start_timeout.as_secs_f32());
+                let (server_name, address, timeout) =
+                    (&self.server_name, self.address, self.start_timeout.as_secs_f32());
                 log::warn!(
-                    "waiting for {who} at {address}, which does not answer ({detail}); giving up after {timeout} s"
+                    "waiting for {server_name} at {address}, which does not answer ({detail}); giving up after {timeout} s"
                 );
             }
             std::thread::sleep(CONNECT_RETRY_PAUSE);
@@ -184,7 +185,7 @@ impl Registration<'_> {
     /// Creates the error for a rendezvous that ended or broke the protocol.
     fn rendezvous_lost_error(&self, detail: &str) -> StartError {
         let detail = detail.to_owned();
-        StartError::RendezvousLost { who: self.who.clone(), address: self.address, detail }
+        StartError::RendezvousLost { server_name: self.server_name.clone(), address: self.address, detail }
     }
 }
 

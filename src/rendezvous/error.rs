@@ -64,11 +64,11 @@ pub enum StartError {
     #[error("{0}")]
     SocketOptions(String),
     /// The rendezvous does not answer.
-    #[error("{who} at {address} did not answer within {} s ({detail}); start this process, or check the address and the firewall", timeout.as_secs_f32())]
+    #[error("{server_name} at {address} did not answer within {} s ({detail}); start this process, or check the address and the firewall", timeout.as_secs_f32())]
     NoRendezvous {
         /// The process that should have answered.
-        who: String,
-        /// The address of `who`.
+        server_name: String,
+        /// The address of `server_name`.
         address: SocketAddr,
         /// The last attempt's error.
         detail: String,
@@ -76,11 +76,11 @@ pub enum StartError {
         timeout: Duration,
     },
     /// The process at the other end does not belong to this job.
-    #[error("{who} at {address}: {source}")]
+    #[error("{server_name} at {address}: {source}")]
     Handshake {
         /// The process that should have answered.
-        who: String,
-        /// The address of `who`.
+        server_name: String,
+        /// The address of `server_name`.
         address: SocketAddr,
         /// The error of the handshake.
         source: HandshakeError,
@@ -110,11 +110,11 @@ pub enum StartError {
         detail: String,
     },
     /// The rendezvous ended or broke the protocol.
-    #[error("{who} at {address} was lost while the job was starting: {detail}")]
+    #[error("{server_name} at {address} was lost while the job was starting: {detail}")]
     RendezvousLost {
         /// The process that serves the rendezvous.
-        who: String,
-        /// The address of `who`.
+        server_name: String,
+        /// The address of `server_name`.
         address: SocketAddr,
         /// A description of the failure.
         detail: String,

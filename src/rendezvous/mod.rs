@@ -121,7 +121,7 @@ impl Roster {
 
     /// Returns the number of ranks on the machine of `rank`, including `rank`. Ranks on one machine use the same
     /// processors, even if `--host-id` gives them different host names.
-    pub fn count_on_same_processors(&self, rank: Rank) -> usize {
+    pub fn count_ranks_on_same_processors(&self, rank: Rank) -> usize {
         let kernel_id =
             |member: &Member| member.machine.split(HOST_ID_SEPARATOR).next().unwrap_or_default().to_owned();
         let own = self.members.get(rank.index()).map(kernel_id);
@@ -231,7 +231,7 @@ mod tests {
         let roster = Roster { members: names.iter().map(|name| member(name)).collect() };
         let rank = |rank| Rank::new(rank);
         assert_eq!(
-            (roster.count_on_same_processors(rank(1)), roster.count_on_same_processors(rank(3))),
+            (roster.count_ranks_on_same_processors(rank(1)), roster.count_ranks_on_same_processors(rank(3))),
             (3, 1)
         );
         assert_eq!(

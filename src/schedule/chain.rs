@@ -5,7 +5,7 @@
 //! S/B + (n-2)s/B seconds, and not (n-1)S/B seconds. The method is the pipeline of Watts and van de Geijn, "A pipelined
 //! broadcast for multidimensional meshes", Parallel Processing Letters 5 (1995). Here each hop can also reduce.
 
-use super::{Action, AfterStep, InboundElements, OutboundElements, Schedule, Step};
+use super::{Action, InboundElements, OutboundElements, Schedule, Step, StepDependency};
 use crate::types::{Rank, WorldSize};
 
 /// Reduces to `root` along the ring in n-1 hops. Each rank but the root sends S bytes. The operation takes S/B +
@@ -14,8 +14,8 @@ use crate::types::{Rank, WorldSize};
 /// The chain begins at the root's successor and ends at the root. Only the root has the result: the buffers of the
 /// other ranks contain partial results.
 pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
-    let next = (rank != root).then(|| world.after(rank, 1));
-    let previous = (rank != world.after(root, 1)).then(|| world.before(rank, 1));
+    let next = (rank != root).then(|| world.rank_after(rank, 1));
+    let previous = (rank != world.rank_after(root, 1)).then(|| world.rank_before(rank, 1));
     let action = if rank == root { Action::ReduceLast } else { Action::Reduce };
     let mut schedule = Schedule::default();
     schedule.push_chain_step(previous, next, 0..count, action);
@@ -50,10 +50,10 @@ pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
         return Schedule::default();
     }
     let (prefix, result) = (0..count, count..2 * count);
-    let after = previous.is_some().then_some(AfterStep(0));
+    let awaited_step = previous.is_some().then_some(StepDependency(0));
     let step = |range, action| Step {
-        send: next.map(|peer| OutboundElements { peer, range: prefix.clone(), after }),
-        receive: previous.map(|peer| InboundElements { peer, range, action, after: None }),
+        send: next.map(|peer| OutboundElements { peer, range: prefix.clone(), awaited_step }),
+        receive: previous.map(|peer| InboundElements { peer, range, action, awaited_step: None }),
     };
     Schedule { steps: vec![step(prefix.clone(), Action::Reduce), step(result, Action::Copy)] }
 }
@@ -82,7 +82,7 @@ pub fn ordered_reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
 ///
 /// The last rank computes the result and the other ranks copy the result, so the result has the same bits on all
 /// ranks.
-pub fn all_ordered_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
+pub fn ordered_all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let mut schedule = scan(world, rank, count);
     let (previous, next) = previous_and_next_in_chain(world, rank);
     schedule.push_chain_step(next, previous, 0..count, Action::Copy);
@@ -92,11 +92,11 @@ pub fn all_ordered_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedul
 /// Returns the previous and the next rank in the chain from rank 0 to the last rank. Rank 0 has no previous rank, and
 /// the last rank has no next rank.
 fn previous_and_next_in_chain(world: WorldSize, rank: Rank) -> (Option<Rank>, Option<Rank>) {
-    let previous = (rank != Rank::ZERO).then(|| world.before(rank, 1));
-    let next = (rank != last_rank(world)).then(|| world.after(rank, 1));
+    let previous = (rank != Rank::ZERO).then(|| world.rank_before(rank, 1));
+    let next = (rank != last_rank(world)).then(|| world.rank_after(rank, 1));
     (previous, next)
 }
 
 fn last_rank(world: WorldSize) -> Rank {
-    world.before(Rank::ZERO, 1)
+    world.rank_before(Rank::ZERO, 1)
 }

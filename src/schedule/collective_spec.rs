@@ -2,8 +2,8 @@
 
 use super::partition::Partition;
 use super::{
-    Schedule, all_gather, all_ordered_reduce, all_reduce, all_to_all, barrier, broadcast, broadcast_tree,
-    butterfly, direct,
+    Schedule, all_gather, all_reduce, all_to_all, barrier, broadcast, broadcast_tree, butterfly,
+    direct_exchange, ordered_all_reduce,
 };
 use super::{
     double_tree, doubling, exscan, gather, ordered_reduce, reduce, reduce_scatter, reduce_tree, scan, scatter,
@@ -170,13 +170,13 @@ impl CollectiveSpec {
         let is_double = algorithm == Algorithm::DoubleTree;
         match self {
             Self::Barrier => barrier(world, rank),
-            Self::AllReduce { count } if in_rank_order => all_ordered_reduce(world, rank, *count),
+            Self::AllReduce { count } if in_rank_order => ordered_all_reduce(world, rank, *count),
             Self::AllReduce { count } => match algorithm {
                 Algorithm::OneShot => {
-                    direct::all_gather(world, rank, &Partition::of_equal_parts(*count, world))
+                    direct_exchange::all_gather(world, rank, &Partition::of_equal_parts(*count, world))
                 }
                 Algorithm::Doubling => doubling::all_gather(world, rank, *count),
-                Algorithm::Direct => direct::all_reduce(world, rank, *count),
+                Algorithm::Direct => direct_exchange::all_reduce(world, rank, *count),
                 Algorithm::Butterfly => butterfly::all_reduce(world, rank, *count),
                 Algorithm::DoubleTree => double_tree::all_reduce(world, rank, *count, block),
                 _ => all_reduce(world, rank, *count, block),
@@ -187,9 +187,11 @@ impl CollectiveSpec {
                 double_tree::reduce(world, rank, *root, *count, block)
             }
             Self::Reduce { count, root } => reduce(world, rank, *root, *count),
-            Self::ReduceScatter(partition) if is_direct => direct::reduce_scatter(world, rank, partition),
+            Self::ReduceScatter(partition) if is_direct => {
+                direct_exchange::reduce_scatter(world, rank, partition)
+            }
             Self::ReduceScatter(partition) => reduce_scatter(world, rank, partition),
-            Self::AllGather(partition) if is_direct => direct::all_gather(world, rank, partition),
+            Self::AllGather(partition) if is_direct => direct_exchange::all_gather(world, rank, partition),
             Self::AllGather(partition) => all_gather(world, rank, partition),
             Self::Broadcast { count, root } if is_tree => broadcast_tree(world, rank, *root, *count),
             Self::Broadcast { count, root } if is_double => {

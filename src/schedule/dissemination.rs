@@ -3,7 +3,7 @@
 //! The algorithm is from Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", International
 //! Journal of Parallel Programming 17 (1988).
 
-use super::{Action, AfterStep, InboundElements, OutboundElements, Schedule, Step};
+use super::{Action, InboundElements, OutboundElements, Schedule, Step, StepDependency};
 use crate::types::{Rank, WorldSize};
 
 /// Synchronises n ranks in ceil(log2 n) rounds. In round k, counted from 0, rank r sends an empty message to rank r +
@@ -14,14 +14,18 @@ pub fn barrier(world: WorldSize, rank: Rank) -> Schedule {
     let mut steps = Vec::new();
     let mut distance = 1;
     while distance < world.get() {
-        let after = steps.len().checked_sub(1).map(AfterStep);
+        let awaited_step = steps.len().checked_sub(1).map(StepDependency);
         steps.push(Step {
-            send: Some(OutboundElements { peer: world.after(rank, distance), range: 0..0, after }),
+            send: Some(OutboundElements {
+                peer: world.rank_after(rank, distance),
+                range: 0..0,
+                awaited_step,
+            }),
             receive: Some(InboundElements {
-                peer: world.before(rank, distance),
+                peer: world.rank_before(rank, distance),
                 range: 0..0,
                 action: Action::Copy,
-                after,
+                awaited_step,
             }),
         });
         distance *= 2;

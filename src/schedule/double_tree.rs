@@ -18,7 +18,7 @@
 
 use std::ops::Range;
 
-use super::{Action, AfterStep, InboundElements, OutboundElements, Schedule, Step};
+use super::{Action, InboundElements, OutboundElements, Schedule, Step, StepDependency};
 use crate::types::{Rank, WorldSize};
 
 /// The largest number of blocks in one half of the buffer. The limit keeps the schedules of long buffers small.
@@ -128,12 +128,12 @@ impl TreeNeighbours {
     /// tree of all other ranks, in which the successor of `root` has place 0.
     fn with_root_on_top(root: Rank, tree: Tree, world: WorldSize, rank: Rank) -> Self {
         let others = world.as_usize() - 1;
-        let rank_at = |place: usize| world.after(root, 1 + place as u32);
+        let rank_at = |place: usize| world.rank_after(root, 1 + place as u32);
         if rank == root {
             let top = tree.place_of_top(others);
             return Self { parent: None, children: top.map(rank_at).into_iter().collect() };
         }
-        let place = world.before(rank, root.get() + 1).index();
+        let place = world.rank_before(rank, root.get() + 1).index();
         let (parent, children) = tree.parent_and_children(others, place);
         let parent = parent.map_or(root, rank_at);
         Self { parent: Some(parent), children: children.into_iter().map(rank_at).collect() }
@@ -147,22 +147,22 @@ impl TreeNeighbours {
         schedule: &mut Schedule,
         half: Range<usize>,
         block: usize,
-    ) -> Vec<Option<AfterStep>> {
+    ) -> Vec<Option<StepDependency>> {
         let mut last_steps = Vec::new();
         for range in split_into_blocks(half, block) {
-            let mut after = None;
+            let mut awaited_step = None;
             for (index, &peer) in self.children.iter().enumerate() {
                 let is_last = self.parent.is_none() && index + 1 == self.children.len();
                 let action = if is_last { Action::ReduceLast } else { Action::Reduce };
-                let receive = InboundElements { peer, range: range.clone(), action, after };
-                after = Some(AfterStep(schedule.steps.len()));
+                let receive = InboundElements { peer, range: range.clone(), action, awaited_step };
+                awaited_step = Some(StepDependency(schedule.steps.len()));
                 schedule.steps.push(Step { send: None, receive: Some(receive) });
             }
             if let Some(peer) = self.parent {
-                let send = Some(OutboundElements { peer, range, after });
+                let send = Some(OutboundElements { peer, range, awaited_step });
                 schedule.steps.push(Step { send, receive: None });
             }
-            last_steps.push(after);
+            last_steps.push(awaited_step);
         }
         last_steps
     }
@@ -175,18 +175,18 @@ impl TreeNeighbours {
         schedule: &mut Schedule,
         half: Range<usize>,
         block: usize,
-        reduced: &[Option<AfterStep>],
+        reduced: &[Option<StepDependency>],
     ) {
         for (index, range) in split_into_blocks(half, block).enumerate() {
-            let mut after = reduced.get(index).copied().flatten();
+            let mut awaited_step = reduced.get(index).copied().flatten();
             if let Some(peer) = self.parent {
-                after = Some(AfterStep(schedule.steps.len()));
+                awaited_step = Some(StepDependency(schedule.steps.len()));
                 let receive =
-                    InboundElements { peer, range: range.clone(), action: Action::Copy, after: None };
+                    InboundElements { peer, range: range.clone(), action: Action::Copy, awaited_step: None };
                 schedule.steps.push(Step { send: None, receive: Some(receive) });
             }
             for &peer in self.children.iter().rev() {
-                let send = Some(OutboundElements { peer, range: range.clone(), after });
+                let send = Some(OutboundElements { peer, range: range.clone(), awaited_step });
                 schedule.steps.push(Step { send, receive: None });
             }
         }

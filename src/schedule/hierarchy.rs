@@ -4,7 +4,7 @@
 //!
 //! The buffer is divided into slices, as many as the largest host has ranks. On each host, each slice has one
 //! *carrier*: the rank that exchanges the slice with other hosts. On a host with fewer ranks than slices, some ranks
-//! carry several adjacent slices. An all-reduce has three phases:
+//! carry several adjacent slices. An all-reduce has three stages:
 //!
 //! 1. On each host, each carrier reduces its slices over the ranks of the host.
 //! 2. The carriers of a slice on all hosts reduce the slice over the hosts.
@@ -16,7 +16,7 @@
 use std::ops::Range;
 
 use super::partition::Partition;
-use super::{AfterStep, CollectiveSpec, Schedule, barrier};
+use super::{CollectiveSpec, Schedule, StepDependency, barrier};
 use crate::types::{Algorithm, Rank, WorldSize};
 
 /// The placement of a group's ranks on hosts, as seen by one rank of the group. The comments call this rank "this
@@ -31,15 +31,15 @@ pub struct HostLayout {
     local: usize,
 }
 
-/// The three phases of an operation on one rank, which run one after another.
+/// The three stages of an operation on one rank, which run one after another.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct HierarchicalPhases {
-    /// The first phase, among the ranks of this host. The ranks in this specification are local ranks.
-    pub before: CollectiveSpec,
-    /// The second phase, among ranks of different hosts. The ranks in this schedule are ranks of the group.
-    pub across: Schedule,
-    /// The third phase, among the ranks of this host. The ranks in this specification are local ranks.
-    pub after: CollectiveSpec,
+pub struct HierarchicalStages {
+    /// The first stage, among the ranks of this host. The ranks in this specification are local ranks.
+    pub first_on_host: CollectiveSpec,
+    /// The second stage, among ranks of different hosts. The ranks in this schedule are ranks of the group.
+    pub between_hosts: Schedule,
+    /// The third stage, among the ranks of this host. The ranks in this specification are local ranks.
+    pub last_on_host: CollectiveSpec,
 }
 
 impl HostLayout {
@@ -90,26 +90,30 @@ impl HostLayout {
         world_size(self.hosts.iter().map(Vec::len).max().unwrap_or(1))
     }
 
-    /// Returns the phases of this rank for the operation `spec`. `algorithm` is the algorithm between hosts. If
+    /// Returns the stages of this rank for the operation `spec`. `algorithm` is the algorithm between hosts. If
     /// `algorithm` divides a slice into blocks, each block has `block` elements.
     ///
     /// # Panics
     ///
     /// If the operation has no hierarchical algorithm
     /// ([`has_hierarchical_algorithm`](super::cost::has_hierarchical_algorithm)).
-    pub fn phases(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> HierarchicalPhases {
+    pub fn stages(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> HierarchicalStages {
         let local_root = |root: Rank| self.hosts[self.host].iter().position(|&rank| rank == root);
         let (count, root) = (spec.count(), spec.root());
         let parts = self.carried_parts(count);
         let (gather, barrier) = (CollectiveSpec::AllGather(parts.clone()), CollectiveSpec::Barrier);
-        let (before, after) = match spec {
+        let (first_on_host, last_on_host) = match spec {
             CollectiveSpec::Barrier => {
-                let across =
+                let between_hosts =
                     if self.local == 0 { self.barrier_of_first_ranks() } else { Schedule::default() };
-                return HierarchicalPhases { before: barrier.clone(), across, after: barrier };
+                return HierarchicalStages {
+                    first_on_host: barrier.clone(),
+                    between_hosts,
+                    last_on_host: barrier,
+                };
             }
             CollectiveSpec::AllReduce { .. } => (CollectiveSpec::ReduceScatter(parts), gather),
-            // In the third phase, all ranks of the root's host get the result, although only the root needs it.
+            // In the third stage, all ranks of the root's host get the result, although only the root needs it.
             CollectiveSpec::Reduce { .. } => (
                 CollectiveSpec::ReduceScatter(parts),
                 if local_root(root).is_some() { gather } else { barrier },
@@ -120,7 +124,11 @@ impl HostLayout {
             },
             _ => unreachable!("no hierarchy for {spec:?}"),
         };
-        HierarchicalPhases { before, across: self.schedule_between_hosts(spec, algorithm, block), after }
+        HierarchicalStages {
+            first_on_host,
+            between_hosts: self.schedule_between_hosts(spec, algorithm, block),
+            last_on_host,
+        }
     }
 
     /// Returns this rank's schedule between hosts. The schedule reduces or copies each slice that this rank carries
@@ -143,17 +151,18 @@ impl HostLayout {
             let schedule = spec.schedule(algorithm, host_as_rank, block, false);
             all.steps.extend(schedule.steps.into_iter().map(|mut step| {
                 let in_buffer = |part: &Range<usize>| range.start + part.start..range.start + part.end;
-                let shift_dependency =
-                    |after: Option<AfterStep>| after.map(|AfterStep(step)| AfterStep(first + step));
+                let shift_dependency = |awaited_step: Option<StepDependency>| {
+                    awaited_step.map(|StepDependency(step)| StepDependency(first + step))
+                };
                 if let Some(send) = &mut step.send {
                     send.peer = self.carrier_of_slice(send.peer.index(), slice);
                     send.range = in_buffer(&send.range);
-                    send.after = shift_dependency(send.after);
+                    send.awaited_step = shift_dependency(send.awaited_step);
                 }
                 if let Some(receive) = &mut step.receive {
                     receive.peer = self.carrier_of_slice(receive.peer.index(), slice);
                     receive.range = in_buffer(&receive.range);
-                    receive.after = shift_dependency(receive.after);
+                    receive.awaited_step = shift_dependency(receive.awaited_step);
                 }
                 step
             }));

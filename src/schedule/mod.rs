@@ -19,7 +19,7 @@ pub mod butterfly;
 mod chain;
 mod collective_spec;
 pub mod cost;
-pub mod direct;
+pub mod direct_exchange;
 mod dissemination;
 pub mod double_tree;
 pub mod doubling;
@@ -35,7 +35,7 @@ mod tree;
 
 use std::ops::Range;
 
-pub use chain::{all_ordered_reduce, exscan, ordered_reduce, reduce, scan};
+pub use chain::{exscan, ordered_all_reduce, ordered_reduce, reduce, scan};
 pub use collective_spec::CollectiveSpec;
 pub use dissemination::barrier;
 pub use pairwise_exchange::all_to_all;
@@ -71,7 +71,7 @@ pub struct OutboundElements {
     /// the two ranks call different operations.
     pub range: Range<usize>,
     /// The step whose received elements must be applied before this send.
-    pub after: Option<AfterStep>,
+    pub awaited_step: Option<StepDependency>,
 }
 
 /// Elements to receive from a peer.
@@ -85,7 +85,7 @@ pub struct InboundElements {
     /// What this rank does with the arriving elements.
     pub action: Action,
     /// The step whose received elements must be applied before the elements of this receive.
-    pub after: Option<AfterStep>,
+    pub awaited_step: Option<StepDependency>,
 }
 
 /// A dependency on the receive of the step with this index.
@@ -94,7 +94,7 @@ pub struct InboundElements {
 /// while later segments of the same range still arrive (cut-through). If the ranges differ, the rank must first apply
 /// all elements of the receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct AfterStep(pub usize);
+pub struct StepDependency(pub usize);
 
 /// What a rank does with arriving elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -115,7 +115,7 @@ impl Step {
     pub fn must_send_before_receiving(&self, index: usize) -> bool {
         let (Some(send), Some(receive)) = (&self.send, &self.receive) else { return false };
         let overlaps = send.range.start.max(receive.range.start) < send.range.end.min(receive.range.end);
-        overlaps && send.after.is_none_or(|AfterStep(step)| step < index)
+        overlaps && send.awaited_step.is_none_or(|StepDependency(step)| step < index)
     }
 }
 
@@ -162,12 +162,13 @@ impl Schedule {
             return;
         }
         let receive =
-            previous.map(|peer| InboundElements { peer, range: range.clone(), action, after: None });
-        let after = match receive {
+            previous.map(|peer| InboundElements { peer, range: range.clone(), action, awaited_step: None });
+        let awaited_step = match receive {
             Some(_) => Some(self.steps.len()),
             None => self.steps.iter().rposition(|step| step.receive.is_some()),
         };
-        let send = next.map(|peer| OutboundElements { peer, range, after: after.map(AfterStep) });
+        let send =
+            next.map(|peer| OutboundElements { peer, range, awaited_step: awaited_step.map(StepDependency) });
         self.steps.push(Step { send, receive });
     }
 }

@@ -27,12 +27,12 @@ pub fn all_to_all(world: WorldSize, rank: Rank, send: &Partition, receive: &Part
     let length = received.checked_add(receive.total());
     assert!(length.is_some(), "the length of the buffer must fit a usize");
     let step = |distance| {
-        let (to, from) = (world.after(rank, distance), world.before(rank, distance));
+        let (to, from) = (world.rank_after(rank, distance), world.rank_before(rank, distance));
         let part = receive.range(from);
         let range = received + part.start..received + part.end;
         Step {
-            send: Some(OutboundElements { peer: to, range: send.range(to), after: None }),
-            receive: Some(InboundElements { peer: from, range, action: Action::Copy, after: None }),
+            send: Some(OutboundElements { peer: to, range: send.range(to), awaited_step: None }),
+            receive: Some(InboundElements { peer: from, range, action: Action::Copy, awaited_step: None }),
         }
     };
     Schedule { steps: (1..world.get()).map(step).collect() }

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::partition::Partition;
-use super::{Action, AfterStep, InboundElements, OutboundElements, Schedule, Step};
+use super::{Action, InboundElements, OutboundElements, Schedule, Step, StepDependency};
 use crate::types::{Rank, WorldSize};
 
 /// Creates a reduce-scatter in n-1 steps: each rank gets its part of the reduction. Each rank sends all parts except
@@ -66,8 +66,8 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
 /// Broadcasts along the ring from `root` in n-1 hops. Each rank except the last rank of the chain sends S bytes. Each
 /// rank forwards a segment as soon as the segment arrives, so the operation takes S/B + (n-2)s/B seconds.
 pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
-    let previous = (rank != root).then(|| world.before(rank, 1));
-    let next = Some(world.after(rank, 1)).filter(|&next| next != root);
+    let previous = (rank != root).then(|| world.rank_before(rank, 1));
+    let next = Some(world.rank_after(rank, 1)).filter(|&next| next != root);
     let mut schedule = Schedule::default();
     schedule.push_chain_step(previous, next, 0..count, Action::Copy);
     schedule
@@ -87,8 +87,8 @@ impl RingPosition<'_> {
         for hop in 0..hops {
             let action = if hop + 1 == hops { Action::ReduceLast } else { Action::Reduce };
             // The first hop sends this rank's own contribution and depends on no receive.
-            let after = (hop > 0).then(|| AfterStep(schedule.steps.len() - 1));
-            schedule.steps.push(self.ring_step(hop + 1, action, after));
+            let awaited_step = (hop > 0).then(|| StepDependency(schedule.steps.len() - 1));
+            schedule.steps.push(self.ring_step(hop + 1, action, awaited_step));
         }
     }
 
@@ -96,26 +96,26 @@ impl RingPosition<'_> {
     /// the all-gather sends the result of the last step of the reduce-scatter.
     fn push_all_gather(&self, schedule: &mut Schedule) {
         for hop in 0..self.world.get() - 1 {
-            let after = schedule.steps.len().checked_sub(1).map(AfterStep);
-            schedule.steps.push(self.ring_step(hop, Action::Copy, after));
+            let awaited_step = schedule.steps.len().checked_sub(1).map(StepDependency);
+            schedule.steps.push(self.ring_step(hop, Action::Copy, awaited_step));
         }
     }
 
     /// Returns the step that sends part r - `distance` and receives part r - `distance` - 1 (modulo n), where r is
     /// this rank.
-    fn ring_step(&self, distance: u32, action: Action, after: Option<AfterStep>) -> Step {
-        let peer = self.world.before(self.rank, 1);
+    fn ring_step(&self, distance: u32, action: Action, awaited_step: Option<StepDependency>) -> Step {
+        let peer = self.world.rank_before(self.rank, 1);
         let range = self.part_before(distance + 1);
-        let to = self.world.after(self.rank, 1);
+        let to = self.world.rank_after(self.rank, 1);
         Step {
-            send: Some(OutboundElements { peer: to, range: self.part_before(distance), after }),
-            receive: Some(InboundElements { peer, range, action, after: None }),
+            send: Some(OutboundElements { peer: to, range: self.part_before(distance), awaited_step }),
+            receive: Some(InboundElements { peer, range, action, awaited_step: None }),
         }
     }
 
     /// Returns the range in the buffer of part r - `distance` (modulo n), where r is this rank.
     fn part_before(&self, distance: u32) -> Range<usize> {
-        let part = self.partition.range(self.world.before(self.rank, distance));
+        let part = self.partition.range(self.world.rank_before(self.rank, distance));
         self.start + part.start..self.start + part.end
     }
 }

@@ -24,7 +24,7 @@ pub struct SlotWrite {
     /// The range of the elements in the rank's buffer.
     pub range: Range<usize>,
     /// The index of the first element in the slot.
-    pub at: usize,
+    pub slot_offset: usize,
 }
 
 /// Elements that a rank takes from a slot, which may be the rank's own slot.
@@ -33,7 +33,7 @@ pub struct SlotRead {
     /// The rank that owns the slot.
     pub from: Rank,
     /// The index of the first element in the slot.
-    pub at: usize,
+    pub slot_offset: usize,
     /// The range of this rank's own buffer into which the elements are copied or reduced.
     pub range: Range<usize>,
     /// What the rank does with the elements. In a reduction the element in the buffer is the left operand.
@@ -47,7 +47,7 @@ pub struct OrderedReduce {
     /// The elements of the rank's buffer that the result replaces.
     pub range: Range<usize>,
     /// The index of the first element in the slots of the other ranks.
-    pub at: usize,
+    pub slot_offset: usize,
     /// Whether the rank also posts the result in the next round, at the beginning of its slot. The rank copies the
     /// result to the slot while the result is still in the processor's L1 cache.
     pub is_posted_next: bool,
@@ -175,8 +175,11 @@ impl RoundPlan {
                     round.write_to_slot(block_per_rank(partition.range(rank)), rank.index() * per_rank);
                 }
                 let range = block_per_rank(partition.range(self.rank));
-                round.ordered_reduce =
-                    Some(OrderedReduce { range, at: self.rank.index() * per_rank, is_posted_next: false });
+                round.ordered_reduce = Some(OrderedReduce {
+                    range,
+                    slot_offset: self.rank.index() * per_rank,
+                    is_posted_next: false,
+                });
             }
             CollectiveSpec::AllGather(partition) => {
                 round.write_to_slot(block_per_slot(partition.range(self.rank)), 0);
@@ -252,8 +255,11 @@ impl RoundPlan {
             // This rank does not post the elements of its own chunk, because only this rank reduces them.
             round.write_to_slot(block.start..own.start, 0);
             round.write_to_slot(own.end..block.end, own.end - block.start);
-            round.ordered_reduce =
-                Some(OrderedReduce { at: own.start - block.start, range: own, is_posted_next: true });
+            round.ordered_reduce = Some(OrderedReduce {
+                slot_offset: own.start - block.start,
+                range: own,
+                is_posted_next: true,
+            });
             return;
         }
         if root.is_none_or(|root| root == self.rank) {
@@ -262,14 +268,14 @@ impl RoundPlan {
     }
 
     /// Adds [`SlotRead`]s that reduce the contributions of the first `ranks` ranks in rank order.
-    fn add_ordered_reduce(&self, round: &mut Round, at: usize, range: &Range<usize>, ranks: u32) {
+    fn add_ordered_reduce(&self, round: &mut Round, slot_offset: usize, range: &Range<usize>, ranks: u32) {
         for rank in self.world.ranks().take(ranks as usize) {
             let action = match rank.get() {
                 0 => Action::Copy,
                 rank if rank + 1 == self.world.get() => Action::ReduceLast,
                 _ => Action::Reduce,
             };
-            round.read_from_slot(rank, at, range.clone(), action);
+            round.read_from_slot(rank, slot_offset, range.clone(), action);
         }
     }
 
@@ -281,23 +287,23 @@ impl RoundPlan {
         source_and_target: impl Fn(Rank) -> (usize, Range<usize>),
     ) {
         for rank in self.other_ranks() {
-            let (at, range) = source_and_target(rank);
-            round.read_from_slot(rank, at, range, Action::Copy);
+            let (slot_offset, range) = source_and_target(rank);
+            round.read_from_slot(rank, slot_offset, range, Action::Copy);
         }
     }
 
     fn other_ranks(&self) -> impl Iterator<Item = Rank> {
-        (1..self.world.get()).map(|distance| self.world.after(self.rank, distance))
+        (1..self.world.get()).map(|distance| self.world.rank_after(self.rank, distance))
     }
 }
 
 impl Round {
-    fn write_to_slot(&mut self, range: Range<usize>, at: usize) {
-        self.slot_writes.push(SlotWrite { range, at });
+    fn write_to_slot(&mut self, range: Range<usize>, slot_offset: usize) {
+        self.slot_writes.push(SlotWrite { range, slot_offset });
     }
 
-    fn read_from_slot(&mut self, from: Rank, at: usize, range: Range<usize>, action: Action) {
-        self.slot_reads.push(SlotRead { from, at, range, action });
+    fn read_from_slot(&mut self, from: Rank, slot_offset: usize, range: Range<usize>, action: Action) {
+        self.slot_reads.push(SlotRead { from, slot_offset, range, action });
     }
 }
 

@@ -18,12 +18,15 @@ pub fn gather(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -
     partition.assert_fits(world);
     let step = |peer| {
         let range = partition.range(peer);
-        Step { send: None, receive: Some(InboundElements { peer, range, action: Action::Copy, after: None }) }
+        Step {
+            send: None,
+            receive: Some(InboundElements { peer, range, action: Action::Copy, awaited_step: None }),
+        }
     };
     if rank == root {
         return Schedule { steps: ranks_except_root(world, root).map(step).collect() };
     }
-    let send = OutboundElements { peer: root, range: 0..partition.range(rank).len(), after: None };
+    let send = OutboundElements { peer: root, range: 0..partition.range(rank).len(), awaited_step: None };
     Schedule { steps: vec![Step { send: Some(send), receive: None }] }
 }
 
@@ -37,17 +40,17 @@ pub fn scatter(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) 
     partition.assert_fits(world);
     let step = |peer| {
         let range = partition.range(peer);
-        Step { send: Some(OutboundElements { peer, range, after: None }), receive: None }
+        Step { send: Some(OutboundElements { peer, range, awaited_step: None }), receive: None }
     };
     if rank == root {
         return Schedule { steps: ranks_except_root(world, root).map(step).collect() };
     }
     let range = 0..partition.range(rank).len();
-    let receive = InboundElements { peer: root, range, action: Action::Copy, after: None };
+    let receive = InboundElements { peer: root, range, action: Action::Copy, awaited_step: None };
     Schedule { steps: vec![Step { send: None, receive: Some(receive) }] }
 }
 
 /// Returns every rank but the root, starting with the root's successor.
 fn ranks_except_root(world: WorldSize, root: Rank) -> impl Iterator<Item = Rank> {
-    (1..world.get()).map(move |distance| world.after(root, distance))
+    (1..world.get()).map(move |distance| world.rank_after(root, distance))
 }

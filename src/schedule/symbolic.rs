@@ -26,7 +26,7 @@ use self::test_inputs::{
     all_contributions, every_part, own_contribution, own_part, tested_lengths, tested_partition, tested_roots,
 };
 use super::partition::segment;
-use super::{Action, AfterStep, Schedule};
+use super::{Action, Schedule, StepDependency};
 use crate::types::{Rank, WorldSize};
 
 /// The limits of the proofs.
@@ -147,8 +147,8 @@ impl RankState {
             let Some(send) = s.send.as_ref().filter(|_| !self.send_progress[step].is_done) else { continue };
             let unsent = send.range.start + self.send_progress[step].elements..send.range.end;
             let overlaps = unsent.start.max(changed.start) < unsent.end.min(changed.end);
-            let waits =
-                step >= receiving && send.after.is_some_and(|AfterStep(awaited)| awaited >= receiving);
+            let waits = step >= receiving
+                && send.awaited_step.is_some_and(|StepDependency(awaited)| awaited >= receiving);
             assert!(!overlaps || waits, "step {receiving} changes what step {step} still has to send");
         }
     }
@@ -227,11 +227,11 @@ impl SimulatedWorld {
     fn is_dependency_satisfied(
         &self,
         rank: usize,
-        after: Option<AfterStep>,
+        awaited_step: Option<StepDependency>,
         range: &Range<usize>,
         upto: usize,
     ) -> bool {
-        let Some(AfterStep(step)) = after else { return true };
+        let Some(StepDependency(step)) = awaited_step else { return true };
         let state = &self.ranks[rank];
         let awaited = state.schedule.steps[step].receive.as_ref().expect("a dependency is on a receive");
         let progress = state.receive_progress[step];
@@ -253,7 +253,12 @@ impl SimulatedWorld {
             {
                 receivers_seen |= 1 << send.peer.index();
                 let next = segment(&send.range, state.send_progress[step].elements, self.segment);
-                if self.is_dependency_satisfied(rank, send.after, &send.range, next.end - send.range.start) {
+                if self.is_dependency_satisfied(
+                    rank,
+                    send.awaited_step,
+                    &send.range,
+                    next.end - send.range.start,
+                ) {
                     moves.push(Move::Send { rank, step });
                 }
             }
@@ -269,7 +274,7 @@ impl SimulatedWorld {
                     && !self.links[receive.peer.index()][rank].is_empty()
                     && self.is_dependency_satisfied(
                         rank,
-                        receive.after,
+                        receive.awaited_step,
                         &receive.range,
                         next.end - receive.range.start,
                     )
@@ -447,7 +452,8 @@ impl Proof {
                 );
                 assert_ne!(peer, this, "no rank is its own peer");
             }
-            let waits = schedule.steps.iter().any(|s| s.receive.as_ref().is_some_and(|r| r.after.is_some()));
+            let waits =
+                schedule.steps.iter().any(|s| s.receive.as_ref().is_some_and(|r| r.awaited_step.is_some()));
             assert!(self.receives_may_wait || !waits, "{this}: a receive waits for another receive");
             assert_reduction_order_is_fixed(schedule);
         }
@@ -462,8 +468,9 @@ fn assert_reduction_order_is_fixed(schedule: &Schedule) {
     for (later, second) in (0..schedule.steps.len()).filter_map(|step| Some((step, reducing(&step)?))) {
         for (earlier, first) in (0..later).filter_map(|step| Some((step, reducing(&step)?))) {
             let overlaps = first.range.start.max(second.range.start) < first.range.end.min(second.range.end);
-            let awaited =
-                |&step: &usize| receive(step).and_then(|receive| receive.after).map(|AfterStep(step)| step);
+            let awaited = |&step: &usize| {
+                receive(step).and_then(|receive| receive.awaited_step).map(|StepDependency(step)| step)
+            };
             let mut awaited_steps = std::iter::successors(Some(later), awaited);
             assert!(
                 !overlaps || awaited_steps.any(|step| step == earlier),

@@ -6,7 +6,7 @@
 //! `d+1`, `d+2`, `d+4` and so on, for all powers of two below the lowest set bit of d, if they are less than n. The
 //! root, 0, has the children 1, 2, 4 and so on. For example, 12 has the parent 8 and the children 13 and 14.
 
-use super::{Action, AfterStep, InboundElements, OutboundElements, Schedule, Step};
+use super::{Action, InboundElements, OutboundElements, Schedule, Step, StepDependency};
 use crate::types::{Rank, WorldSize};
 
 /// Reduces to `root` in ceil(log2 n) rounds. Each rank except the root sends S bytes. The root receives ceil(log2 n) S
@@ -20,13 +20,13 @@ pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Sc
     let position = TreePosition::new(world, rank, root);
     let mut steps: Vec<Step> = Vec::new();
     for child in position.children() {
-        let after = steps.len().checked_sub(1).map(AfterStep);
-        let receive = InboundElements { peer: child, range: 0..count, action: Action::Reduce, after };
+        let awaited_step = steps.len().checked_sub(1).map(StepDependency);
+        let receive = InboundElements { peer: child, range: 0..count, action: Action::Reduce, awaited_step };
         steps.push(Step { send: None, receive: Some(receive) });
     }
     if let Some(parent) = position.parent() {
-        let after = steps.len().checked_sub(1).map(AfterStep);
-        let send = Some(OutboundElements { peer: parent, range: 0..count, after });
+        let awaited_step = steps.len().checked_sub(1).map(StepDependency);
+        let send = Some(OutboundElements { peer: parent, range: 0..count, awaited_step });
         steps.push(Step { send, receive: None });
     } else if let Some(last) = steps.last_mut().and_then(|step| step.receive.as_mut()) {
         last.action = Action::ReduceLast;
@@ -42,12 +42,16 @@ pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
     let position = TreePosition::new(world, rank, root);
     let mut steps: Vec<Step> = Vec::new();
     if let Some(peer) = position.parent() {
-        let receive = Some(InboundElements { peer, range: 0..count, action: Action::Copy, after: None });
+        let receive =
+            Some(InboundElements { peer, range: 0..count, action: Action::Copy, awaited_step: None });
         steps.push(Step { send: None, receive });
     }
-    let after = steps.len().checked_sub(1).map(AfterStep);
+    let awaited_step = steps.len().checked_sub(1).map(StepDependency);
     for peer in position.children().into_iter().rev() {
-        steps.push(Step { send: Some(OutboundElements { peer, range: 0..count, after }), receive: None });
+        steps.push(Step {
+            send: Some(OutboundElements { peer, range: 0..count, awaited_step }),
+            receive: None,
+        });
     }
     Schedule { steps }
 }
@@ -62,12 +66,12 @@ struct TreePosition {
 
 impl TreePosition {
     fn new(world: WorldSize, rank: Rank, root: Rank) -> Self {
-        Self { world, root, distance: world.before(rank, root.get()).get() }
+        Self { world, root, distance: world.rank_before(rank, root.get()).get() }
     }
 
     fn parent(&self) -> Option<Rank> {
         let rest = self.distance & self.distance.wrapping_sub(1);
-        (self.distance != 0).then(|| self.world.after(self.root, rest))
+        (self.distance != 0).then(|| self.world.rank_after(self.root, rest))
     }
 
     /// Returns the children, first the child with the smallest subtree.
@@ -75,7 +79,7 @@ impl TreePosition {
         let mut children = Vec::new();
         let mut bit = 1;
         while self.distance & bit == 0 && self.distance + bit < self.world.get() {
-            children.push(self.world.after(self.root, self.distance + bit));
+            children.push(self.world.rank_after(self.root, self.distance + bit));
             bit <<= 1;
         }
         children

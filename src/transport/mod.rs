@@ -49,7 +49,7 @@ pub trait Transport {
     fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> TransferResult;
 
     /// Closes the sending direction of the link to `peer`. Data from the peer can still be received.
-    fn finish(&mut self, peer: Rank);
+    fn close_sending(&mut self, peer: Rank);
 
     /// Returns a peer that has opened a link without a request of this rank, or `None` if there is no such peer. Each such
     /// link is reported once.

@@ -347,7 +347,7 @@ impl Transport for SimTransport {
         self.network.borrow_mut().receive(peer, self.rank, parts)
     }
 
-    fn finish(&mut self, peer: Rank) {
+    fn close_sending(&mut self, peer: Rank) {
         let mut network = self.network.borrow_mut();
         if network.is_open(self.rank, peer) {
             network.pipes.entry((self.rank, peer)).or_default().is_finished = true;

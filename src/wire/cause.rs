@@ -46,7 +46,7 @@ pub enum Cause {
     },
     /// Two ranks called different operations at the same point of the program.
     #[error(
-        "ranks do not agree on operation {sequence} of group {}: rank {first} called {first_asked}{}, rank {second} called {second_asked}{}",
+        "ranks do not agree on operation {sequence} of group {}: rank {first} called {first_contract}{}, rank {second} called {second_contract}{}",
         *group & !INTERNAL_GROUP_BITS,
         AtCallSite(first_site),
         AtCallSite(second_site)
@@ -59,13 +59,13 @@ pub enum Cause {
         /// The lower of the two ranks.
         first: Rank,
         /// The operation that the lower rank called.
-        first_asked: Contract,
+        first_contract: Contract,
         /// The file and line of the lower rank's call; empty if they are not known yet.
         first_site: String,
         /// The higher of the two ranks.
         second: Rank,
         /// The operation that the higher rank called.
-        second_asked: Contract,
+        second_contract: Contract,
         /// The file and line of the higher rank's call; empty if they are not known yet.
         second_site: String,
     },
@@ -219,9 +219,9 @@ impl Cause {
     /// Two mismatches can therefore have the same ranks and the same number, and differ only in their contracts.
     fn encoded_contracts(&self) -> Vec<u8> {
         let mut contracts = Vec::new();
-        if let Self::Mismatch { first_asked, second_asked, .. } = self {
-            put_contract(&mut contracts, first_asked);
-            put_contract(&mut contracts, second_asked);
+        if let Self::Mismatch { first_contract, second_contract, .. } = self {
+            put_contract(&mut contracts, first_contract);
+            put_contract(&mut contracts, second_contract);
         }
         contracts
     }
@@ -239,19 +239,19 @@ impl Cause {
                 group,
                 sequence,
                 first,
-                first_asked,
+                first_contract,
                 first_site,
                 second,
-                second_asked,
+                second_contract,
                 second_site,
             } => {
                 put_cause_start(&mut out, 3, *first, &[]);
                 out.extend_from_slice(&group.to_le_bytes());
                 out.extend_from_slice(&sequence.to_le_bytes());
-                put_contract(&mut out, first_asked);
+                put_contract(&mut out, first_contract);
                 put_text(&mut out, first_site, SITE_BYTES_MAX);
                 out.extend_from_slice(&second.get().to_le_bytes());
-                put_contract(&mut out, second_asked);
+                put_contract(&mut out, second_contract);
                 put_text(&mut out, second_site, SITE_BYTES_MAX);
             }
             Self::Timeout { timeout_ms, waiting, links } => {
@@ -280,10 +280,10 @@ impl Cause {
                 first: rank,
                 group: reader.u32()?,
                 sequence: reader.u64()?,
-                first_asked: read_contract(&mut reader)?,
+                first_contract: read_contract(&mut reader)?,
                 first_site: reader.text()?,
                 second: Rank::new(reader.u32()?),
-                second_asked: read_contract(&mut reader)?,
+                second_contract: read_contract(&mut reader)?,
                 second_site: reader.text()?,
             },
             5 => {
@@ -354,10 +354,10 @@ mod tests {
                     group,
                     sequence,
                     first: first.0,
-                    first_asked: first.1,
+                    first_contract: first.1,
                     first_site: first.2,
                     second: second.0,
-                    second_asked: second.1,
+                    second_contract: second.1,
                     second_site: second.2,
                 }),
             (any::<u64>(), missed_deadlines()).prop_map(|(timeout_ms, (waiting, links))| Cause::Timeout {

@@ -73,7 +73,7 @@ pub struct FrameHeader {
     pub contract: Contract,
     /// The number of the step, counted from 0 over those steps of the operation in which this sender sends to this
     /// receiver.
-    pub message: u32,
+    pub step: u32,
     /// The index of the segment's first element within the data of the step. Ready and credit frames use this field
     /// differently: see [`FrameKind`].
     pub offset: u64,
@@ -123,7 +123,7 @@ impl FrameHeader {
         group: 0,
         sequence: 0,
         contract: Contract::NONE,
-        message: 0,
+        step: 0,
         offset: 0,
         eager: false,
         payload_bytes: 0,
@@ -151,7 +151,7 @@ impl FrameHeader {
         bytes[40..44].copy_from_slice(&self.payload_bytes.to_le_bytes());
         bytes[44..48].copy_from_slice(&self.payload_crc.unwrap_or(0).to_le_bytes());
         bytes[48..52].copy_from_slice(&layout.to_le_bytes());
-        bytes[52..56].copy_from_slice(&self.message.to_le_bytes());
+        bytes[52..56].copy_from_slice(&self.step.to_le_bytes());
         let crc = crate::wire::crc32c(&bytes[..HEADER_BYTES - 4]);
         bytes[HEADER_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
         bytes
@@ -183,7 +183,7 @@ impl FrameHeader {
         let root = Rank::new(reader.u32()?);
         let (sequence, count, offset) = (reader.u64()?, reader.u64()?, reader.u64()?);
         let (payload_bytes, payload_crc) = (reader.u32()?, reader.u32()?);
-        let (layout, message) = (reader.u32()?, reader.u32()?);
+        let (layout, step) = (reader.u32()?, reader.u32()?);
         let unknown = |field, value: u8| HeaderError::Unknown { field, value: value.into() };
         let read = || {
             if magic != MAGIC {
@@ -214,7 +214,7 @@ impl FrameHeader {
             };
             let payload_crc = (flags & FLAG_PAYLOAD_CRC != 0).then_some(payload_crc);
             let eager = flags & FLAG_EAGER != 0;
-            Ok(Self { kind, group, sequence, contract, message, offset, eager, payload_bytes, payload_crc })
+            Ok(Self { kind, group, sequence, contract, step, offset, eager, payload_bytes, payload_crc })
         };
         Some(read())
     }
@@ -257,7 +257,7 @@ pub(crate) mod tests {
             any::<Option<u32>>(),
         )
             .prop_map(
-                |((kind, group, sequence), contract, (message, offset, eager), payload, payload_crc)| {
+                |((kind, group, sequence), contract, (step, offset, eager), payload, payload_crc)| {
                     let kind = FrameKind::from_byte(kind).unwrap();
                     let payload_bytes = payload.min(kind.payload_bytes_max() as u32);
                     FrameHeader {
@@ -265,7 +265,7 @@ pub(crate) mod tests {
                         group,
                         sequence,
                         contract,
-                        message,
+                        step,
                         offset,
                         eager,
                         payload_bytes,
@@ -319,7 +319,7 @@ pub(crate) mod tests {
             group: 0,
             sequence: 0,
             contract,
-            message: 0,
+            step: 0,
             offset: 0,
             eager: false,
             payload_bytes: CONTROL_BYTES_MAX as u32 + 1,

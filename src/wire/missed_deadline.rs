@@ -18,7 +18,7 @@ pub struct WaitingRank {
     /// The number of the operation within the group, counted from 0.
     pub sequence: u64,
     /// The contract of the rank's call: the operation and its arguments.
-    pub asked: Contract,
+    pub contract: Contract,
     /// The file and line of the call.
     pub site: String,
     /// The ranks for which this rank waits, with the host of each. At most [`AWAITED_RANKS_MAX`] ranks are listed.
@@ -88,10 +88,10 @@ impl fmt::Display for MissedDeadline<'_> {
             [] => !self.is_waiting(peer),
             links => links.iter().any(|link| link.peer == peer),
         };
-        for WaitingRank { rank, group, sequence, asked, site, awaited } in self.waiting {
+        for WaitingRank { rank, group, sequence, contract, site, awaited } in self.waiting {
             write!(
                 f,
-                "; rank {rank} waits in {asked}, operation {sequence} of group {group}{}",
+                "; rank {rank} waits in {contract}, operation {sequence} of group {group}{}",
                 AtCallSite(site)
             )?;
             for (index, (peer, host)) in awaited.iter().enumerate() {
@@ -219,11 +219,11 @@ fn read_link(reader: &mut Reader<'_>) -> Option<SilentLink> {
 }
 
 fn put_waiting_rank(out: &mut Vec<u8>, waiting: &WaitingRank) {
-    let WaitingRank { rank, group, sequence, asked, site, awaited } = waiting;
+    let WaitingRank { rank, group, sequence, contract, site, awaited } = waiting;
     out.extend_from_slice(&rank.get().to_le_bytes());
     out.extend_from_slice(&group.to_le_bytes());
     out.extend_from_slice(&sequence.to_le_bytes());
-    put_contract(out, asked);
+    put_contract(out, contract);
     put_text(out, site, SITE_BYTES_MAX);
     out.push(awaited.len().min(AWAITED_RANKS_MAX) as u8);
     for (rank, host) in awaited.iter().take(AWAITED_RANKS_MAX) {
@@ -237,7 +237,7 @@ fn read_waiting_rank(reader: &mut Reader<'_>) -> Option<WaitingRank> {
         rank: Rank::new(reader.u32()?),
         group: reader.u32()?,
         sequence: reader.u64()?,
-        asked: read_contract(reader)?,
+        contract: read_contract(reader)?,
         site: reader.text()?,
         awaited: {
             let count = usize::from(reader.u8()?).min(AWAITED_RANKS_MAX);
@@ -262,11 +262,11 @@ pub(super) mod tests {
             "[ -~]{0,60}",
             proptest::collection::vec(awaited, 0..=AWAITED_RANKS_MAX),
         )
-            .prop_map(|((rank, group, sequence), asked, site, awaited)| WaitingRank {
+            .prop_map(|((rank, group, sequence), contract, site, awaited)| WaitingRank {
                 rank: Rank::new(rank),
                 group,
                 sequence,
-                asked,
+                contract,
                 site,
                 awaited,
             })
@@ -299,7 +299,7 @@ pub(super) mod tests {
         let contract = crate::wire::FrameHeader::EMPTY.contract;
         let awaited = vec![(peer, "h".to_owned())];
         let (group, sequence, site) = (0, 7, "a.rs:3".to_owned());
-        let waiting = vec![WaitingRank { rank, group, sequence, asked: contract, site, awaited }];
+        let waiting = vec![WaitingRank { rank, group, sequence, contract, site, awaited }];
         let text = |is_acknowledged| {
             let links = vec![SilentLink { rank, peer, silence_ms: 2500, is_acknowledged }];
             Cause::Timeout { timeout_ms: 2000, waiting: waiting.clone(), links }.to_string()

@@ -190,7 +190,8 @@ fn run_rounds(mut group: Group, salt: u64, rounds: u64) {
         group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
         let expected = n * (salt + round) + n * (n - 1) / 2;
         assert!(sum.iter().all(|&element| element == expected), "thread {salt}, round {round}");
-        let (to, from) = (group.size().after(group.rank(), 1), group.size().before(group.rank(), 1));
+        let (to, from) =
+            (group.size().rank_after(group.rank(), 1), group.size().rank_before(group.rank(), 1));
         let mut received = [0];
         group.send_receive((&[salt << 32 | rank], to, 1), (&mut received, from.into(), None)).unwrap();
         assert_eq!(received, [salt << 32 | u64::from(from.get())]);

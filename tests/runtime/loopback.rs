@@ -87,7 +87,7 @@ fn a_rank_that_would_wait_for_itself_gets_an_error() {
 fn a_ring_exchange_works_with_any_number_of_ranks() {
     run_in_every_group(|group| {
         let (size, rank) = (group.size(), group.rank());
-        let (right, left) = (size.after(rank, 1), size.before(rank, 1));
+        let (right, left) = (size.rank_after(rank, 1), size.rank_before(rank, 1));
         let own = vec![rank.get(); 100_000];
         let mut buffer = own.clone();
         let status =

@@ -277,7 +277,7 @@ fn neighbours_exchange_long_messages_without_a_deadlock(transport: TestTransport
         transport.run(n, move |group| {
             let (size, rank) = (group.size(), group.rank());
             let own = message_elements(rank.get().into(), 500_000);
-            let (right, left) = (size.after(rank, 1), size.before(rank, 1));
+            let (right, left) = (size.rank_after(rank, 1), size.rank_before(rank, 1));
             let mut buffer = vec![0; own.len()];
             let status =
                 group.send_receive((&own, right, 4), (&mut buffer, Source::Rank(left), Some(4))).unwrap();

@@ -352,15 +352,27 @@ fn different_counts_of_an_uneven_all_to_all_are_reported() {
                 wait_for_cause(&mut group, called)
             });
             let report = common_report(&format!("{common} elements, but {odd} on rank 1 of {n}"), &causes);
-            let Cause::Mismatch { first, first_asked, first_site, second, second_asked, second_site, .. } =
-                &causes[0]
+            let Cause::Mismatch {
+                first,
+                first_contract,
+                first_site,
+                second,
+                second_contract,
+                second_site,
+                ..
+            } = &causes[0]
             else {
                 panic!("{report}")
             };
-            for (rank, asked, site) in [(first, first_asked, first_site), (second, second_asked, second_site)]
+            for (rank, contract, site) in
+                [(first, first_contract, first_site), (second, second_contract, second_site)]
             {
                 let count = if *rank == R1 { odd } else { common };
-                assert_eq!((asked.operation, asked.count), (Operation::AllToAll, count as u64), "{report}");
+                assert_eq!(
+                    (contract.operation, contract.count),
+                    (Operation::AllToAll, count as u64),
+                    "{report}"
+                );
                 assert_eq!(*site, format!("{}:{CALL_LINE}", file!()), "{report}");
             }
             assert!(*first == R1 || *second == R1, "{report}");

@@ -346,7 +346,7 @@ fn a_rank_that_waits_alone_in_join_fails_the_job(transport: TestTransport) {
         // Rank 1 has called `join`. After `join`, a sum is possible and a maximum is not, so only this tensor fails.
         // Rank 1 then waits alone in `join`, until the stall ends the job. This makes the barrier below fail.
         let error = tensors.all_reduce("x", vec![1u8], ReduceOp::Max).unwrap().wait().unwrap_err();
-        assert!(matches!(error, NamedError::WithoutJoined { .. }), "{error}");
+        assert!(matches!(error, NamedError::NeedsJoinedRanks { .. }), "{error}");
         NamedError::Job(group.barrier().unwrap_err())
     });
     let causes = causes_of_job_errors(&errors);
@@ -425,7 +425,7 @@ fn pending_tensors_fail_when_a_rank_has_left(transport: TestTransport) {
         meet.wait();
         let waiting = thread::spawn(move || told.send(pending.wait()));
         let error = waited.recv_timeout(crate::util::TEST_TIMEOUT).expect("the wait ends").unwrap_err();
-        assert!(matches!(error, NamedError::Left { .. } | NamedError::Job(_)), "{error}");
+        assert!(matches!(error, NamedError::RankClosed { .. } | NamedError::Job(_)), "{error}");
         waiting.join().unwrap().unwrap();
     });
 }

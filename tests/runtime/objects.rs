@@ -131,7 +131,7 @@ fn a_collective_fails_on_every_rank_if_an_object_cannot_be_encoded(transport: Te
             assert_usable(&mut group);
             if n > 1 {
                 // The call fails before anything is sent, so the other rank posts no receive.
-                let next = group.size().after(group.rank(), 1);
+                let next = group.size().rank_after(group.rank(), 1);
                 let own = BrokenObject { failing_rank: rank, rank };
                 assert!(matches!(group.send_object(&own, next, 0), Err(Error::Object(_))));
             }
@@ -168,7 +168,7 @@ fn asynchronous_object_operations_return_the_objects(transport: TestTransport) {
             let scattered = group.scatter_object_async(others, root).unwrap();
             let pairs: Vec<(u32, u32)> = size.ranks().map(|to| (rank.get(), to.get())).collect();
             let exchanged = group.all_to_all_object_async(&pairs).unwrap();
-            let sent = group.send_object_async(&own, size.after(rank, 1), 3).unwrap();
+            let sent = group.send_object_async(&own, size.rank_after(rank, 1), 3).unwrap();
             let expected: Vec<(u32, u32)> = size.ranks().map(|from| (from.get(), rank.get())).collect();
             assert_eq!(group.all_to_all_object(&pairs).unwrap(), expected);
             assert_eq!(exchanged.wait().unwrap(), expected);
@@ -180,7 +180,7 @@ fn asynchronous_object_operations_return_the_objects(transport: TestTransport) {
             let (object, status) = next.wait().unwrap();
             assert_eq!(
                 (object, status.source),
-                (all[size.before(rank, 1).index()].clone(), size.before(rank, 1))
+                (all[size.rank_before(rank, 1).index()].clone(), size.rank_before(rank, 1))
             );
             group.barrier().unwrap();
         });

@@ -62,7 +62,7 @@ fn a_frame_header_has_the_documented_bytes() {
             count: 0x2827_2625_2423_2221,
             layout: 0x6463_6261,
         },
-        message: 0x7473_7271,
+        step: 0x7473_7271,
         offset: 0x3837_3635_3433_3231,
         eager: true,
         payload_bytes: 0x0020_4241,
@@ -261,10 +261,10 @@ fn a_refusal_has_the_documented_bytes() {
 }
 
 /// Returns a missed deadline with one waiting rank and one link.
-fn make_missed_deadline(asked: Contract) -> Cause {
+fn make_missed_deadline(contract: Contract) -> Cause {
     let (rank, silence_ms) = (Rank::new(3), 4);
     let awaited = vec![(rank, "h".to_owned())];
-    let waiting = WaitingRank { rank, group: 3, sequence: 5, asked, site: "why".into(), awaited };
+    let waiting = WaitingRank { rank, group: 3, sequence: 5, contract, site: "why".into(), awaited };
     let link = SilentLink { rank, peer: rank, silence_ms, is_acknowledged: true };
     Cause::Timeout { timeout_ms: 6, waiting: vec![waiting], links: vec![link] }
 }
@@ -272,7 +272,7 @@ fn make_missed_deadline(asked: Contract) -> Cause {
 #[test]
 fn every_abort_has_the_documented_bytes() {
     let rank = Rank::new(0x0102);
-    let asked = Contract {
+    let contract = Contract {
         operation: Operation::Broadcast,
         dtype: DType::U64,
         reduction: None,
@@ -282,7 +282,7 @@ fn every_abort_has_the_documented_bytes() {
         layout: 11,
     };
     let (host, text) = (|| "h".to_owned(), || "why".to_owned());
-    let contract: &[u8] = &[4, 10, 0, 1, 7, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 0];
+    let contract_bytes: &[u8] = &[4, 10, 0, 1, 7, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 11, 0, 0, 0];
     let (h, why): (&[u8], &[u8]) = (&[1, 0, b'h'], &[3, 0, b'w', b'h', b'y']);
     let number: &[u8] = &[5, 0, 0, 0, 0, 0, 0, 0];
     let later: &[u8] = &[6, 0, 0, 0, 0, 0, 0, 0];
@@ -295,17 +295,17 @@ fn every_abort_has_the_documented_bytes() {
                 group: 3,
                 sequence: 5,
                 first: rank,
-                first_asked: asked,
+                first_contract: contract,
                 first_site: text(),
                 second: Rank::new(3),
-                second_asked: asked,
+                second_contract: contract,
                 second_site: String::new(),
             },
             3,
-            &[other, number, contract, why, other, contract, &[0, 0]],
+            &[other, number, contract_bytes, why, other, contract_bytes, &[0, 0]],
         ),
         (
-            make_missed_deadline(asked),
+            make_missed_deadline(contract),
             5,
             &[
                 later,
@@ -313,7 +313,7 @@ fn every_abort_has_the_documented_bytes() {
                 other,
                 other,
                 number,
-                contract,
+                contract_bytes,
                 why,
                 &[1],
                 other,

@@ -159,7 +159,7 @@ impl SimulatedRank {
             if world == WorldSize::ONE {
                 return true;
             }
-            let to = world.after(call.root, 1);
+            let to = world.rank_after(call.root, 1);
             if rank == call.root {
                 self.link_driver.send_message(now, begin, member(to), memory())
             } else if rank == to {
@@ -310,7 +310,7 @@ impl Scenario {
         };
         let mut link_driver = LinkDriver::new(settings, SimTransport::new(Rc::clone(network), rank));
         // Open the links to both neighbours on the ring before the program begins.
-        for neighbour in [self.world.after(rank, 1), self.world.before(rank, 1)] {
+        for neighbour in [self.world.rank_after(rank, 1), self.world.rank_before(rank, 1)] {
             network.borrow_mut().open_link(rank, neighbour);
             link_driver.connect(Duration::ZERO, neighbour);
         }
@@ -340,7 +340,7 @@ fn random_groups(random: &mut StdRng, world: WorldSize) -> Vec<Members> {
 fn random_fault(random: &mut StdRng, world: WorldSize) -> Fault {
     let at = Duration::from_micros(random.random_range(0..8000));
     let a = Rank::new(random.random_range(0..world.get()));
-    let b = world.after(a, 1);
+    let b = world.rank_after(a, 1);
     let (from, to) = if random.random_bool(0.5) { (a, b) } else { (b, a) };
     match random.random_range(0..4) {
         0 => Fault::Kill { rank: a, at },

@@ -153,19 +153,21 @@ impl Call {
         let block = TREE_BLOCK_ELEMENTS_MIN.max(count / TREE_BLOCKS_MAX);
         match self.operation {
             Operation::AllReduce => match self.algorithm {
-                Algorithm::OneShot => schedule::direct::all_gather(world, rank, &slots),
+                Algorithm::OneShot => schedule::direct_exchange::all_gather(world, rank, &slots),
                 Algorithm::Doubling => schedule::doubling::all_gather(world, rank, count),
                 Algorithm::Butterfly => schedule::butterfly::all_reduce(world, rank, count),
-                Algorithm::Direct => schedule::direct::all_reduce(world, rank, count),
+                Algorithm::Direct => schedule::direct_exchange::all_reduce(world, rank, count),
                 Algorithm::DoubleTree => double_tree::all_reduce(world, rank, count, block),
                 _ => schedule::all_reduce(world, rank, count, RING_BLOCK_ELEMENTS),
             },
             Operation::Reduce if is_tree => schedule::reduce_tree(world, rank, root, count),
             Operation::Reduce if is_double => double_tree::reduce(world, rank, root, count, block),
             Operation::Reduce => schedule::reduce(world, rank, root, count),
-            Operation::ReduceScatter if is_direct => schedule::direct::reduce_scatter(world, rank, &even),
+            Operation::ReduceScatter if is_direct => {
+                schedule::direct_exchange::reduce_scatter(world, rank, &even)
+            }
             Operation::ReduceScatter => schedule::reduce_scatter(world, rank, &even),
-            Operation::AllGather if is_direct => schedule::direct::all_gather(world, rank, &even),
+            Operation::AllGather if is_direct => schedule::direct_exchange::all_gather(world, rank, &even),
             Operation::AllGather => schedule::all_gather(world, rank, &even),
             Operation::Broadcast if is_tree => schedule::broadcast_tree(world, rank, root, count),
             Operation::Broadcast if is_double => double_tree::broadcast(world, rank, root, count, block),
@@ -273,7 +275,7 @@ impl Call {
             Operation::Barrier => true,
             // The receiver gets the sender's elements. The sender's own buffer is unchanged.
             Operation::Message => {
-                let from = if rank == root { rank } else { world.before(rank, 1) };
+                let from = if rank == root { rank } else { world.rank_before(rank, 1) };
                 buffer.len() == count && each(&|index| Self::contribution(from, index))
             }
         }

@@ -312,7 +312,7 @@ fn run_operation_once<T: BenchElement>(
         BenchOperation::PingPong => ping_pong(group, buffers)?,
         BenchOperation::SendReceive => {
             let (next, previous) =
-                (group.size().after(group.rank(), 1), group.size().before(group.rank(), 1));
+                (group.size().rank_after(group.rank(), 1), group.size().rank_before(group.rank(), 1));
             group.send_receive((input, next, MESSAGE_TAG), (output, previous.into(), Some(MESSAGE_TAG)))?;
         }
     }

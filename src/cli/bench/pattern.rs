@@ -116,7 +116,7 @@ impl<T: BenchElement> TestPattern<T> {
                     tile: self.contribution(case.root),
                 }]
             }
-            BenchOperation::SendReceive => from(world.before(rank, 1)),
+            BenchOperation::SendReceive => from(world.rank_before(rank, 1)),
             BenchOperation::PingPong if case.operation.involves(rank) => from(Rank::new(1 - rank.get())),
             BenchOperation::Reduce
             | BenchOperation::Exscan

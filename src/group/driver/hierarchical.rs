@@ -34,11 +34,11 @@ pub(in crate::group) struct Block {
     /// The range of bytes in the buffer.
     pub(in crate::group) bytes: Range<usize>,
     /// The first stage, in shared memory.
-    pub(in crate::group) before: Option<ShmRequest>,
+    pub(in crate::group) first_on_host: Option<ShmRequest>,
     /// The second stage, over links between hosts.
-    pub(in crate::group) across: Schedule,
+    pub(in crate::group) between_hosts: Schedule,
     /// The third stage, in shared memory.
-    pub(in crate::group) after: Option<ShmRequest>,
+    pub(in crate::group) last_on_host: Option<ShmRequest>,
 }
 
 /// An active hierarchical operation.
@@ -58,8 +58,8 @@ pub(super) struct ActiveHierarchical {
 /// The stages that a block has not begun.
 #[derive(Default)]
 struct RemainingStages {
-    across: Option<Schedule>,
-    after: Option<ShmOperation>,
+    between_hosts: Option<Schedule>,
+    last_on_host: Option<ShmOperation>,
 }
 
 impl Core {
@@ -71,23 +71,26 @@ impl Core {
         hierarchical: HierarchicalOperation,
     ) -> Result<OpId, Failure> {
         let HierarchicalOperation { host_executors, blocks, memory, kernels, divisor } = hierarchical;
-        let asked = (begin.contract, begin.site);
-        let id = self.link_driver.assign_number(begin.group & !INTERNAL_GROUP_BITS, asked)?;
+        let caller_contract = (begin.contract, begin.site);
+        let id = self.link_driver.assign_number(begin.group & !INTERNAL_GROUP_BITS, caller_contract)?;
         let ranges: Vec<Range<usize>> = blocks.iter().map(|block| block.bytes.clone()).collect();
         let (whole, parts) = memory.into_parts(&ranges);
         let engine = self.link_driver.engine_mut();
         let mut add_shm_stage = |at: usize, shm_request: Option<ShmRequest>| {
             let (shm_executor, _) = &host_executors.as_ref()?[at];
-            let shm_operation = lock(shm_executor).add_operation(asked, shm_request?);
+            let shm_operation = lock(shm_executor).add_operation(caller_contract, shm_request?);
             // The engine can then detect a rank of this host that calls a different operation later.
-            engine.record_external(begin.group, shm_operation.sequence(), asked);
+            engine.record_external(begin.group, shm_operation.sequence(), caller_contract);
             Some(shm_operation)
         };
         let mut remaining = Vec::with_capacity(blocks.len());
         let mut first = Vec::with_capacity(blocks.len());
-        for Block { before, across, after, .. } in blocks {
-            first.push(add_shm_stage(0, before));
-            remaining.push(RemainingStages { across: Some(across), after: add_shm_stage(1, after) });
+        for Block { first_on_host, between_hosts, last_on_host, .. } in blocks {
+            first.push(add_shm_stage(0, first_on_host));
+            remaining.push(RemainingStages {
+                between_hosts: Some(between_hosts),
+                last_on_host: add_shm_stage(1, last_on_host),
+            });
         }
         let unfinished_blocks = remaining.len();
         let active = ActiveHierarchical {
@@ -129,7 +132,7 @@ impl Core {
     ) -> Result<(), Failure> {
         let Some(hierarchical) = self.hierarchical_operations.get_mut(&block.0) else { return Ok(()) };
         let stages_left = &mut hierarchical.remaining[block.1];
-        if let Some(schedule) = stages_left.across.take() {
+        if let Some(schedule) = stages_left.between_hosts.take() {
             let begin = hierarchical.begin_at(now);
             let work = OperationBuffers {
                 memory,
@@ -138,7 +141,7 @@ impl Core {
             };
             let part = self.link_driver.begin(now, begin, schedule, work)?;
             self.stage_of.insert(part, block);
-        } else if let Some(shm_operation) = stages_left.after.take() {
+        } else if let Some(shm_operation) = stages_left.last_on_host.take() {
             self.start_shm_stage(now, block, 1, shm_operation, memory)?;
         } else {
             drop(memory);

@@ -55,10 +55,10 @@ impl Driver {
             match poll {
                 Ok(ShmPoll::Done) => break Ok(()),
                 Ok(ShmPoll::Waits) => {}
-                Ok(ShmPoll::Mismatch(own, rank, asked)) => {
+                Ok(ShmPoll::Mismatch(own, rank, contract)) => {
                     let mut core = self.shared.lock();
                     core.record_contracts(begin.group, shm_executor);
-                    core.report_mismatch(begin.group, own, (members[rank.index()], asked));
+                    core.report_mismatch(begin.group, own, (members[rank.index()], contract));
                     break Err(self.shared.fail(core));
                 }
                 Ok(ShmPoll::Invalid(rank, what)) => {
@@ -136,9 +136,9 @@ impl Driver {
         let mut core = self.shared.lock();
         let slept = loop {
             // A peer that wakes this rank clears the sleep flag, but the operation may wait for further peers. So set it again.
-            shm_executor.rounds().fall_asleep();
+            shm_executor.rounds().mark_asleep();
             if shm_executor.is_ready(shm_operation) {
-                shm_executor.rounds().wake_up();
+                shm_executor.rounds().mark_awake();
                 break Ok(());
             }
             // A peer that has left and has not posted will never post. `await_ranks` then fails the job.
@@ -243,9 +243,9 @@ impl Core {
             drop(shm_executor);
             match poll {
                 Ok(ShmPoll::Waits) => {}
-                Ok(ShmPoll::Mismatch(own, rank, asked)) => {
+                Ok(ShmPoll::Mismatch(own, rank, contract)) => {
                     let (group, peer) = (*group, members[rank.index()]);
-                    self.report_mismatch(group, own, (peer, asked));
+                    self.report_mismatch(group, own, (peer, contract));
                 }
                 Ok(ShmPoll::Invalid(rank, what)) => {
                     let peer = members[rank.index()];
@@ -300,7 +300,7 @@ impl Core {
                 id,
                 shm_executor.awaited(shm_operation).map(|rank| members[rank.index()]).collect(),
             );
-            shm_executor.rounds().fall_asleep();
+            shm_executor.rounds().mark_asleep();
             is_ready |= shm_executor.is_ready(shm_operation);
         }
         // `await_ranks` fails the job if an awaited rank has left.

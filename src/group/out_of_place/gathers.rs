@@ -114,12 +114,7 @@ impl Group {
         counts: &[usize],
         site: Site,
     ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
-        self.prepare_all_gather_with_digest(
-            input,
-            counts,
-            layout_digest(counts.iter().copied()),
-            site,
-        )
+        self.prepare_all_gather_with_digest(input, counts, layout_digest(counts.iter().copied()), site)
     }
 
     /// Prepares an all-gather with this layout digest, on which all ranks must agree.

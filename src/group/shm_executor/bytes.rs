@@ -21,15 +21,15 @@ impl ShmExecutor {
         memory: &BufferAccess<'_>,
     ) {
         let mut started = self.meter.start();
-        let end = self.scratch.slot_writes.iter().map(|write| write.at + write.range.len()).max();
+        let end = self.scratch.slot_writes.iter().map(|write| write.slot_offset + write.range.len()).max();
         let bytes = end.unwrap_or_default() * shm_operation.element_bytes;
-        let slot = if bytes == 0 { &mut [] } else { self.rounds.write(round, bytes) };
-        for SlotWrite { range, at } in &self.scratch.slot_writes {
-            let start = at * shm_operation.element_bytes;
+        let slot = if bytes == 0 { &mut [] } else { self.rounds.payload_mut(round, bytes) };
+        for SlotWrite { range, slot_offset } in &self.scratch.slot_writes {
+            let start = slot_offset * shm_operation.element_bytes;
             let bytes = memory.bytes(shm_operation.bytes(range));
             slot[start..start + bytes.len()].copy_from_slice(bytes);
         }
-        self.rounds.post(round, &shm_operation.asked.header);
+        self.rounds.post(round, &shm_operation.contract.header);
         self.meter.end(ProfilePart::Send, &mut started);
     }
 
@@ -42,22 +42,24 @@ impl ShmExecutor {
         ordered_reduce: &OrderedReduce,
         memory: &mut BufferAccess<'_>,
     ) {
-        let (all, at) =
-            (shm_operation.bytes(&ordered_reduce.range), ordered_reduce.at * shm_operation.element_bytes);
+        let (all, at) = (
+            shm_operation.bytes(&ordered_reduce.range),
+            ordered_reduce.slot_offset * shm_operation.element_bytes,
+        );
         let mut started = self.meter.start();
         for piece in pieces(&all) {
             let start = piece.start - all.start;
             let slot_range = at + start..at + start + piece.len();
             let own = memory.bytes_mut(&piece);
             let rounds = &self.rounds;
-            let contribution_of = |from: usize| match rounds.exposed(from, round, &piece) {
+            let contribution_of = |from: usize| match rounds.exposed_bytes(from, round, &piece) {
                 None => Some(rounds.posted(from, round)?.bytes(slot_range.clone())),
                 exposed => exposed,
             };
             shm_operation.reduce((rounds.rank(), rounds.size().ranks), own, &mut self.lower, contribution_of);
             self.meter.end(ProfilePart::Reduce, &mut started);
             if ordered_reduce.is_posted_next {
-                self.rounds.write(round + 1, all.len())[start..start + own.len()].copy_from_slice(own);
+                self.rounds.payload_mut(round + 1, all.len())[start..start + own.len()].copy_from_slice(own);
                 self.meter.end(ProfilePart::Send, &mut started);
             }
         }
@@ -77,8 +79,9 @@ impl ShmExecutor {
         for piece in pieces(&shm_operation.bytes(range)) {
             let own = memory.bytes_mut(&piece);
             let rounds = &self.rounds;
-            shm_operation
-                .reduce((rank, ranks), own, &mut self.lower, |from| rounds.exposed(from, round, &piece));
+            shm_operation.reduce((rank, ranks), own, &mut self.lower, |from| {
+                rounds.exposed_bytes(from, round, &piece)
+            });
             self.meter.end(ProfilePart::Reduce, &mut started);
             for to in (0..ranks).filter(|&to| to != rank) {
                 self.rounds.write_exposed(to, round, piece.start, own);
@@ -101,7 +104,7 @@ impl ShmExecutor {
                 let own = memory.bytes_mut(&(start..all.end.min(start + PIECE_BYTES)));
                 for read in current {
                     let Some(posted) = self.rounds.posted(read.from.index(), round) else { return };
-                    let at = read.at * shm_operation.element_bytes + start - all.start;
+                    let at = read.slot_offset * shm_operation.element_bytes + start - all.start;
                     shm_operation.apply(read.action, own, posted.bytes(at..at + own.len()));
                     self.meter.end(ProfilePart::of(read.action), &mut started);
                 }

@@ -28,11 +28,11 @@ fn new_ranks() -> Vec<ShmRank> {
     let size = RoundsSize { ranks: RANKS as usize, slot_bytes: SLOT * size_of::<f32>() };
     let bytes = COUNT * size_of::<f32>();
     let first = Segment::create(size.bytes(), &TOKEN).unwrap();
-    let place = first.place().unwrap();
+    let place = first.location().unwrap();
     let others = (1..RANKS).map(|_| Segment::open(place, size.bytes(), &TOKEN).unwrap());
     let segments: Vec<Segment> = others.collect();
     let own: Vec<ExposedBuffer> = (0..RANKS).map(|_| ExposedBuffer::create(bytes, &TOKEN).unwrap()).collect();
-    let places: Vec<_> = own.iter().map(|own| own.place().unwrap()).collect();
+    let places: Vec<_> = own.iter().map(|own| own.location().unwrap()).collect();
     let segments = std::iter::once(first).chain(segments);
     let rank_state = |(rank, (segment, mut own)): (usize, (Segment, ExposedBuffer))| {
         let mut shm_executor = ShmExecutor::new(ShmRounds::new(segment, size, rank), Meter::default());
@@ -137,7 +137,7 @@ fn an_invalid_buffer_address_is_reported_with_the_rank_that_posted_it() {
         let bytes = work.count() * size_of::<f32>();
         let mut operations: Vec<ShmOperation> =
             ranks.iter_mut().map(|rank_state| begin(&mut rank_state.shm_executor, work.clone())).collect();
-        let header = operations[1].asked.header;
+        let header = operations[1].contract.header;
         ranks[1].shm_executor.rounds.post_exposed(1, &header, buffer_ref);
         ranks[2].shm_executor.rounds.post(1, &header);
         let ShmRank { shm_executor, own, .. } = &mut ranks[0];

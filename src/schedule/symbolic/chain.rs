@@ -1,6 +1,6 @@
 //! Proofs of the schedules on a chain of ranks: `reduce`, the reductions in rank order, and the scans.
 
-use super::super::{Action, all_ordered_reduce, exscan, ordered_reduce, reduce, scan};
+use super::super::{Action, exscan, ordered_all_reduce, ordered_reduce, reduce, scan};
 use super::{Proof, RankState, SymbolicValue, all_contributions, own_contribution, tested_roots};
 use crate::types::{Rank, WorldSize};
 
@@ -76,7 +76,7 @@ fn ordered_reduce_gives_the_root_every_contribution_in_order() {
 #[test]
 fn all_ordered_reduce_gives_every_rank_every_contribution_in_order() {
     Proof { in_rank_order: true, ..Proof::new() }.run(
-        all_ordered_reduce,
+        ordered_all_reduce,
         own_contribution,
         |world, _, count, state| {
             assert_eq!(state.buffer, all_contributions(world, count));
@@ -91,7 +91,7 @@ fn all_ordered_reduce_gives_every_rank_every_contribution_in_order() {
 fn all_ordered_reduce_reduces_every_contribution_once() {
     let world = WorldSize::new(9).unwrap();
     for rank in world.ranks() {
-        let steps = all_ordered_reduce(world, rank, 1).steps;
+        let steps = ordered_all_reduce(world, rank, 1).steps;
         let reduces = steps.iter().filter_map(|step| step.receive.as_ref());
         let reduces = reduces.filter(|receive| receive.action != Action::Copy).count();
         assert_eq!(reduces, usize::from(rank != Rank::ZERO));

@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::super::direct;
+use super::super::direct_exchange;
 use super::super::partition::{Partition, chunk};
 use super::{
     Proof, SymbolicValue, all_contributions, every_part, own_contribution, own_part, tested_partition,
@@ -18,7 +18,7 @@ fn small_world_sizes() -> RangeInclusive<u32> {
 #[test]
 fn direct_all_reduce_gives_every_rank_every_contribution_once() {
     let proof = Proof { receives_may_wait: true, worlds: small_world_sizes(), ..Proof::new() };
-    proof.run(direct::all_reduce, own_contribution, |world, rank, count, state| {
+    proof.run(direct_exchange::all_reduce, own_contribution, |world, rank, count, state| {
         assert_eq!(state.buffer, all_contributions(world, count), "rank {rank} of {world}, {count} elements");
         let own = chunk(count, world, rank);
         for (element, &completions) in state.completions.iter().enumerate() {
@@ -31,8 +31,9 @@ fn direct_all_reduce_gives_every_rank_every_contribution_once() {
 #[test]
 fn direct_reduce_scatter_gives_every_rank_its_part() {
     for case in 0..2 {
-        let build =
-            |world, rank, count| direct::reduce_scatter(world, rank, &tested_partition(count, world, case));
+        let build = |world, rank, count| {
+            direct_exchange::reduce_scatter(world, rank, &tested_partition(count, world, case))
+        };
         let proof = Proof { receives_may_wait: true, worlds: small_world_sizes(), ..Proof::new() };
         proof.run(build, own_contribution, |world, rank, count, state| {
             for element in tested_partition(count, world, case).range(rank) {
@@ -46,7 +47,9 @@ fn direct_reduce_scatter_gives_every_rank_its_part() {
 fn direct_all_gather_gives_every_rank_every_part() {
     for case in 0..2 {
         Proof { worlds: small_world_sizes(), ..Proof::new() }.run(
-            |world, rank, count| direct::all_gather(world, rank, &tested_partition(count, world, case)),
+            |world, rank, count| {
+                direct_exchange::all_gather(world, rank, &tested_partition(count, world, case))
+            },
             |world, rank, count| own_part(&tested_partition(count, world, case), rank),
             |world, _, count, state| {
                 assert_eq!(state.buffer, every_part(&tested_partition(count, world, case), world));
@@ -59,7 +62,7 @@ fn direct_all_gather_gives_every_rank_every_part() {
 fn direct_all_gather_gives_every_rank_every_whole_buffer() {
     let slots = |world: WorldSize, count| Partition::from_counts(&vec![count; world.as_usize()]).unwrap();
     Proof { worlds: small_world_sizes(), ..Proof::new() }.run(
-        |world, rank, count| direct::all_gather(world, rank, &slots(world, count)),
+        |world, rank, count| direct_exchange::all_gather(world, rank, &slots(world, count)),
         |world, rank, count| own_part(&slots(world, count), rank),
         |world, _, count, state| assert_eq!(state.buffer, every_part(&slots(world, count), world)),
     );

@@ -1,7 +1,7 @@
 //! Proofs of the schedules of the double tree, with one block and with several blocks in each half of the buffer.
 
 use super::super::double_tree::{all_reduce, block_bytes, broadcast, reduce};
-use super::super::{AfterStep, Schedule};
+use super::super::{Schedule, StepDependency};
 use super::{Proof, all_contributions, own_contribution, proof_limits, tested_roots};
 use crate::types::{Rank, WorldSize};
 
@@ -103,9 +103,9 @@ fn only_the_receive_from_a_second_child_waits_for_another_receive() {
                 broadcast(world, rank, Rank::ZERO, 97, 7),
             ] {
                 for receive in schedule.steps.iter().filter_map(|step| step.receive.as_ref()) {
-                    let Some(AfterStep(awaited)) = receive.after else { continue };
+                    let Some(StepDependency(awaited)) = receive.awaited_step else { continue };
                     let awaited = schedule.steps[awaited].receive.as_ref().unwrap();
-                    assert_eq!((&awaited.range, awaited.after), (&receive.range, None));
+                    assert_eq!((&awaited.range, awaited.awaited_step), (&receive.range, None));
                     assert_ne!(awaited.peer, receive.peer);
                 }
             }

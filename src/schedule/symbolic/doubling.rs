@@ -20,7 +20,7 @@ fn doubling_all_gather_gives_every_rank_every_part() {
         },
         |world, rank, count, state| {
             let in_order =
-                (0..world.get()).flat_map(|distance| data_of_rank(world.after(rank, distance), count));
+                (0..world.get()).flat_map(|distance| data_of_rank(world.rank_after(rank, distance), count));
             assert_eq!(state.buffer, in_order.collect::<Vec<SymbolicValue>>());
         },
     );

@@ -1,7 +1,7 @@
 //! Tests that the symbolic executor rejects schedules that contain a mistake.
 
 use super::super::{
-    Action, AfterStep, InboundElements, OutboundElements, Schedule, Step, reduce, reduce_tree,
+    Action, InboundElements, OutboundElements, Schedule, Step, StepDependency, reduce, reduce_tree,
 };
 use super::{MoveOrder, Proof, SimulatedWorld, own_contribution};
 use crate::types::{Rank, WorldSize};
@@ -12,8 +12,8 @@ fn exchange_schedules(sent: [usize; 2], received: [usize; 2], action: Action) ->
     let step = |rank: usize| {
         let peer = Rank::new(1 - rank as u32);
         Step {
-            send: Some(OutboundElements { peer, range: 0..sent[rank], after: None }),
-            receive: Some(InboundElements { peer, range: 0..received[rank], action, after: None }),
+            send: Some(OutboundElements { peer, range: 0..sent[rank], awaited_step: None }),
+            receive: Some(InboundElements { peer, range: 0..received[rank], action, awaited_step: None }),
         }
     };
     [0, 1].map(|rank| Schedule { steps: vec![step(rank)] }).into()
@@ -59,7 +59,7 @@ fn a_contribution_that_is_reduced_twice_is_found() {
     let mut schedules = exchange_schedules([1, 1], [1, 1], Action::Reduce);
     for schedule in &mut schedules {
         let mut again = schedule.steps[0].clone();
-        again.send.as_mut().unwrap().after = Some(AfterStep(0));
+        again.send.as_mut().unwrap().awaited_step = Some(StepDependency(0));
         schedule.steps.push(again);
     }
     run_schedules(schedules, &mut MoveOrder::Eager);
@@ -89,9 +89,9 @@ fn a_receive_that_waits_for_another_receive_is_found() {
 #[should_panic(expected = "contributions are reduced in the order of arrival")]
 fn a_reduction_in_order_of_arrival_is_found() {
     let build = |world: WorldSize, rank: Rank, count| {
-        let send_to = |peer| OutboundElements { peer, range: 0..count, after: None };
+        let send_to = |peer| OutboundElements { peer, range: 0..count, awaited_step: None };
         let reduce_from =
-            |peer| InboundElements { peer, range: 0..count, action: Action::Reduce, after: None };
+            |peer| InboundElements { peer, range: 0..count, action: Action::Reduce, awaited_step: None };
         let steps = match rank {
             Rank::ZERO => world
                 .ranks()

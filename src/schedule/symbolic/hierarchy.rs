@@ -5,7 +5,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::super::CollectiveSpec;
-use super::super::hierarchy::{HierarchicalPhases, HostLayout};
+use super::super::hierarchy::{HierarchicalStages, HostLayout};
 use super::super::rounds::RoundPlan;
 use super::rounds::simulate_rounds;
 use super::{
@@ -50,11 +50,11 @@ fn convert_local_to_group_ranks(buffer: Vec<SymbolicValue>, group_ranks: &[Rank]
     buffer.into_iter().map(convert).collect()
 }
 
-/// Runs a phase in the shared memory of every host. In the first phase (`is_first`), the buffer of each rank contains
+/// Runs a stage in the shared memory of every host. In the first stage (`is_first`), the buffer of each rank contains
 /// only the contributions of this rank.
-fn simulate_phase_on_hosts(
+fn simulate_stage_on_hosts(
     layouts: &[HostLayout],
-    phase: impl Fn(Rank) -> CollectiveSpec,
+    stage: impl Fn(Rank) -> CollectiveSpec,
     mut buffers: Vec<Vec<SymbolicValue>>,
     slot: usize,
     is_first: bool,
@@ -73,7 +73,7 @@ fn simulate_phase_on_hosts(
         };
         let initial =
             ranks.iter().enumerate().map(|(local, rank)| with_local_rank(local, &buffers[rank.index()]));
-        let plan = |local: Rank| RoundPlan::new(local_world, local, slot, 0, phase(ranks[local.index()]));
+        let plan = |local: Rank| RoundPlan::new(local_world, local, slot, 0, stage(ranks[local.index()]));
         let slot = slot.max(local_world.as_usize());
         for (rank, buffer) in ranks.iter().zip(simulate_rounds(local_world, slot, &plan, initial.collect())) {
             buffers[rank.index()] =
@@ -102,14 +102,14 @@ fn run_and_check(
             if algorithm == Algorithm::Butterfly && !layouts[0].host_count().get().is_power_of_two() {
                 continue;
             }
-            let phases: Vec<HierarchicalPhases> =
-                layouts.iter().map(|layout| layout.phases(&spec(world, count), algorithm, 5)).collect();
-            let schedules: Vec<_> = phases.iter().map(|phases| phases.across.clone()).collect();
+            let stages: Vec<HierarchicalStages> =
+                layouts.iter().map(|layout| layout.stages(&spec(world, count), algorithm, 5)).collect();
+            let schedules: Vec<_> = stages.iter().map(|stages| stages.between_hosts.clone()).collect();
             Proof { receives_may_wait: true, ..Proof::new() }.check_schedules(&schedules);
             for (seed, segment, slot) in [(0, 1, 1), (1, 3, 1000), (2, usize::MAX >> 1, 7)] {
                 let buffers = world.ranks().map(|rank| own_contribution(world, rank, count)).collect();
-                let before = |rank: Rank| phases[rank.index()].before.clone();
-                let buffers = simulate_phase_on_hosts(&layouts, before, buffers, slot, true);
+                let first_on_host = |rank: Rank| stages[rank.index()].first_on_host.clone();
+                let buffers = simulate_stage_on_hosts(&layouts, first_on_host, buffers, slot, true);
                 let mut between_hosts = SimulatedWorld::new(schedules.clone(), buffers, segment);
                 between_hosts.run(&mut match seed {
                     0 => MoveOrder::Eager,
@@ -120,8 +120,8 @@ fn run_and_check(
                     between_hosts.ranks.iter().flat_map(|rank| rank.completions.clone()).collect();
                 let total = completions.iter().sum::<u32>();
                 let buffers = between_hosts.ranks.into_iter().map(|rank| rank.buffer).collect();
-                let after = |rank: Rank| phases[rank.index()].after.clone();
-                let buffers = simulate_phase_on_hosts(&layouts, after, buffers, slot, false);
+                let last_on_host = |rank: Rank| stages[rank.index()].last_on_host.clone();
+                let buffers = simulate_stage_on_hosts(&layouts, last_on_host, buffers, slot, false);
                 for rank in world.ranks() {
                     check(world, rank, count, &buffers[rank.index()], total);
                 }
@@ -174,9 +174,10 @@ fn broadcast_gives_every_rank_the_roots_buffer() {
 fn only_the_first_ranks_of_hosts_exchange_messages_in_a_barrier() {
     run_and_check(&[Algorithm::Dissemination], |_, _| CollectiveSpec::Barrier, |_, _, _, _, _| {});
     let layout = |rank| HostLayout::new(&[0, 0, 1, 1, 2], Rank::new(rank)).unwrap();
-    let across = |rank| layout(rank).phases(&CollectiveSpec::Barrier, Algorithm::Dissemination, 1).across;
-    assert_eq!(across(0).peers(), [Rank::new(2), Rank::new(4)]);
-    assert!(across(1).steps.is_empty() && across(3).steps.is_empty());
+    let between_hosts =
+        |rank| layout(rank).stages(&CollectiveSpec::Barrier, Algorithm::Dissemination, 1).between_hosts;
+    assert_eq!(between_hosts(0).peers(), [Rank::new(2), Rank::new(4)]);
+    assert!(between_hosts(1).steps.is_empty() && between_hosts(3).steps.is_empty());
 }
 
 #[test]
@@ -185,8 +186,9 @@ fn every_rank_carries_a_slice_and_sends_only_to_other_hosts() {
         let world = WorldSize::new(host_ids.len() as u32).unwrap();
         for rank in world.ranks() {
             let Some(layout) = HostLayout::new(&host_ids, rank) else { continue };
-            let schedule =
-                layout.phases(&CollectiveSpec::AllReduce { count: 1000 }, Algorithm::Ring, 1000).across;
+            let schedule = layout
+                .stages(&CollectiveSpec::AllReduce { count: 1000 }, Algorithm::Ring, 1000)
+                .between_hosts;
             assert!(!schedule.steps.is_empty(), "every rank carries a slice: {host_ids:?}");
             let is_local = |peer: &Rank| layout.local_ranks().contains(peer);
             assert!(!schedule.peers().iter().any(is_local), "ranks of one host exchange no messages");

@@ -74,7 +74,7 @@ fn simulate_rounds_with_shared_buffers(
             }
             for put in &round.slot_writes {
                 let values = &buffers[rank.index()][put.range.clone()];
-                let target = &mut slots[rank.index()][put.at..put.at + put.range.len()];
+                let target = &mut slots[rank.index()][put.slot_offset..put.slot_offset + put.range.len()];
                 assert!(
                     target.iter().all(|&value| value == SymbolicValue::UNSPECIFIED),
                     "posted elements do not overlap"
@@ -93,7 +93,8 @@ fn simulate_rounds_with_shared_buffers(
                     world.ranks().filter(|&from| round.in_place_reduce.is_some() && shares_buffer(from))
                 {
                     let shared = &buffers[from.index()][ordered_reduce.range.clone()];
-                    slots[from.index()][ordered_reduce.at..ordered_reduce.at + shared.len()]
+                    slots[from.index()]
+                        [ordered_reduce.slot_offset..ordered_reduce.slot_offset + shared.len()]
                         .copy_from_slice(shared);
                 }
                 let next = &mut next_slots[rank.index()];
@@ -109,7 +110,8 @@ fn simulate_rounds_with_shared_buffers(
             assert_eq!(sources.len(), round.slot_reads.len(), "a rank takes from each slot at most once");
             for take in &round.slot_reads {
                 let buffer = &mut buffers[rank.index()];
-                let arrived = &slots[take.from.index()][take.at..take.at + take.range.len()];
+                let arrived =
+                    &slots[take.from.index()][take.slot_offset..take.slot_offset + take.range.len()];
                 for (mine, &arrived) in buffer[take.range.clone()].iter_mut().zip(arrived) {
                     if take.action == Action::Copy {
                         *mine = arrived;
@@ -139,7 +141,7 @@ fn reduce_in_order(
 ) -> Vec<SymbolicValue> {
     let mut result: Vec<SymbolicValue> = Vec::new();
     for from in world.ranks() {
-        let in_slot = ordered_reduce.at..ordered_reduce.at + ordered_reduce.range.len();
+        let in_slot = ordered_reduce.slot_offset..ordered_reduce.slot_offset + ordered_reduce.range.len();
         let arrived =
             if from == rank { &buffer[ordered_reduce.range.clone()] } else { &slots[from.index()][in_slot] };
         if from == Rank::ZERO {
@@ -196,7 +198,7 @@ fn in_place_all_reduce_gives_every_rank_every_contribution_in_order() {
                 let range = round.in_place_reduce.take().expect("the first round can be done in place").range;
                 times_reduced[range.clone()].iter_mut().for_each(|times| *times += 1);
                 let ordered_reduce =
-                    OrderedReduce { range: range.clone(), at: range.start, is_posted_next: false };
+                    OrderedReduce { range: range.clone(), slot_offset: range.start, is_posted_next: false };
                 let result = reduce_in_order(world, rank, &ordered_reduce, &buffers[rank.index()], &buffers);
                 for buffer in &mut buffers {
                     buffer[range.clone()].copy_from_slice(&result);

@@ -15,7 +15,8 @@ pub(super) fn tested_lengths(world: WorldSize) -> Vec<usize> {
 
 /// Returns the roots to test: the first rank, the last rank and ranks between them.
 pub(super) fn tested_roots(world: WorldSize) -> Vec<Rank> {
-    let mut roots: Vec<Rank> = [0, 1, 5, world.get() - 1].map(|shift| world.after(Rank::ZERO, shift)).into();
+    let mut roots: Vec<Rank> =
+        [0, 1, 5, world.get() - 1].map(|shift| world.rank_after(Rank::ZERO, shift)).into();
     roots.sort_unstable();
     roots.dedup();
     roots

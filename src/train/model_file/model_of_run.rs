@@ -178,7 +178,10 @@ mod tests {
         ] {
             let name = "\"".repeat(name_bytes);
             let classes = (0..class_count).map(|index| format!("{name}{index}")).collect();
-            match (check_description(&ModelDescription { classes, ..example_description() }, bytes_max), expected) {
+            match (
+                check_description(&ModelDescription { classes, ..example_description() }, bytes_max),
+                expected,
+            ) {
                 // Each quotation mark in a name becomes `\\\"`, four characters, because the JSON is escaped twice.
                 (Ok(found), None) => assert!(found > bytes + 40_000),
                 (Err(error), Some(expected)) => assert!(error.contains(expected), "{error}"),

@@ -49,8 +49,8 @@ impl ExposedBuffer {
     }
 
     /// Returns where other processes find the buffer, or `None` after [`ExposedBuffer::close`].
-    pub fn place(&self) -> Option<SegmentLocation> {
-        self.mapping.segment.place()
+    pub fn location(&self) -> Option<SegmentLocation> {
+        self.mapping.segment.location()
     }
 
     /// Closes the file. No other process can open the buffer any more.
@@ -137,7 +137,7 @@ mod tests {
         let token = [3; TOKEN_BYTES];
         let mut own = ExposedBuffer::create(1000, &token).unwrap();
         assert!(own.bytes().iter().all(|&byte| byte == 0) && own.bytes().len() == 1000);
-        let other = RemoteBuffer::open(own.place().unwrap(), 1000, &token).unwrap();
+        let other = RemoteBuffer::open(own.location().unwrap(), 1000, &token).unwrap();
         own.bytes_mut()[999] = 7;
         let last = other.address_of(&(999..1000)).unwrap();
         // SAFETY: the byte is inside the mapping, and only this thread uses it.

@@ -7,7 +7,7 @@
 //!
 //! A rank overwrites the payload of round r in round r + 2 at the earliest, after every other rank has posted round r + 1.
 //! A rank that has posted round r + 1 no longer reads payloads of round r. [`ShmRounds::may_write`] returns whether this
-//! condition holds, and [`ShmRounds::write`] panics if it does not hold.
+//! condition holds, and [`ShmRounds::payload_mut`] panics if it does not hold.
 //!
 //! The ring buffer is larger than a processor's second-level cache. A write is slow if another processor has just read the
 //! same memory and still has the memory in its cache.
@@ -101,7 +101,7 @@ pub struct PostedRound<'a> {
     /// The words of the post header without its stamp.
     pub header: Header,
     /// Whether the rank has posted the location of its elements instead of the elements
-    /// ([`ShmRounds::collect_exposed`]).
+    /// ([`ShmRounds::read_exposed_locations`]).
     pub is_exposed: bool,
     /// The first byte of the payload.
     start: *const u8,
@@ -194,7 +194,7 @@ impl ShmRounds {
     ///
     /// If other ranks may still read earlier contents of the memory ([`ShmRounds::may_write`]), if this rank has already
     /// posted the round, or if `bytes` is larger than the maximum length of a payload.
-    pub fn write(&mut self, round: u64, bytes: usize) -> &mut [u8] {
+    pub fn payload_mut(&mut self, round: u64, bytes: usize) -> &mut [u8] {
         assert!(
             self.may_write(round) && !self.has_posted(self.rank, round),
             "another rank may read this memory"
@@ -226,7 +226,7 @@ impl ShmRounds {
         (self.next.round, self.next.place, self.next.length) = (round, place, bytes);
     }
 
-    /// Posts this rank's payload and header for `round`. The payload is empty if [`ShmRounds::write`] was not called for this
+    /// Posts this rank's payload and header for `round`. The payload is empty if [`ShmRounds::payload_mut`] was not called for this
     /// round.
     pub fn post(&mut self, round: u64, header: &Header) {
         if self.next.round != round {
@@ -262,19 +262,19 @@ impl ShmRounds {
 
     /// Tells the other ranks that this rank is about to sleep, so that the next rank that posts wakes this rank. After this
     /// call, check again for posts before you sleep.
-    pub fn fall_asleep(&self) {
+    pub fn mark_asleep(&self) {
         self.sleep_flag(self.rank).store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
     /// Tells the other ranks that this rank is awake.
-    pub fn wake_up(&self) {
+    pub fn mark_awake(&self) {
         self.sleep_flag(self.rank).store(0, Ordering::Relaxed);
     }
 
     /// Calls `wake` with each rank that sleeps, and marks the rank as awake. Call this method after a post.
-    pub fn take_sleepers(&self, mut wake: impl FnMut(usize)) {
-        // The fence pairs with the fence in `fall_asleep`: either this rank reads the flag of the sleeping rank, or the
+    pub fn wake_sleepers(&self, mut wake: impl FnMut(usize)) {
+        // The fence pairs with the fence in `mark_asleep`: either this rank reads the flag of the sleeping rank, or the
         // sleeping rank sees this rank's post when the sleeping rank checks again.
         fence(Ordering::SeqCst);
         for rank in (0..self.size.ranks).filter(|&rank| rank != self.rank) {
@@ -336,7 +336,7 @@ mod tests {
     fn all_ranks(size: RoundsSize) -> Vec<ShmRounds> {
         let token = [1; TOKEN_BYTES];
         let first = Segment::create(size.bytes(), &token).unwrap();
-        let place = first.place().unwrap();
+        let place = first.location().unwrap();
         let others = (1..size.ranks).map(|_| Segment::open(place, size.bytes(), &token).unwrap());
         let segments: Vec<Segment> = others.collect();
         let segments = std::iter::once(first).chain(segments);
@@ -347,7 +347,7 @@ mod tests {
     fn a_payload_can_be_read_from_its_post_until_the_reader_posts_the_next_round() {
         let mut all_ranks = all_ranks(RoundsSize { ranks: 2, slot_bytes: 256 });
         assert!(all_ranks[0].posted(1, 1).is_none());
-        all_ranks[1].write(1, 3).copy_from_slice(b"one");
+        all_ranks[1].payload_mut(1, 3).copy_from_slice(b"one");
         assert!(all_ranks[0].posted(1, 1).is_none(), "the payload has been written, but not posted");
         all_ranks[1].post(1, &[9; HEADER_WORDS]);
         let posted = all_ranks[0].posted(1, 1).unwrap();
@@ -372,21 +372,21 @@ mod tests {
     fn writing_memory_that_another_rank_may_read_panics() {
         let mut all_ranks = all_ranks(RoundsSize { ranks: 2, slot_bytes: 128 });
         all_ranks[0].post(1, &[0; HEADER_WORDS]);
-        all_ranks[0].write(2, 1);
+        all_ranks[0].payload_mut(2, 1);
     }
 
     #[test]
     fn each_sleeping_rank_is_woken_once() {
         let all_ranks = all_ranks(RoundsSize { ranks: 3, slot_bytes: 128 });
-        all_ranks[2].fall_asleep();
+        all_ranks[2].mark_asleep();
         let mut woken = Vec::new();
         for _ in 0..2 {
-            all_ranks[0].take_sleepers(|rank| woken.push(rank));
+            all_ranks[0].wake_sleepers(|rank| woken.push(rank));
         }
         assert_eq!(woken, [2]);
-        all_ranks[1].fall_asleep();
-        all_ranks[1].wake_up();
-        all_ranks[0].take_sleepers(|_| panic!("rank 1 is awake"));
+        all_ranks[1].mark_asleep();
+        all_ranks[1].mark_awake();
+        all_ranks[0].wake_sleepers(|_| panic!("rank 1 is awake"));
     }
 
     #[test]
@@ -401,7 +401,7 @@ mod tests {
                     thread::yield_now();
                 }
                 let fill = (round as usize * 3 + rounds.rank()) as u8;
-                rounds.write(round, length(round, rounds.rank())).fill(fill);
+                rounds.payload_mut(round, length(round, rounds.rank())).fill(fill);
                 rounds.post(round, &[round; HEADER_WORDS]);
                 for rank in 0..size.ranks {
                     let posted = loop {

@@ -81,7 +81,7 @@ impl Segment {
     }
 
     /// Returns where other processes find the segment, or `None` after [`Segment::close`].
-    pub fn place(&self) -> Option<SegmentLocation> {
+    pub fn location(&self) -> Option<SegmentLocation> {
         let file = self.file.as_ref()?.as_raw_fd();
         Some(SegmentLocation { process: process::id(), file: u32::try_from(file).ok()? })
     }
@@ -221,7 +221,7 @@ mod tests {
     fn a_process_with_the_location_and_the_token_shares_the_memory() {
         let token = [7; TOKEN_BYTES];
         let mut one = Segment::create(8192, &token).unwrap();
-        let location = one.place().unwrap();
+        let location = one.location().unwrap();
         let other = Segment::open(location, 8192, &token).unwrap();
         // SAFETY: both mappings are 8192 bytes long, and only this thread uses them.
         unsafe {
@@ -231,7 +231,7 @@ mod tests {
         assert!(Segment::open(location, 4096, &token).is_err(), "the size is wrong");
         assert!(Segment::open(location, 8192, &[8; TOKEN_BYTES]).is_err(), "the token is wrong");
         one.close();
-        assert!(one.place().is_none());
+        assert!(one.location().is_none());
     }
 
     #[test]

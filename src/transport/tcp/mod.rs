@@ -433,7 +433,7 @@ impl Transport for TcpTransport {
         }
     }
 
-    fn finish(&mut self, peer: Rank) {
+    fn close_sending(&mut self, peer: Rank) {
         match self.links.get_mut(&peer).map(|link| &mut link.state) {
             Some(LinkState::Open(stream)) => {
                 if let Err(error) = stream.shutdown(Shutdown::Write) {

@@ -364,7 +364,7 @@ fn bytes_that_were_read_ahead_are_received_in_order() {
                 sent.drain(..received.len());
             }
         }
-        ranks[0].transport.finish(Rank::new(1));
+        ranks[0].transport.close_sending(Rank::new(1));
         let (received, lost) = receive_all(&mut ranks, &[64], usize::MAX);
         assert!(
             received == sent && lost.is_some_and(|why| why.contains("closed the connection")),

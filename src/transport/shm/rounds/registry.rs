@@ -67,7 +67,7 @@ struct ExposedParts {
 
 impl ShmRounds {
     /// Returns the number of this rank's own registered buffers.
-    pub fn own_buffers(&self) -> usize {
+    pub fn own_buffer_count(&self) -> usize {
         self.registry.own.len()
     }
 
@@ -93,7 +93,7 @@ impl ShmRounds {
 
     /// Removes this rank's own buffers that the program has dropped. If no operation is in progress (`is_busy` is false),
     /// also unmaps the buffers that other ranks have withdrawn.
-    pub fn prune(&mut self, is_busy: bool) {
+    pub fn unmap_dropped_buffers(&mut self, is_busy: bool) {
         self.registry.own.retain(|_, own| own.alive.strong_count() > 0);
         if is_busy {
             return;
@@ -110,7 +110,7 @@ impl ShmRounds {
 
     /// Returns the location of `bytes`, if they are inside one of this rank's registered buffers and their offset is a
     /// multiple of `element_bytes`.
-    pub fn buffer_ref(&self, bytes: &[u8], element_bytes: usize) -> Option<BufferRef> {
+    pub fn find_buffer_ref(&self, bytes: &[u8], element_bytes: usize) -> Option<BufferRef> {
         let (first, own) = self.own_buffer_at(bytes)?;
         let offset = bytes.as_ptr().addr() - first;
         let is_found = offset.is_multiple_of(element_bytes) && own.length - offset >= bytes.len();
@@ -124,10 +124,10 @@ impl ShmRounds {
         (address - first <= own.length && own.alive.strong_count() > 0).then_some((first, own))
     }
 
-    /// Posts the round with the location of exposed elements instead of a payload. Do not call [`ShmRounds::write`] for this
+    /// Posts the round with the location of exposed elements instead of a payload. Do not call [`ShmRounds::payload_mut`] for this
     /// round.
     pub fn post_exposed(&mut self, round: u64, header: &Header, buffer_ref: BufferRef) {
-        let words = self.write(round, BUFFER_REF_BYTES);
+        let words = self.payload_mut(round, BUFFER_REF_BYTES);
         let (buffer, offset) = words.split_at_mut(size_of::<u64>());
         buffer.copy_from_slice(&buffer_ref.buffer.to_le_bytes());
         offset.copy_from_slice(&buffer_ref.offset.to_le_bytes());
@@ -142,7 +142,7 @@ impl ShmRounds {
     /// # Errors
     ///
     /// The rank that has posted an invalid location, and the reason.
-    pub fn collect_exposed(
+    pub fn read_exposed_locations(
         &mut self,
         round: u64,
         bytes: usize,
@@ -191,13 +191,13 @@ impl ShmRounds {
         }
     }
 
-    /// Returns the bytes in `range` of the part that `rank` has exposed in `round`. Call [`ShmRounds::collect_exposed`] first.
+    /// Returns the bytes in `range` of the part that `rank` has exposed in `round`. Call [`ShmRounds::read_exposed_locations`] first.
     /// Returns `None` if `rank` has exposed nothing, or if this rank has already posted the next round.
     ///
     /// # Panics
     ///
     /// If `range` is not inside the part.
-    pub fn exposed(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<&[u8]> {
+    pub fn exposed_bytes(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<&[u8]> {
         let start = self.exposed_address(rank, round, range)?;
         // SAFETY: the bytes are inside the mapping. Until all ranks have posted the next round, each exposed byte is assigned
         // to one rank, and no other rank writes to it. This rank writes to its bytes only with `&mut self`.
@@ -278,7 +278,7 @@ mod tests {
         let token = [2; TOKEN_BYTES];
         let buffers: Vec<ExposedBuffer> =
             ranks.iter().map(|_| ExposedBuffer::create(length, &token).unwrap()).collect();
-        let places: Vec<_> = buffers.iter().map(|buffer| buffer.place().unwrap()).collect();
+        let places: Vec<_> = buffers.iter().map(|buffer| buffer.location().unwrap()).collect();
         for (rank, (rank_with_buffer, mut buffer)) in ranks.iter_mut().zip(buffers).enumerate() {
             let others = places.iter().enumerate().filter(|(other, _)| *other != rank);
             let others = others.map(|(_, place)| RemoteBuffer::open(*place, length, &token).unwrap());
@@ -292,7 +292,7 @@ mod tests {
         let size = RoundsSize { ranks: 2, slot_bytes: 128 };
         let token = [1; TOKEN_BYTES];
         let first = Segment::create(size.bytes(), &token).unwrap();
-        let second = Segment::open(first.place().unwrap(), size.bytes(), &token).unwrap();
+        let second = Segment::open(first.location().unwrap(), size.bytes(), &token).unwrap();
         let views = [first, second].into_iter().enumerate();
         let mut ranks: Vec<RankWithBuffer> = views
             .map(|(rank, s)| RankWithBuffer { rounds: ShmRounds::new(s, size, rank), own: None })
@@ -307,18 +307,21 @@ mod tests {
         let [one, two] = &mut ranks[..] else { panic!("two ranks") };
         let (own, _) = two.own.as_mut().unwrap();
         own.bytes_mut()[100..108].copy_from_slice(b"contents");
-        let buffer_ref = two.rounds.buffer_ref(&own.bytes()[96..200], 8).unwrap();
+        let buffer_ref = two.rounds.find_buffer_ref(&own.bytes()[96..200], 8).unwrap();
         assert_eq!(buffer_ref, BufferRef { buffer: 0, offset: 96 });
         two.rounds.post_exposed(1, &HEADER, buffer_ref);
         one.rounds.post(1, &HEADER);
-        assert_eq!(one.rounds.collect_exposed(1, 104, 8), Ok(true));
-        assert_eq!(two.rounds.collect_exposed(1, 104, 8), Ok(false), "rank 0 has exposed nothing");
-        assert_eq!(one.rounds.exposed(1, 1, &(4..12)), Some(&b"contents"[..]));
-        assert!(two.rounds.exposed(0, 1, &(4..12)).is_none() && one.rounds.exposed(1, 2, &(4..12)).is_none());
+        assert_eq!(one.rounds.read_exposed_locations(1, 104, 8), Ok(true));
+        assert_eq!(two.rounds.read_exposed_locations(1, 104, 8), Ok(false), "rank 0 has exposed nothing");
+        assert_eq!(one.rounds.exposed_bytes(1, 1, &(4..12)), Some(&b"contents"[..]));
+        assert!(
+            two.rounds.exposed_bytes(0, 1, &(4..12)).is_none()
+                && one.rounds.exposed_bytes(1, 2, &(4..12)).is_none()
+        );
         one.rounds.write_exposed(1, 1, 103, b"!");
         one.rounds.post(2, &HEADER);
         assert!(
-            one.rounds.exposed(1, 1, &(4..12)).is_none(),
+            one.rounds.exposed_bytes(1, 1, &(4..12)).is_none(),
             "rank 0 has posted the next round, and so has reported that it is done"
         );
         one.rounds.write_exposed(1, 1, 0, b"too late");
@@ -344,7 +347,7 @@ mod tests {
             let mut ranks = ranks(1000);
             ranks[1].rounds.post_exposed(1, &HEADER, buffer_ref);
             ranks[0].rounds.post(1, &HEADER);
-            let found = ranks[0].rounds.collect_exposed(1, 104, 8);
+            let found = ranks[0].rounds.read_exposed_locations(1, 104, 8);
             assert_eq!(found, expected.map_err(|what| (1, what)), "{buffer_ref:?}");
         }
     }
@@ -354,21 +357,21 @@ mod tests {
         let mut ranks = ranks(1000);
         let RankWithBuffer { rounds, own } = &mut ranks[0];
         let (buffer, _) = own.as_ref().unwrap();
-        assert!(rounds.buffer_ref(&buffer.bytes()[8..], 8).is_some());
+        assert!(rounds.find_buffer_ref(&buffer.bytes()[8..], 8).is_some());
         assert!(
-            rounds.buffer_ref(&buffer.bytes()[1000..], 8).is_some(),
+            rounds.find_buffer_ref(&buffer.bytes()[1000..], 8).is_some(),
             "no bytes, at the end of the buffer"
         );
         assert!(
-            rounds.buffer_ref(&buffer.bytes()[4..], 8).is_none(),
+            rounds.find_buffer_ref(&buffer.bytes()[4..], 8).is_none(),
             "the bytes begin in the middle of an element"
         );
-        assert!(rounds.buffer_ref(&vec![0u8; 1000], 8).is_none());
+        assert!(rounds.find_buffer_ref(&vec![0u8; 1000], 8).is_none());
         let address = buffer.bytes().as_ptr().addr();
         *own = None;
         assert!(rounds.registry.own.contains_key(&address));
-        rounds.prune(true);
-        assert_eq!(rounds.own_buffers(), 0);
+        rounds.unmap_dropped_buffers(true);
+        assert_eq!(rounds.own_buffer_count(), 0);
     }
 
     #[test]
@@ -378,10 +381,13 @@ mod tests {
         buffer.withdraw();
         drop(buffer);
         for rank_with_buffer in &mut ranks {
-            rank_with_buffer.rounds.prune(false);
+            rank_with_buffer.rounds.unmap_dropped_buffers(false);
         }
         assert_eq!(
-            ranks.iter().map(|rank_with_buffer| rank_with_buffer.rounds.own_buffers()).collect::<Vec<_>>(),
+            ranks
+                .iter()
+                .map(|rank_with_buffer| rank_with_buffer.rounds.own_buffer_count())
+                .collect::<Vec<_>>(),
             [0, 1]
         );
         let known = |ranks: &[RankWithBuffer]| {
@@ -394,7 +400,7 @@ mod tests {
         register_buffer(&mut ranks, 64);
         let exposed = ranks[0].own.as_ref().unwrap().0.bytes();
         assert_eq!(
-            ranks[0].rounds.buffer_ref(exposed, 1),
+            ranks[0].rounds.find_buffer_ref(exposed, 1),
             Some(BufferRef { buffer: 1, offset: 0 }),
             "the new buffer has the next number"
         );
@@ -407,14 +413,14 @@ mod tests {
         let buffer_ref = BufferRef { buffer: 0, offset: 0 };
         ranks[0].rounds.post_exposed(1, &HEADER, buffer_ref);
         ranks[1].rounds.post(1, &HEADER);
-        assert_eq!(ranks[1].rounds.collect_exposed(1, 10_000, 1), Ok(true));
+        assert_eq!(ranks[1].rounds.read_exposed_locations(1, 10_000, 1), Ok(true));
         let RankWithBuffer { rounds, own } = &mut ranks[0];
         rounds.stop_exposing(own.as_ref().unwrap().0.bytes());
         ranks[1].rounds.write_exposed(0, 1, 0, &[9; 10_000]);
         let own = &mut ranks[0].own.as_mut().unwrap().0;
         assert!(own.bytes().iter().all(|&byte| byte == 3));
         own.bytes_mut().fill(4);
-        assert!(ranks[1].rounds.exposed(0, 1, &(0..10_000)).unwrap().iter().all(|&byte| byte == 9));
+        assert!(ranks[1].rounds.exposed_bytes(0, 1, &(0..10_000)).unwrap().iter().all(|&byte| byte == 9));
     }
 
     /// Regression test: before the fix, the pages at both ends of the part stayed shared, and other ranks wrote to memory to
@@ -425,7 +431,7 @@ mod tests {
         let mut ranks = ranks(4 * page);
         ranks[0].rounds.post_exposed(1, &HEADER, BufferRef { buffer: 0, offset: 0 });
         ranks[1].rounds.post(1, &HEADER);
-        assert_eq!(ranks[1].rounds.collect_exposed(1, 4 * page, 1), Ok(true));
+        assert_eq!(ranks[1].rounds.read_exposed_locations(1, 4 * page, 1), Ok(true));
         let RankWithBuffer { rounds, own } = &mut ranks[0];
         let own = &mut own.as_mut().unwrap().0;
         own.bytes_mut().fill(3);
