@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn representable_values_are_exact_and_others_are_rounded() {
+    fn half_precision_keeps_representable_values_and_rounds_the_others() {
         let wide = [0.0, 1.5, -2.0, 65504.0, 1e-9, f32::INFINITY, 0.1];
         let mut narrow = [f16::ZERO; 7];
         f16::encode(&wide, &mut narrow);

@@ -92,7 +92,7 @@ struct PeerProgress {
     inbound_bytes: usize,
     /// Whether this rank has announced the operation to the peer.
     announced: bool,
-    /// The steps that receive from the peer. Their progress is in [`RunningOperation::applied`].
+    /// The steps that receive from the peer. Their progress is in the field `applied` of [`RunningOperation`].
     receives: Vec<usize>,
     /// The index in `receives` of the first receive that is not complete.
     next_receive: usize,

@@ -54,7 +54,7 @@ impl Group {
 
     /// Returns the concatenation of all ranks' inputs in rank order. The input of rank r has `counts[r]` elements.
     ///
-    /// Ring: n-1 steps, S bytes less the own part sent by each rank.
+    /// Ring: n-1 steps, in which each rank sends S bytes minus one part.
     ///
     /// # Errors
     ///
