@@ -11,7 +11,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`]; the handle returns later failures.
+    /// The same errors as [`Group::all_reduce`]. The handle returns later failures.
     #[track_caller]
     pub fn all_reduce_async<B: OwnedBuffer>(&mut self, buffer: B, op: ReduceOp) -> Result<Handle<B>, Error> {
         let site = Site::here();
@@ -26,7 +26,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce`]; the handle returns later failures.
+    /// The same errors as [`Group::reduce`]. The handle returns later failures.
     #[track_caller]
     pub fn reduce_async<B: OwnedBuffer>(
         &mut self,
@@ -42,7 +42,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce_scatter`]; the handle returns later failures.
+    /// The same errors as [`Group::reduce_scatter`]. The handle returns later failures.
     #[track_caller]
     pub fn reduce_scatter_async<T: Element>(
         &mut self,
@@ -59,7 +59,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_gather`]; the handle returns later failures.
+    /// The same errors as [`Group::all_gather`]. The handle returns later failures.
     #[track_caller]
     pub fn all_gather_async<B: OwnedBuffer>(&mut self, buffer: B) -> Result<Handle<B>, Error> {
         let partition = Partition::even(buffer.as_ref().len(), self.world);
@@ -71,7 +71,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::broadcast`]; the handle returns later failures.
+    /// The same errors as [`Group::broadcast`]. The handle returns later failures.
     #[track_caller]
     pub fn broadcast_async<B: OwnedBuffer>(&mut self, buffer: B, root: Rank) -> Result<Handle<B>, Error> {
         let call = self.broadcast_call::<B::Element>(buffer.as_ref().len(), root, Site::here())?;
@@ -82,7 +82,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::scan`]; the handle returns later failures.
+    /// The same errors as [`Group::scan`]. The handle returns later failures.
     #[track_caller]
     pub fn scan_async<B: OwnedBuffer>(&mut self, buffer: B, op: ReduceOp) -> Result<Handle<B>, Error> {
         let reduction = Reduction::for_scan::<B::Element>(op)?;
@@ -94,7 +94,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::barrier`]; the handle returns later failures.
+    /// The same errors as [`Group::barrier`]. The handle returns later failures.
     #[track_caller]
     pub fn barrier_async(&mut self) -> Result<Handle<()>, Error> {
         let call = self.barrier_call(Site::here());

@@ -72,7 +72,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`], and [`Error::InvalidRoot`].
+    /// The same errors as [`Group::all_reduce`], and [`Error::InvalidRoot`].
     #[track_caller]
     pub fn reduce<B: Buffer + ?Sized>(
         &mut self,
@@ -105,7 +105,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`].
+    /// The same errors as [`Group::all_reduce`].
     #[track_caller]
     pub fn reduce_scatter<B: Buffer + ?Sized>(
         &mut self,
@@ -138,7 +138,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`].
+    /// The same errors as [`Group::all_reduce`].
     #[track_caller]
     pub fn all_gather<B: Buffer + ?Sized>(&mut self, buffer: &mut B) -> Result<(), Error> {
         let site = Site::here();
@@ -158,7 +158,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`], and [`Error::InvalidRoot`].
+    /// The same errors as [`Group::all_reduce`], and [`Error::InvalidRoot`].
     #[track_caller]
     pub fn broadcast<B: Buffer + ?Sized>(&mut self, buffer: &mut B, root: Rank) -> Result<(), Error> {
         let site = Site::here();
@@ -182,7 +182,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`]. [`ReduceOp::Average`] is not defined.
+    /// The same errors as [`Group::all_reduce`]. [`ReduceOp::Average`] is not defined.
     #[track_caller]
     pub fn scan<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
         let site = Site::here();
@@ -203,7 +203,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`].
+    /// The same errors as [`Group::all_reduce`].
     #[track_caller]
     pub fn barrier(&mut self) -> Result<(), Error> {
         self.run::<u8>(self.barrier_call(Site::here()), &mut [])

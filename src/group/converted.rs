@@ -17,7 +17,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`].
+    /// The same errors as [`Group::all_reduce`].
     #[track_caller]
     pub fn all_reduce_scaled<B: Buffer + ?Sized>(
         &mut self,
@@ -37,7 +37,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce_scaled`]; the handle returns later failures.
+    /// The same errors as [`Group::all_reduce_scaled`]. The handle returns later failures.
     #[track_caller]
     pub fn all_reduce_scaled_async<T: Element + Mul<Output = T>>(
         &mut self,
@@ -53,7 +53,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`].
+    /// The same errors as [`Group::all_reduce`].
     #[track_caller]
     pub fn all_reduce_compressed<B: Buffer<Element = f32> + ?Sized>(
         &mut self,
@@ -75,7 +75,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce_compressed`]; the handle returns later failures.
+    /// The same errors as [`Group::all_reduce_compressed`]. The handle returns later failures.
     #[track_caller]
     pub fn all_reduce_compressed_async(
         &mut self,

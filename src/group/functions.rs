@@ -16,7 +16,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`].
+    /// The same errors as [`Group::all_reduce`].
     #[track_caller]
     pub fn all_reduce_with<B: Buffer + ?Sized>(
         &mut self,
@@ -32,7 +32,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce_with`]; the handle returns later failures.
+    /// The same errors as [`Group::all_reduce_with`]. The handle returns later failures.
     #[track_caller]
     pub fn all_reduce_with_async<T: Element>(
         &mut self,
@@ -59,7 +59,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce`].
+    /// The same errors as [`Group::reduce`].
     #[track_caller]
     pub fn reduce_with<B: Buffer + ?Sized>(
         &mut self,
@@ -76,7 +76,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce_with`]; the handle returns later failures.
+    /// The same errors as [`Group::reduce_with`]. The handle returns later failures.
     #[track_caller]
     pub fn reduce_with_async<T: Element>(
         &mut self,
@@ -106,7 +106,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce_scatter`].
+    /// The same errors as [`Group::reduce_scatter`].
     #[track_caller]
     pub fn reduce_scatter_with<B: Buffer + ?Sized>(
         &mut self,
@@ -125,7 +125,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce_scatter_with`]; the handle returns later failures.
+    /// The same errors as [`Group::reduce_scatter_with`]. The handle returns later failures.
     #[track_caller]
     pub fn reduce_scatter_with_async<T: Element>(
         &mut self,
@@ -143,7 +143,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::scan`].
+    /// The same errors as [`Group::scan`].
     #[track_caller]
     pub fn scan_with<B: Buffer + ?Sized>(
         &mut self,
@@ -160,7 +160,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::scan_with`]; the handle returns later failures.
+    /// The same errors as [`Group::scan_with`]. The handle returns later failures.
     #[track_caller]
     pub fn scan_with_async<T: Element>(
         &mut self,
@@ -176,7 +176,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::exscan`].
+    /// The same errors as [`Group::exscan`].
     #[track_caller]
     pub fn exscan_with<I: Input + ?Sized>(
         &mut self,
@@ -192,7 +192,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::exscan_with`]; the handle returns later failures.
+    /// The same errors as [`Group::exscan_with`]. The handle returns later failures.
     #[track_caller]
     pub fn exscan_with_async<I: Input + ?Sized>(
         &mut self,

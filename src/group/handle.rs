@@ -203,7 +203,7 @@ pub fn wait_any<R>(handles: &mut Vec<Handle<R>>) -> Result<Option<(usize, R)>, E
 ///
 /// # Errors
 ///
-/// As [`wait_any`].
+/// The same errors as [`wait_any`].
 pub fn wait_any_timeout<R>(
     handles: &mut Vec<Handle<R>>,
     timeout: Duration,
@@ -223,7 +223,7 @@ pub fn wait_until_any_ended<R>(handles: &[Handle<R>], timeout: Duration) -> Opti
 ///
 /// # Errors
 ///
-/// As [`wait_any`].
+/// The same errors as [`wait_any`].
 pub fn test_any<R>(handles: &mut Vec<Handle<R>>) -> Result<Option<(usize, R)>, Error> {
     match handles.iter().position(Handle::test) {
         Some(index) => handles.remove(index).wait().map(|result| Some((index, result))),

@@ -14,7 +14,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`].
+    /// The same errors as [`Group::all_reduce`].
     #[track_caller]
     pub fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<Self>, Error> {
         self.split_with_digest(colour, key, 0, Site::here())
@@ -59,7 +59,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`]. If the lists differ, the error names two ranks and the lines of their calls.
+    /// The same errors as [`Group::all_reduce`]. If the lists differ, the error names two ranks and the lines of their calls.
     /// [`Error::InvalidPeer`] for a rank that is not in this group or is listed twice.
     #[track_caller]
     pub fn subgroup(&mut self, ranks: &[Rank]) -> Result<Option<Self>, Error> {
@@ -77,7 +77,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`].
+    /// The same errors as [`Group::all_reduce`].
     #[track_caller]
     pub fn duplicate(&mut self) -> Result<Self, Error> {
         self.split(Some(0), 0)?.ok_or(Error::Taken)

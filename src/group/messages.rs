@@ -120,7 +120,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidPeer`], [`Error::InvalidTag`], [`Error::NotContiguous`], or as [`Group::all_reduce`].
+    /// [`Error::InvalidPeer`], [`Error::InvalidTag`], [`Error::NotContiguous`], or the errors of [`Group::all_reduce`].
     #[track_caller]
     pub fn send<B: Input + ?Sized>(
         &self,
@@ -140,7 +140,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::send`]; the handle returns later failures.
+    /// The same errors as [`Group::send`]. The handle returns later failures.
     #[track_caller]
     pub fn send_async<B: OwnedBuffer>(
         &self,
@@ -170,7 +170,8 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::send`], and [`Error::NothingSent`] if only this rank itself could send the message and has not sent it.
+    /// The same errors as [`Group::send`], and [`Error::NothingSent`] if only this rank itself could send the message
+    /// and has not sent it.
     #[track_caller]
     pub fn receive<B: Buffer + ?Sized>(
         &self,
@@ -216,7 +217,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::receive`], and [`Error::Truncated`].
+    /// The same errors as [`Group::receive`], and [`Error::Truncated`].
     #[track_caller]
     pub fn receive_fitting<B: Buffer + ?Sized>(
         &self,
@@ -237,7 +238,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::send`]; the handle returns later failures and [`Error::Truncated`].
+    /// The same errors as [`Group::send`]. The handle returns later failures and [`Error::Truncated`].
     #[track_caller]
     pub fn receive_fitting_async<B: OwnedBuffer>(
         &self,
@@ -256,7 +257,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::send`]; the handle returns later failures.
+    /// The same errors as [`Group::send`]. The handle returns later failures.
     #[track_caller]
     pub fn receive_async<T: Element>(
         &self,
@@ -273,7 +274,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::send`]; the handle returns later failures.
+    /// The same errors as [`Group::send`]. The handle returns later failures.
     #[track_caller]
     pub fn receive_into_async<B: OwnedBuffer>(
         &self,
@@ -324,7 +325,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::send`] and [`Group::receive`].
+    /// The same errors as [`Group::send`] and [`Group::receive`].
     #[track_caller]
     pub fn send_receive<I, B>(
         &self,
@@ -356,7 +357,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::send`].
+    /// The same errors as [`Group::send`].
     pub fn probe_now(
         &self,
         source: impl Into<Source>,
@@ -370,7 +371,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::send`].
+    /// The same errors as [`Group::send`].
     pub fn probe_for(
         &self,
         source: impl Into<Source>,

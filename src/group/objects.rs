@@ -15,7 +15,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// [`Error::Object`] if it cannot be encoded or decoded, or is longer than [`OBJECT_BYTES_MAX`]; or as
+    /// [`Error::Object`] if it cannot be encoded or decoded, or is longer than [`OBJECT_BYTES_MAX`], or the errors of
     /// [`Group::broadcast`].
     #[track_caller]
     pub fn broadcast_object<O: Serialize + DeserializeOwned>(
@@ -41,7 +41,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::broadcast_object`].
+    /// The same errors as [`Group::broadcast_object`].
     #[track_caller]
     pub fn all_gather_object<O: Serialize + DeserializeOwned>(
         &mut self,
@@ -57,7 +57,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::broadcast_object`].
+    /// The same errors as [`Group::broadcast_object`].
     #[track_caller]
     pub fn gather_object<O: Serialize + DeserializeOwned>(
         &mut self,
@@ -76,7 +76,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::broadcast_object`].
+    /// The same errors as [`Group::broadcast_object`].
     #[track_caller]
     pub fn scatter_object<O: Serialize + DeserializeOwned>(
         &mut self,
@@ -111,7 +111,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::send`], and [`Error::Object`].
+    /// The same errors as [`Group::send`], and [`Error::Object`].
     #[track_caller]
     pub fn send_object<O: Serialize>(
         &self,
@@ -126,7 +126,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::receive`], and [`Error::Object`].
+    /// The same errors as [`Group::receive`], and [`Error::Object`].
     #[track_caller]
     pub fn receive_object<O: DeserializeOwned + 'static>(
         &self,

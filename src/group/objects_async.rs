@@ -18,8 +18,8 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::broadcast_object`]; the handle returns later failures, and the error if the object cannot be encoded.
-    /// All ranks must call this method, or all ranks must call [`Group::broadcast_object`].
+    /// The same errors as [`Group::broadcast_object`]. The handle returns later failures, and the error if the object
+    /// cannot be encoded. All ranks must call this method, or all ranks must call [`Group::broadcast_object`].
     #[track_caller]
     pub fn broadcast_object_async<O: Serialize + DeserializeOwned + 'static>(
         &mut self,
@@ -36,7 +36,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::broadcast_object_async`].
+    /// The same errors as [`Group::broadcast_object_async`].
     #[track_caller]
     pub fn all_gather_object_async<O: Serialize + DeserializeOwned + 'static>(
         &mut self,
@@ -50,7 +50,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::broadcast_object_async`].
+    /// The same errors as [`Group::broadcast_object_async`].
     #[track_caller]
     pub fn gather_object_async<O: Serialize + DeserializeOwned + 'static>(
         &mut self,
@@ -66,7 +66,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::broadcast_object_async`].
+    /// The same errors as [`Group::broadcast_object_async`].
     #[track_caller]
     pub fn scatter_object_async<O: Serialize + DeserializeOwned + 'static>(
         &mut self,
@@ -98,7 +98,8 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_to_all_object`]; the handle returns later failures, and the error if an object cannot be encoded.
+    /// The same errors as [`Group::all_to_all_object`]. The handle returns later failures, and the error if an object
+    /// cannot be encoded.
     #[track_caller]
     pub fn all_to_all_object_async<O: Serialize + DeserializeOwned + 'static>(
         &mut self,
@@ -112,7 +113,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::send_object`]; the handle returns later failures.
+    /// The same errors as [`Group::send_object`]. The handle returns later failures.
     #[track_caller]
     pub fn send_object_async<O: Serialize>(
         &self,
@@ -127,7 +128,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::receive_object`]; the handle returns later failures.
+    /// The same errors as [`Group::receive_object`]. The handle returns later failures.
     #[track_caller]
     pub fn receive_object_async<O: DeserializeOwned + 'static>(
         &self,

@@ -15,7 +15,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`], and [`Error::InvalidCounts`] if n does not divide the length.
+    /// The same errors as [`Group::all_reduce`], and [`Error::InvalidCounts`] if n does not divide the length.
     #[track_caller]
     pub fn all_to_all<I: Input + ?Sized>(&mut self, input: &I) -> Result<Vec<I::Element>, Error> {
         let (input, site) = (input.elements()?, Site::here());
@@ -28,7 +28,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_to_all`]; the handle returns later failures.
+    /// The same errors as [`Group::all_to_all`]. The handle returns later failures.
     #[track_caller]
     pub fn all_to_all_async<I: Input + ?Sized>(
         &mut self,
@@ -42,7 +42,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_to_all`].
+    /// The same errors as [`Group::all_to_all`].
     #[track_caller]
     pub fn all_to_all_into<I, B>(&mut self, input: &I, output: &mut B) -> Result<(), Error>
     where
@@ -58,7 +58,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_to_all`].
+    /// The same errors as [`Group::all_to_all`].
     #[track_caller]
     pub fn all_to_all_in_place<B: Buffer + ?Sized>(&mut self, buffer: &mut B) -> Result<(), Error> {
         let (elements, site) = (buffer.elements_mut()?, Site::here());
@@ -73,7 +73,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`], and [`Error::InvalidCounts`].
+    /// The same errors as [`Group::all_reduce`], and [`Error::InvalidCounts`].
     #[track_caller]
     pub fn all_to_all_uneven<I: Input + ?Sized>(
         &mut self,
@@ -92,7 +92,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_to_all_uneven`]; the handle returns later failures.
+    /// The same errors as [`Group::all_to_all_uneven`]. The handle returns later failures.
     #[track_caller]
     pub fn all_to_all_uneven_async<I: Input + ?Sized>(
         &mut self,
@@ -109,7 +109,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_to_all_uneven`].
+    /// The same errors as [`Group::all_to_all_uneven`].
     #[track_caller]
     pub fn all_to_all_uneven_into<I, B>(
         &mut self,

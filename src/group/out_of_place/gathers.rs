@@ -14,7 +14,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`].
+    /// The same errors as [`Group::all_reduce`].
     #[track_caller]
     pub fn all_gather_from<I: Input + ?Sized>(&mut self, input: &I) -> Result<Vec<I::Element>, Error> {
         let input = input.elements()?;
@@ -26,7 +26,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_gather_from`]; the handle returns later failures.
+    /// The same errors as [`Group::all_gather_from`]. The handle returns later failures.
     #[track_caller]
     pub fn all_gather_from_async<I: Input + ?Sized>(
         &mut self,
@@ -41,7 +41,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`], and [`Error::InvalidCounts`].
+    /// The same errors as [`Group::all_reduce`], and [`Error::InvalidCounts`].
     #[track_caller]
     pub fn all_gather_into<I, B>(&mut self, input: &I, output: &mut B) -> Result<(), Error>
     where
@@ -58,7 +58,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`], and [`Error::InvalidCounts`].
+    /// The same errors as [`Group::all_reduce`], and [`Error::InvalidCounts`].
     #[track_caller]
     pub fn all_gather_uneven<I: Input + ?Sized>(
         &mut self,
@@ -73,7 +73,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_gather_uneven`]; the handle returns later failures.
+    /// The same errors as [`Group::all_gather_uneven`]. The handle returns later failures.
     #[track_caller]
     pub fn all_gather_uneven_async<I: Input + ?Sized>(
         &mut self,
@@ -88,7 +88,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_gather_uneven`].
+    /// The same errors as [`Group::all_gather_uneven`].
     #[track_caller]
     pub fn all_gather_uneven_into<I, B>(
         &mut self,
@@ -142,8 +142,8 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`]; [`Error::InvalidCounts`] on all ranks if the sum of the lengths is more than memory
-    /// can hold, [`Error::System`] on a rank that has too little memory.
+    /// The same errors as [`Group::all_reduce`]; [`Error::InvalidCounts`] on all ranks if the sum of the lengths is
+    /// more than memory can hold, [`Error::System`] on a rank that has too little memory.
     #[track_caller]
     pub fn all_gather_any<I: Input + ?Sized>(&mut self, input: &I) -> Result<Vec<Vec<I::Element>>, Error> {
         let own = input.elements()?.len() as u64;
@@ -165,7 +165,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`], and [`Error::InvalidRoot`].
+    /// The same errors as [`Group::all_reduce`], and [`Error::InvalidRoot`].
     #[track_caller]
     pub fn gather<I: Input + ?Sized>(&mut self, input: &I, root: Rank) -> Result<Vec<I::Element>, Error> {
         let input = input.elements()?;
@@ -177,7 +177,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::gather`]; the handle returns later failures.
+    /// The same errors as [`Group::gather`]. The handle returns later failures.
     #[track_caller]
     pub fn gather_async<I: Input + ?Sized>(
         &mut self,
@@ -195,7 +195,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::gather`], and [`Error::InvalidCounts`] if the root's output has another length.
+    /// The same errors as [`Group::gather`], and [`Error::InvalidCounts`] if the root's output has another length.
     #[track_caller]
     pub fn gather_into<I, B>(&mut self, input: &I, output: &mut B, root: Rank) -> Result<(), Error>
     where
@@ -214,7 +214,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::gather`], and [`Error::InvalidCounts`].
+    /// The same errors as [`Group::gather`], and [`Error::InvalidCounts`].
     #[track_caller]
     pub fn gather_uneven<I: Input + ?Sized>(
         &mut self,
@@ -231,7 +231,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::gather_uneven`]; the handle returns later failures.
+    /// The same errors as [`Group::gather_uneven`]. The handle returns later failures.
     #[track_caller]
     pub fn gather_uneven_async<I: Input + ?Sized>(
         &mut self,
@@ -250,7 +250,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::gather_uneven`], and [`Error::InvalidCounts`] if the root's output has another length.
+    /// The same errors as [`Group::gather_uneven`], and [`Error::InvalidCounts`] if the root's output has another length.
     #[track_caller]
     pub fn gather_uneven_into<I, B>(
         &mut self,
@@ -273,7 +273,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::gather`].
+    /// The same errors as [`Group::gather`].
     #[track_caller]
     pub fn gather_in_place<B: Buffer + ?Sized>(&mut self, buffer: &mut B, root: Rank) -> Result<(), Error> {
         let site = Site::here();

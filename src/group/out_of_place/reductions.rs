@@ -11,7 +11,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`].
+    /// The same errors as [`Group::all_reduce`].
     #[track_caller]
     pub fn all_reduce_from<I: Input + ?Sized>(
         &mut self,
@@ -27,7 +27,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce_from`]; the handle returns later failures.
+    /// The same errors as [`Group::all_reduce_from`]. The handle returns later failures.
     #[track_caller]
     pub fn all_reduce_from_async<I: Input + ?Sized>(
         &mut self,
@@ -42,7 +42,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`], and [`Error::InvalidCounts`].
+    /// The same errors as [`Group::all_reduce`], and [`Error::InvalidCounts`].
     #[track_caller]
     pub fn all_reduce_into<I, B>(&mut self, input: &I, output: &mut B, op: ReduceOp) -> Result<(), Error>
     where
@@ -56,7 +56,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce`].
+    /// The same errors as [`Group::reduce`].
     #[track_caller]
     pub fn reduce_from<I: Input + ?Sized>(
         &mut self,
@@ -73,7 +73,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce_from`]; the handle returns later failures.
+    /// The same errors as [`Group::reduce_from`]. The handle returns later failures.
     #[track_caller]
     pub fn reduce_from_async<I: Input + ?Sized>(
         &mut self,
@@ -92,7 +92,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce`], and [`Error::InvalidCounts`] if the root's output has another length.
+    /// The same errors as [`Group::reduce`], and [`Error::InvalidCounts`] if the root's output has another length.
     #[track_caller]
     pub fn reduce_into<I, B>(
         &mut self,
@@ -115,7 +115,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce_scatter`].
+    /// The same errors as [`Group::reduce_scatter`].
     #[track_caller]
     pub fn reduce_scatter_from<I: Input + ?Sized>(
         &mut self,
@@ -131,7 +131,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce_scatter_from`]; the handle returns later failures.
+    /// The same errors as [`Group::reduce_scatter_from`]. The handle returns later failures.
     #[track_caller]
     pub fn reduce_scatter_from_async<I: Input + ?Sized>(
         &mut self,
@@ -147,7 +147,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce_scatter`], and [`Error::InvalidCounts`].
+    /// The same errors as [`Group::reduce_scatter`], and [`Error::InvalidCounts`].
     #[track_caller]
     pub fn reduce_scatter_into<I, B>(&mut self, input: &I, output: &mut B, op: ReduceOp) -> Result<(), Error>
     where
@@ -167,7 +167,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`], and [`Error::InvalidCounts`].
+    /// The same errors as [`Group::all_reduce`], and [`Error::InvalidCounts`].
     #[track_caller]
     pub fn reduce_scatter_uneven<I: Input + ?Sized>(
         &mut self,
@@ -184,7 +184,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce_scatter_uneven`]; the handle returns later failures.
+    /// The same errors as [`Group::reduce_scatter_uneven`]. The handle returns later failures.
     #[track_caller]
     pub fn reduce_scatter_uneven_async<I: Input + ?Sized>(
         &mut self,
@@ -201,7 +201,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::reduce_scatter_uneven`].
+    /// The same errors as [`Group::reduce_scatter_uneven`].
     #[track_caller]
     pub fn reduce_scatter_uneven_into<I, B>(
         &mut self,
@@ -265,7 +265,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::scan`].
+    /// The same errors as [`Group::scan`].
     #[track_caller]
     pub fn scan_from<I: Input + ?Sized>(
         &mut self,
@@ -281,7 +281,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::scan_from`]; the handle returns later failures.
+    /// The same errors as [`Group::scan_from`]. The handle returns later failures.
     #[track_caller]
     pub fn scan_from_async<I: Input + ?Sized>(
         &mut self,
@@ -296,7 +296,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::scan`], and [`Error::InvalidCounts`].
+    /// The same errors as [`Group::scan`], and [`Error::InvalidCounts`].
     #[track_caller]
     pub fn scan_into<I, B>(&mut self, input: &I, output: &mut B, op: ReduceOp) -> Result<(), Error>
     where
@@ -312,7 +312,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`]. [`ReduceOp::Average`] is not defined.
+    /// The same errors as [`Group::all_reduce`]. [`ReduceOp::Average`] is not defined.
     #[track_caller]
     pub fn exscan<I: Input + ?Sized>(
         &mut self,
@@ -327,7 +327,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::exscan`]; the handle returns later failures.
+    /// The same errors as [`Group::exscan`]. The handle returns later failures.
     #[track_caller]
     pub fn exscan_async<I: Input + ?Sized>(
         &mut self,
@@ -342,7 +342,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::exscan`], and [`Error::InvalidCounts`].
+    /// The same errors as [`Group::exscan`], and [`Error::InvalidCounts`].
     #[track_caller]
     pub fn exscan_into<I, B>(&mut self, input: &I, output: &mut B, op: ReduceOp) -> Result<(), Error>
     where
@@ -360,7 +360,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::exscan`].
+    /// The same errors as [`Group::exscan`].
     #[track_caller]
     pub fn exscan_in_place<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
         let elements = buffer.elements_mut()?;

@@ -16,7 +16,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::broadcast`], and [`Error::InvalidCounts`] if the root's input has another length.
+    /// The same errors as [`Group::broadcast`], and [`Error::InvalidCounts`] if the root's input has another length.
     #[track_caller]
     pub fn broadcast_from<I: Input + ?Sized>(
         &mut self,
@@ -33,7 +33,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::broadcast_from`]; the handle returns later failures.
+    /// The same errors as [`Group::broadcast_from`]. The handle returns later failures.
     #[track_caller]
     pub fn broadcast_from_async<I: Input + ?Sized>(
         &mut self,
@@ -63,7 +63,8 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::all_reduce`], [`Error::InvalidRoot`], and [`Error::InvalidCounts`] if the root's input has another length.
+    /// The same errors as [`Group::all_reduce`], [`Error::InvalidRoot`], and [`Error::InvalidCounts`] if the root's
+    /// input has another length.
     #[track_caller]
     pub fn scatter<I: Input + ?Sized>(
         &mut self,
@@ -80,7 +81,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::scatter`]; the handle returns later failures.
+    /// The same errors as [`Group::scatter`]. The handle returns later failures.
     #[track_caller]
     pub fn scatter_async<I: Input + ?Sized>(
         &mut self,
@@ -97,7 +98,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::scatter`].
+    /// The same errors as [`Group::scatter`].
     #[track_caller]
     pub fn scatter_into<I, B>(
         &mut self,
@@ -119,7 +120,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::scatter`].
+    /// The same errors as [`Group::scatter`].
     #[track_caller]
     pub fn scatter_uneven<I: Input + ?Sized>(
         &mut self,
@@ -137,7 +138,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::scatter_uneven`]; the handle returns later failures.
+    /// The same errors as [`Group::scatter_uneven`]. The handle returns later failures.
     #[track_caller]
     pub fn scatter_uneven_async<I: Input + ?Sized>(
         &mut self,
@@ -155,7 +156,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::scatter_uneven`].
+    /// The same errors as [`Group::scatter_uneven`].
     #[track_caller]
     pub fn scatter_uneven_into<I, B>(
         &mut self,
@@ -179,7 +180,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// As [`Group::scatter`].
+    /// The same errors as [`Group::scatter`].
     #[track_caller]
     pub fn scatter_in_place<B: Buffer + ?Sized>(
         &mut self,
