@@ -54,7 +54,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// The same errors as [`Engine::begin`]; also if the matched message is longer or has another element type.
+    /// The same errors as [`Engine::begin`], and a failure if the matched message is longer or has another element type.
     pub fn receive(&mut self, now: Timestamp, begin: Begin, pattern: Pattern) -> Result<OpId, Failure> {
         self.check()?;
         let id = self.next_id();

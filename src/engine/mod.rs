@@ -173,7 +173,7 @@ pub struct Engine {
     announced_max: usize,
     links: BTreeMap<Rank, Link>,
     completed: VecDeque<OpId>,
-    /// The sends and receives of matched messages of this rank to itself.
+    /// The matched messages of this rank to itself: the send and the receive of each message.
     self_deliveries: VecDeque<(OpId, OpId)>,
     next_id: u64,
     now: Timestamp,

@@ -156,7 +156,7 @@ pub(super) enum DueReceive {
         total: usize,
         /// Whether the segment may be applied now.
         is_ready: bool,
-        /// Whether this rank has already sent the elements that the segment overwrites, if it has to send them.
+        /// False if the segment overwrites elements that this rank still has to send.
         is_destination_free: bool,
     },
 }
@@ -233,7 +233,7 @@ impl RunningOperation {
             .map(|peer_progress| peer_progress.peer)
     }
 
-    /// Returns whether the operation still needs `peer`, of whose segments `stored` have arrived and are stored.
+    /// Returns whether the operation still needs `peer`. `stored` is the number of the peer's segments that are stored.
     pub(super) fn needs(&self, peer: Rank, stored: usize) -> bool {
         self.peer_progress(peer).is_some_and(|peer_progress| {
             peer_progress.next_send < peer_progress.sends.len()
@@ -425,8 +425,7 @@ impl RunningOperation {
         ready
     }
 
-    /// Returns whether this rank has already sent the elements that the first `elements` elements of a step's receive
-    /// overwrite. Returns true if the step does not have to send these elements.
+    /// Returns false if the first `elements` elements of a step's receive overwrite elements that the step still has to send.
     fn is_destination_free(&self, step: usize, elements: usize) -> bool {
         let Some(send) =
             self.steps[step].send.as_ref().filter(|_| self.steps[step].must_send_before_receiving(step))

@@ -27,7 +27,8 @@ pub(super) struct SendQueue {
     waiting_for_credit: BTreeMap<OpId, usize>,
     /// The operations that wait for a ready frame.
     waiting_for_ready: BTreeSet<OpId>,
-    /// The operations that were announced and that no ready frame has answered. The peer stores at most these announcements.
+    /// The operations that were announced and that no ready frame has answered. The peer stores no other
+    /// announcements.
     announced: BTreeSet<OperationKey>,
     /// The operations whose announcement waits because `announced` has reached its limit. They are also in
     /// `waiting_for_credit` or `waiting_for_ready`.

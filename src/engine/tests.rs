@@ -156,8 +156,8 @@ fn barrier(rank: Rank) -> Schedule {
     crate::schedule::barrier(WorldSize::new(2).unwrap(), rank)
 }
 
-/// When credit came, the sender stopped counting its announcements, but the receiver still counted them. So the receiver
-/// reported that the sender had exceeded the limit.
+/// In an earlier version, the sender stopped counting its announcements when credit came, but the receiver still counted them.
+/// So the receiver reported that the sender had exceeded the limit.
 #[test]
 fn many_messages_may_be_received_in_any_order() {
     let (in_order, reversed): (Vec<u32>, Vec<u32>) = ((0..MANY).collect(), (0..MANY).rev().collect());
@@ -178,7 +178,8 @@ fn many_messages_may_be_received_in_any_order() {
     }
 }
 
-/// Messages beyond the limit were never announced, and left only if credit came. Later messages overtook them.
+/// In an earlier version, messages beyond the limit were never announced and left only if credit came. Later messages overtook
+/// them.
 #[test]
 fn messages_beyond_the_announcement_limit_wait_and_keep_their_order() {
     for count in [8, 1000, 300_000] {
@@ -215,7 +216,7 @@ fn many_receives_that_are_posted_first_match_their_messages() {
     assert_eq!([pair.take_completed_count(0), pair.take_completed_count(1)], [MANY as usize / 2; 2]);
 }
 
-/// The oldest operation sent all its data before any other operation could use the link.
+/// In an earlier version, the oldest operation sent all its data before any other operation could use the link.
 #[test]
 fn a_barrier_does_not_wait_for_a_long_message_nor_for_many_short_ones() {
     let mut pair = Pair::new(1 << 10, ANNOUNCED_MAX);
@@ -240,7 +241,8 @@ fn a_barrier_does_not_wait_for_a_long_message_nor_for_many_short_ones() {
     assert!(passed <= 12, "the barrier was complete only after {passed} frames");
 }
 
-/// The root waited forever for a ready frame. The other rank expected fewer than 256 KiB, so it sent no ready frame unasked.
+/// In an earlier version, the root waited forever for a ready frame. The other rank expected fewer than 256 KiB, so it sent no
+/// ready frame unasked.
 #[test]
 fn different_lengths_are_detected_for_every_segment_size() {
     for segment_bytes in [256 << 10, 1 << 20, 4 << 20] {
@@ -265,7 +267,7 @@ fn different_lengths_are_detected_for_every_segment_size() {
     }
 }
 
-/// The error named a collective that had the same number as the message.
+/// In an earlier version, the error named a collective that had the same number as the message.
 #[test]
 fn the_error_for_a_message_that_does_not_fit_names_the_lines_of_the_send_and_of_the_receive() {
     // Messages in both directions and collectives have the same numbers. The long message is not completely sent.
@@ -302,7 +304,7 @@ fn the_error_for_a_message_that_does_not_fit_names_the_lines_of_the_send_and_of_
     }
 }
 
-/// The error named an older receive without a deadline, and not the operation that missed its deadline.
+/// In an earlier version, the error named an older receive without a deadline, and not the operation that missed its deadline.
 #[test]
 fn a_timeout_names_the_operation_that_missed_its_deadline() {
     let mut pair = Pair::new(256 << 10, ANNOUNCED_MAX);
@@ -326,7 +328,7 @@ fn a_timeout_names_the_operation_that_missed_its_deadline() {
     }
 }
 
-/// A cancelled receive took the next message, and the job failed at its deadline.
+/// In an earlier version, a cancelled receive took the next message, and the job failed at the deadline of the receive.
 #[test]
 fn a_cancelled_receive_takes_no_message_and_has_no_deadline() {
     let mut pair = Pair::new(256 << 10, ANNOUNCED_MAX);
@@ -348,7 +350,7 @@ fn synchronous(count: u64, tag: u32) -> Begin {
     Begin { mode: SendMode::Synchronous, ..message(count, tag) }
 }
 
-/// Short synchronous sends were complete as soon as their bytes had left.
+/// In an earlier version, short synchronous sends were complete as soon as their bytes had left.
 #[test]
 fn a_synchronous_send_is_complete_when_a_receive_has_matched_it() {
     for count in [0, 1, 4096, EAGER_BYTES as u64, 3 << 20] {

@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(values, [1, 0, 3]);
     }
 
-    /// The owner was dropped while the thread held a lock that dropping a handle also takes.
+    /// In an earlier version, the owner was dropped while the thread held a lock that dropping a handle also takes.
     #[test]
     fn the_owner_of_a_buffer_may_own_handles() {
         let group = Group::solo();
