@@ -81,7 +81,7 @@ fn bench_headers(c: &mut Criterion) {
         sequence: 7,
         contract: contract(Operation::AllReduce, Some(ReduceOp::Sum)),
         offset: 1 << 20,
-        message: 0,
+        step: 0,
         eager: false,
         payload_bytes: 128 << 10,
         payload_crc: None,

@@ -175,11 +175,8 @@ impl RoundPlan {
                     round.write_to_slot(block_per_rank(partition.range(rank)), rank.index() * per_rank);
                 }
                 let range = block_per_rank(partition.range(self.rank));
-                round.ordered_reduce = Some(OrderedReduce {
-                    range,
-                    slot_offset: self.rank.index() * per_rank,
-                    is_posted_next: false,
-                });
+                let slot_offset = self.rank.index() * per_rank;
+                round.ordered_reduce = Some(OrderedReduce { range, slot_offset, is_posted_next: false });
             }
             CollectiveSpec::AllGather(partition) => {
                 round.write_to_slot(block_per_slot(partition.range(self.rank)), 0);
