@@ -116,7 +116,7 @@ impl Group {
         };
         let reports = self.gather_words(report, site)?;
         for (status, error) in [
-            (SIZE_OVERFLOWS, Error::InvalidCounts("their sum is more than memory can hold")),
+            (SIZE_OVERFLOWS, Error::InvalidCounts("a rank requests more than memory can hold")),
             (HAS_MAX_BUFFERS, Error::TooManyBuffers(BUFFERS_MAX)),
         ] {
             if reports.iter().any(|report| report[0] == status) {
