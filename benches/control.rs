@@ -6,7 +6,7 @@ use std::panic::Location;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use ringtrain::engine::{Begin, Engine, FrameVerdict, OpId, SendMode, Settings, Transmit};
+use ringtrain::engine::{Engine, FrameVerdict, OpId, OperationRequest, SendMode, Settings, Transmit};
 use ringtrain::schedule::partition::Partition;
 use ringtrain::schedule::rounds::{Round, RoundPlan};
 use ringtrain::schedule::{CollectiveSpec, Schedule};
@@ -132,9 +132,9 @@ impl EnginePair {
 
     /// Runs an operation on the two ranks until no frames are left to send. Returns the number of ranks on which the
     /// operation has ended.
-    fn run(&mut self, begin: Begin, schedules: &[Schedule; 2]) -> usize {
+    fn run(&mut self, request: OperationRequest, schedules: &[Schedule; 2]) -> usize {
         let begun: Vec<OpId> = (self.0.iter_mut().zip(schedules))
-            .filter_map(|(engine, schedule)| engine.begin(Duration::ZERO, begin, schedule.clone()).ok())
+            .filter_map(|(engine, schedule)| engine.begin(Duration::ZERO, request, schedule.clone()).ok())
             .collect();
         while self.pass_frame(0) | self.pass_frame(1) {}
         begun.len().min(self.0.iter_mut().filter_map(Engine::take_completed).count())
@@ -154,7 +154,7 @@ impl EnginePair {
         };
         let header = FrameHeader::decode(black_box(&header.encode())).expect("the header was just encoded");
         let engine = &mut self.0[1 - from];
-        if let FrameVerdict::Apply { operation, .. } = engine.frame(sender, &header) {
+        if let FrameVerdict::Apply { operation, .. } = engine.handle_header(sender, &header) {
             engine.applied(operation, sender, &header, false);
         }
         true
@@ -168,7 +168,7 @@ fn bench_frames(c: &mut Criterion) {
     let schedules =
         [0, 1].map(|rank| gather.schedule(Algorithm::Ring, (world, Rank::new(rank)), BLOCK, false));
     let contract = Contract { count: count as u64, ..contract(Operation::AllGather, None) };
-    let begin = Begin {
+    let request = OperationRequest {
         group: 0,
         contract,
         timeout: Duration::from_mins(1),
@@ -180,7 +180,7 @@ fn bench_frames(c: &mut Criterion) {
     let mut group = c.benchmark_group("engine");
     group.throughput(Throughput::Elements(2 * FRAMES as u64));
     group.bench_function("frames of an all_gather, 2 ranks", |b| {
-        b.iter(|| assert_eq!(pair.run(begin, &schedules), 2, "the operation has ended on both ranks"));
+        b.iter(|| assert_eq!(pair.run(request, &schedules), 2, "the operation has ended on both ranks"));
     });
     group.finish();
 }

@@ -2,7 +2,7 @@
 
 use super::matching::{Envelope, Pattern, PostedReceive};
 use super::operation::{OperationInfo, OperationKey, RunningOperation};
-use super::{Begin, Engine, Failure, OpId, Timestamp};
+use super::{Engine, Failure, OpId, OperationRequest, Timestamp};
 use crate::schedule::{Action, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Contract, Rank};
 
@@ -14,12 +14,17 @@ impl Engine {
     ///
     /// The failure, if the job has already failed, if the operation needs a peer that has already left, or if a peer has
     /// announced a different operation.
-    pub fn begin(&mut self, now: Timestamp, begin: Begin, schedule: Schedule) -> Result<OpId, Failure> {
+    pub fn begin(
+        &mut self,
+        now: Timestamp,
+        request: OperationRequest,
+        schedule: Schedule,
+    ) -> Result<OpId, Failure> {
         self.check()?;
-        let Begin { group, contract, site, .. } = begin;
+        let OperationRequest { group, contract, site, .. } = request;
         let sequence = self.history.record_next(group, (contract, site));
         let id = self.next_id();
-        self.start(id, operation_info(now, begin, OperationKey::Collective { group, sequence }), schedule)
+        self.start(id, operation_info(now, request, OperationKey::Collective { group, sequence }), schedule)
     }
 
     /// Records that a group was dropped.
@@ -35,18 +40,18 @@ impl Engine {
     /// # Errors
     ///
     /// The same errors as [`Engine::begin`].
-    pub fn send(&mut self, now: Timestamp, begin: Begin, to: Rank) -> Result<OpId, Failure> {
+    pub fn send(&mut self, now: Timestamp, request: OperationRequest, to: Rank) -> Result<OpId, Failure> {
         self.check()?;
         if to == self.settings.rank {
-            return self.send_to_itself(now, begin);
+            return self.send_to_itself(now, request);
         }
-        let sequence = self.links.entry(to).or_default().number_message(begin.site);
+        let sequence = self.links.entry(to).or_default().number_message(request.site);
         let key = OperationKey::Message { from: self.settings.rank, to, sequence };
-        let range = 0..begin.contract.count as usize;
+        let range = 0..request.contract.count as usize;
         let step =
             Step { send: Some(OutboundElements { peer: to, range, awaited_step: None }), receive: None };
         let id = self.next_id();
-        self.start(id, operation_info(now, begin, key), Schedule { steps: vec![step] })
+        self.start(id, operation_info(now, request, key), Schedule { steps: vec![step] })
     }
 
     /// Begins to receive a message of at most `count` elements (the contract's count) into the start of a buffer. When the
@@ -55,12 +60,20 @@ impl Engine {
     /// # Errors
     ///
     /// The same errors as [`Engine::begin`], and a failure if the matched message is longer or has another element type.
-    pub fn receive(&mut self, now: Timestamp, begin: Begin, pattern: Pattern) -> Result<OpId, Failure> {
+    pub fn receive(
+        &mut self,
+        now: Timestamp,
+        request: OperationRequest,
+        pattern: Pattern,
+    ) -> Result<OpId, Failure> {
         self.check()?;
         let id = self.next_id();
         // A receive gets its key when it matches a message. Until then it has an unused key.
-        let info =
-            operation_info(now, begin, OperationKey::Collective { group: begin.group, sequence: u64::MAX });
+        let info = operation_info(
+            now,
+            request,
+            OperationKey::Collective { group: request.group, sequence: u64::MAX },
+        );
         let posted = PostedReceive { id, pattern, info };
         if let Some((key, envelope)) = self.matching.take_arrived(&pattern) {
             self.start_matched_receive(&posted, key, envelope)?;
@@ -168,8 +181,8 @@ impl Engine {
 }
 
 /// Returns the description of an operation that begins now.
-pub(super) fn operation_info(now: Timestamp, begin: Begin, key: OperationKey) -> OperationInfo {
-    let Begin { group, contract, timeout, spent, site, mode } = begin;
+pub(super) fn operation_info(now: Timestamp, request: OperationRequest, key: OperationKey) -> OperationInfo {
+    let OperationRequest { group, contract, timeout, spent, site, mode } = request;
     let left = timeout.saturating_sub(spent);
     OperationInfo { key, group, contract, site, deadline: now.saturating_add(left), timeout, mode }
 }

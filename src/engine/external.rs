@@ -2,7 +2,7 @@
 //! the ranks for which they wait, and fails them if the job fails.
 
 use super::operation::{OperationInfo, OperationKey};
-use super::{Begin, Engine, Failure, OpId, Timestamp, begin};
+use super::{Engine, Failure, OpId, OperationRequest, Timestamp, begin};
 use crate::types::{Contract, Rank, Site};
 use crate::wire::{FrameHeader, FrameKind};
 
@@ -19,11 +19,16 @@ impl Engine {
     /// # Errors
     ///
     /// The failure, if the job has already failed.
-    pub fn begin_external(&mut self, now: Timestamp, begin: Begin, sequence: u64) -> Result<OpId, Failure> {
+    pub fn begin_external(
+        &mut self,
+        now: Timestamp,
+        request: OperationRequest,
+        sequence: u64,
+    ) -> Result<OpId, Failure> {
         self.check()?;
         let id = self.next_id();
         let info =
-            begin::operation_info(now, begin, OperationKey::Collective { group: begin.group, sequence });
+            begin::operation_info(now, request, OperationKey::Collective { group: request.group, sequence });
         self.deadlines.insert((info.deadline, id));
         self.external.insert(id, ExternalOperation { info, awaited: Vec::new() });
         Ok(id)

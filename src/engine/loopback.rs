@@ -4,18 +4,22 @@
 //! at once. A synchronous send is complete when a receive has matched the message.
 
 use super::external::ExternalOperation;
-use super::{Begin, Engine, Envelope, Failure, OpId, OperationKey, SendMode, Timestamp, begin};
+use super::{Engine, Envelope, Failure, OpId, OperationKey, OperationRequest, SendMode, Timestamp, begin};
 
 impl Engine {
     /// Begins to send a message to this rank.
-    pub(super) fn send_to_itself(&mut self, now: Timestamp, begin: Begin) -> Result<OpId, Failure> {
-        let (id, rank, contract) = (self.next_id(), self.settings.rank, begin.contract);
+    pub(super) fn send_to_itself(
+        &mut self,
+        now: Timestamp,
+        request: OperationRequest,
+    ) -> Result<OpId, Failure> {
+        let (id, rank, contract) = (self.next_id(), self.settings.rank, request.contract);
         let key = OperationKey::Message { from: rank, to: rank, sequence: id.0 };
-        let envelope = Envelope { group: begin.group, source: rank, tag: contract.layout, contract };
-        match begin.mode {
+        let envelope = Envelope { group: request.group, source: rank, tag: contract.layout, contract };
+        match request.mode {
             SendMode::Standard => self.completed.push_back(id),
             SendMode::Synchronous => {
-                let info = begin::operation_info(now, begin, key);
+                let info = begin::operation_info(now, request, key);
                 self.deadlines.insert((info.deadline, id));
                 self.external.insert(id, ExternalOperation { info, awaited: vec![rank] });
             }

@@ -7,7 +7,7 @@
 //!
 //! The caller of the engine is its driver. The driver has these duties:
 //!
-//! - Pass every frame header to [`Engine::frame`], in the order in which the frames arrive on their link.
+//! - Pass every frame header to [`Engine::handle_header`], in the order in which the frames arrive on their link.
 //! - Store each frame for which the verdict is [`FrameVerdict::Store`]. Pass its header to [`Engine::stored_frame`] when its
 //!   operation begins or makes progress.
 //! - Call [`Engine::applied`] when a segment has been applied.
@@ -92,7 +92,7 @@ pub enum SendMode {
 
 /// The arguments that all kinds of operations need to begin.
 #[derive(Clone, Copy, Debug)]
-pub struct Begin {
+pub struct OperationRequest {
     /// The group.
     pub group: u32,
     /// The arguments of the call that must be the same on all ranks.

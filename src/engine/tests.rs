@@ -74,10 +74,10 @@ impl Pair {
     }
 
     /// Begins a collective on one rank.
-    fn begin(&mut self, rank: usize, begin: Begin, schedule: Schedule) {
+    fn begin(&mut self, rank: usize, request: OperationRequest, schedule: Schedule) {
         let EngineState { engine, .. } = &mut self.ranks[rank];
         // `begin` returns an error if the job has already failed.
-        let key = engine.begin(Duration::ZERO, begin, schedule).ok().and_then(|id| engine.key_of(id));
+        let key = engine.begin(Duration::ZERO, request, schedule).ok().and_then(|id| engine.key_of(id));
         if let Some(key) = key {
             self.ranks[rank].apply_stored(Rank::new(1 - rank as u32), key);
         }
@@ -95,7 +95,7 @@ impl Pair {
 
 impl EngineState {
     fn handle_frame(&mut self, from: Rank, header: &FrameHeader, payload: &[u8]) {
-        match self.engine.frame(from, header) {
+        match self.engine.handle_header(from, header) {
             FrameVerdict::Apply { operation, .. } => {
                 let key = self.engine.key_of(operation);
                 self.engine.applied(operation, from, header, false);
@@ -133,8 +133,8 @@ fn contract(operation: Operation, algorithm: Algorithm, count: u64, layout: u32)
 }
 
 #[track_caller]
-fn begin_with(contract: Contract) -> Begin {
-    Begin {
+fn request_with(contract: Contract) -> OperationRequest {
+    OperationRequest {
         group: 0,
         contract,
         timeout: MINUTE,
@@ -145,8 +145,8 @@ fn begin_with(contract: Contract) -> Begin {
 }
 
 #[track_caller]
-fn message(count: u64, tag: u32) -> Begin {
-    begin_with(contract(Operation::Message, Algorithm::Direct, count, tag))
+fn message(count: u64, tag: u32) -> OperationRequest {
+    request_with(contract(Operation::Message, Algorithm::Direct, count, tag))
 }
 
 /// The number of messages in tests with many messages. Miri is a thousand times slower, so it gets fewer messages.
@@ -228,9 +228,9 @@ fn a_barrier_does_not_wait_for_a_long_message_nor_for_many_short_ones() {
     for tag in 1..MANY / 20 {
         pair.ranks[0].engine.send(Duration::ZERO, message(100, tag), R1).unwrap();
     }
-    let begin = begin_with(contract(Operation::Barrier, Algorithm::Dissemination, 0, 0));
+    let request = request_with(contract(Operation::Barrier, Algorithm::Dissemination, 0, 0));
     for (index, rank) in [(0, R0), (1, R1)] {
-        pair.begin(index, begin, barrier(rank));
+        pair.begin(index, request, barrier(rank));
     }
     // One segment of the long message, one turn of short messages, the barrier, and control frames between them.
     let mut passed = 0;
@@ -253,8 +253,9 @@ fn different_lengths_are_detected_for_every_segment_size() {
                 for rank in [first, 1 - first] {
                     let count = counts[rank];
                     let schedule = crate::schedule::broadcast(world, Rank::new(rank as u32), R0, count);
-                    let begin = begin_with(contract(Operation::Broadcast, Algorithm::Chain, count as u64, 0));
-                    pair.begin(rank, begin, schedule);
+                    let request =
+                        request_with(contract(Operation::Broadcast, Algorithm::Chain, count as u64, 0));
+                    pair.begin(rank, request, schedule);
                     pair.pass_all_frames();
                 }
                 let [Some(cause0), Some(cause1)] = pair.causes() else {
@@ -273,7 +274,7 @@ fn the_error_for_a_message_that_does_not_fit_names_the_lines_of_the_send_and_of_
     // Messages in both directions and collectives have the same numbers. The long message is not completely sent.
     for count in [11, 1_000_000] {
         let mut pair = Pair::new(256 << 10, ANNOUNCED_MAX);
-        let barriers = begin_with(contract(Operation::Barrier, Algorithm::Dissemination, 0, 0));
+        let barriers = request_with(contract(Operation::Barrier, Algorithm::Dissemination, 0, 0));
         for tag in 0..5 {
             for (index, rank) in [(0, R0), (1, R1)] {
                 pair.begin(index, barriers, barrier(rank));
@@ -310,20 +311,20 @@ fn a_timeout_names_the_operation_that_missed_its_deadline() {
     let mut pair = Pair::new(256 << 10, ANNOUNCED_MAX);
     let any = Pattern { group: 0, source: None, tag: None };
     for rank in &mut pair.ranks {
-        let patient = Begin { timeout: Duration::MAX, ..message(1, 1) };
+        let patient = OperationRequest { timeout: Duration::MAX, ..message(1, 1) };
         rank.engine.receive(Duration::ZERO, patient, any).unwrap();
-        let slow = Begin { timeout: 3 * MINUTE, ..message(1, 2) };
+        let slow = OperationRequest { timeout: 3 * MINUTE, ..message(1, 2) };
         rank.engine.receive(Duration::ZERO, slow, any).unwrap();
     }
-    let begin = begin_with(contract(Operation::Barrier, Algorithm::Dissemination, 0, 0));
-    pair.begin(0, begin, barrier(R0));
+    let request = request_with(contract(Operation::Barrier, Algorithm::Dissemination, 0, 0));
+    pair.begin(0, request, barrier(R0));
     pair.ranks.iter_mut().for_each(|rank| rank.engine.advance(MINUTE));
     pair.ranks[0].engine.handle_timeout(MINUTE);
     pair.pass_all_frames();
     for cause in pair.causes() {
         let Some(Cause::Timeout { timeout_ms: 60_000, waiting, .. }) = cause else { panic!("{cause:?}") };
         assert_eq!(waiting.len(), 1, "{cause:?}");
-        assert_eq!((waiting[0].rank, waiting[0].contract), (R0, begin.contract));
+        assert_eq!((waiting[0].rank, waiting[0].contract), (R0, request.contract));
         assert_eq!(waiting[0].awaited, [(R1, "b".to_owned())]);
     }
 }
@@ -346,8 +347,8 @@ fn a_cancelled_receive_takes_no_message_and_has_no_deadline() {
 
 /// The arguments of a synchronous send.
 #[track_caller]
-fn synchronous(count: u64, tag: u32) -> Begin {
-    Begin { mode: SendMode::Synchronous, ..message(count, tag) }
+fn synchronous(count: u64, tag: u32) -> OperationRequest {
+    OperationRequest { mode: SendMode::Synchronous, ..message(count, tag) }
 }
 
 /// In an earlier version, short synchronous sends were complete as soon as their bytes had left.

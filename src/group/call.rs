@@ -9,7 +9,7 @@ use super::handle::Handle;
 use super::memory::{BufferAccess, Memory};
 use super::shm_executor::ShmRequest;
 use super::{Error, Group, OwnedBuffer, link_driver};
-use crate::engine::{Begin, SendMode};
+use crate::engine::{OperationRequest, SendMode};
 use crate::reduce::{self, Kernels};
 use crate::schedule::rounds::RoundPlan;
 use crate::schedule::{CollectiveSpec, Schedule, double_tree};
@@ -163,7 +163,7 @@ impl Group {
     }
 
     fn run_on<T: Element>(&self, driver: &Driver, call: Call, bytes: BufferAccess<'_>) -> Result<(), Error> {
-        let begin = self.begin_of::<T>(&call);
+        let request = self.begin_of::<T>(&call);
         if let Some(shm_executor) = self.shm_executor.as_ref().filter(|_| call.uses_shared_memory) {
             let mut shm_executor = shm_executor.lock().unwrap_or_else(PoisonError::into_inner);
             // If asynchronous operations are active in the shared memory, this operation has to queue behind them.
@@ -172,13 +172,13 @@ impl Group {
                 return driver.run_in_shared_memory(
                     &mut shm_executor,
                     &self.members,
-                    begin,
+                    request,
                     shm_request,
                     bytes,
                 );
             }
         }
-        driver.run(begin, bytes, |memory| self.submission::<T>(call, memory)).map(|_| ())
+        driver.run(request, bytes, |memory| self.submission::<T>(call, memory)).map(|_| ())
     }
 
     /// Runs a prepared collective, and waits until it is complete.
@@ -210,8 +210,8 @@ impl Group {
         self.driver()?;
         self.reduce_single(&call, &mut elements);
         let Some(job) = &self.job else { return Ok(Handle::ready(Ok(finish(elements)))) };
-        let begin = self.begin_of::<T>(&call);
-        let id = job.driver.submit(begin, self.submission::<T>(call, Memory::owned(elements)))?;
+        let request = self.begin_of::<T>(&call);
+        let id = job.driver.submit(request, self.submission::<T>(call, Memory::owned(elements)))?;
         let finish = move |outcome: OperationOutput| Ok(finish(outcome.memory.into_elements()));
         Ok(Handle::pending(Arc::clone(job), id, finish))
     }
@@ -221,8 +221,8 @@ impl Group {
         self.driver()?;
         self.reduce_single(&call, buffer.as_mut());
         let Some(job) = &self.job else { return Ok(Handle::ready(Ok(buffer))) };
-        let begin = self.begin_of::<B::Element>(&call);
-        let id = job.driver.submit(begin, self.submission::<B::Element>(call, Memory::owned(buffer)))?;
+        let request = self.begin_of::<B::Element>(&call);
+        let id = job.driver.submit(request, self.submission::<B::Element>(call, Memory::owned(buffer)))?;
         let finish = |outcome: OperationOutput| outcome.memory.into_owned().ok_or(Error::Taken);
         Ok(Handle::pending(Arc::clone(job), id, finish))
     }
@@ -247,7 +247,7 @@ impl Group {
     }
 
     /// Returns the engine's description of a call.
-    pub(super) fn begin_of<T: Element>(&self, call: &Call) -> Begin {
+    pub(super) fn begin_of<T: Element>(&self, call: &Call) -> OperationRequest {
         let operation = call.spec.operation();
         let contract = Contract {
             operation,
@@ -259,7 +259,7 @@ impl Group {
             layout: call.layout,
         };
         let flag = if call.algorithm == Algorithm::Hierarchy { HOSTS_GROUP_BIT } else { 0 };
-        Begin {
+        OperationRequest {
             group: self.id | flag,
             contract,
             timeout: self.timeout,

@@ -11,7 +11,7 @@ pub use super::link_io::ByteCounters;
 use super::link_io::{ActiveOperation, ActiveOperations, FramePayload, IncomingFrame, LinkIo, OutgoingFrame};
 use super::memory::Memory;
 use super::profile::{Meter, ProfilePart};
-use crate::engine::{Begin, Engine, Envelope, Failure, OpId, Pattern, Settings, Timestamp};
+use crate::engine::{Engine, Envelope, Failure, OpId, OperationRequest, Pattern, Settings, Timestamp};
 use crate::reduce::Kernels;
 use crate::schedule::{Action, Schedule};
 use crate::transport::{TransferResult, Transport};
@@ -134,15 +134,15 @@ impl<T: Transport> LinkDriver<T> {
     pub fn begin(
         &mut self,
         now: Timestamp,
-        begin: Begin,
+        request: OperationRequest,
         schedule: Schedule,
         work: OperationBuffers,
     ) -> Result<OpId, Failure> {
         for peer in schedule.peers() {
             self.connect(now, peer);
         }
-        let id = self.engine.begin(now, begin, schedule)?;
-        self.add_operation(id, begin, work);
+        let id = self.engine.begin(now, request, schedule)?;
+        self.add_operation(id, request, work);
         Ok(id)
     }
 
@@ -154,15 +154,15 @@ impl<T: Transport> LinkDriver<T> {
     pub fn send_message(
         &mut self,
         now: Timestamp,
-        begin: Begin,
+        request: OperationRequest,
         to: Rank,
         memory: Memory,
     ) -> Result<OpId, Failure> {
         self.connect(now, to);
-        let id = self.engine.send(now, begin, to)?;
-        self.add_operation(id, begin, OperationBuffers { memory, kernels: None, divisor: 1 });
+        let id = self.engine.send(now, request, to)?;
+        self.add_operation(id, request, OperationBuffers { memory, kernels: None, divisor: 1 });
         if to == self.settings.rank {
-            self.operations.copy_message_to_self(id, begin.contract.count as usize);
+            self.operations.copy_message_to_self(id, request.contract.count as usize);
             self.operations.deliver_messages_to_self(&mut self.engine);
         }
         Ok(id)
@@ -176,15 +176,15 @@ impl<T: Transport> LinkDriver<T> {
     pub fn receive_message(
         &mut self,
         now: Timestamp,
-        begin: Begin,
+        request: OperationRequest,
         pattern: Pattern,
         memory: Memory,
     ) -> Result<OpId, Failure> {
         if let Some(source) = pattern.source {
             self.connect(now, source);
         }
-        let id = self.engine.receive(now, begin, pattern)?;
-        self.add_operation(id, begin, OperationBuffers { memory, kernels: None, divisor: 1 });
+        let id = self.engine.receive(now, request, pattern)?;
+        self.add_operation(id, request, OperationBuffers { memory, kernels: None, divisor: 1 });
         self.operations.deliver_messages_to_self(&mut self.engine);
         Ok(id)
     }
@@ -192,15 +192,6 @@ impl<T: Transport> LinkDriver<T> {
     /// Returns the first message that fits the pattern and that no receive has matched.
     pub fn probe(&self, pattern: &Pattern) -> Option<Envelope> {
         self.engine.probe(pattern)
-    }
-
-    /// Begins an external operation. See [`Engine::begin_external`].
-    ///
-    /// # Errors
-    ///
-    /// The same errors as [`LinkDriver::begin`].
-    pub fn begin_external(&mut self, now: Timestamp, begin: Begin, sequence: u64) -> Result<OpId, Failure> {
-        self.engine.begin_external(now, begin, sequence)
     }
 
     /// Assigns the next number of a group to an operation of several internal operations. See [`Engine::assign_number`].
@@ -223,9 +214,9 @@ impl<T: Transport> LinkDriver<T> {
     }
 
     /// Adds an operation that the engine has begun, and applies its stored frames.
-    fn add_operation(&mut self, id: OpId, begin: Begin, work: OperationBuffers) {
+    fn add_operation(&mut self, id: OpId, request: OperationRequest, work: OperationBuffers) {
         let OperationBuffers { memory, kernels, divisor } = work;
-        let element_bytes = begin.contract.dtype.size_bytes();
+        let element_bytes = request.contract.dtype.size_bytes();
         self.operations.active.insert(id, ActiveOperation { memory, element_bytes, kernels, divisor });
         if let Some(key) = self.engine.key_of(id) {
             self.operations.apply_stored(key, &mut self.engine);
@@ -341,7 +332,7 @@ impl<T: Transport> LinkDriver<T> {
 
     /// Disconnects from the peers: sends each peer the failure or a goodbye, closes our side of every link, and reads to its
     /// end, because a TCP reset could destroy the last frames. Call this method again until it returns true.
-    pub fn part(&mut self) -> bool {
+    pub fn disconnect(&mut self) -> bool {
         self.add_incoming_links();
         self.engine.close();
         let mut all_closed = true;

@@ -351,7 +351,7 @@ impl LinkIo {
         operations: &mut ActiveOperations,
     ) -> IncomingFrame {
         let length = header.payload_bytes as usize;
-        match engine.frame(peer, &header) {
+        match engine.handle_header(peer, &header) {
             FrameVerdict::Handled => IncomingFrame::Header,
             FrameVerdict::Discard => IncomingFrame::Discarded { left: length },
             FrameVerdict::Refuse => IncomingFrame::Refused,

@@ -39,7 +39,7 @@ enum MemoryKind {
     Borrowed(BorrowedMemory),
     /// Memory that is allocated when the length of the message is known. The function returns `None` if there is not enough
     /// memory.
-    Later(fn(usize) -> Option<Box<dyn Owned>>),
+    AllocatedOnMatch(fn(usize) -> Option<Box<dyn Owned>>),
     /// `memory`, if the message fits into it. Otherwise, memory that is allocated when the length of the message is known.
     Fitting {
         memory: Box<Memory>,
@@ -60,15 +60,17 @@ impl Memory {
     }
 
     /// Returns memory that is allocated when the length of the received message is known.
-    pub fn later<T: Element>() -> Self {
-        Self(MemoryKind::Later(|count| {
+    pub fn allocated_on_match<T: Element>() -> Self {
+        Self(MemoryKind::AllocatedOnMatch(|count| {
             zeroed::<T>(count).map(|elements| Box::new(elements) as Box<dyn Owned>)
         }))
     }
 
     /// Returns memory that is this memory for a message that fits, and new memory for a longer message.
     pub(super) fn or_longer<T: Element>(self) -> Self {
-        let Self(MemoryKind::Later(allocate)) = Self::later::<T>() else { return self };
+        let Self(MemoryKind::AllocatedOnMatch(allocate)) = Self::allocated_on_match::<T>() else {
+            return self;
+        };
         Self(MemoryKind::Fitting { memory: Box::new(self), element_bytes: size_of::<T>(), allocate })
     }
 
@@ -77,7 +79,7 @@ impl Memory {
     pub(super) fn prepare(&mut self, count: usize) -> bool {
         let allocate = match &mut self.0 {
             MemoryKind::Owned(_) | MemoryKind::Borrowed(_) => return true,
-            MemoryKind::Later(allocate) => *allocate,
+            MemoryKind::AllocatedOnMatch(allocate) => *allocate,
             MemoryKind::Fitting { memory, element_bytes, allocate } => {
                 let room = memory.access().len() / *element_bytes;
                 if count <= room {
@@ -97,7 +99,7 @@ impl Memory {
         match &self.0 {
             MemoryKind::Owned(owned) => owned.bytes().get(range),
             MemoryKind::Borrowed(borrowed) => borrowed.bytes(range),
-            MemoryKind::Later(_) | MemoryKind::Fitting { .. } => None,
+            MemoryKind::AllocatedOnMatch(_) | MemoryKind::Fitting { .. } => None,
         }
     }
 
@@ -106,7 +108,7 @@ impl Memory {
         match &mut self.0 {
             MemoryKind::Owned(owned) => owned.bytes_mut().into(),
             MemoryKind::Borrowed(borrowed) => borrowed.access(),
-            MemoryKind::Later(_) | MemoryKind::Fitting { .. } => BufferAccess::default(),
+            MemoryKind::AllocatedOnMatch(_) | MemoryKind::Fitting { .. } => BufferAccess::default(),
         }
     }
 
@@ -115,7 +117,7 @@ impl Memory {
         match &mut self.0 {
             MemoryKind::Owned(owned) => owned.bytes_mut().get_mut(range),
             MemoryKind::Borrowed(borrowed) => borrowed.bytes_mut(&range),
-            MemoryKind::Later(_) | MemoryKind::Fitting { .. } => None,
+            MemoryKind::AllocatedOnMatch(_) | MemoryKind::Fitting { .. } => None,
         }
     }
 
@@ -151,7 +153,7 @@ impl Memory {
     pub(super) fn into_owned<B: OwnedBuffer>(self) -> Option<B> {
         match self.0 {
             MemoryKind::Owned(owned) => owned.into_any().downcast().ok().map(|elements| *elements),
-            MemoryKind::Borrowed(_) | MemoryKind::Later(_) | MemoryKind::Fitting { .. } => None,
+            MemoryKind::Borrowed(_) | MemoryKind::AllocatedOnMatch(_) | MemoryKind::Fitting { .. } => None,
         }
     }
 }
@@ -349,13 +351,13 @@ mod tests {
         });
         assert_eq!(access, [9, 9, 3]);
 
-        let mut later = Memory::later::<f64>();
+        let mut later = Memory::allocated_on_match::<f64>();
         assert!(later.bytes(0..0).is_none());
         assert!(later.prepare(2));
         assert!(later.prepare(5));
         assert_eq!(later.into_elements::<f64>(), [0.0, 0.0]);
         assert!(Memory::owned(vec![1u8]).into_elements::<f32>().is_empty());
-        assert!(!Memory::later::<f64>().prepare(usize::MAX));
+        assert!(!Memory::allocated_on_match::<f64>().prepare(usize::MAX));
     }
 
     #[test]

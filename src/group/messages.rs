@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::driver::{OperationOutput, Submission};
 use super::memory::{self, Memory};
 use super::{Buffer, Error, Group, Handle, Input, OwnedBuffer, SharedJob, join};
-use crate::engine::{Begin, Envelope, Pattern, SendMode};
+use crate::engine::{Envelope, OperationRequest, Pattern, SendMode};
 use crate::types::{ANY_TAG, Contract, DType, Element, Operation, Rank, Site, WorldSize};
 
 /// The sender of a message to receive.
@@ -130,10 +130,10 @@ impl Group {
     ) -> Result<(), Error> {
         let site = Site::here();
         let elements = elements.elements()?;
-        let begin = self.begin_send::<B::Element>(elements.len(), options.into(), site)?;
+        let request = self.begin_send::<B::Element>(elements.len(), options.into(), site)?;
         let to = self.world_rank(to)?;
         let bytes: &[u8] = bytemuck::cast_slice(elements);
-        self.message_job()?.driver.run(begin, bytes, |memory| Submission::Send(to, memory)).map(|_| ())
+        self.message_job()?.driver.run(request, bytes, |memory| Submission::Send(to, memory)).map(|_| ())
     }
 
     /// Starts a [`Group::send`] and returns its handle, which returns the buffer.
@@ -148,19 +148,19 @@ impl Group {
         to: Rank,
         options: impl Into<SendOptions>,
     ) -> Result<Handle<B>, Error> {
-        let begin = self.begin_send::<B::Element>(elements.as_ref().len(), options.into(), Site::here())?;
-        self.submit_send(begin, elements, to)
+        let request = self.begin_send::<B::Element>(elements.as_ref().len(), options.into(), Site::here())?;
+        self.submit_send(request, elements, to)
     }
 
     pub(super) fn submit_send<B: OwnedBuffer>(
         &self,
-        begin: Begin,
+        request: OperationRequest,
         elements: B,
         to: Rank,
     ) -> Result<Handle<B>, Error> {
         let to = self.world_rank(to)?;
         let job = self.message_job()?;
-        let id = job.driver.submit(begin, Submission::Send(to, Memory::owned(elements)))?;
+        let id = job.driver.submit(request, Submission::Send(to, Memory::owned(elements)))?;
         let finish = |outcome: OperationOutput| outcome.memory.into_owned().ok_or(Error::Taken);
         Ok(Handle::pending(Arc::clone(job), id, finish))
     }
@@ -181,24 +181,24 @@ impl Group {
     ) -> Result<Status, Error> {
         let site = Site::here();
         let elements = buffer.elements_mut()?;
-        let (begin, pattern) =
+        let (request, pattern) =
             self.begin_receive::<B::Element>(elements.len(), source.into(), tag.into(), site)?;
-        self.receive_into(begin, pattern, elements)
+        self.receive_into(request, pattern, elements)
     }
 
     fn receive_into<T: Element>(
         &self,
-        begin: Begin,
+        request: OperationRequest,
         pattern: Pattern,
         elements: &mut [T],
     ) -> Result<Status, Error> {
-        self.receive_with(begin, pattern, elements, |memory| memory)
+        self.receive_with(request, pattern, elements, |memory| memory)
     }
 
     /// Receives a message into memory that `convert` makes from the caller's elements.
     fn receive_with<T: Element>(
         &self,
-        begin: Begin,
+        request: OperationRequest,
         pattern: Pattern,
         elements: &mut [T],
         convert: impl FnOnce(Memory) -> Memory,
@@ -208,7 +208,7 @@ impl Group {
             return Err(Error::NothingSent);
         }
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(elements);
-        let envelope = driver.run(begin, bytes, |memory| Submission::Receive(pattern, convert(memory)))?;
+        let envelope = driver.run(request, bytes, |memory| Submission::Receive(pattern, convert(memory)))?;
         envelope.map(|envelope| self.status(&envelope)).ok_or(Error::Taken)
     }
 
@@ -228,10 +228,10 @@ impl Group {
         let site = Site::here();
         let elements = buffer.elements_mut()?;
         let room = elements.len();
-        let (begin, pattern) =
+        let (request, pattern) =
             self.begin_receive::<B::Element>(usize::MAX, source.into(), tag.into(), site)?;
         let convert = |memory: Memory| memory.or_longer::<B::Element>();
-        self.receive_with(begin, pattern, elements, convert).and_then(|status| check_length(status, room))
+        self.receive_with(request, pattern, elements, convert).and_then(|status| check_length(status, room))
     }
 
     /// Asynchronous [`Group::receive_fitting`]; the handle returns the buffer if the message is not longer.
@@ -247,9 +247,9 @@ impl Group {
         tag: impl Into<Option<u32>>,
     ) -> Result<Handle<(B, Status)>, Error> {
         let room = buffer.as_ref().len();
-        let (begin, pattern) =
+        let (request, pattern) =
             self.begin_receive::<B::Element>(usize::MAX, source.into(), tag.into(), Site::here())?;
-        self.submit_receive_into(begin, pattern, Memory::owned(buffer).or_longer::<B::Element>(), room)
+        self.submit_receive_into(request, pattern, Memory::owned(buffer).or_longer::<B::Element>(), room)
     }
 
     /// Asynchronously receives a message of at most `count_max` elements. The receive allocates the memory that the message
@@ -266,8 +266,8 @@ impl Group {
         tag: impl Into<Option<u32>>,
     ) -> Result<Handle<Received<T>>, Error> {
         let site = Site::here();
-        let (begin, pattern) = self.begin_receive::<T>(count_max, source.into(), tag.into(), site)?;
-        self.submit_receive(begin, pattern)
+        let (request, pattern) = self.begin_receive::<T>(count_max, source.into(), tag.into(), site)?;
+        self.submit_receive(request, pattern)
     }
 
     /// Asynchronously receives a message into the beginning of `buffer`; the handle returns the buffer.
@@ -283,20 +283,20 @@ impl Group {
         tag: impl Into<Option<u32>>,
     ) -> Result<Handle<(B, Status)>, Error> {
         let count = buffer.as_ref().len();
-        let (begin, pattern) =
+        let (request, pattern) =
             self.begin_receive::<B::Element>(count, source.into(), tag.into(), Site::here())?;
-        self.submit_receive_into(begin, pattern, Memory::owned(buffer), count)
+        self.submit_receive_into(request, pattern, Memory::owned(buffer), count)
     }
 
     fn submit_receive_into<B: OwnedBuffer>(
         &self,
-        begin: Begin,
+        request: OperationRequest,
         pattern: Pattern,
         memory: Memory,
         room: usize,
     ) -> Result<Handle<(B, Status)>, Error> {
         let job = self.message_job()?;
-        let id = job.driver.submit(begin, Submission::Receive(pattern, memory))?;
+        let id = job.driver.submit(request, Submission::Receive(pattern, memory))?;
         let members = Arc::clone(&self.members);
         Ok(Handle::pending(Arc::clone(job), id, move |outcome: OperationOutput| {
             let envelope = outcome.envelope.ok_or(Error::Taken)?;
@@ -307,11 +307,12 @@ impl Group {
 
     pub(super) fn submit_receive<T: Element>(
         &self,
-        begin: Begin,
+        request: OperationRequest,
         pattern: Pattern,
     ) -> Result<Handle<Received<T>>, Error> {
         let job = self.message_job()?;
-        let id = job.driver.submit(begin, Submission::Receive(pattern, Memory::later::<T>()))?;
+        let id =
+            job.driver.submit(request, Submission::Receive(pattern, Memory::allocated_on_match::<T>()))?;
         let members = Arc::clone(&self.members);
         Ok(Handle::pending(Arc::clone(job), id, move |outcome: OperationOutput| {
             let envelope = outcome.envelope.ok_or(Error::Taken)?;
@@ -340,12 +341,12 @@ impl Group {
         let (elements, buffer) = (elements.elements()?, buffer.elements_mut()?);
         let send = self.begin_send::<I::Element>(elements.len(), send_tag.into(), site)?;
         let to = self.world_rank(to)?;
-        let (begin, pattern) = self.begin_receive::<B::Element>(buffer.len(), source, receive_tag, site)?;
+        let (request, pattern) = self.begin_receive::<B::Element>(buffer.len(), source, receive_tag, site)?;
         let driver = &self.message_job()?.driver;
         let bytes: &[u8] = bytemuck::cast_slice(elements);
         memory::lend(bytes, |memory| {
             let sent = driver.begin(send, Submission::Send(to, memory), true)?;
-            let received = self.receive_into(begin, pattern, buffer);
+            let received = self.receive_into(request, pattern, buffer);
             // The send must end even if the receive has failed, because it uses the borrowed elements.
             driver.wait_for_borrowed(sent).unwrap_or(Err(Error::Taken))?;
             received
@@ -391,11 +392,11 @@ impl Group {
         count: usize,
         SendOptions { tag, mode }: SendOptions,
         site: Site,
-    ) -> Result<Begin, Error> {
+    ) -> Result<OperationRequest, Error> {
         if tag == ANY_TAG {
             return Err(Error::InvalidTag);
         }
-        Ok(Begin { mode, ..self.message::<T>(count, tag, site) })
+        Ok(OperationRequest { mode, ..self.message::<T>(count, tag, site) })
     }
 
     /// Returns the engine's description of a receive, and the pattern of the messages that it accepts.
@@ -405,7 +406,7 @@ impl Group {
         source: Source,
         tag: Option<u32>,
         site: Site,
-    ) -> Result<(Begin, Pattern), Error> {
+    ) -> Result<(OperationRequest, Pattern), Error> {
         let pattern = self.pattern(source, tag)?;
         // A message cannot be longer than the address space.
         let count_max = count_max.min(isize::MAX as usize / size_of::<T>());
@@ -413,7 +414,7 @@ impl Group {
     }
 
     /// Returns the engine's description of a message.
-    fn message<T: Element>(&self, count: usize, tag: u32, site: Site) -> Begin {
+    fn message<T: Element>(&self, count: usize, tag: u32, site: Site) -> OperationRequest {
         let contract = Contract {
             operation: Operation::Message,
             dtype: T::DTYPE,
@@ -424,7 +425,7 @@ impl Group {
             layout: tag,
         };
         let (timeout, spent, mode) = (self.timeout, Duration::ZERO, SendMode::Standard);
-        Begin { group: self.id, contract, timeout, spent, site, mode }
+        OperationRequest { group: self.id, contract, timeout, spent, site, mode }
     }
 
     /// Returns the world rank of a member.

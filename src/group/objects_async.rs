@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use super::messages::{Received, SendOptions, Source, Status};
 use super::objects::{OBJECT_BYTES_MAX, decode, encode};
 use super::{Error, Group, Handle};
-use crate::engine::{Begin, Pattern};
+use crate::engine::{OperationRequest, Pattern};
 use crate::types::{ANY_TAG, OBJECTS_GROUP_BIT, Rank, Site};
 
 impl Group {
@@ -171,14 +171,14 @@ impl Group {
                 failure = Err(error);
                 Vec::new()
             });
-            let begin = Begin { group, ..self.begin_send::<u8>(bytes.len(), tag.into(), site)? };
-            parts.push(self.submit_send(begin, bytes, to)?.and_then(|_| Ok(None)));
+            let request = OperationRequest { group, ..self.begin_send::<u8>(bytes.len(), tag.into(), site)? };
+            parts.push(self.submit_send(request, bytes, to)?.and_then(|_| Ok(None)));
         }
         for &from in &from {
             let source = Source::Rank(from);
-            let (begin, pattern) = self.begin_receive::<u8>(OBJECT_BYTES_MAX, source, Some(tag), site)?;
-            let (begin, pattern) = (Begin { group, ..begin }, Pattern { group, ..pattern });
-            let received = self.submit_receive::<u8>(begin, pattern)?;
+            let (request, pattern) = self.begin_receive::<u8>(OBJECT_BYTES_MAX, source, Some(tag), site)?;
+            let (request, pattern) = (OperationRequest { group, ..request }, Pattern { group, ..pattern });
+            let received = self.submit_receive::<u8>(request, pattern)?;
             parts.push(received.and_then(|received| Ok(Some(received.elements))));
         }
         Ok(Handle::joined(parts, move |parts: Vec<Option<Vec<u8>>>| {

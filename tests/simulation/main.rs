@@ -94,7 +94,7 @@ impl SimulatedRank {
                 }
             }
             SimState::Closing { outcome, until } => {
-                let is_done = self.link_driver.part() || now >= *until;
+                let is_done = self.link_driver.disconnect() || now >= *until;
                 if is_done {
                     self.state = SimState::Ended(outcome.clone());
                 }
@@ -165,7 +165,7 @@ impl SimulatedRank {
             } else if rank == to {
                 let source = Some(member(call.root));
                 let pattern = Pattern { group: call.group as u32, source, tag: Some(0) };
-                self.link_driver.receive_message(now, begin, pattern, Memory::later::<f64>())
+                self.link_driver.receive_message(now, begin, pattern, Memory::allocated_on_match::<f64>())
             } else {
                 return true;
             }

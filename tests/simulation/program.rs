@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rand::RngExt as _;
 use rand::rngs::StdRng;
-use ringtrain::engine::{Begin, SendMode};
+use ringtrain::engine::{OperationRequest, SendMode};
 use ringtrain::reduce;
 use ringtrain::schedule::cost::{can_run, possible_algorithms};
 use ringtrain::schedule::partition::{Partition, chunk};
@@ -94,7 +94,7 @@ impl Call {
     }
 
     /// Returns the description of this call for the engine.
-    pub(crate) fn to_begin(self, timeout: Duration) -> Begin {
+    pub(crate) fn to_begin(self, timeout: Duration) -> OperationRequest {
         let reduces = self.reduction().is_some();
         let is_barrier = self.operation == Operation::Barrier;
         let contract = Contract {
@@ -106,7 +106,7 @@ impl Call {
             count: self.count as u64,
             layout: 0,
         };
-        Begin {
+        OperationRequest {
             group: self.group as u32,
             contract,
             timeout,

@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::OperationOutput;
 use super::core::Core;
 use super::shm::{ShmTask, lock};
-use crate::engine::{Begin, Failure, OpId, Timestamp};
+use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
 use crate::group::hosts::HostExecutor;
 use crate::group::link_driver::OperationBuffers;
 use crate::group::memory::{Memory, SplitBuffer};
@@ -44,7 +44,7 @@ pub(in crate::group) struct Block {
 /// An active hierarchical operation.
 pub(super) struct ActiveHierarchical {
     whole: SplitBuffer,
-    begin: Begin,
+    request: OperationRequest,
     began: Timestamp,
     host_executors: Option<[HostExecutor; 2]>,
     kernels: Option<Kernels>,
@@ -67,12 +67,12 @@ impl Core {
     pub(super) fn begin_hierarchical(
         &mut self,
         now: Timestamp,
-        begin: Begin,
+        request: OperationRequest,
         hierarchical: HierarchicalOperation,
     ) -> Result<OpId, Failure> {
         let HierarchicalOperation { host_executors, blocks, memory, kernels, divisor } = hierarchical;
-        let caller_contract = (begin.contract, begin.site);
-        let id = self.link_driver.assign_number(begin.group & !INTERNAL_GROUP_BITS, caller_contract)?;
+        let caller_contract = (request.contract, request.site);
+        let id = self.link_driver.assign_number(request.group & !INTERNAL_GROUP_BITS, caller_contract)?;
         let ranges: Vec<Range<usize>> = blocks.iter().map(|block| block.bytes.clone()).collect();
         let (whole, parts) = memory.into_parts(&ranges);
         let engine = self.link_driver.engine_mut();
@@ -80,7 +80,7 @@ impl Core {
             let (shm_executor, _) = &host_executors.as_ref()?[at];
             let shm_operation = lock(shm_executor).add_operation(caller_contract, shm_request?);
             // The engine can then detect a rank of this host that calls a different operation later.
-            engine.record_external(begin.group, shm_operation.sequence(), caller_contract);
+            engine.record_external(request.group, shm_operation.sequence(), caller_contract);
             Some(shm_operation)
         };
         let mut remaining = Vec::with_capacity(blocks.len());
@@ -95,7 +95,7 @@ impl Core {
         let unfinished_blocks = remaining.len();
         let active = ActiveHierarchical {
             whole,
-            begin,
+            request,
             began: now,
             host_executors,
             kernels,
@@ -133,13 +133,13 @@ impl Core {
         let Some(hierarchical) = self.hierarchical_operations.get_mut(&block.0) else { return Ok(()) };
         let stages_left = &mut hierarchical.remaining[block.1];
         if let Some(schedule) = stages_left.between_hosts.take() {
-            let begin = hierarchical.begin_at(now);
+            let request = hierarchical.begin_at(now);
             let work = OperationBuffers {
                 memory,
                 kernels: hierarchical.kernels.clone(),
                 divisor: hierarchical.divisor,
             };
-            let part = self.link_driver.begin(now, begin, schedule, work)?;
+            let part = self.link_driver.begin(now, request, schedule, work)?;
             self.stage_of.insert(part, block);
         } else if let Some(shm_operation) = stages_left.last_on_host.take() {
             self.start_shm_stage(now, block, 1, shm_operation, memory)?;
@@ -161,9 +161,9 @@ impl Core {
     ) -> Result<(), Failure> {
         let Some(hierarchical) = self.hierarchical_operations.get(&block.0) else { return Ok(()) };
         let Some(host_executors) = &hierarchical.host_executors else { return Ok(()) };
-        let (begin, place) = (hierarchical.begin_at(now), host_executors[at].clone());
-        let part = self.link_driver.begin_external(now, begin, shm_operation.sequence())?;
-        self.shm_tasks.insert(part, ShmTask::new(begin.group, place, shm_operation, memory));
+        let (request, place) = (hierarchical.begin_at(now), host_executors[at].clone());
+        let part = self.link_driver.engine_mut().begin_external(now, request, shm_operation.sequence())?;
+        self.shm_tasks.insert(part, ShmTask::new(request.group, place, shm_operation, memory));
         self.stage_of.insert(part, block);
         Ok(())
     }
@@ -193,7 +193,7 @@ impl Core {
 
 impl ActiveHierarchical {
     /// Returns the arguments of a stage. All stages share the timeout of the whole operation.
-    fn begin_at(&self, now: Timestamp) -> Begin {
-        Begin { spent: now.saturating_sub(self.began), ..self.begin }
+    fn begin_at(&self, now: Timestamp) -> OperationRequest {
+        OperationRequest { spent: now.saturating_sub(self.began), ..self.request }
     }
 }

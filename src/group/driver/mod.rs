@@ -30,7 +30,7 @@ use super::memory::{self, BufferAccess, Memory};
 use super::profile::{Meter, mark_background_thread};
 use super::shm_executor::ShmRequest;
 use super::{Error, Interrupt, Statistics};
-use crate::engine::{Begin, Envelope, OpId, Pattern, Timestamp};
+use crate::engine::{Envelope, OpId, OperationRequest, Pattern, Timestamp};
 use crate::schedule::Schedule;
 use crate::transport::scheduling::request_short_slices;
 use crate::transport::tcp::TcpTransport;
@@ -142,13 +142,13 @@ impl Driver {
     /// Runs an operation on a buffer of the caller, and waits until it is complete.
     pub(super) fn run<'a>(
         &self,
-        begin: Begin,
+        request: OperationRequest,
         bytes: impl Into<BufferAccess<'a>>,
         submission: impl FnOnce(Memory) -> Submission,
     ) -> Result<Option<Envelope>, Error> {
         let started = self.shared.now();
         let result = memory::lend(bytes, |memory| {
-            let id = self.begin(begin, submission(memory), true)?;
+            let id = self.begin(request, submission(memory), true)?;
             let outcome = self.wait_for_borrowed(id);
             outcome.map_or(Ok(None), |outcome| outcome.map(|outcome| outcome.envelope))
         });
@@ -157,15 +157,15 @@ impl Driver {
     }
 
     /// Begins an asynchronous operation. [`Driver::wait`] returns its result.
-    pub(super) fn submit(&self, begin: Begin, submission: Submission) -> Result<OpId, Error> {
+    pub(super) fn submit(&self, request: OperationRequest, submission: Submission) -> Result<OpId, Error> {
         self.ensure_progress_thread()?;
-        self.begin(begin, submission, false)
+        self.begin(request, submission, false)
     }
 
     /// Begins an operation. `is_awaited`: the caller waits for the operation at once, so the progress thread does not drive it.
     pub(super) fn begin(
         &self,
-        begin: Begin,
+        request: OperationRequest,
         submission: Submission,
         is_awaited: bool,
     ) -> Result<OpId, Error> {
@@ -187,13 +187,15 @@ impl Driver {
         let now = self.shared.now();
         let link_driver = &mut core.link_driver;
         let begun = match submission {
-            Submission::Collective(schedule, work) => link_driver.begin(now, begin, schedule, work),
+            Submission::Collective(schedule, work) => link_driver.begin(now, request, schedule, work),
             Submission::SharedMemory(place, shm_request, memory) => {
-                core.begin_shm(now, begin, place, shm_request, memory)
+                core.begin_shm(now, request, place, shm_request, memory)
             }
-            Submission::Hierarchical(hierarchical) => core.begin_hierarchical(now, begin, hierarchical),
-            Submission::Send(to, memory) => link_driver.send_message(now, begin, to, memory),
-            Submission::Receive(pattern, memory) => link_driver.receive_message(now, begin, pattern, memory),
+            Submission::Hierarchical(hierarchical) => core.begin_hierarchical(now, request, hierarchical),
+            Submission::Send(to, memory) => link_driver.send_message(now, request, to, memory),
+            Submission::Receive(pattern, memory) => {
+                link_driver.receive_message(now, request, pattern, memory)
+            }
         };
         let Ok(id) = begun else { return Err(self.shared.fail(core)) };
         core.pending.insert(id);
@@ -360,7 +362,7 @@ impl Drop for Driver {
         }
         let deadline = shared.now() + DISCONNECT_TIMEOUT;
         let mut core = shared.lock();
-        while !core.link_driver.part() && shared.now() < deadline {
+        while !core.link_driver.disconnect() && shared.now() < deadline {
             let timeout = deadline.saturating_sub(shared.now());
             core = shared.poll(core, Some(timeout));
         }

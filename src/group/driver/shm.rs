@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::core::{Core, JobState, PollProgress};
 use super::shm_counters::OperationTimer;
 use super::{Driver, OperationOutput};
-use crate::engine::{Begin, Failure, OpId, Timestamp};
+use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
 use crate::group::Error;
 use crate::group::hosts::HostExecutor;
 use crate::group::link_io::catch_reduction_panic;
@@ -33,14 +33,14 @@ impl Driver {
         &self,
         shm_executor: &mut ShmExecutor,
         members: &[Rank],
-        begin: Begin,
+        request: OperationRequest,
         shm_request: ShmRequest,
         mut memory: BufferAccess<'_>,
     ) -> Result<(), Error> {
         if self.shared.has_failed.load(Ordering::Acquire) {
             return Err(self.shared.fail(self.shared.lock()));
         }
-        let mut shm_operation = shm_executor.add_operation((begin.contract, begin.site), shm_request);
+        let mut shm_operation = shm_executor.add_operation((request.contract, request.site), shm_request);
         let mut time = OperationTimer::new(shm_operation.sequence(), memory.len());
         let mut external = None;
         let mut sleeping_peers = Vec::new();
@@ -57,8 +57,8 @@ impl Driver {
                 Ok(ShmPoll::Waits) => {}
                 Ok(ShmPoll::Mismatch(own, rank, contract)) => {
                     let mut core = self.shared.lock();
-                    core.record_contracts(begin.group, shm_executor);
-                    core.report_mismatch(begin.group, own, (members[rank.index()], contract));
+                    core.record_contracts(request.group, shm_executor);
+                    core.report_mismatch(request.group, own, (members[rank.index()], contract));
                     break Err(self.shared.fail(core));
                 }
                 Ok(ShmPoll::Invalid(rank, what)) => {
@@ -73,7 +73,7 @@ impl Driver {
             }) {
                 continue;
             }
-            let slept = self.register_waiting(&mut external, begin, shm_executor, &shm_operation);
+            let slept = self.register_waiting(&mut external, request, shm_executor, &shm_operation);
             if let Err(error) =
                 slept.and_then(|id| self.sleep_until_posted(shm_executor, &shm_operation, members, id))
             {
@@ -108,7 +108,7 @@ impl Driver {
     fn register_waiting(
         &self,
         external: &mut Option<OpId>,
-        begin: Begin,
+        request: OperationRequest,
         shm_executor: &ShmExecutor,
         shm_operation: &ShmOperation,
     ) -> Result<OpId, Error> {
@@ -117,8 +117,8 @@ impl Driver {
         }
         let mut core = self.shared.lock();
         let now = self.shared.now();
-        core.record_contracts(begin.group, shm_executor);
-        match core.link_driver.begin_external(now, begin, shm_operation.sequence()) {
+        core.record_contracts(request.group, shm_executor);
+        match core.link_driver.engine_mut().begin_external(now, request, shm_operation.sequence()) {
             Ok(id) => Ok(*external.insert(id)),
             Err(_) => Err(self.shared.fail(core)),
         }
@@ -193,17 +193,17 @@ impl Core {
     pub(super) fn begin_shm(
         &mut self,
         now: Timestamp,
-        begin: Begin,
+        request: OperationRequest,
         place: HostExecutor,
         shm_request: ShmRequest,
         memory: Memory,
     ) -> Result<OpId, Failure> {
         let mut shm_executor = lock(&place.0);
-        let shm_operation = shm_executor.add_operation((begin.contract, begin.site), shm_request);
-        self.record_contracts(begin.group, &shm_executor);
+        let shm_operation = shm_executor.add_operation((request.contract, request.site), shm_request);
+        self.record_contracts(request.group, &shm_executor);
         drop(shm_executor);
-        let id = self.link_driver.begin_external(now, begin, shm_operation.sequence())?;
-        self.shm_tasks.insert(id, ShmTask::new(begin.group, place, shm_operation, memory));
+        let id = self.link_driver.engine_mut().begin_external(now, request, shm_operation.sequence())?;
+        self.shm_tasks.insert(id, ShmTask::new(request.group, place, shm_operation, memory));
         Ok(id)
     }
 
