@@ -226,8 +226,8 @@ impl ShmRounds {
         (self.next.round, self.next.place, self.next.length) = (round, place, bytes);
     }
 
-    /// Posts this rank's payload and header for `round`. The payload is empty if [`ShmRounds::payload_mut`] was not called for this
-    /// round.
+    /// Posts this rank's payload and header for `round`. The payload is empty if [`ShmRounds::payload_mut`] was not
+    /// called for this round.
     pub fn post(&mut self, round: u64, header: &Header) {
         if self.next.round != round {
             self.reserve_payload(round, 0);

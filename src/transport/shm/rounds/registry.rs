@@ -124,8 +124,8 @@ impl ShmRounds {
         (address - first <= own.length && own.alive.strong_count() > 0).then_some((first, own))
     }
 
-    /// Posts the round with the location of exposed elements instead of a payload. Do not call [`ShmRounds::payload_mut`] for this
-    /// round.
+    /// Posts the round with the location of exposed elements instead of a payload. Do not call
+    /// [`ShmRounds::payload_mut`] for this round.
     pub fn post_exposed(&mut self, round: u64, header: &Header, buffer_ref: BufferRef) {
         let words = self.payload_mut(round, BUFFER_REF_BYTES);
         let (buffer, offset) = words.split_at_mut(size_of::<u64>());
@@ -191,8 +191,8 @@ impl ShmRounds {
         }
     }
 
-    /// Returns the bytes in `range` of the part that `rank` has exposed in `round`. Call [`ShmRounds::read_exposed_locations`] first.
-    /// Returns `None` if `rank` has exposed nothing, or if this rank has already posted the next round.
+    /// Returns the bytes in `range` of the part that `rank` has exposed in `round`. Call
+    /// [`ShmRounds::read_exposed_locations`] first. Returns `None` if `rank` has exposed nothing, or if this rank has already posted the next round.
     ///
     /// # Panics
     ///
