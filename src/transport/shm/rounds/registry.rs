@@ -192,7 +192,8 @@ impl ShmRounds {
     }
 
     /// Returns the bytes in `range` of the part that `rank` has exposed in `round`. Call
-    /// [`ShmRounds::read_exposed_locations`] first. Returns `None` if `rank` has exposed nothing, or if this rank has already posted the next round.
+    /// [`ShmRounds::read_exposed_locations`] first. Returns `None` if `rank` has exposed nothing, or if this rank has
+    /// already posted the next round.
     ///
     /// # Panics
     ///
