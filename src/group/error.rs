@@ -28,8 +28,8 @@ pub enum Error {
         /// The group's size.
         world: WorldSize,
     },
-    /// The lengths of the ranks' parts are invalid. Nothing has been sent, and the group can still be used.
-    #[error("the counts of the ranks' parts are invalid: {0}")]
+    /// A count or a length is invalid or too large. Nothing has been sent, and the group can still be used.
+    #[error("{0}")]
     InvalidCounts(&'static str),
     /// A rank already has the maximum number of buffers of [`Group::alloc`](crate::Group::alloc). The group can still be
     /// used.

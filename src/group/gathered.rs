@@ -41,7 +41,7 @@ impl Group {
         };
         let slots = GatheredSlots { world: self.world, first, count: own.len() };
         let counts = vec![own.len(); self.world.as_usize()];
-        let overflows = Error::InvalidCounts("their sum is more than memory can hold");
+        let overflows = Error::InvalidCounts("the sum of the counts is more than memory can hold");
         let partition = Partition::from_counts(&counts).ok_or(overflows)?;
         let reduction = Reduction::known::<T>(op)?;
         let kernels = reduction.kernels.clone();

@@ -327,7 +327,7 @@ impl PyGroup {
 
 /// Returns a copy of this rank's part of `all`, which has `counts[r]` elements for each rank r.
 fn copy_own_part<T: Element>(group: &ringtrain::Group, all: &[T], counts: &[usize]) -> Result<Vec<T>, Error> {
-    let refused = Error::InvalidCounts("they do not add up to the length of the buffer");
+    let refused = Error::InvalidCounts("the counts do not add up to the length of the buffer");
     let rank = group.rank().index();
     let own = counts.get(rank).copied().unwrap_or_default();
     let before = counts.iter().take(rank).fold(0, |sum: usize, &count| sum.saturating_add(count));

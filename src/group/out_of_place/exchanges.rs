@@ -146,7 +146,7 @@ impl Group {
         let send = self.checked_partition::<T>(send_counts, own)?;
         let receive = self.checked_partition::<T>(receive_counts, own)?;
         if send.total() != count {
-            return Err(Error::InvalidCounts("their sum is not the input's length"));
+            return Err(Error::InvalidCounts("the sum of the counts is not the length of the input"));
         }
         // The totals of the ranks may differ. With `is_even: false` the ranks do not compare them.
         Ok(ExchangedParts { send, receive, is_even: false })

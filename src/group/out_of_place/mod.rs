@@ -32,7 +32,7 @@ impl Group {
     }
 }
 
-const TOTAL_TOO_LARGE: Error = Error::InvalidCounts("their sum is more than memory can hold");
+const TOTAL_TOO_LARGE: Error = Error::InvalidCounts("the sum of the counts is more than memory can hold");
 
 /// Returns an error if `count` elements exceed the address space.
 fn check_total<T: Element>(count: usize) -> Result<(), Error> {

@@ -228,7 +228,7 @@ impl Group {
         let input = input.elements()?;
         let partition = self.partition_from_counts::<I::Element>(counts)?;
         if partition.total() != input.len() {
-            return Err(Error::InvalidCounts("their sum is not the input's length"));
+            return Err(Error::InvalidCounts("the sum of the counts is not the length of the input"));
         }
         Ok((input, partition))
     }

@@ -258,4 +258,5 @@ impl Group {
     }
 }
 
-const WRONG_ROOT_LENGTH: Error = Error::InvalidCounts("their sum is not the length of the root's input");
+const WRONG_ROOT_LENGTH: Error =
+    Error::InvalidCounts("the sum of the counts is not the length of the root's input");
