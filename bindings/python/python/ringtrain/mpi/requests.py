@@ -1,6 +1,7 @@
 """`MPI.Request`: operations in progress, persistent requests, and generalized requests."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from .status import Status
 Outcome = tuple[Any, int, int, int]
 NOTHING: Outcome = (None, c.ANY_SOURCE, c.ANY_TAG, 0)
 NO_PROCESS: Outcome = (None, c.PROC_NULL, c.ANY_TAG, 0)
+# The longest pause in seconds between two tests of requests for which no handle can wait.
+_PAUSE_MAX = 0.001
 
 
 class CompletedHandle:
@@ -47,7 +50,8 @@ class CombinedHandle:
 
     def wait(self, timeout: float | None = None) -> Any:
         """Waits for all operations, and returns the result of the first handle."""
-        results = [handle.wait() for handle in self._handles]
+        deadline = None if timeout is None else time.monotonic() + timeout
+        results = [handle.wait(None if deadline is None else max(0.0, deadline - time.monotonic())) for handle in self._handles]
         return results[0] if results else None
 
     def test(self) -> bool:
@@ -209,10 +213,13 @@ class Request:
         if all(isinstance(handle, _core.Handle) for handle in handles):
             found = _core.wait_any(handles)
             return active[0] if found is None else active[found]
+        pause = 0.0
         while True:  # a request has a combined handle: test each request in turn, which also advances the operations
             for i in active:
                 if requests[i]._is_ready():
                     return i
+            time.sleep(pause)
+            pause = min(2 * pause + 1e-6, _PAUSE_MAX)
 
     @classmethod
     def _some(cls, requests: Sequence["Request"], must_wait: bool) -> list[int] | None:
