@@ -50,6 +50,7 @@ pub(super) struct ActiveOperation {
     pub(super) memory: Memory,
     pub(super) element_bytes: usize,
     pub(super) kernels: Option<Kernels>,
+    /// The number by which an average divides the sum.
     pub(super) divisor: u32,
 }
 

@@ -413,8 +413,8 @@ impl OutputReader {
     }
 }
 
-/// Returns the part of `line` that ringrun prints. If the pipe has a status line, this is the newest text (see
-/// [`text_of_finished_line`]). If not, this is the whole line.
+/// Returns the part of `line` that ringrun prints: the whole line, or, for the pipe whose unfinished line is shown as a
+/// status line, only the text after the last carriage return (see [`text_of_finished_line`]).
 fn printed_text(line: &[u8], has_status: bool) -> Option<&[u8]> {
     if has_status { text_of_finished_line(line) } else { Some(line) }
 }

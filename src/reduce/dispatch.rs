@@ -143,7 +143,8 @@ mod x86 {
     }
 }
 
-/// Returns the kernels of a numeric type.
+/// Returns the kernels that reduce elements of the numeric type `S` with `op`. Returns `None` if `op` is not defined for
+/// this type.
 pub(super) fn number_kernels<S: StoredElement<Computed: Number>>(
     width: VectorWidth,
     op: ReduceOp,

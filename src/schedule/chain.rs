@@ -62,7 +62,7 @@ pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 /// root, there are n-1 hops, and each rank but the last sends S bytes. If another rank is the root, there are n hops,
 /// and each rank sends S bytes. The operation takes at most S/B + (n-1)s/B seconds.
 ///
-/// The buffers of the other ranks contain partial results.
+/// Afterwards, the buffers of all ranks except the root contain partial results.
 pub fn ordered_reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let (mut schedule, last) = (scan(world, rank, count), last_rank(world));
     if root != last {

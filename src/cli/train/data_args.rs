@@ -84,7 +84,7 @@ pub(super) struct DataFormatArgs {
     /// The format of --data. table: rows of cells. libsvm: sparse rows of the form TARGET INDEX:VALUE ..., with
     /// indices from 1. idx: a directory of IDX files. images: a directory with a folder of images for each class.
     /// text: plain text, only for models gpt:... Without this option, models gpt:... read all files as text. For
-    /// other models, .libsvm, .svmlight and .svm files have the format libsvm, .npy files hold arrays, and all other
+    /// other models, .libsvm, .svmlight and .svm files have the format libsvm, .npy files are read as arrays, and all other
     /// files have the format table. A directory of images or folders has the format images, and other directories
     /// have the format idx
     #[arg(long, value_name = "table|libsvm|idx|images|text")]

@@ -109,9 +109,9 @@ struct BlockSegment {
     /// The number of the block.
     block: usize,
     /// The number of lines that [`RowFilter`] has passed on before this segment.
-    lines_before: u64,
+    passed_before: u64,
     /// The number of lines that [`RowFilter`] has skipped before this segment.
-    lines_skipped: u64,
+    skipped_before: u64,
 }
 
 /// A reader that passes on only the first row of a file and the rows of this rank's blocks, and skips all other rows. In
@@ -163,8 +163,8 @@ impl<R: Read> RowFilter<R> {
             row_line: 1,
             segments: VecDeque::from([BlockSegment {
                 block: first_block,
-                lines_before: 0,
-                lines_skipped: 0,
+                passed_before: 0,
+                skipped_before: 0,
             }]),
             lines_passed: 0,
             lines_skipped: 0,
@@ -178,10 +178,10 @@ impl<R: Read> RowFilter<R> {
     /// of the row in the output of `RowFilter`. Lines are counted from 1. The caller must pass the rows in ascending
     /// order.
     pub(super) fn line_and_block_of_row(&mut self, line: u64) -> (u64, usize) {
-        while self.segments.get(1).is_some_and(|next| next.lines_before < line) {
+        while self.segments.get(1).is_some_and(|next| next.passed_before < line) {
             self.segments.pop_front();
         }
-        self.segments.front().map_or((line, 0), |segment| (line + segment.lines_skipped, segment.block))
+        self.segments.front().map_or((line, 0), |segment| (line + segment.skipped_before, segment.block))
     }
 
     /// After the error `FileTooLarge`: returns the line, counted from 1, in which the overlong row begins.
@@ -250,11 +250,11 @@ impl<R: Read> RowFilter<R> {
 
     /// Begins a segment with the next row. If the last segment has no lines, the new segment replaces it.
     fn begin_segment(&mut self) {
-        self.segments.pop_back_if(|last| last.lines_before == self.lines_passed);
+        self.segments.pop_back_if(|last| last.passed_before == self.lines_passed);
         self.segments.push_back(BlockSegment {
             block: self.block,
-            lines_before: self.lines_passed,
-            lines_skipped: self.lines_skipped,
+            passed_before: self.lines_passed,
+            skipped_before: self.lines_skipped,
         });
     }
 
@@ -270,8 +270,8 @@ impl<R: Read> RowFilter<R> {
             self.lines_skipped += lines;
         }
         // If the last segment has no lines yet, all lines that were skipped are before its first line.
-        if let Some(last) = self.segments.back_mut().filter(|last| last.lines_before == self.lines_passed) {
-            last.lines_skipped = self.lines_skipped;
+        if let Some(last) = self.segments.back_mut().filter(|last| last.passed_before == self.lines_passed) {
+            last.skipped_before = self.lines_skipped;
         }
     }
 }
