@@ -119,12 +119,12 @@ fn an_invalid_buffer_address_is_reported_with_the_rank_that_posted_it() {
         (
             CollectiveSpec::AllReduce { count: COUNT },
             BufferRef { buffer: 0, offset: 4 },
-            "more than its buffer has",
+            "does not end inside its buffer",
         ),
         (
             CollectiveSpec::AllReduce { count: COUNT - 9 },
             BufferRef { buffer: 0, offset: 6 },
-            "where elements can",
+            "not a multiple of the element size",
         ),
         (CollectiveSpec::Barrier, BufferRef { buffer: 0, offset: 0 }, "without in-place reduction"),
         (
