@@ -143,7 +143,7 @@ impl<R> Handle<R> {
     }
 
     /// Waits at most `timeout` for the operation to end, and returns whether it has ended. Does not take the result.
-    fn ends_within(&self, timeout: Duration) -> bool {
+    pub(crate) fn ends_within(&self, timeout: Duration) -> bool {
         match &self.0 {
             HandleState::Pending(Pending { job, ids, .. }) => {
                 let until = job.driver.now().saturating_add(timeout);

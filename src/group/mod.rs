@@ -288,6 +288,16 @@ impl Group {
         job.map(|job| job.driver.descriptors()).unwrap_or_default()
     }
 
+    /// Returns the host of a rank of the job, for use in errors: its name and address.
+    pub(crate) fn host(&self, rank_in_job: Rank) -> String {
+        self.job.as_ref().map_or_else(|| "this host".into(), |job| job.driver.host(rank_in_job))
+    }
+
+    /// Returns the interrupt function with which this rank joined its job.
+    pub(crate) fn interrupt(&self) -> Option<Interrupt> {
+        self.job.as_ref()?.origin.as_ref()?.options.interrupt
+    }
+
     /// Returns the meter of the job's profile. In a world of one rank it measures nothing.
     fn meter(&self) -> Meter {
         self.job.as_ref().map(|job| job.driver.meter().clone()).unwrap_or_default()

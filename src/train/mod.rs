@@ -77,7 +77,7 @@ pub use curve_files::CurveFiles;
 pub(crate) use divided_model_options::options_refused_by;
 pub use early_stopping::{Patience, VALIDATION_FRACTION_DEFAULT};
 pub use error::{RunPhase, TrainError};
-pub use gossip::GossipError;
+pub use gossip::{AverageCounts, Gossip, GossipError, GossipOptions};
 pub use learning_rate::{RateSchedule, Warmup};
 pub use logical_shards::{SHARDS_DEFAULT, SHARDS_MAX};
 pub(crate) use output_paths::would_replace;

@@ -1,4 +1,4 @@
-//! Connections between pairs of ranks, for the strategy `gossip`. A failed connection ends only the operations with one other
+//! Connections between pairs of ranks, for gossip averaging. A failed connection ends only the operations with one other
 //! rank.
 
 use std::time::Duration;
@@ -27,6 +27,8 @@ pub(crate) enum MessageChannel {
 /// A connection to one other rank, the peer. Several threads may use the connection.
 pub(crate) struct PeerLink {
     pub(crate) peer: Rank,
+    /// The name and the address of the peer's host.
+    pub(crate) host: String,
     /// An isolated group of the two ranks.
     group: Group,
     /// Receives requests in `group`, with the deadline [`IDLE_TIME_MAX`].
@@ -59,7 +61,8 @@ pub(crate) fn connect_pairs(group: &mut Group) -> Result<Vec<PeerLink>, ConnectE
             let request_receiver = isolated.messenger();
             isolated.set_timeout(timeout);
             let (peer, peer_in_group) = if own == low { (high, Rank::new(1)) } else { (low, Rank::ZERO) };
-            links.push(PeerLink { peer, group: isolated, request_receiver, peer_in_group });
+            let host = isolated.host(peer_in_group);
+            links.push(PeerLink { peer, host, group: isolated, request_receiver, peer_in_group });
         }
     }
     links.sort_by_key(|link| link.peer);
@@ -104,11 +107,6 @@ impl PeerLink {
         self.group.send(words, self.peer_in_group, channel as u32).map_err(|error| LinkFailure::new(&error))
     }
 
-    /// Sends a request, and waits for its reply of at most `words_max` words.
-    pub(crate) fn request(&self, words: Vec<u32>, words_max: usize) -> Result<Vec<u32>, LinkFailure> {
-        self.start_request(words, MessageChannel::Reply, words_max)?.wait()
-    }
-
     /// Sends a request, and returns before its reply of at most `words_max` words has arrived.
     pub(crate) fn start_request(
         &self,
@@ -130,6 +128,11 @@ impl PeerLink {
         drop(self.group.abort(message));
     }
 
+    /// Returns a messenger of the connection.
+    pub(crate) fn messenger(&self) -> Messenger {
+        self.group.messenger()
+    }
+
     /// Returns the number of bytes that this rank has sent to the peer.
     pub(crate) fn bytes_sent(&self) -> u64 {
         self.group.statistics().bytes_sent
@@ -142,6 +145,11 @@ impl PendingReply {
         self.reply.test()
     }
 
+    /// Waits until the reply has arrived or will never arrive, at most for `timeout`. Returns whether this has happened.
+    pub(crate) fn ends_within(&self, timeout: Duration) -> bool {
+        self.reply.ends_within(timeout)
+    }
+
     /// Waits for the reply.
     pub(crate) fn wait(self) -> Result<Vec<u32>, LinkFailure> {
         let Self { request, reply } = self;
@@ -152,14 +160,6 @@ impl PendingReply {
         };
         wait().map_err(|error: Error| LinkFailure::new(&error))
     }
-
-    /// Waits for the reply, at most for `timeout`. Returns `None` if the reply has not arrived.
-    pub(crate) fn wait_timeout(self, timeout: Duration) -> Option<Result<Vec<u32>, LinkFailure>> {
-        let Self { request, reply } = self;
-        let received = reply.wait_timeout(timeout).ok()?;
-        let both = received.and_then(|received| request.wait().map(|_| received.elements));
-        Some(both.map_err(|error| LinkFailure::new(&error)))
-    }
 }
 
 impl LinkFailure {
@@ -168,5 +168,19 @@ impl LinkFailure {
             Some(Cause::Aborted { message, .. }) => Self::Aborted(message.clone()),
             _ => Self::Lost(describe_link_failure(error)),
         }
+    }
+
+    /// Adds the host of the peer to the description of the failure.
+    pub(crate) fn on_host(self, host: &str) -> Self {
+        match self {
+            Self::Aborted(problem) => Self::Aborted(format!("on {host}: {problem}")),
+            Self::Lost(problem) => Self::Lost(format!("on {host}: {problem}")),
+        }
+    }
+
+    /// Returns the description of the failure.
+    pub(crate) fn problem(&self) -> &str {
+        let (Self::Aborted(problem) | Self::Lost(problem)) = self;
+        problem
     }
 }

@@ -10,6 +10,7 @@ mod fashion;
 mod formats;
 mod gossip;
 mod gossip_failures;
+mod gossip_library;
 mod gpt;
 mod library;
 mod model_files;

@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
-use ringtrain::train::ParameterServerError;
+use ringtrain::train::{GossipError, ParameterServerError};
 use ringtrain::wire::Cause;
 use ringtrain::{Error, Rank, StartError};
 
@@ -180,6 +180,23 @@ pub(crate) fn from_parameter_server(py: Python<'_>, error: &ParameterServerError
         ParameterServerError::ServerLost { server: rank, .. }
         | ParameterServerError::WorkerLost { worker: rank, .. }
         | ParameterServerError::AllWorkersLost { worker: rank, .. } => lost(rank, message),
+        _ => new_exception(py, "JobFailed", message),
+    }
+}
+
+/// Makes the exception for an error of gossip averaging. Rank r of the gossip's group is rank `members[r]` of the job.
+pub(crate) fn from_gossip(py: Python<'_>, error: &GossipError, members: &[u32]) -> PyErr {
+    let message = error.to_string();
+    let with_rank = |name, coordinator: &Rank, message| {
+        let in_job = members.get(coordinator.index()).copied().unwrap_or(coordinator.get());
+        with_attribute(py, new_exception(py, name, message), "rank", in_job)
+    };
+    match error {
+        GossipError::Group(error) => from_error(py, error),
+        GossipError::Connect { .. } | GossipError::Thread(_) => new_exception(py, "StartError", message),
+        GossipError::CoordinatorLostAtEnd { coordinator, .. } => with_rank("PeerLost", coordinator, message),
+        GossipError::CoordinatorFailed { coordinator, .. } => with_rank("JobFailed", coordinator, message),
+        GossipError::Interrupted => base_error(py, message),
         _ => new_exception(py, "JobFailed", message),
     }
 }

@@ -6,12 +6,14 @@
 mod buffer_view;
 mod byte_collectives;
 mod bytes;
+mod closable;
 mod collectives;
 mod deferred_drop;
 mod dtype;
 mod errors;
 mod exchanges;
 mod fork;
+mod gossip;
 mod group;
 mod group_lock;
 mod handle;
@@ -28,6 +30,7 @@ use pyo3::prelude::*;
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<gossip::PyGossip>()?;
     module.add_class::<group::PyGroup>()?;
     module.add_class::<handle::PyHandle>()?;
     module.add_class::<join::Rendezvous>()?;

@@ -3,33 +3,28 @@
 
 use std::num::NonZeroU32;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{ParameterServer, ParameterServerError, ParameterServerOptions, PushOutcome};
-use ringtrain::{DType, Messenger, Rank};
+use ringtrain::{DType, Rank};
 
+use crate::closable::Closable;
 use crate::dtype::ElementKind;
+use crate::errors;
 use crate::group::PyGroup;
 use crate::handle::duration_from_seconds;
-use crate::interrupt::{self, SIGNAL_CHECK_INTERVAL};
-use crate::region::Region;
-use crate::{deferred_drop, errors, fork, site};
+use crate::interrupt::SIGNAL_CHECK_INTERVAL;
+use crate::region::{Region, readable_f32, writable_f32};
 
 /// The result of a push on each server: whether the server applied the gradient, and the staleness of the gradient.
 type PushOutcomes = Vec<(bool, u64)>;
 
-/// The library's parameter server. If Python closes the parameter server during calls, the last call to return drops
-/// it. On a worker, a call takes the write lock. On a server, a call takes the read lock.
-type SharedServer = Arc<RwLock<ParameterServer>>;
-
 /// This rank's part of a parameter server: the rank is a worker or a server.
 #[pyclass(name = "ParameterServer", frozen, module = "ringtrain._core")]
 pub(crate) struct PyParameterServer {
-    /// The parameter server, and the messengers of its connections. `None` after `close`.
-    server: Mutex<Option<(SharedServer, Vec<Arc<Messenger>>)>>,
+    server: Closable<ParameterServer>,
     #[pyo3(get)]
     is_server: bool,
     /// The workers' ranks in the job.
@@ -70,31 +65,6 @@ fn parse_rule(
     })
 }
 
-/// Returns an error if the region does not have `count` elements of type f32.
-fn check_f32(py: Python<'_>, region: &Region, count: usize) -> PyResult<()> {
-    if region.kind != ElementKind::Number(DType::F32) {
-        return Err(errors::invalid(py, format!("the elements are {}, not f32", region.kind.name())));
-    }
-    if region.count != count {
-        return Err(errors::invalid(py, format!("there are {} elements instead of {count}", region.count)));
-    }
-    Ok(())
-}
-
-/// Returns the memory of an object with `count` elements of type f32.
-fn readable_f32(object: &Bound<'_, PyAny>, count: usize) -> PyResult<Region> {
-    let region = Region::readable(object)?;
-    check_f32(object.py(), &region, count)?;
-    Ok(region)
-}
-
-/// Returns the memory of a writable object with `count` elements of type f32.
-fn writable_f32(object: &Bound<'_, PyAny>, count: usize) -> PyResult<Region> {
-    let region = Region::writable(object)?;
-    check_f32(object.py(), &region, count)?;
-    Ok(region)
-}
-
 /// Converts pairs (first element, length) to ranges. The ranges must ascend without overlap and end at `len` or
 /// before.
 fn parse_ranges(py: Python<'_>, pairs: &Bound<'_, PyAny>, len: usize) -> PyResult<Vec<Range<usize>>> {
@@ -123,42 +93,16 @@ fn convert_outcomes(outcomes: &[PushOutcome]) -> PushOutcomes {
 }
 
 impl PyParameterServer {
-    /// Returns the library's parameter server. Fails after `close`, and in a forked process.
-    fn shared(&self, py: Python<'_>) -> PyResult<SharedServer> {
-        fork::fail_if_forked(py)?;
-        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
-        let closed = || errors::base_error(py, "the parameter server has been closed");
-        server.as_ref().map(|(server, _)| Arc::clone(server)).ok_or_else(closed)
-    }
-
     /// Calls `work` on a worker. Other Python threads can run during `work`.
     fn run_on_worker<R: Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&mut ParameterServer) -> Result<R, ParameterServerError> + Send,
     ) -> PyResult<R> {
-        let shared = self.shared(py)?;
         if self.is_server {
             return Err(errors::base_error(py, "this rank is a server; only workers push and pull"));
         }
-        let site = site::find_user_line(py);
-        let result = py.detach(move || {
-            let result = match shared.try_write() {
-                Ok(mut server) => Some(site::run_at(site, || work(&mut server))),
-                Err(TryLockError::Poisoned(poisoned)) => Some(work(&mut poisoned.into_inner())),
-                Err(TryLockError::WouldBlock) => None,
-            };
-            // If another thread closed the parameter server during `work`, this drop closes the connections.
-            drop(shared);
-            result
-        });
-        deferred_drop::drop_all(py);
-        if let Some(raised) = interrupt::take_raised_exception() {
-            return Err(raised);
-        }
-        let busy =
-            "a signal handler called the parameter server during another call of the same parameter server";
-        let result = result.ok_or_else(|| errors::base_error(py, busy))?;
+        let result = self.server.run_alone(py, work)?;
         result.map_err(|error| errors::from_parameter_server(py, &error, &self.members))
     }
 
@@ -168,19 +112,10 @@ impl PyParameterServer {
         py: Python<'_>,
         work: impl FnOnce(&ParameterServer) -> R + Send,
     ) -> PyResult<R> {
-        let shared = self.shared(py)?;
         if !self.is_server {
             return Err(errors::base_error(py, "this rank is a worker; only servers can call this function"));
         }
-        Ok(py.detach(move || {
-            let result = work(&shared.read().unwrap_or_else(PoisonError::into_inner));
-            drop(shared);
-            result
-        }))
-    }
-
-    fn take_server(&self) -> Option<(SharedServer, Vec<Arc<Messenger>>)> {
-        self.server.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.server.run(py, work)
     }
 }
 
@@ -239,15 +174,14 @@ impl PyParameterServer {
         };
         let started = group.collective(py, start)?;
         let (server, range) = started.map_err(|error| errors::from_parameter_server(py, &error, &members))?;
-        let messengers: Vec<_> = server.messengers().into_iter().map(Arc::new).collect();
-        messengers.iter().for_each(fork::register_messenger);
+        let messengers = server.messengers();
         let is_server = server.is_server();
         let in_job = |rank: &Rank| members.get(rank.index()).copied().unwrap_or(rank.get());
         Ok(Self {
             is_server,
             workers: server.workers().iter().map(in_job).collect(),
             state_names: rule.state_names().to_vec(),
-            server: Mutex::new(Some((Arc::new(RwLock::new(server)), messengers))),
+            server: Closable::new("parameter server", server, messengers),
             range,
             len,
             is_synchronous: synchronous,
@@ -263,7 +197,7 @@ impl PyParameterServer {
 
     #[getter]
     fn is_closed(&self) -> bool {
-        self.server.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.server.is_closed()
     }
 
     fn pull(&self, py: Python<'_>, parameters: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -396,21 +330,11 @@ impl PyParameterServer {
     }
 
     fn abort(&self, py: Python<'_>, message: &str) -> PyResult<()> {
-        fork::fail_if_forked(py)?;
-        // `Messenger::abort` works even while another thread is in a call.
-        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
-        let messengers = server.as_ref().map(|(_, messengers)| messengers.clone()).unwrap_or_default();
-        drop(server);
-        py.detach(move || messengers.iter().for_each(|messenger| drop(messenger.abort(message))));
-        Ok(())
+        self.server.abort(py, message)
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        fork::fail_if_forked(py)?;
-        let server = self.take_server();
-        py.detach(move || drop(server));
-        deferred_drop::drop_all(py);
-        interrupt::take_raised_exception().map_or(Ok(()), Err)
+        self.server.close(py)
     }
 }
 
@@ -436,16 +360,4 @@ fn tensor_ranges(lengths: &[usize]) -> Vec<Range<usize>> {
         end - len..end
     };
     lengths.iter().map(range).collect()
-}
-
-impl Drop for PyParameterServer {
-    fn drop(&mut self) {
-        let server = self.take_server();
-        if fork::is_forked() {
-            std::mem::forget(server);
-        } else if server.is_some() {
-            // The drop waits for the servers and for threads, so let other Python threads run.
-            Python::try_attach(|py| py.detach(move || drop(server)));
-        }
-    }
 }

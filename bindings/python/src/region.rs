@@ -260,3 +260,28 @@ fn has_python_objects(format: &[u8]) -> bool {
         byte == b'O' && !is_name
     })
 }
+
+/// Returns an error if the region does not have `count` elements of type f32.
+fn check_f32(py: Python<'_>, region: &Region, count: usize) -> PyResult<()> {
+    if region.kind != ElementKind::Number(DType::F32) {
+        return Err(errors::invalid(py, format!("the elements are {}, not f32", region.kind.name())));
+    }
+    if region.count != count {
+        return Err(errors::invalid(py, format!("there are {} elements instead of {count}", region.count)));
+    }
+    Ok(())
+}
+
+/// Returns the memory of an object with `count` elements of type f32.
+pub(crate) fn readable_f32(object: &Bound<'_, PyAny>, count: usize) -> PyResult<Region> {
+    let region = Region::readable(object)?;
+    check_f32(object.py(), &region, count)?;
+    Ok(region)
+}
+
+/// Returns the memory of a writable object with `count` elements of type f32.
+pub(crate) fn writable_f32(object: &Bound<'_, PyAny>, count: usize) -> PyResult<Region> {
+    let region = Region::writable(object)?;
+    check_f32(object.py(), &region, count)?;
+    Ok(region)
+}

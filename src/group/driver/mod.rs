@@ -308,6 +308,12 @@ impl Driver {
         self.shared.fail(core)
     }
 
+    /// Returns the host of a rank of the job, for use in errors: its name and address.
+    pub(super) fn host(&self, rank: Rank) -> String {
+        let core = self.shared.lock();
+        core.link_driver.settings().hosts.get(rank.index()).cloned().unwrap_or_default()
+    }
+
     pub(super) fn now(&self) -> Timestamp {
         self.shared.now()
     }

@@ -1,5 +1,6 @@
 //! Starts averages with random ranks, and applies their results when they arrive.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rand::Rng as _;
@@ -13,10 +14,13 @@ use crate::train::random::RandomStream;
 /// started the last average.
 const NEXT_AVERAGE_WAIT_MAX: Duration = Duration::from_secs(1);
 
+/// When its training ends, a rank waits at most this long for the replies to the averages that it has started.
+const FINAL_AVERAGES_WAIT_MAX: Duration = Duration::from_secs(1);
+
 /// The averages that this rank has started: at most one at a time with each other rank.
-pub(super) struct AveragesInProgress<'a> {
-    links: &'a [PeerLink],
-    shared: &'a GossipState,
+pub(super) struct AveragesInProgress {
+    links: Arc<[PeerLink]>,
+    shared: Arc<GossipState>,
     /// For each connection, the pending reply of the average in progress.
     pending: Vec<Option<PendingReply>>,
     /// When this rank started its last average.
@@ -24,21 +28,29 @@ pub(super) struct AveragesInProgress<'a> {
     random: RandomStream,
     /// The number of averages whose results this rank has applied.
     pub(super) completed: u64,
+    /// The number of averages that this rank did not start, or whose results did not arrive.
+    pub(super) skipped: u64,
 }
 
-impl<'a> AveragesInProgress<'a> {
-    pub(super) fn new(links: &'a [PeerLink], shared: &'a GossipState, random: RandomStream) -> Self {
+impl AveragesInProgress {
+    pub(super) fn new(links: Arc<[PeerLink]>, shared: Arc<GossipState>, random: RandomStream) -> Self {
         let pending = links.iter().map(|_| None).collect();
-        Self { links, shared, pending, last_start: Instant::now(), random, completed: 0 }
+        Self { links, shared, pending, last_start: Instant::now(), random, completed: 0, skipped: 0 }
     }
 
-    /// Starts an average with a random rank. Chooses among the ranks with which no average is in progress. Does
-    /// nothing if there is no such rank, or if another average is in progress and started only a short time ago.
+    /// Starts an average with a random rank. Chooses among the ranks with which no average is in progress. Skips the
+    /// average if there is no such rank, or if another average is in progress and started only a short time ago.
     pub(super) fn start_average(&mut self) {
+        if !self.try_to_start_average() {
+            self.skipped += 1;
+        }
+    }
+
+    fn try_to_start_average(&mut self) -> bool {
         // Each average moves this rank's parameters halfway to the parameters of another rank. Several averages at
         // once would move this rank's parameters too far.
         if self.pending.iter().any(Option::is_some) && self.last_start.elapsed() < NEXT_AVERAGE_WAIT_MAX {
-            return;
+            return false;
         }
         let is_free = |&index: &usize| {
             self.pending[index].is_none()
@@ -46,7 +58,7 @@ impl<'a> AveragesInProgress<'a> {
         };
         let free: Vec<usize> = (0..self.links.len()).filter(is_free).collect();
         if free.is_empty() {
-            return;
+            return false;
         }
         // Scale a random 64-bit number to an index of `free`.
         let chosen = (u128::from(self.random.next_u64()) * free.len() as u128) >> 64;
@@ -58,8 +70,12 @@ impl<'a> AveragesInProgress<'a> {
             Ok(reply) => {
                 self.pending[index] = Some(reply);
                 self.last_start = Instant::now();
+                true
             }
-            Err(problem) => self.record_lost_peer(index, problem),
+            Err(problem) => {
+                self.record_lost_peer(index, problem);
+                false
+            }
         }
     }
 
@@ -72,31 +88,43 @@ impl<'a> AveragesInProgress<'a> {
         }
     }
 
-    /// Waits at most for `timeout` until all results have arrived, and applies them.
-    pub(super) fn wait_for_all(&mut self, timeout: Duration) {
-        let until = Instant::now() + timeout;
+    /// Waits until all results have arrived, at most for [`FINAL_AVERAGES_WAIT_MAX`], and applies them.
+    pub(super) fn wait_for_all(&mut self) {
+        let until = Instant::now() + FINAL_AVERAGES_WAIT_MAX;
         for index in 0..self.links.len() {
             let Some(reply) = self.pending[index].take() else { continue };
-            if let Some(reply) = reply.wait_timeout(until.saturating_duration_since(Instant::now())) {
-                self.apply_reply(index, reply);
+            if reply.ends_within(until.saturating_duration_since(Instant::now())) {
+                self.apply_reply(index, reply.wait());
+            } else {
+                self.skipped += 1;
             }
         }
     }
 
     fn apply_reply(&mut self, index: usize, reply: Result<Vec<u32>, LinkFailure>) {
+        if self.subtract_differences(index, reply) {
+            self.completed += 1;
+        } else {
+            self.skipped += 1;
+        }
+    }
+
+    /// Subtracts the differences in the reply of an average. Returns `false` if the average has failed.
+    fn subtract_differences(&self, index: usize, reply: Result<Vec<u32>, LinkFailure>) -> bool {
         let words = match reply {
             Ok(words) => words,
-            Err(problem) => return self.record_lost_peer(index, problem),
+            Err(problem) => {
+                self.record_lost_peer(index, problem);
+                return false;
+            }
         };
         let Some(message) = Message::decode(&words) else {
             let problem = "it sent a reply of an unexpected length".into();
-            return self.record_lost_peer(index, LinkFailure::Lost(problem));
+            self.record_lost_peer(index, LinkFailure::Lost(problem));
+            return false;
         };
-        if GossipReplyStatus::decode(message.code) == Some(GossipReplyStatus::Done)
+        GossipReplyStatus::decode(message.code) == Some(GossipReplyStatus::Done)
             && self.shared.replica.subtract(bytemuck::cast_slice(message.payload))
-        {
-            self.completed += 1;
-        }
     }
 
     fn record_lost_peer(&self, index: usize, failure: LinkFailure) {

@@ -117,6 +117,18 @@ impl FailureKind {
     }
 }
 
+impl PartCoordinatorState {
+    /// Describes how each connection that is not open ended.
+    fn describe_connection_ends(&self) -> String {
+        let ends = self.connection_ends.iter().enumerate().filter_map(|(rank, end)| match end {
+            Some(PeerConnectionEnd::Failed(failure)) => Some(format!("rank {rank}: {}", failure.problem())),
+            Some(PeerConnectionEnd::Closed) => Some(format!("rank {rank}: it has completed the run")),
+            None => None,
+        });
+        ends.collect::<Vec<_>>().join("; ")
+    }
+}
+
 impl PartCoordinator {
     /// Creates the coordinator of the rank `own_rank` for a run on `ranks` ranks.
     pub(super) fn new(own_rank: Rank, ranks: usize, batches_per_epoch: u64) -> Self {
@@ -198,8 +210,8 @@ impl PartCoordinator {
     pub(super) fn lost_ranks(&self) -> Vec<(Rank, String)> {
         let state = self.lock();
         let lost = state.connection_ends.iter().enumerate().filter_map(|(rank, end)| match end {
-            Some(PeerConnectionEnd::Failed(LinkFailure::Lost(problem) | LinkFailure::Aborted(problem))) => {
-                Some((Rank::new(rank as u32), problem.clone()))
+            Some(PeerConnectionEnd::Failed(failure)) => {
+                Some((Rank::new(rank as u32), failure.problem().to_owned()))
             }
             _ => None,
         });
@@ -221,12 +233,14 @@ impl PartCoordinator {
         check_quorum(
             self.own_rank,
             &state.connection_ends.iter().map(|end| !is_failed(end)).collect::<Vec<_>>(),
+            || state.describe_connection_ends(),
         )
     }
 
     /// Checks that the ranks that have sent their final parameters are a quorum, so that they may complete the run.
     pub(super) fn check_quorum_of_final_parameters(&self) -> Result<(), GossipError> {
-        check_quorum(self.own_rank, &self.lock().has_sent_parameters)
+        let state = self.lock();
+        check_quorum(self.own_rank, &state.has_sent_parameters, || state.describe_connection_ends())
     }
 
     /// Answers a request for work. If no part is free, waits at most [`ANSWER_WAIT_MAX`] for a part.
@@ -328,6 +342,13 @@ impl PartCoordinator {
         }
         self.changed.notify_all();
         Answer::Done(())
+    }
+
+    /// Returns the ranks that have not sent their final parameters.
+    pub(super) fn ranks_left_out(&self) -> Vec<Rank> {
+        let state = self.lock();
+        let left_out = state.has_sent_parameters.iter().enumerate().filter(|(_, has_sent)| !**has_sent);
+        left_out.map(|(rank, _)| Rank::new(rank as u32)).collect()
     }
 
     /// Waits at most for `timeout` until all ranks with an open connection have sent their final parameters. Returns

@@ -172,7 +172,8 @@ impl<'a> CoordinatorTrainer<'a> {
         coordinator.add_final_parameters(context.own_rank, &own);
         for rank in coordinator.wait_for_final_parameters(context.timeout) {
             let problem = "it did not send its final parameters before the deadline (--timeout)";
-            context.shared.record_lost_link(context.link(rank), LinkFailure::Lost(problem.into()));
+            let link = context.link(rank);
+            context.shared.record_lost_link(link, LinkFailure::Lost(problem.into()));
         }
         self.announce_lost_ranks(observer);
         coordinator.check_quorum_of_final_parameters()?;

@@ -1,11 +1,12 @@
 //! The errors of the strategy `gossip`.
 
 use super::coordinator::FailureKind;
+use crate::group;
 use crate::train::peer_link::ConnectError;
 use crate::train::{RunPhase, TrainError};
 use crate::types::{Rank, debug_as_display};
 
-/// The reason why a run with the strategy `gossip` failed on this rank.
+/// The reason why gossip averaging or a run with the strategy `gossip` failed on this rank.
 #[derive(thiserror::Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GossipError {
@@ -33,7 +34,7 @@ pub enum GossipError {
         problem: String,
     },
     /// The coordinator ended the run on this rank.
-    #[error("rank {coordinator}, which hands out batches, ended the run on this rank: {problem}")]
+    #[error("rank {coordinator}, the coordinator, ended the run on this rank: {problem}")]
     CoordinatorFailed {
         /// The rank of the coordinator.
         coordinator: Rank,
@@ -43,7 +44,7 @@ pub enum GossipError {
     /// The connection with the coordinator failed after this rank had sent its final parameters to the coordinator.
     #[error(
         "rank {coordinator}, which averages the final parameters, is lost: {problem}. No other rank can average them, \
-         because rank {coordinator} may already have saved the model; resume from the last checkpoint"
+         because rank {coordinator} may already have completed the run; resume from the last checkpoint"
     )]
     CoordinatorLostAtEnd {
         /// The rank of the coordinator, which averages the final parameters.
@@ -53,9 +54,9 @@ pub enum GossipError {
     },
     /// Too many ranks are lost, or cannot reach this rank.
     #[error(
-        "rank {own} can only reach {reached} of the {ranks} ranks of the job, including itself. A run needs more than half of its \
-         ranks, or exactly half of them including rank 0, because the other ranks may continue too; resume from the last \
-         checkpoint"
+        "rank {own} can only reach {reached} of the {ranks} ranks of the job, including itself ({missing}). A run needs more than \
+         half of its ranks, or exactly half of them including rank 0, because the other ranks may continue too; resume from the \
+         last checkpoint"
     )]
     TooFewRanks {
         /// This rank.
@@ -64,7 +65,18 @@ pub enum GossipError {
         reached: usize,
         /// The number of ranks of the job.
         ranks: usize,
+        /// Why this rank cannot reach the missing ranks.
+        missing: String,
     },
+    /// This rank could not start a thread. Holds the error of the operating system.
+    #[error("cannot start a thread for the averages with another rank: {0}")]
+    Thread(String),
+    /// The program's interrupt function stopped this rank.
+    #[error("this rank was interrupted while it waited for the final average")]
+    Interrupted,
+    /// A collective operation of all ranks failed.
+    #[error(transparent)]
+    Group(#[from] group::Error),
 }
 
 debug_as_display!(GossipError);
@@ -73,9 +85,16 @@ impl From<ConnectError> for TrainError {
     fn from(error: ConnectError) -> Self {
         match error {
             ConnectError::Group(error) => Self::Group(error),
-            ConnectError::Pair { low, high, problem } => {
-                Self::Gossip(GossipError::Connect { low, high, problem })
-            }
+            ConnectError::Pair { .. } => Self::Gossip(error.into()),
+        }
+    }
+}
+
+impl From<ConnectError> for GossipError {
+    fn from(error: ConnectError) -> Self {
+        match error {
+            ConnectError::Group(error) => Self::Group(error),
+            ConnectError::Pair { low, high, problem } => Self::Connect { low, high, problem },
         }
     }
 }

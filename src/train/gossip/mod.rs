@@ -15,6 +15,7 @@
 //! ranks during the computation of a gradient; Blot et al., "Gossip training for deep learning", 2016, and Jin et al., "How to
 //! scale distributed deep learning?", 2016, for random peers.
 
+mod api;
 mod averaging;
 mod coordinator;
 mod coordinator_trainer;
@@ -22,12 +23,15 @@ mod error;
 mod message;
 mod quorum;
 mod replica;
+mod requests;
 mod service;
 mod worker;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+pub use self::api::{AverageCounts, Gossip, GossipOptions};
 use self::coordinator::PartCoordinator;
 pub use self::error::GossipError;
 use self::replica::SharedReplica;
@@ -58,8 +62,8 @@ struct GossipContext<'a> {
     stop: &'a AtomicBool,
     own_rank: Rank,
     size: WorldSize,
-    links: &'a [PeerLink],
-    shared: &'a GossipState,
+    links: &'a Arc<[PeerLink]>,
+    shared: &'a Arc<GossipState>,
     batches_per_epoch: u64,
     /// The number of steps of a rank between two averages.
     steps_between_averages: u64,
@@ -125,17 +129,18 @@ pub(super) fn run(
         // the best parameters.
         best.swap_parameters(&mut state.parameters);
     }
-    let links = connect_pairs(group)?;
+    let links: Arc<[PeerLink]> = connect_pairs(group)?.into();
     let (own, size) = (group.rank(), group.size());
     let batches_per_epoch = setup.dataset.train.len().div_ceil(setup.settings.batch_size) as u64;
-    let shared = GossipState {
+    let shared = Arc::new(GossipState {
         replica: SharedReplica::new(
             std::mem::take(&mut state.parameters),
             setup.network.running_variances().map(|tensor| tensor.range).collect(),
         ),
         coordinator: PartCoordinator::new(own, size.as_usize(), batches_per_epoch),
         done_parts: DoneParts::default(),
-    };
+        interrupt: None,
+    });
     let context = GossipContext {
         config,
         setup,
@@ -153,7 +158,7 @@ pub(super) fn run(
         started,
     };
     let result = std::thread::scope(|scope| {
-        for link in &links {
+        for link in &*links {
             let shared = &shared;
             scope.spawn(move || shared.serve(link));
         }
@@ -163,7 +168,7 @@ pub(super) fn run(
             Err(error) => error.to_string(),
         };
         // The abort ends the threads. It has no effect on a connection that has ended.
-        for link in &links {
+        for link in &*links {
             link.abort(&message);
         }
         result

@@ -15,13 +15,18 @@ fn has_quorum(members: &[bool]) -> bool {
     count > missing || (count == missing && members.first() == Some(&true))
 }
 
-/// Checks that a group of ranks may complete the run. `own` is this rank.
-pub(super) fn check_quorum(own: Rank, members: &[bool]) -> Result<(), GossipError> {
+/// Checks that a group of ranks may complete the run. `own` is this rank. `describe_missing` returns why this rank cannot
+/// reach the other ranks.
+pub(super) fn check_quorum(
+    own: Rank,
+    members: &[bool],
+    describe_missing: impl FnOnce() -> String,
+) -> Result<(), GossipError> {
     if has_quorum(members) {
         return Ok(());
     }
     let reached = members.iter().filter(|&&is_member| is_member).count();
-    Err(GossipError::TooFewRanks { own, reached, ranks: members.len() })
+    Err(GossipError::TooFewRanks { own, reached, ranks: members.len(), missing: describe_missing() })
 }
 
 #[cfg(test)]
@@ -55,7 +60,7 @@ mod tests {
             (&[false, true, true, false], false),
             (&[false, true, true, true], true),
         ] {
-            assert_eq!(check_quorum(Rank::ZERO, members).is_ok(), expected, "{members:?}");
+            assert_eq!(check_quorum(Rank::ZERO, members, String::new).is_ok(), expected, "{members:?}");
         }
     }
 }

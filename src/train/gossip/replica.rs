@@ -40,6 +40,16 @@ impl SharedReplica {
         update(&mut self.lock().parameters)
     }
 
+    /// Adds the change of `parameters` since `previous` to the replica. `previous` is the replica as this rank read it
+    /// last. Other threads may have changed the replica since then, but if they have not, the replica is then equal to
+    /// `parameters`, bit for bit. All three must have the same length.
+    pub(super) fn add_change(&self, previous: &[f32], parameters: &[f32]) {
+        let mut state = self.lock();
+        for ((own, &before), &after) in state.parameters.iter_mut().zip(previous).zip(parameters) {
+            *own = if own.to_bits() == before.to_bits() { after } else { *own + (after - before) };
+        }
+    }
+
     /// Moves the parameters halfway to `theirs`, the parameters of another rank. Returns the differences that the other
     /// rank has to subtract from its own parameters. The average does not change the sum of the parameters of both
     /// ranks, even if the other rank takes steps before it subtracts. Returns `None` if this rank refuses averages, or
@@ -101,6 +111,15 @@ mod tests {
         first.update(|parameters| parameters[0] += 10.0);
         assert!(first.subtract(&differences));
         assert_eq!(read_parameters(&first), [13.0, 2.0]);
+    }
+
+    /// If the program's parameters replaced the replica, the average with another rank would be lost.
+    #[test]
+    fn a_change_is_added_to_what_other_threads_have_changed() {
+        let replica = SharedReplica::new(vec![1.0, 2.0, 0.1], Vec::new());
+        assert_eq!(replica.average_with(&[3.0, 2.0, 0.1]), Some(vec![1.0, 0.0, 0.0]));
+        replica.add_change(&[1.0, 2.0, 0.1], &[1.5, 1.0, 0.3]);
+        assert_eq!(read_parameters(&replica), [2.5, 1.0, 0.3]);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use super::message::{
     GossipReplyStatus, GossipRequestKind, HEADER_WORDS, Message, PartReply, PartRequest, TEXT_WORDS_MAX,
 };
 use super::replica::SharedReplica;
+use crate::group::Interrupt;
 use crate::train::peer_link::{LinkFailure, MessageChannel, PeerLink};
 use crate::train::text_words::{decode_text, encode_text};
 use crate::types::Rank;
@@ -21,6 +22,8 @@ pub(super) struct GossipState {
     pub(super) replica: SharedReplica,
     pub(super) coordinator: PartCoordinator,
     pub(super) done_parts: DoneParts,
+    /// The program's interrupt function. Only the training loop calls it.
+    pub(super) interrupt: Option<Interrupt>,
 }
 
 /// The parts of batches that this rank has done. If the coordinator is lost, the next coordinator asks all ranks for these
@@ -63,17 +66,25 @@ impl DoneParts {
 impl GossipState {
     /// Records that a connection has failed, and aborts the connection.
     pub(super) fn record_lost_link(&self, link: &PeerLink, failure: LinkFailure) {
-        let (LinkFailure::Lost(problem) | LinkFailure::Aborted(problem)) = &failure;
-        let message = format!("rank {} lost rank {}: {problem}", self.coordinator.own_rank(), link.peer);
+        let message =
+            format!("rank {} lost rank {}: {}", self.coordinator.own_rank(), link.peer, failure.problem());
         // Record the failure before the abort. After the abort, the thread of this connection records a second failure,
         // but only the first one counts.
-        self.coordinator.record_connection_end(link.peer, PeerConnectionEnd::Failed(failure));
+        self.record_connection_end(link, PeerConnectionEnd::Failed(failure));
         link.abort(&message);
     }
 
     /// Answers the requests of another rank until the connection ends.
     pub(super) fn serve(&self, link: &PeerLink) {
         let end = self.serve_until_end(link);
+        self.record_connection_end(link, end);
+    }
+
+    fn record_connection_end(&self, link: &PeerLink, end: PeerConnectionEnd) {
+        let end = match end {
+            PeerConnectionEnd::Failed(failure) => PeerConnectionEnd::Failed(failure.on_host(&link.host)),
+            PeerConnectionEnd::Closed => PeerConnectionEnd::Closed,
+        };
         self.coordinator.record_connection_end(link.peer, end);
     }
 

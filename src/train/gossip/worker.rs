@@ -1,15 +1,16 @@
 //! The training loop of one rank with the strategy `gossip`.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::averaging::AveragesInProgress;
-use super::coordinator::{Answer, FailureKind};
+use super::coordinator::Answer;
 use super::coordinator_trainer::CoordinatorTrainer;
 use super::error::{coordinator_failed_error, failure_kind};
 use super::message::{
-    DonePart, GossipReplyStatus, GossipRequestKind, HEADER_WORDS, Message, PartReply, PartRequest,
-    TEXT_WORDS_MAX,
+    DonePart, GossipRequestKind, HEADER_WORDS, Message, PartReply, PartRequest, TEXT_WORDS_MAX,
 };
+use super::requests::FinalReply;
 use super::service::DONE_PARTS_WORDS_MAX;
 use super::{GossipContext, GossipError};
 use crate::train::TrainError;
@@ -24,11 +25,8 @@ use crate::train::progress::Observer;
 use crate::train::random;
 use crate::train::run::Summary;
 use crate::train::summary_words::{REPORT_WORDS_MAX, decode_summary};
-use crate::train::text_words::{decode_text, encode_text};
+use crate::train::text_words::encode_text;
 use crate::types::Rank;
-
-/// At the end of the run, a rank waits at most this long for the replies to the averages that it has started.
-const FINAL_AVERAGES_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// A new coordinator asks each rank which parts of batches are done. It waits for this time between two requests to the
 /// same rank.
@@ -46,7 +44,7 @@ pub(super) struct Worker<'a> {
     workspace: Workspace,
     /// The number of the epoch of the last part that this rank computed, and the batches of this epoch.
     epoch_batches: Option<(u64, Batches)>,
-    pub(super) averages: AveragesInProgress<'a>,
+    pub(super) averages: AveragesInProgress,
     /// The number of steps that this rank has taken.
     steps: u64,
     /// `Some` if this rank is the coordinator.
@@ -81,7 +79,7 @@ impl<'a> Worker<'a> {
             gradients: vec![0.0; count],
             workspace: setup.network.workspace(micro_batch_rows(part_len, config.micro_batches)),
             epoch_batches: None,
-            averages: AveragesInProgress::new(context.links, context.shared, random),
+            averages: AveragesInProgress::new(Arc::clone(context.links), Arc::clone(context.shared), random),
             steps: 0,
             coordinator_trainer: None,
             last_coordinator: Rank::ZERO,
@@ -169,9 +167,7 @@ impl<'a> Worker<'a> {
         let answer = if coordinator == self.context.own_rank {
             Some(self.context.shared.coordinator.answer_work_request(coordinator, request))
         } else {
-            let words = Message::new(GossipRequestKind::Work as u32, request.encode(), &[]).encode();
-            let answer = self.send_request(coordinator, words, HEADER_WORDS);
-            answer.map(|answer| answer.map(|message| PartReply::decode(message.numbers)))
+            self.context.shared.request_part(self.context.link(coordinator), request)?
         };
         let is_waiting = answer == Some(Answer::Wait);
         self.waiting_since = self.waiting_since.filter(|_| is_waiting);
@@ -195,40 +191,8 @@ impl<'a> Worker<'a> {
     /// Returns the error for a coordinator that this rank cannot reach, although rank `other` can.
     fn coordinator_unreachable_error(&self, other: Rank, coordinator: Rank) -> TrainError {
         let failure = self.context.shared.coordinator.link_failure(coordinator);
-        let problem = failure.map_or_else(String::new, |failure| match failure {
-            LinkFailure::Aborted(problem) | LinkFailure::Lost(problem) => problem,
-        });
+        let problem = failure.map_or_else(String::new, |failure| failure.problem().to_owned());
         GossipError::CutOff { coordinator, other, problem }.into()
-    }
-
-    /// Sends a request to `rank`. Returns `None` if `rank` is lost. A rank that does not answer before the deadline
-    /// is lost.
-    fn send_request(&self, rank: Rank, words: Vec<u32>, words_max: usize) -> Option<Answer<ReplyData>> {
-        let link = self.context.link(rank);
-        let reply = link.request(words, words_max.max(HEADER_WORDS + TEXT_WORDS_MAX));
-        let record_loss = |failure: LinkFailure| {
-            self.context.shared.record_lost_link(link, failure);
-            None
-        };
-        let words = match reply {
-            Ok(words) => words,
-            Err(failure) => return record_loss(failure),
-        };
-        let Some(message) = Message::decode(&words) else {
-            return record_loss(LinkFailure::Lost("it sent a reply of an unexpected length".into()));
-        };
-        match GossipReplyStatus::decode(message.code) {
-            Some(GossipReplyStatus::Done) => {
-                let payload = message.payload.to_vec();
-                Some(Answer::Done(ReplyData { numbers: message.numbers, payload }))
-            }
-            Some(GossipReplyStatus::Wait) => Some(Answer::Wait),
-            Some(GossipReplyStatus::Failed) => {
-                let problem = decode_text(message.payload, message.numbers[1]);
-                Some(Answer::Failed(FailureKind::from_number(message.numbers[0]), problem))
-            }
-            None => record_loss(LinkFailure::Lost("it sent a reply of an unknown kind".into())),
-        }
     }
 
     /// Computes the gradient of a part of a batch with the current parameters.
@@ -281,11 +245,8 @@ impl<'a> Worker<'a> {
         if coordinator != self.context.own_rank {
             let text = encode_text(&message, TEXT_WORDS_MAX);
             let numbers = [message.len() as u64, 0, 0, 0];
-            self.send_request(
-                coordinator,
-                Message::new(GossipRequestKind::Diverged as u32, numbers, &text).encode(),
-                HEADER_WORDS,
-            );
+            let request = Message::new(GossipRequestKind::Diverged as u32, numbers, &text).encode();
+            self.context.shared.send_request(self.context.link(coordinator), request, HEADER_WORDS)?;
         }
         Err(TrainError::Diverged(message))
     }
@@ -316,54 +277,29 @@ impl<'a> Worker<'a> {
         observer: &mut dyn Observer,
     ) -> Result<Option<Summary>, TrainError> {
         let shared = self.context.shared;
-        self.averages.wait_for_all(FINAL_AVERAGES_WAIT_MAX);
+        self.averages.wait_for_all();
         shared.replica.set_refuses_averages(true);
         if let Some(mut trainer) = self.coordinator_trainer.take() {
             let summary = trainer.conclude_run(self, observer);
             self.coordinator_trainer = Some(trainer);
             return summary.map(Some);
         }
-        let words = shared.replica.parameter_words();
-        let request = Message::new(GossipRequestKind::FinalParameters as u32, [0; 4], &words).encode();
-        let count = words.len();
-        let results_max = HEADER_WORDS + count + 1 + REPORT_WORDS_MAX;
-        let (mut is_sent, mut is_delivered) = (false, false);
-        while shared.coordinator.coordinator_rank() == coordinator {
-            let answer = if is_delivered {
-                let request = Message::new(GossipRequestKind::Results as u32, [0; 4], &[]).encode();
-                self.send_request(coordinator, request, results_max)
-            } else {
-                is_sent = true;
-                self.send_request(coordinator, request.clone(), HEADER_WORDS)
-            };
-            match answer {
-                Some(Answer::Done(reply)) if is_delivered => {
-                    let Some(summary) = decode_summary(&reply.payload, count) else {
-                        let problem = "its results have an unknown format".into();
-                        return Err(GossipError::CoordinatorFailed { coordinator, problem }.into());
-                    };
-                    self.send_request(
-                        coordinator,
-                        Message::new(GossipRequestKind::Close as u32, [0; 4], &[]).encode(),
-                        HEADER_WORDS,
-                    );
-                    return Ok(Some(summary));
-                }
-                Some(Answer::Done(_)) => is_delivered = true,
-                Some(Answer::Wait) => is_sent = is_delivered,
-                Some(Answer::Failed(kind, problem)) => {
-                    return Err(coordinator_failed_error(coordinator, kind, problem));
-                }
-                None => {}
+        let link = self.context.link(coordinator);
+        let count = self.snapshot.len();
+        match shared.send_final_parameters(link, count + 1 + REPORT_WORDS_MAX)? {
+            FinalReply::Results(words) => {
+                let Some(summary) = decode_summary(&words, count) else {
+                    let problem = "its results have an unknown format".into();
+                    return Err(GossipError::CoordinatorFailed { coordinator, problem }.into());
+                };
+                let close = Message::new(GossipRequestKind::Close as u32, [0; 4], &[]).encode();
+                shared.send_request(link, close, HEADER_WORDS)?;
+                return Ok(Some(summary));
             }
-        }
-        if is_sent {
-            // The lost coordinator may have counted this rank's parameters. If a new coordinator counted them too, both
-            // coordinators could have a quorum, and complete the run with two models.
-            let failure = shared.coordinator.link_failure(coordinator);
-            let (LinkFailure::Lost(problem) | LinkFailure::Aborted(problem)) =
-                failure.unwrap_or_else(|| LinkFailure::Lost("it has ended".into()));
-            return Err(GossipError::CoordinatorLostAtEnd { coordinator, problem }.into());
+            FinalReply::Failed(kind, problem) => {
+                return Err(coordinator_failed_error(coordinator, kind, problem));
+            }
+            FinalReply::CoordinatorLost => {}
         }
         shared.replica.set_refuses_averages(false);
         Ok(None)
@@ -413,7 +349,7 @@ impl<'a> Worker<'a> {
         while !shared.coordinator.has_connection_ended(link.peer) {
             let request = Message::new(GossipRequestKind::DoneParts as u32, [0; 4], &[]).encode();
             let Some(Answer::Done(reply)) =
-                self.send_request(link.peer, request, HEADER_WORDS + DONE_PARTS_WORDS_MAX)
+                shared.send_request(link, request, HEADER_WORDS + DONE_PARTS_WORDS_MAX)?
             else {
                 continue;
             };
@@ -431,21 +367,5 @@ impl<'a> Worker<'a> {
             shared.coordinator.wait_for_change(TAKEOVER_PAUSE);
         }
         Ok(None)
-    }
-}
-
-/// The content of a successful reply.
-struct ReplyData {
-    numbers: [u64; 4],
-    payload: Vec<u32>,
-}
-
-impl<T> Answer<T> {
-    fn map<S>(self, convert: impl FnOnce(T) -> S) -> Answer<S> {
-        match self {
-            Self::Done(value) => Answer::Done(convert(value)),
-            Self::Wait => Answer::Wait,
-            Self::Failed(kind, message) => Answer::Failed(kind, message),
-        }
     }
 }

@@ -32,6 +32,7 @@ from ._errors import (
     Unsupported,
 )
 from .average import PeriodicAverage
+from .gossip import AverageCounts, Gossip
 from .group import Group, Status
 from .handles import Handle, wait_all, wait_any
 from .launch import RunError, run
@@ -42,8 +43,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Aborted",
+    "AverageCounts",
     "Error",
     "Forked",
+    "Gossip",
     "Group",
     "Handle",
     "InvalidArgument",

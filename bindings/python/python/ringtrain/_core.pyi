@@ -106,6 +106,23 @@ def wait_any(handles: Sequence[Handle], timeout: float | None = None) -> int | N
     `handles` is empty."""
 
 @final
+class Gossip:
+    """The gossip averaging of a group, as this rank uses it. `ringtrain.Gossip` describes its functions. Vectors are
+    buffers of f32 with `count` elements. While a thread is in a call, another call raises `Error`."""
+    def __init__(self, group: Group, parameters: AnyBuffer, count: int, every: int) -> None:
+        """Writes rank 0's parameters to `parameters`."""
+    is_closed: bool
+    averages: tuple[int, int]
+    """The numbers of averages that this rank has done and skipped."""
+    lost_ranks: list[tuple[int, str]]
+    def step(self, parameters: AnyBuffer) -> bool: ...
+    def finish(self, parameters: AnyBuffer, timeout: float | None) -> None:
+        """Closes the gossip, also after an error."""
+    def abort(self, message: str) -> None:
+        """Ends the connections. The other ranks count this rank as lost, with this message."""
+    def close(self) -> None: ...
+
+@final
 class ParameterServer:
     """A parameter server, as this rank uses it. `ringtrain.ParameterServer` describes its functions. Vectors are buffers
     of f32 with one element for each parameter. `ranges` is a buffer of i64 with a pair of first element and length for

@@ -27,9 +27,9 @@ class Resource(Protocol):
 
 
 class GroupResource:
-    """Closes a group of ranks or a parameter server when the program ends."""
+    """Closes a group of ranks, a parameter server or a gossip when the program ends."""
 
-    def __init__(self, group: _core.Group | _core.ParameterServer) -> None:
+    def __init__(self, group: _core.Group | _core.Gossip | _core.ParameterServer) -> None:
         self.group = group
         register_resource(self)
 

@@ -44,6 +44,8 @@ def calls_in_children(directory: Path) -> None:
     x = world.alloc(1000)
     pending = world.all_reduce_async(np.ones(1000))
     receive = world.receive_async(np.zeros(3), (rank - 1) % n, 5)
+    weights = np.zeros(3, np.float32)
+    gossip = ring.Gossip(weights)
 
     def try_all_calls() -> str:
         calls = (
@@ -69,6 +71,10 @@ def calls_in_children(directory: Path) -> None:
             lambda: ring.shutdown(),
             lambda: ring.init(start_timeout=1.0),
             lambda: setattr(world, "timeout", 3.0),
+            lambda: gossip.step(),
+            lambda: gossip.finish(),
+            lambda: gossip.averages,
+            lambda: gossip.close(),
         )
         texts = {str(raised(ring.Forked, call)) for call in calls}
         assert texts == {
@@ -82,7 +88,7 @@ def calls_in_children(directory: Path) -> None:
     # A child may drop its copies of groups and handles, and end normally.
     pid = os.fork()
     if pid == 0:
-        del world, part, pending, receive
+        del world, part, pending, receive, gossip
         ring._world._world = None
         import gc
 
@@ -107,6 +113,10 @@ def calls_in_children(directory: Path) -> None:
     assert np.all(world.all_reduce(x, out=x) == n)
     for _ in range(20):
         assert world.all_reduce(1) == n == part.all_reduce(1)
+    weights += rank
+    gossip.step()
+    gossip.finish()
+    assert np.allclose(weights, (n - 1) / 2) and gossip.lost_ranks == []
 
 
 def square(value: int) -> int:
