@@ -16,6 +16,7 @@ mod library;
 mod model_files;
 mod own_model;
 mod parameter_server;
+mod parquet;
 mod program;
 mod recipes;
 mod reproducible;

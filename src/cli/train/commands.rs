@@ -12,6 +12,7 @@ use super::generate::{self, GENERATE_AFTER_HELP, GenerateArgs};
 use super::table_args::TableFormatArgs;
 use super::{ProgramFailure, usage_error};
 use crate::exit::Exit;
+use crate::train::data::DataSource;
 use crate::train::model_file::{Inspection, ModelFileError, SavedModel};
 use crate::train::onnx::{ExportError, OnnxInputs, OnnxModel};
 use crate::train::predict::{
@@ -236,12 +237,14 @@ impl ModelDataArgs {
         let options = InputOptions { data, header, separator, target };
         if !matches!(options.data, PredictionInput::Table(_) | PredictionInput::StandardInput) {
             let name = self.data.join(" ");
+            let is_parquet = matches!(options.data, PredictionInput::Source(DataSource::Parquet(_)));
             if options.has_table_options() {
+                let problem = if is_parquet { "is a Parquet file" } else { "is not a table" };
                 return Err(usage_error(format!(
-                    "--header, --no-header and --separator are for tables; --data {name} is not a table"
+                    "--header, --no-header and --separator are for tables of text; --data {name} {problem}"
                 )));
             }
-            if let TargetColumn::Named(_) = options.target {
+            if let (TargetColumn::Named(_), false) = (&options.target, is_parquet) {
                 return Err(usage_error(format!(
                     "--target is for tables; --data {name} has its target built in"
                 )));

@@ -64,12 +64,12 @@ pub(super) struct TableArgs {
     drop: Vec<String>,
 
     /// Read these columns as text, even if they hold numbers. By default, a column is text if at least half of its
-    /// first values are not numbers
+    /// first values are not numbers. In a Parquet file, the types of the columns decide
     #[arg(long, value_name = "COLUMN,COLUMN,...", value_delimiter = ',')]
     categorical: Vec<String>,
 
     /// These columns hold dates such as 2024-03-01 or 2024-03-01 17:30:05. Each date becomes the number of days
-    /// since 1970-01-01
+    /// since 1970-01-01. Columns of a Parquet file that have the type of a date need no option
     #[arg(long, value_name = "COLUMN,COLUMN,...", value_delimiter = ',')]
     dates: Vec<String>,
 
@@ -112,6 +112,9 @@ impl TableArgs {
         match options.name_of_first_given_option() {
             Some(name) if source.table_files().is_none() => {
                 Err(format!("{name} is for tables; --data {source} is not a table"))
+            }
+            Some(name) if matches!(source, DataSource::Parquet(_)) && options.has_text_options() => {
+                Err(format!("{name} is for tables of text; --data {source} is a Parquet file"))
             }
             _ => Ok(options),
         }

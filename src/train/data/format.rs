@@ -5,13 +5,15 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use super::DataSource;
-use super::source::expand_file_pattern;
+use super::source::{check_parquet_path, expand_file_pattern};
 
 /// A format of the files or the directory that `--data` names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DataFormat {
     /// A table of text, such as CSV.
     Table,
+    /// A table in the format Parquet.
+    Parquet,
     /// Sparse rows as text, in the format of LIBSVM and `SVMlight`.
     Libsvm,
     /// A directory of IDX files.
@@ -23,8 +25,9 @@ pub enum DataFormat {
 }
 
 impl DataFormat {
-    const NAMES: [(Self, &'static str); 5] = [
+    const NAMES: [(Self, &'static str); 6] = [
         (Self::Table, "table"),
+        (Self::Parquet, "parquet"),
         (Self::Libsvm, "libsvm"),
         (Self::Idx, "idx"),
         (Self::Images, "images"),
@@ -52,6 +55,12 @@ impl DataSource {
         match (format, paths.len()) {
             (DataFormat::Table, 1) => Ok(Self::Csv(paths.remove(0))),
             (DataFormat::Table, _) => Ok(Self::CsvFiles(paths)),
+            (DataFormat::Parquet, _) => {
+                for path in &paths {
+                    check_parquet_path(path).map_err(|why| format!("{option} {} {why}", path.display()))?;
+                }
+                Ok(Self::Parquet(paths))
+            }
             (DataFormat::Text, _) => Ok(Self::Text(paths)),
             (DataFormat::Libsvm, 1) => Ok(Self::Libsvm(paths.remove(0))),
             (DataFormat::Idx, 1) => Ok(Self::Idx(paths.remove(0))),

@@ -159,7 +159,7 @@ impl DataSource {
             self.check_test_source(test).map_err(DataError::Unsuitable)?;
         }
         match self {
-            Self::Csv(_) | Self::CsvFiles(_) => {
+            Self::Csv(_) | Self::CsvFiles(_) | Self::Parquet(_) => {
                 return Ok(table_load::load_table(self, options, group)?.into());
             }
             Self::Idx(directory) => {
@@ -191,7 +191,7 @@ impl DataSource {
     ) -> Result<([Targets; 2], Vec<String>), TrainError> {
         let task = match (self, task) {
             (_, Some(task)) => task,
-            (Self::Csv(_) | Self::CsvFiles(_) | Self::Npy(..) | Self::Libsvm(_), None) => {
+            (Self::Csv(_) | Self::CsvFiles(_) | Self::Parquet(_) | Self::Npy(..) | Self::Libsvm(_), None) => {
                 let (task, note) = target::guess_task(&train, &test, group)?;
                 notes.push(note);
                 task

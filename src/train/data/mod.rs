@@ -1,5 +1,6 @@
 //! Reads data, splits the data into a training set and a test set, and interprets the target.
 
+mod column_values;
 mod compression;
 mod csv;
 mod dates;
@@ -20,8 +21,12 @@ mod load;
 mod loaded_rows;
 pub(crate) mod npy;
 mod numbers;
+#[cfg(feature = "parquet")]
+mod parquet;
 mod raw_table;
+mod row_cursor;
 mod row_map;
+mod rows_of_rank;
 mod shared_samples;
 mod source;
 mod sparse;
@@ -40,9 +45,8 @@ use sha2::{Digest, Sha256};
 
 pub use csv::{HeaderRow, Separator, TableOptions};
 pub(crate) use csv::{
-    Records, check_header, find_column, is_missing, parse_number, read_header, spellings_of_missing_values,
+    Records, check_header, find_column, parse_number, read_header, spellings_of_missing_values,
 };
-pub(crate) use dates::parse_date;
 pub use encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding};
 pub use error::DataError;
 pub(crate) use exact_sum::{ExactSum, add_sums_of_ranks};
@@ -54,9 +58,14 @@ pub use layout::TableLayout;
 pub use load::LoadOptions;
 pub(crate) use loaded_rows::LoadedRows;
 pub(crate) use npy::{FeatureShape, NpyStream};
+#[cfg(feature = "parquet")]
+pub(crate) use parquet::ParquetFile;
+pub(crate) use row_cursor::{Cell, RowCursor, RowPlace};
 pub(crate) use row_map::RowMap;
 pub(crate) use shared_samples::{SharedSamples, TargetStatistics};
 pub use source::DataSource;
+#[cfg(not(feature = "parquet"))]
+pub(crate) use source::PARQUET_NEEDED;
 pub use sparse::SparseRows;
 pub use standardizer::Standardizer;
 pub(crate) use target::{CLASS_NUMBER_LIMIT, CLASSES_MAX};

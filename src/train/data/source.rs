@@ -15,6 +15,12 @@ use super::{DataError, ELEMENTS_MAX, LoadedRows, image_folder, libsvm};
 /// The maximum number of files of a table.
 const FILES_MAX: usize = 100_000;
 
+/// The reason why a program without the feature `parquet` refuses a Parquet file.
+#[cfg(not(feature = "parquet"))]
+pub(crate) const PARQUET_NEEDED: &str = "is a Parquet file and needs the feature `parquet`, but this program was built without \
+                                         this feature; build the program with `cargo build --release --features parquet`, or \
+                                         save the table as .csv";
+
 /// A source of data.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DataSource {
@@ -29,6 +35,9 @@ pub enum DataSource {
     /// Several files with the rows of one table. All files have the same columns in the same order. The list of files
     /// is never empty.
     CsvFiles(Vec<PathBuf>),
+    /// Parquet files with the rows of one table. All files have the same columns in the same order. The list of files
+    /// is never empty. Only programs with the cargo feature `parquet` can read Parquet files.
+    Parquet(Vec<PathBuf>),
     /// A file with features and a file with targets in numpy's `.npy` format.
     Npy(PathBuf, PathBuf),
     /// A file with sparse rows in the format of LIBSVM, plain or compressed.
@@ -68,6 +77,7 @@ impl FromStr for DataSource {
             Some("npy") => Err("needs a pair: FEATURES.npy,TARGETS.npy".into()),
             Some("csv" | "tsv" | "tab") => Ok(Self::Csv(text.into())),
             Some("libsvm" | "svmlight" | "svm") => Ok(Self::Libsvm(text.into())),
+            Some("parquet" | "pq") => check_parquet_path(path).map(|()| Self::Parquet(vec![text.into()])),
             _ if image_folder::is_image_folder(path) => Ok(Self::Images(text.into())),
             _ if path.is_dir() => Ok(Self::Idx(text.into())),
             Some("txt" | "data" | "dat") => Ok(Self::Csv(text.into())),
@@ -81,6 +91,7 @@ impl FromStr for DataSource {
                 "has the format .{extension}, which ringtrain cannot read; save the table as .csv"
             )),
             // IDX data is always a directory, so a path to a file is a table.
+            _ if is_parquet_file(path) => check_parquet_path(path).map(|()| Self::Parquet(vec![text.into()])),
             _ if path.exists() => check_file_holds_text(path).map(|()| Self::Csv(text.into())),
             _ => Ok(Self::Idx(text.into())),
         }
@@ -91,10 +102,41 @@ impl FromStr for DataSource {
 const UNSUPPORTED_COMPRESSIONS: [&str; 10] =
     ["bz2", "xz", "lzma", "lz4", "br", "z", "7z", "rar", "tar", "tgz"];
 /// The extensions of tables in a format that ringtrain cannot read.
-const UNSUPPORTED_FORMATS: [&str; 10] =
-    ["xlsx", "xls", "ods", "parquet", "feather", "arrow", "json", "jsonl", "npz", "pkl"];
+const UNSUPPORTED_FORMATS: [&str; 9] =
+    ["xlsx", "xls", "ods", "feather", "arrow", "json", "jsonl", "npz", "pkl"];
 /// The check whether a file holds text reads at most this number of bytes at the beginning of the file.
 const TEXT_CHECK_BYTES: u64 = 1 << 16;
+
+/// Returns an error, because this program cannot read Parquet files.
+#[cfg(not(feature = "parquet"))]
+pub(super) fn check_parquet_path(_: &Path) -> Result<(), String> {
+    Err(PARQUET_NEEDED.into())
+}
+
+/// Returns an error if the name of a Parquet file cannot be used.
+#[cfg(feature = "parquet")]
+pub(super) fn check_parquet_path(path: &Path) -> Result<(), String> {
+    if let Some(compression) = FileCompression::from_file_name(path) {
+        let ending = compression.extension();
+        Err(format!(
+            "is a compressed Parquet file; decompress it, because ringtrain reads no Parquet files with the ending {ending}"
+        ))
+    } else if path.is_dir() {
+        let directory = path.display();
+        Err(format!("is a directory; pass the Parquet files in it, for example as '{directory}/*.parquet'"))
+    } else {
+        Ok(())
+    }
+}
+
+/// Returns whether a regular file begins with the mark of Parquet files. Pipes are not checked, because they cannot be
+/// read twice.
+fn is_parquet_file(path: &Path) -> bool {
+    let mut mark = [0; 4];
+    path.is_file()
+        && File::open(path).and_then(|mut file| file.read_exact(&mut mark)).is_ok()
+        && mark == *b"PAR1"
+}
 
 /// Returns an error if a regular file does not hold text. Pipes are not checked, because they cannot be read twice.
 fn check_file_holds_text(path: &Path) -> Result<(), String> {
@@ -157,7 +199,9 @@ impl fmt::Display for DataSource {
             Self::Idx(path) | Self::Images(path) | Self::Csv(path) | Self::Libsvm(path) => {
                 write!(f, "{}", path.display())
             }
-            Self::CsvFiles(paths) | Self::Text(paths) => f.write_str(&name_of_files(paths)),
+            Self::CsvFiles(paths) | Self::Parquet(paths) | Self::Text(paths) => {
+                f.write_str(&name_of_files(paths))
+            }
             Self::Npy(features, targets) => write!(f, "{},{}", features.display(), targets.display()),
             Self::Synthetic { rows, columns } => write!(f, "synthetic:{rows}x{columns}"),
         }
@@ -169,7 +213,7 @@ impl DataSource {
     pub fn table_files(&self) -> Option<&[PathBuf]> {
         match self {
             Self::Csv(path) => Some(std::slice::from_ref(path)),
-            Self::CsvFiles(paths) => Some(paths),
+            Self::CsvFiles(paths) | Self::Parquet(paths) => Some(paths),
             _ => None,
         }
     }
@@ -178,7 +222,9 @@ impl DataSource {
     pub(crate) fn files(&self) -> Vec<&Path> {
         match self {
             Self::Csv(path) | Self::Libsvm(path) => vec![path],
-            Self::CsvFiles(paths) | Self::Text(paths) => paths.iter().map(PathBuf::as_path).collect(),
+            Self::CsvFiles(paths) | Self::Parquet(paths) | Self::Text(paths) => {
+                paths.iter().map(PathBuf::as_path).collect()
+            }
             Self::Npy(features, targets) => vec![features, targets],
             Self::Digits | Self::Idx(_) | Self::Images(_) | Self::Synthetic { .. } => Vec::new(),
         }
@@ -201,6 +247,7 @@ impl DataSource {
             | Self::Idx(_)
             | Self::Csv(_)
             | Self::CsvFiles(_)
+            | Self::Parquet(_)
             | Self::Npy(..)
             | Self::Text(_)
             | Self::Synthetic { .. } => None,
@@ -227,11 +274,28 @@ impl DataSource {
         if sources.len() == 1 {
             return Ok(sources.remove(0));
         }
-        let table = |source: Self| match source {
-            Self::Csv(path) => Ok(path),
-            other => Err(format!("{option} {other}: only tables (.csv, .tsv) can consist of several files")),
-        };
-        Ok(Self::CsvFiles(sources.into_iter().map(table).collect::<Result<_, _>>()?))
+        let mut parquet_files = Vec::new();
+        let mut text_files = Vec::new();
+        for source in sources {
+            match source {
+                Self::Csv(path) => text_files.push(path),
+                Self::Parquet(paths) => parquet_files.extend(paths),
+                other => {
+                    return Err(format!(
+                        "{option} {other}: only tables (.csv, .tsv, .parquet) can consist of several files"
+                    ));
+                }
+            }
+        }
+        match (text_files.first(), parquet_files.first()) {
+            (_, None) => Ok(Self::CsvFiles(text_files)),
+            (None, _) => Ok(Self::Parquet(parquet_files)),
+            (Some(text), Some(parquet)) => Err(format!(
+                "{option} {}: this is a Parquet file, but {} is a table of text; all files of a table must have the same format",
+                parquet.display(),
+                text.display()
+            )),
+        }
     }
 }
 
@@ -315,7 +379,7 @@ mod tests {
         let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
         std::fs::create_dir(path("run[1]")).unwrap();
         std::fs::create_dir(path("folder.data")).unwrap();
-        for name in ["t.psv", "noending", "t.csv.bz2", "t.xz", "t.parquet", "t.foo.gz"] {
+        for name in ["t.psv", "noending", "t.csv.bz2", "t.xz", "t.feather", "t.foo.gz"] {
             std::fs::write(path(name), "a,y\n1,2\n").unwrap();
         }
         std::fs::write(path("t.bin"), [1, 0, 2]).unwrap();
@@ -346,7 +410,7 @@ mod tests {
             ("t.csv.bz2", "has the compression .bz2, which ringtrain cannot read; decompress it"),
             ("t.xz", "has the compression .xz"),
             ("absent.tar.gz", "has the compression .tar"),
-            ("t.parquet", "has the format .parquet, which ringtrain cannot read; save the table as .csv"),
+            ("t.feather", "has the format .feather, which ringtrain cannot read; save the table as .csv"),
             ("t.bin", "is a file that does not hold text"),
         ] {
             let error = DataSource::from_values("--data", &[path(name)]).unwrap_err();

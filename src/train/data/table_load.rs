@@ -2,9 +2,13 @@
 
 use ndarray::Array2;
 
-use super::csv::{BlocksOfRank, read_rows_of_rank};
+use super::csv::{self, BlocksOfRank};
+#[cfg(feature = "parquet")]
+use super::parquet;
 use super::raw_table::EncodedTable;
 use super::row_map::RowMap;
+#[cfg(not(feature = "parquet"))]
+use super::source::PARQUET_NEEDED;
 use super::{DataError, DataSource, LoadOptions, Samples, Targets};
 use crate::group::{Error, Group};
 use crate::train::rank_checks::{check_all_succeeded, find_first_differing_rank};
@@ -29,8 +33,15 @@ pub(crate) fn load_table(
     let target = options.target.as_deref().ok_or_else(|| {
         DataError::Unsuitable(format!("{source} is a table: name the column to predict with --target"))
     });
-    let read =
-        target.and_then(|target| read_rows_of_rank((&files, train_files), target, &options.table, share));
+    let read = target.and_then(|target| match source {
+        #[cfg(feature = "parquet")]
+        DataSource::Parquet(_) => {
+            parquet::read_rows_of_rank((&files, train_files), target, &options.table, share)
+        }
+        #[cfg(not(feature = "parquet"))]
+        DataSource::Parquet(_) => Err(DataError::Unsuitable(format!("{source} {PARQUET_NEEDED}"))),
+        _ => csv::read_rows_of_rank((&files, train_files), target, &options.table, share),
+    });
     let read = check_all_succeeded(group, RunPhase::Data, read.map_err(TrainError::from))?;
     if let Some((rank, _)) = find_first_differing_rank(group, &[read.content_digest()])? {
         return Err(TrainError::DataDiffer { rank, name: source.to_string() });

@@ -20,13 +20,13 @@ pub(crate) struct UnsplitData {
 impl DataSource {
     /// Returns an error if `test` cannot be the test set of a model that is trained on `self`.
     pub(crate) fn check_test_source(&self, test: &Self) -> Result<(), String> {
-        let has_table_files = |source: &Self| source.table_files().is_some();
+        let is_text_table = |source: &Self| matches!(source, Self::Csv(_) | Self::CsvFiles(_));
         match self {
             Self::Digits | Self::Synthetic { .. } => {
                 Err(format!("--test-data does not apply to --data {self}, which is built in"))
             }
             Self::Idx(_) => Err("--test-data does not apply: IDX data has its own test set (t10k-*)".into()),
-            _ if has_table_files(self) && has_table_files(test) => Ok(()),
+            _ if is_text_table(self) && is_text_table(test) => Ok(()),
             _ if discriminant(self) == discriminant(test) => Ok(()),
             _ => Err(format!(
                 "--test-data {test} has another format than --data {self}; both must have the same format"
@@ -75,7 +75,7 @@ impl DataSource {
                 };
                 plain(synthetic::generate_table(rows, columns, target))
             }
-            Self::Csv(_) | Self::CsvFiles(_) | Self::Idx(_) | Self::Text(_) => {
+            Self::Csv(_) | Self::CsvFiles(_) | Self::Parquet(_) | Self::Idx(_) | Self::Text(_) => {
                 unreachable!("the caller loads tables, IDX data and texts")
             }
         })

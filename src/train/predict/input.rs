@@ -9,6 +9,8 @@ use super::arrays::{DatasetRows, NpyRows};
 use super::rows_in_memory::RowsInMemory;
 use super::table::TableRows;
 use super::text::NO_PREDICTIONS_MESSAGE;
+#[cfg(not(feature = "parquet"))]
+use crate::train::data::PARQUET_NEEDED;
 use crate::train::data::{DataError, DataSource, HeaderRow, Separator, WantedImages};
 use crate::train::model_file::ModelDescription;
 
@@ -137,6 +139,14 @@ pub(super) fn open_prediction_input(
                 "--format text is for models that were trained with --model gpt:..., and not for {model}"
             );
             return Err(DataError::Unsuitable(problem));
+        }
+        #[cfg(feature = "parquet")]
+        PredictionInput::Source(DataSource::Parquet(paths)) => {
+            Box::new(TableRows::open_parquet(paths, options, description)?)
+        }
+        #[cfg(not(feature = "parquet"))]
+        PredictionInput::Source(source @ DataSource::Parquet(_)) => {
+            return Err(DataError::Unsuitable(format!("{source} {PARQUET_NEEDED}")));
         }
         PredictionInput::Source(source) => {
             match source.load_images_or_sparse_rows(WantedImages {

@@ -1,7 +1,7 @@
 //! Reads the rows of a table one after the other.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ndarray::{Array1, ArrayViewMut1, ArrayViewMut2};
 
@@ -9,9 +9,11 @@ use super::Truth;
 use super::columns::find_columns;
 use super::input::{InputOptions, RowReader, TargetColumn};
 use super::truth::TruthParser;
+#[cfg(feature = "parquet")]
+use crate::train::data::ParquetFile;
 use crate::train::data::{
-    ColumnInputs, DataError, HeaderRow, MissingPolicy, Records, Separator, TableEncoding, check_header,
-    find_column, is_missing, parse_date, parse_number, read_header,
+    Cell, ColumnInputs, DataError, HeaderRow, MissingPolicy, Records, RowCursor, RowPlace, Separator,
+    TableEncoding, check_header, find_column, read_header,
 };
 use crate::train::model_file::ModelDescription;
 
@@ -24,13 +26,11 @@ pub(super) struct TableRows {
     files: Vec<PathBuf>,
     /// The index of the current file.
     file: usize,
-    records: Records,
-    /// The options `header` and `separator` of [`InputOptions`].
-    format: (HeaderRow, Option<Separator>),
-    /// For each row of the last block, the index of its file in `files` and its line number.
-    places: Vec<(usize, u64)>,
-    /// Whether `records` has already read the first row of data, because the table has no header.
-    has_pending_row: bool,
+    format: TableFormat,
+    /// The rows of the current file.
+    rows: Box<dyn RowCursor>,
+    /// For each row of the last block, the index of its file in `files` and its place in this file.
+    places: Vec<(usize, RowPlace)>,
     /// The names of the columns of the table.
     header: Vec<String>,
     encoding: TableEncoding,
@@ -44,19 +44,55 @@ pub(super) struct TableRows {
     rows_without_target: u64,
 }
 
+/// How to open the files of a table after the first.
+enum TableFormat {
+    /// Text, with the options `header` and `separator` of [`InputOptions`].
+    Text(HeaderRow, Option<Separator>),
+    #[cfg(feature = "parquet")]
+    Parquet,
+}
+
+/// The names of the columns of a table, and the columns that a model needs.
+struct FoundColumns {
+    header: Vec<String>,
+    indices: Vec<usize>,
+    target: Option<usize>,
+}
+
+impl FoundColumns {
+    /// Finds the columns of the model and the target column. An error says what is wrong with the table.
+    fn find(
+        (header, has_names): (Vec<String>, bool),
+        wanted_target: &TargetColumn,
+        description: &ModelDescription,
+    ) -> Result<Self, String> {
+        let target = match (wanted_target, &description.target.name) {
+            (TargetColumn::Unread, _) => None,
+            (TargetColumn::Named(name), _) | (TargetColumn::SameName, Some(name)) => {
+                Some(find_column(&header, name)?)
+            }
+            (TargetColumn::SameName, None) => {
+                return Err("is a table; pass the name of the column with the targets to --target".into());
+            }
+        };
+        let indices = find_columns(description, &header, has_names, target)?;
+        Ok(Self { header, indices, target })
+    }
+}
+
 impl TableRows {
-    /// Opens a table and finds the columns of the model. All files must have the same columns.
+    /// Opens a table of text and finds the columns of the model. All files must have the same columns.
     pub(super) fn open(
         files: &[PathBuf],
         options: &InputOptions,
         description: &ModelDescription,
     ) -> Result<Self, DataError> {
-        let first = files.first().ok_or_else(|| DataError::Unsuitable("the table has no files".into()))?;
+        let first = files.first().ok_or_else(no_files)?;
         let records = Records::open(first, options.separator, FORMAT_DETECTION_ROWS + 1)?;
-        Self::new(files.to_vec(), records, options, description)
+        Self::begin_text(files.to_vec(), records, options, description)
     }
 
-    /// Reads a table from standard input.
+    /// Reads a table of text from standard input.
     pub(super) fn open_standard_input(
         options: &InputOptions,
         description: &ModelDescription,
@@ -64,11 +100,27 @@ impl TableRows {
         let name = PathBuf::from("standard input");
         let input = Box::new(io::stdin());
         let records = Records::from_reader(&name, input, options.separator, FORMAT_DETECTION_ROWS + 1)?;
-        Self::new(vec![name], records, options, description)
+        Self::begin_text(vec![name], records, options, description)
     }
 
-    /// Finds the columns of the model and the target column in the header. `records` holds the rows of the first file.
-    fn new(
+    /// Opens Parquet files and finds the columns of the model. All files must have the same columns.
+    #[cfg(feature = "parquet")]
+    pub(super) fn open_parquet(
+        files: &[PathBuf],
+        options: &InputOptions,
+        description: &ModelDescription,
+    ) -> Result<Self, DataError> {
+        let first = files.first().ok_or_else(no_files)?;
+        let file = ParquetFile::open(first)?;
+        let columns = FoundColumns::find((file.column_names(), true), &options.target, description)
+            .map_err(|problem| DataError::malformed(first, problem))?;
+        let used = columns.indices.iter().copied().chain(columns.target).collect::<Vec<_>>();
+        let rows = Box::new(file.into_rows(&used, None)?);
+        Ok(Self::new(files.to_vec(), (TableFormat::Parquet, rows), columns, description))
+    }
+
+    /// `records` holds the rows of the first file.
+    fn begin_text(
         files: Vec<PathBuf>,
         mut records: Records,
         options: &InputOptions,
@@ -77,74 +129,95 @@ impl TableRows {
         if !records.advance()? {
             return Err(records.error("is empty"));
         }
-        let header = read_header(&records, options.header)?;
-        let target = match (&options.target, &description.target.name) {
-            (TargetColumn::Unread, _) => None,
-            (TargetColumn::Named(name), _) | (TargetColumn::SameName, Some(name)) => {
-                Some(find_column(&header, name).map_err(|problem| records.error(problem))?)
-            }
-            (TargetColumn::SameName, None) => {
-                return Err(
-                    records.error("is a table; pass the name of the column with the targets to --target")
-                );
-            }
-        };
         let has_header = options.header != HeaderRow::Absent;
-        let indices = find_columns(description, &header, has_header, target);
-        Ok(Self {
+        let header = read_header(&records, options.header)?;
+        let columns = FoundColumns::find((header, has_header), &options.target, description)
+            .map_err(|problem| records.error(problem))?;
+        if !has_header {
+            records.keep_row();
+        }
+        let format = TableFormat::Text(options.header, options.separator);
+        Ok(Self::new(files, (format, Box::new(records)), columns, description))
+    }
+
+    fn new(
+        files: Vec<PathBuf>,
+        (format, rows): (TableFormat, Box<dyn RowCursor>),
+        FoundColumns { header, indices, target }: FoundColumns,
+        description: &ModelDescription,
+    ) -> Self {
+        Self {
             files,
             file: 0,
-            format: (options.header, options.separator),
+            format,
+            rows,
             places: Vec::new(),
-            has_pending_row: !has_header,
-            indices: indices.map_err(|problem| records.error(problem))?,
-            records,
             header,
             encoding: description.encoding(),
             pixel_divisor: description.pixel_divisor,
+            indices,
             cells: Array1::zeros(description.columns.len()),
             target: target.map(|index| (index, TruthParser::new(description))),
             rows_without_target: 0,
-        })
+        }
     }
 
     /// Reads the next row. After the last row of a file, opens the next file. Returns `false` at the end of the last
     /// file.
     fn move_to_next_row(&mut self) -> Result<bool, DataError> {
         loop {
-            if std::mem::take(&mut self.has_pending_row) || self.records.advance()? {
+            if self.rows.advance()? {
                 return Ok(true);
             }
             if self.file + 1 == self.files.len() {
                 return Ok(false);
             }
             self.file += 1;
-            let (header, separator) = self.format;
-            self.records = Records::open(&self.files[self.file], separator, 0)?;
-            if !self.records.advance()? {
-                return Err(self.records.error("is empty"));
+            self.rows = self.open_file(&self.files[self.file])?;
+        }
+    }
+
+    /// Opens a file after the first, and checks its columns.
+    fn open_file(&self, path: &Path) -> Result<Box<dyn RowCursor>, DataError> {
+        match self.format {
+            TableFormat::Text(header, separator) => {
+                let mut records = Records::open(path, separator, 0)?;
+                if !records.advance()? {
+                    return Err(records.error("is empty"));
+                }
+                if header == HeaderRow::Absent {
+                    records.keep_row();
+                } else {
+                    check_header(&records, self.header.iter().map(String::as_str), &self.files[0])?;
+                }
+                Ok(Box::new(records))
             }
-            if header == HeaderRow::Absent {
-                self.has_pending_row = true;
-            } else {
-                check_header(&self.records, self.header.iter().map(String::as_str), &self.files[0])?;
+            #[cfg(feature = "parquet")]
+            TableFormat::Parquet => {
+                let file = ParquetFile::open(path)?;
+                file.check_column_names(&self.header, &self.files[0])?;
+                let target = self.target.as_ref().map(|(index, _)| *index);
+                let used = self.indices.iter().copied().chain(target).collect::<Vec<_>>();
+                Ok(Box::new(file.into_rows(&used, None)?))
             }
         }
     }
 
-    /// Returns an error that names the line of the current row and a column.
+    /// Returns an error that names the place of the current row and a column.
     fn cell_error(&self, index: usize, problem: &str) -> DataError {
-        let (line, name) = (self.records.line(), &self.header[index]);
-        self.records.error(format!("line {line}, column `{name}`: {problem}"))
+        let (place, name) = (self.rows.place(), &self.header[index]);
+        self.rows.error(format!("{place}, column `{name}`: {problem}"))
     }
 
     /// Converts a cell of the current row to a number; see [`ColumnInputs`].
     fn parse_cell(&self, column: usize) -> Result<f32, DataError> {
         let index = self.indices[column];
-        let cell = self.records.row()[index].trim_ascii();
+        let cell = self.rows.cell(index);
         let encoding = &self.encoding.columns[column];
-        match (&encoding.inputs, is_missing(cell)) {
-            (_, true) if matches!(self.encoding.missing, MissingPolicy::Error | MissingPolicy::Drop) => {
+        match (&encoding.inputs, cell) {
+            (_, Cell::Missing)
+                if matches!(self.encoding.missing, MissingPolicy::Error | MissingPolicy::Drop) =>
+            {
                 let policy = self.encoding.missing;
                 Err(self.cell_error(
                     index,
@@ -154,16 +227,15 @@ impl TableRows {
                     ),
                 ))
             }
-            (ColumnInputs::Number { .. } | ColumnInputs::ShiftedNumber { .. }, true) => Ok(f32::NAN),
-            (ColumnInputs::Number { .. } | ColumnInputs::ShiftedNumber { .. }, false) => {
-                let parse = if encoding.is_date { parse_date } else { parse_number };
-                let number = parse(cell).map_err(|why| self.cell_error(index, &why))?;
-                Ok(encoding.cell_of_number(number))
+            (ColumnInputs::Number { .. } | ColumnInputs::ShiftedNumber { .. }, Cell::Missing) => Ok(f32::NAN),
+            (ColumnInputs::Number { .. } | ColumnInputs::ShiftedNumber { .. }, _) => {
+                let number = if encoding.is_date { cell.date() } else { cell.number() };
+                Ok(encoding.cell_of_number(number.map_err(|why| self.cell_error(index, &why))?))
             }
-            (_, true) => Ok(encoding.cell_of_text("")),
-            (_, false) => {
-                let text = std::str::from_utf8(cell);
-                Ok(encoding.cell_of_text(text.map_err(|_| self.cell_error(index, "the text is not UTF-8"))?))
+            (_, Cell::Missing) => Ok(encoding.cell_of_text("")),
+            (_, _) => {
+                let text = cell.text().map_err(|why| self.cell_error(index, &why))?;
+                Ok(encoding.cell_of_text(&text))
             }
         }
     }
@@ -174,16 +246,15 @@ impl TableRows {
         mut inputs: ArrayViewMut1<'_, f32>,
         truths: &mut Vec<Truth>,
     ) -> Result<bool, DataError> {
-        self.records.check_cell_count(self.header.len())?;
+        self.rows.check_cell_count(self.header.len())?;
         if let Some((index, parser)) = &self.target {
-            let cell = self.records.row()[*index].trim_ascii();
-            if is_missing(cell) {
+            let cell = self.rows.cell(*index);
+            if cell == Cell::Missing {
                 self.rows_without_target += 1;
                 return Ok(false);
             }
-            let text =
-                std::str::from_utf8(cell).map_err(|_| self.cell_error(*index, "the text is not UTF-8"))?;
-            truths.push(parser.parse(text).map_err(|why| self.cell_error(*index, &why))?);
+            let text = cell.text().map_err(|why| self.cell_error(*index, &why))?;
+            truths.push(parser.parse(&text).map_err(|why| self.cell_error(*index, &why))?);
         }
         for column in 0..self.cells.len() {
             self.cells[column] = self.parse_cell(column)?;
@@ -205,18 +276,22 @@ impl RowReader for TableRows {
         self.places.clear();
         while self.places.len() < inputs.nrows() && self.move_to_next_row()? {
             if self.read_row(inputs.row_mut(self.places.len()), truths)? {
-                self.places.push((self.file, self.records.line()));
+                self.places.push((self.file, self.rows.place()));
             }
         }
         Ok(self.places.len())
     }
 
     fn row_error(&self, index: usize, problem: &str) -> DataError {
-        let (file, line) = self.places[index];
-        DataError::malformed(&self.files[file], format!("line {line}: {problem}"))
+        let (file, place) = self.places[index];
+        DataError::malformed(&self.files[file], format!("{place}: {problem}"))
     }
 
     fn rows_without_target(&self) -> u64 {
         self.rows_without_target
     }
+}
+
+fn no_files() -> DataError {
+    DataError::Unsuitable("the table has no files".into())
 }

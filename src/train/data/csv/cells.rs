@@ -4,16 +4,7 @@ use std::collections::BTreeSet;
 
 use csv::ByteRecord;
 
-/// What a column holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ColumnKind {
-    /// Finite numbers.
-    Numbers,
-    /// Dates, which become numbers.
-    Dates,
-    /// Text, such as names of categories.
-    Text,
-}
+use crate::train::data::column_values::ColumnKind;
 
 /// Returns whether a cell stands for a missing value. A missing value is an empty cell, `?`, `<NA>` or `#N/A`, or, in
 /// upper or lower case, `NA`, `N/A`, `NaN` or `null`.

@@ -1,11 +1,8 @@
 //! The options for reading a table, and the columns that they choose.
 
-use csv::ByteRecord;
-
-use super::cells::{ColumnKind, column_kind};
-use super::columns::ColumnRole;
 use super::dialect::Separator;
 use crate::train::data::MissingPolicy;
+use crate::train::data::column_values::{ColumnKind, ColumnRole};
 
 /// The default of [`TableOptions::categories_max`].
 const CATEGORIES_MAX_DEFAULT: usize = 256;
@@ -76,6 +73,11 @@ impl TableOptions {
         differing.map(|((name, _), _)| name)
     }
 
+    /// Returns whether an option is given that applies only to tables of text.
+    pub(crate) fn has_text_options(&self) -> bool {
+        self.header != HeaderRow::default() || self.separator.is_some()
+    }
+
     /// Returns the names and values of the options that must be the same on all ranks.
     pub(crate) fn options_equal_on_all_ranks(&self) -> Vec<(&'static str, String)> {
         let Self { header, separator, missing, features, drop, categorical, dates, categories_max } = self;
@@ -91,8 +93,8 @@ impl TableOptions {
         ]
     }
 
-    /// Returns what to do with each of the columns `names`. `rows` are the first rows of data, from which the kinds
-    /// of the columns are chosen.
+    /// Returns what to do with each of the columns `names`. `kind_of` returns the kind of a column that neither
+    /// `categorical` nor `dates` names.
     ///
     /// # Errors
     ///
@@ -101,7 +103,7 @@ impl TableOptions {
         &self,
         names: &[String],
         target: &str,
-        rows: &[ByteRecord],
+        kind_of: impl Fn(usize) -> ColumnKind,
     ) -> Result<Vec<ColumnRole>, String> {
         let target = find_column(names, target)?;
         let find =
@@ -132,7 +134,7 @@ impl TableOptions {
         let kind = |index| match index {
             _ if categorical.contains(&index) => ColumnKind::Text,
             _ if dates.contains(&index) => ColumnKind::Dates,
-            _ => column_kind(rows, index),
+            _ => kind_of(index),
         };
         let column_role = |index| match index {
             _ if index == target => ColumnRole::Target(kind(index)),

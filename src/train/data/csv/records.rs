@@ -9,6 +9,7 @@ use super::dialect::{Separator, byte_order_mark_length, detect_separator};
 use super::row_blocks::{BlocksOfRank, FileFingerprint, ROW_BYTES_MAX, RowFilter};
 use crate::train::data::DataError;
 use crate::train::data::file::{open_data_file, stream_error};
+use crate::train::data::row_cursor::{Cell, RowCursor, RowPlace};
 
 /// The separator and the kinds of the columns are chosen from this many bytes at the beginning of a file. If these bytes
 /// do not hold two complete rows, more bytes are used.
@@ -27,6 +28,8 @@ pub(crate) struct Records {
     line: u64,
     /// The number of the block of the current row.
     block: usize,
+    /// Whether the next call of `advance` keeps the current row.
+    keeps_row: bool,
     /// The separator of the cells.
     separator: Separator,
     /// Copies of the first rows of the file.
@@ -97,6 +100,7 @@ impl Records {
             row: ByteRecord::new(),
             line: 0,
             block: first_block,
+            keeps_row: false,
             separator,
             first_rows,
         })
@@ -114,6 +118,9 @@ impl Records {
 
     /// Reads the next row. Returns `false` at the end of the file. Skips empty lines.
     pub(crate) fn advance(&mut self) -> Result<bool, DataError> {
+        if std::mem::take(&mut self.keeps_row) {
+            return Ok(true);
+        }
         self.reader.get_mut().has_ended = false;
         let found =
             self.reader.read_byte_record(&mut self.row).map_err(|error| self.convert_csv_error(error))?;
@@ -126,6 +133,11 @@ impl Records {
             (self.line, self.block) = self.reader.get_mut().line_and_block_of_row(line);
         }
         Ok(found)
+    }
+
+    /// Makes the next call of [`advance`](Self::advance) return the current row again.
+    pub(crate) fn keep_row(&mut self) {
+        self.keeps_row = true;
     }
 
     /// Returns the current row.
@@ -184,6 +196,28 @@ impl Records {
             csv::ErrorKind::Io(error) => stream_error(&self.path, error),
             kind => self.error(format!("line {line}: {kind:?}")),
         }
+    }
+}
+
+impl RowCursor for Records {
+    fn advance(&mut self) -> Result<bool, DataError> {
+        self.advance()
+    }
+
+    fn check_cell_count(&self, wanted: usize) -> Result<(), DataError> {
+        self.check_cell_count(wanted)
+    }
+
+    fn cell(&self, column: usize) -> Cell<'_> {
+        Cell::from_text(&self.row[column])
+    }
+
+    fn place(&self) -> RowPlace {
+        RowPlace::Line(self.line)
+    }
+
+    fn error(&self, problem: String) -> DataError {
+        self.error(problem)
     }
 }
 

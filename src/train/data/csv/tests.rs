@@ -2,8 +2,10 @@ use ndarray::array;
 
 use super::super::{Column, ColumnInputs, Features, MissingPolicy, Texts};
 use super::*;
+use crate::group::Group;
+use crate::train::TrainError;
 use crate::train::data::numbers::Numbers;
-use crate::train::data::raw_table::{RawColumn, RawValues, RowSets};
+use crate::train::data::raw_table::{RawColumn, RawTable, RawValues, RowSets};
 
 fn parse_table(bytes: &[u8], target: &str) -> Result<RawTable, DataError> {
     parse_table_with_options(bytes, target, &TableOptions::default())

@@ -1,11 +1,21 @@
 //! Collects the values of the columns of a table.
 
-use super::cells::{ColumnKind, is_missing, parse_number};
-use crate::train::data::dates::parse_date;
-use crate::train::data::numbers::{NumberCollector, NumberRange};
-use crate::train::data::raw_table::{RawColumn, RawValues};
-use crate::train::data::texts::{TextBytesLeft, TextCollector};
-use crate::train::data::{Column, MissingPolicy};
+use super::numbers::{NumberCollector, NumberRange};
+use super::raw_table::{RawColumn, RawValues};
+use super::row_cursor::Cell;
+use super::texts::{TextBytesLeft, TextCollector};
+use super::{Column, MissingPolicy};
+
+/// What a column holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ColumnKind {
+    /// Finite numbers.
+    Numbers,
+    /// Dates, which become numbers.
+    Dates,
+    /// Text, such as names of categories.
+    Text,
+}
 
 /// What to do with a column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,41 +66,46 @@ impl ColumnValues {
         Self { name, collector, is_date: column_role == ColumnRole::Feature(ColumnKind::Dates), missing: 0 }
     }
 
+    /// Returns whether the column is a feature or the target.
+    pub(crate) fn is_used(&self) -> bool {
+        !matches!(self.collector, ColumnCollector::Ignored)
+    }
+
     /// Returns whether the column is a feature.
     pub(crate) fn is_feature(&self) -> bool {
         matches!(self.collector, ColumnCollector::Numbers(_) | ColumnCollector::Texts(_))
     }
 
-    /// Adds the value of a row. `cell` must have no spaces at the beginning or the end.
+    /// Adds the value of a row.
     ///
     /// # Errors
     ///
     /// Returns a sentence that says what is wrong with the cell and what to do.
     pub(crate) fn push(
         &mut self,
-        cell: &[u8],
+        cell: Cell<'_>,
         policy: MissingPolicy,
         budget: &mut TextBytesLeft,
     ) -> Result<(), String> {
-        if is_missing(cell) && self.is_feature() {
+        if cell == Cell::Missing && self.is_feature() {
             return self.push_missing(policy, budget);
         }
         match &mut self.collector {
-            ColumnCollector::Numbers(values) if self.is_date => values.push(parse_date(cell)?),
-            ColumnCollector::Numbers(values) => match parse_number(cell) {
+            ColumnCollector::Numbers(values) if self.is_date => values.push(cell.date()?),
+            ColumnCollector::Numbers(values) => match cell.number() {
                 Ok(value) => values.push(value),
-                Err(problem) => return Err(self.describe_bad_number(&problem)),
+                Err(problem) => return Err(self.describe_bad_number(cell, &problem)),
             },
-            ColumnCollector::TargetNumbers(values) => match parse_number(cell) {
+            ColumnCollector::TargetNumbers(values) => match cell.number() {
                 Ok(value) => values.push(value),
-                Err(problem) => return Err(self.describe_bad_number(&problem)),
+                Err(problem) => return Err(self.describe_bad_number(cell, &problem)),
             },
             ColumnCollector::Texts(texts) => {
                 let name = &self.name;
                 let full = |problem| format!("{problem}; pass --drop {name} to leave out the column");
-                texts.push(to_text(cell)?, budget).map_err(full)?;
+                texts.push(&cell.text()?, budget).map_err(full)?;
             }
-            ColumnCollector::TargetTexts(texts) => texts.push(to_text(cell)?, budget)?,
+            ColumnCollector::TargetTexts(texts) => texts.push(&cell.text()?, budget)?,
             ColumnCollector::Ignored => {}
         }
         Ok(())
@@ -114,13 +129,16 @@ impl ColumnValues {
         Ok(())
     }
 
-    fn describe_bad_number(&self, problem: &str) -> String {
+    fn describe_bad_number(&self, cell: Cell<'_>, problem: &str) -> String {
         let name = &self.name;
         let drop = if self.is_feature() {
             format!(", or --drop {name} to leave out the column")
         } else {
             String::new()
         };
+        if !matches!(cell, Cell::Text(_)) {
+            return format!("{problem}; leave the cell without a value if the value is missing{drop}");
+        }
         format!(
             "{problem}, but the first values of this column are numbers; correct the cell, make the cell empty if the value \
              is missing, or pass --categorical {name} if the column holds names{drop}"
@@ -155,8 +173,4 @@ impl ColumnValues {
         };
         Some(RawColumn { name: self.name, is_date: self.is_date, values })
     }
-}
-
-fn to_text(cell: &[u8]) -> Result<&str, String> {
-    std::str::from_utf8(cell).map_err(|_| "the text is not UTF-8; save the table as UTF-8".into())
 }
