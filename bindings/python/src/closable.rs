@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 use pyo3::prelude::*;
 use ringtrain::Messenger;
 
-use crate::{deferred_drop, errors, fork, interrupt, site};
+use crate::{deferred_drop, errors, fork, interrupt};
 
 /// An object, and the messengers of its connections. If Python closes the object during calls, the last call to return
 /// drops the object.
@@ -47,10 +47,9 @@ impl<T: Send + Sync> Closable<T> {
         work: impl FnOnce(&mut T) -> R + Send,
     ) -> PyResult<R> {
         let object = self.object(py)?;
-        let site = site::find_user_line(py);
         let result = py.detach(move || {
             let result = match object.try_write() {
-                Ok(mut object) => Some(site::run_at(site, || work(&mut object))),
+                Ok(mut object) => Some(work(&mut object)),
                 Err(TryLockError::Poisoned(poisoned)) => Some(work(&mut poisoned.into_inner())),
                 Err(TryLockError::WouldBlock) => None,
             };

@@ -18,8 +18,8 @@ use crate::handle::duration_from_seconds;
 use crate::interrupt::SIGNAL_CHECK_INTERVAL;
 use crate::region::{Region, readable_f32, writable_f32};
 
-/// The result of a push on each server: whether the server applied the gradient, and the staleness of the gradient.
-type PushOutcomes = Vec<(bool, u64)>;
+/// The result of a push: whether all servers applied their parts of the gradient, and the largest staleness of a part.
+type PushResult = (bool, u64);
 
 /// This rank's part of a parameter server: the rank is a worker or a server.
 #[pyclass(name = "ParameterServer", frozen, module = "ringtrain._core")]
@@ -83,13 +83,17 @@ fn parse_ranges(py: Python<'_>, pairs: &Bound<'_, PyAny>, len: usize) -> PyResul
     ranges.ok_or_else(|| errors::invalid(py, format!("the ranges do not ascend within {len} elements")))
 }
 
-fn convert_outcomes(outcomes: &[PushOutcome]) -> PushOutcomes {
+/// Combines what the servers did with their parts of a gradient.
+fn combine_outcomes(outcomes: &[PushOutcome]) -> PushResult {
     let convert = |outcome: &PushOutcome| match *outcome {
         PushOutcome::Applied { staleness } => (true, staleness),
         PushOutcome::Stale { staleness } => (false, staleness),
         PushOutcome::Unwanted => (false, 0),
     };
-    outcomes.iter().map(convert).collect()
+    let combine = |(all_applied, largest): PushResult, (applied, staleness): PushResult| {
+        (all_applied && applied, largest.max(staleness))
+    };
+    outcomes.iter().map(convert).fold((true, 0), combine)
 }
 
 impl PyParameterServer {
@@ -205,10 +209,10 @@ impl PyParameterServer {
         self.run_on_worker(py, move |server| server.pull(parameters.elements_mut()))
     }
 
-    fn push(&self, py: Python<'_>, gradient: &Bound<'_, PyAny>) -> PyResult<PushOutcomes> {
+    fn push(&self, py: Python<'_>, gradient: &Bound<'_, PyAny>) -> PyResult<PushResult> {
         let gradient = readable_f32(gradient, self.len)?;
         let outcomes = self.run_on_worker(py, move |server| server.push(gradient.elements()))?;
-        Ok(convert_outcomes(&outcomes))
+        Ok(combine_outcomes(&outcomes))
     }
 
     fn push_pull(
@@ -216,14 +220,14 @@ impl PyParameterServer {
         py: Python<'_>,
         gradient: &Bound<'_, PyAny>,
         parameters: &Bound<'_, PyAny>,
-    ) -> PyResult<PushOutcomes> {
+    ) -> PyResult<PushResult> {
         let (gradient, mut parameters) =
             (readable_f32(gradient, self.len)?, writable_f32(parameters, self.len)?);
         let outcomes = self.run_on_worker(py, move |server| {
             let gradient = gradient.elements_without_overlap::<f32>(&parameters);
             server.push_pull(&gradient, parameters.elements_mut())
         })?;
-        Ok(convert_outcomes(&outcomes))
+        Ok(combine_outcomes(&outcomes))
     }
 
     fn push_ranges(
@@ -231,7 +235,7 @@ impl PyParameterServer {
         py: Python<'_>,
         ranges: &Bound<'_, PyAny>,
         gradients: &Bound<'_, PyAny>,
-    ) -> PyResult<PushOutcomes> {
+    ) -> PyResult<PushResult> {
         let ranges = parse_ranges(py, ranges, self.len)?;
         let gradients = readable_f32(gradients, ranges.iter().map(Range::len).sum())?;
         if self.is_synchronous {
@@ -242,7 +246,7 @@ impl PyParameterServer {
         }
         let outcomes =
             self.run_on_worker(py, move |server| server.push_ranges(&ranges, gradients.elements()))?;
-        Ok(convert_outcomes(&outcomes))
+        Ok(combine_outcomes(&outcomes))
     }
 
     fn pull_ranges(

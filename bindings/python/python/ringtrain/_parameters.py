@@ -67,6 +67,11 @@ class Parameters:
         """Returns the position of a parameter in the vector."""
         return slice(self.starts[index], self.starts[index] + self.sizes[index])
 
+    def single_array(self) -> NDArray | None:
+        """Returns the array if there is only one parameter. Returns `None` for several parameters, and for a tensor, because
+        autograd must learn of each change of a tensor."""
+        return self.arrays[0] if len(self.arrays) == 1 and not is_tensor(self.originals[0]) else None
+
     def copy_to_vector(self, vector: NDArray) -> NDArray:
         """Copies all parameters to the vector, and returns the vector."""
         for index, array in enumerate(self.arrays):

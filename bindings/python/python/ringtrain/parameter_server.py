@@ -15,6 +15,7 @@ from ._errors import Error, InvalidArgument, Unsupported
 from ._parameters import Parameters, as_gradient
 from .group import Group
 
+_FLOAT32 = np.dtype(np.float32)
 _STATE_PREFIX = "optimizer."
 # With these optimizers, the step of a parameter depends on the gradients of its whole tensor.
 _RULES_OF_WHOLE_TENSORS = ("lamb", "lars")
@@ -127,6 +128,12 @@ class ParameterServer:
         """The number of this worker among the workers, from 0; `None` on a server. Use this number to choose the
         worker's data."""
         self._gradient = np.empty_like(self._values)
+        # If there is one array and one server, a pull writes directly to this array: if the pull fails, it has written nothing.
+        array = self._parameters.single_array() if servers == 1 else None
+        self._is_direct = array is not None
+        received = self._values if array is None else array
+        # The memory to which a pull writes. A `Memory` costs less time in each call than an array.
+        self._received: Any = _core.Memory(received, received.ctypes.data, received.size, "f32") if received.size else received
 
     def __repr__(self) -> str:
         role = "server" if self.is_server else f"worker {self.worker_index} of {len(self.workers)}"
@@ -142,8 +149,9 @@ class ParameterServer:
         `pull_rows`."""
         self._check_worker()
         with self._lock:
-            self._core.pull(self._values)
-            self._parameters.copy_from_vector(self._values)
+            self._core.pull(self._received)
+            if not self._is_direct:
+                self._parameters.copy_from_vector(self._values)
 
     def push(self, gradient: Any = None) -> PushResult:
         """Sends a gradient to all servers. The gradient must have been computed with the parameters that this worker
@@ -157,19 +165,18 @@ class ParameterServer:
         with self._lock:
             if gradient is None and self._sends_rows(grads := self._parameters.gradients_of_tensors()):
                 ranges, values = self._sparse_ranges(grads)
-                return _combine_outcomes(self._core.push_ranges(ranges, values))
-            self._store_gradient(gradient)
-            return _combine_outcomes(self._core.push(self._gradient))
+                return PushResult(*self._core.push_ranges(ranges, values))
+            return PushResult(*self._core.push(self._contiguous_gradient(gradient)))
 
     def push_pull(self, gradient: Any = None) -> PushResult:
         """Does the same as `push` and then `pull`, in one round trip. Unlike `push`, sends a sparse `grad` as a dense
         gradient."""
         self._check_worker()
         with self._lock:
-            self._store_gradient(gradient)
-            outcomes = self._core.push_pull(self._gradient, self._values)
-            self._parameters.copy_from_vector(self._values)
-            return _combine_outcomes(outcomes)
+            result = self._core.push_pull(self._contiguous_gradient(gradient), self._received)
+            if not self._is_direct:
+                self._parameters.copy_from_vector(self._values)
+            return PushResult(*result)
 
     def push_rows(self, parameter: int | str, rows: ArrayLike, values: Any) -> PushResult:
         """Sends the gradients of some rows of one parameter, such as the rows of an embedding that a batch uses.
@@ -186,7 +193,7 @@ class ParameterServer:
         sums = np.zeros((unique.size, *shape[1:]), np.float32)
         np.add.at(sums, places, gradients.astype(np.float32, copy=False))
         with self._lock:
-            return _combine_outcomes(self._core.push_ranges(ranges, sums.reshape(-1)))
+            return PushResult(*self._core.push_ranges(ranges, sums.reshape(-1)))
 
     def pull_rows(self, parameter: int | str, rows: ArrayLike) -> None:
         """Receives the current values of some rows of one parameter, and writes them to the program's array or
@@ -213,9 +220,12 @@ class ParameterServer:
         needs_whole_gradients = self._is_synchronous or self._optimizer in _RULES_OF_WHOLE_TENSORS
         return not needs_whole_gradients and any(grad is not None and grad.is_sparse for grad in grads)
 
-    def _store_gradient(self, gradient: Any) -> None:
-        """Copies `gradient` to the vector `_gradient`. If `gradient` is `None`, copies the attribute `grad` of each
-        tensor."""
+    def _contiguous_gradient(self, gradient: Any) -> NDArray:
+        """Returns the gradients of all parameters in one contiguous array of float32. If `gradient` is `None`, these are the
+        attributes `grad` of the tensors. Returns `gradient` itself if it is such an array, without a copy."""
+        if type(gradient) is np.ndarray and self._parameters.is_single and gradient.dtype == _FLOAT32:
+            if gradient.flags.carray and gradient.shape == self._parameters.arrays[0].shape:
+                return gradient
         parameters = self._parameters
         if gradient is None:
             grads = parameters.gradients_of_tensors()
@@ -224,6 +234,7 @@ class ParameterServer:
             arrays = parameters.gradient_arrays(gradient)
         for index, array in enumerate(arrays):
             self._gradient[parameters.slice_of_parameter(index)] = 0 if array is None else array.reshape(-1)
+        return self._gradient
 
     def _sparse_ranges(self, grads: list[Any]) -> tuple[NDArray, NDArray]:
         """Returns the ranges of the vector for which `grads` has gradients, and the gradients of these ranges. At least one of
@@ -322,10 +333,6 @@ class ParameterServer:
 
 def _to_dense_gradient(parameters: Parameters, index: int, grad: Any) -> NDArray:
     return as_gradient(f"the gradient of {parameters.names[index]}", grad, parameters.arrays[index].shape)
-
-
-def _combine_outcomes(outcomes: list[tuple[bool, int]]) -> PushResult:
-    return PushResult(all(applied for applied, _ in outcomes), max(staleness for _, staleness in outcomes))
 
 
 def _check_constants(

@@ -110,6 +110,31 @@ def test_sparse_rows_equal_dense_gradients():
     run_on_ranks(3, run_worker, lambda: {name: value.copy() for name, value in start.items()}, servers=2)
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_all_layouts_and_types_of_a_gradient_have_the_same_effect(servers):
+    """A contiguous gradient of float32 is not copied before it is sent. With one server, the parameters are received in the
+    program's array."""
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    read_only = values.copy()
+    read_only.flags.writeable = False
+    unaligned = np.frombuffer(b"x" + values.tobytes(), np.float32, offset=1).reshape(2, 3)
+    layouts = [values, read_only, unaligned, values.astype(np.float64), values.T.copy().T, np.repeat(values, 2, 1)[:, ::2]]
+
+    def run_worker(server: ring.ParameterServer, w: np.ndarray) -> None:
+        expected = np.ones((2, 3), np.float32)
+        for gradient in layouts:
+            expected -= np.float32(0.5) * values
+            assert server.push_pull(gradient) and np.array_equal(w, expected)
+        # The gradient is the array to which the same call writes the new parameters.
+        assert server.push_pull(w) and np.array_equal(w, expected * np.float32(0.5))
+        for wrong in (values[:1], values.T, "text"):
+            with pytest.raises(ring.InvalidArgument):
+                server.push_pull(wrong)
+        assert np.array_equal(w, expected * np.float32(0.5))
+
+    run_on_ranks(servers + 1, run_worker, lambda: np.ones((2, 3), np.float32), servers=servers, lr=0.5)
+
+
 def test_rows_without_a_gradient_keep_their_momentum():
     """Regression test: before the fix, a push of very many rows was sent as a dense push, which also moved the other rows."""
 
