@@ -28,7 +28,7 @@ pub(crate) enum ColumnRole {
     Ignored,
 }
 
-/// The values of a column that were read so far.
+/// The values of a column that have been read.
 #[derive(Debug)]
 pub(crate) struct ColumnValues {
     pub(crate) name: String,
@@ -36,14 +36,14 @@ pub(crate) struct ColumnValues {
     /// Whether the cells are dates.
     is_date: bool,
     /// The number of missing values, including those in rows that were left out.
-    pub(crate) missing: usize,
+    pub(crate) missing_count: usize,
 }
 
 /// The values of a column, stored in the form that the role of the column needs.
 #[derive(Debug)]
 enum ColumnCollector {
-    Numbers(NumberCollector),
-    Texts(TextCollector),
+    FeatureNumbers(NumberCollector),
+    FeatureTexts(TextCollector),
     TargetNumbers(Vec<f64>),
     TargetTexts(TextCollector),
     Ignored,
@@ -54,16 +54,21 @@ impl ColumnValues {
     pub(crate) fn new(name: String, column_role: ColumnRole) -> Self {
         let collector = match column_role {
             ColumnRole::Feature(ColumnKind::Numbers | ColumnKind::Dates) => {
-                ColumnCollector::Numbers(NumberCollector::new())
+                ColumnCollector::FeatureNumbers(NumberCollector::new())
             }
-            ColumnRole::Feature(ColumnKind::Text) => ColumnCollector::Texts(TextCollector::default()),
+            ColumnRole::Feature(ColumnKind::Text) => ColumnCollector::FeatureTexts(TextCollector::default()),
             ColumnRole::Target(ColumnKind::Numbers | ColumnKind::Dates) => {
                 ColumnCollector::TargetNumbers(Vec::new())
             }
             ColumnRole::Target(ColumnKind::Text) => ColumnCollector::TargetTexts(TextCollector::default()),
             ColumnRole::Ignored => ColumnCollector::Ignored,
         };
-        Self { name, collector, is_date: column_role == ColumnRole::Feature(ColumnKind::Dates), missing: 0 }
+        Self {
+            name,
+            collector,
+            is_date: column_role == ColumnRole::Feature(ColumnKind::Dates),
+            missing_count: 0,
+        }
     }
 
     /// Returns whether the column is a feature or the target.
@@ -73,7 +78,7 @@ impl ColumnValues {
 
     /// Returns whether the column is a feature.
     pub(crate) fn is_feature(&self) -> bool {
-        matches!(self.collector, ColumnCollector::Numbers(_) | ColumnCollector::Texts(_))
+        matches!(self.collector, ColumnCollector::FeatureNumbers(_) | ColumnCollector::FeatureTexts(_))
     }
 
     /// Adds the value of a row.
@@ -91,8 +96,8 @@ impl ColumnValues {
             return self.push_missing(policy, budget);
         }
         match &mut self.collector {
-            ColumnCollector::Numbers(values) if self.is_date => values.push(cell.date()?),
-            ColumnCollector::Numbers(values) => match cell.number() {
+            ColumnCollector::FeatureNumbers(values) if self.is_date => values.push(cell.date()?),
+            ColumnCollector::FeatureNumbers(values) => match cell.number() {
                 Ok(value) => values.push(value),
                 Err(problem) => return Err(self.describe_bad_number(cell, &problem)),
             },
@@ -100,7 +105,7 @@ impl ColumnValues {
                 Ok(value) => values.push(value),
                 Err(problem) => return Err(self.describe_bad_number(cell, &problem)),
             },
-            ColumnCollector::Texts(texts) => {
+            ColumnCollector::FeatureTexts(texts) => {
                 let name = &self.name;
                 let full = |problem| format!("{problem}; pass --drop {name} to leave out the column");
                 texts.push(&cell.text()?, budget).map_err(full)?;
@@ -113,7 +118,7 @@ impl ColumnValues {
 
     /// Adds a missing value of a feature, or returns an error if `policy` forbids missing values.
     fn push_missing(&mut self, policy: MissingPolicy, budget: &mut TextBytesLeft) -> Result<(), String> {
-        self.missing += 1;
+        self.missing_count += 1;
         if policy == MissingPolicy::Error {
             let name = &self.name;
             return Err(format!(
@@ -122,13 +127,14 @@ impl ColumnValues {
             ));
         }
         match &mut self.collector {
-            ColumnCollector::Numbers(values) => values.push(f64::NAN),
-            ColumnCollector::Texts(texts) => texts.push("", budget)?,
+            ColumnCollector::FeatureNumbers(values) => values.push(f64::NAN),
+            ColumnCollector::FeatureTexts(texts) => texts.push("", budget)?,
             _ => {}
         }
         Ok(())
     }
 
+    /// Completes an error of [`Cell::number`] with advice for the user.
     fn describe_bad_number(&self, cell: Cell<'_>, problem: &str) -> String {
         let name = &self.name;
         let drop = if self.is_feature() {
@@ -145,7 +151,7 @@ impl ColumnValues {
         )
     }
 
-    /// Returns the values of the target. Returns `None` if this column is not the target.
+    /// Moves the values of the target out of this column. Returns `None` if this column is not the target.
     pub(crate) fn take_target(&mut self) -> Option<Column> {
         match &mut self.collector {
             ColumnCollector::TargetNumbers(values) => Some(Column::Numbers(std::mem::take(values))),
@@ -156,7 +162,7 @@ impl ColumnValues {
 
     /// Returns the range of the numbers of a feature, or an empty range for other columns.
     pub(crate) fn range(&self) -> NumberRange {
-        if let ColumnCollector::Numbers(values) = &self.collector {
+        if let ColumnCollector::FeatureNumbers(values) = &self.collector {
             values.range()
         } else {
             NumberRange::EMPTY
@@ -167,8 +173,8 @@ impl ColumnValues {
     /// numbers that all ranks have read from this column.
     pub(crate) fn into_feature_column(self, range: NumberRange) -> Option<RawColumn> {
         let values = match self.collector {
-            ColumnCollector::Numbers(values) => RawValues::Numbers(values.into_numbers(range)),
-            ColumnCollector::Texts(values) => RawValues::Texts(values.texts),
+            ColumnCollector::FeatureNumbers(values) => RawValues::Numbers(values.into_numbers(range)),
+            ColumnCollector::FeatureTexts(values) => RawValues::Texts(values.texts),
             _ => return None,
         };
         Some(RawColumn { name: self.name, is_date: self.is_date, values })

@@ -31,7 +31,8 @@ pub(crate) enum FileCompression {
 }
 
 impl FileCompression {
-    /// Returns the compression that the extension of a file's name stands for. Returns `None` for other extensions.
+    /// Returns the compression that the extension of a file's name stands for. Returns `None` if the extension stands
+    /// for no compression.
     pub(crate) fn from_file_name(path: &Path) -> Option<Self> {
         match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
             "gz" => Some(Self::Gzip),
@@ -84,7 +85,8 @@ pub(crate) fn decompress(
 /// Returns the content of the only file in a zip archive.
 ///
 /// The crate `zip` reads the list of files and finds the position of the content. The readers of the crate `zip`
-/// borrow the archive, but the caller of this function needs a reader that owns the file.
+/// borrow the archive, but the caller of this function needs a reader that owns the file. Therefore this function
+/// decompresses the content itself.
 fn open_archive(path: &Path, reader: BufReader<File>) -> Result<Box<dyn Read>, DataError> {
     let fail = |error: ZipError| match error {
         ZipError::Io(error) => stream_error(path, error),
@@ -190,7 +192,7 @@ impl<R: BufRead> Read for GzipReader<R> {
     }
 }
 
-/// Skips zeros. Returns `false` at the end of the source.
+/// Skips bytes that are 0. Returns `false` at the end of the source.
 fn skip_zeros(source: &mut impl BufRead) -> io::Result<bool> {
     loop {
         let bytes = source.fill_buf()?;
@@ -209,21 +211,21 @@ struct ZstandardReader<R> {
     /// Whether `decoder` has begun a frame and has not returned all of its content.
     in_frame: bool,
     /// How often [`begin_frame`](Self::begin_frame) has tried to begin a frame.
-    frames: u64,
+    frame_attempts: u64,
 }
 
 impl<R: BufRead> ZstandardReader<R> {
     fn new(source: R) -> Self {
-        Self { source, decoder: FrameDecoder::new(), in_frame: false, frames: 0 }
+        Self { source, decoder: FrameDecoder::new(), in_frame: false, frame_attempts: 0 }
     }
 
     /// Begins the next frame. Returns `false` at the end of the stream. An empty stream is an error.
     fn begin_frame(&mut self) -> io::Result<bool> {
         loop {
-            if self.source.fill_buf()?.is_empty() && self.frames > 0 {
+            if self.source.fill_buf()?.is_empty() && self.frame_attempts > 0 {
                 return Ok(false);
             }
-            self.frames += 1;
+            self.frame_attempts += 1;
             match self.decoder.init(&mut self.source) {
                 Ok(()) => return Ok(true),
                 Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
@@ -237,7 +239,7 @@ impl<R: BufRead> ZstandardReader<R> {
         }
     }
 
-    /// Ends a frame. If the frame has a checksum, checks it.
+    /// Ends a frame. If the frame has a checksum, compares it with the checksum of the content.
     fn end_frame(&mut self) -> io::Result<()> {
         self.in_frame = false;
         match (self.decoder.get_checksum_from_data(), self.decoder.get_calculated_checksum()) {
@@ -371,7 +373,7 @@ mod tests {
             ("b.csv.zst", [&zst(first)[..], &skipped, &zst(second)].concat()),
             ("a.csv.zip", make_uncompressed_zip(&archive)),
             ("b.csv.zip", make_deflated_zip(&content)),
-            // Regression test: `./a.csv` was taken for a hidden file.
+            // Regression test: before the fix, `./a.csv` was taken for a hidden file.
             ("c.csv.zip", make_uncompressed_zip(&[("./a.csv", &content), ("./.hidden", b"x")])),
             ("d.csv.zip", make_uncompressed_zip(&[("../folder/a.csv", &content)])),
         ] {

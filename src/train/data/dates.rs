@@ -12,7 +12,7 @@ const DATE_FORMAT_HINT: &str = "write dates as 2024-03-01, or with a time as 202
 ///
 /// # Errors
 ///
-/// A sentence that says what is wrong with the cell and what to do.
+/// A sentence that says what is wrong with the cell.
 pub(crate) fn parse_date(cell: &[u8]) -> Result<f64, String> {
     let Ok(cell) = std::str::from_utf8(cell) else {
         return Err("the text is not UTF-8; save the table as UTF-8".into());
@@ -34,7 +34,8 @@ pub(crate) fn parse_date(cell: &[u8]) -> Result<f64, String> {
     }
 }
 
-/// Returns the year, the month and the day at the beginning of a cell, and the rest of the cell.
+/// Returns the year, the month and the day at the beginning of a cell, and the rest of the cell. Returns `None` if the
+/// cell does not begin with a date.
 fn split_date(cell: &str) -> Option<((i32, i32, i32), &str)> {
     let (year, rest) = split_number(cell, 4)?;
     let separator = rest.chars().next().filter(|&letter| letter == '-' || letter == '/');
@@ -122,7 +123,7 @@ fn days_since_1970(year: i32, month: i32, day: i32) -> i32 {
     era * 146_097 + day_of_era - 719_468
 }
 
-/// Returns at most the first 40 characters of a cell.
+/// Shortens a cell to 40 characters for a message.
 fn shorten_cell(cell: &str) -> String {
     let shown: String = cell.chars().take(40).collect();
     if shown.len() < cell.len() { shown + "..." } else { shown }

@@ -5,14 +5,14 @@ use std::io::Read;
 use flate2::read::GzDecoder;
 use ndarray::Array2;
 
-use super::{Column, Features, ImageShape, Table};
+use super::{Column, Features, ImageShape, UninterpretedSamples};
 
 /// The compressed table of digits. The source is "Optical Recognition of Handwritten Digits" by Alpaydin and Kaynak,
 /// UCI, CC BY 4.0. See `DIGITS.md`.
-const DIGITS: &[u8] = include_bytes!("digits.csv.gz");
-/// The number of digits.
+const COMPRESSED_TABLE: &[u8] = include_bytes!("digits.csv.gz");
+/// The number of rows of the table: one for each handwritten digit.
 const ROWS: usize = 1797;
-/// The number of pixels of a digit.
+/// The number of pixels of the image of a digit.
 const PIXELS: usize = 64;
 /// The shape of the images.
 pub(crate) const IMAGE_SHAPE: ImageShape = ImageShape { channels: 1, height: 8, width: 8 };
@@ -24,9 +24,9 @@ const PIXEL_MAX: f32 = 16.0;
 /// # Panics
 ///
 /// If the compiled-in data is corrupt. A test checks that this data is correct.
-pub(crate) fn load_digits() -> Table {
+pub(crate) fn load_digits() -> UninterpretedSamples {
     let mut text = String::new();
-    GzDecoder::new(DIGITS)
+    GzDecoder::new(COMPRESSED_TABLE)
         .read_to_string(&mut text)
         .expect("the embedded digits are valid gzip of ASCII text");
     let mut pixels = Vec::with_capacity(ROWS * PIXELS);
@@ -38,7 +38,10 @@ pub(crate) fn load_digits() -> Table {
         labels.extend(values.map(f64::from));
     }
     let values = Array2::from_shape_vec((ROWS, PIXELS), pixels).expect("there are 1,797 lines of 64 pixels");
-    Table { features: Features::Pixels { values, divisor: PIXEL_MAX }, target: Column::Numbers(labels) }
+    UninterpretedSamples {
+        features: Features::Pixels { values, divisor: PIXEL_MAX },
+        target: Column::Numbers(labels),
+    }
 }
 
 #[cfg(test)]
@@ -47,9 +50,9 @@ mod tests {
 
     #[test]
     fn each_digit_occurs_as_often_as_published() {
-        let table = load_digits();
-        let Column::Numbers(labels) = &table.target else { panic!("the digits are not numbers") };
-        assert_eq!((table.features.rows(), table.features.columns(), labels.len()), (1797, 64, 1797));
+        let samples = load_digits();
+        let Column::Numbers(labels) = &samples.target else { panic!("the digits are not numbers") };
+        assert_eq!((samples.features.rows(), samples.features.columns(), labels.len()), (1797, 64, 1797));
         let counts: Vec<usize> =
             (0..10).map(|digit| labels.iter().filter(|&&label| label == f64::from(digit)).count()).collect();
         // https://archive.ics.uci.edu/dataset/80 publishes these numbers of samples of each digit.

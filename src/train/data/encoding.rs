@@ -23,8 +23,8 @@ pub enum MissingPolicy {
     Drop,
     /// Replace a missing number by the mean of the column in the training rows. A missing text is a category of its own.
     Mean,
-    /// Do the same as [`Mean`](Self::Mean). In addition, give each column that lacks numbers in the training rows a
-    /// second input: 1 if the number is missing, otherwise 0.
+    /// Do the same as [`Mean`](Self::Mean). In addition, if a number of a column is missing in a training row, give the
+    /// column a second input: 1 if the number is missing, otherwise 0.
     Indicator,
 }
 
@@ -141,8 +141,8 @@ impl ColumnEncoding {
         }
     }
 
-    /// Returns the cell of a text, which is empty for a missing value. Returns NaN if the text has no category, or if
-    /// this is a column of numbers.
+    /// Returns the cell of a text. The empty text stands for a missing value. Returns NaN if the text has no category,
+    /// or if this is a column of numbers.
     pub fn cell_of_text(&self, text: &str) -> f32 {
         match &self.inputs {
             ColumnInputs::Number { .. } | ColumnInputs::ShiftedNumber { .. } => f32::NAN,

@@ -18,7 +18,7 @@ pub enum DataError {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// The content of a file does not follow its format.
+    /// The content of a file does not follow the format, or a path does not name a file of the right kind.
     #[error("{}: {problem}", path.display())]
     Malformed {
         /// The file.

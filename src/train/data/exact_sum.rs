@@ -7,17 +7,17 @@ use super::ELEMENTS_MAX;
 use crate::group::{Error, Group};
 use crate::types::ReduceOp;
 
-/// The number of digits of the integer. The lowest bit stands for 2^-1074, all f64 are below 2^1024, and a sum of
-/// 2^31 numbers needs 31 more bits. The highest digit holds the sign.
-const DIGITS: usize = 68;
-/// The number of bits of a digit.
+/// The number of digits of the integer in an [`ExactSum`]. The lowest bit stands for 2^-1074, all f64 are below 2^1024,
+/// and a sum of 2^31 numbers needs 31 more bits. The highest digit holds the sign.
+const DIGIT_COUNT: usize = 68;
+/// The number of bits of each digit of the integer in an [`ExactSum`].
 const DIGIT_BITS: usize = 32;
-/// The lowest bit of the integer stands for 2 to the power of this number.
+/// The lowest bit of the integer in an [`ExactSum`] stands for 2 to the power of this number.
 const LOWEST_EXPONENT: i32 = -1074;
 /// The number of bits of the fraction of an f64.
 const FRACTION_BITS: u32 = f64::MANTISSA_DIGITS - 1;
 
-const _: () = assert!(DIGITS * DIGIT_BITS > 1074 + 1024 + 31);
+const _: () = assert!(DIGIT_COUNT * DIGIT_BITS > 1074 + 1024 + 31);
 // Each number adds less than 2^32 to a digit, so the digits of the sum do not overflow.
 const _: () = assert!(ELEMENTS_MAX <= 1 << (63 - DIGIT_BITS));
 
@@ -26,12 +26,12 @@ const _: () = assert!(ELEMENTS_MAX <= 1 << (63 - DIGIT_BITS));
 pub(crate) struct ExactSum {
     /// The digits, lowest first. A digit may be negative or exceed 32 bits: only [`value`](Self::value) propagates
     /// carries.
-    digits: [i64; DIGITS],
+    digits: [i64; DIGIT_COUNT],
 }
 
 impl ExactSum {
     /// The sum of no numbers.
-    pub(crate) const ZERO: Self = Self { digits: [0; DIGITS] };
+    pub(crate) const ZERO: Self = Self { digits: [0; DIGIT_COUNT] };
 
     /// Adds a finite number.
     pub(crate) fn add(&mut self, value: f64) {
@@ -60,9 +60,9 @@ impl ExactSum {
         }
     }
 
-    /// Multiplies the sum by `sign`, which is 1 or -1, and propagates all carries. Returns `None` if the product is
-    /// negative.
-    fn digits_with_carries(&self, sign: i128) -> Option<[u32; DIGITS]> {
+    /// Returns the digits of the sum times `sign`, which is 1 or -1, after all carries are propagated. Returns `None`
+    /// if this product is negative.
+    fn digits_with_carries(&self, sign: i128) -> Option<[u32; DIGIT_COUNT]> {
         let mut carry = 0_i128;
         let digits = self.digits.map(|digit| {
             let total = sign * i128::from(digit) + carry;
@@ -73,7 +73,7 @@ impl ExactSum {
     }
 }
 
-/// Adds each sum over all ranks: afterwards every rank has the same sums. All ranks must pass the same number of
+/// Adds up each sum over all ranks. Afterwards every rank has the same sums. All ranks must pass the same number of
 /// sums.
 pub(crate) fn add_sums_of_ranks(group: &mut Group, sums: &mut [ExactSum]) -> Result<(), Error> {
     let mut digits: Vec<i64> = sums.iter().flat_map(|sum| sum.digits).collect();
@@ -85,7 +85,7 @@ pub(crate) fn add_sums_of_ranks(group: &mut Group, sums: &mut [ExactSum]) -> Res
 }
 
 /// Returns the f64 that is nearest to the integer with these digits, times 2^-1074.
-fn nearest_f64(digits: &[u32; DIGITS]) -> f64 {
+fn nearest_f64(digits: &[u32; DIGIT_COUNT]) -> f64 {
     let Some(highest) = digits.iter().rposition(|&digit| digit != 0) else { return 0.0 };
     let lowest = highest.saturating_sub(2);
     let top = digits[lowest..=highest]
@@ -93,8 +93,8 @@ fn nearest_f64(digits: &[u32; DIGITS]) -> f64 {
         .rev()
         .fold(0_u128, |top, &digit| top << DIGIT_BITS | u128::from(digit));
     // If `top` is exactly between two f64, the number is rounded up if a lower digit is not 0.
-    let has_more = digits[..lowest].iter().any(|&digit| digit != 0);
-    let rounded = (top | u128::from(has_more)) as f64;
+    let has_lower_digits = digits[..lowest].iter().any(|&digit| digit != 0);
+    let rounded = (top | u128::from(has_lower_digits)) as f64;
     multiply_by_power_of_two(rounded, LOWEST_EXPONENT + (DIGIT_BITS * lowest) as i32)
 }
 

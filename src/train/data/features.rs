@@ -17,7 +17,7 @@ pub enum Features {
     /// Pixels: each feature is a byte divided by `divisor`. Bytes need a quarter of the memory of f32.
     /// [`write_rows`](Self::write_rows) divides the bytes.
     Pixels {
-        /// The bytes.
+        /// The bytes: a row for each sample.
         values: Array2<u8>,
         /// Every byte is divided by this number. A byte with this value becomes 1.
         divisor: f32,

@@ -57,7 +57,7 @@ pub(crate) fn checked_element_count(dimensions: &[u64], path: &Path) -> Result<u
     let product = dimensions.iter().try_fold(1_u64, |product, &length| product.checked_mul(length));
     product.filter(|&count| count <= ELEMENTS_MAX).ok_or_else(|| {
         let problem = format!(
-            "its header announces an array of {dimensions:?} values; the limit is {ELEMENTS_MAX} in all"
+            "its header announces an array of the shape {dimensions:?}; the limit is {ELEMENTS_MAX} values"
         );
         DataError::malformed(path, problem)
     })

@@ -36,8 +36,8 @@ impl DataFormat {
 }
 
 impl DataSource {
-    /// Creates a data source from `values`, the values of the option `option`, in the format `format`. Patterns are
-    /// replaced by the names of files as in [`from_values`](Self::from_values).
+    /// Creates a data source from `values`, the values of the option `option`, in the format `format`. Replaces
+    /// patterns by the names of files, as [`from_values`](Self::from_values) does.
     ///
     /// # Errors
     ///

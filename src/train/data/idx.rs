@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use ndarray::Array2;
 
 use super::file::{checked_element_count, open_data_file, read_exactly, stream_error};
-use super::{Column, DataError, Features, ImageShape, Table};
+use super::{Column, DataError, Features, ImageShape, UninterpretedSamples};
 
 /// The magic number of images: two zero bytes, 8 for the type `unsigned byte`, and the number of dimensions.
 const IMAGES_MAGIC: u32 = 0x0000_0803;
@@ -21,7 +21,9 @@ const LABELS_MAGIC: u32 = 0x0000_0801;
 ///
 /// If a file is missing, truncated, too long or of another format, if the numbers of images and labels differ, or if the
 /// training images and the test images have different shapes.
-pub(crate) fn load_idx_directory(directory: &Path) -> Result<(Table, Table, ImageShape), DataError> {
+pub(crate) fn load_idx_directory(
+    directory: &Path,
+) -> Result<(UninterpretedSamples, UninterpretedSamples, ImageShape), DataError> {
     let (train, shape) = load_images_and_labels(directory, "train")?;
     let (test, test_shape) = load_images_and_labels(directory, "t10k")?;
     if shape != test_shape {
@@ -34,7 +36,10 @@ pub(crate) fn load_idx_directory(directory: &Path) -> Result<(Table, Table, Imag
 }
 
 /// Reads the images and the labels of the training set (`part` is `train`) or the test set (`part` is `t10k`).
-fn load_images_and_labels(directory: &Path, part: &str) -> Result<(Table, ImageShape), DataError> {
+fn load_images_and_labels(
+    directory: &Path,
+    part: &str,
+) -> Result<(UninterpretedSamples, ImageShape), DataError> {
     let images_path = find_file(directory, part, "images", 3)?;
     let labels_path = find_file(directory, part, "labels", 1)?;
     let (images, shape) = read_idx_file(&images_path, IMAGES_MAGIC)?;
@@ -51,11 +56,11 @@ fn load_images_and_labels(directory: &Path, part: &str) -> Result<(Table, ImageS
     }
     let values =
         Array2::from_shape_vec((rows, pixels), images).expect("the length was checked against the header");
-    let table = Table {
+    let samples = UninterpretedSamples {
         features: Features::Pixels { values, divisor: 255.0 },
         target: Column::Numbers(labels.into_iter().map(f64::from).collect()),
     };
-    Ok((table, ImageShape { channels: 1, height: shape[1] as usize, width: shape[2] as usize }))
+    Ok((samples, ImageShape { channels: 1, height: shape[1] as usize, width: shape[2] as usize }))
 }
 
 /// Returns the path of the file with the images (`kind` is `images`) or the labels (`kind` is `labels`). `dimensions`

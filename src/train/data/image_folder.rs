@@ -8,7 +8,7 @@ use ndarray::Array2;
 
 use super::image_file::{self, DecodedImage};
 use super::loaded_rows::{LoadedRows, RowOrigins};
-use super::{Column, DataError, ELEMENTS_MAX, Features, ImageShape, Table};
+use super::{Column, DataError, ELEMENTS_MAX, Features, ImageShape, UninterpretedSamples};
 
 /// The extensions of the names of image files, in lower case.
 const IMAGE_FILE_EXTENSIONS: [&str; 3] = ["png", "jpg", "jpeg"];
@@ -67,11 +67,11 @@ pub(crate) struct WantedImages {
     pub(crate) shape: Option<ImageShape>,
 }
 
-/// Reads the images of a directory for a model. The directory may also hold images without folders of classes.
+/// Reads the images of a directory for a model. The images need not be in folders of classes.
 ///
 /// # Errors
 ///
-/// - The errors of [`load_image_folder`], except that images need no folders of classes.
+/// - The errors of [`load_image_folder`], except for the error about images that are not in folders.
 /// - The images do not have the size of the images with which the model was trained.
 /// - An image has colours, but the model has inputs for grey images.
 pub(crate) fn load_images_for_model(directory: &Path, wanted: WantedImages) -> Result<LoadedRows, DataError> {
@@ -99,7 +99,8 @@ fn has_image_name(path: &Path) -> bool {
         .is_some_and(|extension| IMAGE_FILE_EXTENSIONS.contains(&extension.to_ascii_lowercase().as_str()))
 }
 
-/// Lists the images of a directory. Either all images are in the folders of classes, or no image is.
+/// Lists the images of a directory. Returns an error if there are no images, or if only some of the images are in
+/// folders of classes.
 fn list_images(directory: &Path) -> Result<ImageList, DataError> {
     let mut list = ImageList { images: Vec::new(), other_files: Vec::new() };
     for path in sorted_entries(directory)? {
@@ -174,9 +175,10 @@ fn read_images(list: ImageList, wanted: Option<WantedImages>) -> Result<(LoadedR
         .expect("all images have the same number of values");
     let target = Column::Text(list.images.iter().map(|(_, class)| class.as_str()).collect());
     let notes = describe_ignored_files(&list.other_files).into_iter().collect();
-    let table = Table { features: Features::Pixels { values, divisor: PIXEL_DIVISOR }, target };
+    let samples =
+        UninterpretedSamples { features: Features::Pixels { values, divisor: PIXEL_DIVISOR }, target };
     let origins = RowOrigins::Files(list.images.into_iter().map(|(path, _)| path).collect());
-    Ok((LoadedRows { table, origins, notes }, shape))
+    Ok((LoadedRows { samples, origins, notes }, shape))
 }
 
 fn describe_ignored_files(files: &[PathBuf]) -> Option<String> {
@@ -188,25 +190,25 @@ fn describe_ignored_files(files: &[PathBuf]) -> Option<String> {
     ))
 }
 
-/// The values of the images that were read so far. The values of an image are ordered as [`ImageShape`] says.
+/// The values of the images that have been read. The values of an image are ordered as [`ImageShape`] says.
 struct PixelRows {
     shape: ImageShape,
     /// The file of the first image.
-    first: PathBuf,
+    first_path: PathBuf,
     values: Vec<u8>,
     /// Whether images with colours are refused, because the model takes grey images.
     only_grey: bool,
     /// The number of images in the directory.
-    count: usize,
+    image_count: usize,
 }
 
 impl PixelRows {
-    /// Creates an empty list for `count` images of the size of `image`.
+    /// Creates an empty list for `image_count` images of the size of `image`, which is the image in the file `path`.
     fn new(
         path: &Path,
         image: &DecodedImage,
         wanted: Option<WantedImages>,
-        count: usize,
+        image_count: usize,
     ) -> Result<Self, DataError> {
         let DecodedImage { width, height, .. } = *image;
         let pixels = width * height;
@@ -235,21 +237,21 @@ impl PixelRows {
         }
         let rows = Self {
             shape,
-            first: path.to_owned(),
+            first_path: path.to_owned(),
             values: Vec::new(),
             only_grey: inputs == Some(pixels),
-            count,
+            image_count,
         };
         rows.check_element_count().map_err(|problem| DataError::malformed(path, problem))?;
         Ok(rows)
     }
 
     fn check_element_count(&self) -> Result<(), String> {
-        let values = (self.shape.value_count() as u64).saturating_mul(self.count as u64);
+        let values = (self.shape.value_count() as u64).saturating_mul(self.image_count as u64);
         if values > ELEMENTS_MAX {
             return Err(format!(
                 "{} images of this size have {values} values; the limit is {ELEMENTS_MAX}; scale the images down",
-                self.count
+                self.image_count
             ));
         }
         Ok(())
@@ -263,7 +265,7 @@ impl PixelRows {
                 "has {} x {} pixels, but {} has {width} x {height}; all images must have the same size",
                 image.width,
                 image.height,
-                self.first.display()
+                self.first_path.display()
             ));
         }
         if image.channels > channels {
@@ -279,7 +281,7 @@ impl PixelRows {
         Ok(())
     }
 
-    /// Converts the grey images that were read so far to images with three equal channels.
+    /// Converts the grey images that have been read to images with three equal channels.
     fn convert_rows_to_colour(&mut self) -> Result<(), String> {
         let grey = std::mem::take(&mut self.values);
         self.shape.channels = 3;
@@ -319,12 +321,12 @@ mod tests {
         ]);
         let (loaded, shape) = load_image_folder(directory.path(), None).unwrap();
         assert_eq!(shape, ImageShape { channels: 3, height: 2, width: 3 });
-        let Features::Pixels { values, .. } = &loaded.table.features else { panic!("images are pixels") };
+        let Features::Pixels { values, .. } = &loaded.samples.features else { panic!("images are pixels") };
         let grey = vec![100_u8; 18];
         let colour = [[200_u8; 6], [50; 6], [10; 6]].concat();
         let rows: Vec<Vec<u8>> = values.rows().into_iter().map(|row| row.to_vec()).collect();
         assert_eq!(rows, [grey.clone(), grey, colour]);
-        let Column::Text(classes) = &loaded.table.target else { panic!("classes have names") };
+        let Column::Text(classes) = &loaded.samples.target else { panic!("classes have names") };
         assert_eq!((classes.indices.as_slice(), &*classes.distinct[1]), (&[0, 1, 1][..], "b"));
         assert!(loaded.notes[0].starts_with("ignored 1 files") && loaded.notes[0].ends_with("a/Thumbs.db"));
         let error = loaded.origins.error(1, "problem").to_string();
@@ -337,7 +339,7 @@ mod tests {
         for (inputs, expected) in [(6, 6), (18, 18)] {
             let loaded =
                 load_images_for_model(directory.path(), WantedImages { inputs, shape: None }).unwrap();
-            assert_eq!((loaded.table.features.rows(), loaded.table.features.columns()), (2, expected));
+            assert_eq!((loaded.samples.features.rows(), loaded.samples.features.columns()), (2, expected));
         }
         let turned = Some(ImageShape { channels: 1, height: 3, width: 2 });
         for (inputs, shape, expected) in [

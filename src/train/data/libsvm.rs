@@ -10,7 +10,7 @@ use super::csv::parse_number;
 use super::file::{open_data_file, stream_error};
 use super::loaded_rows::{LoadedRows, RowOrigins};
 use super::sparse::SparseRowsBuilder;
-use super::{Column, DataError, ELEMENTS_MAX, Features, Table};
+use super::{Column, DataError, ELEMENTS_MAX, Features, UninterpretedSamples};
 
 /// The maximum length of a line in bytes.
 const LINE_BYTES_MAX: usize = 1 << 26;
@@ -28,7 +28,7 @@ const TOKEN_CHARACTERS_SHOWN_MAX: usize = 40;
 /// counted from 1.
 pub(crate) fn load_libsvm_file(path: &Path) -> Result<LoadedRows, DataError> {
     let mut reader = BufReader::new(open_data_file(path)?);
-    let mut lines = LineParser::default();
+    let mut parsed = ParsedLines::default();
     let mut line = Vec::new();
     for number in 1.. {
         line.clear();
@@ -41,44 +41,44 @@ pub(crate) fn load_libsvm_file(path: &Path) -> Result<LoadedRows, DataError> {
             Err(format!("line {number}: the line has more than {LINE_BYTES_MAX} bytes"))
         } else {
             let text = if number == 1 { line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&line) } else { &line };
-            lines
+            parsed
                 .add_line(number, text)
                 .map_err(|(at, problem)| format!("line {number}, character {at}: {problem}"))
         };
         result.map_err(|problem| DataError::malformed(path, problem))?;
     }
-    if lines.targets.is_empty() {
+    if parsed.targets.is_empty() {
         return Err(DataError::malformed(path, "holds no rows"));
     }
-    if lines.columns == 0 {
+    if parsed.largest_index == 0 {
         return Err(DataError::malformed(path, "no row has a feature INDEX:VALUE"));
     }
-    let features = Features::Sparse(lines.rows.build(lines.columns as usize));
-    let origins = RowOrigins::Lines(path.to_owned(), lines.line_numbers);
+    let features = Features::Sparse(parsed.rows.build(parsed.largest_index as usize));
+    let origins = RowOrigins::Lines(path.to_owned(), parsed.line_numbers);
     Ok(LoadedRows {
-        table: Table { features, target: Column::Numbers(lines.targets) },
+        samples: UninterpretedSamples { features, target: Column::Numbers(parsed.targets) },
         origins,
         notes: Vec::new(),
     })
 }
 
-/// Parses lines, and collects their rows.
+/// The rows of the lines that were parsed.
 #[derive(Default)]
-struct LineParser {
+struct ParsedLines {
     rows: SparseRowsBuilder,
     targets: Vec<f64>,
     /// The line number of each row.
     line_numbers: Vec<u64>,
-    /// The largest index of a feature so far.
-    columns: u32,
+    /// The largest index of a feature in these lines.
+    largest_index: u32,
 }
 
-impl LineParser {
+impl ParsedLines {
     /// Adds the row of a line. Ignores an empty line and a line that holds only a comment. An error consists of the
     /// position of a character and a sentence that says what is wrong with the token at this position.
     fn add_line(&mut self, number: u64, line: &[u8]) -> Result<(), (usize, String)> {
         let end = line.iter().position(|&byte| byte == b'#').unwrap_or(line.len());
-        let mut tokens = Tokens { line: &line[..end], at: 0 };
+        let mut tokens = Tokens { line: &line[..end], position: 0 };
         let Some((at, target)) = tokens.next() else { return Ok(()) };
         let target = parse_target(target).map_err(|problem| (at, problem))?;
         let mut previous = 0;
@@ -99,7 +99,7 @@ impl LineParser {
         if self.rows.stored_value_count() as u64 > ELEMENTS_MAX {
             return Err((1, format!("the file holds more than {ELEMENTS_MAX} values")));
         }
-        self.columns = self.columns.max(previous);
+        self.largest_index = self.largest_index.max(previous);
         self.rows.end_row();
         self.targets.push(target);
         self.line_numbers.push(number);
@@ -111,18 +111,18 @@ impl LineParser {
 struct Tokens<'a> {
     line: &'a [u8],
     /// The index in `line` of the first byte after the last token.
-    at: usize,
+    position: usize,
 }
 
 impl<'a> Iterator for Tokens<'a> {
     type Item = (usize, &'a [u8]);
 
     fn next(&mut self) -> Option<Self::Item> {
-        let rest = &self.line[self.at..];
-        let start = self.at + rest.iter().position(|byte| !byte.is_ascii_whitespace())?;
+        let rest = &self.line[self.position..];
+        let start = self.position + rest.iter().position(|byte| !byte.is_ascii_whitespace())?;
         let rest = &self.line[start..];
         let length = rest.iter().position(u8::is_ascii_whitespace).unwrap_or(rest.len());
-        self.at = start + length;
+        self.position = start + length;
         Some((start + 1, &rest[..length]))
     }
 }
@@ -131,14 +131,14 @@ fn parse_target(token: &[u8]) -> Result<f64, String> {
     if token.contains(&b':') {
         return Err(format!(
             "the line starts with `{}`, but it must start with the target",
-            quote_start_of_token(token)
+            shorten_token(token)
         ));
     }
     let mut parts = token.split(|&byte| byte == b',');
     if token.contains(&b',') && parts.all(|part| parse_number(part).is_ok()) {
         return Err(format!(
             "`{}` is a list of targets; ringtrain reads one target for each row",
-            quote_start_of_token(token)
+            shorten_token(token)
         ));
     }
     parse_number(token).map_err(|problem| format!("the target {problem}"))
@@ -147,17 +147,14 @@ fn parse_target(token: &[u8]) -> Result<f64, String> {
 fn parse_feature(token: &[u8]) -> Result<(u32, f32), String> {
     let colon = token.iter().position(|&byte| byte == b':');
     let Some((index, value)) = colon.map(|colon| (&token[..colon], &token[colon + 1..])) else {
-        return Err(format!(
-            "`{}` is not a feature; a feature is written INDEX:VALUE",
-            quote_start_of_token(token)
-        ));
+        return Err(format!("`{}` is not a feature; a feature is written INDEX:VALUE", shorten_token(token)));
     };
     let number = std::str::from_utf8(index).ok().and_then(|text| text.parse::<u64>().ok());
     let index = match number {
         None => {
             return Err(format!(
                 "`{}` is not an index; an index is an integer of at least 1",
-                quote_start_of_token(index)
+                shorten_token(index)
             ));
         }
         Some(0) => {
@@ -173,8 +170,8 @@ fn parse_feature(token: &[u8]) -> Result<(u32, f32), String> {
     Ok((index, parse_number(value)? as f32))
 }
 
-/// Returns the beginning of a token for a message.
-fn quote_start_of_token(token: &[u8]) -> String {
+/// Shortens a token for a message.
+fn shorten_token(token: &[u8]) -> String {
     let text = String::from_utf8_lossy(token);
     if text.chars().count() <= TOKEN_CHARACTERS_SHOWN_MAX {
         return text.into_owned();
@@ -201,14 +198,14 @@ mod tests {
     fn features_that_a_line_does_not_name_are_0() {
         let text = b"\xef\xbb\xbf+1 1:0.5 3:-2 # first\r\n\n# only a comment\n-1\t2:1e2\n2 qid:7 4:0\n0.5";
         let loaded = load_libsvm_text(text).unwrap();
-        let Features::Sparse(rows) = &loaded.table.features else { panic!("the features are sparse") };
+        let Features::Sparse(rows) = &loaded.samples.features else { panic!("the features are sparse") };
         assert_eq!((rows.rows(), rows.columns(), rows.stored_value_count()), (4, 4, 3));
         let mut gathered = Array2::from_elem((4, 4), 9.0);
-        loaded.table.features.write_rows(0..4, None, gathered.view_mut());
+        loaded.samples.features.write_rows(0..4, None, gathered.view_mut());
         let expected =
             array![[0.5, 0.0, -2.0, 0.0], [0.0, 100.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]];
         assert_eq!(gathered, expected);
-        assert_eq!(loaded.table.target, Column::Numbers(vec![1.0, -1.0, 2.0, 0.5]));
+        assert_eq!(loaded.samples.target, Column::Numbers(vec![1.0, -1.0, 2.0, 0.5]));
         let error = loaded.origins.error(1, "problem").to_string();
         assert!(error.ends_with("a.libsvm: line 4: problem"), "{error}");
     }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::raw_table::{EncodedTable, RowSets};
 use super::row_map::RowMap;
 use super::{
-    Column, DataError, DataSource, Dataset, Features, ImageShape, Samples, SharedSamples, Table,
-    TableEncoding, TableLayout, TableOptions, Targets, Task, TextOptions, idx, split, table_load, target,
-    text,
+    Column, DataError, DataSource, Dataset, Features, ImageShape, Samples, SharedSamples, TableEncoding,
+    TableLayout, TableOptions, Targets, Task, TextOptions, UninterpretedSamples, idx, split, table_load,
+    target, text,
 };
 use crate::group::Group;
 use crate::train::TrainError;
@@ -120,9 +120,9 @@ impl DataSource {
         let train = Samples { features: train.features, targets: train_targets };
         let test = Samples { features: test.features, targets: test_targets };
         let (train, test) = match row_maps {
-            Some([train_rows, test_rows]) => (
-                SharedSamples::divided_among_ranks(train, train_rows),
-                SharedSamples::divided_among_ranks(test, test_rows),
+            Some([train_map, test_map]) => (
+                SharedSamples::divided_among_ranks(train, train_map),
+                SharedSamples::divided_among_ranks(test, test_map),
             ),
             None => (SharedSamples::held_by_each_rank(train), SharedSamples::held_by_each_rank(test)),
         };
@@ -173,9 +173,9 @@ impl DataSource {
             Some(source) => {
                 let test = self.load_test_set(&mut data, source)?;
                 data.notes.extend(test.notes);
-                (data.table, test.table)
+                (data.samples, test.samples)
             }
-            None => split::split_table(&data.table, options.test_fraction)?,
+            None => split::split_samples(&data.samples, options.test_fraction)?,
         };
         Ok(UninterpretedData::held_by_each_rank(sets, data.image, data.notes))
     }
@@ -205,8 +205,8 @@ impl DataSource {
 
 /// The rows that this rank has read, divided into a training set and a test set, before the targets are interpreted.
 struct UninterpretedData {
-    train: Table,
-    test: Table,
+    train: UninterpretedSamples,
+    test: UninterpretedSamples,
     /// Which rank holds which rows of the training set and of the test set. `None` if each rank holds all rows.
     row_maps: Option<[RowMap; 2]>,
     encoding: Option<Arc<TableEncoding>>,
@@ -218,7 +218,7 @@ struct UninterpretedData {
 impl UninterpretedData {
     /// Creates a training set and a test set. Each rank holds all rows of both sets.
     fn held_by_each_rank(
-        (train, test): (Table, Table),
+        (train, test): (UninterpretedSamples, UninterpretedSamples),
         image: Option<ImageShape>,
         notes: Vec<String>,
     ) -> Self {
@@ -231,7 +231,7 @@ impl From<EncodedTable> for UninterpretedData {
         Self {
             train: table.train,
             test: table.test,
-            row_maps: Some([table.train_rows, table.test_rows]),
+            row_maps: Some([table.train_row_map, table.test_row_map]),
             encoding: Some(table.encoding),
             layout: Some(table.layout),
             image: None,

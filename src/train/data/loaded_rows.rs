@@ -1,13 +1,13 @@
-//! All rows of a file or a directory, before they are divided into a training set and a test set.
+//! The samples of a file or a directory, with the origin of each sample.
 
 use std::path::PathBuf;
 
-use super::{DataError, Table};
+use super::{DataError, UninterpretedSamples};
 
-/// All rows of a data source, and where each row comes from.
+/// All samples of a data source, and the origin of each sample. A row is a sample.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct LoadedRows {
-    pub(crate) table: Table,
+    pub(crate) samples: UninterpretedSamples,
     pub(crate) origins: RowOrigins,
     /// Messages for the user.
     pub(crate) notes: Vec<String>,

@@ -1,4 +1,4 @@
-//! Reads data, splits the data into a training set and a test set, and interprets the target.
+//! Reads data, splits the data into a training set and a test set, and converts the target to numbers or classes.
 
 mod column_values;
 mod compression;
@@ -87,9 +87,9 @@ pub(crate) enum Column {
     Text(Texts),
 }
 
-/// Samples whose targets have not been interpreted yet.
+/// Samples whose targets are not yet converted to numbers or indices of classes.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Table {
+pub(crate) struct UninterpretedSamples {
     pub(crate) features: Features,
     pub(crate) target: Column,
 }
@@ -115,7 +115,7 @@ impl Samples {
     }
 }
 
-/// A training set and a test set. `S` is the type of these sets.
+/// A training set and a test set. `S` is the type of each set.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Dataset<S = Samples> {
     /// The name of the data in reports.
@@ -164,7 +164,7 @@ impl<S> Dataset<S> {
         }
     }
 
-    /// Returns the number of classes, or the number of tokens in the vocabulary of a text. 0 for regression.
+    /// Returns the number of classes, or the number of tokens in the vocabulary of a text. Returns 0 for regression.
     pub(crate) fn class_count(&self) -> usize {
         self.classes.len() + self.token_count
     }

@@ -10,9 +10,9 @@ use ndarray::{Array2, ArrayD, ShapeBuilder};
 
 use super::file::{checked_element_count, open_data_file, read_exactly, stream_error};
 use super::numbers::NumberRange;
-use super::{Column, DataError, ELEMENTS_MAX, Features, ImageShape, Table};
+use super::{Column, DataError, ELEMENTS_MAX, Features, ImageShape, UninterpretedSamples};
 
-/// The maximum length in bytes of a header. The headers that numpy writes have 128 bytes.
+/// The maximum length in bytes of a header. The headers that numpy writes usually have 128 bytes.
 const HEADER_BYTES_MAX: u32 = 1 << 16;
 
 /// A message about rounded numbers names at most this many columns of the data.
@@ -21,7 +21,7 @@ const ROUNDED_COLUMNS_SHOWN_MAX: usize = 8;
 /// The content of a file of features and a file of targets.
 #[derive(Debug)]
 pub(crate) struct NpyDataset {
-    pub(crate) table: Table,
+    pub(crate) samples: UninterpretedSamples,
     /// The shape of the images. `None` if the samples are not images.
     pub(crate) image: Option<ImageShape>,
     /// Messages for the user.
@@ -72,7 +72,8 @@ pub(crate) fn load_array_pair(features_path: &Path, targets_path: &Path) -> Resu
     } else {
         Features::Numbers(values.mapv(|value| value as f32))
     };
-    Ok(NpyDataset { table: Table { features, target: Column::Numbers(targets.values) }, image, notes })
+    let samples = UninterpretedSamples { features, target: Column::Numbers(targets.values) };
+    Ok(NpyDataset { samples, image, notes })
 }
 
 /// The shape of an array of features.
@@ -139,11 +140,12 @@ fn describe_rounding(values: &Array2<f64>, path: &Path) -> Option<String> {
     })
 }
 
-/// A whole array.
+/// An array that was read from a file.
 pub(crate) struct NpyArray {
     pub(crate) shape: Vec<u64>,
+    /// Whether the elements are stored in column-major order.
     pub(crate) fortran_order: bool,
-    /// Whether the elements are bytes.
+    /// Whether the elements of the file are bytes. `values` holds the elements as f64 in any case.
     pub(crate) is_bytes: bool,
     pub(crate) values: Vec<f64>,
 }
@@ -167,16 +169,17 @@ impl NpyArray {
 /// The header of a file, and its data as a stream.
 pub(crate) struct NpyStream {
     pub(crate) shape: Vec<u64>,
+    /// Whether the elements are stored in column-major order.
     pub(crate) fortran_order: bool,
     /// The type of the elements, as numpy names it, such as `<f4`.
-    element: String,
+    element_type: String,
     reader: Box<dyn Read>,
 }
 
 impl NpyStream {
     /// Returns the size of an element in bytes.
     fn element_bytes(&self) -> u64 {
-        match self.element.as_str() {
+        match self.element_type.as_str() {
             "|u1" => 1,
             "<f4" | "<i4" => 4,
             _ => 8,
@@ -206,7 +209,7 @@ impl NpyStream {
             }
             bytes
         };
-        Ok(match self.element.as_str() {
+        Ok(match self.element_type.as_str() {
             "|u1" => bytes.iter().map(|&byte| f64::from(byte)).collect(),
             "<f4" => decode_values(&bytes, |bytes| f64::from(f32::from_le_bytes(bytes))),
             "<i4" => decode_values(&bytes, |bytes| f64::from(i32::from_le_bytes(bytes))),
@@ -216,13 +219,13 @@ impl NpyStream {
     }
 }
 
-/// Reads a whole file.
+/// Reads an array from a file.
 pub(crate) fn read_npy_file(path: &Path) -> Result<NpyArray, DataError> {
     let mut stream = open_npy_stream(path)?;
     let count = stream.shape.iter().product();
     let values = stream.read_values(count, true, path)?;
-    let NpyStream { shape, fortran_order, element, .. } = stream;
-    Ok(NpyArray { shape, fortran_order, is_bytes: element == "|u1", values })
+    let NpyStream { shape, fortran_order, element_type, .. } = stream;
+    Ok(NpyArray { shape, fortran_order, is_bytes: element_type == "|u1", values })
 }
 
 /// Opens a file and reads its header.
@@ -230,9 +233,10 @@ pub(crate) fn open_npy_stream(path: &Path) -> Result<NpyStream, DataError> {
     let mut reader = open_data_file(path)?;
     let header = read_header(&mut *reader, path)?;
     let malformed = |problem: String| DataError::malformed(path, problem);
-    let description = header_value(&header, "descr").and_then(|text| text.split(['\'', '"']).nth(1));
-    let fortran_order = header_value(&header, "fortran_order").is_some_and(|text| text.starts_with("True"));
-    let shape = header_value(&header, "shape").and_then(parse_shape);
+    let description = header_from_value(&header, "descr").and_then(|text| text.split(['\'', '"']).nth(1));
+    let fortran_order =
+        header_from_value(&header, "fortran_order").is_some_and(|text| text.starts_with("True"));
+    let shape = header_from_value(&header, "shape").and_then(parse_shape);
     let (Some(description), Some(shape)) = (description, shape) else {
         return Err(malformed(format!("its header is not numpy's: {}", header.trim())));
     };
@@ -243,7 +247,7 @@ pub(crate) fn open_npy_stream(path: &Path) -> Result<NpyStream, DataError> {
         return Err(malformed(problem));
     }
     checked_element_count(&shape, path)?;
-    Ok(NpyStream { element: description.to_owned(), shape, fortran_order, reader })
+    Ok(NpyStream { element_type: description.to_owned(), shape, fortran_order, reader })
 }
 
 fn decode_values<const N: usize>(bytes: &[u8], decode: impl Fn([u8; N]) -> f64) -> Vec<f64> {
@@ -277,8 +281,8 @@ fn read_header(reader: &mut dyn Read, path: &Path) -> Result<String, DataError> 
         .map_err(|_| DataError::malformed(path, "its header is not text"))
 }
 
-/// Returns the part of the header that begins with the value of `key`.
-fn header_value<'a>(header: &'a str, key: &str) -> Option<&'a str> {
+/// Returns the rest of the header from the value of `key` on.
+fn header_from_value<'a>(header: &'a str, key: &str) -> Option<&'a str> {
     ['\'', '"'].iter().find_map(|quote| {
         let (_, rest) = header.split_once(&format!("{quote}{key}{quote}"))?;
         rest.trim_start().strip_prefix(':').map(str::trim_start)
@@ -351,10 +355,10 @@ mod tests {
         let values = array![[1.0_f32, 2.0, 3.0], [4.0, 5.0, 6.0]];
         write_npy(&y, "<i8", StorageOrder::RowMajor, "(2,)", &[7_i64, -8]);
         let load_x = || {
-            let NpyDataset { table, image, notes } = load_array_pair(&x, &y).unwrap();
+            let NpyDataset { samples, image, notes } = load_array_pair(&x, &y).unwrap();
             assert!(notes.is_empty() && image.is_none(), "{notes:?}");
-            assert_eq!(table.target, Column::Numbers(vec![7.0, -8.0]));
-            assert_eq!(table.features, Features::Numbers(values.clone()));
+            assert_eq!(samples.target, Column::Numbers(vec![7.0, -8.0]));
+            assert_eq!(samples.features, Features::Numbers(values.clone()));
         };
         write_npy(&x, "<f4", StorageOrder::RowMajor, "(2, 3)", &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0]);
         load_x();
@@ -380,14 +384,14 @@ mod tests {
             ("(2, 2, 1, 3)", StorageOrder::RowMajor, &pixels, 2, 1),
         ] {
             write_npy(&x, "|u1", order, shape, bytes);
-            let NpyDataset { table, image, .. } = load_array_pair(&x, &y).unwrap();
+            let NpyDataset { samples, image, .. } = load_array_pair(&x, &y).unwrap();
             assert_eq!(image, Some(ImageShape { channels, height, width: 3 }));
             let values = Array2::from_shape_vec((2, 6), pixels.clone()).unwrap();
-            assert_eq!(table.features, Features::Pixels { values, divisor: 255.0 });
+            assert_eq!(samples.features, Features::Pixels { values, divisor: 255.0 });
         }
         write_npy(&x, "<f4", StorageOrder::RowMajor, "(2, 1, 2)", &[1.0_f32, 2.0, 3.0, 4.0]);
         let loaded = load_array_pair(&x, &y).unwrap();
-        assert_eq!(loaded.table.features, Features::Numbers(array![[1.0, 2.0], [3.0, 4.0]]));
+        assert_eq!(loaded.samples.features, Features::Numbers(array![[1.0, 2.0], [3.0, 4.0]]));
         assert_eq!(loaded.image, Some(ImageShape { channels: 1, height: 1, width: 2 }));
     }
 

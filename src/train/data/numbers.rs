@@ -10,8 +10,8 @@ use crate::types::ReduceOp;
 /// A column is narrow if its range times this factor is less than its largest magnitude. In a column that is not narrow,
 /// rounding to f32 changes the numbers by at most 2^-14 of their range.
 const NARROW_IF_MAGNITUDE_OVER_RANGE: f64 = 1024.0;
-/// For a column whose numbers are all exact as f32, this factor replaces [`NARROW_IF_MAGNITUDE_OVER_RANGE`]: f32
-/// rounds only the mean of such a column.
+/// For a column whose numbers are all exact as f32, this factor replaces [`NARROW_IF_MAGNITUDE_OVER_RANGE`]. In such a
+/// column, rounding to f32 changes only the mean, and not the numbers.
 const VERY_NARROW_IF_MAGNITUDE_OVER_RANGE: f64 = (1_u64 << 20) as f64;
 /// A column counts as constant if its range times this factor is less than its largest magnitude: rounding of f64
 /// numbers may have caused the differences.
@@ -39,7 +39,9 @@ impl Numbers {
 /// The range of numbers.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct NumberRange {
+    /// The smallest number.
     low: f64,
+    /// The largest number.
     high: f64,
     /// Whether every number is an exact f32.
     is_exact: bool,
@@ -68,7 +70,7 @@ impl NumberRange {
         self.low < self.high && self.is_narrow(NARROW_IF_MAGNITUDE_OVER_RANGE) && is_inexact
     }
 
-    /// Returns whether the numbers differ by more than rounding f64 numbers may cause.
+    /// Returns whether the numbers differ by more than the rounding of f64 numbers can explain.
     pub(crate) fn has_differences(&self) -> bool {
         self.low < self.high && !self.is_narrow(CONSTANT_IF_MAGNITUDE_OVER_RANGE)
     }

@@ -12,7 +12,7 @@ use super::encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding
 use super::exact_sum::{self, ExactSum};
 use super::numbers::{NumberRange, Numbers, merge_ranges};
 use super::row_map::RowMap;
-use super::{Column, DataError, Features, Table, TableLayout, Texts};
+use super::{Column, DataError, Features, TableLayout, Texts, UninterpretedSamples};
 use crate::group::Group;
 use crate::train::TrainError;
 use crate::types::ReduceOp;
@@ -22,13 +22,13 @@ const CATEGORY_BYTES_MAX: usize = 1 << 24;
 
 /// If the first distinct texts of a text column are all dates, a message suggests the option `--dates`. At most this
 /// number of texts are parsed.
-const DATES_TRIED_MAX: usize = 20;
+const TEXTS_TRIED_AS_DATES_MAX: usize = 20;
 
 /// A table that was read from files, and whose columns are not encoded yet.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct RawTable {
     /// Which rank holds which rows. The columns and the target hold the rows of this rank.
-    pub(crate) rows: RowMap,
+    pub(crate) row_map: RowMap,
     /// The number of the first row of the test source. `None` if there is no test source.
     pub(crate) first_test_row: Option<usize>,
     /// The feature columns.
@@ -43,7 +43,7 @@ pub(crate) struct RawTable {
     pub(crate) notes: Vec<String>,
 }
 
-/// A column of a feature.
+/// A feature column that is not encoded yet.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct RawColumn {
     pub(crate) name: String,
@@ -52,7 +52,7 @@ pub(crate) struct RawColumn {
     pub(crate) values: RawValues,
 }
 
-/// The values of a column.
+/// The values of a feature column that is not encoded yet.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum RawValues {
     /// Numbers.
@@ -73,12 +73,12 @@ pub(crate) struct RowSets {
 
 /// The encoded training rows and test rows of this rank.
 pub(crate) struct EncodedTable {
-    pub(crate) train: Table,
-    pub(crate) test: Table,
+    pub(crate) train: UninterpretedSamples,
+    pub(crate) test: UninterpretedSamples,
     /// Which rank holds which training rows.
-    pub(crate) train_rows: RowMap,
+    pub(crate) train_row_map: RowMap,
     /// Which rank holds which test rows.
-    pub(crate) test_rows: RowMap,
+    pub(crate) test_row_map: RowMap,
     pub(crate) encoding: Arc<TableEncoding>,
     pub(crate) layout: TableLayout,
     /// Messages for the user.
@@ -86,7 +86,7 @@ pub(crate) struct EncodedTable {
 }
 
 impl RawTable {
-    /// Fits the encoding on the rows `fitted`, and encodes this rank's rows of `train` and `test`. A text column with
+    /// Fits the encoding on the rows in `fitted`, and encodes this rank's rows of `train` and `test`. A text column with
     /// at most `categories_max` distinct texts in the fitted rows has an input for each text. A text column with more
     /// distinct texts is hashed to `categories_max` inputs. All ranks must call this function.
     pub(crate) fn encode(
@@ -96,7 +96,7 @@ impl RawTable {
         group: &mut Group,
     ) -> Result<EncodedTable, TrainError> {
         let [fitted_here, train_here, test_here] =
-            [fitted, train, test].map(|set| self.rows.indices_of_held_rows(set));
+            [fitted, train, test].map(|set| self.row_map.indices_of_held_rows(set));
         let inputs = self.fit_columns(&fitted_here, (missing, categories_max), group)?;
         let mut notes = self.notes;
         let mut columns = Vec::with_capacity(self.columns.len());
@@ -125,13 +125,13 @@ impl RawTable {
             } else {
                 Features::Encoded { cells, encoding: Arc::clone(&encoding) }
             };
-            Table { features, target: self.target.select(rows) }
+            UninterpretedSamples { features, target: self.target.select(rows) }
         };
         Ok(EncodedTable {
             train: table(train_cells, &train_here),
             test: table(test_cells, &test_here),
-            train_rows: self.rows.restrict_to_rows(train),
-            test_rows: self.rows.restrict_to_rows(test),
+            train_row_map: self.row_map.restrict_to_rows(train),
+            test_row_map: self.row_map.restrict_to_rows(test),
             encoding,
             layout: self.layout,
             notes,
@@ -163,10 +163,11 @@ impl RawTable {
     }
 }
 
-/// Statistics of a column of numbers.
+/// Statistics of the numbers of a column. Missing numbers do not count.
 struct NumberStatistics {
     range: NumberRange,
     sum: ExactSum,
+    /// The number of numbers.
     count: u64,
 }
 
@@ -185,8 +186,8 @@ fn merge_statistics(group: &mut Group, statistics: &mut [NumberStatistics]) -> R
     Ok(())
 }
 
-/// Returns the distinct texts of each column on all ranks. `columns` has the distinct texts of each column on this
-/// rank. The entry of a column with more than `count_max` distinct texts is `None`.
+/// Merges the distinct texts of all ranks. `columns` holds the distinct texts of each column on this rank. Returns the
+/// distinct texts of each column on all ranks, or `None` for a column that has more than `count_max` distinct texts.
 fn merge_distinct_texts(
     group: &mut Group,
     columns: &[Option<BTreeSet<&str>>],
@@ -209,8 +210,8 @@ fn merge_distinct_texts(
 }
 
 impl RawColumn {
-    /// Returns the distinct texts in these rows. Returns `None` if there are more than `count_max`. A column of
-    /// numbers has no texts.
+    /// Returns the distinct texts in `rows`. Returns `None` if there are more than `count_max` of them, and an empty
+    /// set for a column of numbers.
     fn distinct_texts(&self, rows: &[usize], count_max: usize) -> Option<BTreeSet<&str>> {
         let RawValues::Texts(texts) = &self.values else { return Some(BTreeSet::new()) };
         let distinct: BTreeSet<&str> = texts.distinct_in(rows.iter().copied()).take(count_max + 1).collect();
@@ -239,7 +240,7 @@ impl RawColumn {
         Ok(ColumnInputs::OneHot { categories: categories.into_iter().collect() })
     }
 
-    /// Returns the statistics of the numbers in these rows. A text column has no numbers.
+    /// Returns the statistics of the numbers in `rows`. A text column has no numbers.
     fn number_statistics(&self, rows: &[usize]) -> NumberStatistics {
         let mut statistics = NumberStatistics { range: NumberRange::EMPTY, sum: ExactSum::ZERO, count: 0 };
         let RawValues::Numbers(numbers) = &self.values else { return statistics };
@@ -282,7 +283,7 @@ impl RawColumn {
     fn texts_are_dates(&self) -> bool {
         let RawValues::Texts(texts) = &self.values else { return false };
         let mut shown =
-            texts.distinct.iter().filter(|text| !text.is_empty()).take(DATES_TRIED_MAX).peekable();
+            texts.distinct.iter().filter(|text| !text.is_empty()).take(TEXTS_TRIED_AS_DATES_MAX).peekable();
         shown.peek().is_some() && shown.all(|text| parse_date(text.as_bytes()).is_ok())
     }
 

@@ -96,7 +96,7 @@ impl RowMap {
         (0..self.share.ranks).map(|rank| self.blocks_of_rank(rank).map(|block| block.len()).sum()).collect()
     }
 
-    /// Sorts values by the number of their row. `by_rank` has `width` values for each row: first for all rows of rank
+    /// Sorts values by row number. `by_rank` has `width` values for each row: first for all rows of rank
     /// 0, then for all rows of rank 1, and so on.
     pub(crate) fn sort_by_row<T: Copy>(&self, by_rank: &[T], width: usize) -> Vec<T> {
         let mut next: Vec<usize> = self

@@ -1,4 +1,4 @@
-//! A set of samples of which each rank holds either all samples or only a part.
+//! A set of samples for all ranks. Either each rank holds all samples, or the samples are divided among the ranks.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ pub(crate) struct SharedSamples {
     /// The samples that this rank holds.
     pub(crate) held: Samples,
     /// Which rank holds which samples. `None` if each rank holds all samples.
-    rows: Option<RowMap>,
+    row_map: Option<RowMap>,
     /// Statistics of the targets. All fields are 0 or empty until [`measure_targets`](Self::measure_targets) is called.
     pub(crate) statistics: TargetStatistics,
 }
@@ -37,24 +37,24 @@ pub(crate) struct TargetStatistics {
 }
 
 impl SharedSamples {
-    /// Returns a set of which each rank holds all samples.
+    /// Creates a set whose samples are the same on all ranks: each rank passes all samples.
     pub(crate) fn held_by_each_rank(samples: Samples) -> Self {
-        Self { held: samples, rows: None, statistics: TargetStatistics::default() }
+        Self { held: samples, row_map: None, statistics: TargetStatistics::default() }
     }
 
-    /// Returns a set of rows of a table. `rows` says which rank holds which rows. `samples` has the rows of this
-    /// rank.
-    pub(crate) fn divided_among_ranks(samples: Samples, rows: RowMap) -> Self {
+    /// Creates a set whose samples are divided among the ranks. `samples` holds the samples of this rank, and `row_map`
+    /// says which rank holds which samples.
+    pub(crate) fn divided_among_ranks(samples: Samples, row_map: RowMap) -> Self {
         Self {
             held: samples,
-            rows: Some(rows).filter(RowMap::has_several_ranks),
+            row_map: Some(row_map).filter(RowMap::has_several_ranks),
             statistics: TargetStatistics::default(),
         }
     }
 
     /// Returns the number of samples of all ranks together.
     pub(crate) fn len(&self) -> usize {
-        self.rows.as_ref().map_or(self.held.len(), RowMap::rows)
+        self.row_map.as_ref().map_or(self.held.len(), RowMap::rows)
     }
 
     /// Returns whether the set has no samples.
@@ -74,21 +74,21 @@ impl SharedSamples {
 
     /// Returns which rank holds which samples. Returns `None` if each rank holds all samples.
     pub(crate) fn row_map(&self) -> Option<&RowMap> {
-        self.rows.as_ref()
+        self.row_map.as_ref()
     }
 
     /// Returns this rank's part of the samples, as indices into [`held`](Self::held). Each sample is in the part of
     /// exactly one rank.
     pub(crate) fn own_part(&self, rank: Rank, size: WorldSize) -> Range<usize> {
-        match &self.rows {
+        match &self.row_map {
             None => range_of_rank(self.held.len(), rank, size),
             Some(_) => 0..self.held.len(),
         }
     }
 
-    /// Returns the length of the longest [`own_part`](Self::own_part) of a rank.
+    /// Returns the number of samples in the largest [`own_part`](Self::own_part) of any rank.
     pub(crate) fn longest_part(&self, size: WorldSize) -> usize {
-        match &self.rows {
+        match &self.row_map {
             None => range_of_rank(self.held.len(), Rank::ZERO, size).len(),
             Some(rows) => rows.row_counts_of_ranks().into_iter().max().unwrap_or_default(),
         }
@@ -101,7 +101,7 @@ impl SharedSamples {
         class_count: usize,
         group: &mut Group,
     ) -> Result<Self, TrainError> {
-        let Some(rows) = self.rows else { return Ok(self) };
+        let Some(rows) = self.row_map else { return Ok(self) };
         let samples = self.held.gather_on_all_ranks(&rows, group)?;
         samples.check_received_samples(class_count, group)?;
         Ok(Self::held_by_each_rank(samples))
@@ -120,9 +120,10 @@ impl SharedSamples {
         Ok(held_out)
     }
 
-    /// Returns the samples whose numbers are in `chosen`. `chosen` must be sorted.
+    /// Returns a set with the samples whose numbers are in `chosen`. The samples of all ranks are numbered from 0.
+    /// `chosen` must be sorted.
     fn select(&self, chosen: &[usize]) -> Self {
-        match &self.rows {
+        match &self.row_map {
             None => Self::held_by_each_rank(select_samples(&self.held, chosen)),
             Some(rows) => Self::divided_among_ranks(
                 select_samples(&self.held, &rows.indices_of_held_rows(chosen)),
@@ -171,7 +172,7 @@ impl SharedSamples {
     /// digest does not depend on which rank holds which samples.
     pub(crate) fn digest(&self, hasher: &mut Sha256, group: &mut Group) -> Result<(), Error> {
         let mut sums = [0_u64; 2];
-        let numbers: Box<dyn Iterator<Item = usize>> = match &self.rows {
+        let numbers: Box<dyn Iterator<Item = usize>> = match &self.row_map {
             None => Box::new(0..self.held.len()),
             Some(rows) => Box::new(rows.held_rows()),
         };
@@ -185,7 +186,7 @@ impl SharedSamples {
                 *sum = sum.wrapping_add(u64::from_le_bytes(*part));
             }
         }
-        if self.rows.is_some() {
+        if self.row_map.is_some() {
             group.all_reduce(&mut sums, ReduceOp::Sum)?;
         }
         hasher.update((self.len() as u64).to_le_bytes());

@@ -55,7 +55,7 @@ impl SparseRows {
         selected.build(self.columns)
     }
 
-    /// Changes the number of columns to `columns`. The values in added columns are 0. If the rows already have more
+    /// Increases the number of columns to `columns`. The values in added columns are 0. If the rows already have more
     /// columns, changes nothing and returns `false`.
     pub(crate) fn widen(&mut self, columns: usize) -> bool {
         let fits = self.columns <= columns;
@@ -94,7 +94,7 @@ impl SparseRowsBuilder {
         self.starts.push(self.values.len());
     }
 
-    /// Returns the number of values that were added so far, without zeros.
+    /// Returns the number of stored values.
     pub(crate) fn stored_value_count(&self) -> usize {
         self.values.len()
     }

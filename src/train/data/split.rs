@@ -1,6 +1,6 @@
-//! Splits a table into a training set and a test set.
+//! Splits samples into a training set and a test set.
 
-use super::{Column, DataError, Table};
+use super::{Column, DataError, UninterpretedSamples};
 use crate::train::random;
 
 /// The seed of the split. This seed does not depend on `--seed`, so that runs with different seeds are tested on the same
@@ -17,20 +17,25 @@ impl Column {
     }
 }
 
-/// Returns the training set and the test set. A shuffle with a fixed seed selects `fraction` of the rows (rounded) as
-/// the test set. In both sets, the rows have the same order as in the table.
+/// Returns the training set and the test set. A shuffle with a fixed seed selects `fraction` of the samples (rounded) for
+/// the test set. Both sets keep the order of the samples.
 ///
 /// # Errors
 ///
-/// If no row remains for training.
-pub(crate) fn split_table(table: &Table, fraction: f64) -> Result<(Table, Table), DataError> {
-    let (train, test) = split_rows(table.features.rows(), fraction)?;
-    let select =
-        |rows: &[usize]| Table { features: table.features.select(rows), target: table.target.select(rows) };
+/// If no sample remains for training.
+pub(crate) fn split_samples(
+    samples: &UninterpretedSamples,
+    fraction: f64,
+) -> Result<(UninterpretedSamples, UninterpretedSamples), DataError> {
+    let (train, test) = split_rows(samples.features.rows(), fraction)?;
+    let select = |rows: &[usize]| UninterpretedSamples {
+        features: samples.features.select(rows),
+        target: samples.target.select(rows),
+    };
     Ok((select(&train), select(&test)))
 }
 
-/// Returns the indices of the training rows and of the test rows of a table with `rows` rows: see [`split_table`].
+/// Does what [`split_samples`] does for `rows` samples, but returns only the indices of the training and test samples.
 pub(crate) fn split_rows(rows: usize, fraction: f64) -> Result<(Vec<usize>, Vec<usize>), DataError> {
     let test_rows = (rows as f64 * fraction).round() as usize;
     if rows == test_rows {
@@ -56,11 +61,11 @@ mod tests {
 
     #[test]
     fn split_moves_the_given_fraction_of_the_digits_to_the_test_set() {
-        let table = digits::load_digits();
-        let (train, test) = split_table(&table, 0.2).unwrap();
+        let samples = digits::load_digits();
+        let (train, test) = split_samples(&samples, 0.2).unwrap();
         assert_eq!((train.features.rows(), test.features.rows()), (1438, 359));
-        assert_eq!(split_table(&table, 0.2).unwrap().1, test);
-        assert_eq!(split_table(&table, 0.0).unwrap().0, table);
-        assert!(split_table(&table, 0.9999).is_err());
+        assert_eq!(split_samples(&samples, 0.2).unwrap().1, test);
+        assert_eq!(split_samples(&samples, 0.0).unwrap().0, samples);
+        assert!(split_samples(&samples, 0.9999).is_err());
     }
 }

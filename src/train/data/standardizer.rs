@@ -21,8 +21,8 @@ impl Standardizer {
     /// Computes the mean and the deviation of each feature. All ranks must call this function. The result is the same
     /// on all ranks, and does not depend on the number of ranks.
     ///
-    /// Also returns the indices of the features that differ too little to be scaled. Like constant features, these
-    /// features become 0.
+    /// Also returns the indices of the features whose values differ too little to be scaled. Like constant features,
+    /// these features become 0.
     pub(crate) fn fit(samples: &SharedSamples, group: &mut Group) -> Result<(Self, Vec<usize>), Error> {
         let features = &samples.held.features;
         match features {
@@ -30,8 +30,8 @@ impl Standardizer {
                 let rows = samples.own_part(group.rank(), group.size());
                 Self::fit_with::<ExactSum>(features, &rows, group)
             }
-            // Each rank holds all of these rows, so plain sums are enough. An exact sum needs 544 bytes for each
-            // feature, and sparse rows may have millions of features.
+            // Each rank holds all pixels, sparse rows and tokens, so plain sums are enough. An exact sum needs 544
+            // bytes for each feature, and sparse rows may have millions of features.
             Features::Pixels { .. } | Features::Sparse(_) | Features::Tokens(_) => {
                 Self::fit_with::<f64>(features, &(0..features.rows()), &mut Group::solo())
             }
@@ -134,6 +134,8 @@ struct ValueStatistics<S> {
 }
 
 impl<S: FeatureSum> ValueStatistics<S> {
+    /// Computes the statistics over the `rows` of all ranks. `is_number` is the result of
+    /// [`Features::which_features_are_numbers`].
     fn new(
         features: &Features,
         rows: &Range<usize>,
@@ -164,6 +166,7 @@ impl<S: FeatureSum> ValueStatistics<S> {
         Ok(Self { counts, sums, low, high })
     }
 
+    /// Returns the sum of the values of a feature.
     fn sum(&self, column: usize) -> f64 {
         self.sums[column].as_ref().map_or(self.counts[column] as f64, FeatureSum::value)
     }
@@ -236,7 +239,7 @@ mod tests {
 
     /// Regression test: before the fix, the inverse of a tiny deviation was infinite, so the loss was NaN.
     #[test]
-    fn features_that_differ_too_little_become_0_and_are_returned() {
+    fn features_that_differ_too_little_become_0_and_their_indices_are_returned() {
         let features = Features::Numbers(array![
             [1e-39, 1e-38, 7.7, 16_777_216.0, 0.0],
             [2e-39, 3e-38, 7.7, 16_777_218.0, 0.0],

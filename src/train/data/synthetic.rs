@@ -2,11 +2,11 @@
 
 use ndarray::Array2;
 
-use super::{Column, Features, Table};
+use super::{Column, Features, UninterpretedSamples};
 use crate::train::random;
 
 /// The number of classes in a synthetic classification problem.
-const CLASSES: usize = 10;
+const CLASS_COUNT: usize = 10;
 
 /// The target of a synthetic problem.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,14 +20,14 @@ pub(crate) enum SyntheticTarget {
 
 /// Returns `rows` samples with `columns` independent, uniformly distributed features of variance 1. The data does not depend on
 /// `--seed`.
-pub(crate) fn generate_table(rows: usize, columns: usize, target: SyntheticTarget) -> Table {
+pub(crate) fn generate_samples(rows: usize, columns: usize, target: SyntheticTarget) -> UninterpretedSamples {
     let mut stream = random::random_stream("synthetic", 0, (rows as u64) << 32 | columns as u64);
     let unit = 3.0_f32.sqrt();
     let values: Vec<f32> =
         (0..rows * columns).map(|_| random::symmetric_uniform(&mut stream, unit)).collect();
     let features =
         Array2::from_shape_vec((rows, columns), values).expect("the number of values matches the shape");
-    let outputs = if target == SyntheticTarget::Classes { CLASSES } else { 1 };
+    let outputs = if target == SyntheticTarget::Classes { CLASS_COUNT } else { 1 };
     // With weights of variance 1 / columns, the outputs have variance 1 for every number of columns.
     let bound = unit / (columns as f32).sqrt();
     let weights =
@@ -41,5 +41,5 @@ pub(crate) fn generate_table(rows: usize, columns: usize, target: SyntheticTarge
         }
     });
     let target = Column::Numbers(target.collect());
-    Table { features: Features::Numbers(features), target }
+    UninterpretedSamples { features: Features::Numbers(features), target }
 }

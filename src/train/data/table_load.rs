@@ -28,7 +28,7 @@ pub(crate) fn load_table(
 ) -> Result<EncodedTable, TrainError> {
     let share = BlocksOfRank { rank: group.rank().index(), ranks: group.size().as_usize() };
     let mut files = source.table_files().unwrap_or_default().to_vec();
-    let train_files = files.len();
+    let train_file_count = files.len();
     files.extend_from_slice(options.test_source.iter().find_map(DataSource::table_files).unwrap_or_default());
     let target = options.target.as_deref().ok_or_else(|| {
         DataError::Unsuitable(format!("{source} is a table: name the column to predict with --target"))
@@ -36,19 +36,19 @@ pub(crate) fn load_table(
     let read = target.and_then(|target| match source {
         #[cfg(feature = "parquet")]
         DataSource::Parquet(_) => {
-            parquet::read_rows_of_rank((&files, train_files), target, &options.table, share)
+            parquet::read_rows_of_rank((&files, train_file_count), target, &options.table, share)
         }
         #[cfg(not(feature = "parquet"))]
         DataSource::Parquet(_) => Err(DataError::Unsuitable(format!("{source} {PARQUET_NEEDED}"))),
-        _ => csv::read_rows_of_rank((&files, train_files), target, &options.table, share),
+        _ => csv::read_rows_of_rank((&files, train_file_count), target, &options.table, share),
     });
     let read = check_all_succeeded(group, RunPhase::Data, read.map_err(TrainError::from))?;
     if let Some((rank, _)) = find_first_differing_rank(group, &[read.content_digest()])? {
         return Err(TrainError::DataDiffer { rank, name: source.to_string() });
     }
     let table = read.merge(group)?;
-    let rows = options.choose_row_sets(table.rows.rows(), table.first_test_row)?;
-    table.encode(&rows, (options.table.missing, options.table.categories_max), group)
+    let sets = options.choose_row_sets(table.row_map.rows(), table.first_test_row)?;
+    table.encode(&sets, (options.table.missing, options.table.categories_max), group)
 }
 
 impl Samples {
@@ -62,7 +62,7 @@ impl Samples {
             Some(cells) => self.features.with_cells(gather_cells(cells, rows, group)?),
             None => None,
         };
-        // Each rank already holds all pixels and all sparse rows.
+        // Pixels and sparse rows need no gathering: each rank already holds all of them.
         let features = gathered.unwrap_or(self.features);
         let targets = match self.targets {
             Targets::Numbers(values) => Targets::Numbers(gather_values(&values, 1, rows, group)?),
@@ -73,6 +73,7 @@ impl Samples {
     }
 }
 
+/// Returns the cells of all ranks in the order of the rows. `cells` holds the rows of this rank.
 fn gather_cells(cells: &Array2<f32>, rows: &RowMap, group: &mut Group) -> Result<Array2<f32>, Error> {
     let width = cells.ncols();
     let own: Vec<f32> = cells.iter().copied().collect();

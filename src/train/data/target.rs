@@ -80,9 +80,9 @@ impl Targets {
 struct TargetSummary {
     holds_text: bool,
     /// The number of values.
-    samples: u64,
+    value_count: u64,
     /// The smallest value that is not an integer. `None` if all values are integers.
-    fraction: Option<f64>,
+    smallest_fraction: Option<f64>,
     /// The bits of the distinct values. If there are more than [`CLASSES_GUESSED_MAX`], some of them may be missing.
     distinct: BTreeSet<u64>,
 }
@@ -94,10 +94,11 @@ impl TargetSummary {
             let Column::Numbers(values) = column else {
                 return Self { holds_text: true, ..summary };
             };
-            summary.samples += values.len() as u64;
+            summary.value_count += values.len() as u64;
             for &value in values {
                 if value.fract() != 0.0 {
-                    summary.fraction = Some(summary.fraction.map_or(value, |smallest| smallest.min(value)));
+                    summary.smallest_fraction =
+                        Some(summary.smallest_fraction.map_or(value, |smallest| smallest.min(value)));
                 }
                 if summary.distinct.len() <= CLASSES_GUESSED_MAX {
                     // Adding 0.0 converts -0 to 0.
@@ -109,12 +110,12 @@ impl TargetSummary {
     }
 
     fn merge(mut self, other: Self) -> Self {
-        let fractions = [self.fraction, other.fraction].into_iter().flatten();
+        let fractions = [self.smallest_fraction, other.smallest_fraction].into_iter().flatten();
         self.distinct.extend(other.distinct);
         Self {
             holds_text: self.holds_text || other.holds_text,
-            samples: self.samples + other.samples,
-            fraction: fractions.reduce(f64::min),
+            value_count: self.value_count + other.value_count,
+            smallest_fraction: fractions.reduce(f64::min),
             distinct: self.distinct,
         }
     }
@@ -130,23 +131,23 @@ pub(crate) fn guess_task(
 ) -> Result<(Task, String), TrainError> {
     let own = TargetSummary::new([train_target, test_target]);
     let ranks = group.all_gather_object(&own)?.into_iter();
-    let TargetSummary { holds_text, samples, fraction, distinct } =
+    let TargetSummary { holds_text, value_count, smallest_fraction, distinct } =
         ranks.fold(TargetSummary::default(), TargetSummary::merge);
     if holds_text {
         return Ok((Task::Classification, "the target holds text: treated as classes".into()));
     }
-    if let Some(value) = fraction {
+    if let Some(value) = smallest_fraction {
         let note = format!("the target holds {value}, which is not an integer: treated as numbers");
         return Ok((Task::Regression, note));
     }
     let count = distinct.len();
     let as_classes = "treated as classes; to predict numbers, pass --task regression";
     let as_numbers = "treated as numbers; to predict classes, pass --task classification";
-    let found = format!("the target holds {count} distinct integers in {samples} rows");
+    let found = format!("the target holds {count} distinct integers in {value_count} rows");
     Ok(if count > CLASSES_GUESSED_MAX {
         let found = format!("the target holds more than {CLASSES_GUESSED_MAX} distinct integers");
         (Task::Regression, format!("{found}: {as_numbers}"))
-    } else if count <= 2 || samples >= (SAMPLES_PER_CLASS_MIN * count) as u64 {
+    } else if count <= 2 || value_count >= (SAMPLES_PER_CLASS_MIN * count) as u64 {
         (Task::Classification, format!("{found}: {as_classes}"))
     } else {
         (Task::Regression, format!("{found}: {as_numbers}"))
@@ -245,7 +246,8 @@ fn to_texts(column: Column) -> Texts {
     }
 }
 
-/// Returns the distinct values of all ranks in sorted order.
+/// Returns the distinct values of all ranks in sorted order: the classes. Returns an error if there are fewer than 2 or
+/// more than [`CLASSES_MAX`] classes.
 fn merge_classes<T: Ord + Serialize + DeserializeOwned>(
     values: impl Iterator<Item = T>,
     group: &mut Group,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 const DISTINCT_TEXTS_MAX: usize = 1 << 24;
 /// The maximum memory in bytes for the distinct texts of all columns of a table.
 pub(crate) const TEXT_BYTES_MAX: usize = 1 << 31;
-/// The approximate overhead in bytes of a stored text.
+/// The approximate memory in bytes that a stored text needs in addition to its own bytes.
 const TEXT_OVERHEAD_BYTES: usize = 64;
 
 /// The texts of a column.
@@ -61,6 +61,7 @@ pub(crate) struct TextBytesLeft(pub(crate) usize);
 #[derive(Debug, Default)]
 pub(crate) struct TextCollector {
     pub(crate) texts: Texts,
+    /// The index in `texts.distinct` of each distinct text.
     index_of: HashMap<Arc<str>, u32>,
 }
 

@@ -1,16 +1,17 @@
-//! Reads data that is not a table. The rows are not divided into a training set and a test set yet.
+//! Reads digits, images, sparse rows, `.npy` files and random data. The samples are not divided into a training set and
+//! a test set yet.
 
 use std::mem::discriminant;
 
 use super::synthetic::SyntheticTarget;
 use super::{
-    DataError, DataSource, Features, ImageShape, LoadedRows, Table, Task, WantedImages, digits, image_folder,
-    libsvm, npy, synthetic,
+    DataError, DataSource, Features, ImageShape, LoadedRows, Task, UninterpretedSamples, WantedImages,
+    digits, image_folder, libsvm, npy, synthetic,
 };
 
-/// All rows of a source, the shape of its images, and messages about the source.
+/// All samples of a source, before they are divided into a training set and a test set.
 pub(crate) struct UnsplitData {
-    pub(crate) table: Table,
+    pub(crate) samples: UninterpretedSamples,
     /// The shape of the images. `None` if the samples are not images.
     pub(crate) image: Option<ImageShape>,
     /// Messages for the user.
@@ -35,7 +36,7 @@ impl DataSource {
     }
 
     /// Reads all rows of the digits, of images, of sparse rows, of `.npy` files or of random data. `task` chooses the
-    /// targets of random data. If `images` is given, all images must have this shape.
+    /// targets of random data. If `wanted_shape` is given, all images in files must have this shape.
     ///
     /// # Errors
     ///
@@ -47,25 +48,25 @@ impl DataSource {
     pub(crate) fn load_unsplit(
         &self,
         task: Option<Task>,
-        images: Option<ImageShape>,
+        wanted_shape: Option<ImageShape>,
     ) -> Result<UnsplitData, DataError> {
-        let plain = |table| UnsplitData { table, image: None, notes: Vec::new() };
+        let plain = |samples| UnsplitData { samples, image: None, notes: Vec::new() };
         Ok(match self {
             Self::Digits => UnsplitData { image: Some(digits::IMAGE_SHAPE), ..plain(digits::load_digits()) },
             Self::Images(directory) => {
-                let wanted =
-                    images.map(|shape| WantedImages { inputs: shape.value_count(), shape: Some(shape) });
-                let (LoadedRows { table, notes, .. }, shape) =
+                let wanted = wanted_shape
+                    .map(|shape| WantedImages { inputs: shape.value_count(), shape: Some(shape) });
+                let (LoadedRows { samples, notes, .. }, shape) =
                     image_folder::load_image_folder(directory, wanted)?;
-                UnsplitData { table, image: Some(shape), notes }
+                UnsplitData { samples, image: Some(shape), notes }
             }
             Self::Libsvm(path) => {
-                let LoadedRows { table, notes, .. } = libsvm::load_libsvm_file(path)?;
-                UnsplitData { notes, ..plain(table) }
+                let LoadedRows { samples, notes, .. } = libsvm::load_libsvm_file(path)?;
+                UnsplitData { notes, ..plain(samples) }
             }
             Self::Npy(features, targets) => {
-                let npy::NpyDataset { table, image, notes } = npy::load_array_pair(features, targets)?;
-                UnsplitData { table, image, notes }
+                let npy::NpyDataset { samples, image, notes } = npy::load_array_pair(features, targets)?;
+                UnsplitData { samples, image, notes }
             }
             &Self::Synthetic { rows, columns } => {
                 let target = if task == Some(Task::Regression) {
@@ -73,7 +74,7 @@ impl DataSource {
                 } else {
                     SyntheticTarget::Classes
                 };
-                plain(synthetic::generate_table(rows, columns, target))
+                plain(synthetic::generate_samples(rows, columns, target))
             }
             Self::Csv(_) | Self::CsvFiles(_) | Self::Parquet(_) | Self::Idx(_) | Self::Text(_) => {
                 unreachable!("the caller loads tables, IDX data and texts")
@@ -95,7 +96,7 @@ impl DataSource {
     ) -> Result<UnsplitData, DataError> {
         let mut data = test.load_unsplit(None, train.image)?;
         if let (Features::Sparse(trained), Features::Sparse(tested)) =
-            (&mut train.table.features, &mut data.table.features)
+            (&mut train.samples.features, &mut data.samples.features)
         {
             let columns = trained.columns().max(tested.columns());
             trained.widen(columns);
@@ -106,7 +107,7 @@ impl DataSource {
                 "--test-data {test} has {here}, but --data {self} has {there} {what}"
             )))
         };
-        let (trained, tested) = (&train.table.features, &data.table.features);
+        let (trained, tested) = (&train.samples.features, &data.samples.features);
         if let (Some(trained), Some(tested)) = (train.image, data.image)
             && trained != tested
         {

@@ -166,7 +166,7 @@ impl ModelDescription {
         if !self.columns.is_empty() || !self.classes.is_empty() {
             return Err("a model that reads a text has no columns and no classes".into());
         }
-        let token_count = text.tokenizer()?.token_count();
+        let token_count = text.create_tokenizer()?.token_count();
         Network::new(spec, text.context, text.context * token_count, Loss::NextToken)
             .map_err(|why| format!("the model {} {why}", self.model))
     }

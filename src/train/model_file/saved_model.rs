@@ -50,7 +50,7 @@ impl SavedModel {
             return Err(format!("the tensor {} has a negative variance", tensor.name));
         }
         let workspace = network.workspace(network.evaluation_rows());
-        let tokenizer = description.text.as_ref().map(TextEncoding::tokenizer).transpose()?;
+        let tokenizer = description.text.as_ref().map(TextEncoding::create_tokenizer).transpose()?;
         Ok(Self { description, network, standardizer, parameters, workspace, tokenizer })
     }
 

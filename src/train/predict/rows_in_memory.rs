@@ -12,12 +12,14 @@ use crate::train::model_file::ModelDescription;
 /// Rows of new data in memory, and where each row comes from.
 pub(super) struct RowsInMemory {
     loaded: LoadedRows,
+    /// The inputs are divided by this number if they are not yet divided.
     pixel_divisor: Option<f32>,
-    /// The number of rows that were already read.
-    position: usize,
+    /// The number of rows that have been read.
+    rows_read: usize,
     /// The number of rows that the last call of `read_rows` returned.
-    block_rows: usize,
-    truths: Option<TruthParser>,
+    last_block_rows: usize,
+    /// Converts the targets. `None` if the rows need no targets.
+    truth_parser: Option<TruthParser>,
 }
 
 impl RowsInMemory {
@@ -29,7 +31,7 @@ impl RowsInMemory {
         description: &ModelDescription,
     ) -> Result<Self, DataError> {
         let wanted = description.columns.len();
-        let features = &mut loaded.table.features;
+        let features = &mut loaded.samples.features;
         if let Features::Sparse(rows) = features
             && !rows.widen(wanted)
         {
@@ -43,9 +45,9 @@ impl RowsInMemory {
         Ok(Self {
             loaded,
             pixel_divisor: description.pixel_divisor,
-            position: 0,
-            block_rows: 0,
-            truths: needs_target.then(|| TruthParser::new(description)),
+            rows_read: 0,
+            last_block_rows: 0,
+            truth_parser: needs_target.then(|| TruthParser::new(description)),
         })
     }
 }
@@ -56,17 +58,17 @@ impl RowReader for RowsInMemory {
         mut inputs: ArrayViewMut2<'_, f32>,
         truths: &mut Vec<Truth>,
     ) -> Result<usize, DataError> {
-        let LoadedRows { table, origins, .. } = &self.loaded;
-        let count = inputs.nrows().min(table.features.rows() - self.position);
-        let rows = self.position..self.position + count;
-        table.features.write_rows(rows.clone(), None, inputs.slice_mut(s![..count, ..]));
-        let is_divided = matches!(table.features, Features::Pixels { .. });
+        let LoadedRows { samples, origins, .. } = &self.loaded;
+        let count = inputs.nrows().min(samples.features.rows() - self.rows_read);
+        let rows = self.rows_read..self.rows_read + count;
+        samples.features.write_rows(rows.clone(), None, inputs.slice_mut(s![..count, ..]));
+        let is_divided = matches!(samples.features, Features::Pixels { .. });
         if let Some(divisor) = self.pixel_divisor.filter(|_| !is_divided) {
             inputs.mapv_inplace(|value| value / divisor);
         }
-        if let Some(parser) = &self.truths {
+        if let Some(parser) = &self.truth_parser {
             for row in rows {
-                let truth = match &table.target {
+                let truth = match &samples.target {
                     Column::Numbers(values) => parser.convert_number(values[row]),
                     Column::Text(texts) => match &*texts.distinct[texts.indices[row] as usize] {
                         "" => Err("the image is not in the folder of a class".into()),
@@ -76,12 +78,12 @@ impl RowReader for RowsInMemory {
                 truths.push(truth.map_err(|why| origins.error(row, &why))?);
             }
         }
-        self.position += count;
-        self.block_rows = count;
+        self.rows_read += count;
+        self.last_block_rows = count;
         Ok(count)
     }
 
     fn row_error(&self, index: usize, problem: &str) -> DataError {
-        self.loaded.origins.error(self.position - self.block_rows + index, problem)
+        self.loaded.origins.error(self.rows_read - self.last_block_rows + index, problem)
     }
 }

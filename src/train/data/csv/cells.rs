@@ -33,7 +33,7 @@ pub(crate) fn spellings_of_missing_values() -> impl Iterator<Item = String> {
     spellings.into_iter()
 }
 
-/// Returns the cell as a number, which may be infinite. Returns `None` if the cell is not a number.
+/// Returns the cell as a number, which may be infinite or NaN. Returns `None` if the cell is not a number.
 fn parse_f64(cell: &[u8]) -> Option<f64> {
     std::str::from_utf8(cell).ok()?.parse().ok()
 }
@@ -42,13 +42,13 @@ fn parse_f64(cell: &[u8]) -> Option<f64> {
 pub(crate) fn parse_number(cell: &[u8]) -> Result<f64, String> {
     match parse_f64(cell) {
         Some(value) if (value as f32).is_finite() => Ok(value),
-        Some(_) => Err(format!("`{}` is not a finite number", quote_start_of_cell(cell))),
-        None => Err(format!("`{}` is not a number", quote_start_of_cell(cell))),
+        Some(_) => Err(format!("`{}` is not a finite number", shorten_cell(cell))),
+        None => Err(format!("`{}` is not a number", shorten_cell(cell))),
     }
 }
 
-/// Returns the beginning of a cell for a message.
-fn quote_start_of_cell(cell: &[u8]) -> String {
+/// Shortens a cell for a message.
+fn shorten_cell(cell: &[u8]) -> String {
     const CELL_CHARACTERS_SHOWN_MAX: usize = 40;
     let text = String::from_utf8_lossy(&cell[..cell.len().min(4 * CELL_CHARACTERS_SHOWN_MAX)]);
     let short: String = text.chars().take(CELL_CHARACTERS_SHOWN_MAX).collect();

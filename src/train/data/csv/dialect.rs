@@ -88,14 +88,14 @@ pub(crate) fn byte_order_mark_length(path: &Path, start: &[u8]) -> Result<usize,
 }
 
 /// Chooses the separator of a table from its first rows. `start` is the beginning of the file, without a byte-order
-/// mark. `whole` says whether `start` is the whole file.
+/// mark. `is_whole_file` says whether `start` is the whole file.
 ///
 /// For a `.tsv` file with a tab in its first row, chooses the tab. For other files, chooses a separator that occurs
-/// equally often in every row. If there are several such separators, prefers all others to a space, and then chooses the
-/// most frequent one. If there is no such separator, chooses the most frequent separator of the first row other than a
-/// space. If the first row has no such separator either, chooses a comma.
-pub(crate) fn detect_separator(path: &Path, start: &[u8], whole: bool) -> Separator {
-    let rows = count_separators(start, whole);
+/// equally often in every row: a space only if no other separator does so, and the most frequent one of several others.
+/// If no separator occurs equally often in every row, chooses the separator other than a space that is the most frequent
+/// one in the first row. If the first row has only spaces as separators, or none, chooses a comma.
+pub(crate) fn detect_separator(path: &Path, start: &[u8], is_whole_file: bool) -> Separator {
+    let rows = count_separators(start, is_whole_file);
     let Some(first) = rows.first() else { return Separator::COMMA };
     let tab = Separator::NAMES.iter().position(|(separator, _)| *separator == Separator::TAB);
     if let Some(tab) = tab
@@ -113,9 +113,9 @@ pub(crate) fn detect_separator(path: &Path, start: &[u8], whole: bool) -> Separa
     best.filter(|&index| first[index] > 0).map_or(Separator::COMMA, |index| Separator::NAMES[index].0)
 }
 
-/// Returns how often each of the named separators occurs outside of quotation marks in each of the first rows. Does
-/// not count spaces at the beginning and the end of a row, and counts several adjacent spaces as one.
-fn count_separators(start: &[u8], whole: bool) -> Vec<[u32; Separator::NAMES.len()]> {
+/// Returns how often each separator in [`Separator::NAMES`] occurs in each of the first rows, outside of quotation
+/// marks. Does not count spaces at the beginning and the end of a row, and counts several adjacent spaces as one.
+fn count_separators(start: &[u8], is_whole_file: bool) -> Vec<[u32; Separator::NAMES.len()]> {
     let mut rows = Vec::new();
     let mut quoted = false;
     let mut row_start = 0;
@@ -133,7 +133,7 @@ fn count_separators(start: &[u8], whole: bool) -> Vec<[u32; Separator::NAMES.len
         }
     }
     // If `start` is not the whole file, its last row may be incomplete. That row is used only if there is no other row.
-    if whole || rows.is_empty() {
+    if is_whole_file || rows.is_empty() {
         rows.extend(count_separators_in_row(&start[row_start..]));
     }
     rows

@@ -22,7 +22,7 @@ use super::rows_of_rank::RowsOfRank;
 const KIND_DETECTION_ROWS: usize = 1000;
 
 /// Reads the rows of a table that belong to `share`, from one or more files with the same columns. The first
-/// `train_files` files hold the training set, and the other files hold the test set. `target` is the name or the
+/// `train_file_count` files hold the training set, and the other files hold the test set. `target` is the name or the
 /// number of the column to predict. Leaves out rows without a target.
 ///
 /// The first rows decide whether a column holds numbers or text ([`TableOptions::categorical`] overrides this). A
@@ -39,7 +39,7 @@ const KIND_DETECTION_ROWS: usize = 1000;
 /// - The first row should be a header, but looks like data.
 /// - The files have different columns.
 pub(crate) fn read_rows_of_rank(
-    (paths, train_files): (&[PathBuf], usize),
+    (paths, train_file_count): (&[PathBuf], usize),
     target: &str,
     options: &TableOptions,
     share: BlocksOfRank,
@@ -55,7 +55,7 @@ pub(crate) fn read_rows_of_rank(
     let has_header = options.header != HeaderRow::Absent;
     read_file(&mut table, &mut records, has_header)?;
     for (index, path) in more.iter().enumerate() {
-        if index + 1 == train_files {
+        if index + 1 == train_file_count {
             table.begin_test_set();
         }
         let mut records = Records::open_for_rank(path, options.separator, 0, (share, table.blocks()))?;
@@ -106,7 +106,8 @@ fn read_file(table: &mut RowsOfRank, records: &mut Records, has_header: bool) ->
     Ok(())
 }
 
-/// Returns the names of the columns. The current row of `records` is the first row.
+/// Returns the names of the columns: the cells of the first row, or 0, 1, 2 and so on if `header` is
+/// [`HeaderRow::Absent`]. The current row of `records` must be the first row of the file.
 pub(crate) fn read_header(records: &Records, header: HeaderRow) -> Result<Vec<String>, DataError> {
     let first = records.row();
     if header == HeaderRow::Absent {

@@ -93,8 +93,8 @@ impl TableOptions {
         ]
     }
 
-    /// Returns what to do with each of the columns `names`. `kind_of` returns the kind of a column that neither
-    /// `categorical` nor `dates` names.
+    /// Returns the role of each column. `names` holds the names of the columns, and `target` is the name or the number
+    /// of the target column. `kind_of` returns the kind of a column that neither `categorical` nor `dates` names.
     ///
     /// # Errors
     ///

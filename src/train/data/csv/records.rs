@@ -26,7 +26,7 @@ pub(crate) struct Records {
     row: ByteRecord,
     /// The number of the line in which the current row begins, counted from 1.
     line: u64,
-    /// The number of the block of the current row.
+    /// The number of the block of the current row; see the module `row_blocks`.
     block: usize,
     /// Whether the next call of `advance` keeps the current row.
     keeps_row: bool,
@@ -79,14 +79,17 @@ impl Records {
         let (separator, first_rows) = loop {
             let is_first_part = start.is_empty();
             let read = rest.by_ref().take(next_bytes).read_to_end(&mut start);
-            let whole = (read.map_err(|error| stream_error(path, error))? as u64) < next_bytes;
+            let is_whole_file = (read.map_err(|error| stream_error(path, error))? as u64) < next_bytes;
             if is_first_part {
                 start.drain(..byte_order_mark_length(path, &start)?);
             }
-            let separator = separator.unwrap_or_else(|| detect_separator(path, &start, whole));
-            let first_rows = read_first_rows(&start, separator, whole, first_rows_max);
+            let separator = separator.unwrap_or_else(|| detect_separator(path, &start, is_whole_file));
+            let first_rows = read_first_rows(&start, separator, is_whole_file, first_rows_max);
             // At least two rows are needed to recognise a header and the kinds of the columns.
-            if whole || first_rows.len() >= first_rows_max.min(2) || start.len() as u64 > 2 * ROW_BYTES_MAX {
+            if is_whole_file
+                || first_rows.len() >= first_rows_max.min(2)
+                || start.len() as u64 > 2 * ROW_BYTES_MAX
+            {
                 break (separator, first_rows);
             }
             next_bytes = start.len() as u64;
@@ -228,22 +231,27 @@ fn csv_reader_builder(separator: Separator) -> csv::ReaderBuilder {
     builder
 }
 
-/// Returns up to `rows_max` rows at the beginning of a file. If `start` is not the `whole` file, the last row of
-/// `start` may be incomplete and is left out.
-fn read_first_rows(start: &[u8], separator: Separator, whole: bool, rows_max: usize) -> Vec<ByteRecord> {
+/// Returns up to `rows_max` rows at the beginning of a file. If `start` is not the whole file, leaves out the last row of
+/// `start`, which may be incomplete.
+fn read_first_rows(
+    start: &[u8],
+    separator: Separator,
+    is_whole_file: bool,
+    rows_max: usize,
+) -> Vec<ByteRecord> {
     let mut rows: Vec<ByteRecord> = csv_reader_builder(separator)
         .from_reader(start)
         .into_byte_records()
         .take(rows_max + 1)
         .map_while(Result::ok)
         .collect();
-    if rows.len() > rows_max || !whole {
+    if rows.len() > rows_max || !is_whole_file {
         rows.pop();
     }
     rows
 }
 
-/// Reads a file, and replaces the line ends CR LF and CR by LF.
+/// A reader that replaces the line ends CR LF and CR by LF.
 struct LineEndConverter {
     input: Chain<Cursor<Vec<u8>>, Box<dyn Read>>,
     /// Whether the last byte from `input` was a CR. An LF directly after a CR is skipped.

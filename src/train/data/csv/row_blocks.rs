@@ -12,7 +12,7 @@ use std::ops::Range;
 use crc_fast::{CrcAlgorithm, Digest};
 use memchr::{memchr, memchr_iter, memchr2};
 
-/// A block ends with the row in which it reaches this size in bytes.
+/// A block ends with the row in which the block reaches this size in bytes.
 pub(crate) const BLOCK_BYTES: u64 = 1 << 16;
 /// The maximum size in bytes of a row. A quotation mark that is never closed makes the rest of the file one row.
 pub(super) const ROW_BYTES_MAX: u64 = 1 << 26;
@@ -47,7 +47,7 @@ pub(crate) struct FileFingerprint {
     pub(crate) checksum: u64,
 }
 
-/// Where in a row the next byte of a file is.
+/// The place of the next byte of a file in its row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum PlaceInCell {
     /// The beginning of a cell: a quotation mark begins a quoted cell.
@@ -103,15 +103,16 @@ impl RowScanner {
     }
 }
 
-/// A segment: consecutive lines of one block that [`RowFilter`] passes on.
+/// A segment: consecutive lines of one block that [`RowFilter`] passes on. "Before this segment" means: earlier in the
+/// file.
 #[derive(Clone, Copy, Debug)]
 struct BlockSegment {
     /// The number of the block.
     block: usize,
     /// The number of lines that [`RowFilter`] has passed on before this segment.
-    passed_before: u64,
+    lines_passed_before: u64,
     /// The number of lines that [`RowFilter`] has skipped before this segment.
-    skipped_before: u64,
+    lines_skipped_before: u64,
 }
 
 /// A reader that passes on only the first row of a file and the rows of this rank's blocks, and skips all other rows. In
@@ -125,23 +126,23 @@ pub(super) struct RowFilter<R> {
     ready: VecDeque<Range<usize>>,
     /// The number of the current block.
     block: usize,
-    /// The number of bytes of the current block so far.
+    /// The number of bytes of the current block that have been read.
     block_bytes: u64,
-    /// The number of bytes of the current row so far.
+    /// The number of bytes of the current row that have been read.
     row_bytes: u64,
     /// Whether the first row of the file is complete.
-    has_first_row: bool,
+    is_first_row_complete: bool,
     /// The line, counted from 1, in which the current row begins.
     row_line: u64,
     /// The segments. The first segment contains the row of the last call of `line_and_block_of_row`.
     segments: VecDeque<BlockSegment>,
-    /// The number of lines that were passed on so far.
+    /// The number of lines that have been passed on.
     lines_passed: u64,
-    /// The number of lines that were skipped so far.
+    /// The number of lines that have been skipped.
     lines_skipped: u64,
-    /// The checksum of the bytes that were read so far.
+    /// The checksum of the bytes that have been read.
     digest: Digest,
-    /// The number of bytes that were read so far.
+    /// The number of bytes that have been read.
     bytes: u64,
     /// Whether `read` has reached the end of the file since the caller last set this field to `false`.
     pub(super) has_ended: bool,
@@ -159,12 +160,12 @@ impl<R: Read> RowFilter<R> {
             block: first_block,
             block_bytes: 0,
             row_bytes: 0,
-            has_first_row: false,
+            is_first_row_complete: false,
             row_line: 1,
             segments: VecDeque::from([BlockSegment {
                 block: first_block,
-                passed_before: 0,
-                skipped_before: 0,
+                lines_passed_before: 0,
+                lines_skipped_before: 0,
             }]),
             lines_passed: 0,
             lines_skipped: 0,
@@ -174,14 +175,16 @@ impl<R: Read> RowFilter<R> {
         }
     }
 
-    /// Returns the first line of a row in the file, and the number of the block of this row. `line` is the first line
-    /// of the row in the output of `RowFilter`. Lines are counted from 1. The caller must pass the rows in ascending
-    /// order.
+    /// Returns the line of the file in which a row begins, and the number of the row's block. `line` is the line in the
+    /// output of `RowFilter` in which the row begins. Lines are counted from 1. The caller must ask for the rows in
+    /// ascending order.
     pub(super) fn line_and_block_of_row(&mut self, line: u64) -> (u64, usize) {
-        while self.segments.get(1).is_some_and(|next| next.passed_before < line) {
+        while self.segments.get(1).is_some_and(|next| next.lines_passed_before < line) {
             self.segments.pop_front();
         }
-        self.segments.front().map_or((line, 0), |segment| (line + segment.skipped_before, segment.block))
+        self.segments
+            .front()
+            .map_or((line, 0), |segment| (line + segment.lines_skipped_before, segment.block))
     }
 
     /// After the error `FileTooLarge`: returns the line, counted from 1, in which the overlong row begins.
@@ -228,12 +231,12 @@ impl<R: Read> RowFilter<R> {
             }
             row_start = at;
             // An empty line is not the first row, because the crate `csv` skips empty lines.
-            let is_first_row = !self.has_first_row && self.row_bytes > 1;
+            let is_first_row = !self.is_first_row_complete && self.row_bytes > 1;
             self.row_bytes = 0;
             if is_first_row || self.block_bytes >= BLOCK_BYTES {
                 self.pass_on_or_skip(bytes, start..at);
                 start = at;
-                self.has_first_row |= is_first_row;
+                self.is_first_row_complete |= is_first_row;
                 if self.block_bytes >= BLOCK_BYTES {
                     self.block += 1;
                     self.block_bytes = 0;
@@ -250,18 +253,18 @@ impl<R: Read> RowFilter<R> {
 
     /// Begins a segment with the next row. If the last segment has no lines, the new segment replaces it.
     fn begin_segment(&mut self) {
-        self.segments.pop_back_if(|last| last.passed_before == self.lines_passed);
+        self.segments.pop_back_if(|last| last.lines_passed_before == self.lines_passed);
         self.segments.push_back(BlockSegment {
             block: self.block,
-            passed_before: self.lines_passed,
-            skipped_before: self.lines_skipped,
+            lines_passed_before: self.lines_passed,
+            lines_skipped_before: self.lines_skipped,
         });
     }
 
-    /// Passes on or skips a part of the current block.
+    /// Passes on or skips `part`, a range of `bytes` that belongs to the current block.
     fn pass_on_or_skip(&mut self, bytes: &[u8], part: Range<usize>) {
         let lines = count_lines(&bytes[part.clone()]);
-        if !self.has_first_row || self.share.contains(self.block) {
+        if !self.is_first_row_complete || self.share.contains(self.block) {
             self.lines_passed += lines;
             if part.start < part.end {
                 self.ready.push_back(part);
@@ -270,8 +273,10 @@ impl<R: Read> RowFilter<R> {
             self.lines_skipped += lines;
         }
         // If the last segment has no lines yet, all lines that were skipped are before its first line.
-        if let Some(last) = self.segments.back_mut().filter(|last| last.passed_before == self.lines_passed) {
-            last.skipped_before = self.lines_skipped;
+        if let Some(last) =
+            self.segments.back_mut().filter(|last| last.lines_passed_before == self.lines_passed)
+        {
+            last.lines_skipped_before = self.lines_skipped;
         }
     }
 }

@@ -70,14 +70,14 @@ fn csv_whose_first_row_has_numbers_needs_a_header_option() {
         for (header, expected) in [(HeaderRow::Absent, rows), (HeaderRow::Present, rows - 1)] {
             let table =
                 parse_table_with_options(bytes, target, &TableOptions { header, ..options.clone() }).unwrap();
-            assert_eq!(table.rows.rows(), expected);
+            assert_eq!(table.row_map.rows(), expected);
         }
     }
     for header in
         [&b"0,1,2\n4,5,6\n"[..], b"0,1,target\n4,5,6\n", b"2019,rooms,price\n1,2,3\n", b",0,1\n0,7,8\n"]
     {
         let table = parse_table_with_header_row(header, "2", HeaderRow::Expected).unwrap();
-        assert_eq!(table.rows.rows(), 1);
+        assert_eq!(table.row_map.rows(), 1);
     }
 }
 
@@ -227,7 +227,7 @@ fn a_column_that_changes_from_numbers_to_text_is_an_error() {
     let table =
         parse_table_with_options(&bytes, "y", &TableOptions { categorical, ..TableOptions::default() })
             .unwrap();
-    assert_eq!(table.rows.rows(), 5001);
+    assert_eq!(table.row_map.rows(), 5001);
 }
 
 /// A row that begins in the first `FILE_START_BYTES` bytes of a file and ends after them must be read as one row.
@@ -242,7 +242,7 @@ fn files_longer_than_file_start_bytes_are_read_completely() {
         panic!("`a` holds numbers")
     };
     assert!(bytes.len() > 1 << 18 && values.iter().enumerate().all(|(row, &value)| value == row as f32));
-    assert_eq!((table.rows.rows(), values.len()), (10_000, 10_000));
+    assert_eq!((table.row_map.rows(), values.len()), (10_000, 10_000));
 }
 
 /// Regression test: before the fix, a column of text was taken for numbers if the first row of data was longer than
@@ -294,7 +294,7 @@ fn several_files_are_read_as_one_table() {
     assert!(error.ends_with("4.csv: this file and 1 more files have no rows below their headers"), "{error}");
     let options = TableOptions { header: HeaderRow::Absent, ..TableOptions::default() };
     let [one, two] = ["one.csv", "two.csv"].map(|name| write(name, b"1,2\n3,4\n"));
-    assert_eq!(load_csv_files(&[one, two], "1", &options).unwrap().rows.rows(), 4);
+    assert_eq!(load_csv_files(&[one, two], "1", &options).unwrap().row_map.rows(), 4);
 }
 
 fn make_row_sets(train: &[usize], test: &[usize]) -> RowSets {
@@ -311,7 +311,7 @@ fn encodings_are_fitted_on_the_training_rows() {
         let rows = make_row_sets(&[0, 1, 2], &[3]);
         table.encode(&rows, (missing, categories_max), &mut Group::solo()).unwrap()
     };
-    let inputs = |table: &super::super::Table| {
+    let inputs = |table: &super::super::UninterpretedSamples| {
         let mut inputs = ndarray::Array2::zeros((table.features.rows(), table.features.columns()));
         table.features.write_rows(0..table.features.rows(), None, inputs.view_mut());
         inputs

@@ -1,4 +1,4 @@
-//! Byte-pair encoding. The crate `tokenizers` computes the encoding. `candle-core` depends on `tokenizers` too.
+//! Byte-pair encoding with the crate `tokenizers`, on which `candle-core` depends too.
 //!
 //! Source: Sennrich et al., "Neural machine translation of rare words with subword units", ACL 2016. The text is divided
 //! into words, and characters are divided into bytes, as in GPT-2.

@@ -58,18 +58,18 @@ pub struct TextEncoding {
 
 impl TextEncoding {
     /// Creates the tokenizer of the vocabulary. Returns an error if a field is not valid.
-    pub(crate) fn tokenizer(&self) -> Result<Tokenizer, String> {
+    pub(crate) fn create_tokenizer(&self) -> Result<Tokenizer, String> {
         if !(1..=CONTEXT_MAX).contains(&self.context) {
             return Err(format!(
                 "its windows have {} tokens, but must have 1 to {CONTEXT_MAX}",
                 self.context
             ));
         }
-        self.vocabulary.tokenizer()
+        self.vocabulary.create_tokenizer()
     }
 }
 
-/// A text as windows of tokens.
+/// A text that was read and divided into windows of tokens: the training set and the test set.
 pub(crate) struct LoadedText {
     pub(crate) train: TokenWindows,
     pub(crate) test: TokenWindows,
@@ -114,7 +114,7 @@ pub(crate) fn load_text(
         return Err(refuse("the text is empty".into()));
     }
     let vocabulary = Vocabulary::for_text(kind, &text, training_bytes).map_err(refuse)?;
-    let tokenizer = vocabulary.tokenizer().map_err(refuse)?;
+    let tokenizer = vocabulary.create_tokenizer().map_err(refuse)?;
     let encode = |part: &[u8]| tokenizer.encode(part).map_err(refuse);
     let (train, test) = (encode(&text[..training_bytes])?, encode(&text[training_bytes..])?);
     let counts = (train.len(), test.len());
@@ -169,7 +169,7 @@ pub(crate) fn read_text_files(files: &[PathBuf]) -> Result<Vec<u8>, DataError> {
     Ok(text)
 }
 
-/// Returns the name of a data source with these files for messages.
+/// Returns a name for the text in these files, for messages.
 pub(crate) fn name_of_files(files: &[PathBuf]) -> String {
     match files {
         [] => "no files".into(),
@@ -182,7 +182,7 @@ pub(crate) fn name_of_files(files: &[PathBuf]) -> String {
 pub(crate) fn load_windows(files: &[PathBuf], encoding: &TextEncoding) -> Result<TokenWindows, DataError> {
     let refuse = |problem: String| DataError::Unsuitable(format!("{}: {problem}", name_of_files(files)));
     let text = read_text_files(files)?;
-    let tokens = encoding.tokenizer().and_then(|tokenizer| tokenizer.encode(&text)).map_err(refuse)?;
+    let tokens = encoding.create_tokenizer().and_then(|tokenizer| tokenizer.encode(&text)).map_err(refuse)?;
     let (count, context) = (tokens.len(), encoding.context);
     if count <= context {
         return Err(refuse(format!(

@@ -77,12 +77,14 @@ pub enum Vocabulary {
     },
 }
 
-/// A vocabulary that can encode and decode texts.
+/// Converts texts to tokens of a vocabulary, and tokens to bytes.
 #[derive(Debug)]
 pub(crate) enum Tokenizer {
     Bytes,
     Characters {
+        /// Token i is the character i.
         characters: Vec<char>,
+        /// The token of each character.
         tokens: BTreeMap<char, u16>,
     },
     #[cfg(feature = "candle")]
@@ -113,7 +115,7 @@ impl Vocabulary {
     }
 
     /// Creates the tokenizer of the vocabulary. Returns an error if the vocabulary is not valid.
-    pub(crate) fn tokenizer(&self) -> Result<Tokenizer, String> {
+    pub(crate) fn create_tokenizer(&self) -> Result<Tokenizer, String> {
         Ok(match self {
             Self::Bytes => Tokenizer::Bytes,
             Self::Characters { characters } => {
@@ -238,7 +240,7 @@ mod tests {
     fn texts_are_encoded_and_decoded_unchanged() {
         let text = "Ahoy – ahoy!\n\u{1f433}\r\n".as_bytes();
         for (kind, count) in [(TokenKind::Bytes, 256), (TokenKind::Characters, 11)] {
-            let tokenizer = Vocabulary::for_text(kind, text, text.len()).unwrap().tokenizer().unwrap();
+            let tokenizer = Vocabulary::for_text(kind, text, text.len()).unwrap().create_tokenizer().unwrap();
             assert_eq!(tokenizer.token_count(), count, "{kind}");
             let tokens = tokenizer.encode(text).unwrap();
             let decoded: Vec<u8> = tokens.iter().flat_map(|&token| tokenizer.decode(token)).collect();
@@ -248,14 +250,15 @@ mod tests {
 
     #[test]
     fn texts_that_cannot_be_encoded_are_refused_with_their_line() {
-        let tokenizer = Vocabulary::for_text(TokenKind::Characters, b"ab\n", 3).unwrap().tokenizer().unwrap();
+        let tokenizer =
+            Vocabulary::for_text(TokenKind::Characters, b"ab\n", 3).unwrap().create_tokenizer().unwrap();
         let error = tokenizer.encode(b"ab\naxb").unwrap_err();
         assert!(error.contains("line 2: the character 'x' does not occur"), "{error}");
         let error = Vocabulary::for_text(TokenKind::Characters, b"a\nb\n\xff", 5).unwrap_err();
         assert!(error.contains("line 3: the text is not UTF-8"), "{error}");
         for characters in ["", "ba", "aa"] {
             let characters = characters.to_owned();
-            assert!(Vocabulary::Characters { characters }.tokenizer().is_err());
+            assert!(Vocabulary::Characters { characters }.create_tokenizer().is_err());
         }
     }
 }
