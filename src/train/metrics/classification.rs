@@ -6,16 +6,18 @@ use serde::{Deserialize, Serialize};
 
 use super::{ClassReport, Evaluation, TopK};
 
-/// With more classes than this, [`Evaluation`] has no confusion matrix.
+/// With more classes than this number, [`Evaluation`] has no confusion matrix.
 const CONFUSION_MATRIX_CLASSES_MAX: usize = 100;
 
-/// Sums over the rows that a classification model predicted.
+/// Sums over rows, from which the metrics of predicted classes are computed.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ClassificationSums {
+    /// The number of rows.
     rows: u64,
-    log_loss: f64,
+    /// The sum of the cross-entropies of the rows, in nats.
+    log_loss_sum: f64,
     /// The number of rows of each pair (class, prediction) that occurs.
-    pairs: BTreeMap<(usize, usize), u64>,
+    pair_counts: BTreeMap<(usize, usize), u64>,
     /// The k of the top-k accuracy. `None` if the model has k classes or fewer.
     k: Option<usize>,
     /// The number of rows whose class is among the k most probable classes.
@@ -31,11 +33,12 @@ impl ClassificationSums {
         Self { k: (k < classes).then_some(k), scores: (classes == 2).then(Vec::new), ..Self::default() }
     }
 
+    /// Adds a row. `prediction` and `target` are indices of classes.
     pub(super) fn add(&mut self, prediction: usize, probabilities: &[f64], target: usize) {
         self.rows += 1;
         let probability = probabilities[target];
-        self.log_loss -= probability.max(f64::MIN_POSITIVE).ln();
-        *self.pairs.entry((target, prediction)).or_default() += 1;
+        self.log_loss_sum -= probability.max(f64::MIN_POSITIVE).ln();
+        *self.pair_counts.entry((target, prediction)).or_default() += 1;
         // If two classes have the same probability, the class with the lower index counts as more probable.
         let rank = probabilities
             .iter()
@@ -57,14 +60,14 @@ impl ClassificationSums {
     /// classes.
     pub(super) fn merge(&mut self, other: Self, classes: usize) -> bool {
         let has_known_classes =
-            other.pairs.keys().all(|&(class, prediction)| class < classes && prediction < classes);
+            other.pair_counts.keys().all(|&(class, prediction)| class < classes && prediction < classes);
         if !has_known_classes || other.k != self.k || other.scores.is_some() != self.scores.is_some() {
             return false;
         }
         self.rows = self.rows.saturating_add(other.rows);
-        self.log_loss += other.log_loss;
-        for (pair, count) in other.pairs {
-            let total = self.pairs.entry(pair).or_default();
+        self.log_loss_sum += other.log_loss_sum;
+        for (pair, count) in other.pair_counts {
+            let total = self.pair_counts.entry(pair).or_default();
             *total = total.saturating_add(count);
         }
         self.among_top_k = self.among_top_k.saturating_add(other.among_top_k);
@@ -74,27 +77,29 @@ impl ClassificationSums {
         true
     }
 
+    /// Computes the metrics. `names` holds the names of the classes.
     pub(super) fn into_evaluation(self, rows_without_target: u64, names: &[String]) -> Evaluation {
         let rows = self.rows;
         let count = |matches: &dyn Fn(usize, usize) -> bool| -> u64 {
-            self.pairs
+            self.pair_counts
                 .iter()
                 .filter(|((class, prediction), _)| matches(*class, *prediction))
                 .map(|(_, n)| n)
                 .sum()
         };
         let right = count(&|class, prediction| class == prediction);
-        let classes = class_reports(&self.pairs, names);
+        let classes = class_reports(&self.pair_counts, names);
         let f1: Vec<f64> = classes.iter().filter_map(|class| class.f1).collect();
         let mut wrong: Vec<_> =
-            self.pairs.iter().filter(|((class, prediction), _)| class != prediction).collect();
+            self.pair_counts.iter().filter(|((class, prediction), _)| class != prediction).collect();
         wrong.sort_by_key(|&(pair, &count)| (std::cmp::Reverse(count), *pair));
         let confusions = wrong
             .into_iter()
             .take(10)
             .map(|(&(class, prediction), &count)| (names[class].clone(), names[prediction].clone(), count))
             .collect();
-        let cell = |class, prediction| self.pairs.get(&(class, prediction)).copied().unwrap_or_default();
+        let cell =
+            |class, prediction| self.pair_counts.get(&(class, prediction)).copied().unwrap_or_default();
         let confusion_matrix = (names.len() <= CONFUSION_MATRIX_CLASSES_MAX).then(|| {
             (0..names.len()).map(|class| (0..names.len()).map(|guess| cell(class, guess)).collect()).collect()
         });
@@ -102,7 +107,7 @@ impl ClassificationSums {
             rows,
             rows_without_target,
             accuracy: right as f64 / rows as f64,
-            log_loss: self.log_loss / rows as f64,
+            log_loss: self.log_loss_sum / rows as f64,
             macro_f1: f1.iter().sum::<f64>() / f1.len() as f64,
             top_k: self.k.map(|k| TopK { k, accuracy: self.among_top_k as f64 / rows as f64 }),
             auc: self.scores.and_then(area_under_curve),
@@ -113,6 +118,7 @@ impl ClassificationSums {
     }
 }
 
+/// Returns the results of each class. `pair_counts` is the number of rows of each pair (class, prediction).
 fn class_reports(pair_counts: &BTreeMap<(usize, usize), u64>, names: &[String]) -> Vec<ClassReport> {
     let mut right = vec![0_u64; names.len()];
     let mut support = vec![0_u64; names.len()];
@@ -136,7 +142,9 @@ fn class_reports(pair_counts: &BTreeMap<(usize, usize), u64>, names: &[String]) 
 }
 
 /// Returns the area under the ROC curve, which is the probability that a random row of the positive class has a
-/// higher score than a random row of the other class (Mann-Whitney statistic). Equal scores count as one half.
+/// higher score than a random row of the negative class (Mann-Whitney statistic). Equal scores count as one half. Each
+/// entry of `scores` is the score of a row, and whether the row belongs to the positive class. Returns `None` if all rows
+/// belong to the same class.
 fn area_under_curve(mut scores: Vec<(f64, bool)>) -> Option<f64> {
     scores.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (mut below, mut wins) = (0.0, 0.0);

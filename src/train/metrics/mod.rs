@@ -1,7 +1,8 @@
-//! Metrics that compare predictions with targets. `ringtrain eval` and the evaluation at the end of training use them.
+//! Metrics that compare predictions with targets, for `ringtrain eval` and for the evaluation at the end of training.
 //!
-//! The sums of several ranks can be merged. Metrics that are computed from counts, and the area under the ROC curve,
-//! are then the same as on a single rank that has all rows. The other metrics differ only by the rounding of sums.
+//! The sums of several ranks can be merged. Metrics of the merged sums that are computed from counts, and the area under
+//! the ROC curve, are the same as on a single rank that has all rows. All other metrics differ only by the rounding of
+//! sums.
 
 mod classification;
 mod display;
@@ -213,7 +214,7 @@ impl MetricSums {
         Ok(())
     }
 
-    /// Returns the metrics. `classes` are the names of the classes.
+    /// Computes the metrics. `classes` holds the names of the classes.
     pub(crate) fn into_evaluation(self, rows_without_target: u64, classes: &[String]) -> Evaluation {
         match self {
             Self::Regression(sums) => sums.into_evaluation(rows_without_target),

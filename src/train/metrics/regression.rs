@@ -4,29 +4,30 @@ use serde::{Deserialize, Serialize};
 
 use super::Evaluation;
 
-/// The sums over rows whose targets are numbers.
+/// Sums over rows, from which the metrics of predicted numbers are computed.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RegressionSums {
+    /// The number of rows.
     rows: u64,
     /// The sum of the absolute errors.
-    absolute: f64,
+    absolute_errors: f64,
     /// The sum of the squared errors.
-    squared: f64,
+    squared_errors: f64,
     /// The mean of the targets, by Welford's method.
-    mean: f64,
+    target_mean: f64,
     /// The sum of the squared differences between the targets and their mean, by Welford's method.
-    differences: f64,
+    squared_differences: f64,
 }
 
 impl RegressionSums {
     pub(super) fn add(&mut self, prediction: f64, target: f64) {
         let error = prediction - target;
-        self.absolute += error.abs();
-        self.squared += error * error;
+        self.absolute_errors += error.abs();
+        self.squared_errors += error * error;
         self.rows += 1;
-        let difference = target - self.mean;
-        self.mean += difference / self.rows as f64;
-        self.differences += difference * (target - self.mean);
+        let difference = target - self.target_mean;
+        self.target_mean += difference / self.rows as f64;
+        self.squared_differences += difference * (target - self.target_mean);
     }
 
     /// Adds the rows of another rank. Source: Chan, Golub and `LeVeque`, "Updating formulae and a pairwise algorithm
@@ -36,12 +37,13 @@ impl RegressionSums {
         if rows == 0 {
             return;
         }
-        let difference = other.mean - self.mean;
+        let difference = other.target_mean - self.target_mean;
         let share = other.rows as f64 / rows as f64;
-        self.differences += other.differences + difference * difference * self.rows as f64 * share;
-        self.mean += difference * share;
-        self.absolute += other.absolute;
-        self.squared += other.squared;
+        self.squared_differences +=
+            other.squared_differences + difference * difference * self.rows as f64 * share;
+        self.target_mean += difference * share;
+        self.absolute_errors += other.absolute_errors;
+        self.squared_errors += other.squared_errors;
         self.rows = rows;
     }
 
@@ -50,9 +52,10 @@ impl RegressionSums {
         Evaluation::Regression {
             rows: self.rows,
             rows_without_target,
-            mae: self.absolute / rows,
-            rmse: (self.squared / rows).sqrt(),
-            r2: (self.differences > 0.0).then(|| 1.0 - self.squared / self.differences),
+            mae: self.absolute_errors / rows,
+            rmse: (self.squared_errors / rows).sqrt(),
+            r2: (self.squared_differences > 0.0)
+                .then(|| 1.0 - self.squared_errors / self.squared_differences),
         }
     }
 }

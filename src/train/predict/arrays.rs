@@ -15,7 +15,7 @@ use crate::train::model_file::ModelDescription;
 
 /// Returns an error if the data has a different number of columns than the model, or if a column of the model holds
 /// text.
-pub(super) fn check_number_columns(
+pub(super) fn check_numeric_columns(
     name: &str,
     found: usize,
     description: &ModelDescription,
@@ -84,27 +84,31 @@ pub(super) struct NpyRows {
     path: PathBuf,
     data: NpyData,
     encoding: TableEncoding,
+    /// The inputs are divided by this number. `None` if the model was not trained on pixels.
     pixel_divisor: Option<f32>,
-    /// The number of rows that were already read.
-    position: usize,
+    /// The number of rows that have been read.
+    rows_read: usize,
     /// The number of all rows.
-    rows: usize,
+    row_count: usize,
     /// The number of rows that the last call of `read_rows` returned.
-    block_rows: usize,
+    last_block_rows: usize,
     /// The file of the targets, the targets, and the parser that converts targets.
-    truths: Option<(PathBuf, Vec<f64>, TruthParser)>,
+    targets: Option<(PathBuf, Vec<f64>, TruthParser)>,
 }
 
+/// The elements of an array.
 enum NpyData {
+    /// An array in row-major order, which is read block by block.
     Stream(NpyStream),
-    /// The values of an array in column-major order. The file is read at once.
+    /// An array in column-major order. The whole file has been read.
     Whole(Array2<f64>),
 }
 
 impl NpyRows {
+    /// Opens the array of features at `path`, and reads the targets at `targets_path`. Checks that both fit the model.
     pub(super) fn open(
         path: &Path,
-        targets: Option<&Path>,
+        targets_path: Option<&Path>,
         description: &ModelDescription,
     ) -> Result<Self, DataError> {
         let stream = npy::open_npy_stream(path)?;
@@ -112,25 +116,25 @@ impl NpyRows {
             FeatureShape::new(&stream.shape).map_err(|why| DataError::malformed(path, why))?;
         let name = path.display().to_string();
         check_image_shape(&name, image, description)?;
-        check_number_columns(&name, columns, description)?;
+        check_numeric_columns(&name, columns, description)?;
         let data = if stream.fortran_order {
             let rows = npy::read_npy_file(path)?.into_rows();
             NpyData::Whole(rows.map_err(|why| DataError::malformed(path, why))?)
         } else {
             NpyData::Stream(stream)
         };
-        let truths = match targets {
+        let targets = match targets_path {
             None => None,
-            Some(targets) => {
-                let array = npy::read_npy_file(targets)?;
+            Some(targets_path) => {
+                let array = npy::read_npy_file(targets_path)?;
                 if !matches!(array.shape.as_slice(), [_] | [_, 1]) || array.values.len() != rows {
                     let problem = format!(
                         "has shape {:?}, but it needs one value for each of {rows} rows",
                         array.shape
                     );
-                    return Err(DataError::malformed(targets, problem));
+                    return Err(DataError::malformed(targets_path, problem));
                 }
-                Some((targets.to_owned(), array.values, TruthParser::new(description)))
+                Some((targets_path.to_owned(), array.values, TruthParser::new(description)))
             }
         };
         let (encoding, pixel_divisor) = (description.encoding(), description.pixel_divisor);
@@ -139,10 +143,10 @@ impl NpyRows {
             data,
             encoding,
             pixel_divisor,
-            position: 0,
-            rows,
-            block_rows: 0,
-            truths,
+            rows_read: 0,
+            row_count: rows,
+            last_block_rows: 0,
+            targets,
         })
     }
 }
@@ -153,16 +157,16 @@ impl RowReader for NpyRows {
         mut inputs: ArrayViewMut2<'_, f32>,
         truths: &mut Vec<Truth>,
     ) -> Result<usize, DataError> {
-        let count = inputs.nrows().min(self.rows - self.position);
+        let count = inputs.nrows().min(self.row_count - self.rows_read);
         if count == 0 {
             return Ok(0);
         }
         let columns = self.encoding.columns.len();
-        let rows = self.position..self.position + count;
+        let rows = self.rows_read..self.rows_read + count;
         let values = match &mut self.data {
             NpyData::Stream(stream) => {
                 let values =
-                    stream.read_values((count * columns) as u64, rows.end == self.rows, &self.path)?;
+                    stream.read_values((count * columns) as u64, rows.end == self.row_count, &self.path)?;
                 Array2::from_shape_vec((count, columns), values).expect("`count * columns` values were read")
             }
             NpyData::Whole(array) => array.slice(s![rows.clone(), ..]).to_owned(),
@@ -179,20 +183,20 @@ impl RowReader for NpyRows {
             let cells: Array1<f32> =
                 columns.zip(values.row(index)).map(|(column, &value)| column.cell_of_number(value)).collect();
             encode_row(&self.encoding, self.pixel_divisor, &cells.view(), inputs.row_mut(index));
-            if let Some((path, targets, parser)) = &self.truths {
+            if let Some((path, targets, parser)) = &self.targets {
                 let truth = parser.convert_number(targets[row]);
                 truths.push(truth.map_err(|why| {
                     DataError::malformed(path, format!("row {row} (counted from 0): {why}"))
                 })?);
             }
         }
-        self.position += count;
-        self.block_rows = count;
+        self.rows_read += count;
+        self.last_block_rows = count;
         Ok(count)
     }
 
     fn row_error(&self, index: usize, problem: &str) -> DataError {
-        let row = self.position - self.block_rows + index;
+        let row = self.rows_read - self.last_block_rows + index;
         DataError::malformed(&self.path, format!("row {row} (counted from 0): {problem}"))
     }
 }
@@ -203,12 +207,14 @@ pub(super) struct DatasetRows {
     samples: Samples,
     /// The names of the classes in the data.
     classes: Vec<String>,
+    /// The inputs are divided by this number if they are not yet divided.
     pixel_divisor: Option<f32>,
-    /// The number of rows that were already read.
-    position: usize,
+    /// The number of rows that have been read.
+    rows_read: usize,
     /// The number of rows that the last call of `read_rows` returned.
-    block_rows: usize,
-    truths: Option<TruthParser>,
+    last_block_rows: usize,
+    /// Converts the targets. `None` if the rows need no targets.
+    truth_parser: Option<TruthParser>,
 }
 
 impl DatasetRows {
@@ -222,16 +228,16 @@ impl DatasetRows {
         let dataset = source.load(&LoadOptions { task, ..LoadOptions::default() })?;
         let samples = if matches!(source, DataSource::Idx(_)) { dataset.test } else { dataset.train };
         check_image_shape(&dataset.name, dataset.image, description)?;
-        check_number_columns(&dataset.name, samples.features.columns(), description)?;
+        check_numeric_columns(&dataset.name, samples.features.columns(), description)?;
         check_model_needs_no_table(&dataset.name, description)?;
         Ok(Self {
             name: dataset.name,
             samples,
             classes: dataset.classes,
             pixel_divisor: description.pixel_divisor,
-            position: 0,
-            block_rows: 0,
-            truths: needs_target.then(|| TruthParser::new(description)),
+            rows_read: 0,
+            last_block_rows: 0,
+            truth_parser: needs_target.then(|| TruthParser::new(description)),
         })
     }
 }
@@ -242,16 +248,16 @@ impl RowReader for DatasetRows {
         mut inputs: ArrayViewMut2<'_, f32>,
         truths: &mut Vec<Truth>,
     ) -> Result<usize, DataError> {
-        let count = inputs.nrows().min(self.samples.len() - self.position);
-        let rows = self.position..self.position + count;
+        let count = inputs.nrows().min(self.samples.len() - self.rows_read);
+        let rows = self.rows_read..self.rows_read + count;
         self.samples.features.write_rows(rows.clone(), None, inputs.slice_mut(s![..count, ..]));
         // `write_rows` has already divided the values of `Features::Pixels`.
         if let (Some(divisor), Features::Numbers(_)) = (self.pixel_divisor, &self.samples.features) {
             inputs.mapv_inplace(|value| value / divisor);
         }
-        self.position += count;
-        self.block_rows = count;
-        let Some(parser) = &self.truths else { return Ok(count) };
+        self.rows_read += count;
+        self.last_block_rows = count;
+        let Some(parser) = &self.truth_parser else { return Ok(count) };
         for row in rows {
             let truth = match &self.samples.targets {
                 Targets::Numbers(values) => parser.convert_number(values[row]),
@@ -266,7 +272,7 @@ impl RowReader for DatasetRows {
     }
 
     fn row_error(&self, index: usize, problem: &str) -> DataError {
-        let row = self.position - self.block_rows + index;
+        let row = self.rows_read - self.last_block_rows + index;
         DataError::Unsuitable(format!("{}: row {row} (counted from 0): {problem}", self.name))
     }
 }

@@ -6,7 +6,8 @@ use crate::train::model_file::{ColumnOrigin, ModelDescription};
 const NAMES_SHOWN_MAX: usize = 20;
 
 /// Returns the index in the table of each column of the model. `header` holds the names of the table's columns.
-/// `target` is the index of the table's target column, or `None` if no targets are read.
+/// `has_header` is `false` if these names are only numbers. `target` is the index of the table's target column, or
+/// `None` if no targets are read.
 ///
 /// If both the model and the table have names, finds columns by name and ignores all other columns of the table.
 /// Otherwise finds columns by position. The table must then have one of these sets of columns: all columns of the
@@ -40,8 +41,8 @@ pub(super) fn find_columns(
     Err(wrong_column_count_error(description, header.len()))
 }
 
-/// Returns the error message for a table that has the wrong number of columns (`found`) to find the columns of the
-/// model by position.
+/// Returns the error message for a table in which the columns of the model cannot be found by position. `found` is the
+/// number of columns of the table.
 fn wrong_column_count_error(description: &ModelDescription, found: usize) -> String {
     let count = description.columns.len();
     let names = join_first_names(description.columns.iter().map(|column| column.name.as_str()), count);
@@ -58,6 +59,7 @@ fn wrong_column_count_error(description: &ModelDescription, found: usize) -> Str
     )
 }
 
+/// Does what [`find_columns`] does for a table and a model that both have names.
 fn find_by_name(description: &ModelDescription, header: &[String]) -> Result<Vec<usize>, String> {
     let mut by_name = std::collections::BTreeMap::<&str, Vec<usize>>::new();
     for (index, name) in header.iter().enumerate() {
@@ -85,7 +87,7 @@ fn find_by_name(description: &ModelDescription, header: &[String]) -> Result<Vec
     ))
 }
 
-/// Returns the first [`NAMES_SHOWN_MAX`] names, separated by commas.
+/// Returns the first [`NAMES_SHOWN_MAX`] names, separated by commas. `count` is the number of all names.
 fn join_first_names<'a>(names: impl Iterator<Item = &'a str>, count: usize) -> String {
     let listed: Vec<&str> = names.take(NAMES_SHOWN_MAX).collect();
     let more = if count > listed.len() { ", ..." } else { "" };

@@ -10,8 +10,8 @@ use crate::train::model_file::SavedModel;
 /// Computes a prediction for each row of data and compares the prediction with the target. For a model of texts, computes the
 /// loss of all tokens. `top_k` is the k of the top-k accuracy (default: 5).
 ///
-/// A model with two classes needs 16 bytes of memory for each row, and a model of texts 2 bytes for each token. For other
-/// models, memory does not grow with the number of rows.
+/// The evaluation of a model with two classes needs 16 bytes of memory for each row. The evaluation of a model of texts
+/// needs 2 bytes for each token. For other models, memory does not grow with the number of rows.
 ///
 /// # Errors
 ///

@@ -93,14 +93,15 @@ impl PredictionInput {
 /// Reads rows and encodes their features.
 pub(super) trait RowReader {
     /// Reads up to `inputs.nrows()` rows. Writes the encoded features of each row to a row of `inputs`. Pushes the
-    /// target of each row if targets are read. Returns the number of rows: 0 at the end of the data.
+    /// target of each row to `truths` if targets are read. Returns the number of rows: 0 at the end of the data.
     fn read_rows(
         &mut self,
         inputs: ArrayViewMut2<'_, f32>,
         truths: &mut Vec<Truth>,
     ) -> Result<usize, DataError>;
 
-    /// Returns an error that says where row `index` of the last call of [`read_rows`](Self::read_rows) comes from.
+    /// Returns an error with the text `problem` that also says where a row comes from. `index` counts the rows that the
+    /// last call of [`read_rows`](Self::read_rows) returned, from 0.
     fn row_error(&self, index: usize, problem: &str) -> DataError;
 
     /// Returns the number of rows that were left out because their target is missing.

@@ -28,9 +28,10 @@ pub enum PredictionOutput {
 
 /// The reason why predictions cannot be written.
 #[derive(thiserror::Error)]
-#[error("cannot write the predictions to {target}: {source}")]
+#[error("cannot write the predictions to {output_name}: {source}")]
 pub struct OutputError {
-    target: String,
+    /// The path of the output file, or `standard output`.
+    output_name: String,
     /// The error of the operating system.
     source: io::Error,
 }
@@ -79,8 +80,8 @@ pub fn predict(
 ) -> Result<u64, PredictError> {
     let input = InputOptions { target: TargetColumn::Unread, ..input.clone() };
     let mut reader = open_prediction_input(&input, model.description())?;
-    let target = output.name();
-    let fail = |source| PredictError::Output(OutputError { target: target.clone(), source });
+    let output_name = output.name();
+    let fail = |source| PredictError::Output(OutputError { output_name: output_name.clone(), source });
     let mut writer = PredictionWriter::create(output, model.description()).map_err(fail)?;
     let mut write = |writer: &mut PredictionWriter| {
         for_each_row(model, &mut *reader, |prediction, _| writer.write(prediction).map_err(fail))
@@ -113,6 +114,7 @@ struct PredictionWriter {
     file: Option<ReplacementFile>,
 }
 
+/// The writer of each output format.
 enum PredictionFormat {
     Csv(Box<csv::Writer<Box<dyn Write>>>),
     Npy(BufWriter<File>),

@@ -3,7 +3,7 @@
 use ndarray::{ArrayViewMut2, s};
 
 use super::Truth;
-use super::arrays::{check_model_needs_no_table, check_number_columns};
+use super::arrays::{check_model_needs_no_table, check_numeric_columns};
 use super::input::RowReader;
 use super::truth::TruthParser;
 use crate::train::data::{Column, DataError, Features, LoadedRows};
@@ -40,7 +40,7 @@ impl RowsInMemory {
                 rows.columns()
             )));
         }
-        check_number_columns(name, features.columns(), description)?;
+        check_numeric_columns(name, features.columns(), description)?;
         check_model_needs_no_table(name, description)?;
         Ok(Self {
             loaded,

@@ -54,8 +54,11 @@ pub struct GenerationOptions {
 #[derive(Debug)]
 pub struct TextGenerator<'a> {
     model: &'a mut SavedModel,
+    /// The tokens of the prompt, followed by the generated tokens.
     tokens: Vec<u16>,
+    /// The number of tokens that the model reads at once.
     context: usize,
+    /// See [`GenerationOptions::temperature`].
     temperature: f64,
     random: RandomStream,
 }

@@ -10,22 +10,23 @@ use crate::train::model_file::ModelDescription;
 #[derive(Debug)]
 pub(crate) struct TruthParser {
     task: Task,
+    /// The index of each class name.
     classes: BTreeMap<String, usize>,
     /// The names of the first 10 classes, for error messages.
-    known: String,
+    names_shown: String,
 }
 
 impl TruthParser {
     pub(crate) fn new(description: &ModelDescription) -> Self {
         let classes = &description.classes;
-        let mut known: Vec<&str> = classes.iter().take(10).map(String::as_str).collect();
-        if classes.len() > known.len() {
-            known.push("...");
+        let mut shown: Vec<&str> = classes.iter().take(10).map(String::as_str).collect();
+        if classes.len() > shown.len() {
+            shown.push("...");
         }
         Self {
             task: description.task,
             classes: classes.iter().enumerate().map(|(index, name)| (name.clone(), index)).collect(),
-            known: known.join(", "),
+            names_shown: shown.join(", "),
         }
     }
 
@@ -59,7 +60,7 @@ impl TruthParser {
         class.map(|&class| Truth::Class(class)).ok_or_else(|| {
             format!(
                 "the class `{name}` did not occur in training; the classes of the model are {}",
-                self.known
+                self.names_shown
             )
         })
     }
@@ -73,7 +74,7 @@ mod tests {
     fn classes_are_found_by_name_or_as_integers() {
         let names = ["3", "9007199254740992", "red"];
         let classes = names.iter().enumerate().map(|(index, name)| (name.to_string(), index)).collect();
-        let parser = TruthParser { task: Task::Classification, classes, known: names.join(", ") };
+        let parser = TruthParser { task: Task::Classification, classes, names_shown: names.join(", ") };
         for (name, expected) in [
             ("3", Some(0)),
             ("03.0", Some(0)),
