@@ -12,7 +12,7 @@ use super::pooling::MaxPooling;
 use super::{GptSpec, ModelSpec};
 use crate::train::data::ImageShape;
 
-/// The maximum number of values that the layers of a convolutional network compute for a sample.
+/// The maximum number of values that all layers of a convolutional network together compute for a sample.
 const LAYER_VALUES_MAX: usize = 1 << 24;
 /// The maximum number of values that a layer of a GPT computes for a window of tokens.
 #[cfg(feature = "candle")]
@@ -58,7 +58,8 @@ pub(super) fn build_layers(
             input.features
         ));
     }
-    let mut builder = LayerStackBuilder { layers: Vec::new(), features: input.features, image: input.image };
+    let mut builder =
+        LayerStackBuilder { layers: Vec::new(), output_count: input.features, output_image: input.image };
     builder.add_hidden_layers(spec.hidden_layers())?;
     builder.add_output(outputs);
     let values: usize =
@@ -92,16 +93,17 @@ fn build_gpt(_: GptSpec, _: usize, _: usize) -> Result<Vec<Arc<dyn Layer>>, Stri
 /// The layers of a model that is being built.
 struct LayerStackBuilder {
     layers: Vec<Arc<dyn Layer>>,
-    /// The number of outputs of the last layer.
-    features: usize,
-    /// The shape of the output of the last layer. `None` if the output is not an image.
-    image: Option<ImageShape>,
+    /// The number of outputs of the last layer. Before the first layer is added, the number of inputs of the model.
+    output_count: usize,
+    /// The shape of these outputs. `None` if the outputs are not an image.
+    output_image: Option<ImageShape>,
 }
 
 impl LayerStackBuilder {
+    /// Adds a layer. `image` is the shape of the layer's outputs.
     fn add_layer(&mut self, layer: impl Layer + 'static, image: Option<ImageShape>) {
-        self.features = layer.outputs();
-        self.image = image;
+        self.output_count = layer.outputs();
+        self.output_image = image;
         self.layers.push(Arc::new(layer));
     }
 
@@ -109,7 +111,7 @@ impl LayerStackBuilder {
     /// only raise the initial loss. With hidden layers, the variance of the initial weights is 2 / (inputs + outputs) (Glorot
     /// and Bengio, "Understanding the difficulty of training deep feedforward neural networks", 2010).
     fn add_output(&mut self, outputs: usize) {
-        let inputs = self.features;
+        let inputs = self.output_count;
         let weight_bound =
             if self.layers.is_empty() { 0.0 } else { (6.0 / (inputs as f32 + outputs as f32)).sqrt() };
         self.add_layer(
@@ -126,7 +128,7 @@ impl LayerStackBuilder {
         for (index, layer) in layers.iter().enumerate() {
             let is_normalized = layers.get(index + 1) == Some(&HiddenLayer::BatchNorm);
             let activation = if is_normalized { Activation::Identity } else { Activation::Rectifier };
-            match (*layer, self.image) {
+            match (*layer, self.output_image) {
                 (HiddenLayer::Convolution { channels, kernel }, Some(input)) => {
                     let fan_in = input.channels.saturating_mul(kernel * kernel);
                     let weight_bound = (6.0 / fan_in as f32).sqrt();
@@ -150,7 +152,7 @@ impl LayerStackBuilder {
                     return Err(format!("has `{layer}` after a dense layer, whose output is not an image"));
                 }
                 (HiddenLayer::Dense(outputs), _) => {
-                    let inputs = self.features;
+                    let inputs = self.output_count;
                     let weight_bound = (6.0 / inputs as f32).sqrt();
                     let has_biases = !is_normalized;
                     self.add_layer(Dense { inputs, outputs, activation, weight_bound, has_biases }, None);
@@ -158,12 +160,12 @@ impl LayerStackBuilder {
                 (HiddenLayer::BatchNorm, image) => {
                     let (channels, pixels) = match image {
                         Some(image) => (image.channels, image.height * image.width),
-                        None => (self.features, 1),
+                        None => (self.output_count, 1),
                     };
                     self.add_layer(BatchNorm { channels, pixels, activation: Activation::Rectifier }, image);
                 }
                 (HiddenLayer::Dropout(probability), image) => {
-                    let (width, number) = (self.features, dropout_number);
+                    let (width, number) = (self.output_count, dropout_number);
                     self.add_layer(Dropout { width, probability, number }, image);
                     dropout_number += 1;
                 }

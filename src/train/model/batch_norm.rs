@@ -31,6 +31,7 @@ const PARTIAL_SUMS: usize = 8;
 /// variances, with one value for each channel.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct BatchNorm {
+    /// The number of channels. Each output of a fully connected layer is a channel.
     pub(crate) channels: usize,
     /// The number of values of a channel in each sample.
     pub(crate) pixels: usize,
@@ -50,7 +51,7 @@ struct BatchStatistics<'a> {
     means: &'a mut [f32],
     /// 1 / sqrt(variance + [`EPSILON`]).
     inverse_deviations: &'a mut [f32],
-    /// The variances, with the divisor count - 1.
+    /// The variances with the divisor n - 1, where n is the number of values of a channel in the whole batch.
     unbiased_variances: &'a mut [f32],
     /// 1 / (the number of values of a channel in the whole batch). 0 if the batch has no values.
     inverse_count: &'a mut f32,

@@ -16,7 +16,7 @@ pub(crate) trait CandleModule: Debug + Send + Sync + 'static {
     fn output_count(&self) -> usize;
 
     /// Returns the name and the shape of each tensor of parameters.
-    fn tensors(&self) -> Vec<(&'static str, Vec<usize>)>;
+    fn tensor_names_and_shapes(&self) -> Vec<(&'static str, Vec<usize>)>;
 
     /// Returns the approximate number of multiplications of a forward pass, for each sample.
     fn multiplication_count(&self) -> u64;
@@ -28,8 +28,8 @@ pub(crate) trait CandleModule: Debug + Send + Sync + 'static {
     fn set_initial_parameters(&self, parameters: &mut [f32], uniform: &mut dyn FnMut() -> f32);
 
     /// Returns the outputs, in any shape whose first dimension is the sample. `parameters` holds the tensors in the
-    /// order of [`tensors`](Self::tensors). `input` has the shape (samples, inputs). The function must not fail for
-    /// any values of the parameters and the inputs.
+    /// order of [`tensor_names_and_shapes`](Self::tensor_names_and_shapes). `input` has the shape (samples, inputs).
+    /// The function must not fail for any values of the parameters and the inputs.
     fn forward(&self, parameters: &[Tensor], input: &Tensor) -> Result<Tensor>;
 }
 
@@ -59,7 +59,7 @@ impl<M: CandleModule> CandleLayer<M> {
     /// Copies the parameters to tensors.
     fn parameter_tensors(&self, parameters: &[f32]) -> Result<Vec<Tensor>> {
         let mut rest = parameters;
-        let tensors = self.0.tensors().into_iter().map(|(_, shape)| {
+        let tensors = self.0.tensor_names_and_shapes().into_iter().map(|(_, shape)| {
             let (values, others) = rest.split_at(shape.iter().product());
             rest = others;
             Tensor::from_slice(values, shape, &Device::Cpu)
@@ -88,8 +88,8 @@ impl<M: CandleModule> CandleLayer<M> {
 }
 
 impl RecordedPass {
-    /// Returns the gradient of each tensor of parameters, and the gradient of the inputs. A gradient is `None` if the
-    /// outputs do not depend on this tensor or on the inputs.
+    /// Returns the gradient of each tensor of parameters, or `None` for a tensor on which the outputs do not depend. Also
+    /// returns the gradient of the inputs, or `None` if the outputs do not depend on the inputs.
     fn differentiate(self, delta: &ArrayView2<'_, f32>) -> Result<(Vec<Option<Tensor>>, Option<Tensor>)> {
         let mut gradients = (self.output * to_tensor(delta)?)?.sum_all()?.backward()?;
         let parameters = self.parameters.iter().map(|variable| gradients.remove(variable)).collect();
@@ -117,7 +117,7 @@ impl<M: CandleModule> Layer for CandleLayer<M> {
     }
 
     fn tensor_names_and_shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
-        self.0.tensors()
+        self.0.tensor_names_and_shapes()
     }
 
     fn multiplications(&self) -> u64 {
@@ -157,7 +157,7 @@ impl<M: CandleModule> Layer for CandleLayer<M> {
         gradients.add_gradients(rows, |group, target| {
             assert_eq!(group, 0..rows, "reproducible runs refuse models of candle");
             let mut rest = target;
-            for ((_, shape), tensor) in self.0.tensors().iter().zip(&tensors) {
+            for ((_, shape), tensor) in self.0.tensor_names_and_shapes().iter().zip(&tensors) {
                 let (values, others) = rest.split_at_mut(shape.iter().product());
                 rest = others;
                 if let Some(tensor) = tensor {

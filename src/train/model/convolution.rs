@@ -17,6 +17,7 @@ use crate::train::data::ImageShape;
 /// A convolution. The biases follow the weights in the parameters.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Convolution {
+    /// The shape of the input.
     pub(crate) input: ImageShape,
     /// The number of channels of the output.
     pub(crate) channels: usize,
@@ -40,12 +41,13 @@ impl Convolution {
         self.input.height * self.input.width
     }
 
+    /// Returns the number of weights.
     fn weight_count(&self) -> usize {
         self.channels * self.patch_len()
     }
 
     /// Returns the weights as a matrix (channels x `patch_len`).
-    fn weight<'a>(&self, parameters: &'a [f32]) -> ArrayView2<'a, f32> {
+    fn weight_matrix<'a>(&self, parameters: &'a [f32]) -> ArrayView2<'a, f32> {
         ArrayView2::from_shape((self.channels, self.patch_len()), &parameters[..self.weight_count()])
             .expect("the range has channels x patch_len elements")
     }
@@ -55,6 +57,7 @@ impl Convolution {
         (self.input.height + self.kernel - 1, self.input.width + self.kernel - 1)
     }
 
+    /// Returns the number of values of a padded image, in all channels.
     fn padded_len(&self) -> usize {
         let (height, width) = self.padded_size();
         self.input.channels * height * width
@@ -65,8 +68,8 @@ impl Convolution {
         saved.values.split_at_mut(self.padded_len())
     }
 
-    /// Returns the index of a value in a padded image. For the first output pixel of row `y`, the element (`ky`, `kx`) of
-    /// the kernel multiplies this value.
+    /// Returns the index in a padded image of the value of `channel` that the element (`ky`, `kx`) of the kernel multiplies
+    /// for the first output pixel of row `y`.
     fn padded_index(&self, channel: usize, y: usize, (ky, kx): (usize, usize)) -> usize {
         let (height, width) = self.padded_size();
         (channel * height + y + ky) * width + kx
@@ -165,7 +168,7 @@ impl Layer for Convolution {
         saved: &mut SavedForBackward,
         _: ForwardMode<'_>,
     ) {
-        let (weight, biases) = (self.weight(parameters), &parameters[self.weight_count()..]);
+        let (weight, biases) = (self.weight_matrix(parameters), &parameters[self.weight_count()..]);
         let (padded, patches) = self.split_saved_values(saved);
         padded.fill(0.0);
         for (input, mut output) in input.rows().into_iter().zip(output.rows_mut()) {
@@ -185,7 +188,7 @@ impl Layer for Convolution {
     fn backward(&self, parameters: &[f32], pass: BackwardPass<'_>, gradients: &mut GradientSink<'_>) {
         let BackwardPass { input, output, mut delta, mut input_delta, saved, .. } = pass;
         let (padded, patches) = self.split_saved_values(saved);
-        let weight = self.weight(parameters);
+        let weight = self.weight_matrix(parameters);
         gradients.add_gradients(input.nrows(), |rows, gradients| {
             let (weights, biases) = gradients.split_at_mut(self.weight_count());
             let mut weights = ArrayViewMut2::from_shape((self.channels, self.patch_len()), weights)

@@ -22,6 +22,7 @@ pub(crate) struct Dense {
 }
 
 impl Dense {
+    /// Returns the number of weights.
     pub(crate) fn weight_count(&self) -> usize {
         self.inputs * self.outputs
     }
@@ -32,7 +33,7 @@ impl Dense {
     }
 
     /// Returns the weights as a matrix (outputs x inputs).
-    fn weight<'a>(&self, parameters: &'a [f32]) -> ArrayView2<'a, f32> {
+    fn weight_matrix<'a>(&self, parameters: &'a [f32]) -> ArrayView2<'a, f32> {
         ArrayView2::from_shape((self.outputs, self.inputs), &parameters[..self.weight_count()])
             .expect("the range has outputs x inputs elements")
     }
@@ -128,7 +129,7 @@ impl Layer for Dense {
         } else {
             output.fill(0.0);
         }
-        general_mat_mul(1.0, &input, &self.weight(parameters).t(), 1.0, &mut output);
+        general_mat_mul(1.0, &input, &self.weight_matrix(parameters).t(), 1.0, &mut output);
         self.activation.apply(output.as_slice_mut().expect(CONTIGUITY_MESSAGE));
     }
 
@@ -140,7 +141,7 @@ impl Layer for Dense {
         );
         self.backward_parameters(&input, &delta.view(), gradients);
         if let Some(mut input_delta) = input_delta {
-            general_mat_mul(1.0, &delta, &self.weight(parameters), 0.0, &mut input_delta);
+            general_mat_mul(1.0, &delta, &self.weight_matrix(parameters), 0.0, &mut input_delta);
         }
     }
 }

@@ -17,10 +17,11 @@ use crate::train::portable_math::ln;
 const WEIGHT_DEVIATION: f64 = 0.02;
 /// The hidden layer of a block has `width` times this number of units.
 const HIDDEN_UNITS_PER_VALUE: usize = 4;
-/// Added to the variance in a layer norm.
+/// The number that a layer norm adds to the variance.
 const NORM_EPSILON: f64 = 1e-5;
 
-/// Returns the layers of a GPT that reads `context` tokens and returns `vocabulary` outputs for each token.
+/// Returns the layers of a GPT that reads windows of `context` tokens and returns `vocabulary` outputs for each token of a
+/// window.
 pub(super) fn build_gpt_layers(spec: GptSpec, context: usize, vocabulary: usize) -> Vec<Arc<dyn Layer>> {
     let GptSpec { layers, heads, width } = spec;
     let mut built: Vec<Arc<dyn Layer>> =
@@ -75,8 +76,11 @@ fn initialize_tensors(
 /// Converts each token to `width` values: a vector for the token plus a vector for its position.
 #[derive(Debug)]
 struct TokenEmbedding {
+    /// The number of tokens in a window.
     context: usize,
+    /// The number of tokens in the vocabulary.
     vocabulary: usize,
+    /// The number of values that represent a token.
     width: usize,
 }
 
@@ -89,7 +93,7 @@ impl CandleModule for TokenEmbedding {
         self.context * self.width
     }
 
-    fn tensors(&self) -> Vec<(&'static str, Vec<usize>)> {
+    fn tensor_names_and_shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
         vec![
             ("token_embedding", vec![self.vocabulary, self.width]),
             ("position_embedding", vec![self.context, self.width]),
@@ -105,7 +109,7 @@ impl CandleModule for TokenEmbedding {
     }
 
     fn set_initial_parameters(&self, parameters: &mut [f32], uniform: &mut dyn FnMut() -> f32) {
-        initialize_tensors(&self.tensors(), parameters, uniform, |_| WEIGHT_DEVIATION);
+        initialize_tensors(&self.tensor_names_and_shapes(), parameters, uniform, |_| WEIGHT_DEVIATION);
     }
 
     fn forward(&self, parameters: &[Tensor], input: &Tensor) -> Result<Tensor> {
@@ -121,8 +125,11 @@ impl CandleModule for TokenEmbedding {
 /// a layer norm of the tokens' values, and its result is added to these values.
 #[derive(Debug)]
 struct TransformerBlock {
+    /// The number of tokens in a window.
     context: usize,
+    /// The number of attention heads.
     heads: usize,
+    /// The number of values that represent a token.
     width: usize,
     /// The number of blocks of the model.
     layers: usize,
@@ -157,7 +164,7 @@ impl CandleModule for TransformerBlock {
         self.context * self.width
     }
 
-    fn tensors(&self) -> Vec<(&'static str, Vec<usize>)> {
+    fn tensor_names_and_shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
         let (width, hidden) = (self.width, self.hidden_units());
         vec![
             ("attention_norm.weight", vec![width]),
@@ -188,7 +195,7 @@ impl CandleModule for TransformerBlock {
         // Each block adds two results to the tokens' values. The smaller deviation keeps the variance of the sum of
         // all 2 * `layers` results independent of `layers`.
         let output_deviation = WEIGHT_DEVIATION / ((2 * self.layers) as f64).sqrt();
-        initialize_tensors(&self.tensors(), parameters, uniform, |name| {
+        initialize_tensors(&self.tensor_names_and_shapes(), parameters, uniform, |name| {
             if name.ends_with("output.weight") { output_deviation } else { WEIGHT_DEVIATION }
         });
     }
@@ -222,8 +229,11 @@ impl CandleModule for TransformerBlock {
 /// A layer norm, and a fully connected layer without bias that returns an output for each token of the vocabulary.
 #[derive(Debug)]
 struct TokenOutput {
+    /// The number of tokens in a window.
     context: usize,
+    /// The number of tokens in the vocabulary.
     vocabulary: usize,
+    /// The number of values that represent a token.
     width: usize,
 }
 
@@ -236,7 +246,7 @@ impl CandleModule for TokenOutput {
         self.context * self.vocabulary
     }
 
-    fn tensors(&self) -> Vec<(&'static str, Vec<usize>)> {
+    fn tensor_names_and_shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
         vec![
             ("norm.weight", vec![self.width]),
             ("norm.bias", vec![self.width]),
@@ -253,7 +263,7 @@ impl CandleModule for TokenOutput {
     }
 
     fn set_initial_parameters(&self, parameters: &mut [f32], uniform: &mut dyn FnMut() -> f32) {
-        initialize_tensors(&self.tensors(), parameters, uniform, |_| WEIGHT_DEVIATION);
+        initialize_tensors(&self.tensor_names_and_shapes(), parameters, uniform, |_| WEIGHT_DEVIATION);
     }
 
     fn forward(&self, parameters: &[Tensor], input: &Tensor) -> Result<Tensor> {

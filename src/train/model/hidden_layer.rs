@@ -71,7 +71,8 @@ pub(super) fn parse_width(text: &str) -> Result<usize, String> {
     parse_number(text, text, WIDTH_MAX)?.ok_or_else(unknown)
 }
 
-/// Parses `digits`, a number in the layer `text`. Returns `None` if `digits` is not a number.
+/// Parses `digits`, a number in the layer `text`. Returns `None` if `digits` is not a number, and an error if the number
+/// is not from 1 to `max`.
 fn parse_number(text: &str, digits: &str, max: usize) -> Result<Option<usize>, String> {
     let Ok(value) = digits.parse::<usize>() else { return Ok(None) };
     if (1..=max).contains(&value) {

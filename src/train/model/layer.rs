@@ -33,7 +33,7 @@ pub trait Layer: Any + Debug + Send + Sync {
     }
 
     /// Returns the number of running statistics, which are the last parameters of the layer. A statistic has no
-    /// gradient. Instead, the backward pass writes the number that the step subtracts from the statistic: see
+    /// gradient. In its place, the backward pass writes the number that the optimizer subtracts from the statistic: see
     /// [`Optimizer::statistics`](crate::train::optimizer::Optimizer::statistics).
     fn statistic_count(&self) -> usize {
         0
@@ -182,7 +182,8 @@ pub struct GradientSink<'a> {
     range: Range<usize>,
     /// A layer should report final gradients in ranges of about this many elements.
     elements_per_report: usize,
-    /// The function that gets each range of final gradients, and the gradients of all layers.
+    /// This function is called with each range of gradients as soon as the range is final, and with the gradients of all
+    /// layers.
     on_ready: &'a mut dyn FnMut(Range<usize>, &mut [f32]),
     /// How the gradients of the samples are added.
     order: SumOrder<'a>,
@@ -277,8 +278,8 @@ impl<'a> GradientSink<'a> {
         }
     }
 
-    /// Replaces the backward pass of a layer if the batch has no samples. Reports all gradients of the layer as final.
-    /// For [`GradientUpdate::Replace`], sets these gradients to 0 before.
+    /// Replaces the backward pass of a layer if the batch has no samples. For [`GradientUpdate::Replace`], first sets the
+    /// gradients of the layer to 0. Then reports all gradients of the layer as final.
     pub(crate) fn report_without_samples(&mut self) {
         if self.update == GradientUpdate::Replace {
             self.gradients[self.range.clone()].fill(0.0);

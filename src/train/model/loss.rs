@@ -88,12 +88,12 @@ impl Loss {
                     let class = classes[row] as usize;
                     let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                     let sum: f64 = output.iter().map(|&value| exp(f64::from(value - max))).sum();
-                    let own = ln(sum) - f64::from(output[class] - max);
-                    total.loss += if let Self::WeightedCrossEntropy(targets) = self {
+                    let cross_entropy = ln(sum) - f64::from(output[class] - max);
+                    total.loss += if let Self::WeightedCrossEntropy(options) = self {
                         let distances: f64 = output.iter().map(|&value| f64::from(value - max)).sum();
-                        targets.loss(class, own, ln(sum) - distances / output.len() as f64)
+                        options.loss(class, cross_entropy, ln(sum) - distances / output.len() as f64)
                     } else {
-                        own
+                        cross_entropy
                     };
                     // If several outputs have the largest value, the first of these outputs is the prediction, as in
                     // numpy's argmax.
@@ -130,12 +130,12 @@ impl Loss {
                     let scaled_target = (values[row] - scale.mean) / scale.deviation;
                     output[0] = 2.0 * weight * (f64::from(output[0]) - scaled_target) as f32;
                 }
-                (Self::WeightedCrossEntropy(class_targets), Targets::Classes(classes)) => {
+                (Self::WeightedCrossEntropy(options), Targets::Classes(classes)) => {
                     let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                     output.mapv_inplace(|value| exp(f64::from(value - max)) as f32);
                     let factor = 1.0 / output.sum();
                     output.mapv_inplace(|value| value * factor);
-                    class_targets.differentiate(output, classes[row] as usize, weight);
+                    options.differentiate(output, classes[row] as usize, weight);
                 }
                 (Self::CrossEntropy, Targets::Classes(classes)) => {
                     differentiate_cross_entropy(&mut output, classes[row] as usize, weight);

@@ -4,9 +4,9 @@ mod architecture;
 mod batch_norm;
 #[cfg(feature = "candle")]
 mod candle_layer;
-mod class_targets;
 mod cnn_spec;
 mod convolution;
+mod cross_entropy_options;
 mod dense;
 mod dropout;
 #[cfg(feature = "candle")]
@@ -25,8 +25,8 @@ mod stage;
 mod tensor_split;
 
 pub use architecture::InputShape;
-pub use class_targets::CrossEntropyOptions;
 pub use cnn_spec::CnnSpec;
+pub use cross_entropy_options::CrossEntropyOptions;
 pub use gpt_spec::GptSpec;
 pub use hidden_layer::HiddenLayer;
 pub use layer::{

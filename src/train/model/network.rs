@@ -33,14 +33,16 @@ pub struct Network {
 /// A tensor of parameters, such as the weights of a layer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParameterTensor {
-    /// The name, such as `layers.I.weight` or `layers.I.bias`, where I counts the layers with parameters.
+    /// The name, such as `layers.I.weight` or `layers.I.bias`. I is the index of the layer among the layers with
+    /// parameters.
     pub name: String,
     /// The shape.
     pub shape: Vec<usize>,
     /// The range of the elements in the flat vector of parameters.
     pub range: Range<usize>,
-    /// Whether the elements are running statistics of batch normalization. An optimizer subtracts their gradient
-    /// without scaling: see [`Optimizer::statistics`](crate::train::optimizer::Optimizer::statistics).
+    /// Whether the elements are running statistics of batch normalization. In place of their gradient, the backward pass
+    /// writes the numbers that the optimizer subtracts from them: see
+    /// [`Optimizer::statistics`](crate::train::optimizer::Optimizer::statistics).
     pub is_statistic: bool,
 }
 
@@ -131,8 +133,8 @@ impl Network {
         self.parameter_tensors().into_iter().filter(|tensor| tensor.name.ends_with(RUNNING_VARIANCE))
     }
 
-    /// Returns the initial parameters of all layers: see [`Layer::initialize`](super::Layer::initialize). They depend on
-    /// `seed`, but not on the world size.
+    /// Returns the initial parameters of all layers: see [`Layer::initialize`](super::Layer::initialize). The parameters
+    /// depend on `seed`, but not on the world size.
     pub fn initialize(&self, seed: u64) -> Vec<f32> {
         let layers = 0..self.stage.layers().len();
         layers.flat_map(|index| self.initialize_layer(index, seed)).collect()
@@ -157,7 +159,8 @@ impl Network {
         self.stage.workspace(rows)
     }
 
-    /// Returns the outputs for the first `rows` rows of [`Workspace::input`].
+    /// Computes the outputs for the first `rows` rows of [`Workspace::input`] in an evaluation: without dropout, and with
+    /// the running statistics of batch normalization.
     ///
     /// # Panics
     ///
@@ -179,9 +182,9 @@ impl Network {
     /// Without samples, the gradient is 0.
     ///
     /// The backward pass goes from the last parameter to the first. As soon as a range of `gradients` is final, the
-    /// pass calls `ranges.1` with this range, so that the caller can add the range over ranks while the pass
-    /// continues. A fully connected layer has ranges of about `ranges.0` elements. Every other layer has one range.
-    /// Without samples, every layer has one range.
+    /// pass calls `on_gradient_ready` with this range and with `gradients`, so that the caller can sum the range over ranks
+    /// while the pass continues. A fully connected layer has ranges of about `elements_per_report` elements. Every other
+    /// layer has one range. Without samples, every layer has one range.
     ///
     /// # Panics
     ///
@@ -192,7 +195,7 @@ impl Network {
         gradients: &mut [f32],
         workspace: &mut Workspace,
         TrainingBatch { targets, samples, weight, step, update, ranks }: TrainingBatch<'_>,
-        ranges: (usize, impl FnMut(Range<usize>, &mut [f32])),
+        (elements_per_report, on_gradient_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
     ) -> LossSums {
         let count = samples.len();
         let mut sums = LossSums::default();
@@ -205,7 +208,8 @@ impl Network {
             self.loss.differentiate(workspace.output_delta_mut(count), targets, rows, weight);
         }
         let part = BatchPart { rows: count, order: SumOrder::Any, ranks };
-        self.stage.backward_part(parameters, (gradients, update), workspace, part, ranges);
+        let reports = (elements_per_report, on_gradient_ready);
+        self.stage.backward_part(parameters, (gradients, update), workspace, part, reports);
         sums
     }
 

@@ -12,6 +12,7 @@ pub(super) const WINDOW_MAX: usize = 8;
 /// A layer of max pooling.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct MaxPooling {
+    /// The shape of the input.
     pub(crate) input: ImageShape,
     /// The height and the width of a window: from 1 to [`WINDOW_MAX`], and not larger than the image.
     pub(crate) window: usize,

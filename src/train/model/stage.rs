@@ -33,7 +33,7 @@ pub(crate) struct BatchPart<'a> {
     pub(crate) ranks: &'a dyn SumOverRanks,
 }
 
-/// A layer, and the range of its parameters in the flat vector of the stage.
+/// A layer of a stage, and the range of the layer's parameters in the stage's flat vector of parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct PlacedLayer {
     pub(crate) layer: Arc<dyn Layer>,
@@ -80,8 +80,8 @@ impl Workspace {
         self.outputs.last_mut().expect("a stage has at least one layer").slice_mut(s![..rows, ..])
     }
 
-    /// Returns the derivative of the loss with respect to the input. Valid after a backward pass if the stage was
-    /// created by [`Stage::with_input_derivative`].
+    /// Returns the derivative of the loss with respect to the input. Valid after a backward pass of a stage that computes
+    /// this derivative: see [`Stage::with_input_derivative`].
     pub(crate) fn input_delta_mut(&mut self, rows: usize) -> ArrayViewMut2<'_, f32> {
         // After each layer, the backward pass swaps the two vectors.
         let last = self.outputs.len() % self.deltas.len();
@@ -186,8 +186,8 @@ impl Stage {
             if rows == 0 && !layer.uses_sums_over_ranks() {
                 continue;
             }
-            let (before, from) = outputs.split_at_mut(index);
-            let layer_input = before.last().unwrap_or(input).slice(s![..rows, ..]);
+            let (earlier, from) = outputs.split_at_mut(index);
+            let layer_input = earlier.last().unwrap_or(input).slice(s![..rows, ..]);
             let output = from[0].slice_mut(s![..rows, ..]);
             layer.forward(&parameters[range.clone()], layer_input, output, &mut saved[index], mode);
         }
@@ -198,18 +198,19 @@ impl Stage {
     /// gradient is 0.
     ///
     /// The backward pass goes from the last parameter to the first. As soon as a range of `gradients` is final, the
-    /// pass calls `ranges.1` with this range. A fully connected layer has ranges of about `ranges.0` elements. Every
-    /// other layer has one range. Without samples, every layer has one range.
+    /// pass calls `on_gradient_ready` with this range and with `gradients`. A fully connected layer has ranges of about
+    /// `elements_per_report` elements. Every other layer has one range. Without samples, every layer has one range.
     pub(crate) fn backward(
         &self,
         parameters: &[f32],
         (gradients, update): (&mut [f32], GradientUpdate),
         workspace: &mut Workspace,
         rows: usize,
-        ranges: (usize, impl FnMut(Range<usize>, &mut [f32])),
+        (elements_per_report, on_gradient_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
     ) {
         let part = BatchPart { rows, order: SumOrder::Any, ranks: &OneRank };
-        self.backward_part(parameters, (gradients, update), workspace, part, ranges);
+        let reports = (elements_per_report, on_gradient_ready);
+        self.backward_part(parameters, (gradients, update), workspace, part, reports);
     }
 
     /// Does the same as [`backward`](Self::backward), for this rank's part of a batch that several ranks compute.

@@ -22,6 +22,7 @@ use crate::types::{Rank, WorldSize};
 /// One rank's part of one or two layers of the model. The output of these layers is the sum of the outputs of all ranks,
 /// after `activation` is applied to the sum.
 pub(crate) struct TensorSegment {
+    /// This rank's parts of the layers.
     pub(crate) stage: Stage,
     /// The range of the segment's parameters in this rank's vector of parameters.
     pub(crate) parameters: Range<usize>,
@@ -53,18 +54,22 @@ impl LayerPart {
 struct DividedLayer<'a> {
     dense: &'a Dense,
     /// The index of the layer's first parameter.
-    start: usize,
+    first_parameter: usize,
     is_divided_by_inputs: bool,
 }
 
 /// Returns the fully connected layers of the model. Counted from the last layer, the first, third, fifth and so on
-/// are divided by their inputs.
+/// are divided by their inputs, and all others by their outputs.
 fn divided_layers(stage: &Stage) -> impl Iterator<Item = DividedLayer<'_>> {
     let count = stage.layers().len();
     stage.layers().iter().enumerate().filter_map(move |(index, PlacedLayer { layer, range })| {
         let is_divided_by_inputs = (count - index) % 2 == 1;
         let layer: &dyn Any = layer.as_ref();
-        Some(DividedLayer { dense: layer.downcast_ref()?, start: range.start, is_divided_by_inputs })
+        Some(DividedLayer {
+            dense: layer.downcast_ref()?,
+            first_parameter: range.start,
+            is_divided_by_inputs,
+        })
     })
 }
 
@@ -95,25 +100,26 @@ pub(crate) fn check_tensor_split(stage: &Stage, size: WorldSize) -> Result<(), S
 }
 
 /// Returns the ranges of the model's parameters that a rank holds, in increasing order.
-pub(crate) fn parameter_ranges_of_rank(stage: &Stage, place: (Rank, WorldSize)) -> Vec<Range<usize>> {
+pub(crate) fn parameter_ranges_of_rank(stage: &Stage, (rank, size): (Rank, WorldSize)) -> Vec<Range<usize>> {
     let mut ranges: Vec<Range<usize>> = Vec::new();
     let mut push = |range: Range<usize>| match ranges.last_mut() {
         Some(last) if last.end == range.start => last.end = range.end,
         _ => ranges.push(range),
     };
     for layer in divided_layers(stage) {
-        let DividedLayer { dense, start, .. } = layer;
-        let biases = start + dense.weight_count();
-        match LayerPart::new(&layer, place) {
+        let DividedLayer { dense, first_parameter, .. } = layer;
+        let biases = first_parameter + dense.weight_count();
+        match LayerPart::new(&layer, (rank, size)) {
             LayerPart::Outputs(rows) => {
-                push(start + rows.start * dense.inputs..start + rows.end * dense.inputs);
+                let [start, end] = [rows.start, rows.end].map(|row| first_parameter + row * dense.inputs);
+                push(start..end);
                 push(biases + rows.start..biases + rows.end);
             }
             LayerPart::Inputs(columns) => {
-                for row in (0..dense.outputs).map(|row| start + row * dense.inputs) {
+                for row in (0..dense.outputs).map(|row| first_parameter + row * dense.inputs) {
                     push(row + columns.start..row + columns.end);
                 }
-                if place.0 == Rank::ZERO {
+                if rank == Rank::ZERO {
                     push(biases..biases + dense.outputs);
                 }
             }
@@ -123,14 +129,14 @@ pub(crate) fn parameter_ranges_of_rank(stage: &Stage, place: (Rank, WorldSize)) 
 }
 
 /// Returns the segments that a rank computes, from the first to the last.
-pub(crate) fn tensor_segments(stage: &Stage, place: (Rank, WorldSize)) -> Vec<TensorSegment> {
+pub(crate) fn tensor_segments(stage: &Stage, (rank, size): (Rank, WorldSize)) -> Vec<TensorSegment> {
     let mut segments: Vec<TensorSegment> = Vec::new();
     let mut layers: Vec<Arc<dyn Layer>> = Vec::new();
     let mut inputs = 0..0;
     let mut start = 0;
     for layer in divided_layers(stage) {
         let Dense { activation, weight_bound, .. } = *layer.dense;
-        match LayerPart::new(&layer, place) {
+        match LayerPart::new(&layer, (rank, size)) {
             LayerPart::Outputs(rows) => {
                 inputs = 0..layer.dense.inputs;
                 layers.push(Arc::new(Dense { outputs: rows.len(), ..layer.dense.clone() }));
@@ -144,12 +150,12 @@ pub(crate) fn tensor_segments(stage: &Stage, place: (Rank, WorldSize)) -> Vec<Te
                     outputs: layer.dense.outputs,
                     activation: Activation::Identity,
                     weight_bound,
-                    has_biases: place.0 == Rank::ZERO,
+                    has_biases: rank == Rank::ZERO,
                 }));
-                let own = Stage::new(std::mem::take(&mut layers));
-                let parameters = start..start + own.parameter_count();
+                let part = Stage::new(std::mem::take(&mut layers));
+                let parameters = start..start + part.parameter_count();
                 start = parameters.end;
-                let stage = if segments.is_empty() { own } else { own.with_input_derivative() };
+                let stage = if segments.is_empty() { part } else { part.with_input_derivative() };
                 segments.push(TensorSegment { stage, parameters, inputs: inputs.clone(), activation });
             }
         }

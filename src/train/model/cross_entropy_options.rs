@@ -15,7 +15,9 @@ use crate::train::portable_math::ln;
 /// number of samples.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CrossEntropyOptions {
+    /// The label smoothing s.
     smoothing: f32,
+    /// The weight of each class.
     weights: Arc<[f32]>,
 }
 
@@ -80,12 +82,12 @@ mod tests {
         for (smoothing, weights) in
             [(0.0, [1.0; 3]), (0.3, [1.0; 3]), (0.0, [2.0, 1.0, 0.5]), (0.2, [2.0, 1.0, 0.0])]
         {
-            let targets = CrossEntropyOptions::new(smoothing, weights.to_vec());
+            let options = CrossEntropyOptions::new(smoothing, weights.to_vec());
             let mean_loss = |probabilities: [f64; 3]| {
                 let logs = probabilities.map(|probability| -probability.max(1e-300).ln());
                 let mean = logs.iter().sum::<f64>() / 3.0;
                 let losses =
-                    (0..3).map(|class| counts[class] as f64 * targets.loss(class, logs[class], mean));
+                    (0..3).map(|class| counts[class] as f64 * options.loss(class, logs[class], mean));
                 losses.sum::<f64>() / 8.0
             };
             // Find the lowest mean loss over a grid of constant predictions.
@@ -96,7 +98,7 @@ mod tests {
                     best = best.min(mean_loss([first, second, 1.0 - first - second]));
                 }
             }
-            let found = targets.constant_prediction_loss(&counts);
+            let found = options.constant_prediction_loss(&counts);
             assert!(found <= best + 1e-9 && found > best - 1e-3, "{smoothing} {weights:?}: {found} {best}");
         }
     }
