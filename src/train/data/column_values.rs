@@ -90,10 +90,10 @@ impl ColumnValues {
         &mut self,
         cell: Cell<'_>,
         policy: MissingPolicy,
-        budget: &mut TextBytesLeft,
+        bytes_left: &mut TextBytesLeft,
     ) -> Result<(), String> {
         if cell == Cell::Missing && self.is_feature() {
-            return self.push_missing(policy, budget);
+            return self.push_missing(policy, bytes_left);
         }
         match &mut self.collector {
             ColumnCollector::FeatureNumbers(values) if self.is_date => values.push(cell.date()?),
@@ -108,16 +108,16 @@ impl ColumnValues {
             ColumnCollector::FeatureTexts(texts) => {
                 let name = &self.name;
                 let full = |problem| format!("{problem}; pass --drop {name} to leave out the column");
-                texts.push(&cell.text()?, budget).map_err(full)?;
+                texts.push(&cell.text()?, bytes_left).map_err(full)?;
             }
-            ColumnCollector::TargetTexts(texts) => texts.push(&cell.text()?, budget)?,
+            ColumnCollector::TargetTexts(texts) => texts.push(&cell.text()?, bytes_left)?,
             ColumnCollector::Ignored => {}
         }
         Ok(())
     }
 
     /// Adds a missing value of a feature, or returns an error if `policy` forbids missing values.
-    fn push_missing(&mut self, policy: MissingPolicy, budget: &mut TextBytesLeft) -> Result<(), String> {
+    fn push_missing(&mut self, policy: MissingPolicy, bytes_left: &mut TextBytesLeft) -> Result<(), String> {
         self.missing_count += 1;
         if policy == MissingPolicy::Error {
             let name = &self.name;
@@ -128,7 +128,7 @@ impl ColumnValues {
         }
         match &mut self.collector {
             ColumnCollector::FeatureNumbers(values) => values.push(f64::NAN),
-            ColumnCollector::FeatureTexts(texts) => texts.push("", budget)?,
+            ColumnCollector::FeatureTexts(texts) => texts.push("", bytes_left)?,
             _ => {}
         }
         Ok(())

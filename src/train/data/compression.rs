@@ -100,7 +100,7 @@ fn open_archive(path: &Path, reader: BufReader<File>) -> Result<Box<dyn Read>, D
     if entry.encrypted() {
         return Err(DataError::malformed(path, "is encrypted; extract the file and pass the extracted file"));
     }
-    let (method, bytes, checksum) = (entry.compression(), entry.compressed_size(), entry.crc32());
+    let (method, bytes, expected_checksum) = (entry.compression(), entry.compressed_size(), entry.crc32());
     let start = entry.data_start().ok_or_else(|| DataError::malformed(path, "has no content"))?;
     drop(entry);
     let mut reader = archive.into_inner();
@@ -115,7 +115,7 @@ fn open_archive(path: &Path, reader: BufReader<File>) -> Result<Box<dyn Read>, D
             return Err(DataError::malformed(path, problem));
         }
     };
-    Ok(Box::new(ArchivedFile { content: CrcReader::new(content), checksum }))
+    Ok(Box::new(ArchivedFile { content: CrcReader::new(content), expected_checksum }))
 }
 
 /// Returns the index of the only file in an archive. Ignores directories, hidden files and the metadata that macOS
@@ -151,14 +151,16 @@ fn find_only_file(path: &Path, archive: &mut ZipArchive<BufReader<File>>) -> Res
 
 /// The content of a file in a zip archive. The read that reaches the end of the content checks the checksum.
 struct ArchivedFile {
+    /// The decompressed content.
     content: CrcReader<Box<dyn Read>>,
-    checksum: u32,
+    /// The checksum that the archive holds for the content.
+    expected_checksum: u32,
 }
 
 impl Read for ArchivedFile {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.content.read(buffer)?;
-        if count == 0 && !buffer.is_empty() && self.content.crc().sum() != self.checksum {
+        if count == 0 && !buffer.is_empty() && self.content.crc().sum() != self.expected_checksum {
             return Err(invalid_data_error(
                 "the checksum in the zip archive differs from the checksum of the content",
             ));
@@ -206,6 +208,7 @@ fn skip_zeros(source: &mut impl BufRead) -> io::Result<bool> {
 
 /// The decompressed content of a Zstandard stream, which may have several frames.
 struct ZstandardReader<R> {
+    /// The compressed stream.
     source: R,
     decoder: FrameDecoder,
     /// Whether `decoder` has begun a frame and has not returned all of its content.

@@ -35,13 +35,13 @@ pub(crate) fn load_idx_directory(
     Ok((train, test, shape))
 }
 
-/// Reads the images and the labels of the training set (`part` is `train`) or the test set (`part` is `t10k`).
+/// Reads the images and the labels of the training set (`set_name` is `train`) or the test set (`set_name` is `t10k`).
 fn load_images_and_labels(
     directory: &Path,
-    part: &str,
+    set_name: &str,
 ) -> Result<(UninterpretedSamples, ImageShape), DataError> {
-    let images_path = find_file(directory, part, "images", 3)?;
-    let labels_path = find_file(directory, part, "labels", 1)?;
+    let images_path = find_file(directory, set_name, "images", 3)?;
+    let labels_path = find_file(directory, set_name, "labels", 1)?;
     let (images, shape) = read_idx_file(&images_path, IMAGES_MAGIC)?;
     let (labels, _) = read_idx_file(&labels_path, LABELS_MAGIC)?;
     let rows = shape[0] as usize;
@@ -63,10 +63,10 @@ fn load_images_and_labels(
     Ok((samples, ImageShape { channels: 1, height: shape[1] as usize, width: shape[2] as usize }))
 }
 
-/// Returns the path of the file with the images (`kind` is `images`) or the labels (`kind` is `labels`). `dimensions`
-/// is the number after `idx` in the name.
-fn find_file(directory: &Path, part: &str, kind: &str, dimensions: u32) -> Result<PathBuf, DataError> {
-    let names = ['-', '.'].map(|dot| format!("{part}-{kind}{dot}idx{dimensions}-ubyte"));
+/// Returns the path of the file with the images (`kind` is `images`) or the labels (`kind` is `labels`) of a set: see
+/// [`load_images_and_labels`]. `dimensions` is the number after `idx` in the name.
+fn find_file(directory: &Path, set_name: &str, kind: &str, dimensions: u32) -> Result<PathBuf, DataError> {
+    let names = ['-', '.'].map(|dot| format!("{set_name}-{kind}{dot}idx{dimensions}-ubyte"));
     let found = names.iter().flat_map(|name| [directory.join(name), directory.join(format!("{name}.gz"))]);
     found.into_iter().find(|path| path.exists()).ok_or_else(|| {
         if let Err(error) = std::fs::metadata(directory) {

@@ -93,6 +93,7 @@ fn sorted_entries(directory: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(paths)
 }
 
+/// Returns whether the name of a file ends with the extension of an image.
 fn has_image_name(path: &Path) -> bool {
     let extension = path.extension().and_then(|extension| extension.to_str());
     extension
@@ -181,6 +182,7 @@ fn read_images(list: ImageList, wanted: Option<WantedImages>) -> Result<(LoadedR
     Ok((LoadedRows { samples, origins, notes }, shape))
 }
 
+/// Returns a message for the user about the files that are not images. Returns `None` if there are no such files.
 fn describe_ignored_files(files: &[PathBuf]) -> Option<String> {
     let first = files.first()?;
     Some(format!(
@@ -192,9 +194,11 @@ fn describe_ignored_files(files: &[PathBuf]) -> Option<String> {
 
 /// The values of the images that have been read. The values of an image are ordered as [`ImageShape`] says.
 struct PixelRows {
+    /// The shape of all images.
     shape: ImageShape,
     /// The file of the first image.
     first_path: PathBuf,
+    /// The values, image by image.
     values: Vec<u8>,
     /// Whether images with colours are refused, because the model takes grey images.
     only_grey: bool,
@@ -246,6 +250,7 @@ impl PixelRows {
         Ok(rows)
     }
 
+    /// Returns an error if all images together have too many values.
     fn check_element_count(&self) -> Result<(), String> {
         let values = (self.shape.value_count() as u64).saturating_mul(self.image_count as u64);
         if values > ELEMENTS_MAX {

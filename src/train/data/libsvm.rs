@@ -65,7 +65,9 @@ pub(crate) fn load_libsvm_file(path: &Path) -> Result<LoadedRows, DataError> {
 /// The rows of the lines that were parsed.
 #[derive(Default)]
 struct ParsedLines {
+    /// The features of each row.
     rows: SparseRowsBuilder,
+    /// The target of each row.
     targets: Vec<f64>,
     /// The line number of each row.
     line_numbers: Vec<u64>,
@@ -127,6 +129,7 @@ impl<'a> Iterator for Tokens<'a> {
     }
 }
 
+/// Parses the first token of a line. The error is a sentence for the user.
 fn parse_target(token: &[u8]) -> Result<f64, String> {
     if token.contains(&b':') {
         return Err(format!(
@@ -144,6 +147,7 @@ fn parse_target(token: &[u8]) -> Result<f64, String> {
     parse_number(token).map_err(|problem| format!("the target {problem}"))
 }
 
+/// Parses a token `INDEX:VALUE`. The error is a sentence for the user.
 fn parse_feature(token: &[u8]) -> Result<(u32, f32), String> {
     let colon = token.iter().position(|&byte| byte == b':');
     let Some((index, value)) = colon.map(|colon| (&token[..colon], &token[colon + 1..])) else {

@@ -168,7 +168,7 @@ impl DataSource {
             }
             _ => {}
         }
-        let mut data = self.load_unsplit(options.task, None)?;
+        let mut data = self.load_unsplit_data(options.task, None)?;
         let sets = match &options.test_source {
             Some(source) => {
                 let test = self.load_test_set(&mut data, source)?;
@@ -212,6 +212,7 @@ struct UninterpretedData {
     encoding: Option<Arc<TableEncoding>>,
     layout: Option<TableLayout>,
     image: Option<ImageShape>,
+    /// Messages for the user.
     notes: Vec<String>,
 }
 

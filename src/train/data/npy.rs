@@ -145,8 +145,9 @@ pub(crate) struct NpyArray {
     pub(crate) shape: Vec<u64>,
     /// Whether the elements are stored in column-major order.
     pub(crate) fortran_order: bool,
-    /// Whether the elements of the file are bytes. `values` holds the elements as f64 in any case.
+    /// Whether the elements of the file are bytes.
     pub(crate) is_bytes: bool,
+    /// The elements in the order of the file.
     pub(crate) values: Vec<f64>,
 }
 
@@ -166,13 +167,14 @@ impl NpyArray {
     }
 }
 
-/// The header of a file, and its data as a stream.
+/// An open file whose header has been read.
 pub(crate) struct NpyStream {
     pub(crate) shape: Vec<u64>,
     /// Whether the elements are stored in column-major order.
     pub(crate) fortran_order: bool,
     /// The type of the elements, as numpy names it, such as `<f4`.
     element_type: String,
+    /// The elements that have not been read yet.
     reader: Box<dyn Read>,
 }
 
@@ -250,6 +252,7 @@ pub(crate) fn open_npy_stream(path: &Path) -> Result<NpyStream, DataError> {
     Ok(NpyStream { element_type: description.to_owned(), shape, fortran_order, reader })
 }
 
+/// Converts the bytes of elements to f64. `decode` converts the bytes of one element.
 fn decode_values<const N: usize>(bytes: &[u8], decode: impl Fn([u8; N]) -> f64) -> Vec<f64> {
     bytes.as_chunks::<N>().0.iter().map(|&bytes| decode(bytes)).collect()
 }

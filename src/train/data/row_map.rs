@@ -27,6 +27,7 @@ impl RowMap {
         Self::from_starts(share, starts)
     }
 
+    /// Creates a map from the share of this rank and the field `starts`.
     fn from_starts(share: BlocksOfRank, starts: Vec<usize>) -> Self {
         let mut held = vec![0; share.ranks];
         let blocks = starts.windows(2).enumerate();

@@ -3,11 +3,13 @@
 /// Rows of numbers. Only values other than 0 are stored.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SparseRows {
+    /// The number of columns.
     columns: usize,
     /// The values of row i are `values[starts[i]..starts[i + 1]]`.
     starts: Vec<usize>,
     /// The column of each value.
     indices: Vec<u32>,
+    /// The stored values, row by row.
     values: Vec<f32>,
 }
 
@@ -66,7 +68,7 @@ impl SparseRows {
     }
 }
 
-/// Collects rows, value by value.
+/// Collects rows, value by value. The fields have the same meaning as in [`SparseRows`].
 #[derive(Debug)]
 pub(crate) struct SparseRowsBuilder {
     starts: Vec<usize>,

@@ -42,8 +42,9 @@ pub(crate) fn split_rows(rows: usize, fraction: f64) -> Result<(Vec<usize>, Vec<
         let problem = format!("--test-fraction {fraction} leaves none of the {rows} rows for training");
         return Err(DataError::Unsuitable(problem));
     }
-    let count =
-        u32::try_from(rows).map_err(|_| DataError::Unsuitable(format!("{rows} rows are too many")))?;
+    let count = u32::try_from(rows).map_err(|_| {
+        DataError::Unsuitable(format!("the data has {rows} rows; the maximum is {}", u32::MAX))
+    })?;
     let order = random::permutation(&mut random::random_stream("split", SPLIT_SEED, 0), count);
     let sorted = |chosen: &[u32]| {
         let mut rows: Vec<usize> = chosen.iter().map(|&row| row as usize).collect();

@@ -88,6 +88,7 @@ struct TargetSummary {
 }
 
 impl TargetSummary {
+    /// Summarizes the target of the training set and the target of the test set.
     fn new(columns: [&Column; 2]) -> Self {
         let mut summary = Self::default();
         for column in columns {
@@ -109,6 +110,7 @@ impl TargetSummary {
         summary
     }
 
+    /// Returns the summary of the values of both summaries.
     fn merge(mut self, other: Self) -> Self {
         let fractions = [self.smallest_fraction, other.smallest_fraction].into_iter().flatten();
         self.distinct.extend(other.distinct);

@@ -71,23 +71,24 @@ impl TextCollector {
     /// # Errors
     ///
     /// If the text is new and exceeds a limit on distinct texts. The error is a sentence for the user.
-    pub(crate) fn push(&mut self, text: &str, budget: &mut TextBytesLeft) -> Result<(), String> {
+    pub(crate) fn push(&mut self, text: &str, bytes_left: &mut TextBytesLeft) -> Result<(), String> {
         let index = match self.index_of.get(text) {
             Some(index) => *index,
-            None => self.store_new_text(text, budget)?,
+            None => self.store_new_text(text, bytes_left)?,
         };
         self.texts.indices.push(index);
         Ok(())
     }
 
     /// Stores a new text. Returns the index of the text in `distinct`.
-    fn store_new_text(&mut self, text: &str, budget: &mut TextBytesLeft) -> Result<u32, String> {
+    fn store_new_text(&mut self, text: &str, bytes_left: &mut TextBytesLeft) -> Result<u32, String> {
         if self.texts.distinct.len() == DISTINCT_TEXTS_MAX {
             return Err(format!("the column holds more than {DISTINCT_TEXTS_MAX} distinct texts"));
         }
-        budget.0 = budget.0.checked_sub(text.len().saturating_add(TEXT_OVERHEAD_BYTES)).ok_or_else(|| {
-            format!("the distinct texts of the table need more than {TEXT_BYTES_MAX} bytes of memory")
-        })?;
+        bytes_left.0 =
+            bytes_left.0.checked_sub(text.len().saturating_add(TEXT_OVERHEAD_BYTES)).ok_or_else(|| {
+                format!("the distinct texts of the table need more than {TEXT_BYTES_MAX} bytes of memory")
+            })?;
         Ok(self.insert_new_text(text))
     }
 
@@ -120,14 +121,16 @@ mod tests {
     /// Regression test: before the fix, nothing limited the memory for the texts of a small compressed file.
     #[test]
     fn the_memory_for_texts_is_limited() {
-        let mut budget = TextBytesLeft(2 * TEXT_OVERHEAD_BYTES + 8);
+        let mut bytes_left = TextBytesLeft(2 * TEXT_OVERHEAD_BYTES + 8);
         let mut collectors = [TextCollector::default(), TextCollector::default()];
-        collectors[0].push("four", &mut budget).unwrap();
-        assert!(collectors[1].push("+four", &mut budget).unwrap_err().contains("need more than"));
-        collectors[1].push("four", &mut budget).unwrap();
+        collectors[0].push("four", &mut bytes_left).unwrap();
+        assert!(collectors[1].push("+four", &mut bytes_left).unwrap_err().contains("need more than"));
+        collectors[1].push("four", &mut bytes_left).unwrap();
         for collector in &mut collectors {
-            collector.push("four", &mut budget).unwrap();
-            assert!(collector.push("", &mut budget).unwrap_err().contains("need more than 2147483648 bytes"));
+            collector.push("four", &mut bytes_left).unwrap();
+            assert!(
+                collector.push("", &mut bytes_left).unwrap_err().contains("need more than 2147483648 bytes")
+            );
         }
     }
 }

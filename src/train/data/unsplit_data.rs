@@ -45,7 +45,7 @@ impl DataSource {
     /// # Panics
     ///
     /// If the source is a table, IDX data or a text.
-    pub(crate) fn load_unsplit(
+    pub(crate) fn load_unsplit_data(
         &self,
         task: Option<Task>,
         wanted_shape: Option<ImageShape>,
@@ -94,7 +94,7 @@ impl DataSource {
         train: &mut UnsplitData,
         test: &Self,
     ) -> Result<UnsplitData, DataError> {
-        let mut data = test.load_unsplit(None, train.image)?;
+        let mut data = test.load_unsplit_data(None, train.image)?;
         if let (Features::Sparse(trained), Features::Sparse(tested)) =
             (&mut train.samples.features, &mut data.samples.features)
         {

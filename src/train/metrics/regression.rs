@@ -20,6 +20,7 @@ pub(crate) struct RegressionSums {
 }
 
 impl RegressionSums {
+    /// Adds a row.
     pub(super) fn add(&mut self, prediction: f64, target: f64) {
         let error = prediction - target;
         self.absolute_errors += error.abs();
@@ -47,6 +48,7 @@ impl RegressionSums {
         self.rows = rows;
     }
 
+    /// Computes the metrics.
     pub(super) fn into_evaluation(self, rows_without_target: u64) -> Evaluation {
         let rows = self.rows as f64;
         Evaluation::Regression {

@@ -10,7 +10,7 @@ use crate::train::portable_math::ln;
 /// K classes and probabilities p, the loss of a sample of class y is
 /// `w_y ((1 - s) (-ln p_y) + s / K sum_k (-ln p_k))`.
 ///
-/// Label smoothing works as in `PyTorch`'s `CrossEntropyLoss` (Szegedy et al. 2016). Class weights work as
+/// Label smoothing works as in `PyTorch`'s `CrossEntropyLoss` (Szegedy et al. 2016). Class weights work like
 /// scikit-learn's `class_weight`: they multiply the losses of samples, and the mean loss is the sum divided by the
 /// number of samples.
 #[derive(Clone, PartialEq, Debug)]

@@ -136,6 +136,7 @@ struct TransformerBlock {
 }
 
 impl TransformerBlock {
+    /// Returns the number of units of the hidden layer.
     fn hidden_units(&self) -> usize {
         HIDDEN_UNITS_PER_VALUE * self.width
     }

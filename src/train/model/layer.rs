@@ -202,6 +202,7 @@ pub(crate) enum SumOrder<'a> {
 }
 
 impl<'a> GradientSink<'a> {
+    /// Creates the sink of one layer. The arguments are the fields.
     pub(crate) fn new(
         (gradients, update): (&'a mut [f32], GradientUpdate),
         range: Range<usize>,

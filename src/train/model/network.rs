@@ -150,6 +150,7 @@ impl Network {
         parameters
     }
 
+    /// Returns the layers that have parameters.
     fn layers_with_parameters(&self) -> impl Iterator<Item = &PlacedLayer> {
         self.stage.layers().iter().filter(|layer| !layer.range.is_empty())
     }

@@ -41,6 +41,7 @@ enum LayerPart {
 }
 
 impl LayerPart {
+    /// Returns the part of a layer that a rank has.
     fn new(layer: &DividedLayer<'_>, (rank, size): (Rank, WorldSize)) -> Self {
         if layer.is_divided_by_inputs {
             Self::Inputs(range_of_rank(layer.dense.inputs, rank, size))
@@ -55,6 +56,7 @@ struct DividedLayer<'a> {
     dense: &'a Dense,
     /// The index of the layer's first parameter.
     first_parameter: usize,
+    /// Whether the layer is divided by its inputs, and not by its outputs.
     is_divided_by_inputs: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Reads rows of new data from `.npy` files, and from data sets that [`DataSource`] reads.
+//! Reads rows of new data from `.npy` files, from IDX files, and from built-in data.
 
 use std::path::{Path, PathBuf};
 
@@ -201,8 +201,9 @@ impl RowReader for NpyRows {
     }
 }
 
-/// The rows of a data set in memory.
+/// The rows of IDX files or of built-in data. All rows are in memory. Errors name the number of a row.
 pub(super) struct DatasetRows {
+    /// The name of the data in messages.
     name: String,
     samples: Samples,
     /// The names of the classes in the data.

@@ -57,6 +57,7 @@ impl PredictionOutput {
         if is_npy { Self::Npy(path) } else { Self::Csv(path) }
     }
 
+    /// Returns the name of the output in messages.
     fn name(&self) -> String {
         match self {
             Self::StandardOutput => "standard output".into(),
@@ -97,6 +98,7 @@ pub fn predict(
     }
 }
 
+/// Returns whether an error says that the reader of standard output has closed the pipe.
 fn is_closed_pipe(error: &PredictError, output: &PredictionOutput) -> bool {
     let kind = match error {
         PredictError::Output(OutputError { source, .. }) => source.kind(),
@@ -146,6 +148,7 @@ impl PredictionWriter {
         Ok(Self { format, classes, file })
     }
 
+    /// Writes the prediction for a row.
     fn write(&mut self, prediction: &Prediction) -> io::Result<()> {
         match (&mut self.format, prediction) {
             (PredictionFormat::Npy(buffer), Prediction::Number(value)) => {

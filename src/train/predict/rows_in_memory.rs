@@ -1,4 +1,4 @@
-//! Reads the rows of new data that is completely in memory.
+//! Reads rows of new data from image folders and LIBSVM files.
 
 use ndarray::{ArrayViewMut2, s};
 
@@ -9,7 +9,7 @@ use super::truth::TruthParser;
 use crate::train::data::{Column, DataError, Features, LoadedRows};
 use crate::train::model_file::ModelDescription;
 
-/// Rows of new data in memory, and where each row comes from.
+/// The rows of an image folder or a LIBSVM file. All rows are in memory. Errors name the file or the line of a row.
 pub(super) struct RowsInMemory {
     loaded: LoadedRows,
     /// The inputs are divided by this number if they are not yet divided.

@@ -69,7 +69,7 @@ pub(crate) fn column_kind(rows: &[ByteRecord], index: usize) -> ColumnKind {
     if texts > 0 && numbers <= texts { ColumnKind::Text } else { ColumnKind::Numbers }
 }
 
-/// Returns whether the `first` row of a table is probably a sample and not a header. `rows` are the next rows. The first
+/// Returns whether the `first` row of a table is probably a sample and not a header. `rows` holds the next rows. The first
 /// of these rules that applies to the `first` row decides:
 ///
 /// 1. The row has two or more numbers, which are 0, 1, 2 and so on. The row is a header, because pandas writes these

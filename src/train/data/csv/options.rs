@@ -1,4 +1,4 @@
-//! The options for reading a table, and the columns that they choose.
+//! The options for reading a table, and the columns that these options choose.
 
 use super::dialect::Separator;
 use crate::train::data::MissingPolicy;
@@ -27,7 +27,7 @@ pub enum HeaderRow {
 pub struct TableOptions {
     /// Whether the first row holds the names of the columns.
     pub header: HeaderRow,
-    /// The character between the cells of a row. `None` chooses the separator from the first rows.
+    /// The character between the cells of a row. If `None`, the separator is chosen from the first rows.
     pub separator: Option<Separator>,
     /// What to do with missing values in the features.
     pub missing: MissingPolicy,

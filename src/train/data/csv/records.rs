@@ -189,6 +189,7 @@ impl Records {
         DataError::malformed(&self.path, problem)
     }
 
+    /// Converts an error of the crate `csv` to an error that names the file and the line.
     fn convert_csv_error(&self, error: csv::Error) -> DataError {
         let line = error.position().map_or(self.line(), csv::Position::line);
         match error.into_kind() {
@@ -253,6 +254,7 @@ fn read_first_rows(
 
 /// A reader that replaces the line ends CR LF and CR by LF.
 struct LineEndConverter {
+    /// The beginning of the file, which was already read to choose the separator, and the rest of the file.
     input: Chain<Cursor<Vec<u8>>, Box<dyn Read>>,
     /// Whether the last byte from `input` was a CR. An LF directly after a CR is skipped.
     after_cr: bool,

@@ -64,7 +64,9 @@ enum PlaceInCell {
 /// Finds the ends of rows by the rules of the crate `csv`, which parses the rows.
 #[derive(Debug)]
 struct RowScanner {
+    /// The character between the cells of a row.
     separator: u8,
+    /// The place of the next byte.
     place: PlaceInCell,
 }
 
@@ -120,7 +122,9 @@ struct BlockSegment {
 pub(super) struct RowFilter<R> {
     input: R,
     scanner: RowScanner,
+    /// The blocks of this rank.
     share: BlocksOfRank,
+    /// The bytes that the last read of `input` returned.
     buffer: Vec<u8>,
     /// The parts of `buffer` that are to be passed on.
     ready: VecDeque<Range<usize>>,

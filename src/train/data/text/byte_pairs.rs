@@ -47,7 +47,9 @@ impl BytePairs {
             json.parse().map_err(|error| format!("its byte-pair encoding is not valid: {error}"))?;
         let count = tokenizer.get_vocab_size(false);
         if !(1..=VOCABULARY_MAX).contains(&count) {
-            return Err(format!("its byte-pair encoding has {count} tokens"));
+            return Err(format!(
+                "its byte-pair encoding has {count} tokens, but must have 1 to {VOCABULARY_MAX}"
+            ));
         }
         let bytes = bytes_of_characters();
         let bytes_of = |token: u32| {

@@ -144,7 +144,8 @@ pub(crate) fn load_text(
     Ok(LoadedText { train, test, encoding, token_count, note })
 }
 
-/// Returns the first position at or after `position` where a UTF-8 character starts, or else the length of `text`.
+/// Returns the first position at or after `position` where a UTF-8 character starts. Returns the length of `text` if there
+/// is no such position.
 fn start_of_character(text: &[u8], position: usize) -> usize {
     let is_start = |byte: u8| byte & 0b1100_0000 != 0b1000_0000;
     (position..text.len()).find(|&index| is_start(text[index])).unwrap_or(text.len())

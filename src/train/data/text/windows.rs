@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 /// Windows of a sequence of tokens. All windows have the same length. Copies of a `TokenWindows` share the tokens.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TokenWindows {
+    /// The whole sequence of tokens.
     tokens: Arc<[u16]>,
     /// The index of the first token of each window.
     starts: Vec<u32>,
