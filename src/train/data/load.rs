@@ -37,24 +37,24 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// Divides the row numbers `0..rows` into training rows and test rows, and chooses the training rows on which the
+    /// Divides the row numbers `0..row_count` into training rows and test rows, and chooses the training rows on which the
     /// encoding of the table is fitted. If there is a test source, its rows begin at `first_test_row`.
     pub(crate) fn choose_row_sets(
         &self,
-        rows: usize,
+        row_count: usize,
         first_test_row: Option<usize>,
     ) -> Result<RowSets, DataError> {
         let (train, test) = match (&self.test_source, first_test_row) {
             (Some(_), Some(0)) => {
                 return Err(DataError::Unsuitable("--data holds no row with a target".into()));
             }
-            (Some(source), Some(first)) if first == rows => {
+            (Some(source), Some(first)) if first == row_count => {
                 return Err(DataError::Unsuitable(format!(
                     "--test-data {source} holds no row with a target"
                 )));
             }
-            (Some(_), Some(first)) => ((0..first).collect(), (first..rows).collect()),
-            _ => split::split_rows(rows, self.test_fraction)?,
+            (Some(_), Some(first)) => ((0..first).collect(), (first..row_count).collect()),
+            _ => split::split_rows(row_count, self.test_fraction)?,
         };
         let fitted = match self.validation_fraction {
             Some(fraction) => {

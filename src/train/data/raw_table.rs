@@ -252,12 +252,12 @@ impl RawColumn {
         statistics
     }
 
-    /// Fits the encoding of a column of numbers to its statistics. `rows` is the number of rows, including rows in
+    /// Fits the encoding of a column of numbers to its statistics. `row_count` is the number of rows, including rows in
     /// which the number is missing.
     fn fit_numbers(
         &self,
         NumberStatistics { range, sum, count }: &NumberStatistics,
-        rows: u64,
+        row_count: u64,
         missing: MissingPolicy,
     ) -> Result<ColumnInputs, DataError> {
         let (mean, count) = (sum.value() / *count as f64, *count);
@@ -268,7 +268,7 @@ impl RawColumn {
                 "column `{name}` holds no value in the training rows, so it has no mean; pass --drop {name}"
             )));
         }
-        let indicator = missing == MissingPolicy::Indicator && count < rows;
+        let indicator = missing == MissingPolicy::Indicator && count < row_count;
         if matches!(self.values, RawValues::Numbers(Numbers::Double(_))) && range.has_differences() {
             return Ok(ColumnInputs::ShiftedNumber {
                 offset: mean,

@@ -46,7 +46,7 @@ pub(crate) fn load_table(
     if let Some((rank, _)) = find_first_differing_rank(group, &[read.content_digest()])? {
         return Err(TrainError::DataDiffer { rank, name: source.to_string() });
     }
-    let table = read.merge(group)?;
+    let table = read.into_raw_table(group)?;
     let sets = options.choose_row_sets(table.row_map.rows(), table.first_test_row)?;
     table.encode(&sets, (options.table.missing, options.table.categories_max), group)
 }
@@ -76,18 +76,18 @@ impl Samples {
 /// Returns the cells of all ranks in the order of the rows. `cells` holds the rows of this rank.
 fn gather_cells(cells: &Array2<f32>, rows: &RowMap, group: &mut Group) -> Result<Array2<f32>, Error> {
     let width = cells.ncols();
-    let own: Vec<f32> = cells.iter().copied().collect();
-    let all = gather_values(&own, width, rows, group)?;
+    let values: Vec<f32> = cells.iter().copied().collect();
+    let all = gather_values(&values, width, rows, group)?;
     Ok(Array2::from_shape_vec((rows.rows(), width), all).expect("the map counts the rows of all ranks"))
 }
 
-/// Returns the values of all ranks in the order of the rows. `own` has `width` values for each row of this rank.
+/// Returns the values of all ranks in the order of the rows. `values` has `width` values for each row of this rank.
 fn gather_values<T: Element>(
-    own: &[T],
+    values: &[T],
     width: usize,
     rows: &RowMap,
     group: &mut Group,
 ) -> Result<Vec<T>, Error> {
     let counts: Vec<usize> = rows.row_counts_of_ranks().iter().map(|rows| rows * width).collect();
-    Ok(rows.sort_by_row(&group.all_gather_uneven(own, &counts)?, width))
+    Ok(rows.sort_by_row(&group.all_gather_uneven(values, &counts)?, width))
 }

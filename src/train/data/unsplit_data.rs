@@ -82,19 +82,19 @@ impl DataSource {
         })
     }
 
-    /// Reads all rows of the test source `test`. `train` holds the training set, and `self` is the source of the
-    /// training set. If the sets have different numbers of sparse features, adds features with the value 0 to the set
-    /// with fewer features.
+    /// Reads all samples of `test_source`. `train` holds the training set, and `self` is the source of the training set.
+    /// If the sets have different numbers of sparse features, adds features with the value 0 to the set with fewer
+    /// features.
     ///
     /// # Errors
     ///
-    /// If a file cannot be read or is malformed, or if `test` and `train` have different features.
+    /// If a file cannot be read or is malformed, or if the two sets have different features.
     pub(crate) fn load_test_set(
         &self,
         train: &mut UnsplitData,
-        test: &Self,
+        test_source: &Self,
     ) -> Result<UnsplitData, DataError> {
-        let mut data = test.load_unsplit_data(None, train.image)?;
+        let mut data = test_source.load_unsplit_data(None, train.image)?;
         if let (Features::Sparse(trained), Features::Sparse(tested)) =
             (&mut train.samples.features, &mut data.samples.features)
         {
@@ -104,7 +104,7 @@ impl DataSource {
         }
         let differs = |what: &str, here: String, there: String| {
             Err(DataError::Unsuitable(format!(
-                "--test-data {test} has {here}, but --data {self} has {there} {what}"
+                "--test-data {test_source} has {here}, but --data {self} has {there} {what}"
             )))
         };
         let (trained, tested) = (&train.samples.features, &data.samples.features);

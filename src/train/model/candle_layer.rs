@@ -67,16 +67,16 @@ impl<M: CandleModule> CandleLayer<M> {
         tensors.collect()
     }
 
-    /// Computes the outputs. Records the operations if `records` is true.
+    /// Computes the outputs. Records the operations if `records_operations` is true.
     fn run_forward(
         &self,
         parameters: &[f32],
         input: &ArrayView2<'_, f32>,
-        records: bool,
+        records_operations: bool,
     ) -> Result<(Tensor, Option<RecordedPass>)> {
         let parameters = self.parameter_tensors(parameters)?;
         let input = to_tensor(input)?;
-        if !records {
+        if !records_operations {
             return Ok((self.compute(&parameters, &input)?, None));
         }
         let variables: Vec<Var> = parameters.iter().map(Var::from_tensor).collect::<Result<_>>()?;
@@ -140,8 +140,9 @@ impl<M: CandleModule> Layer for CandleLayer<M> {
         saved: &mut SavedForBackward,
         mode: ForwardMode<'_>,
     ) {
-        let records = matches!(mode, ForwardMode::Training(..));
-        let (computed, recorded) = self.run_forward(parameters, &input, records).expect(SHAPES_MESSAGE);
+        let records_operations = matches!(mode, ForwardMode::Training(..));
+        let (computed, recorded) =
+            self.run_forward(parameters, &input, records_operations).expect(SHAPES_MESSAGE);
         output.as_slice_mut().expect(CONTIGUITY_MESSAGE).copy_from_slice(&to_values(&computed));
         if let Some(recorded) = recorded {
             saved.other = Some(Box::new(recorded));

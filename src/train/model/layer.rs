@@ -177,6 +177,7 @@ pub enum GradientUpdate {
 pub struct GradientSink<'a> {
     /// The gradients of all layers.
     gradients: &'a mut [f32],
+    /// What to do with the gradients that are already in `gradients`.
     update: GradientUpdate,
     /// The range of this layer's parameters.
     range: Range<usize>,
@@ -184,7 +185,7 @@ pub struct GradientSink<'a> {
     elements_per_report: usize,
     /// This function is called with each range of gradients as soon as the range is final, and with the gradients of all
     /// layers.
-    on_ready: &'a mut dyn FnMut(Range<usize>, &mut [f32]),
+    on_gradient_ready: &'a mut dyn FnMut(Range<usize>, &mut [f32]),
     /// How the gradients of the samples are added.
     order: SumOrder<'a>,
     /// Memory for the gradients of row groups.
@@ -207,10 +208,10 @@ impl<'a> GradientSink<'a> {
         (gradients, update): (&'a mut [f32], GradientUpdate),
         range: Range<usize>,
         elements_per_report: usize,
-        on_ready: &'a mut dyn FnMut(Range<usize>, &mut [f32]),
+        on_gradient_ready: &'a mut dyn FnMut(Range<usize>, &mut [f32]),
         (order, scratch): (SumOrder<'a>, &'a mut Vec<f32>),
     ) -> Self {
-        Self { gradients, update, range, elements_per_report, on_ready, order, scratch }
+        Self { gradients, update, range, elements_per_report, on_gradient_ready, order, scratch }
     }
 
     /// Computes the gradients of all parameters of the layer, and reports them as final. A layer without parameters need not
@@ -275,7 +276,10 @@ impl<'a> GradientSink<'a> {
     /// last parameter to its first.
     pub(crate) fn report_final_range(&mut self, range: Range<usize>) {
         if !range.is_empty() {
-            (self.on_ready)(self.range.start + range.start..self.range.start + range.end, self.gradients);
+            (self.on_gradient_ready)(
+                self.range.start + range.start..self.range.start + range.end,
+                self.gradients,
+            );
         }
     }
 

@@ -37,6 +37,7 @@ pub(crate) struct BatchPart<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct PlacedLayer {
     pub(crate) layer: Arc<dyn Layer>,
+    /// The range of the layer's parameters.
     pub(crate) range: Range<usize>,
 }
 

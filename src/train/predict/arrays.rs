@@ -14,7 +14,7 @@ use crate::train::data::{
 use crate::train::model_file::ModelDescription;
 
 /// Returns an error if the data has a different number of columns than the model, or if a column of the model holds
-/// text.
+/// text. `name` is the name of the data in messages, and `found` is the number of its columns.
 pub(super) fn check_numeric_columns(
     name: &str,
     found: usize,
@@ -34,7 +34,8 @@ pub(super) fn check_numeric_columns(
     }
 }
 
-/// Returns an error if the images do not have the shape of the images on which the model was trained.
+/// Returns an error if the images do not have the shape of the images on which the model was trained. `found` is the
+/// shape of the images, or `None` if the data has no images.
 fn check_image_shape(
     name: &str,
     found: Option<ImageShape>,

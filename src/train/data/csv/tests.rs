@@ -29,7 +29,7 @@ fn parse_table_with_options(
 /// Reads a table on one rank.
 fn load_csv_files(paths: &[PathBuf], target: &str, options: &TableOptions) -> Result<RawTable, DataError> {
     let merged = read_rows_of_rank((paths, paths.len()), target, options, BlocksOfRank::ALL)?
-        .merge(&mut Group::solo());
+        .into_raw_table(&mut Group::solo());
     merged.map_err(|error| match error {
         TrainError::Data(error) => error,
         other => panic!("{other}"),
