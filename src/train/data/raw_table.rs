@@ -119,7 +119,7 @@ impl RawTable {
                 ));
             }
         }
-        let table = |cells, rows: &[usize]| {
+        let make_samples = |cells, rows: &[usize]| {
             let features = if encoding.inputs_equal_cells() {
                 Features::Numbers(cells)
             } else {
@@ -128,8 +128,8 @@ impl RawTable {
             UninterpretedSamples { features, target: self.target.select(rows) }
         };
         Ok(EncodedTable {
-            train: table(train_cells, &train_here),
-            test: table(test_cells, &test_here),
+            train: make_samples(train_cells, &train_here),
+            test: make_samples(test_cells, &test_here),
             train_row_map: self.row_map.restrict_to_rows(train),
             test_row_map: self.row_map.restrict_to_rows(test),
             encoding,

@@ -51,7 +51,7 @@ const SHAPES_MESSAGE: &str = "the shapes of a module's tensors fit each other";
 
 impl<M: CandleModule> CandleLayer<M> {
     /// Computes the outputs as a tensor of the shape (samples, outputs).
-    fn compute(&self, parameters: &[Tensor], input: &Tensor) -> Result<Tensor> {
+    fn compute_outputs(&self, parameters: &[Tensor], input: &Tensor) -> Result<Tensor> {
         let rows = input.dim(0)?;
         self.0.forward(parameters, input)?.reshape((rows, self.0.output_count()))
     }
@@ -77,12 +77,12 @@ impl<M: CandleModule> CandleLayer<M> {
         let parameters = self.parameter_tensors(parameters)?;
         let input = to_tensor(input)?;
         if !records_operations {
-            return Ok((self.compute(&parameters, &input)?, None));
+            return Ok((self.compute_outputs(&parameters, &input)?, None));
         }
         let variables: Vec<Var> = parameters.iter().map(Var::from_tensor).collect::<Result<_>>()?;
         let tracked: Vec<Tensor> = variables.iter().map(|variable| variable.as_tensor().clone()).collect();
         let input = Var::from_tensor(&input)?;
-        let output = self.compute(&tracked, &input)?;
+        let output = self.compute_outputs(&tracked, &input)?;
         Ok((output.clone(), Some(RecordedPass { parameters: variables, input, output })))
     }
 }

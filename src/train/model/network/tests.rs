@@ -10,8 +10,7 @@ use crate::train::model::layer::{BackwardPass, GradientSink, Layer as _, OneRank
 use crate::train::model::pooling::MaxPooling;
 use crate::train::model::{CrossEntropyOptions, TargetScale};
 
-/// The images of the tests: 2 channels of 5 x 4 pixels. Pooling with windows of 2 x 2 ignores the last row of 5 x 4
-/// pixels.
+/// The shape of the images of the tests. Pooling with windows of 2 x 2 pixels ignores the last of the 5 rows.
 const IMAGE: ImageShape = ImageShape { channels: 2, height: 5, width: 4 };
 const IMAGE_INPUT: InputShape = InputShape { features: 40, image: Some(IMAGE) };
 
