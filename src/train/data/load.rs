@@ -72,7 +72,7 @@ impl DataSource {
     ///
     /// # Errors
     ///
-    /// If a file cannot be read or is malformed, or if the target does not fit the task. An error in a file names the
+    /// If a file cannot be read or is malformed, or if the target does not fit the task. An error about a file names the
     /// file and, where possible, the line.
     pub fn load(&self, options: &LoadOptions) -> Result<Dataset, DataError> {
         let loaded = self.load_on_ranks(options, &mut Group::solo()).map_err(|error| match error {

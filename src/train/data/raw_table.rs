@@ -47,7 +47,7 @@ pub(crate) struct RawTable {
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct RawColumn {
     pub(crate) name: String,
-    /// Whether the values are dates, which are stored as numbers.
+    /// Whether the values are dates. Dates are stored as numbers.
     pub(crate) is_date: bool,
     pub(crate) values: RawValues,
 }
@@ -167,7 +167,7 @@ impl RawTable {
 struct NumberStatistics {
     range: NumberRange,
     sum: ExactSum,
-    /// The number of numbers.
+    /// The number of values that are not missing.
     count: u64,
 }
 

@@ -17,7 +17,7 @@ pub(crate) struct Dense {
     pub(crate) activation: Activation,
     /// The initial weights are uniform random numbers from `-weight_bound` to `weight_bound`.
     pub(crate) weight_bound: f32,
-    /// Whether the layer adds biases. If a layer is divided over ranks, only one rank adds the biases.
+    /// Whether the layer adds biases. If a layer is divided over ranks by its inputs, only rank 0 adds the biases.
     pub(crate) has_biases: bool,
 }
 

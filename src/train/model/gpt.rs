@@ -122,7 +122,7 @@ impl CandleModule for TokenEmbedding {
 }
 
 /// A transformer block. It has two parts: causal self-attention, and a network with one hidden layer. Each part reads
-/// a layer norm of the tokens' values, and its result is added to these values.
+/// a layer norm of the tokens' values. The result of the part is added to these values.
 #[derive(Debug)]
 struct TransformerBlock {
     /// The number of tokens in a window.

@@ -108,7 +108,7 @@ pub enum ForwardMode<'a> {
 /// The properties of a training step that the forward pass of the step may use.
 #[derive(Clone, Copy, Debug)]
 pub struct TrainingPass<'a> {
-    /// The seed and the number of the step.
+    /// The seed of the run and the number of the step.
     pub step: StepSeed,
     /// The index of the sample in each row.
     pub samples: &'a [u32],
@@ -136,7 +136,7 @@ impl SumOverRanks for OneRank {
     fn sum_over_ranks(&self, _: &mut [f64]) {}
 }
 
-/// The seed and the number of a training step. The random numbers for a sample depend only on the seed, the step and
+/// The seed of a run and the number of a training step. The random numbers for a sample depend only on the seed, the step and
 /// the index of the sample, not on the number of ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StepSeed {

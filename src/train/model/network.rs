@@ -55,7 +55,7 @@ pub struct TrainingBatch<'a> {
     pub samples: &'a [u32],
     /// The sum of the losses is multiplied by this factor.
     pub weight: f32,
-    /// The seed and the number of the step.
+    /// The seed of the run and the number of the step.
     pub step: StepSeed,
     /// Whether the gradient replaces the earlier gradients or is added to them.
     pub update: GradientUpdate,

@@ -72,8 +72,8 @@ fn flip_negative(bits: i32) -> i32 {
     bits ^ (bits >> 31) & i32::MAX
 }
 
-/// For one row of outputs, writes the derivative of each output to the input that was the largest of its window.
-/// Writes 0 to the other inputs of the band.
+/// For one row of outputs, writes the derivative of each output to the input that was the largest of its window. `band`
+/// holds the inputs of these windows. Writes 0 to all other inputs of `band`.
 fn unpool_row<const WINDOW: usize>(delta: &[f32], indices: &[u32], width: usize, band: &mut [f32]) {
     for (y, row) in band.chunks_exact_mut(width).enumerate() {
         let (windows, rest) = row.as_chunks_mut::<WINDOW>();

@@ -186,8 +186,8 @@ impl PredictionWriter {
     }
 }
 
-/// Returns the error of the operating system that an error of the crate `csv` contains. `From` would lose the kind of
-/// the error.
+/// Returns the error of the operating system that an error of the crate `csv` contains. The conversion with `From` would
+/// lose the kind of the error.
 fn to_io_error(error: csv::Error) -> io::Error {
     match error.into_kind() {
         csv::ErrorKind::Io(error) => error,

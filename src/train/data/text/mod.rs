@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     /// Writes texts to files, and reads them with windows of two characters.
-    fn load(texts: &[&[u8]], kind: TokenKind, test_fraction: f64) -> Result<LoadedText, DataError> {
+    fn load_texts(texts: &[&[u8]], kind: TokenKind, test_fraction: f64) -> Result<LoadedText, DataError> {
         let directory = tempfile::tempdir().unwrap();
         let write = |(index, text): (usize, &&[u8])| {
             let path = directory.path().join(format!("{index}.txt"));
@@ -212,16 +212,17 @@ mod tests {
 
     #[test]
     fn the_last_part_of_the_text_is_the_test_set() {
-        let loaded = load(&[b"\xef\xbb\xbfabcabc", b"\xef\xbb\xbfabcd"], TokenKind::Characters, 0.4).unwrap();
+        let loaded =
+            load_texts(&[b"\xef\xbb\xbfabcabc", b"\xef\xbb\xbfabcd"], TokenKind::Characters, 0.4).unwrap();
         assert_eq!((loaded.train.len(), loaded.test.len(), loaded.token_count), (2, 1, 4));
         assert_eq!((loaded.train.tokens(0), loaded.train.next_tokens(0)), (&[0, 1][..], &[1, 2][..]));
         assert_eq!((loaded.test.tokens(0), loaded.test.next_tokens(0)), (&[0, 1][..], &[1, 2][..]));
         let expected = "6 characters for training, and then 4 for testing; 4 tokens in the vocabulary";
         assert!(loaded.note.contains(expected), "{}", loaded.note);
         // A character is never divided: the training set ends after a whole character.
-        let loaded = load(&["aaaé€bcd".as_bytes()], TokenKind::Characters, 0.4).unwrap();
+        let loaded = load_texts(&["aaaé€bcd".as_bytes()], TokenKind::Characters, 0.4).unwrap();
         assert!(loaded.note.contains("5 characters for training, and then 3"), "{}", loaded.note);
-        let loaded = load(&["aaaé€bcd".as_bytes()], TokenKind::Bytes, 0.0).unwrap();
+        let loaded = load_texts(&["aaaé€bcd".as_bytes()], TokenKind::Bytes, 0.0).unwrap();
         assert!(loaded.note.contains("11 bytes for training, and then 0"), "{}", loaded.note);
     }
 
@@ -236,7 +237,8 @@ mod tests {
                 "5 tokens for training and 1 for testing, but with --context 2, each of the two sets needs at least 3",
             ),
         ] {
-            let error = load(&[text.as_bytes()], TokenKind::Characters, fraction).err().unwrap().to_string();
+            let error =
+                load_texts(&[text.as_bytes()], TokenKind::Characters, fraction).err().unwrap().to_string();
             assert!(error.contains(expected), "{text}: {error}");
             assert_eq!(error.contains("--test-fraction 0"), fraction > 0.0 && !text.is_empty(), "{error}");
         }
