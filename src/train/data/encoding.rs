@@ -189,7 +189,7 @@ impl TableEncoding {
     }
 
     /// Returns whether every column holds numbers and has a single input. In this case, each input equals the cell of
-    /// its column, or replaces a missing number.
+    /// its column, except that a fill value replaces a missing number.
     pub fn inputs_equal_cells(&self) -> bool {
         let is_plain = |column: &ColumnEncoding| column.is_number() && column.width() == 1;
         self.columns.iter().all(is_plain)

@@ -110,7 +110,7 @@ impl TargetSummary {
         summary
     }
 
-    /// Returns the summary of the values of both summaries.
+    /// Returns a summary of the values of `self` and `other` together.
     fn merge(mut self, other: Self) -> Self {
         let fractions = [self.smallest_fraction, other.smallest_fraction].into_iter().flatten();
         self.distinct.extend(other.distinct);

@@ -203,7 +203,7 @@ pub(crate) enum SumOrder<'a> {
 }
 
 impl<'a> GradientSink<'a> {
-    /// Creates the sink of one layer. The arguments are the fields.
+    /// Creates the sink of one layer. Each argument becomes the field with the same name.
     pub(crate) fn new(
         (gradients, update): (&'a mut [f32], GradientUpdate),
         range: Range<usize>,

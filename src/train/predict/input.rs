@@ -14,7 +14,7 @@ use crate::train::data::PARQUET_NEEDED;
 use crate::train::data::{DataError, DataSource, HeaderRow, Separator, WantedImages};
 use crate::train::model_file::ModelDescription;
 
-/// The new data that the user passes to `ringtrain predict` with `--data`.
+/// The new data that the user passes to `ringtrain predict` or `ringtrain eval` with `--data`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PredictionInput {
     /// One or more files of a table.
