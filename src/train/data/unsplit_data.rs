@@ -104,19 +104,20 @@ impl DataSource {
         }
         let differs = |what: &str, here: String, there: String| {
             Err(DataError::Unsuitable(format!(
-                "--test-data {test_source} has {here}, but --data {self} has {there} {what}"
+                "--test-data {test_source} has {here}, but --data {self} has {there}{what}"
             )))
         };
         let (trained, tested) = (&train.samples.features, &data.samples.features);
-        if let (Some(trained), Some(tested)) = (train.image, data.image)
-            && trained != tested
-        {
-            let shape = |shape: ImageShape| format!("images of the shape {shape}");
-            return differs("(channels x height x width)", shape(tested), shape(trained));
+        if train.image != data.image {
+            let describe = |image: Option<ImageShape>| match image {
+                Some(shape) => format!("images of the shape {shape} (channels x height x width)"),
+                None => "no images".to_owned(),
+            };
+            return differs("", describe(data.image), describe(train.image));
         }
-        if tested.columns() != trained.columns() || train.image.is_some() != data.image.is_some() {
+        if tested.columns() != trained.columns() {
             return differs(
-                "features",
+                " features",
                 format!("{} features", tested.columns()),
                 trained.columns().to_string(),
             );
@@ -124,7 +125,7 @@ impl DataSource {
         let is_bytes = |features: &Features| matches!(features, Features::Pixels { .. });
         if is_bytes(trained) != is_bytes(tested) {
             let kind = |features| if is_bytes(features) { "pixels of u8" } else { "other numbers" };
-            return differs("as features", kind(tested).into(), kind(trained).into());
+            return differs(" as features", kind(tested).into(), kind(trained).into());
         }
         Ok(data)
     }
