@@ -1,5 +1,5 @@
 //! The program `ringrun`. The executable also contains `ringtrain` and `ringbench`: as in busybox, the name under which
-//! the executable is called selects the program.
+//! the executable is program_path selects the program.
 
 use std::env;
 use std::ffi::OsStr;
@@ -10,8 +10,8 @@ use ringtrain::{cli, launch};
 
 fn main() -> ExitCode {
     let mut arguments = env::args_os();
-    let called = arguments.next().unwrap_or_default();
-    let name = Path::new(&called).file_name().unwrap_or(OsStr::new("ringrun"));
+    let program_path = arguments.next().unwrap_or_default();
+    let name = Path::new(&program_path).file_name().unwrap_or(OsStr::new("ringrun"));
     match name.to_str() {
         Some("ringtrain") => {
             launch::set_process_name("ringtrain");

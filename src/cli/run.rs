@@ -18,7 +18,7 @@ use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser};
 use super::print_error::print_error;
 use crate::exit::Exit;
 use crate::launch::{
-    self, Binding, FailurePolicy, LaunchLimits, LaunchPlan, Mpi4py, OWN_VARIABLE_PREFIX, OutputFormat,
+    self, Binding, FailurePolicy, LaunchLimits, LaunchPlan, Mpi4py, OutputFormat, RINGRUN_VARIABLE_PREFIX,
     Verbosity,
 };
 use crate::types::WorldSize;
@@ -174,8 +174,8 @@ fn check_builtin_arguments(plan: &LaunchPlan) -> Result<(), ExitCode> {
 
 fn parse_launch_plan(arguments: Vec<OsString>) -> Result<LaunchPlan, clap::Error> {
     let mut command = RunArgs::command();
-    let mut arguments =
-        other_launchers::translate_other_options(&command, arguments).map_err(error_without_usage)?;
+    let mut arguments = other_launchers::translate_options_of_other_launchers(&command, arguments)
+        .map_err(error_without_usage)?;
     arguments.insert(0, "ringrun".into());
     let matches = command.try_get_matches_from_mut(arguments)?;
     let has_start_timeout =
@@ -194,15 +194,15 @@ fn error_without_usage(text: String) -> clap::Error {
 fn into_plan(args: RunArgs, has_start_timeout: bool) -> Result<LaunchPlan, String> {
     let world = hosts::count_ranks(&args)?;
     let mut start_timeout = args.start_timeout;
-    if let Some(job) = args.job_timeout
-        && job < start_timeout
+    if let Some(job_timeout) = args.job_timeout
+        && job_timeout < start_timeout
     {
         if has_start_timeout {
             return Err(
                 "--job-timeout is shorter than --start-timeout: the start could never time out".to_owned()
             );
         }
-        start_timeout = job;
+        start_timeout = job_timeout;
     }
     let variables = args.variables.into_iter().map(parse_environment_variable).collect::<Result<_, _>>()?;
     let mut command = args.command.into_iter();
@@ -252,20 +252,20 @@ fn check_tolerate_failures(world: WorldSize, program: &OsStr) -> Result<(), Stri
 
 /// Parses `NAME` or `NAME=VALUE`. The value may be any bytes.
 fn parse_environment_variable(argument: OsString) -> Result<(OsString, Option<OsString>), String> {
-    let shown = argument.to_string_lossy().into_owned();
+    let argument_text = argument.to_string_lossy().into_owned();
     let bytes = argument.into_vec();
     let (name, value) = match bytes.iter().position(|&byte| byte == b'=') {
-        Some(at) => (&bytes[..at], Some(OsStr::from_bytes(&bytes[at + 1..]).to_owned())),
+        Some(separator) => (&bytes[..separator], Some(OsStr::from_bytes(&bytes[separator + 1..]).to_owned())),
         None => (&bytes[..], None),
     };
     if name.is_empty() {
-        return Err(format!("-x {shown}: a variable needs a name"));
+        return Err(format!("-x {argument_text}: a variable needs a name"));
     }
-    if name.starts_with(OWN_VARIABLE_PREFIX.as_bytes()) {
+    if name.starts_with(RINGRUN_VARIABLE_PREFIX.as_bytes()) {
         // Error messages contain only the name, because the value may be a secret.
         let name = String::from_utf8_lossy(name);
         return Err(format!(
-            "-x {name}: only ringrun sets variables whose names begin with {OWN_VARIABLE_PREFIX}"
+            "-x {name}: only ringrun sets variables whose names begin with {RINGRUN_VARIABLE_PREFIX}"
         ));
     }
     Ok((OsStr::from_bytes(name).to_owned(), value))
@@ -294,7 +294,7 @@ impl std::str::FromStr for RankCount {
 /// Parses a value of `--bind-to`. mpirun and mpiexec allow a qualifier after a colon, which ringrun ignores. For a
 /// value that only mpirun or mpiexec accepts, the error says what to use instead.
 fn parse_binding(text: &str) -> Result<Binding, String> {
-    let instead = match text.split_once(':').map_or(text, |(place, _)| place) {
+    let instead = match text.split_once(':').map_or(text, |(value, _)| value) {
         "none" => return Ok(Binding::None),
         "core" => return Ok(Binding::Core),
         "numa" => return Ok(Binding::Numa),

@@ -2,7 +2,7 @@
 //! processors unclaimed, the ranks use only unclaimed processors.
 //!
 //! By default, ringrun binds each rank to its share, so that ranks do not run on the same processor: between two ranks
-//! on one processor, a small message takes 40 times as long as between two processors. The module
+//! on one processor, a small message takes 40 times as long as between ranks on two processors. The module
 //! [`claims`](super::claims) counts the other jobs on each core.
 
 use super::Binding;
@@ -36,13 +36,13 @@ impl BindingPlan {
         usable_processors: usize,
     ) -> Self {
         let ranks = world.as_usize();
-        let total: usize = cores.iter().map(|core| core.processors.len()).sum();
+        let processor_count: usize = cores.iter().map(|core| core.processors.len()).sum();
         let chosen = least_used_cores(ranks, jobs_per_core);
-        let per_rank = (chosen.len() / ranks).max(1);
-        let omp_threads = per_rank.min((usable_processors / ranks).max(1));
+        let cores_per_rank = (chosen.len() / ranks).max(1);
+        let omp_threads = cores_per_rank.min((usable_processors / ranks).max(1));
         if binding == Binding::None || cores.is_empty() {
             let exclusive_processors =
-                if total > 0 { total.min(usable_processors) } else { usable_processors };
+                if processor_count > 0 { processor_count.min(usable_processors) } else { usable_processors };
             return Self {
                 processors: Vec::new(),
                 claimed_cores: Vec::new(),
@@ -51,7 +51,7 @@ impl BindingPlan {
             };
         }
         let shares: Vec<Vec<usize>> = if chosen.len() >= ranks {
-            chosen.chunks_exact(per_rank).take(ranks).map(<[usize]>::to_vec).collect()
+            chosen.chunks_exact(cores_per_rank).take(ranks).map(<[usize]>::to_vec).collect()
         } else {
             (0..ranks).map(|rank| vec![chosen[rank * chosen.len() / ranks]]).collect()
         };
@@ -63,37 +63,38 @@ impl BindingPlan {
             divide_shared_cores(&mut processors);
         }
         if binding == Binding::Numa {
-            for (own, share) in processors.iter_mut().zip(&shares) {
-                let is_near = |core: &&PhysicalCore| {
+            for (rank_processors, share) in processors.iter_mut().zip(&shares) {
+                let is_on_same_node = |core: &&PhysicalCore| {
                     share.iter().any(|&index| cores[index].numa_node == core.numa_node)
                 };
-                *own = cores.iter().filter(is_near).flat_map(|core| core.processors.clone()).collect();
+                *rank_processors =
+                    cores.iter().filter(is_on_same_node).flat_map(|core| core.processors.clone()).collect();
             }
         }
-        for own in &mut processors {
-            own.sort_unstable();
+        for rank_processors in &mut processors {
+            rank_processors.sort_unstable();
         }
         let mut claimed_cores = shares.concat();
         claimed_cores.dedup();
-        let free = claimed_cores.iter().filter(|&&core| jobs_per_core[core] == 0);
-        let exclusive: usize = free.map(|&core| cores[core].processors.len()).sum();
+        let unclaimed = claimed_cores.iter().filter(|&&core| jobs_per_core[core] == 0);
+        let exclusive_processors: usize = unclaimed.map(|&core| cores[core].processors.len()).sum();
         Self {
             processors,
             claimed_cores,
             omp_threads,
-            exclusive_processors: exclusive.min(usable_processors),
+            exclusive_processors: exclusive_processors.min(usable_processors),
         }
     }
 }
 
 /// Returns the indices of the cores with the fewest jobs, in ascending order. Adds cores with more jobs until there
-/// is at least one core for each rank.
+/// is one core for each rank, or no core is left.
 fn least_used_cores(ranks: usize, jobs_per_core: &[usize]) -> Vec<usize> {
     let mut chosen: Vec<usize> = Vec::new();
-    let most = jobs_per_core.iter().copied().max().unwrap_or_default();
-    for level in 0..=most {
+    let job_count_max = jobs_per_core.iter().copied().max().unwrap_or_default();
+    for job_count in 0..=job_count_max {
         let cores: Vec<usize> =
-            (0..jobs_per_core.len()).filter(|&core| jobs_per_core[core] == level).collect();
+            (0..jobs_per_core.len()).filter(|&core| jobs_per_core[core] == job_count).collect();
         if chosen.is_empty() {
             chosen = cores;
         } else {
@@ -109,13 +110,15 @@ fn least_used_cores(ranks: usize, jobs_per_core: &[usize]) -> Vec<usize> {
 
 /// Divides the hardware threads of each core among the ranks that share the core, if there are more ranks than cores.
 fn divide_shared_cores(processors: &mut [Vec<Processor>]) {
-    for sharing in processors.chunk_by_mut(|a, b| a == b) {
-        let (count, all) = (sharing.len(), sharing[0].clone());
-        for (index, own) in sharing.iter_mut().enumerate() {
-            *own = if count <= all.len() {
-                all[index * all.len() / count..(index + 1) * all.len() / count].to_vec()
+    for ranks_on_core in processors.chunk_by_mut(|a, b| a == b) {
+        let (rank_count, core_processors) = (ranks_on_core.len(), ranks_on_core[0].clone());
+        for (index, rank_processors) in ranks_on_core.iter_mut().enumerate() {
+            *rank_processors = if rank_count <= core_processors.len() {
+                core_processors[index * core_processors.len() / rank_count
+                    ..(index + 1) * core_processors.len() / rank_count]
+                    .to_vec()
             } else {
-                vec![all[index * all.len() / count]]
+                vec![core_processors[index * core_processors.len() / rank_count]]
             };
         }
     }

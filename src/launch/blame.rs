@@ -36,7 +36,7 @@ pub(super) fn blame_named_rank(
         && exited_with_error(named)
     {
         if visited.contains(&named) {
-            // The ranks name each other. Keep the original outcome, which blames the rank that ended first.
+            // The ranks name each other, so their messages do not show which rank failed first.
             return outcome;
         }
         visited.push(named);
@@ -72,7 +72,7 @@ mod tests {
         Cause::Aborted { rank, host, message }.to_string()
     }
 
-    fn blamed_rank(ends: &[RankEnd], said: &[&str]) -> u32 {
+    fn blamed_rank(ends: &[RankEnd], printed_lines: &[&str]) -> u32 {
         let members: Vec<RankStatus> = (0..)
             .zip(ends)
             .map(|(rank, &ended)| RankStatus {
@@ -81,7 +81,8 @@ mod tests {
                 ended: Some((ended, Duration::ZERO)),
             })
             .collect();
-        let last_lines: Vec<Vec<String>> = said.iter().map(|line| vec![(*line).to_owned()]).collect();
+        let last_lines: Vec<Vec<String>> =
+            printed_lines.iter().map(|line| vec![(*line).to_owned()]).collect();
         match blame_named_rank(JobOutcome::Failed(Rank::new(1)), &members, &last_lines) {
             JobOutcome::Failed(rank) => rank.get(),
             other => panic!("{other:?}"),
@@ -128,8 +129,8 @@ mod tests {
             // Two ranks name each other.
             (&[one, one, one], ["x", &abort_message(2), lost], 1),
         ];
-        for (ends, said, expected) in cases {
-            assert_eq!(blamed_rank(ends, &said), expected, "{ends:?} {said:?}");
+        for (ends, printed_lines, expected) in cases {
+            assert_eq!(blamed_rank(ends, &printed_lines), expected, "{ends:?} {printed_lines:?}");
         }
     }
 }

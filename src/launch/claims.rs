@@ -53,23 +53,25 @@ impl ClaimRegistry {
 
     /// Returns the number of jobs that have claimed each of these cores.
     pub(super) fn count_jobs(&self, cores: &[PhysicalCore]) -> Vec<usize> {
-        let is_claimed = |core: &PhysicalCore, job: usize| {
-            bind_abstract_socket(&self.claim_name(core, job))
+        let is_claimed = |core: &PhysicalCore, slot: usize| {
+            bind_abstract_socket(&self.claim_name(core, slot))
                 .is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
         };
-        let count = |core: &PhysicalCore| (0..JOBS_PER_CORE_MAX).filter(|&job| is_claimed(core, job)).count();
+        let count =
+            |core: &PhysicalCore| (0..JOBS_PER_CORE_MAX).filter(|&slot| is_claimed(core, slot)).count();
         cores.iter().map(count).collect()
     }
 
     /// Claims a core for this job. Dropping the returned socket ends the claim. Returns `None` if the system refuses
     /// a socket, or if too many jobs have claimed the core.
     pub(super) fn claim_core(&self, core: &PhysicalCore) -> Option<UnixDatagram> {
-        (0..JOBS_PER_CORE_MAX).find_map(|job| bind_abstract_socket(&self.claim_name(core, job)).ok())
+        (0..JOBS_PER_CORE_MAX).find_map(|slot| bind_abstract_socket(&self.claim_name(core, slot)).ok())
     }
 
-    fn claim_name(&self, core: &PhysicalCore, job: usize) -> String {
+    /// Returns the name of one of the claims of a core. `slot` is less than [`JOBS_PER_CORE_MAX`].
+    fn claim_name(&self, core: &PhysicalCore, slot: usize) -> String {
         let processor = core.processors.first().copied().unwrap_or_default();
-        format!("{}.{processor}.{job}", self.prefix)
+        format!("{}.{processor}.{slot}", self.prefix)
     }
 }
 

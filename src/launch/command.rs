@@ -45,11 +45,11 @@ impl Program {
             Some((candidate, why)) => Err(LaunchError::NotExecutable { path: candidate.clone(), why }),
             None if name.as_bytes().contains(&b'/') => Err(LaunchError::CommandNotFound {
                 name: name.to_owned(),
-                place: format!("in {}", directory.display()),
+                searched_place: format!("in {}", directory.display()),
             }),
             None => Err(LaunchError::CommandNotFound {
                 name: name.to_owned(),
-                place: if is_python_script(name) {
+                searched_place: if is_python_script(name) {
                     "on PATH; start a script as `python SCRIPT`"
                 } else {
                     "on PATH"
@@ -66,7 +66,7 @@ fn is_python_script(name: &OsStr) -> bool {
     name.as_bytes().ends_with(b".py")
 }
 
-/// Returns the paths at which to look for the program.
+/// Returns the paths at which to look for the program, in this order.
 fn candidate_paths(name: &OsStr, path: Option<&OsStr>, directory: &Path) -> Vec<PathBuf> {
     if name.is_empty() {
         return Vec::new();

@@ -8,7 +8,7 @@ use super::status_line::STATUS_COLUMNS_VARIABLE;
 use crate::types::{Rank, WorldSize};
 
 /// The prefix of variables that only ringrun may set. `-x` refuses these variables.
-pub const OWN_VARIABLE_PREFIX: &str = "RING_";
+pub const RINGRUN_VARIABLE_PREFIX: &str = "RING_";
 
 /// The variable with the job's id. All processes that a rank starts inherit this variable, so the
 /// [watchdog](super::watchdog) can find these processes.
@@ -85,7 +85,7 @@ pub fn rank_environment(rank: Rank, job: &JobVariables) -> Vec<(String, String)>
         ("OMPI_COMM_WORLD_NODE_RANK", rank),
     ];
     // Without `OMP_NUM_THREADS`, the OpenMP library in each rank starts one thread for each processor that the
-    // rank may use. If the ranks are not bound, these are too many threads.
+    // rank may use. If the ranks are not bound, these are too many threads for the machine.
     let threads = job.omp_threads.map(|threads| ("OMP_NUM_THREADS", threads.to_string()));
     ringtrain
         .into_iter()

@@ -53,9 +53,9 @@ const LEFTOVER_PROCESSES_TIMEOUT: Duration = Duration::from_secs(2);
 /// `--output-dir`.
 const OPEN_FILES_PER_RANK: u64 = 5;
 
-/// The number of open files that a job needs for other purposes than ranks ([`OPEN_FILES_PER_RANK`]) and claims of
-/// processors (one file for each processor).
-const OTHER_OPEN_FILES: u64 = 64;
+/// The number of open files that ringrun needs for itself: in addition to [`OPEN_FILES_PER_RANK`] files for each rank,
+/// and one file for each claimed processor.
+const RINGRUN_OPEN_FILES: u64 = 64;
 
 /// Runs the job and returns the exit code of ringrun.
 pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
@@ -69,7 +69,7 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     let _mpi4py_guard = mpi4py::extend_python_path(plan, search_paths, &mut variables)?;
     raise_file_limit(plan)?;
     let files = match &plan.output_dir {
-        Some(place) => OutputFiles::create(place, plan.world)
+        Some(output_dir) => OutputFiles::create(output_dir, plan.world)
             .map_err(|(path, source)| LaunchError::OutputDir { path, source })?,
         None => OutputFiles::default(),
     };
@@ -78,11 +78,11 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     let secret = format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>());
     let server = start_rendezvous_server(plan, &secret, &job)?;
     let master_port =
-        ReservedPort::new().map_err(|source| LaunchError::System { what: "a free port", source })?;
+        ReservedPort::new().map_err(|source| LaunchError::System { resource: "a free port", source })?;
     let job_variables = JobVariables {
         world: plan.world,
         rendezvous: server.address(),
-        master_port: master_port.number,
+        master_port: master_port.port,
         secret,
         job_id: job.id.clone(),
         start_timeout: plan.limits.start_timeout,
@@ -94,7 +94,7 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
             .filter(|_| plan.output_dir.is_none())
             .map(|columns| progress_bar_columns(columns, plan.output_format)),
     };
-    job.print_time_limits(&server.address());
+    job.print_job_and_time_limits(&server.address());
     for rank in plan.world.ranks() {
         let processors = bindings.processors.get(rank.index()).map_or(&[][..], Vec::as_slice);
         if plan.report_bindings {
@@ -111,17 +111,17 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     let supervisor = Supervisor::new(plan.limits, plan.failure_policy, &job.ranks.pids());
     let (outcome, members) = job.run_event_loop(supervisor, &server)?;
     job.kill_leftover_processes()?;
-    let Some(OutputSummary { last_lines, incomplete }) = job.wait_for_output()? else {
+    let Some(OutputSummary { last_lines, write_failures }) = job.wait_for_output()? else {
         return Ok(exit_code(outcome, &members));
     };
     let outcome = blame_named_rank(outcome, &members, &last_lines);
     let mut text = failure_report(outcome, &members, &last_lines);
-    // Repeat the sentences about incomplete output at the end, because the first copies may have scrolled away.
-    text.extend(incomplete.iter().map(|sentence| format!("ringrun: {sentence}\n")));
+    // Repeat the sentences about failed writes at the end, because the first copies may have scrolled away.
+    text.extend(write_failures.iter().map(|sentence| format!("ringrun: {sentence}\n")));
     // Ignore the failure of this write: standard error may be closed.
     let _ = io::stderr().write_all(text.as_bytes());
     let code = exit_code(outcome, &members);
-    Ok(if code == 0 && !incomplete.is_empty() { Exit::Failure as u8 } else { code })
+    Ok(if code == 0 && !write_failures.is_empty() { Exit::Failure as u8 } else { code })
 }
 
 /// Assigns processors to the ranks, and claims these processors until the returned sockets are dropped. If the system
@@ -151,6 +151,7 @@ fn usable_processors() -> usize {
     available_parallelism().map_or(1, NonZero::get)
 }
 
+/// Describes the processors of a rank, for example `is bound to processors 0-3`.
 fn describe_binding(processors: &[Processor]) -> String {
     if processors.is_empty() {
         return "is not bound".to_owned();
@@ -198,15 +199,15 @@ impl<'a> RunningJob<'a> {
     /// Prepares the job without starting ranks. Installs the signal handlers first, so that no signal ends ringrun
     /// without stopping the job.
     fn prepare(plan: &'a LaunchPlan, files: OutputFiles) -> Result<Self, LaunchError> {
-        let system = |what| move |source| LaunchError::System { what, source };
-        let poll = Poll::new().map_err(system("a poll"))?;
-        let signals =
-            Signals::register(poll.registry(), FIRST_SIGNAL_TOKEN).map_err(system("the signal handlers"))?;
-        let waker = Arc::new(Waker::new(poll.registry(), WAKE_TOKEN).map_err(system("a waker"))?);
+        let system_error = |resource| move |source| LaunchError::System { resource, source };
+        let poll = Poll::new().map_err(system_error("an event queue"))?;
+        let signals = Signals::register(poll.registry(), FIRST_SIGNAL_TOKEN)
+            .map_err(system_error("the signal handlers"))?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKE_TOKEN).map_err(system_error("an eventfd"))?);
         let id = to_hex(&rand::random::<[u8; 16]>());
-        let ranks = RankProcesses::new(Watchdog::start(&id).map_err(system("the watchdog process"))?);
+        let ranks = RankProcesses::new(Watchdog::start(&id).map_err(system_error("the watchdog process"))?);
         let output = Output::start(plan.world, plan.output_format, files, Arc::clone(&waker))
-            .map_err(system("the output thread"))?;
+            .map_err(system_error("the output thread"))?;
         Ok(Self {
             plan,
             id,
@@ -257,7 +258,7 @@ impl<'a> RunningJob<'a> {
                 }
             }
             if let Ok(OutputEvent::StdoutFailed(errno)) = self.output.next_event() {
-                supervisor.handle_closed_output(errno, now);
+                supervisor.handle_stdout_failure(errno, now);
             }
             supervisor.tick(now);
             self.perform_actions(&mut supervisor);
@@ -279,7 +280,7 @@ impl<'a> RunningJob<'a> {
     fn kill_leftover_processes(&mut self) -> Result<(), LaunchError> {
         let deadline = Instant::now() + LEFTOVER_PROCESSES_TIMEOUT;
         loop {
-            // A process that ends after this call of `reap_ended_ranks` causes another SIGCHLD.
+            // A process that ends after this call of `reap_ended_ranks` causes another SIGCHLD, which ends the wait below.
             self.ranks.reap_ended_ranks();
             if self.ranks.kill_leftover_processes() == 0 {
                 break;
@@ -302,7 +303,7 @@ impl<'a> RunningJob<'a> {
         loop {
             match self.output.next_event() {
                 Ok(OutputEvent::Drained(mut summary)) => {
-                    summary.incomplete.extend(stdout_errno.map(stdout_incomplete_message));
+                    summary.write_failures.extend(stdout_errno.map(stdout_incomplete_message));
                     return Ok(Some(summary));
                 }
                 // After all ranks have ended, it is no error if the program that reads ringrun's output closes the
@@ -327,7 +328,7 @@ impl<'a> RunningJob<'a> {
         let mut events = Events::with_capacity(64);
         match self.poll.poll(&mut events, timeout) {
             Err(error) if error.kind() != io::ErrorKind::Interrupted => {
-                Err(LaunchError::System { what: "a poll", source: error })
+                Err(LaunchError::System { resource: "a wait for events", source: error })
             }
             _ => Ok(events.iter().filter_map(|event| self.signals.take_signal(event.token())).collect()),
         }
@@ -341,7 +342,7 @@ impl<'a> RunningJob<'a> {
         }
     }
 
-    fn print_time_limits(&self, rendezvous: &SocketAddr) {
+    fn print_job_and_time_limits(&self, rendezvous: &SocketAddr) {
         if self.plan.verbosity == Verbosity::Verbose {
             let limits = &self.plan.limits;
             let job = limits.job_timeout.map_or_else(|| "none".to_owned(), format_seconds);
@@ -350,8 +351,8 @@ impl<'a> RunningJob<'a> {
                 self.id, self.plan.world
             ));
             self.output.print_message(&format!(
-                "time limits: start {}, job {job}; from a failure to SIGTERM {}; from SIGTERM to SIGKILL {}; if ringrun gets \
-                 SIGTERM {}",
+                "time limits: start {}; whole job {job}; from a failure to SIGTERM {}; from SIGTERM to SIGKILL {}, or {} if \
+                 ringrun itself got SIGTERM",
                 format_seconds(limits.start_timeout),
                 format_seconds(limits.grace),
                 format_seconds(limits.kill_after),
@@ -367,7 +368,7 @@ impl<'a> RunningJob<'a> {
 /// programs that ask for any free port. A rank can still bind its listener to the port, if the listener sets
 /// `SO_REUSEADDR`, as the listener of `PyTorch` does.
 struct ReservedPort {
-    number: u16,
+    port: u16,
     _socket: Socket,
 }
 
@@ -376,8 +377,8 @@ impl ReservedPort {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
         socket.set_reuse_address(true)?;
         socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)).into())?;
-        let number = socket.local_addr()?.as_socket().map_or(0, |address| address.port());
-        Ok(Self { number, _socket: socket })
+        let port = socket.local_addr()?.as_socket().map_or(0, |address| address.port());
+        Ok(Self { port, _socket: socket })
     }
 }
 
@@ -406,7 +407,7 @@ fn user_variables(plan: &LaunchPlan) -> Result<BTreeMap<OsString, OsString>, Lau
 /// inherit the new limit.
 fn raise_file_limit(plan: &LaunchPlan) -> Result<(), LaunchError> {
     let needed =
-        u64::from(plan.world.get()) * OPEN_FILES_PER_RANK + OTHER_OPEN_FILES + usable_processors() as u64;
+        u64::from(plan.world.get()) * OPEN_FILES_PER_RANK + RINGRUN_OPEN_FILES + usable_processors() as u64;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_none_or(|current| current >= needed) {
         return Ok(());

@@ -60,11 +60,11 @@ impl LineSplitter {
     /// Does the same as `push`, but splits lines longer than `limit` bytes.
     pub(super) fn push_limited(&mut self, bytes: &[u8], limit: usize, mut emit: impl FnMut(&[u8], LineEnd)) {
         let mut rest = bytes;
-        while let Some(at) = rest.iter().position(|&byte| byte == b'\n') {
-            self.extend_line(&rest[..at], limit, &mut emit);
+        while let Some(newline) = rest.iter().position(|&byte| byte == b'\n') {
+            self.extend_line(&rest[..newline], limit, &mut emit);
             emit(&self.unfinished, LineEnd::Newline);
             self.clear_line();
-            rest = &rest[at + 1..];
+            rest = &rest[newline + 1..];
         }
         self.extend_line(rest, limit, &mut emit);
     }
@@ -81,11 +81,11 @@ impl LineSplitter {
     /// piece of `limit` bytes. A line of exactly `limit` bytes is not split.
     fn extend_line(&mut self, mut part: &[u8], limit: usize, emit: &mut impl FnMut(&[u8], LineEnd)) {
         while self.unfinished.len() + part.len() > limit {
-            let (fits, after) = part.split_at(limit.saturating_sub(self.unfinished.len()).min(part.len()));
-            self.unfinished.extend_from_slice(fits);
+            let (fitting, rest) = part.split_at(limit.saturating_sub(self.unfinished.len()).min(part.len()));
+            self.unfinished.extend_from_slice(fitting);
             emit(&self.unfinished, LineEnd::Unfinished);
             self.clear_line();
-            part = after;
+            part = rest;
         }
         self.unfinished.extend_from_slice(part);
     }

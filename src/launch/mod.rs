@@ -42,7 +42,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 pub use command::Program;
-pub use environment::{JobVariables, OWN_VARIABLE_PREFIX, rank_environment};
+pub use environment::{JobVariables, RINGRUN_VARIABLE_PREFIX, rank_environment};
 pub use outcome::{JobOutcome, RankEnd};
 pub use shim::SHIM_NAME;
 pub use status_line::STATUS_COLUMNS_VARIABLE;
@@ -145,7 +145,7 @@ pub struct LaunchLimits {
     pub start_timeout: Duration,
     /// The time from the first failure of a rank until the other ranks get SIGTERM.
     pub grace: Duration,
-    /// The time from SIGTERM or Ctrl-C to the ranks until ringrun kills the ranks.
+    /// The time from the moment when the ranks get SIGTERM, or SIGINT for Ctrl-C, until ringrun kills the ranks.
     pub kill_after: Duration,
     /// The time from the moment when ringrun itself receives SIGTERM until ringrun kills the ranks. The ranks can
     /// save their state during this time.
@@ -160,12 +160,12 @@ pub struct LaunchLimits {
 #[non_exhaustive]
 pub enum LaunchError {
     /// The program was not found.
-    #[error("command not found: `{}` is not {place}", name.display())]
+    #[error("command not found: `{}` is not {searched_place}", name.display())]
     CommandNotFound {
         /// The name as the user typed it.
         name: OsString,
         /// Where ringrun looked for the program.
-        place: String,
+        searched_place: String,
     },
     /// The program cannot be executed.
     #[error("cannot execute {}: {why}", path.display())]
@@ -234,10 +234,10 @@ pub enum LaunchError {
     #[error("cannot start the rendezvous server: {0}")]
     Rendezvous(#[source] StartError),
     /// The operating system refused a resource.
-    #[error("the operating system refused {what}: {source}")]
+    #[error("the operating system refused {resource}: {source}")]
     System {
         /// The refused resource.
-        what: &'static str,
+        resource: &'static str,
         /// The error of the operating system.
         source: io::Error,
     },
@@ -272,7 +272,8 @@ pub fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     job::run_job(plan)
 }
 
-/// Runs the watchdog or the shim, if `name` is the name of this program. Returns `None` for any other name.
+/// Runs the watchdog if `name` is [`WATCHDOG_NAME`], or the shim if `name` is [`SHIM_NAME`]. Returns `None` for any other
+/// name.
 pub fn run_internal_program(name: &OsStr, arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     if name == WATCHDOG_NAME {
         Some(watchdog::main())

@@ -38,10 +38,12 @@ const DEFAULT_INTERPRETER: &str = "python3";
 /// The variable with the directories that Python searches before it searches the installed packages.
 const PYTHONPATH: &str = "PYTHONPATH";
 
-/// The working directory and the search paths of the ranks.
+/// The directories in which to search for the interpreter and for Python modules.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SearchPaths<'a> {
+    /// The working directory of the ranks.
     pub(super) directory: &'a Path,
+    /// The `PATH` of the ranks.
     pub(super) path: Option<&'a OsStr>,
     /// ringrun's own `PYTHONPATH`.
     pub(super) python_path: Option<&'a OsStr>,
@@ -55,7 +57,7 @@ pub(super) fn extend_python_path(
     search: SearchPaths<'_>,
     variables: &mut BTreeMap<OsString, OsString>,
 ) -> Result<Option<Mpi4pyGuard>, LaunchError> {
-    let (first, guard) = match plan.mpi4py {
+    let (first_entry, guard) = match plan.mpi4py {
         Mpi4py::Installed => return Ok(None),
         Mpi4py::Ringtrain => (find_mpi4py_directory(plan, search, variables)?.into_os_string(), None),
         // If the system cannot create the guard's file in memory, the ranks run without a guard.
@@ -64,8 +66,8 @@ pub(super) fn extend_python_path(
             Err(_) => return Ok(None),
         },
     };
-    let others = variables.get(OsStr::new(PYTHONPATH)).map(OsString::as_os_str).or(search.python_path);
-    variables.insert(PYTHONPATH.into(), join_search_paths(&first, others));
+    let other_entries = variables.get(OsStr::new(PYTHONPATH)).map(OsString::as_os_str).or(search.python_path);
+    variables.insert(PYTHONPATH.into(), join_search_paths(&first_entry, other_entries));
     Ok(guard)
 }
 
@@ -76,13 +78,13 @@ fn find_mpi4py_directory(
     variables: &BTreeMap<OsString, OsString>,
 ) -> Result<PathBuf, LaunchError> {
     let interpreter = choose_interpreter(&plan.program);
-    let failed = |why| LaunchError::Mpi4py { interpreter: interpreter.to_owned(), why };
+    let mpi4py_error = |why| LaunchError::Mpi4py { interpreter: interpreter.to_owned(), why };
     let program = Program::find(interpreter, search.path, search.directory)
-        .map_err(|error| failed(error.to_string()))?;
+        .map_err(|error| mpi4py_error(error.to_string()))?;
     let mut command = shim::shim_command(&program, &["-m", FIND_MPI4PY_MODULE].map(OsString::from), &[]);
     command.current_dir(search.directory).envs(variables);
-    let answer = ask_interpreter(command, plan.limits.start_timeout).map_err(failed)?;
-    check_mpi4py_directory(&answer).map_err(failed)
+    let answer = ask_interpreter(command, plan.limits.start_timeout).map_err(mpi4py_error)?;
+    check_mpi4py_directory(&answer).map_err(mpi4py_error)
 }
 
 /// Returns `command` if its file name begins with `python` or `pypy`. Returns [`DEFAULT_INTERPRETER`] for any other
@@ -154,7 +156,7 @@ fn last_line(mut pipe: impl Read) -> Vec<u8> {
     last
 }
 
-/// Checks the directory that the interpreter printed.
+/// Checks the directory that the interpreter printed, and returns it as a path. An error says what is wrong.
 fn check_mpi4py_directory(answer: &[u8]) -> Result<PathBuf, String> {
     if answer.is_empty() {
         return Err("it printed nothing".to_owned());
@@ -181,13 +183,13 @@ fn to_printable_text(line: &[u8]) -> String {
     last_lines.into_text().concat()
 }
 
-/// Joins `first` and `others` with a colon. Adds no empty entry, because for Python an empty entry means the current
+/// Joins `first_entry` and `other_entries` with a colon. Adds no empty entry, because for Python an empty entry means the current
 /// directory.
-fn join_search_paths(first: &OsStr, others: Option<&OsStr>) -> OsString {
-    let mut bytes = first.as_bytes().to_vec();
-    if let Some(others) = others.filter(|others| !others.is_empty()) {
+fn join_search_paths(first_entry: &OsStr, other_entries: Option<&OsStr>) -> OsString {
+    let mut bytes = first_entry.as_bytes().to_vec();
+    if let Some(other_entries) = other_entries.filter(|other_entries| !other_entries.is_empty()) {
         bytes.push(b':');
-        bytes.extend_from_slice(others.as_bytes());
+        bytes.extend_from_slice(other_entries.as_bytes());
     }
     OsString::from_vec(bytes)
 }
@@ -213,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_comes_before_other_entries() {
+    fn ringtrains_mpi4py_comes_before_other_entries_of_pythonpath() {
         for (others, expected) in [(None, "/a"), (Some(""), "/a"), (Some("/b::/c"), "/a:/b::/c")] {
             assert_eq!(join_search_paths(OsStr::new("/a"), others.map(OsStr::new)), expected, "{others:?}");
         }

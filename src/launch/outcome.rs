@@ -84,7 +84,7 @@ pub(super) fn signal_name(signal: i32) -> &'static str {
 /// Why the job ended or is being stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum JobOutcome {
-    /// No rank has failed so far. After the end of the job, this outcome means that every rank exited with 0.
+    /// While the job runs: no rank has failed. After the end of the job: every rank exited with 0.
     Success,
     /// This rank failed first.
     Failed(Rank),
@@ -97,7 +97,7 @@ pub enum JobOutcome {
     /// The job passed `--job-timeout`.
     TimedOut,
     /// ringrun can no longer write to its standard output.
-    OutputClosed {
+    StdoutFailed {
         /// The `errno` of the failed write: `EPIPE` if the reader closed the pipe.
         errno: i32,
     },
@@ -145,8 +145,8 @@ pub(super) fn exit_code(outcome: JobOutcome, members: &[RankStatus]) -> u8 {
         JobOutcome::Terminated if all_succeeded => 0,
         JobOutcome::Terminated => exit_code_of_signal(SIGTERM),
         // The job was stopped early, so the exit code is not 0 even if all ranks exited with 0.
-        JobOutcome::OutputClosed { errno: EPIPE } => exit_code_of_signal(SIGPIPE),
-        JobOutcome::OutputClosed { .. } => Exit::Failure as u8,
+        JobOutcome::StdoutFailed { errno: EPIPE } => exit_code_of_signal(SIGPIPE),
+        JobOutcome::StdoutFailed { .. } => Exit::Failure as u8,
     }
 }
 
@@ -176,10 +176,10 @@ pub(super) fn failure_report(
         JobOutcome::Interrupted(signal) => format!("stopped by signal {signal} ({})", signal_name(signal)),
         JobOutcome::Terminated => "stopped by signal 15 (SIGTERM)".to_owned(),
         JobOutcome::TimedOut => "the job passed its --job-timeout and was stopped".to_owned(),
-        JobOutcome::OutputClosed { errno: EPIPE } => {
+        JobOutcome::StdoutFailed { errno: EPIPE } => {
             "standard output was closed by its reader; the job was stopped".to_owned()
         }
-        JobOutcome::OutputClosed { errno } => {
+        JobOutcome::StdoutFailed { errno } => {
             let error = std::io::Error::from_raw_os_error(errno);
             format!("standard output cannot be written: {error}; the job was stopped")
         }
@@ -192,8 +192,8 @@ pub(super) fn failure_report(
     if let Some(rank) = blamed {
         write_last_lines(&mut text, rank, last_lines.get(rank.index()).map_or(&[], Vec::as_slice));
     }
-    for (ranks, what) in group_by_end(members.iter().filter(|member| Some(member.rank) != blamed)) {
-        let _ = writeln!(text, "ringrun: {ranks} {what}");
+    for (ranks, description) in group_by_end(members.iter().filter(|member| Some(member.rank) != blamed)) {
+        let _ = writeln!(text, "ringrun: {ranks} {description}");
     }
     text
 }
@@ -203,8 +203,8 @@ fn summarize_tolerated_failures(members: &[RankStatus]) -> String {
     let failed = members.iter().filter(|member| !member.is_success());
     let (world, success_count) = (members.len(), members.len() - failed.clone().count());
     let mut text = format!("ringrun: --tolerate-failures: {success_count} of {world} ranks exited with 0");
-    for (ranks, what) in group_by_end(failed) {
-        let _ = write!(text, ", {ranks} {what}");
+    for (ranks, description) in group_by_end(failed) {
+        let _ = write!(text, ", {ranks} {description}");
     }
     text + "\n"
 }
@@ -220,22 +220,26 @@ fn write_last_lines(text: &mut String, rank: Rank, lines: &[String]) {
     }
 }
 
-/// Groups ranks by how they ended, so that a report about a thousand ranks has only a few lines.
+/// Groups ranks by how they ended, so that a report about a thousand ranks has only a few lines. Returns two texts for
+/// each group: the ranks, and how they ended.
 fn group_by_end<'a>(members: impl Iterator<Item = &'a RankStatus>) -> Vec<(String, String)> {
-    let mut kinds: Vec<(Option<RankEnd>, Vec<Rank>)> = Vec::new();
+    let mut groups: Vec<(Option<RankEnd>, Vec<Rank>)> = Vec::new();
     for member in members {
         let ended = member.ended.map(|(ended, _)| ended);
-        match kinds.iter_mut().find(|(kind, _)| *kind == ended) {
+        match groups.iter_mut().find(|(group_end, _)| *group_end == ended) {
             Some((_, ranks)) => ranks.push(member.rank),
-            None => kinds.push((ended, vec![member.rank])),
+            None => groups.push((ended, vec![member.rank])),
         }
     }
-    kinds
+    groups
         .into_iter()
-        .map(|(kind, ranks)| {
-            let what =
-                kind.map_or_else(|| "did not end, even after SIGKILL".to_owned(), |ended| ended.to_string());
-            (format_ranks(&ranks), if ranks.len() > 1 { what.replacen("was ", "were ", 1) } else { what })
+        .map(|(group_end, ranks)| {
+            let description = group_end
+                .map_or_else(|| "did not end, even after SIGKILL".to_owned(), |ended| ended.to_string());
+            (
+                format_ranks(&ranks),
+                if ranks.len() > 1 { description.replacen("was ", "were ", 1) } else { description },
+            )
         })
         .collect()
 }
@@ -247,13 +251,13 @@ fn format_ranks(ranks: &[Rank]) -> String {
     while let Some(first) = rest.first() {
         let length =
             rest.iter().zip(first.get()..).take_while(|(rank, number)| rank.get() == *number).count();
-        let (run, after) = rest.split_at(length);
-        let last = run.last().unwrap_or(first);
-        let _ = if run.len() == 1 { write!(text, "{first}") } else { write!(text, "{first}-{last}") };
-        if !after.is_empty() {
+        let (consecutive, remaining) = rest.split_at(length);
+        let last = consecutive.last().unwrap_or(first);
+        let _ = if consecutive.len() == 1 { write!(text, "{first}") } else { write!(text, "{first}-{last}") };
+        if !remaining.is_empty() {
             text.push(',');
         }
-        rest = after;
+        rest = remaining;
     }
     text
 }
@@ -296,9 +300,9 @@ mod tests {
             (JobOutcome::Terminated, [ok, ok], 0),
             (JobOutcome::Terminated, [ok, Some(RankEnd::Killed(15))], 143),
             (JobOutcome::TimedOut, [ok, ok], 124),
-            (JobOutcome::OutputClosed { errno: EPIPE }, [ok, ok], 141),
-            (JobOutcome::OutputClosed { errno: EPIPE }, [ok, Some(RankEnd::Killed(15))], 141),
-            (JobOutcome::OutputClosed { errno: 28 }, [ok, ok], 1),
+            (JobOutcome::StdoutFailed { errno: EPIPE }, [ok, ok], 141),
+            (JobOutcome::StdoutFailed { errno: EPIPE }, [ok, Some(RankEnd::Killed(15))], 141),
+            (JobOutcome::StdoutFailed { errno: 28 }, [ok, ok], 1),
         ] {
             assert_eq!(exit_code(outcome, &make_members(&ends)), expected, "{outcome:?} {ends:?}");
         }

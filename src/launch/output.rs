@@ -77,7 +77,7 @@ pub(super) struct OutputSummary {
     /// The last lines that each rank printed.
     pub(super) last_lines: Vec<Vec<String>>,
     /// A sentence for each file of `--output-dir`, and for standard output, that could not be written completely.
-    pub(super) incomplete: Vec<String>,
+    pub(super) write_failures: Vec<String>,
 }
 
 /// The handle of the output thread.
@@ -108,27 +108,27 @@ impl OutputCommandSender {
 }
 
 impl Output {
-    /// Starts the output thread. The thread wakes `job` when there is an event.
+    /// Starts the output thread. The thread wakes the job's thread with `job_waker` when there is an event.
     pub(super) fn start(
         world: WorldSize,
         output_format: OutputFormat,
         files: OutputFiles,
-        job: Arc<Waker>,
+        job_waker: Arc<Waker>,
     ) -> io::Result<Self> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKE_TOKEN)?);
         let (commands, commands_in) = channel();
         let (events_out, events) = channel();
-        let wake_at_end = WakeOnDrop(Arc::clone(&job));
+        let wake_at_end = WakeOnDrop(Arc::clone(&job_waker));
         let mut reader = OutputReader {
             poll,
             commands: commands_in,
             events: events_out,
-            job,
+            job_waker,
             pipes: Vec::new(),
             files,
             writer: TerminalWriter::new(output_format),
-            incomplete: Vec::new(),
+            write_failures: Vec::new(),
             last_lines: (0..world.get()).map(|_| LastLines::default()).collect(),
             is_draining: false,
         };
@@ -194,7 +194,7 @@ struct RankPipe {
     has_cut_a_line: bool,
     is_readable: bool,
     /// After all ranks have ended, the output thread reads at most this number of further bytes from the pipe.
-    drain_bytes: usize,
+    drain_bytes_left: usize,
 }
 
 /// The state of the output thread.
@@ -202,12 +202,13 @@ struct OutputReader {
     poll: Poll,
     commands: Receiver<OutputCommand>,
     events: Sender<OutputEvent>,
-    job: Arc<Waker>,
+    job_waker: Arc<Waker>,
     pipes: Vec<RankPipe>,
     files: OutputFiles,
     writer: TerminalWriter,
-    incomplete: Vec<String>,
+    write_failures: Vec<String>,
     last_lines: Vec<LastLines>,
+    /// Whether the job's thread has reported that every rank has ended.
     is_draining: bool,
 }
 
@@ -217,8 +218,8 @@ impl OutputReader {
         let mut buffer = vec![0; READ_BYTES_MAX];
         let mut silent_since = Instant::now();
         loop {
-            let busy = self.pipes.iter().any(|rank_pipe| rank_pipe.is_readable);
-            let timeout = match (busy, self.is_draining) {
+            let has_readable_pipe = self.pipes.iter().any(|rank_pipe| rank_pipe.is_readable);
+            let timeout = match (has_readable_pipe, self.is_draining) {
                 (true, _) => Some(Duration::ZERO),
                 (false, true) => Some(DRAIN_SILENCE_TIMEOUT.saturating_sub(silent_since.elapsed())),
                 (false, false) => None,
@@ -246,8 +247,8 @@ impl OutputReader {
             if has_read || self.is_draining != was_draining {
                 silent_since = Instant::now();
             }
-            let open = self.pipes.iter().any(|rank_pipe| rank_pipe.pipe.is_some());
-            if self.is_draining && (!open || silent_since.elapsed() >= DRAIN_SILENCE_TIMEOUT) {
+            let has_open_pipe = self.pipes.iter().any(|rank_pipe| rank_pipe.pipe.is_some());
+            if self.is_draining && (!has_open_pipe || silent_since.elapsed() >= DRAIN_SILENCE_TIMEOUT) {
                 break;
             }
         }
@@ -260,8 +261,8 @@ impl OutputReader {
             self.close_pipe(index);
         }
         let last_lines = self.last_lines.drain(..).map(LastLines::into_text).collect();
-        let incomplete = std::mem::take(&mut self.incomplete);
-        self.send_event(OutputEvent::Drained(OutputSummary { last_lines, incomplete }));
+        let write_failures = std::mem::take(&mut self.write_failures);
+        self.send_event(OutputEvent::Drained(OutputSummary { last_lines, write_failures }));
     }
 
     /// Executes the commands that the job's thread has sent. Returns an error if the job's thread has ended.
@@ -303,14 +304,14 @@ impl OutputReader {
             has_status: is_progress_stream && self.writer.shows_status(),
             has_cut_a_line: false,
             is_readable: false,
-            drain_bytes: DRAIN_BYTES_MAX,
+            drain_bytes_left: DRAIN_BYTES_MAX,
         };
         self.pipes.push(rank_pipe);
     }
 
     /// Reads once from a pipe. Returns whether bytes were read.
     fn read_pipe(&mut self, index: usize, buffer: &mut [u8]) -> bool {
-        let unfinished: usize = self.pipes.iter().map(|pipe| pipe.splitter.unfinished_bytes()).sum();
+        let unfinished_bytes: usize = self.pipes.iter().map(|pipe| pipe.splitter.unfinished_bytes()).sum();
         let rank_pipe = &mut self.pipes[index];
         let Some(pipe) = &mut rank_pipe.pipe else {
             rank_pipe.is_readable = false;
@@ -328,15 +329,15 @@ impl OutputReader {
                     let directory = self.files.directory.as_deref().unwrap_or(Path::new("")).display();
                     let sentence = format!("{stream} of rank {rank} in {directory} is not complete: {error}");
                     writer.write_lines(OutputStream::Stderr, format!("ringrun: {sentence}\n").as_bytes());
-                    self.incomplete.push(sentence);
+                    self.write_failures.push(sentence);
                 }
                 let mut text = Vec::with_capacity(count + count / 4 + 32);
                 let rank_lines = &mut self.last_lines[rank_pipe.rank.index()];
-                let spare_bytes = UNFINISHED_LINES_BYTES_MAX.saturating_sub(unfinished)
+                let spare_bytes = UNFINISHED_LINES_BYTES_MAX.saturating_sub(unfinished_bytes)
                     + rank_pipe.splitter.unfinished_bytes();
-                let limit = spare_bytes.clamp(ALWAYS_WHOLE_LINE_BYTES, LINE_BYTES_MAX);
+                let line_bytes_max = spare_bytes.clamp(ALWAYS_WHOLE_LINE_BYTES, LINE_BYTES_MAX);
                 let mut cuts_a_line = false;
-                rank_pipe.splitter.push_limited(bytes, limit, |line, end| {
+                rank_pipe.splitter.push_limited(bytes, line_bytes_max, |line, end| {
                     cuts_a_line |= end == LineEnd::Unfinished;
                     let Some(line) = printed_text(line, rank_pipe.has_status) else { return };
                     rank_lines.push(line);
@@ -347,19 +348,19 @@ impl OutputReader {
                     writer.set_status(rank_pipe.rank, unfinished);
                 }
                 if cuts_a_line && !std::mem::replace(&mut rank_pipe.has_cut_a_line, true) {
-                    let (rank, stream, limit) =
+                    let (rank, stream, line_mib_max) =
                         (rank_pipe.rank, rank_pipe.stream.name(), LINE_BYTES_MAX >> 20);
                     let text = format!(
-                        "ringrun: {stream} of rank {rank} has a line of more than {limit} MiB, or the unfinished lines of all \
+                        "ringrun: {stream} of rank {rank} has a line of more than {line_mib_max} MiB, or the unfinished lines of all \
                          ranks together exceed {} MiB: ringrun prints such lines in pieces\n",
                         UNFINISHED_LINES_BYTES_MAX >> 20
                     );
                     writer.write_lines(OutputStream::Stderr, text.as_bytes());
                 }
                 if self.is_draining {
-                    rank_pipe.drain_bytes = rank_pipe.drain_bytes.saturating_sub(count);
+                    rank_pipe.drain_bytes_left = rank_pipe.drain_bytes_left.saturating_sub(count);
                 }
-                let exhausted = rank_pipe.drain_bytes == 0;
+                let exhausted = rank_pipe.drain_bytes_left == 0;
                 let stream = rank_pipe.stream;
                 self.write_to_terminal(stream, &text);
                 if exhausted {
@@ -393,28 +394,28 @@ impl OutputReader {
     }
 
     fn write_to_terminal(&mut self, stream: OutputStream, text: &[u8]) {
-        let was_open = self.writer.stdout.is_ok();
+        let was_open = self.writer.stdout_result.is_ok();
         self.writer.write_lines(stream, text);
         // With --output-dir, the files contain all output, so the job continues without standard output.
-        if let Err(errno) = self.writer.stdout
+        if let Err(errno) = self.writer.stdout_result
             && was_open
         {
             if self.files.directory.is_none() {
                 self.send_event(OutputEvent::StdoutFailed(errno));
             } else if errno != EPIPE {
-                self.incomplete.push(stdout_incomplete_message(errno));
+                self.write_failures.push(stdout_incomplete_message(errno));
             }
         }
     }
 
     fn send_event(&self, event: OutputEvent) {
         let _ = self.events.send(event);
-        let _ = self.job.wake();
+        let _ = self.job_waker.wake();
     }
 }
 
 /// Returns the part of `line` that ringrun prints: the whole line, or, for the pipe whose unfinished line is shown as a
-/// status line, only the text after the last carriage return (see [`text_of_finished_line`]).
+/// status line, only the newest text of the line, or `None` if this text is invisible (see [`text_of_finished_line`]).
 fn printed_text(line: &[u8], has_status: bool) -> Option<&[u8]> {
     if has_status { text_of_finished_line(line) } else { Some(line) }
 }

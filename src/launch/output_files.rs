@@ -13,6 +13,7 @@ use crate::types::{Rank, WorldSize};
 pub(super) struct OutputFiles {
     /// The files for standard output and standard error of each rank that has not been started yet.
     pub(super) by_rank: BTreeMap<Rank, [File; 2]>,
+    /// The directory of `--output-dir`; `None` without this option.
     pub(super) directory: Option<PathBuf>,
 }
 

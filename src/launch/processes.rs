@@ -19,7 +19,7 @@ pub(super) fn find_children(parent: Pid) -> Vec<Pid> {
     all_pids()
         .filter(|pid| {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            parse_parent(&stat) == Some(parent.as_raw_nonzero().get())
+            parse_parent_pid(&stat) == Some(parent.as_raw_nonzero().get())
         })
         .collect()
 }
@@ -53,9 +53,9 @@ fn all_pids() -> impl Iterator<Item = Pid> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw))
 }
 
-/// Returns the parent from the text of `/proc/PID/stat`. The process name, in parentheses, may itself contain spaces
+/// Returns the process id of the parent from the text of `/proc/PID/stat`. The process name, in parentheses, may itself contain spaces
 /// and parentheses.
-fn parse_parent(stat: &str) -> Option<i32> {
+fn parse_parent_pid(stat: &str) -> Option<i32> {
     stat[stat.rfind(')')? + 1..].split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
@@ -84,7 +84,7 @@ mod tests {
             ("12 (sh)", None),
             ("12 (sh) S x", None),
         ] {
-            assert_eq!(parse_parent(stat), expected, "{stat}");
+            assert_eq!(parse_parent_pid(stat), expected, "{stat}");
         }
     }
 

@@ -25,7 +25,7 @@ use crate::types::Rank;
 #[derive(Debug)]
 struct RankProcess {
     pid: Pid,
-    shim: ShimSocket,
+    shim_socket: ShimSocket,
     is_running: bool,
 }
 
@@ -52,10 +52,10 @@ impl RankProcesses {
         Self { processes: Vec::new(), watchdog, watchdog_ended: false }
     }
 
-    /// Starts the next rank. Call this function on a thread that lives as long as the job: the kernel kills each rank
+    /// Starts the lowest rank that has not been started yet. Call this function on a thread that lives as long as the job: the kernel kills each rank
     /// when its parent dies, and for the kernel, the parent is the thread that started the rank.
     pub(super) fn start_rank(&mut self, mut command: Command) -> io::Result<RankStreams> {
-        let (shim, shim_stdin) = ShimSocket::new_pair()?;
+        let (shim_socket, shim_stdin) = ShimSocket::new_pair()?;
         let mut child = command
             .stdin(shim_stdin)
             .stdout(Stdio::piped())
@@ -67,8 +67,8 @@ impl RankProcesses {
         drop(command);
         let pid = Pid::from_child(&child);
         self.watchdog.watch_group(pid);
-        shim.allow_exec();
-        self.processes.push(RankProcess { pid, shim, is_running: true });
+        shim_socket.allow_exec();
+        self.processes.push(RankProcess { pid, shim_socket, is_running: true });
         let stdout = child.stdout.take().expect("stdout was set to a pipe");
         let stderr = child.stderr.take().expect("stderr was set to a pipe");
         Ok(RankStreams { stdout, stderr })
@@ -86,8 +86,8 @@ impl RankProcesses {
         }
     }
 
-    /// Returns the ranks that have ended since the last call. Kills the processes that remain in the process groups
-    /// of these ranks.
+    /// Reaps the ranks that have ended since the last call, and returns how each of them ended. Kills the processes that
+    /// remain in the process groups of these ranks.
     pub(super) fn reap_ended_ranks(&mut self) -> Vec<(Rank, RankEnd)> {
         let mut ended_ranks = Vec::new();
         for index in 0..self.processes.len() {
@@ -126,13 +126,13 @@ impl RankProcesses {
         }
     }
 
-    /// Kills the rest of the process group of a rank that has ended, and returns how the rank ended.
+    /// Records that a rank has ended, kills the rest of its process group, and returns how the rank ended.
     fn record_rank_end(&mut self, index: usize, code: Option<i32>, signal: Option<i32>) -> RankEnd {
         let process = &mut self.processes[index];
         process.is_running = false;
         processes::signal_group(process.pid, SIGKILL);
         self.watchdog.forget_group(process.pid);
-        match (process.shim.exec_error(), code) {
+        match (process.shim_socket.exec_error(), code) {
             (Some(errno), _) => RankEnd::NotRun(errno),
             (None, Some(code)) => RankEnd::Exited(code as u8),
             (None, None) => RankEnd::Killed(signal.unwrap_or(SIGKILL)),

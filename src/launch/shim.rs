@@ -85,7 +85,7 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     else {
         return Exit::Usage.into();
     };
-    // Check that ringrun is still the parent: ringrun may have died before this request took effect.
+    // Check that ringrun is still the parent: ringrun may have died before the kernel handled this request.
     let requested = set_parent_process_death_signal(Some(Signal::KILL));
     if requested.is_err() || getppid().map(|parent| parent.as_raw_nonzero().get()) != Some(parent) {
         return Exit::Start.into();

@@ -46,7 +46,7 @@ impl Signals {
         Ok(Self { streams, first_token })
     }
 
-    /// Returns the signal of a token if this signal has arrived. A signal that arrived several times counts once, as
+    /// Returns the signal of a token if this signal has arrived since the last call. A signal that arrived several times counts once, as
     /// in the kernel.
     pub(super) fn take_signal(&mut self, token: Token) -> Option<i32> {
         let (signal, stream) = self.streams.get_mut(token.0.checked_sub(self.first_token)?)?;

@@ -1,7 +1,7 @@
 //! The status line at the bottom of ringrun's terminal. It shows the unfinished line of rank 0's standard error, for
 //! example a progress bar.
 //!
-//! To replace its unfinished line, a program writes a carriage return and a new text. ringrun shows only the newest
+//! A program replaces its unfinished line by writing a carriage return and a new text. ringrun shows only the newest
 //! text. To print a line of any rank, ringrun erases the status line, prints the line, and writes the status line
 //! again.
 
@@ -17,7 +17,7 @@ pub const STATUS_COLUMNS_VARIABLE: &str = "RING_STATUS_COLUMNS";
 /// The width in characters that ringrun assumes if the terminal does not report its width.
 const COLUMNS_DEFAULT: u16 = 80;
 
-/// The largest number of bytes of the newest text that the status line shows.
+/// The status line shows at most this number of bytes of the newest text.
 const STATUS_BYTES_MAX: usize = 4096;
 
 /// Moves the cursor to the start of its line, and erases this line.
@@ -26,6 +26,7 @@ const ERASE_LINE: &[u8] = b"\r\x1b[K";
 /// The status line of a terminal.
 #[derive(Default, Debug)]
 pub(super) struct StatusLine {
+    /// The text that the terminal shows in the status line.
     shown: Vec<u8>,
 }
 
@@ -66,13 +67,13 @@ pub(super) fn status_text(unfinished: &[u8], prefix: &str, columns: u16) -> Stri
     if text.is_empty() {
         return text;
     }
-    // A terminal may wrap a line that fills its last column.
-    let room = usize::from(columns).saturating_sub(1);
-    prefix.chars().chain(text.chars()).take(room).collect()
+    // Leave the last column free, because a terminal may wrap a line that fills this column.
+    let width = usize::from(columns).saturating_sub(1);
+    prefix.chars().chain(text.chars()).take(width).collect()
 }
 
-/// Returns the newest text of a finished line: the last text between carriage returns. Returns `None` if the line has
-/// carriage returns and its newest text is invisible.
+/// Returns the newest text of a finished line: the last nonempty text between carriage returns. Returns `None` if the
+/// line has carriage returns and its newest text is invisible.
 pub(super) fn text_of_finished_line(line: &[u8]) -> Option<&[u8]> {
     if !line.contains(&b'\r') {
         return Some(line);
@@ -90,12 +91,12 @@ pub(super) fn count_replaced_bytes(unfinished: &[u8]) -> usize {
 
 /// Returns the last nonempty text between carriage returns, or an empty text if there is none.
 fn last_nonempty_text(line: &[u8]) -> &[u8] {
-    let end = line.iter().rposition(|&byte| byte != b'\r').map_or(0, |at| at + 1);
-    let start = line[..end].iter().rposition(|&byte| byte == b'\r').map_or(0, |at| at + 1);
+    let end = line.iter().rposition(|&byte| byte != b'\r').map_or(0, |index| index + 1);
+    let start = line[..end].iter().rposition(|&byte| byte == b'\r').map_or(0, |index| index + 1);
     &line[start..end]
 }
 
-/// Returns the visible characters: without control characters, control sequences and spaces at the end.
+/// Returns the visible characters of a text: without control characters, control sequences and spaces at the end.
 fn visible_text(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let mut characters = text.chars().peekable();

@@ -1,7 +1,7 @@
 //! The state machine that decides when to send which signal to the ranks. The state machine does no IO, and reads no
 //! clock: the caller passes the time since the job started.
 //!
-//! The caller reports events with `handle_job_start`, `handle_rank_ends`, `handle_signal`, `handle_closed_output` and
+//! The caller reports events with `handle_job_start`, `handle_rank_ends`, `handle_signal`, `handle_stdout_failure` and
 //! `tick`. The caller then performs the actions that `poll_action` returns, until `poll_action` returns `None`. The
 //! caller waits for the next event, but at most until `deadline`.
 //!
@@ -10,7 +10,7 @@
 //!  Running -----------------> Leaving ------------> Stopping -------------------> Killing ---> over
 //!     |    (other ranks exit)            SIGTERM       ^             SIGKILL
 //!     |                                                |
-//!     +- SIGINT, SIGTERM, job timeout, closed output --+      (Ctrl-C again: Killing at once)
+//!     +- SIGINT, SIGTERM, job timeout, failed stdout --+      (Ctrl-C again: Killing at once)
 //! ```
 //!
 //! With `FailurePolicy::Tolerate`, the phase remains `Running` when a rank fails after the start of the job.
@@ -157,9 +157,9 @@ impl Supervisor {
 
     /// Stops the job, because a write to ringrun's standard output failed with this `errno`. `EPIPE` means that the
     /// reader closed the pipe.
-    pub(super) fn handle_closed_output(&mut self, errno: i32, now: Duration) {
+    pub(super) fn handle_stdout_failure(&mut self, errno: i32, now: Duration) {
         if self.phase == StopPhase::Running {
-            self.outcome = JobOutcome::OutputClosed { errno };
+            self.outcome = JobOutcome::StdoutFailed { errno };
             self.stop_ranks(SIGTERM, self.limits.kill_after, now);
         }
     }
@@ -211,12 +211,13 @@ impl Supervisor {
         self.members[rank.index()].ended.map_or(0, |(ended, _)| ended.blame_score())
     }
 
-    /// Lets the other ranks continue after the failures in `ended_ranks`. `rank` is the rank that probably failed first.
-    fn tolerate_failures(&mut self, ended_ranks: &[(Rank, RankEnd)], rank: Rank, now: Duration) {
+    /// Lets the other ranks continue after the failures in `ended_ranks`. `blamed` is the rank of `ended_ranks` that
+    /// probably failed first.
+    fn tolerate_failures(&mut self, ended_ranks: &[(Rank, RankEnd)], blamed: Rank, now: Duration) {
         let until = *self.blame_until.get_or_insert(now + self.limits.grace);
-        let is_less_likely = |first| now > until || self.blame_score(rank) <= self.blame_score(first);
-        if !matches!(self.outcome, JobOutcome::Tolerated(first) if is_less_likely(first)) {
-            self.outcome = JobOutcome::Tolerated(rank);
+        let keeps_blame = |first| now > until || self.blame_score(blamed) <= self.blame_score(first);
+        if !matches!(self.outcome, JobOutcome::Tolerated(first) if keeps_blame(first)) {
+            self.outcome = JobOutcome::Tolerated(blamed);
         }
         // If all ranks have ended, print no messages, because the report at the end of the job lists the failures.
         for &(rank, ended) in ended_ranks {
@@ -233,22 +234,22 @@ impl Supervisor {
         if self.members.iter().any(|member| member.ended.is_none()) {
             let grace = format_seconds(self.limits.grace);
             let sentence = self.members[rank.index()].describe();
-            let early = match self.failure_policy {
+            let before_start = match self.failure_policy {
                 FailurePolicy::EndJob => "",
                 FailurePolicy::Tolerate => " and before all ranks had joined the job",
             };
-            self.queue_message(format!("{sentence}{early}; the other ranks have {grace} to exit"));
+            self.queue_message(format!("{sentence}{before_start}; the other ranks have {grace} to exit"));
         }
         self.phase = StopPhase::Leaving { until: now + self.limits.grace };
         self.tick(now);
     }
 
-    /// Sends `signal` to all ranks, and gives the ranks the time `grace` to exit.
-    fn stop_ranks(&mut self, signal: i32, grace: Duration, now: Duration) {
+    /// Sends `signal` to all ranks. The ranks have the time `kill_after` to exit before ringrun kills them.
+    fn stop_ranks(&mut self, signal: i32, kill_after: Duration, now: Duration) {
         self.actions.push_back(SupervisorAction::Signal(signal));
         // A stopped process handles no signal but SIGKILL until it is continued.
         self.actions.push_back(SupervisorAction::Signal(SIGCONT));
-        self.phase = StopPhase::Stopping { until: now + grace };
+        self.phase = StopPhase::Stopping { until: now + kill_after };
     }
 
     fn kill_ranks(&mut self, now: Duration) {
@@ -347,24 +348,32 @@ mod tests {
     fn the_rank_that_failed_first_is_blamed() {
         let lost = RankEnd::Exited(6);
         for (name, ends, expected) in [
-            ("first by time", vec![vec![(2, RankEnd::Exited(4))], vec![(0, RankEnd::Exited(3))]], 2),
-            ("killed before lost", vec![vec![(0, lost), (2, RankEnd::Killed(9))]], 2),
-            ("code before lost", vec![vec![(0, lost), (1, RankEnd::Exited(4)), (2, lost)]], 1),
-            ("lost detected first", vec![vec![(0, lost)], vec![(2, RankEnd::Killed(9))]], 2),
             (
-                "code after a deadline",
+                "the first failure by time",
+                vec![vec![(2, RankEnd::Exited(4))], vec![(0, RankEnd::Exited(3))]],
+                2,
+            ),
+            ("killed, at the same time as lost", vec![vec![(0, lost), (2, RankEnd::Killed(9))]], 2),
+            (
+                "code 4, at the same time as lost",
+                vec![vec![(0, lost), (1, RankEnd::Exited(4)), (2, lost)]],
+                1,
+            ),
+            ("killed, after lost", vec![vec![(0, lost)], vec![(2, RankEnd::Killed(9))]], 2),
+            (
+                "code 101, after a missed deadline",
                 vec![vec![(0, RankEnd::Exited(8))], vec![(1, RankEnd::Exited(101))]],
                 1,
             ),
-            ("killed detected late", vec![vec![(0, RankEnd::Exited(1))], vec![(1, RankEnd::Killed(11))]], 1),
+            ("killed, after code 1", vec![vec![(0, RankEnd::Exited(1))], vec![(1, RankEnd::Killed(11))]], 1),
             (
-                "a closed pipe is no fault",
+                "code 1, before SIGPIPE",
                 vec![vec![(0, RankEnd::Exited(1))], vec![(1, RankEnd::Killed(13))]],
                 0,
             ),
-            ("lost alone", vec![vec![(1, lost)], vec![(0, lost)]], 1),
-            ("lowest of equals", vec![vec![(1, RankEnd::Exited(4)), (2, RankEnd::Exited(5))]], 1),
-            ("success does not matter", vec![vec![(0, RankEnd::Exited(0)), (2, RankEnd::Exited(4))]], 2),
+            ("only lost", vec![vec![(1, lost)], vec![(0, lost)]], 1),
+            ("the lowest of equal ranks", vec![vec![(1, RankEnd::Exited(4)), (2, RankEnd::Exited(5))]], 1),
+            ("a success is never blamed", vec![vec![(0, RankEnd::Exited(0)), (2, RankEnd::Exited(4))]], 2),
         ] {
             let mut job = supervise_three_ranks();
             for ended_ranks in ends {
@@ -455,10 +464,14 @@ mod tests {
     fn the_first_tolerated_failure_is_blamed() {
         let (lost, killed) = (RankEnd::Exited(6), RankEnd::Killed(SIGKILL));
         for (name, ends, expected) in [
-            ("first by time", [(2, 1, RankEnd::Exited(4)), (0, 2, RankEnd::Exited(3)), (1, 9, lost)], 2),
+            (
+                "the first failure by time",
+                [(2, 1, RankEnd::Exited(4)), (0, 2, RankEnd::Exited(3)), (1, 9, lost)],
+                2,
+            ),
             ("killed within --grace", [(0, 1, lost), (2, 3, killed), (1, 9, lost)], 2),
             ("killed after --grace", [(0, 1, lost), (2, 4, killed), (1, 9, lost)], 0),
-            ("success does not matter", [(0, 1, RankEnd::Exited(0)), (1, 9, lost), (2, 9, lost)], 1),
+            ("a success is never blamed", [(0, 1, RankEnd::Exited(0)), (1, 9, lost), (2, 9, lost)], 1),
         ] {
             let mut job = supervise_with_tolerated_failures();
             for (rank, second, ended) in ends {
@@ -470,9 +483,9 @@ mod tests {
 
     #[test]
     fn signals_and_the_job_timeout_stop_a_job_after_a_tolerated_failure() {
-        let timeout: fn(&mut Supervisor) = |job| job.tick(secs(100));
+        let pass_job_timeout: fn(&mut Supervisor) = |job| job.tick(secs(100));
         for (stop, signal, outcome) in [
-            (timeout, SIGTERM, JobOutcome::TimedOut),
+            (pass_job_timeout, SIGTERM, JobOutcome::TimedOut),
             (|job| job.handle_signal(SIGTERM, secs(2)), SIGTERM, JobOutcome::Terminated),
             (|job| job.handle_signal(SIGINT, secs(2)), SIGINT, JobOutcome::Interrupted(SIGINT)),
         ] {

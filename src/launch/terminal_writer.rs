@@ -18,12 +18,12 @@ const FULL_OUTPUT_PAUSE: Duration = Duration::from_millis(5);
 /// Writes to ringrun's own standard output and standard error.
 pub(super) struct TerminalWriter {
     output_format: OutputFormat,
-    /// The `errno` of the first failed write to standard output. After a failed write, ringrun writes nothing more to
+    /// `Err` with the `errno` of the first failed write to standard output. After a failed write, ringrun writes nothing more to
     /// standard output.
-    pub(super) stdout: Result<(), i32>,
-    /// The `errno` of the first failed write to standard error. After a failed write, ringrun writes nothing more to
+    pub(super) stdout_result: Result<(), i32>,
+    /// `Err` with the `errno` of the first failed write to standard error. After a failed write, ringrun writes nothing more to
     /// standard error.
-    stderr: Result<(), i32>,
+    stderr_result: Result<(), i32>,
     /// `None` if standard error is not a terminal.
     status: Option<StatusLine>,
 }
@@ -31,7 +31,7 @@ pub(super) struct TerminalWriter {
 impl TerminalWriter {
     pub(super) fn new(output_format: OutputFormat) -> Self {
         let status = terminal_columns().map(|_| StatusLine::default());
-        Self { output_format, stdout: Ok(()), stderr: Ok(()), status }
+        Self { output_format, stdout_result: Ok(()), stderr_result: Ok(()), status }
     }
 
     /// Returns whether [`set_status`](Self::set_status) has an effect.
@@ -50,7 +50,7 @@ impl TerminalWriter {
     ) {
         text.extend_from_slice(line_prefix(self.output_format, rank, stream).as_bytes());
         text.extend_from_slice(line);
-        // Untagged output is unchanged, byte for byte. Tagged output always ends with a newline, even after an
+        // `Raw` output is unchanged, byte for byte. `Tagged` output always ends with a newline, even after an
         // unfinished line.
         if end == LineEnd::Newline || self.output_format == OutputFormat::Tagged {
             text.push(b'\n');
@@ -58,35 +58,35 @@ impl TerminalWriter {
     }
 
     /// Shows the newest text of the unfinished line of a rank's standard error in the status line.
-    pub(super) fn set_status(&mut self, rank: Rank, unfinished: &[u8]) {
+    pub(super) fn set_status(&mut self, rank: Rank, unfinished_line: &[u8]) {
         let Some(status) = &mut self.status else { return };
         // The user may have changed the width of the terminal.
         let columns = terminal_columns().unwrap_or_default();
         let prefix = line_prefix(self.output_format, rank, OutputStream::Stderr);
-        let bytes = status.replace(&status_text(unfinished, &prefix, columns));
-        if !bytes.is_empty() && self.stderr.is_ok() {
-            self.stderr = write_all(&mut io::stderr().lock(), &bytes);
+        let bytes = status.replace(&status_text(unfinished_line, &prefix, columns));
+        if !bytes.is_empty() && self.stderr_result.is_ok() {
+            self.stderr_result = write_all(&mut io::stderr().lock(), &bytes);
         }
     }
 
     /// Writes whole lines above the status line.
     pub(super) fn write_lines(&mut self, stream: OutputStream, text: &[u8]) {
         let status = self.status.as_ref().filter(|_| !text.is_empty()).map(StatusLine::erase_and_rewrite);
-        let (before, after) = status.unwrap_or_default();
-        if !before.is_empty() && self.stderr.is_ok() {
-            self.stderr = write_all(&mut io::stderr().lock(), before);
+        let (erase, rewrite) = status.unwrap_or_default();
+        if !erase.is_empty() && self.stderr_result.is_ok() {
+            self.stderr_result = write_all(&mut io::stderr().lock(), erase);
         }
         match stream {
-            OutputStream::Stdout if self.stdout.is_ok() => {
-                self.stdout = write_all(&mut io::stdout().lock(), text);
+            OutputStream::Stdout if self.stdout_result.is_ok() => {
+                self.stdout_result = write_all(&mut io::stdout().lock(), text);
             }
-            OutputStream::Stderr if self.stderr.is_ok() => {
-                self.stderr = write_all(&mut io::stderr().lock(), text);
+            OutputStream::Stderr if self.stderr_result.is_ok() => {
+                self.stderr_result = write_all(&mut io::stderr().lock(), text);
             }
             _ => {}
         }
-        if !after.is_empty() && self.stderr.is_ok() {
-            self.stderr = write_all(&mut io::stderr().lock(), after);
+        if !rewrite.is_empty() && self.stderr_result.is_ok() {
+            self.stderr_result = write_all(&mut io::stderr().lock(), rewrite);
         }
     }
 }

@@ -71,27 +71,27 @@ fn group_by_core(mut processors: Vec<(Processor, ProcessorPosition)>) -> Vec<Phy
 
 /// Formats processors as a list in the format of `taskset`, for example `0-3,8`.
 pub(super) fn format_processor_list(processors: &[Processor]) -> String {
-    let runs = processors.chunk_by(|a, b| a + 1 == *b);
-    let runs = runs.map(|run| match run {
+    let ranges = processors.chunk_by(|a, b| a + 1 == *b);
+    let ranges = ranges.map(|range| match range {
         [only] => only.to_string(),
         [first, .., last] => format!("{first}-{last}"),
         [] => String::new(),
     });
-    runs.collect::<Vec<_>>().join(",")
+    ranges.collect::<Vec<_>>().join(",")
 }
 
 /// Parses a list of processors, for example `0-3,8`. Returns `None` if the text is not such a list.
 pub(super) fn parse_processor_list(text: &str) -> Option<Vec<Processor>> {
-    let mut found = Vec::new();
-    for run in text.split(',') {
-        let (first, last) = run.split_once('-').unwrap_or((run, run));
+    let mut processors = Vec::new();
+    for range in text.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
         let (first, last): (Processor, Processor) = (first.parse().ok()?, last.parse().ok()?);
         if last >= CpuSet::MAX_CPU {
             return None;
         }
-        found.extend(first..=last);
+        processors.extend(first..=last);
     }
-    Some(found)
+    Some(processors)
 }
 
 #[cfg(test)]
@@ -113,9 +113,14 @@ mod tests {
 
     #[test]
     fn hardware_threads_of_a_core_are_grouped() {
-        let at = |numa_node, core| ProcessorPosition { numa_node, package: numa_node, core };
-        let found =
-            group_by_core(vec![(0, at(0, 0)), (1, at(1, 1)), (2, at(0, 0)), (3, at(1, 1)), (4, at(0, 4))]);
+        let position = |numa_node, core| ProcessorPosition { numa_node, package: numa_node, core };
+        let found = group_by_core(vec![
+            (0, position(0, 0)),
+            (1, position(1, 1)),
+            (2, position(0, 0)),
+            (3, position(1, 1)),
+            (4, position(0, 4)),
+        ]);
         let core =
             |numa_node, processors: &[usize]| PhysicalCore { numa_node, processors: processors.to_vec() };
         assert_eq!(found, [core(0, &[0, 2]), core(0, &[4]), core(1, &[1, 3])]);

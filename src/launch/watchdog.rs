@@ -105,7 +105,9 @@ impl Watchdog {
 #[derive(Default, Debug, PartialEq, Eq)]
 struct WatchedJob {
     job_id: Option<String>,
+    /// The process groups of the ranks that still run.
     groups: BTreeSet<i32>,
+    /// Whether ringrun has sent the line `done`: all ranks have ended.
     is_done: bool,
 }
 

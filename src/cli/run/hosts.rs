@@ -22,9 +22,9 @@ pub(super) fn count_ranks(args: &RunArgs) -> Result<WorldSize, String> {
         None => sum_slots(args.hosts.iter().map(String::as_str))?,
     };
     let ranks = args.ranks.or(args.ranks_per_host).unwrap_or(RankCount::Number(slots.into()));
-    let world = resolve_rank_count(ranks)?;
+    let world = to_world_size(ranks)?;
     if let (Some(_), Some(per_host)) = (args.ranks, args.ranks_per_host)
-        && resolve_rank_count(per_host)?.get() < world.get()
+        && to_world_size(per_host)?.get() < world.get()
     {
         return Err(format!(
             "-n {world} is more than the number of ranks per host, so the job needs several hosts; {THIS_HOST_ONLY}"
@@ -36,7 +36,8 @@ pub(super) fn count_ranks(args: &RunArgs) -> Result<WorldSize, String> {
 const THIS_HOST_ONLY: &str = "ringrun starts ranks on this host only; on several hosts start each rank yourself, for example \
     `ringtrain --peers hosts.txt --rank R`";
 
-fn resolve_rank_count(ranks: RankCount) -> Result<WorldSize, String> {
+/// Converts a number of ranks to a world size, and checks that ringrun can start this number of ranks.
+fn to_world_size(ranks: RankCount) -> Result<WorldSize, String> {
     let number = match ranks {
         RankCount::Auto => {
             available_parallelism().map_or(1, |count| count.get() as i64).min(LOCAL_RANKS_MAX.into())
@@ -45,17 +46,18 @@ fn resolve_rank_count(ranks: RankCount) -> Result<WorldSize, String> {
     };
     let world = u32::try_from(number).ok().and_then(WorldSize::new);
     world.filter(|world| world.get() <= LOCAL_RANKS_MAX).ok_or_else(|| {
-        format!("-n {number}: ringrun starts at least 1 rank and at most {LOCAL_RANKS_MAX} on one machine")
+        format!("-n {number}: ringrun starts at least 1 and at most {LOCAL_RANKS_MAX} ranks on one machine")
     })
 }
 
 /// Returns the sum of the slots in a hostfile.
 fn sum_slots_of_file(path: &Path) -> Result<u32, String> {
-    let wrong = |error: std::io::Error| format!("--hostfile {}: it cannot be read: {error}", path.display());
+    let read_error =
+        |error: std::io::Error| format!("--hostfile {}: it cannot be read: {error}", path.display());
     let mut text = String::new();
-    let file = File::open(path).map_err(wrong)?;
-    // One byte more shows that the file is too long.
-    file.take(HOSTFILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(wrong)?;
+    let file = File::open(path).map_err(read_error)?;
+    // Read one byte more than the limit, to detect a file that is too long.
+    file.take(HOSTFILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(read_error)?;
     if text.len() as u64 > HOSTFILE_BYTES_MAX {
         return Err(format!("--hostfile {}: it is longer than {HOSTFILE_BYTES_MAX} bytes", path.display()));
     }
@@ -69,11 +71,11 @@ fn sum_slots<'a>(entries: impl Iterator<Item = &'a str>) -> Result<u32, String> 
     let mut sum = 0_u32;
     for entry in entries {
         let words: Vec<&str> = entry.split_whitespace().collect();
-        let first = words.first().copied().unwrap_or_default();
+        let first_word = words.first().copied().unwrap_or_default();
         // An IPv6 address contains colons, so the text after its last colon is not a number of slots.
-        let (host, slots) = match first.rsplit_once(':') {
-            Some((host, slots)) if first.parse::<IpAddr>().is_err() => (host, slots),
-            _ => (first, "1"),
+        let (host, slots) = match first_word.rsplit_once(':') {
+            Some((host, slots)) if first_word.parse::<IpAddr>().is_err() => (host, slots),
+            _ => (first_word, "1"),
         };
         let value_of = |key: &str| words.iter().find_map(|word| word.strip_prefix(key));
         // As in Open MPI, `max_slots` counts only if there is no `slots`.
@@ -90,9 +92,9 @@ fn sum_slots<'a>(entries: impl Iterator<Item = &'a str>) -> Result<u32, String> 
 
 /// Returns whether `host` is a name or an address of this machine.
 fn is_this_host(host: &str) -> bool {
-    let own = host_name();
-    let short = own.split('.').next().unwrap_or_default();
-    if host == "localhost" || host == own || (!host.is_empty() && host == short) {
+    let this_host = host_name();
+    let short_name = this_host.split('.').next().unwrap_or_default();
+    if host == "localhost" || host == this_host || (!host.is_empty() && host == short_name) {
         return true;
     }
     let Ok(address) = host.trim_matches(['[', ']']).parse::<IpAddr>() else { return false };
@@ -106,7 +108,7 @@ mod tests {
 
     #[test]
     fn slots_of_this_host_are_counted() {
-        let own = format!("{}:3", host_name());
+        let this_host = format!("{}:3", host_name());
         for (entry, expected) in [
             ("localhost", 1),
             ("localhost:4", 4),
@@ -115,7 +117,7 @@ mod tests {
             ("localhost slots=5", 5),
             ("localhost slots=2 max_slots=4", 2),
             ("localhost max_slots=4", 4),
-            (own.as_str(), 3),
+            (this_host.as_str(), 3),
         ] {
             // In a container without IPv6, `::1` is not an address of this host.
             if entry != "::1" || is_this_host("::1") {

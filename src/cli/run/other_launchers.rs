@@ -72,7 +72,7 @@ const VALUES_FOR_ONE_HOST: &[&str] = &["1", "1:1"];
 
 /// The options of other launchers for which ringrun has a translation or an error message. The table does not contain
 /// options that ringrun has under the same name.
-const FOREIGN_OPTIONS: &[OptionRow] = &[
+const OPTIONS_OF_OTHER_LAUNCHERS: &[OptionRow] = &[
     // Options for the number of ranks.
     (&["-c", "n", "proc", "ntasks"], 1, SameAs("--np")),
     (
@@ -186,8 +186,8 @@ const FOREIGN_OPTIONS: &[OptionRow] = &[
 
 /// Replaces the options of other launchers by options of ringrun. Does not change COMMAND and its arguments. An error
 /// is one sentence.
-pub(super) fn translate_other_options(
-    own: &Command,
+pub(super) fn translate_options_of_other_launchers(
+    ringrun_options: &Command,
     arguments: Vec<OsString>,
 ) -> Result<Vec<OsString>, String> {
     let mut translated = Vec::with_capacity(arguments.len());
@@ -217,18 +217,18 @@ pub(super) fn translate_other_options(
             continue;
         };
         let (typed, value) = text.split_once('=').map_or((text, None), |(typed, value)| (typed, Some(value)));
-        let mut next = |name: &str| rest.next().ok_or_else(|| format!("{name} needs a value"));
+        let mut next_value = |name: &str| rest.next().ok_or_else(|| format!("{name} needs a value"));
         if let Some(&(_, count, translation)) = find_row(typed) {
             let mut values: Vec<OsString> = value.into_iter().map(OsString::from).collect();
             while values.len() < count {
-                values.push(next(typed)?);
+                values.push(next_value(typed)?);
             }
             if values.len() > count {
                 return Err(format!("{typed} takes no value"));
             }
             translate_option(typed, translation, values, &mut translated)?;
         } else {
-            let (rewritten, needs_value) = rewrite_for_clap(own, typed, value)?;
+            let (rewritten, needs_value) = rewrite_for_clap(ringrun_options, typed, value)?;
             translated.push(rewritten.into());
             if needs_value {
                 translated.extend(rest.next());
@@ -243,7 +243,7 @@ pub(super) fn translate_other_options(
 fn find_row(typed: &str) -> Option<&'static OptionRow> {
     let long = typed.strip_prefix("--").or_else(|| typed.strip_prefix('-').filter(|name| name.len() > 1));
     let long = long.map(|name| name.replace('_', "-"));
-    FOREIGN_OPTIONS.iter().find(|(names, ..)| {
+    OPTIONS_OF_OTHER_LAUNCHERS.iter().find(|(names, ..)| {
         names.iter().any(|&name| name == typed || (!name.starts_with('-') && Some(name) == long.as_deref()))
     })
 }
@@ -253,12 +253,12 @@ fn translate_option(
     typed: &str,
     translation: Translation,
     values: Vec<OsString>,
-    out: &mut Vec<OsString>,
+    translated: &mut Vec<OsString>,
 ) -> Result<(), String> {
     match translation {
         SameAs(option) => {
-            out.push(option.into());
-            out.extend(values);
+            translated.push(option.into());
+            translated.extend(values);
         }
         Dropped => {}
         DroppedFor(accepted, _) if values.iter().all(|value| accepted.iter().any(|known| value == known)) => {
@@ -269,11 +269,11 @@ fn translate_option(
                 assignment.push(if index == 0 { "" } else { "=" });
                 assignment.push(value);
             }
-            out.extend(["-x".into(), assignment]);
+            translated.extend(["-x".into(), assignment]);
         }
         Variables => {
             let names = values.iter().flat_map(|value| value.as_bytes().split(|&byte| byte == b','));
-            out.extend(names.flat_map(|name| ["-x".into(), OsStr::from_bytes(name).to_owned()]));
+            translated.extend(names.flat_map(|name| ["-x".into(), OsStr::from_bytes(name).to_owned()]));
         }
         DroppedFor(_, sentence) | Refused(sentence) => return Err(format!("{typed}: {sentence}")),
     }
@@ -284,28 +284,43 @@ fn translate_option(
 ///
 /// Returns an error for an unknown argument with one dash: clap would read `-hfoo` as `-h`, print the help and exit
 /// with 0.
-fn rewrite_for_clap(own: &Command, typed: &str, value: Option<&str>) -> Result<(String, bool), String> {
+fn rewrite_for_clap(
+    ringrun_options: &Command,
+    typed: &str,
+    value: Option<&str>,
+) -> Result<(String, bool), String> {
     let unknown = || format!("unknown option {typed}; `ringrun --help` lists the options");
-    let joined = |name: &str| value.map_or_else(|| name.to_owned(), |value| format!("{name}={value}"));
+    let with_value = |name: &str| value.map_or_else(|| name.to_owned(), |value| format!("{name}={value}"));
     let takes_value = |arg: &&Arg| arg.get_action().takes_values() && !arg.is_require_equals_set();
-    let short = |letter: char| own.get_arguments().find(|arg| arg.get_short() == Some(letter));
+    let find_short =
+        |letter: char| ringrun_options.get_arguments().find(|arg| arg.get_short() == Some(letter));
     let name = typed.trim_start_matches('-').replace('_', "-");
-    let long = own.get_arguments().find(|arg| has_long_option(arg, &name));
-    let is_double = typed.starts_with("--");
-    if is_double || name.len() > 1 && (long.is_some() || ["help", "version"].contains(&name.as_str())) {
+    let long_option = ringrun_options.get_arguments().find(|arg| has_long_option(arg, &name));
+    let has_two_dashes = typed.starts_with("--");
+    if has_two_dashes
+        || name.len() > 1 && (long_option.is_some() || ["help", "version"].contains(&name.as_str()))
+    {
         // Also pass an unknown long option to clap, because clap's error message suggests similar names.
-        return Ok((joined(&format!("--{name}")), value.is_none() && long.as_ref().is_some_and(takes_value)));
+        return Ok((
+            with_value(&format!("--{name}")),
+            value.is_none() && long_option.as_ref().is_some_and(takes_value),
+        ));
     }
     let mut letters = typed[1..].chars();
-    let first = letters.next().ok_or_else(unknown)?;
-    let others = letters.as_str();
-    let first_takes_value = short(first).as_ref().is_some_and(takes_value);
-    if others.is_empty() {
-        return Ok((joined(typed), first_takes_value && value.is_none()));
+    let first_letter = letters.next().ok_or_else(unknown)?;
+    let other_letters = letters.as_str();
+    let first_takes_value = find_short(first_letter).as_ref().is_some_and(takes_value);
+    if other_letters.is_empty() {
+        return Ok((with_value(typed), first_takes_value && value.is_none()));
     }
-    let has_value = first_takes_value && (first != 'n' || others.bytes().all(|byte| byte.is_ascii_digit()));
-    let is_flag = |letter: char| short(letter).is_some_and(|arg| !takes_value(&arg));
-    if has_value || typed[1..].chars().all(is_flag) { Ok((joined(typed), false)) } else { Err(unknown()) }
+    let value_follows =
+        first_takes_value && (first_letter != 'n' || other_letters.bytes().all(|byte| byte.is_ascii_digit()));
+    let is_flag = |letter: char| find_short(letter).is_some_and(|arg| !takes_value(&arg));
+    if value_follows || typed[1..].chars().all(is_flag) {
+        Ok((with_value(typed), false))
+    } else {
+        Err(unknown())
+    }
 }
 
 fn has_long_option(arg: &Arg, name: &str) -> bool {
@@ -321,18 +336,18 @@ mod tests {
     }
 
     fn translate_line(line: &str) -> Result<String, String> {
-        let words = translate_other_options(
+        let words = translate_options_of_other_launchers(
             &ringrun_command(),
             line.split_whitespace().map(OsString::from).collect(),
         )?;
         Ok(words.iter().map(|word| word.to_str().expect("text")).collect::<Vec<_>>().join(" "))
     }
 
-    /// For every option of the table and every spelling of the option, `translate_other_options` returns either a
+    /// For every option of the table and every spelling of the option, `translate_options_of_other_launchers` returns either a
     /// command line that clap accepts, or an error of one sentence.
     #[test]
     fn every_option_of_the_table_is_translated_or_refused_with_a_sentence() {
-        for &(names, count, translation) in FOREIGN_OPTIONS {
+        for &(names, count, translation) in OPTIONS_OF_OTHER_LAUNCHERS {
             for &name in names {
                 let spellings = match name.strip_prefix('-') {
                     Some(_) => vec![name.to_owned()],
@@ -382,11 +397,15 @@ mod tests {
 
     #[test]
     fn every_name_is_in_the_table_once_and_is_no_option_of_ringrun() {
-        let mut names: Vec<&str> = FOREIGN_OPTIONS.iter().flat_map(|(names, ..)| *names).copied().collect();
+        let mut names: Vec<&str> =
+            OPTIONS_OF_OTHER_LAUNCHERS.iter().flat_map(|(names, ..)| *names).copied().collect();
         for name in &names {
-            let own = ringrun_command();
+            let ringrun_options = ringrun_command();
             let is_short = |arg: &Arg| arg.get_short().is_some_and(|short| *name == format!("-{short}"));
-            assert!(!own.get_arguments().any(|arg| has_long_option(arg, name) || is_short(arg)), "{name}");
+            assert!(
+                !ringrun_options.get_arguments().any(|arg| has_long_option(arg, name) || is_short(arg)),
+                "{name}"
+            );
         }
         names.sort_unstable();
         let count = names.len();
