@@ -1,5 +1,5 @@
 //! The program `ringrun`. The executable also contains `ringtrain` and `ringbench`: as in busybox, the name under which
-//! the executable is program_path selects the program.
+//! the executable is called selects the program.
 
 use std::env;
 use std::ffi::OsStr;

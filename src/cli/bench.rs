@@ -24,7 +24,7 @@ use self::measure::{BenchRow, MeasureOptions, measure};
 use self::plan::{BenchCase, BenchPlan, BenchPlanError};
 use self::report::{BenchEnvironment, BenchReport};
 use super::exit::Exit;
-use super::group_args::{JoinError, exit_code_of};
+use super::group_args::{JoinError, exit_code_of_group_error};
 use super::print_error::print_error;
 use crate::group::{Error, Group};
 use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, Rank, WorldSize};
@@ -81,7 +81,7 @@ impl BenchError {
         match self {
             Self::Plan(_) => Exit::Usage,
             Self::Join(error) => error.exit_code(),
-            Self::Operation(error) => exit_code_of(error),
+            Self::Operation(error) => exit_code_of_group_error(error),
             Self::FlagsDiffer { .. } => Exit::Mismatch,
             Self::Output(_) | Self::Json { .. } => Exit::Failure,
             Self::WrongElements(_) => Exit::WrongResult,
@@ -171,7 +171,7 @@ pub fn bench(
         .fit_to_world(group.size())
         .and_then(|plan| plan.check_memory(group.local_size(), available_memory_bytes()).map(|()| plan));
     let plan = &fitted.inspect_err(|error| {
-        // Only ranks on hosts with too little memory see this error, so abort the job to stop the other ranks.
+        // If a host has too little memory, only the ranks of this host see the error. Abort the job to stop all ranks.
         let _ = group.abort(&error.to_string());
     })?;
     let ranks = gather_host_names_and_pids(group)?;
@@ -230,19 +230,19 @@ fn measure_with_dtype(
 fn gather_host_names_and_pids(group: &mut Group) -> Result<Vec<(String, u32)>, Error> {
     let host = crate::rendezvous::host_name();
     let mut records = vec![0u8; HOST_AND_PID_BYTES * group.size().as_usize()];
-    let own = &mut records[group.rank().index() * HOST_AND_PID_BYTES..][..HOST_AND_PID_BYTES];
-    let (process, name) = own.split_at_mut(size_of::<u32>());
-    process.copy_from_slice(&std::process::id().to_le_bytes());
+    let own_record = &mut records[group.rank().index() * HOST_AND_PID_BYTES..][..HOST_AND_PID_BYTES];
+    let (pid_bytes, name) = own_record.split_at_mut(size_of::<u32>());
+    pid_bytes.copy_from_slice(&std::process::id().to_le_bytes());
     let length = host.floor_char_boundary(host.len().min(name.len()));
     name[..length].copy_from_slice(&host.as_bytes()[..length]);
     group.all_gather(&mut records)?;
-    let read = |record: &[u8]| {
-        let (process, name) = record.split_at(size_of::<u32>());
+    let parse_record = |record: &[u8]| {
+        let (pid_bytes, name) = record.split_at(size_of::<u32>());
         let name = String::from_utf8_lossy(name);
-        let shown = name.trim_end_matches('\0').chars().filter(|c| !c.is_control()).collect();
-        (shown, process.try_into().map_or(0, u32::from_le_bytes))
+        let host = name.trim_end_matches('\0').chars().filter(|c| !c.is_control()).collect();
+        (host, pid_bytes.try_into().map_or(0, u32::from_le_bytes))
     };
-    Ok(records.chunks_exact(HOST_AND_PID_BYTES).map(read).collect())
+    Ok(records.chunks_exact(HOST_AND_PID_BYTES).map(parse_record).collect())
 }
 
 /// Returns the number of bytes that processes can allocate without swapping, or `None` if the kernel does not report

@@ -231,16 +231,20 @@ impl GroupArgs {
 
 fn read_secret_file(path: &Path) -> Result<Secret, JoinError> {
     let place = format!("the secret file {}", path.display());
-    let wrong = |problem: String| JoinError::Secret { place: place.clone(), problem };
-    let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
+    let secret_error = |problem: String| JoinError::Secret { place: place.clone(), problem };
+    let file = File::open(path).map_err(|error| secret_error(error.to_string()))?;
     // Limit the number of bytes to read. The length in the file's metadata is not reliable: devices have the length
     // 0.
     let mut bytes = Vec::new();
-    file.take(SECRET_FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| wrong(error.to_string()))?;
+    file.take(SECRET_FILE_BYTES_MAX + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| secret_error(error.to_string()))?;
     if bytes.len() as u64 > SECRET_FILE_BYTES_MAX {
-        return Err(wrong(format!("it has more than {SECRET_FILE_BYTES_MAX} bytes, too many for a secret")));
+        return Err(secret_error(format!(
+            "it has more than {SECRET_FILE_BYTES_MAX} bytes, too many for a secret"
+        )));
     }
-    Secret::new(&bytes).map_err(|error| wrong(error.to_string()))
+    Secret::new(&bytes).map_err(|error| secret_error(error.to_string()))
 }
 
 impl JoinError {
@@ -269,7 +273,7 @@ impl JoinError {
 }
 
 /// Returns the exit code for the error of an operation on a group.
-pub fn exit_code_of(error: &Error) -> Exit {
+pub fn exit_code_of_group_error(error: &Error) -> Exit {
     error.cause().map_or(Exit::Failure, exit_code_of_cause)
 }
 

@@ -131,7 +131,7 @@ fn configure_resumed_run(
     let stored = source.map_or(Ok(None), |source| source.read_stored_options());
     let stored: Result<Option<String>, String> =
         group.broadcast_object(&stored, Rank::ZERO).map_err(|error| ProgramFailure {
-            exit: group_args::exit_code_of(&error),
+            exit: group_args::exit_code_of_group_error(&error),
             message: error.to_string(),
         })?;
     let stored = stored.map_err(|message| {
@@ -159,7 +159,7 @@ fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
         None => configure_resumed_run(invocation, &mut group)?,
     };
     let console_options = output.console_options(progress_display());
-    let stop = stop_on_signals().map_err(|error| ProgramFailure {
+    let stop_flag = register_stop_flag().map_err(|error| ProgramFailure {
         exit: Exit::Failure,
         message: format!("cannot listen for signals: {error}"),
     })?;
@@ -169,7 +169,7 @@ fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
         console.notice(&join_args.describe(&group));
     }
     let observer: &mut dyn Observer = if rank == Rank::ZERO { &mut console } else { &mut SilentObserver };
-    let summary = train::run(&mut group, &config, &stop, observer)
+    let summary = train::run(&mut group, &config, &stop_flag, observer)
         .map_err(|error| ProgramFailure { exit: exit_code_of(&error), message: error.to_string() })?;
     group.close();
     let reporter = summary.report.gossip.as_ref().map_or(Rank::ZERO, |gossip| Rank::new(gossip.coordinator));
@@ -204,16 +204,16 @@ fn progress_display() -> ProgressDisplay {
         .map_or(ProgressDisplay::None, |columns| ProgressDisplay::RelayedBar { columns })
 }
 
-/// Returns a flag that SIGTERM and SIGINT set. A second signal ends the process at once.
-fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
+/// Makes SIGTERM and SIGINT set a flag, and returns this flag. A second signal ends the process at once.
+fn register_stop_flag() -> io::Result<Arc<AtomicBool>> {
+    let stop_flag = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
         // Handlers run in the order of these lines. The first handler ends the process if the flag is already set, so
         // the first handler must run before the second handler, which sets the flag.
-        signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop))?;
-        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+        signal_hook::flag::register_conditional_default(signal, Arc::clone(&stop_flag))?;
+        signal_hook::flag::register(signal, Arc::clone(&stop_flag))?;
     }
-    Ok(stop)
+    Ok(stop_flag)
 }
 
 /// Returns the line that shows the final losses and metrics.
@@ -281,6 +281,6 @@ fn exit_code_of(error: &TrainError) -> Exit {
         },
         TrainError::Gossip(GossipError::CoordinatorFailed { .. }) => Exit::Failure,
         TrainError::Gossip(_) => Exit::PeerLost,
-        TrainError::Group(error) => group_args::exit_code_of(error),
+        TrainError::Group(error) => group_args::exit_code_of_group_error(error),
     }
 }

@@ -87,8 +87,8 @@ impl BindingPlan {
     }
 }
 
-/// Returns the indices of the cores with the fewest jobs, in ascending order. Adds cores with more jobs until there
-/// is one core for each rank, or no core is left.
+/// Returns the indices of the cores with the fewest jobs, in ascending order. Adds cores with more jobs until there is
+/// one core for each rank, or no core is left.
 fn least_used_cores(ranks: usize, jobs_per_core: &[usize]) -> Vec<usize> {
     let mut chosen: Vec<usize> = Vec::new();
     let job_count_max = jobs_per_core.iter().copied().max().unwrap_or_default();

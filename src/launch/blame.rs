@@ -17,12 +17,12 @@ const FAULT_PHRASES: [&str; 4] =
 /// last lines of each rank.
 pub(super) fn blame_named_rank(
     outcome: JobOutcome,
-    members: &[RankStatus],
+    rank_statuses: &[RankStatus],
     last_lines: &[Vec<String>],
 ) -> JobOutcome {
     let (JobOutcome::Failed(first) | JobOutcome::Tolerated(first)) = outcome else { return outcome };
     let exited_with_error = |rank: Rank| {
-        let ended = members.get(rank.index()).and_then(|member| member.ended);
+        let ended = rank_statuses.get(rank.index()).and_then(|status| status.ended);
         matches!(ended, Some((RankEnd::Exited(code), _)) if code != 0)
     };
     let mut visited = vec![first];
@@ -73,7 +73,7 @@ mod tests {
     }
 
     fn blamed_rank(ends: &[RankEnd], printed_lines: &[&str]) -> u32 {
-        let members: Vec<RankStatus> = (0..)
+        let rank_statuses: Vec<RankStatus> = (0..)
             .zip(ends)
             .map(|(rank, &ended)| RankStatus {
                 rank: Rank::new(rank),
@@ -83,7 +83,7 @@ mod tests {
             .collect();
         let last_lines: Vec<Vec<String>> =
             printed_lines.iter().map(|line| vec![(*line).to_owned()]).collect();
-        match blame_named_rank(JobOutcome::Failed(Rank::new(1)), &members, &last_lines) {
+        match blame_named_rank(JobOutcome::Failed(Rank::new(1)), &rank_statuses, &last_lines) {
             JobOutcome::Failed(rank) => rank.get(),
             other => panic!("{other:?}"),
         }

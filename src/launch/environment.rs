@@ -84,8 +84,8 @@ pub fn rank_environment(rank: Rank, job: &JobVariables) -> Vec<(String, String)>
         ("OMPI_COMM_WORLD_LOCAL_SIZE", size),
         ("OMPI_COMM_WORLD_NODE_RANK", rank),
     ];
-    // Without `OMP_NUM_THREADS`, the OpenMP library in each rank starts one thread for each processor that the
-    // rank may use. If the ranks are not bound, these are too many threads for the machine.
+    // Without `OMP_NUM_THREADS`, the OpenMP library in each rank starts one thread for each processor that the rank may
+    // use. If the ranks are not bound, these are too many threads for the machine.
     let threads = job.omp_threads.map(|threads| ("OMP_NUM_THREADS", threads.to_string()));
     ringtrain
         .into_iter()

@@ -109,18 +109,18 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         job.output.add_streams(rank, streams);
     }
     let supervisor = Supervisor::new(plan.limits, plan.failure_policy, &job.ranks.pids());
-    let (outcome, members) = job.run_event_loop(supervisor, &server)?;
+    let (outcome, rank_statuses) = job.run_event_loop(supervisor, &server)?;
     job.kill_leftover_processes()?;
     let Some(OutputSummary { last_lines, write_failures }) = job.wait_for_output()? else {
-        return Ok(exit_code(outcome, &members));
+        return Ok(exit_code(outcome, &rank_statuses));
     };
-    let outcome = blame_named_rank(outcome, &members, &last_lines);
-    let mut text = failure_report(outcome, &members, &last_lines);
+    let outcome = blame_named_rank(outcome, &rank_statuses, &last_lines);
+    let mut text = failure_report(outcome, &rank_statuses, &last_lines);
     // Repeat the sentences about failed writes at the end, because the first copies may have scrolled away.
     text.extend(write_failures.iter().map(|sentence| format!("ringrun: {sentence}\n")));
     // Ignore the failure of this write: standard error may be closed.
     let _ = io::stderr().write_all(text.as_bytes());
-    let code = exit_code(outcome, &members);
+    let code = exit_code(outcome, &rank_statuses);
     Ok(if code == 0 && !write_failures.is_empty() { Exit::Failure as u8 } else { code })
 }
 
@@ -280,7 +280,8 @@ impl<'a> RunningJob<'a> {
     fn kill_leftover_processes(&mut self) -> Result<(), LaunchError> {
         let deadline = Instant::now() + LEFTOVER_PROCESSES_TIMEOUT;
         loop {
-            // A process that ends after this call of `reap_ended_ranks` causes another SIGCHLD, which ends the wait below.
+            // A process that ends after this call of `reap_ended_ranks` causes another SIGCHLD, which ends the wait
+            // below.
             self.ranks.reap_ended_ranks();
             if self.ranks.kill_leftover_processes() == 0 {
                 break;

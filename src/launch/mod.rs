@@ -272,8 +272,8 @@ pub fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     job::run_job(plan)
 }
 
-/// Runs the watchdog if `name` is [`WATCHDOG_NAME`], or the shim if `name` is [`SHIM_NAME`]. Returns `None` for any other
-/// name.
+/// Runs the watchdog if `name` is [`WATCHDOG_NAME`], or the shim if `name` is [`SHIM_NAME`]. Returns `None` for any
+/// other name.
 pub fn run_internal_program(name: &OsStr, arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     if name == WATCHDOG_NAME {
         Some(watchdog::main())

@@ -183,8 +183,8 @@ fn to_printable_text(line: &[u8]) -> String {
     last_lines.into_text().concat()
 }
 
-/// Joins `first_entry` and `other_entries` with a colon. Adds no empty entry, because for Python an empty entry means the current
-/// directory.
+/// Joins `first_entry` and `other_entries` with a colon. Adds no empty entry, because for Python an empty entry means
+/// the current directory.
 fn join_search_paths(first_entry: &OsStr, other_entries: Option<&OsStr>) -> OsString {
     let mut bytes = first_entry.as_bytes().to_vec();
     if let Some(other_entries) = other_entries.filter(|other_entries| !other_entries.is_empty()) {

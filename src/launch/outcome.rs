@@ -131,14 +131,14 @@ impl RankStatus {
 }
 
 /// Returns the exit code of ringrun.
-pub(super) fn exit_code(outcome: JobOutcome, members: &[RankStatus]) -> u8 {
-    let all_succeeded = members.iter().all(RankStatus::is_success);
+pub(super) fn exit_code(outcome: JobOutcome, rank_statuses: &[RankStatus]) -> u8 {
+    let all_succeeded = rank_statuses.iter().all(RankStatus::is_success);
     match outcome {
         JobOutcome::Success => 0,
-        JobOutcome::Tolerated(_) if members.iter().any(RankStatus::is_success) => 0,
-        JobOutcome::Failed(rank) | JobOutcome::Tolerated(rank) => {
-            members[rank.index()].ended.map_or(Exit::Failure as u8, |(ended, _)| ended.shell_exit_code())
-        }
+        JobOutcome::Tolerated(_) if rank_statuses.iter().any(RankStatus::is_success) => 0,
+        JobOutcome::Failed(rank) | JobOutcome::Tolerated(rank) => rank_statuses[rank.index()]
+            .ended
+            .map_or(Exit::Failure as u8, |(ended, _)| ended.shell_exit_code()),
         JobOutcome::Interrupted(signal) => exit_code_of_signal(signal),
         JobOutcome::TimedOut => Exit::JobTimeout as u8,
         // After SIGTERM, the job is a success if all ranks saved and exited with 0.
@@ -154,24 +154,24 @@ pub(super) fn exit_code(outcome: JobOutcome, members: &[RankStatus]) -> u8 {
 /// if the job succeeded. `last_lines` holds the last output lines of each rank.
 pub(super) fn failure_report(
     outcome: JobOutcome,
-    members: &[RankStatus],
+    rank_statuses: &[RankStatus],
     last_lines: &[Vec<String>],
 ) -> String {
     let mut text = String::new();
-    let all_succeeded = members.iter().all(RankStatus::is_success);
+    let all_succeeded = rank_statuses.iter().all(RankStatus::is_success);
     let headline = match outcome {
         JobOutcome::Success => return text,
         JobOutcome::Terminated if all_succeeded => return text,
-        JobOutcome::Tolerated(_) if members.iter().any(RankStatus::is_success) => {
-            return summarize_tolerated_failures(members);
+        JobOutcome::Tolerated(_) if rank_statuses.iter().any(RankStatus::is_success) => {
+            return summarize_tolerated_failures(rank_statuses);
         }
         JobOutcome::Tolerated(rank) => {
-            format!("{}; all other ranks failed too", members[rank.index()].describe())
+            format!("{}; all other ranks failed too", rank_statuses[rank.index()].describe())
         }
         JobOutcome::Failed(rank) => {
-            let others = if members.len() > 1 { "; the other ranks were stopped" } else { "" };
-            let alone = members.iter().all(|member| member.rank == rank || member.is_success());
-            format!("{}{}", members[rank.index()].describe(), if alone { "" } else { others })
+            let others = if rank_statuses.len() > 1 { "; the other ranks were stopped" } else { "" };
+            let alone = rank_statuses.iter().all(|status| status.rank == rank || status.is_success());
+            format!("{}{}", rank_statuses[rank.index()].describe(), if alone { "" } else { others })
         }
         JobOutcome::Interrupted(signal) => format!("stopped by signal {signal} ({})", signal_name(signal)),
         JobOutcome::Terminated => "stopped by signal 15 (SIGTERM)".to_owned(),
@@ -192,16 +192,18 @@ pub(super) fn failure_report(
     if let Some(rank) = blamed {
         write_last_lines(&mut text, rank, last_lines.get(rank.index()).map_or(&[], Vec::as_slice));
     }
-    for (ranks, description) in group_by_end(members.iter().filter(|member| Some(member.rank) != blamed)) {
+    for (ranks, description) in
+        group_by_end(rank_statuses.iter().filter(|status| Some(status.rank) != blamed))
+    {
         let _ = writeln!(text, "ringrun: {ranks} {description}");
     }
     text
 }
 
 /// Returns the report of a job in which some ranks failed and others exited with 0.
-fn summarize_tolerated_failures(members: &[RankStatus]) -> String {
-    let failed = members.iter().filter(|member| !member.is_success());
-    let (world, success_count) = (members.len(), members.len() - failed.clone().count());
+fn summarize_tolerated_failures(rank_statuses: &[RankStatus]) -> String {
+    let failed = rank_statuses.iter().filter(|status| !status.is_success());
+    let (world, success_count) = (rank_statuses.len(), rank_statuses.len() - failed.clone().count());
     let mut text = format!("ringrun: --tolerate-failures: {success_count} of {world} ranks exited with 0");
     for (ranks, description) in group_by_end(failed) {
         let _ = write!(text, ", {ranks} {description}");
@@ -222,13 +224,13 @@ fn write_last_lines(text: &mut String, rank: Rank, lines: &[String]) {
 
 /// Groups ranks by how they ended, so that a report about a thousand ranks has only a few lines. Returns two texts for
 /// each group: the ranks, and how they ended.
-fn group_by_end<'a>(members: impl Iterator<Item = &'a RankStatus>) -> Vec<(String, String)> {
+fn group_by_end<'a>(rank_statuses: impl Iterator<Item = &'a RankStatus>) -> Vec<(String, String)> {
     let mut groups: Vec<(Option<RankEnd>, Vec<Rank>)> = Vec::new();
-    for member in members {
-        let ended = member.ended.map(|(ended, _)| ended);
+    for status in rank_statuses {
+        let ended = status.ended.map(|(ended, _)| ended);
         match groups.iter_mut().find(|(group_end, _)| *group_end == ended) {
-            Some((_, ranks)) => ranks.push(member.rank),
-            None => groups.push((ended, vec![member.rank])),
+            Some((_, ranks)) => ranks.push(status.rank),
+            None => groups.push((ended, vec![status.rank])),
         }
     }
     groups
@@ -272,7 +274,7 @@ pub(super) fn format_seconds(duration: Duration) -> String {
 mod tests {
     use super::*;
 
-    fn make_members(ends: &[Option<RankEnd>]) -> Vec<RankStatus> {
+    fn make_rank_statuses(ends: &[Option<RankEnd>]) -> Vec<RankStatus> {
         (0..)
             .zip(ends)
             .map(|(number, ended)| RankStatus {
@@ -304,7 +306,7 @@ mod tests {
             (JobOutcome::StdoutFailed { errno: EPIPE }, [ok, Some(RankEnd::Killed(15))], 141),
             (JobOutcome::StdoutFailed { errno: 28 }, [ok, ok], 1),
         ] {
-            assert_eq!(exit_code(outcome, &make_members(&ends)), expected, "{outcome:?} {ends:?}");
+            assert_eq!(exit_code(outcome, &make_rank_statuses(&ends)), expected, "{outcome:?} {ends:?}");
         }
     }
 
@@ -316,7 +318,7 @@ mod tests {
         let mut last_lines = vec![Vec::new(); 6];
         last_lines[2] = vec!["step 7".to_owned(), "step 8".to_owned()];
         assert_eq!(
-            failure_report(JobOutcome::Failed(Rank::new(2)), &make_members(&ends), &last_lines),
+            failure_report(JobOutcome::Failed(Rank::new(2)), &make_rank_statuses(&ends), &last_lines),
             "ringrun: rank 2 (pid 102) was killed by signal 9 (SIGKILL) after 12.3 s; the other ranks were stopped\n\
              ringrun: last lines of rank 2:\n  | step 7\n  | step 8\n\
              ringrun: ranks 0-1,3,5 exited with code 6\n\
@@ -341,7 +343,7 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                failure_report(JobOutcome::Tolerated(Rank::new(2)), &make_members(&ends), &[]),
+                failure_report(JobOutcome::Tolerated(Rank::new(2)), &make_rank_statuses(&ends), &[]),
                 expected
             );
         }
@@ -349,9 +351,12 @@ mod tests {
 
     #[test]
     fn the_report_of_a_success_is_empty() {
-        assert_eq!(failure_report(JobOutcome::Success, &make_members(&[Some(RankEnd::Exited(0))]), &[]), "");
         assert_eq!(
-            failure_report(JobOutcome::Terminated, &make_members(&[Some(RankEnd::Exited(0))]), &[]),
+            failure_report(JobOutcome::Success, &make_rank_statuses(&[Some(RankEnd::Exited(0))]), &[]),
+            ""
+        );
+        assert_eq!(
+            failure_report(JobOutcome::Terminated, &make_rank_statuses(&[Some(RankEnd::Exited(0))]), &[]),
             ""
         );
     }

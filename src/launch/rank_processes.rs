@@ -52,8 +52,9 @@ impl RankProcesses {
         Self { processes: Vec::new(), watchdog, watchdog_ended: false }
     }
 
-    /// Starts the lowest rank that has not been started yet. Call this function on a thread that lives as long as the job: the kernel kills each rank
-    /// when its parent dies, and for the kernel, the parent is the thread that started the rank.
+    /// Starts the lowest rank that has not been started yet. Call this function on a thread that lives as long as the
+    /// job: the kernel kills each rank when its parent dies, and for the kernel, the parent is the thread that started
+    /// the rank.
     pub(super) fn start_rank(&mut self, mut command: Command) -> io::Result<RankStreams> {
         let (shim_socket, shim_stdin) = ShimSocket::new_pair()?;
         let mut child = command
@@ -86,8 +87,8 @@ impl RankProcesses {
         }
     }
 
-    /// Reaps the ranks that have ended since the last call, and returns how each of them ended. Kills the processes that
-    /// remain in the process groups of these ranks.
+    /// Reaps the ranks that have ended since the last call, and returns how each of them ended. Kills the processes
+    /// that remain in the process groups of these ranks.
     pub(super) fn reap_ended_ranks(&mut self) -> Vec<(Rank, RankEnd)> {
         let mut ended_ranks = Vec::new();
         for index in 0..self.processes.len() {

@@ -46,8 +46,8 @@ impl Signals {
         Ok(Self { streams, first_token })
     }
 
-    /// Returns the signal of a token if this signal has arrived since the last call. A signal that arrived several times counts once, as
-    /// in the kernel.
+    /// Returns the signal of a token if this signal has arrived since the last call. A signal that arrived several
+    /// times counts once, as in the kernel.
     pub(super) fn take_signal(&mut self, token: Token) -> Option<i32> {
         let (signal, stream) = self.streams.get_mut(token.0.checked_sub(self.first_token)?)?;
         let mut bytes = [0; 64];

@@ -60,7 +60,7 @@ pub(super) struct Supervisor {
     limits: LaunchLimits,
     failure_policy: FailurePolicy,
     has_started: bool,
-    members: Vec<RankStatus>,
+    rank_statuses: Vec<RankStatus>,
     phase: StopPhase,
     outcome: JobOutcome,
     /// Until this time (`--grace` after the first tolerated failure), a later failure may still get the blame.
@@ -71,7 +71,7 @@ pub(super) struct Supervisor {
 impl Supervisor {
     /// Creates the supervisor of a job whose ranks have the process ids `pids`.
     pub(super) fn new(limits: LaunchLimits, failure_policy: FailurePolicy, pids: &[i32]) -> Self {
-        let members = (0..)
+        let rank_statuses = (0..)
             .zip(pids)
             .map(|(number, &pid)| RankStatus { rank: Rank::new(number), pid, ended: None })
             .collect();
@@ -79,7 +79,7 @@ impl Supervisor {
             limits,
             failure_policy,
             has_started: false,
-            members,
+            rank_statuses,
             phase: StopPhase::Running,
             outcome: JobOutcome::Success,
             blame_until: None,
@@ -95,7 +95,7 @@ impl Supervisor {
     /// Records how these ranks ended, and reacts to failures. The ranks are not sorted by the time when they ended.
     pub(super) fn handle_rank_ends(&mut self, ended_ranks: &[(Rank, RankEnd)], now: Duration) {
         for &(rank, ended) in ended_ranks {
-            self.members[rank.index()].ended.get_or_insert((ended, now));
+            self.rank_statuses[rank.index()].ended.get_or_insert((ended, now));
         }
         let Some(&(rank, ended)) =
             ended_ranks.iter().max_by_key(|(rank, ended)| (ended.blame_score(), u32::MAX - rank.get()))
@@ -116,7 +116,7 @@ impl Supervisor {
                 if ended.blame_score() > self.blame_score(first) =>
             {
                 self.outcome = JobOutcome::Failed(rank);
-                self.queue_message(self.members[rank.index()].describe());
+                self.queue_message(self.rank_statuses[rank.index()].describe());
             }
             _ => {}
         }
@@ -199,16 +199,16 @@ impl Supervisor {
 
     /// Returns whether the job is over: every rank has ended, or some ranks did not end after SIGKILL.
     pub(super) fn is_over(&self) -> bool {
-        self.phase == StopPhase::KillFailed || self.members.iter().all(|member| member.ended.is_some())
+        self.phase == StopPhase::KillFailed || self.rank_statuses.iter().all(|status| status.ended.is_some())
     }
 
     /// Returns the outcome of the job and the status of each rank.
     pub(super) fn into_result(self) -> (JobOutcome, Vec<RankStatus>) {
-        (self.outcome, self.members)
+        (self.outcome, self.rank_statuses)
     }
 
     fn blame_score(&self, rank: Rank) -> u8 {
-        self.members[rank.index()].ended.map_or(0, |(ended, _)| ended.blame_score())
+        self.rank_statuses[rank.index()].ended.map_or(0, |(ended, _)| ended.blame_score())
     }
 
     /// Lets the other ranks continue after the failures in `ended_ranks`. `blamed` is the rank of `ended_ranks` that
@@ -222,7 +222,7 @@ impl Supervisor {
         // If all ranks have ended, print no messages, because the report at the end of the job lists the failures.
         for &(rank, ended) in ended_ranks {
             if !ended.is_success() && !self.is_over() {
-                let sentence = self.members[rank.index()].describe();
+                let sentence = self.rank_statuses[rank.index()].describe();
                 self.queue_message(format!("{sentence}; --tolerate-failures: the other ranks continue"));
             }
         }
@@ -231,9 +231,9 @@ impl Supervisor {
     /// Blames `rank` for the failure of the job, and gives the other ranks time to exit.
     fn fail_job(&mut self, rank: Rank, now: Duration) {
         self.outcome = JobOutcome::Failed(rank);
-        if self.members.iter().any(|member| member.ended.is_none()) {
+        if self.rank_statuses.iter().any(|status| status.ended.is_none()) {
             let grace = format_seconds(self.limits.grace);
-            let sentence = self.members[rank.index()].describe();
+            let sentence = self.rank_statuses[rank.index()].describe();
             let before_start = match self.failure_policy {
                 FailurePolicy::EndJob => "",
                 FailurePolicy::Tolerate => " and before all ranks had joined the job",
@@ -340,7 +340,7 @@ mod tests {
         job.tick(secs(6));
         job.tick(secs(16));
         assert!(job.is_over());
-        assert!(job.into_result().1.iter().all(|member| member.ended.is_none()));
+        assert!(job.into_result().1.iter().all(|status| status.ended.is_none()));
     }
 
     /// Each case lists the ends of ranks. ringrun detects the ends in an inner list at the same time.
@@ -348,32 +348,20 @@ mod tests {
     fn the_rank_that_failed_first_is_blamed() {
         let lost = RankEnd::Exited(6);
         for (name, ends, expected) in [
+            ("first in time", vec![vec![(2, RankEnd::Exited(4))], vec![(0, RankEnd::Exited(3))]], 2),
+            ("killed and lost", vec![vec![(0, lost), (2, RankEnd::Killed(9))]], 2),
+            ("code 4 and lost", vec![vec![(0, lost), (1, RankEnd::Exited(4)), (2, lost)]], 1),
+            ("killed after lost", vec![vec![(0, lost)], vec![(2, RankEnd::Killed(9))]], 2),
             (
-                "the first failure by time",
-                vec![vec![(2, RankEnd::Exited(4))], vec![(0, RankEnd::Exited(3))]],
-                2,
-            ),
-            ("killed, at the same time as lost", vec![vec![(0, lost), (2, RankEnd::Killed(9))]], 2),
-            (
-                "code 4, at the same time as lost",
-                vec![vec![(0, lost), (1, RankEnd::Exited(4)), (2, lost)]],
-                1,
-            ),
-            ("killed, after lost", vec![vec![(0, lost)], vec![(2, RankEnd::Killed(9))]], 2),
-            (
-                "code 101, after a missed deadline",
+                "code 101 after code 8",
                 vec![vec![(0, RankEnd::Exited(8))], vec![(1, RankEnd::Exited(101))]],
                 1,
             ),
-            ("killed, after code 1", vec![vec![(0, RankEnd::Exited(1))], vec![(1, RankEnd::Killed(11))]], 1),
-            (
-                "code 1, before SIGPIPE",
-                vec![vec![(0, RankEnd::Exited(1))], vec![(1, RankEnd::Killed(13))]],
-                0,
-            ),
+            ("killed after code 1", vec![vec![(0, RankEnd::Exited(1))], vec![(1, RankEnd::Killed(11))]], 1),
+            ("SIGPIPE after code 1", vec![vec![(0, RankEnd::Exited(1))], vec![(1, RankEnd::Killed(13))]], 0),
             ("only lost", vec![vec![(1, lost)], vec![(0, lost)]], 1),
-            ("the lowest of equal ranks", vec![vec![(1, RankEnd::Exited(4)), (2, RankEnd::Exited(5))]], 1),
-            ("a success is never blamed", vec![vec![(0, RankEnd::Exited(0)), (2, RankEnd::Exited(4))]], 2),
+            ("equal: lowest rank", vec![vec![(1, RankEnd::Exited(4)), (2, RankEnd::Exited(5))]], 1),
+            ("success is not blamed", vec![vec![(0, RankEnd::Exited(0)), (2, RankEnd::Exited(4))]], 2),
         ] {
             let mut job = supervise_three_ranks();
             for ended_ranks in ends {
@@ -464,14 +452,10 @@ mod tests {
     fn the_first_tolerated_failure_is_blamed() {
         let (lost, killed) = (RankEnd::Exited(6), RankEnd::Killed(SIGKILL));
         for (name, ends, expected) in [
-            (
-                "the first failure by time",
-                [(2, 1, RankEnd::Exited(4)), (0, 2, RankEnd::Exited(3)), (1, 9, lost)],
-                2,
-            ),
+            ("first in time", [(2, 1, RankEnd::Exited(4)), (0, 2, RankEnd::Exited(3)), (1, 9, lost)], 2),
             ("killed within --grace", [(0, 1, lost), (2, 3, killed), (1, 9, lost)], 2),
             ("killed after --grace", [(0, 1, lost), (2, 4, killed), (1, 9, lost)], 0),
-            ("a success is never blamed", [(0, 1, RankEnd::Exited(0)), (1, 9, lost), (2, 9, lost)], 1),
+            ("success is not blamed", [(0, 1, RankEnd::Exited(0)), (1, 9, lost), (2, 9, lost)], 1),
         ] {
             let mut job = supervise_with_tolerated_failures();
             for (rank, second, ended) in ends {

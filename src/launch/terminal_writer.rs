@@ -18,11 +18,11 @@ const FULL_OUTPUT_PAUSE: Duration = Duration::from_millis(5);
 /// Writes to ringrun's own standard output and standard error.
 pub(super) struct TerminalWriter {
     output_format: OutputFormat,
-    /// `Err` with the `errno` of the first failed write to standard output. After a failed write, ringrun writes nothing more to
-    /// standard output.
+    /// `Err` with the `errno` of the first failed write to standard output. After a failed write, ringrun writes
+    /// nothing more to standard output.
     pub(super) stdout_result: Result<(), i32>,
-    /// `Err` with the `errno` of the first failed write to standard error. After a failed write, ringrun writes nothing more to
-    /// standard error.
+    /// `Err` with the `errno` of the first failed write to standard error. After a failed write, ringrun writes nothing
+    /// more to standard error.
     stderr_result: Result<(), i32>,
     /// `None` if standard error is not a terminal.
     status: Option<StatusLine>,

@@ -17,30 +17,30 @@ use super::message::{AnnouncedTensor, Request, Signature};
 /// A rank's copy of the cache.
 #[derive(Default)]
 pub(super) struct RankCache {
-    by_name: BTreeMap<String, u16>,
-    requests: BTreeMap<u16, Request>,
+    slots_by_name: BTreeMap<String, u16>,
+    requests_by_slot: BTreeMap<u16, Request>,
 }
 
 impl RankCache {
     /// Returns the slot of the tensor with this name and signature, or `None` if the tensor has no slot.
     pub(super) fn find_slot(&self, name: &str, signature: &Signature) -> Option<u16> {
-        let slot = *self.by_name.get(name)?;
-        self.requests.get(&slot).filter(|request| request.signature == *signature).map(|_| slot)
+        let slot = *self.slots_by_name.get(name)?;
+        self.requests_by_slot.get(&slot).filter(|request| request.signature == *signature).map(|_| slot)
     }
 
     /// Returns the request of the announced tensor. If the announcement contains this request and a slot, stores the
     /// request in the slot.
-    pub(super) fn resolve_announcement(&mut self, tensor: AnnouncedTensor) -> Result<Request, Violation> {
+    pub(super) fn apply_announcement(&mut self, tensor: AnnouncedTensor) -> Result<Request, Violation> {
         match tensor {
             AnnouncedTensor::Cached(slot) => {
-                let request = self.requests.get(&slot).cloned();
+                let request = self.requests_by_slot.get(&slot).cloned();
                 request.ok_or_else(|| Violation(format!("it named slot {slot}, which is empty")))
             }
             AnnouncedTensor::Named(request, slot) => {
                 if let Some(slot) = slot {
                     self.clear_slot(slot);
-                    self.by_name.insert(request.name.clone(), slot);
-                    self.requests.insert(slot, request.clone());
+                    self.slots_by_name.insert(request.name.clone(), slot);
+                    self.requests_by_slot.insert(slot, request.clone());
                 }
                 Ok(request)
             }
@@ -49,8 +49,8 @@ impl RankCache {
 
     /// Removes and returns the request in a slot.
     pub(super) fn clear_slot(&mut self, slot: u16) -> Option<Request> {
-        let request = self.requests.remove(&slot)?;
-        self.by_name.remove(&request.name);
+        let request = self.requests_by_slot.remove(&slot)?;
+        self.slots_by_name.remove(&request.name);
         Some(request)
     }
 }
@@ -58,17 +58,18 @@ impl RankCache {
 /// The coordinator's copy of the cache. The coordinator also records when each slot was used last.
 pub(super) struct CoordinatorCache {
     slots: Vec<Option<CachedTensor>>,
-    by_name: BTreeMap<String, u16>,
-    /// The number of announcements so far. [`CachedTensor::last_use`] is a value of this count.
-    use_count: u64,
+    slots_by_name: BTreeMap<String, u16>,
+    /// The number of announcements since the cache was created. [`CachedTensor::last_announcement`] is a value of this
+    /// count.
+    announcement_count: u64,
     /// The number of retired slots.
     retired_count: usize,
 }
 
 struct CachedTensor {
     request: Request,
-    /// The value of `CoordinatorCache::use_count` at the last announcement of this tensor.
-    last_use: u64,
+    /// The value of `CoordinatorCache::announcement_count` at the last announcement of this tensor.
+    last_announcement: u64,
     /// The number of the message that retired this slot; `None` if the slot is not retired.
     retired_by: Option<u64>,
 }
@@ -76,10 +77,11 @@ struct CachedTensor {
 impl CoordinatorCache {
     pub(super) fn new(capacity: u16) -> Self {
         let slots = (0..capacity).map(|_| None).collect();
-        Self { slots, by_name: BTreeMap::new(), use_count: 0, retired_count: 0 }
+        Self { slots, slots_by_name: BTreeMap::new(), announcement_count: 0, retired_count: 0 }
     }
 
-    /// Returns the tensor in a slot that a rank has reported, even if the slot is retired.
+    /// Returns the tensor in a slot that a rank has reported, even if the slot is retired. Returns `None` if the slot
+    /// is empty.
     pub(super) fn request_in_slot(&self, slot: u16) -> Option<&Request> {
         self.slots.get(usize::from(slot))?.as_ref().map(|slot| &slot.request)
     }
@@ -93,12 +95,12 @@ impl CoordinatorCache {
         message_number: u64,
         retired: &mut Vec<u16>,
     ) -> AnnouncedTensor {
-        self.use_count += 1;
-        let last_use = self.use_count;
-        if let Some(&index) = self.by_name.get(&request.name)
+        self.announcement_count += 1;
+        let last_announcement = self.announcement_count;
+        if let Some(&index) = self.slots_by_name.get(&request.name)
             && let Some(slot) = &mut self.slots[usize::from(index)]
         {
-            slot.last_use = last_use;
+            slot.last_announcement = last_announcement;
             if slot.request.signature == request.signature {
                 return AnnouncedTensor::Cached(index);
             }
@@ -111,26 +113,29 @@ impl CoordinatorCache {
             self.retire_least_recently_used(message_number, retired);
             return AnnouncedTensor::Named(request, None);
         };
-        self.slots[index] = Some(CachedTensor { request: request.clone(), last_use, retired_by: None });
-        self.by_name.insert(request.name.clone(), index as u16);
+        self.slots[index] =
+            Some(CachedTensor { request: request.clone(), last_announcement, retired_by: None });
+        self.slots_by_name.insert(request.name.clone(), index as u16);
         AnnouncedTensor::Named(request, Some(index as u16))
     }
 
-    /// Retires the least recently used slot with message `message_number`, and adds the slot to `retired`.
+    /// Retires the least recently used slot with message `message_number`, and adds the slot to `retired`. Does nothing
+    /// if half of the slots are retired already.
     fn retire_least_recently_used(&mut self, message_number: u64, retired: &mut Vec<u16>) {
         // At most half of the slots may be retired at the same time. Otherwise all slots could be retired while one
         // slow rank has not read the messages, and no tensor would be in the cache.
         if self.retired_count >= self.slots.len().div_ceil(2) {
             return;
         }
-        let live = self.slots.iter_mut().flatten().filter(|slot| slot.retired_by.is_none());
-        let Some(slot) = live.min_by_key(|slot| slot.last_use) else { return };
+        let unretired = self.slots.iter_mut().flatten().filter(|slot| slot.retired_by.is_none());
+        let Some(slot) = unretired.min_by_key(|slot| slot.last_announcement) else { return };
         slot.retired_by = Some(message_number);
         self.retired_count += 1;
-        retired.extend(self.by_name.remove(&slot.request.name));
+        retired.extend(self.slots_by_name.remove(&slot.request.name));
     }
 
-    /// Frees the slots that were retired up to message `message_number`, because every rank has read these messages.
+    /// Frees the slots that message `message_number` or an earlier message retired, because every rank has read these
+    /// messages.
     pub(super) fn free_retired_slots(&mut self, message_number: u64) {
         if self.retired_count == 0 {
             return;
@@ -199,7 +204,7 @@ mod tests {
         let mut rank_cache = RankCache::default();
         let mut announce = |cache: &mut CoordinatorCache, count| {
             let tensor = cache.announce(request("a", count), 1, &mut Vec::new());
-            rank_cache.resolve_announcement(tensor.clone()).unwrap();
+            rank_cache.apply_announcement(tensor.clone()).unwrap();
             assert_eq!(rank_cache.find_slot("a", &request("a", count).signature), Some(0));
             assert_eq!(rank_cache.find_slot("a", &request("a", count + 1).signature), None);
             tensor
@@ -212,11 +217,11 @@ mod tests {
     #[test]
     fn a_cleared_slot_of_a_rank_is_empty_and_using_it_is_an_error() {
         let mut rank_cache = RankCache::default();
-        rank_cache.resolve_announcement(AnnouncedTensor::Named(request("a", 1), Some(3))).unwrap();
-        assert_eq!(rank_cache.resolve_announcement(AnnouncedTensor::Cached(3)), Ok(request("a", 1)));
+        rank_cache.apply_announcement(AnnouncedTensor::Named(request("a", 1), Some(3))).unwrap();
+        assert_eq!(rank_cache.apply_announcement(AnnouncedTensor::Cached(3)), Ok(request("a", 1)));
         assert_eq!(rank_cache.clear_slot(3), Some(request("a", 1)));
         assert_eq!(rank_cache.find_slot("a", &request("a", 1).signature), None);
-        assert!(rank_cache.resolve_announcement(AnnouncedTensor::Cached(3)).is_err());
+        assert!(rank_cache.apply_announcement(AnnouncedTensor::Cached(3)).is_err());
     }
 
     #[test]

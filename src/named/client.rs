@@ -23,6 +23,7 @@ pub(super) struct Client<P> {
     cache: RankCache,
     /// The submitted tensors without a result, by name. The data are `None` after the tensor's operation has begun.
     tensors: BTreeMap<String, (Signature, Option<P>)>,
+    /// The contents of the next report.
     report: RankReport,
     has_joined: bool,
     has_closed: bool,
@@ -72,13 +73,13 @@ impl<P> Client<P> {
         signature: Signature,
         payload: impl FnOnce() -> P,
     ) -> Result<(), NamedError> {
-        let limit = |reason: String| {
+        let limit_error = |reason: String| {
             let shown_len = name.floor_char_boundary(40);
             NamedError::Limit { name: name[..shown_len].to_owned(), reason }
         };
         check_tensor_name(name)
             .and_then(|()| signature.check_size_and_operation(self.world))
-            .map_err(|wrong| limit(wrong.0))?;
+            .map_err(|violation| limit_error(violation.0))?;
         if self.has_closed {
             return Err(NamedError::Closed);
         }
@@ -89,7 +90,7 @@ impl<P> Client<P> {
             return Err(NamedError::InFlight(name.to_owned()));
         }
         if self.tensors.len() >= UNFINISHED_TENSORS_MAX {
-            return Err(limit(format!(
+            return Err(limit_error(format!(
                 "{UNFINISHED_TENSORS_MAX} tensors are already in flight on this rank"
             )));
         }
@@ -134,14 +135,14 @@ impl<P> Client<P> {
             return None;
         }
         self.statistics.reports += 1;
-        let mut taken = RankReport { messages_read: report.messages_read, ..std::mem::take(report) };
-        report.messages_read = taken.messages_read;
-        if taken.requests.len() > REQUESTS_MAX {
-            report.requests = taken.requests.split_off(REQUESTS_MAX);
-            report.joins = std::mem::take(&mut taken.joins);
-            report.closes = std::mem::take(&mut taken.closes);
+        let mut next_report = RankReport { messages_read: report.messages_read, ..std::mem::take(report) };
+        report.messages_read = next_report.messages_read;
+        if next_report.requests.len() > REQUESTS_MAX {
+            report.requests = next_report.requests.split_off(REQUESTS_MAX);
+            report.joins = std::mem::take(&mut next_report.joins);
+            report.closes = std::mem::take(&mut next_report.closes);
         }
-        Some(taken)
+        Some(next_report)
     }
 
     /// Processes a message of the coordinator, and returns what this rank must do now.
@@ -153,20 +154,20 @@ impl<P> Client<P> {
         for instruction in message.instructions {
             match instruction {
                 Instruction::Run(tensors) => {
-                    let mut run = Vec::with_capacity(tensors.len());
+                    let mut tensors_to_run = Vec::with_capacity(tensors.len());
                     for tensor in tensors {
-                        let request = self.cache.resolve_announcement(tensor)?;
+                        let request = self.cache.apply_announcement(tensor)?;
                         let payload = self.take_payload(&request)?;
-                        run.push((request, payload));
+                        tensors_to_run.push((request, payload));
                     }
-                    check_fused_run(&run)?;
+                    check_fused_run(&tensors_to_run)?;
                     self.statistics.operations += 1;
-                    actions.push(ClientAction::Run(run));
+                    actions.push(ClientAction::Run(tensors_to_run));
                 }
                 Instruction::Refuse { name, refusal, reason } => {
                     if let Some(payload) = self.tensors.remove(&name).and_then(|(_, payload)| payload) {
                         let error = match refusal {
-                            RefusalKind::Disagreement => NamedError::Disagreement { name, asked: reason },
+                            RefusalKind::Disagreement => NamedError::Disagreement { name, requests: reason },
                             RefusalKind::NeedsJoinedRanks => {
                                 NamedError::NeedsJoinedRanks { name, detail: reason }
                             }
@@ -175,9 +176,9 @@ impl<P> Client<P> {
                         actions.push(ClientAction::Fail(payload, error));
                     }
                 }
-                Instruction::Joined(last) => {
+                Instruction::Joined(last_joined) => {
                     self.has_joined = false;
-                    actions.push(ClientAction::Joined(last));
+                    actions.push(ClientAction::Joined(last_joined));
                 }
                 Instruction::End => actions.push(ClientAction::End),
             }
@@ -199,12 +200,12 @@ impl<P> Client<P> {
     fn take_payload(&mut self, request: &Request) -> Result<Option<P>, Violation> {
         let Request { name, signature } = request;
         match self.tensors.get_mut(name) {
-            Some((own, payload @ Some(_))) if *own == *signature => Ok(payload.take()),
+            Some((submitted, payload @ Some(_))) if *submitted == *signature => Ok(payload.take()),
             // `Some((_, None))`: this rank submitted a tensor with this name before it joined, and the tensor's
             // operation still runs on this rank. Other ranks have finished the operation and submitted the name again.
             None | Some((_, None)) if self.has_joined => Ok(None),
-            Some((own, _)) => {
-                Err(Violation(format!("it ran `{name}` as {signature}, but this rank submitted {own}")))
+            Some((submitted, _)) => {
+                Err(Violation(format!("it ran `{name}` as {signature}, but this rank submitted {submitted}")))
             }
             None => Err(Violation(format!("it ran `{name}`, which this rank has not submitted"))),
         }

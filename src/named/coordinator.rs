@@ -33,8 +33,9 @@ pub(super) struct CoordinatorLimits {
 pub(super) struct Coordinator {
     limits: CoordinatorLimits,
     /// For each rank of the group, the number of this rank in the job.
-    pub(super) members: Arc<[Rank]>,
-    pub(super) ranks: Vec<MemberState>,
+    pub(super) job_ranks: Arc<[Rank]>,
+    /// The state of each rank of the group.
+    pub(super) rank_states: Vec<NegotiatingRank>,
     /// The number of ranks that have called `join` or `close`.
     inactive_count: usize,
     /// The tensors that wait for a decision ([`Self::run_or_refuse_tensor`]), by name. At least one rank has submitted
@@ -45,9 +46,9 @@ pub(super) struct Coordinator {
     /// The refusals to send. When a rank receives a refusal, the handle of the tensor returns an error.
     refused: VecDeque<Instruction>,
     cache: CoordinatorCache,
-    /// The number of messages sent so far.
+    /// The number of messages that the coordinator has sent.
     messages_sent: u64,
-    /// The number of operations that are running.
+    /// The number of running operations.
     running_operations: usize,
     last_joined: Option<Rank>,
     has_ended: bool,
@@ -56,16 +57,16 @@ pub(super) struct Coordinator {
 
 /// The state of one rank.
 #[derive(Clone, Copy, Default)]
-pub(super) struct MemberState {
+pub(super) struct NegotiatingRank {
     /// How many messages of the coordinator the rank has read.
     messages_read: u64,
     pub(super) has_joined: bool,
     pub(super) has_closed: bool,
     /// The number of pending tensors that the rank has submitted.
-    pending: usize,
+    pending_count: usize,
 }
 
-impl MemberState {
+impl NegotiatingRank {
     /// Returns whether the rank submits no tensors at present, because it has joined (has no more data) or closed.
     pub(super) fn is_inactive(self) -> bool {
         self.has_joined || self.has_closed
@@ -79,14 +80,14 @@ pub(super) struct PendingTensor {
 }
 
 impl Coordinator {
-    /// Creates a coordinator. `members` contains, for each rank of the group, the number of this rank in the job.
+    /// Creates a coordinator. `job_ranks` contains, for each rank of the group, the number of this rank in the job.
     /// Error messages show ranks by their numbers in the job.
-    pub(super) fn new(limits: CoordinatorLimits, members: Arc<[Rank]>, watch: StallWatch) -> Self {
+    pub(super) fn new(limits: CoordinatorLimits, job_ranks: Arc<[Rank]>, watch: StallWatch) -> Self {
         Self {
             limits,
-            ranks: vec![MemberState::default(); members.len()],
+            rank_states: vec![NegotiatingRank::default(); job_ranks.len()],
             inactive_count: 0,
-            members,
+            job_ranks,
             pending: BTreeMap::new(),
             ready: VecDeque::new(),
             refused: VecDeque::new(),
@@ -101,7 +102,7 @@ impl Coordinator {
 
     /// Returns whether a rank other than rank 0 may send further reports.
     pub(super) fn expects_reports(&self) -> bool {
-        self.ranks.iter().skip(1).any(|status| !status.has_closed)
+        self.rank_states.iter().skip(1).any(|status| !status.has_closed)
     }
 
     /// Processes a report of a rank.
@@ -111,8 +112,8 @@ impl Coordinator {
         from: Rank,
         report: RankReport,
     ) -> Result<(), Violation> {
-        let messages = self.messages_sent;
-        let Some(status) = self.ranks.get_mut(from.index()) else {
+        let messages_sent = self.messages_sent;
+        let Some(status) = self.rank_states.get_mut(from.index()) else {
             return Err(Violation("it is not a rank of the group".into()));
         };
         if status.has_closed {
@@ -121,9 +122,11 @@ impl Coordinator {
         if status.has_joined && !(report.slots.is_empty() && report.requests.is_empty() && !report.joins) {
             return Err(Violation("it submitted tensors after it had joined".into()));
         }
-        if report.messages_read < status.messages_read || report.messages_read > messages {
-            let read = report.messages_read;
-            return Err(Violation(format!("it reported that it has read {read} of {messages} messages")));
+        if report.messages_read < status.messages_read || report.messages_read > messages_sent {
+            let (before, read) = (status.messages_read, report.messages_read);
+            return Err(Violation(format!(
+                "it reported that it has read {read} messages, which is not from {before} to {messages_sent}"
+            )));
         }
         status.messages_read = report.messages_read;
         self.watch.record_activity(now);
@@ -136,14 +139,14 @@ impl Coordinator {
         for request in report.requests {
             self.record_submission(now, from, request)?;
         }
-        let status = &mut self.ranks[from.index()];
+        let status = &mut self.rank_states[from.index()];
         status.has_joined |= report.joins;
         status.has_closed |= report.closes;
         if report.joins {
             self.last_joined = Some(from);
         }
         if report.joins || report.closes {
-            self.inactive_count = self.ranks.iter().filter(|status| status.is_inactive()).count();
+            self.inactive_count = self.rank_states.iter().filter(|status| status.is_inactive()).count();
             let names: Vec<String> = self.pending.keys().cloned().collect();
             for name in names {
                 self.run_or_refuse_tensor(&name);
@@ -153,9 +156,9 @@ impl Coordinator {
     }
 
     fn record_submission(&mut self, now: Duration, from: Rank, request: Request) -> Result<(), Violation> {
-        let status = &mut self.ranks[from.index()];
-        status.pending += 1;
-        if status.pending > UNFINISHED_TENSORS_MAX {
+        let status = &mut self.rank_states[from.index()];
+        status.pending_count += 1;
+        if status.pending_count > UNFINISHED_TENSORS_MAX {
             return Err(Violation(format!("it has more than {UNFINISHED_TENSORS_MAX} tensors in flight")));
         }
         let Request { name, signature } = request;
@@ -173,16 +176,16 @@ impl Coordinator {
     fn run_or_refuse_tensor(&mut self, name: &str) {
         let Some(entry) = self.pending.get(name) else { return };
         let (mut joined, mut closed, mut is_rank_missing) = (Vec::new(), Vec::new(), false);
-        if entry.submissions.len() < self.ranks.len() {
+        if entry.submissions.len() < self.rank_states.len() {
             if self.inactive_count == 0 {
                 return;
             }
-            for (index, status) in self.ranks.iter().enumerate() {
+            for (index, status) in self.rank_states.iter().enumerate() {
                 let rank = Rank::new(index as u32);
                 match status {
                     _ if entry.submissions.contains_key(&rank) => {}
-                    MemberState { has_closed: true, .. } => closed.push(rank),
-                    MemberState { has_joined: true, .. } => joined.push(rank),
+                    NegotiatingRank { has_closed: true, .. } => closed.push(rank),
+                    NegotiatingRank { has_joined: true, .. } => joined.push(rank),
                     _ => is_rank_missing = true,
                 }
             }
@@ -190,7 +193,7 @@ impl Coordinator {
         if is_rank_missing && closed.is_empty() {
             return;
         }
-        let Some(entry) = self.take_pending(name) else { return };
+        let Some(entry) = self.remove_pending(name) else { return };
         let Some(&signature) = entry.submissions.values().next() else { return };
         let allows_zeros = matches!(
             signature.kind,
@@ -216,11 +219,11 @@ impl Coordinator {
         self.refused.push_back(Instruction::Refuse { name: name.to_owned(), refusal, reason });
     }
 
-    fn take_pending(&mut self, name: &str) -> Option<PendingTensor> {
+    fn remove_pending(&mut self, name: &str) -> Option<PendingTensor> {
         let entry = self.pending.remove(name)?;
         self.watch.forget_tensor(name);
         for rank in entry.submissions.keys() {
-            self.ranks[rank.index()].pending -= 1;
+            self.rank_states[rank.index()].pending_count -= 1;
         }
         Some(entry)
     }
@@ -242,7 +245,7 @@ impl Coordinator {
     /// Formats ranks of the group as text, for example `ranks 1, 2 and 3`. The text contains the ranks' numbers in
     /// the job.
     pub(super) fn describe_ranks(&self, ranks: &[Rank]) -> String {
-        super::stalls::describe_ranks(ranks.iter().map(|rank| self.members[rank.index()]))
+        super::stalls::describe_ranks(ranks.iter().map(|rank| self.job_ranks[rank.index()]))
     }
 
     /// Records that an operation has ended on rank 0. The coordinator can then start another operation.
@@ -253,10 +256,10 @@ impl Coordinator {
 
     /// Returns the next message to all ranks, if there is one.
     pub(super) fn next_message(&mut self) -> Option<CoordinatorMessage> {
-        let number = self.messages_sent + 1;
+        let message_number = self.messages_sent + 1;
         let mut message = CoordinatorMessage::default();
-        let refused = self.refused.len().min(REFUSALS_MAX);
-        message.instructions.extend(self.refused.drain(..refused));
+        let refusal_count = self.refused.len().min(REFUSALS_MAX);
+        message.instructions.extend(self.refused.drain(..refusal_count));
         let mut tensors_left = REQUESTS_MAX;
         if !self.ready.is_empty() && self.running_operations < self.limits.running_operations_max {
             self.cache.free_retired_slots(self.last_message_read_by_all());
@@ -268,18 +271,18 @@ impl Coordinator {
             let fused = self.take_fusable_tensors(tensors_left);
             tensors_left -= fused.len();
             let retired = &mut message.retired;
-            let announce = |request| self.cache.announce(request, number, retired);
+            let announce = |request| self.cache.announce(request, message_number, retired);
             let tensors: Vec<AnnouncedTensor> = fused.into_iter().map(announce).collect();
             message.instructions.push(Instruction::Run(tensors));
             self.running_operations += 1;
         }
         if self.ready.is_empty() && self.refused.is_empty() {
-            message.instructions.extend(self.take_final_instruction(number));
+            message.instructions.extend(self.take_join_or_end_instruction(message_number));
         }
         if message.instructions.is_empty() {
             return None;
         }
-        self.messages_sent = number;
+        self.messages_sent = message_number;
         Some(message)
     }
 
@@ -288,7 +291,7 @@ impl Coordinator {
     fn take_fusable_tensors(&mut self, tensors_left: usize) -> Vec<Request> {
         let mut fused: Vec<Request> = Vec::new();
         let mut bytes = 0u64;
-        let mut left = VecDeque::with_capacity(self.ready.len());
+        let mut not_fused = VecDeque::with_capacity(self.ready.len());
         for request in self.ready.drain(..) {
             let fits = fused.first().is_none_or(|first: &Request| {
                 let is_same_kind = (first.signature.kind, first.signature.dtype)
@@ -303,41 +306,41 @@ impl Coordinator {
                 bytes = bytes.saturating_add(request.signature.bytes());
                 fused.push(request);
             } else {
-                left.push_back(request);
+                not_fused.push_back(request);
             }
         }
-        self.ready = left;
+        self.ready = not_fused;
         fused
     }
 
     /// Returns the instruction to send after all other instructions: `End` if all ranks have closed, and `Joined` if all
     /// ranks have joined or closed. Returns `None` if a rank has neither joined nor closed.
-    fn take_final_instruction(&mut self, message_number: u64) -> Option<Instruction> {
+    fn take_join_or_end_instruction(&mut self, message_number: u64) -> Option<Instruction> {
         if self.has_ended {
             return None;
         }
-        if self.ranks.iter().all(|status| status.has_closed) {
+        if self.rank_states.iter().all(|status| status.has_closed) {
             self.has_ended = true;
             return Some(Instruction::End);
         }
-        if !self.ranks.iter().all(|status| status.is_inactive()) {
+        if !self.rank_states.iter().all(|status| status.is_inactive()) {
             return None;
         }
-        let last = self.last_joined.take()?;
-        for status in &mut self.ranks {
+        let last_joined = self.last_joined.take()?;
+        for status in &mut self.rank_states {
             // A rank that has joined reads `Joined` before it sends another report, so count `Joined` as read.
             if std::mem::take(&mut status.has_joined) {
                 status.messages_read = message_number;
             }
         }
-        self.inactive_count = self.ranks.iter().filter(|status| status.is_inactive()).count();
-        Some(Instruction::Joined(last))
+        self.inactive_count = self.rank_states.iter().filter(|status| status.is_inactive()).count();
+        Some(Instruction::Joined(last_joined))
     }
 
     /// Returns the number of the last message that all ranks have read. Ignores ranks that have joined or closed: these
     /// ranks read all messages before they use a slot again.
     fn last_message_read_by_all(&self) -> u64 {
-        let active = self.ranks.iter().filter(|status| !status.is_inactive());
+        let active = self.rank_states.iter().filter(|status| !status.is_inactive());
         active.map(|status| status.messages_read).min().unwrap_or(self.messages_sent)
     }
 }

@@ -16,9 +16,9 @@ const START_TIME: Duration = Duration::ZERO;
 
 fn make_coordinator(n: u32) -> Coordinator {
     // In the job, the ranks of the group have the numbers 10, 11, ...
-    let members = (10..10 + n).map(Rank::new).collect();
+    let job_ranks = (10..10 + n).map(Rank::new).collect();
     let watch = StallWatch::new(Duration::from_secs(10), Some(Duration::from_secs(30)));
-    Coordinator::new(LIMITS, members, watch)
+    Coordinator::new(LIMITS, job_ranks, watch)
 }
 
 fn request(name: &str, signature: Signature) -> Request {
@@ -202,14 +202,14 @@ fn a_stall_is_reported_once_and_ends_the_job_after_the_abort_limit() {
     coordinator.handle_report(seconds(1), Rank::ZERO, submission_report(&["x"], SUM_SIGNATURE)).unwrap();
     assert_eq!(coordinator.check_for_stalls(seconds(10)), StallReport::default());
     let report = coordinator.check_for_stalls(seconds(11));
-    assert_eq!(report.abort, None);
+    assert_eq!(report.abort_reason, None);
     let text = "tensor `x` has waited 10.0s for ranks 11 and 12 to submit it";
     assert_eq!(report.stalls.iter().map(ToString::to_string).collect::<Vec<_>>(), [text]);
     assert!(coordinator.check_for_stalls(seconds(12)).stalls.is_empty(), "a stall is reported once");
     assert_eq!(coordinator.reported_stalls(), report.stalls);
     coordinator.handle_report(seconds(13), Rank::new(2), submission_report(&["x"], SUM_SIGNATURE)).unwrap();
     let report = coordinator.check_for_stalls(seconds(31));
-    assert_eq!(report.abort.as_deref(), Some("tensor `x` has waited 30.0s for rank 11 to submit it"));
+    assert_eq!(report.abort_reason.as_deref(), Some("tensor `x` has waited 30.0s for rank 11 to submit it"));
     coordinator.handle_report(seconds(32), Rank::new(1), submission_report(&["x"], SUM_SIGNATURE)).unwrap();
     assert_eq!(coordinator.reported_stalls(), []);
     assert_eq!(coordinator.check_for_stalls(seconds(100)), StallReport::default());
@@ -227,5 +227,5 @@ fn a_join_or_close_is_no_stall_as_long_as_other_ranks_are_active() {
     let report = coordinator.check_for_stalls(seconds(56));
     assert_eq!(report.stalls[0].tensor, None);
     let text = "ranks that have joined or closed have waited 30.0s for rank 10";
-    assert_eq!(report.abort.as_deref(), Some(text));
+    assert_eq!(report.abort_reason.as_deref(), Some(text));
 }

@@ -28,12 +28,12 @@ pub enum NamedError {
         reason: String,
     },
     /// All ranks have submitted the tensor, but with different requests. Every rank's handle returns this error.
-    #[error("the ranks do not agree about tensor `{name}`: {asked}")]
+    #[error("the ranks do not agree about tensor `{name}`: {requests}")]
     Disagreement {
         /// The name of the tensor.
         name: String,
         /// The request of each rank, with the rank's number in the job.
-        asked: String,
+        requests: String,
     },
     /// The operation needs the data of all ranks, but some ranks have joined. Every rank's handle returns this error.
     #[error("tensor `{name}` needs data from ranks that have joined: {detail}")]

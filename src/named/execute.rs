@@ -106,7 +106,9 @@ impl<R> ResultReceiver<R> {
 
 /// A submitted tensor of any element type.
 pub(super) trait TensorPayload: Send {
+    /// Makes the handle of this tensor return `error`.
     fn fail(self: Box<Self>, error: NamedError);
+    /// Converts the tensor to `Any`, so that it can be downcast to a [`SubmittedTensor`] of its element type.
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
 }
 
@@ -183,10 +185,10 @@ fn begin_operation_of_type<T: Element>(
 ) -> Box<dyn BegunOperation> {
     let kind = items[0].0.signature.kind;
     let is_single = items.len() == 1;
-    let total: usize = items.iter().map(|(request, _)| request.signature.count as usize).sum();
+    let element_count: usize = items.iter().map(|(request, _)| request.signature.count as usize).sum();
     let mut buffer = Vec::new();
     if !is_single {
-        buffer.reserve_exact(total);
+        buffer.reserve_exact(element_count);
     }
     let (mut names, mut parts) = (Vec::with_capacity(items.len()), Vec::with_capacity(items.len()));
     let mut start = 0;
@@ -219,8 +221,8 @@ fn begin_operation_of_type<T: Element>(
 
 /// Begins an all-gather of tensors whose lengths may differ between ranks. Gathers the lengths of all ranks first. If
 /// the sum of the lengths is too large, every rank returns an error.
-fn all_gather_uneven<T: Element>(group: &mut Group, own: &[T]) -> Result<Handle<Vec<T>>, Error> {
-    let counts = group.all_gather_from(&[own.len() as u64])?;
+fn all_gather_uneven<T: Element>(group: &mut Group, elements: &[T]) -> Result<Handle<Vec<T>>, Error> {
+    let counts = group.all_gather_from(&[elements.len() as u64])?;
     let total = counts.iter().fold(0u64, |total, &count| total.saturating_add(count));
     if total.saturating_mul(T::DTYPE.size_bytes() as u64) > TENSOR_BYTES_MAX {
         return Err(Error::InvalidCounts(
@@ -228,7 +230,7 @@ fn all_gather_uneven<T: Element>(group: &mut Group, own: &[T]) -> Result<Handle<
         ));
     }
     let counts: Vec<usize> = counts.into_iter().map(|count| count as usize).collect();
-    group.all_gather_uneven_async(own, &counts)
+    group.all_gather_uneven_async(elements, &counts)
 }
 
 impl<T: Element> BegunOperation for FusedOperation<T> {
@@ -251,11 +253,11 @@ impl<T: Element> BegunOperation for FusedOperation<T> {
         let is_single = parts.len() == 1;
         for (range, promise) in parts {
             let Some((promise, post_process)) = promise else { continue };
-            let mut own = if is_single { std::mem::take(&mut fused) } else { fused[range].to_vec() };
+            let mut elements = if is_single { std::mem::take(&mut fused) } else { fused[range].to_vec() };
             if let Some(post_process) = post_process {
-                post_process(&mut own);
+                post_process(&mut elements);
             }
-            promise.fulfil(Ok(own));
+            promise.fulfil(Ok(elements));
         }
         Ok(())
     }

@@ -24,11 +24,11 @@ pub(super) const SLOTS_MAX: u16 = 16_384;
 pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
 /// The largest size in bytes of an [`AnnouncedTensor`]: name length, name, operation and argument, type, count, two slots.
-const REQUEST_BYTES_MAX: usize = 2 + NAME_BYTES_MAX + 1 + 4 + 1 + 8 + 2 + 2;
+const ANNOUNCED_BYTES_MAX: usize = 2 + NAME_BYTES_MAX + 1 + 4 + 1 + 8 + 2 + 2;
 const REFUSAL_BYTES_MAX: usize = 2 + 2 + NAME_BYTES_MAX + 2 + REASON_BYTES_MAX;
 const _: () = assert!(
     // The longest message has an instruction for each tensor, all refusals, and all retired slots.
-    REQUESTS_MAX * (REQUEST_BYTES_MAX + 8) + REFUSALS_MAX * REFUSAL_BYTES_MAX + 3 * SLOTS_MAX as usize + 64
+    REQUESTS_MAX * (ANNOUNCED_BYTES_MAX + 8) + REFUSALS_MAX * REFUSAL_BYTES_MAX + 3 * SLOTS_MAX as usize + 64
         <= MESSAGE_BYTES_MAX
 );
 
@@ -47,6 +47,7 @@ pub(super) enum TensorOp {
 pub(super) struct Signature {
     pub(super) kind: TensorOp,
     pub(super) dtype: DType,
+    /// The number of elements.
     pub(super) count: u64,
 }
 
@@ -70,8 +71,7 @@ impl Signature {
         }
         let copies = if self.kind == TensorOp::AllGather { u64::from(world.get()) } else { 1 };
         if self.bytes().saturating_mul(copies) > TENSOR_BYTES_MAX {
-            let count = self.count;
-            let dtype = self.dtype;
+            let Self { count, dtype, .. } = self;
             return Err(Violation(format!("{count} x {dtype} is more than {TENSOR_BYTES_MAX} bytes")));
         }
         Ok(())
@@ -130,6 +130,7 @@ pub(super) struct CoordinatorMessage {
     pub(super) retired: Vec<u16>,
 }
 
+/// An instruction of the coordinator to every rank.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Instruction {
     /// Run these tensors as one operation.
@@ -189,7 +190,7 @@ impl RankReport {
         }
         let length = usize::from(reader.read_u16()?);
         if length > usize::from(SLOTS_MAX) / 8 {
-            return Err(Violation(format!("it sent a bit vector of {length} bytes")));
+            return Err(Violation(format!("its bit vector of {length} bytes is too long")));
         }
         let bits = reader.read_bytes(length)?;
         let is_set = |slot: &u16| bits[usize::from(*slot) / 8] & (1 << (slot % 8)) != 0;
@@ -215,8 +216,7 @@ impl CoordinatorMessage {
                     }
                 }
                 Instruction::Refuse { name, refusal, reason } => {
-                    out.push(2);
-                    out.push(*refusal as u8);
+                    out.extend([2, *refusal as u8]);
                     put_text(&mut out, name, NAME_BYTES_MAX);
                     put_text(&mut out, reason, REASON_BYTES_MAX);
                 }
@@ -317,9 +317,10 @@ impl<'a> MessageReader<'a> {
         }
     }
 
-    fn read_count(&mut self, what: &str, max: usize) -> Result<usize, Violation> {
+    fn read_count(&mut self, items: &str, count_max: usize) -> Result<usize, Violation> {
         let count = usize::from(self.read_u16()?);
-        if count > max { Err(Violation(format!("{count} {what} are more than {max}"))) } else { Ok(count) }
+        let error = || Violation(format!("it sent {count} {items}, and the limit is {count_max}"));
+        if count > count_max { Err(error()) } else { Ok(count) }
     }
 
     fn read_slot(&mut self) -> Result<u16, Violation> {
@@ -465,11 +466,10 @@ mod tests {
         let custom = TensorOp::AllReduce(ReduceOp::Custom);
         assert!(violation(&encode("x", Signature { kind: custom, ..good })).contains("not defined"));
         let many = RankReport { requests: vec![request("x"); REQUESTS_MAX + 1], ..RankReport::default() };
-        assert!(violation(&many.encode()).contains("requests are more than"));
+        assert!(violation(&many.encode()).contains("requests, and the limit is 1024"));
         let long = RankReport { slots: [SLOTS_MAX].into(), ..RankReport::default() };
         assert!(violation(&long.encode()).contains("bit vector"));
-        let mut trailing = RankReport::default().encode();
-        trailing.push(0);
+        let trailing = [RankReport::default().encode(), vec![0]].concat();
         assert!(violation(&trailing).contains("too many"));
         assert!(violation(&trailing[..5]).contains("cut off"));
     }
@@ -484,16 +484,16 @@ mod tests {
         }
 
         #[test]
-        fn decoding_a_message_with_a_changed_byte_does_not_panic(at in 0usize..60, byte in any::<u8>()) {
+        fn decoding_a_message_with_a_changed_byte_does_not_panic(index in 0usize..60, byte in any::<u8>()) {
             let report = RankReport { requests: vec![request("abc")], slots: [3].into(), ..RankReport::default() };
             let mut bytes = report.encode();
-            let at = at % bytes.len();
-            bytes[at] = byte;
+            let index = index % bytes.len();
+            bytes[index] = byte;
             let _ = RankReport::decode(&bytes, WORLD);
             let tensors = vec![AnnouncedTensor::Cached(3), AnnouncedTensor::Named(request("a"), Some(4))];
             let mut bytes = CoordinatorMessage { instructions: vec![Instruction::Run(tensors)], retired: vec![1] }.encode();
-            let at = at % bytes.len();
-            bytes[at] = byte;
+            let index = index % bytes.len();
+            bytes[index] = byte;
             let _ = CoordinatorMessage::decode(&bytes, WORLD);
         }
     }

@@ -110,8 +110,8 @@ pub struct NamedStatistics {
 /// Collectives of a group on tensors with names. Each rank can submit the tensors in any order and from any thread.
 ///
 /// You can use a name again when the result of the tensor is available. Tensors with the same name must have the same
-/// operation, element type and count on all ranks, except that the counts of an all-gather may differ. If a tensor
-/// differs between ranks, every rank gets an error for this tensor, and all other tensors continue. If
+/// operation, element type and count on all ranks, except that the counts of an all-gather may differ. If one of these
+/// properties differs between ranks, every rank gets an error for the tensor, and all other tensors continue. If
 /// [`NamedOptions::stall_abort`] is set and a rank does not submit a tensor within this time, the job ends with an
 /// error that names the tensor and the rank.
 pub struct NamedTensors {
@@ -294,7 +294,7 @@ impl NamedTensors {
             .unwrap_or_default()
     }
 
-    /// Returns the statistics of this rank so far.
+    /// Returns this rank's statistics since the named tensors were created.
     pub fn statistics(&self) -> NamedStatistics {
         lock(&self.shared.local).client.statistics()
     }

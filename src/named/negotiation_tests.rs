@@ -36,7 +36,8 @@ struct SimulatedRank {
     running: VecDeque<Vec<String>>,
     /// All operations that have begun, each with its tensors.
     begun: Vec<Vec<BegunTensor>>,
-    joined: usize,
+    /// How often all ranks have joined.
+    join_count: usize,
     has_ended: bool,
 }
 
@@ -55,9 +56,9 @@ fn signature(tensor: usize, step: usize) -> Signature {
 }
 
 impl SimulatedGroup {
-    fn new(orders: Vec<Vec<TestAction>>, cache_capacity: u16, fusion_bytes: u64) -> Self {
-        let size = WorldSize::new(orders.len() as u32).unwrap();
-        let members: Arc<[Rank]> = size.ranks().collect();
+    fn new(actions_by_rank: Vec<Vec<TestAction>>, cache_capacity: u16, fusion_bytes: u64) -> Self {
+        let size = WorldSize::new(actions_by_rank.len() as u32).unwrap();
+        let job_ranks: Arc<[Rank]> = size.ranks().collect();
         let limits = CoordinatorLimits { fusion_bytes, cache_capacity, running_operations_max: 2 };
         let watch = StallWatch::new(Duration::from_secs(1), None);
         let rank_state = |actions: Vec<TestAction>| SimulatedRank {
@@ -67,11 +68,11 @@ impl SimulatedGroup {
             messages: VecDeque::new(),
             running: VecDeque::new(),
             begun: Vec::new(),
-            joined: 0,
+            join_count: 0,
             has_ended: false,
         };
-        let ranks = orders.into_iter().map(rank_state).collect();
-        Self { coordinator: Coordinator::new(limits, members, watch), ranks, size }
+        let ranks = actions_by_rank.into_iter().map(rank_state).collect();
+        Self { coordinator: Coordinator::new(limits, job_ranks, watch), ranks, size }
     }
 
     fn send_messages(&mut self) {
@@ -127,15 +128,15 @@ impl SimulatedGroup {
                 for action in rank_state.client.handle_message(message).expect("the message is valid") {
                     match action {
                         ClientAction::Run(run) => {
-                            let own = run.iter().filter(|(_, payload)| payload.is_some());
+                            let submitted = run.iter().filter(|(_, payload)| payload.is_some());
                             rank_state
                                 .running
-                                .push_back(own.map(|(request, _)| request.name.clone()).collect());
+                                .push_back(submitted.map(|(request, _)| request.name.clone()).collect());
                             let named =
                                 |(request, payload): (super::message::Request, _)| (request.name, payload);
                             rank_state.begun.push(run.into_iter().map(named).collect());
                         }
-                        ClientAction::Joined(_) => rank_state.joined += 1,
+                        ClientAction::Joined(_) => rank_state.join_count += 1,
                         ClientAction::End => rank_state.has_ended = true,
                         ClientAction::Fail(_, error) => panic!("{error}"),
                     }
@@ -159,8 +160,8 @@ impl SimulatedGroup {
     /// Makes the moves in `choices`. After that, tries all moves in turn until no move is possible.
     fn run(&mut self, choices: &[(usize, usize)]) {
         let n = self.ranks.len();
-        for &(rank, what) in choices {
-            self.make_move(rank % n, what % 5);
+        for &(rank, move_kind) in choices {
+            self.make_move(rank % n, move_kind % 5);
         }
         while (0..n * 5).filter(|index| self.make_move(index % n, index / n)).count() > 0 {}
     }
@@ -175,10 +176,10 @@ fn make_actions(rank: usize, tensors: usize, epochs: usize, order: &[usize]) -> 
     for epoch in 0..epochs {
         let steps = 1 + (rank + epoch) % 3;
         for step in 0..steps {
-            let mut left: Vec<usize> = (0..tensors).collect();
-            while !left.is_empty() {
+            let mut remaining: Vec<usize> = (0..tensors).collect();
+            while !remaining.is_empty() {
                 index += 1;
-                let tensor = left.remove(order[index % order.len()] % left.len());
+                let tensor = remaining.remove(order[index % order.len()] % remaining.len());
                 actions.push(TestAction::Submit { tensor, step });
             }
         }
@@ -201,26 +202,26 @@ proptest! {
         order in proptest::collection::vec(0usize..1000, 64),
         choices in proptest::collection::vec((0usize..4, 0usize..5), 0..600),
     ) {
-        let orders: Vec<Vec<TestAction>> = (0..n).map(|rank| make_actions(rank, tensors, epochs, &order)).collect();
+        let actions_by_rank: Vec<Vec<TestAction>> = (0..n).map(|rank| make_actions(rank, tensors, epochs, &order)).collect();
         let is_submission = |action: &&TestAction| matches!(action, TestAction::Submit { .. });
         let submitted: Vec<usize> =
-            orders.iter().map(|actions| actions.iter().filter(is_submission).count()).collect();
-        let mut group = SimulatedGroup::new(orders, cache_capacity, fusion_bytes);
+            actions_by_rank.iter().map(|actions| actions.iter().filter(is_submission).count()).collect();
+        let mut group = SimulatedGroup::new(actions_by_rank, cache_capacity, fusion_bytes);
         group.run(&choices);
         let names = |rank_state: &SimulatedRank| -> Vec<Vec<String>> {
             rank_state.begun.iter().map(|run| run.iter().map(|(name, _)| name.clone()).collect()).collect()
         };
-        let first = names(&group.ranks[0]);
+        let names_on_rank_0 = names(&group.ranks[0]);
         for (rank, rank_state) in group.ranks.iter().enumerate() {
             let is_finished = rank_state.has_ended && rank_state.actions.is_empty();
             prop_assert!(is_finished, "rank {} is stuck at {:?}", rank, rank_state.actions);
-            prop_assert_eq!(rank_state.joined, epochs);
-            prop_assert_eq!(&names(rank_state), &first);
+            prop_assert_eq!(rank_state.join_count, epochs);
+            prop_assert_eq!(&names(rank_state), &names_on_rank_0);
             let contributed = rank_state.begun.iter().flatten().filter(|(_, payload)| payload.is_some()).count();
             prop_assert_eq!(contributed, submitted[rank]);
         }
         // If several ranks contribute to a tensor in one operation, they contribute their data of the same step.
-        for (operation, names) in first.iter().enumerate() {
+        for (operation, names) in names_on_rank_0.iter().enumerate() {
             for tensor in 0..names.len() {
                 let contribution = |rank_state: &SimulatedRank| rank_state.begun[operation][tensor].1;
                 let mut contributions = group.ranks.iter().filter_map(contribution);

@@ -202,13 +202,13 @@ impl NamedTensorsState {
         operation_sender: &SyncSender<Box<dyn BegunOperation>>,
         message_receiver: &Receiver<Result<CoordinatorMessage, Error>>,
     ) {
-        let mut checked_at = Instant::now();
+        let mut last_check = Instant::now();
         loop {
-            let read = match &self.rank_0 {
-                Some(rank_0) => self.next_local_message(rank_0, message_receiver, &mut checked_at),
+            let message = match &self.rank_0 {
+                Some(rank_0) => self.wait_for_local_message(rank_0, message_receiver, &mut last_check),
                 None => self.receive_message(),
             };
-            match read.and_then(|message| self.execute_message(message, &mut data, operation_sender)) {
+            match message.and_then(|message| self.execute_message(message, &mut data, operation_sender)) {
                 Ok(false) => {}
                 Ok(true) => return self.end_named_tensors(&NamedError::Closed),
                 Err(error) => return self.end_named_tensors(&error.into()),
@@ -227,25 +227,25 @@ impl NamedTensorsState {
     }
 
     /// Waits on rank 0 for the next message of the coordinator. Checks for stalls while waiting.
-    fn next_local_message(
+    fn wait_for_local_message(
         &self,
         rank_0: &Rank0State,
         message_receiver: &Receiver<Result<CoordinatorMessage, Error>>,
-        checked_at: &mut Instant,
+        last_check: &mut Instant,
     ) -> Result<CoordinatorMessage, Error> {
         loop {
-            if checked_at.elapsed() >= rank_0.stall_check_interval {
-                *checked_at = Instant::now();
+            if last_check.elapsed() >= rank_0.stall_check_interval {
+                *last_check = Instant::now();
                 let report = lock(&rank_0.coordinator).check_for_stalls(self.start_time.elapsed());
                 for stall in &report.stalls {
                     log::warn!("{stall}");
                 }
-                if let Some(message) = report.abort {
+                if let Some(message) = report.abort_reason {
                     return Err(self.abort(&message));
                 }
             }
             match message_receiver
-                .recv_timeout(rank_0.stall_check_interval.saturating_sub(checked_at.elapsed()))
+                .recv_timeout(rank_0.stall_check_interval.saturating_sub(last_check.elapsed()))
             {
                 Ok(received) => return received,
                 Err(RecvTimeoutError::Timeout) => {}

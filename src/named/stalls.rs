@@ -65,7 +65,7 @@ pub(super) struct StallReport {
     /// The stalls that are new since the last check.
     pub(super) stalls: Vec<Stall>,
     /// The reason to end the job, if there is one.
-    pub(super) abort: Option<String>,
+    pub(super) abort_reason: Option<String>,
 }
 
 impl StallWatch {
@@ -103,7 +103,7 @@ impl Coordinator {
             .iter()
             .map(|(name, entry)| (Some(name.as_str()), entry.first_submission_time))
             .collect();
-        if self.ranks.iter().any(|status| status.is_inactive()) {
+        if self.rank_states.iter().any(|status| status.is_inactive()) {
             waiting.push((None, self.watch.last_activity));
         }
         let mut new_stalls = Vec::new();
@@ -120,8 +120,8 @@ impl Coordinator {
                 continue;
             }
             let stall = Stall { tensor: name.map(str::to_owned), missing, waited };
-            if is_too_long && report.abort.is_none() {
-                report.abort = Some(stall.to_string());
+            if is_too_long && report.abort_reason.is_none() {
+                report.abort_reason = Some(stall.to_string());
             }
             if is_new {
                 new_stalls.push(stall);
@@ -143,12 +143,12 @@ impl Coordinator {
     /// neither joined nor closed. If `name` is `None`, returns all ranks that have neither joined nor closed.
     fn missing_ranks(&self, name: Option<&str>) -> Vec<Rank> {
         let entry = name.and_then(|name| self.pending.get(name));
-        let ranks = self.ranks.iter().zip(self.members.iter()).enumerate();
+        let ranks = self.rank_states.iter().zip(self.job_ranks.iter()).enumerate();
         let missing = ranks.filter(|(index, (status, _))| {
             let rank = Rank::new(*index as u32);
             let has_submitted = entry.is_some_and(|entry| entry.submissions.contains_key(&rank));
             !status.is_inactive() && !has_submitted
         });
-        missing.map(|(_, (_, &member))| member).collect()
+        missing.map(|(_, (_, &job_rank))| job_rank).collect()
     }
 }

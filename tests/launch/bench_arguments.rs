@@ -25,7 +25,7 @@ fn wrong_arguments_are_reported_and_exit_with_2() {
         ("all_reduce -b 64MB", "`64MB` is not a size"),
         ("all_reduce -e ten", "`ten` is not a size"),
         ("all_reduce -b 8 -e 4", "(-b 8) is larger than the largest (-e 4)"),
-        ("all_reduce -b 8 -e 16 -f 1", "a factor of 1 (-f) does not increase 8 bytes"),
+        ("all_reduce -b 8 -e 16 -f 1", "a factor of 1 (-f) does not increase a size of 8 bytes"),
         ("all_reduce -f -2", "'-2'"),
         ("all_reduce -i 0", "a step of 0 bytes"),
         ("all_reduce -i 1 -f 2", "cannot be used with"),

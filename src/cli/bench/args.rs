@@ -51,8 +51,8 @@ pub struct BenchArgs {
     /// In ping_pong, rank 0 sends a message to rank 1, and rank 1 sends a message back. The reported time is half of
     /// the round trip.
     ///
-    /// In send_receive (sendrecv), every rank sends to the next rank and receives from the previous rank at the same
-    /// time.
+    /// In send_receive (sendrecv), every rank R sends to rank R + 1 and at the same time receives from rank R - 1. The
+    /// last rank sends to rank 0.
     #[arg(value_name = "OPERATION")]
     pub operation: BenchOperation,
 

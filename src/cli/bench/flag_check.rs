@@ -14,16 +14,22 @@ use crate::group::Group;
 /// differ from those of rank 0.
 pub(super) fn check_flags_agree(group: &mut Group, plan: &BenchPlan) -> Result<(), BenchError> {
     let flags = plan.shared_flags();
-    let own: Vec<u64> = flags.iter().map(|(_, value)| digest(value)).collect();
-    let table = group.all_gather_from(&own)?;
-    let Some((reference, others)) = table.split_at_checked(own.len()) else { return Ok(()) };
-    let differs = |row: &&[u64]| *row != reference;
-    let Some((rank, row)) =
-        group.size().ranks().skip(1).zip(others.chunks_exact(own.len())).find(|(_, row)| differs(row))
+    let own_digests: Vec<u64> = flags.iter().map(|(_, value)| digest(value)).collect();
+    let all_digests = group.all_gather_from(&own_digests)?;
+    let Some((digests_of_rank_0, other_digests)) = all_digests.split_at_checked(own_digests.len()) else {
+        return Ok(());
+    };
+    let differs = |row: &&[u64]| *row != digests_of_rank_0;
+    let Some((rank, row)) = group
+        .size()
+        .ranks()
+        .skip(1)
+        .zip(other_digests.chunks_exact(own_digests.len()))
+        .find(|(_, row)| differs(row))
     else {
         return Ok(());
     };
-    let different = flags.iter().zip(row.iter().zip(reference)).filter(|(_, (a, b))| a != b);
+    let different = flags.iter().zip(row.iter().zip(digests_of_rank_0)).filter(|(_, (a, b))| a != b);
     let names: Vec<&str> = different.map(|((name, _), _)| *name).collect();
     Err(BenchError::FlagsDiffer { rank, flags: names.join(", ") })
 }

@@ -29,6 +29,7 @@ const MESSAGE_TAG: u32 = 0;
 /// The options that apply to every row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MeasureOptions {
+    /// The number of timed iterations.
     pub(super) iterations: IterationCount,
     /// The number of untimed iterations before the timed iterations.
     pub(super) warm_up: u32,
@@ -78,7 +79,8 @@ pub struct BenchRow {
     pub algbw_gb_per_s: f64,
     /// The bus bandwidth: the algorithm bandwidth times [`BenchOperation::bus_factor`].
     pub busbw_gb_per_s: f64,
-    /// The number of wrong elements on all ranks; `None` if nothing was checked.
+    /// The number of wrong elements on all ranks, or for a barrier the number of times that a rank left too early;
+    /// `None` if nothing was checked.
     pub wrong: Option<u64>,
     /// The time breakdown of each rank that takes part in the operation; `None` without `--profile`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -90,8 +92,8 @@ struct TimedIterations {
     /// The time of each iteration, in microseconds.
     times_us: Vec<f64>,
     /// The time of all iterations together.
-    wall: Duration,
-    /// How much of `wall` the group spent on sending, receiving, reducing and waiting.
+    total_time: Duration,
+    /// How much of `total_time` the group spent on sending, receiving, reducing and waiting.
     spent: Spent,
 }
 
@@ -157,30 +159,30 @@ fn measure_row<T: BenchElement>(
     options: MeasureOptions,
 ) -> Result<BenchRow, Error> {
     let mut buffers = BenchBuffers::<T>::new(group, case, options.allocates)?;
-    let mut warm_up_us = Vec::new();
+    let mut warm_up_times_us = Vec::new();
     for _ in 0..options.warm_up {
-        let started = Instant::now();
+        let start = Instant::now();
         run_operation_once(group, case, &mut buffers)?;
-        warm_up_us.push(started.elapsed().as_secs_f64() * 1e6);
+        warm_up_times_us.push(start.elapsed().as_secs_f64() * 1e6);
     }
     let iterations = match options.iterations {
         IterationCount::Fixed(count) => count,
         IterationCount::Adaptive => {
-            choose_iterations(group, case, options.budget_us, &warm_up_us, &mut buffers)?
+            choose_iterations(group, case, options.budget_us, &warm_up_times_us, &mut buffers)?
         }
     };
-    let TimedIterations { mut times_us, wall, spent } =
+    let TimedIterations { mut times_us, total_time, spent } =
         time_iterations(group, case, iterations, &mut buffers)?;
     if case.operation == BenchOperation::PingPong {
         // Only rank 0 reports a time: half of the round trip, by the clock of rank 0. The other ranks report 0.
-        let part = if group.rank() == Rank::ZERO { 0.5 } else { 0.0 };
+        let factor = if group.rank() == Rank::ZERO { 0.5 } else { 0.0 };
         for time_us in &mut times_us {
-            *time_us *= part;
+            *time_us *= factor;
         }
     }
     group.all_reduce(&mut times_us, ReduceOp::Max)?;
     let profile = if options.profiles {
-        let ranks = RankProfile::gather_from_ranks(group, (wall, spent), iterations)?;
+        let ranks = RankProfile::gather_from_ranks(group, (total_time, spent), iterations)?;
         let is_involved = |profile: &RankProfile| case.operation.involves(Rank::new(profile.rank));
         Some(ranks.into_iter().filter(is_involved).collect())
     } else {
@@ -199,18 +201,18 @@ fn choose_iterations<T: BenchElement>(
     group: &mut Group,
     case: BenchCase,
     budget_us: f64,
-    warm_up_us: &[f64],
+    warm_up_times_us: &[f64],
     buffers: &mut BenchBuffers<T>,
 ) -> Result<u32, Error> {
     // Use the times of the second half of the warm-up iterations. Without a warm-up, time one iteration.
-    let mut warm = warm_up_us[warm_up_us.len() / 2..].to_vec();
-    if warm.is_empty() {
-        warm = time_iterations(group, case, 1, buffers)?.times_us;
+    let mut used_times_us = warm_up_times_us[warm_up_times_us.len() / 2..].to_vec();
+    if used_times_us.is_empty() {
+        used_times_us = time_iterations(group, case, 1, buffers)?.times_us;
     }
-    let mut mean_us = [warm.iter().sum::<f64>() / warm.len() as f64];
+    let mut mean_us = [used_times_us.iter().sum::<f64>() / used_times_us.len() as f64];
     group.all_reduce(&mut mean_us, ReduceOp::Max)?;
-    let fitting = budget_us / mean_us[0].max(f64::MIN_POSITIVE);
-    Ok((fitting as u32).clamp(ITERATIONS_MIN, ITERATIONS_MAX))
+    let iterations = budget_us / mean_us[0].max(f64::MIN_POSITIVE);
+    Ok((iterations as u32).clamp(ITERATIONS_MIN, ITERATIONS_MAX))
 }
 
 /// Times each iteration on this rank. As in nccl-tests, there is no barrier between iterations. Ranks leave a barrier
@@ -223,16 +225,20 @@ fn time_iterations<T: BenchElement>(
 ) -> Result<TimedIterations, Error> {
     let mut times_us = Vec::with_capacity(iterations as usize);
     group.barrier()?;
-    let before = group.profile().calls;
-    let started = Instant::now();
-    let mut last = started;
+    let spent_before = group.profile().calls;
+    let start = Instant::now();
+    let mut previous_end = start;
     for _ in 0..iterations {
         run_operation_once(group, case, buffers)?;
         let now = Instant::now();
-        times_us.push((now - last).as_secs_f64() * 1e6);
-        last = now;
+        times_us.push((now - previous_end).as_secs_f64() * 1e6);
+        previous_end = now;
     }
-    Ok(TimedIterations { times_us, wall: last - started, spent: group.profile().calls.since(before) })
+    Ok(TimedIterations {
+        times_us,
+        total_time: previous_end - start,
+        spent: group.profile().calls.since(spent_before),
+    })
 }
 
 /// Runs `checks` iterations, each with different input data. Returns the total number of wrong elements on all ranks.
@@ -277,8 +283,8 @@ fn count_early_barrier_exits(group: &mut Group, checks: u32) -> Result<Option<u6
 /// Returns the number of ranks that left the barrier before the last rank entered the barrier. `times` has two elements
 /// for each rank: when the rank entered the barrier, and when the rank left the barrier.
 fn count_ranks_that_left_early(times: &[u64]) -> u64 {
-    let last = times.iter().step_by(2).max();
-    times.iter().skip(1).step_by(2).filter(|&left| Some(left) < last).count() as u64
+    let last_entry = times.iter().step_by(2).max();
+    times.iter().skip(1).step_by(2).filter(|&left| Some(left) < last_entry).count() as u64
 }
 
 /// Returns the time in nanoseconds, from the clock that all processes of a host share.
@@ -379,11 +385,11 @@ fn median(sorted: &[f64]) -> f64 {
     }
 }
 
-/// Returns a percentile of `sorted` by the nearest-rank method: for the fraction 0.99, the smallest element that is
-/// not less than 99% of the elements.
+/// Returns a percentile of the numbers `sorted` by the nearest-rank method: for the fraction 0.99, the smallest element
+/// that is not less than 99% of the elements.
 fn percentile(sorted: &[f64], fraction: f64) -> f64 {
-    let rank = (sorted.len() as f64 * fraction).ceil() as usize;
-    sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+    let position = (sorted.len() as f64 * fraction).ceil() as usize;
+    sorted.get(position.saturating_sub(1)).copied().unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -30,8 +30,8 @@ pub enum BenchOperation {
     Barrier,
     /// A message from rank 0 to rank 1, and a message back. The reported time is half of the round trip.
     PingPong,
-    /// [`Group::send_receive`](crate::Group::send_receive): every rank sends to the next rank and receives from the previous
-    /// rank.
+    /// [`Group::send_receive`](crate::Group::send_receive): every rank R sends to rank R + 1 and receives from
+    /// rank R - 1. The last rank sends to rank 0.
     SendReceive,
 }
 
@@ -145,7 +145,7 @@ impl BenchOperation {
     /// The memory holds the inputs and the results of all ranks, the library's copies, and the results of the
     /// previous iteration.
     pub fn memory_bytes(self, buffer_bytes: u64, ranks: u32) -> u64 {
-        let buffers = match self {
+        let buffer_count = match self {
             Self::AllReduce
             | Self::Reduce
             | Self::ReduceScatter
@@ -161,11 +161,11 @@ impl BenchOperation {
             Self::PingPong => 2 * u64::from(ranks.min(2)),
             Self::SendReceive => 3 * u64::from(ranks),
         };
-        buffer_bytes.saturating_mul(buffers)
+        buffer_bytes.saturating_mul(buffer_count)
     }
 
-    /// Returns the ratio of bus bandwidth to algorithm bandwidth. This ratio is the number of bytes that each rank
-    /// must send for each byte of the buffer, with any algorithm (nccl-tests, `doc/PERFORMANCE.md`).
+    /// Returns the ratio of bus bandwidth to algorithm bandwidth. With any algorithm, the busiest rank must send or
+    /// receive at least this number of bytes for each byte of the buffer (nccl-tests, `doc/PERFORMANCE.md`).
     ///
     /// nccl-tests has no scan and no ping-pong. In a scan along a chain of ranks, each rank sends each byte once, as
     /// in a reduce.
@@ -198,10 +198,10 @@ impl std::str::FromStr for BenchOperation {
 
     /// Parses a name. Ignores case, `_` and `-`. Also accepts `sendrecv`, the name of `send_receive` in nccl-tests.
     fn from_str(text: &str) -> Result<Self, String> {
-        let plain = |name: &str| name.to_ascii_lowercase().replace(['_', '-'], "");
-        let typed = plain(text);
+        let normalize = |name: &str| name.to_ascii_lowercase().replace(['_', '-'], "");
+        let typed = normalize(text);
         let typed = if typed == "sendrecv" { "sendreceive".to_owned() } else { typed };
-        Self::ALL.iter().copied().find(|operation| plain(operation.name()) == typed).ok_or_else(|| {
+        Self::ALL.iter().copied().find(|operation| normalize(operation.name()) == typed).ok_or_else(|| {
             let names: Vec<&str> = Self::ALL.iter().map(|operation| operation.name()).collect();
             format!("`{text}` is not one of {}", names.join(", "))
         })
@@ -214,8 +214,8 @@ mod tests {
 
     #[test]
     fn bus_factors_match_nccl_tests() {
-        let of = |operation: BenchOperation, n| operation.bus_factor(WorldSize::new(n).unwrap());
-        assert_eq!(of(BenchOperation::AllReduce, 4), 1.5);
+        let factor = |operation: BenchOperation, n| operation.bus_factor(WorldSize::new(n).unwrap());
+        assert_eq!(factor(BenchOperation::AllReduce, 4), 1.5);
         for operation in [
             BenchOperation::ReduceScatter,
             BenchOperation::AllGather,
@@ -223,12 +223,12 @@ mod tests {
             BenchOperation::Scatter,
             BenchOperation::AllToAll,
         ] {
-            assert_eq!((of(operation, 4), of(operation, 2)), (0.75, 0.5), "{operation}");
+            assert_eq!((factor(operation, 4), factor(operation, 2)), (0.75, 0.5), "{operation}");
         }
         for operation in [BenchOperation::Broadcast, BenchOperation::Reduce, BenchOperation::SendReceive] {
-            assert_eq!(of(operation, 8), 1.0, "{operation}");
+            assert_eq!(factor(operation, 8), 1.0, "{operation}");
         }
-        assert_eq!(of(BenchOperation::AllReduce, 1), 0.0);
+        assert_eq!(factor(BenchOperation::AllReduce, 1), 0.0);
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub struct TestPattern<T> {
     rank: Rank,
     seed: u64,
     /// One period of the expected reduction, which repeats. Empty if the operation does not reduce.
-    reduced: Vec<T>,
+    expected_reduction: Vec<T>,
 }
 
 /// The expected contents of a part of the result. The part is a copy of a range of a *source*: the contribution of
@@ -31,17 +31,17 @@ struct ExpectedPart<T> {
     /// The range of this part in the result.
     range: Range<usize>,
     /// The index of the part's first element in the source.
-    start: usize,
+    source_start: usize,
     /// The first [`PATTERN_PERIOD_ELEMENTS`] elements of the source, after which the source repeats.
-    tile: Vec<T>,
+    period: Vec<T>,
 }
 
 impl<T: BenchElement> TestPattern<T> {
     /// Creates the pattern of `rank`. All ranks must use the same `case` and `seed`.
     pub fn new(case: BenchCase, world: WorldSize, rank: Rank, seed: u64) -> Self {
-        let mut pattern = Self { case, world, rank, seed, reduced: Vec::new() };
+        let mut pattern = Self { case, world, rank, seed, expected_reduction: Vec::new() };
         if let Some(op) = case.reduction {
-            pattern.reduced = (0..case.count.min(PATTERN_PERIOD_ELEMENTS))
+            pattern.expected_reduction = (0..case.count.min(PATTERN_PERIOD_ELEMENTS))
                 .map(|index| pattern.expected_element(op, index))
                 .collect();
         }
@@ -52,7 +52,7 @@ impl<T: BenchElement> TestPattern<T> {
     /// with zeros. A correct result contains no zeros, so the check finds elements that no rank sent.
     pub fn fill(&self, input: &mut [T]) {
         let chunk = chunk(self.case.count, self.world, self.rank);
-        let (own, start) = match self.case.operation {
+        let (range, start) = match self.case.operation {
             BenchOperation::AllGather => (chunk.clone(), chunk.start),
             BenchOperation::Gather => (0..input.len(), chunk.start),
             BenchOperation::Broadcast if self.rank != self.case.root => (0..0, 0),
@@ -69,14 +69,14 @@ impl<T: BenchElement> TestPattern<T> {
             | BenchOperation::SendReceive => (0..input.len(), 0),
         };
         input.fill(T::zeroed());
-        let tile = self.contribution(self.rank);
-        let own = &mut input[own];
-        let mut done = 0;
-        while done < own.len() {
-            let offset = (start + done) % PATTERN_PERIOD_ELEMENTS;
-            let length = (own.len() - done).min(tile.len() - offset);
-            own[done..done + length].copy_from_slice(&tile[offset..offset + length]);
-            done += length;
+        let period = self.contribution(self.rank);
+        let part = &mut input[range];
+        let mut filled = 0;
+        while filled < part.len() {
+            let offset = (start + filled) % PATTERN_PERIOD_ELEMENTS;
+            let length = (part.len() - filled).min(period.len() - offset);
+            part[filled..filled + length].copy_from_slice(&period[offset..offset + length]);
+            filled += length;
         }
     }
 
@@ -84,10 +84,10 @@ impl<T: BenchElement> TestPattern<T> {
     /// leaves unspecified.
     pub fn count_wrong(&self, result: &[T]) -> u64 {
         let mut wrong = 0;
-        for ExpectedPart { range, start, tile } in self.expected_parts() {
+        for ExpectedPart { range, source_start, period } in self.expected_parts() {
             let end = range.end.min(result.len());
             let found = &result[range.start.min(end)..end];
-            wrong += (range.len() - found.len()) as u64 + count_differences(found, &tile, start);
+            wrong += (range.len() - found.len()) as u64 + count_differences(found, &period, source_start);
         }
         wrong
     }
@@ -95,29 +95,35 @@ impl<T: BenchElement> TestPattern<T> {
     /// Returns the parts of the expected result.
     fn expected_parts(&self) -> Vec<ExpectedPart<T>> {
         let Self { case, world, rank, .. } = *self;
-        let own = chunk(case.count, world, rank);
-        let whole = |tile| vec![ExpectedPart { range: 0..case.count, start: 0, tile }];
-        let from = |rank| whole(self.contribution(rank));
+        let own_chunk = chunk(case.count, world, rank);
+        let whole_source = |period| vec![ExpectedPart { range: 0..case.count, source_start: 0, period }];
+        let whole_contribution = |rank| whole_source(self.contribution(rank));
         match case.operation {
-            BenchOperation::AllReduce | BenchOperation::Scan => whole(self.reduced.clone()),
-            BenchOperation::Reduce if rank == case.root => whole(self.reduced.clone()),
-            BenchOperation::Exscan if rank != Rank::ZERO => whole(self.reduced.clone()),
+            BenchOperation::AllReduce | BenchOperation::Scan => whole_source(self.expected_reduction.clone()),
+            BenchOperation::Reduce if rank == case.root => whole_source(self.expected_reduction.clone()),
+            BenchOperation::Exscan if rank != Rank::ZERO => whole_source(self.expected_reduction.clone()),
             BenchOperation::ReduceScatter => {
-                vec![ExpectedPart { start: own.start, range: own, tile: self.reduced.clone() }]
+                vec![ExpectedPart {
+                    source_start: own_chunk.start,
+                    range: own_chunk,
+                    period: self.expected_reduction.clone(),
+                }]
             }
             BenchOperation::Gather if rank != case.root => Vec::new(),
             BenchOperation::AllGather | BenchOperation::Gather => self.expected_chunks(|chunk| chunk.start),
-            BenchOperation::AllToAll => self.expected_chunks(|_| own.start),
-            BenchOperation::Broadcast => from(case.root),
+            BenchOperation::AllToAll => self.expected_chunks(|_| own_chunk.start),
+            BenchOperation::Broadcast => whole_contribution(case.root),
             BenchOperation::Scatter => {
                 vec![ExpectedPart {
-                    range: 0..own.len(),
-                    start: own.start,
-                    tile: self.contribution(case.root),
+                    range: 0..own_chunk.len(),
+                    source_start: own_chunk.start,
+                    period: self.contribution(case.root),
                 }]
             }
-            BenchOperation::SendReceive => from(world.rank_before(rank, 1)),
-            BenchOperation::PingPong if case.operation.involves(rank) => from(Rank::new(1 - rank.get())),
+            BenchOperation::SendReceive => whole_contribution(world.rank_before(rank, 1)),
+            BenchOperation::PingPong if case.operation.involves(rank) => {
+                whole_contribution(Rank::new(1 - rank.get()))
+            }
             BenchOperation::Reduce
             | BenchOperation::Exscan
             | BenchOperation::Barrier
@@ -126,11 +132,11 @@ impl<T: BenchElement> TestPattern<T> {
     }
 
     /// Returns the parts of a result that consists of one chunk from each rank. If a rank's chunk lies at `range` in
-    /// the result, the chunk begins at the index `start(range)` of the rank's contribution.
-    fn expected_chunks(&self, start: impl Fn(&Range<usize>) -> usize) -> Vec<ExpectedPart<T>> {
+    /// the result, the chunk begins at the index `source_start(range)` of the rank's contribution.
+    fn expected_chunks(&self, source_start: impl Fn(&Range<usize>) -> usize) -> Vec<ExpectedPart<T>> {
         let part = |rank| {
             let range = chunk(self.case.count, self.world, rank);
-            ExpectedPart { start: start(&range), range, tile: self.contribution(rank) }
+            ExpectedPart { source_start: source_start(&range), range, period: self.contribution(rank) }
         };
         self.world.ranks().map(part).collect()
     }
@@ -142,6 +148,7 @@ impl<T: BenchElement> TestPattern<T> {
             .collect()
     }
 
+    /// Returns the element at `index` of the contribution of `rank`.
     fn contributed_element(&self, rank: Rank, index: usize) -> T {
         let bits = mix_bits(mix_bits(self.seed ^ u64::from(rank.get()) << 32) ^ index as u64);
         T::contribution_at(
@@ -150,6 +157,7 @@ impl<T: BenchElement> TestPattern<T> {
         )
     }
 
+    /// Returns the element at `index` of the expected reduction.
     fn expected_element(&self, op: ReduceOp, index: usize) -> T {
         let ranks = match self.case.operation {
             BenchOperation::Scan => 0..self.rank.get() + 1,
@@ -170,17 +178,17 @@ impl<T: BenchElement> TestPattern<T> {
     }
 }
 
-/// Returns the number of elements that differ from the expected periodic contents. `tile` is one period of the
+/// Returns the number of elements that differ from the expected periodic contents. `period` is one period of the
 /// expected contents. `start` is the index of `elements[0]` in the expected contents.
-fn count_differences<T: PartialEq>(elements: &[T], tile: &[T], start: usize) -> u64 {
+fn count_differences<T: PartialEq>(elements: &[T], period: &[T], start: usize) -> u64 {
     let mut wrong = 0;
-    let mut done = 0;
-    while done < elements.len() {
-        let offset = (start + done) % PATTERN_PERIOD_ELEMENTS;
-        let length = (elements.len() - done).min(tile.len() - offset);
-        let (found, expected) = (&elements[done..done + length], &tile[offset..offset + length]);
+    let mut compared = 0;
+    while compared < elements.len() {
+        let offset = (start + compared) % PATTERN_PERIOD_ELEMENTS;
+        let length = (elements.len() - compared).min(period.len() - offset);
+        let (found, expected) = (&elements[compared..compared + length], &period[offset..offset + length]);
         wrong += found.iter().zip(expected).filter(|(found, expected)| found != expected).count();
-        done += length;
+        compared += length;
     }
     wrong as u64
 }
@@ -269,14 +277,16 @@ mod tests {
             let world = WorldSize::new(ranks).unwrap();
             for op in [ReduceOp::LogicalAnd, ReduceOp::LogicalOr, ReduceOp::LogicalXor] {
                 let case = case(BenchOperation::AllReduce, DType::I32, Some(op), 500);
-                let reduced = TestPattern::<i32>::new(case, world, Rank::ZERO, 7).reduced;
-                let ones = reduced.iter().filter(|&&value| value == 1).count();
+                let expected_reduction =
+                    TestPattern::<i32>::new(case, world, Rank::ZERO, 7).expected_reduction;
+                let ones = expected_reduction.iter().filter(|&&value| value == 1).count();
                 assert!((100..=400).contains(&ones), "{op} of {ranks}: {ones} of 500");
             }
             for op in [ReduceOp::BitAnd, ReduceOp::BitOr, ReduceOp::BitXor] {
                 let case = case(BenchOperation::AllReduce, DType::U32, Some(op), 500);
-                let reduced = TestPattern::<u32>::new(case, world, Rank::ZERO, 7).reduced;
-                let ones: u32 = reduced.iter().map(|value| value.count_ones()).sum();
+                let expected_reduction =
+                    TestPattern::<u32>::new(case, world, Rank::ZERO, 7).expected_reduction;
+                let ones: u32 = expected_reduction.iter().map(|value| value.count_ones()).sum();
                 assert!((500..=15_500).contains(&ones), "{op} of {ranks}: {ones} of 16000");
             }
         }
@@ -291,7 +301,7 @@ mod tests {
         let mut own = vec![0.0; count];
         pattern.fill(&mut own);
         let right: Vec<f32> =
-            (0..count).map(|index| pattern.reduced[index % PATTERN_PERIOD_ELEMENTS]).collect();
+            (0..count).map(|index| pattern.expected_reduction[index % PATTERN_PERIOD_ELEMENTS]).collect();
         assert_eq!(pattern.count_wrong(&right), 0);
         let missing: Vec<f32> = right.iter().zip(&own).map(|(sum, own)| sum - own).collect();
         assert_eq!(pattern.count_wrong(&missing), count as u64);
@@ -397,7 +407,7 @@ mod tests {
         let own = chunk(count, world, Rank::new(1));
         let mut buffer = vec![0i8; count];
         for index in own {
-            buffer[index] = pattern.reduced[index % PATTERN_PERIOD_ELEMENTS];
+            buffer[index] = pattern.expected_reduction[index % PATTERN_PERIOD_ELEMENTS];
         }
         assert_eq!(pattern.count_wrong(&buffer), 0);
     }

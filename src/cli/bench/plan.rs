@@ -137,7 +137,7 @@ impl BenchPlan {
             }
             (None, factor) => SizeStep::Factor(factor),
         };
-        if let Some(path) = args.json.as_ref().filter(|path| !directory_exists(path)) {
+        if let Some(path) = args.json.as_ref().filter(|path| !parent_directory_exists(path)) {
             return Err(BenchPlanError::NoDirectory { path: path.clone() });
         }
         if args.alloc && args.operation != BenchOperation::AllReduce {
@@ -241,10 +241,10 @@ impl std::fmt::Display for SizeStep {
 }
 
 fn list_sizes(min: usize, max: usize, step: SizeStep) -> Result<Vec<usize>, BenchPlanError> {
-    let next = |size: &usize| match step {
+    let next_size = |size: &usize| match step {
         SizeStep::Bytes(bytes) => size.checked_add(bytes),
         // 0 bytes times the factor would stay 0, so the next size is 1 byte.
-        SizeStep::Factor(factor) => size.checked_mul(factor).map(|next| next.max(1)),
+        SizeStep::Factor(factor) => size.checked_mul(factor).map(|next_size| next_size.max(1)),
     };
     let mut sizes = Vec::new();
     let mut size = Some(min);
@@ -253,7 +253,7 @@ fn list_sizes(min: usize, max: usize, step: SizeStep) -> Result<Vec<usize>, Benc
             return Err(BenchPlanError::TooManyRows);
         }
         sizes.push(bytes);
-        size = next(&bytes).filter(|&next| next > bytes);
+        size = next_size(&bytes).filter(|&next_size| next_size > bytes);
     }
     Ok(sizes)
 }
@@ -303,11 +303,11 @@ fn list_reductions(args: &BenchArgs) -> Result<Vec<Option<ReduceOp>>, BenchPlanE
         ReduceOp::Average => !operation.reduces_prefixes(),
         _ => true,
     };
-    let all = ValueOrAll::expand(&args.reductions, ReduceOp::ALL);
-    Ok(all.into_iter().filter(is_measured).map(Some).collect())
+    let reductions = ValueOrAll::expand(&args.reductions, ReduceOp::ALL);
+    Ok(reductions.into_iter().filter(is_measured).map(Some).collect())
 }
 
-fn directory_exists(path: &std::path::Path) -> bool {
+fn parent_directory_exists(path: &std::path::Path) -> bool {
     match path.parent() {
         Some(directory) if directory.as_os_str().is_empty() => true,
         Some(directory) => directory.is_dir(),

@@ -20,7 +20,7 @@ pub enum BenchPlanError {
     },
     /// The factor does not make sizes larger.
     #[error(
-        "a factor of {factor} (-f) does not increase {min} bytes; pass a factor of at least 2, or a step with -i"
+        "a factor of {factor} (-f) does not increase a size of {min} bytes; pass a factor of at least 2, or a step with -i"
     )]
     FactorTooSmall {
         /// The value of `-f`.
@@ -29,7 +29,7 @@ pub enum BenchPlanError {
         min: usize,
     },
     /// The step does not make sizes larger.
-    #[error("a step of 0 bytes (-i) does not increase the size")]
+    #[error("a step of 0 bytes (-i) does not increase the size; pass a step of at least 1 byte")]
     StepIsZero,
     /// The table would have too many rows.
     #[error("these sizes, types and reductions make more than {ROWS_MAX} rows; choose larger steps")]

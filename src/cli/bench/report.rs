@@ -14,7 +14,7 @@ use crate::group::Group;
 use crate::train::atomic_file;
 use crate::types::WorldSize;
 
-/// The size in bytes of the temporary file that tests whether a report can be written. Most reports are smaller.
+/// The size in bytes of the temporary file that tests whether a report can be written: more than most reports need.
 const WRITE_TEST_BYTES: usize = 64 << 10;
 /// The maximal number of ranks that the header lists.
 const LISTED_RANKS_MAX: usize = 64;
@@ -139,8 +139,8 @@ impl BenchEnvironment {
                 "# NOTE: built with debug assertions; build with --release before you publish results"
             )?;
         }
-        for (rank, (host, process)) in ranks.iter().take(LISTED_RANKS_MAX).enumerate() {
-            writeln!(out, "#  Rank {rank:2} Pid {process:6} on {host}")?;
+        for (rank, (host, pid)) in ranks.iter().take(LISTED_RANKS_MAX).enumerate() {
+            writeln!(out, "#  Rank {rank:2} Pid {pid:6} on {host}")?;
         }
         if ranks.len() > LISTED_RANKS_MAX {
             writeln!(out, "#  ... and {} more", ranks.len() - LISTED_RANKS_MAX)?;
@@ -254,23 +254,23 @@ pub(super) fn check_writable(path: &Path) -> io::Result<()> {
     // `save` follows symbolic links, so this check follows symbolic links too.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     match fs::metadata(&target).map(|metadata| metadata.file_type()) {
-        Ok(kind) if kind.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        Ok(file_type) if file_type.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
         // Write a newline to test the device. JSON allows white space before the report.
-        Ok(kind) if kind.is_char_device() => {
+        Ok(file_type) if file_type.is_char_device() => {
             fs::OpenOptions::new().write(true).open(&target)?.write_all(b"\n")
         }
         // A named pipe is not opened, because opening it would wait for a reader.
-        Ok(kind) if !kind.is_file() => Ok(()),
+        Ok(file_type) if !file_type.is_file() => Ok(()),
         // `save` writes a new file in the directory of the report. Write a temporary file there, to find out whether
         // the directory is writable and has space.
         _ => {
             let mut name = target.file_name().ok_or(io::ErrorKind::InvalidFilename)?.to_owned();
             name.push(format!(".{}.trial", std::process::id()));
-            let trial = target.with_file_name(name);
-            let written = fs::write(&trial, vec![b' '; WRITE_TEST_BYTES]);
+            let test_file = target.with_file_name(name);
+            let write_result = fs::write(&test_file, vec![b' '; WRITE_TEST_BYTES]);
             // Ignore an error of the removal: if the write failed, there may be no file to remove.
-            let _ = fs::remove_file(&trial);
-            written
+            let _ = fs::remove_file(&test_file);
+            write_result
         }
     }
 }

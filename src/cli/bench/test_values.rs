@@ -8,7 +8,7 @@
 //! - In logical and bitwise operations, a single rank can decide the result. The inputs of these operations are
 //!   chosen so that 0 and 1 both occur often in the result, for any number of ranks.
 //!
-//! All of this also holds for the reduction of the first ranks only, as in a scan.
+//! These statements also hold if only the first ranks contribute, as in a scan.
 
 use half::{bf16, f16};
 
@@ -27,10 +27,10 @@ pub struct ElementPosition {
 }
 
 impl ElementPosition {
-    /// Allows at most `limit` ranks to contribute to this element. Returns the number of contributing ranks, and
-    /// whether this rank is one of them.
-    fn limit_contributors(self, limit: usize) -> (usize, bool) {
-        let stride = self.world.div_ceil(limit);
+    /// Allows at most `contributors_max` ranks to contribute to this element. Returns the number of contributing ranks,
+    /// and whether this rank is one of them.
+    fn limit_contributors(self, contributors_max: usize) -> (usize, bool) {
+        let stride = self.world.div_ceil(contributors_max);
         (self.world.div_ceil(stride), self.rank_plus_index.is_multiple_of(stride))
     }
 
@@ -44,11 +44,11 @@ impl ElementPosition {
 
     /// Returns a rank's contribution to a logical reduction: 0 for false, 1 to 127 for true.
     fn logical_contribution(self, op: ReduceOp) -> u8 {
-        // For most elements, `is_rare` is true on at most one rank.
-        let is_rare = (self.bits >> 8).is_multiple_of(2 * self.world as u64);
+        // For most elements, `decides_result` is true on at most one rank.
+        let decides_result = (self.bits >> 8).is_multiple_of(2 * self.world as u64);
         let is_true = match op {
-            ReduceOp::LogicalAnd => !is_rare,
-            ReduceOp::LogicalOr => is_rare,
+            ReduceOp::LogicalAnd => !decides_result,
+            ReduceOp::LogicalOr => decides_result,
             _ => self.bits >> 63 == 0,
         };
         if is_true { 1 + (self.bits % 127) as u8 } else { 0 }

@@ -49,17 +49,18 @@ impl RankProfile {
     /// Gathers the time breakdown of every rank over `iterations` iterations. All ranks must call this function.
     pub(super) fn gather_from_ranks(
         group: &mut Group,
-        (wall, spent): (Duration, Spent),
+        (total_time, spent): (Duration, Spent),
         iterations: u32,
     ) -> Result<Vec<Self>, Error> {
-        let figures: [Duration; DURATION_COUNT] = [wall, spent.send, spent.receive, spent.reduce, spent.wait];
-        let all = group.all_gather_from(&figures.map(|part| part.as_nanos() as u64))?;
-        let (all, _) = all.as_chunks::<DURATION_COUNT>();
-        let profile = |(rank, own): (Rank, &[u64; DURATION_COUNT])| Self {
+        let own_durations: [Duration; DURATION_COUNT] =
+            [total_time, spent.send, spent.receive, spent.reduce, spent.wait];
+        let all_durations = group.all_gather_from(&own_durations.map(|part| part.as_nanos() as u64))?;
+        let (all_durations, _) = all_durations.as_chunks::<DURATION_COUNT>();
+        let profile = |(rank, rank_durations): (Rank, &[u64; DURATION_COUNT])| Self {
             rank: rank.get(),
-            parts: TimeBreakdown::new(*own, iterations),
+            parts: TimeBreakdown::new(*rank_durations, iterations),
         };
-        Ok(group.size().ranks().zip(all).map(profile).collect())
+        Ok(group.size().ranks().zip(all_durations).map(profile).collect())
     }
 }
 
@@ -72,9 +73,10 @@ impl TimeBreakdown {
         Self { wall_us: mean_us(wall), send_us, receive_us, reduce_us, wait_us, other_us }
     }
 
-    fn mean(ranks: &[RankProfile]) -> Self {
-        let mean_of = |figure: fn(&Self) -> f64| {
-            ranks.iter().map(|rank| figure(&rank.parts)).sum::<f64>() / ranks.len().max(1) as f64
+    fn mean(profiles: &[RankProfile]) -> Self {
+        let mean_of = |duration: fn(&Self) -> f64| {
+            profiles.iter().map(|profile| duration(&profile.parts)).sum::<f64>()
+                / profiles.len().max(1) as f64
         };
         Self {
             wall_us: mean_of(|parts| parts.wall_us),
@@ -114,17 +116,19 @@ pub(super) fn write_legend(out: &mut dyn Write) -> io::Result<()> {
 /// Writes a line for each rank if there are at most two ranks. Otherwise writes three lines: the mean of all ranks,
 /// the rank that waits least, and the rank that waits most. The rank that waits least probably delays the other
 /// ranks.
-pub(super) fn write_time_breakdown(out: &mut dyn Write, ranks: &[RankProfile]) -> io::Result<()> {
-    if ranks.len() <= LISTED_RANKS_MAX {
-        return ranks.iter().try_for_each(|rank| rank.parts.write_line(out, &format!("rank {}", rank.rank)));
+pub(super) fn write_time_breakdown(out: &mut dyn Write, profiles: &[RankProfile]) -> io::Result<()> {
+    if profiles.len() <= LISTED_RANKS_MAX {
+        return profiles
+            .iter()
+            .try_for_each(|profile| profile.parts.write_line(out, &format!("rank {}", profile.rank)));
     }
-    TimeBreakdown::mean(ranks).write_line(out, &format!("mean of {}", ranks.len()))?;
+    TimeBreakdown::mean(profiles).write_line(out, &format!("mean of {}", profiles.len()))?;
     let by_wait = |a: &&RankProfile, b: &&RankProfile| a.parts.wait_us.total_cmp(&b.parts.wait_us);
     let extremes =
-        [(ranks.iter().min_by(by_wait), "waits least"), (ranks.iter().max_by(by_wait), "waits most")];
+        [(profiles.iter().min_by(by_wait), "waits least"), (profiles.iter().max_by(by_wait), "waits most")];
     for (found, waits) in extremes {
-        let Some(rank) = found else { continue };
-        rank.parts.write_line(out, &format!("rank {} {waits}", rank.rank))?;
+        let Some(profile) = found else { continue };
+        profile.parts.write_line(out, &format!("rank {} {waits}", profile.rank))?;
     }
     Ok(())
 }

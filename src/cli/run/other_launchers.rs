@@ -343,8 +343,8 @@ mod tests {
         Ok(words.iter().map(|word| word.to_str().expect("text")).collect::<Vec<_>>().join(" "))
     }
 
-    /// For every option of the table and every spelling of the option, `translate_options_of_other_launchers` returns either a
-    /// command line that clap accepts, or an error of one sentence.
+    /// For every option of the table and every spelling of the option, `translate_options_of_other_launchers` returns
+    /// either a command line that clap accepts, or an error of one sentence.
     #[test]
     fn every_option_of_the_table_is_translated_or_refused_with_a_sentence() {
         for &(names, count, translation) in OPTIONS_OF_OTHER_LAUNCHERS {

@@ -186,8 +186,8 @@ impl TrainArgs {
         }
         let OptimizerChoice { rule, learning_rate, weight_decay, shard_optimizer } =
             self.optimizer.to_optimizer_choice()?;
-        let table = self.table.into_options(&source)?;
-        let text = self.text.to_options(model.as_ref())?;
+        let table = self.table.into_table_options(&source)?;
+        let text = self.text.to_text_options(model.as_ref())?;
         let curves = self.output.curve_files()?;
         let config = Config {
             rule,
@@ -213,7 +213,7 @@ impl TrainArgs {
             compression,
             shard_optimizer,
             bucket_bytes: (!self.no_overlap).then_some(self.bucket_bytes),
-            checkpoint: self.checkpoint.into_checkpoint()?,
+            checkpoint: self.checkpoint.into_checkpoint_settings()?,
             report: self.output.report,
             curves,
             model_file: self.output.save_model,

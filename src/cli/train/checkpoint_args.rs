@@ -64,7 +64,7 @@ impl CheckpointArgs {
     /// # Errors
     ///
     /// Returns a sentence that says which option is wrong and what to do.
-    pub(super) fn into_checkpoint(self) -> Result<Option<CheckpointSettings>, String> {
+    pub(super) fn into_checkpoint_settings(self) -> Result<Option<CheckpointSettings>, String> {
         let existing =
             if self.resume.is_some() { ExistingCheckpoint::Resume } else { ExistingCheckpoint::Refuse };
         let directory = match (self.checkpoint, self.resume) {

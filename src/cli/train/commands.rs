@@ -116,13 +116,13 @@ struct ModelDataArgs {
     data_format: DataFormatArgs,
 
     #[command(flatten)]
-    format: TableFormatArgs,
+    table_format: TableFormatArgs,
 }
 
 #[derive(Args, Debug)]
 struct PredictArgs {
     #[command(flatten)]
-    input: ModelDataArgs,
+    model_and_data: ModelDataArgs,
 
     /// Write the predictions to FILE: as a numpy array if the name ends in .npy, otherwise as comma-separated values.
     /// An existing file is replaced only after all predictions are written [default: print comma-separated values]
@@ -133,7 +133,7 @@ struct PredictArgs {
 #[derive(Args, Debug)]
 struct EvalArgs {
     #[command(flatten)]
-    input: ModelDataArgs,
+    model_and_data: ModelDataArgs,
 
     /// The table column that holds the targets: its name, or its number counted from 0 [default: the name of the
     /// target in training]
@@ -233,7 +233,7 @@ impl From<ExportError> for ProgramFailure {
 impl ModelDataArgs {
     fn input_options(&self, target: TargetColumn) -> Result<InputOptions, ProgramFailure> {
         let data = self.data_format.prediction_input(&self.data).map_err(usage_error)?;
-        let (header, separator) = self.format.parse_header_and_separator().map_err(usage_error)?;
+        let (header, separator) = self.table_format.parse_header_and_separator().map_err(usage_error)?;
         let options = InputOptions { data, header, separator, target };
         if !matches!(options.data, PredictionInput::Table(_) | PredictionInput::StandardInput) {
             let name = self.data.join(" ");
@@ -255,11 +255,11 @@ impl ModelDataArgs {
 }
 
 fn predict_new_rows(args: PredictArgs) -> Result<(), ProgramFailure> {
-    let input = args.input.input_options(TargetColumn::Unread)?;
+    let input = args.model_and_data.input_options(TargetColumn::Unread)?;
     if let Some(output) = &args.output {
-        check_output_is_no_input(output, &args.input.model, &input.data).map_err(usage_error)?;
+        check_output_is_no_input(output, &args.model_and_data.model, &input.data).map_err(usage_error)?;
     }
-    let mut model = SavedModel::load(&args.input.model)?;
+    let mut model = SavedModel::load(&args.model_and_data.model)?;
     let output = args.output.map_or(PredictionOutput::StandardOutput, PredictionOutput::from_path);
     predict::predict(&mut model, &input, &output)?;
     Ok(())
@@ -294,12 +294,12 @@ fn check_output_is_no_input(output: &Path, model: &Path, data: &PredictionInput)
 
 fn compare_with_targets(args: EvalArgs) -> Result<(), ProgramFailure> {
     let target = args.target.map_or(TargetColumn::SameName, TargetColumn::Named);
-    let input = args.input.input_options(target)?;
+    let input = args.model_and_data.input_options(target)?;
     if args.top_k == Some(0) {
         return Err(usage_error("--top-k 0: it must be at least 1".into()));
     }
     let top_k = args.top_k.map(|k| usize::try_from(k).unwrap_or(usize::MAX));
-    let mut model = SavedModel::load(&args.input.model)?;
+    let mut model = SavedModel::load(&args.model_and_data.model)?;
     if model.description().text.is_some()
         && (top_k.is_some() || input.target != TargetColumn::SameName || input.has_table_options())
     {
@@ -311,15 +311,15 @@ fn compare_with_targets(args: EvalArgs) -> Result<(), ProgramFailure> {
     print_to_stdout(&if args.json { to_json(&evaluation) } else { evaluation.to_string() })
 }
 
-/// Checks that `--top-k` is less than the number of classes. `classes` is 0 for a model that predicts numbers.
-fn check_top_k(top_k: Option<usize>, classes: usize) -> Result<(), String> {
+/// Checks that `--top-k` is less than the number of classes. `class_count` is 0 for a model that predicts numbers.
+fn check_top_k(top_k: Option<usize>, class_count: usize) -> Result<(), String> {
     match top_k {
-        Some(k) if classes == 0 => {
+        Some(k) if class_count == 0 => {
             Err(format!("--top-k {k}: the model predicts numbers and not classes; leave out --top-k"))
         }
-        Some(k) if k >= classes => Err(format!(
-            "--top-k {k}: the model has only {classes} classes, so each prediction would count as right; pass at most {}",
-            classes - 1
+        Some(k) if k >= class_count => Err(format!(
+            "--top-k {k}: the model has only {class_count} classes, so each prediction would count as right; pass at most {}",
+            class_count - 1
         )),
         _ => Ok(()),
     }

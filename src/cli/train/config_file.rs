@@ -24,15 +24,15 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 ///
 /// Returns a sentence that names the file, the line and what to do.
 pub(super) fn read_config_file(command: &Command, path: &Path) -> Result<OptionSet, String> {
-    let place = path.display().to_string();
-    let fail = |problem: String| format!("cannot read the configuration file {place}: {problem}");
+    let path_text = path.display().to_string();
+    let file_error = |problem: String| format!("cannot read the configuration file {path_text}: {problem}");
     let mut text = String::new();
-    let file = File::open(path).map_err(|error| fail(error.to_string()))?;
+    let file = File::open(path).map_err(|error| file_error(error.to_string()))?;
     let bytes = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text);
-    if bytes.map_err(|error| fail(error.to_string()))? as u64 > FILE_BYTES_MAX {
-        return Err(fail(format!("it has more than {FILE_BYTES_MAX} bytes")));
+    if bytes.map_err(|error| file_error(error.to_string()))? as u64 > FILE_BYTES_MAX {
+        return Err(file_error(format!("it has more than {FILE_BYTES_MAX} bytes")));
     }
-    parse_toml_options(command, &text, |line| OptionOrigin::File { path: place.clone(), line })
+    parse_toml_options(command, &text, |line| OptionOrigin::File { path: path_text.clone(), line })
 }
 
 /// Parses options in TOML. `origin(n)` returns the origin of the options in line n, counted from 1.
@@ -56,24 +56,25 @@ pub(super) fn parse_toml_options(
     let known: BTreeMap<&str, &Arg> = known_options(command).collect();
     let mut entries: Vec<_> = table.get_ref().iter().collect();
     entries.sort_by_key(|(key, _)| key.span().start);
-    let mut found = OptionSet::default();
+    let mut parsed = OptionSet::default();
     for (key, value) in entries {
-        let (written, origin) = (key.get_ref().as_ref(), origin_at(key.span()));
-        let name = written.replace('_', "-");
-        let fail = |problem: String| format!("{origin}: {problem}");
+        let (key_text, origin) = (key.get_ref().as_ref(), origin_at(key.span()));
+        let name = key_text.replace('_', "-");
+        let line_error = |problem: String| format!("{origin}: {problem}");
         let arg = known.get(name.as_str()).filter(|_| name != "config");
-        let arg = arg.ok_or_else(|| fail(describe_unknown_option(command, written, value.get_ref())))?;
-        if let Some((_, first)) = found.options.get(&name) {
-            return Err(fail(format!(
-                "`{written}` is given twice, first in {first}; remove one of the lines"
+        let arg =
+            arg.ok_or_else(|| line_error(describe_unknown_option(command, key_text, value.get_ref())))?;
+        if let Some((_, first_origin)) = parsed.options.get(&name) {
+            return Err(line_error(format!(
+                "`{key_text}` is given twice, first in {first_origin}; remove one of the lines"
             )));
         }
         let value = convert_option_value(arg, value.get_ref())
-            .map_err(|problem| fail(format!("`{written}` {problem}")))?;
-        found.options.insert(name.clone(), (value, origin.clone()));
-        check_value(command, &found, &name).map_err(fail)?;
+            .map_err(|problem| line_error(format!("`{key_text}` {problem}")))?;
+        parsed.options.insert(name.clone(), (value, origin.clone()));
+        check_value(command, &parsed, &name).map_err(line_error)?;
     }
-    Ok(found)
+    Ok(parsed)
 }
 
 /// Describes a key that is not an option of `ringtrain`.
@@ -158,8 +159,8 @@ pub(super) fn is_number(arg: &Arg) -> bool {
 
 /// Checks the value of one option. Does not check which other options this option requires.
 fn check_value(command: &Command, options: &OptionSet, name: &str) -> Result<(), String> {
-    let only = options.options.get(name).map(|value| (name.to_owned(), value.clone()));
-    let arguments = OptionSet { options: only.into_iter().collect() }.to_arguments(command);
+    let single_option = options.options.get(name).map(|value| (name.to_owned(), value.clone()));
+    let arguments = OptionSet { options: single_option.into_iter().collect() }.to_arguments(command);
     match command.clone().try_get_matches_from(arguments) {
         Err(error)
             if matches!(
@@ -172,8 +173,8 @@ fn check_value(command: &Command, options: &OptionSet, name: &str) -> Result<(),
             ) =>
         {
             let text = error.to_string();
-            let first = text.lines().next().unwrap_or_default();
-            Err(first.trim_start_matches("error: ").to_owned())
+            let first_line = text.lines().next().unwrap_or_default();
+            Err(first_line.trim_start_matches("error: ").to_owned())
         }
         _ => Ok(()),
     }

@@ -99,7 +99,7 @@ impl DataFormatArgs {
         self.format.as_ref().map(parse).transpose()
     }
 
-    /// Returns the source that the values of `option` name.
+    /// Returns the source that the values of `option` name. `option` is `--data` or `--test-data`.
     ///
     /// # Errors
     ///

@@ -37,8 +37,8 @@ pub(super) struct GenerateArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 500)]
     length: u64,
 
-    /// How random the tokens are, at least 0. With 0, each new token is the most probable token. With 1, each token
-    /// is drawn with the probability that the model computes. Numbers below 1 favor probable tokens
+    /// How random the tokens are: a number of at least 0. With 0, each new token is the most probable token. With 1,
+    /// each token is drawn with the probability that the model computes. Numbers below 1 favor probable tokens
     #[arg(long, value_name = "NUMBER", default_value_t = 1.0)]
     temperature: f32,
 
@@ -86,7 +86,7 @@ struct Utf8Decoder {
 }
 
 impl Utf8Decoder {
-    /// Returns the characters that are complete now.
+    /// Adds bytes, and returns the characters that these bytes complete.
     fn decode(&mut self, bytes: &[u8]) -> String {
         self.incomplete.extend_from_slice(bytes);
         let mut text = String::new();

@@ -88,7 +88,7 @@ hybrid. All other options of training and data must stay the same. Without --lr,
 with the learning rate of the checkpoint.
 
 If any rank gets SIGTERM or Ctrl-C, all ranks finish the current step, save to --checkpoint, write \
---report and exit with 0. They do not test the model again. A second signal ends the process at \
+--report and exit with 0. The ranks do not test the model again. A second signal ends the process at \
 once.
 
 After each epoch, ranks that must have equal parameters compare hashes of these parameters. If the \

@@ -32,6 +32,7 @@ pub(super) enum ArgumentError {
 /// The checkpoint from which a run resumes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ResumeSource<'a> {
+    /// The directory of the checkpoint.
     pub(super) directory: &'a Path,
     /// Whether a missing checkpoint is an error. If this is `false`, a run without a checkpoint starts from the
     /// beginning.
@@ -105,8 +106,9 @@ impl Invocation {
             // Drop the stored options that the new strategy refuses, because the user has no way to unset a stored
             // option.
             let strategy = options.first_value("strategy").and_then(|text| text.parse().ok());
-            let refused = strategy.map_or(&[][..], options_refused_by);
-            options.add_missing(&self.command, stored.without_learning_rate().without_options(refused));
+            let refused_options = strategy.map_or(&[][..], options_refused_by);
+            options
+                .add_missing(&self.command, stored.without_learning_rate().without_options(refused_options));
         }
         let args = parse_options(&self.command, &options)?;
         let output = args.output.clone();
@@ -120,19 +122,19 @@ impl Invocation {
 
     /// Checks that the run does not write a file over the configuration file.
     fn check_config_file_is_not_overwritten(&self, config: &Config) -> Result<(), String> {
-        let Some(read) = &self.args.config else { return Ok(()) };
-        let written = [
+        let Some(config_path) = &self.args.config else { return Ok(()) };
+        let output_options = [
             ("--report", &config.report),
             ("--save-model", &config.model_file),
             ("--plot", &config.curves.plot),
         ];
-        match written
+        match output_options
             .into_iter()
-            .find(|(_, path)| path.as_ref().is_some_and(|path| would_replace(path, read)))
+            .find(|(_, path)| path.as_ref().is_some_and(|path| would_replace(path, config_path)))
         {
             Some((option, _)) => Err(format!(
                 "{option} would replace {}, the file of --config; pass another path to {option}",
-                read.display()
+                config_path.display()
             )),
             None => Ok(()),
         }
@@ -160,7 +162,7 @@ mod tests {
         }
     }
 
-    fn invocation(line: &str) -> Result<Invocation, String> {
+    fn parse_line(line: &str) -> Result<Invocation, String> {
         let arguments = std::iter::once("ringtrain").chain(line.split_whitespace());
         Invocation::parse(arguments.map(OsString::from).collect()).map_err(|error| match error {
             ArgumentError::Clap(error) => error.to_string(),
@@ -173,9 +175,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("run.toml");
         std::fs::write(&path, text).unwrap();
-        let shown = path.to_str().unwrap();
-        let config = invocation(&line.replace("run.toml", shown)).and_then(|found| found.to_config(None));
-        config.map_err(|error| error.replace(shown, "run.toml"))
+        let path_text = path.to_str().unwrap();
+        let config = parse_line(&line.replace("run.toml", path_text)).and_then(|found| found.to_config(None));
+        config.map_err(|error| error.replace(path_text, "run.toml"))
     }
 
     #[test]
@@ -247,11 +249,11 @@ mod tests {
     fn stored_options_give_the_same_configuration_and_flags_override_them() {
         let line = "--checkpoint c --keep-checkpoints 3 --data a.csv b\"\\.csv --target y --lr 0.5 --seed 7 --drop a,b \
                     --optimizer adam --betas 0.5,0.9 --scale-lr --no-overlap --timeout 5 --no-header --checkpoint-minutes 0.5";
-        let first = invocation(line).unwrap().to_config(None).unwrap();
+        let first = parse_line(line).unwrap().to_config(None).unwrap();
         let text = first.checkpoint.as_ref().unwrap().options.clone().unwrap();
         assert!(!text.contains("checkpoint =") && !text.contains("timeout"), "{text}");
         assert!(text.contains("\n# strategy = \"allreduce\"\n") && text.contains("seed = 7\n"), "{text}");
-        let resumed = invocation("--resume c").unwrap();
+        let resumed = parse_line("--resume c").unwrap();
         assert_eq!(resumed.resume_source().map(|source| source.must_exist), Some(true));
         let mut resumed = resumed.to_config(Some(&text)).unwrap();
         // A resumed run takes the learning rate from the state of the run in the checkpoint.
@@ -263,9 +265,9 @@ mod tests {
         checkpoint.options.clone_from(&first.checkpoint.as_ref().unwrap().options);
         assert_eq!(resumed, first);
         let line = "--checkpoint c --resume --seed 8 --bucket-bytes 64 --lr 0.25";
-        let changed = invocation(line).unwrap().to_config(Some(&text)).unwrap();
+        let changed = parse_line(line).unwrap().to_config(Some(&text)).unwrap();
         assert_eq!((changed.seed, changed.bucket_bytes, changed.learning_rate), (8, Some(64), Some(0.25)));
-        let error = invocation("--resume c --optimizer sgd").unwrap().to_config(Some(&text)).unwrap_err();
+        let error = parse_line("--resume c --optimizer sgd").unwrap().to_config(Some(&text)).unwrap_err();
         let expected = "--betas does not apply to --optimizer sgd; pass --optimizer adam, adamw or lamb (--betas is given in the \
                         checkpoint in c)";
         assert_eq!(error, expected);
@@ -276,7 +278,7 @@ mod tests {
     #[test]
     fn stored_options_that_another_strategy_refuses_are_left_out() {
         let stored = "model = \"mlp:8\"\nstrategy = \"pipeline:2\"\nmicro-batches = 3\n";
-        let resumed = |line: &str, stored| invocation(line).unwrap().to_config(Some(stored));
+        let resumed = |line: &str, stored| parse_line(line).unwrap().to_config(Some(stored));
         assert_eq!(resumed("--resume c", stored).unwrap().pipeline_micro_batches.unwrap().get(), 3);
         let kept = resumed("--resume c --strategy hybrid:2x2", stored).unwrap();
         assert_eq!(kept.pipeline_micro_batches.unwrap().get(), 3);
@@ -308,7 +310,7 @@ mod tests {
             ("--resume --checkpoint a", Ok("a")),
             ("--resume a", Ok("a")),
         ] {
-            let found = invocation(line).unwrap().to_config(None);
+            let found = parse_line(line).unwrap().to_config(None);
             let found = found.map(|config| config.checkpoint.unwrap().directory);
             match expected {
                 Ok(directory) => assert_eq!(found.unwrap(), Path::new(directory), "{line}"),

@@ -51,20 +51,22 @@ pub(super) struct OptimizerArgs {
 
 /// The checked values of [`OptimizerArgs`].
 pub(super) struct OptimizerChoice {
+    /// The update rule; `None` for `--optimizer auto`.
     pub(super) rule: Option<Rule>,
     pub(super) learning_rate: Option<f32>,
     pub(super) weight_decay: f32,
     pub(super) shard_optimizer: bool,
 }
 
-/// Returns an error if the value is not finite or not allowed. `range` describes the allowed values in words.
+/// Returns an error if `value` is not finite, or if `is_allowed` is false. `range` describes the allowed values in
+/// words.
 pub(super) fn check_number<T: Display + Into<f64> + Copy>(
     flag: &str,
     value: T,
-    allowed: bool,
+    is_allowed: bool,
     range: &str,
 ) -> Result<(), String> {
-    if value.into().is_finite() && allowed {
+    if value.into().is_finite() && is_allowed {
         Ok(())
     } else {
         Err(format!("{flag} {value}: it must be {range}"))
@@ -128,8 +130,8 @@ impl OptimizerArgs {
         }
         if let Some(epsilon) = self.epsilon {
             // If epsilon were 0 in f32, a parameter whose gradients are all 0 would become NaN.
-            let allowed = epsilon >= f64::from(f32::MIN_POSITIVE) && epsilon <= 1.0;
-            check_number("--epsilon", epsilon, allowed, "above 0 (at least 1.2e-38) and at most 1")?;
+            let is_allowed = epsilon >= f64::from(f32::MIN_POSITIVE) && epsilon <= 1.0;
+            check_number("--epsilon", epsilon, is_allowed, "above 0 (at least 1.2e-38) and at most 1")?;
             options.epsilon = epsilon;
         }
         Ok(options)
@@ -139,18 +141,18 @@ impl OptimizerArgs {
     fn check_rule_has_given_options(&self, rule: Option<Rule>) -> Result<(), String> {
         let has_momentum = rule.is_some_and(|rule| rule.momentum().is_some());
         let has_moments = rule.is_some_and(|rule| rule.adam_options().is_some());
-        for (flag, given, belongs, owners) in [
+        for (flag, is_given, applies, optimizers) in [
             ("--momentum", self.momentum.is_some(), has_momentum, "momentum, nesterov or lars"),
             ("--betas", self.betas.is_some(), has_moments, "adam, adamw or lamb"),
             ("--epsilon", self.epsilon.is_some(), has_moments, "adam, adamw or lamb"),
         ] {
             match rule {
-                _ if !given || belongs => {}
-                None => return Err(format!("{flag} needs --optimizer {owners}")),
+                _ if !is_given || applies => {}
+                None => return Err(format!("{flag} needs --optimizer {optimizers}")),
                 Some(rule) => {
                     let name = rule.name();
                     return Err(format!(
-                        "{flag} does not apply to --optimizer {name}; pass --optimizer {owners}"
+                        "{flag} does not apply to --optimizer {name}; pass --optimizer {optimizers}"
                     ));
                 }
             }

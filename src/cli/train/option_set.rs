@@ -125,7 +125,7 @@ impl OptionSet {
         };
         let given: Vec<String> = self.options.keys().filter(|name| self.contains(name)).cloned().collect();
         for (name, value) in other.options {
-            if !given.iter().any(|own| conflicts(own, &name)) {
+            if !given.iter().any(|given_name| conflicts(given_name, &name)) {
                 self.options.entry(name).or_insert(value);
             }
         }
@@ -184,8 +184,8 @@ impl OptionSet {
     pub(super) fn append_option_origins(&self, message: &str) -> String {
         let is_named = |name: &str| {
             let flag = format!("--{name}");
-            message.match_indices(&flag).any(|(at, _)| {
-                let next = message[at + flag.len()..].chars().next();
+            message.match_indices(&flag).any(|(start, _)| {
+                let next = message[start + flag.len()..].chars().next();
                 !next.is_some_and(|c| c.is_ascii_alphanumeric() || c == '-')
             })
         };
@@ -205,10 +205,10 @@ impl OptionSet {
     ///
     /// Returns a sentence that names a value that is not valid Unicode.
     pub(super) fn to_toml(&self, command: &Command) -> Result<String, String> {
-        let joining = GroupArgs::augment_args(Command::new("ringtrain"));
+        let join_options = GroupArgs::augment_args(Command::new("ringtrain"));
         let is_stored = |name: &str| {
             !OPTIONS_NEVER_STORED.contains(&name)
-                && !joining.get_arguments().any(|arg| arg.get_long() == Some(name))
+                && !join_options.get_arguments().any(|arg| arg.get_long() == Some(name))
         };
         let (mut given, mut defaults) = (String::new(), String::new());
         for (name, arg) in known_options(command).filter(|(name, _)| is_stored(name)) {
@@ -216,7 +216,7 @@ impl OptionSet {
             let out = if value.is_some() { &mut given } else { &mut defaults };
             let text = match value {
                 Some(OptionValue::Flag(value)) => value.to_string(),
-                Some(OptionValue::Values(values)) => toml_values(name, arg, values)?,
+                Some(OptionValue::Values(values)) => format_toml_values(name, arg, values)?,
                 None if is_flag(arg) => "false".into(),
                 None => {
                     let values: Vec<OsString> =
@@ -224,7 +224,7 @@ impl OptionSet {
                     if values.is_empty() {
                         continue;
                     }
-                    toml_values(name, arg, &values)?
+                    format_toml_values(name, arg, &values)?
                 }
             };
             let comment = if value.is_some() { "" } else { "# " };
@@ -236,7 +236,7 @@ impl OptionSet {
 
 /// Converts the values of an option to a TOML string or an array of strings. The value of a numeric option becomes a
 /// TOML number.
-fn toml_values(name: &str, arg: &Arg, values: &[OsString]) -> Result<String, String> {
+fn format_toml_values(name: &str, arg: &Arg, values: &[OsString]) -> Result<String, String> {
     let is_number = super::config_file::is_number(arg);
     let quote = |value: &OsString| match value.to_str() {
         Some(text) if is_number => Ok(text.to_owned()),

@@ -24,7 +24,8 @@ pub(super) struct TableFormatArgs {
 }
 
 impl TableFormatArgs {
-    /// Returns whether the table has a header row, and the separator of its cells.
+    /// Returns whether the table has a header row, and the separator of its cells. The separator is `None` without
+    /// `--separator`.
     ///
     /// # Errors
     ///
@@ -90,7 +91,7 @@ impl TableArgs {
     /// # Errors
     ///
     /// Returns a sentence that says which argument is wrong and what to do.
-    pub(super) fn into_options(self, source: &DataSource) -> Result<TableOptions, String> {
+    pub(super) fn into_table_options(self, source: &DataSource) -> Result<TableOptions, String> {
         let (header, separator) = self.format.parse_header_and_separator()?;
         let missing = self.missing.parse().map_err(|why| format!("--missing {}: it {why}", self.missing))?;
         if !(2..=CATEGORIES_MAX).contains(&self.max_categories) {

@@ -27,7 +27,7 @@ impl TextArgs {
     /// # Errors
     ///
     /// Returns a sentence that says which argument is wrong and what to do.
-    pub(super) fn to_options(&self, model: Option<&ModelSpec>) -> Result<TextOptions, String> {
+    pub(super) fn to_text_options(&self, model: Option<&ModelSpec>) -> Result<TextOptions, String> {
         for (name, given) in [("--tokens", self.tokens.is_some()), ("--context", self.context.is_some())] {
             if given && !matches!(model, Some(ModelSpec::Gpt(_))) {
                 return Err(format!("{name} is for texts; pass --model gpt:LAYERS,HEADS,WIDTH"));
