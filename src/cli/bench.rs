@@ -174,11 +174,11 @@ pub fn bench(
         // If a host has too little memory, only the ranks of this host see the error. Abort the job to stop all ranks.
         let _ = group.abort(&error.to_string());
     })?;
-    let ranks = gather_host_names_and_pids(group)?;
-    let environment = BenchEnvironment::new(group, plan, &ranks, segment_bytes);
+    let hosts_and_pids = gather_host_names_and_pids(group)?;
+    let environment = BenchEnvironment::new(group, plan, &hosts_and_pids, segment_bytes);
     let mut sink = io::sink();
     let out: &mut dyn Write = if group.rank().get() == 0 { out } else { &mut sink };
-    environment.write_header(out, group, plan, &ranks).map_err(BenchError::Output)?;
+    environment.write_header(out, group, plan, &hosts_and_pids).map_err(BenchError::Output)?;
     let options = MeasureOptions {
         iterations: plan.iterations,
         warm_up: plan.warm_up,

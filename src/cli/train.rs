@@ -110,7 +110,7 @@ pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<()
         None => None,
         // A missing checkpoint is no error here, because the checkpoint may be on the host of rank 0. Each
         // rank checks the arguments again when the rank starts.
-        Some(source) if !source.exists() => return Ok(()),
+        Some(source) if !source.has_checkpoint() => return Ok(()),
         Some(source) => match source.read_stored_options() {
             Ok(stored) => stored,
             Err(_) => return Ok(()),
@@ -169,8 +169,10 @@ fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
         console.notice(&join_args.describe(&group));
     }
     let observer: &mut dyn Observer = if rank == Rank::ZERO { &mut console } else { &mut SilentObserver };
-    let summary = train::run(&mut group, &config, &stop_flag, observer)
-        .map_err(|error| ProgramFailure { exit: exit_code_of(&error), message: error.to_string() })?;
+    let summary = train::run(&mut group, &config, &stop_flag, observer).map_err(|error| ProgramFailure {
+        exit: exit_code_of_train_error(&error),
+        message: error.to_string(),
+    })?;
     group.close();
     let reporter = summary.report.gossip.as_ref().map_or(Rank::ZERO, |gossip| Rank::new(gossip.coordinator));
     if rank == reporter {
@@ -253,7 +255,7 @@ fn describe_result(report: &train::Report) -> String {
     line
 }
 
-fn exit_code_of(error: &TrainError) -> Exit {
+fn exit_code_of_train_error(error: &TrainError) -> Exit {
     match error {
         TrainError::Data(_)
         | TrainError::DataDiffer { .. }

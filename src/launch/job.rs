@@ -84,7 +84,7 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         rendezvous: server.address(),
         master_port: master_port.port,
         secret,
-        job_id: job.id.clone(),
+        job_id: job.job_id.clone(),
         start_timeout: plan.limits.start_timeout,
         exclusive_processors: bindings.exclusive_processors,
         omp_threads: (plan.world.get() > 1 && env::var_os("OMP_NUM_THREADS").is_none())
@@ -104,11 +104,11 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         // If ringrun itself runs as rank 0 of another ringrun job, it has inherited this variable.
         command.env_remove(STATUS_COLUMNS_VARIABLE);
         command.current_dir(&directory).envs(rank_environment(rank, &job_variables)).envs(&variables);
-        let started = job.ranks.start_rank(command);
+        let started = job.rank_processes.start_rank(command);
         let streams = started.map_err(|source| LaunchError::Spawn { rank, world: plan.world, source })?;
         job.output.add_streams(rank, streams);
     }
-    let supervisor = Supervisor::new(plan.limits, plan.failure_policy, &job.ranks.pids());
+    let supervisor = Supervisor::new(plan.limits, plan.failure_policy, &job.rank_processes.pids());
     let (outcome, rank_statuses) = job.run_event_loop(supervisor, &server)?;
     job.kill_leftover_processes()?;
     let Some(OutputSummary { last_lines, write_failures }) = job.wait_for_output()? else {
@@ -167,13 +167,14 @@ fn start_rendezvous_server(
     job: &RunningJob<'_>,
 ) -> Result<Server, LaunchError> {
     let secret = Secret::new(secret.as_bytes()).map_err(|error| LaunchError::Rendezvous(error.into()))?;
-    let id = u128::from_str_radix(&job.id, 16).expect("an id that this program has just made").to_be_bytes();
+    let job_id =
+        u128::from_str_radix(&job.job_id, 16).expect("an id that this program has just made").to_be_bytes();
     let output = job.output.command_sender();
     Server::start(ServerOptions {
         host: Ipv4Addr::LOCALHOST.into(),
         world: plan.world,
         secret,
-        job_id: id,
+        job_id,
         start_timeout: plan.limits.start_timeout,
         notices: NoticeReceiver::Report(Box::new(move |notice| output.print_message(notice))),
     })
@@ -183,7 +184,7 @@ fn start_rendezvous_server(
 /// A running job.
 struct RunningJob<'a> {
     plan: &'a LaunchPlan,
-    id: String,
+    job_id: String,
     start_time: Instant,
     poll: Poll,
     signals: Signals,
@@ -191,7 +192,7 @@ struct RunningJob<'a> {
     /// the output thread were the only owner, and dropped the waker before the poll returns.
     _waker: Arc<Waker>,
     output: Output,
-    ranks: RankProcesses,
+    rank_processes: RankProcesses,
     has_warned_of_lost_watchdog: bool,
 }
 
@@ -204,19 +205,20 @@ impl<'a> RunningJob<'a> {
         let signals = Signals::register(poll.registry(), FIRST_SIGNAL_TOKEN)
             .map_err(system_error("the signal handlers"))?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKE_TOKEN).map_err(system_error("an eventfd"))?);
-        let id = to_hex(&rand::random::<[u8; 16]>());
-        let ranks = RankProcesses::new(Watchdog::start(&id).map_err(system_error("the watchdog process"))?);
+        let job_id = to_hex(&rand::random::<[u8; 16]>());
+        let rank_processes =
+            RankProcesses::new(Watchdog::start(&job_id).map_err(system_error("the watchdog process"))?);
         let output = Output::start(plan.world, plan.output_format, files, Arc::clone(&waker))
             .map_err(system_error("the output thread"))?;
         Ok(Self {
             plan,
-            id,
+            job_id,
             start_time: Instant::now(),
             poll,
             signals,
             _waker: waker,
             output,
-            ranks,
+            rank_processes,
             has_warned_of_lost_watchdog: false,
         })
     }
@@ -234,13 +236,13 @@ impl<'a> RunningJob<'a> {
                     SIGCHLD => {}
                     // Ctrl-Z stops the ranks and then ringrun. After SIGCONT, ringrun continues the ranks.
                     SIGTSTP => {
-                        self.ranks.send_signal(SIGTSTP);
+                        self.rank_processes.send_signal(SIGTSTP);
                         let _ = signal_hook::low_level::emulate_default_handler(SIGTSTP);
                     }
                     other => supervisor.handle_signal(other, self.start_time.elapsed()),
                 }
             }
-            let ended_ranks = self.ranks.reap_ended_ranks();
+            let ended_ranks = self.rank_processes.reap_ended_ranks();
             // Call `has_started` after `reap_ended_ranks`: if a rank in `ended_ranks` ended after the start of the
             // job, the supervisor must first record the start.
             if server.has_started() {
@@ -270,7 +272,7 @@ impl<'a> RunningJob<'a> {
     fn perform_actions(&self, supervisor: &mut Supervisor) {
         while let Some(action) = supervisor.poll_action() {
             match action {
-                SupervisorAction::Signal(signal) => self.ranks.send_signal(signal),
+                SupervisorAction::Signal(signal) => self.rank_processes.send_signal(signal),
                 SupervisorAction::PrintMessage(text) => self.output.print_message(&text),
             }
         }
@@ -282,8 +284,8 @@ impl<'a> RunningJob<'a> {
         loop {
             // A process that ends after this call of `reap_ended_ranks` causes another SIGCHLD, which ends the wait
             // below.
-            self.ranks.reap_ended_ranks();
-            if self.ranks.kill_leftover_processes() == 0 {
+            self.rank_processes.reap_ended_ranks();
+            if self.rank_processes.kill_leftover_processes() == 0 {
                 break;
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -336,7 +338,7 @@ impl<'a> RunningJob<'a> {
     }
 
     fn warn_of_lost_watchdog(&mut self) {
-        if self.ranks.watchdog_ended() && !self.has_warned_of_lost_watchdog {
+        if self.rank_processes.watchdog_ended() && !self.has_warned_of_lost_watchdog {
             self.has_warned_of_lost_watchdog = true;
             self.output
                 .print_message("the watchdog process was killed; if ringrun is killed too, processes of its ranks may survive");
@@ -349,7 +351,7 @@ impl<'a> RunningJob<'a> {
             let job = limits.job_timeout.map_or_else(|| "none".to_owned(), format_seconds);
             self.output.print_message(&format!(
                 "job {} of {} ranks, rendezvous at {rendezvous}",
-                self.id, self.plan.world
+                self.job_id, self.plan.world
             ));
             self.output.print_message(&format!(
                 "time limits: start {}; whole job {job}; from a failure to SIGTERM {}; from SIGTERM to SIGKILL {}, or {} if \

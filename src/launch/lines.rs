@@ -36,6 +36,7 @@ pub(super) enum LineEnd {
 /// Cuts a stream of bytes into lines.
 #[derive(Default, Debug)]
 pub(super) struct LineSplitter {
+    /// The beginning of a line whose end has not arrived.
     unfinished: Vec<u8>,
 }
 

@@ -83,14 +83,14 @@ pub(super) struct OutputSummary {
 /// The handle of the output thread.
 #[derive(Debug)]
 pub(super) struct Output {
-    commands: OutputCommandSender,
-    events: Receiver<OutputEvent>,
+    command_sender: OutputCommandSender,
+    event_receiver: Receiver<OutputEvent>,
 }
 
 /// Sends commands to the output thread.
 #[derive(Clone, Debug)]
 pub(super) struct OutputCommandSender {
-    commands: Sender<OutputCommand>,
+    sender: Sender<OutputCommand>,
     waker: Arc<Waker>,
 }
 
@@ -102,7 +102,7 @@ impl OutputCommandSender {
 
     fn send(&self, command: OutputCommand) {
         // Sending fails if the thread has ended. Ignore the error, because an ended thread needs no command.
-        let _ = self.commands.send(command);
+        let _ = self.sender.send(command);
         let _ = self.waker.wake();
     }
 }
@@ -117,13 +117,13 @@ impl Output {
     ) -> io::Result<Self> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKE_TOKEN)?);
-        let (commands, commands_in) = channel();
-        let (events_out, events) = channel();
+        let (sender, command_receiver) = channel();
+        let (event_sender, event_receiver) = channel();
         let wake_at_end = WakeOnDrop(Arc::clone(&job_waker));
         let mut reader = OutputReader {
             poll,
-            commands: commands_in,
-            events: events_out,
+            command_receiver,
+            event_sender,
             job_waker,
             pipes: Vec::new(),
             files,
@@ -139,34 +139,34 @@ impl Output {
             drop(reader);
             drop(wake_at_end);
         })?;
-        Ok(Self { commands: OutputCommandSender { commands, waker }, events })
+        Ok(Self { command_sender: OutputCommandSender { sender, waker }, event_receiver })
     }
 
     /// Tells the output thread to read the streams of a rank.
     pub(super) fn add_streams(&self, rank: Rank, streams: RankStreams) {
-        self.commands.send(OutputCommand::ReadStreams(rank, streams));
+        self.command_sender.send(OutputCommand::ReadStreams(rank, streams));
     }
 
     /// Writes a message of ringrun itself to standard error, between the lines of the ranks.
     pub(super) fn print_message(&self, text: &str) {
-        self.commands.print_message(text);
+        self.command_sender.print_message(text);
     }
 
     /// Returns a sender with which other threads can make the output thread print messages of ringrun.
     pub(super) fn command_sender(&self) -> OutputCommandSender {
-        self.commands.clone()
+        self.command_sender.clone()
     }
 
     /// Tells the output thread that every rank has ended. The output thread then writes the output that is still in
     /// the pipes, and sends [`OutputEvent::Drained`].
     pub(super) fn drain_pipes(&self) {
-        self.commands.send(OutputCommand::DrainPipes);
+        self.command_sender.send(OutputCommand::DrainPipes);
     }
 
     /// Returns the next event. The error is `Empty` if there is no event, and `Disconnected` if the output thread has
     /// ended.
     pub(super) fn next_event(&self) -> Result<OutputEvent, TryRecvError> {
-        self.events.try_recv()
+        self.event_receiver.try_recv()
     }
 }
 
@@ -186,12 +186,14 @@ struct RankPipe {
     /// `None` after the end of the stream.
     pipe: Option<pipe::Receiver>,
     splitter: LineSplitter,
+    /// The file of `--output-dir`; `None` without this option, or after a failed write.
     file: Option<File>,
     /// Whether ringrun shows the unfinished line of this pipe in the status line of the terminal.
     has_status: bool,
     /// Whether ringrun has printed a line of this pipe in pieces. ringrun prints a message only for the first such
     /// line of a pipe.
     has_cut_a_line: bool,
+    /// Whether the pipe may have bytes to read.
     is_readable: bool,
     /// After all ranks have ended, the output thread reads at most this number of further bytes from the pipe.
     drain_bytes_left: usize,
@@ -200,8 +202,8 @@ struct RankPipe {
 /// The state of the output thread.
 struct OutputReader {
     poll: Poll,
-    commands: Receiver<OutputCommand>,
-    events: Sender<OutputEvent>,
+    command_receiver: Receiver<OutputCommand>,
+    event_sender: Sender<OutputEvent>,
     job_waker: Arc<Waker>,
     pipes: Vec<RankPipe>,
     files: OutputFiles,
@@ -268,7 +270,7 @@ impl OutputReader {
     /// Executes the commands that the job's thread has sent. Returns an error if the job's thread has ended.
     fn take_commands(&mut self) -> Result<(), TryRecvError> {
         loop {
-            match self.commands.try_recv() {
+            match self.command_receiver.try_recv() {
                 Ok(OutputCommand::ReadStreams(rank, streams)) => {
                     let files = self.files.by_rank.remove(&rank);
                     let (stdout, stderr) = files.map_or((None, None), |[out, err]| (Some(out), Some(err)));
@@ -409,7 +411,7 @@ impl OutputReader {
     }
 
     fn send_event(&self, event: OutputEvent) {
-        let _ = self.events.send(event);
+        let _ = self.event_sender.send(event);
         let _ = self.job_waker.wake();
     }
 }

@@ -37,6 +37,7 @@ pub(super) enum SupervisorAction {
     PrintMessage(String),
 }
 
+/// How far ringrun has come in stopping the job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum StopPhase {
     Running,
@@ -56,9 +57,11 @@ enum StopPhase {
     KillFailed,
 }
 
+/// The state of the job, from which the supervisor decides which signals to send.
 pub(super) struct Supervisor {
     limits: LaunchLimits,
     failure_policy: FailurePolicy,
+    /// Whether all ranks have joined the job.
     has_started: bool,
     rank_statuses: Vec<RankStatus>,
     phase: StopPhase,

@@ -35,6 +35,7 @@ pub(super) fn check_binding_is_allowed() -> Result<(), Errno> {
 struct ProcessorPosition {
     numa_node: usize,
     package: usize,
+    /// The number of the core's first hardware thread.
     core: usize,
 }
 

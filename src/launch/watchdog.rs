@@ -112,6 +112,7 @@ struct WatchedJob {
 }
 
 impl WatchedJob {
+    /// Applies one line that ringrun has sent.
     fn update_from_line(&mut self, line: &str) {
         if line == "done" {
             self.is_done = true;
@@ -124,6 +125,7 @@ impl WatchedJob {
         }
     }
 
+    /// Kills all processes of the job.
     fn kill_job(&self) {
         for group in self.groups.iter().filter_map(|&group| Pid::from_raw(group)) {
             processes::signal_group(group, SIGKILL);

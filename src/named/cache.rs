@@ -158,7 +158,7 @@ mod tests {
     use crate::named::message::TensorOp;
     use crate::types::{DType, ReduceOp};
 
-    fn request(name: &str, count: u64) -> Request {
+    fn make_request(name: &str, count: u64) -> Request {
         let signature = Signature { kind: TensorOp::AllReduce(ReduceOp::Sum), dtype: DType::F32, count };
         Request { name: name.into(), signature }
     }
@@ -168,33 +168,33 @@ mod tests {
         let mut cache = CoordinatorCache::new(2);
         let mut retired = Vec::new();
         assert_eq!(
-            cache.announce(request("a", 1), 1, &mut retired),
-            AnnouncedTensor::Named(request("a", 1), Some(0))
+            cache.announce(make_request("a", 1), 1, &mut retired),
+            AnnouncedTensor::Named(make_request("a", 1), Some(0))
         );
         assert_eq!(
-            cache.announce(request("b", 1), 1, &mut retired),
-            AnnouncedTensor::Named(request("b", 1), Some(1))
+            cache.announce(make_request("b", 1), 1, &mut retired),
+            AnnouncedTensor::Named(make_request("b", 1), Some(1))
         );
-        assert_eq!(cache.announce(request("a", 1), 2, &mut retired), AnnouncedTensor::Cached(0));
+        assert_eq!(cache.announce(make_request("a", 1), 2, &mut retired), AnnouncedTensor::Cached(0));
         // `b` was used least recently, so message 3 retires the slot of `b`. A rank that has not read message 3 may
         // still report this slot.
         assert_eq!(
-            cache.announce(request("c", 1), 3, &mut retired),
-            AnnouncedTensor::Named(request("c", 1), None)
+            cache.announce(make_request("c", 1), 3, &mut retired),
+            AnnouncedTensor::Named(make_request("c", 1), None)
         );
         assert_eq!(retired, [1]);
-        assert_eq!(cache.request_in_slot(1), Some(&request("b", 1)));
+        assert_eq!(cache.request_in_slot(1), Some(&make_request("b", 1)));
         cache.free_retired_slots(2);
         assert_eq!(
-            cache.announce(request("c", 1), 4, &mut retired),
-            AnnouncedTensor::Named(request("c", 1), None)
+            cache.announce(make_request("c", 1), 4, &mut retired),
+            AnnouncedTensor::Named(make_request("c", 1), None)
         );
         assert_eq!(retired, [1], "half of the cache is retired already");
         cache.free_retired_slots(3);
         assert_eq!(cache.request_in_slot(1), None);
         assert_eq!(
-            cache.announce(request("c", 1), 5, &mut retired),
-            AnnouncedTensor::Named(request("c", 1), Some(1))
+            cache.announce(make_request("c", 1), 5, &mut retired),
+            AnnouncedTensor::Named(make_request("c", 1), Some(1))
         );
     }
 
@@ -203,24 +203,24 @@ mod tests {
         let mut cache = CoordinatorCache::new(2);
         let mut rank_cache = RankCache::default();
         let mut announce = |cache: &mut CoordinatorCache, count| {
-            let tensor = cache.announce(request("a", count), 1, &mut Vec::new());
+            let tensor = cache.announce(make_request("a", count), 1, &mut Vec::new());
             rank_cache.apply_announcement(tensor.clone()).unwrap();
-            assert_eq!(rank_cache.find_slot("a", &request("a", count).signature), Some(0));
-            assert_eq!(rank_cache.find_slot("a", &request("a", count + 1).signature), None);
+            assert_eq!(rank_cache.find_slot("a", &make_request("a", count).signature), Some(0));
+            assert_eq!(rank_cache.find_slot("a", &make_request("a", count + 1).signature), None);
             tensor
         };
-        assert_eq!(announce(&mut cache, 1), AnnouncedTensor::Named(request("a", 1), Some(0)));
-        assert_eq!(announce(&mut cache, 2), AnnouncedTensor::Named(request("a", 2), Some(0)));
+        assert_eq!(announce(&mut cache, 1), AnnouncedTensor::Named(make_request("a", 1), Some(0)));
+        assert_eq!(announce(&mut cache, 2), AnnouncedTensor::Named(make_request("a", 2), Some(0)));
         assert_eq!(announce(&mut cache, 2), AnnouncedTensor::Cached(0));
     }
 
     #[test]
     fn a_cleared_slot_of_a_rank_is_empty_and_using_it_is_an_error() {
         let mut rank_cache = RankCache::default();
-        rank_cache.apply_announcement(AnnouncedTensor::Named(request("a", 1), Some(3))).unwrap();
-        assert_eq!(rank_cache.apply_announcement(AnnouncedTensor::Cached(3)), Ok(request("a", 1)));
-        assert_eq!(rank_cache.clear_slot(3), Some(request("a", 1)));
-        assert_eq!(rank_cache.find_slot("a", &request("a", 1).signature), None);
+        rank_cache.apply_announcement(AnnouncedTensor::Named(make_request("a", 1), Some(3))).unwrap();
+        assert_eq!(rank_cache.apply_announcement(AnnouncedTensor::Cached(3)), Ok(make_request("a", 1)));
+        assert_eq!(rank_cache.clear_slot(3), Some(make_request("a", 1)));
+        assert_eq!(rank_cache.find_slot("a", &make_request("a", 1).signature), None);
         assert!(rank_cache.apply_announcement(AnnouncedTensor::Cached(3)).is_err());
     }
 
@@ -228,8 +228,8 @@ mod tests {
     fn a_cache_of_capacity_0_announces_every_tensor_in_full() {
         let mut cache = CoordinatorCache::new(0);
         assert_eq!(
-            cache.announce(request("a", 1), 1, &mut Vec::new()),
-            AnnouncedTensor::Named(request("a", 1), None)
+            cache.announce(make_request("a", 1), 1, &mut Vec::new()),
+            AnnouncedTensor::Named(make_request("a", 1), None)
         );
     }
 }

@@ -50,9 +50,11 @@ pub(super) struct Coordinator {
     messages_sent: u64,
     /// The number of running operations.
     running_operations: usize,
+    /// The rank that joined last; `None` if no rank has joined since the last [`Instruction::Joined`].
     last_joined: Option<Rank>,
+    /// Whether the coordinator has sent [`Instruction::End`].
     has_ended: bool,
-    pub(super) watch: StallWatch,
+    pub(super) stall_watch: StallWatch,
 }
 
 /// The state of one rank.
@@ -82,7 +84,7 @@ pub(super) struct PendingTensor {
 impl Coordinator {
     /// Creates a coordinator. `job_ranks` contains, for each rank of the group, the number of this rank in the job.
     /// Error messages show ranks by their numbers in the job.
-    pub(super) fn new(limits: CoordinatorLimits, job_ranks: Arc<[Rank]>, watch: StallWatch) -> Self {
+    pub(super) fn new(limits: CoordinatorLimits, job_ranks: Arc<[Rank]>, stall_watch: StallWatch) -> Self {
         Self {
             limits,
             rank_states: vec![NegotiatingRank::default(); job_ranks.len()],
@@ -96,7 +98,7 @@ impl Coordinator {
             running_operations: 0,
             last_joined: None,
             has_ended: false,
-            watch,
+            stall_watch,
         }
     }
 
@@ -129,7 +131,7 @@ impl Coordinator {
             )));
         }
         status.messages_read = report.messages_read;
-        self.watch.record_activity(now);
+        self.stall_watch.record_activity(now);
         for slot in report.slots {
             let request = self.cache.request_in_slot(slot).cloned();
             let request =
@@ -221,7 +223,7 @@ impl Coordinator {
 
     fn remove_pending(&mut self, name: &str) -> Option<PendingTensor> {
         let entry = self.pending.remove(name)?;
-        self.watch.forget_tensor(name);
+        self.stall_watch.forget_tensor(name);
         for rank in entry.submissions.keys() {
             self.rank_states[rank.index()].pending_count -= 1;
         }
@@ -251,7 +253,7 @@ impl Coordinator {
     /// Records that an operation has ended on rank 0. The coordinator can then start another operation.
     pub(super) fn record_completion(&mut self, now: Duration) {
         self.running_operations = self.running_operations.saturating_sub(1);
-        self.watch.record_activity(now);
+        self.stall_watch.record_activity(now);
     }
 
     /// Returns the next message to all ranks, if there is one.

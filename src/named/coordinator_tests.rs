@@ -21,12 +21,12 @@ fn make_coordinator(n: u32) -> Coordinator {
     Coordinator::new(LIMITS, job_ranks, watch)
 }
 
-fn request(name: &str, signature: Signature) -> Request {
+fn make_request(name: &str, signature: Signature) -> Request {
     Request { name: name.into(), signature }
 }
 
 fn submission_report(names: &[&str], signature: Signature) -> RankReport {
-    let requests = names.iter().map(|name| request(name, signature)).collect();
+    let requests = names.iter().map(|name| make_request(name, signature)).collect();
     RankReport { requests, ..RankReport::default() }
 }
 
@@ -89,7 +89,7 @@ fn only_tensors_of_the_same_kind_are_fused_and_others_run_later() {
         ("l", long),
         ("n", max),
     ];
-    let requests = all.map(|(name, signature)| request(name, signature)).to_vec();
+    let requests = all.map(|(name, signature)| make_request(name, signature)).to_vec();
     send_report(&mut coordinator, 0, RankReport { requests, ..RankReport::default() });
     let mut order = Vec::new();
     for _ in 0..5 {

@@ -53,6 +53,7 @@ pub(super) struct Promise<R>(Arc<ResultCell<R>>);
 /// The receiver of a result.
 pub(super) struct ResultReceiver<R>(Arc<ResultCell<R>>);
 
+/// Creates a promise and its receiver.
 pub(super) fn new_promise<R>() -> (Promise<R>, ResultReceiver<R>) {
     let cell =
         Arc::new(ResultCell { result: Mutex::new(None), changed: Condvar::new(), signal: Mutex::new(None) });
@@ -148,7 +149,9 @@ pub(super) trait BegunOperation: Send {
 /// the result. If this rank has joined, and contributes zeros, there is no promise and no function.
 type FusedPart<T> = (Range<usize>, Option<(Promise<Vec<T>>, PostProcess<T>)>);
 
+/// An operation on one or more tensors with elements of type `T`.
 struct FusedOperation<T> {
+    /// The handle of the operation, or the error if the operation could not begin.
     handle: Result<Handle<Vec<T>>, Error>,
     /// The names of the tensors that this rank has submitted.
     names: Vec<String>,

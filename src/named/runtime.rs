@@ -29,6 +29,7 @@ const FINISHER_QUEUE_LEN_MAX: usize = 4;
 
 /// The state that a rank's threads share.
 pub(super) struct NamedTensorsState {
+    /// The state of this rank. Rank 0 has additional state in `rank_0`.
     pub(super) local: Mutex<ThisRankState>,
     /// Wakes the reporter when there is something to report, or when the named tensors have ended.
     pub(super) changed: Condvar,
@@ -59,14 +60,16 @@ pub(super) struct Rank0State {
     stall_check_interval: Duration,
 }
 
-/// Starts the threads. `coordinator` is `Some` on rank 0 and `None` on other ranks.
+/// Starts the threads. The group `control` carries the messages of the negotiation, and the group `data` carries the
+/// tensors. `coordinator` is `Some` on rank 0 and `None` on other ranks.
 pub(super) fn start_threads(
     control: Group,
     data: Group,
     coordinator: Option<Coordinator>,
 ) -> Result<(Arc<NamedTensorsState>, Vec<JoinHandle<()>>), Error> {
     let (message_sender, message_receiver) = mpsc::channel();
-    let stall_check_interval = coordinator.as_ref().map(|coordinator| coordinator.watch.check_interval());
+    let stall_check_interval =
+        coordinator.as_ref().map(|coordinator| coordinator.stall_watch.check_interval());
     let rank_0 = coordinator.zip(stall_check_interval).map(|(coordinator, stall_check_interval)| {
         Rank0State { coordinator: Mutex::new(coordinator), message_sender, stall_check_interval }
     });

@@ -104,14 +104,14 @@ impl Coordinator {
             .map(|(name, entry)| (Some(name.as_str()), entry.first_submission_time))
             .collect();
         if self.rank_states.iter().any(|status| status.is_inactive()) {
-            waiting.push((None, self.watch.last_activity));
+            waiting.push((None, self.stall_watch.last_activity));
         }
         let mut new_stalls = Vec::new();
         for (name, since) in waiting {
             let waited = now.saturating_sub(since);
-            let is_reported = || self.watch.reported.contains_key(&name.map(str::to_owned));
-            let is_new = waited >= self.watch.warn_after && !is_reported();
-            let is_too_long = self.watch.abort_after.is_some_and(|limit| waited >= limit);
+            let is_reported = || self.stall_watch.reported.contains_key(&name.map(str::to_owned));
+            let is_new = waited >= self.stall_watch.warn_after && !is_reported();
+            let is_too_long = self.stall_watch.abort_after.is_some_and(|limit| waited >= limit);
             if !is_new && !is_too_long {
                 continue;
             }
@@ -128,7 +128,7 @@ impl Coordinator {
             }
         }
         for stall in &new_stalls {
-            self.watch.reported.insert(stall.tensor.clone(), stall.clone());
+            self.stall_watch.reported.insert(stall.tensor.clone(), stall.clone());
         }
         report.stalls = new_stalls;
         report
@@ -136,7 +136,7 @@ impl Coordinator {
 
     /// Returns the reported stalls that have not ended.
     pub(super) fn reported_stalls(&self) -> Vec<Stall> {
-        self.watch.reported.values().cloned().collect()
+        self.stall_watch.reported.values().cloned().collect()
     }
 
     /// Returns the ranks that must still submit the tensor `name`: ranks that have not submitted the tensor, and have

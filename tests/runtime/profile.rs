@@ -122,10 +122,10 @@ fn the_parts_of_every_operation_add_up_to_its_wall_time() {
                     assert_eq!(ranks.iter().map(|one| one.rank).collect::<Vec<_>>(), involved, "{operation}");
                     for rank_profile in ranks {
                         let TimeBreakdown { wall_us, send_us, receive_us, reduce_us, wait_us, other_us } =
-                            rank_profile.parts;
+                            rank_profile.breakdown;
                         let parts = [send_us, receive_us, reduce_us, wait_us, other_us];
                         let adds_up = (parts.iter().sum::<f64>() - wall_us).abs() < ROUNDING_US;
-                        assert!(adds_up, "{operation}, {transport:?}: {:?}", rank_profile.parts);
+                        assert!(adds_up, "{operation}, {transport:?}: {:?}", rank_profile.breakdown);
                         assert!(
                             parts.iter().all(|&part| part >= 0.0),
                             "{operation}, {transport:?}: {parts:?}"

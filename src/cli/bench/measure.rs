@@ -126,10 +126,12 @@ impl<T: BenchElement> BenchBuffers<T> {
         Ok(Self { input: zeros(input), output: zeros(output), shared: None })
     }
 
+    /// Returns the buffer that holds the contribution of this rank.
     fn contribution(&mut self) -> &mut [T] {
         self.shared.as_deref_mut().unwrap_or(&mut self.input)
     }
 
+    /// Returns the buffer that holds the result of the operation.
     fn result(&self, case: BenchCase) -> &[T] {
         let in_place = self.shared.as_deref().unwrap_or(&self.input);
         if case.operation.is_in_place() { in_place } else { &self.output }
@@ -153,6 +155,7 @@ pub(super) fn measure<T: BenchElement>(
     row
 }
 
+/// Does the same as [`measure`], but with the timeout that the group has.
 fn measure_row<T: BenchElement>(
     group: &mut Group,
     case: BenchCase,

@@ -209,7 +209,12 @@ mod tests {
     use super::*;
     use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc};
 
-    fn case(operation: BenchOperation, dtype: DType, reduction: Option<ReduceOp>, count: usize) -> BenchCase {
+    fn make_case(
+        operation: BenchOperation,
+        dtype: DType,
+        reduction: Option<ReduceOp>,
+        count: usize,
+    ) -> BenchCase {
         BenchCase { operation, dtype, reduction, root: Rank::ZERO, count }
     }
 
@@ -230,7 +235,7 @@ mod tests {
         let world = WorldSize::new(ranks).unwrap();
         let is_measured = |op: &&ReduceOp| op.applies_to(T::DTYPE) && **op != ReduceOp::Custom;
         for &op in ReduceOp::ALL.iter().filter(is_measured) {
-            let case = case(BenchOperation::AllReduce, T::DTYPE, Some(op), 60);
+            let case = make_case(BenchOperation::AllReduce, T::DTYPE, Some(op), 60);
             let pattern = TestPattern::<T>::new(case, world, Rank::ZERO, 7);
             let contributions: Vec<Vec<T>> = world.ranks().map(|rank| pattern.contribution(rank)).collect();
             let mut result = reduce_in_rank_order(op, &contributions);
@@ -276,14 +281,14 @@ mod tests {
         for ranks in [2, 3, 8, 127, 2100] {
             let world = WorldSize::new(ranks).unwrap();
             for op in [ReduceOp::LogicalAnd, ReduceOp::LogicalOr, ReduceOp::LogicalXor] {
-                let case = case(BenchOperation::AllReduce, DType::I32, Some(op), 500);
+                let case = make_case(BenchOperation::AllReduce, DType::I32, Some(op), 500);
                 let expected_reduction =
                     TestPattern::<i32>::new(case, world, Rank::ZERO, 7).expected_reduction;
                 let ones = expected_reduction.iter().filter(|&&value| value == 1).count();
                 assert!((100..=400).contains(&ones), "{op} of {ranks}: {ones} of 500");
             }
             for op in [ReduceOp::BitAnd, ReduceOp::BitOr, ReduceOp::BitXor] {
-                let case = case(BenchOperation::AllReduce, DType::U32, Some(op), 500);
+                let case = make_case(BenchOperation::AllReduce, DType::U32, Some(op), 500);
                 let expected_reduction =
                     TestPattern::<u32>::new(case, world, Rank::ZERO, 7).expected_reduction;
                 let ones: u32 = expected_reduction.iter().map(|value| value.count_ones()).sum();
@@ -296,7 +301,7 @@ mod tests {
     fn missing_contributions_and_shifted_data_are_found() {
         let world = WorldSize::new(4).unwrap();
         let count = 40_000;
-        let case = case(BenchOperation::AllReduce, DType::F32, Some(ReduceOp::Sum), count);
+        let case = make_case(BenchOperation::AllReduce, DType::F32, Some(ReduceOp::Sum), count);
         let pattern = TestPattern::<f32>::new(case, world, Rank::ZERO, 1);
         let mut own = vec![0.0; count];
         pattern.fill(&mut own);
@@ -395,14 +400,14 @@ mod tests {
         let count = 20_000;
         for (operation, missing) in [(BenchOperation::AllGather, 13_333), (BenchOperation::Broadcast, 20_000)]
         {
-            let case = case(operation, DType::Bf16, None, count);
+            let case = make_case(operation, DType::Bf16, None, count);
             let pattern = TestPattern::<bf16>::new(case, world, Rank::new(1), 3);
             let mut buffer = vec![bf16::ONE; count];
             pattern.fill(&mut buffer);
             assert_eq!(pattern.count_wrong(&buffer), missing, "{operation}");
         }
         // A reduce-scatter defines only the rank's own chunk, so the check ignores the zeros outside this chunk.
-        let case = case(BenchOperation::ReduceScatter, DType::I8, Some(ReduceOp::Max), count);
+        let case = make_case(BenchOperation::ReduceScatter, DType::I8, Some(ReduceOp::Max), count);
         let pattern = TestPattern::<i8>::new(case, world, Rank::new(1), 3);
         let own = chunk(count, world, Rank::new(1));
         let mut buffer = vec![0i8; count];

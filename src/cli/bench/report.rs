@@ -69,8 +69,13 @@ pub struct BenchReport {
 }
 
 impl BenchEnvironment {
-    /// Describes this host and the settings. `ranks` holds the host name and the process id of every rank.
-    pub fn new(group: &Group, plan: &BenchPlan, ranks: &[(String, u32)], segment_bytes: usize) -> Self {
+    /// Describes this host and the settings. `hosts_and_pids` holds the host name and the process id of every rank.
+    pub fn new(
+        group: &Group,
+        plan: &BenchPlan,
+        hosts_and_pids: &[(String, u32)],
+        segment_bytes: usize,
+    ) -> Self {
         let host_default = read_trimmed_file(HOST_CONGESTION_PATH);
         let congestion = match (group.size(), group.congestion_control()) {
             (WorldSize::ONE, _) => "none".to_owned(),
@@ -85,7 +90,7 @@ impl BenchEnvironment {
                 profile: if cfg!(debug_assertions) { "debug" } else { "release" },
             },
             host: crate::rendezvous::host_name(),
-            hosts: ranks.iter().map(|(host, _)| host.clone()).collect(),
+            hosts: hosts_and_pids.iter().map(|(host, _)| host.clone()).collect(),
             cpu: cpu_name(),
             cpu_count: std::thread::available_parallelism().map_or(1, usize::from),
             kernel: words.map(|word| word.to_string_lossy()).join(" "),
@@ -104,7 +109,7 @@ impl BenchEnvironment {
         out: &mut dyn Write,
         group: &Group,
         plan: &BenchPlan,
-        ranks: &[(String, u32)],
+        hosts_and_pids: &[(String, u32)],
     ) -> io::Result<()> {
         let Versions { ringtrain, profile } = self.versions;
         let iterations = match plan.iterations {
@@ -139,11 +144,11 @@ impl BenchEnvironment {
                 "# NOTE: built with debug assertions; build with --release before you publish results"
             )?;
         }
-        for (rank, (host, pid)) in ranks.iter().take(LISTED_RANKS_MAX).enumerate() {
+        for (rank, (host, pid)) in hosts_and_pids.iter().take(LISTED_RANKS_MAX).enumerate() {
             writeln!(out, "#  Rank {rank:2} Pid {pid:6} on {host}")?;
         }
-        if ranks.len() > LISTED_RANKS_MAX {
-            writeln!(out, "#  ... and {} more", ranks.len() - LISTED_RANKS_MAX)?;
+        if hosts_and_pids.len() > LISTED_RANKS_MAX {
+            writeln!(out, "#  ... and {} more", hosts_and_pids.len() - LISTED_RANKS_MAX)?;
         }
         if plan.profiles {
             time_breakdown::write_legend(out)?;

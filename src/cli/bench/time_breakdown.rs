@@ -22,7 +22,7 @@ pub struct RankProfile {
     pub rank: u32,
     /// How the rank spent its time.
     #[serde(flatten)]
-    pub parts: TimeBreakdown,
+    pub breakdown: TimeBreakdown,
 }
 
 /// The mean time of a timed iteration, and the parts of this time, in microseconds. The sum of the parts is
@@ -58,7 +58,7 @@ impl RankProfile {
         let (all_durations, _) = all_durations.as_chunks::<DURATION_COUNT>();
         let profile = |(rank, rank_durations): (Rank, &[u64; DURATION_COUNT])| Self {
             rank: rank.get(),
-            parts: TimeBreakdown::new(*rank_durations, iterations),
+            breakdown: TimeBreakdown::new(*rank_durations, iterations),
         };
         Ok(group.size().ranks().zip(all_durations).map(profile).collect())
     }
@@ -75,7 +75,7 @@ impl TimeBreakdown {
 
     fn mean(profiles: &[RankProfile]) -> Self {
         let mean_of = |duration: fn(&Self) -> f64| {
-            profiles.iter().map(|profile| duration(&profile.parts)).sum::<f64>()
+            profiles.iter().map(|profile| duration(&profile.breakdown)).sum::<f64>()
                 / profiles.len().max(1) as f64
         };
         Self {
@@ -120,15 +120,15 @@ pub(super) fn write_time_breakdown(out: &mut dyn Write, profiles: &[RankProfile]
     if profiles.len() <= LISTED_RANKS_MAX {
         return profiles
             .iter()
-            .try_for_each(|profile| profile.parts.write_line(out, &format!("rank {}", profile.rank)));
+            .try_for_each(|profile| profile.breakdown.write_line(out, &format!("rank {}", profile.rank)));
     }
     TimeBreakdown::mean(profiles).write_line(out, &format!("mean of {}", profiles.len()))?;
-    let by_wait = |a: &&RankProfile, b: &&RankProfile| a.parts.wait_us.total_cmp(&b.parts.wait_us);
+    let by_wait = |a: &&RankProfile, b: &&RankProfile| a.breakdown.wait_us.total_cmp(&b.breakdown.wait_us);
     let extremes =
         [(profiles.iter().min_by(by_wait), "waits least"), (profiles.iter().max_by(by_wait), "waits most")];
     for (found, waits) in extremes {
         let Some(profile) = found else { continue };
-        profile.parts.write_line(out, &format!("rank {} {waits}", profile.rank))?;
+        profile.breakdown.write_line(out, &format!("rank {} {waits}", profile.rank))?;
     }
     Ok(())
 }
@@ -151,7 +151,8 @@ mod tests {
 
     #[test]
     fn three_ranks_are_shown_as_mean_and_extremes() {
-        let rank = |rank, wait| RankProfile { rank, parts: TimeBreakdown::new([8000, 1000, 0, 0, wait], 1) };
+        let rank =
+            |rank, wait| RankProfile { rank, breakdown: TimeBreakdown::new([8000, 1000, 0, 0, wait], 1) };
         let lines = |ranks: &[RankProfile]| {
             let mut text = Vec::new();
             write_time_breakdown(&mut text, ranks).unwrap();

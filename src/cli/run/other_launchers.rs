@@ -216,19 +216,20 @@ pub(super) fn translate_options_of_other_launchers(
             translated.push(argument);
             continue;
         };
-        let (typed, value) = text.split_once('=').map_or((text, None), |(typed, value)| (typed, Some(value)));
+        let (typed_name, value) =
+            text.split_once('=').map_or((text, None), |(typed_name, value)| (typed_name, Some(value)));
         let mut next_value = |name: &str| rest.next().ok_or_else(|| format!("{name} needs a value"));
-        if let Some(&(_, count, translation)) = find_row(typed) {
+        if let Some(&(_, count, translation)) = find_row(typed_name) {
             let mut values: Vec<OsString> = value.into_iter().map(OsString::from).collect();
             while values.len() < count {
-                values.push(next_value(typed)?);
+                values.push(next_value(typed_name)?);
             }
             if values.len() > count {
-                return Err(format!("{typed} takes no value"));
+                return Err(format!("{typed_name} takes no value"));
             }
-            translate_option(typed, translation, values, &mut translated)?;
+            translate_option(typed_name, translation, values, &mut translated)?;
         } else {
-            let (rewritten, needs_value) = rewrite_for_clap(ringrun_options, typed, value)?;
+            let (rewritten, needs_value) = rewrite_for_clap(ringrun_options, typed_name, value)?;
             translated.push(rewritten.into());
             if needs_value {
                 translated.extend(rest.next());
@@ -239,18 +240,22 @@ pub(super) fn translate_options_of_other_launchers(
     Ok(translated)
 }
 
-/// Returns the row for an option. `typed` is the option as the user typed it, without a value.
-fn find_row(typed: &str) -> Option<&'static OptionRow> {
-    let long = typed.strip_prefix("--").or_else(|| typed.strip_prefix('-').filter(|name| name.len() > 1));
+/// Returns the row for an option. `typed_name` is the option as the user typed it, without a value.
+fn find_row(typed_name: &str) -> Option<&'static OptionRow> {
+    let long =
+        typed_name.strip_prefix("--").or_else(|| typed_name.strip_prefix('-').filter(|name| name.len() > 1));
     let long = long.map(|name| name.replace('_', "-"));
     OPTIONS_OF_OTHER_LAUNCHERS.iter().find(|(names, ..)| {
-        names.iter().any(|&name| name == typed || (!name.starts_with('-') && Some(name) == long.as_deref()))
+        names
+            .iter()
+            .any(|&name| name == typed_name || (!name.starts_with('-') && Some(name) == long.as_deref()))
     })
 }
 
-/// Appends the options of ringrun that replace one option of another launcher.
+/// Appends the options of ringrun that replace one option of another launcher. `typed_name` is the option as the user
+/// typed it.
 fn translate_option(
-    typed: &str,
+    typed_name: &str,
     translation: Translation,
     values: Vec<OsString>,
     translated: &mut Vec<OsString>,
@@ -275,7 +280,7 @@ fn translate_option(
             let names = values.iter().flat_map(|value| value.as_bytes().split(|&byte| byte == b','));
             translated.extend(names.flat_map(|name| ["-x".into(), OsStr::from_bytes(name).to_owned()]));
         }
-        DroppedFor(_, sentence) | Refused(sentence) => return Err(format!("{typed}: {sentence}")),
+        DroppedFor(_, sentence) | Refused(sentence) => return Err(format!("{typed_name}: {sentence}")),
     }
     Ok(())
 }
@@ -286,17 +291,17 @@ fn translate_option(
 /// with 0.
 fn rewrite_for_clap(
     ringrun_options: &Command,
-    typed: &str,
+    typed_name: &str,
     value: Option<&str>,
 ) -> Result<(String, bool), String> {
-    let unknown = || format!("unknown option {typed}; `ringrun --help` lists the options");
+    let unknown = || format!("unknown option {typed_name}; `ringrun --help` lists the options");
     let with_value = |name: &str| value.map_or_else(|| name.to_owned(), |value| format!("{name}={value}"));
     let takes_value = |arg: &&Arg| arg.get_action().takes_values() && !arg.is_require_equals_set();
     let find_short =
         |letter: char| ringrun_options.get_arguments().find(|arg| arg.get_short() == Some(letter));
-    let name = typed.trim_start_matches('-').replace('_', "-");
+    let name = typed_name.trim_start_matches('-').replace('_', "-");
     let long_option = ringrun_options.get_arguments().find(|arg| has_long_option(arg, &name));
-    let has_two_dashes = typed.starts_with("--");
+    let has_two_dashes = typed_name.starts_with("--");
     if has_two_dashes
         || name.len() > 1 && (long_option.is_some() || ["help", "version"].contains(&name.as_str()))
     {
@@ -306,18 +311,18 @@ fn rewrite_for_clap(
             value.is_none() && long_option.as_ref().is_some_and(takes_value),
         ));
     }
-    let mut letters = typed[1..].chars();
+    let mut letters = typed_name[1..].chars();
     let first_letter = letters.next().ok_or_else(unknown)?;
     let other_letters = letters.as_str();
     let first_takes_value = find_short(first_letter).as_ref().is_some_and(takes_value);
     if other_letters.is_empty() {
-        return Ok((with_value(typed), first_takes_value && value.is_none()));
+        return Ok((with_value(typed_name), first_takes_value && value.is_none()));
     }
     let value_follows =
         first_takes_value && (first_letter != 'n' || other_letters.bytes().all(|byte| byte.is_ascii_digit()));
     let is_flag = |letter: char| find_short(letter).is_some_and(|arg| !takes_value(&arg));
-    if value_follows || typed[1..].chars().all(is_flag) {
-        Ok((with_value(typed), false))
+    if value_follows || typed_name[1..].chars().all(is_flag) {
+        Ok((with_value(typed_name), false))
     } else {
         Err(unknown())
     }
@@ -355,15 +360,17 @@ mod tests {
                         vec![format!("--{name}"), format!("-{name}"), format!("--{}", name.replace('-', "_"))]
                     }
                 };
-                for typed in spellings.into_iter().filter(|typed| typed.len() > 1 && typed != "-n") {
+                for typed_name in
+                    spellings.into_iter().filter(|typed_name| typed_name.len() > 1 && typed_name != "-n")
+                {
                     let values = ["3", "4"][..count].join(" ");
-                    let found = translate_line(&format!("{typed} {values} prog"));
+                    let found = translate_line(&format!("{typed_name} {values} prog"));
                     match translation {
                         SameAs(_) | Dropped | Variable | Variables => {
-                            let line = found.unwrap_or_else(|error| panic!("{typed}: {error}"));
+                            let line = found.unwrap_or_else(|error| panic!("{typed_name}: {error}"));
                             assert!(
-                                line.ends_with("prog") && line.split(' ').all(|word| word != typed),
-                                "{typed}: {line}"
+                                line.ends_with("prog") && line.split(' ').all(|word| word != typed_name),
+                                "{typed_name}: {line}"
                             );
                             let words = line.split_whitespace().filter(|word| word.starts_with("--"));
                             let known = |word: &str| {
@@ -374,19 +381,19 @@ mod tests {
                                     )
                                 })
                             };
-                            assert!(words.into_iter().all(known), "{typed}: {line}");
+                            assert!(words.into_iter().all(known), "{typed_name}: {line}");
                         }
                         DroppedFor(accepted, sentence) => {
-                            assert_eq!(found, Err(format!("{typed}: {sentence}")));
+                            assert_eq!(found, Err(format!("{typed_name}: {sentence}")));
                             for value in accepted {
                                 assert_eq!(
-                                    translate_line(&format!("{typed}={value} prog")).as_deref(),
+                                    translate_line(&format!("{typed_name}={value} prog")).as_deref(),
                                     Ok("prog")
                                 );
                             }
                         }
                         Refused(sentence) => {
-                            assert_eq!(found, Err(format!("{typed}: {sentence}")));
+                            assert_eq!(found, Err(format!("{typed_name}: {sentence}")));
                             assert!(!sentence.ends_with('.') && !sentence.contains("  "), "{sentence}");
                         }
                     }

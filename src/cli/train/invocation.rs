@@ -18,6 +18,7 @@ pub(super) struct Invocation {
     command: Command,
     /// The options of the command line and of the configuration file.
     options: OptionSet,
+    /// The parsed `options`.
     args: TrainArgs,
 }
 
@@ -40,7 +41,8 @@ pub(super) struct ResumeSource<'a> {
 }
 
 impl ResumeSource<'_> {
-    pub(super) fn exists(&self) -> bool {
+    /// Returns whether the directory contains a checkpoint.
+    pub(super) fn has_checkpoint(&self) -> bool {
         self.directory.join(CHECKPOINT_FILE_NAME).exists()
     }
 
@@ -50,7 +52,7 @@ impl ResumeSource<'_> {
     ///
     /// Returns a sentence that says why the checkpoint cannot be read.
     pub(super) fn read_stored_options(&self) -> Result<Option<String>, String> {
-        if self.must_exist && !self.exists() {
+        if self.must_exist && !self.has_checkpoint() {
             let directory = self.directory.display();
             return Err(format!(
                 "cannot resume: there is no {CHECKPOINT_FILE_NAME} in {directory}; pass the directory of an earlier --checkpoint"
