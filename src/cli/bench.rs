@@ -29,7 +29,7 @@ use super::print_error::print_error;
 use crate::group::{Error, Group};
 use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, Rank, WorldSize};
 
-/// Without `-n`, the iterations of one row take about this time in microseconds.
+/// Without `-n`, the iterations of one row together take about this time in microseconds.
 const ROW_DURATION_US: f64 = 500_000.0;
 /// Without `-n`, the iterations of all rows together take about this time in microseconds.
 const ALL_ROWS_DURATION_US: f64 = 30_000_000.0;
@@ -51,10 +51,10 @@ pub enum BenchError {
     Operation(#[from] Error),
     /// The table could not be printed.
     #[error("the results cannot be printed: {0}")]
-    Output(io::Error),
+    TableNotPrinted(io::Error),
     /// The report could not be saved.
     #[error("the report {} cannot be written: {source}", path.display())]
-    Json {
+    ReportNotSaved {
         /// The path of the report.
         path: PathBuf,
         /// The error of the file system.
@@ -83,7 +83,7 @@ impl BenchError {
             Self::Join(error) => error.exit_code(),
             Self::Operation(error) => exit_code_of_group_error(error),
             Self::FlagsDiffer { .. } => Exit::Mismatch,
-            Self::Output(_) | Self::Json { .. } => Exit::Failure,
+            Self::TableNotPrinted(_) | Self::ReportNotSaved { .. } => Exit::Failure,
             Self::WrongElements(_) => Exit::WrongResult,
         }
     }
@@ -142,10 +142,10 @@ fn join_and_bench(args: &BenchArgs) -> Result<(), BenchError> {
         })?;
     }
     let mut group = args.group.join()?;
-    let mut stdout = IgnoreBrokenPipe(io::stdout().lock());
+    let mut stdout = BrokenPipeIgnorer(io::stdout().lock());
     let report = bench(&mut group, &plan, args.group.segment_bytes, &mut stdout)?;
     if let Some(path) = plan.json.as_ref().filter(|_| group.rank().get() == 0) {
-        report.save(path).map_err(|source| BenchError::Json { path: path.clone(), source })?;
+        report.save(path).map_err(|source| BenchError::ReportNotSaved { path: path.clone(), source })?;
     }
     group.close();
     match report.wrong_elements() {
@@ -178,7 +178,7 @@ pub fn bench(
     let environment = BenchEnvironment::new(group, plan, &hosts_and_pids, segment_bytes);
     let mut sink = io::sink();
     let out: &mut dyn Write = if group.rank().get() == 0 { out } else { &mut sink };
-    environment.write_header(out, group, plan, &hosts_and_pids).map_err(BenchError::Output)?;
+    environment.write_header(out, group, plan, &hosts_and_pids).map_err(BenchError::TableNotPrinted)?;
     let options = MeasureOptions {
         iterations: plan.iterations,
         warm_up: plan.warm_up,
@@ -191,12 +191,12 @@ pub fn bench(
     let mut results = Vec::with_capacity(plan.cases.len());
     for &case in &plan.cases {
         let row = measure_with_dtype(group, case, options)?;
-        row.write_row(out).map_err(BenchError::Output)?;
+        row.write_row(out).map_err(BenchError::TableNotPrinted)?;
         results.push(row);
     }
     group.set_profiling(false);
     let report = BenchReport { environment, results };
-    report.write_footer(out).map_err(BenchError::Output)?;
+    report.write_footer(out).map_err(BenchError::TableNotPrinted)?;
     Ok(report)
 }
 
@@ -255,9 +255,9 @@ fn available_memory_bytes() -> Option<u64> {
 
 /// A writer that ignores a closed pipe. If the pipe is closed, the job continues, because the other ranks and the
 /// JSON report still need this rank.
-struct IgnoreBrokenPipe<W>(W);
+struct BrokenPipeIgnorer<W>(W);
 
-impl<W: Write> Write for IgnoreBrokenPipe<W> {
+impl<W: Write> Write for BrokenPipeIgnorer<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self.0.write(bytes) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(bytes.len()),

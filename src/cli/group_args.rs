@@ -217,8 +217,8 @@ impl GroupArgs {
         }
     }
 
-    /// Returns the secret from `--secret-file`, or without this option from the environment. Returns [`Secret::none`] if
-    /// there is no secret.
+    /// Returns the secret from `--secret-file`, or without this option from the environment. Returns [`Secret::none`]
+    /// if there is no secret.
     fn find_secret(&self) -> Result<Secret, JoinError> {
         if let Some(path) = &self.secret_file {
             return read_secret_file(path);

@@ -68,7 +68,8 @@ impl ClaimRegistry {
         (0..JOBS_PER_CORE_MAX).find_map(|slot| bind_abstract_socket(&self.claim_name(core, slot)).ok())
     }
 
-    /// Returns the name of one of the claims of a core. `slot` is less than [`JOBS_PER_CORE_MAX`].
+    /// Returns the socket name of a claim of a core. Each job that claims the core has another `slot`, which is less
+    /// than [`JOBS_PER_CORE_MAX`].
     fn claim_name(&self, core: &PhysicalCore, slot: usize) -> String {
         let processor = core.processors.first().copied().unwrap_or_default();
         format!("{}.{processor}.{slot}", self.prefix)

@@ -89,7 +89,7 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         exclusive_processors: bindings.exclusive_processors,
         omp_threads: (plan.world.get() > 1 && env::var_os("OMP_NUM_THREADS").is_none())
             .then_some(bindings.omp_threads),
-        // With --output-dir, files store all output of the ranks, so a progress bar would fill these files.
+        // With --output-dir, rank 0 shows no progress bar, because the bar would fill its output file.
         status_columns: status_line::terminal_columns()
             .filter(|_| plan.output_dir.is_none())
             .map(|columns| progress_bar_columns(columns, plan.output_format)),

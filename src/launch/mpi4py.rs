@@ -32,7 +32,7 @@ const FIND_MPI4PY_MODULE: &str = "ringtrain.mpi.path";
 /// The package that must be in the directory that [`FIND_MPI4PY_MODULE`] prints.
 const MPI4PY_PACKAGE: &str = "mpi4py";
 
-/// The interpreter to ask if the command is not an interpreter, but for example a shell script.
+/// ringrun asks this interpreter if the command is not an interpreter but, for example, a shell script.
 const DEFAULT_INTERPRETER: &str = "python3";
 
 /// The variable with the directories that Python searches before it searches the installed packages.

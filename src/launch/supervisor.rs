@@ -250,7 +250,7 @@ impl Supervisor {
     /// Sends `signal` to all ranks. The ranks have the time `kill_after` to exit before ringrun kills them.
     fn stop_ranks(&mut self, signal: i32, kill_after: Duration, now: Duration) {
         self.actions.push_back(SupervisorAction::Signal(signal));
-        // A stopped process handles no signal but SIGKILL until it is continued.
+        // Continue stopped processes, because a stopped process handles no signal but SIGKILL.
         self.actions.push_back(SupervisorAction::Signal(SIGCONT));
         self.phase = StopPhase::Stopping { until: now + kill_after };
     }
@@ -348,7 +348,7 @@ mod tests {
 
     /// Each case lists the ends of ranks. ringrun detects the ends in an inner list at the same time.
     #[test]
-    fn the_rank_that_failed_first_is_blamed() {
+    fn the_rank_that_probably_failed_first_is_blamed() {
         let lost = RankEnd::Exited(6);
         for (name, ends, expected) in [
             ("first in time", vec![vec![(2, RankEnd::Exited(4))], vec![(0, RankEnd::Exited(3))]], 2),
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_tolerated_failure_is_blamed() {
+    fn the_tolerated_failure_that_probably_came_first_is_blamed() {
         let (lost, killed) = (RankEnd::Exited(6), RankEnd::Killed(SIGKILL));
         for (name, ends, expected) in [
             ("first in time", [(2, 1, RankEnd::Exited(4)), (0, 2, RankEnd::Exited(3)), (1, 9, lost)], 2),

@@ -13,7 +13,7 @@ use super::message::{
 };
 use crate::types::{Rank, WorldSize};
 
-/// The largest number of submitted tensors without a result that one rank may have at a time.
+/// At any time, a rank may have at most this number of submitted tensors without a result.
 pub const UNFINISHED_TENSORS_MAX: usize = 1 << 16;
 
 /// The state machine of a rank: reports submitted tensors to the coordinator, and handles the coordinator's messages.

@@ -57,7 +57,7 @@ pub(super) struct Coordinator {
     pub(super) stall_watch: StallWatch,
 }
 
-/// The state of one rank.
+/// The state of one rank of the group, as the coordinator knows it from the reports of the rank.
 #[derive(Clone, Copy, Default)]
 pub(super) struct NegotiatingRank {
     /// How many messages of the coordinator the rank has read.
@@ -174,7 +174,7 @@ impl Coordinator {
     }
 
     /// Decides whether a tensor runs or is refused. If a rank has closed without submitting the tensor, refuses the
-    /// tensor at once. If no such rank exists, decides when each rank has submitted the tensor or has joined.
+    /// tensor at once. If no such rank exists, does nothing until each rank has submitted the tensor or has joined.
     fn run_or_refuse_tensor(&mut self, name: &str) {
         let Some(entry) = self.pending.get(name) else { return };
         let (mut joined, mut closed, mut is_rank_missing) = (Vec::new(), Vec::new(), false);

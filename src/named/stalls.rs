@@ -51,7 +51,7 @@ pub(super) fn describe_ranks(ranks: impl ExactSizeIterator<Item = Rank>) -> Stri
 pub(super) struct StallWatch {
     /// How long a tensor, join or close waits until it is reported as a stall.
     warn_after: Duration,
-    /// How long a tensor, join or close waits until the job ends; `None` if the job does not end because of a stall.
+    /// How long a tensor, join or close waits until the job ends; `None` if stalls never end the job.
     abort_after: Option<Duration>,
     /// The time of the last activity: a report of a rank, or the end of an operation.
     last_activity: Duration,

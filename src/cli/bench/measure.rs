@@ -19,7 +19,8 @@ use crate::types::{Rank, ReduceOp, WorldSize};
 const ITERATIONS_MIN: u32 = 5;
 /// The greatest number of timed iterations without `-n`.
 const ITERATIONS_MAX: u32 = 1000;
-/// The barrier check delays the last rank by this time, so that all other ranks already wait in the barrier.
+/// In each checked barrier, one rank sleeps for this time before it enters the barrier, so that all other ranks already
+/// wait in the barrier.
 const BARRIER_CHECK_DELAY: Duration = Duration::from_millis(2);
 /// The timeout of a rank that only waits until the other ranks have finished the measured operations.
 const IDLE_RANK_TIMEOUT: Duration = Duration::from_hours(24);
@@ -155,7 +156,7 @@ pub(super) fn measure<T: BenchElement>(
     row
 }
 
-/// Does the same as [`measure`], but with the timeout that the group has.
+/// Does the same as [`measure()`], but does not change the timeout of the group.
 fn measure_row<T: BenchElement>(
     group: &mut Group,
     case: BenchCase,

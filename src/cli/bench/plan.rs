@@ -243,7 +243,7 @@ impl std::fmt::Display for SizeStep {
 fn list_sizes(min: usize, max: usize, step: SizeStep) -> Result<Vec<usize>, BenchPlanError> {
     let next_size = |size: &usize| match step {
         SizeStep::Bytes(bytes) => size.checked_add(bytes),
-        // 0 bytes times the factor would stay 0, so the next size is 1 byte.
+        // After a size of 0 bytes, the next size is 1 byte, because 0 times the factor is 0.
         SizeStep::Factor(factor) => size.checked_mul(factor).map(|next_size| next_size.max(1)),
     };
     let mut sizes = Vec::new();
