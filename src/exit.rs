@@ -41,7 +41,7 @@ pub enum Exit {
     Protocol = 14,
     /// A benchmark found wrong results.
     WrongResult = 15,
-    /// Ranks hold different parameters: memory or the network corrupted a value.
+    /// Ranks hold different parameters, for example because memory or the network corrupted a value.
     ParametersDiffer = 16,
     /// The job took longer than `--job-timeout`, and ringrun stopped it.
     JobTimeout = 124,

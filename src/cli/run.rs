@@ -126,7 +126,7 @@ struct RunArgs {
     #[arg(long)]
     tolerate_failures: bool,
 
-    /// Print what ringrun does.
+    /// Also print the time limits of the job, and how and when each rank ended.
     #[arg(short, long)]
     verbose: bool,
 

@@ -65,7 +65,8 @@ pub struct LaunchPlan {
     pub program: OsString,
     /// The arguments of the program.
     pub arguments: Vec<OsString>,
-    /// The variables of `-x`. A variable without a value gets its value from ringrun's environment.
+    /// The environment variables that `-x` sets on the ranks. A variable without a value gets its value from ringrun's
+    /// environment.
     pub variables: Vec<(OsString, Option<OsString>)>,
     /// The package that ranks import as `mpi4py`.
     pub mpi4py: Mpi4py,

@@ -45,6 +45,7 @@ ringrun passes these signals on to the ranks:
                                                 --kill-after, or at a second Ctrl-C
   SIGTERM                                       ringrun kills the remaining ranks after --term-timeout
   SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP, SIGWINCH  ringrun only passes the signal on
+
 If ringrun itself is killed, its ranks are killed too. If the reader of ringrun's standard output exits, as head does in \
 `ringrun ... | head`, ringrun stops the job. With --output-dir, ringrun does not stop the job.
 
