@@ -250,7 +250,7 @@ fn check_tolerate_failures(world: WorldSize, program: &OsStr) -> Result<(), Stri
     Ok(())
 }
 
-/// Parses `NAME` or `NAME=VALUE`. The value may be any bytes.
+/// Parses `NAME=VALUE`, or `NAME` with the value `None`. The value may be any bytes.
 fn parse_environment_variable(argument: OsString) -> Result<(OsString, Option<OsString>), String> {
     let argument_text = argument.to_string_lossy().into_owned();
     let bytes = argument.into_vec();

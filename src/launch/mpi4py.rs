@@ -51,7 +51,7 @@ pub(super) struct SearchPaths<'a> {
 
 /// Puts the directory of ringtrain's `mpi4py`, or the guard's archive, at the beginning of the ranks' `PYTHONPATH`. The
 /// rest is the `PYTHONPATH` of `-x`, or ringrun's own `PYTHONPATH` if `-x` does not set the variable. The caller must
-/// keep the guard until the job has ended.
+/// keep the returned guard until the job has ended. Returns `None` if the ranks run without a guard.
 pub(super) fn extend_python_path(
     plan: &LaunchPlan,
     search: SearchPaths<'_>,

@@ -53,8 +53,8 @@ fn all_pids() -> impl Iterator<Item = Pid> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw))
 }
 
-/// Returns the process id of the parent from the text of `/proc/PID/stat`. The process name, in parentheses, may itself
-/// contain spaces and parentheses.
+/// Returns the process id of the parent from the text of `/proc/PID/stat`, or `None` if the text has another format.
+/// The process name, in parentheses, may itself contain spaces and parentheses.
 fn parse_parent_pid(stat: &str) -> Option<i32> {
     stat[stat.rfind(')')? + 1..].split_ascii_whitespace().nth(1)?.parse().ok()
 }

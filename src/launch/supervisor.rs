@@ -184,7 +184,7 @@ impl Supervisor {
         }
     }
 
-    /// Returns the latest time at which `tick` must be called.
+    /// Returns the latest time at which `tick` must be called, or `None` if there is no such time.
     pub(super) fn deadline(&self) -> Option<Duration> {
         match self.phase {
             StopPhase::Running => self.limits.job_timeout,

@@ -47,7 +47,7 @@ impl RankCache {
         }
     }
 
-    /// Removes and returns the request in a slot.
+    /// Removes and returns the request in a slot. Returns `None` if the slot is empty.
     pub(super) fn clear_slot(&mut self, slot: u16) -> Option<Request> {
         let request = self.requests_by_slot.remove(&slot)?;
         self.slots_by_name.remove(&request.name);

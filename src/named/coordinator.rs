@@ -221,6 +221,7 @@ impl Coordinator {
         self.refused.push_back(Instruction::Refuse { name: name.to_owned(), refusal, reason });
     }
 
+    /// Removes a tensor from the pending tensors. Returns `None` if the tensor is not pending.
     fn remove_pending(&mut self, name: &str) -> Option<PendingTensor> {
         let entry = self.pending.remove(name)?;
         self.stall_watch.forget_tensor(name);

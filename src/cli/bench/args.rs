@@ -63,8 +63,8 @@ pub struct BenchArgs {
     #[arg(short = 'b', long = "min-bytes", value_name = "SIZE", value_parser = parse_bytes)]
     pub bytes_min: Option<usize>,
 
-    /// The size of the largest buffer in bytes. You may use the suffixes of -b [default: 64M, or the value of -b if this
-    /// value is larger]
+    /// The size of the largest buffer in bytes. You may use the suffixes of -b [default: 64M, or the value of -b if
+    /// this value is larger]
     #[arg(short = 'e', long = "max-bytes", value_name = "SIZE", value_parser = parse_bytes)]
     pub bytes_max: Option<usize>,
 
@@ -72,7 +72,8 @@ pub struct BenchArgs {
     #[arg(short = 'f', long = "step-factor", value_name = "FACTOR")]
     pub step_factor: Option<usize>,
 
-    /// Each size is the previous size plus this number of bytes. You may use the suffixes of -b. This option replaces -f
+    /// Each size is the previous size plus this number of bytes. You may use the suffixes of -b. This option replaces
+    /// -f
     #[arg(short = 'i', long = "step-bytes", value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "step_factor")]
     pub step_bytes: Option<usize>,
 

@@ -240,7 +240,8 @@ pub(super) fn translate_options_of_other_launchers(
     Ok(translated)
 }
 
-/// Returns the row for an option. `typed_name` is the option as the user typed it, without a value.
+/// Returns the row of an option, or `None` if no row has this option. `typed_name` is the option as the user typed it,
+/// without a value.
 fn find_row(typed_name: &str) -> Option<&'static OptionRow> {
     let long =
         typed_name.strip_prefix("--").or_else(|| typed_name.strip_prefix('-').filter(|name| name.len() > 1));

@@ -246,6 +246,7 @@ impl TrainArgs {
         self.batch_size.map(check).transpose()
     }
 
+    /// Returns the value of `--task`, or `None` for `--task auto`.
     fn parse_task(&self, model: Option<&ModelSpec>) -> Result<Option<Task>, String> {
         let task = match self.task.as_str() {
             "auto" => None,

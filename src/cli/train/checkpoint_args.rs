@@ -52,14 +52,14 @@ pub(super) struct CheckpointArgs {
 }
 
 impl CheckpointArgs {
-    /// Returns the checkpoint from which the run resumes.
+    /// Returns the checkpoint from which the run resumes, or `None` if the run does not resume.
     pub(super) fn resume_source(&self) -> Option<ResumeSource<'_>> {
         let resume = self.resume.as_ref()?;
         let directory = resume.as_ref().or(self.checkpoint.as_ref())?;
         Some(ResumeSource { directory, must_exist: resume.is_some() })
     }
 
-    /// Checks the options.
+    /// Checks the options, and returns the settings for checkpoints. Returns `None` if the run saves no checkpoints.
     ///
     /// # Errors
     ///

@@ -94,6 +94,7 @@ pub(super) struct DataFormatArgs {
 }
 
 impl DataFormatArgs {
+    /// Returns the value of `--format`, or `None` without this option.
     fn parse_format(&self) -> Result<Option<DataFormat>, String> {
         let parse = |text: &String| text.parse().map_err(|why| format!("--format {text}: it {why}"));
         self.format.as_ref().map(parse).transpose()

@@ -46,7 +46,8 @@ impl ResumeSource<'_> {
         self.directory.join(CHECKPOINT_FILE_NAME).exists()
     }
 
-    /// Returns the options that the checkpoint stores.
+    /// Returns the options that the checkpoint stores, as TOML. Returns `None` if there is no checkpoint, or if the
+    /// checkpoint stores no options.
     ///
     /// # Errors
     ///
@@ -84,7 +85,7 @@ impl Invocation {
         &self.args.group
     }
 
-    /// Returns the checkpoint from which the run resumes.
+    /// Returns the checkpoint from which the run resumes, or `None` if the run does not resume.
     pub(super) fn resume_source(&self) -> Option<ResumeSource<'_>> {
         self.args.checkpoint.resume_source()
     }

@@ -93,6 +93,7 @@ impl OptimizerArgs {
         Ok(OptimizerChoice { rule, learning_rate, weight_decay, shard_optimizer })
     }
 
+    /// Returns the update rule with its constants, or `None` for `--optimizer auto`.
     fn parse_rule(&self) -> Result<Option<Rule>, String> {
         let momentum = self.momentum.unwrap_or(0.9);
         check_number("--momentum", momentum, (0.0..1.0).contains(&momentum), "at least 0 and below 1")?;

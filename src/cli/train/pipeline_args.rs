@@ -13,6 +13,7 @@ pub(super) struct PipelineArgs {
 }
 
 impl PipelineArgs {
+    /// Returns the value of `--micro-batches`, or `None` without this option.
     pub(super) fn micro_batches(&self) -> Option<NonZeroU32> {
         self.micro_batches
     }

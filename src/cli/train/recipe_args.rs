@@ -107,6 +107,7 @@ impl RecipeArgs {
         })
     }
 
+    /// Returns the number of shards of each batch, or `None` without `--reproducible`.
     fn parse_shards(&self) -> Result<Option<NonZeroU32>, String> {
         match (self.reproducible, self.shards) {
             (true, shards) => Ok(Some(shards.unwrap_or(SHARDS_DEFAULT))),
@@ -117,6 +118,7 @@ impl RecipeArgs {
         }
     }
 
+    /// Returns the rule for stopping early, or `None` without `--patience`.
     fn parse_patience(&self) -> Result<Option<Patience>, String> {
         let Some(reported_epochs) = self.patience else {
             return match self.validation_fraction {
