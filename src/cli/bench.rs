@@ -131,6 +131,7 @@ pub(super) fn check_arguments(
     })
 }
 
+/// Joins the job, measures all rows, and saves the report. Returns an error if elements of the results are wrong.
 fn join_and_bench(args: &BenchArgs) -> Result<(), BenchError> {
     let plan = BenchPlan::new(args)?;
     plan.check_memory(WorldSize::ONE, available_memory_bytes())?;

@@ -209,6 +209,7 @@ impl GroupArgs {
         )
     }
 
+    /// Returns the setting that `--checksum` and `--no-checksum` select.
     fn checksums(&self) -> Checksums {
         match (self.checksum, self.no_checksum) {
             (true, _) => Checksums::On,

@@ -55,7 +55,7 @@ pub fn run_ringtrain(args: impl Iterator<Item = OsString>) -> ExitCode {
     if commands::is_command(&args) {
         return match commands::run_command(&args) {
             Ok(Ok(())) => Exit::Success.into(),
-            Ok(Err(failure)) => failure.print_and_exit(),
+            Ok(Err(failure)) => failure.print_and_return_exit_code(),
             Err(error) => print_clap_error(&error),
         };
     }
@@ -65,12 +65,13 @@ pub fn run_ringtrain(args: impl Iterator<Item = OsString>) -> ExitCode {
     };
     match train(&invocation) {
         Ok(()) => Exit::Success.into(),
-        Err(failure) => failure.print_and_exit(),
+        Err(failure) => failure.print_and_return_exit_code(),
     }
 }
 
 impl ProgramFailure {
-    fn print_and_exit(self) -> ExitCode {
+    /// Prints the message, and returns the exit code.
+    fn print_and_return_exit_code(self) -> ExitCode {
         print_error("ringtrain", format_args!("error: {}", self.message));
         self.exit.into()
     }
@@ -80,10 +81,11 @@ impl ProgramFailure {
 fn parse_invocation(args: Vec<OsString>) -> Result<Invocation, ExitCode> {
     Invocation::parse(args).map_err(|error| match error {
         ArgumentError::Clap(error) => print_clap_error(&error),
-        ArgumentError::Wrong(message) => usage_error(message).print_and_exit(),
+        ArgumentError::Wrong(message) => usage_error(message).print_and_return_exit_code(),
     })
 }
 
+/// Returns the failure for wrong arguments.
 fn usage_error(message: String) -> ProgramFailure {
     ProgramFailure { exit: Exit::Usage, message: message + " (see --help)" }
 }
@@ -101,7 +103,7 @@ pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<()
     let args: Vec<OsString> = args.collect();
     if commands::is_command(&args) {
         return Err(match commands::error_for_several_ranks(&args) {
-            Ok(failure) => failure.print_and_exit(),
+            Ok(failure) => failure.print_and_return_exit_code(),
             Err(error) => print_clap_error(&error),
         });
     }
@@ -117,7 +119,7 @@ pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<()
         },
     };
     let prepared = invocation.to_config_and_output(stored.as_deref()).map_err(usage_error);
-    prepared.map(drop).map_err(ProgramFailure::print_and_exit)
+    prepared.map(drop).map_err(ProgramFailure::print_and_return_exit_code)
 }
 
 /// Returns the configuration and the output options of a run that resumes. Only rank 0 reads the options in the
@@ -141,6 +143,7 @@ fn configure_resumed_run(
     invocation.to_config_and_output(stored.as_deref()).map_err(usage_error)
 }
 
+/// Joins the job, trains, and prints the result.
 fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
     let mut join_args = invocation.group_args().clone();
     if join_args.algorithm.is_automatic() {

@@ -337,6 +337,7 @@ impl<'a> RunningJob<'a> {
         }
     }
 
+    /// After the watchdog was killed, prints a warning once.
     fn warn_of_lost_watchdog(&mut self) {
         if self.rank_processes.watchdog_ended() && !self.has_warned_of_lost_watchdog {
             self.has_warned_of_lost_watchdog = true;
@@ -345,6 +346,7 @@ impl<'a> RunningJob<'a> {
         }
     }
 
+    /// With `--verbose`, prints the job's id, its number of ranks and its time limits.
     fn print_job_and_time_limits(&self, rendezvous: &SocketAddr) {
         if self.plan.verbosity == Verbosity::Verbose {
             let limits = &self.plan.limits;
@@ -385,6 +387,7 @@ impl ReservedPort {
     }
 }
 
+/// Returns the absolute path of the working directory of the ranks.
 fn working_directory(plan: &LaunchPlan) -> Result<PathBuf, LaunchError> {
     let chosen = plan.directory.as_deref().unwrap_or(Path::new("."));
     let directory_error = |source| LaunchError::Directory { path: chosen.to_owned(), source };

@@ -27,6 +27,7 @@ pub(super) struct Mpi4pyGuard {
 }
 
 impl Mpi4pyGuard {
+    /// Writes the archive to a file in memory.
     pub(super) fn create() -> io::Result<Self> {
         // If an MPI launcher started ringrun itself, the ranks inherit some of `MPI_VARIABLES`. An inherited variable
         // does not show that a rank called an MPI launcher, so the guard ignores inherited variables.

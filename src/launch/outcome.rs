@@ -116,6 +116,7 @@ pub(super) struct RankStatus {
 }
 
 impl RankStatus {
+    /// Returns whether the rank exited with 0.
     fn is_success(&self) -> bool {
         self.ended.is_some_and(|(ended, _)| ended.is_success())
     }
@@ -211,6 +212,7 @@ fn summarize_tolerated_failures(rank_statuses: &[RankStatus]) -> String {
     text + "\n"
 }
 
+/// Appends the last lines of a rank to the report.
 fn write_last_lines(text: &mut String, rank: Rank, lines: &[String]) {
     if lines.is_empty() {
         let _ = writeln!(text, "ringrun: rank {rank} printed nothing");

@@ -215,6 +215,7 @@ struct OutputReader {
 }
 
 impl OutputReader {
+    /// Runs the output thread: reads the pipes until all output is written, or until the job's thread has ended.
     fn read_until_job_ends(&mut self) {
         let mut events = Events::with_capacity(256);
         let mut buffer = vec![0; READ_BYTES_MAX];
@@ -287,6 +288,7 @@ impl OutputReader {
         }
     }
 
+    /// Starts to read one pipe of a rank, and to write its output to `file` if there is one.
     fn add_pipe(&mut self, rank: Rank, stream: OutputStream, mut pipe: pipe::Receiver, file: Option<File>) {
         let token = Token(self.pipes.len());
         let registered = pipe
@@ -395,6 +397,7 @@ impl OutputReader {
         self.write_to_terminal(stream, &text);
     }
 
+    /// Writes lines of the ranks to ringrun's own output. Reports the first failed write to standard output.
     fn write_to_terminal(&mut self, stream: OutputStream, text: &[u8]) {
         let was_open = self.writer.stdout_result.is_ok();
         self.writer.write_lines(stream, text);

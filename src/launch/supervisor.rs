@@ -210,6 +210,7 @@ impl Supervisor {
         (self.outcome, self.rank_statuses)
     }
 
+    /// Returns the blame score of how a rank ended, or 0 while the rank runs.
     fn blame_score(&self, rank: Rank) -> u8 {
         self.rank_statuses[rank.index()].ended.map_or(0, |(ended, _)| ended.blame_score())
     }

@@ -157,6 +157,7 @@ impl Coordinator {
         Ok(())
     }
 
+    /// Records that a rank has submitted a tensor.
     fn record_submission(&mut self, now: Duration, from: Rank, request: Request) -> Result<(), Violation> {
         let status = &mut self.rank_states[from.index()];
         status.pending_count += 1;

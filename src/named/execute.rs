@@ -61,6 +61,7 @@ pub(super) fn new_promise<R>() -> (Promise<R>, ResultReceiver<R>) {
 }
 
 impl<R> Promise<R> {
+    /// Passes the result to the receiver.
     pub(super) fn fulfil(self, result: Result<R, NamedError>) {
         *lock(&self.0.result) = Some(result);
         // The end of this function drops the promise, which wakes the receiver.
@@ -182,6 +183,7 @@ pub(super) fn begin_operation(group: &mut Group, items: Vec<TensorToRun>) -> Opt
     })
 }
 
+/// Does the same as [`begin_operation`] for elements of type `T`. `items` is not empty.
 fn begin_operation_of_type<T: Element>(
     group: &mut Group,
     items: Vec<TensorToRun>,

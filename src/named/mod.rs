@@ -238,6 +238,7 @@ impl NamedTensors {
         self.submit(name, elements, TensorOp::AllGather, None)
     }
 
+    /// Submits a tensor, and wakes the reporter, which reports the tensor to the coordinator.
     fn submit<T: Element>(
         &self,
         name: &str,
@@ -314,6 +315,7 @@ impl NamedTensors {
         }
     }
 
+    /// Closes this rank, and waits until all ranks have closed or the job has failed.
     fn close_and_wait(&mut self) {
         lock(&self.shared.local).client.close();
         self.shared.changed.notify_all();

@@ -152,6 +152,7 @@ impl NamedTensorsState {
         }
     }
 
+    /// Receives and processes one report of another rank.
     fn collect_report(&self, rank_0: &Rank0State) -> Result<(), Error> {
         let (receive, world) = {
             let control = lock(&self.control);
@@ -161,6 +162,7 @@ impl NamedTensorsState {
         self.process_report(rank_0, received.status.source, RankReport::decode(&received.elements, world))
     }
 
+    /// Passes a report to the coordinator, and sends the messages that follow. Ends the job if the report is invalid.
     fn process_report(
         &self,
         rank_0: &Rank0State,
@@ -219,6 +221,7 @@ impl NamedTensorsState {
         }
     }
 
+    /// Receives the next message of the coordinator on a rank other than rank 0.
     fn receive_message(&self) -> Result<CoordinatorMessage, Error> {
         let (receive, world) = {
             let control = lock(&self.control);
@@ -308,6 +311,7 @@ impl NamedTensorsState {
         }
     }
 
+    /// Ends the job, because the coordinator has sent an invalid message. Returns the error of this rank.
     fn abort_for_violation(&self, violation: &Violation) -> Error {
         self.abort(&format!("rank 0 of the group broke the protocol of named tensors: {violation}"))
     }

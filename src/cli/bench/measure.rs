@@ -348,6 +348,7 @@ fn ping_pong<T: BenchElement>(group: &mut Group, buffers: &mut BenchBuffers<T>) 
     Ok(())
 }
 
+/// Makes the row of a case from the times of its iterations and the number of wrong elements.
 fn make_row(group: &Group, case: BenchCase, mut times_us: Vec<f64>, wrong: Option<u64>) -> BenchRow {
     times_us.sort_by(f64::total_cmp);
     let median_us = median(&times_us);
@@ -380,6 +381,7 @@ fn algorithm_name(group: &Group, case: BenchCase) -> &'static str {
     if is_alone { "none" } else { group.algorithm(case.operation.group_operation(), case.bytes()).name() }
 }
 
+/// Returns the median of sorted numbers, or 0 if there are no numbers.
 fn median(sorted: &[f64]) -> f64 {
     let (half, length) = (sorted.len() / 2, sorted.len());
     match length {

@@ -240,6 +240,7 @@ impl std::fmt::Display for SizeStep {
     }
 }
 
+/// Returns the sizes in bytes from `min` to at most `max`.
 fn list_sizes(min: usize, max: usize, step: SizeStep) -> Result<Vec<usize>, BenchPlanError> {
     let next_size = |size: &usize| match step {
         SizeStep::Bytes(bytes) => size.checked_add(bytes),

@@ -187,6 +187,7 @@ fn write_column_titles(out: &mut dyn Write) -> io::Result<()> {
 }
 
 impl BenchRow {
+    /// Writes the line of this row, and below it the time breakdown if there is one.
     pub(super) fn write_row(&self, out: &mut dyn Write) -> io::Result<()> {
         let wrong = self.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string());
         // Like nccl-tests, print -1 if there is no root.

@@ -73,6 +73,7 @@ impl TimeBreakdown {
         Self { wall_us: mean_us(wall), send_us, receive_us, reduce_us, wait_us, other_us }
     }
 
+    /// Returns the mean of each duration over the ranks.
     fn mean(profiles: &[RankProfile]) -> Self {
         let mean_of = |duration: fn(&Self) -> f64| {
             profiles.iter().map(|profile| duration(&profile.breakdown)).sum::<f64>()
@@ -88,6 +89,7 @@ impl TimeBreakdown {
         }
     }
 
+    /// Returns the names of the parts of `wall_us`, and their durations in microseconds.
     fn named_parts(&self) -> [(&'static str, f64); DURATION_COUNT] {
         [
             ("send", self.send_us),
@@ -98,6 +100,7 @@ impl TimeBreakdown {
         ]
     }
 
+    /// Writes a line that begins with `name` and lists the parts.
     fn write_line(&self, out: &mut dyn Write, name: &str) -> io::Result<()> {
         write!(out, "#  {name:<19}")?;
         for (part, time_us) in self.named_parts() {

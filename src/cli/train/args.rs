@@ -223,6 +223,7 @@ impl TrainArgs {
         Ok(config)
     }
 
+    /// Checks that `--target` is given for a table, and not given for other data.
     fn check_target_column(&self, source: &DataSource) -> Result<(), String> {
         match (source.table_files(), &self.target) {
             (Some(_), None) => {

@@ -231,6 +231,7 @@ impl From<ExportError> for ProgramFailure {
 }
 
 impl ModelDataArgs {
+    /// Returns the options for reading the data. `target` says which column holds the targets.
     fn input_options(&self, target: TargetColumn) -> Result<InputOptions, ProgramFailure> {
         let data = self.data_format.prediction_input(&self.data).map_err(usage_error)?;
         let (header, separator) = self.table_format.parse_header_and_separator().map_err(usage_error)?;
@@ -254,6 +255,7 @@ impl ModelDataArgs {
     }
 }
 
+/// Runs `ringtrain predict`.
 fn predict_new_rows(args: PredictArgs) -> Result<(), ProgramFailure> {
     let input = args.model_and_data.input_options(TargetColumn::Unread)?;
     if let Some(output) = &args.output {
@@ -292,6 +294,7 @@ fn check_output_is_no_input(output: &Path, model: &Path, data: &PredictionInput)
     }
 }
 
+/// Runs `ringtrain eval`.
 fn compare_with_targets(args: EvalArgs) -> Result<(), ProgramFailure> {
     let target = args.target.map_or(TargetColumn::SameName, TargetColumn::Named);
     let input = args.model_and_data.input_options(target)?;
@@ -325,11 +328,13 @@ fn check_top_k(top_k: Option<usize>, class_count: usize) -> Result<(), String> {
     }
 }
 
+/// Runs `ringtrain inspect`.
 fn inspect(args: &InspectArgs) -> Result<(), ProgramFailure> {
     let inspection = Inspection::read(&args.file)?;
     print_to_stdout(&if args.json { to_json(&inspection) } else { inspection.to_string() })
 }
 
+/// Runs `ringtrain export`.
 fn export(args: &ExportArgs) -> Result<(), ProgramFailure> {
     let parse_inputs = |text: &String| text.parse().map_err(|why| format!("--inputs {text}: it {why}"));
     let inputs: Option<OnnxInputs> =
