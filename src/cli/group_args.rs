@@ -193,7 +193,7 @@ impl GroupArgs {
     }
 
     /// Returns one line about the job's ranks, transports and timeouts.
-    pub fn describe(&self, group: &Group) -> String {
+    pub fn describe_job(&self, group: &Group) -> String {
         let streams = match group.streams() {
             0 | 1 => String::new(),
             streams => format!(", {streams} streams"),

@@ -169,7 +169,7 @@ fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
     let rank = group.rank();
     let mut console = Console::new(console_options, io::stdout());
     if rank == Rank::ZERO && group.size() > WorldSize::ONE {
-        console.notice(&join_args.describe(&group));
+        console.notice(&join_args.describe_job(&group));
     }
     let observer: &mut dyn Observer = if rank == Rank::ZERO { &mut console } else { &mut SilentObserver };
     let summary = train::run(&mut group, &config, &stop_flag, observer).map_err(|error| ProgramFailure {

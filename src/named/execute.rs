@@ -22,6 +22,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The shared state of a promise and its receiver.
 struct ResultCell<R> {
     result: Mutex<Option<Result<R, NamedError>>>,
+    /// Wakes the receiver when there is a result.
     changed: Condvar,
     /// The signal to set when there is a result. A thread that waits for several results waits for this signal.
     signal: Mutex<Option<Arc<ReadySignal>>>,
@@ -31,6 +32,7 @@ struct ResultCell<R> {
 #[derive(Default)]
 pub(super) struct ReadySignal {
     is_set: Mutex<bool>,
+    /// Wakes the waiting thread when the signal is set.
     changed: Condvar,
 }
 

@@ -22,7 +22,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 ///
 /// # Errors
 ///
-/// Returns a sentence that names the file, the line and what to do.
+/// Returns a sentence that names the file and the line, and says what to do.
 pub(super) fn read_config_file(command: &Command, path: &Path) -> Result<OptionSet, String> {
     let path_text = path.display().to_string();
     let file_error = |problem: String| format!("cannot read the configuration file {path_text}: {problem}");
