@@ -92,8 +92,12 @@ fn sparse_rows_and_arrays_are_tested_on_their_test_source() {
     };
     let (three, four) = (arrays("three", 3), arrays("four", 4));
     assert_eq!(load(&three, three.clone(), LoadOptions::default()).unwrap().test.len(), 4);
-    let error = load(&three, four, LoadOptions::default()).unwrap_err();
+    let error = load(&three, four.clone(), LoadOptions::default()).unwrap_err();
     assert!(error.contains("has 4 features, but --data") && error.contains("has 3 features"), "{error}");
+    let images = arrays("images", 4);
+    write_array(&directory.path().join("images-x.npy"), &[4, 2, 2], &[7; 16]);
+    let error = load(&images, four, LoadOptions::default()).unwrap_err();
+    assert!(error.contains("has no images, but --data") && error.contains("shape 1x2x2"), "{error}");
 }
 
 /// The ranks hold different rows, and the boundary between the sets lies within the rows of a rank.
