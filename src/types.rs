@@ -1,4 +1,5 @@
-//! The basic types: ranks, element types, reductions, operations, algorithms, and the contract of a collective call.
+//! The basic types: ranks, element types, reductions, operations, algorithms, and [`Contract`], which holds the
+//! arguments of a call that must be the same on all ranks.
 
 mod debug_as_display;
 mod located;
@@ -211,8 +212,9 @@ wire_enum! {
         LogicalOr = 10 => "lor",
         /// 1 if the elements of an odd number of ranks are true, else 0.
         LogicalXor = 11 => "lxor",
-        /// The smallest value with its location. Of equal values, the value with the lowest index wins. A NaN wins
-        /// over all numbers. Of several NaNs, the NaN with the lowest index wins. Only for types with a location.
+        /// The smallest value with its location, which is an index. Of equal values, the value with the lowest index
+        /// wins. A NaN wins over all numbers. Of several NaNs, the NaN with the lowest index wins. Only for types with
+        /// a location.
         MinLoc = 12 => "minloc",
         /// The largest value with its location. The rules for equal values and NaNs are those of
         /// [`ReduceOp::MinLoc`]. Only for types with a location.
@@ -312,7 +314,7 @@ wire_enum! {
         /// Each of two binary trees transfers one half of the buffer, block by block. The inner ranks of one tree are
         /// leaves of the other tree.
         DoubleTree = 9 => "double-tree",
-        /// The ranks of a host share memory, and hosts exchange data over links. Each rank transfers one slice of the
+        /// The ranks of a host share memory, and hosts exchange data over links. Each rank transfers a part of the
         /// buffer between hosts.
         Hierarchy = 10 => "hierarchy",
     }
@@ -441,8 +443,8 @@ mod tests {
     fn reductions_apply_to_the_types_for_which_they_are_defined() {
         let numbers: Vec<DType> = DType::ALL.iter().copied().filter(|dtype| dtype.is_number()).collect();
         assert_eq!(numbers, DType::NUMBER_TYPES);
-        let types = |op: ReduceOp| DType::ALL.iter().filter(|&&dtype| op.applies_to(dtype)).count();
-        let counts: Vec<usize> = ReduceOp::ALL.iter().map(|&op| types(op)).collect();
+        let count_types = |op: ReduceOp| DType::ALL.iter().filter(|&&dtype| op.applies_to(dtype)).count();
+        let counts: Vec<usize> = ReduceOp::ALL.iter().map(|&op| count_types(op)).collect();
         assert_eq!(counts, [12, 12, 12, 12, 12, 8, 8, 8, 12, 12, 12, 4, 4, 12, 16]);
         assert!(ReduceOp::BitAnd.applies_to(DType::U16) && !ReduceOp::BitAnd.applies_to(DType::F32));
         assert!(ReduceOp::MinLoc.applies_to(DType::F64Loc) && !ReduceOp::Min.applies_to(DType::F64Loc));

@@ -30,15 +30,15 @@ pub enum FrameKind {
     Abort = 2,
     /// The sender leaves the job without a failure. A goodbye frame is the last frame that its sender sends.
     Goodbye = 3,
-    /// The sender of this frame has begun the operation. The receiver may now send the data of its first `offset`
-    /// steps to this sender without using up credit.
+    /// The sender of this frame has begun the operation. The receiver of this frame may now send the data of its first
+    /// `offset` steps to the sender of this frame, without using up credit.
     Ready = 4,
     /// The sender of this frame has consumed data that the peer sent on credit. `offset` is the total number of
     /// consumed bytes since the link was opened.
     Credit = 5,
     /// The sender of this frame has data for the operation, but may not send the data on credit.
     Announce = 6,
-    /// The sender has changed the shared memory of the two ranks while the receiver was asleep.
+    /// The sender of this frame has changed the shared memory of the two ranks while the receiver was asleep.
     Wake = 7,
 }
 
@@ -92,9 +92,9 @@ pub enum HeaderError {
     /// The checksum does not match the bytes.
     #[error("a frame header is corrupt (its checksum is {found:08x} and should be {expected:08x})")]
     Corrupt {
-        /// The checksum in the header.
+        /// The checksum that the header contains.
         found: u32,
-        /// The checksum of the header's bytes.
+        /// The checksum that was computed from the header's other bytes.
         expected: u32,
     },
     /// The checksum matches, but a field has a value that this version does not know.
@@ -110,14 +110,14 @@ pub enum HeaderError {
     TooLong {
         /// The payload's length according to the header, in bytes.
         claimed: u32,
-        /// The limit for this kind of frame, in bytes.
+        /// The maximum length of the payload of this kind of frame, in bytes.
         limit: usize,
     },
 }
 
 impl FrameHeader {
-    /// A header in which every field has its default value. Fields that a frame does not use have their default
-    /// values.
+    /// A header in which every field has its default value. To create a header, set the fields that the frame uses,
+    /// and copy all other fields from this constant.
     pub const EMPTY: Self = Self {
         kind: FrameKind::Goodbye,
         group: 0,

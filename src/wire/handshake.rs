@@ -25,7 +25,9 @@ const PROOF_BYTES: usize = 32;
 /// The length of the acceptor's verdict in bytes.
 const VERDICT_BYTES: usize = 4;
 
+/// The first eight bytes of both hellos.
 const MAGIC: [u8; 8] = *b"RINGTRAI";
+/// The first input of the HMAC of the acceptor's proof. The dialer's proof has another label.
 const ACCEPTOR_LABEL: &[u8] = b"ringtrain 1 acceptor";
 const DIALER_LABEL: &[u8] = b"ringtrain 1 dialer";
 
@@ -79,9 +81,9 @@ pub struct Introduction {
     pub purpose: ConnectionPurpose,
     /// The rank that dials.
     pub from: Rank,
-    /// The rank that is dialed; for the rendezvous, the rank that serves it.
+    /// The rank that is dialed; for a connection to the rendezvous, rank 0.
     pub to: Rank,
-    /// The connection's number within its link; for the rendezvous, [`StreamId::ONLY`].
+    /// The connection's number within its link; for a connection to the rendezvous, [`StreamId::ONLY`].
     pub stream: StreamId,
 }
 
@@ -190,8 +192,11 @@ pub trait Handshake {
 pub struct Dialer {
     secret: Secret,
     state: DialerState,
+    /// The dialer's hello. Both proofs cover its bytes.
     hello: Vec<u8>,
+    /// The received bytes of the acceptor's current message.
     input: Vec<u8>,
+    /// The bytes that the next call of [`Handshake::take_output`] returns.
     output: Vec<u8>,
 }
 
@@ -309,6 +314,7 @@ pub struct Acceptor {
     state: AcceptorState,
     /// The contents of the dialer's hello, which is not authenticated.
     claimed: Option<Introduction>,
+    /// The received bytes of the dialer's current message.
     input: Vec<u8>,
     output: Vec<u8>,
 }
@@ -347,7 +353,7 @@ impl Acceptor {
         self.claimed.map(|introduction| introduction.from)
     }
 
-    /// Returns whether the dialer has sent nothing so far.
+    /// Returns whether no bytes of the dialer have arrived yet.
     pub fn has_received_nothing(&self) -> bool {
         self.claimed.is_none() && self.input.is_empty()
     }
@@ -491,7 +497,5 @@ fn encode_verdict(refusal: Option<Refusal>) -> Vec<u8> {
 
 /// Returns the first half of the digest of the peers file, which is enough to distinguish two files.
 fn peers_digest_prefix(job: &Job) -> [u8; 16] {
-    let mut prefix = [0; 16];
-    prefix.copy_from_slice(&job.peers_digest[..16]);
-    prefix
+    std::array::from_fn(|index| job.peers_digest[index])
 }

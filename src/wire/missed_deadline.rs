@@ -34,9 +34,11 @@ pub const AWAITED_RANKS_MAX: usize = 3;
 pub(super) const SITE_BYTES_MAX: u16 = 80;
 /// The maximum length of an awaited rank's host on the wire, in bytes.
 const HOST_BYTES_MAX: u16 = 40;
+/// The length of an encoded contract in bytes.
 const CONTRACT_BYTES: usize = 20;
 
-/// The maximum length of an encoded [`WaitingRank`] in bytes.
+/// The maximum length of an encoded [`WaitingRank`] in bytes. The rank, the group, the sequence, the length of the site
+/// and the number of awaited ranks take 19 bytes. Each awaited rank takes 6 bytes and the bytes of its host.
 const WAITING_RANK_BYTES_MAX: usize =
     19 + CONTRACT_BYTES + SITE_BYTES_MAX as usize + AWAITED_RANKS_MAX * (6 + HOST_BYTES_MAX as usize);
 
@@ -50,7 +52,7 @@ const _: () = assert!(
         <= CONTROL_BYTES_MAX
 );
 
-/// A link on which a rank waits for data.
+/// A link on which a rank waits for data, and the time since the last data arrived.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct SilentLink {
     /// The rank that waits.
@@ -100,7 +102,7 @@ impl fmt::Display for MissedDeadline<'_> {
                     write!(f, " on {host}")?;
                 }
                 if let Some(link) = self.links.iter().find(|link| (link.rank, link.peer) == (*rank, *peer)) {
-                    write!(f, " (which sent its last data {:.1} s before)", link.silence_seconds())?;
+                    write!(f, " (which sent its last data {:.1} s ago)", link.silence_seconds())?;
                 }
             }
         }
@@ -117,8 +119,8 @@ impl MissedDeadline<'_> {
         culprits.sort();
         culprits.dedup();
         for (index, (rank, host)) in culprits.iter().enumerate() {
-            let before = if index == 0 { "all other ranks wait for" } else { " and" };
-            write!(f, "{before} rank {rank} on {host}")?;
+            let prefix = if index == 0 { "all other ranks wait for" } else { " and" };
+            write!(f, "{prefix} rank {rank} on {host}")?;
         }
         f.write_str(if culprits.is_empty() {
             "the ranks wait for each other; check the network between them (check addresses, MTU and firewall)"
@@ -147,7 +149,7 @@ impl MissedDeadline<'_> {
         }
         let silence = link.silence_seconds();
         write!(f, " is suspect: the host of rank {peer} does not acknowledge the data of rank {rank}")?;
-        write!(f, ", and the last data from rank {peer} arrived {silence:.1} s before")?;
+        write!(f, ", and the last data from rank {peer} arrived {silence:.1} s ago")?;
         if is_first {
             f.write_str(" (check addresses, MTU and firewall, and that both hosts run)")?;
         }
@@ -305,9 +307,9 @@ pub(super) mod tests {
             Cause::Timeout { timeout_ms: 2000, waiting: waiting.clone(), links }.to_string()
         };
         assert!(text(true).contains("all other ranks wait for rank 1 on h, where the program hangs"));
-        assert!(text(true).contains("for rank 1 (which sent its last data 2.5 s before)"), "{}", text(true));
+        assert!(text(true).contains("for rank 1 (which sent its last data 2.5 s ago)"), "{}", text(true));
         let start = "an operation did not end within 2000 ms: the network between rank 0 and rank 1 on h is suspect: the host of \
-            rank 1 does not acknowledge the data of rank 0, and the last data from rank 1 arrived 2.5 s before";
+            rank 1 does not acknowledge the data of rank 0, and the last data from rank 1 arrived 2.5 s ago";
         assert!(text(false).starts_with(start), "{}", text(false));
         assert!(!text(false).contains("hangs"), "{}", text(false));
     }

@@ -40,15 +40,15 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns the beginning of the text: as many whole characters as fit into `length_max` bytes.
-pub(super) fn truncate(text: &str, length_max: u16) -> String {
-    text[..text.floor_char_boundary(text.len().min(usize::from(length_max)))].to_owned()
+/// Returns the beginning of `text`: as many whole characters as fit into `bytes_max` bytes.
+pub(super) fn truncate(text: &str, bytes_max: u16) -> String {
+    text[..text.floor_char_boundary(text.len().min(usize::from(bytes_max)))].to_owned()
 }
 
-/// Appends the length of a text (16 bits) and then the text to `out`. If the text has more than `length_max` bytes, only
+/// Appends the length of a text (16 bits) and then the text to `out`. If the text has more than `bytes_max` bytes, only
 /// its beginning is appended.
-pub(super) fn put_text(out: &mut Vec<u8>, text: &str, length_max: u16) {
-    let end = text.floor_char_boundary(text.len().min(usize::from(length_max)));
+pub(super) fn put_text(out: &mut Vec<u8>, text: &str, bytes_max: u16) {
+    let end = text.floor_char_boundary(text.len().min(usize::from(bytes_max)));
     out.extend_from_slice(&(end as u16).to_le_bytes());
     out.extend_from_slice(&text.as_bytes()[..end]);
 }
