@@ -243,9 +243,9 @@ impl<'a> RunningJob<'a> {
                 }
             }
             let ended_ranks = self.rank_processes.reap_ended_ranks();
-            // Call `has_started` after `reap_ended_ranks`: if a rank in `ended_ranks` ended after the start of the
+            // Call `has_job_started` after `reap_ended_ranks`: if a rank in `ended_ranks` ended after the start of the
             // job, the supervisor must first record the start.
-            if server.has_started() {
+            if server.has_job_started() {
                 supervisor.handle_job_start();
             }
             let now = self.start_time.elapsed();

@@ -133,7 +133,8 @@ impl Registration<'_> {
             .map_err(|error| self.rendezvous_lost_error(&error.to_string()))
     }
 
-    /// Receives the next message. Returns `None` at the deadline.
+    /// Receives the next message. Returns `None` at the deadline. Between two calls, `input` holds
+    /// the received bytes that have not been decoded.
     fn receive(
         &self,
         stream: &mut TcpStream,

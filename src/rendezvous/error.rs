@@ -64,21 +64,21 @@ pub enum StartError {
     #[error("{0}")]
     SocketOptions(String),
     /// The rendezvous does not answer.
-    #[error("{server_name} at {address} did not answer within {} s ({detail}); start this process, or check the address and the firewall", timeout.as_secs_f32())]
+    #[error("{server_name} at {address} did not answer within {} s ({detail}); start {server_name}, or check the address and the firewall", timeout.as_secs_f32())]
     NoRendezvous {
-        /// The process that should have answered.
+        /// The name of the process that serves the rendezvous.
         server_name: String,
         /// The address of `server_name`.
         address: SocketAddr,
-        /// The last attempt's error.
+        /// The error of the last attempt to connect.
         detail: String,
-        /// How long this rank tried.
+        /// The start timeout: the time for which this rank tried to connect.
         timeout: Duration,
     },
     /// The process at the other end does not belong to this job.
     #[error("{server_name} at {address}: {source}")]
     Handshake {
-        /// The process that should have answered.
+        /// The name of the process that serves the rendezvous.
         server_name: String,
         /// The address of `server_name`.
         address: SocketAddr,
@@ -90,7 +90,7 @@ pub enum StartError {
     Missing {
         /// The missing ranks, as text.
         missing: String,
-        /// How long this rank waited.
+        /// The start timeout that is over.
         timeout: Duration,
     },
     /// The rendezvous refused this rank.
@@ -112,7 +112,7 @@ pub enum StartError {
     /// The rendezvous ended or broke the protocol.
     #[error("{server_name} at {address} was lost while the job was starting: {detail}")]
     RendezvousLost {
-        /// The process that serves the rendezvous.
+        /// The name of the process that serves the rendezvous.
         server_name: String,
         /// The address of `server_name`.
         address: SocketAddr,

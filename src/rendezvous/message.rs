@@ -36,9 +36,9 @@ pub(super) enum ToRank {
     /// All ranks have registered. The message contains the roster, which is the list of all ranks and their
     /// addresses.
     Ready(Roster),
-    /// The job still waits for these ranks, which have not registered so far.
+    /// The job still waits for these ranks, which have not registered yet.
     Waiting(AbsentRanks),
-    /// The answer to [`FromRank::Ask`]: these ranks have not registered so far.
+    /// The answer to [`FromRank::Ask`]: these ranks have not registered yet.
     Missing(AbsentRanks),
     /// The start timeout is over, and these ranks have not registered.
     TimedOut { absent: AbsentRanks, timeout_ms: u64 },
@@ -53,8 +53,7 @@ pub(super) enum ToRank {
 pub(super) struct AbsentRanks {
     /// The ranks that have not registered.
     pub(super) ranks: Vec<Rank>,
-    /// A sentence for each refused process. A refused process may be a missing rank that was
-    /// started with wrong options.
+    /// A sentence for each refused process. A refused process may be a missing rank that was started with wrong options.
     pub(super) refused: Vec<String>,
 }
 

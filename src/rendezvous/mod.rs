@@ -93,8 +93,9 @@ impl Roster {
 
     /// Returns a number for each rank's machine. Ranks on the same machine have the same number.
     pub fn machine_numbers(&self) -> Arc<[u32]> {
-        let first = |member: &Member| self.members.iter().position(|other| other.machine == member.machine);
-        self.members.iter().map(|member| first(member).unwrap_or_default() as u32).collect()
+        let first_on_machine =
+            |member: &Member| self.members.iter().position(|other| other.machine == member.machine);
+        self.members.iter().map(|member| first_on_machine(member).unwrap_or_default() as u32).collect()
     }
 
     /// Returns, for each rank, whether the link between `rank` and that rank carries checksums of payloads. Both ends
@@ -114,9 +115,11 @@ impl Roster {
     /// Returns the local rank of `rank` on its machine, and the number of ranks on this machine.
     pub fn local_rank_and_size(&self, rank: Rank) -> (Rank, WorldSize) {
         let machine = self.members.get(rank.index()).map(|member| &member.machine);
-        let same = |members: &[Member]| members.iter().filter(|m| Some(&m.machine) == machine).count() as u32;
-        let before = same(&self.members[..rank.index().min(self.members.len())]);
-        (Rank::new(before), WorldSize::new(same(&self.members)).unwrap_or(WorldSize::ONE))
+        let count_on_machine =
+            |members: &[Member]| members.iter().filter(|m| Some(&m.machine) == machine).count() as u32;
+        let local_rank = count_on_machine(&self.members[..rank.index().min(self.members.len())]);
+        let local_size = count_on_machine(&self.members);
+        (Rank::new(local_rank), WorldSize::new(local_size).unwrap_or(WorldSize::ONE))
     }
 
     /// Returns the number of ranks on the machine of `rank`, including `rank`. Ranks on one machine use the same

@@ -113,8 +113,8 @@ impl PeersFile {
         let mut seen: HashMap<String, (usize, usize)> = HashMap::new();
         // Some editors begin a file with a byte order mark.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        for (index, line) in text.lines().enumerate() {
-            let content = line.split('#').next().unwrap_or_default().trim();
+        for (index, full_line) in text.lines().enumerate() {
+            let content = full_line.split('#').next().unwrap_or_default().trim();
             if content.is_empty() {
                 continue;
             }

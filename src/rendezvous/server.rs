@@ -23,7 +23,7 @@ use crate::wire::handshake::{ConnectionPurpose, Job};
 
 /// How long the server tries to send its last message to all ranks.
 const FINAL_SEND_TIMEOUT: Duration = Duration::from_secs(5);
-/// A rank or a launcher logs a first notice after it has waited for this time for missing ranks or for the rendezvous.
+/// The time after which a rank or a launcher that waits for missing ranks or for the rendezvous logs its first notice.
 pub(super) const FIRST_NOTICE_DELAY: Duration = Duration::from_secs(2);
 /// The time of each notice is the time of the previous notice multiplied by this number: 2 s, 10 s, 50 s, ...
 const NOTICE_TIME_FACTOR: u32 = 5;
@@ -61,7 +61,7 @@ pub fn serve(
     Ok(roster)
 }
 
-/// A command from a launcher to the thread that serves its rendezvous.
+/// A command from a launcher to the thread that serves its rendezvous: to stop, or that a rank's process has ended.
 enum ServerCommand {
     Stop,
     RankEnded { rank: Rank, how: String },
@@ -98,7 +98,7 @@ pub struct Server {
     address: SocketAddr,
     commands: Sender<ServerCommand>,
     waker: Option<Arc<Waker>>,
-    has_started: Arc<AtomicBool>,
+    has_job_started: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -123,8 +123,8 @@ impl Server {
             .map_err(system("an event queue for the rendezvous"))?;
         let waker = listener.waker();
         let (commands, receiver) = channel();
-        let has_started = Arc::new(AtomicBool::new(false));
-        let started_flag = Arc::clone(&has_started);
+        let has_job_started = Arc::new(AtomicBool::new(false));
+        let started_flag = Arc::clone(&has_job_started);
         let serve = move || {
             let mut registry =
                 RankRegistry::new(&mut listener, world, start_timeout, NoticeAudience::Launcher(notices));
@@ -152,7 +152,7 @@ impl Server {
             .name("rendezvous".into())
             .spawn(serve)
             .map_err(system("a thread for the rendezvous"))?;
-        Ok(Self { address, commands, waker, has_started, thread: Some(thread) })
+        Ok(Self { address, commands, waker, has_job_started, thread: Some(thread) })
     }
 
     /// Returns the address on which the rendezvous listens.
@@ -160,9 +160,9 @@ impl Server {
         self.address
     }
 
-    /// Returns whether all ranks have registered.
-    pub fn has_started(&self) -> bool {
-        self.has_started.load(Ordering::Acquire)
+    /// Returns whether the job has started: whether all ranks have registered.
+    pub fn has_job_started(&self) -> bool {
+        self.has_job_started.load(Ordering::Acquire)
     }
 
     /// Reports that the process of a rank has ended; `how` is, for example, "was killed by signal 9 (SIGKILL)". If
@@ -213,16 +213,15 @@ enum NoticeAudience {
     Launcher(NoticeReceiver),
 }
 
-/// The ranks that have registered so far.
+/// The ranks that have registered, and the connections of the ranks to the rendezvous.
 struct RankRegistry<'a> {
     listener: &'a mut Listener,
     world: WorldSize,
     start_timeout: Duration,
     audience: NoticeAudience,
     started: Instant,
-    /// The time of the first registration, and the time of the next notice about missing ranks. `None` before the first
-    /// registration.
-    notice: Option<(Duration, Duration)>,
+    /// The times of the first registration and of the next notice about missing ranks; `None` before that registration.
+    first_registration_and_next_notice: Option<(Duration, Duration)>,
     members: BTreeMap<Rank, Member>,
     clients: BTreeMap<Token, ClientConnection>,
 }
@@ -241,7 +240,6 @@ struct ClientConnection {
 enum ClientState {
     /// The handshake is complete, but the client has not registered.
     Unregistered,
-    /// The client has registered.
     Registered,
     /// The client's registration has been refused.
     Refused,
@@ -268,7 +266,7 @@ impl<'a> RankRegistry<'a> {
             start_timeout,
             audience,
             started: Instant::now(),
-            notice: None,
+            first_registration_and_next_notice: None,
             members: BTreeMap::new(),
             clients: BTreeMap::new(),
         }
@@ -278,7 +276,7 @@ impl<'a> RankRegistry<'a> {
     fn register_rank(&mut self, rank: Rank, member: Member) {
         self.members.insert(rank, member);
         let now = self.started.elapsed();
-        self.notice.get_or_insert((now, now + FIRST_NOTICE_DELAY));
+        self.first_registration_and_next_notice.get_or_insert((now, now + FIRST_NOTICE_DELAY));
     }
 
     /// Serves until all ranks have registered. Returns the roster, or `None` if the launcher has stopped the server.
@@ -297,15 +295,18 @@ impl<'a> RankRegistry<'a> {
                 Err(_) => {}
             }
             // Before the first registration, there is no deadline: a program may load data for minutes before it joins.
-            let deadline = self.notice.map(|(first, _)| first + self.start_timeout);
+            let times = self.first_registration_and_next_notice;
+            let deadline = times.map(|(first_registration, _)| first_registration + self.start_timeout);
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Err(self.fail_for_timeout(name));
             }
-            if let Some((since, at)) = self.notice.filter(|&(_, at)| now >= at) {
-                self.report_absent_ranks(now.saturating_sub(since), name);
-                self.notice = Some((since, since + at.saturating_sub(since) * NOTICE_TIME_FACTOR));
+            if let Some((first, due)) = times.filter(|&(_, next_notice)| now >= next_notice) {
+                self.report_absent_ranks(now.saturating_sub(first), name);
+                let next_notice = first + due.saturating_sub(first) * NOTICE_TIME_FACTOR;
+                self.first_registration_and_next_notice = Some((first, next_notice));
             }
-            let until = self.notice.map(|(_, at)| at).into_iter().chain(deadline).min();
+            let next_notice = self.first_registration_and_next_notice.map(|(_, next_notice)| next_notice);
+            let until = next_notice.into_iter().chain(deadline).min();
             self.wait_and_serve(now, until, &mut events).map_err(|error| match error {
                 ServeError::RankLost { rank, detail } => self.fail_for_lost_rank(rank, detail),
                 ServeError::System(source) => {
@@ -320,7 +321,7 @@ impl<'a> RankRegistry<'a> {
     fn report_absent_ranks(&mut self, waited: Duration, name: &dyn Fn(Rank) -> String) {
         let absent = self.absent_ranks();
         let notice = absent.describe_wait(name, waited);
-        let audience_ranks = match &self.audience {
+        let receiver_count = match &self.audience {
             NoticeAudience::AllRanks => {
                 log::warn!("{notice}");
                 usize::MAX
@@ -332,7 +333,7 @@ impl<'a> RankRegistry<'a> {
         let registered = self.clients.values_mut().filter(|client| client.state == ClientState::Registered);
         let mut registered: Vec<&mut ClientConnection> = registered.collect();
         registered.sort_by_key(|client| client.rank);
-        for client in registered.into_iter().take(audience_ranks) {
+        for client in registered.into_iter().take(receiver_count) {
             client.output.extend_from_slice(&bytes);
             if let Err(error) = client.send_output() {
                 // Only log this error: the next event on this connection reports the same error again.
@@ -400,7 +401,7 @@ impl<'a> RankRegistry<'a> {
             FromRank::Ask => ToRank::Missing(self.absent_ranks()),
             FromRank::Register(_) if client.state == ClientState::Registered => return,
             FromRank::Register(member) => {
-                let Some(first) = self.members.get(&client.rank) else {
+                let Some(registered) = self.members.get(&client.rank) else {
                     client.state = ClientState::Registered;
                     self.register_rank(client.rank, member);
                     return;
@@ -409,7 +410,7 @@ impl<'a> RankRegistry<'a> {
                 ToRank::Refused {
                     reason: format!(
                         "rank {} is already taken by a process on {} that listens on {}; was this rank started twice?",
-                        client.rank, first.host, first.address
+                        client.rank, registered.host, registered.address
                     ),
                 }
             }

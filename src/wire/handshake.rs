@@ -4,8 +4,7 @@
 //! The dialer sends its hello with a nonce. The acceptor answers with its nonce and an HMAC-SHA256 over both hellos.
 //! The dialer then sends its own HMAC, which uses another label. Because the labels differ, a dialer cannot send the
 //! acceptor's proof back as its own. The acceptor answers with its verdict, which accepts or refuses the connection.
-//! Neither side reads a frame before the verdict. Both sides are state machines without IO: [`Handshake::wanted_bytes`] returns
-//! how many bytes a side needs next, and [`Handshake::feed`] processes received bytes.
+//! Neither side reads a frame before the verdict. Both sides are state machines without IO (see [`Handshake`]).
 
 use super::VERSION;
 use super::reader::{Excerpt, Reader};
