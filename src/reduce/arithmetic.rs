@@ -9,7 +9,9 @@ use crate::types::{F32Loc, F64Loc, I32Loc, I64Loc};
 pub(super) trait Number: bytemuck::Pod {
     fn add(self, other: Self) -> Self;
     fn multiply(self, other: Self) -> Self;
+    /// Returns the smaller of the two numbers, or a NaN if one of them is a NaN.
     fn smaller(self, other: Self) -> Self;
+    /// Returns the larger of the two numbers, or a NaN if one of them is a NaN.
     fn larger(self, other: Self) -> Self;
     fn divide(self, divisor: u32) -> Self;
     /// Returns whether the number is not zero.
@@ -29,8 +31,8 @@ pub(super) trait Integer: Number {
 pub(super) trait IndexedValue: bytemuck::Pod {
     fn is_nan(self) -> bool;
     fn is_less(self, other: Self) -> bool;
-    /// Chooses between two equal values or two NaNs: returns whether this value has the lower index, or the same
-    /// index and a lower bit pattern.
+    /// Returns whether this value is chosen if both values are equal, or if both are NaNs. The value with the lower
+    /// index is chosen or, if the indices are equal, the value with the lower bit pattern.
     fn wins_tie(self, other: Self) -> bool;
 
     /// Returns `self` or `other`: the value that a minimum or a maximum keeps. `is_better(a, b)` returns whether to keep
@@ -121,7 +123,7 @@ macro_rules! integers {
     )+ };
 }
 
-/// Implements [`IndexedValue`] for pairs of a value and an index.
+/// Implements [`IndexedValue`] for pairs of a value and an index. The function `$bits` returns the bits of a value.
 macro_rules! located {
     ($($ty:ty, $is_nan:expr, $bits:expr);+ $(;)?) => { $(
         impl IndexedValue for $ty {

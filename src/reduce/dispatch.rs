@@ -45,6 +45,7 @@ impl VectorWidth {
 
 /// The loop of a kernel: reduces `input` into `accumulator`. Both slices hold the bytes of elements of one type.
 trait ReductionLoop {
+    /// A loop that computes averages divides each result by `divisor`. All other loops ignore `divisor`.
     fn reduce_bytes(accumulator: &mut [u8], input: &[u8], divisor: u32);
 }
 
@@ -172,7 +173,8 @@ pub(super) fn number_kernels<S: StoredElement<Computed: Number>>(
     })
 }
 
-/// Returns the kernels of an integer type, including the bitwise reductions.
+/// Returns the kernels that reduce elements of the integer type `S` with `op`. Returns `None` if `op` is not defined for
+/// integers.
 pub(super) fn integer_kernels<S: StoredElement<Computed: Integer>>(
     width: VectorWidth,
     op: ReduceOp,
@@ -185,7 +187,8 @@ pub(super) fn integer_kernels<S: StoredElement<Computed: Integer>>(
     }
 }
 
-/// Returns the kernels of a type whose elements are pairs of a value and a location, such as `F32Loc`.
+/// Returns the kernels that reduce elements of the type `S` with `op`. The elements are pairs of a value and a location,
+/// for example of the type `F32Loc`. Returns `None` if `op` is not defined for such pairs.
 pub(super) fn indexed_value_kernels<S: StoredElement<Computed: IndexedValue>>(
     width: VectorWidth,
     op: ReduceOp,

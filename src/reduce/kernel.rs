@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use crate::types::Element;
 
+/// A built-in loop. The slices hold the bytes of elements.
 type KernelFn = fn(accumulator: &mut [u8], input: &[u8], divisor: u32);
+/// A loop that calls a function of the user.
 type CustomFn = dyn Fn(&mut [u8], &[u8], InputSide) + Send + Sync;
 
 /// Whether `input` is the left or the right operand of the reduction.
@@ -73,7 +75,8 @@ impl fmt::Debug for Kernel {
 pub struct Kernels {
     /// The kernel for every contribution except the last.
     pub reduce: Kernel,
-    /// The kernel for the last contribution. For an average, this kernel also divides the result.
+    /// The kernel for the last contribution. For an average, this kernel also divides the result by the divisor that
+    /// the caller passes.
     pub reduce_last: Kernel,
 }
 
@@ -95,11 +98,11 @@ impl Kernels {
     ///
     /// This function does not panic. [`Kernel::apply`] describes when the kernels panic.
     pub fn custom<T: Element>(f: impl Fn(&T, &T) -> T + Send + Sync + 'static) -> Self {
-        let function: Arc<CustomFn> = Arc::new(move |accumulator: &mut [u8], input: &[u8], operand| {
+        let function: Arc<CustomFn> = Arc::new(move |accumulator: &mut [u8], input: &[u8], side| {
             assert_eq!(accumulator.len(), input.len(), "both slices of a kernel must have the same length");
             let accumulator: &mut [T] = bytemuck::cast_slice_mut(accumulator);
             for (own, arrived) in accumulator.iter_mut().zip(bytemuck::cast_slice(input)) {
-                *own = if operand == InputSide::Left { f(arrived, own) } else { f(own, arrived) };
+                *own = if side == InputSide::Left { f(arrived, own) } else { f(own, arrived) };
             }
         });
         let kernel = Kernel(KernelKind::Custom(function));

@@ -8,28 +8,27 @@ use crate::types::Element;
 /// The numbers of elements in the tests. Under Miri, the tests use few elements: Miri needs half a millisecond for
 /// each element, and finds invalid reads and writes with few elements too.
 struct TestLengths {
-    /// The usual number of elements: more than a vector holds, and no multiple of that number. Without Miri, the same
-    /// applies to a block of half-precision numbers.
+    /// The usual number of elements. This number is larger than the number of elements of a vector, and no multiple of
+    /// it. Without Miri, this is also true for the number of elements of a block of half-precision numbers.
     default: usize,
     /// The length of the longest buffer in comparisons between vector widths.
     longest: usize,
     /// The number of elements in the tests of `reduce_single_contribution`, which processes them in several blocks.
     single: usize,
-    /// The tests of half-precision types use every `stride`-th of the 65,536 bit patterns. With either value of
-    /// `stride`, the patterns fill more than one block.
-    stride: usize,
+    /// The tests of half-precision types use every `pattern_stride`-th of the 65,536 bit patterns. The patterns fill
+    /// more than one block, with and without Miri.
+    pattern_stride: usize,
 }
 
 /// Whether two NaNs that are results of the same operation may have different bits. A processor gives a NaN the bits of
-/// one operand. Rust
-/// does not specify the bits of a NaN, and Miri chooses them at random.
+/// one operand. Rust does not specify the bits of a NaN, and Miri chooses them at random.
 const NAN_BITS_MAY_DIFFER: bool = cfg!(miri);
 
 const TEST_LENGTHS: TestLengths = if cfg!(miri) {
     // Even the shortest of these lengths is longer than the vectors that Miri supports.
-    TestLengths { default: 35, longest: 67, single: 67, stride: 97 }
+    TestLengths { default: 35, longest: 67, single: 67, pattern_stride: 97 }
 } else {
-    TestLengths { default: 1100, longest: 4099, single: 5000, stride: 1 }
+    TestLengths { default: 1100, longest: 4099, single: 5000, pattern_stride: 1 }
 };
 
 /// Sample values of a type, and a scalar implementation of the reductions of two values.
@@ -405,13 +404,13 @@ fn a_nan_in_either_operand_gives_a_nan() {
 #[test]
 fn half_types_are_summed_in_f32_and_rounded_once() {
     for other in [0x0001u16, 0x3c00, 0x3f80, 0x7bff, 0x8400, 0xfc00, 0x0000] {
-        let a: Vec<f16> = (0..=u16::MAX).step_by(TEST_LENGTHS.stride).map(f16::from_bits).collect();
+        let a: Vec<f16> = (0..=u16::MAX).step_by(TEST_LENGTHS.pattern_stride).map(f16::from_bits).collect();
         let b = vec![f16::from_bits(other); a.len()];
         for (i, sum) in reduce(ReduceOp::Sum, a.clone(), &b, None).into_iter().enumerate() {
             let expected = f16::from_f32(a[i].to_f32() + b[i].to_f32());
             assert!(sum.to_bits() == expected.to_bits() || (sum.is_nan() && expected.is_nan()), "{i}");
         }
-        let a: Vec<bf16> = (0..=u16::MAX).step_by(TEST_LENGTHS.stride).map(bf16::from_bits).collect();
+        let a: Vec<bf16> = (0..=u16::MAX).step_by(TEST_LENGTHS.pattern_stride).map(bf16::from_bits).collect();
         let b = vec![bf16::from_bits(other); a.len()];
         for (i, sum) in reduce(ReduceOp::Sum, a.clone(), &b, None).into_iter().enumerate() {
             let expected = bf16::from_f32(a[i].to_f32() + b[i].to_f32());

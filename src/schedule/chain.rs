@@ -8,11 +8,11 @@
 use super::{Action, InboundElements, OutboundElements, Schedule, Step, StepDependency};
 use crate::types::{Rank, WorldSize};
 
-/// Reduces to `root` along the ring in n-1 hops. Each rank but the root sends S bytes. The operation takes S/B +
+/// Reduces to `root` along the ring in n-1 hops. Each rank except the root sends S bytes. The operation takes S/B +
 /// (n-2)s/B seconds.
 ///
-/// The chain begins at the root's successor and ends at the root. Only the root has the result: the buffers of the
-/// other ranks contain partial results.
+/// The chain begins at the root's successor and ends at the root. After the operation, the root's buffer contains the
+/// result, and the buffers of all ranks except the root contain partial results.
 pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let next = (rank != root).then(|| world.rank_after(rank, 1));
     let previous = (rank != world.rank_after(root, 1)).then(|| world.rank_before(rank, 1));
@@ -22,8 +22,8 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedul
     schedule
 }
 
-/// Computes an inclusive prefix: rank r gets the reduction of ranks 0 to r in rank order. There are n-1 hops. Each
-/// rank but the last sends S bytes. The operation takes S/B + (n-2)s/B seconds.
+/// Computes an inclusive prefix: rank r gets the reduction of the contributions of ranks 0 to r, in rank order. There
+/// are n-1 hops. Each rank except the last sends S bytes. The operation takes S/B + (n-2)s/B seconds.
 ///
 /// The algorithm of Hillis and Steele ("Data parallel algorithms", Communications of the ACM 29, 1986) would need only
 /// ceil(log2 n) rounds, but most ranks would send S bytes in each round.
@@ -34,16 +34,16 @@ pub fn scan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     schedule
 }
 
-/// Computes an exclusive prefix: rank r gets the reduction of ranks 0 to r-1 in rank order. There are n-1 hops. Here
-/// S is the number of bytes in one rank's contribution. Each rank but the last sends 2S bytes. The operation takes
-/// 2S/B + (n-2)s/B seconds.
+/// Computes an exclusive prefix: rank r gets the reduction of the contributions of ranks 0 to r-1, in rank order. There
+/// are n-1 hops. Here S is the number of bytes in one rank's contribution. Each rank except the last sends 2S bytes. The
+/// operation takes 2S/B + (n-2)s/B seconds.
 ///
 /// The buffer has 2 * `count` elements. The first half contains the rank's contribution and, after the operation, the
 /// inclusive prefix. The second half is for the result, which is unspecified on rank 0.
 ///
-/// Each rank sends its inclusive prefix twice. The next rank reduces the first message into the first half of its
+/// Rank r sends its inclusive prefix to rank r+1 twice. Rank r+1 reduces the first message into the first half of its
 /// buffer, and copies the second message into the second half. Two messages are necessary, because a rank can apply a
-/// message to only one range of the buffer. The next rank can send as soon as it has applied the first message.
+/// message to only one range of the buffer. Rank r+1 can send as soon as it has applied the first message.
 pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let (previous, next) = previous_and_next_in_chain(world, rank);
     if previous.is_none() && next.is_none() {
@@ -59,10 +59,11 @@ pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 }
 
 /// Reduces to `root` in rank order, for a function that is associative but does not commute. If the last rank is the
-/// root, there are n-1 hops, and each rank but the last sends S bytes. If another rank is the root, there are n hops,
+/// root, there are n-1 hops, and each rank except the last sends S bytes. If another rank is the root, there are n hops,
 /// and each rank sends S bytes. The operation takes at most S/B + (n-1)s/B seconds.
 ///
-/// Afterwards, the buffers of all ranks except the root contain partial results.
+/// After the operation, the root's buffer contains the result. The buffer of each rank r except the root contains the
+/// reduction of the contributions of ranks 0 to r.
 pub fn ordered_reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let (mut schedule, last) = (scan(world, rank, count), last_rank(world));
     if root != last {
@@ -76,12 +77,12 @@ pub fn ordered_reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
 }
 
 /// Reduces all buffers in rank order and gives every rank the result, for a function that is associative but does not
-/// commute. There are 2(n-1) hops, from rank 0 to the last rank and back. The first and the last rank send S bytes
-/// and each other rank sends 2S. The operation takes S/B + (2n-3)s/B seconds, because a link carries data in both
-/// directions at once.
+/// commute. There are 2(n-1) hops, from rank 0 to the last rank and back. The first and the last rank send S bytes, and
+/// every rank between them sends 2S bytes. The operation takes S/B + (2n-3)s/B seconds, because a link carries data in
+/// both directions at once.
 ///
-/// The last rank computes the result and the other ranks copy the result, so the result has the same bits on all
-/// ranks.
+/// The last rank computes the result, and all ranks except the last copy the result, so the result has the same bits on
+/// all ranks.
 pub fn ordered_all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let mut schedule = scan(world, rank, count);
     let (previous, next) = previous_and_next_in_chain(world, rank);

@@ -21,8 +21,8 @@ pub enum CollectiveSpec {
         /// The number of elements in each buffer.
         count: usize,
     },
-    /// The root gets the reduction of all buffers. Afterwards the contents of the other ranks' buffers are
-    /// unspecified.
+    /// The root gets the reduction of all buffers. After the operation, the contents of the buffers of all ranks except
+    /// the root are unspecified.
     Reduce {
         /// The number of elements in each buffer.
         count: usize,
@@ -43,7 +43,7 @@ pub enum CollectiveSpec {
     /// The root gets the parts of all ranks. The root's buffer has space for all parts. Every other rank's buffer
     /// contains only its own part.
     Gather {
-        /// The division of the root's buffer into parts.
+        /// How the root's buffer is divided into parts: part r comes from rank r.
         partition: Partition,
         /// The rank that gets the parts.
         root: Rank,
@@ -51,7 +51,7 @@ pub enum CollectiveSpec {
     /// Every rank gets its part of the root's buffer. The buffers have the same lengths as in
     /// [`CollectiveSpec::Gather`].
     Scatter {
-        /// The division of the root's buffer into parts.
+        /// How the root's buffer is divided into parts: part r goes to rank r.
         partition: Partition,
         /// The rank that sends the parts.
         root: Rank,
@@ -59,9 +59,9 @@ pub enum CollectiveSpec {
     /// Each rank sends a part to each other rank. The buffer contains the elements to send and then the elements to
     /// receive. The caller copies the part that the rank sends to itself.
     AllToAll {
-        /// The division of the elements to send into one part for each rank.
+        /// How the elements to send are divided into parts: part r goes to rank r.
         send: Partition,
-        /// The division of the elements to receive into one part from each rank.
+        /// How the elements to receive are divided into parts: part r comes from rank r.
         receive: Partition,
         /// Whether all parts have the same length, so that every rank knows the lengths of all parts.
         is_even: bool,

@@ -30,8 +30,8 @@ const DIRECT_PART_BYTES_MAX: u64 = 256 << 10;
 /// The largest buffer, in bytes, for which every rank reduces all elements in shared memory. If each rank reduced only
 /// a part of the elements, the operation would need a second round to exchange the reduced parts.
 const ONE_SHOT_BYTES_MAX: u64 = 16 << 10;
-/// The largest size in bytes of a workspace: the memory in which a rank stores the buffers of all ranks, in an
-/// all-reduce in which every rank gets these buffers.
+/// The largest size in bytes of a workspace. In the one-shot and the doubling algorithm, every rank gets the buffers of
+/// all ranks, and stores these buffers in its workspace.
 const WORKSPACE_BYTES_MAX: u64 = 1 << 20;
 /// The time in nanoseconds to allocate, fill and reduce one byte of a workspace.
 const WORKSPACE_NS_PER_BYTE: f64 = 0.1;

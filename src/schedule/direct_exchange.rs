@@ -16,9 +16,9 @@ use crate::types::{Rank, WorldSize};
 /// Creates a reduce-scatter: each rank sends its contribution to each part to the owner of the part, and reduces n-1
 /// contributions into its own part. Each rank sends S bytes minus its own part, in n-1 messages.
 ///
-/// A rank always reduces the contributions in the same order, so that the same data give the same bits. The rank
-/// begins with the contribution of the previous rank. To keep the order, each receive waits for the receive of the
-/// previous step, and the rank stores contributions that arrive early.
+/// A rank always reduces the contributions in the same order, so that the same data give the same bits. Rank r reduces
+/// the contributions of ranks r-1, r-2 and so on (modulo n) into its own contribution. To keep the order, each receive
+/// waits for the receive of the previous step, and the rank stores contributions that arrive early.
 ///
 /// # Panics
 ///
@@ -57,8 +57,8 @@ pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedu
 /// Creates a two-shot all-reduce: a reduce-scatter, then an all-gather. Each rank sends 2(n-1)/n S bytes in 2(n-1)
 /// messages.
 ///
-/// Each rank owns one chunk of the buffer. The owner reduces the chunk and the other ranks copy the result, so the
-/// result has the same bits on all ranks.
+/// Each rank owns one chunk of the buffer. The owner reduces the chunk, and all ranks except the owner copy the result,
+/// so the result has the same bits on all ranks.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let partition = Partition::even(count, world);
     let mut schedule = reduce_scatter(world, rank, &partition);

@@ -13,8 +13,8 @@
 //!
 //! A rank reduces the contributions of its two children in a fixed order, so the same data give the same bits. For each
 //! segment, the receive from the second child waits for the receive from the first child. No other receive waits. The
-//! second child first sends only as much as the parent can store. Later the second child sends a block whenever the
-//! parent asks for the block.
+//! parent can store a limited number of bytes that arrive early from the second child. Beyond this limit, the second
+//! child sends a block only after the parent has asked for this block.
 
 use std::ops::Range;
 
@@ -38,8 +38,8 @@ pub fn block_bytes(bytes: u64) -> u64 {
 /// Creates an all-reduce: each half is reduced up its tree and broadcast down the same tree, in 2 floor(log2 n) hops.
 /// Each rank sends at most 2S bytes.
 ///
-/// The root of each tree computes the result of one half of the buffer. The other ranks copy this result, so the
-/// result has the same bits on all ranks.
+/// The root of each tree computes the result of one half of the buffer, and all ranks except this root copy the result.
+/// The result therefore has the same bits on all ranks.
 ///
 /// # Panics
 ///
@@ -63,10 +63,10 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
     schedule
 }
 
-/// Reduces to `root`. Both trees contain all ranks but `root`, and the top rank of each tree sends its half to
-/// `root`. There are floor(log2(n-1)) + 1 hops. Each rank but the root sends S bytes.
+/// Reduces to `root`. Both trees contain all ranks except `root`, and the top rank of each tree sends its half to
+/// `root`. There are floor(log2(n-1)) + 1 hops. Each rank except the root sends S bytes.
 ///
-/// The buffers of the other ranks contain partial results.
+/// After the operation, the buffers of all ranks except `root` contain partial results.
 ///
 /// # Panics
 ///
@@ -95,8 +95,8 @@ pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize, block: 
     schedule
 }
 
-/// Returns the half of a buffer of `count` elements that the first tree (`tree` is 0) or the second tree (1)
-/// transfers.
+/// Returns the elements that a tree transfers, for a buffer of `count` elements: the first half if `tree` is 0, the
+/// second half if `tree` is 1.
 fn half_of_tree(count: usize, tree: usize) -> Range<usize> {
     let middle = count.div_ceil(2);
     if tree == 0 { 0..middle } else { middle..count }
@@ -127,14 +127,14 @@ impl TreeNeighbours {
     /// Returns the neighbours of `rank` in a tree with `root` at the top. The only child of `root` is the top of a
     /// tree of all other ranks, in which the successor of `root` has place 0.
     fn with_root_on_top(root: Rank, tree: Tree, world: WorldSize, rank: Rank) -> Self {
-        let others = world.as_usize() - 1;
+        let places = world.as_usize() - 1;
         let rank_at = |place: usize| world.rank_after(root, 1 + place as u32);
         if rank == root {
-            let top = tree.place_of_top(others);
+            let top = tree.place_of_top(places);
             return Self { parent: None, children: top.map(rank_at).into_iter().collect() };
         }
         let place = world.rank_before(rank, root.get() + 1).index();
-        let (parent, children) = tree.parent_and_children(others, place);
+        let (parent, children) = tree.parent_and_children(places, place);
         let parent = parent.map_or(root, rank_at);
         Self { parent: Some(parent), children: children.into_iter().map(rank_at).collect() }
     }

@@ -147,12 +147,12 @@ impl HostLayout {
                 CollectiveSpec::Broadcast { .. } => CollectiveSpec::Broadcast { count, root },
                 _ => CollectiveSpec::AllReduce { count },
             };
-            let first = all.steps.len();
+            let first_step = all.steps.len();
             let schedule = spec.schedule(algorithm, host_as_rank, block, false);
             all.steps.extend(schedule.steps.into_iter().map(|mut step| {
                 let in_buffer = |part: &Range<usize>| range.start + part.start..range.start + part.end;
                 let shift_dependency = |awaited_step: Option<StepDependency>| {
-                    awaited_step.map(|StepDependency(step)| StepDependency(first + step))
+                    awaited_step.map(|StepDependency(step)| StepDependency(first_step + step))
                 };
                 if let Some(send) = &mut step.send {
                     send.peer = self.carrier_of_slice(send.peer.index(), slice);

@@ -56,9 +56,9 @@ pub struct Schedule {
 /// One step: a send, a receive, or both at once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
-    /// What the step sends; `None` if it only receives.
+    /// What the step sends; `None` if the step only receives.
     pub send: Option<OutboundElements>,
-    /// What the step receives; `None` if it only sends.
+    /// What the step receives; `None` if the step only sends.
     pub receive: Option<InboundElements>,
 }
 

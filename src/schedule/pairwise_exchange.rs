@@ -23,13 +23,13 @@ use crate::types::{Rank, WorldSize};
 pub fn all_to_all(world: WorldSize, rank: Rank, send: &Partition, receive: &Partition) -> Schedule {
     send.assert_fits(world);
     receive.assert_fits(world);
-    let received = send.total();
-    let length = received.checked_add(receive.total());
+    let receive_start = send.total();
+    let length = receive_start.checked_add(receive.total());
     assert!(length.is_some(), "the length of the buffer must fit a usize");
     let step = |distance| {
         let (to, from) = (world.rank_after(rank, distance), world.rank_before(rank, distance));
         let part = receive.range(from);
-        let range = received + part.start..received + part.end;
+        let range = receive_start + part.start..receive_start + part.end;
         Step {
             send: Some(OutboundElements { peer: to, range: send.range(to), awaited_step: None }),
             receive: Some(InboundElements { peer: from, range, action: Action::Copy, awaited_step: None }),

@@ -75,7 +75,7 @@ impl Partition {
         self.len() == 0
     }
 
-    /// Panics unless the partition has exactly one part for each rank of `world`.
+    /// Panics if the number of parts differs from the number of ranks of `world`.
     pub(super) fn assert_fits(&self, world: WorldSize) {
         assert_eq!(self.len(), world.as_usize(), "a partition must have one part for each rank");
     }

@@ -2,7 +2,8 @@
 //! of `schedule/mod.rs` define n, S, B and s.
 //!
 //! The method is from Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
-//! JPDC 69 (2009). An all-reduce has 2(n-1) steps, and each rank sends 2(n-1)/n S bytes, which is the lower bound.
+//! JPDC 69 (2009). An all-reduce has 2(n-1) steps, and each rank sends 2(n-1)/n S bytes. No all-reduce sends fewer
+//! bytes in total.
 
 use std::ops::Range;
 
@@ -41,12 +42,12 @@ pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedu
     schedule
 }
 
-/// Creates an all-reduce that handles one block after another: a reduce-scatter, then an all-gather. Each block takes
-/// 2(n-1) steps. Each rank sends 2(n-1)/n S bytes in all.
+/// Creates an all-reduce that divides the buffer into blocks of at most `block` elements. For each block, a rank runs
+/// a reduce-scatter and then an all-gather, in 2(n-1) steps. For all blocks together, each rank sends 2(n-1)/n S bytes.
 ///
-/// Each rank owns one chunk of a block. The owner computes the chunk's result and the other ranks copy the result, so
-/// the result has the same bits on all ranks. A block has at most `block` elements. Each rank sends one block after
-/// another, so that the data of a block are still in the processor's cache when the all-gather of the block begins.
+/// Each rank owns one chunk of a block. The owner computes the chunk's result, and all ranks except the owner copy the
+/// result, so the result has the same bits on all ranks. A rank handles one block after another, so that the data of a
+/// block are still in the processor's cache when the all-gather of the block begins.
 ///
 /// # Panics
 ///
@@ -63,7 +64,7 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
     schedule
 }
 
-/// Broadcasts along the ring from `root` in n-1 hops. Each rank except the last rank of the chain sends S bytes. Each
+/// Broadcasts along the ring from `root` in n-1 hops. Each rank except the root's predecessor sends S bytes. Each
 /// rank forwards a segment as soon as the segment arrives, so the operation takes S/B + (n-2)s/B seconds.
 pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let previous = (rank != root).then(|| world.rank_before(rank, 1));

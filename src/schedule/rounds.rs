@@ -164,7 +164,7 @@ impl RoundPlan {
             CollectiveSpec::Barrier => self.read_from_other_slots(round, |_| (0, 0..0)),
             CollectiveSpec::AllReduce { count } if self.is_one_shot => {
                 round.write_to_slot(0..*count, 0);
-                self.add_ordered_reduce(round, 0, &(0..*count), self.world.get());
+                self.add_reducing_reads(round, 0, &(0..*count), self.world.get());
             }
             CollectiveSpec::AllReduce { count } => self.fill_all_reduce_round(round, number, *count),
             CollectiveSpec::Reduce { count, root } => {
@@ -215,12 +215,12 @@ impl RoundPlan {
             CollectiveSpec::Scan { count } => {
                 let own = block_per_slot(0..*count);
                 round.write_to_slot(own.clone(), 0);
-                self.add_ordered_reduce(round, 0, &own, self.rank.get() + 1);
+                self.add_reducing_reads(round, 0, &own, self.rank.get() + 1);
             }
             CollectiveSpec::Exscan { count } => {
                 let own = block_per_slot(0..*count);
                 round.write_to_slot(own.clone(), 0);
-                self.add_ordered_reduce(round, 0, &(count + own.start..count + own.end), self.rank.get());
+                self.add_reducing_reads(round, 0, &(count + own.start..count + own.end), self.rank.get());
             }
         }
     }
@@ -265,7 +265,7 @@ impl RoundPlan {
     }
 
     /// Adds [`SlotRead`]s that reduce the contributions of the first `ranks` ranks in rank order.
-    fn add_ordered_reduce(&self, round: &mut Round, slot_offset: usize, range: &Range<usize>, ranks: u32) {
+    fn add_reducing_reads(&self, round: &mut Round, slot_offset: usize, range: &Range<usize>, ranks: u32) {
         for rank in self.world.ranks().take(ranks as usize) {
             let action = match rank.get() {
                 0 => Action::Copy,

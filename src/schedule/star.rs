@@ -5,11 +5,12 @@ use super::partition::Partition;
 use super::{Action, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
-/// Gathers to `root` in one round. Each rank but the root sends its own part. The root receives S bytes minus its own
-/// part. If all parts have the same length, this takes (n-1)/n S/B seconds. No schedule of a gather takes less time.
+/// Gathers to `root` in one round. Each rank except the root sends its own part. The root receives S bytes minus its
+/// own part. If all parts have the same length, the gather takes (n-1)/n S/B seconds. No schedule of a gather takes
+/// less time.
 ///
-/// Only the root's buffer has space for all parts; it already contains the root's own part. The buffer of each other
-/// rank contains only that rank's part.
+/// The root's buffer has space for all parts, and already contains the root's own part. The buffer of every rank except
+/// the root contains only that rank's part.
 ///
 /// # Panics
 ///
@@ -31,7 +32,7 @@ pub fn gather(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -
 }
 
 /// Scatters from `root`: this is [`gather`] with the direction of every message reversed. The root sends S bytes
-/// minus its own part. The buffer of each other rank has space only for that rank's part.
+/// minus its own part. The buffer of every rank except the root has space only for that rank's part.
 ///
 /// # Panics
 ///

@@ -88,7 +88,7 @@ struct SimulatedWorld {
     /// The messages that have been sent and not received: `links[sender][receiver]`.
     links: Vec<Vec<VecDeque<SimulatedMessage>>>,
     /// The number of elements in a segment.
-    segment: usize,
+    segment_len: usize,
     /// Whether contributions must be reduced in rank order.
     in_rank_order: bool,
 }
@@ -97,7 +97,7 @@ struct SimulatedWorld {
 struct RankState {
     schedule: Schedule,
     /// The number of peers of the rank.
-    peers: usize,
+    peer_count: usize,
     /// The index of the first step that is not done.
     first_unfinished_step: usize,
     buffer: Vec<SymbolicValue>,
@@ -156,9 +156,9 @@ impl RankState {
 
 /// The order in which ranks make their moves. A move is the send or the receive of one message.
 enum MoveOrder {
-    /// One rank makes all moves that it can, then the next rank makes all its moves, and so on.
+    /// Rank 0 makes all moves that it can, then rank 1 makes all its moves, and so on.
     Eager,
-    /// One rank makes one move, then the previous rank makes one move, and so on.
+    /// The last rank makes one move, then the second to last rank makes one move, and so on, down to rank 0.
     Lockstep,
     /// The order is random.
     Random(Box<StdRng>),
@@ -204,13 +204,13 @@ enum Move {
 }
 
 impl SimulatedWorld {
-    fn new(schedules: Vec<Schedule>, buffers: Vec<Vec<SymbolicValue>>, segment: usize) -> Self {
+    fn new(schedules: Vec<Schedule>, buffers: Vec<Vec<SymbolicValue>>, segment_len: usize) -> Self {
         let n = schedules.len();
         let ranks = schedules
             .into_iter()
             .zip(buffers)
             .map(|(schedule, buffer)| RankState {
-                peers: schedule.peers().len(),
+                peer_count: schedule.peers().len(),
                 first_unfinished_step: 0,
                 completions: vec![0; buffer.len()],
                 send_progress: vec![TransferProgress::default(); schedule.steps.len()],
@@ -220,10 +220,10 @@ impl SimulatedWorld {
             })
             .collect();
         let links = (0..n).map(|_| (0..n).map(|_| VecDeque::new()).collect()).collect();
-        Self { ranks, links, segment, in_rank_order: false }
+        Self { ranks, links, segment_len, in_rank_order: false }
     }
 
-    /// Returns whether the first `upto` elements of `range` no longer wait for the receive of step `after`.
+    /// Returns whether the first `upto` elements of `range` no longer wait for the receive of `awaited_step`.
     fn is_dependency_satisfied(
         &self,
         rank: usize,
@@ -245,14 +245,14 @@ impl SimulatedWorld {
         let mut moves = Vec::new();
         let (mut receivers_seen, mut senders_seen) = (0u64, 0u64);
         let state = &self.ranks[rank];
-        let peers = state.peers;
+        let peer_count = state.peer_count;
         for (step, s) in state.schedule.steps.iter().enumerate().skip(state.first_unfinished_step) {
             if let Some(send) = &s.send
                 && !state.send_progress[step].is_done
                 && receivers_seen & (1 << send.peer.index()) == 0
             {
                 receivers_seen |= 1 << send.peer.index();
-                let next = segment(&send.range, state.send_progress[step].elements, self.segment);
+                let next = segment(&send.range, state.send_progress[step].elements, self.segment_len);
                 if self.is_dependency_satisfied(
                     rank,
                     send.awaited_step,
@@ -267,7 +267,7 @@ impl SimulatedWorld {
                 && senders_seen & (1 << receive.peer.index()) == 0
             {
                 senders_seen |= 1 << receive.peer.index();
-                let next = segment(&receive.range, state.receive_progress[step].elements, self.segment);
+                let next = segment(&receive.range, state.receive_progress[step].elements, self.segment_len);
                 let may_overwrite = !s.must_send_before_receiving(step)
                     || state.send_progress[step].elements >= next.end - receive.range.start;
                 if may_overwrite
@@ -283,7 +283,7 @@ impl SimulatedWorld {
                 }
             }
             let directions_seen = (receivers_seen.count_ones() + senders_seen.count_ones()) as usize;
-            if directions_seen == 2 * peers || moves.len() >= moves_max {
+            if directions_seen == 2 * peer_count || moves.len() >= moves_max {
                 break;
             }
         }
@@ -301,7 +301,7 @@ impl SimulatedWorld {
         let state = &mut self.ranks[rank];
         let send = state.schedule.steps[step].send.as_ref().expect("the step sends");
         let offset = state.send_progress[step].elements;
-        let values = state.buffer[segment(&send.range, offset, self.segment)].to_vec();
+        let values = state.buffer[segment(&send.range, offset, self.segment_len)].to_vec();
         advance_progress(&mut state.send_progress[step], &send.range, values.len());
         let message = SimulatedMessage { offset, range_len: send.range.len(), values };
         self.links[rank][send.peer.index()].push_back(message);
@@ -314,7 +314,7 @@ impl SimulatedWorld {
         let expected = (state.receive_progress[step].elements, receive.range.len());
         let arrived = (message.offset, message.range_len);
         assert_eq!(arrived, expected, "rank {rank} step {step}: the message is for another step");
-        let range = segment(&receive.range, message.offset, self.segment);
+        let range = segment(&receive.range, message.offset, self.segment_len);
         state.assert_no_unsent_data_is_overwritten(step, &range);
         for (element, arrived) in range.clone().zip(message.values) {
             let mine = &mut state.buffer[element];
@@ -418,8 +418,10 @@ impl Proof {
                 // Small worlds are cheap to simulate and can have every race that large worlds have.
                 let orders = if ranks <= 8 { proof_limits().random_order_count } else { 1 };
                 let more_orders = (0..orders).map(|order| (3 + order, 1 + order as usize % 3));
-                for (seed, segment) in [(0, 1), (1, 3), (2, usize::MAX >> 1)].into_iter().chain(more_orders) {
-                    let mut run = SimulatedWorld::new(schedules.clone(), buffers.clone(), segment);
+                for (seed, segment_len) in
+                    [(0, 1), (1, 3), (2, usize::MAX >> 1)].into_iter().chain(more_orders)
+                {
+                    let mut run = SimulatedWorld::new(schedules.clone(), buffers.clone(), segment_len);
                     run.in_rank_order = self.in_rank_order;
                     run.run(&mut match seed {
                         0 => MoveOrder::Eager,

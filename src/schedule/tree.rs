@@ -13,9 +13,9 @@ use crate::types::{Rank, WorldSize};
 /// bytes.
 ///
 /// The contributions of the children are reduced in a fixed order, the smallest subtree first, so the result does not
-/// depend on the order of arrival. Each receive waits for the previous receive, so a rank must store data that
-/// arrives early. The algorithm is therefore only for short messages. After the reduce, the buffer of every rank
-/// except the root contains a partial result.
+/// depend on the order of arrival. Each receive waits for the receive of the previous step, so a rank must store data
+/// that arrives early. The algorithm is therefore only for short messages. After the operation, the root's buffer
+/// contains the result, and the buffers of all ranks except the root contain partial results.
 pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let position = TreePosition::new(world, rank, root);
     let mut steps: Vec<Step> = Vec::new();

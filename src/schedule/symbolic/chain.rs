@@ -74,7 +74,7 @@ fn ordered_reduce_gives_the_root_every_contribution_in_order() {
 }
 
 #[test]
-fn all_ordered_reduce_gives_every_rank_every_contribution_in_order() {
+fn ordered_all_reduce_gives_every_rank_every_contribution_in_order() {
     Proof { in_rank_order: true, ..Proof::new() }.run(
         ordered_all_reduce,
         own_contribution,
@@ -88,7 +88,7 @@ fn all_ordered_reduce_gives_every_rank_every_contribution_in_order() {
 /// Each contribution is reduced on one rank only. If two ranks computed the result separately, their results could
 /// differ, because of rounding or a bug in the user's function.
 #[test]
-fn all_ordered_reduce_reduces_every_contribution_once() {
+fn ordered_all_reduce_reduces_every_contribution_once() {
     let world = WorldSize::new(9).unwrap();
     for rank in world.ranks() {
         let steps = ordered_all_reduce(world, rank, 1).steps;

@@ -56,7 +56,7 @@ fn simulate_stage_on_hosts(
     layouts: &[HostLayout],
     stage: impl Fn(Rank) -> CollectiveSpec,
     mut buffers: Vec<Vec<SymbolicValue>>,
-    slot: usize,
+    slot_len: usize,
     is_first: bool,
 ) -> Vec<Vec<SymbolicValue>> {
     for layout in layouts.iter().filter(|layout| layout.local_world_and_rank().1 == Rank::ZERO) {
@@ -73,9 +73,11 @@ fn simulate_stage_on_hosts(
         };
         let initial =
             ranks.iter().enumerate().map(|(local, rank)| with_local_rank(local, &buffers[rank.index()]));
-        let plan = |local: Rank| RoundPlan::new(local_world, local, slot, 0, stage(ranks[local.index()]));
-        let slot = slot.max(local_world.as_usize());
-        for (rank, buffer) in ranks.iter().zip(simulate_rounds(local_world, slot, &plan, initial.collect())) {
+        let plan = |local: Rank| RoundPlan::new(local_world, local, slot_len, 0, stage(ranks[local.index()]));
+        let slot_len = slot_len.max(local_world.as_usize());
+        for (rank, buffer) in
+            ranks.iter().zip(simulate_rounds(local_world, slot_len, &plan, initial.collect()))
+        {
             buffers[rank.index()] =
                 if is_first { convert_local_to_group_ranks(buffer, ranks) } else { buffer };
         }
@@ -106,11 +108,11 @@ fn run_and_check(
                 layouts.iter().map(|layout| layout.stages(&spec(world, count), algorithm, 5)).collect();
             let schedules: Vec<_> = stages.iter().map(|stages| stages.between_hosts.clone()).collect();
             Proof { receives_may_wait: true, ..Proof::new() }.check_schedules(&schedules);
-            for (seed, segment, slot) in [(0, 1, 1), (1, 3, 1000), (2, usize::MAX >> 1, 7)] {
+            for (seed, segment_len, slot_len) in [(0, 1, 1), (1, 3, 1000), (2, usize::MAX >> 1, 7)] {
                 let buffers = world.ranks().map(|rank| own_contribution(world, rank, count)).collect();
                 let first_on_host = |rank: Rank| stages[rank.index()].first_on_host.clone();
-                let buffers = simulate_stage_on_hosts(&layouts, first_on_host, buffers, slot, true);
-                let mut between_hosts = SimulatedWorld::new(schedules.clone(), buffers, segment);
+                let buffers = simulate_stage_on_hosts(&layouts, first_on_host, buffers, slot_len, true);
+                let mut between_hosts = SimulatedWorld::new(schedules.clone(), buffers, segment_len);
                 between_hosts.run(&mut match seed {
                     0 => MoveOrder::Eager,
                     1 => MoveOrder::Lockstep,
@@ -121,7 +123,7 @@ fn run_and_check(
                 let total = completions.iter().sum::<u32>();
                 let buffers = between_hosts.ranks.into_iter().map(|rank| rank.buffer).collect();
                 let last_on_host = |rank: Rank| stages[rank.index()].last_on_host.clone();
-                let buffers = simulate_stage_on_hosts(&layouts, last_on_host, buffers, slot, false);
+                let buffers = simulate_stage_on_hosts(&layouts, last_on_host, buffers, slot_len, false);
                 for rank in world.ranks() {
                     check(world, rank, count, &buffers[rank.index()], total);
                 }

@@ -26,11 +26,11 @@ fn run_and_check(
     for ranks in 1..=RANKS_MAX {
         let world = WorldSize::new(ranks).unwrap();
         for count in tested_lengths(world) {
-            for slot in [world.as_usize(), 2 * world.as_usize() + 1, 1000] {
-                let plan = |rank| RoundPlan::new(world, rank, slot, 0, spec(world, count));
+            for slot_len in [world.as_usize(), 2 * world.as_usize() + 1, 1000] {
+                let plan = |rank| RoundPlan::new(world, rank, slot_len, 0, spec(world, count));
                 let buffers = simulate_rounds(
                     world,
-                    slot,
+                    slot_len,
                     &plan,
                     world.ranks().map(|r| initial(world, r, count)).collect(),
                 );
@@ -44,37 +44,38 @@ fn run_and_check(
 
 pub(super) fn simulate_rounds(
     world: WorldSize,
-    slot: usize,
+    slot_len: usize,
     plan: &impl Fn(Rank) -> RoundPlan,
     buffers: Vec<Vec<SymbolicValue>>,
 ) -> Vec<Vec<SymbolicValue>> {
-    simulate_rounds_with_shared_buffers(world, slot, plan, buffers, &|_| false)
+    simulate_rounds_with_shared_buffers(world, slot_len, plan, buffers, &|_| false)
 }
 
 /// Runs a plan on all ranks. If `shares_buffer` returns true for a rank, other ranks can access its buffer: in a round
 /// with `in_place_reduce`, the rank posts the address of its buffer and no elements.
 fn simulate_rounds_with_shared_buffers(
     world: WorldSize,
-    slot: usize,
+    slot_len: usize,
     plan: &impl Fn(Rank) -> RoundPlan,
     mut buffers: Vec<Vec<SymbolicValue>>,
     shares_buffer: &impl Fn(Rank) -> bool,
 ) -> Vec<Vec<SymbolicValue>> {
     let rounds = plan(Rank::ZERO).round_count();
     let mut round = Round::default();
-    let blank = || vec![vec![SymbolicValue::UNSPECIFIED; slot]; world.as_usize()];
-    let mut next_slots = blank();
+    let empty_slots = || vec![vec![SymbolicValue::UNSPECIFIED; slot_len]; world.as_usize()];
+    let mut next_slots = empty_slots();
     for number in 0..rounds {
-        let mut slots = std::mem::replace(&mut next_slots, blank());
+        let mut slots = std::mem::replace(&mut next_slots, empty_slots());
         for rank in world.ranks() {
             assert_eq!(plan(rank).round_count(), rounds, "all ranks have the same number of rounds");
             plan(rank).fill_round(number, &mut round);
             if round.in_place_reduce.is_some() && shares_buffer(rank) {
                 continue;
             }
-            for put in &round.slot_writes {
-                let values = &buffers[rank.index()][put.range.clone()];
-                let target = &mut slots[rank.index()][put.slot_offset..put.slot_offset + put.range.len()];
+            for write in &round.slot_writes {
+                let values = &buffers[rank.index()][write.range.clone()];
+                let target =
+                    &mut slots[rank.index()][write.slot_offset..write.slot_offset + write.range.len()];
                 assert!(
                     target.iter().all(|&value| value == SymbolicValue::UNSPECIFIED),
                     "posted elements do not overlap"
@@ -104,23 +105,23 @@ fn simulate_rounds_with_shared_buffers(
                 }
                 buffers[rank.index()][ordered_reduce.range.clone()].copy_from_slice(&result);
             }
-            let mut sources: Vec<Rank> = round.slot_reads.iter().map(|take| take.from).collect();
+            let mut sources: Vec<Rank> = round.slot_reads.iter().map(|read| read.from).collect();
             sources.sort_unstable();
             sources.dedup();
             assert_eq!(sources.len(), round.slot_reads.len(), "a rank takes from each slot at most once");
-            for take in &round.slot_reads {
+            for read in &round.slot_reads {
                 let buffer = &mut buffers[rank.index()];
                 let arrived =
-                    &slots[take.from.index()][take.slot_offset..take.slot_offset + take.range.len()];
-                for (mine, &arrived) in buffer[take.range.clone()].iter_mut().zip(arrived) {
-                    if take.action == Action::Copy {
+                    &slots[read.from.index()][read.slot_offset..read.slot_offset + read.range.len()];
+                for (mine, &arrived) in buffer[read.range.clone()].iter_mut().zip(arrived) {
+                    if read.action == Action::Copy {
                         *mine = arrived;
                         continue;
                     }
                     assert_eq!(mine.element, arrived.element, "different elements are reduced");
                     assert!(mine.comes_just_before(arrived), "out of rank order");
                     mine.ranks |= arrived.ranks;
-                    let is_last = take.action == Action::ReduceLast;
+                    let is_last = read.action == Action::ReduceLast;
                     let has_all = mine.ranks == u64::MAX >> (64 - world.get());
                     assert_eq!(is_last, has_all, "the last contribution completes the result");
                 }
@@ -212,7 +213,7 @@ fn in_place_all_reduce_gives_every_rank_every_contribution_in_order() {
                         && round.in_place_reduce.is_none()
                 );
                 let mut awaited: Vec<Rank> =
-                    round.slot_reads.iter().map(|take| take.from).chain([rank]).collect();
+                    round.slot_reads.iter().map(|read| read.from).chain([rank]).collect();
                 awaited.sort_unstable();
                 assert!(awaited.into_iter().eq(world.ranks()), "no rank leaves before all are done");
             }
@@ -230,11 +231,12 @@ fn all_reduce_uses_slots_if_only_some_buffers_are_shared() {
         let world = WorldSize::new(ranks).unwrap();
         for count in tested_lengths(world) {
             for shares_buffer in [|rank: Rank| rank.get() == 1, |rank: Rank| rank.get() > 0] {
-                let slot = 2 * world.as_usize() + 1;
-                let plan = |rank| RoundPlan::new(world, rank, slot, 0, CollectiveSpec::AllReduce { count });
+                let slot_len = 2 * world.as_usize() + 1;
+                let plan =
+                    |rank| RoundPlan::new(world, rank, slot_len, 0, CollectiveSpec::AllReduce { count });
                 let initial = world.ranks().map(|rank| own_contribution(world, rank, count)).collect();
                 let buffers =
-                    simulate_rounds_with_shared_buffers(world, slot, &plan, initial, &shares_buffer);
+                    simulate_rounds_with_shared_buffers(world, slot_len, &plan, initial, &shares_buffer);
                 assert!(buffers.iter().all(|buffer| *buffer == all_contributions(world, count)));
             }
         }
@@ -373,7 +375,7 @@ fn a_barrier_waits_for_all_ranks() {
     let mut round = Round::default();
     let world = WorldSize::new(5).unwrap();
     RoundPlan::new(world, Rank::new(3), 0, 0, CollectiveSpec::Barrier).fill_round(0, &mut round);
-    let mut awaited: Vec<u32> = round.slot_reads.iter().map(|take| take.from.get()).collect();
+    let mut awaited: Vec<u32> = round.slot_reads.iter().map(|read| read.from.get()).collect();
     awaited.sort_unstable();
     assert_eq!(awaited, [0, 1, 2, 4]);
     let partition = Partition::even(0, world);
