@@ -151,6 +151,7 @@ pub struct Listener {
     served_at: Duration,
     next_token: usize,
     log: RefusalLog,
+    /// The first refused processes, at most [`REFUSED_RANKS_MAX`].
     refused: VecDeque<RefusedRank>,
     late_reply: Option<LateReplyFunction>,
     /// The connections on which the reply to a late rank has been sent.
@@ -229,7 +230,7 @@ impl Listener {
         self.accepted.remove(index)
     }
 
-    /// Returns the first processes that were refused, each process once, at most `REFUSED_RANKS_MAX` processes.
+    /// Returns the first refused processes, each process once, at most `REFUSED_RANKS_MAX` processes.
     pub fn refused_ranks(&self) -> impl Iterator<Item = &RefusedRank> {
         self.refused.iter()
     }
@@ -265,9 +266,9 @@ impl Listener {
     ) -> io::Result<()> {
         let until = until.into_iter().chain(self.next_deadline()).min();
         let poller = self.poller.as_mut().ok_or(io::ErrorKind::NotConnected)?;
-        let from = others.len();
+        let first_new = others.len();
         poller.wait(until.map(|until| until.saturating_sub(now)), others)?;
-        let events = others.split_off(from);
+        let events = others.split_off(first_new);
         self.serve(now, events, others);
         Ok(())
     }
@@ -284,7 +285,7 @@ impl Listener {
 
     /// Handles the events of the listener's sockets, and appends all other events to `others`.
     pub fn serve(&mut self, now: Duration, events: impl IntoIterator<Item = Event>, others: &mut Vec<Event>) {
-        self.log.tick(now);
+        self.log.end_interval_if_over(now);
         for event in events {
             if event.token == LISTENER {
                 self.may_have_waiting = true;

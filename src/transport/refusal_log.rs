@@ -12,8 +12,8 @@ const LINES_PER_INTERVAL_MAX: u32 = 10;
 /// Logs the first lines of each interval. At the end of the interval, logs how many lines were not logged.
 #[derive(Default)]
 pub(super) struct RefusalLog {
-    /// The beginning of the current interval.
-    began: Duration,
+    /// The time at which the current interval began.
+    interval_start: Duration,
     /// The number of lines logged in the interval.
     lines: u32,
     /// The number of lines counted but not logged in the interval.
@@ -23,23 +23,23 @@ pub(super) struct RefusalLog {
 impl RefusalLog {
     /// Logs the line as a warning, or only counts it if the limit is reached.
     pub(super) fn log_or_count(&mut self, now: Duration, line: fmt::Arguments<'_>) {
-        self.tick(now);
+        self.end_interval_if_over(now);
         if self.count_and_allow_line() {
             log::warn!("{line}");
         }
     }
 
     /// If the interval is over, logs how many lines were not logged, and begins the next interval.
-    pub(super) fn tick(&mut self, now: Duration) {
-        if now >= self.began + COUNT_INTERVAL {
+    pub(super) fn end_interval_if_over(&mut self, now: Duration) {
+        if now >= self.interval_start + COUNT_INTERVAL {
             self.log_suppressed_count();
-            *self = Self { began: now, ..Self::default() };
+            *self = Self { interval_start: now, ..Self::default() };
         }
     }
 
     /// Returns the time at which the number of suppressed lines is logged. `None` if no lines were suppressed.
     pub(super) fn deadline(&self) -> Option<Duration> {
-        (self.suppressed > 0).then_some(self.began + COUNT_INTERVAL)
+        (self.suppressed > 0).then_some(self.interval_start + COUNT_INTERVAL)
     }
 
     /// Counts a line, and returns whether it may be logged.
@@ -82,7 +82,7 @@ mod tests {
             (log.lines, log.suppressed, log.deadline()),
             (LINES_PER_INTERVAL_MAX, 29_990, Some(COUNT_INTERVAL))
         );
-        log.tick(COUNT_INTERVAL);
+        log.end_interval_if_over(COUNT_INTERVAL);
         assert_eq!((log.lines, log.suppressed, log.deadline()), (0, 0, None));
         log.log_or_count(COUNT_INTERVAL, format_args!("refused"));
         assert_eq!((log.lines, log.suppressed), (1, 0));

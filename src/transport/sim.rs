@@ -113,8 +113,9 @@ struct SimLink {
 struct SimPipe {
     /// The pieces of data in flight, each with the time at which the whole piece has arrived.
     in_flight: VecDeque<(Duration, VecDeque<u8>)>,
+    /// The number of bytes in flight.
     bytes: usize,
-    /// The time at which the last byte sent so far arrives.
+    /// The arrival time of the last byte that was sent.
     last_arrival: Duration,
     /// The time at which all sent bytes have left the sender, so that the sender can send again.
     free_at: Duration,
@@ -147,8 +148,8 @@ impl SimNetwork {
         self.now
     }
 
-    /// Returns the number of bytes sent and received so far. Do not advance the clock while this number changes, because
-    /// each received byte may allow another rank to send.
+    /// Returns the number of bytes that all ranks have sent and received since the beginning. Do not advance the clock
+    /// while this number changes, because each received byte may allow another rank to send.
     pub fn bytes_moved(&self) -> u64 {
         self.bytes_moved
     }

@@ -157,7 +157,7 @@ impl Core {
     fn check_links(&mut self) {
         let count = self.link_driver.settings().hosts.len() as u32;
         for peer in (0..count).map(Rank::new) {
-            if self.link_driver.transport().is_unacknowledged(peer) {
+            if self.link_driver.transport().is_retransmission_unanswered(peer) {
                 self.link_driver.engine_mut().report_unacknowledged(peer);
             }
         }

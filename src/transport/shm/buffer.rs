@@ -16,8 +16,8 @@ const WITHDRAWN_FLAG_OFFSET: usize = 64;
 const _: () = assert!(TOKEN_BYTES <= WITHDRAWN_FLAG_OFFSET);
 const _: () = assert!(WITHDRAWN_FLAG_OFFSET + size_of::<AtomicU32>() <= HEADER_BYTES);
 
-/// A mapping of another rank's buffer. When this value is dropped, this process unmaps the buffer, and the owner's mapping
-/// stays.
+/// This process's mapping of a buffer, which in most cases belongs to another rank. When this value is dropped, this
+/// process unmaps the buffer. The mappings of all other processes stay.
 pub struct RemoteBuffer {
     segment: Segment,
     length: usize,
@@ -39,7 +39,7 @@ impl ExposedBuffer {
     /// If the operating system refuses the memory.
     pub fn create(length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
         let segment = Segment::create(length_with_header(length)?, token)?;
-        let spare_pages = Some(segment.spare_pages()?);
+        let spare_pages = Some(segment.map_spare_pages()?);
         Ok(Self { mapping: RemoteBuffer { segment, length }, spare_pages })
     }
 

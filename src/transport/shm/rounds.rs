@@ -58,12 +58,12 @@ impl RoundsSize {
     ///
     /// If the size does not fit into a `usize` and the build checks for overflow.
     pub const fn bytes(self) -> usize {
-        CACHE_LINE_PAIR_BYTES + self.ranks * self.rank_bytes()
+        CACHE_LINE_PAIR_BYTES + self.ranks * self.bytes_per_rank()
     }
 
     /// Returns the number of bytes of one rank: its sleep flag, its two post headers with short payloads, and its ring
     /// buffer.
-    const fn rank_bytes(self) -> usize {
+    const fn bytes_per_rank(self) -> usize {
         CACHE_LINE_PAIR_BYTES + 2 * POST_HEADER_STRIDE + self.ring_buffer_bytes()
     }
 
@@ -105,8 +105,8 @@ pub struct PostedRound<'a> {
     pub is_exposed: bool,
     /// The first byte of the payload.
     start: *const u8,
-    /// The number of bytes from `start` to the end of the memory that a payload can use.
-    limit: usize,
+    /// The number of bytes from `start` to the end of the memory that a payload at this place can use.
+    payload_bytes_max: usize,
     rounds: PhantomData<&'a ShmRounds>,
 }
 
@@ -115,7 +115,8 @@ pub struct PostedRound<'a> {
 struct PostHeader {
     /// The number of the round and, in the lowest [`PLACE_BITS`] bits, the place of the payload.
     stamp: AtomicU64,
-    header: [AtomicU64; HEADER_WORDS],
+    /// The words of [`Header`].
+    words: [AtomicU64; HEADER_WORDS],
 }
 
 /// The distance in bytes between a rank's two post headers.
@@ -136,7 +137,7 @@ impl<'a> PostedRound<'a> {
     /// If the range ends after the memory that a payload at this place can use.
     pub fn bytes(&self, range: Range<usize>) -> &'a [u8] {
         assert!(
-            range.start <= range.end && range.end <= self.limit,
+            range.start <= range.end && range.end <= self.payload_bytes_max,
             "the range must end inside the memory of the payload"
         );
         // SAFETY: the bytes are inside the mapping. Their owner overwrites them only after this rank has posted the next
@@ -233,7 +234,7 @@ impl ShmRounds {
             self.reserve_payload(round, 0);
         }
         let post_header = self.post_header(self.rank, round);
-        for (word, value) in post_header.header.iter().zip(header) {
+        for (word, value) in post_header.words.iter().zip(header) {
             word.store(*value, Ordering::Relaxed);
         }
         post_header.stamp.store(round << PLACE_BITS | self.next.place as u64, Ordering::Release);
@@ -248,16 +249,16 @@ impl ShmRounds {
         if stamp >> PLACE_BITS != round || self.has_posted(self.rank, round + 1) {
             return None;
         }
-        let header = std::array::from_fn(|index| post_header.header[index].load(Ordering::Relaxed));
+        let header = std::array::from_fn(|index| post_header.words[index].load(Ordering::Relaxed));
         let place = (stamp & ((1 << PLACE_BITS) - 1)) as usize;
-        let (place, limit) = match place {
+        let (place, payload_bytes_max) = match place {
             0 => (0, SHORT_PAYLOAD_BYTES_MAX),
             EXPOSED_PLACE => (0, BUFFER_REF_BYTES),
             _ => (place, self.size.ring_buffer_bytes().checked_sub((place - 1) * CACHE_LINE_PAIR_BYTES)?),
         };
         let is_exposed = stamp as usize & EXPOSED_PLACE == EXPOSED_PLACE;
         let start = self.payload_address(rank, round, place);
-        Some(PostedRound { header, is_exposed, start, limit, rounds: PhantomData })
+        Some(PostedRound { header, is_exposed, start, payload_bytes_max, rounds: PhantomData })
     }
 
     /// Tells the other ranks that this rank is about to sleep, so that the next rank that posts wakes this rank. After this
@@ -287,7 +288,7 @@ impl ShmRounds {
 
     fn rank_offset(&self, rank: usize) -> usize {
         debug_assert!(rank < self.size.ranks, "the rank must be below the number of ranks");
-        CACHE_LINE_PAIR_BYTES + rank * self.size.rank_bytes()
+        CACHE_LINE_PAIR_BYTES + rank * self.size.bytes_per_rank()
     }
 
     fn post_header_offset(&self, rank: usize, round: u64) -> usize {
@@ -336,8 +337,8 @@ mod tests {
     fn all_ranks(size: RoundsSize) -> Vec<ShmRounds> {
         let token = [1; TOKEN_BYTES];
         let first = Segment::create(size.bytes(), &token).unwrap();
-        let place = first.location().unwrap();
-        let others = (1..size.ranks).map(|_| Segment::open(place, size.bytes(), &token).unwrap());
+        let location = first.location().unwrap();
+        let others = (1..size.ranks).map(|_| Segment::open(location, size.bytes(), &token).unwrap());
         let segments: Vec<Segment> = others.collect();
         let segments = std::iter::once(first).chain(segments);
         segments.enumerate().map(|(rank, segment)| ShmRounds::new(segment, size, rank)).collect()

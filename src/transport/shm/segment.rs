@@ -96,7 +96,7 @@ impl Segment {
     /// # Errors
     ///
     /// If the operating system refuses the mapping, or if the file is closed.
-    pub(super) fn spare_pages(&self) -> io::Result<SparePages> {
+    pub(super) fn map_spare_pages(&self) -> io::Result<SparePages> {
         let file = self.file.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         let (protection, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
@@ -156,8 +156,8 @@ impl SparePages {
     ///
     /// # Errors
     ///
-    /// If the operating system refuses. Before Linux 5.14, this method returns an error: a replaced page still shows
-    /// the writes of other processes until this process writes to the page.
+    /// If the operating system refuses. Linux versions before 5.14 cannot copy the replaced pages at once, so this method
+    /// returns an error. A replaced page then shows the writes of other processes until this process writes to the page.
     pub(super) fn replace(&mut self, start: usize, pages: &Range<usize>) -> io::Result<()> {
         let mut unused = Vec::new();
         let mut result = Ok(());
@@ -184,6 +184,7 @@ impl SparePages {
         result
     }
 
+    /// Moves private pages to the same byte offsets of the mapping that begins at address `start`.
     fn move_pages(&self, start: usize, pages: &Range<usize>) -> io::Result<()> {
         let old = ptr::with_exposed_provenance_mut(self.base + pages.start);
         let new = ptr::with_exposed_provenance_mut(start + pages.start);
@@ -194,7 +195,8 @@ impl SparePages {
     }
 }
 
-/// Makes the kernel copy the private pages at the offsets `pages` now, and not at the next write.
+/// Makes the kernel copy private pages now, and not at the next write. `pages` is the range of their byte offsets in the
+/// mapping that begins at address `start`.
 fn copy_pages(start: usize, pages: &Range<usize>) -> io::Result<()> {
     let first = ptr::with_exposed_provenance_mut(start + pages.start);
     // SAFETY: the call copies the pages, and does not change their content.

@@ -20,7 +20,7 @@ use crate::wire::handshake::StreamId;
 /// An extra connection that this rank is opening.
 pub(super) struct ExtraConnectionDial {
     peer: Rank,
-    stream: StreamId,
+    stream_id: StreamId,
     dial: Dial,
 }
 
@@ -56,12 +56,12 @@ impl TcpTransport {
         }
     }
 
-    fn open_extra_connection(&mut self, now: Duration, peer: Rank, stream: StreamId) {
-        match self.open_connection(now, peer, stream) {
+    fn open_extra_connection(&mut self, now: Duration, peer: Rank, stream_id: StreamId) {
+        match self.open_connection(now, peer, stream_id) {
             Ok(dial) => {
-                self.extras.insert(dial.token, ExtraConnectionDial { peer, stream, dial });
+                self.extras.insert(dial.token, ExtraConnectionDial { peer, stream_id, dial });
             }
-            Err(error) => self.handle_failed_extra_connection(peer, stream, &error.to_string()),
+            Err(error) => self.handle_failed_extra_connection(peer, stream_id, &error.to_string()),
         }
     }
 
@@ -73,8 +73,8 @@ impl TcpTransport {
             DialProgress::Connecting => {}
             DialProgress::Pending => dial.deadline = None,
             DialProgress::Ready => {
-                let ExtraConnectionDial { peer, stream: StreamId { index, .. }, dial } = extra;
-                self.ranks.insert(token, peer);
+                let ExtraConnectionDial { peer, stream_id: StreamId { index, .. }, dial } = extra;
+                self.peers_by_token.insert(token, peer);
                 if let Some(bundle) = self.bundle(peer) {
                     bundle.decrement_expected_connections();
                     bundle.add(index, dial.stream, token);
@@ -84,20 +84,20 @@ impl TcpTransport {
             // This rank was too slow in the handshake, so this rank dials again, as it does for the first connection
             // of a link.
             DialProgress::Closed(_) if now >= dial.began + HANDSHAKE_TIMEOUT => {
-                return self.open_extra_connection(now, extra.peer, extra.stream);
+                return self.open_extra_connection(now, extra.peer, extra.stream_id);
             }
             DialProgress::Closed(error) => {
-                return self.handle_failed_extra_connection(extra.peer, extra.stream, &error.to_string());
+                return self.handle_failed_extra_connection(extra.peer, extra.stream_id, &error.to_string());
             }
             DialProgress::Failed(error) => {
-                return self.handle_failed_extra_connection(extra.peer, extra.stream, &error.to_string());
+                return self.handle_failed_extra_connection(extra.peer, extra.stream_id, &error.to_string());
             }
         }
         self.extras.insert(token, extra);
     }
 
-    fn handle_failed_extra_connection(&mut self, peer: Rank, stream: StreamId, why: &str) {
-        let StreamId { index, total } = stream;
+    fn handle_failed_extra_connection(&mut self, peer: Rank, stream_id: StreamId, why: &str) {
+        let StreamId { index, total } = stream_id;
         if let Some(bundle) = self.bundle(peer) {
             if bundle.is_connection_missing(index) {
                 log::info!("the link to rank {peer} works without connection {index} of {total}: {why}");
@@ -116,10 +116,10 @@ impl TcpTransport {
             // library.
             self.advance_extra_connection(now, token);
             if self.extras.get(&token).is_some_and(is_late)
-                && let Some(ExtraConnectionDial { peer, stream, .. }) = self.extras.remove(&token)
+                && let Some(ExtraConnectionDial { peer, stream_id, .. }) = self.extras.remove(&token)
             {
                 let why = format!("{NO_ANSWER_TEXT} {} s", CONNECT_TIMEOUT.as_secs());
-                self.handle_failed_extra_connection(peer, stream, &why);
+                self.handle_failed_extra_connection(peer, stream_id, &why);
             }
         }
     }
@@ -141,7 +141,7 @@ impl TcpTransport {
         }
         match self.apply_options_and_confirm(accepted) {
             Ok(stream) => {
-                self.ranks.insert(token, peer);
+                self.peers_by_token.insert(token, peer);
                 if let Some(bundle) = self.bundle(peer) {
                     bundle.add(index, stream, token);
                 }

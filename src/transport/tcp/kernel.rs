@@ -55,9 +55,9 @@ pub(super) fn is_writable<S: AsFd>(socket: &S) -> io::Result<bool> {
     }
 }
 
-/// Returns whether the kernel has sent unacknowledged data of this socket again, and the other host has still not
-/// acknowledged the data.
-pub(super) fn is_unacknowledged<S: AsFd>(socket: &S) -> bool {
+/// Returns whether the kernel has sent unacknowledged data of this socket again, and the other host has not answered
+/// since then.
+pub(super) fn is_retransmission_unanswered<S: AsFd>(socket: &S) -> bool {
     // The offsets, in bytes, of fields of the kernel's `struct tcp_info`. The kernel writes only the fields that fit
     // in the buffer.
     const TCP_INFO_RETRANSMITS_OFFSET: usize = 2;

@@ -55,11 +55,11 @@ pub struct TcpTransport {
     used_streams: u8,
     links: BTreeMap<Rank, TcpLink>,
     /// The peer of each connection of a link, by the token of the connection.
-    ranks: HashMap<Token, Rank>,
+    peers_by_token: HashMap<Token, Rank>,
     /// The extra connections that are being opened.
     extras: BTreeMap<Token, ExtraConnectionDial>,
     /// The peers that have opened a link to this rank without a request of this rank.
-    incoming: VecDeque<Rank>,
+    incoming_links: VecDeque<Rank>,
 }
 
 struct TcpLink {
@@ -87,6 +87,7 @@ struct Dial {
     stream: TcpStream,
     token: Token,
     handshake: OutgoingHandshake,
+    /// The time at which this rank began to open the connection.
     began: Duration,
     /// The number of connections that the link will have.
     stream_count: u8,
@@ -117,9 +118,18 @@ impl TcpTransport {
         options: SocketOptions,
         streams: u8,
     ) -> Self {
-        let (links, ranks, incoming) = (BTreeMap::new(), HashMap::new(), VecDeque::new());
-        let (extras, used_streams) = (BTreeMap::new(), streams);
-        Self { listener, rank, addresses, options, streams, used_streams, links, ranks, extras, incoming }
+        Self {
+            listener,
+            rank,
+            addresses,
+            options,
+            streams,
+            used_streams: streams,
+            links: BTreeMap::new(),
+            peers_by_token: HashMap::new(),
+            extras: BTreeMap::new(),
+            incoming_links: VecDeque::new(),
+        }
     }
 
     /// Removes and returns the event queue of the transport. The caller passes the events of this queue to
@@ -137,7 +147,7 @@ impl TcpTransport {
                 self.advance_extra_connection(now, event.token);
                 continue;
             }
-            let Some(&peer) = self.ranks.get(&event.token) else { continue };
+            let Some(&peer) = self.peers_by_token.get(&event.token) else { continue };
             let Some(link) = self.links.get_mut(&peer) else { continue };
             if let LinkState::Bundled(bundle) = &mut link.state {
                 bundle.handle_event(event);
@@ -159,22 +169,21 @@ impl TcpTransport {
 
     fn dial(&mut self, now: Duration, peer: Rank) -> io::Result<Dial> {
         let dial = self.open_connection(now, peer, StreamId { index: 0, total: self.streams })?;
-        self.ranks.insert(dial.token, peer);
+        self.peers_by_token.insert(dial.token, peer);
         Ok(dial)
     }
 
     /// Begins to open one of the connections of a link.
-    fn open_connection(&mut self, now: Duration, peer: Rank, stream_of_link: StreamId) -> io::Result<Dial> {
+    fn open_connection(&mut self, now: Duration, peer: Rank, stream_id: StreamId) -> io::Result<Dial> {
         let address = self.addresses.get(peer.index()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        let mut stream = self.options.connect(*address, self.rate_divisor(stream_of_link.total))?;
+        let mut stream = self.options.connect(*address, self.rate_divisor(stream_id.total))?;
         let token = self.listener.new_token();
         self.listener.registry().register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
         let (from, to) = (self.rank, peer);
-        let introduction =
-            Introduction { purpose: ConnectionPurpose::Link, from, to, stream: stream_of_link };
+        let introduction = Introduction { purpose: ConnectionPurpose::Link, from, to, stream: stream_id };
         let handshake = OutgoingHandshake::new(self.listener.identity(), introduction);
         let deadline = Some(now + CONNECT_TIMEOUT);
-        let stream_count = stream_of_link.total;
+        let stream_count = stream_id.total;
         Ok(Dial { stream, token, handshake, began: now, stream_count, deadline })
     }
 
@@ -227,7 +236,7 @@ impl TcpTransport {
         };
         match dialed {
             Ok(dial) => {
-                self.ranks.remove(&opening.ours.token);
+                self.peers_by_token.remove(&opening.ours.token);
                 opening.ours = dial;
             }
             Err(error) => {
@@ -248,7 +257,7 @@ impl TcpTransport {
             None => {
                 let state = self.accept_link(peer, accepted);
                 self.links.insert(peer, TcpLink::new(state, true));
-                self.incoming.push_back(peer);
+                self.incoming_links.push_back(peer);
             }
             Some(LinkState::Opening(_)) => {
                 self.update_opening_link(now, peer, "", |opening| opening.handle_peer_dial(accepted));
@@ -265,7 +274,7 @@ impl TcpTransport {
 
     fn accept_link(&mut self, peer: Rank, accepted: AcceptedConnection) -> LinkState {
         let (token, stream_count) = (accepted.token, accepted.introduction.stream.total);
-        self.ranks.insert(token, peer);
+        self.peers_by_token.insert(token, peer);
         match self.apply_options_and_confirm(accepted) {
             Ok(stream) => self.new_open_link(stream, token, stream_count),
             Err((problem, error)) => LinkState::Lost(format!("its connection {problem}: {error}")),
@@ -309,7 +318,7 @@ impl TcpTransport {
         let Some(TcpLink { state: LinkState::Opening(opening), .. }) = self.links.remove(&peer) else {
             return;
         };
-        let (own, mut is_ours) = (opening.ours.token, false);
+        let (own_token, mut is_ours) = (opening.ours.token, false);
         let state = match event(*opening) {
             LinkChoice::Waiting(opening) => LinkState::Opening(Box::new(opening)),
             LinkChoice::Ours(dial) => {
@@ -317,7 +326,7 @@ impl TcpTransport {
                 self.new_open_link(dial.stream, dial.token, dial.stream_count)
             }
             LinkChoice::Theirs(accepted) => {
-                self.ranks.remove(&own);
+                self.peers_by_token.remove(&own_token);
                 self.accept_link(peer, accepted)
             }
             LinkChoice::Lost => LinkState::Lost(why.to_owned()),
@@ -344,12 +353,14 @@ impl TcpTransport {
         self.expire_extra_connections(now);
     }
 
-    /// Returns whether data to `peer` were sent again, and the host of `peer` still does not acknowledge the data. If
-    /// only the peer's program hangs, its host acknowledges the data.
-    pub fn is_unacknowledged(&self, peer: Rank) -> bool {
+    /// Returns whether the kernel has sent data to `peer` again, and the host of `peer` has not answered since then. If
+    /// only the peer's program hangs, its host still answers.
+    pub fn is_retransmission_unanswered(&self, peer: Rank) -> bool {
         match self.links.get(&peer).map(|link| &link.state) {
-            Some(LinkState::Open(stream)) => kernel::is_unacknowledged(stream),
-            Some(LinkState::Bundled(bundle)) => bundle.connections().any(kernel::is_unacknowledged),
+            Some(LinkState::Open(stream)) => kernel::is_retransmission_unanswered(stream),
+            Some(LinkState::Bundled(bundle)) => {
+                bundle.connections().any(kernel::is_retransmission_unanswered)
+            }
             _ => false,
         }
     }
@@ -448,7 +459,7 @@ impl Transport for TcpTransport {
     }
 
     fn take_incoming_link(&mut self) -> Option<Rank> {
-        self.incoming.pop_front()
+        self.incoming_links.pop_front()
     }
 
     fn name(&self) -> &'static str {

@@ -32,9 +32,8 @@ const USER_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 /// The choice of a congestion control for links.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum CongestionControl {
-    /// Cubic if the kernel offers it. If the kernel does not offer cubic, links use the host's default, and a log
-    /// message says so. The default of some hosts is BBR. Over loopback and inside a rack, cubic is more than twice
-    /// as fast as BBR.
+    /// Cubic, because the default of some hosts is BBR: over loopback and inside a rack, cubic is more than twice as fast
+    /// as BBR. If the kernel does not offer cubic, links use the host's default, and a log message says so.
     #[default]
     Auto,
     /// The host's default congestion control.
@@ -72,8 +71,11 @@ const USER_TIMEOUT_MAX: Duration = Duration::from_secs(1_000_000);
 /// The options of every link's socket.
 #[derive(Clone, Debug)]
 pub struct SocketOptions {
+    /// The name of the congestion control; `None` for the host's default.
     congestion: Option<String>,
+    /// The value of `TCP_USER_TIMEOUT`, before the limit [`USER_TIMEOUT_MAX`] is applied.
     user_timeout: Duration,
+    /// The maximum rate at which a link sends; `None` for no limit.
     pacing: Option<PacingRate>,
 }
 

@@ -11,6 +11,7 @@ const READ_AHEAD_BYTES: usize = 4 << 10;
 /// The bytes that have been read ahead, but that the caller has not taken yet.
 #[derive(Default)]
 pub(super) struct ReadAhead {
+    /// The memory of the buffer. The bytes from `start` to `end` have not been taken yet.
     bytes: Vec<u8>,
     start: usize,
     end: usize,

@@ -150,7 +150,9 @@ mod tests {
             self.connections[connection].stage = HandshakeStage::ProofReceived;
             match &self.sides[side] {
                 SideState::Idle => self.open(side, connection),
-                SideState::Opening(_) => self.resolve(side, |opening| opening.handle_peer_dial(connection)),
+                SideState::Opening(_) => {
+                    self.apply_event(side, |opening| opening.handle_peer_dial(connection));
+                }
                 SideState::Open(_) | SideState::Lost => self.connections[connection].is_closed[side] = true,
             }
         }
@@ -163,8 +165,8 @@ mod tests {
             self.sides[side] = SideState::Open(connection);
         }
 
-        /// Passes `event` to a side that opens a link. The side closes the connections that it no longer needs.
-        fn resolve(
+        /// Applies `event` to a side that opens a link. The side closes the connections that it no longer needs.
+        fn apply_event(
             &mut self,
             side: usize,
             event: impl Fn(SimultaneousOpen<usize, usize>) -> LinkChoice<usize, usize>,
@@ -212,45 +214,45 @@ mod tests {
             }
             for (number, connection) in self.connections.iter().enumerate() {
                 let (dialer, acceptor) = (connection.dialer, 1 - connection.dialer);
-                let has_dialer = !connection.is_closed[dialer];
-                let has_acceptor = !connection.is_closed[acceptor];
+                let is_dialer_open = !connection.is_closed[dialer];
+                let is_acceptor_open = !connection.is_closed[acceptor];
                 let advance =
                     |to: HandshakeStage| move |state: &mut Self| state.connections[number].stage = to;
                 let is_unproved =
                     matches!(connection.stage, HandshakeStage::Connecting | HandshakeStage::Greeting);
-                if is_unproved && has_dialer && self.failures > 0 {
+                if is_unproved && is_dialer_open && self.failures > 0 {
                     offer(&|state| {
                         state.failures -= 1;
                         state.connections[number].is_closed = [true; 2];
-                        state.resolve(dialer, SimultaneousOpen::handle_failed_dial);
+                        state.apply_event(dialer, SimultaneousOpen::handle_failed_dial);
                     });
                 }
-                if is_unproved && has_acceptor && self.early_closes > 0 {
+                if is_unproved && is_acceptor_open && self.early_closes > 0 {
                     offer(&|state| {
                         state.early_closes -= 1;
                         state.connections[number].is_closed[acceptor] = true;
                     });
                 }
                 match connection.stage {
-                    HandshakeStage::Connecting if has_dialer => offer(&advance(HandshakeStage::Greeting)),
-                    HandshakeStage::Greeting if has_dialer && has_acceptor => {
+                    HandshakeStage::Connecting if is_dialer_open => offer(&advance(HandshakeStage::Greeting)),
+                    HandshakeStage::Greeting if is_dialer_open && is_acceptor_open => {
                         offer(&advance(HandshakeStage::Proved));
                     }
-                    HandshakeStage::Greeting if has_dialer => {
+                    HandshakeStage::Greeting if is_dialer_open => {
                         offer(&|state| state.dial_again(dialer, number));
                     }
-                    HandshakeStage::Proved if has_acceptor => {
+                    HandshakeStage::Proved if is_acceptor_open => {
                         offer(&|state| state.handle_peer_dial(acceptor, number));
-                        if !has_dialer {
+                        if !is_dialer_open {
                             // The acceptor may see the reset of a closed connection before it reads the proof.
                             offer(&|state| state.connections[number].is_closed[acceptor] = true);
                         }
                     }
-                    HandshakeStage::ProofReceived if has_dialer && !has_acceptor => {
-                        offer(&|state| state.resolve(dialer, SimultaneousOpen::handle_failed_dial));
+                    HandshakeStage::ProofReceived if is_dialer_open && !is_acceptor_open => {
+                        offer(&|state| state.apply_event(dialer, SimultaneousOpen::handle_failed_dial));
                     }
-                    HandshakeStage::Accepted if has_dialer => {
-                        offer(&|state| state.resolve(dialer, SimultaneousOpen::handle_accepted_dial));
+                    HandshakeStage::Accepted if is_dialer_open => {
+                        offer(&|state| state.apply_event(dialer, SimultaneousOpen::handle_accepted_dial));
                     }
                     _ => {}
                 }
@@ -264,7 +266,7 @@ mod tests {
             self.connections[closed].is_closed[side] = true;
             let SideState::Opening(opening) = &self.sides[side] else { panic!("{self:?}") };
             if opening.peer_connection().is_some() {
-                return self.resolve(side, SimultaneousOpen::handle_failed_dial);
+                return self.apply_event(side, SimultaneousOpen::handle_failed_dial);
             }
             let again = self.dial(side);
             if let SideState::Opening(opening) = &mut self.sides[side] {
@@ -272,13 +274,13 @@ mod tests {
             }
         }
 
-        /// Returns which rule this state breaks, if any.
-        fn find_violation(&self, failures_at_first: usize) -> Option<&'static str> {
+        /// Returns which rule this state breaks, if any. In the first state, `initial_failures` dials may fail.
+        fn find_violation(&self, initial_failures: usize) -> Option<&'static str> {
             let open = |side: usize| match self.sides[side] {
                 SideState::Open(connection) => Some(connection),
                 _ => None,
             };
-            let nothing_failed = self.failures == failures_at_first;
+            let nothing_failed = self.failures == initial_failures;
             if let (Some(one), Some(other)) = (open(0), open(1))
                 && one != other
             {

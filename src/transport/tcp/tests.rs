@@ -255,9 +255,9 @@ fn ranks_that_dial_each_other_choose_the_same_connection() {
         assert_linked(&mut ranks, Duration::ZERO);
         // The ranks close the connection that they did not choose, and neither rank reports its peer as lost.
         handle_events_until(&mut ranks, &[0, 1], Duration::ZERO, |ranks| {
-            ranks
-                .iter()
-                .all(|rank| rank.transport.ranks.len() == 1 && rank.transport.next_deadline().is_none())
+            ranks.iter().all(|rank| {
+                rank.transport.peers_by_token.len() == 1 && rank.transport.next_deadline().is_none()
+            })
         });
         assert_linked(&mut ranks, Duration::ZERO);
     }
@@ -416,7 +416,7 @@ fn ranks_that_dial_each_other_open_all_connections_of_one_link() {
             is_link_open(ranks) && has_connections(ranks, 0, 3) && has_connections(ranks, 1, 3)
         });
         assert_linked(&mut ranks, Duration::ZERO);
-        assert!(ranks.iter().all(|rank| rank.transport.ranks.len() == 3), "seed {seed}");
+        assert!(ranks.iter().all(|rank| rank.transport.peers_by_token.len() == 3), "seed {seed}");
     }
 }
 

@@ -32,7 +32,7 @@ pub struct BufferRef {
 /// The registered buffers of all ranks.
 #[derive(Default)]
 pub(super) struct BufferRegistry {
-    /// The number of buffers that each rank has registered so far, including dropped buffers.
+    /// The number of buffers that each rank has registered, including dropped buffers. The next buffer gets this number.
     count: u64,
     /// This rank's own buffers, by the address of their first element.
     own: BTreeMap<usize, OwnBuffer>,
@@ -117,7 +117,8 @@ impl ShmRounds {
         is_found.then_some(BufferRef { buffer: own.number, offset: offset as u64 })
     }
 
-    /// Returns this rank's registered buffer in which `bytes` begin, and the address of the buffer's first element.
+    /// Finds this rank's registered buffer in which `bytes` begin. Returns the address of the buffer's first element, and
+    /// the buffer.
     fn own_buffer_at(&self, bytes: &[u8]) -> Option<(usize, &OwnBuffer)> {
         let address = bytes.as_ptr().addr();
         let (&first, own) = self.registry.own.range(..=address).next_back()?;
@@ -205,14 +206,14 @@ impl ShmRounds {
         Some(unsafe { std::slice::from_raw_parts(start, range.len()) })
     }
 
-    /// Writes `bytes` to the part that `rank` has exposed in `round`, from offset `at` in the part. Does nothing if `rank` has
-    /// exposed nothing, or if this rank has already posted the next round.
+    /// Writes `bytes` to the part that `rank` has exposed in `round`, from byte `offset` of the part on. Does nothing if
+    /// `rank` has exposed nothing, or if this rank has already posted the next round.
     ///
     /// # Panics
     ///
     /// If the bytes do not fit into the part.
-    pub fn write_exposed(&mut self, rank: usize, round: u64, at: usize, bytes: &[u8]) {
-        let Some(start) = self.exposed_address(rank, round, &(at..at + bytes.len())) else { return };
+    pub fn write_exposed(&mut self, rank: usize, round: u64, offset: usize, bytes: &[u8]) {
+        let Some(start) = self.exposed_address(rank, round, &(offset..offset + bytes.len())) else { return };
         // SAFETY: the destination is inside the mapping and does not overlap `bytes`. Until this rank posts the next round,
         // no other rank reads or writes the destination.
         unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
@@ -220,8 +221,8 @@ impl ShmRounds {
 
     /// Returns the address of the bytes in `range` of the part that `rank` has exposed in `round`.
     fn exposed_address(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<*mut u8> {
-        let ExposedParts { round: taken, bytes, locations } = &self.registry.exposed_parts;
-        if *taken != round || self.has_posted(self.rank, round + 1) {
+        let ExposedParts { round: exposed_round, bytes, locations } = &self.registry.exposed_parts;
+        if *exposed_round != round || self.has_posted(self.rank, round + 1) {
             return None;
         }
         let BufferRef { buffer, offset } = (*locations.get(rank)?)?;
@@ -279,10 +280,10 @@ mod tests {
         let token = [2; TOKEN_BYTES];
         let buffers: Vec<ExposedBuffer> =
             ranks.iter().map(|_| ExposedBuffer::create(length, &token).unwrap()).collect();
-        let places: Vec<_> = buffers.iter().map(|buffer| buffer.location().unwrap()).collect();
+        let locations: Vec<_> = buffers.iter().map(|buffer| buffer.location().unwrap()).collect();
         for (rank, (rank_with_buffer, mut buffer)) in ranks.iter_mut().zip(buffers).enumerate() {
-            let others = places.iter().enumerate().filter(|(other, _)| *other != rank);
-            let others = others.map(|(_, place)| RemoteBuffer::open(*place, length, &token).unwrap());
+            let others = locations.iter().enumerate().filter(|(other, _)| *other != rank);
+            let others = others.map(|(_, location)| RemoteBuffer::open(*location, length, &token).unwrap());
             let alive = Arc::new(());
             rank_with_buffer.rounds.register_buffer(&mut buffer, Arc::downgrade(&alive), others);
             rank_with_buffer.own = Some((buffer, alive));

@@ -73,7 +73,7 @@ pub(super) struct Bundle<P> {
     /// The number of connections that are used for sending.
     used: usize,
     /// The number of connections that this rank is opening.
-    awaited: usize,
+    expected_connections: usize,
     /// Whether the sending direction has been closed.
     is_sending_closed: bool,
     sending: SendState,
@@ -124,7 +124,7 @@ impl<P: Connection> Bundle<P> {
         Self {
             streams,
             used: stream_count.into(),
-            awaited: 0,
+            expected_connections: 0,
             is_sending_closed: false,
             sending: SendState::default(),
             receiving: ReceiveState::default(),
@@ -144,12 +144,12 @@ impl<P: Connection> Bundle<P> {
     /// Sets the number of connections that this rank is opening. While this rank is opening a connection, the link
     /// does not end, even if all open connections have ended.
     pub(super) fn expect_connections(&mut self, count: usize) {
-        self.awaited = count;
+        self.expected_connections = count;
     }
 
     /// Subtracts one from the number of connections that this rank is opening.
     pub(super) fn decrement_expected_connections(&mut self) {
-        self.awaited = self.awaited.saturating_sub(1);
+        self.expected_connections = self.expected_connections.saturating_sub(1);
     }
 
     /// Adds `connection` as the extra connection with the number `index`. Closes `connection` if the link does not need it.

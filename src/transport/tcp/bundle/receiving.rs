@@ -15,7 +15,7 @@ const ENDED_WITHOUT_REASON: &str = "it closed the connection without saying why"
 #[derive(Default)]
 pub(super) struct ReceiveState {
     /// The number of the record that is received next.
-    next: u64,
+    next_record: u64,
     /// The number of the connection that carries the next record; `None` while this connection is not known.
     current: Option<usize>,
     /// Whether the link's last record has begun. All further bytes of the link belong to this record, which arrives
@@ -32,6 +32,7 @@ pub(super) struct ReceiveState {
 /// headers.
 #[derive(Default)]
 pub(super) struct RecordBuffer {
+    /// The memory of the buffer. The bytes from `start` to `end` have not been taken yet.
     bytes: Vec<u8>,
     start: usize,
     end: usize,
@@ -96,7 +97,7 @@ impl<P: Connection> Bundle<P> {
             if left == count {
                 stream.head = None;
                 self.receiving.current = None;
-                self.receiving.next += 1;
+                self.receiving.next_record += 1;
             }
         }
         Ok(count)
@@ -104,7 +105,7 @@ impl<P: Connection> Bundle<P> {
 
     /// Returns the number of the connection whose next record is the link's next record.
     fn find_connection_of_next_record(&mut self) -> Result<usize, ReceiveStop> {
-        let next = self.receiving.next;
+        let next = self.receiving.next_record;
         let is_due = |head: PendingRecord| head.number == next;
         let has_due = |stream: &Option<Stream<P>>| stream.as_ref()?.head.map(is_due);
         let mut found = self.streams.iter().position(|stream| has_due(stream) == Some(true));
@@ -136,7 +137,7 @@ impl<P: Connection> Bundle<P> {
     fn store_header(&mut self, index: usize, record: Record) -> Result<(), ReceiveStop> {
         let Record { number, length } = record;
         let heads = self.streams.iter().flatten().filter_map(|stream| stream.head);
-        if number < self.receiving.next || heads.into_iter().any(|head| head.number == number) {
+        if number < self.receiving.next_record || heads.into_iter().any(|head| head.number == number) {
             return Err(ReceiveStop::Corrupt(format!("it sent record {number} twice")));
         }
         if length.is_none() && index > 0 {
@@ -164,7 +165,7 @@ impl<P: Connection> Bundle<P> {
         let all =
             |has: fn(&Stream<P>) -> bool| self.streams.iter().all(|stream| stream.as_ref().is_some_and(has));
         if all(|stream| stream.head.is_some()) {
-            return ReceiveStop::Corrupt(format!("it left out record {}", self.receiving.next));
+            return ReceiveStop::Corrupt(format!("it left out record {}", self.receiving.next_record));
         }
         if all(|stream| stream.head.is_some() || stream.end.is_some()) {
             return ReceiveStop::Lost(ENDED_WITHOUT_REASON.into());
@@ -174,7 +175,7 @@ impl<P: Connection> Bundle<P> {
 
     /// Returns whether all open connections have ended and no further connection is being opened.
     fn have_all_connections_ended(&self) -> bool {
-        self.awaited == 0 && self.streams.iter().flatten().all(|stream| stream.end.is_some())
+        self.expected_connections == 0 && self.streams.iter().flatten().all(|stream| stream.end.is_some())
     }
 
     /// Reads from any connection, after an error in the received data. The caller ignores the bytes. If this rank

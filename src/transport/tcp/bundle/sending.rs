@@ -25,7 +25,7 @@ const _: () = assert!(LONG_RECORD_BYTES_MAX <= RECORD_BYTES_MAX as usize);
 #[derive(Default)]
 pub(super) struct SendState {
     /// The number of the next record.
-    next: u64,
+    next_record: u64,
     /// A record of which only a part has been written. No other record can begin before this record is complete.
     /// Partial writes are rare, because the sender checks the free buffer space before a write.
     partial: Option<PartialRecord>,
@@ -119,7 +119,7 @@ impl<P: Connection> Bundle<P> {
         // A record of which no byte is written can still be sent on another connection.
         let has_begun = !is_new || partial.written > 0;
         if is_new && has_begun {
-            self.sending.next += 1;
+            self.sending.next_record += 1;
         }
         if has_begun && !partial.is_complete() {
             self.sending.partial = Some(partial);
@@ -128,6 +128,7 @@ impl<P: Connection> Bundle<P> {
         written
     }
 
+    /// Writes a part of a record, with `parts` from position `skip` on as its content. Returns the same as `send_once`.
     fn write(
         &mut self,
         partial: &mut PartialRecord,
@@ -178,7 +179,7 @@ impl<P: Connection> Bundle<P> {
             let fitting = (space.free - space.free / 8).max(SHORT_SEND_BYTES_MAX);
             (index, Some(rest.div_ceil(rest.div_ceil(target)).min(fitting)))
         };
-        let record = Record { number: self.sending.next, length: left.map(|bytes| bytes as u32) };
+        let record = Record { number: self.sending.next_record, length: left.map(|bytes| bytes as u32) };
         Ok(Some(PartialRecord { stream, header: record.encode(), written: 0, left }))
     }
 }

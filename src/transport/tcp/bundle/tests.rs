@@ -28,7 +28,7 @@ struct Pipe {
     has_failed: bool,
     /// Whether the sender waits for an event that reports free space.
     waits_for_space: bool,
-    /// The number of bytes written so far.
+    /// The number of bytes that the sender has written.
     written: usize,
 }
 
@@ -163,13 +163,16 @@ fn pipe_end(pipes: &[Rc<RefCell<Pipe>>; 2], side: usize) -> PipeEnd {
 
 /// The frames that one side sends, and the bytes that the other side has received.
 struct FrameFlow {
+    /// The index of the sending end.
     from: usize,
+    /// The frames that have not been sent completely.
     frames: VecDeque<Vec<u8>>,
     /// The number of bytes of the first frame that have been sent.
     sent_of_first: usize,
     sent: Vec<u8>,
     received: Vec<u8>,
-    expected: usize,
+    /// The number of bytes of all frames.
+    total_bytes: usize,
 }
 
 impl FrameFlow {
@@ -184,8 +187,8 @@ impl FrameFlow {
                 frame
             })
             .collect();
-        let expected = frames.iter().map(Vec::len).sum();
-        Self { from, frames, sent_of_first: 0, sent: Vec::new(), received: Vec::new(), expected }
+        let total_bytes = frames.iter().map(Vec::len).sum();
+        Self { from, frames, sent_of_first: 0, sent: Vec::new(), received: Vec::new(), total_bytes }
     }
 
     /// Sends and receives once.
@@ -219,12 +222,12 @@ impl FrameFlow {
             TransferResult::Bytes(count) => self.received.extend(buffers.concat().into_iter().take(count)),
             TransferResult::Blocked => {}
             TransferResult::Lost(_) if self.is_done() => {}
-            other => panic!("after {} of {} bytes: {other:?}", self.received.len(), self.expected),
+            other => panic!("after {} of {} bytes: {other:?}", self.received.len(), self.total_bytes),
         }
     }
 
     fn is_done(&self) -> bool {
-        self.received.len() == self.expected
+        self.received.len() == self.total_bytes
     }
 }
 
