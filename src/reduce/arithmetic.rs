@@ -190,12 +190,12 @@ reductions! { IndexedValue:
 /// The step that a kernel applies to each result before it stores the result. The kernel for the last contribution to an
 /// average uses [`DivideByDivisor`], and all other kernels use [`StoreUnchanged`].
 pub(super) trait FinalStep<N> {
-    fn apply(value: N, divisor: u32) -> N;
+    fn apply(value: N, average_divisor: u32) -> N;
 }
 
 /// Stores the result unchanged.
 pub(super) struct StoreUnchanged;
-/// Divides the result by the divisor, for an average.
+/// Divides the result by `average_divisor`.
 pub(super) struct DivideByDivisor;
 
 impl<N> FinalStep<N> for StoreUnchanged {
@@ -207,19 +207,19 @@ impl<N> FinalStep<N> for StoreUnchanged {
 
 impl<N: Number> FinalStep<N> for DivideByDivisor {
     #[inline(always)]
-    fn apply(value: N, divisor: u32) -> N {
-        value.divide(divisor)
+    fn apply(value: N, average_divisor: u32) -> N {
+        value.divide(average_divisor)
     }
 }
 
-/// Computes `accumulator[i] = F::apply(R::combine(accumulator[i], input[i]), divisor)` for all elements.
+/// Computes `accumulator[i] = F::apply(R::combine(accumulator[i], input[i]), average_divisor)` for all elements.
 #[inline(always)]
 pub(super) fn reduce_slice<N: Copy, R: BinaryReduction<N>, F: FinalStep<N>>(
     accumulator: &mut [N],
     input: &[N],
-    divisor: u32,
+    average_divisor: u32,
 ) {
     for (a, &b) in accumulator.iter_mut().zip(input) {
-        *a = F::apply(R::combine(*a, b), divisor);
+        *a = F::apply(R::combine(*a, b), average_divisor);
     }
 }

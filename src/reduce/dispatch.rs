@@ -45,8 +45,8 @@ impl VectorWidth {
 
 /// The loop of a kernel: reduces `input` into `accumulator`. Both slices hold the bytes of elements of one type.
 trait ReductionLoop {
-    /// A loop that computes averages divides each result by `divisor`. All other loops ignore `divisor`.
-    fn reduce_bytes(accumulator: &mut [u8], input: &[u8], divisor: u32);
+    /// A loop that computes averages divides each result by `average_divisor`. All other loops ignore `average_divisor`.
+    fn reduce_bytes(accumulator: &mut [u8], input: &[u8], average_divisor: u32);
 }
 
 /// An element type. A reduction converts each element to the type `Computed`: `f32` for the half-precision types, and
@@ -57,7 +57,7 @@ pub(super) trait StoredElement: bytemuck::Pod {
     fn reduce_slice<R: BinaryReduction<Self::Computed>, F: FinalStep<Self::Computed>>(
         accumulator: &mut [Self],
         input: &[Self],
-        divisor: u32,
+        average_divisor: u32,
     );
 }
 
@@ -72,9 +72,9 @@ macro_rules! stored {
             fn reduce_slice<R: BinaryReduction<Self::Computed>, F: FinalStep<Self::Computed>>(
                 accumulator: &mut [Self],
                 input: &[Self],
-                divisor: u32,
+                average_divisor: u32,
             ) {
-                $each::<Self, R, F>(accumulator, input, divisor);
+                $each::<Self, R, F>(accumulator, input, average_divisor);
             }
         }
     )+ };
@@ -92,10 +92,10 @@ impl<S: StoredElement, R: BinaryReduction<S::Computed>, F: FinalStep<S::Computed
     for ElementLoop<S, R, F>
 {
     #[inline(always)]
-    fn reduce_bytes(accumulator: &mut [u8], input: &[u8], divisor: u32) {
+    fn reduce_bytes(accumulator: &mut [u8], input: &[u8], average_divisor: u32) {
         assert_eq!(accumulator.len(), input.len(), "both slices of a kernel must have the same length");
         let accumulator: &mut [S] = bytemuck::cast_slice_mut(accumulator);
-        S::reduce_slice::<R, F>(accumulator, bytemuck::cast_slice(input), divisor);
+        S::reduce_slice::<R, F>(accumulator, bytemuck::cast_slice(input), average_divisor);
     }
 }
 
@@ -123,24 +123,32 @@ mod x86 {
     use super::ReductionLoop;
 
     #[target_feature(enable = "avx2")]
-    fn run_compiled_for_avx2<L: ReductionLoop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
-        L::reduce_bytes(accumulator, input, divisor);
+    fn run_compiled_for_avx2<L: ReductionLoop>(accumulator: &mut [u8], input: &[u8], average_divisor: u32) {
+        L::reduce_bytes(accumulator, input, average_divisor);
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn run_compiled_for_avx512<L: ReductionLoop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
-        L::reduce_bytes(accumulator, input, divisor);
+    fn run_compiled_for_avx512<L: ReductionLoop>(accumulator: &mut [u8], input: &[u8], average_divisor: u32) {
+        L::reduce_bytes(accumulator, input, average_divisor);
     }
 
-    pub(super) fn run_with_avx2<L: ReductionLoop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
+    pub(super) fn run_with_avx2<L: ReductionLoop>(
+        accumulator: &mut [u8],
+        input: &[u8],
+        average_divisor: u32,
+    ) {
         // SAFETY: `VectorWidth::Avx2` is used only after `VectorWidth::detect` has found AVX2 or AVX-512 on this
         // processor, and every processor with AVX-512 has AVX2.
-        unsafe { run_compiled_for_avx2::<L>(accumulator, input, divisor) }
+        unsafe { run_compiled_for_avx2::<L>(accumulator, input, average_divisor) }
     }
 
-    pub(super) fn run_with_avx512<L: ReductionLoop>(accumulator: &mut [u8], input: &[u8], divisor: u32) {
+    pub(super) fn run_with_avx512<L: ReductionLoop>(
+        accumulator: &mut [u8],
+        input: &[u8],
+        average_divisor: u32,
+    ) {
         // SAFETY: `VectorWidth::Avx512` is used only after `VectorWidth::detect` has found AVX-512 on this processor.
-        unsafe { run_compiled_for_avx512::<L>(accumulator, input, divisor) }
+        unsafe { run_compiled_for_avx512::<L>(accumulator, input, average_divisor) }
     }
 }
 

@@ -96,19 +96,20 @@ impl HalfFloat for bf16 {
     }
 }
 
-/// Computes `accumulator[i] = F::apply(R::combine(accumulator[i], input[i]), divisor)` for all elements, in blocks of `f32`.
+/// Computes `accumulator[i] = F::apply(R::combine(accumulator[i], input[i]), average_divisor)` for all elements, in blocks
+/// of `f32`.
 #[inline(always)]
 pub(super) fn reduce_half_slice<H: HalfFloat, R: BinaryReduction<f32>, F: FinalStep<f32>>(
     accumulator: &mut [H],
     input: &[H],
-    divisor: u32,
+    average_divisor: u32,
 ) {
     let (mut wide_a, mut wide_b) = ([0f32; BLOCK_ELEMENTS], [0f32; BLOCK_ELEMENTS]);
     for (a, b) in accumulator.chunks_mut(BLOCK_ELEMENTS).zip(input.chunks(BLOCK_ELEMENTS)) {
         let (wide_a, wide_b) = (&mut wide_a[..a.len()], &mut wide_b[..b.len()]);
         H::widen(a, wide_a);
         H::widen(b, wide_b);
-        reduce_slice::<f32, R, F>(wide_a, wide_b, divisor);
+        reduce_slice::<f32, R, F>(wide_a, wide_b, average_divisor);
         H::round(wide_a, a);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::types::Element;
 
 /// A built-in loop. The slices hold the bytes of elements.
-type KernelFn = fn(accumulator: &mut [u8], input: &[u8], divisor: u32);
+type KernelFn = fn(accumulator: &mut [u8], input: &[u8], average_divisor: u32);
 /// A loop that calls a function of the user.
 type CustomFn = dyn Fn(&mut [u8], &[u8], InputSide) + Send + Sync;
 
@@ -34,15 +34,15 @@ impl Kernel {
 
     /// Reduces `input` into `accumulator`, with `input` as the left operand. Both slices contain complete, aligned
     /// elements of the kernel's element type. The kernel for the last contribution to an average also divides each
-    /// result by `divisor`; other kernels ignore `divisor`.
+    /// result by `average_divisor`; other kernels ignore `average_divisor`.
     ///
     /// # Panics
     ///
     /// If the lengths of the slices differ, if they are not aligned for the element type, or if the user's function
     /// panics.
-    pub fn apply(&self, accumulator: &mut [u8], input: &[u8], divisor: u32) {
+    pub fn apply(&self, accumulator: &mut [u8], input: &[u8], average_divisor: u32) {
         match &self.0 {
-            KernelKind::BuiltIn(run) => run(accumulator, input, divisor),
+            KernelKind::BuiltIn(run) => run(accumulator, input, average_divisor),
             KernelKind::Custom(function) => function(accumulator, input, InputSide::Left),
         }
     }
@@ -53,9 +53,9 @@ impl Kernel {
     /// # Panics
     ///
     /// In the same cases as [`Kernel::apply`].
-    pub fn apply_as_right_operand(&self, accumulator: &mut [u8], input: &[u8], divisor: u32) {
+    pub fn apply_as_right_operand(&self, accumulator: &mut [u8], input: &[u8], average_divisor: u32) {
         match &self.0 {
-            KernelKind::BuiltIn(run) => run(accumulator, input, divisor),
+            KernelKind::BuiltIn(run) => run(accumulator, input, average_divisor),
             KernelKind::Custom(function) => function(accumulator, input, InputSide::Right),
         }
     }
@@ -75,8 +75,8 @@ impl fmt::Debug for Kernel {
 pub struct Kernels {
     /// The kernel for every contribution except the last.
     pub reduce: Kernel,
-    /// The kernel for the last contribution. For an average, this kernel also divides the result by the divisor that
-    /// the caller passes.
+    /// The kernel for the last contribution. For an average, this kernel also divides the result by `average_divisor`
+    /// ([`Kernel::apply`]).
     pub reduce_last: Kernel,
 }
 

@@ -55,9 +55,9 @@ pub fn register(
         stream.local_addr().map_err(|error| registration.rendezvous_lost_error(&error.to_string()))?;
     let member = listen(local.ip())?;
     registration.send(&mut stream, &FromRank::Register(member))?;
-    let mut input = Vec::new();
+    let mut received_bytes = Vec::new();
     let deadline = started + registration.start_timeout;
-    while let Some(answer) = registration.receive(&mut stream, &mut input, deadline)? {
+    while let Some(answer) = registration.receive(&mut stream, &mut received_bytes, deadline)? {
         if let ToRank::Waiting(absent) = answer {
             log::warn!("{}", absent.describe_wait(&name, started.elapsed()));
         } else {
@@ -67,7 +67,7 @@ pub fn register(
     // The start timeout of this rank is over. The rendezvous may still wait for ranks, because another rank may have
     // a longer start timeout.
     registration.send(&mut stream, &FromRank::Ask)?;
-    match registration.receive(&mut stream, &mut input, Instant::now() + ANSWER_TIMEOUT)? {
+    match registration.receive(&mut stream, &mut received_bytes, Instant::now() + ANSWER_TIMEOUT)? {
         Some(answer) => registration.interpret_answer(answer, &name),
         None => Err(registration.rendezvous_lost_error("it did not say which ranks are missing")),
     }
@@ -133,19 +133,19 @@ impl Registration<'_> {
             .map_err(|error| self.rendezvous_lost_error(&error.to_string()))
     }
 
-    /// Receives the next message. Returns `None` at the deadline. Between two calls, `input` holds
+    /// Receives the next message. Returns `None` at the deadline. Between two calls, `received_bytes` holds
     /// the received bytes that have not been decoded.
     fn receive(
         &self,
         stream: &mut TcpStream,
-        input: &mut Vec<u8>,
+        received_bytes: &mut Vec<u8>,
         deadline: Instant,
     ) -> Result<Option<ToRank>, StartError> {
         let bytes_max = message::to_rank_bytes_max(self.world);
         let mut bytes = [0; 4096];
         loop {
-            if let Some(message) =
-                message::decode(input, bytes_max).map_err(|error| self.rendezvous_lost_error(&error))?
+            if let Some(message) = message::decode(received_bytes, bytes_max)
+                .map_err(|error| self.rendezvous_lost_error(&error))?
             {
                 return Ok(Some(message));
             }
@@ -158,7 +158,7 @@ impl Registration<'_> {
                 .map_err(|error| self.rendezvous_lost_error(&error.to_string()))?;
             match stream.read(&mut bytes) {
                 Ok(0) => return Err(self.rendezvous_lost_error("it closed the connection")),
-                Ok(count) => input.extend_from_slice(&bytes[..count]),
+                Ok(count) => received_bytes.extend_from_slice(&bytes[..count]),
                 Err(error) if is_timeout(&error) => {}
                 Err(error) => return Err(self.rendezvous_lost_error(&error.to_string())),
             }

@@ -66,10 +66,12 @@ pub struct PeersFile {
     entries: Vec<PeerEntry>,
 }
 
+/// A line of the file, which names the host and the port of a rank.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct PeerEntry {
     host: String,
     port: u16,
+    /// The number of the line, counted from 1.
     line: usize,
 }
 

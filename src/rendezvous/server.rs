@@ -231,8 +231,8 @@ struct ClientConnection {
     stream: TcpStream,
     rank: Rank,
     state: ClientState,
-    input: Vec<u8>,
-    output: Vec<u8>,
+    received: Vec<u8>,
+    unsent: Vec<u8>,
 }
 
 /// The progress of a client.
@@ -334,8 +334,8 @@ impl<'a> RankRegistry<'a> {
         let mut registered: Vec<&mut ClientConnection> = registered.collect();
         registered.sort_by_key(|client| client.rank);
         for client in registered.into_iter().take(receiver_count) {
-            client.output.extend_from_slice(&bytes);
-            if let Err(error) = client.send_output() {
+            client.unsent.extend_from_slice(&bytes);
+            if let Err(error) = client.send_unsent() {
                 // Only log this error: the next event on this connection reports the same error again.
                 log::debug!("the list of missing ranks could not be sent to rank {}: {error}", client.rank);
             }
@@ -356,8 +356,8 @@ impl<'a> RankRegistry<'a> {
                 stream: accepted.stream,
                 rank: accepted.introduction.from,
                 state: ClientState::Unregistered,
-                input: Vec::new(),
-                output: Vec::new(),
+                received: Vec::new(),
+                unsent: Vec::new(),
             };
             self.clients.insert(accepted.token, client);
             tokens.push(accepted.token);
@@ -375,7 +375,7 @@ impl<'a> RankRegistry<'a> {
         // missing.
         let read_result = client.receive_bytes();
         let result =
-            self.answer_received_messages(&mut client).and(read_result).and_then(|()| client.send_output());
+            self.answer_received_messages(&mut client).and(read_result).and_then(|()| client.send_unsent());
         match result {
             Ok(()) => {
                 self.clients.insert(token, client);
@@ -390,7 +390,7 @@ impl<'a> RankRegistry<'a> {
     }
 
     fn answer_received_messages(&mut self, client: &mut ClientConnection) -> Result<(), String> {
-        while let Some(message) = message::decode(&mut client.input, FROM_RANK_BYTES_MAX)? {
+        while let Some(message) = message::decode(&mut client.received, FROM_RANK_BYTES_MAX)? {
             self.answer_message(client, message);
         }
         Ok(())
@@ -415,7 +415,7 @@ impl<'a> RankRegistry<'a> {
                 }
             }
         };
-        client.output.extend_from_slice(&message::encode(&reply));
+        client.unsent.extend_from_slice(&message::encode(&reply));
     }
 
     /// Returns the ranks that have not registered, and the processes that were refused.
@@ -445,12 +445,12 @@ impl<'a> RankRegistry<'a> {
     fn send_to_all(&mut self, message: &ToRank) {
         let bytes = message::encode(message);
         for client in self.clients.values_mut() {
-            client.output.extend_from_slice(&bytes);
+            client.unsent.extend_from_slice(&bytes);
         }
         let deadline = self.started.elapsed() + FINAL_SEND_TIMEOUT;
         let mut events = Vec::new();
         loop {
-            self.clients.retain(|_, client| client.send_output().is_ok() && !client.output.is_empty());
+            self.clients.retain(|_, client| client.send_unsent().is_ok() && !client.unsent.is_empty());
             let now = self.started.elapsed();
             if self.clients.is_empty() || now >= deadline {
                 return;
@@ -471,24 +471,24 @@ impl ClientConnection {
         loop {
             match self.stream.read(&mut bytes) {
                 Ok(0) => return Err("it closed its connection".into()),
-                Ok(count) => self.input.extend_from_slice(&bytes[..count]),
+                Ok(count) => self.received.extend_from_slice(&bytes[..count]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.to_string()),
             }
             // Without this limit, a client that sends without end could fill the memory.
-            if self.input.len() > 2 * FROM_RANK_BYTES_MAX {
+            if self.received.len() > 2 * FROM_RANK_BYTES_MAX {
                 return Err("it sent a message that is longer than the limit".into());
             }
         }
     }
 
-    /// Writes as much of the output as possible without blocking.
-    fn send_output(&mut self) -> Result<(), String> {
-        while !self.output.is_empty() {
-            match self.stream.write(&self.output) {
+    /// Sends as many of the unsent bytes as possible without blocking.
+    fn send_unsent(&mut self) -> Result<(), String> {
+        while !self.unsent.is_empty() {
+            match self.stream.write(&self.unsent) {
                 Ok(count) => {
-                    self.output.drain(..count);
+                    self.unsent.drain(..count);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -111,6 +111,7 @@ fn split_into_blocks(half: Range<usize>, block: usize) -> impl Iterator<Item = R
 
 /// A rank's neighbours in one tree.
 struct TreeNeighbours {
+    /// `None` for the top of the tree.
     parent: Option<Rank>,
     /// The children, at most two, in the order in which their contributions are reduced.
     children: Vec<Rank>,
@@ -220,12 +221,13 @@ enum Node {
 impl Tree {
     const BOTH_TREES: [Self; 2] = [Self::First, Self::Second];
 
-    /// Returns the place of the top node, or `None` for an empty tree.
+    /// Returns the place of the top node, in a tree with `places` places. Returns `None` for an empty tree.
     fn place_of_top(self, places: usize) -> Option<usize> {
         Some(self.place_of_node(places, top_of_subtree(places, &(0..places / 2))?))
     }
 
-    /// Returns the places of the parent and of the children, first the child with the smaller subtree.
+    /// Returns the places of the parent and of the children of the node at `place`, in a tree with `places` places. The
+    /// first child is the child with the smaller subtree.
     fn parent_and_children(self, places: usize, place: usize) -> (Option<usize>, Vec<usize>) {
         let node = self.node_at_place(places, place);
         let mut inner = 0..places / 2;
@@ -248,6 +250,7 @@ impl Tree {
         (parent, Vec::new())
     }
 
+    /// Returns the node at `place`, in a tree with `places` places.
     fn node_at_place(self, places: usize, place: usize) -> Node {
         let (inner, half) = (places / 2, place / 2);
         match self {
@@ -261,6 +264,7 @@ impl Tree {
         }
     }
 
+    /// Returns the place of `node`, in a tree with `places` places.
     fn place_of_node(self, places: usize, node: Node) -> usize {
         match (self, node) {
             (Self::First, Node::Inner(index)) => 2 * index + 1,

@@ -83,6 +83,7 @@ struct RingPosition<'a> {
 }
 
 impl RingPosition<'_> {
+    /// Adds the steps of a reduce-scatter of the block.
     fn push_reduce_scatter(&self, schedule: &mut Schedule) {
         let hops = self.world.get() - 1;
         for hop in 0..hops {
@@ -93,7 +94,7 @@ impl RingPosition<'_> {
         }
     }
 
-    /// Adds the steps of an all-gather. If the schedule already has the steps of a reduce-scatter, the first step of
+    /// Adds the steps of an all-gather of the block. If the schedule already has the steps of a reduce-scatter, the first step of
     /// the all-gather sends the result of the last step of the reduce-scatter.
     fn push_all_gather(&self, schedule: &mut Schedule) {
         for hop in 0..self.world.get() - 1 {

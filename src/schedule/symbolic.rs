@@ -165,8 +165,8 @@ enum MoveOrder {
 }
 
 impl MoveOrder {
-    fn order_of_ranks(&mut self, n: usize) -> Vec<usize> {
-        let mut ranks: Vec<usize> = (0..n).collect();
+    fn order_of_ranks(&mut self, rank_count: usize) -> Vec<usize> {
+        let mut ranks: Vec<usize> = (0..rank_count).collect();
         match self {
             Self::Eager => {}
             Self::Lockstep => ranks.reverse(),
@@ -175,6 +175,7 @@ impl MoveOrder {
         ranks
     }
 
+    /// Returns how many moves a rank may make before it is the turn of another rank.
     fn successive_moves_max(&mut self) -> usize {
         match self {
             Self::Eager => usize::MAX,
@@ -189,9 +190,10 @@ impl MoveOrder {
         if matches!(self, Self::Random(_)) { 16 } else { 1 }
     }
 
-    fn choose_move(&mut self, moves: usize) -> usize {
+    /// Returns the index of the move to make, of `move_count` possible moves.
+    fn choose_move(&mut self, move_count: usize) -> usize {
         match self {
-            Self::Random(random) if moves > 0 => random.random_range(0..moves),
+            Self::Random(random) if move_count > 0 => random.random_range(0..move_count),
             _ => 0,
         }
     }
@@ -378,6 +380,7 @@ impl SimulatedWorld {
     }
 }
 
+/// Records that `elements` more elements of `range` have been sent or applied.
 fn advance_progress(progress: &mut TransferProgress, range: &Range<usize>, elements: usize) {
     progress.elements += elements;
     progress.is_done = progress.elements == range.len();

@@ -69,6 +69,7 @@ impl TreePosition {
         Self { world, root, distance: world.rank_before(rank, root.get()).get() }
     }
 
+    /// Returns the parent, or `None` for the root.
     fn parent(&self) -> Option<Rank> {
         let rest = self.distance & self.distance.wrapping_sub(1);
         (self.distance != 0).then(|| self.world.rank_after(self.root, rest))

@@ -117,6 +117,7 @@ impl fmt::Display for RefusedRank {
     }
 }
 
+/// A connection that another process has opened, and whose handshake is in progress.
 struct IncomingHandshake {
     stream: TcpStream,
     address: SocketAddr,
@@ -137,9 +138,11 @@ pub struct Listener {
     registry: Registry,
     socket: TcpListener,
     identity: Identity,
+    /// The connections whose handshake is in progress.
     pending: BTreeMap<Token, IncomingHandshake>,
     /// The order in which pending connections are closed if there are too many.
     eviction: EvictionOrder,
+    /// The connections whose handshake is complete, and which the owner has not taken yet.
     accepted: VecDeque<AcceptedConnection>,
     /// Whether there may be connections in the kernel that this listener has not accepted. The kernel reports each
     /// such connection only once.
@@ -253,7 +256,7 @@ impl Listener {
     }
 
     /// Waits for events, at most until the time `until`. Handles the events of the listener's sockets, and appends
-    /// all other events to `others`.
+    /// all other events to `other_events`.
     ///
     /// # Errors
     ///
@@ -262,14 +265,14 @@ impl Listener {
         &mut self,
         now: Duration,
         until: Option<Duration>,
-        others: &mut Vec<Event>,
+        other_events: &mut Vec<Event>,
     ) -> io::Result<()> {
         let until = until.into_iter().chain(self.next_deadline()).min();
         let poller = self.poller.as_mut().ok_or(io::ErrorKind::NotConnected)?;
-        let first_new = others.len();
-        poller.wait(until.map(|until| until.saturating_sub(now)), others)?;
-        let events = others.split_off(first_new);
-        self.serve(now, events, others);
+        let first_new = other_events.len();
+        poller.wait(until.map(|until| until.saturating_sub(now)), other_events)?;
+        let events = other_events.split_off(first_new);
+        self.serve(now, events, other_events);
         Ok(())
     }
 
@@ -283,8 +286,13 @@ impl Listener {
         handshakes.into_iter().chain(accept).chain(self.log.deadline()).min()
     }
 
-    /// Handles the events of the listener's sockets, and appends all other events to `others`.
-    pub fn serve(&mut self, now: Duration, events: impl IntoIterator<Item = Event>, others: &mut Vec<Event>) {
+    /// Handles the events of the listener's sockets, and appends all other events to `other_events`.
+    pub fn serve(
+        &mut self,
+        now: Duration,
+        events: impl IntoIterator<Item = Event>,
+        other_events: &mut Vec<Event>,
+    ) {
         self.log.end_interval_if_over(now);
         for event in events {
             if event.token == LISTENER {
@@ -292,7 +300,7 @@ impl Listener {
             } else if self.pending.contains_key(&event.token) {
                 self.continue_handshake(now, event.token);
             } else {
-                others.push(event);
+                other_events.push(event);
             }
         }
         self.expire_handshakes(now);

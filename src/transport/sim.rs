@@ -100,6 +100,7 @@ pub struct SimNetwork {
     stalled: BTreeSet<Rank>,
 }
 
+/// A link that a rank has requested.
 struct SimLink {
     requested_by: Rank,
     /// The time at which the request arrives at the other rank.
@@ -109,6 +110,7 @@ struct SimLink {
     opens: Option<(Duration, Duration)>,
 }
 
+/// One direction of a link.
 #[derive(Default)]
 struct SimPipe {
     /// The pieces of data in flight, each with the time at which the whole piece has arrived.
@@ -212,6 +214,7 @@ impl SimNetwork {
         opens.is_some_and(|at| at <= self.now)
     }
 
+    /// Returns a random delay, at most [`SimConfig::jitter`].
     fn jitter(&mut self) -> Duration {
         self.config.jitter.mul_f64(self.random.random_range(0.0..1.0))
     }

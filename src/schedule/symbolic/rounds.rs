@@ -42,6 +42,7 @@ fn run_and_check(
     }
 }
 
+/// Runs a plan on all ranks, of which none can access the buffer of another rank. Returns the final buffers.
 pub(super) fn simulate_rounds(
     world: WorldSize,
     slot_len: usize,
@@ -51,8 +52,8 @@ pub(super) fn simulate_rounds(
     simulate_rounds_with_shared_buffers(world, slot_len, plan, buffers, &|_| false)
 }
 
-/// Runs a plan on all ranks. If `shares_buffer` returns true for a rank, other ranks can access its buffer: in a round
-/// with `in_place_reduce`, the rank posts the address of its buffer and no elements.
+/// Runs a plan on all ranks, and returns the final buffers. If `shares_buffer` returns true for a rank, other ranks can
+/// access its buffer: in a round with `in_place_reduce`, the rank posts the address of its buffer and no elements.
 fn simulate_rounds_with_shared_buffers(
     world: WorldSize,
     slot_len: usize,

@@ -20,6 +20,7 @@ const _: () = assert!(WITHDRAWN_FLAG_OFFSET + size_of::<AtomicU32>() <= HEADER_B
 /// process unmaps the buffer. The mappings of all other processes stay.
 pub struct RemoteBuffer {
     segment: Segment,
+    /// The length of the elements in bytes.
     length: usize,
 }
 

@@ -77,7 +77,7 @@ pub struct ShmRounds {
     segment: Segment,
     size: RoundsSize,
     rank: usize,
-    next: NextPost,
+    next_post: NextPost,
     /// The buffers that the ranks can expose.
     registry: BufferRegistry,
 }
@@ -160,7 +160,7 @@ impl ShmRounds {
             size.ring_buffer_bytes() / CACHE_LINE_PAIR_BYTES < EXPOSED_PLACE,
             "a stamp must be able to count the units of a ring buffer"
         );
-        Self { segment, size, rank, next: NextPost::default(), registry: BufferRegistry::default() }
+        Self { segment, size, rank, next_post: NextPost::default(), registry: BufferRegistry::default() }
     }
 
     /// Returns the sizes that determine the memory layout.
@@ -200,10 +200,10 @@ impl ShmRounds {
             self.may_write(round) && !self.has_posted(self.rank, round),
             "another rank may read this memory"
         );
-        if self.next.round != round {
+        if self.next_post.round != round {
             self.reserve_payload(round, bytes);
         }
-        let NextPost { place, length, .. } = self.next;
+        let NextPost { place, length, .. } = self.next_post;
         let start = self.payload_address(self.rank, round, place);
         // SAFETY: the payload is inside the mapping. Other ranks read payloads only of rounds r that this rank has posted,
         // and only until they post round r + 1. This payload is not posted, and overlaps only payloads that are at least
@@ -219,25 +219,28 @@ impl ShmRounds {
         );
         let mut place = 0;
         if bytes > SHORT_PAYLOAD_BYTES_MAX {
-            let start =
-                if self.next.cursor + bytes > self.size.ring_buffer_bytes() { 0 } else { self.next.cursor };
+            let start = if self.next_post.cursor + bytes > self.size.ring_buffer_bytes() {
+                0
+            } else {
+                self.next_post.cursor
+            };
             place = start / CACHE_LINE_PAIR_BYTES + 1;
-            self.next.cursor = (start + bytes).next_multiple_of(CACHE_LINE_PAIR_BYTES);
+            self.next_post.cursor = (start + bytes).next_multiple_of(CACHE_LINE_PAIR_BYTES);
         }
-        (self.next.round, self.next.place, self.next.length) = (round, place, bytes);
+        (self.next_post.round, self.next_post.place, self.next_post.length) = (round, place, bytes);
     }
 
     /// Posts this rank's payload and header for `round`. The payload is empty if [`ShmRounds::payload_mut`] was not
     /// called for this round.
     pub fn post(&mut self, round: u64, header: &Header) {
-        if self.next.round != round {
+        if self.next_post.round != round {
             self.reserve_payload(round, 0);
         }
         let post_header = self.post_header(self.rank, round);
         for (word, value) in post_header.words.iter().zip(header) {
             word.store(*value, Ordering::Relaxed);
         }
-        post_header.stamp.store(round << PLACE_BITS | self.next.place as u64, Ordering::Release);
+        post_header.stamp.store(round << PLACE_BITS | self.next_post.place as u64, Ordering::Release);
     }
 
     /// Returns the post of `rank` in `round`. Returns `None` if `rank` has not posted this round, or if this rank has already
@@ -286,11 +289,13 @@ impl ShmRounds {
         }
     }
 
+    /// Returns the offset in bytes of the memory of `rank`.
     fn rank_offset(&self, rank: usize) -> usize {
         debug_assert!(rank < self.size.ranks, "the rank must be below the number of ranks");
         CACHE_LINE_PAIR_BYTES + rank * self.size.bytes_per_rank()
     }
 
+    /// Returns the offset in bytes of the post header of `rank` for `round`.
     fn post_header_offset(&self, rank: usize, round: u64) -> usize {
         self.rank_offset(rank) + CACHE_LINE_PAIR_BYTES + (round % 2) as usize * POST_HEADER_STRIDE
     }
@@ -307,6 +312,7 @@ impl ShmRounds {
         unsafe { self.segment.base().add(self.post_header_offset(rank, round)).cast::<PostHeader>().as_ref() }
     }
 
+    /// Returns the address of the payload of `rank` in `round`, at [`NextPost::place`] `place`.
     fn payload_address(&self, rank: usize, round: u64, place: usize) -> *mut u8 {
         assert!(rank < self.size.ranks, "the rank must be below the number of ranks");
         assert!(

@@ -25,7 +25,9 @@ pub struct SegmentLocation {
 
 /// A mapping of shared memory. When this value is dropped, the memory is unmapped.
 pub struct Segment {
+    /// The address of the mapping.
     base: NonNull<u8>,
+    /// The length of the mapping in bytes.
     length: usize,
     /// The file, which stays open until all other processes have opened it.
     file: Option<OwnedFd>,
@@ -144,6 +146,7 @@ impl Drop for Segment {
 /// The kernel replaces a page in one step, and the content stays the same. Other threads of this process can read and
 /// write the page meanwhile: their earlier writes are in the shared page, from which the kernel copies the private page.
 pub(super) struct SparePages {
+    /// The address of the private mapping.
     base: usize,
     /// The pages that have not replaced other pages, as ranges of byte offsets in the mapping.
     unused: Vec<Range<usize>>,

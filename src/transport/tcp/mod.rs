@@ -62,6 +62,7 @@ pub struct TcpTransport {
     incoming_links: VecDeque<Rank>,
 }
 
+/// The link to one peer.
 struct TcpLink {
     state: LinkState,
     is_readable: bool,
@@ -140,9 +141,9 @@ impl TcpTransport {
 
     /// Handles the events of the sockets, and the deadlines that have passed.
     pub fn serve(&mut self, now: Duration, events: impl IntoIterator<Item = Event>) {
-        let mut others = Vec::new();
-        self.listener.serve(now, events, &mut others);
-        for event in others {
+        let mut other_events = Vec::new();
+        self.listener.serve(now, events, &mut other_events);
+        for event in other_events {
             if self.extras.contains_key(&event.token) {
                 self.advance_extra_connection(now, event.token);
                 continue;
@@ -167,6 +168,7 @@ impl TcpTransport {
         self.expire_late_dials(now);
     }
 
+    /// Begins to open the first connection of a link.
     fn dial(&mut self, now: Duration, peer: Rank) -> io::Result<Dial> {
         let dial = self.open_connection(now, peer, StreamId { index: 0, total: self.streams })?;
         self.peers_by_token.insert(dial.token, peer);

@@ -107,6 +107,7 @@ mod tests {
 
     #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
     struct SimulatedConnection {
+        /// The side that dials.
         dialer: usize,
         stage: HandshakeStage,
         /// `is_closed[side]` is true if this side has closed its end of the connection.

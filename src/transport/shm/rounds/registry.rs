@@ -43,7 +43,9 @@ pub(super) struct BufferRegistry {
     exposed_parts: ExposedParts,
 }
 
+/// A registered buffer of this rank.
 struct OwnBuffer {
+    /// The number of the buffer.
     number: u64,
     /// The length of the buffer in bytes.
     length: usize,
@@ -132,7 +134,7 @@ impl ShmRounds {
         let (buffer, offset) = words.split_at_mut(size_of::<u64>());
         buffer.copy_from_slice(&buffer_ref.buffer.to_le_bytes());
         offset.copy_from_slice(&buffer_ref.offset.to_le_bytes());
-        self.next.place = EXPOSED_PLACE;
+        self.next_post.place = EXPOSED_PLACE;
         self.post(round, header);
     }
 

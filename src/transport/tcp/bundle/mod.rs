@@ -80,6 +80,7 @@ pub(super) struct Bundle<P> {
     receiving: ReceiveState,
 }
 
+/// An open connection of a bundle.
 struct Stream<P> {
     connection: P,
     token: Token,
