@@ -8,8 +8,9 @@ use crate::types::Element;
 /// The numbers of elements in the tests. Under Miri, the tests use few elements: Miri needs half a millisecond for
 /// each element, and finds invalid reads and writes with few elements too.
 struct TestLengths {
-    /// The usual number of elements. This number is larger than the number of elements of a vector, and no multiple of
-    /// it. Without Miri, this is also true for the number of elements of a block of half-precision numbers.
+    /// The usual number of elements. A vector has fewer elements, and this number is not a multiple of the elements of a
+    /// vector, so the last elements do not fill a vector. Without Miri, the same is true for a block of half-precision
+    /// numbers in place of a vector.
     default: usize,
     /// The length of the longest buffer in comparisons between vector widths.
     longest: usize,

@@ -169,7 +169,9 @@ impl Registration<'_> {
     fn interpret_answer(&self, answer: ToRank, name: &dyn Fn(Rank) -> String) -> Result<Roster, StartError> {
         match answer {
             ToRank::Ready(roster) if roster.members.len() == self.world.as_usize() => Ok(roster),
-            ToRank::Ready(_) => Err(self.rendezvous_lost_error("its roster has another number of ranks")),
+            ToRank::Ready(_) => Err(self.rendezvous_lost_error(
+                "the number of ranks in its roster is not the world size of this rank",
+            )),
             ToRank::Missing(absent) | ToRank::Waiting(absent) => {
                 let missing = absent.describe(name);
                 Err(StartError::Missing { missing, timeout: self.start_timeout })

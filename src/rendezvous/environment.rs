@@ -67,7 +67,7 @@ pub enum EnvironmentError {
     },
     /// A launcher that is not ringrun started this process as one of several ranks.
     #[error(
-        "{launcher} started this process as one of {ranks} ranks ({variable} is set), and ringtrain cannot connect them; start them with `ringrun -n {ranks}`, or use --peers and --rank, or unset {variable} to run alone"
+        "{launcher} started this process as one of {ranks} ranks ({variable} is set), and ringtrain cannot connect these ranks; start the ranks with `ringrun -n {ranks}`, or use --peers and --rank, or unset {variable} to run alone"
     )]
     OtherLauncher {
         /// The variable that the launcher has set.

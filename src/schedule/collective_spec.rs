@@ -40,8 +40,8 @@ pub enum CollectiveSpec {
         /// The rank whose buffer is sent to all ranks.
         root: Rank,
     },
-    /// The root gets the parts of all ranks. The root's buffer has space for all parts. Every other rank's buffer
-    /// contains only its own part.
+    /// The root gets the parts of all ranks. The root's buffer has space for all parts. The buffer of every
+    /// rank except the root contains only that rank's part.
     Gather {
         /// How the root's buffer is divided into parts: part r comes from rank r.
         partition: Partition,

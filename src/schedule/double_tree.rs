@@ -47,9 +47,9 @@ pub fn block_bytes(bytes: u64) -> u64 {
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     let neighbours = Tree::BOTH_TREES.map(|tree| TreeNeighbours::new(tree, world, rank));
-    // With two or three ranks, two ranks are neighbours in both trees. The order of the steps is then the order of
-    // the messages on their link. Messages up a tree wait for fewer receives than messages down a tree, so the steps
-    // of the reduction come first.
+    // With two or three ranks, two ranks are neighbours in both trees, and send the messages of both trees on one link in
+    // the order of the steps. Messages up a tree wait for fewer receives than messages down a tree, so the steps of the
+    // reduction come first.
     let reduced = [0, 1]
         .map(|tree| neighbours[tree].push_reduce_to_parent(&mut schedule, half_of_tree(count, tree), block));
     for (tree, reduced) in reduced.into_iter().enumerate() {
@@ -126,7 +126,7 @@ impl TreeNeighbours {
     }
 
     /// Returns the neighbours of `rank` in a tree with `root` at the top. The only child of `root` is the top of a
-    /// tree of all other ranks, in which the successor of `root` has place 0.
+    /// tree of all ranks except `root`, in which the successor of `root` has place 0.
     fn with_root_on_top(root: Rank, tree: Tree, world: WorldSize, rank: Rank) -> Self {
         let places = world.as_usize() - 1;
         let rank_at = |place: usize| world.rank_after(root, 1 + place as u32);

@@ -170,7 +170,7 @@ impl HostLayout {
         all
     }
 
-    /// Returns the schedule of a barrier of the first ranks of all hosts.
+    /// Returns the schedule of a barrier among the first rank of each host.
     fn barrier_of_first_ranks(&self) -> Schedule {
         let mut schedule = barrier(self.host_count(), Rank::new(self.host as u32));
         for step in &mut schedule.steps {
@@ -199,7 +199,7 @@ impl HostLayout {
         let elements = |slice: usize| slices.range(Rank::new(slice as u32)).len();
         let carried = |local| self.carried_slices(self.host, local).map(elements).sum();
         let counts: Vec<usize> = (0..self.local_ranks().len()).map(carried).collect();
-        Partition::from_counts(&counts).expect("the sum is the length of the buffer")
+        Partition::from_counts(&counts).expect("the sum of the counts is the length of the buffer")
     }
 }
 

@@ -94,8 +94,8 @@ impl RingPosition<'_> {
         }
     }
 
-    /// Adds the steps of an all-gather of the block. If the schedule already has the steps of a reduce-scatter, the first step of
-    /// the all-gather sends the result of the last step of the reduce-scatter.
+    /// Adds the steps of an all-gather of the block. If the schedule already has the steps of a reduce-scatter, the first
+    /// step of the all-gather sends the result of the last step of the reduce-scatter.
     fn push_all_gather(&self, schedule: &mut Schedule) {
         for hop in 0..self.world.get() - 1 {
             let awaited_step = schedule.steps.len().checked_sub(1).map(StepDependency);

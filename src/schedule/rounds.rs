@@ -41,12 +41,12 @@ pub struct SlotRead {
 }
 
 /// Elements that a rank reduces in rank order. The rank reads its own contribution from its buffer, and the
-/// contributions of the other ranks from their slots.
+/// contributions of all other ranks from their slots.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OrderedReduce {
     /// The elements of the rank's buffer that the result replaces.
     pub range: Range<usize>,
-    /// The index of the first element in the slots of the other ranks.
+    /// The index of the first element in the slot of each other rank.
     pub slot_offset: usize,
     /// Whether the rank also posts the result in the next round, at the beginning of its slot. The rank copies the
     /// result to the slot while the result is still in the processor's L1 cache.
@@ -72,8 +72,8 @@ pub struct Round {
     /// [`RoundPlan::reduce_remaining_rounds_in_place`]). `None` in rounds in which no rank can post an address. A
     /// rank that posts an address posts no elements: the other ranks read its buffer instead of its slot.
     pub in_place_reduce: Option<InPlaceReduce>,
-    /// The elements that the rank takes, in this order. A [`SlotRead`] with an empty range only waits until the other
-    /// rank has posted.
+    /// The elements that the rank takes, in this order. A [`SlotRead`] with an empty range only waits until the rank
+    /// [`SlotRead::from`] has posted.
     pub slot_reads: Vec<SlotRead>,
 }
 
@@ -276,7 +276,7 @@ impl RoundPlan {
         }
     }
 
-    /// Adds a [`SlotRead`] from the slot of each other rank, starting with the rank after this rank.
+    /// Adds a [`SlotRead`] from the slot of every rank except this rank, starting with the successor of this rank.
     /// `source_and_target` returns the index of the elements in a rank's slot, and their range in this rank's buffer.
     fn read_from_other_slots(
         &self,

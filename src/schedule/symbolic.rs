@@ -448,18 +448,18 @@ impl Proof {
                 assert_eq!(
                     schedule.sent_elements(peer),
                     peer_schedule.received_elements(this),
-                    "{this} to {peer}"
+                    "rank {this} sends another number of elements to rank {peer} than rank {peer} receives"
                 );
                 assert_eq!(
                     schedule.received_elements(peer),
                     peer_schedule.sent_elements(this),
-                    "{peer} to {this}"
+                    "rank {peer} sends another number of elements to rank {this} than rank {this} receives"
                 );
                 assert_ne!(peer, this, "no rank is its own peer");
             }
             let waits =
                 schedule.steps.iter().any(|s| s.receive.as_ref().is_some_and(|r| r.awaited_step.is_some()));
-            assert!(self.receives_may_wait || !waits, "{this}: a receive waits for another receive");
+            assert!(self.receives_may_wait || !waits, "rank {this}: a receive waits for another receive");
             assert_reduction_order_is_fixed(schedule);
         }
     }

@@ -2,9 +2,9 @@
 //! comments of `schedule/mod.rs` define n, S, B and s.
 //!
 //! The trees are those of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
-//! MPICH" (2005). Let d = rank - root (modulo n). The parent of d is d without its lowest set bit. The children are
-//! `d+1`, `d+2`, `d+4` and so on, for all powers of two below the lowest set bit of d, if they are less than n. The
-//! root, 0, has the children 1, 2, 4 and so on. For example, 12 has the parent 8 and the children 13 and 14.
+//! MPICH" (2005). Let d = rank - root (modulo n). The parent of d is d without its lowest set bit. The children of d are
+//! `d+1`, `d+2`, `d+4` and so on: one child d + p for each power of two p below the lowest set bit of d, if d + p is less
+//! than n. The root, 0, has the children 1, 2, 4 and so on. For example, 12 has the parent 8 and the children 13 and 14.
 
 use super::{Action, InboundElements, OutboundElements, Schedule, Step, StepDependency};
 use crate::types::{Rank, WorldSize};

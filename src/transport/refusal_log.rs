@@ -56,7 +56,10 @@ impl RefusalLog {
     fn log_suppressed_count(&self) {
         if self.suppressed > 0 {
             let seconds = COUNT_INTERVAL.as_secs();
-            log::warn!("... and {} more refused connections in the last {seconds} s", self.suppressed);
+            log::warn!(
+                "... and {} more messages about refused connections in the last {seconds} s",
+                self.suppressed
+            );
         }
     }
 }

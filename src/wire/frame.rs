@@ -77,7 +77,7 @@ pub struct FrameHeader {
     /// The index of the segment's first element within the data of the step. Ready and credit frames use this field
     /// differently: see [`FrameKind`].
     pub offset: u64,
-    /// Whether the segment was sent on credit, before the sender knew that the receiver is ready.
+    /// Whether the segment was sent on credit, before the sender knew that the receiver was ready.
     pub eager: bool,
     /// The length of the payload in bytes.
     pub payload_bytes: u32,

@@ -67,8 +67,8 @@ pub struct SilentLink {
 }
 
 /// The fields of [`Cause::Timeout`](super::Cause::Timeout), for writing the `Display` text of this cause. The text
-/// begins with the faulty links or, if there are none, with the ranks that probably cause the delay. The text then
-/// says which rank waits for which ranks.
+/// begins with the faulty links or, if there are none, with the ranks that probably cause the delay. After this
+/// beginning, the text says which rank waits for which ranks.
 pub(super) struct MissedDeadline<'a> {
     pub(super) timeout_ms: u64,
     pub(super) waiting: &'a [WaitingRank],

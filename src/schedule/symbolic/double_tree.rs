@@ -137,7 +137,7 @@ fn with_four_or_more_ranks_no_two_ranks_are_neighbours_in_both_trees() {
                 let (children, parent) = &trees[rank.index()][tree];
                 children.iter().chain(parent).copied().filter(|&peer| world.contains(peer))
             };
-            assert!(around(0).all(|peer| around(1).all(|other| other != peer)), "{rank} of {world}");
+            assert!(around(0).all(|peer| around(1).all(|other| other != peer)), "rank {rank} of {world}");
         }
     }
 }
@@ -150,10 +150,13 @@ fn no_rank_is_more_than_log2_n_hops_below_the_top() {
             for tree in [0, 1] {
                 let (mut at, mut hops) = (rank, 0);
                 while let Some(parent) = trees[at.index()][tree].1.filter(|&parent| world.contains(parent)) {
-                    assert!(trees[parent.index()][tree].0.contains(&at), "{at} is no child of {parent}");
+                    assert!(
+                        trees[parent.index()][tree].0.contains(&at),
+                        "rank {at} is no child of rank {parent}"
+                    );
                     (at, hops) = (parent, hops + 1);
                 }
-                assert!(hops <= world.get().ilog2(), "{rank} of {world} is {hops} hops below the top");
+                assert!(hops <= world.get().ilog2(), "rank {rank} of {world} is {hops} hops below the top");
             }
         }
     }
@@ -166,7 +169,10 @@ fn no_rank_sends_or_receives_more_than_twice_the_size_of_the_buffer() {
             let schedule = all_reduce(world, rank, 96, 8);
             let sent: usize = schedule.peers().iter().map(|&peer| schedule.sent_elements(peer)).sum();
             let received: usize = schedule.peers().iter().map(|&peer| schedule.received_elements(peer)).sum();
-            assert!(sent <= 2 * 96 && received <= 2 * 96, "{rank} of {world}: {sent} and {received}");
+            assert!(
+                sent <= 2 * 96 && received <= 2 * 96,
+                "rank {rank} of {world} sends {sent} and receives {received} elements"
+            );
         }
     }
 }

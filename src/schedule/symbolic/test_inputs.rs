@@ -42,7 +42,7 @@ pub(super) fn tested_partition(count: usize, world: WorldSize, case: usize) -> P
         (_, 0) => (0..n).map(|index| if index == count % n { count } else { 0 }).collect(),
         (_, _) => (0..n).map(|index| upto(index + 1) - upto(index)).collect(),
     };
-    Partition::from_counts(&counts).expect("the sum is small")
+    Partition::from_counts(&counts).expect("the sum of the counts fits a usize")
 }
 
 /// Returns a buffer for the parts of all ranks, which contains only the part of `rank`.

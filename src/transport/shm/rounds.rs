@@ -9,8 +9,8 @@
 //! A rank that has posted round r + 1 no longer reads payloads of round r. [`ShmRounds::may_write`] returns whether this
 //! condition holds, and [`ShmRounds::payload_mut`] panics if it does not hold.
 //!
-//! The ring buffer is larger than a processor's second-level cache. A write is slow if another processor has just read the
-//! same memory and still has the memory in its cache.
+//! A write is slow if another processor has just read the same memory and still has the memory in its cache. The ring buffer
+//! is therefore larger than a processor's second-level cache.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -22,9 +22,8 @@ use self::registry::{BUFFER_REF_BYTES, BufferRegistry};
 pub use self::registry::{BUFFERS_MAX, BufferRef};
 use super::segment::{Segment, TOKEN_BYTES};
 
-/// The unit of the memory layout in bytes: a cache line and the next cache line, which some processors fetch together with
-/// the first one. The data of each rank begin at a multiple of this unit, so that two ranks do not share a unit by
-/// accident.
+/// The unit of the memory layout in bytes: two adjacent cache lines, which some processors fetch together. The data of each
+/// rank begin at a multiple of this unit, so that two ranks do not share a unit by accident.
 const CACHE_LINE_PAIR_BYTES: usize = 128;
 /// The maximum length in bytes of a payload that directly follows its header.
 const SHORT_PAYLOAD_BYTES_MAX: usize = 4 << 10;
@@ -178,7 +177,7 @@ impl ShmRounds {
         &mut self.segment
     }
 
-    /// Returns whether this rank may write its payload for `round`, because all other ranks have posted the round before.
+    /// Returns whether this rank may write its payload for `round`: whether all other ranks have posted round `round` - 1.
     pub fn may_write(&self, round: u64) -> bool {
         round <= 1 || (0..self.size.ranks).all(|rank| rank == self.rank || self.has_posted(rank, round - 1))
     }

@@ -143,8 +143,9 @@ impl Drop for Segment {
 /// A second, private mapping of a segment's memory. No thread uses the private pages until they replace pages of the
 /// segment's own mapping.
 ///
-/// The kernel replaces a page in one step, and the content stays the same. Other threads of this process can read and
-/// write the page meanwhile: their earlier writes are in the shared page, from which the kernel copies the private page.
+/// The kernel replaces a page in one step, and the content stays the same. During this step, other
+/// threads of this process can read and write the page: their earlier writes are in the shared page, from which the kernel
+/// copies the private page.
 pub(super) struct SparePages {
     /// The address of the private mapping.
     base: usize,
@@ -154,8 +155,8 @@ pub(super) struct SparePages {
 
 impl SparePages {
     /// Replaces whole pages of the segment's mapping by private pages. `pages` is the range of their byte offsets in the
-    /// mapping, which begins at address `start`. After that, other processes cannot access these pages. Pages that were
-    /// replaced before do not change.
+    /// mapping, which begins at address `start`. After that, other processes cannot access these pages. Pages that an
+    /// earlier call has replaced do not change.
     ///
     /// # Errors
     ///

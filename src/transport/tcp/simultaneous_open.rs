@@ -53,8 +53,8 @@ impl<D, A> SimultaneousOpen<D, A> {
         self.theirs.as_ref()
     }
 
-    /// Handles a connection that the peer has opened, after the peer has sent its proof. If the peer opened another
-    /// connection before, the peer has closed it, and the new connection replaces it.
+    /// Handles a connection that the peer has opened, after the peer has sent its proof. If the peer has opened an earlier
+    /// connection, the peer has closed the earlier connection, and the new connection replaces it.
     pub(super) fn handle_peer_dial(self, theirs: A) -> LinkChoice<D, A> {
         if self.ours_wins {
             LinkChoice::Waiting(Self { theirs: Some(theirs), ..self })

@@ -1,6 +1,6 @@
 //! The registered buffers: the buffers in shared memory that all ranks of a [`ShmRounds`] have mapped. A rank *exposes* a
 //! part of its buffer: it posts the location of its elements instead of the elements. The other ranks then read and write
-//! the part in place, until each of them has posted that it is done.
+//! the part in place, until each rank has posted that it is done.
 //!
 //! Before this rank reads or writes at a location that another rank has posted, this rank checks that the location is
 //! inside the buffer that this rank has mapped.
@@ -138,9 +138,9 @@ impl ShmRounds {
         self.post(round, header);
     }
 
-    /// Reads and checks the locations that the other ranks have posted in `round`. All ranks must have posted the round. Each
-    /// location must have `bytes` bytes, and its offset must be a multiple of `element_bytes`. Returns whether all other
-    /// ranks have posted a location.
+    /// Reads and checks the locations that all other ranks have posted in `round`. All ranks must have posted the round. At
+    /// each location, there must be `bytes` bytes, and its offset must be a multiple of `element_bytes`. Returns whether
+    /// all other ranks have posted a location.
     ///
     /// # Errors
     ///
@@ -234,9 +234,9 @@ impl ShmRounds {
         Some(buffer.address_of(&(start + range.start..start + range.end))?.as_ptr())
     }
 
-    /// Replaces all pages that contain any of `bytes` by private pages with the same content. After this rank's operation has
-    /// failed, other ranks may still write to the shared pages. Other threads of this process may use the other bytes of
-    /// these pages meanwhile.
+    /// Replaces all pages that contain any of `bytes` by private pages with the same content, because other ranks may still
+    /// write to the shared pages after this rank's operation has failed. During this call, other threads of this process
+    /// may use the other bytes of these pages.
     pub fn stop_exposing(&mut self, bytes: &[u8]) {
         let Some((first, _)) = self.own_buffer_at(bytes) else { return };
         let Some(own) = self.registry.own.get_mut(&first) else { return };
