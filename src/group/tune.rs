@@ -123,7 +123,7 @@ fn measure(group: &mut Group) -> Result<LinkCost, Error> {
         medians.get(2).map_or(short * OVERHEAD_FRACTION, |direct| (direct - short) / (n - 2) as f64);
     let mut link = [short, overhead.max(0.0), byte.max(BYTE_NS_MIN)];
     group.all_reduce(&mut link, ReduceOp::Max)?;
-    Ok(LinkCost { latency: link[0], overhead: link[1], byte: link[2] })
+    Ok(LinkCost { latency_ns: link[0], overhead_ns: link[1], ns_per_byte: link[2] })
 }
 
 /// Returns the time in nanoseconds of an all-gather of `bytes` bytes from each rank.

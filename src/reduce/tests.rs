@@ -15,7 +15,7 @@ struct TestLengths {
     /// The length of the longest buffer in comparisons between vector widths.
     longest: usize,
     /// The number of elements in the tests of `reduce_single_contribution`, which processes them in several blocks.
-    single: usize,
+    single_contribution: usize,
     /// The tests of half-precision types use every `pattern_stride`-th of the 65,536 bit patterns. The patterns fill
     /// more than one block, with and without Miri.
     pattern_stride: usize,
@@ -27,9 +27,9 @@ const NAN_BITS_MAY_DIFFER: bool = cfg!(miri);
 
 const TEST_LENGTHS: TestLengths = if cfg!(miri) {
     // Even the shortest of these lengths is longer than the vectors that Miri supports.
-    TestLengths { default: 35, longest: 67, single: 67, pattern_stride: 97 }
+    TestLengths { default: 35, longest: 67, single_contribution: 67, pattern_stride: 97 }
 } else {
-    TestLengths { default: 1100, longest: 4099, single: 5000, pattern_stride: 1 }
+    TestLengths { default: 1100, longest: 4099, single_contribution: 5000, pattern_stride: 1 }
 };
 
 /// Sample values of a type, and a scalar implementation of the reductions of two values.
@@ -447,7 +447,7 @@ fn a_custom_kernel_panics_if_the_lengths_of_its_slices_differ() {
 
 /// Returns a contribution before and after `reduce_single_contribution`.
 fn apply_to_single_contribution<T: ReferenceReduction>(op: ReduceOp) -> (Vec<T>, Vec<T>) {
-    let (before, _) = sample_pairs::<T>(TEST_LENGTHS.single);
+    let (before, _) = sample_pairs::<T>(TEST_LENGTHS.single_contribution);
     let mut after = before.clone();
     reduce_single_contribution(T::DTYPE, op, bytemuck::cast_slice_mut(&mut after));
     (before, after)

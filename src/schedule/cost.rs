@@ -51,17 +51,17 @@ const ALL_LINKS_WORLD_SIZE_MAX: u32 = 32;
 pub struct LinkCost {
     /// The time from the start of a send until the peer has received the message, including the time that both
     /// processors need.
-    pub latency: f64,
+    pub latency_ns: f64,
     /// The time for each further message that a rank sends and receives in the same step.
-    pub overhead: f64,
+    pub overhead_ns: f64,
     /// The time for each byte.
-    pub byte: f64,
+    pub ns_per_byte: f64,
 }
 
 impl Default for LinkCost {
     /// Returns the cost of a network of 10 Gbit/s: a latency of 25 us, an overhead of 5 us, and 0.8 ns for each byte.
     fn default() -> Self {
-        Self { latency: 25_000.0, overhead: 5_000.0, byte: 0.8 }
+        Self { latency_ns: 25_000.0, overhead_ns: 5_000.0, ns_per_byte: 0.8 }
     }
 }
 
@@ -148,23 +148,25 @@ impl LinkCost {
     fn estimated_ns(&self, operation: Operation, algorithm: Algorithm, world: WorldSize, bytes: u64) -> f64 {
         let n = f64::from(world.get());
         let rounds = f64::from(world.get().next_power_of_two().trailing_zeros());
-        let direct_step = self.latency + (n - 2.0).max(0.0) * self.overhead;
-        let whole_buffer = bytes as f64 * self.byte;
-        let parts = (n - 1.0) / n * whole_buffer;
-        let workspace = bytes.saturating_mul(u64::from(world.get()));
-        let gathered = (n - 1.0) * whole_buffer + workspace as f64 * WORKSPACE_NS_PER_BYTE;
+        let direct_step_ns = self.latency_ns + (n - 2.0).max(0.0) * self.overhead_ns;
+        let whole_buffer_ns = bytes as f64 * self.ns_per_byte;
+        let parts_ns = (n - 1.0) / n * whole_buffer_ns;
+        let workspace_bytes = bytes.saturating_mul(u64::from(world.get()));
+        let gathering_ns = (n - 1.0) * whole_buffer_ns + workspace_bytes as f64 * WORKSPACE_NS_PER_BYTE;
         let is_small_world = world.get() <= ALL_LINKS_WORLD_SIZE_MAX;
         let are_parts_storable = bytes.div_ceil(u64::from(world.get())) <= DIRECT_PART_BYTES_MAX;
-        let (may_be_chosen, time) = match (operation, algorithm) {
+        let (may_be_chosen, time_ns) = match (operation, algorithm) {
             (_, Algorithm::OneShot) => {
-                (is_small_world && workspace <= WORKSPACE_BYTES_MAX, direct_step + gathered)
+                (is_small_world && workspace_bytes <= WORKSPACE_BYTES_MAX, direct_step_ns + gathering_ns)
             }
-            (_, Algorithm::Doubling) => (workspace <= WORKSPACE_BYTES_MAX, rounds * self.latency + gathered),
+            (_, Algorithm::Doubling) => {
+                (workspace_bytes <= WORKSPACE_BYTES_MAX, rounds * self.latency_ns + gathering_ns)
+            }
             // With two ranks, the one-shot algorithm is better than the butterfly: it sends the same messages, and
             // reduces in rank order.
-            (_, Algorithm::Butterfly) => (world.get() > 2, rounds * (self.latency + whole_buffer)),
+            (_, Algorithm::Butterfly) => (world.get() > 2, rounds * (self.latency_ns + whole_buffer_ns)),
             (Operation::AllReduce, Algorithm::Direct) => {
-                (is_small_world && are_parts_storable, 2.0 * (direct_step + parts))
+                (is_small_world && are_parts_storable, 2.0 * (direct_step_ns + parts_ns))
             }
             (Operation::AllReduce, Algorithm::DoubleTree) => {
                 (world.get() >= DOUBLE_TREE_WORLD_SIZE_MIN, 2.0 * self.double_tree_ns(world, bytes))
@@ -172,17 +174,19 @@ impl LinkCost {
             // For a broadcast or reduce, a chain is better than a double tree, because successive operations use all
             // links of the chain at once.
             (_, Algorithm::DoubleTree) => (false, f64::INFINITY),
-            (Operation::AllReduce, _) => (true, 2.0 * ((n - 1.0) * self.latency + parts)),
+            (Operation::AllReduce, _) => (true, 2.0 * ((n - 1.0) * self.latency_ns + parts_ns)),
             (Operation::ReduceScatter | Operation::AllGather, Algorithm::Direct) => {
-                (is_small_world && are_parts_storable, direct_step + parts)
+                (is_small_world && are_parts_storable, direct_step_ns + parts_ns)
             }
-            (Operation::ReduceScatter | Operation::AllGather, _) => (true, (n - 1.0) * self.latency + parts),
-            (_, Algorithm::Tree) => (bytes <= TREE_BYTES_MAX, rounds * (self.latency + whole_buffer)),
+            (Operation::ReduceScatter | Operation::AllGather, _) => {
+                (true, (n - 1.0) * self.latency_ns + parts_ns)
+            }
+            (_, Algorithm::Tree) => (bytes <= TREE_BYTES_MAX, rounds * (self.latency_ns + whole_buffer_ns)),
             // The model has no estimate for a chain, or for a broadcast along the ring. Such an algorithm is chosen
             // if the buffer is too long for a tree (`TREE_BYTES_MAX`).
             (_, _) => (true, f64::MAX),
         };
-        if may_be_chosen && can_run(algorithm, world, bytes) { time } else { f64::INFINITY }
+        if may_be_chosen && can_run(algorithm, world, bytes) { time_ns } else { f64::INFINITY }
     }
 
     /// Returns the estimated time in nanoseconds of a double tree in one direction: a reduction or a broadcast. The
@@ -192,10 +196,12 @@ impl LinkCost {
     /// - the overhead of a rank's messages;
     /// - the transfer of all bytes over a rank's link.
     fn double_tree_ns(&self, world: WorldSize, bytes: u64) -> f64 {
-        let block = double_tree::block_bytes(bytes).min(bytes.div_ceil(2).max(1)) as f64;
-        let hop = 2.0 * self.latency + 2.0 * block * self.byte;
-        let message = self.overhead.min(self.latency * OVERHEAD_PER_LATENCY_MAX);
-        f64::from(world.get().ilog2()) * hop + bytes as f64 / block * message + bytes as f64 * self.byte
+        let block_bytes = double_tree::block_bytes(bytes).min(bytes.div_ceil(2).max(1)) as f64;
+        let hop_ns = 2.0 * self.latency_ns + 2.0 * block_bytes * self.ns_per_byte;
+        let message_ns = self.overhead_ns.min(self.latency_ns * OVERHEAD_PER_LATENCY_MAX);
+        f64::from(world.get().ilog2()) * hop_ns
+            + bytes as f64 / block_bytes * message_ns
+            + bytes as f64 * self.ns_per_byte
     }
 }
 
@@ -205,7 +211,7 @@ mod tests {
 
     #[test]
     fn short_buffers_use_few_steps_and_long_buffers_send_few_bytes() {
-        let link = LinkCost { latency: 20_000.0, overhead: 4_000.0, byte: 1.0 };
+        let link = LinkCost { latency_ns: 20_000.0, overhead_ns: 4_000.0, ns_per_byte: 1.0 };
         let cases = [
             (2, 64, Algorithm::OneShot),
             (2, 64 << 20, Algorithm::Ring),

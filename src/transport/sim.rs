@@ -104,10 +104,10 @@ pub struct SimNetwork {
 struct SimLink {
     requested_by: Rank,
     /// The time at which the request arrives at the other rank.
-    arrives: Duration,
+    request_arrives_at: Duration,
     /// Two times: when the requesting rank can use the link, and when the other rank can use the link. `None` if the
     /// other rank has not handled the request yet.
-    opens: Option<(Duration, Duration)>,
+    open_times: Option<(Duration, Duration)>,
 }
 
 /// One direction of a link.
@@ -115,8 +115,7 @@ struct SimLink {
 struct SimPipe {
     /// The pieces of data in flight, each with the time at which the whole piece has arrived.
     in_flight: VecDeque<(Duration, VecDeque<u8>)>,
-    /// The number of bytes in flight.
-    bytes: usize,
+    in_flight_bytes: usize,
     /// The arrival time of the last byte that was sent.
     last_arrival: Duration,
     /// The time at which all sent bytes have left the sender, so that the sender can send again.
@@ -173,7 +172,10 @@ impl SimNetwork {
             !self.stalled.contains(from) && !self.stalled.contains(to) && !self.killed.contains(to)
         });
         let arrivals = arrivals.flat_map(|(_, pipe)| pipe.in_flight.iter().map(|piece| piece.0));
-        let links = self.links.values().map(|link| link.opens.map_or(link.arrives, |opens| opens.0));
+        let links = self
+            .links
+            .values()
+            .map(|link| link.open_times.map_or(link.request_arrives_at, |(requester, _)| requester));
         let frees = self.pipes.values().map(|pipe| pipe.free_at);
         let faults = self.config.faults.iter().map(Fault::time);
         arrivals.chain(links).chain(frees).chain(faults).filter(|&at| at > self.now).min()
@@ -181,8 +183,11 @@ impl SimNetwork {
 
     /// Opens a link without a delay, before the run begins.
     pub fn open_link(&mut self, a: Rank, b: Rank) {
-        let opens = Some((self.now, self.now));
-        self.links.insert((a.min(b), a.max(b)), SimLink { requested_by: a, arrives: self.now, opens });
+        let open_times = Some((self.now, self.now));
+        self.links.insert(
+            (a.min(b), a.max(b)),
+            SimLink { requested_by: a, request_arrives_at: self.now, open_times },
+        );
     }
 
     /// Requests a link from `from` to `to`.
@@ -192,24 +197,26 @@ impl SimNetwork {
             return;
         }
         // One latency each for: the TCP connection, the dialer's hello, the acceptor's hello, the proof.
-        let arrives = self.now + self.config.latency * 4 + self.jitter();
-        self.links.insert(ends, SimLink { requested_by: from, arrives, opens: None });
+        let request_arrives_at = self.now + self.config.latency * 4 + self.jitter();
+        self.links.insert(ends, SimLink { requested_by: from, request_arrives_at, open_times: None });
     }
 
     /// Accepts all requests for links that have arrived at `rank`.
     fn accept_links(&mut self, rank: Rank) {
         let verdict_arrives = self.now + self.config.latency + self.jitter();
-        let is_requested = |link: &&mut SimLink| link.requested_by != rank && link.opens.is_none();
+        let is_requested = |link: &&mut SimLink| link.requested_by != rank && link.open_times.is_none();
         let own = self.links.iter_mut().filter(|((a, b), _)| *a == rank || *b == rank);
-        for link in own.map(|(_, link)| link).filter(is_requested).filter(|link| link.arrives <= self.now) {
-            link.opens = Some((verdict_arrives, self.now));
+        for link in
+            own.map(|(_, link)| link).filter(is_requested).filter(|link| link.request_arrives_at <= self.now)
+        {
+            link.open_times = Some((verdict_arrives, self.now));
         }
     }
 
     fn is_open(&self, own: Rank, peer: Rank) -> bool {
         let link = self.links.get(&(own.min(peer), own.max(peer)));
         let opens = link.and_then(|link| {
-            link.opens.map(|(requester, other)| if link.requested_by == own { requester } else { other })
+            link.open_times.map(|(requester, other)| if link.requested_by == own { requester } else { other })
         });
         opens.is_some_and(|at| at <= self.now)
     }
@@ -262,7 +269,7 @@ impl SimNetwork {
             return TransferResult::Blocked;
         }
         let total: usize = parts.iter().map(|part| part.len()).sum();
-        let room = config.window_bytes.saturating_sub(pipe.bytes).min(total);
+        let room = config.window_bytes.saturating_sub(pipe.in_flight_bytes).min(total);
         if room == 0 || pipe.free_at > now {
             return TransferResult::Blocked;
         }
@@ -277,7 +284,7 @@ impl SimNetwork {
         pipe.free_at = now + transfer;
         pipe.last_arrival = pipe.last_arrival.max(pipe.free_at + config.latency + jitter);
         pipe.in_flight.push_back((pipe.last_arrival, piece));
-        pipe.bytes += length;
+        pipe.in_flight_bytes += length;
         self.bytes_moved += length as u64;
         TransferResult::Bytes(length)
     }
@@ -308,7 +315,7 @@ impl SimNetwork {
             }
             moved += length;
         }
-        pipe.bytes -= moved;
+        pipe.in_flight_bytes -= moved;
         self.bytes_moved += moved as u64;
         if piece.is_empty() {
             pipe.in_flight.pop_front();

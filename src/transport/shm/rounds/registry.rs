@@ -62,7 +62,7 @@ struct OwnBuffer {
 struct ExposedParts {
     round: u64,
     /// The length of each part in bytes.
-    bytes: usize,
+    part_bytes: usize,
     /// The location of the part of each rank, by rank; `None` for a rank that has exposed nothing.
     locations: Vec<Option<BufferRef>>,
 }
@@ -162,7 +162,7 @@ impl ShmRounds {
             locations.push(location.map_err(|why| (rank, why))?);
         }
         let exposed = locations.iter().flatten().count();
-        self.registry.exposed_parts = ExposedParts { round, bytes, locations };
+        self.registry.exposed_parts = ExposedParts { round, part_bytes: bytes, locations };
         Ok(exposed + 1 == self.size.ranks)
     }
 
@@ -223,12 +223,15 @@ impl ShmRounds {
 
     /// Returns the address of the bytes in `range` of the part that `rank` has exposed in `round`.
     fn exposed_address(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<*mut u8> {
-        let ExposedParts { round: exposed_round, bytes, locations } = &self.registry.exposed_parts;
+        let ExposedParts { round: exposed_round, part_bytes, locations } = &self.registry.exposed_parts;
         if *exposed_round != round || self.has_posted(self.rank, round + 1) {
             return None;
         }
         let BufferRef { buffer, offset } = (*locations.get(rank)?)?;
-        assert!(range.start <= range.end && range.end <= *bytes, "the range must be inside the exposed part");
+        assert!(
+            range.start <= range.end && range.end <= *part_bytes,
+            "the range must be inside the exposed part"
+        );
         let start = usize::try_from(offset).ok()?;
         let buffer = self.registry.buffer(buffer, rank)?;
         Some(buffer.address_of(&(start + range.start..start + range.end))?.as_ptr())
