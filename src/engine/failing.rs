@@ -286,7 +286,7 @@ impl Engine {
         match &cause {
             Cause::Timeout { timeout_ms, .. } => {
                 let own = self.timeout_cause(*timeout_ms);
-                cause.join(own)
+                cause.combine_with(own)
             }
             Cause::Mismatch { group, sequence, first, first_contract, second, .. } => {
                 let own = self.settings.rank;

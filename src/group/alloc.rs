@@ -134,7 +134,7 @@ impl Group {
         let have_opened = self.gather_words([u64::from(opened.is_ok())], site)?;
         match (created, opened) {
             (Some(Ok(mut exposed)), Ok(others)) if have_opened.iter().all(|&[is_open]| is_open == 1) => {
-                exposed.close();
+                exposed.close_file();
                 let alive = Arc::new(());
                 lock(shm_executor).register_buffer(&mut exposed, Arc::downgrade(&alive), others);
                 let shm_executor = Arc::downgrade(shm_executor);

@@ -87,7 +87,7 @@ impl Group {
         match opened {
             Ok(segment) if all.iter().all(|&has_opened| has_opened == 1) => {
                 let mut rounds = ShmRounds::new(segment, size, self.rank.index());
-                rounds.segment_mut().close();
+                rounds.segment_mut().close_file();
                 Ok(Ok(Arc::new(Mutex::new(ShmExecutor::new(rounds, self.meter())))))
             }
             Ok(_) => Ok(Err("another rank could not open the memory".into())),

@@ -202,7 +202,7 @@ impl ShmExecutor {
                 self.rounds.wake_sleepers(|rank| wake(Rank::new(rank as u32)));
             }
             for from in self.sources() {
-                let Some(posted) = self.rounds.posted(from, round) else { return ShmPoll::Waits };
+                let Some(posted) = self.rounds.read_post(from, round) else { return ShmPoll::Waits };
                 let from = Rank::new(from as u32);
                 if let Some(mismatch) = shm_operation.contract.compare(from, &posted.header) {
                     return mismatch;
@@ -280,7 +280,7 @@ impl ShmExecutor {
     fn check_previous_round(&mut self) -> Option<ShmPoll> {
         let own = self.unchecked.take()?;
         let ranks = (0..self.rounds.size().ranks).filter(|&rank| rank != self.rounds.rank());
-        let headers = ranks.filter_map(|rank| Some((rank, self.rounds.posted(rank, self.round)?.header)));
+        let headers = ranks.filter_map(|rank| Some((rank, self.rounds.read_post(rank, self.round)?.header)));
         headers.into_iter().find_map(|(rank, header)| own.compare(Rank::new(rank as u32), &header))
     }
 

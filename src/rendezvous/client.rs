@@ -159,7 +159,7 @@ impl Registration<'_> {
             match stream.read(&mut bytes) {
                 Ok(0) => return Err(self.rendezvous_lost_error("it closed the connection")),
                 Ok(count) => received_bytes.extend_from_slice(&bytes[..count]),
-                Err(error) if is_timeout(&error) => {}
+                Err(error) if is_timeout_or_signal(&error) => {}
                 Err(error) => return Err(self.rendezvous_lost_error(&error.to_string())),
             }
         }
@@ -193,6 +193,6 @@ impl Registration<'_> {
 }
 
 /// Returns whether a read ended because of its timeout or a signal. The connection then still works.
-fn is_timeout(error: &io::Error) -> bool {
+fn is_timeout_or_signal(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }

@@ -9,7 +9,8 @@ pub use super::missed_deadline::{
     AWAITED_RANKS_MAX, SILENT_LINKS_MAX, SilentLink, WAITING_RANKS_MAX, WaitingRank,
 };
 use super::missed_deadline::{
-    MissedDeadline, SITE_BYTES_MAX, join_links, join_waiting, put_ranks_and_links, read_ranks_and_links,
+    MissedDeadline, SITE_BYTES_MAX, merge_links, merge_waiting_ranks, put_ranks_and_links,
+    read_ranks_and_links,
 };
 use super::reader::{Reader, put_text, truncate};
 use crate::types::{Algorithm, Contract, DType, INTERNAL_GROUP_BITS, Operation, Rank, ReduceOp};
@@ -147,15 +148,15 @@ impl Cause {
     /// number or, in the same group, with the lower operation number. Of two other causes of the same kind, keeps the
     /// one with the lower rank.
     #[must_use]
-    pub fn join(self, other: Self) -> Self {
+    pub fn combine_with(self, other: Self) -> Self {
         match (self, other) {
             (
                 Self::Timeout { timeout_ms: a, waiting, links },
                 Self::Timeout { timeout_ms: b, waiting: more, links: more_links },
             ) => Self::Timeout {
                 timeout_ms: a.min(b),
-                waiting: join_waiting(waiting, more),
-                links: join_links(links, more_links),
+                waiting: merge_waiting_ranks(waiting, more),
+                links: merge_links(links, more_links),
             },
             (mut a, mut b) => {
                 a.fill_missing_call_sites(&mut b);
@@ -202,7 +203,7 @@ impl Cause {
         }
     }
 
-    /// Returns a sort key: of two causes, [`Cause::join`] keeps the cause with the lower key. If one kind of cause
+    /// Returns a sort key: of two causes, [`Cause::combine_with`] keeps the cause with the lower key. If one kind of cause
     /// explains another kind, the explaining kind has the lower key.
     fn precedence(&self) -> (u8, u32, u64, Rank, Rank) {
         match self {
@@ -383,15 +384,15 @@ mod tests {
         #[test]
         fn all_ranks_end_with_the_same_cause(a in causes(), b in causes(), c in causes()) {
             // Three ranks combine three causes in different orders, and then exchange the results.
-            let join = |x: &Cause, y: &Cause| x.clone().join(y.clone());
-            let results = [join(&join(&a, &b), &c), join(&join(&c, &a), &b), join(&b, &join(&c, &a))];
-            let join_all = |one| results.iter().fold(one, |joined: Cause, result| join(&joined, result));
-            let last: Vec<Cause> = results.iter().cloned().map(join_all).collect();
+            let combine = |x: &Cause, y: &Cause| x.clone().combine_with(y.clone());
+            let results = [combine(&combine(&a, &b), &c), combine(&combine(&c, &a), &b), combine(&b, &combine(&c, &a))];
+            let combine_all = |one| results.iter().fold(one, |combined: Cause, result| combine(&combined, result));
+            let last: Vec<Cause> = results.iter().cloned().map(combine_all).collect();
             let precedence = |cause: &Cause| cause.precedence();
             prop_assert!(last.windows(2).all(|pair| precedence(&pair[0]) == precedence(&pair[1])));
             if matches!(a, Cause::Timeout { .. }) && matches!(b, Cause::Timeout { .. }) {
-                prop_assert_eq!(join(&a, &b), join(&b, &a));
-                prop_assert_eq!(join(&join(&a, &b), &b), join(&a, &b));
+                prop_assert_eq!(combine(&a, &b), combine(&b, &a));
+                prop_assert_eq!(combine(&combine(&a, &b), &b), combine(&a, &b));
             }
         }
 

@@ -165,7 +165,7 @@ impl SilentLink {
 }
 
 /// Merges the waiting ranks of two causes. The order of the two arguments does not matter.
-pub(super) fn join_waiting(waiting: Vec<WaitingRank>, more: Vec<WaitingRank>) -> Vec<WaitingRank> {
+pub(super) fn merge_waiting_ranks(waiting: Vec<WaitingRank>, more: Vec<WaitingRank>) -> Vec<WaitingRank> {
     let mut known: BTreeMap<Rank, WaitingRank> = BTreeMap::new();
     for waiting in waiting.into_iter().chain(more) {
         let entry = known.entry(waiting.rank).or_insert_with(|| waiting.clone());
@@ -177,7 +177,7 @@ pub(super) fn join_waiting(waiting: Vec<WaitingRank>, more: Vec<WaitingRank>) ->
 }
 
 /// Merges the links of two causes. The order of the two arguments does not matter.
-pub(super) fn join_links(links: Vec<SilentLink>, more: Vec<SilentLink>) -> Vec<SilentLink> {
+pub(super) fn merge_links(links: Vec<SilentLink>, more: Vec<SilentLink>) -> Vec<SilentLink> {
     let mut known: BTreeMap<(Rank, Rank), SilentLink> = BTreeMap::new();
     for link in links.into_iter().chain(more) {
         let entry = known.entry((link.rank, link.peer)).or_insert(link);

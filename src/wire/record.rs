@@ -12,7 +12,7 @@ const CHECKSUMMED_BYTES: usize = RECORD_HEADER_BYTES - 4;
 
 /// The header of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Record {
+pub struct RecordHeader {
     /// The number of the record, counted from 0. Each end of a link numbers the records that it sends in the order of the
     /// stream.
     pub number: u64,
@@ -37,7 +37,7 @@ pub enum RecordError {
     Length(u32),
 }
 
-impl Record {
+impl RecordHeader {
     /// Encodes the header.
     pub fn encode(self) -> [u8; RECORD_HEADER_BYTES] {
         let mut bytes = [0; RECORD_HEADER_BYTES];
@@ -77,15 +77,15 @@ mod tests {
     proptest! {
         #[test]
         fn a_decoded_header_equals_the_encoded_one(number: u64, length in proptest::option::of(1..=RECORD_BYTES_MAX)) {
-            let record = Record { number, length };
-            prop_assert_eq!(Record::decode(&record.encode()), Ok(record));
+            let header = RecordHeader { number, length };
+            prop_assert_eq!(RecordHeader::decode(&header.encode()), Ok(header));
         }
 
         #[test]
         fn a_flipped_bit_is_detected(number: u64, length in 1..=RECORD_BYTES_MAX, bit in 0..8 * RECORD_HEADER_BYTES) {
-            let mut bytes = Record { number, length: Some(length) }.encode();
+            let mut bytes = RecordHeader { number, length: Some(length) }.encode();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            let is_detected = matches!(Record::decode(&bytes), Err(RecordError::Checksum { .. }));
+            let is_detected = matches!(RecordHeader::decode(&bytes), Err(RecordError::Checksum { .. }));
             prop_assert!(is_detected);
         }
     }
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn a_record_longer_than_the_limit_is_an_error() {
         let length = RECORD_BYTES_MAX + 1;
-        let bytes = Record { number: 3, length: Some(length) }.encode();
-        assert_eq!(Record::decode(&bytes), Err(RecordError::Length(length)));
+        let bytes = RecordHeader { number: 3, length: Some(length) }.encode();
+        assert_eq!(RecordHeader::decode(&bytes), Err(RecordError::Length(length)));
     }
 }

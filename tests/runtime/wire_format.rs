@@ -15,7 +15,7 @@ use ringtrain::wire::frame::{CONTROL_BYTES_MAX, HEADER_BYTES, SEGMENT_BYTES_MAX}
 use ringtrain::wire::handshake::{
     Acceptor, ConnectionPurpose, Dialer, Handshake as _, Introduction, Job, StreamId,
 };
-use ringtrain::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, Record};
+use ringtrain::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, RecordHeader};
 use ringtrain::wire::{Cause, FrameHeader, FrameKind, SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret, VERSION};
 use ringtrain::{F32Loc, F64Loc, I32Loc, I64Loc, Rank, WorldSize};
 use sha2::Sha256;
@@ -176,12 +176,12 @@ fn values_with_an_index_have_the_documented_bytes() {
 
 #[test]
 fn a_record_header_has_the_documented_bytes() {
-    let record = Record { number: 0x1817_1615_1413_1211, length: Some(0x0004_0302) };
+    let record = RecordHeader { number: 0x1817_1615_1413_1211, length: Some(0x0004_0302) };
     let mut expected = vec![0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18]; // 0: number
     expected.extend_from_slice(&[2, 3, 4, 0]); // 8: length
     expected.extend_from_slice(&crc32c::crc32c(&expected).to_le_bytes()); // 12: checksum
     assert_eq!(record.encode(), expected[..]);
-    let last = Record { number: 1, length: None }.encode();
+    let last = RecordHeader { number: 1, length: None }.encode();
     assert_eq!(last[..12], [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!((RECORD_HEADER_BYTES, RECORD_BYTES_MAX), (16, 1_048_576));
 }

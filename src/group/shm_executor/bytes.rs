@@ -53,7 +53,7 @@ impl ShmExecutor {
             let own = memory.bytes_mut(&piece);
             let rounds = &self.rounds;
             let contribution_of = |from: usize| match rounds.exposed_bytes(from, round, &piece) {
-                None => Some(rounds.posted(from, round)?.bytes(slot_range.clone())),
+                None => Some(rounds.read_post(from, round)?.bytes(slot_range.clone())),
                 exposed => exposed,
             };
             shm_operation.reduce((rounds.rank(), rounds.size().ranks), own, &mut self.lower, contribution_of);
@@ -103,7 +103,7 @@ impl ShmExecutor {
             for start in all.clone().step_by(PIECE_BYTES) {
                 let own = memory.bytes_mut(&(start..all.end.min(start + PIECE_BYTES)));
                 for read in current {
-                    let Some(posted) = self.rounds.posted(read.from.index(), round) else { return };
+                    let Some(posted) = self.rounds.read_post(read.from.index(), round) else { return };
                     let at = read.slot_offset * shm_operation.element_bytes + start - all.start;
                     shm_operation.apply(read.action, own, posted.bytes(at..at + own.len()));
                     self.meter.end(ProfilePart::of(read.action), &mut started);

@@ -49,14 +49,14 @@ impl ExposedBuffer {
         self.spare_pages.take()
     }
 
-    /// Returns where other processes find the buffer, or `None` after [`ExposedBuffer::close`].
+    /// Returns where other processes find the buffer, or `None` after [`ExposedBuffer::close_file`].
     pub fn location(&self) -> Option<SegmentLocation> {
         self.mapping.segment.location()
     }
 
     /// Closes the file. No other process can open the buffer any more.
-    pub fn close(&mut self) {
-        self.mapping.segment.close();
+    pub fn close_file(&mut self) {
+        self.mapping.segment.close_file();
     }
 
     /// Tells the other ranks that this rank will no longer expose the buffer.

@@ -244,7 +244,7 @@ impl ShmRounds {
 
     /// Returns the post of `rank` in `round`. Returns `None` if `rank` has not posted this round, or if this rank has already
     /// posted the next round.
-    pub fn posted(&self, rank: usize, round: u64) -> Option<PostedRound<'_>> {
+    pub fn read_post(&self, rank: usize, round: u64) -> Option<PostedRound<'_>> {
         let post_header = self.post_header(rank, round);
         let stamp = post_header.stamp.load(Ordering::Acquire);
         // After this rank has posted the next round, `rank` may overwrite the post.
@@ -352,11 +352,11 @@ mod tests {
     #[test]
     fn a_payload_can_be_read_from_its_post_until_the_reader_posts_the_next_round() {
         let mut all_ranks = all_ranks(RoundsSize { ranks: 2, slot_bytes: 256 });
-        assert!(all_ranks[0].posted(1, 1).is_none());
+        assert!(all_ranks[0].read_post(1, 1).is_none());
         all_ranks[1].payload_mut(1, 3).copy_from_slice(b"one");
-        assert!(all_ranks[0].posted(1, 1).is_none(), "the payload has been written, but not posted");
+        assert!(all_ranks[0].read_post(1, 1).is_none(), "the payload has been written, but not posted");
         all_ranks[1].post(1, &[9; HEADER_WORDS]);
-        let posted = all_ranks[0].posted(1, 1).unwrap();
+        let posted = all_ranks[0].read_post(1, 1).unwrap();
         assert_eq!((posted.bytes(0..3), posted.header), (&b"one"[..], [9; HEADER_WORDS]));
         assert!(
             !all_ranks[1].may_write(2),
@@ -365,10 +365,10 @@ mod tests {
         all_ranks[0].post(1, &[0; HEADER_WORDS]);
         assert!(all_ranks[1].may_write(2));
         all_ranks[1].post(2, &[0; HEADER_WORDS]);
-        assert!(all_ranks[0].posted(1, 1).is_some(), "round 2 uses the other header");
+        assert!(all_ranks[0].read_post(1, 1).is_some(), "round 2 uses the other header");
         all_ranks[0].post(2, &[0; HEADER_WORDS]);
         assert!(
-            all_ranks[0].posted(1, 1).is_none(),
+            all_ranks[0].read_post(1, 1).is_none(),
             "rank 0 has posted the next round, so it must not read round 1"
         );
     }
@@ -411,7 +411,7 @@ mod tests {
                 rounds.post(round, &[round; HEADER_WORDS]);
                 for rank in 0..size.ranks {
                     let posted = loop {
-                        match rounds.posted(rank, round) {
+                        match rounds.read_post(rank, round) {
                             Some(posted) => break posted,
                             None => thread::yield_now(),
                         }

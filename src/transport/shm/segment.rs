@@ -73,7 +73,7 @@ impl Segment {
             return Err(io::Error::other("the shared memory has another size"));
         }
         let mut segment = Self::map(file.into(), length)?;
-        segment.close();
+        segment.close_file();
         // SAFETY: the mapping is at least as long as the token. The creator wrote the token before it sent the location.
         let found = unsafe { segment.base.cast::<[u8; TOKEN_BYTES]>().read() };
         if found != *token {
@@ -82,18 +82,18 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Returns where other processes find the segment, or `None` after [`Segment::close`].
+    /// Returns where other processes find the segment, or `None` after [`Segment::close_file`].
     pub fn location(&self) -> Option<SegmentLocation> {
         let file = self.file.as_ref()?.as_raw_fd();
         Some(SegmentLocation { process: process::id(), file: u32::try_from(file).ok()? })
     }
 
     /// Closes the file. No other process can open the segment any more, but all mappings stay.
-    pub fn close(&mut self) {
+    pub fn close_file(&mut self) {
         self.file = None;
     }
 
-    /// Creates a second, private mapping of the memory. Call this method before [`Segment::close`].
+    /// Creates a second, private mapping of the memory. Call this method before [`Segment::close_file`].
     ///
     /// # Errors
     ///
@@ -236,7 +236,7 @@ mod tests {
         }
         assert!(Segment::open(location, 4096, &token).is_err(), "the size is wrong");
         assert!(Segment::open(location, 8192, &[8; TOKEN_BYTES]).is_err(), "the token is wrong");
-        one.close();
+        one.close_file();
         assert!(one.location().is_none());
     }
 

@@ -77,7 +77,7 @@ impl TcpTransport {
                 self.peers_by_token.insert(token, peer);
                 if let Some(bundle) = self.bundle(peer) {
                     bundle.decrement_expected_connections();
-                    bundle.add(index, dial.stream, token);
+                    bundle.add_connection(index, dial.stream, token);
                 }
                 return;
             }
@@ -143,7 +143,7 @@ impl TcpTransport {
             Ok(stream) => {
                 self.peers_by_token.insert(token, peer);
                 if let Some(bundle) = self.bundle(peer) {
-                    bundle.add(index, stream, token);
+                    bundle.add_connection(index, stream, token);
                 }
             }
             Err((problem, error)) => {
@@ -161,7 +161,8 @@ impl TcpTransport {
             if let LinkState::Bundled(bundle) = &mut link.state {
                 bundle.use_streams(used.into());
                 for connection in bundle.connections() {
-                    if let Err(error) = self.options.pace(connection, bundle.stream_count().min(used)) {
+                    if let Err(error) = self.options.apply_pacing(connection, bundle.stream_count().min(used))
+                    {
                         log::debug!("the pacing rate of a connection could not be changed: {error}");
                     }
                 }

@@ -118,7 +118,7 @@ impl SocketOptions {
         let options = Self { pacing, ..self };
         let Some(rate) = pacing else { return Ok(options) };
         let result = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))
-            .and_then(|socket| options.pace(&socket, 1));
+            .and_then(|socket| options.apply_pacing(&socket, 1));
         result.map_err(|error| {
             format!("this kernel cannot limit the rate of a connection to {rate}: {error}")
         })?;
@@ -156,12 +156,12 @@ impl SocketOptions {
     /// Sets all options of a link's socket. The socket gets the link's pacing rate divided by `rate_divisor`.
     pub(super) fn apply<S: AsFd>(&self, socket: &S, rate_divisor: u8) -> io::Result<()> {
         self.apply_except_pacing(socket)?;
-        self.pace(socket, rate_divisor)
+        self.apply_pacing(socket, rate_divisor)
     }
 
     /// Sets the socket's share of the link's pacing rate. Pacing works even without the queueing discipline `fq`,
     /// because the kernel's TCP then paces the data itself.
-    pub(super) fn pace<S: AsFd>(&self, socket: &S, rate_divisor: u8) -> io::Result<()> {
+    pub(super) fn apply_pacing<S: AsFd>(&self, socket: &S, rate_divisor: u8) -> io::Result<()> {
         let Some(rate) = self.pacing else { return Ok(()) };
         set_pacing(socket, rate.bytes_per_second() / u64::from(rate_divisor.max(1)))
     }

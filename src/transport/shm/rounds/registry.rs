@@ -174,7 +174,7 @@ impl ShmRounds {
         bytes: usize,
         element_bytes: usize,
     ) -> Result<Option<BufferRef>, &'static str> {
-        let Some(posted) = self.posted(rank, round).filter(|posted| posted.is_exposed) else {
+        let Some(posted) = self.read_post(rank, round).filter(|posted| posted.is_exposed) else {
             return Ok(None);
         };
         let (words, _) = posted.bytes(0..BUFFER_REF_BYTES).as_chunks();

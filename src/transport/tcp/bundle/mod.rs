@@ -154,7 +154,7 @@ impl<P: Connection> Bundle<P> {
     }
 
     /// Adds `connection` as the extra connection with the number `index`. Closes `connection` if the link does not need it.
-    pub(super) fn add(&mut self, index: u8, connection: P, token: Token) {
+    pub(super) fn add_connection(&mut self, index: u8, connection: P, token: Token) {
         if !self.is_connection_missing(index) {
             return;
         }

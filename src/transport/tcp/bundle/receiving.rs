@@ -4,7 +4,7 @@ use std::io::{self, IoSliceMut};
 
 use super::{Bundle, Connection, ConnectionEnd, PendingRecord, Stream};
 use crate::transport::TransferResult;
-use crate::wire::record::{RECORD_HEADER_BYTES, Record};
+use crate::wire::record::{RECORD_HEADER_BYTES, RecordHeader};
 
 /// The maximum number of bytes that are read ahead from a connection. A larger number would cost time, because the
 /// receiver copies these bytes from a buffer.
@@ -115,10 +115,10 @@ impl<P: Connection> Bundle<P> {
             }
             let Some(Some(stream)) = self.streams.get_mut(index) else { continue };
             if stream.head.is_none()
-                && let Some(record) = stream.read_record_header()?
+                && let Some(header) = stream.read_record_header()?
             {
-                self.store_header(index, record)?;
-                found = (record.number == next).then_some(index);
+                self.store_header(index, header)?;
+                found = (header.number == next).then_some(index);
             }
         }
         let Some(index) = found else { return Err(self.reason_for_no_record()) };
@@ -134,8 +134,8 @@ impl<P: Connection> Bundle<P> {
     }
 
     /// Checks and stores the header of a connection's next record.
-    fn store_header(&mut self, index: usize, record: Record) -> Result<(), ReceiveStop> {
-        let Record { number, length } = record;
+    fn store_header(&mut self, index: usize, header: RecordHeader) -> Result<(), ReceiveStop> {
+        let RecordHeader { number, length } = header;
         let heads = self.streams.iter().flatten().filter_map(|stream| stream.head);
         if number < self.receiving.next_record || heads.into_iter().any(|head| head.number == number) {
             return Err(ReceiveStop::Corrupt(format!("it sent record {number} twice")));
@@ -202,10 +202,10 @@ impl<P: Connection> Bundle<P> {
 
 impl<P: Connection> Stream<P> {
     /// Reads the connection's next header. Returns `None` if the header has not arrived completely.
-    fn read_record_header(&mut self) -> Result<Option<Record>, ReceiveStop> {
+    fn read_record_header(&mut self) -> Result<Option<RecordHeader>, ReceiveStop> {
         loop {
             if let Some(bytes) = self.buffer.take_header() {
-                return Record::decode(&bytes)
+                return RecordHeader::decode(&bytes)
                     .map(Some)
                     .map_err(|error| ReceiveStop::Corrupt(error.to_string()));
             }

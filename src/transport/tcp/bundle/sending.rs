@@ -6,7 +6,7 @@ use std::io::{self, IoSlice};
 use super::{Bundle, Connection, Stream};
 use crate::transport::TransferResult;
 use crate::transport::tcp::kernel::SendSpace;
-use crate::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, Record};
+use crate::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, RecordHeader};
 
 /// If there are at most this many bytes to send, the first writable connection sends all of them as one record,
 /// without a check of the free buffer space.
@@ -179,8 +179,9 @@ impl<P: Connection> Bundle<P> {
             let fitting = (space.free - space.free / 8).max(SHORT_SEND_BYTES_MAX);
             (index, Some(rest.div_ceil(rest.div_ceil(target)).min(fitting)))
         };
-        let record = Record { number: self.sending.next_record, length: left.map(|bytes| bytes as u32) };
-        Ok(Some(PartialRecord { stream, header: record.encode(), written: 0, left }))
+        let header =
+            RecordHeader { number: self.sending.next_record, length: left.map(|bytes| bytes as u32) };
+        Ok(Some(PartialRecord { stream, header: header.encode(), written: 0, left }))
     }
 }
 

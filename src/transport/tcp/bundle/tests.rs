@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 
 use super::*;
 use crate::transport::TransferResult;
-use crate::wire::record::{RECORD_HEADER_BYTES, Record};
+use crate::wire::record::{RECORD_HEADER_BYTES, RecordHeader};
 
 /// One direction of a connection.
 #[derive(Default)]
@@ -131,10 +131,10 @@ impl SimulatedLink {
     }
 
     /// Adds a further connection to both ends.
-    fn add(&mut self, index: usize) {
+    fn add_connection(&mut self, index: usize) {
         for side in 0..2 {
             let end = pipe_end(&self.pipes[index], side);
-            self.ends[side].add(index as u8, end, Token(index));
+            self.ends[side].add_connection(index as u8, end, Token(index));
         }
     }
 
@@ -247,7 +247,7 @@ fn exchange_frames(seed: u64, stream_count: u8, capacity_max: usize, becomes_sin
             0 if !missing.is_empty() => {
                 let which = link.random.random_range(0..missing.len());
                 let index = missing.swap_remove(which);
-                link.add(index);
+                link.add_connection(index);
             }
             1 if !sides_to_change.is_empty() => {
                 if let Some(side) = sides_to_change.pop() {
@@ -292,7 +292,7 @@ proptest! {
 #[test]
 fn equally_fast_connections_carry_the_same_number_of_bytes() {
     let mut link = SimulatedLink::new(3, 4, 300_000);
-    (1..4).for_each(|index| link.add(index));
+    (1..4).for_each(|index| link.add_connection(index));
     link.pipes.iter().for_each(|pipe| pipe[0].borrow_mut().capacity = 300_000);
     let frame = vec![7; 256 << 10];
     for _ in 0..100 {
@@ -309,7 +309,7 @@ fn equally_fast_connections_carry_the_same_number_of_bytes() {
 #[test]
 fn a_full_connection_is_skipped() {
     let mut link = SimulatedLink::new(3, 2, 300_000);
-    link.add(1);
+    link.add_connection(1);
     let capacities = [200_000, 3_000_000];
     for (pipe, capacity) in link.pipes.iter().zip(capacities) {
         pipe[0].borrow_mut().capacity = capacity;
@@ -332,7 +332,7 @@ fn receive_from(stream_count: u8, streams: &[(u8, Vec<u8>)]) -> Vec<TransferResu
     for (index, bytes) in streams {
         link.pipes[usize::from(*index)][1].borrow_mut().arrived.extend(bytes);
         if *index > 0 {
-            link.add((*index).into());
+            link.add_connection((*index).into());
         }
     }
     let mut all = Vec::new();
@@ -349,7 +349,7 @@ fn receive_from(stream_count: u8, streams: &[(u8, Vec<u8>)]) -> Vec<TransferResu
 
 /// Returns the bytes of a record; length 0 stands for the last record.
 fn make_record(number: u64, length: usize) -> Vec<u8> {
-    let header = Record { number, length: (length > 0).then_some(length as u32) };
+    let header = RecordHeader { number, length: (length > 0).then_some(length as u32) };
     header.encode().into_iter().chain(std::iter::repeat_n(9, length)).collect()
 }
 
@@ -411,7 +411,7 @@ fn the_last_record_must_be_on_the_first_connection() {
 #[test]
 fn a_link_ends_when_all_its_connections_have_ended() {
     let mut link = SimulatedLink::new(1, 3, 1000);
-    link.add(1);
+    link.add_connection(1);
     let finish = |link: &mut SimulatedLink, index: usize| {
         link.pipes[index][1].borrow_mut().is_finished = true;
         link.ends[0].handle_event(Event { is_ended: true, ..event(index, true, false) });
@@ -435,7 +435,7 @@ fn a_link_ends_when_all_its_connections_have_ended() {
 #[test]
 fn a_link_is_lost_if_one_connection_breaks() {
     let mut link = SimulatedLink::new(1, 2, 1000);
-    link.add(1);
+    link.add_connection(1);
     link.pipes[0][1].borrow_mut().has_failed = true;
     link.pipes[1][1].borrow_mut().arrived.extend(make_record(0, 5));
     let mut buffer = [0; 100];
@@ -447,13 +447,13 @@ fn a_link_is_lost_if_one_connection_breaks() {
 #[test]
 fn only_a_missing_connection_can_be_added() {
     let mut link = SimulatedLink::new(1, 3, 1000);
-    link.add(1);
+    link.add_connection(1);
     let missing =
         |link: &SimulatedLink| [0, 1, 2, 3, 255].map(|index| link.ends[0].is_connection_missing(index));
     assert_eq!(missing(&link), [false, false, true, false, false]);
     // If a connection is added after the last byte of the link was sent, the sending direction of this connection is
     // closed at once.
     link.ends[0].close_sending();
-    link.add(2);
+    link.add_connection(2);
     assert!(link.pipes.iter().all(|pipe| pipe[0].borrow().is_finished));
 }
