@@ -70,7 +70,7 @@ impl Engine {
                 self.failure = Some(Failure { cause, reported_by: Some(peer) });
             }
             Some(known) => {
-                let cause = self.with_own_report(known.clone().join(cause));
+                let cause = self.with_own_report(known.clone().combine_with(cause));
                 if cause != known {
                     self.failure = Some(Failure { cause, reported_by: Some(peer) });
                 }
