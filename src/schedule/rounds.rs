@@ -72,8 +72,8 @@ pub struct Round {
     /// [`RoundPlan::reduce_remaining_rounds_in_place`]). `None` in rounds in which no rank can post an address. A
     /// rank that posts an address posts no elements: the other ranks read its buffer instead of its slot.
     pub in_place_reduce: Option<InPlaceReduce>,
-    /// The elements that the rank takes, in this order. A [`SlotRead`] with an empty range only waits until the rank
-    /// [`SlotRead::from`] has posted.
+    /// The elements that the rank takes, in this order. A [`SlotRead`] with an empty range only waits until the
+    /// owner of the slot has posted.
     pub slot_reads: Vec<SlotRead>,
 }
 
