@@ -187,7 +187,7 @@ impl DType {
 }
 
 wire_enum! {
-    /// The function that reduces the elements at the same index on different ranks.
+    /// The function that reduces the elements that the ranks have at the same index.
     pub enum ReduceOp {
         /// The sum. Integers wrap around.
         Sum = 1 => "sum",
@@ -199,11 +199,11 @@ wire_enum! {
         Max = 4 => "max",
         /// The product. Integers wrap around.
         Product = 5 => "prod",
-        /// The bits that are set on every rank. Only for integers.
+        /// The bits that are set in the elements of all ranks. Only for integers.
         BitAnd = 6 => "band",
-        /// The bits that are set on at least one rank. Only for integers.
+        /// The bits that are set in the element of at least one rank. Only for integers.
         BitOr = 7 => "bor",
-        /// The bits that are set on an odd number of ranks. Only for integers.
+        /// The bits that are set in the elements of an odd number of ranks. Only for integers.
         BitXor = 8 => "bxor",
         /// 1 if the elements of all ranks are true, else 0. In logical reductions zero is false (also -0.0) and every
         /// other value is true (also NaN). Logical reductions are defined for all types of numbers.

@@ -81,8 +81,8 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Returns the same kernels, but `reduce_last` does not divide. If an average is computed in several reductions,
-    /// only the last reduction divides the sum.
+    /// Returns the same kernels, but `reduce_last` does not divide. If an average is computed in several reductions, all
+    /// reductions except the last use these kernels.
     #[must_use]
     pub fn without_division(&self) -> Self {
         Self { reduce: self.reduce.clone(), reduce_last: self.reduce.clone() }

@@ -223,7 +223,7 @@ macro_rules! for_every_type {
 }
 
 /// Returns a kernel and the divisor to pass to the kernel. If `divisor` is `Some`, returns the kernel for the last
-/// contribution. Otherwise returns the kernel for all other contributions, and the divisor 1.
+/// contribution. If `divisor` is `None`, returns the kernel for all other contributions, and the divisor 1.
 fn select_kernel(kernels: &Kernels, divisor: Option<u32>) -> (&Kernel, u32) {
     (if divisor.is_some() { &kernels.reduce_last } else { &kernels.reduce }, divisor.unwrap_or(1))
 }

@@ -34,8 +34,8 @@ const NOTICE_TIME_FACTOR: u32 = 5;
 ///
 /// # Errors
 ///
-/// [`StartError::Missing`] at the deadline, and [`StartError::PeerLost`] if a registered rank ends or disconnects
-/// before the deadline. All ranks that have registered receive the same error.
+/// [`StartError::Missing`] if a rank does not register within `start_timeout`, and [`StartError::PeerLost`] if a
+/// registered rank ends or disconnects. All ranks that have registered receive the same error.
 pub fn serve(
     listener: &mut Listener,
     world: WorldSize,
@@ -207,7 +207,7 @@ fn reply_until_stopped(listener: &mut Listener, commands: &Receiver<ServerComman
 
 /// Who receives the notices about missing ranks.
 enum NoticeAudience {
-    /// All registered ranks, including the serving rank. The user may have started each rank in another terminal.
+    /// All registered ranks, including the serving rank. The user may have started each rank in a separate terminal.
     AllRanks,
     /// Only the launcher's receiver. The launcher shows the output of all ranks.
     Launcher(NoticeReceiver),

@@ -70,7 +70,7 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
 ///
 /// # Panics
 ///
-/// If `block` is 0.
+/// If `block`, the number of elements in a message, is 0.
 pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH_TREES.into_iter().enumerate() {
@@ -85,7 +85,7 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usi
 ///
 /// # Panics
 ///
-/// If `block` is 0.
+/// If `block`, the number of elements in a message, is 0.
 pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH_TREES.into_iter().enumerate() {

@@ -27,7 +27,7 @@ use crate::types::Rank;
 use crate::wire::handshake::{Acceptor, ConnectionPurpose, Handshake as _, HandshakeError, Introduction};
 
 /// The time-out of a handshake. If this rank calls [`Listener::serve`] late, at most 1 s of the time since the
-/// last call counts toward the time-out.
+/// previous call counts toward the time-out.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of handshakes in progress. If a further connection arrives, the listener closes the connection
 /// that is least likely to belong to a rank.
@@ -45,8 +45,8 @@ const _: () = assert!(ACCEPTS_PER_SERVE_MAX * 2 <= PENDING_HANDSHAKES_MAX);
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// The maximum number of refused processes that the error message about missing ranks lists.
 const REFUSED_RANKS_MAX: usize = 8;
-/// After the reply to a late rank, the listener keeps the connection open, because a reset could discard the reply.
-/// At most this number of such connections stay open.
+/// The maximum number of connections that stay open after the reply to a late rank. The listener does not close these
+/// connections at once, because a reset could discard the reply.
 const LATE_REPLY_CONNECTIONS_MAX: usize = 64;
 /// The number of established connections that the kernel keeps until the process accepts them. The setting
 /// `somaxconn` may lower this number. If the queue is full, the kernel does not answer, and the dialer waits and may
@@ -86,7 +86,7 @@ pub struct AcceptedConnection {
 }
 
 impl AcceptedConnection {
-    /// Sends the verdict, which accepts the connection. After that, both ends use the connection as the link.
+    /// Sends the verdict, which accepts the connection. After that, both ends use the connection for the link.
     ///
     /// # Errors
     ///
@@ -399,7 +399,7 @@ impl Listener {
             HandshakeError::Secret => "its secret differs".to_owned(),
             HandshakeError::RefusedPeer(refusal) => refusal.to_string(),
             HandshakeError::Version { theirs } => format!("it speaks protocol version {theirs}"),
-            // Another program, for example a port scanner.
+            // The process is another program, for example a port scanner.
             _ => return,
         };
         let refused = RefusedRank { claimed, host, reason };

@@ -28,7 +28,7 @@ pub enum TransferResult {
     /// The link is lost and will not be opened again; the text says why.
     Lost(String),
     /// The peer has sent invalid data; the text says what is wrong. A link returns this result once. Bytes that are
-    /// received later are meaningless.
+    /// received after this result are meaningless.
     Corrupt(String),
 }
 

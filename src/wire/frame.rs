@@ -8,7 +8,7 @@ use crate::types::{Algorithm, Contract, DType, Operation, Rank, ReduceOp};
 pub const HEADER_BYTES: usize = 64;
 /// The maximum length of a data frame's payload in bytes. The payload of a data frame is one segment.
 pub const SEGMENT_BYTES_MAX: usize = 4 << 20;
-/// The maximum length in bytes of a control frame's payload.
+/// The maximum length in bytes of the payload of a control frame: an abort frame or a goodbye frame.
 pub const CONTROL_BYTES_MAX: usize = 4096;
 /// The first two bytes of every header.
 const MAGIC: [u8; 2] = *b"RF";

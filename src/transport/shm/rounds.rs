@@ -32,8 +32,8 @@ const SHORT_PAYLOAD_BYTES_MAX: usize = 4 << 10;
 const RING_BUFFER_SLOTS: usize = 4;
 /// The number of bits of [`PostHeader::stamp`] that contain the place of the payload ([`NextPost::place`]).
 const PLACE_BITS: u32 = 16;
-/// The place in the stamp of a rank that exposes its elements. The payload, which follows the header, then contains only
-/// the location of the elements ([`BufferRef`]).
+/// The place in the stamp of a rank that exposes its elements. In this case, the payload follows the header, and contains
+/// only the location of the elements ([`BufferRef`]).
 const EXPOSED_PLACE: usize = (1 << PLACE_BITS) - 1;
 /// The number of 64-bit words of a post header without its stamp.
 pub const HEADER_WORDS: usize = 7;
@@ -102,7 +102,7 @@ pub struct PostedRound<'a> {
     /// Whether the rank has posted the location of its elements instead of the elements
     /// ([`ShmRounds::read_exposed_locations`]).
     pub is_exposed: bool,
-    /// The first byte of the payload.
+    /// The address of the first byte of the payload.
     start: *const u8,
     /// The number of bytes from `start` to the end of the memory that a payload at this place can use.
     payload_bytes_max: usize,
@@ -277,8 +277,8 @@ impl ShmRounds {
 
     /// Calls `wake` with each rank that sleeps, and marks the rank as awake. Call this method after a post.
     pub fn wake_sleepers(&self, mut wake: impl FnMut(usize)) {
-        // The fence pairs with the fence in `mark_asleep`: either this rank reads the flag of the sleeping rank, or the
-        // sleeping rank sees this rank's post when the sleeping rank checks again.
+        // The fence pairs with the fence in `mark_asleep`: either this rank sees that the sleeping rank has set its
+        // flag, or the sleeping rank sees this rank's post when the sleeping rank checks again.
         fence(Ordering::SeqCst);
         for rank in (0..self.size.ranks).filter(|&rank| rank != self.rank) {
             let sleep_flag = self.sleep_flag(rank);

@@ -143,9 +143,8 @@ impl Drop for Segment {
 /// A second, private mapping of a segment's memory. No thread uses the private pages until they replace pages of the
 /// segment's own mapping.
 ///
-/// The kernel replaces a page in one step, and the content stays the same. During this step, other
-/// threads of this process can read and write the page: their earlier writes are in the shared page, from which the kernel
-/// copies the private page.
+/// The kernel replaces a page in one step, and the content stays the same. During this step, other threads of this process
+/// can read and write the page: their earlier writes are in the shared page, from which the kernel copies the private page.
 pub(super) struct SparePages {
     /// The address of the private mapping.
     base: usize,

@@ -171,7 +171,7 @@ impl<P: Connection> Bundle<P> {
         self.used = used.clamp(1, self.streams.len().max(1));
     }
 
-    /// Sends all further bytes on the first connection, without records. A link cannot change back to several
+    /// Sends all further bytes on the first connection, as one last record. A link cannot change back to several
     /// connections.
     pub(super) fn use_single_connection(&mut self) {
         self.sending.is_last = true;
