@@ -31,7 +31,7 @@ pub struct HostLayout {
     local: usize,
 }
 
-/// The three stages of an operation on one rank, which run one after another.
+/// The three stages of a hierarchical operation on one rank. The stages run one after another.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HierarchicalStages {
     /// The first stage, among the ranks of this host. The ranks in this specification are local ranks.

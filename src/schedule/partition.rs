@@ -13,7 +13,7 @@ pub fn chunk(count: usize, world: WorldSize, rank: Rank) -> Range<usize> {
     start..start + base + usize::from(index < longer)
 }
 
-/// The division of a buffer into one part for each rank. Parts are contiguous, in rank order and of any lengths.
+/// How a buffer is divided into one part for each rank. Parts are contiguous, in rank order and of any lengths.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Partition {
     /// The index at which each part begins, followed by the index at which the last part ends.
