@@ -18,7 +18,7 @@ use std::ops::Range;
 
 use super::gradient_work::GradientWork;
 use super::model::LossSums;
-use super::partition::own_chunk;
+use super::partition::chunk_of_bucket;
 use super::pass_runtime::PassRuntime;
 use super::runtime::{PendingSum, Runtime, SumBuffer, SumTarget};
 use crate::codec::Compression;
@@ -140,7 +140,7 @@ impl Buckets {
         let bucket = runtime.start_sum(&gradients[range.clone()], target, self.free.pop_front())?;
         let summed = match self.target {
             SumTarget::Everything => range,
-            SumTarget::OwnChunk => own_chunk(&range, runtime.rank_and_size()),
+            SumTarget::OwnChunk => chunk_of_bucket(&range, runtime.rank_and_size()),
         };
         self.in_flight.push_back((summed, bucket));
         Ok(())

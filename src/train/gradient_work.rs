@@ -19,17 +19,18 @@ pub(crate) struct GradientWork<'a> {
     pub(crate) gradients: &'a mut [f32],
     /// A workspace with at least [`micro_batch_rows`] rows.
     pub(crate) workspace: &'a mut Workspace,
-    pub(crate) train: &'a Samples,
+    /// All samples that this rank holds.
+    pub(crate) samples: &'a Samples,
     pub(crate) standardizer: Option<&'a Standardizer>,
-    /// This rank's samples, as indices of `train`.
-    pub(crate) samples: &'a [u32],
+    /// The positions in `samples` of the samples whose gradient this rank computes.
+    pub(crate) indices: &'a [u32],
     /// The size of the global batch: the number of samples of all ranks in this step.
     pub(crate) batch_len: usize,
-    /// The number of micro-batches into which `samples` are divided.
+    /// The number of micro-batches into which `indices` are divided.
     pub(crate) micro_batches: NonZeroU32,
     /// The seed and the number of the step.
     pub(crate) step: StepSeed,
-    /// The time spent on gathering features so far. [`differentiate`](Self::differentiate) adds its own time.
+    /// The total time for gathering features. [`differentiate`](Self::differentiate) adds its own time to this total.
     pub(crate) data_time: &'a mut Duration,
 }
 
@@ -54,24 +55,24 @@ impl GradientWork<'_> {
             parameters,
             gradients,
             workspace,
-            train,
-            standardizer,
             samples,
+            standardizer,
+            indices,
             step,
             data_time,
             ..
         } = self;
-        let rows = micro_batch_rows(samples.len(), self.micro_batches);
+        let rows = micro_batch_rows(indices.len(), self.micro_batches);
         let mut total = LossSums::default();
         // Without samples, one empty micro-batch sets the gradient to 0.
-        for start in (0..samples.len().max(1)).step_by(rows) {
-            let end = samples.len().min(start + rows);
-            let is_last = end == samples.len();
-            let indices = samples[start..end].iter().map(|&sample| sample as usize);
+        for start in (0..indices.len().max(1)).step_by(rows) {
+            let end = indices.len().min(start + rows);
+            let is_last = end == indices.len();
+            let sample_rows = indices[start..end].iter().map(|&index| index as usize);
             let input = workspace.input.slice_mut(s![..end - start, ..]);
-            let gathering = Instant::now();
-            train.features.write_rows(indices, standardizer, input);
-            *data_time += gathering.elapsed();
+            let gather_start = Instant::now();
+            samples.features.write_rows(sample_rows, standardizer, input);
+            *data_time += gather_start.elapsed();
             let update = if start == 0 { GradientUpdate::Replace } else { GradientUpdate::Add };
             let on_range = |range: Range<usize>, gradients: &mut [f32]| {
                 if is_last {
@@ -79,8 +80,8 @@ impl GradientWork<'_> {
                 }
             };
             let batch = TrainingBatch {
-                targets: &train.targets,
-                samples: &samples[start..end],
+                targets: &samples.targets,
+                samples: &indices[start..end],
                 weight,
                 step,
                 update,
@@ -96,26 +97,27 @@ impl GradientWork<'_> {
 }
 
 impl GradientWork<'_> {
-    /// Computes the gradient of `weight` times the sum of the losses of `self.samples[samples]`: see
+    /// Computes the gradient of `weight` times the sum of the losses of the samples `self.indices[range]`: see
     /// [`Network::differentiate_row_groups`]. Writes the gradient to `target`, or to `self.gradients` if `target` is `None`.
     pub(crate) fn differentiate_row_groups(
         &mut self,
         weight: f32,
-        samples: Range<usize>,
+        range: Range<usize>,
         target: Option<&mut [f32]>,
         row_groups: (&[Range<usize>], &mut [LossSums]),
     ) {
-        let samples = &self.samples[samples];
-        let input = self.workspace.input.slice_mut(s![..samples.len(), ..]);
-        let gathering = Instant::now();
-        self.train.features.write_rows(
-            samples.iter().map(|&sample| sample as usize),
+        let indices = &self.indices[range];
+        let input = self.workspace.input.slice_mut(s![..indices.len(), ..]);
+        let gather_start = Instant::now();
+        self.samples.features.write_rows(
+            indices.iter().map(|&index| index as usize),
             self.standardizer,
             input,
         );
-        *self.data_time += gathering.elapsed();
-        let (targets, update) = (&self.train.targets, GradientUpdate::Replace);
-        let batch = TrainingBatch { targets, samples, weight, step: self.step, update, ranks: &OneRank };
+        *self.data_time += gather_start.elapsed();
+        let (targets, update) = (&self.samples.targets, GradientUpdate::Replace);
+        let batch =
+            TrainingBatch { targets, samples: indices, weight, step: self.step, update, ranks: &OneRank };
         let gradients = target.unwrap_or(self.gradients);
         self.network.differentiate_row_groups(self.parameters, gradients, self.workspace, batch, row_groups);
     }
@@ -137,11 +139,11 @@ mod tests {
         let mut stream = random::random_stream("test", 1, 2);
         let values = Array2::from_shape_simple_fn((10, 5), || random::symmetric_uniform(&mut stream, 1.0));
         let targets = Targets::Classes((0..10).map(|row| row % 3).collect());
-        let train = Samples { features: Features::Numbers(values), targets };
+        let samples = Samples { features: Features::Numbers(values), targets };
         let network = Network::new(&"mlp:6".parse().unwrap(), 5, 3, Loss::CrossEntropy).unwrap();
         let parameters = network.initialize(1);
         for len in [0, 1, 2, 7, 10] {
-            let samples: Vec<u32> = (0..len).rev().collect();
+            let indices: Vec<u32> = (0..len).rev().collect();
             let gradient = |count: u32| {
                 let micro_batches = NonZeroU32::new(count).unwrap();
                 let mut gradients = vec![f32::NAN; parameters.len()];
@@ -150,10 +152,10 @@ mod tests {
                     network: &network,
                     parameters: &parameters,
                     gradients: &mut gradients,
-                    workspace: &mut network.workspace(micro_batch_rows(samples.len(), micro_batches)),
-                    train: &train,
-                    standardizer: None,
+                    workspace: &mut network.workspace(micro_batch_rows(indices.len(), micro_batches)),
                     samples: &samples,
+                    standardizer: None,
+                    indices: &indices,
                     batch_len: 10,
                     micro_batches,
                     step: StepSeed::default(),

@@ -32,11 +32,13 @@ pub(crate) struct ModelPartition {
     optimizer_shards: Option<Box<Self>>,
 }
 
-/// The part that a rank holds, and the index of the rank among the replicas of this part. The replicas of a part are
-/// adjacent ranks. So most of the ranks that sum the gradients of a part are on the same host.
+/// The part that a rank holds, and the index of the rank among the replicas of this part. The replicas of a part sum its
+/// gradients. The replicas are adjacent ranks, because adjacent ranks are often on the same host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PartPlace {
+    /// The index of the part.
     pub(crate) part: usize,
+    /// The index of the rank among the replicas of the part.
     pub(crate) replica: Rank,
     /// The number of replicas of each part.
     pub(crate) replicas: WorldSize,
@@ -107,7 +109,7 @@ impl ModelPartition {
     fn shard_optimizer(&mut self, bucket_elements: usize, (rank, size): (Rank, WorldSize)) {
         let chunks = |rank| {
             let mut chunks: Vec<_> = bucket_ranges(self.parameter_count, bucket_elements)
-                .map(|bucket| own_chunk(&bucket, (rank, size)))
+                .map(|bucket| chunk_of_bucket(&bucket, (rank, size)))
                 .collect();
             chunks.reverse();
             chunks
@@ -125,8 +127,9 @@ impl ModelPartition {
         self.optimizer_shards.is_some()
     }
 
-    /// Returns how the ranks divide the state of the optimizer.
-    pub(crate) fn of_optimizer(&self) -> &Self {
+    /// Returns the partition of the optimizer's state. This is the partition of the parameters if the state is divided like
+    /// the parameters.
+    pub(crate) fn optimizer_partition(&self) -> &Self {
         self.optimizer_shards.as_deref().unwrap_or(self)
     }
 
@@ -147,7 +150,7 @@ impl ModelPartition {
 
     /// Returns whether each rank holds all parameters and the whole state of the optimizer.
     pub(crate) fn has_whole_state(&self) -> bool {
-        self.of_optimizer().is_undivided()
+        self.optimizer_partition().is_undivided()
     }
 
     /// Returns the number of parameters that this rank holds.
@@ -161,7 +164,7 @@ impl ModelPartition {
 
     /// Returns the range of a tensor in this rank's vector of parameters. `tensor` is its range in the vector of the whole
     /// model. If this rank has no value of the tensor, the range is empty.
-    pub(crate) fn own_tensor(&self, tensor: &Range<usize>) -> Range<usize> {
+    pub(crate) fn own_range_of_tensor(&self, tensor: &Range<usize>) -> Range<usize> {
         let held = |range: &Range<usize>| -> usize {
             self.own_ranges().iter().map(|own| overlap(own, range).len()).sum()
         };
@@ -171,7 +174,7 @@ impl ModelPartition {
 
     /// Returns the initial parameters of this rank. If the model is divided, allocates temporary memory for only one
     /// layer at a time.
-    pub(crate) fn initialize(&self, network: &Network, seed: u64) -> Vec<f32> {
+    pub(crate) fn initial_parameters(&self, network: &Network, seed: u64) -> Vec<f32> {
         if self.is_undivided() {
             return network.initialize(seed);
         }
@@ -221,9 +224,9 @@ impl ModelPartition {
     pub(crate) fn copy_parts_into_whole(&self, parts: &[f32], whole: &mut [f32]) {
         let mut rest = parts;
         for part in 0..self.parts.len() {
-            let (values, others) = rest.split_at(self.part_parameter_count(part));
+            let (values, later_values) = rest.split_at(self.part_parameter_count(part));
             self.copy_part_into_whole(part, values, whole);
-            rest = others;
+            rest = later_values;
         }
     }
 
@@ -231,9 +234,9 @@ impl ModelPartition {
     fn copy_part_into_whole(&self, part: usize, values: &[f32], whole: &mut [f32]) {
         let mut rest = values;
         for range in &self.parts[part] {
-            let (first, others) = rest.split_at(range.len());
-            whole[range.clone()].copy_from_slice(first);
-            rest = others;
+            let (range_values, later_values) = rest.split_at(range.len());
+            whole[range.clone()].copy_from_slice(range_values);
+            rest = later_values;
         }
     }
 
@@ -270,7 +273,7 @@ impl ModelPartition {
             _ if self.is_undivided() => return None,
             _ => "a part of the model",
         };
-        let held = self.of_optimizer();
+        let held = self.optimizer_partition();
         let counts = || (0..held.parts.len()).map(|part| held.part_parameter_count(part));
         let (least, most) = (counts().min().unwrap_or_default(), counts().max().unwrap_or_default());
         let total = self.parameter_count;
@@ -287,9 +290,9 @@ fn bucket_ranges(count: usize, bucket_elements: usize) -> impl Iterator<Item = R
     std::iter::successors(next(&(count..count)), next)
 }
 
-/// Returns the part of a bucket that `rank` owns in a reduce-scatter and an all-gather: see
+/// Returns the part of a bucket that belongs to `rank` in a reduce-scatter and an all-gather: see
 /// [`Group::chunk`](crate::Group::chunk).
-pub(crate) fn own_chunk(bucket: &Range<usize>, (rank, size): (Rank, WorldSize)) -> Range<usize> {
+pub(crate) fn chunk_of_bucket(bucket: &Range<usize>, (rank, size): (Rank, WorldSize)) -> Range<usize> {
     let chunk = range_of_rank(bucket.len(), rank, size);
     bucket.start + chunk.start..bucket.start + chunk.end
 }
@@ -317,7 +320,7 @@ mod tests {
             let place = (Rank::new(ranks - 1), size);
             let mut whole = ModelPartition::new(StrategySpec::AllReduce, &network, place).unwrap();
             whole.shard_optimizer(bucket_elements, place);
-            let shards = whole.of_optimizer();
+            let shards = whole.optimizer_partition();
             for (part, rank) in size.ranks().enumerate() {
                 let expected = range_of_rank(count, rank, size).len();
                 assert_eq!(shards.part_parameter_count(part), expected, "{ranks} ranks, {bucket_elements}");

@@ -95,17 +95,17 @@ pub(super) fn conclude_run(
     observer: &mut dyn Observer,
     add_strategy_results: impl FnOnce(&mut Report),
 ) -> Result<Summary, TrainError> {
-    let train = trainer.evaluate(group, &setup.dataset.train, None)?;
-    let (test, test_metrics) = trainer.evaluate_test_set(group)?;
-    if let Some(train) = train {
-        check_loss_against_constant_prediction(setup, trainer, train, observer)?;
+    let train_metrics = trainer.evaluate(group, &setup.dataset.train, None)?;
+    let (test_metrics, test_evaluation) = trainer.evaluate_test_set(group)?;
+    if let Some(metrics) = train_metrics {
+        check_loss_against_constant_prediction(setup, trainer, metrics, observer)?;
     }
-    let saved = match trainer.finish_saving(group, observer) {
+    let checkpoint_result = match trainer.finish_saving(group, observer) {
         Err(error @ TrainError::Group(_)) => return Err(error),
         // The report and the model file are written even if the last checkpoint could not be written.
-        saved => saved,
+        result => result,
     };
-    observer.notice(&end_message(config, setup, trainer, saved.is_ok()));
+    observer.notice(&end_message(config, setup, trainer, checkpoint_result.is_ok()));
     let parameters = trainer.take_parameters(group)?;
     let mut hash = parameters_hash(&parameters);
     if config.strategy.divides_model() {
@@ -113,21 +113,22 @@ pub(super) fn conclude_run(
         hash = group.broadcast_object(&hash, Rank::ZERO)?;
     }
     let start = (started, start_statistics);
-    let mut report = create_report(group, (config, setup), (trainer, hash), (train, test), start);
-    report.test_metrics = test_metrics;
+    let mut report =
+        create_report(group, (config, setup), (trainer, hash), (train_metrics, test_metrics), start);
+    report.test_metrics = test_evaluation;
     add_strategy_results(&mut report);
     let written = if group.rank() == Rank::ZERO { write_results(config, setup, &report) } else { Ok(()) };
-    let written = check_all_succeeded(group, RunPhase::Storage, written.map_err(TrainError::from));
-    let mut model_saved = Ok(());
+    let report_result = check_all_succeeded(group, RunPhase::Storage, written.map_err(TrainError::from));
+    let mut model_result = Ok(());
     if let (Some(path), Ok(()) | Err(TrainError::Checkpoint(_) | TrainError::OtherRankFailed { .. })) =
-        (&config.model_file, &written)
+        (&config.model_file, &report_result)
     {
-        model_saved = save_model(group, (path, config), setup, &report, &parameters);
-        if model_saved.is_ok() {
+        model_result = save_model(group, (path, config), setup, &report, &parameters);
+        if model_result.is_ok() {
             observer.notice(&format!("saved the model to {}", path.display()));
         }
     }
-    first_error([saved, written, model_saved], observer)?;
+    first_error([checkpoint_result, report_result, model_result], observer)?;
     Ok(Summary { report, parameters })
 }
 
@@ -151,22 +152,22 @@ const DIVERGED_LOSS_RATIO: f64 = 10.0;
 fn check_loss_against_constant_prediction(
     setup: &Setup,
     trainer: &Trainer<'_>,
-    train: Metrics,
+    train_metrics: Metrics,
     observer: &mut dyn Observer,
 ) -> Result<(), TrainError> {
     let constant = setup.constant_prediction_loss();
-    if constant == 0.0 || train.loss <= constant {
+    if constant == 0.0 || train_metrics.loss <= constant {
         return Ok(());
     }
     let message = format!(
         "the training loss is {:.4} after {} steps, but a model that always predicts {} has a loss of only {constant:.4}; \
          lower --lr (now {}), raise --epochs, and do not pass --no-standardize",
-        train.loss,
+        train_metrics.loss,
         trainer.state.position.steps_total,
         setup.dataset.task().describe_constant_prediction(),
         trainer.learning_rate(),
     );
-    if train.loss > DIVERGED_LOSS_RATIO * constant {
+    if train_metrics.loss > DIVERGED_LOSS_RATIO * constant {
         return Err(TrainError::Diverged(message));
     }
     observer.warning(&message);
@@ -322,7 +323,8 @@ fn starting_state(
     (setup, partition): (&Setup, &ModelPartition),
     observer: &mut dyn Observer,
 ) -> Result<TrainingState, TrainError> {
-    let found = if group.rank() == Rank::ZERO { check_outputs_and_resume(config, setup) } else { Ok(None) };
+    let found =
+        if group.rank() == Rank::ZERO { check_outputs_and_load_checkpoint(config, setup) } else { Ok(None) };
     let found = check_all_succeeded(group, RunPhase::Storage, found)?;
     let resuming =
         config.checkpoint.as_ref().is_some_and(|target| target.existing == ExistingCheckpoint::Resume);
@@ -339,18 +341,18 @@ fn starting_state(
     // Servers compute no gradients. The ranks of a pipeline compute the gradient of the same samples together.
     let servers = if config.strategy.uses_parameter_server() { config.server_count().get() } else { 0 };
     let ranks = partition.place().replicas.get().saturating_sub(servers).max(1);
-    let factor = if config.recipe.scale_learning_rate { ranks as f32 } else { 1.0 };
-    let given = config.learning_rate.map(|rate| rate * factor);
+    let rate_factor = if config.recipe.scale_learning_rate { ranks as f32 } else { 1.0 };
+    let given = config.learning_rate.map(|rate| rate * rate_factor);
     if let (Some(TrainingState { learning_rate: Some(saved), .. }), Some(given)) = (&found, given)
         && *saved != given
     {
         observer.notice(&format!("--lr changes from {saved} to {given}"));
     }
     let count = partition.own_parameter_count();
-    let state_count = partition.of_optimizer().own_parameter_count();
+    let state_count = partition.optimizer_partition().own_parameter_count();
     let resumes = found.is_some();
     let mut state = found.unwrap_or_else(|| TrainingState {
-        parameters: partition.initialize(&setup.network, config.seed),
+        parameters: partition.initial_parameters(&setup.network, config.seed),
         optimizer: vec![vec![0.0; state_count]; setup.settings.rule.state_names().len()],
         strategy: vec![vec![0.0; count]; config.strategy.state_names().len()],
         ..TrainingState::default()
@@ -371,7 +373,7 @@ fn starting_state(
         (None, rule) => {
             let TrainingSettings { batch_size, epochs, .. } = setup.settings;
             let steps = epochs.saturating_mul(setup.dataset.train.len().div_ceil(batch_size) as u64);
-            default_learning_rate(rule, &setup.model, steps) * factor
+            default_learning_rate(rule, &setup.model, steps) * rate_factor
         }
     });
     Ok(state)
@@ -404,7 +406,7 @@ fn broadcast_state(
     state.learning_rate = Some(rate[0]).filter(|&rate| rate > 0.0);
     share(group, partition, &mut state.parameters)?;
     for vector in &mut state.optimizer {
-        share(group, partition.of_optimizer(), vector)?;
+        share(group, partition.optimizer_partition(), vector)?;
     }
     for vector in &mut state.strategy {
         share(group, partition, vector)?;
@@ -421,8 +423,12 @@ fn broadcast_state(
 }
 
 /// Checks that the report, the curves, the model file and checkpoints can be written, so that a run does not fail at
-/// the end of its first epoch. Returns the state of the checkpoint from which the run resumes.
-fn check_outputs_and_resume(config: &Config, setup: &Setup) -> Result<Option<TrainingState>, TrainError> {
+/// the end of its first epoch. Returns the state of the checkpoint from which the run resumes. Returns `None` if the run
+/// starts from the beginning.
+fn check_outputs_and_load_checkpoint(
+    config: &Config,
+    setup: &Setup,
+) -> Result<Option<TrainingState>, TrainError> {
     config.check_paths().map_err(TrainError::Options)?;
     for (path, what) in [(&config.report, WRITE_REPORT_ACTION), (&config.curves.plot, WRITE_PLOT_ACTION)] {
         if let Some(path) = path {

@@ -315,8 +315,8 @@ fn choose_loss(config: &Config, dataset: &Dataset<SharedSamples>) -> Result<(Los
     })
 }
 
-/// Returns a warning about inputs whose values differ too little, so that they count as constant. Returns `None` for
-/// images.
+/// Returns a warning about the inputs `ignored`, whose values differ so little that they count as constant. Returns `None`
+/// if there are no such inputs, and for images.
 fn describe_ignored_inputs<S>(dataset: &Dataset<S>, ignored: &[usize]) -> Option<String> {
     if ignored.is_empty() || !dataset.tabular {
         return None;

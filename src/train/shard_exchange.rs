@@ -22,25 +22,25 @@ pub(crate) struct ShardSums<'a> {
     pub(crate) shards: LogicalShards,
     /// The gradient of the rank's first node. [`add_over_ranks`] replaces this gradient, or only the rank's own chunk
     /// of it, by the sum over all ranks: see `target`.
-    pub(crate) first: &'a mut [f32],
+    pub(crate) first_node: &'a mut [f32],
     /// The first vectors are the gradients of the rank's other nodes. Later vectors are not used.
-    pub(crate) others: &'a [Vec<f32>],
+    pub(crate) other_nodes: &'a [Vec<f32>],
     /// Memory for this rank's chunk of the gradients of all nodes. [`add_over_ranks`] resizes this vector.
     pub(crate) received: &'a mut Vec<f32>,
     pub(crate) target: SumTarget,
 }
 
-/// Replaces `first`, or only this rank's chunk of it, by the sum of the gradients of all shards.
+/// Replaces `first_node`, or only this rank's chunk of `first_node`, by the sum of the gradients of all shards.
 pub(crate) fn add_over_ranks(group: &mut Group, sums: ShardSums<'_>) -> Result<(), Error> {
-    let ShardSums { shards, first, others, received, target } = sums;
+    let ShardSums { shards, first_node, other_nodes, received, target } = sums;
     let (rank, size) = (group.rank(), group.size());
     if size.as_usize() == 1 {
         return Ok(());
     }
     let nodes_of = |rank: Rank| shards.nodes_of_rank(rank, size);
     let nodes: Vec<Vec<Range<usize>>> = size.ranks().map(nodes_of).collect();
-    let chunks: Vec<usize> = size.ranks().map(|rank| group.chunk(first.len(), rank).len()).collect();
-    let own_chunk = group.chunk(first.len(), rank);
+    let chunk_lens: Vec<usize> = size.ranks().map(|rank| group.chunk(first_node.len(), rank).len()).collect();
+    let own_chunk = group.chunk(first_node.len(), rank);
     let node_count: usize = nodes.iter().map(Vec::len).sum();
     received.resize(node_count * own_chunk.len(), 0.0);
     let mut rest: &mut [f32] = received;
@@ -51,11 +51,11 @@ pub(crate) fn add_over_ranks(group: &mut Group, sums: ShardSums<'_>) -> Result<(
             nodes.iter().map(|nodes| if round < nodes.len() { own_chunk.len() } else { 0 }).collect();
         let own = match round {
             _ if round >= nodes[rank.index()].len() => &[],
-            0 => &*first,
-            _ => others[round - 1].as_slice(),
+            0 => &*first_node,
+            _ => other_nodes[round - 1].as_slice(),
         };
-        let zero_counts = vec![0; chunks.len()];
-        let send_counts = if own.is_empty() { &zero_counts } else { &chunks };
+        let zero_counts = vec![0; chunk_lens.len()];
+        let send_counts = if own.is_empty() { &zero_counts } else { &chunk_lens };
         let (output, later) = std::mem::take(&mut rest).split_at_mut(receive_counts.iter().sum());
         rest = later;
         group.all_to_all_uneven_into(own, output, send_counts, &receive_counts)?;
@@ -80,10 +80,10 @@ pub(crate) fn add_over_ranks(group: &mut Group, sums: ShardSums<'_>) -> Result<(
         }
     }
     if let [sum] = pending.as_slice() {
-        first[own_chunk].copy_from_slice(sum);
+        first_node[own_chunk].copy_from_slice(sum);
     }
     match target {
-        SumTarget::Everything => group.all_gather(first),
+        SumTarget::Everything => group.all_gather(first_node),
         SumTarget::OwnChunk => Ok(()),
     }
 }

@@ -62,32 +62,36 @@ pub(crate) struct StepTimer {
     started: Instant,
     /// The value of `group.statistics().exposed` at the start of the measurement.
     exposed_at_start: Duration,
-    /// The time spent so far on shuffling the samples and gathering the features of batches.
-    pub(crate) data: Duration,
+    /// The time since the start of the measurement in which this rank shuffled samples and gathered features of batches.
+    pub(crate) data_time: Duration,
 }
 
 impl StepTimer {
     /// Begins a measurement.
     pub(crate) fn start(group: &Group) -> Self {
-        Self { started: Instant::now(), exposed_at_start: group.statistics().exposed, data: Duration::ZERO }
+        Self {
+            started: Instant::now(),
+            exposed_at_start: group.statistics().exposed,
+            data_time: Duration::ZERO,
+        }
     }
 
     /// Adds the time since `started` to the time for data.
     pub(crate) fn add_data_time(&mut self, started: Instant) {
-        self.data += started.elapsed();
+        self.data_time += started.elapsed();
     }
 
     /// Adds the time since `started` to the time for data, except for the time in which this rank waited for other
     /// ranks. `exposed` is the value of `group.statistics().exposed` at the time `started`.
     pub(crate) fn add_exchange_time(&mut self, (started, exposed): (Instant, Duration), group: &Group) {
         let waited = group.statistics().exposed.saturating_sub(exposed);
-        self.data += started.elapsed().saturating_sub(waited);
+        self.data_time += started.elapsed().saturating_sub(waited);
     }
 
     /// Returns the times since the start of the measurement. `steps` is the number of steps in this time.
     pub(crate) fn times_since_start(&self, group: &Group, steps: u64) -> StepTimes {
         let total = self.started.elapsed();
-        let data = self.data.min(total);
+        let data = self.data_time.min(total);
         // The runtime only estimates the time of very short operations, so `exposed` can be too large.
         let exposed = group.statistics().exposed.saturating_sub(self.exposed_at_start);
         let exposed = exposed.min(total.saturating_sub(data));

@@ -44,7 +44,7 @@ pub(crate) struct Trainer<'a> {
     gradients: Vec<f32>,
     strategy: Box<dyn Strategy>,
     /// The parameters that this rank holds. `gradients` and the vectors of `state` have one value for each of these
-    /// parameters. The vectors of `optimizer` have one value for each parameter of `partition.of_optimizer()`.
+    /// parameters. The vectors of `optimizer` have one value for each parameter of `partition.optimizer_partition()`.
     partition: ModelPartition,
     /// Memory for the whole model. Has no rows if the strategy divides the model, because the strategy then has its
     /// own memory.
@@ -57,7 +57,8 @@ pub(crate) struct Trainer<'a> {
     /// Whether any rank has received a stop signal. All ranks set this flag after the same step or after the same
     /// block of an evaluation.
     pub(crate) stopped: bool,
-    /// Whether a checkpoint is due within the epoch. Only used if the ranks hold parts of the state.
+    /// Whether the run saves a checkpoint after the current step, before the epoch ends. Only used if the ranks hold parts
+    /// of the state.
     is_save_due: bool,
     /// The hash of the parameters at the end of an epoch, if the ranks have not compared it yet.
     unchecked_hash: Option<ReplicaHash>,
@@ -72,7 +73,8 @@ pub(crate) struct Trainer<'a> {
     pub(crate) step_samples: u64,
     /// Measures the times of the steps since the last epoch record.
     timer: StepTimer,
-    /// The times for computation, communication and data, summed over all steps. `None` if other ranks take the steps.
+    /// The times for computation, communication and data, summed over all steps that this process took. `None` if other
+    /// ranks take the steps.
     pub(crate) step_times: Option<StepTimes>,
 }
 
@@ -87,14 +89,16 @@ impl<'a> Trainer<'a> {
         stop: &'a AtomicBool,
     ) -> Result<Self, TrainError> {
         let count = partition.own_parameter_count();
-        let held = partition.of_optimizer();
+        let optimizer_partition = partition.optimizer_partition();
+        let state_count = optimizer_partition.own_parameter_count();
         let rate = state.learning_rate.expect("the run has decided on a learning rate");
-        let mut optimizer =
-            Optimizer::new(setup.settings.rule, rate, config.weight_decay, held.own_parameter_count());
+        let mut optimizer = Optimizer::new(setup.settings.rule, rate, config.weight_decay, state_count);
         optimizer.steps = state.position.steps_total;
         optimizer.momentum_start = state.position.momentum_start;
         optimizer.clip_norm = config.recipe.clip_norm;
-        optimizer.set_tensors(&setup.network.parameter_tensors(), |tensor| Some(held.own_tensor(tensor)));
+        optimizer.set_tensors(&setup.network.parameter_tensors(), |tensor| {
+            Some(optimizer_partition.own_range_of_tensor(tensor))
+        });
         if !state.optimizer.is_empty() {
             optimizer.state = std::mem::take(&mut state.optimizer);
         }
@@ -155,7 +159,7 @@ impl<'a> Trainer<'a> {
     /// keeps its best parameters and was not stopped, replaces the parameters by the best parameters at the end.
     pub(crate) fn train(&mut self, group: &mut Group, observer: &mut dyn Observer) -> Result<(), TrainError> {
         // If a stop signal ended the previous run during an evaluation, its checkpoint lacks the last validation loss.
-        self.validate(group)?;
+        self.compute_missing_validation_loss(group)?;
         while self.state.position.epoch < self.setup.settings.epochs
             && !self.stopped
             && !self.has_converged()
@@ -179,7 +183,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Computes the validation loss of the last record, if the run holds out samples and this loss is missing.
-    pub(crate) fn validate(&mut self, group: &mut Group) -> Result<(), TrainError> {
+    pub(crate) fn compute_missing_validation_loss(&mut self, group: &mut Group) -> Result<(), TrainError> {
         let setup = self.setup;
         let (Some(validation), Some(record)) = (&setup.validation, self.state.history.last()) else {
             return Ok(());
@@ -202,8 +206,8 @@ impl<'a> Trainer<'a> {
             && convergence::has_converged(&self.state.history, self.setup.constant_prediction_loss())
     }
 
-    /// Returns the mean loss of the samples that the current epoch has used so far. Between two epochs, returns the
-    /// mean loss of the last epoch.
+    /// Returns the mean loss of the samples that the run has already used in the current epoch. Between two epochs,
+    /// returns the mean loss of the last epoch.
     pub(crate) fn running_loss(&self) -> f64 {
         let Position { loss_sum, samples, .. } = self.state.position;
         if samples > 0 { loss_sum / samples as f64 } else { self.epoch_loss }
@@ -218,22 +222,23 @@ impl<'a> Trainer<'a> {
     ) -> Result<(), TrainError> {
         let setup = self.setup;
         let (settings, train) = (&setup.settings, &setup.dataset.train);
-        let last = (self.state.position.epoch + 1).next_multiple_of(settings.epochs_between_records);
-        let last = last.min(settings.epochs);
+        let record_epoch = (self.state.position.epoch + 1).next_multiple_of(settings.epochs_between_records);
+        let record_epoch = record_epoch.min(settings.epochs);
         let steps = (train.len().div_ceil(settings.batch_size)) as u64;
-        let first = (last - 1) / settings.epochs_between_records * settings.epochs_between_records;
+        let previous_record_epoch =
+            (record_epoch - 1) / settings.epochs_between_records * settings.epochs_between_records;
         let Position { epoch, step, .. } = self.state.position;
-        let steps_between = |epochs: u64| epochs.saturating_mul(steps);
+        let steps_of_epochs = |epochs: u64| epochs.saturating_mul(steps);
         observer.epoch_started(
-            last,
+            record_epoch,
             settings.epochs,
-            steps_between(epoch - first).saturating_add(step),
-            steps_between(last - first),
+            steps_of_epochs(epoch - previous_record_epoch).saturating_add(step),
+            steps_of_epochs(record_epoch - previous_record_epoch),
         );
         self.timer = StepTimer::start(group);
         let steps_before = self.state.position.steps_total;
         let mut samples = 0;
-        while self.state.position.epoch < last && !self.stopped {
+        while self.state.position.epoch < record_epoch && !self.stopped {
             let Position { epoch, step, .. } = self.state.position;
             samples += self.take_steps(group, (epoch, step), observer)?;
             let is_complete = self.state.position.step >= steps;
@@ -241,7 +246,7 @@ impl<'a> Trainer<'a> {
                 let (strategy, mut replica) = self.strategy_and_replica();
                 strategy.after_epoch(group, &mut replica, epoch + 1)?;
             }
-            if self.stopped || epoch + 1 == last {
+            if self.stopped || epoch + 1 == record_epoch {
                 self.agree_on_parameters(group)?;
             }
             if is_complete {
@@ -250,7 +255,7 @@ impl<'a> Trainer<'a> {
                 if self.strategy.parameter_agreement() == ParameterAgreement::EveryStep {
                     self.unchecked_hash = self.replica_hash();
                 }
-                if epoch + 1 < last {
+                if epoch + 1 < record_epoch {
                     self.save_if_due(group, observer)?;
                 }
             }
@@ -263,37 +268,37 @@ impl<'a> Trainer<'a> {
         if let Some(replica) = self.unchecked_hash.take().or_else(|| self.replica_hash()) {
             replica.check_replicas_equal(group)?;
         }
-        let recorded = self.state.position.epoch == last;
-        if recorded {
+        let is_recorded = self.state.position.epoch == record_epoch;
+        if is_recorded {
             let record = self.test_and_make_record(group, samples, (times.seconds(), Some(times)))?;
             self.state.history.push(record);
-            self.validate(group)?;
+            self.compute_missing_validation_loss(group)?;
         }
-        observer.epoch_ended(settings.epochs, self.state.history.last().filter(|_| recorded));
-        self.save(group, recorded, observer)
+        observer.epoch_ended(settings.epochs, self.state.history.last().filter(|_| is_recorded));
+        self.save(group, is_recorded, observer)
     }
 
-    /// Takes the steps of an epoch from step `first` on, until the epoch ends or the run is stopped. Saves
+    /// Takes the steps of an epoch from step `first_step` on, until the epoch ends or the run is stopped. Saves
     /// checkpoints that become due. Returns the number of samples that all ranks together processed.
     fn take_steps(
         &mut self,
         group: &mut Group,
-        (epoch, first): (u64, u64),
+        (epoch, first_step): (u64, u64),
         observer: &mut dyn Observer,
     ) -> Result<u64, TrainError> {
-        let shuffling = Instant::now();
+        let shuffle_start = Instant::now();
         let batch_size = self.setup.settings.batch_size;
         let train = &self.setup.dataset.train;
         let batches = Batches::new(self.config.seed, epoch, train.len(), batch_size);
-        self.timer.add_data_time(shuffling);
+        self.timer.add_data_time(shuffle_start);
         let place = self.partition.place();
         let shards = self.config.recipe.logical_shards();
         let mut exchange = BatchExchange::new(train, batches, (place, shards), self.whole_batch.take());
         let mut samples = 0;
-        for index in first as usize..exchange.batches.count() {
-            let exchanging = (Instant::now(), group.statistics().exposed);
+        for index in first_step as usize..exchange.batches.count() {
+            let exchange_start = (Instant::now(), group.statistics().exposed);
             let local_batch = exchange.local_batch(group, index)?;
-            self.timer.add_exchange_time(exchanging, group);
+            self.timer.add_exchange_time(exchange_start, group);
             observer.batch_started(epoch, index as u64, local_batch.row_numbers);
             self.mark_save_if_due(observer);
             let batch_len = local_batch.batch_len;
@@ -343,7 +348,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Makes the parameters the same on all ranks, and sums the losses over all ranks. Does nothing if the strategy
-    /// does this in every step.
+    /// does both in every step.
     fn agree_on_parameters(&mut self, group: &mut Group) -> Result<(), TrainError> {
         if self.strategy.parameter_agreement() == ParameterAgreement::EveryStep {
             return Ok(());
@@ -375,15 +380,15 @@ impl<'a> Trainer<'a> {
             parameters: &self.state.parameters,
             gradients: &mut self.gradients,
             workspace: &mut self.workspace,
-            train: local_batch.samples,
+            samples: local_batch.samples,
             standardizer: setup.standardizer.as_ref(),
-            samples: local_batch.indices,
+            indices: local_batch.indices,
             batch_len,
             micro_batches: self.config.micro_batches,
             step: StepSeed { seed: self.config.seed, step: self.state.position.steps_total },
-            data_time: &mut self.timer.data,
+            data_time: &mut self.timer.data_time,
         };
-        let outcome = self.strategy.local_gradient(group, work)?;
+        let outcome = self.strategy.compute_local_gradient(group, work)?;
         if !outcome.loss.is_finite() {
             return Err(self.abort_diverged_run(group, outcome.loss));
         }

@@ -117,7 +117,7 @@ impl FirstServer<'_, '_> {
         let epochs = self.context.setup.settings.epochs;
         let mut solo = Group::solo();
         // If a stop signal ended the previous run during an evaluation, its checkpoint lacks the last validation loss.
-        self.trainer.validate(&mut solo)?;
+        self.trainer.compute_missing_validation_loss(&mut solo)?;
         loop {
             let epoch = self.trainer.state.position.epoch;
             if epoch >= epochs || self.trainer.is_out_of_patience() {

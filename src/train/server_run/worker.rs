@@ -35,7 +35,7 @@ pub(super) fn run_worker(
     let mut workspace = setup.network.workspace(micro_batch_rows(batch_size.min(train.len()), micro_batches));
     let mut gradient = vec![0.0; parameters.len()];
     let mut epoch_batches: Option<(u64, Batches)> = None;
-    let mut done = WorkerTotals::default();
+    let mut totals = WorkerTotals::default();
     client.pull(parameters)?;
     let mut reply = client.exchange_note(WorkRequest::default().encode())?;
     let started = Instant::now();
@@ -55,18 +55,18 @@ pub(super) fn run_worker(
         if epoch_batches.as_ref().is_none_or(|(known, _)| *known != epoch) {
             epoch_batches = Some((epoch, Batches::new(context.config.seed, epoch, train.len(), batch_size)));
         }
-        let whole =
+        let batch =
             epoch_batches.as_ref().map_or(&[][..], |(_, b)| b.batch((number % batches_per_epoch) as usize));
-        let samples = if context.is_synchronous { own_part_of_batch(whole, place) } else { whole };
+        let indices = if context.is_synchronous { own_part_of_batch(batch, place) } else { batch };
         let work = GradientWork {
             network: &setup.network,
             parameters,
             gradients: &mut gradient,
             workspace: &mut workspace,
-            train,
+            samples: train,
             standardizer: setup.standardizer.as_ref(),
-            samples,
-            batch_len: whole.len(),
+            indices,
+            batch_len: batch.len(),
             micro_batches,
             step: StepSeed { seed: context.config.seed, step: number },
             data_time: &mut Duration::default(),
@@ -74,13 +74,13 @@ pub(super) fn run_worker(
         // A synchronous server sums the gradients of all workers, so each worker divides by the size of the whole
         // batch.
         let sums =
-            work.differentiate(1.0 / whole.len() as f32, &OneRank, (usize::MAX, |_, _: &mut [f32]| {}));
+            work.differentiate(1.0 / batch.len() as f32, &OneRank, (usize::MAX, |_, _: &mut [f32]| {}));
         let request = WorkRequest {
             is_stopping: context.is_stopping(),
             has_diverged: !sums.loss.is_finite(),
             awaits_end: false,
             loss: sums.loss,
-            samples: samples.len() as u64,
+            samples: indices.len() as u64,
             batch: number,
         };
         if request.has_diverged {
@@ -91,10 +91,10 @@ pub(super) fn run_worker(
             clipping::clip_to_norm(&mut gradient, norm_max);
         }
         reply = client.push(&gradient, request.encode(), Some(parameters))?.note;
-        done.samples += samples.len() as u64;
+        totals.samples += indices.len() as u64;
     }
-    done.seconds = started.elapsed().as_secs_f64();
-    Ok(done)
+    totals.seconds = started.elapsed().as_secs_f64();
+    Ok(totals)
 }
 
 /// Returns this worker's part of a batch.

@@ -50,7 +50,7 @@ impl Strategy for AllReduce {
         ParameterAgreement::EveryStep
     }
 
-    fn local_gradient(
+    fn compute_local_gradient(
         &mut self,
         runtime: &mut dyn Runtime,
         work: GradientWork<'_>,

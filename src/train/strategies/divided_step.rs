@@ -29,8 +29,8 @@ pub(super) fn clip_and_take_step(
     own: StepTotals,
 ) -> Result<StepTotals, Error> {
     if let Some(norm_max) = optimizer.clip_norm {
-        let counts = place.replica == Rank::ZERO;
-        let mut squares = [if counts { clipping::euclidean_norm(gradients).powi(2) } else { 0.0 }];
+        let adds_norm = place.replica == Rank::ZERO;
+        let mut squares = [if adds_norm { clipping::euclidean_norm(gradients).powi(2) } else { 0.0 }];
         runtime.combine(Values::Totals(&mut squares))?;
         clipping::scale_to_norm(gradients, squares[0].sqrt(), norm_max);
     }

@@ -52,10 +52,10 @@ pub(crate) struct LocalTraining<A> {
     round_start: Vec<f32>,
     /// The number of this rank's samples in the current step.
     step_samples: usize,
-    /// The samples since the last average of the parameters.
-    round: SampleCounts,
-    /// The samples since the last average of the optimizer's state.
-    since_agreement: SampleCounts,
+    /// The numbers of samples since the last average of the parameters.
+    round_samples: SampleCounts,
+    /// The numbers of samples since the last average of the optimizer's state.
+    samples_since_agreement: SampleCounts,
     stop: StopExchange,
 }
 
@@ -86,8 +86,8 @@ impl<A: AveragingRule> LocalTraining<A> {
             compression,
             round_start: Vec::new(),
             step_samples: 0,
-            round: SampleCounts::default(),
-            since_agreement: SampleCounts::default(),
+            round_samples: SampleCounts::default(),
+            samples_since_agreement: SampleCounts::default(),
             stop: StopExchange::new(),
         }
     }
@@ -98,7 +98,7 @@ impl<A: AveragingRule> LocalTraining<A> {
         runtime: &mut dyn Runtime,
         replica: &mut Replica<'_>,
     ) -> Result<(), Error> {
-        let counts = std::mem::take(&mut self.round);
+        let counts = std::mem::take(&mut self.round_samples);
         let is_alone = runtime.rank_and_size().1 == WorldSize::ONE;
         if counts.all_ranks == 0 || is_alone && !self.averaging.changes_single_rank() {
             return Ok(());
@@ -121,15 +121,19 @@ impl<A: AveragingRule> Strategy for LocalTraining<A> {
     }
 
     /// Divides the gradient by the number of this rank's samples, because this rank takes a step alone.
-    fn local_gradient(&mut self, _: &mut dyn Runtime, work: GradientWork<'_>) -> Result<LossSums, Error> {
-        if self.round.all_ranks == 0 {
+    fn compute_local_gradient(
+        &mut self,
+        _: &mut dyn Runtime,
+        work: GradientWork<'_>,
+    ) -> Result<LossSums, Error> {
+        if self.round_samples.all_ranks == 0 {
             self.round_start.clear();
             self.round_start.extend_from_slice(work.parameters);
         }
-        self.step_samples = work.samples.len();
-        self.round.add(work.samples.len(), work.batch_len);
-        self.since_agreement.add(work.samples.len(), work.batch_len);
-        let weight = 1.0 / work.samples.len().max(1) as f32;
+        self.step_samples = work.indices.len();
+        self.round_samples.add(work.indices.len(), work.batch_len);
+        self.samples_since_agreement.add(work.indices.len(), work.batch_len);
+        let weight = 1.0 / work.indices.len().max(1) as f32;
         Ok(work.differentiate(weight, &OneRank, (usize::MAX, |_, _: &mut [f32]| {})))
     }
 
@@ -184,7 +188,7 @@ impl<A: AveragingRule> Strategy for LocalTraining<A> {
         replica: &mut Replica<'_>,
     ) -> Result<(), Error> {
         self.average_parameters(runtime, replica)?;
-        let counts = std::mem::take(&mut self.since_agreement);
+        let counts = std::mem::take(&mut self.samples_since_agreement);
         if counts.all_ranks == 0 || runtime.rank_and_size().1 == WorldSize::ONE {
             return Ok(());
         }
@@ -212,7 +216,7 @@ mod tests {
         let steps = 1.try_into().unwrap();
         let mut strategy = LocalTraining::new(LocalSgd { steps }, Compression::Bf16);
         strategy.round_start = vec![1.0, 1.0];
-        strategy.round.add(3, 3);
+        strategy.round_samples.add(3, 3);
         let mut optimizer = Optimizer::new(Rule::Sgd, 0.1, 0.0, 2);
         let (mut parameters, mut gradients) = ([1.000_001, 1e-30], [5.0, 5.0]);
         let mut replica =

@@ -49,13 +49,13 @@ pub(crate) trait Strategy {
 
     /// Computes the gradient of this rank's samples. May start to exchange finished parts of the gradient before the
     /// whole gradient is computed.
-    fn local_gradient(
+    fn compute_local_gradient(
         &mut self,
         runtime: &mut dyn Runtime,
         work: GradientWork<'_>,
     ) -> Result<LossSums, Error>;
 
-    /// Takes a step of the optimizer with the gradient of [`local_gradient`](Self::local_gradient). `own` holds
+    /// Takes a step of the optimizer with the gradient of [`compute_local_gradient`](Self::compute_local_gradient). `own` holds
     /// this rank's totals. Returns the sum of the totals over all ranks, or `None` if the ranks do not exchange
     /// totals in every step.
     fn take_step(
@@ -65,8 +65,8 @@ pub(crate) trait Strategy {
         own: StepTotals,
     ) -> Result<Option<StepTotals>, Error>;
 
-    /// Called after each step. `steps` is the number of steps of this epoch so far. `is_stopping` says whether this
-    /// rank has received a stop signal. If [`take_step`](Self::take_step) returns `None`, this function returns the
+    /// Called after each step. `steps` is the number of steps that the run has taken in this epoch. `is_stopping` says
+    /// whether this rank has received a stop signal. If [`take_step`](Self::take_step) returns `None`, this function returns the
     /// same value on all ranks: whether the ranks stop after this step.
     fn after_step(
         &mut self,
@@ -78,7 +78,7 @@ pub(crate) trait Strategy {
         Ok(false)
     }
 
-    /// Called at the end of each epoch. `epochs` is the number of epochs of the run so far.
+    /// Called at the end of each epoch. `epochs` is the number of epochs that the run has completed.
     fn after_epoch(
         &mut self,
         _runtime: &mut dyn Runtime,
@@ -127,7 +127,7 @@ pub(crate) fn create(
 ) -> Result<Box<dyn Strategy>, TrainError> {
     let (compression, count) = (config.compression, network.parameter_count());
     let shard_step = partition.has_optimizer_shards().then(|| {
-        ShardStep::new(partition.of_optimizer().clone(), bucket_elements(config, count, group.size()))
+        ShardStep::new(partition.optimizer_partition().clone(), bucket_elements(config, count, group.size()))
     });
     if let Some(shards) = config.recipe.logical_shards() {
         return Ok(Box::new(Reproducible::new(shards, config.micro_batches, shard_step)));
@@ -240,7 +240,7 @@ impl StepTotals {
 /// The model and the optimizer of this rank, which a strategy updates.
 pub(crate) struct Replica<'a> {
     pub(crate) parameters: &'a mut [f32],
-    /// The gradient that [`Strategy::local_gradient`] computed.
+    /// The gradient that [`Strategy::compute_local_gradient`] computed.
     pub(crate) gradients: &'a mut [f32],
     pub(crate) optimizer: &'a mut Optimizer,
 }

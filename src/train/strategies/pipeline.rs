@@ -72,9 +72,11 @@ pub(crate) fn pipeline_stages(
 /// The strategies `pipeline` and `hybrid`, on one rank.
 pub(crate) struct Pipeline {
     stage: Stage,
+    /// The stage that this rank holds, and the index of this rank among the replicas of the stage.
     place: PartPlace,
     /// The number of stages.
     stages: usize,
+    /// The number of micro-batches into which the pipeline divides its part of a batch.
     micro_batches: NonZeroU32,
     /// A workspace for each micro-batch that can be in progress on this stage. `None` before its first use.
     workspaces: Vec<Option<Workspace>>,
@@ -187,8 +189,8 @@ impl Pipeline {
             let output = workspace.output_delta_mut(rows);
             inputs.loss.differentiate(output, targets, to_row_indices(indices), weight);
         }
-        let no_ranges = (usize::MAX, |_, _: &mut [f32]| {});
-        self.stage.backward(inputs.parameters, gradients, workspace, rows, no_ranges);
+        let ignore_ranges = (usize::MAX, |_, _: &mut [f32]| {});
+        self.stage.backward(inputs.parameters, gradients, workspace, rows, ignore_ranges);
         if let Some(previous) = previous {
             let to = (previous, DERIVATIVES_TAG);
             exchange.sent.send(runtime, &mut self.buffers, &workspace.input_delta_mut(rows).view(), to)?;
@@ -208,18 +210,18 @@ impl Strategy for Pipeline {
         ParameterAgreement::EveryStep
     }
 
-    fn local_gradient(
+    fn compute_local_gradient(
         &mut self,
         runtime: &mut dyn Runtime,
         work: GradientWork<'_>,
     ) -> Result<LossSums, Error> {
-        let GradientWork { network, parameters, gradients, train, standardizer, samples, .. } = work;
+        let GradientWork { network, parameters, gradients, samples, standardizer, indices, .. } = work;
         let micro_batches: Vec<&[u32]> =
-            samples.chunks(micro_batch_rows(samples.len(), self.micro_batches)).collect();
+            indices.chunks(micro_batch_rows(indices.len(), self.micro_batches)).collect();
         if micro_batches.is_empty() {
             gradients.fill(0.0);
         }
-        let inputs = PassInputs { loss: network.loss(), parameters, samples: train, standardizer };
+        let inputs = PassInputs { loss: network.loss(), parameters, samples, standardizer };
         let weight = 1.0 / work.batch_len as f32;
         let mut exchange = self.new_exchange(&micro_batches);
         let mut total = LossSums::default();

@@ -38,21 +38,22 @@ pub(super) fn divide_layers(costs: &[u64], stages: usize) -> Vec<Range<usize>> {
     // `best[end]` describes the best division of the layers before `end`: the cost of its most expensive stage, and
     // the first layer of its last stage.
     let mut best: Vec<(u64, usize)> = (0..=layers).map(|end| (cost(0..end), 0)).collect();
-    let mut starts = vec![best.clone()];
+    // `best_by_stage_count[i]` is `best` for divisions into i + 1 stages.
+    let mut best_by_stage_count = vec![best.clone()];
     for stage in 1..stages {
         let choose = |end: usize| {
             let options = (stage..end).map(|start| (best[start].0.max(cost(start..end)), start));
             options.min().unwrap_or((u64::MAX, stage))
         };
         best = (0..=layers).map(choose).collect();
-        starts.push(best.clone());
+        best_by_stage_count.push(best.clone());
     }
     let mut end = layers;
-    let mut result: Vec<Range<usize>> = starts
+    let mut result: Vec<Range<usize>> = best_by_stage_count
         .iter()
         .rev()
-        .map(|row| {
-            let range = row[end].1..end;
+        .map(|best| {
+            let range = best[end].1..end;
             end = range.start;
             range
         })
@@ -66,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forward_and_backward_alternate_after_the_first_micro_batches() {
+    fn forward_and_backward_passes_alternate_after_the_first_forward_passes() {
         use StagePass::{Backward as B, Forward as F};
         assert_eq!(order_of_passes(1, 2, 3), [F(0), B(0), F(1), B(1), F(2), B(2)]);
         assert_eq!(order_of_passes(0, 2, 3), [F(0), F(1), B(0), F(2), B(1), B(2)]);
@@ -78,7 +79,7 @@ mod tests {
     /// Simulates the passes of all stages. A forward pass waits for the previous stage, a backward pass for the next
     /// stage.
     #[test]
-    fn no_stage_waits_forever_and_few_micro_batches_are_in_progress() {
+    fn no_stage_waits_forever_and_stage_s_has_at_most_stages_minus_s_micro_batches_in_progress() {
         for stages in 1..=6 {
             for micro_batches in 0..=9 {
                 let mut queues: Vec<VecDeque<StagePass>> =
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_divided_into_stages_of_similar_cost() {
+    fn the_most_expensive_stage_costs_as_little_as_possible() {
         for (costs, expected) in [
             (&[5, 1, 1, 1][..], &[1, 4][..]),
             (&[1, 1, 1, 5], &[3, 4]),

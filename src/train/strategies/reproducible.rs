@@ -24,7 +24,7 @@ pub(crate) struct Reproducible {
     micro_batches: NonZeroU32,
     /// The sum of the losses of each shard. 0 for the shards of other ranks.
     losses: Vec<f64>,
-    /// The gradients of all nodes of this rank except for the first node. The gradient of the first node is in
+    /// The gradients of the nodes that this rank computes, except for the first node. The gradient of the first node is in
     /// [`Replica::gradients`].
     other_nodes: Vec<Vec<f32>>,
     /// Memory for the exchange of nodes.
@@ -49,7 +49,7 @@ impl Strategy for Reproducible {
         ParameterAgreement::EveryStep
     }
 
-    fn local_gradient(
+    fn compute_local_gradient(
         &mut self,
         runtime: &mut dyn Runtime,
         mut work: GradientWork<'_>,
@@ -58,7 +58,7 @@ impl Strategy for Reproducible {
         let len = work.batch_len;
         let weight = 1.0 / len as f32;
         let (rank, size) = runtime.rank_and_size();
-        let first = shards.samples(shards.shards_of_rank(rank, size), len).start;
+        let first_sample = shards.samples(shards.shards_of_rank(rank, size), len).start;
         let mut total = LossSums::default();
         let mut stack = SiblingStack::new(shards.count());
         for node in shards.passes((rank, size), self.micro_batches) {
@@ -70,8 +70,8 @@ impl Strategy for Reproducible {
             let groups = shards.row_groups(node.clone(), len);
             let mut sums = vec![LossSums::default(); groups.len()];
             let target = index.checked_sub(1).map(|index| other_nodes[index].as_mut_slice());
-            let samples: Range<usize> = samples.start - first..samples.end - first;
-            work.differentiate_row_groups(weight, samples, target, (&groups, &mut sums));
+            let range: Range<usize> = samples.start - first_sample..samples.end - first_sample;
+            work.differentiate_row_groups(weight, range, target, (&groups, &mut sums));
             for (loss, sums) in losses[node.clone()].iter_mut().zip(&sums) {
                 *loss = sums.loss;
                 total.add(*sums);
@@ -102,8 +102,8 @@ impl Strategy for Reproducible {
         let needs_all = shard_step.is_none() || optimizer.clip_norm.is_some();
         runtime.combine(Values::ShardSums(ShardSums {
             shards: *shards,
-            first: gradients,
-            others: other_nodes,
+            first_node: gradients,
+            other_nodes,
             received,
             target: if needs_all { SumTarget::Everything } else { SumTarget::OwnChunk },
         }))?;

@@ -33,7 +33,7 @@ impl Strategy for ShardedOptimizer {
         ParameterAgreement::EveryStep
     }
 
-    fn local_gradient(
+    fn compute_local_gradient(
         &mut self,
         runtime: &mut dyn Runtime,
         work: GradientWork<'_>,

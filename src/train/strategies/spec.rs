@@ -16,7 +16,7 @@ pub enum StrategySpec {
     /// Each rank trains alone. The ranks average their parameters after every `epochs` epochs, or only at the end of
     /// the run. The parameters agree on all ranks after each average.
     ModelAverage {
-        /// The number of epochs between two averages. `None` averages at the end of the run.
+        /// The number of epochs between two averages. If `None`, the ranks average only at the end of the run.
         epochs: Option<NonZeroU32>,
     },
     /// Each rank takes `steps` steps alone, then the ranks average their parameters. The ranks also average at the
@@ -132,9 +132,9 @@ impl StrategySpec {
         }
     }
 
-    /// Returns the number of epochs between two records of a run of `run_epochs` epochs. This is `usual_epochs`, or the
-    /// next number of epochs after which all ranks have the same parameters. For example, 5 becomes 6 with
-    /// `model-average:3`.
+    /// Returns the number of epochs between two records of a run of `run_epochs` epochs. This is `usual_epochs` if all ranks
+    /// have the same parameters after that number of epochs. If not, `usual_epochs` is rounded up. For example, with
+    /// `model-average:3`, 5 becomes 6, because the ranks average their parameters after every third epoch.
     pub(crate) fn epochs_between_records(self, usual_epochs: u64, run_epochs: u64) -> u64 {
         match self {
             Self::AllReduce
@@ -154,9 +154,9 @@ impl StrategySpec {
     }
 }
 
-const NAMES_HINT: &str = "it is not one of allreduce, model-average, model-average:EPOCHS, local-sgd:STEPS, diloco:STEPS, \
-                     ps-sync, ps-async, ps-async:STALENESS, gossip, gossip:STEPS, tensor, pipeline:STAGES, \
-                     hybrid:PIPELINESxSTAGES";
+/// The error message for a name that no strategy has.
+const UNKNOWN_STRATEGY_MESSAGE: &str = "it is not one of allreduce, model-average, model-average:EPOCHS, local-sgd:STEPS, diloco:STEPS, ps-sync, ps-async, \
+     ps-async:STALENESS, gossip, gossip:STEPS, tensor, pipeline:STAGES, hybrid:PIPELINESxSTAGES";
 
 impl FromStr for StrategySpec {
     type Err = String;
@@ -197,7 +197,7 @@ impl FromStr for StrategySpec {
                     shape.ok_or("it needs the numbers of pipelines and stages, such as hybrid:2x3")?;
                 Ok(Self::Hybrid { pipelines: parse(pipelines)?, stages: parse(stages)? })
             }
-            _ => Err(NAMES_HINT.into()),
+            _ => Err(UNKNOWN_STRATEGY_MESSAGE.into()),
         }
     }
 }

@@ -57,9 +57,9 @@ impl TensorParallel {
         }
         self.read_features(inputs, indices);
         for (number, segment) in self.segments.iter().enumerate() {
-            let (before, from) = self.workspaces.split_at_mut(number);
-            let workspace = &mut from[0];
-            if let (Some(previous), Some(last)) = (number.checked_sub(1), before.last()) {
+            let (earlier_workspaces, later_workspaces) = self.workspaces.split_at_mut(number);
+            let workspace = &mut later_workspaces[0];
+            if let (Some(previous), Some(last)) = (number.checked_sub(1), earlier_workspaces.last()) {
                 let mut input = workspace.input.slice_mut(s![..rows, ..]);
                 input.assign(&last.output(rows));
                 let values = input.as_slice_mut().expect("the first rows of an array are contiguous");
@@ -112,9 +112,9 @@ impl TensorParallel {
     ) -> Result<(), Error> {
         let rows = indices.len();
         for (number, segment) in self.segments.iter().enumerate().rev() {
-            let (before, after) = self.workspaces.split_at_mut(number + 1);
-            let workspace = &mut before[number];
-            if let Some(next) = after.first_mut() {
+            let (earlier_workspaces, later_workspaces) = self.workspaces.split_at_mut(number + 1);
+            let workspace = &mut earlier_workspaces[number];
+            if let Some(next) = later_workspaces.first_mut() {
                 let mut delta = next.input_delta_mut(rows);
                 let values = delta.as_slice_mut().expect("the first rows of an array are contiguous");
                 runtime.combine(Values::Vector(values, Compression::None))?;
@@ -131,8 +131,8 @@ impl TensorParallel {
             }
             let own = segment.parameters.clone();
             let gradients = (&mut gradients[own.clone()], update);
-            let no_ranges = (usize::MAX, |_, _: &mut [f32]| {});
-            segment.stage.backward(&inputs.parameters[own], gradients, workspace, rows, no_ranges);
+            let ignore_ranges = (usize::MAX, |_, _: &mut [f32]| {});
+            segment.stage.backward(&inputs.parameters[own], gradients, workspace, rows, ignore_ranges);
         }
         Ok(())
     }
@@ -143,7 +143,7 @@ impl Strategy for TensorParallel {
         ParameterAgreement::EveryStep
     }
 
-    fn local_gradient(
+    fn compute_local_gradient(
         &mut self,
         runtime: &mut dyn Runtime,
         work: GradientWork<'_>,
@@ -151,13 +151,13 @@ impl Strategy for TensorParallel {
         let inputs = PassInputs {
             loss: work.network.loss(),
             parameters: work.parameters,
-            samples: work.train,
+            samples: work.samples,
             standardizer: work.standardizer,
         };
         let weight = 1.0 / work.batch_len as f32;
         let mut total = LossSums::default();
         let mut update = GradientUpdate::Replace;
-        for indices in work.samples.chunks(micro_batch_rows(work.samples.len(), work.micro_batches)) {
+        for indices in work.indices.chunks(micro_batch_rows(work.indices.len(), work.micro_batches)) {
             let pass = TrainingPass { step: work.step, samples: indices, weight, ranks: &OneRank };
             self.forward(runtime, (inputs, ForwardMode::Training(pass)), indices)?;
             total.add(self.evaluate_outputs(inputs, indices));

@@ -27,14 +27,14 @@ pub(crate) struct Metrics {
 }
 
 impl Trainer<'_> {
-    /// Evaluates the model on `samples`. Each replica of the model evaluates a part of the samples. Returns `None` if
-    /// there are no samples. If a rank receives a stop signal, the evaluation ends after the current block and
-    /// returns `None`. If the strategy does not divide the model, also adds the results of this rank to `metrics`.
+    /// Evaluates the model on `samples`, block by block. Each replica of the model evaluates a part of the samples.
+    /// Returns `None` if there are no samples. If a rank receives a stop signal, the evaluation ends after the current
+    /// block and returns `None`. If the strategy does not divide the model, also adds the results of this rank to `metric_sums`.
     pub(crate) fn evaluate(
         &mut self,
         group: &mut Group,
         samples: &SharedSamples,
-        mut metrics: Option<&mut MetricSums>,
+        mut metric_sums: Option<&mut MetricSums>,
     ) -> Result<Option<Metrics>, TrainError> {
         let place = self.partition.place();
         let local_rows = samples.own_part(place.replica, place.replicas);
@@ -57,7 +57,7 @@ impl Trainer<'_> {
                 samples: &samples.held,
                 standardizer: self.setup.standardizer.as_ref(),
                 rows,
-                metrics: metrics.as_deref_mut(),
+                metrics: metric_sums.as_deref_mut(),
             };
             let outcome = match &mut exact_losses {
                 Some([sum]) => work.evaluate_and_add_losses(sum),

@@ -31,7 +31,7 @@ enum LastCheckpointAction {
 }
 
 impl Trainer<'_> {
-    /// Starts to save a checkpoint after an epoch that is reported, after a stop signal, or at the end of a run.
+    /// Starts to save a checkpoint after an epoch that has a record, after a stop signal, or at the end of a run.
     /// `is_recorded` is true if the last record of the history belongs to the current parameters. Only rank 0 saves.
     /// A save that fails does not end the run: see [`finish_saving`](Self::finish_saving). All ranks must call this
     /// function.
@@ -68,8 +68,8 @@ impl Trainer<'_> {
         if self.partition.is_undivided() { own } else { check_all_succeeded(group, RunPhase::Training, own) }
     }
 
-    /// Sets `is_save_due` before a step if the ranks hold parts of the state and a save is due after the step. During
-    /// the step, the ranks sum this flag, because each rank must know that it has to send its part to rank 0.
+    /// The trainer calls this function before each step. If the ranks hold parts of the state and a save is due after the
+    /// step, sets `is_save_due`. In the step, the ranks sum this flag, so that each rank knows whether rank 0 needs its part.
     pub(super) fn mark_save_if_due(&mut self, observer: &mut dyn Observer) {
         let next = self.state.position.steps_total + 1;
         self.is_save_due |= !self.partition.has_whole_state() && self.can_save_now(next, observer);
@@ -104,8 +104,8 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Returns whether a save within an epoch is due and no other write is in progress. `steps_total` is the number
-    /// of steps that the run has taken.
+    /// Returns whether a save within an epoch is due after `steps_total` steps of the run, and no other write is in
+    /// progress.
     pub(crate) fn can_save_now(&mut self, steps_total: u64, observer: &mut dyn Observer) -> bool {
         let Some(writer) = &mut self.writer else { return false };
         show_checkpoint_line(observer, writer.wait(Duration::ZERO));
@@ -151,8 +151,8 @@ impl Trainer<'_> {
         let interval = PREVIOUS_WRITE_WAIT_MAX.min(group.timeout() / 4);
         let mut may_retry = true;
         loop {
-            let has_time = started.elapsed() < LAST_CHECKPOINT_WAIT_MAX;
-            let mut next = [self.wait_for_last_write(interval, has_time, may_retry, observer) as u64];
+            let may_wait = started.elapsed() < LAST_CHECKPOINT_WAIT_MAX;
+            let mut next = [self.wait_for_last_write(interval, may_wait, may_retry, observer) as u64];
             if group.size() != WorldSize::ONE {
                 group.all_reduce(&mut next, ReduceOp::Max)?;
             }
@@ -169,18 +169,20 @@ impl Trainer<'_> {
         check_all_succeeded(group, RunPhase::Storage, result.map_err(TrainError::from))
     }
 
-    /// Waits at most `timeout` for the write that is in progress. Returns what this rank proposes to do next.
+    /// Waits at most `timeout` for the write that is in progress. Returns what this rank proposes to do next. If
+    /// `may_wait` is false, this is always [`LastCheckpointAction::End`]. If `may_retry` is false, this is never
+    /// [`LastCheckpointAction::Retry`].
     fn wait_for_last_write(
         &mut self,
         timeout: Duration,
-        has_time: bool,
+        may_wait: bool,
         may_retry: bool,
         observer: &mut dyn Observer,
     ) -> LastCheckpointAction {
         let Some(writer) = &mut self.writer else { return LastCheckpointAction::End };
         show_checkpoint_line(observer, writer.wait(timeout));
         match (writer.is_writing(), writer.has_failed()) {
-            _ if !has_time => LastCheckpointAction::End,
+            _ if !may_wait => LastCheckpointAction::End,
             (true, _) => LastCheckpointAction::Wait,
             (false, true) if may_retry => LastCheckpointAction::Retry,
             (false, _) => LastCheckpointAction::End,
@@ -195,7 +197,7 @@ impl Trainer<'_> {
             return Ok(None);
         }
         let parameters = partition.gather_on_rank_0(group, &self.state.parameters)?;
-        let shards = partition.of_optimizer();
+        let shards = partition.optimizer_partition();
         let optimizer = self.optimizer.state.iter().map(|vector| shards.gather_on_rank_0(group, vector));
         let optimizer: Option<Vec<_>> = optimizer.collect::<Result<Vec<_>, _>>()?.into_iter().collect();
         let best = match &self.state.best {
@@ -228,7 +230,9 @@ impl Trainer<'_> {
         Ok(self.partition.gather_on_rank_0(group, &own)?.unwrap_or(own))
     }
 
-    /// Returns whether the last record in the history has a lower loss than all records before it.
+    /// Returns whether the last record in the history has a lower loss than all records before it. Compares the
+    /// validation losses if the run holds out samples. If there is only a test set, compares the test losses. In all other
+    /// runs, compares the training losses.
     fn is_best_record(&self) -> bool {
         let has_validation = self.setup.validation.is_some();
         let has_test = !self.setup.dataset.test.is_empty();

@@ -28,7 +28,7 @@ impl Trainer<'_> {
         if is_complete {
             let record = self.test_and_make_record(group, samples, (seconds, None))?;
             self.state.history.push(record);
-            self.validate(group)?;
+            self.compute_missing_validation_loss(group)?;
         }
         let record = self.state.history.last().filter(|_| is_complete);
         observer.epoch_ended(self.setup.settings.epochs, record);
