@@ -63,9 +63,9 @@ const VALUES_OF_MISSING_ENTRIES: [(&str, &str); 9] = [
 ];
 /// The maximum size in bytes of a checkpoint's header, which holds the names of the tensors and the metadata.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
-/// The size in bytes that [`check_header_size`] assumes for the parts of the header that change during a run (the
+/// The size in bytes that [`estimate_header_bytes`] assumes for the parts of the header that change during a run (the
 /// position and the history) and for the names of the tensors.
-const HEADER_BYTES_ESTIMATE: u64 = 1 << 16;
+const VARIABLE_HEADER_BYTES_ASSUMED: u64 = 1 << 16;
 
 /// The metadata keys for the fields of [`Position`], in the order of [`Position::to_words`].
 const POSITION_KEYS: [&str; 6] =
@@ -168,8 +168,12 @@ fn identity_metadata(identity: &RunIdentity) -> HashMap<String, String> {
 }
 
 /// Estimates the size in bytes of the header of a checkpoint. Returns an error if the estimate exceeds `bytes_max`.
-fn check_header_size(path: &Path, identity: &RunIdentity, bytes_max: u64) -> Result<u64, CheckpointError> {
-    let bytes = to_json(&identity_metadata(identity)).len() as u64 + HEADER_BYTES_ESTIMATE;
+fn estimate_header_bytes(
+    path: &Path,
+    identity: &RunIdentity,
+    bytes_max: u64,
+) -> Result<u64, CheckpointError> {
+    let bytes = to_json(&identity_metadata(identity)).len() as u64 + VARIABLE_HEADER_BYTES_ASSUMED;
     if bytes > bytes_max {
         return Err(CheckpointError::HeaderTooLong { path: path.to_owned(), bytes, bytes_max });
     }
@@ -183,8 +187,8 @@ fn create_directory(directory: &Path) -> Result<(), CheckpointError> {
 
 /// Checks that a run can save checkpoints to the directory of `settings`. Creates the directory if it does not exist.
 ///
-/// The disk must have space for all checkpoints that the run keeps and for the checkpoint that it is writing. This
-/// function allocates a file of this size and deletes the file.
+/// The disk must have space for all checkpoints that the run keeps, and for one more checkpoint, which the run writes
+/// before it removes an old checkpoint. This function allocates a file of this size and deletes the file.
 pub(crate) fn check_disk_space(
     settings: &CheckpointSettings,
     network: &Network,
@@ -192,7 +196,7 @@ pub(crate) fn check_disk_space(
 ) -> Result<(), CheckpointError> {
     let files = CheckpointFiles::new(settings);
     let path = files.latest_path();
-    let header_bytes = check_header_size(&path, identity, HEADER_BYTES_MAX)?;
+    let header_bytes = estimate_header_bytes(&path, identity, HEADER_BYTES_MAX)?;
     create_directory(&settings.directory)?;
     files.check_file_types()?;
     let bytes = files.files_to_add_max()? * (tensor_bytes(network, identity) + header_bytes);
@@ -230,8 +234,8 @@ fn metadata_hash(metadata: &HashMap<String, String>) -> String {
     content_digest(&to_json(&sorted), &[])
 }
 
-/// Returns whether `directory` contains a checkpoint.
-fn contains_checkpoint(directory: &Path) -> Result<bool, CheckpointError> {
+/// Returns whether `directory` contains the file [`LATEST_FILE_NAME`].
+fn contains_latest_checkpoint(directory: &Path) -> Result<bool, CheckpointError> {
     let path = directory.join(LATEST_FILE_NAME);
     path.try_exists().map_err(|error| CheckpointError::io("look for", &path, error))
 }
@@ -269,8 +273,8 @@ fn check_identity(
     };
     let is_format_1 = metadata["format"] == FORMAT_1;
     for IdentityEntry { key, option, value } in &identity.entries {
-        let missing = VALUES_OF_MISSING_ENTRIES.iter().find(|(missing, _)| missing == key);
-        let found = match (metadata.get(*key), missing) {
+        let earlier = VALUES_OF_MISSING_ENTRIES.iter().find(|(missing, _)| missing == key);
+        let found = match (metadata.get(*key), earlier) {
             (Some(found), _) => found.as_str(),
             (None, Some((_, value))) => value,
             (None, None) if is_format_1 => continue,
@@ -305,13 +309,13 @@ fn check_identity(
     Ok(())
 }
 
-/// Reads the checkpoint in `directory`. Returns `None` if there is no checkpoint.
+/// Reads the latest checkpoint in `directory`. Returns `None` if the file [`LATEST_FILE_NAME`] does not exist.
 pub(crate) fn load_checkpoint(
     directory: &Path,
     network: &Network,
     identity: &RunIdentity,
 ) -> Result<Option<TrainingState>, CheckpointError> {
-    if !contains_checkpoint(directory)? {
+    if !contains_latest_checkpoint(directory)? {
         return Ok(None);
     }
     let path = directory.join(LATEST_FILE_NAME);
@@ -373,8 +377,8 @@ pub(crate) fn load_checkpoint(
     Ok(Some(state))
 }
 
-/// Reads a checkpoint whose tensors have `tensor_bytes` bytes. Returns an error if the file is larger than these
-/// tensors and the largest header.
+/// Reads a checkpoint whose tensors have `tensor_bytes` bytes. Returns an error if the file has more than `tensor_bytes` +
+/// [`HEADER_BYTES_MAX`] bytes.
 fn read_file(path: &Path, tensor_bytes: u64) -> Result<Vec<u8>, CheckpointError> {
     let read_error = |error| CheckpointError::io("read", path, error);
     let bytes_max = tensor_bytes + HEADER_BYTES_MAX;
@@ -413,7 +417,8 @@ fn check_state_is_possible(
     let expected = batches.and_then(|batches| batches.checked_add(state.done_ahead.len() as u64));
     if !is_format_1 && expected != Some(steps_total) {
         return Err(format!(
-            "its steps_total is {steps_total}, which does not fit step {step} of epoch {epoch} with {steps_per_epoch} steps"
+            "its steps_total is {steps_total}, which does not fit step {step} of epoch {epoch} (both counted from 0) with \
+             {steps_per_epoch} steps in each epoch"
         ));
     }
     let is_ahead = |&batch: &u64| batches.is_some_and(|batches| batch > batches);
@@ -424,13 +429,17 @@ fn check_state_is_possible(
         ));
     }
     if momentum_start > steps_total {
-        return Err(format!("its momentum_start is {momentum_start}, but its steps_total is {steps_total}"));
+        return Err(format!(
+            "its momentum_start is {momentum_start}, but must be at most its steps_total, {steps_total}"
+        ));
     }
     if !loss_sum.is_finite() {
-        return Err(format!("its sum of losses is {loss_sum}"));
+        return Err(format!("its sum of losses is {loss_sum}, which is not finite"));
     }
     match state.learning_rate {
-        Some(rate) if !(rate.is_finite() && rate > 0.0) => Err(format!("its learning_rate is {rate}")),
+        Some(rate) if !(rate.is_finite() && rate > 0.0) => {
+            Err(format!("its learning_rate is {rate}, which is not a finite number above 0"))
+        }
         _ => Ok(()),
     }
 }

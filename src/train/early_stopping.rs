@@ -22,7 +22,7 @@ pub struct Patience {
 /// The fraction of the training set that is held out by default, as in scikit-learn's `MLPClassifier`.
 pub const VALIDATION_FRACTION_DEFAULT: f64 = 0.1;
 
-/// The record with the lowest validation loss so far.
+/// The record with the lowest validation loss of all records that the run has made.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct BestRecord {
     /// The validation loss of this record. `None` before the first record, because JSON cannot hold an infinite loss.
@@ -35,7 +35,7 @@ pub(crate) struct BestRecord {
     pub(crate) selected: bool,
 }
 
-/// The best parameters so far.
+/// The parameters with the lowest validation loss of all records that the run has made.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct BestParameters {
     pub(crate) record: BestRecord,
@@ -78,12 +78,12 @@ impl BestParameters {
 ///
 /// If either set would be empty.
 pub(crate) fn hold_out_rows(count: usize, fraction: f64) -> Result<(Vec<usize>, Vec<usize>), DataError> {
-    let taken = (count as f64 * fraction).round() as usize;
-    if taken == 0 || taken >= count {
+    let validation_count = (count as f64 * fraction).round() as usize;
+    if validation_count == 0 || validation_count >= count {
         return Err(DataError::Unsuitable(format!(
-            "--validation-fraction {fraction} of {count} training samples gives {taken} samples for validation and leaves {} \
-             for training; both need at least one",
-            count.saturating_sub(taken),
+            "--validation-fraction {fraction} of {count} training samples gives {validation_count} samples for validation and \
+             leaves {} for training; both need at least one",
+            count.saturating_sub(validation_count),
         )));
     }
     let count = u32::try_from(count)
@@ -94,7 +94,7 @@ pub(crate) fn hold_out_rows(count: usize, fraction: f64) -> Result<(Vec<usize>, 
         rows.sort_unstable();
         rows
     };
-    let (validation, training) = order.split_at(taken);
+    let (validation, training) = order.split_at(validation_count);
     Ok((sorted(training), sorted(validation)))
 }
 

@@ -112,9 +112,8 @@ pub(super) fn conclude_run(
         // Only rank 0 has all parameters.
         hash = group.broadcast_object(&hash, Rank::ZERO)?;
     }
-    let start = (started, start_statistics);
-    let mut report =
-        create_report(group, (config, setup), (trainer, hash), (train_metrics, test_metrics), start);
+    let (metrics, start) = ((train_metrics, test_metrics), (started, start_statistics));
+    let mut report = create_report(group, (config, setup), (trainer, hash), metrics, start);
     report.test_metrics = test_evaluation;
     add_strategy_results(&mut report);
     let written = if group.rank() == Rank::ZERO { write_results(config, setup, &report) } else { Ok(()) };
@@ -323,8 +322,7 @@ fn starting_state(
     (setup, partition): (&Setup, &ModelPartition),
     observer: &mut dyn Observer,
 ) -> Result<TrainingState, TrainError> {
-    let found =
-        if group.rank() == Rank::ZERO { check_outputs_and_load_checkpoint(config, setup) } else { Ok(None) };
+    let found = if group.rank() == Rank::ZERO { check_files_and_load_state(config, setup) } else { Ok(None) };
     let found = check_all_succeeded(group, RunPhase::Storage, found)?;
     let resuming =
         config.checkpoint.as_ref().is_some_and(|target| target.existing == ExistingCheckpoint::Resume);
@@ -423,12 +421,8 @@ fn broadcast_state(
 }
 
 /// Checks that the report, the curves, the model file and checkpoints can be written, so that a run does not fail at
-/// the end of its first epoch. Returns the state of the checkpoint from which the run resumes. Returns `None` if the run
-/// starts from the beginning.
-fn check_outputs_and_load_checkpoint(
-    config: &Config,
-    setup: &Setup,
-) -> Result<Option<TrainingState>, TrainError> {
+/// the end of its first epoch. Returns the state of the checkpoint from which the run resumes, if any.
+fn check_files_and_load_state(config: &Config, setup: &Setup) -> Result<Option<TrainingState>, TrainError> {
     config.check_paths().map_err(TrainError::Options)?;
     for (path, what) in [(&config.report, WRITE_REPORT_ACTION), (&config.curves.plot, WRITE_PLOT_ACTION)] {
         if let Some(path) = path {

@@ -42,13 +42,13 @@ impl CheckpointFiles {
         self.directory.join(BEST_FILE_NAME)
     }
 
-    /// Returns the path of the earlier checkpoint of step `steps`.
+    /// Returns the path at which the checkpoint of step `steps` is kept when it is no longer the latest.
     fn path_of_earlier_checkpoint(&self, steps: u64) -> PathBuf {
         self.directory.join(format!("checkpoint-{steps}.safetensors"))
     }
 
     /// Returns the path of the latest checkpoint. If this file does not exist, returns the path of another checkpoint
-    /// in the directory.
+    /// in the directory. Returns `None` if there is no checkpoint.
     pub(crate) fn find_any_checkpoint(&self) -> Result<Option<PathBuf>, CheckpointError> {
         let latest = self.latest_path();
         if path_exists(&latest)? {

@@ -31,7 +31,7 @@ impl SaveSchedule {
     }
 
     /// Records that a save began.
-    pub(crate) fn record_start(&mut self, steps_total: u64, now: Instant) {
+    pub(crate) fn record_save_start(&mut self, steps_total: u64, now: Instant) {
         self.last_save = (steps_total, now);
     }
 }
@@ -60,7 +60,7 @@ mod tests {
             };
             let mut schedule = SaveSchedule::new(&settings, first, start);
             for &save in saves {
-                schedule.record_start(save, start);
+                schedule.record_save_start(save, start);
             }
             let now = saves.last().copied().unwrap_or(first);
             if steps.is_some() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Where and when to save checkpoints, how many checkpoints to keep, and how to treat an existing checkpoint.
 ///
-/// A run saves a checkpoint after each epoch that it reports, after a stop signal and at its end. `steps` and
+/// A run saves a checkpoint after each epoch that has a record in the report, after a stop signal and at its end. `steps` and
 /// `interval` add checkpoints within an epoch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CheckpointSettings {
@@ -22,7 +22,7 @@ pub struct CheckpointSettings {
     /// [`CHECKPOINT_FILE_NAME`](crate::train::CHECKPOINT_FILE_NAME). The name of an earlier checkpoint is
     /// `checkpoint-STEPS.safetensors`, where STEPS is the number of steps before it.
     pub keep: NonZeroU32,
-    /// Whether to keep the checkpoint of the best reported epoch as `checkpoint-best.safetensors`. The best epoch has
+    /// Whether to keep the checkpoint of the best epoch that has a record as `checkpoint-best.safetensors`. The best epoch has
     /// the lowest validation loss. Without validation samples, the test loss decides. Without test samples, the
     /// training loss decides.
     pub keeps_best: bool,

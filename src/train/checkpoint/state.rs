@@ -5,7 +5,7 @@ use crate::train::early_stopping::BestParameters;
 use crate::train::model::TargetScale;
 use crate::train::report::EpochRecord;
 
-/// The position of a run: its next step, and the losses of the current epoch so far.
+/// The position of a run: its next step, and the losses of the steps that it has taken in the current epoch.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(crate) struct Position {
     /// The current epoch, counted from 0.
@@ -16,9 +16,9 @@ pub(crate) struct Position {
     pub steps_total: u64,
     /// The value of `steps_total` when the momentum of the accelerated rule was last reset to 0.
     pub momentum_start: u64,
-    /// The sum of the losses of the samples that this epoch has used so far.
+    /// The sum of the losses of the samples that the run has used in this epoch.
     pub loss_sum: f64,
-    /// The number of samples that this epoch has used so far.
+    /// The number of samples that the run has used in this epoch.
     pub samples: u64,
 }
 
@@ -45,13 +45,14 @@ pub(crate) struct TrainingState {
     pub(crate) parameters: Vec<f32>,
     /// The state vectors of the optimizer.
     pub(crate) optimizer: Vec<Vec<f32>>,
-    /// The best parameters so far, if the run keeps them.
+    /// The parameters with the lowest validation loss. `None` before training starts, or if the run holds out no
+    /// samples for validation.
     pub(crate) best: Option<BestParameters>,
     /// The state vectors of the strategy.
     pub(crate) strategy: Vec<Vec<f32>>,
     /// The numbers of the batches after `position` that are already done. Only `ps-async` does batches out of order.
     pub(crate) done_ahead: Vec<u64>,
-    /// The results of the epochs that were recorded so far.
+    /// The results of the epochs that have a record, in the order of the epochs.
     pub(crate) history: Vec<EpochRecord>,
 }
 

@@ -134,9 +134,9 @@ fn an_encoding_that_is_too_long_is_refused_before_training() {
         save_checkpoint(directory.path(), &network, &identity, &state).unwrap();
         let file = fs::read(directory.path().join(LATEST_FILE_NAME)).unwrap();
         let header = u64::from_le_bytes(*file.first_chunk().unwrap());
-        let bytes = check_header_size(Path::new("c"), &identity, HEADER_BYTES_MAX).unwrap();
-        assert!((header..header + HEADER_BYTES_ESTIMATE).contains(&bytes), "{bytes} {header}");
-        let error = check_header_size(Path::new("c"), &identity, bytes - 1).unwrap_err().to_string();
+        let bytes = estimate_header_bytes(Path::new("c"), &identity, HEADER_BYTES_MAX).unwrap();
+        assert!((header..header + VARIABLE_HEADER_BYTES_ASSUMED).contains(&bytes), "{bytes} {header}");
+        let error = estimate_header_bytes(Path::new("c"), &identity, bytes - 1).unwrap_err().to_string();
         assert!(error.contains(&format!("but a checkpoint holds at most {}", bytes - 1)), "{error}");
     }
 }
@@ -172,7 +172,7 @@ fn the_earlier_name_of_the_accelerated_rule_is_understood() {
     }
 }
 
-/// Replaces texts of the same length in the metadata of a checkpoint.
+/// Replaces texts in the metadata of a checkpoint by texts of the same length.
 fn replace_texts(bytes: &mut [u8], edits: &[(&str, &str)]) {
     for (from, to) in edits {
         assert_eq!(from.len(), to.len());

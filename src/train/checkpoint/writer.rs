@@ -130,7 +130,7 @@ impl CheckpointWriter {
         let steps = state.position.steps_total;
         // If a save of the best checkpoint failed, another save at the same step must save the best checkpoint again.
         let is_best = is_best || self.failed.as_ref().is_some_and(|last| last.is_best && last.steps == steps);
-        self.schedule.record_start(steps, now);
+        self.schedule.record_save_start(steps, now);
         let mut copy = std::mem::take(&mut self.spare);
         copy.copy_from(state);
         let (sender, result) = mpsc::channel();
@@ -180,7 +180,7 @@ impl CheckpointWriter {
         self.record_save_result((steps, is_best), Err(self.still_writing_error()), now)
     }
 
-    /// Returns the error of the last save, if this save failed or is still in progress.
+    /// Returns an error if the last save failed or is still in progress.
     pub(crate) fn take_error(&mut self) -> Result<(), CheckpointError> {
         let (steps, source) = match (self.failed.take(), &self.current) {
             (Some(failed), None) => (failed.steps, failed.error),
@@ -210,7 +210,7 @@ impl CheckpointWriter {
             Ok(()) if is_superseded => None,
             Ok(()) => {
                 self.failed = None;
-                self.notices.success_notice(steps)
+                self.notices.record_success(steps)
             }
             Err(error) => {
                 let latest = describe_latest_checkpoint(self.latest_steps);
@@ -220,7 +220,7 @@ impl CheckpointWriter {
                 if !is_superseded {
                     self.failed = Some(FailedSave { steps, is_best, error });
                 }
-                self.notices.failure_notice(line, now)
+                self.notices.record_failure(line, now)
             }
         }
     }
@@ -253,7 +253,7 @@ struct FailureNotices {
 
 impl FailureNotices {
     /// Records a failure. Returns `line` if no message was printed in the last [`FAILURE_NOTICE_INTERVAL`].
-    fn failure_notice(&mut self, mut line: String, now: Instant) -> Option<String> {
+    fn record_failure(&mut self, mut line: String, now: Instant) -> Option<String> {
         self.count += 1;
         if self.last.is_some_and(|last| now.saturating_duration_since(last) < FAILURE_NOTICE_INTERVAL) {
             return None;
@@ -267,7 +267,7 @@ impl FailureNotices {
     }
 
     /// Records a success. Returns a line if a message about an earlier failure was printed.
-    fn success_notice(&mut self, steps: u64) -> Option<String> {
+    fn record_success(&mut self, steps: u64) -> Option<String> {
         let count = std::mem::take(&mut self.count);
         std::mem::take(&mut self.is_announced).then(|| {
             let saves = if count == 1 { "save" } else { "saves" };
@@ -316,8 +316,8 @@ mod tests {
             (None, Some("the checkpoint of step 9 was saved, after 1 failed save")),
         ] {
             let found = match seconds {
-                Some(seconds) => notices.failure_notice("no".into(), start + Duration::from_secs(seconds)),
-                None => notices.success_notice(9),
+                Some(seconds) => notices.record_failure("no".into(), start + Duration::from_secs(seconds)),
+                None => notices.record_success(9),
             };
             assert_eq!(found.as_deref(), expected, "{seconds:?}");
         }

@@ -13,7 +13,7 @@ use crate::types::Rank;
 /// If no batch is free, the first server delays the reply to an idle worker by at most this time.
 const BATCH_REPLY_DELAY_MAX: Duration = Duration::from_millis(400);
 
-/// The first server's view of a run.
+/// The batches and the workers of a run, as the first server knows them.
 pub(super) struct BatchCoordinator {
     state: Mutex<RunState>,
     /// Notified after each change of `state`.
@@ -29,8 +29,8 @@ pub(super) struct BatchCoordinator {
 struct RunState {
     queue: BatchQueue,
     /// The number of samples whose gradients were applied.
-    samples: u64,
-    /// The sum of the losses and the number of samples, by epoch.
+    applied_samples: u64,
+    /// For each epoch: the sum of the losses, and the number of samples, whose gradients were applied.
     losses: BTreeMap<u64, (f64, u64)>,
     /// The number of applied gradients of each worker.
     updates: Vec<u64>,
@@ -45,12 +45,13 @@ struct RunState {
     has_no_push: Vec<bool>,
     /// The number of workers whose gradients of the current synchronous step have been applied.
     applied_in_step: usize,
-    /// The mean loss of the last applied gradient.
+    /// The mean loss of the samples of the last applied gradient.
     last_loss: f64,
     /// The reason for which the run failed.
     failure: Option<RunFailure>,
-    /// Whether the first server has taken its last snapshot. After this, the loss of a client is not an error.
+    /// Whether the first server has taken its last snapshot. After the last snapshot, a lost client is not an error.
     needs_no_client: bool,
+    /// The results of the run in 4-byte words, after the first server has published them.
     results: Option<Vec<u32>>,
 }
 
@@ -74,13 +75,13 @@ pub(super) struct TrainingProgress {
     pub(super) batches: u64,
     /// The number of gradients that were applied.
     pub(super) updates: u64,
-    /// The mean loss of the last applied gradient.
+    /// The mean loss of the samples of the last applied gradient.
     pub(super) last_loss: f64,
     /// Whether all batches are done, or the run was stopped.
     pub(super) is_finished: bool,
     pub(super) failure: Option<RunFailure>,
-    /// Each worker that was lost so far, and the cause of its loss.
-    pub(super) lost: Vec<(Rank, String)>,
+    /// The workers that were lost, and the problem of each lost worker.
+    pub(super) lost_workers: Vec<(Rank, String)>,
 }
 
 /// Where a run begins.
@@ -103,14 +104,15 @@ impl BatchCoordinator {
     ) -> Self {
         let RunStart { position, done_ahead, batches_per_epoch, epochs } = *start;
         let workers = clients.len() - other_server_count;
-        let first = position.epoch * batches_per_epoch + position.step;
+        let first_batch = position.epoch * batches_per_epoch + position.step;
         let end = epochs.saturating_mul(batches_per_epoch);
-        let mut queue = BatchQueue::new(first, end.max(first), workers, done_ahead.iter().copied());
+        let mut queue =
+            BatchQueue::new(first_batch, end.max(first_batch), workers, done_ahead.iter().copied());
         let next_assignment = if is_synchronous { queue.assign_batch(0, false) } else { Assignment::Wait };
         let state = RunState {
             queue,
             losses: BTreeMap::from([(position.epoch, (position.loss_sum, position.samples))]),
-            samples: 0,
+            applied_samples: 0,
             updates: vec![0; workers],
             outcomes: vec![None; clients.len()],
             next_assignment,
@@ -159,7 +161,7 @@ impl BatchCoordinator {
     }
 
     /// Waits until the number of applied gradients differs from `updates`, the run has ended, or `timeout` has
-    /// passed.
+    /// passed. Returns the progress of the run.
     pub(super) fn wait_for_progress(&self, updates: u64, timeout: Duration) -> TrainingProgress {
         let is_unchanged = |state: &mut RunState| {
             let applied: u64 = state.updates.iter().sum();
@@ -171,7 +173,7 @@ impl BatchCoordinator {
 
     fn progress_of_state(&self, state: &RunState) -> TrainingProgress {
         let workers = state.outcomes.iter().zip(&self.clients).skip(self.other_server_count);
-        let lost = workers.filter_map(|(outcome, &rank)| match outcome {
+        let lost_workers = workers.filter_map(|(outcome, &rank)| match outcome {
             Some(LinkOutcome::Lost(problem)) => Some((rank, problem.clone())),
             _ => None,
         });
@@ -181,7 +183,7 @@ impl BatchCoordinator {
             last_loss: state.last_loss,
             is_finished: state.queue.is_finished(),
             failure: state.failure.clone(),
-            lost: lost.collect(),
+            lost_workers: lost_workers.collect(),
         }
     }
 
@@ -220,7 +222,7 @@ impl BatchCoordinator {
         if timeout.timed_out() { find_busy(&state) } else { None }
     }
 
-    /// Records that the first server has taken its last snapshot. After this, the loss of a client is not an error.
+    /// Records that the first server has taken its last snapshot. From now on, a lost client is not an error.
     pub(super) fn allow_lost_clients(&self) {
         self.lock().needs_no_client = true;
     }
@@ -236,8 +238,8 @@ impl BatchCoordinator {
         (position, state.queue.done_ahead())
     }
 
-    /// Returns the mean loss of the samples of `epoch` so far. Deletes the losses of earlier epochs. `epoch` counts
-    /// from 0.
+    /// Returns the mean loss of the samples of `epoch` whose gradients were applied. Deletes the losses of earlier epochs.
+    /// `epoch` counts from 0.
     pub(super) fn epoch_loss(&self, epoch: u64) -> f64 {
         let mut state = self.lock();
         state.losses = state.losses.split_off(&epoch);
@@ -247,7 +249,7 @@ impl BatchCoordinator {
 
     /// Returns the number of samples whose gradients were applied.
     pub(super) fn applied_samples(&self) -> u64 {
-        self.lock().samples
+        self.lock().applied_samples
     }
 
     /// Returns the number of applied gradients of each worker.
@@ -271,7 +273,7 @@ impl BatchCoordinator {
 
     /// Returns what a worker does next. If no batch is free, an idle worker waits up to [`BATCH_REPLY_DELAY_MAX`].
     fn assign_batch(&self, worker: usize, is_idle: bool) -> Assignment {
-        let until = Instant::now() + BATCH_REPLY_DELAY_MAX;
+        let deadline = Instant::now() + BATCH_REPLY_DELAY_MAX;
         let mut state = self.lock();
         if self.is_synchronous {
             if is_idle && state.next_assignment == Assignment::Wait {
@@ -284,7 +286,7 @@ impl BatchCoordinator {
             return state.next_assignment;
         }
         loop {
-            let timeout = until.saturating_duration_since(Instant::now());
+            let timeout = deadline.saturating_duration_since(Instant::now());
             let assignment = state.queue.assign_batch(worker, is_idle && timeout.is_zero());
             if assignment != Assignment::Wait || !is_idle || timeout.is_zero() {
                 // This worker may have given back a batch, which another worker can now take.
@@ -303,7 +305,8 @@ impl BatchCoordinator {
         waited.unwrap_or_else(PoisonError::into_inner).0.results.as_ref().map(Vec::len)
     }
 
-    fn fail(&self, state: &mut RunState, failure: RunFailure) {
+    /// Ends the run because of a failure. If the run has already failed, keeps the first failure.
+    fn end_failed_run(&self, state: &mut RunState, failure: RunFailure) {
         state.failure.get_or_insert(failure);
         state.queue.stop();
         state.next_assignment = Assignment::Finished;
@@ -329,7 +332,7 @@ impl RequestHandler for BatchCoordinator {
         let (loss, samples) = state.losses.entry(request.batch / self.batches_per_epoch).or_default();
         *loss += request.loss;
         *samples = samples.saturating_add(request.samples);
-        state.samples = state.samples.saturating_add(request.samples);
+        state.applied_samples = state.applied_samples.saturating_add(request.samples);
         state.updates[worker] += 1;
         state.last_loss = request.loss / request.samples.max(1) as f64;
         state.applied_in_step += 1;
@@ -372,7 +375,7 @@ impl RequestHandler for BatchCoordinator {
                 loss: request.loss,
                 batch: request.batch,
             };
-            self.fail(&mut self.lock(), failure);
+            self.end_failed_run(&mut self.lock(), failure);
         }
         WorkReply::Work(self.assign_batch(worker, kind == PushOrNote::Note)).encode()
     }
@@ -392,12 +395,12 @@ impl RequestHandler for BatchCoordinator {
             let (rank, problem) = (self.clients[client], problem.clone());
             let all_ended = state.outcomes[self.other_server_count..].iter().all(Option::is_some);
             match worker {
-                None => self.fail(&mut state, RunFailure::ServerLost { server: rank, problem }),
+                None => self.end_failed_run(&mut state, RunFailure::ServerLost { server: rank, problem }),
                 Some(_) if self.is_synchronous => {
-                    self.fail(&mut state, RunFailure::WorkerLost { worker: rank, problem });
+                    self.end_failed_run(&mut state, RunFailure::WorkerLost { worker: rank, problem });
                 }
                 Some(_) if all_ended && !state.queue.is_finished() => {
-                    self.fail(&mut state, RunFailure::AllWorkersLost { worker: rank, problem });
+                    self.end_failed_run(&mut state, RunFailure::AllWorkersLost { worker: rank, problem });
                 }
                 Some(_) => {}
             }

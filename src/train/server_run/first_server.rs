@@ -124,15 +124,15 @@ impl FirstServer<'_, '_> {
                 break;
             }
             let per_record = self.context.setup.settings.epochs_between_records;
-            let last = (epoch + 1).next_multiple_of(per_record).min(epochs);
-            self.wait_for_epochs(last, observer)?;
-            let is_complete = self.trainer.state.position.epoch >= last;
+            let record_epoch = (epoch + 1).next_multiple_of(per_record).min(epochs);
+            self.wait_for_epochs(record_epoch, observer)?;
+            let is_complete = self.trainer.state.position.epoch >= record_epoch;
             let now = (Instant::now(), self.coordinator.applied_samples());
-            let before = std::mem::replace(&mut self.last_snapshot, now);
-            let (samples, seconds) = (now.1 - before.1, now.0.duration_since(before.0).as_secs_f64());
+            let previous = std::mem::replace(&mut self.last_snapshot, now);
+            let (samples, seconds) = (now.1 - previous.1, now.0.duration_since(previous.0).as_secs_f64());
             let position = self.trainer.state.position;
             let loss_epoch = match position.step {
-                _ if is_complete => last - 1,
+                _ if is_complete => record_epoch - 1,
                 0 => position.epoch.saturating_sub(1),
                 _ => position.epoch,
             };
@@ -148,18 +148,20 @@ impl FirstServer<'_, '_> {
         self.trainer.restore_and_save_best_parameters(&mut solo, observer)
     }
 
-    /// Waits until all batches of the first `last` epochs are done, or until the run stops. Then takes a snapshot of
-    /// the model.
-    fn wait_for_epochs(&mut self, last: u64, observer: &mut dyn Observer) -> Result<(), TrainError> {
+    /// Waits until all batches of the first `epoch_count` epochs are done, or until the run stops. Then takes a snapshot
+    /// of the model.
+    fn wait_for_epochs(&mut self, epoch_count: u64, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let epochs = self.context.setup.settings.epochs;
-        let end = last.saturating_mul(self.batches_per_epoch);
+        let end_batch = epoch_count.saturating_mul(self.batches_per_epoch);
         let position = self.trainer.state.position;
-        let first = position.epoch * self.batches_per_epoch + position.step;
+        let first_batch = position.epoch * self.batches_per_epoch + position.step;
         let per_record = self.context.setup.settings.epochs_between_records;
-        let begin = (last - 1) / per_record * per_record * self.batches_per_epoch;
-        observer.epoch_started(last, epochs, first - begin.min(first), end - begin);
-        self.coordinator.continue_until_done(end);
-        let (mut batches, mut updates) = (first, u64::MAX);
+        // The first batch after the previous record.
+        let start_batch = (epoch_count - 1) / per_record * per_record * self.batches_per_epoch;
+        let batches_done = first_batch - start_batch.min(first_batch);
+        observer.epoch_started(epoch_count, epochs, batches_done, end_batch - start_batch);
+        self.coordinator.continue_until_done(end_batch);
+        let (mut batches, mut updates) = (first_batch, u64::MAX);
         let steps_before = position.steps_total;
         let mut pause = None;
         loop {
@@ -169,28 +171,29 @@ impl FirstServer<'_, '_> {
             if let Some(failure) = progress.failure {
                 return Err(self.describe_failure(failure));
             }
-            for done in batches..progress.batches.min(end) {
-                observer.step_taken(&self.describe_step(steps_before + done - first, progress.last_loss));
+            for done in batches..progress.batches.min(end_batch) {
+                observer
+                    .step_taken(&self.describe_step(steps_before + done - first_batch, progress.last_loss));
             }
             batches = batches.max(progress.batches);
             if self.context.stop.load(Ordering::Relaxed) {
                 self.coordinator.stop_run();
             }
-            if batches >= end || progress.is_finished {
+            if batches >= end_batch || progress.is_finished {
                 self.wait_until_no_push(progress.is_finished)?;
                 return self.take_snapshot();
             }
             if self.context.config.checkpoint.as_ref().is_some_and(CheckpointSettings::is_periodic)
                 && self.save_if_due(progress.batches, &mut pause, observer)?
             {
-                self.coordinator.continue_until_done(end);
+                self.coordinator.continue_until_done(end_batch);
             }
         }
     }
 
     /// Saves a checkpoint within an epoch if one is due. Returns whether the save has begun. `batches` is the number
-    /// of batches that are done. A synchronous run must first pause. This function then sets `pause` to the number of
-    /// batches that will be done at the pause, and a later call saves.
+    /// of batches that are done. A synchronous run must pause before the save. So a first call sets `pause` to the number
+    /// of batches that will be done at the pause, and a call during the pause saves.
     fn save_if_due(
         &mut self,
         batches: u64,
@@ -202,8 +205,8 @@ impl FirstServer<'_, '_> {
             return Ok(false);
         }
         if self.context.is_synchronous {
-            let at = *pause.get_or_insert_with(|| self.coordinator.pause_after_this_batch());
-            if batches < at {
+            let pause_batches = *pause.get_or_insert_with(|| self.coordinator.pause_after_this_batch());
+            if batches < pause_batches {
                 return Ok(false);
             }
             self.wait_until_no_push(false)?;
@@ -234,12 +237,12 @@ impl FirstServer<'_, '_> {
             }
             return Ok(());
         }
-        let until = Instant::now() + self.context.timeout;
+        let deadline = Instant::now() + self.context.timeout;
         while let Some(worker) = self.coordinator.wait_until_no_push(STOP_CHECK_INTERVAL) {
             if self.context.stop.load(Ordering::Relaxed) {
                 self.coordinator.stop_run();
             }
-            if Instant::now() > until {
+            if Instant::now() > deadline {
                 let problem = "it did not answer before the deadline (--timeout)".into();
                 return Err(ParameterServerError::WorkerLost { worker, problem }.into());
             }
@@ -255,7 +258,7 @@ impl FirstServer<'_, '_> {
             // A lost worker ends a synchronous run with an error that names the worker.
             return;
         }
-        for (rank, problem) in &progress.lost {
+        for (rank, problem) in &progress.lost_workers {
             if self.announced.insert(*rank) {
                 observer.warning(&format!(
                     "rank {rank}, a worker, is lost: {problem}; the other workers continue"
@@ -319,9 +322,15 @@ impl FirstServer<'_, '_> {
         let servers: Vec<u32> = context.layout.servers().map(Rank::get).collect();
         let workers: Vec<u32> = context.layout.workers().map(Rank::get).collect();
         let accepted: u64 = staleness.accepted.iter().sum();
-        let report = ServerReport {
+        let server_report = ServerReport {
             updates: workers.iter().copied().zip(updates).collect(),
-            lost_workers: self.coordinator.progress().lost.iter().map(|(rank, _)| rank.get()).collect(),
+            lost_workers: self
+                .coordinator
+                .progress()
+                .lost_workers
+                .iter()
+                .map(|(rank, _)| rank.get())
+                .collect(),
             servers,
             dropped: staleness.dropped,
             staleness_mean: staleness.sum as f64 / accepted.max(1) as f64,
@@ -329,15 +338,15 @@ impl FirstServer<'_, '_> {
             staleness: staleness.accepted,
         };
         if !context.is_synchronous {
-            observer.notice(&report.describe_staleness());
+            observer.notice(&server_report.describe_staleness());
         }
         let bytes_sent = statistics.map(|statistics| statistics.bytes_sent).sum();
         let mut solo = Group::solo();
         let run = (context.config, context.setup, &mut self.trainer);
-        conclude_run(&mut solo, run, (context.started, zero), observer, |summary| {
-            summary.world_size = context.size.get();
-            summary.bytes_sent = bytes_sent;
-            summary.parameter_server = Some(report);
+        conclude_run(&mut solo, run, (context.started, zero), observer, |report| {
+            report.world_size = context.size.get();
+            report.bytes_sent = bytes_sent;
+            report.parameter_server = Some(server_report);
         })
     }
 }

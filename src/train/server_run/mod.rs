@@ -46,6 +46,7 @@ const FAILURE_NOTICE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct RunContext<'a> {
     pub(super) config: &'a Config,
     pub(super) setup: &'a Setup,
+    /// True after this rank has received a stop signal.
     stop: &'a AtomicBool,
     pub(super) layout: ShardLayout,
     pub(super) update_mode: UpdateMode,
@@ -53,6 +54,7 @@ pub(super) struct RunContext<'a> {
     pub(super) size: WorldSize,
     /// The longest time that a rank waits for a reply, or for another rank to end.
     pub(super) timeout: Duration,
+    /// The time at which the run started on this rank.
     pub(super) started: Instant,
 }
 
@@ -115,14 +117,15 @@ pub(super) fn train_with_servers(
     } else if context.layout.is_server(rank) {
         run_other_server(&context, rank, links, state)
     } else {
-        let first = context.layout.workers().next().map_or(0, Rank::get);
-        let place = WorkerPlace { index: rank.get() - first, workers: context.size.get() - first };
+        let first_worker = context.layout.workers().next().map_or(0, Rank::get);
+        let place =
+            WorkerPlace { index: rank.get() - first_worker, workers: context.size.get() - first_worker };
         let mut client = ServerClient::new(links.servers, &context.layout, context.is_synchronous);
         let mut parameters = state.parameters;
         match worker::run_worker(&context, &place, &mut client, &mut parameters) {
-            Ok(done) => {
+            Ok(totals) => {
                 let mut summary = wait_for_summary(&context, &mut client)?;
-                summary.report.samples_per_second = done.samples as f64 / done.seconds.max(1e-9);
+                summary.report.samples_per_second = totals.samples as f64 / totals.seconds.max(1e-9);
                 client.close();
                 Ok(summary)
             }

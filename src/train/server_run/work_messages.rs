@@ -18,7 +18,7 @@ pub(super) struct WorkRequest {
     pub(super) has_diverged: bool,
     /// Whether the client has no more work, and waits for the end of the run.
     pub(super) awaits_end: bool,
-    /// The sum of the losses of the samples of the batch that the worker has processed.
+    /// The sum of the losses of the samples that the worker has processed in the batch.
     pub(super) loss: f64,
     /// The number of these samples.
     pub(super) samples: u64,
