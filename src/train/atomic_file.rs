@@ -210,7 +210,7 @@ fn temporary_file_name(target: &Path) -> io::Result<OsString> {
 }
 
 /// Opens a temporary file for writing. Does not follow a symbolic link, and does not wait for the reader of a pipe.
-/// Returns `None` if `options` creates a file, but `path` exists.
+/// Returns `None` if `options` requires a new file, but `path` already exists.
 fn open_temporary_file(path: &Path, options: &mut OpenOptions) -> io::Result<Option<File>> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     match options.write(true).custom_flags(flags.bits().cast_signed()).open(path) {
@@ -219,7 +219,7 @@ fn open_temporary_file(path: &Path, options: &mut OpenOptions) -> io::Result<Opt
     }
 }
 
-/// Locks a temporary file.
+/// Locks a temporary file. Returns an error if another process has locked the file.
 fn lock_temporary_file(file: &File, path: &Path) -> io::Result<()> {
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => {
@@ -325,8 +325,8 @@ mod tests {
         assert_eq!(file_names(directory.path()), ["file"]);
     }
 
-    /// Regression test: a save wrote through a link with the name of the temporary file, and truncated a user's own
-    /// file with this name.
+    /// Regression test: before the fix, a save wrote through a link with the name of the temporary file, and truncated a
+    /// user's own file with this name.
     #[test]
     fn other_files_with_the_name_of_a_temporary_file_are_refused() {
         let directory = tempfile::tempdir().unwrap();

@@ -125,13 +125,18 @@ impl<'a> BatchExchange<'a> {
         let samples = &self.train.held;
         let batch = self.batches.batch(index);
         let batch_len = batch.len();
-        let own = part_of_batch(batch_len, (self.place.replica, self.place.replicas), self.shards);
-        let own = &batch[own];
+        let part = part_of_batch(batch_len, (self.place.replica, self.place.replicas), self.shards);
+        let own_rows = &batch[part];
         Ok(match &self.window {
             Some(ReceivedWindow { steps, samples, indices, step_ends }) => {
                 let step = index - steps.start;
                 let start = if step == 0 { 0 } else { step_ends[step - 1] };
-                LocalBatch { samples, indices: &indices[start..step_ends[step]], row_numbers: own, batch_len }
+                LocalBatch {
+                    samples,
+                    indices: &indices[start..step_ends[step]],
+                    row_numbers: own_rows,
+                    batch_len,
+                }
             }
             None if self.train.row_map().is_some() => LocalBatch {
                 samples,
@@ -139,7 +144,7 @@ impl<'a> BatchExchange<'a> {
                 row_numbers: &self.held_row_numbers,
                 batch_len,
             },
-            None => LocalBatch { samples, indices: own, row_numbers: own, batch_len },
+            None => LocalBatch { samples, indices: own_rows, row_numbers: own_rows, batch_len },
         })
     }
 
@@ -153,12 +158,12 @@ impl<'a> BatchExchange<'a> {
         self.window = None;
         let pending = match self.next_window.take() {
             Some(pending) => Some(pending),
-            None => self.send_window(group, index)?,
+            None => self.start_window_exchange(group, index)?,
         };
         if let Some(pending) = pending {
             let end = pending.steps.end;
             self.window = Some(self.receive_window(group, pending)?);
-            self.next_window = self.send_window(group, end)?;
+            self.next_window = self.start_window_exchange(group, end)?;
         }
         Ok(())
     }
@@ -170,21 +175,25 @@ impl<'a> BatchExchange<'a> {
         self.held_cells().ncols() + target
     }
 
-    /// Starts to exchange the samples of the window that begins with batch `first`. Returns `None` if `first` is
-    /// beyond the last batch.
-    fn send_window(&self, group: &mut Group, first: usize) -> Result<Option<PendingWindow>, Error> {
+    /// Starts to exchange the samples of the window that begins with batch `first_batch`. Returns `None` if `first_batch`
+    /// is beyond the last batch.
+    fn start_window_exchange(
+        &self,
+        group: &mut Group,
+        first_batch: usize,
+    ) -> Result<Option<PendingWindow>, Error> {
         let count = self.batches.count();
-        let Some(rows) = self.row_map().filter(|_| first < count) else { return Ok(None) };
+        let Some(rows) = self.row_map().filter(|_| first_batch < count) else { return Ok(None) };
         let size = group.size();
         let samples_per_step = self.batches.batch(0).len().div_ceil(size.as_usize());
         let bytes_per_step = samples_per_step * self.words_per_sample() * size_of::<u32>();
-        let steps = first..count.min(first + (WINDOW_BYTES / bytes_per_step).max(1));
+        let steps = first_batch..count.min(first_batch + (WINDOW_BYTES / bytes_per_step).max(1));
         let mut sent_words = Vec::with_capacity(size.as_usize());
         let mut samples_from_rank = vec![0; size.as_usize()];
         let mut words = Vec::new();
         for receiver in size.ranks() {
-            let before = words.len();
-            for sample in self.samples_of_rank(&steps, (receiver, size)) {
+            let words_before = words.len();
+            for sample in self.row_numbers_of_rank(&steps, (receiver, size)) {
                 let (holder, index) = rows.holder_and_index(sample as usize);
                 if holder == group.rank().index() {
                     self.append_sample(index, &mut words);
@@ -193,7 +202,7 @@ impl<'a> BatchExchange<'a> {
                     samples_from_rank[holder] += 1;
                 }
             }
-            sent_words.push(words.len() - before);
+            sent_words.push(words.len() - words_before);
         }
         let width = self.words_per_sample();
         let received_words: Vec<usize> = samples_from_rank.iter().map(|count| count * width).collect();
@@ -229,7 +238,7 @@ impl<'a> BatchExchange<'a> {
         let rows = self.row_map().expect("a window was sent, so each rank holds only a part of the samples");
         let (mut indices, mut step_ends) = (Vec::new(), Vec::new());
         for step in steps.clone() {
-            for sample in self.samples_of_rank(&(step..step + 1), (group.rank(), group.size())) {
+            for sample in self.row_numbers_of_rank(&(step..step + 1), (group.rank(), group.size())) {
                 let (holder, _) = rows.holder_and_index(sample as usize);
                 indices.push(next_from_rank[holder]);
                 next_from_rank[holder] += 1;
@@ -264,7 +273,11 @@ impl<'a> BatchExchange<'a> {
     }
 
     /// Returns the row numbers of the samples that a rank processes in `steps`.
-    fn samples_of_rank(&self, steps: &Range<usize>, place: (Rank, WorldSize)) -> impl Iterator<Item = u32> {
+    fn row_numbers_of_rank(
+        &self,
+        steps: &Range<usize>,
+        place: (Rank, WorldSize),
+    ) -> impl Iterator<Item = u32> {
         steps.clone().flat_map(move |step| {
             let batch = self.batches.batch(step);
             batch[part_of_batch(batch.len(), place, self.shards)].iter().copied()

@@ -26,11 +26,11 @@ pub(crate) struct BatchQueue {
     done_ahead: BTreeSet<u64>,
     /// The first batch that no worker has taken yet.
     next: u64,
-    /// The number of batches of the run.
+    /// The number after the last batch of the run.
     end: u64,
     /// Batches that a worker has given back.
     returned: BTreeSet<u64>,
-    /// The batch that each worker computes.
+    /// `taken[worker]` is the batch that the worker computes.
     taken: Vec<Option<u64>>,
     has_stopped: bool,
 }
@@ -89,7 +89,8 @@ impl BatchQueue {
         self.taken[worker] == Some(batch) && !self.is_done(batch)
     }
 
-    /// Marks the batch of a worker as done. Returns `None` if another worker has already completed the batch.
+    /// Marks the batch of a worker as done, and returns the batch. Returns `None` if the worker has no batch, or if another
+    /// worker has already completed the batch.
     pub(crate) fn complete(&mut self, worker: usize) -> Option<u64> {
         let batch = self.taken[worker].take()?;
         let is_new = self.first_not_done <= batch && self.done_ahead.insert(batch);

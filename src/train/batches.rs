@@ -17,20 +17,20 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// Returns the batches of epoch `epoch` (counted from 0) over `samples` samples. If one batch holds all samples,
-    /// the samples are not shuffled.
+    /// Returns the batches of epoch `epoch` (counted from 0) of a training set with `sample_count` samples. If one batch
+    /// holds all samples, the samples are not shuffled.
     ///
     /// # Panics
     ///
-    /// If `batch_size` is 0, or if `samples` does not fit 32 bits. Earlier checks of the configuration and of the
+    /// If `batch_size` is 0, or if `sample_count` does not fit 32 bits. Earlier checks of the configuration and of the
     /// data set exclude both cases.
-    pub fn new(seed: u64, epoch: u64, samples: usize, batch_size: usize) -> Self {
+    pub fn new(seed: u64, epoch: u64, sample_count: usize, batch_size: usize) -> Self {
         assert!(batch_size > 0, "a batch holds at least one sample");
-        let samples = u32::try_from(samples).expect("data sets are limited to 2^31 samples");
-        let order = if batch_size >= samples as usize {
-            (0..samples).collect()
+        let sample_count = u32::try_from(sample_count).expect("data sets are limited to 2^31 samples");
+        let order = if batch_size >= sample_count as usize {
+            (0..sample_count).collect()
         } else {
-            random::permutation(&mut random::random_stream("epoch", seed, epoch), samples)
+            random::permutation(&mut random::random_stream("epoch", seed, epoch), sample_count)
         };
         Self { order, batch_size }
     }

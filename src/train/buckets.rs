@@ -152,9 +152,9 @@ mod tests {
     use super::*;
     use crate::group::Group;
 
-    /// Regression test: bucket boundaries depended on the ranges in which a rank reports gradients. A rank without
-    /// samples reports a layer as one range, but other ranks report several ranges. The job failed, because the ranks
-    /// started all-reduces of different lengths.
+    /// Regression test: before the fix, bucket boundaries depended on the ranges in which a rank reports gradients. A rank
+    /// without samples reports a layer as one range, but other ranks report several ranges. So the ranks started
+    /// all-reduces of different lengths, and the job failed.
     #[test]
     fn bucket_boundaries_do_not_depend_on_how_gradients_are_reported() {
         let gradients: Vec<f32> = (0..1000).map(|value| value as f32).collect();

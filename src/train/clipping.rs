@@ -1,8 +1,8 @@
 //! Clips gradients by their global norm (Pascanu et al. 2013).
 //!
 //! The norm is computed from the reduced gradients, which have the same bits on all ranks. Every rank computes the
-//! norm in the same order of additions, so the clipped gradients are the same on all ranks too. Clipping needs no
-//! messages between ranks.
+//! norm in the same order of additions, so the clipped gradients are the same on all ranks too. If every rank holds all
+//! gradients, clipping needs no messages between ranks. If each rank holds a part, the ranks first sum their squared norms.
 
 /// The number of partial sums. Each partial sum is a chain of dependent additions, and a processor can work on
 /// several chains at once.

@@ -57,7 +57,7 @@ pub enum ConsoleLines {
 /// Writes lines to a writer, and a progress bar to a terminal.
 pub struct Console<W> {
     options: ConsoleOptions,
-    /// `None` after a write failed. After a failed write, training continues without output.
+    /// `None` after a write failed. Training then continues without output.
     out: Option<W>,
     failure: Option<io::Error>,
     epoch: EpochProgress,
@@ -68,9 +68,10 @@ pub struct Console<W> {
 struct EpochProgress {
     /// The number of the epoch, counted from 1.
     epoch: u64,
+    /// The number of epochs of the run.
     epochs: u64,
     /// The number of steps that are complete.
-    step: u64,
+    steps_done: u64,
     /// The number of steps of the epoch.
     steps: u64,
     /// The steps since the epoch began.
@@ -112,8 +113,14 @@ impl<W: Write> Console<W> {
     /// Creates a console that writes lines to `out`.
     pub fn new(options: ConsoleOptions, out: W) -> Self {
         let (since_epoch_start, since_last_line) = (StepSums::start(), StepSums::start());
-        let epoch =
-            EpochProgress { epoch: 0, epochs: 0, step: 0, steps: 0, since_epoch_start, since_last_line };
+        let epoch = EpochProgress {
+            epoch: 0,
+            epochs: 0,
+            steps_done: 0,
+            steps: 0,
+            since_epoch_start,
+            since_last_line,
+        };
         Self { options, out: Some(out), failure: None, epoch, bar: None }
     }
 
@@ -148,9 +155,9 @@ impl<W: Write> Observer for Console<W> {
         self.write_line(&format!("warning: {text}"));
     }
 
-    fn epoch_started(&mut self, epoch: u64, epochs: u64, step: u64, steps: u64) {
+    fn epoch_started(&mut self, epoch: u64, epochs: u64, steps_done: u64, steps: u64) {
         let (since_epoch_start, since_last_line) = (StepSums::start(), StepSums::start());
-        self.epoch = EpochProgress { epoch, epochs, step, steps, since_epoch_start, since_last_line };
+        self.epoch = EpochProgress { epoch, epochs, steps_done, steps, since_epoch_start, since_last_line };
         let target = match self.options.display {
             ProgressDisplay::None => return,
             ProgressDisplay::Bar => ProgressDrawTarget::stderr_with_hz(DRAWINGS_PER_SECOND_MAX),
@@ -161,13 +168,13 @@ impl<W: Write> Observer for Console<W> {
         };
         let style = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} {msg}");
         let bar = ProgressBar::with_draw_target(Some(steps), target);
-        let bar = bar.with_position(step).with_prefix(format!("epoch {epoch}/{epochs}"));
+        let bar = bar.with_position(steps_done).with_prefix(format!("epoch {epoch}/{epochs}"));
         self.bar = Some(bar.with_style(style.expect("the template is valid")));
     }
 
     fn step_taken(&mut self, step: &CompletedStep) {
         let progress = &mut self.epoch;
-        progress.step += 1;
+        progress.steps_done += 1;
         progress.since_epoch_start.add(step);
         progress.since_last_line.add(step);
         if let Some(bar) = &self.bar {
@@ -178,10 +185,10 @@ impl<W: Write> Observer for Console<W> {
         }
         if self.options.log_interval.is_some_and(|interval| progress.since_last_line.steps >= interval.get())
         {
-            let EpochProgress { epoch, epochs, step: taken, steps, since_last_line: sums, .. } = progress;
+            let EpochProgress { epoch, epochs, steps_done, steps, since_last_line: sums, .. } = progress;
             let (loss, speed, rate) = (sums.mean_loss(), sums.samples_per_second(), step.learning_rate);
             let line = format!(
-                "epoch {epoch}/{epochs}, step {taken}/{steps}: loss {loss:.4}, lr {rate}, {speed:.0} samples/s"
+                "epoch {epoch}/{epochs}, step {steps_done}/{steps}: loss {loss:.4}, lr {rate}, {speed:.0} samples/s"
             );
             progress.since_last_line = StepSums::start();
             self.notice(&line);

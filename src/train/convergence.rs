@@ -13,11 +13,11 @@ const STILL_FALLING_FRACTION_CONVEX: f64 = 0.001;
 /// rises.
 const STILL_FALLING_FRACTION: f64 = 0.01;
 
-/// Returns whether the training loss has stopped changing. `constant_loss` is the mean loss of the best constant
-/// prediction.
+/// Returns whether the training loss has stopped changing: the losses of the last two records are almost equal.
+/// `constant_loss` is the mean loss of the best constant prediction.
 pub(crate) fn has_converged(history: &[EpochRecord], constant_loss: f64) -> bool {
-    let [.., before, last] = history else { return false };
-    (before.train_loss - last.train_loss).abs() < CONVERGED_LOSS_FRACTION * constant_loss
+    let [.., previous, last] = history else { return false };
+    (previous.train_loss - last.train_loss).abs() < CONVERGED_LOSS_FRACTION * constant_loss
 }
 
 /// Returns whether a longer run is advised, because the training loss still decreased in the last tenth of the run.

@@ -10,6 +10,6 @@ pub struct CurveFiles {
     /// The path of an SVG picture that shows the losses, and the accuracy or R², of all recorded epochs. `None` draws
     /// no picture.
     pub plot: Option<PathBuf>,
-    /// Where to record curves for `TensorBoard`. `None` records none.
+    /// Where to record curves for `TensorBoard`. `None` records no curves.
     pub tensorboard: Option<TensorBoard>,
 }

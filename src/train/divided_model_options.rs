@@ -6,7 +6,7 @@ use super::strategies::StrategySpec;
 use crate::codec::Compression;
 
 /// Returns the names (without `--`) of options that [`Config::check`] refuses with this strategy. A resumed run drops
-/// these options from the options of its checkpoint, which another strategy may have written.
+/// these options from the options of its checkpoint, which a run with another strategy may have saved.
 pub(crate) fn options_refused_by(strategy: StrategySpec) -> &'static [&'static str] {
     match strategy {
         StrategySpec::Pipeline { .. } => &["accumulate", "compression", "scale-lr", "shard-optimizer"],

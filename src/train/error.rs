@@ -74,10 +74,10 @@ pub enum TrainError {
         describe_differing_ranks(ranks, *majority)
     )]
     ParametersDiffer {
-        /// The ranks whose parameters differ from the parameters of the majority. Contains all ranks if there is no
-        /// majority.
+        /// The ranks whose parameters differ from the parameters of the majority. If there is no majority, contains all
+        /// ranks that should hold the same parameters.
         ranks: Vec<Rank>,
-        /// Whether more than half of the ranks hold the same parameters.
+        /// Whether more than half of the ranks that should hold the same parameters agree.
         majority: bool,
         /// The number of completed epochs.
         epoch: u64,

@@ -113,7 +113,7 @@ pub(crate) struct LearningRates {
 }
 
 impl LearningRates {
-    /// Computes the numbers of steps of a run with `epochs` epochs.
+    /// Returns the learning rates of a run with `epochs` epochs.
     ///
     /// # Errors
     ///
@@ -144,9 +144,9 @@ impl LearningRates {
             RateSchedule::Constant => 1.0,
             RateSchedule::Step { epochs, factor } => power(factor, step / self.steps_per_epoch / epochs),
             RateSchedule::Cosine => {
-                let done = step.saturating_sub(self.warmup_steps);
-                let all = self.steps - self.warmup_steps;
-                0.5 * (1.0 + cosine_of_pi_times(done as f64 / all as f64))
+                let steps_done = step.saturating_sub(self.warmup_steps);
+                let steps_after_warmup = self.steps - self.warmup_steps;
+                0.5 * (1.0 + cosine_of_pi_times(steps_done as f64 / steps_after_warmup as f64))
             }
         };
         let warmup_factor =
@@ -218,10 +218,10 @@ mod tests {
             (RateSchedule::Cosine, Warmup::Epochs(1), 4, 1.0),
             (RateSchedule::Cosine, Warmup::Epochs(1), 12, 0.5),
         ];
-        for (schedule, warmup, at, expected) in cases {
+        for (schedule, warmup, step, expected) in cases {
             let rates = LearningRates::new(schedule, warmup, 4, 5).unwrap();
-            let found = f64::from(rates.rate_at_step(2.0, at));
-            assert!((found - 2.0 * expected).abs() < 1e-7, "{schedule} {warmup} {at}: {found}");
+            let found = f64::from(rates.rate_at_step(2.0, step));
+            assert!((found - 2.0 * expected).abs() < 1e-7, "{schedule} {warmup} {step}: {found}");
         }
         let error = LearningRates::new(RateSchedule::Cosine, Warmup::Epochs(5), 4, 5).unwrap_err();
         assert!(error.to_string().contains("--warmup 5e takes 20 steps"), "{error}");

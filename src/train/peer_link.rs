@@ -46,7 +46,7 @@ pub(crate) struct PendingReply {
 /// Connects each pair of ranks. All ranks of `group` must call this function. Returns the connections of this rank in the
 /// order of the other ranks. An error names the two ranks that cannot connect.
 pub(crate) fn connect_pairs(group: &mut Group) -> Result<Vec<PeerLink>, ConnectError> {
-    let own = group.rank();
+    let own_rank = group.rank();
     let mut links = Vec::new();
     for low in group.size().ranks() {
         for high in group.size().ranks().skip(low.index() + 1) {
@@ -60,13 +60,13 @@ pub(crate) fn connect_pairs(group: &mut Group) -> Result<Vec<PeerLink>, ConnectE
             isolated.set_timeout(IDLE_TIME_MAX);
             let request_receiver = isolated.messenger();
             isolated.set_timeout(timeout);
-            let (peer, peer_in_group) = if own == low { (high, Rank::new(1)) } else { (low, Rank::ZERO) };
+            let (peer, peer_in_group) = if own_rank == low { (high, Rank::new(1)) } else { (low, Rank::ZERO) };
             let host = isolated.host(peer_in_group);
             links.push(PeerLink { peer, host, group: isolated, request_receiver, peer_in_group });
         }
     }
     links.sort_by_key(|link| link.peer);
-    // From now on, the loss of a rank does not prevent other ranks from connecting.
+    // From now on, a lost rank does not prevent other ranks from connecting.
     group.barrier().map_err(ConnectError::Group)?;
     Ok(links)
 }

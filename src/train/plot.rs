@@ -57,18 +57,18 @@ pub(super) fn draw_curves(report: &Report, task: Task) -> String {
     svg
 }
 
-/// Describes the run in at most `characters` characters.
-fn make_title(report: &Report, characters: usize) -> String {
+/// Describes the run in at most `characters_max` characters.
+fn make_title(report: &Report, characters_max: usize) -> String {
     let ranks =
         if report.world_size == 1 { "1 rank".to_owned() } else { format!("{} ranks", report.world_size) };
     let text = format!(
         "{} on {}: {ranks}, {}, {}, lr {}, batch {}",
         report.model, report.dataset, report.strategy, report.optimizer, report.lr, report.batch_size
     );
-    if text.chars().count() <= characters {
+    if text.chars().count() <= characters_max {
         return text;
     }
-    text.chars().take(characters - 3).chain("...".chars()).collect()
+    text.chars().take(characters_max - 3).chain("...".chars()).collect()
 }
 
 fn loss_chart(report: &Report, task: Task) -> Chart {
@@ -85,7 +85,7 @@ fn loss_chart(report: &Report, task: Task) -> Chart {
     Chart {
         title: "Mean loss".into(),
         y_label: y_label.into(),
-        y_limit: f64::INFINITY,
+        y_margin_limit: f64::INFINITY,
         curves: curves
             .into_iter()
             .filter_map(|(name, color, get)| make_curve(report, name, color, get))
@@ -105,7 +105,7 @@ fn metric_chart(report: &Report) -> Chart {
     Chart {
         title: title.into(),
         y_label: y_label.into(),
-        y_limit: 1.0,
+        y_margin_limit: 1.0,
         curves: accuracy.or(r2).into_iter().collect(),
         best_epoch: report.best_epoch,
     }

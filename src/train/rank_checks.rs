@@ -62,9 +62,9 @@ fn gather_rows(group: &mut Group, row: &[u64]) -> Result<Vec<u64>, TrainError> {
     Ok(table)
 }
 
-/// A hash of this rank's parameters at the end of an epoch. When the parameters agree according to
-/// [`Strategy::parameter_agreement`](super::strategies::Strategy::parameter_agreement), different hashes mean that
-/// memory or the network corrupted a value.
+/// A hash of this rank's parameters at the end of an epoch.
+/// [`Strategy::parameter_agreement`](super::strategies::Strategy::parameter_agreement) says when the hashes of all replicas
+/// must be equal. If they then differ, memory or the network corrupted a value.
 pub(crate) struct ReplicaHash {
     epoch: u64,
     /// Only ranks with the same part of the model compare their hashes.

@@ -71,7 +71,7 @@ impl Recipe {
         ]
     }
 
-    /// Returns the loss. `counts[i]` is the number of training samples of `classes[i]`.
+    /// Returns the loss of a classification. `counts[i]` is the number of training samples of `classes[i]`.
     pub(crate) fn classification_loss(&self, classes: &[String], counts: &[u64]) -> Result<Loss, DataError> {
         if self.label_smoothing == 0.0 && self.class_weights == ClassWeights::Equal {
             return Ok(Loss::CrossEntropy);

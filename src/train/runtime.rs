@@ -46,7 +46,7 @@ pub(crate) fn split_by_part(group: &mut Group, part: u32) -> Result<Box<dyn Runt
     Ok(Box::new(own))
 }
 
-/// The values that ranks combine. Each variant says how the ranks combine them.
+/// The values that ranks combine. The description of each variant says how the ranks combine its values.
 pub(crate) enum Values<'a> {
     /// Parameters or gradients, and the format in which ranks send them. Sums over all ranks replace the values.
     Vector(&'a mut [f32], Compression),

@@ -26,8 +26,7 @@ pub(crate) fn tree_depth(leaf_count: usize) -> usize {
 
 /// Writes the sum of all leaves to `target`. `compute(leaf, vector, 0.0)` writes the values of a leaf to `vector`. If
 /// `can_add(leaf)` is true, `compute(leaf, vector, 1.0)` must add the values of the leaf to `vector`, with the same
-/// bits as [`add`].
-/// `scratch` needs [`tree_depth`] times as many elements as `target`. There must be at least one leaf.
+/// bits as [`add_elements`]. `scratch` needs [`tree_depth`] times as many elements as `target`. There must be at least one leaf.
 pub(crate) fn sum_in_tree_order<L: Clone>(
     leaves: &[L],
     target: &mut [f32],
@@ -169,7 +168,7 @@ mod tests {
     }
 
     proptest! {
-        /// The ranks hold random numbers of terms. Each rank divides its nodes until it has at least `passes` nodes.
+        /// Each rank holds a random number of terms, and splits its nodes until it has at least `passes` nodes.
         #[test]
         fn every_division_of_the_terms_gives_the_same_bits(
             terms in proptest::collection::vec(any_number(), 1..40),

@@ -46,7 +46,7 @@ pub(super) struct EventRecorder<'a> {
     /// The number of steps since the run began.
     steps_total: u64,
     /// Totals since the last recorded step: the number of steps, the sum of the losses, and the number of samples.
-    interval: (u64, f64, u64),
+    interval_totals: (u64, f64, u64),
 }
 
 /// The state of a recorder's file.
@@ -59,7 +59,7 @@ enum EventSink {
 }
 
 impl<'a> EventRecorder<'a> {
-    /// `steps_total` is the number of steps that the run took before this process started.
+    /// Creates a recorder. `steps_total` is the number of steps that the run took before this process started.
     pub(super) fn new(
         observer: &'a mut dyn Observer,
         (config, options): (&Config, &'a TensorBoard),
@@ -75,8 +75,14 @@ impl<'a> EventRecorder<'a> {
         options: &'a TensorBoard,
         first_repeated_step: Option<u64>,
     ) -> Self {
-        let interval = (0, 0.0, 0);
-        Self { observer, options, file: EventSink::NotCreated, first_repeated_step, steps_total: 0, interval }
+        Self {
+            observer,
+            options,
+            file: EventSink::NotCreated,
+            first_repeated_step,
+            steps_total: 0,
+            interval_totals: (0, 0.0, 0),
+        }
     }
 
     /// Writes values of the current step. If the write fails, warns the user, and training continues without the
@@ -116,8 +122,8 @@ impl Observer for EventRecorder<'_> {
         self.observer.warning(text);
     }
 
-    fn epoch_started(&mut self, epoch: u64, epochs: u64, step: u64, steps: u64) {
-        self.observer.epoch_started(epoch, epochs, step, steps);
+    fn epoch_started(&mut self, epoch: u64, epochs: u64, steps_done: u64, steps: u64) {
+        self.observer.epoch_started(epoch, epochs, steps_done, steps);
     }
 
     fn batch_started(&mut self, epoch: u64, batch: u64, samples: &[u32]) {
@@ -127,13 +133,13 @@ impl Observer for EventRecorder<'_> {
     fn step_taken(&mut self, step: &CompletedStep) {
         self.observer.step_taken(step);
         self.steps_total = step.steps_total;
-        let (steps, loss, samples) = &mut self.interval;
+        let (steps, loss, samples) = &mut self.interval_totals;
         *steps += 1;
         *loss += step.loss * step.samples as f64;
         *samples += step.samples;
         if *steps >= self.options.step_interval.get() {
             let mean = *loss / (*samples).max(1) as f64;
-            self.interval = (0, 0.0, 0);
+            self.interval_totals = (0, 0.0, 0);
             self.record_scalars(&[("loss/steps", mean), ("learning_rate", f64::from(step.learning_rate))]);
         }
     }

@@ -130,7 +130,10 @@ impl ModelDescription {
         self.check_columns()?;
         let TargetDescription { mean, deviation, .. } = self.target;
         if !mean.is_finite() || !deviation.is_finite() || deviation <= 0.0 {
-            return Err(format!("the target has the mean {mean} and the deviation {deviation}"));
+            return Err(format!(
+                "its target has the mean {mean} and the deviation {deviation}, but both must be finite, and the deviation must \
+                 be above 0"
+            ));
         }
         let classes = self.classes.len();
         let (loss, outputs) = match self.task {
@@ -192,25 +195,25 @@ impl ModelDescription {
         if let Some(divisor) = self.pixel_divisor
             && !(divisor.is_finite() && divisor > 0.0)
         {
-            return Err(format!("pixels are divided by {divisor}"));
+            return Err(format!("pixels are divided by {divisor}, which is not a finite number above 0"));
         }
-        self.columns.iter().try_for_each(check_inputs)
+        self.columns.iter().try_for_each(check_column_inputs)
     }
 }
 
-/// Checks the description of a column's inputs.
-fn check_inputs(column: &ColumnEncoding) -> Result<(), String> {
+/// Checks how the values of a column become inputs.
+fn check_column_inputs(column: &ColumnEncoding) -> Result<(), String> {
     let ColumnEncoding { name, is_date, inputs } = column;
     match inputs {
         _ if *is_date && !column.is_number() => Err(format!("column `{name}` holds both dates and text")),
         ColumnInputs::ShiftedNumber { offset, .. } if !offset.is_finite() => {
-            Err(format!("{offset} is subtracted from column `{name}`"))
+            Err(format!("the offset {offset} of column `{name}` is not finite"))
         }
         ColumnInputs::Number { fill: Some(fill), .. }
         | ColumnInputs::ShiftedNumber { fill: Some(fill), .. }
             if !fill.is_finite() =>
         {
-            Err(format!("missing values of column `{name}` are replaced by {fill}"))
+            Err(format!("missing values of column `{name}` are replaced by {fill}, which is not finite"))
         }
         ColumnInputs::OneHot { categories } if !categories.is_sorted_by(|a, b| a < b) => {
             Err(format!("the categories of column `{name}` are not sorted, or two are equal"))

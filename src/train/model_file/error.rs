@@ -66,7 +66,7 @@ pub enum ModelFileError {
     NeedsFeature {
         /// The file.
         path: PathBuf,
-        /// A text that names the feature and says how to build the program with this feature.
+        /// The end of the error message, which names the feature and says how to build the program with this feature.
         need: &'static str,
     },
     /// The format of model files cannot hold the model.

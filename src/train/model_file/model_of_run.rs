@@ -12,8 +12,9 @@ use crate::train::model::{Loss, TargetScale};
 use crate::train::report::Report;
 use crate::train::setup::Setup;
 
-/// An estimate of the size in bytes of the tensor names and the training results. They are not known before training.
-const HEADER_BYTES_ESTIMATE: u64 = 1 << 16;
+/// The number of bytes that [`estimate_header_bytes`] assumes for the names of the tensors and for the results of training,
+/// which are not known before training.
+const RESULT_HEADER_BYTES_ASSUMED: u64 = 1 << 16;
 
 /// Returns the trained model of a run. The caller will save the model to `path`, which appears only in errors.
 ///
@@ -133,11 +134,11 @@ pub(crate) fn check_model_can_be_saved(
     atomic_file::check_disk_space(path, bytes).map_err(|source| ModelFileError::io("write", path, source))
 }
 
-/// Checks that a description fits in a header of at most `bytes_max` bytes. Returns the maximum size of the header in
-/// bytes.
+/// Checks that a description fits in a header of at most `bytes_max` bytes. Returns an upper bound for the size of the
+/// header in bytes.
 fn check_description(description: &ModelDescription, bytes_max: u64) -> Result<u64, String> {
     description.check()?;
-    let bytes = header_bytes(description);
+    let bytes = estimate_header_bytes(description);
     if bytes <= bytes_max {
         return Ok(bytes);
     }
@@ -149,12 +150,12 @@ fn check_description(description: &ModelDescription, bytes_max: u64) -> Result<u
     ))
 }
 
-/// Returns the maximum size in bytes of the header of a model file with this description. The header holds the
+/// Returns an upper bound for the size in bytes of the header of a model file with this description. The header holds the
 /// description as a JSON string.
-fn header_bytes(description: &ModelDescription) -> u64 {
+fn estimate_header_bytes(description: &ModelDescription) -> u64 {
     let to_json = |text: String| serde_json::to_string(&text).map_or(u64::MAX, |text| text.len() as u64);
     let bytes = serde_json::to_string(description).map_or(u64::MAX, to_json);
-    bytes.saturating_add(HEADER_BYTES_ESTIMATE)
+    bytes.saturating_add(RESULT_HEADER_BYTES_ASSUMED)
 }
 
 #[cfg(test)]
@@ -170,7 +171,7 @@ mod tests {
         let file = encode_model(&example_model()).unwrap();
         let header = u64::from_le_bytes(*file.first_chunk().unwrap());
         let bytes = check_description(&example_description(), HEADER_BYTES_MAX).unwrap();
-        assert!((header..header + HEADER_BYTES_ESTIMATE).contains(&bytes), "{bytes} {header}");
+        assert!((header..header + RESULT_HEADER_BYTES_ASSUMED).contains(&bytes), "{bytes} {header}");
         for (class_count, name_bytes, bytes_max, expected) in [
             (10, 1000, HEADER_BYTES_MAX, None),
             (10, 1000, bytes + 30_000, Some("2 columns, of their categories and of 10 classes need")),

@@ -98,8 +98,8 @@ impl SavedModel {
             .evaluate()
     }
 
-    /// Returns the outputs of the last layer for the first `rows` rows of [`inputs_mut`](Self::inputs_mut).
-    pub(crate) fn outputs(&mut self, rows: usize) -> ArrayView2<'_, f32> {
+    /// Computes the outputs of the last layer for the first `rows` rows of [`inputs_mut`](Self::inputs_mut).
+    pub(crate) fn compute_outputs(&mut self, rows: usize) -> ArrayView2<'_, f32> {
         self.network.compute_outputs(&self.parameters, &mut self.workspace, rows)
     }
 

@@ -214,7 +214,7 @@ fn parse_model(
             let values: Vec<f32> =
                 bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
             match values.iter().find(|value| !value.is_finite()) {
-                Some(value) => Err(corrupt(format!("the tensor {name} holds {value}"))),
+                Some(value) => Err(corrupt(format!("the tensor {name} holds {value}, which is not finite"))),
                 None => Ok(values),
             }
         }

@@ -58,7 +58,7 @@ fn a_loaded_model_equals_the_saved_model() {
 }
 
 #[test]
-fn a_file_that_is_truncated_or_has_a_flipped_bit_is_corrupt() {
+fn a_file_that_is_truncated_or_has_a_flipped_bit_is_refused() {
     let load_bytes = |bytes: &[u8]| decode_model(Path::new("m"), bytes);
     let complete = encode_model(&example_model()).unwrap();
     for len in 0..complete.len() {

@@ -31,7 +31,7 @@ pub(super) struct GraphBuilder {
     graph: GraphProto,
     inputs: Vec<OnnxValue>,
     outputs: Vec<OnnxValue>,
-    /// The names of all values so far, and the names that are reserved for the outputs.
+    /// The names of all values in the graph, and the names that are reserved for the outputs.
     used_names: BTreeSet<String>,
 }
 
@@ -54,8 +54,8 @@ impl GraphBuilder {
         &self.outputs
     }
 
-    /// Appends underscores to `name` until no other value has the name.
-    fn unused_name(&mut self, mut name: String) -> String {
+    /// Appends underscores to `name` until no other value has the name. Reserves and returns the new name.
+    fn reserve_unused_name(&mut self, mut name: String) -> String {
         while !self.used_names.insert(name.clone()) {
             name.push('_');
         }
@@ -70,7 +70,7 @@ impl GraphBuilder {
         columns: usize,
         documentation: String,
     ) -> String {
-        let name = self.unused_name(name);
+        let name = self.reserve_unused_name(name);
         let value =
             OnnxValue { name: name.clone(), element_type: type_name(element_type), columns: Some(columns) };
         self.graph.input.push(make_value_info(&value, element_type, documentation));
@@ -85,7 +85,7 @@ impl GraphBuilder {
         dims: &[usize],
         elements: ConstantValues<'_>,
     ) -> String {
-        let name = self.unused_name(format!("ringtrain/{name}"));
+        let name = self.reserve_unused_name(format!("ringtrain/{name}"));
         let (data_type, raw_data, string_data) = match elements {
             ConstantValues::Floats(values) => {
                 (DataType::Float, bytemuck::cast_slice(values).to_vec(), Vec::new())
@@ -115,7 +115,7 @@ impl GraphBuilder {
         inputs: &[&str],
         attributes: Vec<AttributeProto>,
     ) -> String {
-        let result = self.unused_name(format!("ringtrain/{operator}_{}", self.graph.node.len()));
+        let result = self.reserve_unused_name(format!("ringtrain/{operator}_{}", self.graph.node.len()));
         self.push_node(operator, "", inputs, attributes, result)
     }
 
@@ -126,7 +126,7 @@ impl GraphBuilder {
         inputs: &[&str],
         attributes: Vec<AttributeProto>,
     ) -> String {
-        let result = self.unused_name(format!("ringtrain/{operator}_{}", self.graph.node.len()));
+        let result = self.reserve_unused_name(format!("ringtrain/{operator}_{}", self.graph.node.len()));
         self.push_node(operator, ML_OPERATORS.0, inputs, attributes, result)
     }
 

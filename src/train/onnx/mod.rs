@@ -122,8 +122,8 @@ debug_as_display!(ExportError);
 
 impl OnnxModel {
     /// Converts a trained model. The graph contains the encoding and scaling of the columns, the layers of the model,
-    /// and the softmax or the scale of the target. `None` chooses [`OnnxInputs::Matrix`] if all columns hold numbers
-    /// and have no names, and [`OnnxInputs::Columns`] in all other cases.
+    /// and the softmax or the scale of the target. If `inputs` is `None`, the graph has [`OnnxInputs::Matrix`] if all
+    /// columns hold numbers and have no names, and [`OnnxInputs::Columns`] in all other cases.
     ///
     /// # Errors
     ///

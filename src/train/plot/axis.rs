@@ -4,8 +4,11 @@
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Axis {
     scale: AxisScale,
+    /// The value at the beginning of the axis.
     low: f64,
+    /// The value at the end of the axis.
     high: f64,
+    /// The values at which the axis has a tick and a label.
     ticks: Vec<f64>,
     /// The distance between ticks, which determines the number of decimals of the labels. `None` on a logarithmic
     /// axis.
@@ -60,9 +63,9 @@ impl Axis {
         let (low, high) = (low / 1.2, high * 1.2);
         let decades = (low.log10().floor() as i32)..=(high.log10().ceil() as i32);
         let multiples: &[f64] = if high / low > 1e3 { &[1.0] } else { &[1.0, 2.0, 5.0] };
-        let every = (decades.clone().count() / 8).max(1);
+        let decades_per_tick = (decades.clone().count() / 8).max(1);
         let ticks = decades
-            .step_by(every)
+            .step_by(decades_per_tick)
             .flat_map(|power| multiples.iter().map(move |multiple| multiple * 10_f64.powi(power)))
             .filter(|tick| (low..=high).contains(tick))
             .collect();

@@ -22,7 +22,7 @@ pub(super) struct Chart {
     /// The text beside the vertical axis.
     pub(super) y_label: String,
     /// The margin above the largest value does not extend beyond this value, for example 1 for an accuracy.
-    pub(super) y_limit: f64,
+    pub(super) y_margin_limit: f64,
     pub(super) curves: Vec<Curve>,
     /// The epoch with the lowest validation loss.
     pub(super) best_epoch: Option<u64>,
@@ -57,63 +57,57 @@ impl Chart {
             height: area.height - TOP_MARGIN - BOTTOM_MARGIN,
         };
         let epochs = || self.curves.iter().flat_map(|curve| curve.points.iter().map(|&(epoch, _)| epoch));
-        let x = Axis::for_counts(epochs().min().unwrap_or_default(), epochs().max().unwrap_or_default());
+        let x_axis = Axis::for_counts(epochs().min().unwrap_or_default(), epochs().max().unwrap_or_default());
         let values = self.curves.iter().flat_map(|curve| curve.points.iter().map(|&(_, value)| value));
-        let y = Axis::for_values(values, self.y_limit);
-        self.draw_labels(svg, plot, &y);
-        draw_grid(svg, plot, &x, &y);
+        let y_axis = Axis::for_values(values, self.y_margin_limit);
+        self.draw_labels(svg, plot, &y_axis);
+        draw_grid(svg, plot, &x_axis, &y_axis);
         if let Some(epoch) = self.best_epoch {
-            let at = plot.left + plot.width * x.position(epoch as f64);
-            draw_dashed_line(svg, (at, plot.top), (at, plot.top + plot.height));
+            let best_x = plot.left + plot.width * x_axis.position(epoch as f64);
+            draw_dashed_line(svg, (best_x, plot.top), (best_x, plot.top + plot.height));
         }
         for curve in &self.curves {
-            curve.draw(svg, plot, (&x, &y));
+            curve.draw(svg, plot, (&x_axis, &y_axis));
         }
     }
 
     /// Draws the title, the legend and the names of the axes.
-    fn draw_labels(&self, svg: &mut String, plot: PlotArea, y: &Axis) {
+    fn draw_labels(&self, svg: &mut String, plot: PlotArea, y_axis: &Axis) {
         let (middle, bottom) = (plot.left + plot.width / 2.0, plot.top + plot.height);
         write_text(svg, (plot.left, plot.top - 38.0), "font-weight=\"bold\" font-size=\"14\"", &self.title);
         write_text(svg, (middle, bottom + 38.0), "text-anchor=\"middle\"", "epoch");
         let (left, center) = (plot.left - 52.0, plot.top + plot.height / 2.0);
         let turned = format!("text-anchor=\"middle\" transform=\"rotate(-90 {left:.1} {center:.1})\"");
-        let scale = if y.is_logarithmic() { ", logarithmic" } else { "" };
+        let scale = if y_axis.is_logarithmic() { ", logarithmic" } else { "" };
         write_text(svg, (left, center), &turned, &format!("{}{scale}", self.y_label));
-        let mut at = plot.left;
+        let (mut x1, y) = (plot.left, plot.top - 17.0);
         for curve in &self.curves {
-            let line = plot.top - 17.0;
-            let end = at + 20.0;
+            let x2 = x1 + 20.0;
             let _ = writeln!(
                 svg,
-                "<line x1=\"{at:.1}\" y1=\"{line:.1}\" x2=\"{end:.1}\" y2=\"{line:.1}\" stroke=\"{}\" stroke-width=\"3\"/>",
+                "<line x1=\"{x1:.1}\" y1=\"{y:.1}\" x2=\"{x2:.1}\" y2=\"{y:.1}\" stroke=\"{}\" stroke-width=\"3\"/>",
                 curve.color
             );
-            write_text(svg, (at + 26.0, line + 4.0), "", curve.name);
-            at += 46.0 + 6.6 * curve.name.chars().count() as f64;
+            write_text(svg, (x1 + 26.0, y + 4.0), "", curve.name);
+            x1 += 46.0 + 6.6 * curve.name.chars().count() as f64;
         }
         if let Some(epoch) = self.best_epoch {
-            let line = plot.top - 17.0;
-            draw_dashed_line(svg, (at, line), (at + 20.0, line));
-            write_text(svg, (at + 26.0, line + 4.0), "", &format!("best epoch ({epoch})"));
+            draw_dashed_line(svg, (x1, y), (x1 + 20.0, y));
+            write_text(svg, (x1 + 26.0, y + 4.0), "", &format!("best epoch ({epoch})"));
         }
     }
 }
 
 impl Curve {
-    fn draw(&self, svg: &mut String, plot: PlotArea, (x, y): (&Axis, &Axis)) {
+    fn draw(&self, svg: &mut String, plot: PlotArea, (x_axis, y_axis): (&Axis, &Axis)) {
         let mut positions = String::new();
         let mut dots = String::new();
         for (epoch, value) in select_points_to_draw(&self.points) {
-            let across = plot.left + plot.width * x.position(epoch as f64);
-            let down = plot.top + plot.height * (1.0 - y.position(value));
-            let _ = write!(positions, "{across:.1},{down:.1} ");
+            let x = plot.left + plot.width * x_axis.position(epoch as f64);
+            let y = plot.top + plot.height * (1.0 - y_axis.position(value));
+            let _ = write!(positions, "{x:.1},{y:.1} ");
             if self.points.len() <= POINTS_WITH_DOTS_MAX {
-                let _ = write!(
-                    dots,
-                    "<circle cx=\"{across:.1}\" cy=\"{down:.1}\" r=\"3\" fill=\"{}\"/>",
-                    self.color
-                );
+                let _ = write!(dots, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{}\"/>", self.color);
             }
         }
         let positions = positions.trim_end();
@@ -125,25 +119,25 @@ impl Curve {
     }
 }
 
-fn draw_grid(svg: &mut String, plot: PlotArea, x: &Axis, y: &Axis) {
+fn draw_grid(svg: &mut String, plot: PlotArea, x_axis: &Axis, y_axis: &Axis) {
     let PlotArea { left, top, width, height } = plot;
     let (right, bottom) = (left + width, top + height);
-    for (position, label) in y.labels() {
-        let at = bottom - height * position;
+    for (position, label) in y_axis.labels() {
+        let y = bottom - height * position;
         let _ = writeln!(
             svg,
-            "<line x1=\"{left:.1}\" y1=\"{at:.1}\" x2=\"{right:.1}\" y2=\"{at:.1}\" stroke=\"#ddd\"/>"
+            "<line x1=\"{left:.1}\" y1=\"{y:.1}\" x2=\"{right:.1}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>"
         );
-        write_text(svg, (left - 8.0, at + 4.0), "text-anchor=\"end\"", &label);
+        write_text(svg, (left - 8.0, y + 4.0), "text-anchor=\"end\"", &label);
     }
-    for (position, label) in x.labels() {
-        let at = left + width * position;
-        let end = bottom + 5.0;
+    for (position, label) in x_axis.labels() {
+        let x = left + width * position;
+        let tick_end = bottom + 5.0;
         let _ = writeln!(
             svg,
-            "<line x1=\"{at:.1}\" y1=\"{bottom:.1}\" x2=\"{at:.1}\" y2=\"{end:.1}\" stroke=\"#333\"/>"
+            "<line x1=\"{x:.1}\" y1=\"{bottom:.1}\" x2=\"{x:.1}\" y2=\"{tick_end:.1}\" stroke=\"#333\"/>"
         );
-        write_text(svg, (at, bottom + 20.0), "text-anchor=\"middle\"", &label);
+        write_text(svg, (x, bottom + 20.0), "text-anchor=\"middle\"", &label);
     }
     let _ = writeln!(
         svg,

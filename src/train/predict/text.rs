@@ -121,7 +121,7 @@ impl Iterator for TextGenerator<'_> {
         row.fill(0.0);
         row.iter_mut().zip(known).for_each(|(input, &token)| *input = token.into());
         let position = known.len() - 1;
-        let outputs = self.model.outputs(1);
+        let outputs = self.model.compute_outputs(1);
         let vocabulary = outputs.len() / self.context;
         let outputs: Vec<f32> =
             outputs.iter().skip(position * vocabulary).take(vocabulary).copied().collect();

@@ -155,8 +155,9 @@ impl StrategySpec {
 }
 
 /// The error message for a name that no strategy has.
-const UNKNOWN_STRATEGY_MESSAGE: &str = "it is not one of allreduce, model-average, model-average:EPOCHS, local-sgd:STEPS, diloco:STEPS, ps-sync, ps-async, \
-     ps-async:STALENESS, gossip, gossip:STEPS, tensor, pipeline:STAGES, hybrid:PIPELINESxSTAGES";
+const UNKNOWN_STRATEGY_MESSAGE: &str = "it is not one of allreduce, model-average, model-average:EPOCHS, local-sgd:STEPS, \
+     diloco:STEPS, ps-sync, ps-async, ps-async:STALENESS, gossip, gossip:STEPS, tensor, pipeline:STAGES, \
+     hybrid:PIPELINESxSTAGES";
 
 impl FromStr for StrategySpec {
     type Err = String;

@@ -66,7 +66,7 @@ impl EventFile {
         self.write(&encode_event(time_since_1970().as_secs_f64(), &EventContent::SessionStart { step }))
     }
 
-    /// Writes a record in one piece, so that a reader seldom sees a part of a record.
+    /// Writes a record with one call to the operating system, so that a reader seldom sees a part of a record.
     fn write(&mut self, event: &[u8]) -> io::Result<()> {
         self.file.write_all(&encode_record(event))
     }
@@ -180,10 +180,10 @@ mod tests {
         b"\x18\x00\x00\x00\x00\x00\x00\x00\xa3\x7f\x4b\x22\x09\x00\x00\x00\x00\x00\x00\xf8\
         \x3f\x10\xac\x02\x2a\x0a\x0a\x08\x0a\x01\x61\x15\x00\x00\x00\x3f\x64\x07\x6a\x3f";
 
-    /// The expected bytes were written by `RecordWriter` too, with the message `Event(wall_time=1.5, step=300,
+    /// The expected bytes were also written by `RecordWriter`, with the message `Event(wall_time=1.5, step=300,
     /// session_log=SessionLog(status=SessionLog.START))`.
     #[test]
-    fn a_resumed_run_discards_later_steps() {
+    fn a_session_start_has_the_bytes_that_tensorboard_writes() {
         let event = encode_event(1.5, &EventContent::SessionStart { step: 300 });
         assert_eq!(event, b"\x09\x00\x00\x00\x00\x00\x00\xf8\x3f\x10\xac\x02\x3a\x02\x08\x01");
     }
