@@ -60,6 +60,7 @@ fn sync_and_rename(
 /// If the value is dropped before `commit`, the old file remains.
 pub(crate) struct ReplacementFile {
     output: TemporaryOrSpecialFile,
+    /// The path of the file that is replaced.
     target: PathBuf,
 }
 
@@ -159,6 +160,7 @@ struct TemporaryFile {
     /// `None` after the file was renamed.
     file: Option<File>,
     path: PathBuf,
+    /// The directory that contains the file.
     directory: PathBuf,
 }
 

@@ -37,6 +37,7 @@ pub(crate) struct LocalBatch<'a> {
 
 /// The batches of an epoch, and the samples of the next steps on this rank.
 pub(crate) struct BatchExchange<'a> {
+    /// The training set. Each rank may hold only a part of its samples.
     train: &'a SharedSamples,
     pub(crate) batches: Batches,
     /// Says which part of each batch this rank processes.
@@ -49,12 +50,15 @@ pub(crate) struct BatchExchange<'a> {
     held_indices: Vec<u32>,
     /// The row numbers of the samples in `held_indices`.
     held_row_numbers: Vec<u32>,
+    /// The window of the current step, if the ranks exchange samples.
     window: Option<ReceivedWindow>,
+    /// The window after `window`.
     next_window: Option<PendingWindow>,
 }
 
 /// The samples that this rank processes in consecutive steps.
 pub(crate) struct ReceivedWindow {
+    /// The steps of the epoch that belong to the window.
     steps: Range<usize>,
     samples: Samples,
     /// The positions in `samples` of the samples of all steps.
@@ -65,7 +69,9 @@ pub(crate) struct ReceivedWindow {
 
 /// A window whose samples this rank has not received yet.
 struct PendingWindow {
+    /// The steps of the epoch that belong to the window.
     steps: Range<usize>,
+    /// The words of the samples that this rank receives.
     words: Handle<Vec<u32>>,
     /// For each rank, the number of samples that this rank receives from it.
     samples_from_rank: Vec<usize>,
@@ -108,6 +114,7 @@ impl<'a> BatchExchange<'a> {
         self.train.row_map().filter(|_| self.batches.count() > 1 || self.shards.is_some())
     }
 
+    /// Returns the features of the samples that this rank holds. Each row belongs to one sample.
     fn held_cells(&self) -> &'a Array2<f32> {
         self.train.held.features.cells().expect("only the samples of tables are divided among ranks")
     }
@@ -276,11 +283,11 @@ impl<'a> BatchExchange<'a> {
     fn row_numbers_of_rank(
         &self,
         steps: &Range<usize>,
-        place: (Rank, WorldSize),
+        rank_and_size: (Rank, WorldSize),
     ) -> impl Iterator<Item = u32> {
         steps.clone().flat_map(move |step| {
             let batch = self.batches.batch(step);
-            batch[part_of_batch(batch.len(), place, self.shards)].iter().copied()
+            batch[part_of_batch(batch.len(), rank_and_size, self.shards)].iter().copied()
         })
     }
 }

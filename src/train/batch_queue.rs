@@ -73,6 +73,7 @@ impl BatchQueue {
         batch.map_or(Assignment::Wait, Assignment::Batch)
     }
 
+    /// Takes the first batch that no worker has taken yet and that is not done.
     fn take_next_batch(&mut self) -> Option<u64> {
         while self.next < self.end {
             let batch = self.next;
@@ -136,6 +137,7 @@ impl BatchQueue {
         self.has_stopped || self.first_not_done == self.end
     }
 
+    /// Moves `first_not_done` over the batches in `done_ahead` that follow without a gap.
     fn advance_first_not_done(&mut self) {
         while self.done_ahead.remove(&self.first_not_done) {
             self.first_not_done += 1;

@@ -31,6 +31,7 @@ pub const BUCKET_BYTES: usize = 1 << 20;
 pub(crate) struct Buckets {
     /// The number of elements in a full bucket.
     elements: usize,
+    /// Says which sums this rank gets.
     target: SumTarget,
     compression: Compression,
     /// The range of gradients that are final and not yet in a bucket. The backward pass lowers the start of the range.
@@ -136,8 +137,9 @@ impl Buckets {
         range: Range<usize>,
         gradients: &[f32],
     ) -> Result<(), Error> {
-        let target = (self.target, self.compression);
-        let bucket = runtime.start_sum(&gradients[range.clone()], target, self.free.pop_front())?;
+        let target_and_format = (self.target, self.compression);
+        let bucket =
+            runtime.start_sum(&gradients[range.clone()], target_and_format, self.free.pop_front())?;
         let summed = match self.target {
             SumTarget::Everything => range,
             SumTarget::OwnChunk => chunk_of_bucket(&range, runtime.rank_and_size()),

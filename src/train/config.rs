@@ -201,8 +201,8 @@ impl Config {
     /// Returns a sentence that says which options do not fit together and what to do.
     pub fn check(&self) -> Result<(), String> {
         self.check_text_model()?;
-        self.check_parameter_server()?;
-        self.check_checkpoint()?;
+        self.check_parameter_server_options()?;
+        self.check_checkpoint_options()?;
         divided_model_options::check_divided_model_options(self)?;
         if matches!(self.strategy, StrategySpec::Gossip { .. }) && self.compression != Compression::None {
             return Err(format!(
@@ -210,7 +210,7 @@ impl Config {
                 self.compression, self.strategy
             ));
         }
-        self.check_reproducible()?;
+        self.check_reproducible_options()?;
         if self.model.as_ref().is_some_and(ModelSpec::has_batch_norm) {
             batch_norm_options::check_batch_norm_options(self)?;
         }
@@ -221,7 +221,7 @@ impl Config {
                 path.display()
             ));
         }
-        self.check_shard_optimizer()?;
+        self.check_shard_optimizer_options()?;
         match (self.rule, self.strategy) {
             (Some(Rule::Accelerated), _) if !self.recipe.allows_accelerated_rule() => {
                 Err("--schedule, --warmup, --scale-lr and --clip-norm do not apply to --optimizer accelerated, which \
@@ -277,7 +277,7 @@ impl Config {
         }
     }
 
-    fn check_checkpoint(&self) -> Result<(), String> {
+    fn check_checkpoint_options(&self) -> Result<(), String> {
         match &self.checkpoint {
             Some(checkpoint) if checkpoint.is_periodic() && !self.strategy.can_save_within_epochs() => {
                 Err(format!(
@@ -290,7 +290,7 @@ impl Config {
         }
     }
 
-    fn check_reproducible(&self) -> Result<(), String> {
+    fn check_reproducible_options(&self) -> Result<(), String> {
         let Some(shards) = self.recipe.reproducible_shards else { return Ok(()) };
         if shards.get() > SHARDS_MAX {
             return Err(format!("--shards {shards}: it must be from 1 to {SHARDS_MAX}"));
@@ -316,7 +316,7 @@ impl Config {
         Ok(())
     }
 
-    fn check_shard_optimizer(&self) -> Result<(), String> {
+    fn check_shard_optimizer_options(&self) -> Result<(), String> {
         if !self.shard_optimizer {
             return Ok(());
         }
@@ -341,7 +341,7 @@ impl Config {
         }
     }
 
-    fn check_parameter_server(&self) -> Result<(), String> {
+    fn check_parameter_server_options(&self) -> Result<(), String> {
         let ServerSettings { servers, staleness_aware } = self.parameter_server;
         let strategy = self.strategy;
         if staleness_aware && !matches!(strategy, StrategySpec::PsAsync { .. }) {

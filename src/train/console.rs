@@ -59,8 +59,10 @@ pub struct Console<W> {
     options: ConsoleOptions,
     /// `None` after a write failed. Training then continues without output.
     out: Option<W>,
+    /// See [`failure`](Self::failure).
     failure: Option<io::Error>,
     epoch: EpochProgress,
+    /// The progress bar of the current epoch.
     bar: Option<ProgressBar>,
 }
 

@@ -34,7 +34,8 @@ pub(crate) fn is_still_improving(history: &[EpochRecord], constant_loss: f64, co
 mod tests {
     use super::*;
 
-    fn history(loss: impl Fn(f64) -> f64) -> Vec<EpochRecord> {
+    /// Returns the records of 40 epochs with the losses `loss(1.0)`, `loss(2.0)` and so on.
+    fn make_history(loss: impl Fn(f64) -> f64) -> Vec<EpochRecord> {
         let record =
             |epoch: u64| EpochRecord { epoch, train_loss: loss(epoch as f64), ..EpochRecord::default() };
         (1..=40).map(record).collect()
@@ -42,11 +43,11 @@ mod tests {
 
     #[test]
     fn a_falling_loss_is_improving_and_a_constant_loss_has_converged() {
-        let slow = history(|epoch| 1.0 - 0.0001 * epoch);
-        let unfinished = history(|epoch| 0.5 + 0.5 * (-epoch / 20.0).exp());
-        let finished = history(|epoch| 0.5 + 0.5 * (-epoch).exp());
-        let noise = history(|epoch| 0.5 + 1e-4 * (epoch * 7.0).sin());
-        let almost_constant = history(|epoch| 0.5 - 1e-9 * epoch);
+        let slow = make_history(|epoch| 1.0 - 0.0001 * epoch);
+        let unfinished = make_history(|epoch| 0.5 + 0.5 * (-epoch / 20.0).exp());
+        let finished = make_history(|epoch| 0.5 + 0.5 * (-epoch).exp());
+        let noise = make_history(|epoch| 0.5 + 1e-4 * (epoch * 7.0).sin());
+        let almost_constant = make_history(|epoch| 0.5 - 1e-9 * epoch);
         for (records, improving, converged) in [
             (slow, true, false),
             (unfinished, true, false),
@@ -57,6 +58,6 @@ mod tests {
             assert_eq!(is_still_improving(&records, 1.0, true), improving, "{records:?}");
             assert_eq!(has_converged(&records, 1.0), converged, "{records:?}");
         }
-        assert!(!is_still_improving(&history(|_| 1.0)[..1], 1.0, true));
+        assert!(!is_still_improving(&make_history(|_| 1.0)[..1], 1.0, true));
     }
 }

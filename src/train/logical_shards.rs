@@ -71,8 +71,13 @@ impl LogicalShards {
     }
 
     /// Returns the number of samples in the largest pass of a rank for a batch of `len` samples: at least 1.
-    pub(crate) fn pass_rows(self, place: (Rank, WorldSize), len: usize, micro_batches: NonZeroU32) -> usize {
-        let passes = self.passes(place, micro_batches).into_iter();
+    pub(crate) fn pass_rows(
+        self,
+        rank_and_size: (Rank, WorldSize),
+        len: usize,
+        micro_batches: NonZeroU32,
+    ) -> usize {
+        let passes = self.passes(rank_and_size, micro_batches).into_iter();
         passes.map(|node| self.samples(node, len).len()).max().unwrap_or(1).max(1)
     }
 

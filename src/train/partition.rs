@@ -26,7 +26,9 @@ pub(crate) struct ModelPartition {
     /// The ranges of the parameters of each part, in increasing order. A rank keeps the parameters of its part in one
     /// vector, in the order of the ranges.
     parts: Vec<Vec<Range<usize>>>,
+    /// The number of parameters of the whole model.
     parameter_count: usize,
+    /// The part that this rank holds.
     place: PartPlace,
     /// How the ranks divide the state of the optimizer. `None` if the state is divided like the parameters.
     optimizer_shards: Option<Box<Self>>,

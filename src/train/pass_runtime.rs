@@ -10,6 +10,7 @@ use crate::group::Error;
 /// Lets layers and buckets use one [`Runtime`] in turn during a forward and backward pass. Keeps the first
 /// error of a call.
 pub(crate) struct PassRuntime<'a> {
+    /// The runtime, and the first error of a call.
     runtime: RefCell<(&'a mut dyn Runtime, Result<(), Error>)>,
 }
 

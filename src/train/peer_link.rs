@@ -39,7 +39,9 @@ pub(crate) struct PeerLink {
 
 /// A reply that may not have arrived yet.
 pub(crate) struct PendingReply {
+    /// The request that this rank sends.
     request: Handle<Vec<u32>>,
+    /// The reply that this rank receives.
     reply: Handle<Received<u32>>,
 }
 

@@ -111,7 +111,7 @@ fn metric_chart(report: &Report) -> Chart {
     }
 }
 
-/// Returns the curve of a metric. Returns `None` if no epoch has a finite value of the metric.
+/// Returns the curve of the metric that `get` returns. Returns `None` if no epoch has a finite value of the metric.
 fn make_curve(
     report: &Report,
     name: &'static str,

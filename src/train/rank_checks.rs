@@ -66,6 +66,7 @@ fn gather_rows(group: &mut Group, row: &[u64]) -> Result<Vec<u64>, TrainError> {
 /// [`Strategy::parameter_agreement`](super::strategies::Strategy::parameter_agreement) says when the hashes of all replicas
 /// must be equal. If they then differ, memory or the network corrupted a value.
 pub(crate) struct ReplicaHash {
+    /// The number of epochs that the run has completed.
     epoch: u64,
     /// Only ranks with the same part of the model compare their hashes.
     place: PartPlace,

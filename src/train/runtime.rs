@@ -23,7 +23,7 @@ pub(crate) trait Runtime {
     fn start_sum(
         &mut self,
         values: &[f32],
-        target: (SumTarget, Compression),
+        target_and_format: (SumTarget, Compression),
         reuse: Option<SumBuffer>,
     ) -> Result<PendingSum, Error>;
 
@@ -127,22 +127,22 @@ impl Runtime for Group {
         (target, compression): (SumTarget, Compression),
         reuse: Option<SumBuffer>,
     ) -> Result<PendingSum, Error> {
-        let shape = (values.len(), target);
+        let count_and_target = (values.len(), target);
         Ok(match compression {
             Compression::None => {
                 let reuse = if let Some(SumBuffer::F32(buffer)) = reuse { Some(buffer) } else { None };
                 let fill = |buffer: &mut [f32]| buffer.copy_from_slice(values);
-                PendingSum::F32(start_sum_of_elements(self, shape, reuse, fill)?)
+                PendingSum::F32(start_sum_of_elements(self, count_and_target, reuse, fill)?)
             }
             Compression::Fp16 => {
                 let reuse = if let Some(SumBuffer::F16(buffer)) = reuse { Some(buffer) } else { None };
                 let fill = |buffer: &mut [f16]| f16::encode(values, buffer);
-                PendingSum::F16(start_sum_of_elements(self, shape, reuse, fill)?)
+                PendingSum::F16(start_sum_of_elements(self, count_and_target, reuse, fill)?)
             }
             Compression::Bf16 => {
                 let reuse = if let Some(SumBuffer::Bf16(buffer)) = reuse { Some(buffer) } else { None };
                 let fill = |buffer: &mut [bf16]| bf16::encode(values, buffer);
-                PendingSum::Bf16(start_sum_of_elements(self, shape, reuse, fill)?)
+                PendingSum::Bf16(start_sum_of_elements(self, count_and_target, reuse, fill)?)
             }
         })
     }

@@ -51,8 +51,11 @@ pub(crate) struct Setup {
     pub(crate) dataset: Dataset<SharedSamples>,
     /// The samples that are held out of the training set for validation.
     pub(crate) validation: Option<SharedSamples>,
+    /// The architecture, in the words of `--model`.
     pub(crate) model: ModelSpec,
+    /// The layers and the loss of the model.
     pub(crate) network: Network,
+    /// Scales the features. `None` if the model uses the features unchanged.
     pub(crate) standardizer: Option<Standardizer>,
     /// The digest of the data.
     pub(crate) digest: [u8; 32],

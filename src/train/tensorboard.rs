@@ -37,6 +37,7 @@ pub(super) fn check_event_directory(directory: &Path) -> io::Result<()> {
 
 /// Records the events of a run, and forwards all events to another observer.
 pub(super) struct EventRecorder<'a> {
+    /// The observer to which all events are forwarded.
     observer: &'a mut dyn Observer,
     options: &'a TensorBoard,
     file: EventSink,

@@ -392,7 +392,7 @@ impl<'a> Trainer<'a> {
         if !outcome.loss.is_finite() {
             return Err(self.abort_diverged_run(group, outcome.loss));
         }
-        let own = StepTotals {
+        let own_totals = StepTotals {
             loss: outcome.loss,
             stop_flags: self.stop_flag(),
             save_flags: f64::from(u8::from(self.is_save_due)),
@@ -403,9 +403,9 @@ impl<'a> Trainer<'a> {
         };
         let steps_total = self.state.position.steps_total;
         self.optimizer.learning_rate = setup.learning_rates.rate_at_step(self.learning_rate(), steps_total);
-        let (is_stopping, steps) = (own.stop_flags > 0.0, self.state.position.step + 1);
+        let (is_stopping, steps) = (own_totals.stop_flags > 0.0, self.state.position.step + 1);
         let (strategy, mut replica) = self.strategy_and_replica();
-        let totals = strategy.take_step(group, &mut replica, own)?;
+        let totals = strategy.take_step(group, &mut replica, own_totals)?;
         let stopped = strategy.after_step(group, &mut replica, steps, is_stopping)?;
         let mean_loss = if let Some(totals) = totals {
             if let Some(replica) = self.unchecked_hash.take().filter(|_| totals.differences != [0.0; 2]) {
@@ -417,8 +417,8 @@ impl<'a> Trainer<'a> {
             totals.loss / batch_len as f64
         } else {
             self.stopped = stopped;
-            self.local_loss += own.loss;
-            own.loss / local_batch.indices.len().max(1) as f64
+            self.local_loss += own_totals.loss;
+            own_totals.loss / local_batch.indices.len().max(1) as f64
         };
         let position = &mut self.state.position;
         position.step += 1;
@@ -477,8 +477,11 @@ fn rows_at_once(config: &Config, setup: &Setup, group: &Group) -> (usize, usize)
     let train = &setup.dataset.train;
     let (batch_size, evaluation_rows) = (setup.settings.batch_size, setup.network.evaluation_rows());
     if let Some(shards) = config.recipe.logical_shards() {
-        let place = (group.rank(), group.size());
-        return (shards.pass_rows(place, batch_size.min(train.len()), config.micro_batches), evaluation_rows);
+        let rank_and_size = (group.rank(), group.size());
+        return (
+            shards.pass_rows(rank_and_size, batch_size.min(train.len()), config.micro_batches),
+            evaluation_rows,
+        );
     }
     let part = match batch_size {
         size if size < train.len() => size.div_ceil(group.size().as_usize()),

@@ -44,7 +44,9 @@ struct WriteContext {
 /// A write that is in progress.
 #[derive(Debug)]
 struct WriteInProgress {
+    /// The number of steps that the run had taken when the save began.
     steps: u64,
+    /// Whether the checkpoint is also the best checkpoint.
     is_best: bool,
     result: Receiver<WriteResult>,
 }
@@ -62,13 +64,16 @@ struct WriteResult {
 /// A save that failed.
 #[derive(Debug)]
 struct FailedSave {
+    /// The number of steps that the run had taken when the save was due.
     steps: u64,
-    /// Whether the checkpoint would have been the best one.
+    /// Whether the checkpoint would also have been the best checkpoint.
     is_best: bool,
     error: CheckpointError,
 }
 
 impl WriteContext {
+    /// Writes the checkpoint of `state`. `latest_steps` and `is_best` are the arguments of
+    /// [`CheckpointFiles::replace_latest`].
     fn write(
         &self,
         state: &TrainingState,
@@ -191,6 +196,7 @@ impl CheckpointWriter {
         Err(CheckpointError::LastNotSaved { steps, latest, source: Box::new(source) })
     }
 
+    /// Returns the error of a save that cannot begin, because the previous write has not ended.
     fn still_writing_error(&self) -> CheckpointError {
         let problem = "the disk has not completed the previous write in time";
         let error = io::Error::new(io::ErrorKind::TimedOut, problem);

@@ -9,6 +9,7 @@ use indicatif::TermLike;
 /// Sends a progress bar through a pipe to another program, for example `ringrun`. The other program shows the text
 /// after the last carriage return on its own terminal. The bar is a single line, so the cursor never moves up or down.
 pub(super) struct RelayedTerminal<W> {
+    /// The width of the bar in characters.
     columns: u16,
     drawing: Mutex<Drawing<W>>,
 }

@@ -175,6 +175,7 @@ pub(super) fn decode_model(path: &Path, bytes: &[u8]) -> Result<SavedModel, Mode
     parse_model(path, &parse_entries(path, bytes)?)
 }
 
+/// Checks the content of a model file, and returns the model.
 fn parse_model(
     path: &Path,
     FileEntries { metadata, tensors }: &FileEntries,

@@ -115,8 +115,8 @@ impl GraphBuilder {
         inputs: &[&str],
         attributes: Vec<AttributeProto>,
     ) -> String {
-        let result = self.reserve_unused_name(format!("ringtrain/{operator}_{}", self.graph.node.len()));
-        self.push_node(operator, "", inputs, attributes, result)
+        let result_name = self.reserve_unused_name(format!("ringtrain/{operator}_{}", self.graph.node.len()));
+        self.push_node(operator, "", inputs, attributes, result_name)
     }
 
     /// Adds a node with an operator of `ai.onnx.ml`, and returns the name of its result.
@@ -126,8 +126,8 @@ impl GraphBuilder {
         inputs: &[&str],
         attributes: Vec<AttributeProto>,
     ) -> String {
-        let result = self.reserve_unused_name(format!("ringtrain/{operator}_{}", self.graph.node.len()));
-        self.push_node(operator, ML_OPERATORS.0, inputs, attributes, result)
+        let result_name = self.reserve_unused_name(format!("ringtrain/{operator}_{}", self.graph.node.len()));
+        self.push_node(operator, ML_OPERATORS.0, inputs, attributes, result_name)
     }
 
     /// Adds a node whose result is the output `output` of the graph.
@@ -144,23 +144,24 @@ impl GraphBuilder {
         self.outputs.push(value);
     }
 
+    /// Adds a node whose result has the name `result_name`, and returns this name.
     fn push_node(
         &mut self,
         operator: &str,
         domain: &str,
         inputs: &[&str],
         attribute: Vec<AttributeProto>,
-        result: String,
+        result_name: String,
     ) -> String {
         self.graph.node.push(NodeProto {
             input: inputs.iter().map(|&name| name.to_owned()).collect(),
-            output: vec![result.clone()],
-            name: result.clone(),
+            output: vec![result_name.clone()],
+            name: result_name.clone(),
             op_type: operator.to_owned(),
             domain: domain.to_owned(),
             attribute,
         });
-        result
+        result_name
     }
 
     /// Returns whether a node has an operator of `ai.onnx.ml`.

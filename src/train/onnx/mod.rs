@@ -201,6 +201,7 @@ fn check_file_size(bytes: u64) -> Result<(), ExportError> {
     if bytes > FILE_BYTES_MAX { Err(ExportError::TooLarge { bytes }) } else { Ok(()) }
 }
 
+/// Returns the inputs of an exported model for which the caller chooses no inputs.
 fn default_inputs(description: &ModelDescription) -> OnnxInputs {
     let have_names = description.columns_from == ColumnOrigin::Header;
     if have_names || description.columns.iter().any(|column| !column.is_number()) {

@@ -3,7 +3,7 @@
 
 use super::{AdamOptions, power};
 
-/// Multiplies each parameter by 1 - `rate` * `decay`.
+/// Multiplies each parameter by 1 - `rate` * `decay`: the learning rate times the weight decay.
 pub(super) fn decay_weights(parameters: &mut [f32], rate: f32, decay: f32) {
     let factor = (1.0 - f64::from(rate) * f64::from(decay)) as f32;
     for p in parameters {
@@ -14,6 +14,7 @@ pub(super) fn decay_weights(parameters: &mut [f32], rate: f32, decay: f32) {
 /// The coefficients of one step of [`Rule::Momentum`](super::Rule::Momentum) and its variants.
 pub(super) struct MomentumStep {
     pub(super) momentum: f32,
+    /// The learning rate.
     pub(super) rate: f32,
 }
 
@@ -61,6 +62,7 @@ pub(super) struct AdamStep {
     one_minus_beta_1: f32,
     one_minus_beta_2: f32,
     epsilon: f32,
+    /// The learning rate.
     rate: f32,
     /// `1 - beta_1^step`. Dividing the first moment by this number removes the bias.
     bias_correction_1: f32,
@@ -152,7 +154,9 @@ const LARS_TRUST_COEFFICIENT: f64 = 0.001;
 /// The coefficients of one step of [`Rule::Lars`](super::Rule::Lars).
 pub(super) struct LarsStep {
     pub(super) momentum: f32,
+    /// The learning rate.
     pub(super) rate: f32,
+    /// The weight decay.
     pub(super) decay: f32,
 }
 

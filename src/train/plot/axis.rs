@@ -50,6 +50,7 @@ impl Axis {
         Self::linear(first as f64, last.max(first + 1) as f64, 1.0)
     }
 
+    /// Returns a linear axis from `low` to `high`. The distance between ticks is at least `step_min`.
     fn linear(low: f64, high: f64, step_min: f64) -> Self {
         let step = round_up_tick_step((high - low) / TICK_COUNT).max(step_min);
         let (first, last) = ((low / step).ceil(), (high / step).floor());
@@ -59,6 +60,7 @@ impl Axis {
         Self { scale: AxisScale::Linear, low, high, ticks, tick_step: Some(step) }
     }
 
+    /// Returns a logarithmic axis for values from `low` to `high`, with a small margin.
     fn logarithmic(low: f64, high: f64) -> Self {
         let (low, high) = (low / 1.2, high * 1.2);
         let decades = (low.log10().floor() as i32)..=(high.log10().ceil() as i32);
@@ -90,6 +92,7 @@ impl Axis {
         self.ticks.iter().map(|&tick| (self.position(tick), self.label(tick)))
     }
 
+    /// Returns the text of the label at the value `tick`.
     fn label(&self, tick: f64) -> String {
         let largest = self.low.abs().max(self.high.abs());
         let step = self.tick_step.unwrap_or(tick);

@@ -253,6 +253,7 @@ impl FirstServer<'_, '_> {
         }
     }
 
+    /// Warns the user of lost workers that no earlier warning has named.
     fn announce_lost_workers(&mut self, progress: &TrainingProgress, observer: &mut dyn Observer) {
         if self.context.is_synchronous {
             // A lost worker ends a synchronous run with an error that names the worker.

@@ -178,6 +178,7 @@ fn run_other_server(
 /// The number of clients whose links have not ended.
 struct OpenLinks {
     count: Mutex<usize>,
+    /// Notified when a link ends.
     changed: Condvar,
 }
 

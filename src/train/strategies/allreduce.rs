@@ -68,9 +68,9 @@ impl Strategy for AllReduce {
         &mut self,
         runtime: &mut dyn Runtime,
         Replica { parameters, gradients, optimizer }: &mut Replica<'_>,
-        own: StepTotals,
+        own_totals: StepTotals,
     ) -> Result<Option<StepTotals>, Error> {
-        let mut totals = own.to_array();
+        let mut totals = own_totals.to_array();
         if let Some(buckets) = &mut self.buckets {
             buckets.flush(runtime, gradients)?;
             let pending = runtime.start_sum_of_totals(totals.to_vec())?;

@@ -26,7 +26,7 @@ pub(super) fn clip_and_take_step(
     runtime: &mut dyn Runtime,
     Replica { parameters, gradients, optimizer }: &mut Replica<'_>,
     place: PartPlace,
-    own: StepTotals,
+    own_totals: StepTotals,
 ) -> Result<StepTotals, Error> {
     if let Some(norm_max) = optimizer.clip_norm {
         let adds_norm = place.replica == Rank::ZERO;
@@ -34,7 +34,7 @@ pub(super) fn clip_and_take_step(
         runtime.combine(Values::Totals(&mut squares))?;
         clipping::scale_to_norm(gradients, squares[0].sqrt(), norm_max);
     }
-    let pending = runtime.start_sum_of_totals(own.to_array_with_save_flags().to_vec())?;
+    let pending = runtime.start_sum_of_totals(own_totals.to_array_with_save_flags().to_vec())?;
     optimizer.begin_step();
     optimizer.update_range(0..parameters.len(), parameters, gradients);
     optimizer.finish_step(parameters);

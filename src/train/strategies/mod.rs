@@ -55,14 +55,14 @@ pub(crate) trait Strategy {
         work: GradientWork<'_>,
     ) -> Result<LossSums, Error>;
 
-    /// Takes a step of the optimizer with the gradient of [`compute_local_gradient`](Self::compute_local_gradient). `own` holds
-    /// this rank's totals. Returns the sum of the totals over all ranks, or `None` if the ranks do not exchange
+    /// Takes a step of the optimizer with the gradient of [`compute_local_gradient`](Self::compute_local_gradient).
+    /// `own_totals` holds this rank's totals. Returns the sum of the totals over all ranks, or `None` if the ranks do not exchange
     /// totals in every step.
     fn take_step(
         &mut self,
         runtime: &mut dyn Runtime,
         replica: &mut Replica<'_>,
-        own: StepTotals,
+        own_totals: StepTotals,
     ) -> Result<Option<StepTotals>, Error>;
 
     /// Called after each step. `steps` is the number of steps that the run has taken in this epoch. `is_stopping` says

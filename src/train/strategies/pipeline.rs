@@ -260,12 +260,12 @@ impl Strategy for Pipeline {
         &mut self,
         runtime: &mut dyn Runtime,
         replica: &mut Replica<'_>,
-        own: StepTotals,
+        own_totals: StepTotals,
     ) -> Result<Option<StepTotals>, Error> {
         if let Some(replicas) = &mut self.replicas {
             replicas.combine(Values::Vector(replica.gradients, self.compression))?;
         }
-        divided_step::clip_and_take_step(runtime, replica, self.place, own).map(Some)
+        divided_step::clip_and_take_step(runtime, replica, self.place, own_totals).map(Some)
     }
 
     fn evaluate(&mut self, runtime: &mut dyn Runtime, work: EvaluationWork<'_>) -> Result<LossSums, Error> {

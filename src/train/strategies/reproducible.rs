@@ -89,12 +89,12 @@ impl Strategy for Reproducible {
         &mut self,
         runtime: &mut dyn Runtime,
         replica: &mut Replica<'_>,
-        own: StepTotals,
+        own_totals: StepTotals,
     ) -> Result<Option<StepTotals>, Error> {
         // Each shard has an element of its own in the sum. One rank adds the loss of the shard to this element, and
         // all other ranks add 0. So the sums have the same bits for every order of additions.
         let mut totals = self.losses.clone();
-        totals.extend(own.to_array_with_save_flags());
+        totals.extend(own_totals.to_array_with_save_flags());
         let pending = runtime.start_sum_of_totals(totals)?;
         let Self { shards, other_nodes, received, shard_step, .. } = self;
         let Replica { parameters, gradients, optimizer } = replica;

@@ -14,6 +14,7 @@ use crate::train::runtime::{Runtime, Values};
 pub(crate) struct ShardStep {
     /// How the ranks divide the parameters.
     partition: ModelPartition,
+    /// The number of parameters in a full bucket.
     bucket_elements: usize,
     /// The new parameters of this rank's chunks, in the order in which they occur in the model. The state of the
     /// optimizer has the same order.
@@ -29,6 +30,7 @@ impl ShardStep {
         Self { partition, bucket_elements, own_parameters, updated_from: 0 }
     }
 
+    /// Returns the number of parameters in a full bucket.
     pub(super) fn bucket_elements(&self) -> usize {
         self.bucket_elements
     }

@@ -45,12 +45,12 @@ impl Strategy for ShardedOptimizer {
         &mut self,
         runtime: &mut dyn Runtime,
         replica: &mut Replica<'_>,
-        own: StepTotals,
+        own_totals: StepTotals,
     ) -> Result<Option<StepTotals>, Error> {
         let Self { step, buckets } = self;
         let Replica { parameters, gradients, optimizer } = replica;
         buckets.flush(runtime, gradients)?;
-        let pending = runtime.start_sum_of_totals(own.to_array_with_save_flags().to_vec())?;
+        let pending = runtime.start_sum_of_totals(own_totals.to_array_with_save_flags().to_vec())?;
         step.begin(optimizer);
         if let Some(norm_max) = optimizer.clip_norm {
             buckets.wait_and_write_sums(gradients)?;

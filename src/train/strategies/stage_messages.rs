@@ -28,10 +28,12 @@ impl FreeStageBuffers {
 
 /// The messages that a stage receives from a neighbour in one step, in their order.
 pub(super) struct StageInbox {
+    /// The neighbour that sends the messages.
     from: Rank,
     tag: u32,
     /// The lengths of the messages that the stage is not yet ready to receive.
     lens: VecDeque<usize>,
+    /// The messages that the stage is ready to receive.
     pending: VecDeque<PendingReceive>,
 }
 

@@ -171,9 +171,9 @@ impl Strategy for TensorParallel {
         &mut self,
         runtime: &mut dyn Runtime,
         replica: &mut Replica<'_>,
-        own: StepTotals,
+        own_totals: StepTotals,
     ) -> Result<Option<StepTotals>, Error> {
-        divided_step::clip_and_take_step(runtime, replica, self.place, own).map(Some)
+        divided_step::clip_and_take_step(runtime, replica, self.place, own_totals).map(Some)
     }
 
     fn evaluate(&mut self, runtime: &mut dyn Runtime, work: EvaluationWork<'_>) -> Result<LossSums, Error> {

@@ -94,6 +94,7 @@ enum EventContent<'a> {
     SessionStart { step: u64 },
 }
 
+/// Returns a record of the format `TFRecord` that contains `data`.
 fn encode_record(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();
     let mut record = Vec::with_capacity(data.len() + 16);
@@ -148,6 +149,7 @@ fn encode_scalar(tag: &str, value: f64) -> Vec<u8> {
     scalar
 }
 
+/// Appends a field that holds a text, bytes or another message to a protocol buffer.
 fn push_bytes(message: &mut Vec<u8>, field: u64, bytes: &[u8]) {
     push_varint(message, field << 3 | WIRE_TYPE_BYTES);
     push_varint(message, bytes.len() as u64);
