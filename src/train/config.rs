@@ -346,7 +346,7 @@ impl Config {
         let strategy = self.strategy;
         if staleness_aware && !matches!(strategy, StrategySpec::PsAsync { .. }) {
             return Err(format!(
-                "--staleness-aware is for --strategy ps-async; with {strategy}, no gradient is old"
+                "--staleness-aware is for --strategy ps-async; with {strategy}, no gradient is stale"
             ));
         }
         if !strategy.uses_parameter_server() {

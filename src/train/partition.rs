@@ -106,7 +106,7 @@ impl ModelPartition {
     /// Divides the state of the optimizer over all ranks. A bucket has `bucket_elements` parameters. A reduce-scatter
     /// gives each rank one chunk of the bucket's gradients. The rank holds the state for this chunk.
     ///
-    /// If there are several buckets, `bucket_elements` must be a multiple of the number of ranks. Then a rank's part
+    /// If there are several buckets, `bucket_elements` must be a multiple of the number of ranks, so that a rank's part
     /// is as long as its chunk of the vector of all parameters.
     fn shard_optimizer(&mut self, bucket_elements: usize, (rank, size): (Rank, WorldSize)) {
         let chunks = |rank| {

@@ -144,7 +144,7 @@ pub struct GossipReport {
     /// Each rank, and the number of steps that it took. If an earlier coordinator was lost, the numbers count only the
     /// steps that were taken after it was lost.
     pub steps: Vec<(u32, u64)>,
-    /// The number of averages that the coordinator started and that were completed.
+    /// The number of completed averages that the coordinator started.
     pub averages: u64,
     /// The ranks that were lost.
     pub lost_ranks: Vec<u32>,

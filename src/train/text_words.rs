@@ -10,8 +10,8 @@ pub(crate) fn encode_text(text: &str, words_max: usize) -> Vec<u32> {
     text.as_bytes().chunks(4).take(words_max).map(to_word).collect()
 }
 
-/// Decodes the first `byte_count` bytes of the words, or all bytes if there are fewer. Replaces bytes that are not
-/// UTF-8 by U+FFFD.
+/// Decodes the first `byte_count` bytes of the words. If the words have fewer bytes, decodes all bytes. Replaces bytes that
+/// are not UTF-8 by U+FFFD.
 pub(crate) fn decode_text(words: &[u32], byte_count: u64) -> String {
     let bytes: &[u8] = bytemuck::cast_slice(words);
     let byte_count = usize::try_from(byte_count).unwrap_or(usize::MAX).min(bytes.len());

@@ -213,7 +213,7 @@ impl<'a> Trainer<'a> {
         if samples > 0 { loss_sum / samples as f64 } else { self.epoch_loss }
     }
 
-    /// Trains until the end of the next epoch with a record, tests the model and saves a checkpoint. After a stop
+    /// Trains until the end of the next epoch that gets a record. Then tests the model and saves a checkpoint. After a stop
     /// signal, saves a checkpoint at once, because the launcher kills ranks that take too long to end.
     fn train_until_next_record(
         &mut self,

@@ -18,9 +18,9 @@ pub struct CheckpointSettings {
     pub steps: Option<NonZeroU64>,
     /// Also save a checkpoint when this time has passed since the last save.
     pub interval: Option<Duration>,
-    /// The number of checkpoints to keep. The latest checkpoint is always
-    /// [`CHECKPOINT_FILE_NAME`](crate::train::CHECKPOINT_FILE_NAME). The name of an earlier checkpoint is
-    /// `checkpoint-STEPS.safetensors`, where STEPS is the number of steps before it.
+    /// The number of checkpoints to keep. The file of the latest checkpoint always has the name
+    /// [`CHECKPOINT_FILE_NAME`](crate::train::CHECKPOINT_FILE_NAME). The file of an earlier checkpoint has the name
+    /// `checkpoint-STEPS.safetensors`, where STEPS is the number of steps before this checkpoint.
     pub keep: NonZeroU32,
     /// Whether to keep the checkpoint of the best epoch that has a record as `checkpoint-best.safetensors`. The best epoch has
     /// the lowest validation loss. Without validation samples, the test loss decides. Without test samples, the

@@ -29,7 +29,7 @@ impl Position {
         [epoch, step, steps_total, momentum_start, loss_sum.to_bits(), samples]
     }
 
-    /// The inverse of [`to_words`](Self::to_words).
+    /// Returns the position that [`to_words`](Self::to_words) converted to `words`.
     pub(crate) fn from_words(words: [u64; 6]) -> Self {
         let [epoch, step, steps_total, momentum_start, loss_sum, samples] = words;
         Self { epoch, step, steps_total, momentum_start, loss_sum: f64::from_bits(loss_sum), samples }

@@ -23,13 +23,13 @@ pub(crate) struct CheckpointWriter {
     context: Arc<WriteContext>,
     schedule: SaveSchedule,
     /// The write that is in progress.
-    current: Option<WriteInProgress>,
+    current_write: Option<WriteInProgress>,
     /// The last copy of the state. The next copy reuses its memory.
-    spare: TrainingState,
+    spare_copy: TrainingState,
     /// The number of steps of the latest checkpoint in the directory.
     latest_steps: Option<u64>,
     /// The last save, if it failed.
-    failed: Option<FailedSave>,
+    failed_save: Option<FailedSave>,
     notices: FailureNotices,
 }
 
@@ -100,17 +100,17 @@ impl CheckpointWriter {
         Self {
             context: Arc::new(WriteContext { network, identity, files }),
             schedule: SaveSchedule::new(settings, steps_total, now),
-            current: None,
-            spare: TrainingState::default(),
+            current_write: None,
+            spare_copy: TrainingState::default(),
             latest_steps: (steps_total > 0).then_some(steps_total),
-            failed: None,
+            failed_save: None,
             notices: FailureNotices::default(),
         }
     }
 
     /// Returns whether a write is in progress.
     pub(crate) fn is_writing(&self) -> bool {
-        self.current.is_some()
+        self.current_write.is_some()
     }
 
     /// Returns whether a save within an epoch is due.
@@ -120,7 +120,7 @@ impl CheckpointWriter {
 
     /// Returns whether the last save failed.
     pub(crate) fn has_failed(&self) -> bool {
-        self.failed.is_some()
+        self.failed_save.is_some()
     }
 
     /// Copies `state`, and starts a thread that writes the copy. No other write may be in progress. Returns a line
@@ -131,12 +131,13 @@ impl CheckpointWriter {
         is_best: bool,
         now: Instant,
     ) -> Option<String> {
-        debug_assert!(self.current.is_none(), "only one write is in progress at a time");
+        debug_assert!(self.current_write.is_none(), "only one write is in progress at a time");
         let steps = state.position.steps_total;
         // If a save of the best checkpoint failed, another save at the same step must save the best checkpoint again.
-        let is_best = is_best || self.failed.as_ref().is_some_and(|last| last.is_best && last.steps == steps);
+        let is_best =
+            is_best || self.failed_save.as_ref().is_some_and(|last| last.is_best && last.steps == steps);
         self.schedule.record_save_start(steps, now);
-        let mut copy = std::mem::take(&mut self.spare);
+        let mut copy = std::mem::take(&mut self.spare_copy);
         copy.copy_from(state);
         let (sender, result) = mpsc::channel();
         let (context, mut latest_steps) = (Arc::clone(&self.context), self.latest_steps);
@@ -147,7 +148,7 @@ impl CheckpointWriter {
         });
         match started {
             Ok(_) => {
-                self.current = Some(WriteInProgress { steps, is_best, result });
+                self.current_write = Some(WriteInProgress { steps, is_best, result });
                 None
             }
             Err(error) => {
@@ -161,11 +162,11 @@ impl CheckpointWriter {
     /// Waits at most for `timeout` until the write that is in progress ends. Returns a line for the user if the
     /// write failed, or if it succeeded after failed writes.
     pub(crate) fn wait(&mut self, timeout: Duration) -> Option<String> {
-        let WriteInProgress { steps, is_best, result } = self.current.as_ref()?;
+        let WriteInProgress { steps, is_best, result } = self.current_write.as_ref()?;
         let save = (*steps, *is_best);
         let result = match result.recv_timeout(timeout) {
             Ok(WriteResult { copy, latest_steps, result }) => {
-                self.spare = copy;
+                self.spare_copy = copy;
                 self.latest_steps = latest_steps;
                 result
             }
@@ -175,7 +176,7 @@ impl CheckpointWriter {
                 Err(CheckpointError::io("write", &self.context.files.latest_path(), error))
             }
         };
-        self.current = None;
+        self.current_write = None;
         self.record_save_result(save, result, Instant::now())
     }
 
@@ -187,7 +188,7 @@ impl CheckpointWriter {
 
     /// Returns an error if the last save failed or is still in progress.
     pub(crate) fn take_error(&mut self) -> Result<(), CheckpointError> {
-        let (steps, source) = match (self.failed.take(), &self.current) {
+        let (steps, source) = match (self.failed_save.take(), &self.current_write) {
             (Some(failed), None) => (failed.steps, failed.error),
             (_, Some(write)) => (write.steps, self.still_writing_error()),
             (None, None) => return Ok(()),
@@ -211,11 +212,11 @@ impl CheckpointWriter {
         now: Instant,
     ) -> Option<String> {
         // If a later save was skipped during this write, that save still counts as failed, and the run must repeat it.
-        let is_superseded = self.failed.as_ref().is_some_and(|last| last.steps > steps);
+        let is_superseded = self.failed_save.as_ref().is_some_and(|last| last.steps > steps);
         match result {
             Ok(()) if is_superseded => None,
             Ok(()) => {
-                self.failed = None;
+                self.failed_save = None;
                 self.notices.record_success(steps)
             }
             Err(error) => {
@@ -224,7 +225,7 @@ impl CheckpointWriter {
                     "warning: the checkpoint of step {steps} was not saved: {error}; {latest}; training continues"
                 );
                 if !is_superseded {
-                    self.failed = Some(FailedSave { steps, is_best, error });
+                    self.failed_save = Some(FailedSave { steps, is_best, error });
                 }
                 self.notices.record_failure(line, now)
             }
@@ -296,7 +297,7 @@ mod tests {
         let now = Instant::now();
         let mut writer = CheckpointWriter::new(&settings, (network, identity), 0, now);
         let (sender, result) = mpsc::channel();
-        writer.current = Some(WriteInProgress { steps: 10, is_best: false, result });
+        writer.current_write = Some(WriteInProgress { steps: 10, is_best: false, result });
         let line = writer.record_skipped_save(20, true, now).unwrap();
         assert!(line.contains("step 20 was not saved") && line.contains("there is no checkpoint"), "{line}");
         sender.send(WriteResult { copy: state, latest_steps: Some(10), result: Ok(()) }).unwrap();

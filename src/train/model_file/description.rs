@@ -164,7 +164,10 @@ impl ModelDescription {
     /// Checks the fields of a model that predicts the next token of a text.
     fn check_text_model(&self, spec: &ModelSpec) -> Result<Network, String> {
         let (Some(text), Task::Text, ModelSpec::Gpt(_)) = (&self.text, self.task, spec) else {
-            return Err(format!("the model {} and its task do not fit a text", self.model));
+            return Err(format!(
+                "a model that reads a text is a GPT with the task `text` and a vocabulary, but the model is {}",
+                self.model
+            ));
         };
         if !self.columns.is_empty() || !self.classes.is_empty() {
             return Err("a model that reads a text has no columns and no classes".into());

@@ -3,7 +3,7 @@
 
 use super::{AdamOptions, power};
 
-/// Multiplies each parameter by 1 - `rate` * `decay`: the learning rate times the weight decay.
+/// Multiplies each parameter by 1 - `rate` * `decay`. `rate` is the learning rate, and `decay` is the weight decay.
 pub(super) fn decay_weights(parameters: &mut [f32], rate: f32, decay: f32) {
     let factor = (1.0 - f64::from(rate) * f64::from(decay)) as f32;
     for p in parameters {
