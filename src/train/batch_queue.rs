@@ -111,8 +111,7 @@ impl BatchQueue {
         batch < self.first_not_done || self.done_ahead.contains(&batch)
     }
 
-    /// Makes the run end after the last batch that is assigned or done. Rounds the number of this end up to a multiple of
-    /// `unit`.
+    /// Lowers `end` to the number after the last batch that is assigned or done, rounded up to a multiple of `unit`.
     pub(crate) fn shorten_to_multiple_of(&mut self, unit: u64) {
         let done_end = self.done_ahead.last().map_or(self.first_not_done, |last| last + 1);
         self.end = self.end.min(self.next.max(done_end).next_multiple_of(unit));

@@ -41,7 +41,7 @@ pub(crate) struct Buckets {
     in_flight: VecDeque<(Range<usize>, PendingSum)>,
     /// The buffers of earlier steps, in the order of the buckets, so that a buffer holds the same range of gradients
     /// in every step.
-    free: VecDeque<SumBuffer>,
+    free_buffers: VecDeque<SumBuffer>,
 }
 
 impl Buckets {
@@ -57,7 +57,14 @@ impl Buckets {
     }
 
     fn with_target(elements: usize, target: SumTarget, compression: Compression) -> Self {
-        Self { elements, target, compression, ready: 0..0, in_flight: VecDeque::new(), free: VecDeque::new() }
+        Self {
+            elements,
+            target,
+            compression,
+            ready: 0..0,
+            in_flight: VecDeque::new(),
+            free_buffers: VecDeque::new(),
+        }
     }
 
     /// Computes the gradient of this rank's samples. Starts the sum of each bucket as soon as all gradients of the
@@ -117,7 +124,7 @@ impl Buckets {
     ) -> Result<(), Error> {
         while let Some((range, bucket)) = self.in_flight.pop_front() {
             let target = &mut gradients[range.clone()];
-            self.free.push_back(bucket.wait(target, |sums| on_reduced(range, sums))?);
+            self.free_buffers.push_back(bucket.wait(target, |sums| on_reduced(range, sums))?);
         }
         Ok(())
     }
@@ -125,7 +132,7 @@ impl Buckets {
     /// Waits for all buckets and writes their sums to `gradients`.
     pub(crate) fn wait_and_write_sums(&mut self, gradients: &mut [f32]) -> Result<(), Error> {
         while let Some((range, bucket)) = self.in_flight.pop_front() {
-            self.free.push_back(bucket.wait_into(&mut gradients[range])?);
+            self.free_buffers.push_back(bucket.wait_into(&mut gradients[range])?);
         }
         Ok(())
     }
@@ -139,7 +146,7 @@ impl Buckets {
     ) -> Result<(), Error> {
         let target_and_format = (self.target, self.compression);
         let bucket =
-            runtime.start_sum(&gradients[range.clone()], target_and_format, self.free.pop_front())?;
+            runtime.start_sum(&gradients[range.clone()], target_and_format, self.free_buffers.pop_front())?;
         let summed = match self.target {
             SumTarget::Everything => range,
             SumTarget::OwnChunk => chunk_of_bucket(&range, runtime.rank_and_size()),

@@ -23,7 +23,7 @@ pub struct ConsoleOptions {
     pub display: ProgressDisplay,
     /// Which lines to write.
     pub lines: ConsoleLines,
-    /// Write a line each time this number of steps is complete. If `None`, write lines only at the end of each
+    /// Write a line after each interval of this number of steps. If `None`, write lines only at the end of each
     /// epoch.
     pub log_interval: Option<NonZeroU64>,
 }

@@ -25,7 +25,7 @@ pub const VALIDATION_FRACTION_DEFAULT: f64 = 0.1;
 /// The record with the lowest validation loss of all records that the run has made.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct BestRecord {
-    /// The validation loss of this record. `None` before the first record, because JSON cannot hold an infinite loss.
+    /// The validation loss of this record. `None` before the first record.
     pub(crate) loss: Option<f64>,
     /// The epoch of this record, counted from 1; 0 before the first record.
     pub(crate) epoch: u64,

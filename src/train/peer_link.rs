@@ -45,8 +45,8 @@ pub(crate) struct PendingReply {
     reply: Handle<Received<u32>>,
 }
 
-/// Connects each pair of ranks. All ranks of `group` must call this function. Returns the connections of this rank in the
-/// order of the other ranks. An error names the two ranks that cannot connect.
+/// Connects each pair of ranks. All ranks of `group` must call this function. Returns the connections of this rank, sorted
+/// by the rank of the peer. An error names the two ranks that cannot connect.
 pub(crate) fn connect_pairs(group: &mut Group) -> Result<Vec<PeerLink>, ConnectError> {
     let own_rank = group.rank();
     let mut links = Vec::new();
@@ -126,7 +126,7 @@ impl PeerLink {
 
     /// Ends the connection. The error on the peer contains `message`.
     pub(crate) fn abort(&self, message: &str) {
-        // A group that has already failed keeps its first error.
+        // Ignore the result: a group that has already failed keeps its first error.
         drop(self.group.abort(message));
     }
 

@@ -46,13 +46,13 @@ pub(crate) fn exp(value: f64) -> f64 {
     const LN_2_HIGH: f64 = 6.931_471_803_691_238e-1;
     const LN_2_LOW: f64 = 1.908_214_929_270_587_7e-10;
     /// Adding and subtracting this number rounds a small number to an integer.
-    const ROUNDING: f64 = 6_755_399_441_055_744.0;
+    const ROUNDING_ADDEND: f64 = 6_755_399_441_055_744.0;
     if value.is_nan() {
         return value;
     }
     // Outside of this range, the result is 0 or infinite.
     let value = value.clamp(-800.0, 800.0);
-    let exponent = (value * std::f64::consts::LOG2_E + ROUNDING) - ROUNDING;
+    let exponent = (value * std::f64::consts::LOG2_E + ROUNDING_ADDEND) - ROUNDING_ADDEND;
     let rest = (value - exponent * LN_2_HIGH) - exponent * LN_2_LOW;
     let sum = EXP_COEFFICIENTS.iter().rev().fold(0.0, |sum, coefficient| sum * rest + coefficient);
     // 2^exponent can overflow or underflow even if sum * 2^exponent does not. So the code multiplies by two smaller powers.

@@ -83,8 +83,8 @@ mod tests {
     /// If these numbers changed, seeded and resumed runs would give different results.
     #[test]
     fn random_streams_give_the_recorded_numbers() {
-        assert_eq!(permutation(&mut random_stream("test", 42, 7), 8), EXPECTED);
+        assert_eq!(permutation(&mut random_stream("test", 42, 7), 8), EXPECTED_PERMUTATION);
     }
 
-    const EXPECTED: [u32; 8] = [7, 5, 1, 0, 4, 6, 3, 2];
+    const EXPECTED_PERMUTATION: [u32; 8] = [7, 5, 1, 0, 4, 6, 3, 2];
 }

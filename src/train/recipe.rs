@@ -47,7 +47,7 @@ impl Recipe {
             && self.clip_norm.is_none()
     }
 
-    /// Returns the logical shards of a reproducible run.
+    /// Returns the logical shards of a reproducible run. Returns `None` for other runs.
     pub(crate) fn logical_shards(&self) -> Option<LogicalShards> {
         self.reproducible_shards.map(LogicalShards::new)
     }

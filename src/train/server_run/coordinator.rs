@@ -50,7 +50,7 @@ struct RunState {
     /// The reason for which the run failed.
     failure: Option<RunFailure>,
     /// Whether the first server has taken its last snapshot. After the last snapshot, a lost client is not an error.
-    needs_no_client: bool,
+    allows_lost_clients: bool,
     /// The results of the run in 4-byte words, after the first server has published them.
     results: Option<Vec<u32>>,
 }
@@ -121,7 +121,7 @@ impl BatchCoordinator {
             applied_in_step: 0,
             last_loss: 0.0,
             failure: None,
-            needs_no_client: false,
+            allows_lost_clients: false,
             results: None,
         };
         Self {
@@ -224,7 +224,7 @@ impl BatchCoordinator {
 
     /// Records that the first server has taken its last snapshot. From now on, a lost client is not an error.
     pub(super) fn allow_lost_clients(&self) {
-        self.lock().needs_no_client = true;
+        self.lock().allows_lost_clients = true;
     }
 
     /// Returns the position of the run, and the batches after this position that are done. The caller must hold the
@@ -391,7 +391,7 @@ impl RequestHandler for BatchCoordinator {
         if let Some(worker) = worker.filter(|_| !self.is_synchronous) {
             state.queue.give_back(worker);
         }
-        if let (LinkOutcome::Lost(problem), false) = (outcome, state.needs_no_client) {
+        if let (LinkOutcome::Lost(problem), false) = (outcome, state.allows_lost_clients) {
             let (rank, problem) = (self.clients[client], problem.clone());
             let all_ended = state.outcomes[self.other_server_count..].iter().all(Option::is_some);
             match worker {

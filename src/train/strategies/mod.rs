@@ -199,7 +199,7 @@ pub(crate) enum ParameterAgreement {
 /// The numbers that the ranks sum in each step.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct StepTotals {
-    /// The sum of the losses of the samples.
+    /// The sum of the losses of the samples of the step.
     pub(crate) loss: f64,
     /// The number of ranks that have received a stop signal.
     pub(crate) stop_flags: f64,

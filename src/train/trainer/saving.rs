@@ -63,9 +63,13 @@ impl Trainer<'_> {
         let is_finite = self.state.parameters.iter().all(|value| value.is_finite());
         let steps = self.state.position.steps_total;
         let message = || format!("a parameter is not finite after step {steps} on all ranks; lower --lr");
-        let own = if is_finite { Ok(()) } else { Err(TrainError::Diverged(message())) };
-        // If every rank holds the whole model, `own` is the same on all ranks.
-        if self.partition.is_undivided() { own } else { check_all_succeeded(group, RunPhase::Training, own) }
+        let own_result = if is_finite { Ok(()) } else { Err(TrainError::Diverged(message())) };
+        // If every rank holds the whole model, `own_result` is the same on all ranks.
+        if self.partition.is_undivided() {
+            own_result
+        } else {
+            check_all_succeeded(group, RunPhase::Training, own_result)
+        }
     }
 
     /// The trainer calls this function before each step. If the ranks hold parts of the state and a save is due after the
