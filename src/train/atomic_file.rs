@@ -143,7 +143,7 @@ pub(crate) fn check_disk_space(path: &Path, len: u64) -> io::Result<()> {
     }
 }
 
-/// Returns the path to which a symbolic link points, or `path` itself if it is not a link. If a caller replaces the
+/// Returns the path to which a symbolic link points, or `path` itself if `path` is not a link. If a caller replaces the
 /// file at the returned path, the link remains.
 fn resolve_symlink(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
@@ -165,9 +165,8 @@ struct TemporaryFile {
 }
 
 impl TemporaryFile {
-    /// Creates the temporary file of `target`, with the permissions of `target` if it exists. If a
-    /// killed process has left its temporary file, replaces that file. If another file has the same name, returns an
-    /// error.
+    /// Creates the temporary file of `target`, with the permissions of `target` if `target` exists. If a killed process
+    /// has left its temporary file, replaces that file. If another file has the same name, returns an error.
     fn create(target: &Path) -> io::Result<Self> {
         let directory = match target.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),

@@ -1,4 +1,4 @@
-//! Sends samples to the ranks that process them in the next steps.
+//! Sends samples to the ranks that process these samples in later steps.
 //!
 //! Batches are drawn from the whole training set, so a rank holds only some of the samples that it processes. The
 //! steps of an epoch are divided into windows. For each window, the ranks exchange the samples of all steps of the
@@ -35,7 +35,7 @@ pub(crate) struct LocalBatch<'a> {
     pub(crate) batch_len: usize,
 }
 
-/// The batches of an epoch, and the samples of the next steps on this rank.
+/// The batches of an epoch, and the samples that this rank has received or is receiving.
 pub(crate) struct BatchExchange<'a> {
     /// The training set. Each rank may hold only a part of its samples.
     train: &'a SharedSamples,

@@ -99,7 +99,7 @@ impl BatchQueue {
         is_new.then_some(batch)
     }
 
-    /// Takes the batch of a worker back, so that another worker can compute it.
+    /// Gives the batch of a worker back to the queue, so that another worker can compute this batch.
     pub(crate) fn give_back(&mut self, worker: usize) {
         let Some(batch) = self.taken[worker].take() else { return };
         if !self.is_done(batch) && !self.taken.contains(&Some(batch)) {

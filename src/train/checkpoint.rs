@@ -1,6 +1,6 @@
 //! Saves and loads checkpoints. A checkpoint is a safetensors file with the parameters (named as in `PyTorch`), the
 //! state of the optimizer and the position of the run. A run that resumes from a checkpoint continues as if it had not
-//! been interrupted. It may use a different number of ranks.
+//! been interrupted. The resumed run may have a different number of ranks.
 
 mod error;
 mod files;

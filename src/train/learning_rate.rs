@@ -46,6 +46,7 @@ impl Default for Warmup {
 /// The maximum number of steps or epochs of a schedule.
 const SCHEDULE_COUNT_MAX: u64 = 1 << 40;
 
+/// Parses a number of steps or epochs from 1 to [`SCHEDULE_COUNT_MAX`].
 fn parse_count(text: &str) -> Option<u64> {
     text.parse().ok().filter(|count| (1..=SCHEDULE_COUNT_MAX).contains(count))
 }
@@ -63,7 +64,7 @@ impl FromStr for RateSchedule {
             text.strip_prefix("step:").ok_or("it must be one of constant, step:EPOCHS,FACTOR, cosine")?;
         let (epochs, factor) = step.split_once(',').ok_or("pass EPOCHS,FACTOR, as in step:10,0.1")?;
         let epochs = parse_count(epochs)
-            .ok_or_else(|| format!("`{epochs}` is not a number of epochs of at least 1"))?;
+            .ok_or_else(|| format!("`{epochs}` is not a number of epochs from 1 to {SCHEDULE_COUNT_MAX}"))?;
         let factor = factor.parse().ok().filter(|&factor| factor > 0.0 && factor <= 1.0);
         let factor = factor.ok_or("FACTOR must be a number above 0 and at most 1, as in step:10,0.1")?;
         Ok(Self::Step { epochs, factor })

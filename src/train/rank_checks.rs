@@ -64,7 +64,7 @@ fn gather_rows(group: &mut Group, row: &[u64]) -> Result<Vec<u64>, TrainError> {
 
 /// A hash of this rank's parameters at the end of an epoch.
 /// [`Strategy::parameter_agreement`](super::strategies::Strategy::parameter_agreement) says when the hashes of all replicas
-/// must be equal. If they then differ, memory or the network corrupted a value.
+/// must be equal. If the hashes differ at such a time, memory or the network corrupted a value.
 pub(crate) struct ReplicaHash {
     /// The number of epochs that the run has completed.
     epoch: u64,

@@ -142,7 +142,7 @@ pub struct GossipReport {
     #[serde(rename = "leader")]
     pub coordinator: u32,
     /// Each rank, and the number of steps that it took. If an earlier coordinator was lost, the numbers count only the
-    /// steps that were taken after it was lost.
+    /// steps after that coordinator was lost.
     pub steps: Vec<(u32, u64)>,
     /// The number of completed averages that the coordinator started.
     pub averages: u64,

@@ -313,7 +313,7 @@ impl<'a> Trainer<'a> {
             if self.stopped {
                 break;
             }
-            // Do not save after the last step of an epoch: the caller then begins the next epoch and saves, if due.
+            // Do not save after the last step of an epoch: the caller first begins the next epoch, and saves if a save is due.
             if index + 1 < exchange.batches.count() {
                 self.save_if_due(group, observer)?;
             }
@@ -472,7 +472,7 @@ impl<'a> Trainer<'a> {
 }
 
 /// Returns two numbers. The first number is the largest number of samples that this rank processes at once in a step.
-/// The second number is the number of samples that an evaluation processes at once. It is the same on all ranks.
+/// The second number is the number of samples that an evaluation processes at once, and is the same on all ranks.
 fn rows_at_once(config: &Config, setup: &Setup, group: &Group) -> (usize, usize) {
     let train = &setup.dataset.train;
     let (batch_size, evaluation_rows) = (setup.settings.batch_size, setup.network.evaluation_rows());

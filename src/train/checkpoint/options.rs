@@ -44,7 +44,8 @@ pub fn read_options(directory: &Path) -> Result<Option<String>, CheckpointError>
     file.by_ref().take(8).read_to_end(&mut prefix).map_err(fail)?;
     let length = prefix.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
     let length = length.filter(|&length| length <= HEADER_BYTES_MAX);
-    let length = length.ok_or_else(|| corrupt("its header is too short or too long".into()))?;
+    let length = length
+        .ok_or_else(|| corrupt(format!("its header is missing or has more than {HEADER_BYTES_MAX} bytes")))?;
     let mut header = Vec::new();
     file.take(length).read_to_end(&mut header).map_err(fail)?;
     let header: CheckpointHeader =

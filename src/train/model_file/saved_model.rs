@@ -41,8 +41,12 @@ impl SavedModel {
         let fits = standardizer
             .as_ref()
             .is_none_or(|found| found.mean.len() == inputs && found.inverse_deviation.len() == inputs);
-        if !fits || parameters.len() != network.parameter_count() {
-            return Err("its description does not match its parameters".into());
+        if !fits {
+            return Err(format!("the scaling of its inputs does not have {inputs} values"));
+        }
+        let (found, needed) = (parameters.len(), network.parameter_count());
+        if found != needed {
+            return Err(format!("it has {found} parameters, but its description needs {needed}"));
         }
         let is_negative =
             |tensor: &ParameterTensor| parameters[tensor.range.clone()].iter().any(|&value| value < 0.0);

@@ -156,7 +156,9 @@ fn check_format(path: &Path, metadata: &HashMap<String, String>) -> Result<(), M
     }
     let version = metadata.get("version").and_then(|text| text.parse::<u64>().ok());
     match version {
-        None | Some(0) => Err(ModelFileError::corrupt(path, "its version is missing or is not a number")),
+        None | Some(0) => {
+            Err(ModelFileError::corrupt(path, "its version is missing or is not a number above 0"))
+        }
         Some(version) if version > MODEL_FORMAT_VERSION => {
             Err(ModelFileError::NewerVersion { path: path.to_owned(), version })
         }

@@ -137,7 +137,7 @@ impl AdamStep {
         decay: f32,
         [parameter_sum, step_sum]: [f64; 2],
     ) {
-        // If all parameters are 0, as in an initial bias, a scaled step would be 0. So the step is then not scaled.
+        // If all parameters are 0, as in an initial bias, a scaled step would be 0. In this case, do not scale the step.
         let is_scaled = parameter_sum > 0.0 && step_sum > 0.0;
         let ratio = if is_scaled { (parameter_sum / step_sum).sqrt() } else { 1.0 };
         let factor = (f64::from(self.rate) * ratio) as f32;
@@ -171,7 +171,7 @@ impl LarsStep {
         [parameter_sum, gradient_sum]: [f64; 2],
     ) {
         let (parameter_norm, gradient_norm) = (parameter_sum.sqrt(), gradient_sum.sqrt());
-        // If all parameters are 0, as in an initial bias, a scaled step would be 0. So the step is then not scaled.
+        // If all parameters are 0, as in an initial bias, a scaled step would be 0. In this case, do not scale the step.
         let ratio = if parameter_norm > 0.0 && gradient_norm > 0.0 {
             parameter_norm / (gradient_norm + f64::from(self.decay) * parameter_norm)
         } else {

@@ -105,8 +105,8 @@ pub(crate) trait Strategy {
     }
 
     /// Returns the state vectors with the names of [`StrategySpec::state_names`]. Each vector is as long as the
-    /// parameters. Checkpoints contain these vectors. They are the same on all ranks whenever the parameters are the
-    /// same.
+    /// parameters. Checkpoints contain these vectors. Whenever the parameters are the same on all ranks, these vectors are
+    /// also the same.
     fn state(&mut self) -> Vec<&mut Vec<f32>> {
         Vec::new()
     }

@@ -3,7 +3,7 @@
 //! An asynchronous sum of the stop flags of all ranks is always in progress. About every
 //! [`EXCHANGE_INTERVAL_SECONDS`], the ranks wait for this sum and start the next sum. So all ranks stop after the same
 //! step, at most about two intervals after a signal. The sums also keep the ranks within two intervals of each other.
-//! Without these sums, a fast rank could be so far ahead of a slow rank that its next operation times out.
+//! Without these sums, a fast rank could be so far ahead of a slow rank that the next operation of the fast rank times out.
 
 use std::time::Instant;
 

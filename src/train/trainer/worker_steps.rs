@@ -7,7 +7,8 @@ use crate::train::optimizer::Optimizer;
 use crate::train::progress::Observer;
 
 impl Trainer<'_> {
-    /// Returns the parameters and the optimizer. The caller copies the current values of the workers to them.
+    /// Returns the parameters and the optimizer. The caller writes the current parameters and the current optimizer state of
+    /// the run to these values.
     pub(crate) fn parameters_and_optimizer(&mut self) -> (&mut [f32], &mut Optimizer) {
         (&mut self.state.parameters, &mut self.optimizer)
     }
@@ -35,7 +36,8 @@ impl Trainer<'_> {
         self.save(group, is_complete, observer)
     }
 
-    /// At the end of a run with `--patience`, replaces the parameters by the best parameters and saves them.
+    /// At the end of a run with `--patience`, replaces the parameters by the best parameters and saves a checkpoint. Does
+    /// nothing if a signal stopped the run.
     pub(crate) fn restore_and_save_best_parameters(
         &mut self,
         group: &mut Group,
