@@ -56,8 +56,8 @@ pub(crate) trait Strategy {
     ) -> Result<LossSums, Error>;
 
     /// Takes a step of the optimizer with the gradient of [`compute_local_gradient`](Self::compute_local_gradient).
-    /// `own_totals` holds this rank's totals. Returns the sum of the totals over all ranks, or `None` if the ranks do not exchange
-    /// totals in every step.
+    /// `own_totals` holds this rank's totals. Returns the sum of the totals over all ranks, or `None` if the ranks do not
+    /// exchange totals in every step.
     fn take_step(
         &mut self,
         runtime: &mut dyn Runtime,
