@@ -81,7 +81,7 @@ impl GradientWork<'_> {
             };
             let batch = TrainingBatch {
                 targets: &samples.targets,
-                samples: &indices[start..end],
+                indices: &indices[start..end],
                 weight,
                 step,
                 update,
@@ -116,8 +116,7 @@ impl GradientWork<'_> {
         );
         *self.data_time += gather_start.elapsed();
         let (targets, update) = (&self.samples.targets, GradientUpdate::Replace);
-        let batch =
-            TrainingBatch { targets, samples: indices, weight, step: self.step, update, ranks: &OneRank };
+        let batch = TrainingBatch { targets, indices, weight, step: self.step, update, ranks: &OneRank };
         let gradients = target.unwrap_or(self.gradients);
         self.network.differentiate_row_groups(self.parameters, gradients, self.workspace, batch, row_groups);
     }
@@ -152,7 +151,8 @@ mod tests {
                     network: &network,
                     parameters: &parameters,
                     gradients: &mut gradients,
-                    workspace: &mut network.workspace(micro_batch_rows(indices.len(), micro_batches)),
+                    workspace: &mut network
+                        .allocate_workspace(micro_batch_rows(indices.len(), micro_batches)),
                     samples: &samples,
                     standardizer: None,
                     indices: &indices,

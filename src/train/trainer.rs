@@ -125,7 +125,7 @@ impl<'a> Trainer<'a> {
             state,
             gradients: vec![0.0; count],
             strategy,
-            workspace: setup.network.workspace(workspace_rows),
+            workspace: setup.network.allocate_workspace(workspace_rows),
             whole_batch: None,
             evaluation_rows,
             partition,

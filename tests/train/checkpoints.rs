@@ -104,7 +104,7 @@ fn run_solo(config: &Config, observer: &mut BatchRecorder<'_>) -> Result<Summary
 fn a_run_saves_within_epochs_and_keeps_the_last_checkpoints_and_the_best() {
     let directory = tempfile::tempdir().unwrap();
     let checkpoint = CheckpointSettings {
-        keep: NonZeroU32::new(3).unwrap(),
+        checkpoints_kept: NonZeroU32::new(3).unwrap(),
         keeps_best: true,
         ..checkpoint_every(4, directory.path())
     };
@@ -320,7 +320,7 @@ fn a_parameter_server_saves_within_epochs() {
     for strategy in [StrategySpec::PsSync, StrategySpec::PsAsync { staleness: None }] {
         let directory = tempfile::tempdir().unwrap();
         let checkpoint = CheckpointSettings {
-            keep: NonZeroU32::new(99).unwrap(),
+            checkpoints_kept: NonZeroU32::new(99).unwrap(),
             ..checkpoint_every(3, directory.path())
         };
         let config = Config { strategy, ..with_checkpoint(checkpoint, small_config()) };

@@ -185,7 +185,7 @@ fn a_checkpoint_within_an_epoch_has_the_whole_model() {
     let directory = tempfile::tempdir().unwrap();
     let settings = CheckpointSettings {
         steps: NonZeroU64::new(5),
-        keep: NonZeroU32::new(9).unwrap(),
+        checkpoints_kept: NonZeroU32::new(9).unwrap(),
         ..checkpoint_in(directory.path(), ExistingCheckpoint::Refuse)
     };
     let config = |text: &str, checkpoint| Config {

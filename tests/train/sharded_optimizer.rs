@@ -137,7 +137,7 @@ fn checkpoints_within_an_epoch_have_the_whole_state() {
     let config = |existing| {
         let settings = CheckpointSettings {
             steps: NonZeroU64::new(5),
-            keep: NonZeroU32::new(9).unwrap(),
+            checkpoints_kept: NonZeroU32::new(9).unwrap(),
             ..checkpoint_in(directory.path(), existing)
         };
         Config { checkpoint: Some(settings), ..sharded(&small_config()) }

@@ -106,7 +106,7 @@ impl CheckpointArgs {
         Ok(Some(CheckpointSettings {
             steps: self.checkpoint_steps,
             interval: self.checkpoint_minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes)),
-            keep: self.keep_checkpoints.unwrap_or(NonZeroU32::MIN),
+            checkpoints_kept: self.keep_checkpoints.unwrap_or(NonZeroU32::MIN),
             keeps_best: self.keep_best,
             ..CheckpointSettings::new(directory, existing)
         }))
@@ -142,7 +142,7 @@ mod tests {
         let found = parse_config(line).unwrap().checkpoint.unwrap();
         assert_eq!((found.steps.unwrap().get(), found.interval.unwrap().as_secs()), (5, 30));
         assert_eq!(
-            (found.keep.get(), found.keeps_best, found.existing),
+            (found.checkpoints_kept.get(), found.keeps_best, found.existing),
             (3, true, ExistingCheckpoint::Refuse)
         );
     }

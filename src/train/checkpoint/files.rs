@@ -22,14 +22,18 @@ const LINK_TEST_FILE_NAME: &str = ".link-test.ringtrain-tmp";
 pub(crate) struct CheckpointFiles {
     directory: PathBuf,
     /// The number of checkpoints to keep. The latest checkpoint counts, and the best checkpoint does not count.
-    keep: u32,
+    checkpoints_kept: u32,
     keeps_best: bool,
 }
 
 impl CheckpointFiles {
     pub(crate) fn new(settings: &CheckpointSettings) -> Self {
-        let CheckpointSettings { directory, keep, keeps_best, .. } = settings;
-        Self { directory: directory.clone(), keep: keep.get(), keeps_best: *keeps_best }
+        let CheckpointSettings { directory, checkpoints_kept, keeps_best, .. } = settings;
+        Self {
+            directory: directory.clone(),
+            checkpoints_kept: checkpoints_kept.get(),
+            keeps_best: *keeps_best,
+        }
     }
 
     /// Returns the path of the latest checkpoint.
@@ -67,14 +71,15 @@ impl CheckpointFiles {
     pub(crate) fn files_to_add_max(&self) -> Result<u64, CheckpointError> {
         let earlier =
             self.steps_of_earlier_checkpoints().map_err(|error| self.directory_error(error))?.len() as u64;
-        let found = earlier.min(u64::from(self.keep) - 1) + u64::from(path_exists(&self.latest_path())?);
+        let found =
+            earlier.min(u64::from(self.checkpoints_kept) - 1) + u64::from(path_exists(&self.latest_path())?);
         let best_to_add = self.keeps_best && !path_exists(&self.best_path())?;
-        Ok(u64::from(self.keep) + 1 + u64::from(best_to_add) - found)
+        Ok(u64::from(self.checkpoints_kept) + 1 + u64::from(best_to_add) - found)
     }
 
     /// If the run keeps several checkpoints, checks that the file system has hard links.
     pub(crate) fn check_hard_links(&self) -> Result<(), CheckpointError> {
-        if self.keep == 1 && !self.keeps_best {
+        if self.checkpoints_kept == 1 && !self.keeps_best {
             return Ok(());
         }
         let (file, link) = (self.directory.join(LINK_TEST_FILE_NAME), self.temporary_best_path());
@@ -121,7 +126,8 @@ impl CheckpointFiles {
         is_best: bool,
     ) -> io::Result<()> {
         let latest = self.latest_path();
-        if let Some(previous) = latest_steps.filter(|&previous| self.keep > 1 && previous < steps) {
+        if let Some(previous) = latest_steps.filter(|&previous| self.checkpoints_kept > 1 && previous < steps)
+        {
             match replace_by_hard_link(&latest, &self.path_of_earlier_checkpoint(previous)) {
                 // The user may have moved the latest checkpoint to another directory.
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -147,7 +153,7 @@ impl CheckpointFiles {
     fn remove_old_checkpoints(&self, steps: u64) -> io::Result<()> {
         let mut earlier = self.steps_of_earlier_checkpoints()?;
         earlier.retain(|&found| found < steps);
-        let excess = earlier.len().saturating_sub(self.keep as usize - 1);
+        let excess = earlier.len().saturating_sub(self.checkpoints_kept as usize - 1);
         for &old in &earlier[..excess] {
             fs::remove_file(self.path_of_earlier_checkpoint(old))?;
         }
@@ -204,10 +210,10 @@ mod tests {
     use super::super::ExistingCheckpoint;
     use super::*;
 
-    fn make_checkpoint_files(directory: &Path, keep: u32, keeps_best: bool) -> CheckpointFiles {
-        let keep = NonZeroU32::new(keep).unwrap();
+    fn make_checkpoint_files(directory: &Path, checkpoints_kept: u32, keeps_best: bool) -> CheckpointFiles {
+        let checkpoints_kept = NonZeroU32::new(checkpoints_kept).unwrap();
         CheckpointFiles::new(&CheckpointSettings {
-            keep,
+            checkpoints_kept,
             keeps_best,
             ..CheckpointSettings::new(directory, ExistingCheckpoint::Refuse)
         })
@@ -226,17 +232,20 @@ mod tests {
 
     #[test]
     fn the_last_checkpoints_and_the_best_are_kept() {
-        for (keep, keeps_best, expected) in [
+        for (checkpoints_kept, keeps_best, expected) in [
             (1, false, &[("c", "50")][..]),
             (1, true, &[("c", "50"), ("c-best", "20")]),
             (3, false, &[("c", "50"), ("c-30", "30"), ("c-40", "40")]),
             (3, true, &[("c", "50"), ("c-30", "30"), ("c-40", "40"), ("c-best", "20")]),
         ] {
             let directory = tempfile::tempdir().unwrap();
-            let files = make_checkpoint_files(directory.path(), keep, keeps_best);
+            let files = make_checkpoint_files(directory.path(), checkpoints_kept, keeps_best);
             files.check_hard_links().unwrap();
             assert_eq!(list_names_and_texts(directory.path()), []);
-            assert_eq!(files.files_to_add_max().unwrap(), u64::from(keep) + 1 + u64::from(keeps_best));
+            assert_eq!(
+                files.files_to_add_max().unwrap(),
+                u64::from(checkpoints_kept) + 1 + u64::from(keeps_best)
+            );
             let mut latest = None;
             // A run may save twice after the same step.
             for steps in [10, 20, 30, 40, 50, 50] {
@@ -246,7 +255,7 @@ mod tests {
             }
             let found = list_names_and_texts(directory.path());
             let found: Vec<_> = found.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
-            assert_eq!(found, expected, "{keep} {keeps_best}");
+            assert_eq!(found, expected, "{checkpoints_kept} {keeps_best}");
             assert_eq!(files.files_to_add_max().unwrap(), 1);
         }
     }

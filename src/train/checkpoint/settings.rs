@@ -21,7 +21,7 @@ pub struct CheckpointSettings {
     /// The number of checkpoints to keep. The file of the latest checkpoint always has the name
     /// [`CHECKPOINT_FILE_NAME`](crate::train::CHECKPOINT_FILE_NAME). The file of an earlier checkpoint has the name
     /// `checkpoint-STEPS.safetensors`, where STEPS is the number of steps before this checkpoint.
-    pub keep: NonZeroU32,
+    pub checkpoints_kept: NonZeroU32,
     /// Whether to keep the checkpoint of the best epoch that has a record as `checkpoint-best.safetensors`. The best epoch has
     /// the lowest validation loss. Without validation samples, the test loss decides. Without test samples, the
     /// training loss decides.
@@ -39,7 +39,7 @@ impl CheckpointSettings {
             existing,
             steps: None,
             interval: None,
-            keep: NonZeroU32::MIN,
+            checkpoints_kept: NonZeroU32::MIN,
             keeps_best: false,
             options: None,
         }

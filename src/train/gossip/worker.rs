@@ -77,7 +77,7 @@ impl<'a> Worker<'a> {
             optimizer,
             snapshot: vec![0.0; count],
             gradients: vec![0.0; count],
-            workspace: setup.network.workspace(micro_batch_rows(part_len, config.micro_batches)),
+            workspace: setup.network.allocate_workspace(micro_batch_rows(part_len, config.micro_batches)),
             epoch_batches: None,
             averages: AveragesInProgress::new(Arc::clone(context.links), Arc::clone(context.shared), random),
             steps: 0,

@@ -41,7 +41,7 @@ impl Layer for Dropout {
         saved: &mut SavedForBackward,
         mode: ForwardMode<'_>,
     ) {
-        let ForwardMode::Training(TrainingPass { step, samples, .. }) = mode else {
+        let ForwardMode::Training(TrainingPass { step, indices, .. }) = mode else {
             output.assign(&input);
             return;
         };
@@ -49,7 +49,7 @@ impl Layer for Dropout {
         let kept_factor = 1.0 / (1.0 - self.probability);
         // An input is dropped if a random number of 32 bits is below this number.
         let threshold = (f64::from(self.probability) * 4_294_967_296.0) as u64;
-        for (factors, &sample) in saved.values.chunks_exact_mut(self.width).zip(samples) {
+        for (factors, &sample) in saved.values.chunks_exact_mut(self.width).zip(indices) {
             let mut numbers = random::SplitMix::new(key, u64::from(sample));
             for pair in factors.chunks_mut(2) {
                 let bits = numbers.next_word();

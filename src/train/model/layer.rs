@@ -111,7 +111,7 @@ pub struct TrainingPass<'a> {
     /// The seed of the run and the number of the step.
     pub step: StepSeed,
     /// The index of the sample in each row.
-    pub samples: &'a [u32],
+    pub indices: &'a [u32],
     /// The sum of the losses is multiplied by this factor.
     pub weight: f32,
     /// The ranks that compute the batch together.

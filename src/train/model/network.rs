@@ -52,7 +52,7 @@ pub struct TrainingBatch<'a> {
     /// The targets of all samples of the training set.
     pub targets: &'a Targets,
     /// The samples, as indices into `targets`. The features of these samples are in the first rows of [`Workspace::input`].
-    pub samples: &'a [u32],
+    pub indices: &'a [u32],
     /// The sum of the losses is multiplied by this factor.
     pub weight: f32,
     /// The seed of the run and the number of the step.
@@ -156,8 +156,8 @@ impl Network {
     }
 
     /// Allocates the memory for batches of up to `rows` samples.
-    pub fn workspace(&self, rows: usize) -> Workspace {
-        self.stage.workspace(rows)
+    pub fn allocate_workspace(&self, rows: usize) -> Workspace {
+        self.stage.allocate_workspace(rows)
     }
 
     /// Computes the outputs for the first `rows` rows of [`Workspace::input`] in an evaluation: without dropout, and with
@@ -195,15 +195,15 @@ impl Network {
         parameters: &[f32],
         gradients: &mut [f32],
         workspace: &mut Workspace,
-        TrainingBatch { targets, samples, weight, step, update, ranks }: TrainingBatch<'_>,
+        TrainingBatch { targets, indices, weight, step, update, ranks }: TrainingBatch<'_>,
         (elements_per_report, on_gradient_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
     ) -> LossSums {
-        let count = samples.len();
+        let count = indices.len();
         let mut sums = LossSums::default();
-        let pass = TrainingPass { step, samples, weight, ranks };
+        let pass = TrainingPass { step, indices, weight, ranks };
         self.stage.forward(parameters, workspace, count, ForwardMode::Training(pass));
         if count > 0 {
-            let rows = samples.iter().map(|&sample| sample as usize);
+            let rows = indices.iter().map(|&index| index as usize);
             sums = self.loss.evaluate(&workspace.output(count), targets, rows.clone());
             workspace.copy_output_to_delta(count);
             self.loss.differentiate(workspace.output_delta_mut(count), targets, rows, weight);
@@ -226,14 +226,14 @@ impl Network {
         parameters: &[f32],
         gradients: &mut [f32],
         workspace: &mut Workspace,
-        TrainingBatch { targets, samples, weight, step, ranks, .. }: TrainingBatch<'_>,
+        TrainingBatch { targets, indices, weight, step, ranks, .. }: TrainingBatch<'_>,
         (row_groups, sums): (&[Range<usize>], &mut [LossSums]),
     ) {
-        let count = samples.len();
+        let count = indices.len();
         if count > 0 {
-            let pass = TrainingPass { step, samples, weight, ranks };
+            let pass = TrainingPass { step, indices, weight, ranks };
             self.stage.forward(parameters, workspace, count, ForwardMode::Training(pass));
-            let rows = samples.iter().map(|&sample| sample as usize);
+            let rows = indices.iter().map(|&index| index as usize);
             for (group, sums) in row_groups.iter().zip(sums) {
                 let outputs = workspace.output(count);
                 let outputs = outputs.slice(s![group.clone(), ..]);

@@ -155,7 +155,7 @@ impl Stage {
     }
 
     /// Allocates the memory for batches of up to `rows` samples.
-    pub(crate) fn workspace(&self, rows: usize) -> Workspace {
+    pub(crate) fn allocate_workspace(&self, rows: usize) -> Workspace {
         let layers = || self.layers.iter().map(|PlacedLayer { layer, .. }| layer);
         let (inputs, _) = self.input_and_output_widths();
         let widest = layers().map(|layer| layer.outputs()).max().unwrap_or_default();
@@ -278,13 +278,13 @@ mod tests {
         let mut stream = random::random_stream("test", 1, 2);
         let samples = Array2::from_shape_simple_fn((3, 7), || random::symmetric_uniform(&mut stream, 1.0));
         let mut expected = vec![f32::NAN; parameters.len()];
-        let mut workspace = network.workspace(3);
+        let mut workspace = network.allocate_workspace(3);
         workspace.input.assign(&samples);
         let no_ranges = || (usize::MAX, |_, _: &mut [f32]| {});
         let (step, update) = (StepSeed::default(), GradientUpdate::Replace);
         let batch = TrainingBatch {
             targets: &targets,
-            samples: &[0, 1, 2],
+            indices: &[0, 1, 2],
             weight: 1.0,
             step,
             update,
@@ -294,7 +294,8 @@ mod tests {
         for cuts in [vec![0, 4], vec![0, 1, 4], vec![0, 2, 3, 4], vec![0, 1, 2, 3, 4]] {
             let ranges: Vec<Range<usize>> = cuts.windows(2).map(|cut| cut[0]..cut[1]).collect();
             let stages: Vec<Stage> = ranges.iter().map(|layers| whole.select(layers.clone())).collect();
-            let mut workspaces: Vec<Workspace> = stages.iter().map(|stage| stage.workspace(3)).collect();
+            let mut workspaces: Vec<Workspace> =
+                stages.iter().map(|stage| stage.allocate_workspace(3)).collect();
             let mut values = samples.clone();
             for (index, stage) in stages.iter().enumerate() {
                 workspaces[index].input.assign(&values);

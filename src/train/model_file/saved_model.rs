@@ -53,7 +53,7 @@ impl SavedModel {
         if let Some(tensor) = network.running_variances().find(is_negative) {
             return Err(format!("the tensor {} has a negative variance", tensor.name));
         }
-        let workspace = network.workspace(network.evaluation_rows());
+        let workspace = network.allocate_workspace(network.evaluation_rows());
         let tokenizer = description.text.as_ref().map(TextEncoding::create_tokenizer).transpose()?;
         Ok(Self { description, network, standardizer, parameters, workspace, tokenizer })
     }

@@ -32,7 +32,8 @@ pub(super) fn run_worker(
     let (train, batch_size) = (&setup.dataset.train.held, setup.settings.batch_size);
     let batches_per_epoch = train.len().div_ceil(batch_size) as u64;
     let micro_batches = context.config.micro_batches;
-    let mut workspace = setup.network.workspace(micro_batch_rows(batch_size.min(train.len()), micro_batches));
+    let mut workspace =
+        setup.network.allocate_workspace(micro_batch_rows(batch_size.min(train.len()), micro_batches));
     let mut gradient = vec![0.0; parameters.len()];
     let mut epoch_batches: Option<(u64, Batches)> = None;
     let mut totals = WorkerTotals::default();

@@ -202,7 +202,7 @@ impl Pipeline {
 /// Returns the workspace in `slot`, with memory for at least `rows` samples.
 fn workspace_for_rows<'a>(stage: &Stage, slot: &'a mut Option<Workspace>, rows: usize) -> &'a mut Workspace {
     let workspace = slot.take().filter(|workspace| workspace.input.nrows() >= rows);
-    slot.insert(workspace.unwrap_or_else(|| stage.workspace(rows)))
+    slot.insert(workspace.unwrap_or_else(|| stage.allocate_workspace(rows)))
 }
 
 impl Strategy for Pipeline {
@@ -232,7 +232,7 @@ impl Strategy for Pipeline {
                     let micro_batch = (number % slots, micro_batches[number]);
                     let mode = ForwardMode::Training(TrainingPass {
                         step: work.step,
-                        samples: micro_batches[number],
+                        indices: micro_batches[number],
                         weight,
                         ranks: &OneRank,
                     });

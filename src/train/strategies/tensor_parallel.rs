@@ -53,7 +53,8 @@ impl TensorParallel {
     ) -> Result<(), Error> {
         let rows = indices.len();
         if self.workspaces.first().is_none_or(|workspace| workspace.input.nrows() < rows) {
-            self.workspaces = self.segments.iter().map(|segment| segment.stage.workspace(rows)).collect();
+            self.workspaces =
+                self.segments.iter().map(|segment| segment.stage.allocate_workspace(rows)).collect();
         }
         self.read_features(inputs, indices);
         for (number, segment) in self.segments.iter().enumerate() {
@@ -158,7 +159,7 @@ impl Strategy for TensorParallel {
         let mut total = LossSums::default();
         let mut update = GradientUpdate::Replace;
         for indices in work.indices.chunks(micro_batch_rows(work.indices.len(), work.micro_batches)) {
-            let pass = TrainingPass { step: work.step, samples: indices, weight, ranks: &OneRank };
+            let pass = TrainingPass { step: work.step, indices, weight, ranks: &OneRank };
             self.forward(runtime, (inputs, ForwardMode::Training(pass)), indices)?;
             total.add(self.evaluate_outputs(inputs, indices));
             self.backward(runtime, (inputs, weight), (work.gradients, update), indices)?;

@@ -13,7 +13,7 @@ struct LayerStep {
 }
 
 fn training_pass(weight: f32) -> ForwardMode<'static> {
-    ForwardMode::Training(TrainingPass { step: StepSeed::default(), samples: &[], weight, ranks: &OneRank })
+    ForwardMode::Training(TrainingPass { step: StepSeed::default(), indices: &[], weight, ranks: &OneRank })
 }
 
 fn take_step(layer: &BatchNorm, parameters: &[f32], input: &Array2<f32>, delta: &Array2<f32>) -> LayerStep {

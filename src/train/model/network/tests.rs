@@ -20,15 +20,15 @@ fn network(spec: &str, input: impl Into<InputShape>, outputs: usize, loss: Loss)
 
 /// Returns a workspace with random inputs.
 fn filled_workspace(network: &Network, rows: usize) -> Workspace {
-    let mut workspace = network.workspace(rows);
+    let mut workspace = network.allocate_workspace(rows);
     let mut stream = random::random_stream("inputs", 1, 2);
     workspace.input.mapv_inplace(|_| random::symmetric_uniform(&mut stream, 1.0));
     workspace
 }
 
-fn batch<'a>(targets: &'a Targets, samples: &'a [u32], weight: f32) -> TrainingBatch<'a> {
+fn batch<'a>(targets: &'a Targets, indices: &'a [u32], weight: f32) -> TrainingBatch<'a> {
     let step = StepSeed { seed: 3, step: 17 };
-    TrainingBatch { targets, samples, weight, step, update: GradientUpdate::Replace, ranks: &OneRank }
+    TrainingBatch { targets, indices, weight, step, update: GradientUpdate::Replace, ranks: &OneRank }
 }
 
 /// Checks that the gradient is the slope of the loss, times the weight 0.5 of the batch, divided by `divisor`. Computes
@@ -40,9 +40,9 @@ fn check_gradient(network: &Network, targets: &Targets, divisor: f64) {
     let mut workspace = filled_workspace(network, 4);
     let mut gradients = vec![f32::NAN; parameters.len()];
     let mut ready = Vec::new();
-    let samples = [0, 1, 2, 3];
+    let indices = [0, 1, 2, 3];
     let ranges = (11, |range, _: &mut [f32]| ready.push(range));
-    network.differentiate(&parameters, &mut gradients, &mut workspace, batch(targets, &samples, 0.5), ranges);
+    network.differentiate(&parameters, &mut gradients, &mut workspace, batch(targets, &indices, 0.5), ranges);
     let mut end = parameters.len();
     for range in ready {
         assert_eq!(range.end, end, "ranges have a gap, an overlap or a wrong order");
@@ -57,7 +57,7 @@ fn check_gradient(network: &Network, targets: &Targets, divisor: f64) {
         let centre = parameters[index];
         let mut loss_at = |value| {
             parameters[index] = value;
-            let batch = batch(targets, &samples, 0.5);
+            let batch = batch(targets, &indices, 0.5);
             let ranges = (usize::MAX, |_, _: &mut [f32]| {});
             network.differentiate(&parameters, &mut unused, &mut workspace, batch, ranges).loss
         };
@@ -164,14 +164,14 @@ fn the_gradients_of_parts_of_a_batch_add_up_to_the_gradient_of_the_batch() {
     ] {
         let parameters = network.initialize(1);
         let inputs = filled_workspace(&network, 4).input;
-        let mut workspace = network.workspace(4);
-        let mut gradient = |samples: &[u32]| {
+        let mut workspace = network.allocate_workspace(4);
+        let mut gradient = |indices: &[u32]| {
             let mut gradients = vec![f32::NAN; parameters.len()];
-            for (row, &sample) in samples.iter().enumerate() {
+            for (row, &sample) in indices.iter().enumerate() {
                 workspace.input.row_mut(row).assign(&inputs.row(sample as usize));
             }
             let ranges = (usize::MAX, |_, _: &mut [f32]| {});
-            let batch = batch(&targets, samples, 0.25);
+            let batch = batch(&targets, indices, 0.25);
             network.differentiate(&parameters, &mut gradients, &mut workspace, batch, ranges);
             gradients
         };
@@ -222,13 +222,13 @@ fn batch_normalization_over_ranks_equals_batch_normalization_on_one_rank() {
     ] {
         let parameters = network.initialize(1);
         let inputs = filled_workspace(&network, 5).input;
-        let gradient = |samples: &[u32], ranks: &dyn SumOverRanks| {
+        let gradient = |indices: &[u32], ranks: &dyn SumOverRanks| {
             let mut gradients = vec![f32::NAN; parameters.len()];
-            let mut workspace = network.workspace(samples.len());
-            for (row, &sample) in samples.iter().enumerate() {
+            let mut workspace = network.allocate_workspace(indices.len());
+            for (row, &sample) in indices.iter().enumerate() {
                 workspace.input.row_mut(row).assign(&inputs.row(sample as usize));
             }
-            let batch = TrainingBatch { ranks, ..batch(&targets, samples, 0.2) };
+            let batch = TrainingBatch { ranks, ..batch(&targets, indices, 0.2) };
             let ranges = (usize::MAX, |_, _: &mut [f32]| {});
             network.differentiate(&parameters, &mut gradients, &mut workspace, batch, ranges);
             gradients
@@ -238,7 +238,7 @@ fn batch_normalization_over_ranks_equals_batch_normalization_on_one_rank() {
         let found = std::thread::scope(|scope| {
             let parts = [&[2, 0][..], &[], &[4, 1, 3]];
             let (gradient, sum) = (&gradient, &sum);
-            let threads = parts.map(|samples| scope.spawn(move || gradient(samples, sum)));
+            let threads = parts.map(|indices| scope.spawn(move || gradient(indices, sum)));
             threads.map(|thread| thread.join().unwrap())
         });
         let largest = expected.iter().fold(0.0, |max: f32, value| max.max(value.abs()));
@@ -258,7 +258,7 @@ fn a_convolution_with_known_weights_gives_the_outputs_of_pytorch() {
         network("cnn:conv2x3,pool2", input, 1, Loss::SquaredError(TargetScale { mean: 0.0, deviation: 1.0 }));
     let parameters: Vec<f32> =
         (0..network.parameter_count()).map(|index| ((index * 7 % 11) as f32 - 5.0) / 10.0).collect();
-    let mut workspace = network.workspace(1);
+    let mut workspace = network.allocate_workspace(1);
     workspace.input.indexed_iter_mut().for_each(|((_, x), value)| *value = (x * 5 % 7) as f32 / 7.0);
     let shapes: Vec<_> =
         network.parameter_tensors().into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
@@ -279,10 +279,10 @@ fn dropout_keeps_the_mean_and_differs_between_steps_layers_and_samples() {
     use crate::train::model::dropout::Dropout;
     let layer = Dropout { width: 4001, probability: 0.3, number: 0 };
     let input = Array2::ones((2, 4001));
-    let output = |layer: &Dropout, step: StepSeed, samples: &[u32]| {
+    let output = |layer: &Dropout, step: StepSeed, indices: &[u32]| {
         let mut output = Array2::zeros((2, 4001));
         let mut saved = layer.allocate_saved(2);
-        let pass = TrainingPass { step, samples, weight: 1.0, ranks: &OneRank };
+        let pass = TrainingPass { step, indices, weight: 1.0, ranks: &OneRank };
         layer.forward(&[], input.view(), output.view_mut(), &mut saved, ForwardMode::Training(pass));
         output
     };
