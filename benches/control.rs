@@ -148,14 +148,14 @@ impl EnginePair {
             None => return false,
             Some(Transmit::Control { header, .. }) => header,
             Some(Transmit::Segment { header, .. }) => {
-                self.0[from].transmitted(receiver);
+                self.0[from].handle_sent_segment(receiver);
                 header
             }
         };
         let header = FrameHeader::decode(black_box(&header.encode())).expect("the header was just encoded");
         let engine = &mut self.0[1 - from];
         if let FrameVerdict::Apply { operation, .. } = engine.handle_header(sender, &header) {
-            engine.applied(operation, sender, &header, false);
+            engine.handle_applied_segment(operation, sender, &header, false);
         }
         true
     }

@@ -23,8 +23,12 @@ impl Engine {
         self.check()?;
         let OperationRequest { group, contract, site, .. } = request;
         let sequence = self.history.record_next(group, (contract, site));
-        let id = self.next_id();
-        self.start(id, operation_info(now, request, OperationKey::Collective { group, sequence }), schedule)
+        let id = self.new_id();
+        self.start_transfers(
+            id,
+            operation_info(now, request, OperationKey::Collective { group, sequence }),
+            schedule,
+        )
     }
 
     /// Records that a group was dropped.
@@ -34,8 +38,8 @@ impl Engine {
 
     /// Begins to send elements `0..count` of a buffer as a message. The contract's `layout` is the tag of the message.
     ///
-    /// For a message from this rank to itself, a standard send is complete at once, and a synchronous send when a receive has
-    /// matched the message. The driver keeps the bytes of the message ([`Engine::take_self_delivery`]).
+    /// If this rank sends to itself, a standard send is complete at once, and a synchronous send is complete when a receive has
+    /// matched the message. The driver keeps the bytes of such a message ([`Engine::take_self_delivery`]).
     ///
     /// # Errors
     ///
@@ -50,16 +54,17 @@ impl Engine {
         let range = 0..request.contract.count as usize;
         let step =
             Step { send: Some(OutboundElements { peer: to, range, awaited_step: None }), receive: None };
-        let id = self.next_id();
-        self.start(id, operation_info(now, request, key), Schedule { steps: vec![step] })
+        let id = self.new_id();
+        self.start_transfers(id, operation_info(now, request, key), Schedule { steps: vec![step] })
     }
 
-    /// Begins to receive a message of at most `count` elements (the contract's count) into the start of a buffer. When the
-    /// receive has matched a message, [`Engine::envelope`] returns its sender, tag and length.
+    /// Begins to receive a message into the start of a buffer. The contract's count is the most elements that the message may
+    /// have. When the receive has matched a message, [`Engine::envelope`] returns the message's sender, tag and length.
     ///
     /// # Errors
     ///
-    /// The same errors as [`Engine::begin`], and a failure if the matched message is longer or has another element type.
+    /// The same errors as [`Engine::begin`], and a failure if the matched message is longer than
+    /// the contract's count or has another element type.
     pub fn receive(
         &mut self,
         now: Timestamp,
@@ -67,7 +72,7 @@ impl Engine {
         pattern: Pattern,
     ) -> Result<OpId, Failure> {
         self.check()?;
-        let id = self.next_id();
+        let id = self.new_id();
         // A receive gets its key when it matches a message. Until then it has an unused key.
         let info = operation_info(
             now,
@@ -85,24 +90,31 @@ impl Engine {
             return Err(self.fail_because_peer_left(source));
         }
         self.deadlines.insert((info.deadline, id));
-        self.matching.post(posted);
+        self.matching.add_posted(posted);
         Ok(id)
     }
 
-    /// Cancels a receive that has not matched a message, and returns true. Returns false for every other operation, which
-    /// continues, because other ranks take part in it.
-    pub fn cancel(&mut self, receive: OpId) -> bool {
-        let Some(posted) = self.matching.withdraw(receive) else { return false };
-        self.deadlines.remove(&(posted.info.deadline, receive));
+    /// Cancels the operation if it is a receive that has not matched a message, and returns true. Every other operation
+    /// continues, because other ranks take part in it. For such an operation, returns false.
+    pub fn cancel(&mut self, operation: OpId) -> bool {
+        let Some(posted) = self.matching.remove_posted(operation) else { return false };
+        self.deadlines.remove(&(posted.info.deadline, operation));
         true
     }
 
-    pub(super) fn next_id(&mut self) -> OpId {
-        self.next_id += 1;
-        OpId(self.next_id)
+    /// Returns the identifier of a new operation.
+    pub(super) fn new_id(&mut self) -> OpId {
+        self.last_id += 1;
+        OpId(self.last_id)
     }
 
-    fn start(&mut self, id: OpId, info: OperationInfo, schedule: Schedule) -> Result<OpId, Failure> {
+    /// Starts the transfers of an operation. Returns `id`.
+    fn start_transfers(
+        &mut self,
+        id: OpId,
+        info: OperationInfo,
+        schedule: Schedule,
+    ) -> Result<OpId, Failure> {
         let segment_elements = (self.settings.segment_bytes / info.contract.dtype.size_bytes()).max(1);
         let mut running = RunningOperation::new(info, schedule, segment_elements);
         let mut missing_peer = None;
@@ -133,7 +145,8 @@ impl Engine {
         self.by_key.insert(info.key, id);
         self.operations.insert(id, running);
         if let Some(mismatch) = mismatch {
-            let cause = self.mismatch((info.group, info.sequence()), (info.contract, info.site), mismatch);
+            let cause =
+                self.mismatch_cause((info.group, info.sequence()), (info.contract, info.site), mismatch);
             return Err(self.fail(cause));
         }
         if let Some(peer) = missing_peer {
@@ -144,7 +157,7 @@ impl Engine {
         Ok(id)
     }
 
-    /// Starts a receive that has matched a message.
+    /// Starts a receive that has matched a message. `key` is the key of the message.
     pub(super) fn start_matched_receive(
         &mut self,
         posted: &PostedReceive,
@@ -156,7 +169,7 @@ impl Engine {
         self.deadlines.remove(&(info.deadline, id));
         if envelope.contract.dtype != contract.dtype || envelope.contract.count > contract.count {
             let OperationKey::Message { sequence, .. } = key else { return Ok(()) };
-            let cause = self.mismatch(
+            let cause = self.mismatch_cause(
                 (info.group, sequence),
                 (contract, info.site),
                 (envelope.source, envelope.contract),
@@ -176,13 +189,13 @@ impl Engine {
         }
         let info = OperationInfo { key, contract: envelope.contract, ..info };
         let schedule = Schedule { steps: vec![Step { send: None, receive: Some(receive) }] };
-        self.start(id, info, schedule).map(|_| ())
+        self.start_transfers(id, info, schedule).map(|_| ())
     }
 }
 
 /// Returns the description of an operation that begins now.
 pub(super) fn operation_info(now: Timestamp, request: OperationRequest, key: OperationKey) -> OperationInfo {
     let OperationRequest { group, contract, timeout, spent, site, mode } = request;
-    let left = timeout.saturating_sub(spent);
-    OperationInfo { key, group, contract, site, deadline: now.saturating_add(left), timeout, mode }
+    let remaining = timeout.saturating_sub(spent);
+    OperationInfo { key, group, contract, site, deadline: now.saturating_add(remaining), timeout, mode }
 }

@@ -1,5 +1,5 @@
-//! External operations: operations in shared memory, which the engine does not execute. The engine keeps their deadlines and
-//! the ranks for which they wait, and fails them if the job fails.
+//! External operations: operations that the engine does not execute. They are the operations in shared memory, and the
+//! synchronous sends of this rank to itself. The engine keeps their deadlines and the ranks for which they wait.
 
 use super::operation::{OperationInfo, OperationKey};
 use super::{Engine, Failure, OpId, OperationRequest, Timestamp, begin};
@@ -14,7 +14,7 @@ pub(super) struct ExternalOperation {
 }
 
 impl Engine {
-    /// Begins an external operation. `sequence` is the number of the operation in its group.
+    /// Begins an operation in shared memory. `sequence` is the number of the operation in its group.
     ///
     /// # Errors
     ///
@@ -26,7 +26,7 @@ impl Engine {
         sequence: u64,
     ) -> Result<OpId, Failure> {
         self.check()?;
-        let id = self.next_id();
+        let id = self.new_id();
         let info =
             begin::operation_info(now, request, OperationKey::Collective { group: request.group, sequence });
         self.deadlines.insert((info.deadline, id));
@@ -34,8 +34,8 @@ impl Engine {
         Ok(id)
     }
 
-    /// Assigns the next number of a group to an operation that consists of several internal operations. The engine then
-    /// detects a rank that calls a different operation under this number.
+    /// Assigns the next number of a group to an operation that consists of several internal operations. If another rank calls a
+    /// different operation under this number, the engine detects the mismatch.
     ///
     /// # Errors
     ///
@@ -43,27 +43,27 @@ impl Engine {
     pub fn assign_number(
         &mut self,
         group: u32,
-        caller_contract: (Contract, Site),
+        contract_and_site: (Contract, Site),
     ) -> Result<(OpId, OperationKey), Failure> {
-        let sequence = self.history.record_next(group, caller_contract);
+        let sequence = self.history.record_next(group, contract_and_site);
         let key = OperationKey::Collective { group, sequence };
         let mut links = self.links.iter_mut();
         let mismatch = links.find_map(|(&peer, link)| Some((peer, link.announced.remove(&key)?)));
         if let Some(mismatch) = mismatch {
-            let cause = self.mismatch((group, sequence), caller_contract, mismatch);
+            let cause = self.mismatch_cause((group, sequence), contract_and_site, mismatch);
             return Err(self.fail(cause));
         }
-        Ok((self.next_id(), key))
+        Ok((self.new_id(), key))
     }
 
-    /// Stores the contract of an external operation, so that the engine can detect a rank that calls a different operation
-    /// later.
-    pub fn record_external(&mut self, group: u32, sequence: u64, caller_contract: (Contract, Site)) {
-        self.history.record_numbered(group, sequence, caller_contract);
+    /// Stores the contract of an operation in shared memory. If a late rank calls a different operation under the same number,
+    /// the error message shows the stored contract.
+    pub fn record_external(&mut self, group: u32, sequence: u64, contract_and_site: (Contract, Site)) {
+        self.history.record_numbered(group, sequence, contract_and_site);
     }
 
-    /// Sets the ranks for which an external operation waits. Fails the job if one of them has left.
-    pub fn await_ranks(&mut self, id: OpId, ranks: Vec<Rank>) {
+    /// Sets the ranks for which an external operation waits. Fails the job if one of these ranks has left.
+    pub fn set_awaited_ranks(&mut self, id: OpId, ranks: Vec<Rank>) {
         let has_gone = |rank: &&Rank| self.links.get(rank).is_some_and(|link| link.left || link.lost);
         let gone_rank = ranks.iter().find(has_gone).copied();
         if let Some(external) = self.external.get_mut(&id) {
@@ -81,29 +81,32 @@ impl Engine {
         }
     }
 
-    /// Fails the job because `peer` called a different operation. `place` is the group and the number of the operation.
-    /// `caller_contract` is the peer's contract, or `None` if it is unknown.
+    /// Fails the job because `peer` called a different operation than this rank under the same number. The peer's contract is
+    /// `None` if it is unknown.
     pub fn report_mismatch(
         &mut self,
-        place: (u32, u64),
-        own: (Contract, Site),
-        (peer, contract): (Rank, Option<Contract>),
+        (group, sequence): (u32, u64),
+        own_contract_and_site: (Contract, Site),
+        (peer, peer_contract): (Rank, Option<Contract>),
     ) {
-        let cause = match contract {
-            Some(contract) if contract != own.0 => self.mismatch(place, own, (peer, contract)),
-            _ => self.misbehaved(peer, format!("it called a different operation than number {}", place.1)),
+        let cause = match peer_contract {
+            Some(contract) if contract != own_contract_and_site.0 => {
+                self.mismatch_cause((group, sequence), own_contract_and_site, (peer, contract))
+            }
+            _ => self
+                .misbehavior_cause(peer, format!("it called a different operation than number {sequence}")),
         };
         self.fail(cause);
     }
 
-    /// Fails the job because `peer` wrote invalid values to shared memory. `what` describes the error.
-    pub fn report_misbehavior(&mut self, peer: Rank, what: &str) {
-        let cause = self.misbehaved(peer, what.to_owned());
+    /// Fails the job because `peer` wrote invalid values to shared memory. `detail` describes the values.
+    pub fn report_misbehavior(&mut self, peer: Rank, detail: &str) {
+        let cause = self.misbehavior_cause(peer, detail.to_owned());
         self.fail(cause);
     }
 
-    /// Sends a wake frame to a peer that sleeps although the shared memory has changed.
-    pub fn wake(&mut self, peer: Rank) {
+    /// Sends a wake frame to a peer, because the peer sleeps although the shared memory has changed.
+    pub fn send_wake_frame(&mut self, peer: Rank) {
         self.links
             .entry(peer)
             .or_default()
@@ -111,7 +114,8 @@ impl Engine {
             .push_back(FrameHeader { kind: FrameKind::Wake, ..FrameHeader::EMPTY });
     }
 
-    /// Returns the number of events for which a thread that sleeps in shared memory must wake up: wake frames and goodbyes.
+    /// Returns the number of wake frames and goodbyes that have arrived. After each of them, a thread that sleeps while it waits
+    /// for shared memory must wake up.
     pub fn wake_events(&self) -> u64 {
         self.wake_events
     }

@@ -4,23 +4,23 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::history::CallerContract;
+use super::history::ContractAndSite;
 use super::operation::{OperationInfo, OperationKey, RunningOperation};
 use super::{Engine, FrameVerdict, OpId, Timestamp, Transmit};
 use crate::types::{Contract, INTERNAL_GROUP_BITS, Operation, Rank, Site};
 use crate::wire::cause::{AWAITED_RANKS_MAX, SilentLink, WaitingRank};
 use crate::wire::{Cause, FrameHeader, FrameKind};
 
-/// If a peer cannot be reached, this rank waits for this time before it reports the peer as lost. Another rank may meanwhile
-/// send the real cause.
+/// If no link to a peer can be opened, this rank waits for this time before it reports the peer as lost. Meanwhile another rank
+/// may send the root cause.
 const UNREACHABLE_DELAY: Duration = Duration::from_millis(500);
 
 /// A peer to which no link could be opened.
 pub(super) struct UnreachablePeer {
     rank: Rank,
     detail: String,
-    /// The time at which the unreachable peer becomes the root cause.
-    pub(super) due: Timestamp,
+    /// The time at which the engine reports the peer as lost.
+    pub(super) report_at: Timestamp,
 }
 
 /// The failure of the job.
@@ -38,7 +38,7 @@ impl Engine {
         if self.failure.is_some() {
             return;
         }
-        if let Some(unreachable) = self.unreachable.take_if(|unreachable| now >= unreachable.due) {
+        if let Some(unreachable) = self.unreachable.take_if(|unreachable| now >= unreachable.report_at) {
             self.fail_because_unreachable(unreachable);
             return;
         }
@@ -52,13 +52,13 @@ impl Engine {
         self.fail(cause);
     }
 
-    /// Handles a control frame with its payload.
-    pub fn control(&mut self, peer: Rank, header: &FrameHeader, payload: &[u8]) {
+    /// Handles an abort frame with its payload. Control frames of other kinds need no more than [`Engine::handle_header`].
+    pub fn handle_control_frame(&mut self, peer: Rank, header: &FrameHeader, payload: &[u8]) {
         if header.kind != FrameKind::Abort {
             return;
         }
         let Some(cause) = Cause::decode(payload) else {
-            let cause = self.misbehaved(peer, "it sent an abort frame that cannot be decoded".into());
+            let cause = self.misbehavior_cause(peer, "it sent an abort frame that cannot be decoded".into());
             self.fail(cause);
             return;
         };
@@ -79,7 +79,7 @@ impl Engine {
     }
 
     /// Handles the loss of the link to `peer`. `detail` is the error of the transport.
-    pub fn link_lost(&mut self, peer: Rank, detail: &str) {
+    pub fn handle_lost_link(&mut self, peer: Rank, detail: &str) {
         let host = self.host(peer);
         let link = self.links.entry(peer).or_default();
         let already_lost = std::mem::replace(&mut link.lost, true);
@@ -92,19 +92,23 @@ impl Engine {
     }
 
     /// Handles a link to `peer` that could not be opened. `detail` is the error of the transport. The peer may have exited
-    /// because the job failed. So this rank first waits for another rank to report that failure.
-    pub fn link_not_opened(&mut self, peer: Rank, detail: &str) {
+    /// because the job failed. So the engine first waits half a second for another rank to report that failure.
+    pub fn handle_unopened_link(&mut self, peer: Rank, detail: &str) {
         let link = self.links.entry(peer).or_default();
         let already_lost = std::mem::replace(&mut link.lost, true);
         if !link.left && !already_lost && !self.closing {
-            let due = self.now.saturating_add(UNREACHABLE_DELAY);
-            self.unreachable.get_or_insert(UnreachablePeer { rank: peer, detail: detail.to_owned(), due });
+            let report_at = self.now.saturating_add(UNREACHABLE_DELAY);
+            self.unreachable.get_or_insert(UnreachablePeer {
+                rank: peer,
+                detail: detail.to_owned(),
+                report_at,
+            });
         }
     }
 
     /// Fails the job because a header or a payload from `peer` is corrupt.
     pub fn report_corrupt_bytes(&mut self, peer: Rank, detail: String) {
-        let cause = self.misbehaved(peer, detail);
+        let cause = self.misbehavior_cause(peer, detail);
         self.fail(cause);
     }
 
@@ -114,8 +118,8 @@ impl Engine {
         self.fail(Cause::Aborted { rank, host: self.host(rank), message: message.to_owned() })
     }
 
-    /// Returns whether every connected peer has sent the same root cause as this rank's. Also returns true if the job has not
-    /// failed, or if the peers cannot add anything to the cause.
+    /// Returns whether this rank need not wait for the causes of its peers: every connected peer has sent the same root cause as
+    /// this rank's, the peers cannot add anything to the cause, or the job has not failed.
     pub fn do_peers_agree(&self) -> bool {
         let Some(Failure { cause, .. }) = &self.failure else { return true };
         !cause.other_ranks_may_add_reports()
@@ -125,7 +129,7 @@ impl Engine {
                 .all(|link| link.lost || link.left || link.cause_received.as_ref() == Some(cause))
     }
 
-    /// Records a failure that this rank has detected. Only the first failure counts.
+    /// Records a failure that this rank has detected, and returns it. If the job has already failed, returns the first failure.
     pub(super) fn fail(&mut self, cause: Cause) -> Failure {
         self.failure.get_or_insert(Failure { cause, reported_by: None }).clone()
     }
@@ -139,8 +143,8 @@ impl Engine {
         self.fail(Cause::PeerLost { rank, host: self.host(rank), seen_by: self.settings.rank, detail })
     }
 
-    /// Fails the job because a peer left that this rank still needs. If another peer is unreachable, that peer is the more
-    /// likely cause, because `rank` left without a failure.
+    /// Fails the job because `rank` left although this rank still needs it. If a peer is unreachable, that peer is the more
+    /// likely root cause, because `rank` left without a failure.
     pub(super) fn fail_because_peer_left(&mut self, rank: Rank) -> Failure {
         if let Some(unreachable) = self.unreachable.take() {
             return self.fail_because_unreachable(unreachable);
@@ -163,7 +167,7 @@ impl Engine {
 
     /// Fails the job because `peer` broke the protocol, and reads nothing more from the peer.
     pub(super) fn refuse(&mut self, peer: Rank, detail: String) -> FrameVerdict {
-        let cause = self.misbehaved(peer, detail);
+        let cause = self.misbehavior_cause(peer, detail);
         self.fail(cause);
         FrameVerdict::Refuse
     }
@@ -173,8 +177,9 @@ impl Engine {
     pub fn handle_late_frame(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
         match self.find_contract(header.group, header.sequence) {
             Some((contract, site)) if contract != header.contract => {
-                let place = (header.group, header.sequence);
-                let cause = self.mismatch(place, (contract, site), (peer, header.contract));
+                let group_and_sequence = (header.group, header.sequence);
+                let cause =
+                    self.mismatch_cause(group_and_sequence, (contract, site), (peer, header.contract));
                 self.fail(cause);
                 FrameVerdict::Discard
             }
@@ -183,16 +188,16 @@ impl Engine {
         }
     }
 
-    /// Returns the cause for two ranks that called different operations. The lower rank comes first, so both ranks create the
-    /// same cause.
-    pub(super) fn mismatch(
+    /// Returns the root cause if this rank and `peer` called different operations under the same number. The cause contains the
+    /// lower rank first, so that both ranks create the same cause.
+    pub(super) fn mismatch_cause(
         &self,
         (group, sequence): (u32, u64),
-        (contract, site): CallerContract,
-        (peer, peer_asked): (Rank, Contract),
+        (contract, site): ContractAndSite,
+        (peer, peer_contract): (Rank, Contract),
     ) -> Cause {
         let own_call = (self.settings.rank, contract, site.to_string());
-        let peer_call = (peer, peer_asked, String::new());
+        let peer_call = (peer, peer_contract, String::new());
         let (first, second) =
             if own_call.0 < peer_call.0 { (own_call, peer_call) } else { (peer_call, own_call) };
         Cause::Mismatch {
@@ -207,8 +212,8 @@ impl Engine {
         }
     }
 
-    /// Returns the abort or goodbye frame to send to `peer`, if the peer does not have it yet.
-    pub(super) fn notification(&mut self, peer: Rank) -> Option<Transmit> {
+    /// Returns the abort or goodbye frame to send to `peer`, or `None` if this rank need not send it (again).
+    pub(super) fn take_notification(&mut self, peer: Rank) -> Option<Transmit> {
         let link = self.links.entry(peer).or_default();
         if link.lost {
             return None;
@@ -236,7 +241,7 @@ impl Engine {
         Some(Transmit::Control { header, payload })
     }
 
-    /// Records that the host of `peer` does not acknowledge data of this rank, although the data were sent again.
+    /// Records that the host of `peer` has not acknowledged data of this rank, although the data were sent again.
     pub fn report_unacknowledged(&mut self, peer: Rank) {
         self.unacknowledged.insert(peer);
         for link in self.silent_links.iter_mut().filter(|link| link.peer == peer) {
@@ -248,7 +253,8 @@ impl Engine {
         }
     }
 
-    /// Returns the cause for a missed deadline, with the operation and the links on which this rank waits.
+    /// Returns the root cause for a missed deadline. It names the operation in which this rank waits, and the links on which this
+    /// rank waits.
     fn timeout_cause(&mut self, timeout_ms: u64) -> Cause {
         let waiting = self.waiting_report();
         if self.silent_links.is_empty()
@@ -281,23 +287,24 @@ impl Engine {
         peers.filter_map(link_to).collect()
     }
 
-    /// Adds to a cause what this rank knows: for a timeout the operation in which it waits, for a mismatch its call site.
+    /// Adds this rank's knowledge to a cause: for a timeout the operation in which this rank waits, for a mismatch the line of
+    /// its call.
     fn with_own_report(&mut self, mut cause: Cause) -> Cause {
         match &cause {
             Cause::Timeout { timeout_ms, .. } => {
-                let own = self.timeout_cause(*timeout_ms);
-                cause.combine_with(own)
+                let own_cause = self.timeout_cause(*timeout_ms);
+                cause.combine_with(own_cause)
             }
             Cause::Mismatch { group, sequence, first, first_contract, second, .. } => {
-                let own = self.settings.rank;
-                let peer = if *first == own { *second } else { *first };
+                let own_rank = self.settings.rank;
+                let peer = if *first == own_rank { *second } else { *first };
                 let site = match first_contract.operation {
                     // The receiver of the message detected and reported the mismatch. So this rank is the sender.
                     Operation::Message => self.site_of_message(peer, *sequence),
                     _ => self.find_contract(*group, *sequence).map(|(_, site)| site),
                 };
                 if let Some(site) = site {
-                    cause.add_site(own, &site.to_string());
+                    cause.add_site(own_rank, &site.to_string());
                 }
                 cause
             }
@@ -306,8 +313,8 @@ impl Engine {
     }
 
     /// Returns the operation in which this rank waits: the operation whose deadline has passed. If there is none, returns the
-    /// oldest operation that has run for at least half of its timeout. A rank that began later did not wait: the other ranks
-    /// waited for it.
+    /// oldest operation that has been active for at least half of its timeout. A rank that began the operation later than that
+    /// is not a waiting rank: the other ranks waited for it.
     fn waiting_operation(&self) -> Option<OpId> {
         let has_waited = |info: &OperationInfo| {
             let began = info.deadline.saturating_sub(info.timeout);
@@ -325,7 +332,7 @@ impl Engine {
         let id = self.waiting_operation()?;
         let info = self.info_of(id)?;
         let awaited: Vec<Rank> = match (self.operations.get(&id), self.external.get(&id)) {
-            (Some(running), _) => running.awaited().take(AWAITED_RANKS_MAX).collect(),
+            (Some(running), _) => running.awaited_peers().take(AWAITED_RANKS_MAX).collect(),
             (None, Some(external)) => external.awaited.iter().copied().take(AWAITED_RANKS_MAX).collect(),
             (None, None) => self.matching.find_posted(id)?.pattern.source.into_iter().collect(),
         };
@@ -348,29 +355,29 @@ impl Engine {
     }
 
     /// Returns this rank's contract and call site of an operation of a group, if they are still stored.
-    fn find_contract(&self, group: u32, sequence: u64) -> Option<CallerContract> {
+    fn find_contract(&self, group: u32, sequence: u64) -> Option<ContractAndSite> {
         let key = OperationKey::Collective { group, sequence };
-        let running = self.running(key).map(|running| &running.info);
+        let running = self.find_running(key).map(|running| &running.info);
         let mut external = self.external.values().map(|external| &external.info);
         let info = running.or_else(|| external.find(|info| info.key == key));
-        let caller_contract = info.map(|info| (info.contract, info.site));
-        caller_contract.or_else(|| self.history.find(group, sequence))
+        let contract_and_site = info.map(|info| (info.contract, info.site));
+        contract_and_site.or_else(|| self.history.find(group, sequence))
     }
 
-    /// Returns the call site that sent a message, if the message is still being sent or is one of the last messages.
+    /// Returns the line that sent a message to `to`, if the message is still being sent or is one of the last messages.
     fn site_of_message(&self, to: Rank, sequence: u64) -> Option<Site> {
-        let running = self.running(OperationKey::Message { from: self.settings.rank, to, sequence });
+        let running = self.find_running(OperationKey::Message { from: self.settings.rank, to, sequence });
         let site = running.map(|running| running.info.site);
         site.or_else(|| self.links.get(&to)?.site_of(sequence))
     }
 
     /// Returns the active operation with this key.
-    fn running(&self, key: OperationKey) -> Option<&RunningOperation> {
+    fn find_running(&self, key: OperationKey) -> Option<&RunningOperation> {
         self.operations.get(self.by_key.get(&key)?)
     }
 
-    /// Returns the cause for a rank that broke the protocol.
-    pub(super) fn misbehaved(&self, rank: Rank, detail: String) -> Cause {
+    /// Returns the root cause if `rank` broke the protocol.
+    pub(super) fn misbehavior_cause(&self, rank: Rank, detail: String) -> Cause {
         Cause::Misbehaved { rank, host: self.host(rank), detail }
     }
 

@@ -4,29 +4,29 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::types::{Contract, Site};
 
-/// The number of past operations of a group whose contracts are stored. If a late rank calls another operation, the error
-/// message shows the stored contract.
+/// For each group, the contracts of this many last operations are stored. If a late rank calls a different operation than this
+/// rank has called, the error message shows the stored contract.
 const HISTORY_MAX: usize = 64;
-/// The number of dropped groups whose contracts stay stored. A late rank may still call another operation in such a group.
+/// The contracts of this many dropped groups stay stored, because a late rank may still call an operation of such a group.
 const RETIRED_MAX: usize = 64;
 
 /// The contract of a call, and the line of the caller's program that made the call.
-pub(super) type CallerContract = (Contract, Site);
+pub(super) type ContractAndSite = (Contract, Site);
 
-/// The operations of all groups that have ever existed.
+/// The numbers of the next operations of all groups, and the contracts of the last operations.
 #[derive(Default)]
 pub(super) struct OperationHistory {
     /// The number of each group's next operation.
     next_sequences: BTreeMap<u32, u64>,
-    /// The number and the contract of the last operations of each group, oldest first.
-    histories: BTreeMap<u32, VecDeque<(u64, CallerContract)>>,
+    /// The numbers and the contracts of each group's last operations, oldest first.
+    histories: BTreeMap<u32, VecDeque<(u64, ContractAndSite)>>,
     /// Dropped groups that still have a history, oldest first.
     retired: VecDeque<u32>,
 }
 
 impl OperationHistory {
-    /// Records the next operation of a group, and returns the operation's number.
-    pub(super) fn record_next(&mut self, group: u32, caller_contract: CallerContract) -> u64 {
+    /// Records the next operation of a group, and returns the number that the operation gets.
+    pub(super) fn record_next(&mut self, group: u32, contract_and_site: ContractAndSite) -> u64 {
         let next = self.next_sequences.entry(group).or_default();
         let sequence = *next;
         *next += 1;
@@ -34,18 +34,18 @@ impl OperationHistory {
         if history.len() == HISTORY_MAX {
             history.pop_front();
         }
-        history.push_back((sequence, caller_contract));
+        history.push_back((sequence, contract_and_site));
         sequence
     }
 
-    /// Records an operation whose number was not assigned here: an operation in shared memory.
-    pub(super) fn record_numbered(&mut self, group: u32, sequence: u64, caller_contract: CallerContract) {
+    /// Records an operation in shared memory. The executor of the shared memory has assigned its number.
+    pub(super) fn record_numbered(&mut self, group: u32, sequence: u64, contract_and_site: ContractAndSite) {
         let history = self.histories.entry(group).or_default();
-        if history.iter().all(|history| history.0 != sequence) {
+        if history.iter().all(|entry| entry.0 != sequence) {
             if history.len() == HISTORY_MAX {
                 history.pop_front();
             }
-            history.push_back((sequence, caller_contract));
+            history.push_back((sequence, contract_and_site));
         }
     }
 
@@ -54,14 +54,14 @@ impl OperationHistory {
         self.next_sequences.get(&group).copied().unwrap_or_default()
     }
 
-    /// Returns the contract of an operation, if it is still stored.
-    pub(super) fn find(&self, group: u32, sequence: u64) -> Option<CallerContract> {
+    /// Returns the contract and the call site of an operation, if they are still stored.
+    pub(super) fn find(&self, group: u32, sequence: u64) -> Option<ContractAndSite> {
         let history = self.histories.get(&group)?;
-        history.iter().find(|history| history.0 == sequence).map(|history| history.1)
+        history.iter().find(|entry| entry.0 == sequence).map(|entry| entry.1)
     }
 
-    /// Records that a group was dropped. Later, the history of the group is removed, but the number of its next operation
-    /// stays.
+    /// Records that a group was dropped. The group's contracts are removed after [`RETIRED_MAX`] more groups have been dropped.
+    /// The number of the group's next operation stays.
     pub(super) fn retire_group(&mut self, group: u32) {
         if !self.histories.contains_key(&group) {
             return;
@@ -82,14 +82,14 @@ mod tests {
     /// The number of groups in the test. Miri is a thousand times slower, so under Miri the test has fewer groups.
     const GROUPS: u32 = if cfg!(miri) { 300 } else { 100_000 };
 
-    /// A program that splits a group in every step must not use more memory with each step.
+    /// The memory of a program that splits a group in every training step must not grow with each step.
     #[test]
-    fn histories_of_old_groups_are_removed_but_their_next_numbers_stay() {
+    fn contracts_of_dropped_groups_are_removed_but_their_next_numbers_stay() {
         let mut history = OperationHistory::default();
-        let caller_contract = (Contract::NONE, Site::new("a.rs", 1));
+        let contract_and_site = (Contract::NONE, Site::new("a.rs", 1));
         for group in 0..GROUPS {
             for sequence in 0..3 {
-                assert_eq!(history.record_next(group, caller_contract), sequence);
+                assert_eq!(history.record_next(group, contract_and_site), sequence);
             }
             history.retire_group(group);
         }
@@ -97,19 +97,19 @@ mod tests {
         assert_eq!((history.next_sequence(5), history.find(5, 2)), (3, None));
         assert_eq!(
             (history.next_sequence(GROUPS - 1), history.find(GROUPS - 1, 2)),
-            (3, Some(caller_contract))
+            (3, Some(contract_and_site))
         );
         history.retire_group(GROUPS);
         assert_eq!(history.next_sequence(GROUPS), 0);
     }
 
     #[test]
-    fn only_the_last_operations_of_a_group_are_stored() {
+    fn only_the_last_contracts_of_a_group_are_stored() {
         let mut history = OperationHistory::default();
-        let caller_contract = (Contract::NONE, Site::new("a.rs", 1));
+        let contract_and_site = (Contract::NONE, Site::new("a.rs", 1));
         for _ in 0..HISTORY_MAX + 5 {
-            history.record_next(7, caller_contract);
+            history.record_next(7, contract_and_site);
         }
-        assert_eq!((history.find(7, 4), history.find(7, 5)), (None, Some(caller_contract)));
+        assert_eq!((history.find(7, 4), history.find(7, 5)), (None, Some(contract_and_site)));
     }
 }

@@ -39,7 +39,7 @@ impl Engine {
     }
 
     /// Returns [`FrameVerdict::Apply`] if a stored frame may be applied now, and [`FrameVerdict::Store`] if it must wait.
-    pub fn stored_frame(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
+    pub fn check_stored_frame(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
         let key = Self::key_of_header(header, peer, self.settings.rank);
         match self.by_key.get(&key) {
             Some(&id) if self.failure.is_none() => self.check_segment(id, key, peer, header, true),
@@ -57,7 +57,7 @@ impl Engine {
         }
     }
 
-    /// Handles a ready frame.
+    /// Handles a ready frame: `peer` is ready to receive transfers of an operation from this rank.
     fn handle_ready(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
         let key = Self::key_of_header(header, self.settings.rank, peer);
         let id = self.by_key.get(&key).copied();
@@ -86,7 +86,7 @@ impl Engine {
         FrameVerdict::Handled
     }
 
-    /// Handles an announcement.
+    /// Handles an announcement: `peer` has begun an operation, and needs a ready frame before it sends data.
     fn handle_announcement(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
         let key = match self.find_or_match(peer, header) {
             Ok(key) => key,
@@ -96,8 +96,10 @@ impl Engine {
             let Some(running) = self.operations.get_mut(&id) else { return FrameVerdict::Handled };
             let info = running.info;
             if header.contract != info.contract {
-                let place = (info.group, info.sequence());
-                let cause = self.mismatch(place, (info.contract, info.site), (peer, header.contract));
+                let group_and_sequence = (info.group, info.sequence());
+                let own_contract_and_site = (info.contract, info.site);
+                let cause =
+                    self.mismatch_cause(group_and_sequence, own_contract_and_site, (peer, header.contract));
                 self.fail(cause);
                 return FrameVerdict::Handled;
             }
@@ -109,7 +111,10 @@ impl Engine {
         link.announced.insert(key, header.contract);
         if link.announced.len() > self.announced_max {
             let limit = self.announced_max;
-            return self.refuse(peer, format!("it announced more than {limit} operations"));
+            return self.refuse(
+                peer,
+                format!("it announced more than {limit} operations that this rank has not begun"),
+            );
         }
         FrameVerdict::Handled
     }
@@ -126,8 +131,8 @@ impl Engine {
         }
     }
 
-    /// Returns the key of the operation to which a segment or an announcement belongs. Returns a verdict if the operation is
-    /// complete. For the first frame of a message, this method also looks for a receive that matches.
+    /// Returns the key of the operation to which a segment or an announcement belongs. If the operation is complete or the job
+    /// fails, returns a verdict as the error. The first frame of a message is also matched with the posted receives.
     fn find_or_match(&mut self, peer: Rank, header: &FrameHeader) -> Result<OperationKey, FrameVerdict> {
         let key = Self::key_of_header(header, peer, self.settings.rank);
         if self.by_key.contains_key(&key) {
@@ -169,7 +174,8 @@ impl Engine {
         }
     }
 
-    /// Returns the verdict for a segment of an operation that this rank has begun.
+    /// Returns the verdict for a segment of an operation that this rank has begun. `is_stored` says whether the driver already
+    /// stores the segment.
     fn check_segment(
         &mut self,
         id: OpId,
@@ -180,25 +186,31 @@ impl Engine {
     ) -> FrameVerdict {
         let Some(running) = self.operations.get(&id) else { return FrameVerdict::Discard };
         let info = running.info;
-        let due = running.next_receive(peer);
+        let due = running.due_receive(peer);
         let expected = match &due {
-            DueReceive::Segment { total, .. } => contract_of_transfer(info.contract, *total),
+            DueReceive::Segment { transfer_elements, .. } => {
+                contract_of_transfer(info.contract, *transfer_elements)
+            }
             DueReceive::Nothing => info.contract,
         };
         if header.contract != expected {
-            let place = (info.group, info.sequence());
-            let cause = self.mismatch(place, (expected, info.site), (peer, header.contract));
+            let group_and_sequence = (info.group, info.sequence());
+            let cause =
+                self.mismatch_cause(group_and_sequence, (expected, info.site), (peer, header.contract));
             self.fail(cause);
             return FrameVerdict::Discard;
         }
         let number = info.sequence();
-        let DueReceive::Segment { range, action, step, offset, is_ready, is_destination_free, .. } = due
+        let DueReceive::Segment {
+            range, action, transfer_index, offset, is_ready, is_destination_free, ..
+        } = due
         else {
             return self.refuse(peer, format!("it sent more data than operation {number} receives from it"));
         };
-        let is_next = header.step == step && header.offset == offset as u64;
-        // A segment on credit may wait: an earlier segment of this link may be stored, because it needs data of another peer.
-        let may_wait = header.eager && (header.step, header.offset) >= (step, offset as u64);
+        let is_next = header.step == transfer_index && header.offset == offset as u64;
+        // A segment on credit may be stored. An earlier segment of this link may need data of another peer, and later segments
+        // then wait behind it.
+        let may_wait = header.eager && (header.step, header.offset) >= (transfer_index, offset as u64);
         if !is_next || !is_ready {
             if is_stored {
                 return FrameVerdict::Store(key);
@@ -210,7 +222,7 @@ impl Engine {
             // has sent its own data from the same elements, the peer's data are stored.
             let is_crossed = !header.eager
                 && !is_destination_free
-                && (header.step, header.offset) >= (step, offset as u64);
+                && (header.step, header.offset) >= (transfer_index, offset as u64);
             let is_long = header.payload_bytes as usize > self.settings.segment_bytes;
             let link = self.links.entry(peer).or_default();
             if is_crossed && !is_long && link.stored_segments(key) < running.unapplied_segments(peer) {
@@ -222,7 +234,7 @@ impl Engine {
         if !is_next || !is_ready || header.payload_bytes as usize != bytes {
             let detail = format!(
                 "it sent {} bytes for element {} of transfer {} of operation {number}, but {bytes} bytes for element \
-                 {offset} of transfer {step} were expected",
+                 {offset} of transfer {transfer_index} were expected",
                 header.payload_bytes, header.offset, header.step
             );
             return self.refuse(peer, detail);
@@ -236,7 +248,8 @@ impl Engine {
         FrameVerdict::Apply { operation: id, range, action }
     }
 
-    /// Returns the verdict for a segment that must wait: the driver stores the segment if the peer had enough credit.
+    /// Returns the verdict for a segment that must wait: [`FrameVerdict::Store`] if the peer had enough credit, and otherwise
+    /// [`FrameVerdict::Refuse`].
     fn store_early(&mut self, key: OperationKey, peer: Rank, header: &FrameHeader) -> FrameVerdict {
         let link = self.links.entry(peer).or_default();
         if header.eager && link.count_early_segment(key, header.payload_bytes as usize) {

@@ -3,22 +3,22 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::Timestamp;
-use super::operation::{OperationKey, charge};
+use super::operation::{OperationKey, credit_cost};
 use super::send_queue::SendQueue;
 use crate::types::{Contract, Site};
 use crate::wire::{Cause, FrameHeader};
 
-/// The most bytes of early data that a rank may send to one peer, over all operations. Early data belong to operations that
-/// the peer has not begun, so the peer has to store them.
+/// The most bytes of early data of all operations that a rank may have sent to one peer and that the peer has not consumed. Early
+/// data are data that the peer may have to store, because it may not have begun their operation.
 pub const CREDIT_BYTES: u64 = 1 << 20;
 /// The most operations that a rank may have announced to one peer and that the peer has not begun. At this limit, the rank
 /// delays further announcements.
 pub(super) const ANNOUNCED_MAX: usize = 1 << 20;
-/// The number of last messages to a peer whose call sites are stored. If a receive of the peer does not fit a message, the
-/// error names the site that sent the message.
+/// The call sites of this many last messages to a peer are stored. If the peer's receive does not fit a message, the error names
+/// the line that sent the message.
 const SITES_MAX: usize = 1024;
 
-const _: () = assert!(charge(super::operation::EAGER_BYTES) as u64 <= CREDIT_BYTES / 2);
+const _: () = assert!(credit_cost(super::operation::EAGER_BYTES) as u64 <= CREDIT_BYTES / 2);
 
 /// The link to one peer.
 #[derive(Default)]
@@ -31,11 +31,11 @@ pub(super) struct Link {
     pub(super) last_frame: Timestamp,
     /// This rank sent a goodbye.
     pub(super) said_goodbye: bool,
-    /// The root cause that this rank last sent to the peer.
+    /// The last root cause that this rank sent to the peer.
     pub(super) cause_sent: Option<Cause>,
-    /// The root cause that the peer last sent.
+    /// The last root cause that the peer sent.
     pub(super) cause_received: Option<Cause>,
-    /// The operations that send to the peer.
+    /// The order in which operations send to the peer.
     pub(super) send_queue: SendQueue,
     /// Control frames without payload. They are sent before any segment.
     pub(super) control: VecDeque<FrameHeader>,
@@ -49,18 +49,18 @@ pub(super) struct Link {
     pub(super) messages_received: u64,
     /// The lines of the caller's program that sent the last messages to the peer, oldest first.
     sites: VecDeque<Site>,
-    /// The credit that this rank has spent on this link since the start. This and the following counters are in bytes and
-    /// include the overhead of each segment ([`charge`]).
+    /// The credit in bytes that this rank has spent on this link since the start. This field and the four fields below include
+    /// the overhead of each segment ([`credit_cost`]).
     credit_spent: u64,
-    /// How much of `credit_spent` the peer has returned.
+    /// The part of `credit_spent` that the peer has returned.
     credit_returned: u64,
-    /// The bytes that the peer sent on credit and this rank has consumed since the start.
+    /// The bytes that the peer sent on credit and that this rank has consumed since the start.
     bytes_consumed: u64,
     /// The value of `bytes_consumed` in the last credit frame to the peer.
-    bytes_consumed_sent: u64,
-    /// The bytes of the peer's early data that are stored now.
+    bytes_consumed_reported: u64,
+    /// The bytes of the peer's early data that the driver stores now.
     stored_bytes: u64,
-    /// The number of the peer's stored segments, by operation.
+    /// For each operation: the number of the peer's segments that the driver stores now.
     stored_segments: BTreeMap<OperationKey, usize>,
 }
 
@@ -72,10 +72,10 @@ impl Link {
 
     /// Spends the credit for a segment of `bytes` bytes.
     pub(super) fn spend_credit(&mut self, bytes: usize) {
-        self.credit_spent += charge(bytes) as u64;
+        self.credit_spent += credit_cost(bytes) as u64;
     }
 
-    /// Returns the number of the next message to the peer, and stores the call site of the message.
+    /// Assigns a number to the next message to the peer, and stores the call site of the message. Returns the number.
     pub(super) fn number_message(&mut self, site: Site) -> u64 {
         if self.sites.len() == SITES_MAX {
             self.sites.pop_front();
@@ -91,12 +91,12 @@ impl Link {
         self.sites.get(self.sites.len().checked_sub(age)?).copied()
     }
 
-    /// Handles a credit frame, in which the peer says that it has consumed `consumed` bytes in total. Returns false if this
-    /// total is impossible.
-    pub(super) fn accept_credit(&mut self, consumed: u64) -> bool {
-        let is_possible = consumed <= self.credit_spent && consumed >= self.credit_returned;
+    /// Handles a credit frame, in which the peer says that it has consumed `bytes_consumed` bytes since the start. Returns false
+    /// if this number is impossible.
+    pub(super) fn accept_credit(&mut self, bytes_consumed: u64) -> bool {
+        let is_possible = bytes_consumed <= self.credit_spent && bytes_consumed >= self.credit_returned;
         if is_possible {
-            self.credit_returned = consumed;
+            self.credit_returned = bytes_consumed;
             let credit = self.credit();
             self.send_queue.resume_with_credit(credit);
         }
@@ -105,7 +105,7 @@ impl Link {
 
     /// Counts a segment of `bytes` bytes of early data that has to be stored. Returns whether the peer had enough credit.
     pub(super) fn count_early_segment(&mut self, key: OperationKey, bytes: usize) -> bool {
-        self.stored_bytes += charge(bytes) as u64;
+        self.stored_bytes += credit_cost(bytes) as u64;
         *self.stored_segments.entry(key).or_default() += 1;
         self.stored_bytes <= CREDIT_BYTES
     }
@@ -115,10 +115,11 @@ impl Link {
         *self.stored_segments.entry(key).or_default() += 1;
     }
 
-    /// Forgets a stored segment of `bytes` bytes that has been applied. `was_eager`: the peer sent the segment on credit.
+    /// Forgets a stored segment of `bytes` bytes that has been applied. `was_eager` says whether the peer sent the segment on
+    /// credit.
     pub(super) fn forget_stored_segment(&mut self, key: OperationKey, bytes: usize, was_eager: bool) {
         if was_eager {
-            self.stored_bytes -= (charge(bytes) as u64).min(self.stored_bytes);
+            self.stored_bytes -= (credit_cost(bytes) as u64).min(self.stored_bytes);
         }
         if let Some(segments) = self.stored_segments.get_mut(&key) {
             *segments -= 1;
@@ -133,14 +134,14 @@ impl Link {
         self.stored_segments.get(&key).copied().unwrap_or_default()
     }
 
-    /// Counts a segment of `bytes` bytes that came on credit and has been applied. Returns the total of consumed bytes if it
-    /// is time to send the peer a credit frame.
-    pub(super) fn consume_credit(&mut self, bytes: usize) -> Option<u64> {
-        self.bytes_consumed += charge(bytes) as u64;
-        if self.bytes_consumed - self.bytes_consumed_sent < CREDIT_BYTES / 2 {
+    /// Counts a segment of `bytes` bytes that came on credit and has been applied. If the peer needs a credit frame now, returns
+    /// the total of consumed bytes.
+    pub(super) fn count_consumed_segment(&mut self, bytes: usize) -> Option<u64> {
+        self.bytes_consumed += credit_cost(bytes) as u64;
+        if self.bytes_consumed - self.bytes_consumed_reported < CREDIT_BYTES / 2 {
             return None;
         }
-        self.bytes_consumed_sent = self.bytes_consumed;
+        self.bytes_consumed_reported = self.bytes_consumed;
         Some(self.bytes_consumed)
     }
 }

@@ -7,13 +7,13 @@ use super::external::ExternalOperation;
 use super::{Engine, Envelope, Failure, OpId, OperationKey, OperationRequest, SendMode, Timestamp, begin};
 
 impl Engine {
-    /// Begins to send a message to this rank.
+    /// Begins to send a message from this rank to itself.
     pub(super) fn send_to_itself(
         &mut self,
         now: Timestamp,
         request: OperationRequest,
     ) -> Result<OpId, Failure> {
-        let (id, rank, contract) = (self.next_id(), self.settings.rank, request.contract);
+        let (id, rank, contract) = (self.new_id(), self.settings.rank, request.contract);
         let key = OperationKey::Message { from: rank, to: rank, sequence: id.0 };
         let envelope = Envelope { group: request.group, source: rank, tag: contract.layout, contract };
         match request.mode {
@@ -31,7 +31,8 @@ impl Engine {
         Ok(id)
     }
 
-    /// Completes a receive that has matched a message of this rank to itself, and a synchronous send of this message.
+    /// Completes a receive that has matched a message of this rank to itself. Also completes the send of the message if it is
+    /// synchronous.
     pub(super) fn deliver_to_itself(&mut self, receive: OpId, key: OperationKey) {
         if let OperationKey::Message { sequence, .. } = key {
             let send = OpId(sequence);
@@ -44,9 +45,9 @@ impl Engine {
         }
     }
 
-    /// Returns the next message of this rank to itself that has been matched: the operation that sent the message, and the
-    /// receive into whose buffer the driver has to copy it. Call this method after every [`Engine::send`] and
-    /// [`Engine::receive`].
+    /// Removes and returns the oldest message of this rank to itself that a receive has matched: the operation that sent the
+    /// message, and the receive into whose buffer the driver has to copy the message. Call this method after every
+    /// [`Engine::send`] and [`Engine::receive`].
     pub fn take_self_delivery(&mut self) -> Option<(OpId, OpId)> {
         self.self_deliveries.pop_front()
     }

@@ -35,7 +35,8 @@ pub struct Envelope {
 }
 
 impl Pattern {
-    fn fits(&self, envelope: &Envelope) -> bool {
+    /// Returns whether the pattern accepts the message with this envelope.
+    fn accepts(&self, envelope: &Envelope) -> bool {
         self.group == envelope.group
             && self.source.is_none_or(|source| source == envelope.source)
             && self.tag.is_none_or(|tag| tag == envelope.tag)
@@ -46,7 +47,7 @@ impl Pattern {
 pub(super) struct PostedReceive {
     pub(super) id: OpId,
     pub(super) pattern: Pattern,
-    /// The contract's count is the most elements that the receive accepts. The key is not used.
+    /// Of its fields, `contract.count` is the most elements that the receive accepts, and `key` is not used.
     pub(super) info: OperationInfo,
 }
 
@@ -66,8 +67,8 @@ pub(super) struct Matching {
     arrived_index: BTreeSet<(u32, Rank, u32, u64)>,
     /// The keys of the arrived messages.
     arrived_keys: BTreeSet<OperationKey>,
-    /// The number of messages that have arrived before a matching receive was posted.
-    arrivals: u64,
+    /// The number of messages that have arrived before a matching receive was posted. It is also the next arrival number.
+    unexpected_messages: u64,
 }
 
 impl Matching {
@@ -78,15 +79,15 @@ impl Matching {
         }
         let &Envelope { group, source, tag, .. } = envelope;
         let patterns = [(Some(source), Some(tag)), (Some(source), None), (None, Some(tag)), (None, None)];
-        let first = |(source, tag): (Option<Rank>, Option<u32>)| {
+        let oldest = |(source, tag): (Option<Rank>, Option<u32>)| {
             let entry = |id| (group, source, tag, id);
             self.posted_index.range(entry(OpId(0))..=entry(OpId(u64::MAX))).next().map(|found| found.3)
         };
-        let id = patterns.into_iter().filter_map(first).min()?;
-        self.withdraw(id)
+        let id = patterns.into_iter().filter_map(oldest).min()?;
+        self.remove_posted(id)
     }
 
-    /// Removes and returns the first message that fits the pattern.
+    /// Removes and returns the message that arrived first among the messages that fit the pattern.
     pub(super) fn take_arrived(&mut self, pattern: &Pattern) -> Option<(OperationKey, Envelope)> {
         let number = self.find_arrived(pattern)?;
         let (key, envelope) = self.arrived.remove(&number)?;
@@ -95,28 +96,30 @@ impl Matching {
         Some((key, envelope))
     }
 
-    /// Returns the first message that fits the pattern, and leaves it in place.
+    /// Returns the envelope that [`Matching::take_arrived`] would return, and does not remove the message.
     pub(super) fn probe(&self, pattern: &Pattern) -> Option<Envelope> {
         self.find_arrived(pattern).and_then(|number| self.arrived.get(&number)).map(|(_, envelope)| *envelope)
     }
 
+    /// Returns the arrival number of the message that arrived first among the messages that fit the pattern.
     fn find_arrived(&self, pattern: &Pattern) -> Option<u64> {
         if let (Some(source), Some(tag)) = (pattern.source, pattern.tag) {
             let entry = |number| (pattern.group, source, tag, number);
             return self.arrived_index.range(entry(0)..=entry(u64::MAX)).next().map(|found| found.3);
         }
         let mut arrived = self.arrived.iter();
-        arrived.find(|(_, (_, envelope))| pattern.fits(envelope)).map(|(&number, _)| number)
+        arrived.find(|(_, (_, envelope))| pattern.accepts(envelope)).map(|(&number, _)| number)
     }
 
-    pub(super) fn post(&mut self, posted: PostedReceive) {
+    /// Adds a receive that has not matched a message.
+    pub(super) fn add_posted(&mut self, posted: PostedReceive) {
         let Pattern { group, source, tag } = posted.pattern;
         self.posted_index.insert((group, source, tag, posted.id));
         self.posted.insert(posted.id, posted);
     }
 
-    /// Removes a posted receive. Returns `None` if the receive is not posted or has matched a message.
-    pub(super) fn withdraw(&mut self, id: OpId) -> Option<PostedReceive> {
+    /// Removes and returns a posted receive. Returns `None` if the operation is no receive or has matched a message.
+    pub(super) fn remove_posted(&mut self, id: OpId) -> Option<PostedReceive> {
         let posted = self.posted.remove(&id)?;
         let Pattern { group, source, tag } = posted.pattern;
         self.posted_index.remove(&(group, source, tag, id));
@@ -125,28 +128,28 @@ impl Matching {
 
     /// Adds a message that no receive has matched.
     pub(super) fn add_arrived(&mut self, key: OperationKey, envelope: Envelope) {
-        self.arrived.insert(self.arrivals, (key, envelope));
-        self.arrived_index.insert((envelope.group, envelope.source, envelope.tag, self.arrivals));
+        self.arrived.insert(self.unexpected_messages, (key, envelope));
+        self.arrived_index.insert((envelope.group, envelope.source, envelope.tag, self.unexpected_messages));
         self.arrived_keys.insert(key);
-        self.arrivals += 1;
+        self.unexpected_messages += 1;
     }
 
-    /// Returns whether this message has arrived and no receive has matched it.
+    /// Returns whether the message with this key has arrived and no receive has matched it.
     pub(super) fn has_arrived(&self, key: OperationKey) -> bool {
         self.arrived_keys.contains(&key)
     }
 
     /// Returns the number of messages that have arrived before a matching receive was posted.
-    pub(super) fn arrivals(&self) -> u64 {
-        self.arrivals
+    pub(super) fn unexpected_messages(&self) -> u64 {
+        self.unexpected_messages
     }
 
-    /// Returns whether any receive has not matched a message.
+    /// Returns whether there is a receive that has not matched a message.
     pub(super) fn has_posted(&self) -> bool {
         !self.posted.is_empty()
     }
 
-    /// Returns a posted receive.
+    /// Returns a receive if it has not matched a message.
     pub(super) fn find_posted(&self, id: OpId) -> Option<&PostedReceive> {
         self.posted.get(&id)
     }

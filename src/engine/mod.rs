@@ -8,9 +8,9 @@
 //! The caller of the engine is its driver. The driver has these duties:
 //!
 //! - Pass every frame header to [`Engine::handle_header`], in the order in which the frames arrive on their link.
-//! - Store each frame for which the verdict is [`FrameVerdict::Store`]. Pass its header to [`Engine::stored_frame`] when its
+//! - Store each frame for which the verdict is [`FrameVerdict::Store`]. Pass its header to [`Engine::check_stored_frame`] when its
 //!   operation begins or makes progress.
-//! - Call [`Engine::applied`] when a segment has been applied.
+//! - Call [`Engine::handle_applied_segment`] when a segment has been applied.
 //! - Call [`Engine::poll_transmit`] after every input, and send each frame that it returns completely.
 //! - Report lost links, and call [`Engine::handle_timeout`] at the time that [`Engine::poll_timeout`] returns.
 
@@ -132,7 +132,7 @@ pub enum Transmit {
 /// What the driver has to do with a frame whose header has arrived.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FrameVerdict {
-    /// Receive the payload, apply it to the elements of `range`, and then call [`Engine::applied`].
+    /// Receive the payload, apply it to the elements of `range`, and then call [`Engine::handle_applied_segment`].
     Apply {
         /// The operation.
         operation: OpId,
@@ -141,9 +141,9 @@ pub enum FrameVerdict {
         /// Whether to copy or to reduce the payload.
         action: Action,
     },
-    /// Receive the payload and store it under this key until [`Engine::stored_frame`] returns [`FrameVerdict::Apply`].
+    /// Receive the payload and store it under this key until [`Engine::check_stored_frame`] returns [`FrameVerdict::Apply`].
     Store(OperationKey),
-    /// Receive the payload and pass it to [`Engine::control`].
+    /// Receive the payload and pass it to [`Engine::handle_control_frame`].
     Control,
     /// Do nothing: the frame has no payload, and the engine has handled it.
     Handled,
@@ -157,25 +157,30 @@ pub enum FrameVerdict {
 pub struct Engine {
     settings: Settings,
     operations: BTreeMap<OpId, RunningOperation>,
-    /// Operations that run outside of the engine, in shared memory.
+    /// Operations that the engine does not execute: operations in shared memory, and synchronous sends of this rank to itself.
     external: BTreeMap<OpId, ExternalOperation>,
-    /// The number of events for which a thread that sleeps in shared memory must wake up: wake frames and goodbyes.
+    /// The number of wake frames and goodbyes that have arrived. After each of them, a thread that sleeps while it waits for
+    /// shared memory must wake up.
     wake_events: u64,
+    /// The operations in `operations`, by the key in the headers of their frames.
     by_key: BTreeMap<OperationKey, OpId>,
     matching: Matching,
-    /// The messages that receives have matched.
+    /// For each receive that has matched a message: the envelope of the message.
     envelopes: BTreeMap<OpId, Envelope>,
+    /// The deadlines of all active operations.
     deadlines: BTreeSet<(Timestamp, OpId)>,
     /// The operation whose deadline has passed.
     overdue: Option<OpId>,
     history: OperationHistory,
-    /// The most operations that may be announced to a peer and not begun by it. All ranks have the same value.
+    /// The most operations that a rank may have announced to one peer and that the peer has not begun. All ranks have the same
+    /// value.
     announced_max: usize,
     links: BTreeMap<Rank, Link>,
+    /// The complete operations that [`Engine::take_completed`] has not returned, in the order of completion.
     completed: VecDeque<OpId>,
     /// The matched messages of this rank to itself: the send and the receive of each message.
     self_deliveries: VecDeque<(OpId, OpId)>,
-    next_id: u64,
+    last_id: u64,
     now: Timestamp,
     failure: Option<Failure>,
     /// The links on which this rank waited when a deadline passed.
@@ -184,6 +189,7 @@ pub struct Engine {
     unacknowledged: BTreeSet<Rank>,
     /// A peer to which no link could be opened.
     unreachable: Option<UnreachablePeer>,
+    /// Whether this rank leaves the job ([`Engine::close`]).
     closing: bool,
 }
 
@@ -205,7 +211,7 @@ impl Engine {
             links: BTreeMap::new(),
             completed: VecDeque::new(),
             self_deliveries: VecDeque::new(),
-            next_id: 0,
+            last_id: 0,
             now: Duration::ZERO,
             failure: None,
             silent_links: Vec::new(),
@@ -215,59 +221,60 @@ impl Engine {
         }
     }
 
-    /// Returns the first message that fits the pattern and that no receive has matched.
+    /// Returns the envelope of the message that arrived first among the messages that fit the pattern and that no receive has
+    /// matched.
     pub fn probe(&self, pattern: &Pattern) -> Option<Envelope> {
         self.matching.probe(pattern)
     }
 
-    /// Returns the key that the frames of an operation carry. Returns `None` if the operation has ended, or is a receive that
-    /// has not matched a message.
+    /// Returns the key that the frames of an operation carry. Returns `None` if the operation has ended, if it has no frames, or
+    /// if it is a receive that has not matched a message.
     pub fn key_of(&self, operation: OpId) -> Option<OperationKey> {
         self.operations.get(&operation).map(|running| running.info.key)
     }
 
-    /// Returns the message that a receive has matched.
+    /// Returns the envelope of the message that a receive has matched. Returns `None` before a match, and after
+    /// [`Engine::take_completed`] has returned the receive.
     pub fn envelope(&self, receive: OpId) -> Option<&Envelope> {
         self.envelopes.get(&receive)
     }
 
-    /// Returns the next operation that is complete, in the order of completion, and for a receive also the envelope of its
-    /// message.
+    /// Removes and returns the operation that was completed first. For a receive, also returns the envelope of its message.
     pub fn take_completed(&mut self) -> Option<(OpId, Option<Envelope>)> {
         let id = self.completed.pop_front()?;
         Some((id, self.envelopes.remove(&id)))
     }
 
-    /// Returns whether no operation is active.
+    /// Returns whether this rank has no active operation.
     pub fn is_idle(&self) -> bool {
         self.operations.is_empty() && self.external.is_empty() && !self.matching.has_posted()
     }
 
     /// Returns the number of messages that have arrived before a matching receive was posted.
-    pub fn arrivals(&self) -> u64 {
-        self.matching.arrivals()
+    pub fn unexpected_messages(&self) -> u64 {
+        self.matching.unexpected_messages()
     }
 
     /// Returns whether control frames for `peer` wait to be sent. The driver sends them even if no operation is active.
-    pub fn has_control(&self, peer: Rank) -> bool {
+    pub fn has_control_frames(&self, peer: Rank) -> bool {
         self.links.get(&peer).is_some_and(|link| !link.control.is_empty())
     }
 
-    /// Returns why the job failed, or `None` if it has not failed.
+    /// Returns the failure of the job, or `None` if the job has not failed.
     pub fn failure(&self) -> Option<&Failure> {
         self.failure.as_ref()
     }
 
-    /// Returns the time at which the driver has to call [`Engine::handle_timeout`] next.
+    /// Returns the time at which the driver has to call [`Engine::handle_timeout`], or `None` if there is no deadline.
     pub fn poll_timeout(&self) -> Option<Timestamp> {
         if self.failure.is_some() {
             return None;
         }
         let deadline = self.deadlines.first().map(|&(deadline, _)| deadline);
-        deadline.into_iter().chain(self.unreachable.as_ref().map(|unreachable| unreachable.due)).min()
+        deadline.into_iter().chain(self.unreachable.as_ref().map(|unreachable| unreachable.report_at)).min()
     }
 
-    /// Sets the current time. An earlier time than the last one is ignored.
+    /// Sets the current time. A time before the current one is ignored.
     pub fn advance(&mut self, now: Timestamp) {
         self.now = self.now.max(now);
     }
@@ -275,21 +282,22 @@ impl Engine {
     /// Returns the frame to send to `peer` next, if there is one. The driver must send the whole frame.
     pub fn poll_transmit(&mut self, peer: Rank) -> Option<Transmit> {
         if self.failure.is_some() || self.closing {
-            return self.notification(peer);
+            return self.take_notification(peer);
         }
         let link = self.links.get_mut(&peer)?;
         if let Some(header) = link.control.pop_front() {
             return Some(Transmit::Control { header, payload: Bytes::new() });
         }
-        for _ in 0..link.send_queue.len() {
+        for _ in 0..link.send_queue.runnable_count() {
             let Some(id) = link.send_queue.take_next() else { break };
             let Some(running) = self.operations.get_mut(&id) else { continue };
-            match running.next_send(peer, link.credit()) {
+            match running.take_next_send(peer, link.credit()) {
                 NextSend::Nothing if running.sends_to(peer) => link.send_queue.wait_for_data(id),
                 NextSend::Nothing => {}
-                NextSend::MustWait { charge, announce } => {
-                    link.send_queue.suspend(id, charge);
-                    if announce && link.send_queue.try_announce(id, running.info.key, self.announced_max) {
+                NextSend::MustWait { credit_needed, must_announce } => {
+                    link.send_queue.suspend(id, credit_needed);
+                    if must_announce && link.send_queue.try_announce(id, running.info.key, self.announced_max)
+                    {
                         running.set_announced(peer);
                         link.send_queue.record_frame(id, 0, self.settings.segment_bytes);
                         let header = header(FrameKind::Announce, &running.info, 0);
@@ -312,20 +320,26 @@ impl Engine {
     }
 
     /// Records that the driver has sent the whole segment that [`Engine::poll_transmit`] returned for `peer`.
-    pub fn transmitted(&mut self, peer: Rank) {
+    pub fn handle_sent_segment(&mut self, peer: Rank) {
         let Some(link) = self.links.get_mut(&peer) else { return };
         let Some(id) = link.send_queue.take_in_flight() else { return };
         let Some(running) = self.operations.get_mut(&id) else { return };
-        running.transmitted(peer);
+        running.record_sent_segment(peer);
         if running.sends_to(peer) {
             link.send_queue.requeue(id);
         }
         self.complete_if_done(id);
     }
 
-    /// Records that the driver has received and applied the segment of a [`FrameVerdict::Apply`]. `was_stored`: the driver
-    /// had stored the segment.
-    pub fn applied(&mut self, operation: OpId, peer: Rank, header: &FrameHeader, was_stored: bool) {
+    /// Records that the driver has applied the segment for which the verdict was [`FrameVerdict::Apply`]. `was_stored` says
+    /// whether the driver had stored the segment before.
+    pub fn handle_applied_segment(
+        &mut self,
+        operation: OpId,
+        peer: Rank,
+        header: &FrameHeader,
+        was_stored: bool,
+    ) {
         let bytes = header.payload_bytes as usize;
         let key = self.key_of(operation);
         let link = self.links.entry(peer).or_default();
@@ -333,7 +347,7 @@ impl Engine {
             link.forget_stored_segment(key, bytes, header.eager);
         }
         if header.eager
-            && let Some(consumed) = link.consume_credit(bytes)
+            && let Some(consumed) = link.count_consumed_segment(bytes)
         {
             link.control.push_back(FrameHeader {
                 kind: FrameKind::Credit,
@@ -342,10 +356,10 @@ impl Engine {
             });
         }
         if let Some(running) = self.operations.get_mut(&operation) {
-            running.applied(peer);
+            running.record_applied_segment(peer);
             for index in 0..running.peer_count() {
                 if let (peer, true) = running.peer_at(index) {
-                    self.links.entry(peer).or_default().send_queue.resume(operation);
+                    self.links.entry(peer).or_default().send_queue.resume_after_data(operation);
                 }
             }
         }
@@ -353,12 +367,12 @@ impl Engine {
         self.complete_if_done(operation);
     }
 
-    /// Leaves the job: each peer is sent a goodbye.
+    /// Leaves the job: [`Engine::poll_transmit`] then returns a goodbye for each peer.
     pub fn close(&mut self) {
         self.closing = true;
     }
 
-    /// Sends ready frames for the transfers of an operation that this rank has become ready to receive.
+    /// Sends a ready frame to each peer from which this rank can now receive further transfers of the operation.
     fn send_ready_frames(&mut self, id: OpId) {
         let Some(running) = self.operations.get_mut(&id) else { return };
         for (peer, transfers) in running.take_ready_frames() {
@@ -367,7 +381,7 @@ impl Engine {
         }
     }
 
-    /// Moves an operation to the completed ones if all its transfers are complete.
+    /// Moves an operation to `completed` if all its transfers are complete.
     fn complete_if_done(&mut self, id: OpId) {
         if self.operations.get(&id).is_some_and(RunningOperation::is_complete)
             && let Some(running) = self.operations.remove(&id)
@@ -379,25 +393,25 @@ impl Engine {
     }
 }
 
-/// Returns the contract in the header of a transfer. In an all-to-all whose parts have different lengths, each pair of ranks
-/// compares the length of its own part.
+/// Returns the contract in the headers of the segments of a transfer of `elements` elements. If the parts of an all-to-all have
+/// different lengths, the contract's count is 0, and each header carries the length of its transfer instead.
 fn contract_of_transfer(contract: Contract, elements: usize) -> Contract {
-    let by_pair = contract.operation == Operation::AllToAll && contract.count == 0;
-    Contract { count: if by_pair { elements as u64 } else { contract.count }, ..contract }
+    let has_uneven_parts = contract.operation == Operation::AllToAll && contract.count == 0;
+    Contract { count: if has_uneven_parts { elements as u64 } else { contract.count }, ..contract }
 }
 
-/// Returns the header of a frame without payload.
+/// Returns the header of a frame of an operation, without payload. The meaning of `offset` depends on the kind of the frame.
 fn header(kind: FrameKind, info: &OperationInfo, offset: u64) -> FrameHeader {
     let contract = info.contract;
     FrameHeader { kind, group: info.group, sequence: info.sequence(), contract, offset, ..FrameHeader::EMPTY }
 }
 
-/// Returns the header of a segment. If it has a checksum field, the driver fills it in.
+/// Returns the header of a segment. If the header has a checksum field, the driver fills it in.
 fn segment_header(info: &OperationInfo, outgoing: &OutgoingSegment, is_checked: bool) -> FrameHeader {
     let payload_bytes = outgoing.range.len() * info.contract.dtype.size_bytes();
     FrameHeader {
-        contract: contract_of_transfer(info.contract, outgoing.total),
-        step: outgoing.step,
+        contract: contract_of_transfer(info.contract, outgoing.transfer_elements),
+        step: outgoing.transfer_index,
         eager: outgoing.eager,
         payload_bytes: payload_bytes as u32,
         payload_crc: is_checked.then_some(0),

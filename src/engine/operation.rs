@@ -62,12 +62,12 @@ pub(super) struct RunningOperation {
     pub(super) info: OperationInfo,
     steps: Vec<Step>,
     segment_elements: usize,
-    /// The progress of the receive of each step.
-    applied: Vec<StepProgress>,
+    /// The progress of the receive of each step, in the order of the steps.
+    receive_progress: Vec<ReceiveProgress>,
     peers: Vec<PeerProgress>,
     /// The number of sends and receives that are not complete.
     unfinished_transfers: usize,
-    /// The number of peers that need ready frames and have not received them for all of their transfers.
+    /// The number of peers that need ready frames and to which this rank has not sent ready frames for all transfers.
     peers_without_ready: usize,
 }
 
@@ -78,17 +78,17 @@ struct PeerProgress {
     sends: Vec<usize>,
     /// The index in `sends` of the first send that is not complete.
     next_send: usize,
-    /// The number of elements of this send that have been sent.
-    sent: usize,
+    /// The number of elements that have been sent of this first send.
+    sent_elements: usize,
     /// The segment that the driver is sending.
     in_flight: Option<Range<usize>>,
-    /// The number of sends for which the peer has sent a ready frame.
+    /// The peer has sent ready frames for this many of the first sends.
     ready_sends: usize,
     /// The bytes that were sent on credit, before the peer's ready frame.
     eager_bytes: usize,
-    /// The bytes of all sends together.
+    /// The bytes of all sends to the peer together.
     outbound_bytes: usize,
-    /// The bytes of all receives together.
+    /// The bytes of all receives from the peer together.
     inbound_bytes: usize,
     /// Whether this rank has announced the operation to the peer.
     announced: bool,
@@ -96,29 +96,29 @@ struct PeerProgress {
     receives: Vec<usize>,
     /// The index in `receives` of the first receive that is not complete.
     next_receive: usize,
-    /// The number of receives for which this rank has sent a ready frame; `None` if the peer needs no ready frame.
+    /// This rank has sent ready frames for this many of the first receives; `None` if the peer needs no ready frame.
     ready_receives: Option<usize>,
 }
 
 /// The progress of the receive of one step.
 #[derive(Clone, Copy, Default)]
-struct StepProgress {
-    /// The number of elements that have been applied.
+struct ReceiveProgress {
+    /// The number of elements that have been received and applied.
     elements: usize,
-    done: bool,
+    is_complete: bool,
 }
 
-/// The segment that may be sent to a peer next, or why none may be sent.
+/// The segment that may be sent to a peer next, or the reason why no segment may be sent now.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum NextSend {
-    /// There is nothing to send now: all is sent, a segment is being sent, or the data have not arrived.
+    /// There is nothing to send now: everything is sent, a segment is in flight, or the data to send have not arrived.
     Nothing,
     /// The next segment must wait for a ready frame or for credit.
     MustWait {
-        /// The credit in bytes with which the segment may be sent; `None` if it has to wait for a ready frame.
-        charge: Option<usize>,
-        /// Whether the operation has to be announced, because otherwise the peer sends no ready frame.
-        announce: bool,
+        /// The credit in bytes with which the segment may be sent; `None` if only a ready frame allows the segment.
+        credit_needed: Option<usize>,
+        /// Whether this rank has to announce the operation, because otherwise the peer sends no ready frame.
+        must_announce: bool,
     },
     /// The segment to send.
     Segment(OutgoingSegment),
@@ -130,11 +130,11 @@ pub(super) struct OutgoingSegment {
     /// The elements of the operation's buffer.
     pub(super) range: Range<usize>,
     /// The index of the transfer among the operation's transfers to this peer.
-    pub(super) step: u32,
+    pub(super) transfer_index: u32,
     /// The index of the segment's first element within the transfer.
     pub(super) offset: usize,
     /// The number of elements of the whole transfer.
-    pub(super) total: usize,
+    pub(super) transfer_elements: usize,
     /// Whether the segment is sent on credit.
     pub(super) eager: bool,
 }
@@ -149,14 +149,14 @@ pub(super) enum DueReceive {
         range: Range<usize>,
         action: Action,
         /// The index of the transfer among the operation's transfers from this peer.
-        step: u32,
+        transfer_index: u32,
         /// The index of the segment's first element within the transfer.
         offset: usize,
         /// The number of elements of the whole transfer.
-        total: usize,
+        transfer_elements: usize,
         /// Whether the segment may be applied now.
         is_ready: bool,
-        /// False if the segment overwrites elements that this rank still has to send.
+        /// False if the segment would overwrite elements that this rank still has to send.
         is_destination_free: bool,
     },
 }
@@ -192,7 +192,7 @@ impl RunningOperation {
         }
         Self {
             info,
-            applied: vec![StepProgress::default(); schedule.steps.len()],
+            receive_progress: vec![ReceiveProgress::default(); schedule.steps.len()],
             steps: schedule.steps,
             segment_elements,
             peers,
@@ -210,14 +210,14 @@ impl RunningOperation {
         self.peers.len()
     }
 
-    /// Returns the peer with this index, and whether the operation sends to it.
+    /// Returns the peer with this index, and whether the operation has any transfers to the peer.
     pub(super) fn peer_at(&self, index: usize) -> (Rank, bool) {
         (self.peers[index].peer, !self.peers[index].sends.is_empty())
     }
 
     /// Returns the peers from which the operation still has to receive. If there are none, returns the peers to which the
     /// operation still has to send.
-    pub(super) fn awaited(&self) -> impl Iterator<Item = Rank> {
+    pub(super) fn awaited_peers(&self) -> impl Iterator<Item = Rank> {
         let receives =
             |peer_progress: &&PeerProgress| peer_progress.next_receive < peer_progress.receives.len();
         let any_receives = self.peers.iter().any(|peer_progress| receives(&peer_progress));
@@ -233,11 +233,12 @@ impl RunningOperation {
             .map(|peer_progress| peer_progress.peer)
     }
 
-    /// Returns whether the operation still needs `peer`. `stored` is the number of the peer's segments that are stored.
-    pub(super) fn needs(&self, peer: Rank, stored: usize) -> bool {
+    /// Returns whether the operation still has to send to `peer`, or still has to receive more from the peer than the driver has
+    /// stored. `stored_segments` is the number of stored segments.
+    pub(super) fn needs(&self, peer: Rank, stored_segments: usize) -> bool {
         self.peer_progress(peer).is_some_and(|peer_progress| {
             peer_progress.next_send < peer_progress.sends.len()
-                || self.count_unapplied(peer_progress) > stored
+                || self.count_unapplied(peer_progress) > stored_segments
         })
     }
 
@@ -246,12 +247,12 @@ impl RunningOperation {
         self.peer_progress(peer).map_or(0, |peer_progress| self.count_unapplied(peer_progress))
     }
 
-    /// Returns the number of segments of these receives that have not been applied.
+    /// Returns the number of segments from this peer that have not been applied.
     fn count_unapplied(&self, peer_progress: &PeerProgress) -> usize {
         let segments = |&step: &usize| {
             let length = self.steps[step].receive.as_ref().map_or(0, |receive| receive.range.len());
-            let left = length - self.applied[step].elements.min(length);
-            left.div_ceil(self.segment_elements).max(1)
+            let missing = length - self.receive_progress[step].elements.min(length);
+            missing.div_ceil(self.segment_elements).max(1)
         };
         peer_progress.receives[peer_progress.next_receive..].iter().map(segments).sum()
     }
@@ -271,9 +272,10 @@ impl RunningOperation {
         find_peer(&mut self.peers, peer)
     }
 
-    /// Returns the segment to send to `peer` next, or why none may be sent. `credit` is the number of bytes that may be sent
-    /// on credit (see [`charge`]). The segment is in flight until [`RunningOperation::transmitted`].
-    pub(super) fn next_send(&mut self, peer: Rank, credit: usize) -> NextSend {
+    /// Returns the segment to send to `peer` next, or the reason why no segment may be sent now. `credit` is the number of bytes
+    /// that may be sent on credit (see [`credit_cost`]). The segment is in flight until
+    /// [`RunningOperation::record_sent_segment`].
+    pub(super) fn take_next_send(&mut self, peer: Rank, credit: usize) -> NextSend {
         let element_bytes = self.info.contract.dtype.size_bytes();
         let Some(peer_progress) =
             self.peer_progress(peer).filter(|peer_progress| peer_progress.in_flight.is_none())
@@ -283,7 +285,7 @@ impl RunningOperation {
         let step =
             peer_progress.sends.get(peer_progress.next_send).and_then(|&step| self.steps[step].send.as_ref());
         let Some(send) = step else { return NextSend::Nothing };
-        let range = segment(&send.range, peer_progress.sent, self.segment_elements);
+        let range = segment(&send.range, peer_progress.sent_elements, self.segment_elements);
         if !self.is_dependency_applied(send.awaited_step, &send.range, &range) {
             return NextSend::Nothing;
         }
@@ -291,24 +293,24 @@ impl RunningOperation {
         let eager = peer_progress.next_send >= peer_progress.ready_sends;
         if eager {
             let is_message = matches!(self.info.key, OperationKey::Message { .. });
-            // If an operation sends more than 256 KiB to the peer, the peer sends ready frames unasked. But the peer needs one
-            // frame first, because only a frame tells it the length of a message, or that the contracts differ.
+            // If an operation sends more than 256 KiB to the peer, the peer sends ready frames without an announcement. But the
+            // peer needs one frame first. Only a frame shows the length of a message, or that the contracts differ.
             let is_begun = peer_progress.next_send > 0 || peer_progress.eager_bytes > 0;
             let is_long = is_message || peer_progress.outbound_bytes > EAGER_BYTES;
             let is_known = peer_progress.announced || (is_begun && is_long);
-            // A synchronous message is never sent on credit. The receiver answers its announcement with a ready frame when a
-            // receive has matched the message.
+            // A synchronous message is never sent on credit. The receiver answers the announcement of the message with a ready
+            // frame when a receive has matched the message.
             let is_standard = self.info.mode == SendMode::Standard;
-            let has_budget = is_standard && peer_progress.eager_bytes + bytes <= EAGER_BYTES;
-            if !has_budget || charge(bytes) > credit {
-                let charge = has_budget.then(|| charge(bytes));
-                return NextSend::MustWait { charge, announce: !is_known };
+            let may_use_credit = is_standard && peer_progress.eager_bytes + bytes <= EAGER_BYTES;
+            if !may_use_credit || credit_cost(bytes) > credit {
+                let credit_needed = may_use_credit.then(|| credit_cost(bytes));
+                return NextSend::MustWait { credit_needed, must_announce: !is_known };
             }
         }
         let outgoing = OutgoingSegment {
-            step: peer_progress.next_send as u32,
-            offset: peer_progress.sent,
-            total: send.range.len(),
+            transfer_index: peer_progress.next_send as u32,
+            offset: peer_progress.sent_elements,
+            transfer_elements: send.range.len(),
             range: range.clone(),
             eager,
         };
@@ -326,7 +328,7 @@ impl RunningOperation {
         }
     }
 
-    /// Handles a ready frame: the peer is ready for the first `transfers` transfers.
+    /// Handles a ready frame: the peer is ready to receive the first `transfers` transfers from this rank.
     pub(super) fn set_ready_sends(&mut self, peer: Rank, transfers: u64) {
         if let Some(peer_progress) = self.peer_progress_mut(peer) {
             peer_progress.ready_sends =
@@ -335,52 +337,51 @@ impl RunningOperation {
     }
 
     /// Records that the segment in flight has been sent.
-    pub(super) fn transmitted(&mut self, peer: Rank) {
+    pub(super) fn record_sent_segment(&mut self, peer: Rank) {
         let Some(peer_progress) = find_peer(&mut self.peers, peer) else { return };
         let Some(range) = peer_progress.in_flight.take() else { return };
-        peer_progress.sent += range.len();
+        peer_progress.sent_elements += range.len();
         let step =
             peer_progress.sends.get(peer_progress.next_send).and_then(|&step| self.steps[step].send.as_ref());
-        if step.is_some_and(|send| peer_progress.sent == send.range.len()) {
+        if step.is_some_and(|send| peer_progress.sent_elements == send.range.len()) {
             peer_progress.next_send += 1;
-            peer_progress.sent = 0;
+            peer_progress.sent_elements = 0;
             self.unfinished_transfers -= 1;
         }
     }
 
     /// Returns the segment that has to arrive from `peer` next.
-    pub(super) fn next_receive(&self, peer: Rank) -> DueReceive {
+    pub(super) fn due_receive(&self, peer: Rank) -> DueReceive {
         let Some(peer_progress) = self.peer_progress(peer) else { return DueReceive::Nothing };
         let Some(&step) = peer_progress.receives.get(peer_progress.next_receive) else {
             return DueReceive::Nothing;
         };
         let Some(receive) = &self.steps[step].receive else { return DueReceive::Nothing };
-        let offset = self.applied[step].elements;
+        let offset = self.receive_progress[step].elements;
         let range = segment(&receive.range, offset, self.segment_elements);
         let is_destination_free = self.is_destination_free(step, offset + range.len());
         let is_ready =
             is_destination_free && self.is_dependency_applied(receive.awaited_step, &receive.range, &range);
-        let (step, total) = (peer_progress.next_receive as u32, receive.range.len());
         DueReceive::Segment {
             range,
             action: receive.action,
-            step,
+            transfer_index: peer_progress.next_receive as u32,
             offset,
-            total,
+            transfer_elements: receive.range.len(),
             is_ready,
             is_destination_free,
         }
     }
 
-    /// Records that the next segment from `peer` has been applied.
-    pub(super) fn applied(&mut self, peer: Rank) {
+    /// Records that the segment that was due from `peer` has been applied.
+    pub(super) fn record_applied_segment(&mut self, peer: Rank) {
         let Some(peer_progress) = find_peer(&mut self.peers, peer) else { return };
         let Some(&step) = peer_progress.receives.get(peer_progress.next_receive) else { return };
         let Some(receive) = &self.steps[step].receive else { return };
-        let progress = &mut self.applied[step];
+        let progress = &mut self.receive_progress[step];
         progress.elements += segment(&receive.range, progress.elements, self.segment_elements).len();
         if progress.elements == receive.range.len() {
-            progress.done = true;
+            progress.is_complete = true;
             peer_progress.next_receive += 1;
             self.unfinished_transfers -= 1;
         }
@@ -397,35 +398,40 @@ impl RunningOperation {
         }
     }
 
-    /// Returns the ready frames to send: the peers, and for each peer the number of receives that this rank is ready for.
+    /// Returns the ready frames to send now. A ready frame says for how many of the first transfers from the peer this rank is
+    /// ready.
     pub(super) fn take_ready_frames(&mut self) -> Vec<(Rank, usize)> {
-        let mut ready = Vec::new();
+        let mut ready_frames = Vec::new();
         if self.peers_without_ready == 0 {
-            return ready;
+            return ready_frames;
         }
         for index in 0..self.peers.len() {
             let peer_progress = &self.peers[index];
-            let Some(sent) = peer_progress.ready_receives.filter(|&sent| sent < peer_progress.receives.len())
+            let Some(reported) =
+                peer_progress.ready_receives.filter(|&reported| reported < peer_progress.receives.len())
             else {
                 continue;
             };
             let is_ready = |&&step: &&usize| {
                 let receive = self.steps[step].receive.as_ref();
                 receive.is_some_and(|receive| {
-                    receive.awaited_step.is_none_or(|StepDependency(step)| self.applied[step].done)
+                    receive
+                        .awaited_step
+                        .is_none_or(|StepDependency(step)| self.receive_progress[step].is_complete)
                 })
             };
-            let now = sent + peer_progress.receives[sent..].iter().take_while(is_ready).count();
-            if now > sent {
-                ready.push((peer_progress.peer, now));
-                self.peers_without_ready -= usize::from(now == peer_progress.receives.len());
-                self.peers[index].ready_receives = Some(now);
+            let ready = reported + peer_progress.receives[reported..].iter().take_while(is_ready).count();
+            if ready > reported {
+                ready_frames.push((peer_progress.peer, ready));
+                self.peers_without_ready -= usize::from(ready == peer_progress.receives.len());
+                self.peers[index].ready_receives = Some(ready);
             }
         }
-        ready
+        ready_frames
     }
 
-    /// Returns false if the first `elements` elements of a step's receive overwrite elements that the step still has to send.
+    /// Returns false if the first `elements` elements of a step's receive would overwrite elements that the step still has to
+    /// send.
     fn is_destination_free(&self, step: usize, elements: usize) -> bool {
         let Some(send) =
             self.steps[step].send.as_ref().filter(|_| self.steps[step].must_send_before_receiving(step))
@@ -434,11 +440,12 @@ impl RunningOperation {
         };
         self.peer_progress(send.peer).is_none_or(|peer_progress| {
             let next = peer_progress.sends.get(peer_progress.next_send);
-            next.is_none_or(|&next| next > step || (next == step && peer_progress.sent >= elements))
+            next.is_none_or(|&next| next > step || (next == step && peer_progress.sent_elements >= elements))
         })
     }
 
-    /// Returns whether the receive on which `segment` of `range` depends has been applied.
+    /// Returns whether the data on which a segment depends have been applied. `range` is the whole transfer, and `segment` is a
+    /// part of it. `awaited_step` is the step whose receive must be applied before the transfer.
     fn is_dependency_applied(
         &self,
         awaited_step: Option<StepDependency>,
@@ -446,14 +453,15 @@ impl RunningOperation {
         segment: &Range<usize>,
     ) -> bool {
         let Some(StepDependency(step)) = awaited_step else { return true };
-        let progress = self.applied[step];
-        let is_same = self.steps[step].receive.as_ref().is_some_and(|receive| receive.range == *range);
-        progress.done || (is_same && !segment.is_empty() && progress.elements >= segment.end - range.start)
+        let progress = self.receive_progress[step];
+        let has_same_range = self.steps[step].receive.as_ref().is_some_and(|receive| receive.range == *range);
+        progress.is_complete
+            || (has_same_range && !segment.is_empty() && progress.elements >= segment.end - range.start)
     }
 }
 
 /// Returns the credit in bytes that a segment of `bytes` bytes uses: the bytes, and the overhead of storing the segment.
-pub(super) const fn charge(bytes: usize) -> usize {
+pub(super) const fn credit_cost(bytes: usize) -> usize {
     bytes + 128
 }
 
@@ -469,7 +477,7 @@ impl PeerProgress {
             peer,
             sends: Vec::new(),
             next_send: 0,
-            sent: 0,
+            sent_elements: 0,
             in_flight: None,
             ready_sends: 0,
             eager_bytes: 0,

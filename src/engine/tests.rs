@@ -41,7 +41,7 @@ impl Pair {
         let Some(transmit) = self.ranks[from].engine.poll_transmit(other) else { return false };
         let (header, payload) = match transmit {
             Transmit::Segment { header, .. } => {
-                self.ranks[from].engine.transmitted(other);
+                self.ranks[from].engine.handle_sent_segment(other);
                 (header, Bytes::new())
             }
             Transmit::Control { header, payload } => (header, payload),
@@ -50,7 +50,7 @@ impl Pair {
         true
     }
 
-    /// Passes frames until there are none.
+    /// Passes frames between both ranks until neither rank has a frame to send.
     fn pass_all_frames(&mut self) {
         while self.pass_frame(0) | self.pass_frame(1) {}
     }
@@ -62,7 +62,7 @@ impl Pair {
         }
     }
 
-    /// Begins to receive a message from rank 0 on rank 1.
+    /// Begins on rank 1 to receive a message of `count` bytes with `tag` from rank 0.
     fn receive(&mut self, tag: u32, count: u64) -> OpId {
         let pattern = Pattern { group: 0, source: Some(R0), tag: Some(tag) };
         let receiver = &mut self.ranks[1];
@@ -87,7 +87,7 @@ impl Pair {
         [0, 1].map(|rank: usize| self.ranks[rank].engine.failure().map(|failure| &failure.cause))
     }
 
-    /// Returns the number of operations that one rank has completed since the last call.
+    /// Returns the number of operations that a rank has completed since the last call of this function for the rank.
     fn take_completed_count(&mut self, rank: usize) -> usize {
         std::iter::from_fn(|| self.ranks[rank].engine.take_completed()).count()
     }
@@ -98,7 +98,7 @@ impl EngineState {
         match self.engine.handle_header(from, header) {
             FrameVerdict::Apply { operation, .. } => {
                 let key = self.engine.key_of(operation);
-                self.engine.applied(operation, from, header, false);
+                self.engine.handle_applied_segment(operation, from, header, false);
                 if let Some(key) = key {
                     self.apply_stored(from, key);
                 }
@@ -107,7 +107,7 @@ impl EngineState {
                 self.stored.entry(key).or_default().push_back(*header);
                 self.apply_stored(from, key);
             }
-            FrameVerdict::Control => self.engine.control(from, header, payload),
+            FrameVerdict::Control => self.engine.handle_control_frame(from, header, payload),
             FrameVerdict::Handled | FrameVerdict::Discard | FrameVerdict::Refuse => {}
         }
     }
@@ -115,7 +115,7 @@ impl EngineState {
     /// Applies the stored frames of an operation that may be applied now.
     fn apply_stored(&mut self, from: Rank, key: OperationKey) {
         while let Some(header) = self.stored.get(&key).and_then(|frames| frames.front().copied()) {
-            let FrameVerdict::Apply { operation, .. } = self.engine.stored_frame(from, &header) else {
+            let FrameVerdict::Apply { operation, .. } = self.engine.check_stored_frame(from, &header) else {
                 return;
             };
             let frames = self.stored.get_mut(&key).unwrap();
@@ -123,7 +123,7 @@ impl EngineState {
             if frames.is_empty() {
                 self.stored.remove(&key);
             }
-            self.engine.applied(operation, from, &header, true);
+            self.engine.handle_applied_segment(operation, from, &header, true);
         }
     }
 }
@@ -149,8 +149,8 @@ fn message(count: u64, tag: u32) -> OperationRequest {
     request_with(contract(Operation::Message, Algorithm::Direct, count, tag))
 }
 
-/// The number of messages in tests with many messages. Miri is a thousand times slower, so it gets fewer messages.
-const MANY: u32 = if cfg!(miri) { 300 } else { 12_000 };
+/// The number of messages in the test with the most messages. Miri is a thousand times slower, so it gets fewer messages.
+const MESSAGES_MAX: u32 = if cfg!(miri) { 300 } else { 12_000 };
 
 fn barrier(rank: Rank) -> Schedule {
     crate::schedule::barrier(WorldSize::new(2).unwrap(), rank)
@@ -160,21 +160,22 @@ fn barrier(rank: Rank) -> Schedule {
 /// So the receiver reported that the sender had exceeded the limit.
 #[test]
 fn many_messages_may_be_received_in_any_order() {
-    let (in_order, reversed): (Vec<u32>, Vec<u32>) = ((0..MANY).collect(), (0..MANY).rev().collect());
-    let last_first = (0..MANY).map(|index| (index + MANY - 1) % MANY).collect();
+    let (in_order, reversed): (Vec<u32>, Vec<u32>) =
+        ((0..MESSAGES_MAX).collect(), (0..MESSAGES_MAX).rev().collect());
+    let last_first = (0..MESSAGES_MAX).map(|index| (index + MESSAGES_MAX - 1) % MESSAGES_MAX).collect();
     for order in [in_order, reversed, last_first] {
         let mut pair = Pair::new(256 << 10, ANNOUNCED_MAX);
-        pair.send_messages(MANY, 8);
+        pair.send_messages(MESSAGES_MAX, 8);
         pair.pass_all_frames();
         for (index, &tag) in order.iter().enumerate() {
             pair.receive(tag, 8);
-            if index % 1000 == 0 || index + 10 > MANY as usize {
+            if index % 1000 == 0 || index + 10 > MESSAGES_MAX as usize {
                 pair.pass_all_frames();
             }
         }
         pair.pass_all_frames();
         assert_eq!(pair.causes(), [None, None]);
-        assert_eq!([pair.take_completed_count(0), pair.take_completed_count(1)], [MANY as usize; 2]);
+        assert_eq!([pair.take_completed_count(0), pair.take_completed_count(1)], [MESSAGES_MAX as usize; 2]);
     }
 }
 
@@ -185,19 +186,19 @@ fn messages_beyond_the_announcement_limit_wait_and_keep_their_order() {
     for count in [8, 1000, 300_000] {
         let mut pair = Pair::new(256 << 10, 10);
         // The messages use up the credit and the limit. Every 50th message is empty and waits behind longer messages.
-        for tag in 0..MANY / 60 {
+        for tag in 0..MESSAGES_MAX / 60 {
             let count = if tag % 50 == 49 { 0 } else { count };
             pair.ranks[0].engine.send(Duration::ZERO, message(count, tag), R1).unwrap();
         }
         pair.pass_all_frames();
-        for tag in 0..MANY / 60 {
+        for tag in 0..MESSAGES_MAX / 60 {
             assert_eq!(pair.causes(), [None, None], "{count} bytes, message {tag}");
             pair.receive(tag, count);
             pair.pass_all_frames();
         }
         assert_eq!(
             [pair.take_completed_count(0), pair.take_completed_count(1)],
-            [MANY as usize / 60; 2],
+            [MESSAGES_MAX as usize / 60; 2],
             "{count} bytes"
         );
     }
@@ -207,25 +208,25 @@ fn messages_beyond_the_announcement_limit_wait_and_keep_their_order() {
 #[test]
 fn many_receives_that_are_posted_first_match_their_messages() {
     let mut pair = Pair::new(256 << 10, ANNOUNCED_MAX);
-    for tag in (0..MANY / 2).rev() {
+    for tag in (0..MESSAGES_MAX / 2).rev() {
         pair.receive(tag, 8);
     }
-    pair.send_messages(MANY / 2, 8);
+    pair.send_messages(MESSAGES_MAX / 2, 8);
     pair.pass_all_frames();
     assert_eq!(pair.causes(), [None, None]);
-    assert_eq!([pair.take_completed_count(0), pair.take_completed_count(1)], [MANY as usize / 2; 2]);
+    assert_eq!([pair.take_completed_count(0), pair.take_completed_count(1)], [MESSAGES_MAX as usize / 2; 2]);
 }
 
 /// In an earlier version, the oldest operation sent all its data before any other operation could use the link.
 #[test]
-fn a_barrier_does_not_wait_for_a_long_message_nor_for_many_short_ones() {
+fn a_barrier_does_not_wait_for_a_long_message_or_for_many_short_messages() {
     let mut pair = Pair::new(1 << 10, ANNOUNCED_MAX);
     let long = 10_000 << 10;
     pair.receive(0, long);
     pair.ranks[0].engine.send(Duration::ZERO, message(long, 0), R1).unwrap();
     while pair.pass_frame(1) {}
     (0..20).for_each(|_| assert!(pair.pass_frame(0) | pair.pass_frame(1)));
-    for tag in 1..MANY / 20 {
+    for tag in 1..MESSAGES_MAX / 20 {
         pair.ranks[0].engine.send(Duration::ZERO, message(100, tag), R1).unwrap();
     }
     let request = request_with(contract(Operation::Barrier, Algorithm::Dissemination, 0, 0));
@@ -242,15 +243,15 @@ fn a_barrier_does_not_wait_for_a_long_message_nor_for_many_short_ones() {
 }
 
 /// In an earlier version, the root waited forever for a ready frame. The other rank expected fewer than 256 KiB, so it sent no
-/// ready frame unasked.
+/// ready frame without an announcement.
 #[test]
-fn different_lengths_are_detected_for_every_segment_size() {
+fn different_lengths_of_a_broadcast_are_detected_for_every_segment_size() {
     for segment_bytes in [256 << 10, 1 << 20, 4 << 20] {
         for counts in [[10 << 20, 1 << 10], [1 << 10, 10 << 20], [10 << 20, 9 << 20]] {
-            for first in [0, 1] {
+            for first_rank in [0, 1] {
                 let mut pair = Pair::new(segment_bytes, ANNOUNCED_MAX);
                 let world = WorldSize::new(2).unwrap();
-                for rank in [first, 1 - first] {
+                for rank in [first_rank, 1 - first_rank] {
                     let count = counts[rank];
                     let schedule = crate::schedule::broadcast(world, Rank::new(rank as u32), R0, count);
                     let request =

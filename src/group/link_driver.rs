@@ -250,7 +250,7 @@ impl<T: Transport> LinkDriver<T> {
     pub fn send_control_frames(&mut self) {
         for index in 0..self.peers.len() {
             let peer = self.peers[index];
-            while self.engine.has_control(peer) && self.send(peer) {}
+            while self.engine.has_control_frames(peer) && self.send(peer) {}
         }
     }
 
@@ -265,8 +265,8 @@ impl<T: Transport> LinkDriver<T> {
     }
 
     /// Returns the number of messages that have arrived before a matching receive was posted.
-    pub fn arrivals(&self) -> u64 {
-        self.engine.arrivals()
+    pub fn unexpected_messages(&self) -> u64 {
+        self.engine.unexpected_messages()
     }
 
     /// Returns the number of events for which a thread that sleeps in shared memory must wake up.
@@ -392,7 +392,7 @@ impl<T: Transport> LinkDriver<T> {
                 if outgoing.sent == HEADER_BYTES + payload.len() {
                     if let FramePayload::Segment(operation, _) = outgoing.payload {
                         let key = engine.key_of(operation);
-                        engine.transmitted(peer);
+                        engine.handle_sent_segment(peer);
                         // A stored segment may have waited until this segment had left.
                         if let Some(key) = key {
                             operations.apply_stored(key, engine);

@@ -193,7 +193,7 @@ impl ActiveOperations {
         let (first, last) = ((key, Rank::ZERO), (key, Rank::new(u32::MAX)));
         while !self.stored.is_empty() {
             let ready = self.stored.range(first..=last).find_map(|(&place, frames)| {
-                match engine.stored_frame(place.1, &frames.front()?.header) {
+                match engine.check_stored_frame(place.1, &frames.front()?.header) {
                     FrameVerdict::Apply { operation, range, action } => {
                         Some((place, operation, range, action))
                     }
@@ -208,7 +208,7 @@ impl ActiveOperations {
             }
             let Some(bytes) = self.prepare_buffer(engine, operation, &range) else { return };
             self.apply(operation, &bytes, action, Some(payload.bytes()), engine);
-            engine.applied(operation, place.1, &header, true);
+            engine.handle_applied_segment(operation, place.1, &header, true);
         }
     }
 
@@ -266,9 +266,9 @@ impl LinkIo {
     pub(super) fn handle_loss(&mut self, peer: Rank, detail: &str, engine: &mut Engine) {
         self.is_lost = true;
         if self.has_opened {
-            engine.link_lost(peer, detail);
+            engine.handle_lost_link(peer, detail);
         } else {
-            engine.link_not_opened(peer, detail);
+            engine.handle_unopened_link(peer, detail);
         }
     }
 
@@ -323,7 +323,7 @@ impl LinkIo {
                     if header.payload_crc.is_some_and(|crc| crc != crate::wire::crc32c(payload)) {
                         engine.report_corrupt_bytes(peer, "a control frame's payload is corrupt".into());
                     } else {
-                        engine.control(peer, header, payload);
+                        engine.handle_control_frame(peer, header, payload);
                     }
                     self.incoming = IncomingFrame::Header;
                 }
@@ -389,7 +389,7 @@ impl LinkIo {
         let arrived = (!in_place).then(|| self.scratch.bytes());
         operations.apply(operation, &bytes, action, arrived, engine);
         let key = engine.key_of(operation);
-        engine.applied(operation, peer, &header, false);
+        engine.handle_applied_segment(operation, peer, &header, false);
         if let Some(key) = key {
             operations.apply_stored(key, engine);
         }

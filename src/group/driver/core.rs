@@ -124,13 +124,14 @@ impl Core {
             }
             JobState::Running => {}
         }
-        let events_before = (self.link_driver.arrivals(), self.link_driver.wake_events());
+        let events_before = (self.link_driver.unexpected_messages(), self.link_driver.wake_events());
         if self.link_driver.poll_timeout().is_some_and(|due| now >= due) {
             self.check_links();
         }
         let poll = self.link_driver.poll(now);
         // A probe waits for a message, and a thread that sleeps in shared memory waits for a wake frame.
-        let mut is_progress = (self.link_driver.arrivals(), self.link_driver.wake_events()) != events_before;
+        let mut is_progress =
+            (self.link_driver.unexpected_messages(), self.link_driver.wake_events()) != events_before;
         if !self.shm_tasks.is_empty() {
             is_progress |= self.poll_shm_operations(now);
             // Sleeping peers must learn of the new posts before this rank sleeps itself.

@@ -94,7 +94,7 @@ impl Driver {
     fn wake(&self, peers: impl Iterator<Item = Rank>) {
         let mut core = self.shared.lock();
         for peer in peers {
-            core.link_driver.engine_mut().wake(peer);
+            core.link_driver.engine_mut().send_wake_frame(peer);
         }
         if matches!(core.poll(self.shared.now()), PollProgress::Progress) {
             self.shared.wake_waiters(&mut core);
@@ -143,7 +143,7 @@ impl Driver {
             }
             // A peer that has left and has not posted will never post. `await_ranks` then fails the job.
             let awaited = shm_executor.awaited(shm_operation).map(|rank| members[rank.index()]).collect();
-            core.link_driver.engine_mut().await_ranks(id, awaited);
+            core.link_driver.engine_mut().set_awaited_ranks(id, awaited);
             if let JobState::Failed(error) = &core.state {
                 break Err(error.clone());
             }
@@ -237,7 +237,7 @@ impl Core {
             let link_driver = &mut self.link_driver;
             let poll = catch_reduction_panic(|| {
                 shm_executor.poll(shm_operation, &mut memory.access(), |rank| {
-                    link_driver.engine_mut().wake(members[rank.index()]);
+                    link_driver.engine_mut().send_wake_frame(members[rank.index()]);
                 })
             });
             drop(shm_executor);
@@ -296,7 +296,7 @@ impl Core {
             if !shm_executor.is_next(shm_operation) {
                 continue;
             }
-            self.link_driver.engine_mut().await_ranks(
+            self.link_driver.engine_mut().set_awaited_ranks(
                 id,
                 shm_executor.awaited(shm_operation).map(|rank| members[rank.index()]).collect(),
             );
