@@ -185,7 +185,7 @@ impl Engine {
         is_stored: bool,
     ) -> FrameVerdict {
         let Some(running) = self.operations.get(&id) else { return FrameVerdict::Discard };
-        let info = running.info;
+        let (info, number) = (running.info, running.info.sequence());
         let due = running.due_receive(peer);
         let expected = match &due {
             DueReceive::Segment { transfer_elements, .. } => {
@@ -194,13 +194,11 @@ impl Engine {
             DueReceive::Nothing => info.contract,
         };
         if header.contract != expected {
-            let group_and_sequence = (info.group, info.sequence());
             let cause =
-                self.mismatch_cause(group_and_sequence, (expected, info.site), (peer, header.contract));
+                self.mismatch_cause((info.group, number), (expected, info.site), (peer, header.contract));
             self.fail(cause);
             return FrameVerdict::Discard;
         }
-        let number = info.sequence();
         let DueReceive::Segment {
             range, action, transfer_index, offset, is_ready, is_destination_free, ..
         } = due

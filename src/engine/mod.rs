@@ -8,10 +8,11 @@
 //! The caller of the engine is its driver. The driver has these duties:
 //!
 //! - Pass every frame header to [`Engine::handle_header`], in the order in which the frames arrive on their link.
-//! - Store each frame for which the verdict is [`FrameVerdict::Store`]. Pass its header to [`Engine::check_stored_frame`] when its
-//!   operation begins or makes progress.
+//! - Store each frame for which the verdict is [`FrameVerdict::Store`]. When the operation of the frame begins or makes progress,
+//!   pass the header of the frame to [`Engine::check_stored_frame`].
 //! - Call [`Engine::handle_applied_segment`] when a segment has been applied.
-//! - Call [`Engine::poll_transmit`] after every input, and send each frame that it returns completely.
+//! - Call [`Engine::poll_transmit`] after every input. Send each returned frame completely, and then call
+//!   [`Engine::handle_sent_segment`] if the frame is a segment.
 //! - Report lost links, and call [`Engine::handle_timeout`] at the time that [`Engine::poll_timeout`] returns.
 
 // Bytes from other processes must not cause a panic.
@@ -221,8 +222,7 @@ impl Engine {
         }
     }
 
-    /// Returns the envelope of the message that arrived first among the messages that fit the pattern and that no receive has
-    /// matched.
+    /// Returns the envelope of the oldest message that fits the pattern and that no receive has matched.
     pub fn probe(&self, pattern: &Pattern) -> Option<Envelope> {
         self.matching.probe(pattern)
     }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::buffer::sealed::Sealed;
 use super::out_of_place::{layout_digest, zeroed};
-use super::share::{LOCATION_WORDS, from_words, to_words};
+use super::share::{LOCATION_WORDS, location_from_words, location_to_words};
 use super::shm_executor::ShmExecutor;
 use super::{Buffer, Error, Group, Input, OwnedBuffer};
 use crate::schedule::CollectiveSpec;
@@ -19,15 +19,17 @@ use crate::schedule::partition::Partition;
 use crate::transport::shm::{BUFFERS_MAX, ExposedBuffer, RemoteBuffer, TOKEN_BYTES};
 use crate::types::{Element, Site};
 
-/// The first word that a rank sends: whether it has created its memory, or why it has not.
+/// The status of a rank that has created its memory. Each rank sends its status as the first word of its report.
 const HAS_MEMORY: u64 = 1;
+/// The status of a rank that could not create its memory.
 const HAS_NO_MEMORY: u64 = 2;
+/// The status of a rank that has created no memory, because it already has the maximum number of buffers.
 const HAS_MAX_BUFFERS: u64 = 3;
+/// The status of a rank that requests more than memory can hold.
 const SIZE_OVERFLOWS: u64 = 4;
-/// The number of words that each rank sends: the first word, the bytes of its buffer, and the location of its memory.
+/// The number of words of each rank's report: the status, the bytes of the rank's buffer, and the location of its memory.
 const REPORT_WORDS: usize = 2 + LOCATION_WORDS;
-/// The layout digest of the all-gathers in [`Group::alloc`]. With it, the engine distinguishes them from all-gathers of the
-/// program.
+/// The engine distinguishes the all-gathers in [`Group::alloc`] from all-gathers of the program by the digest of these numbers.
 const LAYOUT: [usize; 2] = [REPORT_WORDS, 0x616c_6c6f];
 
 /// A buffer of elements that a group allocated ([`Group::alloc`]). The buffer dereferences to a slice, and can be sent to
@@ -55,13 +57,16 @@ const LAYOUT: [usize; 2] = [REPORT_WORDS, 0x616c_6c6f];
 pub struct SharedBuffer<T: Element>(BufferKind<T>);
 
 enum BufferKind<T: Element> {
+    /// Ordinary memory, which only this rank can access.
     Private(Vec<T>),
-    SharedElements(SharedElements<T>),
+    /// Memory that all ranks of the group can access.
+    Shared(SharedElements<T>),
 }
 
+/// The elements of a buffer in shared memory.
 struct SharedElements<T> {
     exposed: ExposedBuffer,
-    /// The executor holds a weak reference to this value. While the value lives, the memory is mapped.
+    /// The executor holds a weak reference to this value. `None` tells the executor that the buffer has been dropped.
     alive: Option<Arc<()>>,
     shm_executor: Weak<Mutex<ShmExecutor>>,
     element: PhantomData<T>,
@@ -92,7 +97,7 @@ impl Group {
             return SharedBuffer::private(count);
         };
         match self.try_to_alloc(&shm_executor, count, site)? {
-            Ok(shared) => Ok(SharedBuffer(BufferKind::SharedElements(shared))),
+            Ok(shared) => Ok(SharedBuffer(BufferKind::Shared(shared))),
             Err(why) => {
                 log::info!("a buffer of group {} uses ordinary memory: {why}", self.id);
                 SharedBuffer::private(count)
@@ -110,9 +115,9 @@ impl Group {
         let has_max_buffers = lock(shm_executor).has_max_buffers();
         let bytes = count.checked_mul(size_of::<T>()).filter(|&bytes| isize::try_from(bytes).is_ok());
         let (report, created) = match bytes {
-            None => (report(SIZE_OVERFLOWS), None),
-            Some(_) if has_max_buffers => (report(HAS_MAX_BUFFERS), None),
-            Some(bytes) => create(bytes),
+            None => (report_without_memory(SIZE_OVERFLOWS), None),
+            Some(_) if has_max_buffers => (report_without_memory(HAS_MAX_BUFFERS), None),
+            Some(bytes) => create_memory(bytes),
         };
         let reports = self.gather_words(report, site)?;
         for (status, error) in [
@@ -130,7 +135,7 @@ impl Group {
             )));
         }
         let others = reports.iter().enumerate().filter(|(rank, _)| *rank != self.rank.index());
-        let opened: io::Result<Vec<RemoteBuffer>> = others.map(|(_, report)| open(report)).collect();
+        let opened: io::Result<Vec<RemoteBuffer>> = others.map(|(_, report)| open_memory(report)).collect();
         let have_opened = self.gather_words([u64::from(opened.is_ok())], site)?;
         match (created, opened) {
             (Some(Ok(mut exposed)), Ok(others)) if have_opened.iter().all(|&[is_open]| is_open == 1) => {
@@ -145,42 +150,43 @@ impl Group {
         }
     }
 
-    /// Gathers `N` words from every rank.
-    fn gather_words<const N: usize>(&self, own: [u64; N], site: Site) -> Result<Vec<[u64; N]>, Error> {
+    /// Gathers `N` words from every rank, and returns the words in rank order.
+    fn gather_words<const N: usize>(&self, own_words: [u64; N], site: Site) -> Result<Vec<[u64; N]>, Error> {
         let mut all = vec![[0u64; N]; self.world.as_usize()];
-        all[self.rank.index()] = own;
+        all[self.rank.index()] = own_words;
         let spec = CollectiveSpec::AllGather(Partition::of_equal_parts(N, self.world));
-        let call = self.call::<u64>(spec, site).with_layout(layout_digest(LAYOUT));
+        let call = self.new_call::<u64>(spec, site).with_layout(layout_digest(LAYOUT));
         self.run(call, all.as_flattened_mut())?;
         Ok(all)
     }
 }
 
-/// Returns the words of a rank that has created no memory.
-fn report(status: u64) -> [u64; REPORT_WORDS] {
+/// Returns the report of a rank that has created no memory.
+fn report_without_memory(status: u64) -> [u64; REPORT_WORDS] {
     let mut report = [0; REPORT_WORDS];
     report[0] = status;
     report
 }
 
-/// Creates the memory of a buffer, and returns the words that describe it.
-fn create(bytes: usize) -> ([u64; REPORT_WORDS], Option<io::Result<ExposedBuffer>>) {
+/// Creates the memory of a buffer of `bytes` bytes. Returns this rank's report, and the memory or the error.
+fn create_memory(bytes: usize) -> ([u64; REPORT_WORDS], Option<io::Result<ExposedBuffer>>) {
     let token: [u8; TOKEN_BYTES] = rand::random();
     let exposed = ExposedBuffer::create(bytes, &token);
-    let mut words = report(HAS_NO_MEMORY);
-    if let Some(place) = exposed.as_ref().ok().and_then(ExposedBuffer::location) {
+    let mut words = report_without_memory(HAS_NO_MEMORY);
+    if let Some(location) = exposed.as_ref().ok().and_then(ExposedBuffer::location) {
         words[..2].copy_from_slice(&[HAS_MEMORY, bytes as u64]);
-        words[2..].copy_from_slice(&to_words(place, &token));
+        words[2..].copy_from_slice(&location_to_words(location, &token));
     }
     (words, Some(exposed))
 }
 
-fn open(report: &[u64; REPORT_WORDS]) -> io::Result<RemoteBuffer> {
+/// Opens the memory of another rank, which has sent `report`.
+fn open_memory(report: &[u64; REPORT_WORDS]) -> io::Result<RemoteBuffer> {
     let [_, bytes, words @ ..] = report;
     let no_location = || io::Error::other("a rank sent no valid location of its memory");
-    let (place, token) = from_words(words).ok_or_else(no_location)?;
+    let (location, token) = location_from_words(words).ok_or_else(no_location)?;
     let bytes = usize::try_from(*bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
-    RemoteBuffer::open(place, bytes, &token)
+    RemoteBuffer::open(location, bytes, &token)
 }
 
 fn lock(shm_executor: &Mutex<ShmExecutor>) -> MutexGuard<'_, ShmExecutor> {
@@ -195,7 +201,7 @@ impl<T: Element> SharedBuffer<T> {
     /// Returns whether all ranks of the group can access this memory. All ranks get the same answer for the buffers of the
     /// same call of [`Group::alloc`].
     pub fn is_shared(&self) -> bool {
-        matches!(self.0, BufferKind::SharedElements(_))
+        matches!(self.0, BufferKind::Shared(_))
     }
 }
 
@@ -203,7 +209,7 @@ impl<T> Drop for SharedElements<T> {
     fn drop(&mut self) {
         self.exposed.withdraw();
         self.alive = None;
-        // If another thread holds the executor, the buffer is removed from it later.
+        // If another thread holds the executor, that thread or a later call removes the buffer.
         if let Some(shm_executor) = self.shm_executor.upgrade()
             && let Ok(mut shm_executor) = shm_executor.try_lock()
         {
@@ -218,7 +224,7 @@ impl<T: Element> Deref for SharedBuffer<T> {
     fn deref(&self) -> &[T] {
         match &self.0 {
             BufferKind::Private(elements) => elements,
-            BufferKind::SharedElements(shared) => bytemuck::cast_slice(shared.exposed.bytes()),
+            BufferKind::Shared(shared) => bytemuck::cast_slice(shared.exposed.bytes()),
         }
     }
 }
@@ -227,7 +233,7 @@ impl<T: Element> DerefMut for SharedBuffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         match &mut self.0 {
             BufferKind::Private(elements) => elements,
-            BufferKind::SharedElements(shared) => bytemuck::cast_slice_mut(shared.exposed.bytes_mut()),
+            BufferKind::Shared(shared) => bytemuck::cast_slice_mut(shared.exposed.bytes_mut()),
         }
     }
 }

@@ -45,10 +45,11 @@ impl<T: Element> OwnedBuffer for Vec<T> {
     type Element = T;
 }
 
-/// A trait that only this crate implements. Moving such a buffer does not change the address of its elements.
+/// The trait [`Sealed`](sealed::Sealed), which only this crate can implement.
 pub(super) mod sealed {
     use crate::types::Element;
 
+    /// A buffer whose elements keep their address when the buffer is moved.
     pub trait Sealed {}
 
     impl<T: Element> Sealed for Vec<T> {}

@@ -40,41 +40,45 @@ pub(super) struct Reduction {
     pub(super) kernels: Kernels,
 }
 
-/// A collective with the elements on which it works, and the function that converts them to the result.
-pub(super) struct Prepared<'a, T: Clone, R> {
+/// A collective, the elements on which it works, and the function that converts these elements to the result.
+pub(super) struct PreparedCollective<'a, T: Clone, R> {
     call: Call,
     elements: Elements<'a, T>,
-    finish: Finish<'a, T, R>,
+    make_result: MakeResult<'a, T, R>,
 }
 
 /// The elements on which a collective works.
 pub(super) enum Elements<'a, T: Clone> {
-    /// Elements that the collective writes. The result is made from them.
+    /// Elements that the collective writes. The function makes the result from these elements.
     Written(Vec<T>),
     /// Elements that the collective only sends. A blocking call borrows them from its caller.
     Sent(Cow<'a, [T]>),
 }
 
-/// Converts the written elements to the result. Gets an empty vector if elements were only sent.
-type Finish<'a, T, R> = Box<dyn FnOnce(Vec<T>) -> R + Send + 'a>;
+/// Makes the result from the written elements. If the collective only sent elements, the function gets an empty vector.
+type MakeResult<'a, T, R> = Box<dyn FnOnce(Vec<T>) -> R + Send + 'a>;
 
-impl<'a, T: Element, R> Prepared<'a, T, R> {
-    pub(super) fn new(call: Call, elements: Vec<T>, finish: impl FnOnce(Vec<T>) -> R + Send + 'a) -> Self {
-        Self { call, elements: Elements::Written(elements), finish: Box::new(finish) }
+impl<'a, T: Element, R> PreparedCollective<'a, T, R> {
+    pub(super) fn new(
+        call: Call,
+        elements: Vec<T>,
+        make_result: impl FnOnce(Vec<T>) -> R + Send + 'a,
+    ) -> Self {
+        Self { call, elements: Elements::Written(elements), make_result: Box::new(make_result) }
     }
 
-    /// A collective in which this rank only sends.
-    pub(super) fn sending(call: Call, elements: Cow<'a, [T]>, result: R) -> Self
+    /// Returns a collective in which this rank only sends `elements`. `result` is the result on this rank.
+    pub(super) fn new_sending(call: Call, elements: Cow<'a, [T]>, result: R) -> Self
     where
         R: Send + 'a,
     {
-        Self { call, elements: Elements::Sent(elements), finish: Box::new(|_| result) }
+        Self { call, elements: Elements::Sent(elements), make_result: Box::new(|_| result) }
     }
 }
 
 impl Reduction {
     /// Returns a built-in reduction.
-    pub(super) fn known<T: Element>(op: ReduceOp) -> Result<Self, Error> {
+    pub(super) fn built_in<T: Element>(op: ReduceOp) -> Result<Self, Error> {
         let kernels = reduce::kernels(T::DTYPE, op).ok_or(Error::Unsupported { op, dtype: T::DTYPE })?;
         Ok(Self { op, kernels })
     }
@@ -84,10 +88,10 @@ impl Reduction {
         if op == ReduceOp::Average {
             return Err(Error::Unsupported { op, dtype: T::DTYPE });
         }
-        Self::known::<T>(op)
+        Self::built_in::<T>(op)
     }
 
-    /// Returns a reduction by a function of the user.
+    /// Returns a reduction with a function of the user.
     pub(super) fn custom<T: Element>(function: impl Fn(&T, &T) -> T + Send + Sync + 'static) -> Self {
         Self { op: ReduceOp::Custom, kernels: Kernels::custom(function) }
     }
@@ -129,28 +133,28 @@ impl Call {
 
 impl Group {
     /// Returns a call without a reduction and with even parts, on elements of type `T`.
-    pub(super) fn call<T: Element>(&self, spec: CollectiveSpec, site: Site) -> Call {
+    pub(super) fn new_call<T: Element>(&self, spec: CollectiveSpec, site: Site) -> Call {
         let uses_shared_memory = self.shm_executor.is_some() && spec.has_known_part_lengths();
         let algorithm = self.algorithm_of::<T>(spec.operation(), spec.count());
         Call { spec, reduction: None, algorithm, uses_shared_memory, in_rank_order: false, layout: 0, site }
     }
 
-    /// Runs a collective on a buffer, and waits until it is complete.
+    /// Runs a collective that works on `elements` in place, and waits until the collective is complete.
     pub(super) fn run<T: Element>(&self, call: Call, elements: &mut [T]) -> Result<(), Error> {
         let driver = self.driver()?;
-        self.reduce_single(&call, elements);
+        self.reduce_single_contribution(&call, elements);
         let Some(driver) = driver else { return Ok(()) };
-        self.run_on::<T>(driver, call, bytemuck::cast_slice_mut::<T, u8>(elements).into())
+        self.run_on_bytes::<T>(driver, call, bytemuck::cast_slice_mut::<T, u8>(elements).into())
     }
 
-    /// Runs a collective in which this rank only sends, and waits until it is complete.
+    /// Runs a collective in which this rank only sends `elements`, and waits until the collective is complete.
     pub(super) fn run_sending<T: Element>(&self, call: Call, elements: &[T]) -> Result<(), Error> {
         let Some(driver) = self.driver()? else { return Ok(()) };
-        self.run_on::<T>(driver, call, bytemuck::cast_slice::<T, u8>(elements).into())
+        self.run_on_bytes::<T>(driver, call, bytemuck::cast_slice::<T, u8>(elements).into())
     }
 
-    /// Runs a collective that reads `input` and writes `output`, and waits until it is complete. The collective sees one buffer:
-    /// the input followed by the output.
+    /// Runs a collective that reads `input` and writes `output`, and waits until the collective is complete. The collective sees
+    /// one buffer: the input followed by the output.
     pub(super) fn run_with_output<T: Element>(
         &self,
         call: Call,
@@ -159,11 +163,17 @@ impl Group {
     ) -> Result<(), Error> {
         let Some(driver) = self.driver()? else { return Ok(()) };
         let (input, output) = (bytemuck::cast_slice::<T, u8>(input), bytemuck::cast_slice_mut(output));
-        self.run_on::<T>(driver, call, (input, output).into())
+        self.run_on_bytes::<T>(driver, call, (input, output).into())
     }
 
-    fn run_on<T: Element>(&self, driver: &Driver, call: Call, bytes: BufferAccess<'_>) -> Result<(), Error> {
-        let request = self.begin_of::<T>(&call);
+    /// Runs a collective on the bytes of its buffer, in shared memory or by the driver.
+    fn run_on_bytes<T: Element>(
+        &self,
+        driver: &Driver,
+        call: Call,
+        bytes: BufferAccess<'_>,
+    ) -> Result<(), Error> {
+        let request = self.operation_request::<T>(&call);
         if let Some(shm_executor) = self.shm_executor.as_ref().filter(|_| call.uses_shared_memory) {
             let mut shm_executor = shm_executor.lock().unwrap_or_else(PoisonError::into_inner);
             // If asynchronous operations are active in the shared memory, this operation has to queue behind them.
@@ -181,63 +191,70 @@ impl Group {
         driver.run(request, bytes, |memory| self.submission::<T>(call, memory)).map(|_| ())
     }
 
-    /// Runs a prepared collective, and waits until it is complete.
-    pub(super) fn run_prepared<T: Element, R>(&self, prepared: Prepared<'_, T, R>) -> Result<R, Error> {
-        let Prepared { call, elements, finish } = prepared;
+    /// Runs a prepared collective, waits until it is complete, and returns its result.
+    pub(super) fn run_prepared<T: Element, R>(
+        &self,
+        prepared: PreparedCollective<'_, T, R>,
+    ) -> Result<R, Error> {
+        let PreparedCollective { call, elements, make_result } = prepared;
         match elements {
             Elements::Written(mut elements) => {
                 self.run(call, &mut elements)?;
-                Ok(finish(elements))
+                Ok(make_result(elements))
             }
             Elements::Sent(elements) => {
                 self.run_sending(call, &elements)?;
-                Ok(finish(Vec::new()))
+                Ok(make_result(Vec::new()))
             }
         }
     }
 
-    /// Begins an asynchronous collective.
-    pub(super) fn start<T: Element, R: Send + 'static>(
+    /// Begins a prepared collective, and returns its handle.
+    pub(super) fn start_prepared<T: Element, R: Send + 'static>(
         &self,
-        prepared: Prepared<'static, T, R>,
+        prepared: PreparedCollective<'static, T, R>,
     ) -> Result<Handle<R>, Error> {
-        let Prepared { call, elements, finish } = prepared;
+        let PreparedCollective { call, elements, make_result } = prepared;
         let (mut elements, is_result) = match elements {
             Elements::Written(elements) => (elements, true),
             Elements::Sent(elements) => (elements.into_owned(), false),
         };
-        let finish = move |elements| finish(if is_result { elements } else { Vec::new() });
+        let make_result = move |elements| make_result(if is_result { elements } else { Vec::new() });
         self.driver()?;
-        self.reduce_single(&call, &mut elements);
-        let Some(job) = &self.job else { return Ok(Handle::ready(Ok(finish(elements)))) };
-        let request = self.begin_of::<T>(&call);
+        self.reduce_single_contribution(&call, &mut elements);
+        let Some(job) = &self.job else { return Ok(Handle::ready(Ok(make_result(elements)))) };
+        let request = self.operation_request::<T>(&call);
         let id = job.driver.submit(request, self.submission::<T>(call, Memory::owned(elements)))?;
-        let finish = move |outcome: OperationOutput| Ok(finish(outcome.memory.into_elements()));
-        Ok(Handle::pending(Arc::clone(job), id, finish))
+        let make_result = move |output: OperationOutput| Ok(make_result(output.memory.into_elements()));
+        Ok(Handle::pending(Arc::clone(job), id, make_result))
     }
 
-    /// Begins an asynchronous collective on a buffer. The handle returns the buffer.
-    pub(super) fn start_on<B: OwnedBuffer>(&self, call: Call, mut buffer: B) -> Result<Handle<B>, Error> {
+    /// Begins a collective that works on `buffer` in place. The handle returns the buffer.
+    pub(super) fn start_in_place<B: OwnedBuffer>(
+        &self,
+        call: Call,
+        mut buffer: B,
+    ) -> Result<Handle<B>, Error> {
         self.driver()?;
-        self.reduce_single(&call, buffer.as_mut());
+        self.reduce_single_contribution(&call, buffer.as_mut());
         let Some(job) = &self.job else { return Ok(Handle::ready(Ok(buffer))) };
-        let request = self.begin_of::<B::Element>(&call);
+        let request = self.operation_request::<B::Element>(&call);
         let id = job.driver.submit(request, self.submission::<B::Element>(call, Memory::owned(buffer)))?;
-        let finish = |outcome: OperationOutput| outcome.memory.into_owned().ok_or(Error::Taken);
-        Ok(Handle::pending(Arc::clone(job), id, finish))
+        let make_result = |output: OperationOutput| output.memory.into_owned().ok_or(Error::Taken);
+        Ok(Handle::pending(Arc::clone(job), id, make_result))
     }
 
-    /// Reduces a contribution that is already the result: in a world of one rank, and on rank 0 of a scan. For example, a
-    /// logical reduction converts the elements to 0 and 1.
-    fn reduce_single<T: Element>(&self, call: &Call, elements: &mut [T]) {
-        let has_prefixes = matches!(call.spec, CollectiveSpec::Scan { .. } | CollectiveSpec::Exscan { .. });
-        let is_result = self.world == WorldSize::ONE || (has_prefixes && self.rank == Rank::ZERO);
-        if let Some(reduction) = call.reduction.as_ref().filter(|_| is_result) {
+    /// Reduces the elements if no other rank contributes to the result: in a world of one rank, and on rank 0 of a scan or
+    /// exscan. For example, a logical reduction converts each element to 0 or 1.
+    fn reduce_single_contribution<T: Element>(&self, call: &Call, elements: &mut [T]) {
+        let is_scan = matches!(call.spec, CollectiveSpec::Scan { .. } | CollectiveSpec::Exscan { .. });
+        let is_only_contribution = self.world == WorldSize::ONE || (is_scan && self.rank == Rank::ZERO);
+        if let Some(reduction) = call.reduction.as_ref().filter(|_| is_only_contribution) {
             reduce::reduce_single_contribution(T::DTYPE, reduction.op, bytemuck::cast_slice_mut(elements));
         }
     }
 
-    /// Returns the driver; `None` in a world of one rank. In a world of one rank, returns the error after an abort.
+    /// Returns the driver; `None` in a world of one rank. After [`Group::abort`] in a world of one rank, returns the error.
     pub(super) fn driver(&self) -> Result<Option<&Driver>, Error> {
         match (&self.job, self.aborted.get()) {
             (Some(job), _) => Ok(Some(&job.driver)),
@@ -246,8 +263,8 @@ impl Group {
         }
     }
 
-    /// Returns the engine's description of a call.
-    pub(super) fn begin_of<T: Element>(&self, call: &Call) -> OperationRequest {
+    /// Returns the arguments with which the engine begins the operation of a call.
+    pub(super) fn operation_request<T: Element>(&self, call: &Call) -> OperationRequest {
         let operation = call.spec.operation();
         let contract = Contract {
             operation,
@@ -258,9 +275,9 @@ impl Group {
             count: call.spec.count() as u64,
             layout: call.layout,
         };
-        let flag = if call.algorithm == Algorithm::Hierarchy { HOSTS_GROUP_BIT } else { 0 };
+        let group_bit = if call.algorithm == Algorithm::Hierarchy { HOSTS_GROUP_BIT } else { 0 };
         OperationRequest {
-            group: self.id | flag,
+            group: self.id | group_bit,
             contract,
             timeout: self.timeout,
             spent: Duration::ZERO,
@@ -269,7 +286,7 @@ impl Group {
         }
     }
 
-    /// Returns the operation to begin, by the transport that the call uses.
+    /// Returns the operation that the driver has to begin for a call. Its kind depends on the transport that the call uses.
     fn submission<T: Element>(&self, call: Call, memory: Memory) -> Submission {
         if let Some(shm_executor) = self.shm_executor.as_ref().filter(|_| call.uses_shared_memory) {
             let slot_bytes = shm_executor.lock().unwrap_or_else(PoisonError::into_inner).slot_bytes();
@@ -279,18 +296,19 @@ impl Group {
         if let Some(hosts) = self.hosts.as_ref().filter(|_| call.algorithm == Algorithm::Hierarchy) {
             return Submission::Hierarchical(self.hierarchical_operation::<T>(hosts, call, memory));
         }
-        let block = self.block_elements::<T>(&call);
+        let block_elements = self.block_elements::<T>(&call);
         let world_and_rank = (self.world, self.rank);
-        let mut schedule = call.spec.schedule(call.algorithm, world_and_rank, block, call.in_rank_order);
+        let mut schedule =
+            call.spec.schedule(call.algorithm, world_and_rank, block_elements, call.in_rank_order);
         self.to_world_ranks(&mut schedule);
         let kernels = call.reduction.map(|reduction| reduction.kernels);
         Submission::Collective(
             schedule,
-            link_driver::OperationBuffers { memory, kernels, divisor: self.world.get() },
+            link_driver::BufferAndReduction { memory, kernels, divisor: self.world.get() },
         )
     }
 
-    /// Replaces the group ranks in a schedule by world ranks.
+    /// Replaces the ranks of the group in a schedule by ranks of the world.
     pub(super) fn to_world_ranks(&self, schedule: &mut Schedule) {
         for step in &mut schedule.steps {
             if let Some(send) = &mut step.send {
@@ -310,16 +328,16 @@ impl Group {
             return (bytes as usize / size_of::<T>()).max(1);
         }
         let chunk_bytes = self.job.as_ref().map_or(1 << 20, |job| job.chunk_bytes);
-        let block = self.world.as_usize() * (chunk_bytes / size_of::<T>());
-        block.max(count.div_ceil(BLOCKS_MAX))
+        let block_elements = self.world.as_usize() * (chunk_bytes / size_of::<T>());
+        block_elements.max(count.div_ceil(BLOCKS_MAX))
     }
 
-    /// Returns the request for the executor of the shared memory.
+    /// Returns the request to execute a call in shared memory.
     fn shm_request<T: Element>(&self, call: Call, slot_bytes: usize) -> ShmRequest {
-        let slot = slot_bytes / size_of::<T>();
-        let one_shot = if call.algorithm == Algorithm::OneShot { slot } else { 0 };
+        let slot_elements = slot_bytes / size_of::<T>();
+        let one_shot_elements_max = if call.algorithm == Algorithm::OneShot { slot_elements } else { 0 };
         let kernels = call.reduction.map(|reduction| reduction.kernels);
-        let plan = RoundPlan::new(self.world, self.rank, slot, one_shot, call.spec);
+        let plan = RoundPlan::new(self.world, self.rank, slot_elements, one_shot_elements_max, call.spec);
         ShmRequest { plan, kernels, divisor: self.world.get() }
     }
 }

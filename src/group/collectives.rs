@@ -10,7 +10,8 @@ use crate::schedule::partition::Partition;
 use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp, Site};
 
 impl Group {
-    /// Returns the algorithm of `operation` on a buffer of `bytes` bytes. A reduction must be a built-in one.
+    /// Returns the algorithm of `operation` on a buffer of `bytes` bytes. A reduction with a function of the
+    /// caller may use another algorithm.
     pub fn algorithm(&self, operation: Operation, bytes: usize) -> Algorithm {
         let medium = match (&self.shm_executor, &self.hosts) {
             (Some(_), _) => GroupMedium::SharedMemory,
@@ -26,10 +27,10 @@ impl Group {
 
     /// Replaces every rank's buffer by the reduction of all ranks' buffers. All ranks get the same bits.
     ///
-    /// The call uses the algorithm with the lowest cost for the length ([`Group::algorithm`], `docs/algorithms.md`). Each
-    /// rank sends between (n-1) S bytes in one step and 2(n-1)/n S bytes in 2(n-1) steps. `f16` and `bf16` are added in
-    /// `f32` and rounded after each of the n-1 additions. [`ReduceOp::PreMulSum`] adds buffers that the caller has already
-    /// multiplied. [`Group::all_reduce_scaled`] multiplies and adds.
+    /// The call uses the algorithm with the lowest cost for the length ([`Group::algorithm`], `docs/algorithms.md`). With n
+    /// ranks and a buffer of S bytes, each rank sends between (n-1) S bytes in one step and 2(n-1)/n S bytes in 2(n-1)
+    /// steps. `f16` and `bf16` are added in `f32` and rounded after each of the n-1 additions. [`ReduceOp::PreMulSum`] adds
+    /// buffers that the caller has already multiplied. [`Group::all_reduce_scaled`] multiplies and adds.
     ///
     /// # Errors
     ///
@@ -61,8 +62,8 @@ impl Group {
         op: ReduceOp,
         site: Site,
     ) -> Result<Call, Error> {
-        let reduction = Reduction::known::<T>(op)?;
-        Ok(self.call::<T>(CollectiveSpec::AllReduce { count }, site).with_reduction(reduction))
+        let reduction = Reduction::built_in::<T>(op)?;
+        Ok(self.new_call::<T>(CollectiveSpec::AllReduce { count }, site).with_reduction(reduction))
     }
 
     /// Replaces the root's buffer by the reduction of all ranks' buffers. The other buffers then hold partial results.
@@ -93,8 +94,8 @@ impl Group {
         site: Site,
     ) -> Result<Call, Error> {
         self.check_root(root)?;
-        let reduction = Reduction::known::<T>(op)?;
-        Ok(self.call::<T>(CollectiveSpec::Reduce { count, root }, site).with_reduction(reduction))
+        let reduction = Reduction::built_in::<T>(op)?;
+        Ok(self.new_call::<T>(CollectiveSpec::Reduce { count, root }, site).with_reduction(reduction))
     }
 
     /// Replaces this rank's chunk ([`Group::chunk`]) of the buffer by its reduction and returns the chunk's range.
@@ -115,7 +116,7 @@ impl Group {
         let site = Site::here();
         let elements = buffer.elements_mut()?;
         let partition = Partition::even(elements.len(), self.world);
-        let reduction = Reduction::known::<B::Element>(op)?;
+        let reduction = Reduction::built_in::<B::Element>(op)?;
         self.run(self.reduce_scatter_call::<B::Element>(&partition, 0, reduction, site), elements)?;
         Ok(partition.range(self.rank))
     }
@@ -128,7 +129,7 @@ impl Group {
         site: Site,
     ) -> Call {
         let spec = CollectiveSpec::ReduceScatter(partition.clone());
-        self.call::<T>(spec, site).with_reduction(reduction).with_layout(layout)
+        self.new_call::<T>(spec, site).with_reduction(reduction).with_layout(layout)
     }
 
     /// Copies each rank's chunk ([`Group::chunk`]) of its buffer to the buffers of all ranks.
@@ -148,13 +149,13 @@ impl Group {
     }
 
     pub(super) fn all_gather_call<T: Element>(&self, partition: &Partition, layout: u32, site: Site) -> Call {
-        self.call::<T>(CollectiveSpec::AllGather(partition.clone()), site).with_layout(layout)
+        self.new_call::<T>(CollectiveSpec::AllGather(partition.clone()), site).with_layout(layout)
     }
 
     /// Copies the root's buffer to the buffers of all ranks.
     ///
     /// Short buffers use a binomial tree: ceil(log2 n) steps. Long buffers use a pipelined chain of n-1 hops, in which each
-    /// rank except the last sends S bytes. It takes the time of S bytes plus n-2 segments on one link.
+    /// rank except the last sends S bytes. The broadcast takes the time of S bytes plus n-2 segments on one link.
     ///
     /// # Errors
     ///
@@ -173,7 +174,7 @@ impl Group {
         site: Site,
     ) -> Result<Call, Error> {
         self.check_root(root)?;
-        Ok(self.call::<T>(CollectiveSpec::Broadcast { count, root }, site))
+        Ok(self.new_call::<T>(CollectiveSpec::Broadcast { count, root }, site))
     }
 
     /// Replaces each rank's buffer by the reduction of the buffers of rank 0 up to and including this rank.
@@ -192,14 +193,14 @@ impl Group {
     }
 
     pub(super) fn scan_call<T: Element>(&self, count: usize, reduction: Reduction, site: Site) -> Call {
-        self.call::<T>(CollectiveSpec::Scan { count }, site).with_reduction(reduction)
+        self.new_call::<T>(CollectiveSpec::Scan { count }, site).with_reduction(reduction)
     }
 
     pub(super) fn exscan_call<T: Element>(&self, count: usize, reduction: Reduction, site: Site) -> Call {
-        self.call::<T>(CollectiveSpec::Exscan { count }, site).with_reduction(reduction)
+        self.new_call::<T>(CollectiveSpec::Exscan { count }, site).with_reduction(reduction)
     }
 
-    /// Returns when every rank has called this method. It takes ceil(log2 n) rounds of empty messages.
+    /// Returns when every rank has called this method. The barrier takes ceil(log2 n) rounds of empty messages.
     ///
     /// # Errors
     ///
@@ -210,7 +211,7 @@ impl Group {
     }
 
     pub(super) fn barrier_call(&self, site: Site) -> Call {
-        self.call::<u8>(CollectiveSpec::Barrier, site)
+        self.new_call::<u8>(CollectiveSpec::Barrier, site)
     }
 
     pub(super) fn check_root(&self, root: Rank) -> Result<(), Error> {

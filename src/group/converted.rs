@@ -1,4 +1,4 @@
-//! All-reduces that convert the elements first: they multiply them by a factor, or compress them to half precision.
+//! All-reduces that first convert the elements: they multiply the elements by a factor, or compress them to half precision.
 
 use std::ops::Mul;
 
@@ -7,9 +7,9 @@ use super::{Buffer, Error, Group, Handle};
 use crate::codec::{CompressedElement, Compression};
 use crate::types::{Element, ReduceOp, Site};
 
-/// The number of elements that a compressed all-reduce converts at a time. They take 2 MiB on the wire and 2 MiB of extra
-/// memory.
-const COMPRESSED_BLOCK: usize = 1 << 20;
+/// The number of elements that a compressed all-reduce converts at a time. The converted elements take 2 MiB of memory and 2 MiB
+/// on the wire.
+const COMPRESSED_BLOCK_ELEMENTS: usize = 1 << 20;
 
 impl Group {
     /// Replaces every rank's buffer by the sum of all ranks' buffers. Each rank's buffer is first multiplied by the `factor`
@@ -65,13 +65,13 @@ impl Group {
         let elements = buffer.elements_mut()?;
         match compression {
             Compression::None => self.all_reduce_elements(elements, op, site),
-            Compression::Fp16 => self.all_reduce_as::<half::f16>(elements, op, site),
-            Compression::Bf16 => self.all_reduce_as::<half::bf16>(elements, op, site),
+            Compression::Fp16 => self.all_reduce_half_precision::<half::f16>(elements, op, site),
+            Compression::Bf16 => self.all_reduce_half_precision::<half::bf16>(elements, op, site),
         }
     }
 
     /// Asynchronous [`Group::all_reduce_compressed`]; the handle returns the buffer. All blocks are active at the same
-    /// time, and use half as much memory as the buffer.
+    /// time, and their compressed elements take half as much memory as the buffer.
     ///
     /// # Errors
     ///
@@ -85,21 +85,22 @@ impl Group {
     ) -> Result<Handle<Vec<f32>>, Error> {
         match compression {
             Compression::None => self.all_reduce_async(buffer, op),
-            Compression::Fp16 => self.all_reduce_async_as::<half::f16>(buffer, op),
-            Compression::Bf16 => self.all_reduce_async_as::<half::bf16>(buffer, op),
+            Compression::Fp16 => self.all_reduce_half_precision_async::<half::f16>(buffer, op),
+            Compression::Bf16 => self.all_reduce_half_precision_async::<half::bf16>(buffer, op),
         }
     }
 
-    fn all_reduce_as<H: CompressedElement>(
+    /// All-reduce of `elements` that sends elements of type `H`, one block after the other.
+    fn all_reduce_half_precision<H: CompressedElement>(
         &mut self,
         elements: &mut [f32],
         op: ReduceOp,
         site: Site,
     ) -> Result<(), Error> {
-        let mut narrow = vec![H::ZERO; elements.len().min(COMPRESSED_BLOCK)];
+        let mut narrow = vec![H::ZERO; elements.len().min(COMPRESSED_BLOCK_ELEMENTS)];
         // An empty buffer still takes part, so that the ranks can detect different lengths.
-        for start in (0..elements.len().max(1)).step_by(COMPRESSED_BLOCK) {
-            let end = elements.len().min(start + COMPRESSED_BLOCK);
+        for start in (0..elements.len().max(1)).step_by(COMPRESSED_BLOCK_ELEMENTS) {
+            let end = elements.len().min(start + COMPRESSED_BLOCK_ELEMENTS);
             let block = &mut elements[start..end];
             let narrow = &mut narrow[..block.len()];
             H::encode(block, narrow);
@@ -109,21 +110,22 @@ impl Group {
         Ok(())
     }
 
+    /// Asynchronous all-reduce of `buffer` that sends elements of type `H`. All blocks are active at the same time.
     #[track_caller]
-    fn all_reduce_async_as<H: CompressedElement>(
+    fn all_reduce_half_precision_async<H: CompressedElement>(
         &mut self,
         mut buffer: Vec<f32>,
         op: ReduceOp,
     ) -> Result<Handle<Vec<f32>>, Error> {
         let mut blocks = Vec::new();
-        for start in (0..buffer.len().max(1)).step_by(COMPRESSED_BLOCK) {
-            let end = buffer.len().min(start + COMPRESSED_BLOCK);
+        for start in (0..buffer.len().max(1)).step_by(COMPRESSED_BLOCK_ELEMENTS) {
+            let end = buffer.len().min(start + COMPRESSED_BLOCK_ELEMENTS);
             let mut narrow = vec![H::ZERO; end - start];
             H::encode(&buffer[start..end], &mut narrow);
             blocks.push(self.all_reduce_async(narrow, op)?);
         }
         Ok(Handle::joined(blocks, move |blocks: Vec<Vec<H>>| {
-            for (elements, block) in buffer.chunks_mut(COMPRESSED_BLOCK).zip(&blocks) {
+            for (elements, block) in buffer.chunks_mut(COMPRESSED_BLOCK_ELEMENTS).zip(&blocks) {
                 H::decode(block, elements);
             }
             Ok(buffer)
@@ -133,7 +135,7 @@ impl Group {
 
 /// Multiplies the elements by `factor`. Returns an error if [`ReduceOp::PreMulSum`] is not defined on their type.
 fn multiply<T: Element + Mul<Output = T>>(elements: &mut [T], factor: T) -> Result<(), Error> {
-    Reduction::known::<T>(ReduceOp::PreMulSum)?;
+    Reduction::built_in::<T>(ReduceOp::PreMulSum)?;
     for element in elements {
         *element = *element * factor;
     }

@@ -14,23 +14,23 @@ thread_local! {
 }
 
 /// Records that this thread has taken a core lock.
-pub(super) fn lock_taken() {
+pub(super) fn record_lock_taken() {
     LOCKS.set(LOCKS.get() + 1);
 }
 
 /// Records that this thread has released a core lock, and returns the values to drop.
-pub(super) fn lock_released() -> Deferred {
+pub(super) fn record_lock_released() -> Deferred {
     LOCKS.set(LOCKS.get() - 1);
     if LOCKS.get() == 0 { DEFERRED.take() } else { Vec::new() }
 }
 
 /// Returns whether this thread has deferred drops.
-pub(super) fn is_pending() -> bool {
+pub(super) fn has_deferred_drops() -> bool {
     DEFERRED.with_borrow(|deferred| !deferred.is_empty())
 }
 
 /// Drops a value now, or, if this thread holds a core lock, after the lock is released.
-pub(super) fn drop_unlocked(value: Box<dyn Any + Send>) {
+pub(super) fn drop_without_lock(value: Box<dyn Any + Send>) {
     // A thread that is exiting has no thread-local variables and holds no lock.
     let holds_lock = LOCKS.try_with(|locks| locks.get() > 0).unwrap_or(false);
     if holds_lock {

@@ -4,7 +4,7 @@ use super::Status;
 use crate::types::{DType, Rank, ReduceOp, WorldSize, debug_as_display};
 use crate::wire::Cause;
 
-/// A failed operation. After [`Error::Failed`] the group cannot be used: every later operation returns the same
+/// The error of an operation. After [`Error::Failed`] the group cannot be used: every later operation returns the same
 /// error.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -33,7 +33,7 @@ pub enum Error {
     InvalidCounts(&'static str),
     /// A rank already has the maximum number of buffers of [`Group::alloc`](crate::Group::alloc). The group can still be
     /// used.
-    #[error("a rank of the group already has {0} of its buffers; drop some first")]
+    #[error("a rank of the group already has {0} shared buffers of the group; drop some of them first")]
     TooManyBuffers(usize),
     /// A message cannot be sent to, or received from, this rank. Nothing has been sent, and the group can still be
     /// used.
@@ -44,8 +44,8 @@ pub enum Error {
         /// The group's size.
         world: WorldSize,
     },
-    /// A blocking receive waits for a message of this rank itself, and this rank has sent none that matches. The receive
-    /// would never end. The group can still be used.
+    /// A blocking receive accepts only messages of this rank itself, and this rank has sent no message that matches. The
+    /// receive would never end. The group can still be used.
     #[error(
         "this rank waits for a message from itself but has sent no message that matches; send first, or receive asynchronously"
     )]
@@ -75,7 +75,7 @@ pub enum Error {
     #[error("the operation's result has been taken before")]
     Taken,
     /// The reduction is not defined on elements of this type. Nothing has been sent, and the group can still be used.
-    #[error("{op} on {dtype} is not defined: {}", domain(*op))]
+    #[error("{op} on {dtype} is not defined: {}", accepted_types(*op))]
     Unsupported {
         /// The requested reduction.
         op: ReduceOp,
@@ -95,7 +95,7 @@ pub enum Error {
 debug_as_display!(Error);
 
 impl Error {
-    /// The root cause, if the job failed.
+    /// Returns the root cause, if the job failed.
     pub fn cause(&self) -> Option<&Cause> {
         match self {
             Self::Failed { cause, .. } => Some(cause),
@@ -104,8 +104,8 @@ impl Error {
     }
 }
 
-/// Returns which types a reduction takes.
-fn domain(op: ReduceOp) -> &'static str {
+/// Returns a sentence that says which element types a reduction takes.
+fn accepted_types(op: ReduceOp) -> &'static str {
     match op {
         ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => "it takes integers",
         ReduceOp::MinLoc | ReduceOp::MaxLoc => "it takes values with their location, such as f32_loc",
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(values, [1, 0]);
     }
 
-    /// Rust prints an error that `main` returns with `Debug`.
+    /// If `main` returns an error, Rust prints the error with `Debug`.
     #[test]
     fn debug_prints_the_same_as_display() {
         let cause = Cause::PeerLeft { rank: Rank::new(1), host: "h".into() };

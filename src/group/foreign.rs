@@ -32,7 +32,7 @@ impl<T: Element> ForeignBuffer<T> {
 impl<T: Element> Drop for ForeignBuffer<T> {
     fn drop(&mut self) {
         if let Some(owner) = self.owner.take() {
-            deferred_drop::drop_unlocked(owner);
+            deferred_drop::drop_without_lock(owner);
         }
     }
 }

@@ -2,15 +2,15 @@
 
 use std::ops::Range;
 
-use super::call::{Call, Prepared, Reduction};
+use super::call::{Call, PreparedCollective, Reduction};
 use super::{Buffer, Error, Group, Handle, Input};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
 use crate::types::{Element, Rank, Site};
 
 impl Group {
-    /// [`Group::all_reduce`] with a function of the caller, which must be associative but need not commute: it is
-    /// applied in rank order, `f(lower ranks, higher ranks)`.
+    /// [`Group::all_reduce`] with a function of the caller. The function must be associative but need not commute: it is
+    /// called in rank order, as `function(lower ranks, higher ranks)`.
     ///
     /// A pipelined chain through all ranks and back: 2(n-1) hops, in which each rank sends up to 2S bytes.
     ///
@@ -40,7 +40,7 @@ impl Group {
         function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
     ) -> Result<Handle<Vec<T>>, Error> {
         let call = self.all_reduce_with_call(buffer.len(), function, Site::here());
-        self.start(Prepared::new(call, buffer, |buffer| buffer))
+        self.start_prepared(PreparedCollective::new(call, buffer, |buffer| buffer))
     }
 
     fn all_reduce_with_call<T: Element>(
@@ -49,13 +49,13 @@ impl Group {
         function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
         site: Site,
     ) -> Call {
-        self.call::<T>(CollectiveSpec::AllReduce { count }, site)
+        self.new_call::<T>(CollectiveSpec::AllReduce { count }, site)
             .with_reduction(Reduction::custom(function))
             .in_rank_order()
     }
 
-    /// [`Group::reduce`] with a function of the caller, which must be associative but need not commute: it is
-    /// applied in rank order, `f(lower ranks, higher ranks)`.
+    /// [`Group::reduce`] with a function of the caller. The function must be associative but need not commute: it is
+    /// called in rank order, as `function(lower ranks, higher ranks)`.
     ///
     /// # Errors
     ///
@@ -85,7 +85,7 @@ impl Group {
         function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
     ) -> Result<Handle<Vec<T>>, Error> {
         let call = self.reduce_with_call(buffer.len(), root, function, Site::here())?;
-        self.start(Prepared::new(call, buffer, |buffer| buffer))
+        self.start_prepared(PreparedCollective::new(call, buffer, |buffer| buffer))
     }
 
     fn reduce_with_call<T: Element>(
@@ -96,12 +96,12 @@ impl Group {
         site: Site,
     ) -> Result<Call, Error> {
         self.check_root(root)?;
-        let call = self.call::<T>(CollectiveSpec::Reduce { count, root }, site);
+        let call = self.new_call::<T>(CollectiveSpec::Reduce { count, root }, site);
         Ok(call.with_reduction(Reduction::custom(function)).in_rank_order())
     }
 
     /// [`Group::reduce_scatter`] with a function of the caller, which must be associative and commutative, because each
-    /// chunk is reduced in another order of the ranks. For a function that does not commute, use
+    /// chunk is reduced in a different order of the ranks. For a function that does not commute, use
     /// [`Group::all_reduce_with`].
     ///
     /// # Errors
@@ -135,11 +135,11 @@ impl Group {
         let partition = Partition::even(buffer.len(), self.world);
         let reduction = Reduction::custom(function);
         let call = self.reduce_scatter_call::<T>(&partition, 0, reduction, Site::here());
-        self.start(self.prepare_part(call, buffer, &partition))
+        self.start_prepared(self.prepare_part(call, buffer, &partition))
     }
 
-    /// [`Group::scan`] with a function of the caller, which must be associative but need not commute: it is
-    /// applied in rank order, `f(lower ranks, higher ranks)`.
+    /// [`Group::scan`] with a function of the caller. The function must be associative but need not commute: it is
+    /// called in rank order, as `function(lower ranks, higher ranks)`.
     ///
     /// # Errors
     ///
@@ -168,11 +168,11 @@ impl Group {
         function: impl Fn(&T, &T) -> T + Send + Sync + 'static,
     ) -> Result<Handle<Vec<T>>, Error> {
         let call = self.scan_call::<T>(buffer.len(), Reduction::custom(function), Site::here());
-        self.start(Prepared::new(call, buffer, |buffer| buffer))
+        self.start_prepared(PreparedCollective::new(call, buffer, |buffer| buffer))
     }
 
-    /// [`Group::exscan`] with a function of the caller, which must be associative but need not commute: it is
-    /// applied in rank order, `f(lower ranks, higher ranks)`.
+    /// [`Group::exscan`] with a function of the caller. The function must be associative but need not commute: it is
+    /// called in rank order, as `function(lower ranks, higher ranks)`.
     ///
     /// # Errors
     ///
@@ -201,6 +201,6 @@ impl Group {
     ) -> Result<Handle<Option<Vec<I::Element>>>, Error> {
         let (site, input) = (Site::here(), input.elements()?);
         let call = self.exscan_call::<I::Element>(input.len(), Reduction::custom(function), site);
-        self.start(self.prepare_exscan_call(call, input))
+        self.start_prepared(self.prepare_exscan_call(call, input))
     }
 }

@@ -19,20 +19,23 @@ const JOB_WAIT: Duration = Duration::from_millis(1);
 pub struct Handle<R>(HandleState<R>);
 
 enum HandleState<R> {
+    /// The operation had ended when the handle was created.
     Ready(Result<R, Error>),
     Pending(Pending<R>),
+    /// The result has been taken, or the operation was cancelled.
     Taken,
 }
 
-/// Active operations of one job, and the function that makes one result of their outputs.
+/// Active operations of one job, and the function that makes one result from their outputs.
 struct Pending<R> {
     job: Arc<SharedJob>,
     ids: Vec<OpId>,
-    finish: FinishMany<R>,
+    combine: CombineOutputs<R>,
 }
 
-/// Makes the result from the outputs of the operations, which come in the order of `ids`.
-type FinishMany<R> = Box<dyn FnOnce(&mut dyn Iterator<Item = OperationOutput>) -> Result<R, Error> + Send>;
+/// Makes one result from the outputs of several operations. The outputs are in the order of [`Pending::ids`].
+type CombineOutputs<R> =
+    Box<dyn FnOnce(&mut dyn Iterator<Item = OperationOutput>) -> Result<R, Error> + Send>;
 
 impl<R> Handle<R> {
     pub(super) fn ready(result: Result<R, Error>) -> Self {
@@ -42,37 +45,37 @@ impl<R> Handle<R> {
     pub(super) fn pending(
         job: Arc<SharedJob>,
         id: OpId,
-        finish: impl FnOnce(OperationOutput) -> Result<R, Error> + Send + 'static,
+        make_result: impl FnOnce(OperationOutput) -> Result<R, Error> + Send + 'static,
     ) -> Self {
-        let finish: FinishMany<R> = Box::new(|outcomes| finish(outcomes.next().ok_or(Error::Taken)?));
-        Self(HandleState::Pending(Pending { job, ids: vec![id], finish }))
+        let combine: CombineOutputs<R> = Box::new(|outputs| make_result(outputs.next().ok_or(Error::Taken)?));
+        Self(HandleState::Pending(Pending { job, ids: vec![id], combine }))
     }
 
-    /// Joins several handles of one job into one handle, which ends when all operations have ended.
+    /// Joins several handles of one job into one handle. `make_result` makes its result when all operations have ended.
     pub(super) fn joined<S: Send + 'static>(
         handles: Vec<Handle<S>>,
-        finish: impl FnOnce(Vec<S>) -> Result<R, Error> + Send + 'static,
+        make_result: impl FnOnce(Vec<S>) -> Result<R, Error> + Send + 'static,
     ) -> Self {
-        let mut parts: Vec<FinishMany<S>> = Vec::with_capacity(handles.len());
+        let mut parts: Vec<CombineOutputs<S>> = Vec::with_capacity(handles.len());
         let (mut job, mut ids) = (None, Vec::with_capacity(handles.len()));
         for mut handle in handles {
             match std::mem::replace(&mut handle.0, HandleState::Taken) {
                 HandleState::Pending(pending) => {
                     ids.extend(pending.ids);
-                    parts.push(pending.finish);
+                    parts.push(pending.combine);
                     job = Some(pending.job);
                 }
                 HandleState::Ready(result) => parts.push(Box::new(|_| result)),
                 HandleState::Taken => parts.push(Box::new(|_| Err(Error::Taken))),
             }
         }
-        let finish = |outcomes: &mut dyn Iterator<Item = OperationOutput>| {
-            let results: Result<Vec<S>, Error> = parts.into_iter().map(|part| part(outcomes)).collect();
-            finish(results?)
+        let combine = |outputs: &mut dyn Iterator<Item = OperationOutput>| {
+            let results: Result<Vec<S>, Error> = parts.into_iter().map(|part| part(outputs)).collect();
+            make_result(results?)
         };
         match job {
-            Some(job) => Self(HandleState::Pending(Pending { job, ids, finish: Box::new(finish) })),
-            None => Self::ready(finish(&mut std::iter::empty())),
+            Some(job) => Self(HandleState::Pending(Pending { job, ids, combine: Box::new(combine) })),
+            None => Self::ready(combine(&mut std::iter::empty())),
         }
     }
 
@@ -83,16 +86,16 @@ impl<R> Handle<R> {
     {
         Handle(match std::mem::replace(&mut self.0, HandleState::Taken) {
             HandleState::Ready(result) => HandleState::Ready(result.and_then(then)),
-            HandleState::Pending(Pending { job, ids, finish }) => {
-                let finish: FinishMany<S> = Box::new(|outcomes| finish(outcomes).and_then(then));
-                HandleState::Pending(Pending { job, ids, finish })
+            HandleState::Pending(Pending { job, ids, combine }) => {
+                let combine: CombineOutputs<S> = Box::new(|outputs| combine(outputs).and_then(then));
+                HandleState::Pending(Pending { job, ids, combine })
             }
             HandleState::Taken => HandleState::Taken,
         })
     }
 
-    /// Returns whether the operation has ended, with success or failure. [`Handle::wait`] then returns at once. The call also
-    /// does the work that needs no waiting.
+    /// Returns whether the operation has ended, with success or failure. If this method returns true, [`Handle::wait`]
+    /// returns at once. The call also does all work of the job that needs no waiting.
     pub fn test(&self) -> bool {
         match &self.0 {
             HandleState::Pending(Pending { job, ids, .. }) => ids.iter().all(|&id| job.driver.test(id)),
@@ -122,12 +125,12 @@ impl<R> Handle<R> {
     pub fn wait(mut self) -> Result<R, Error> {
         match std::mem::replace(&mut self.0, HandleState::Taken) {
             HandleState::Ready(result) => result,
-            HandleState::Pending(Pending { job, ids, finish }) => {
-                let outcomes = ids.iter().map(|&id| job.driver.wait(id, None).unwrap_or(Err(Error::Taken)));
-                // Take the results of all operations, even if one has failed.
-                let outcomes: Vec<Result<OperationOutput, Error>> = outcomes.collect();
-                let outcomes: Vec<OperationOutput> = outcomes.into_iter().collect::<Result<_, _>>()?;
-                finish(&mut outcomes.into_iter())
+            HandleState::Pending(Pending { job, ids, combine }) => {
+                let results = ids.iter().map(|&id| job.driver.wait(id, None).unwrap_or(Err(Error::Taken)));
+                // Take the results of all operations, even if one of them has failed.
+                let results: Vec<Result<OperationOutput, Error>> = results.collect();
+                let outputs: Vec<OperationOutput> = results.into_iter().collect::<Result<_, _>>()?;
+                combine(&mut outputs.into_iter())
             }
             HandleState::Taken => Err(Error::Taken),
         }
@@ -168,7 +171,7 @@ impl<R> Drop for Handle<R> {
 ///
 /// # Errors
 ///
-/// The first failure. All operations have ended then, because a failure ends the job.
+/// The first failure. When this function returns, all operations have ended, because a failure ends the job.
 pub fn wait_all<R>(handles: impl IntoIterator<Item = Handle<R>>) -> Result<Vec<R>, Error> {
     handles.into_iter().map(Handle::wait).collect()
 }
@@ -211,8 +214,8 @@ pub fn wait_any_timeout<R>(
     take_ended(handles, Some(timeout))
 }
 
-/// Waits until one of the operations has ended, for at most `timeout`. Returns the index of its handle, and `None` after
-/// `timeout` or if there are no handles. The list does not change.
+/// Waits until one of the operations has ended, for at most `timeout`. Returns the index of the operation's handle. Returns
+/// `None` after `timeout`, or if there are no handles. The list does not change.
 ///
 /// The handles may belong to different jobs.
 pub fn wait_until_any_ended<R>(handles: &[Handle<R>], timeout: Duration) -> Option<usize> {
@@ -231,7 +234,8 @@ pub fn test_any<R>(handles: &mut Vec<Handle<R>>) -> Result<Option<(usize, R)>, E
     }
 }
 
-/// Returns whether all operations have ended, with success or failure. [`wait_all`] then returns at once.
+/// Returns whether all operations have ended, with success or failure. If this function returns true, [`wait_all`] returns
+/// at once.
 pub fn test_all<R>(handles: &[Handle<R>]) -> bool {
     handles.iter().all(Handle::test)
 }
@@ -251,10 +255,10 @@ fn take_ended<R>(
 struct JobHandles<'a> {
     job: &'a Arc<SharedJob>,
     indices: Vec<usize>,
-    lists: Vec<&'a [OpId]>,
+    operations: Vec<&'a [OpId]>,
 }
 
-/// Waits at most `timeout` until the operations of one handle have ended, and returns the index of this handle.
+/// Waits at most `timeout` until all operations of any one handle have ended, and returns the index of this handle.
 fn first_ended<R>(handles: &[Handle<R>], timeout: Option<Duration>) -> Option<usize> {
     let mut jobs: Vec<JobHandles<'_>> = Vec::new();
     for (index, handle) in handles.iter().enumerate() {
@@ -262,24 +266,27 @@ fn first_ended<R>(handles: &[Handle<R>], timeout: Option<Duration>) -> Option<us
         match jobs.iter_mut().find(|known| Arc::ptr_eq(known.job, job)) {
             Some(known) => {
                 known.indices.push(index);
-                known.lists.push(ids);
+                known.operations.push(ids);
             }
-            None => jobs.push(JobHandles { job, indices: vec![index], lists: vec![ids] }),
+            None => jobs.push(JobHandles { job, indices: vec![index], operations: vec![ids] }),
         }
     }
     let started = Instant::now();
     loop {
-        let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
-        for JobHandles { job, indices, lists } in &jobs {
+        let remaining = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
+        for JobHandles { job, indices, operations } in &jobs {
             // With several jobs, wait only a short time for each job in turn.
-            let job_timeout =
-                if jobs.len() == 1 { left } else { Some(left.map_or(JOB_WAIT, |left| left.min(JOB_WAIT))) };
+            let job_timeout = if jobs.len() == 1 {
+                remaining
+            } else {
+                Some(remaining.map_or(JOB_WAIT, |remaining| remaining.min(JOB_WAIT)))
+            };
             let until = job_timeout.map(|timeout| job.driver.now().saturating_add(timeout));
-            if let Some(position) = job.driver.wait_any(lists, until) {
+            if let Some(position) = job.driver.wait_any(operations, until) {
                 return indices.get(position).copied();
             }
         }
-        if jobs.is_empty() || left == Some(Duration::ZERO) {
+        if jobs.is_empty() || remaining == Some(Duration::ZERO) {
             return None;
         }
     }

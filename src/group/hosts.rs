@@ -13,10 +13,10 @@ use crate::schedule::rounds::RoundPlan;
 use crate::schedule::{CollectiveSpec, cost, double_tree};
 use crate::types::{Algorithm, Element, LOCAL_GROUP_BIT, Rank, ReduceOp, Site};
 
-/// The bytes of each slice that a host sends to another host in one step of the ring, if the buffer is long enough. Meanwhile,
-/// the ranks of a host work in shared memory on the next block.
+/// The bytes of each slice of a block that a host sends to another host in one step of the ring, if the buffer is long enough.
+/// Meanwhile, the ranks of the host work on the next block in shared memory.
 const CHUNK_BYTES: usize = 512 << 10;
-/// The most blocks of an operation.
+/// The most blocks of a hierarchical operation.
 const BLOCKS_MAX: usize = 64;
 
 /// An executor in shared memory, and the world ranks that use this memory.
@@ -25,15 +25,15 @@ pub(super) type HostExecutor = (Arc<Mutex<ShmExecutor>>, Arc<[Rank]>);
 /// The data for hierarchical collectives of a group.
 pub(super) struct Hosts {
     pub(super) layout: HostLayout,
-    /// The executors for the stages before and after the network. There are two, so that an operation that waits for the
-    /// network does not delay the first stage of the next operation. `None` if this rank is alone on its host.
+    /// One executor for the first stage and one for the last stage, so that an operation that waits for the network does not
+    /// delay the first stage of the following operation. `None` if this rank is alone on its host.
     pub(super) host_executors: Option<[HostExecutor; 2]>,
 }
 
 impl Group {
-    /// Creates shared memory for the ranks of each host. Returns why it is not used if any host cannot create it. All ranks of
-    /// the group have to call this method.
-    pub(super) fn share_memory_by_hosts(&mut self) -> Result<Result<(), String>, Error> {
+    /// Creates shared memory for the ranks of each host. If any host cannot create the memory, returns the reason, and no host
+    /// uses shared memory. All ranks of the group have to call this method.
+    pub(super) fn share_memory_on_each_host(&mut self) -> Result<Result<(), String>, Error> {
         let machine = |rank: &Rank| self.machines.get(rank.index()).copied().unwrap_or_default();
         let machines: Vec<u32> = self.members.iter().map(machine).collect();
         let Some(layout) = HostLayout::new(&machines, self.rank) else { return Ok(Ok(())) };
@@ -79,26 +79,27 @@ impl Group {
     ) -> HierarchicalOperation {
         let (spec, kernels) = call.into_spec_and_kernels();
         let (count, layout) = (spec.count(), &hosts.layout);
-        let chunk = CHUNK_BYTES / size_of::<T>();
-        let block = layout.host_count().as_usize() * layout.slice_count().as_usize() * chunk;
-        let block = block.max(count.div_ceil(BLOCKS_MAX));
-        let blocks = (0..count.max(1)).step_by(block).map(|start| {
-            let range = start..count.min(start + block);
+        let chunk_elements = CHUNK_BYTES / size_of::<T>();
+        let block_elements =
+            layout.host_count().as_usize() * layout.slice_count().as_usize() * chunk_elements;
+        let block_elements = block_elements.max(count.div_ceil(BLOCKS_MAX));
+        let blocks = (0..count.max(1)).step_by(block_elements).map(|start| {
+            let range = start..count.min(start + block_elements);
             let stages = self.stages::<T>(layout, &spec.with_count(range.len()));
-            let slot = hosts
+            let slot_elements = hosts
                 .host_executors
                 .as_ref()
                 .map(|[(shm_executor, _), _]| slot_bytes(shm_executor) / size_of::<T>());
-            // For an average, the reduction between the hosts divides the sums, not the reduction on each host.
-            let partial = kernels.as_ref().map(Kernels::without_division);
+            // For an average, the reduction on each host only adds. The reduction between the hosts divides the sums.
+            let host_kernels = kernels.as_ref().map(Kernels::without_division);
             let (world, rank) = layout.local_world_and_rank();
             let shm_request = |spec, kernels| {
-                let plan = RoundPlan::new(world, rank, slot?, 0, spec);
+                let plan = RoundPlan::new(world, rank, slot_elements?, 0, spec);
                 Some(ShmRequest { plan, kernels, divisor: 1 })
             };
             Block {
                 bytes: range.start * size_of::<T>()..range.end * size_of::<T>(),
-                first_on_host: shm_request(stages.first_on_host, partial),
+                first_on_host: shm_request(stages.first_on_host, host_kernels),
                 between_hosts: stages.between_hosts,
                 last_on_host: shm_request(stages.last_on_host, None),
             }
@@ -115,14 +116,14 @@ impl Group {
 
     /// Returns the three stages of a block. The schedule of the second stage names world ranks.
     fn stages<T: Element>(&self, layout: &HostLayout, spec: &CollectiveSpec) -> HierarchicalStages {
-        let slice = spec.count().div_ceil(layout.slice_count().as_usize());
-        let bytes = slice.saturating_mul(size_of::<T>()) as u64;
-        let algorithm = cost::cheapest_between_hosts(spec.operation(), layout.host_count(), bytes);
-        let elements = match algorithm {
-            Algorithm::DoubleTree => double_tree::block_bytes(bytes) as usize / size_of::<T>(),
-            _ => slice,
+        let slice_elements = spec.count().div_ceil(layout.slice_count().as_usize());
+        let slice_bytes = slice_elements.saturating_mul(size_of::<T>()) as u64;
+        let algorithm = cost::cheapest_between_hosts(spec.operation(), layout.host_count(), slice_bytes);
+        let block_elements = match algorithm {
+            Algorithm::DoubleTree => double_tree::block_bytes(slice_bytes) as usize / size_of::<T>(),
+            _ => slice_elements,
         };
-        let mut stages = layout.stages(spec, algorithm, elements.max(1));
+        let mut stages = layout.stages(spec, algorithm, block_elements.max(1));
         self.to_world_ranks(&mut stages.between_hosts);
         stages
     }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::Group;
-use super::join::{JoinOptions, Meeting, OPERATION_TIMEOUT, listen, start, start_error};
+use super::join::{JoinOptions, OPERATION_TIMEOUT, StartInputs, listen, start_error, start_group};
 use super::streams::Streams;
 use crate::rendezvous::{Member, Roster, StartError};
 use crate::transport::handshake::Identity;
@@ -12,7 +12,7 @@ use crate::transport::tcp::SocketOptions;
 use crate::types::Rank;
 use crate::wire::handshake::Job;
 
-/// How this rank joined its job. The rank starts isolated jobs with the same options.
+/// The options with which this rank joined its job. The rank starts isolated jobs with the same options.
 pub(super) struct Origin {
     pub(super) options: JoinOptions,
     /// This rank's entry in the list of the job's ranks.
@@ -25,11 +25,11 @@ impl Group {
     /// Starts a separate job of the ranks of this group, with connections of its own. All ranks of this group must call
     /// this function. A failure in one of the two jobs, such as the loss of a rank, does not affect the other job. For
     /// example, a process can have an isolated group of two ranks with each peer. When it loses one peer, its groups
-    /// with the other peers still work. Errors of the new job number the ranks as this group does.
+    /// with the other peers still work. Errors of the new job show the ranks of this group.
     ///
     /// # Errors
     ///
-    /// [`StartError`] if this group has failed, if a rank cannot listen, or if the ranks cannot connect.
+    /// [`StartError`] if this group has failed, if a rank cannot open a port, or if the ranks cannot connect.
     pub fn isolated(&mut self) -> Result<Self, StartError> {
         let Some(job) = self.job.clone() else {
             return Ok(Self { timeout: self.timeout, ..Self::solo() });
@@ -54,17 +54,20 @@ impl Group {
         let job = Job { id, world: self.size().get(), peers_digest: [0; 32] };
         let identity = Identity { secret: options.secret.clone(), job, rank: Some(self.rank()) };
         let listener = listen(&sockets, SocketAddr::new(member.address.ip(), 0), self.rank(), identity);
-        let own = listener.as_ref().map_err(ToString::to_string).and_then(|listener| {
+        let own_member = listener.as_ref().map_err(ToString::to_string).and_then(|listener| {
             let address = listener.local_address().map_err(|error| error.to_string())?;
             let mut member = Member { address, ..member.clone() };
             member.shared.streams = options.streams.to_byte();
             Ok(member)
         });
         // A rank that cannot listen must inform the other ranks, because they would wait for its connection.
-        let members = self.all_gather_object(&own).map_err(|error| start_error(&error))?;
+        let members = self.all_gather_object(&own_member).map_err(|error| start_error(&error))?;
         let members: Result<Vec<Member>, String> = members.into_iter().collect();
         let roster = Roster { members: members.map_err(StartError::Refused)? };
         let rank = self.rank();
-        start(Meeting { rank, listener: listener?, roster, sockets, epoch, spins: Some(*spins) }, &options)
+        start_group(
+            StartInputs { rank, listener: listener?, roster, sockets, epoch, spins: Some(*spins) },
+            &options,
+        )
     }
 }

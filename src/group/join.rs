@@ -15,7 +15,7 @@ use super::link_driver::LinkDriver;
 use super::selection::{AlgorithmSelection, Algorithms};
 use super::share::LocalTransport;
 use super::streams::Streams;
-use super::{Error, Group, Membership, SharedJob, tune};
+use super::{Error, Group, GroupRetirement, SharedJob, tune};
 use crate::engine::Settings;
 use crate::rendezvous::{
     Checksums, LaunchedRank, Member, PeersFile, Registration, Roster, SharedSettings, StartError,
@@ -32,19 +32,20 @@ use crate::wire::{Cause, Secret};
 /// The default size of a segment in bytes. A segment fits into the L2 cache between its receive and its reduction, and is
 /// large enough that the cost of a system call does not matter.
 pub const SEGMENT_BYTES: usize = 256 << 10;
-/// The bytes of each rank's chunk of a block in an all-reduce. A chunk takes much longer to send than the latency of a network
-/// and than a time slice of a processor. A block still fits into the last-level cache between its reduction and its copy.
+/// The bytes of each rank's chunk of a block in an all-reduce on the ring. To send a chunk takes much longer than the latency of
+/// a network, and longer than a time slice of a processor. Between its reduction and its copy, a block still fits into the
+/// last-level cache.
 pub(super) const CHUNK_BYTES: usize = 2 << 20;
-/// The bytes of such a chunk if all ranks are on one host and each has its own processor. Then latency does not matter, and a
-/// block fits into the L2 cache.
+/// The value of [`CHUNK_BYTES`] if all ranks are on one host and each rank has its own processor. In this case latency does not
+/// matter, and a block fits into the L2 cache.
 const CHUNK_BYTES_LOCAL: usize = 256 << 10;
 /// The default time within which all ranks must have started.
 pub const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// The default maximum time of one operation.
 pub const OPERATION_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// The group number of the operations in which the ranks agree on settings. The group of all ranks then counts its operations
-/// from 0.
+/// The group number of the operations in which the ranks agree on settings. With a separate number, the first operation of the
+/// program is operation 0 of the group of all ranks.
 const SETUP_GROUP: u32 = u32::MAX;
 
 const _: () = assert!(SEGMENT_BYTES <= SEGMENT_BYTES_MAX);
@@ -158,14 +159,16 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         JoinMethod::Launched(launched) if launched.world == WorldSize::ONE => {
             return Ok(world_of_one(options));
         }
-        JoinMethod::Peers { file, rank, bind } => meet_by_peers_file(options, &sockets, file, *rank, *bind)?,
-        JoinMethod::Launched(launched) => meet_at_launcher(options, &sockets, launched)?,
+        JoinMethod::Peers { file, rank, bind } => {
+            exchange_by_peers_file(options, &sockets, file, *rank, *bind)?
+        }
+        JoinMethod::Launched(launched) => exchange_at_launcher(options, &sockets, launched)?,
     };
-    start(Meeting { rank, listener, roster, sockets, epoch, spins: None }, options)
+    start_group(StartInputs { rank, listener, roster, sockets, epoch, spins: None }, options)
 }
 
-/// The data that the ranks of a job have exchanged before they open links.
-pub(super) struct Meeting {
+/// What a rank has before it opens links: its listener, and the data that the ranks of the job have exchanged.
+pub(super) struct StartInputs {
     pub(super) rank: Rank,
     pub(super) listener: Listener,
     /// The addresses and settings of all ranks.
@@ -177,9 +180,9 @@ pub(super) struct Meeting {
     pub(super) spins: Option<bool>,
 }
 
-/// Opens the links to both neighbours, and agrees with the other ranks on all settings.
-pub(super) fn start(meeting: Meeting, options: &JoinOptions) -> Result<Group, StartError> {
-    let Meeting { rank, listener, roster, sockets, epoch, spins } = meeting;
+/// Creates the group of all ranks: opens the links to both neighbours, and agrees with the other ranks on all settings.
+pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<Group, StartError> {
+    let StartInputs { rank, listener, roster, sockets, epoch, spins } = inputs;
     let world = WorldSize::new(roster.members.len() as u32).unwrap_or(WorldSize::ONE);
     let (shared, streams) = check_settings(&roster)?;
     let has_own_processor = roster.local_rank_and_size(rank).1 == world && world.get() <= shared.processors;
@@ -187,7 +190,7 @@ pub(super) fn start(meeting: Meeting, options: &JoinOptions) -> Result<Group, St
         .unwrap_or_else(|| roster.count_ranks_on_same_processors(rank) <= local_processors(options) as usize);
     let chunk_bytes = if has_own_processor { CHUNK_BYTES_LOCAL } else { CHUNK_BYTES };
     let congestion = sockets.congestion().map(str::to_owned);
-    let own = roster.members[rank.index()].clone();
+    let own_member = roster.members[rank.index()].clone();
     let transport = TcpTransport::new(listener, rank, roster.addresses(), sockets, streams.initial_count());
     let settings = Settings {
         rank,
@@ -200,7 +203,7 @@ pub(super) fn start(meeting: Meeting, options: &JoinOptions) -> Result<Group, St
         .map_err(|source| StartError::System { what: "an event queue", source })?;
     let (next_group, selection, initial_streams) =
         (AtomicU32::new(1), AlgorithmSelection::default(), streams.initial_count());
-    let origin = Some(Origin { options: options.clone(), member: own, spins });
+    let origin = Some(Origin { options: options.clone(), member: own_member, spins });
     let job = SharedJob {
         driver,
         next_group,
@@ -216,7 +219,7 @@ pub(super) fn start(meeting: Meeting, options: &JoinOptions) -> Result<Group, St
         members: world.ranks().collect(),
         rank,
         world,
-        local: roster.local_rank_and_size(rank),
+        local_rank_and_size: roster.local_rank_and_size(rank),
         machines: roster.machine_numbers(),
         timeout: options.operation_timeout,
         object_operations: 0,
@@ -224,10 +227,11 @@ pub(super) fn start(meeting: Meeting, options: &JoinOptions) -> Result<Group, St
         aborted: Arc::default(),
         shm_executor: None,
         hosts: None,
-        // While the ranks agree on settings, this group must be the only owner of the job. This group is never retired.
-        membership: Arc::new(Membership(None)),
+        // While the ranks agree on settings, this group must be the only owner of the job. So the retirement does not own the
+        // job. The engine keeps the data of group 0 until the job ends.
+        retirement: Arc::new(GroupRetirement(None)),
     };
-    with_setup_timeout(&mut group, |group| {
+    run_setup(&mut group, |group| {
         connect_ring(group)?;
         tune::agree(group, &options.algorithms, options.transport, streams)?;
         group.share_memory()
@@ -274,9 +278,9 @@ pub(super) fn create_self_job() -> Result<SharedJob, Error> {
     })
 }
 
-/// Runs the setup of a group. At this time all ranks listen already, so the setup has its own timeout, which is longer than the
-/// timeout for connecting a link.
-fn with_setup_timeout(
+/// Runs the setup of a group with its own group number and its own timeout. All ranks already accept connections, so the timeout
+/// is short. It is longer than the timeout for connecting a link.
+fn run_setup(
     group: &mut Group,
     set_up: impl FnOnce(&mut Group) -> Result<(), Error>,
 ) -> Result<(), StartError> {
@@ -288,7 +292,7 @@ fn with_setup_timeout(
     result.map_err(|error| start_error(&error))
 }
 
-/// Converts the error of an operation that belongs to the start of a job.
+/// Converts the error of an operation that the ranks run to start a job.
 pub(super) fn start_error(error: &Error) -> StartError {
     match error.cause() {
         Some(Cause::PeerLost { rank, host, seen_by, detail }) => {
@@ -311,7 +315,7 @@ fn connect_ring(group: &mut Group) -> Result<(), Error> {
 }
 
 /// Exchanges settings with the other ranks, whose addresses are in a peers file. Rank 0 serves the rendezvous.
-fn meet_by_peers_file(
+fn exchange_by_peers_file(
     options: &JoinOptions,
     sockets: &SocketOptions,
     file: &PeersFile,
@@ -328,15 +332,15 @@ fn meet_by_peers_file(
     {
         return Err(StartError::NeedsSecret { address });
     }
-    let own = addresses[rank.index()];
+    let own_address = addresses[rank.index()];
     let job = handshake::Job { id: [0; 16], world: world.get(), peers_digest: file.digest() };
     let identity = Identity { secret: options.secret.clone(), job, rank: Some(rank) };
-    let listen_at = SocketAddr::new(bind.unwrap_or(own.ip()), own.port());
+    let listen_at = SocketAddr::new(bind.unwrap_or(own_address.ip()), own_address.port());
     let mut listener = listen(sockets, listen_at, rank, identity.clone())?;
     let member = Member {
         host: file.host(rank).to_owned(),
         machine: machine_id(options.host_id.as_deref()),
-        address: own,
+        address: own_address,
         shared: shared_settings(options),
     };
     let name = |rank| file.name(rank);
@@ -357,7 +361,7 @@ fn meet_by_peers_file(
 }
 
 /// Exchanges addresses and settings with the other ranks at the rendezvous of the launcher.
-fn meet_at_launcher(
+fn exchange_at_launcher(
     options: &JoinOptions,
     sockets: &SocketOptions,
     launched: &LaunchedRank,
@@ -377,7 +381,7 @@ fn meet_at_launcher(
         start_timeout: options.start_timeout,
     };
     let mut listener = None;
-    // Listen on the network interface that leads to the rendezvous, because the peers can reach it.
+    // Listen on the network interface that leads to the rendezvous, because the peers can reach this interface.
     let start_listening = |local: IpAddr| {
         let listening = listen(sockets, SocketAddr::new(local, 0), rank, identity.clone())?;
         let address = listening
@@ -428,9 +432,10 @@ fn shared_settings(options: &JoinOptions) -> SharedSettings {
     }
 }
 
-/// Returns rank 0's settings. Returns an error if they exceed the limits of this version.
+/// Returns rank 0's settings. Returns an error if this version does not support them.
 fn check_settings(roster: &Roster) -> Result<(SharedSettings, Streams), StartError> {
-    let refused = |what| StartError::Refused(format!("rank 0's {what} exceeds the limits of this version"));
+    let refused =
+        |what| StartError::Refused(format!("rank 0's {what} is outside of the limits of this version"));
     let shared = roster
         .shared_settings()
         .filter(|shared| (64..=SEGMENT_BYTES_MAX).contains(&shared.segment_bytes))

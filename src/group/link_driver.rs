@@ -21,7 +21,7 @@ use crate::wire::frame::HEADER_BYTES;
 /// The most times that one [`LinkDriver::poll`] sends and receives on every link. Then it returns to its caller.
 const TRANSFER_ROUNDS_MAX: usize = 64;
 
-/// The most bytes that are read at a time if they are discarded.
+/// The most bytes that are read at a time in order to discard them.
 const DISCARD_BYTES: usize = 16 << 10;
 
 /// An engine, its transport, and the frames that are partly sent or partly received.
@@ -35,7 +35,7 @@ pub struct LinkDriver<T> {
     operations: ActiveOperations,
     counters: ByteCounters,
     /// The number of threads that probe for messages.
-    probes: usize,
+    probing_threads: usize,
 }
 
 /// The result of [`LinkDriver::poll`].
@@ -50,24 +50,24 @@ pub enum PollOutcome {
 }
 
 /// An operation that has completed successfully.
-pub struct Finished {
+pub struct CompletedOperation {
     /// The identifier of the operation.
     pub operation: OpId,
     /// The buffer of the operation.
     pub memory: Memory,
-    /// The message that a receive has received; `None` for other operations.
+    /// The envelope of the message that a receive has received; `None` for other operations.
     pub envelope: Option<Envelope>,
     /// The reduction functions of the operation; `None` for an operation without a reduction.
     pub kernels: Option<Kernels>,
 }
 
-/// The buffer of an operation and its reduction.
-pub struct OperationBuffers {
+/// The buffer and the reduction of an operation.
+pub struct BufferAndReduction {
     /// The whole buffer.
     pub memory: Memory,
     /// The reduction functions; `None` for an operation without a reduction.
     pub kernels: Option<Kernels>,
-    /// The size of the group, by which an average is divided.
+    /// The number by which an average divides the sum: the number of ranks of the group.
     pub divisor: u32,
 }
 
@@ -82,7 +82,7 @@ impl<T: Transport> LinkDriver<T> {
             settings,
             operations: ActiveOperations::default(),
             counters: ByteCounters::default(),
-            probes: 0,
+            probing_threads: 0,
         }
     }
 
@@ -106,12 +106,12 @@ impl<T: Transport> LinkDriver<T> {
         &self.operations.meter
     }
 
-    /// Returns how many bytes have been sent and received.
+    /// Returns the numbers of bytes that have been sent and received.
     pub fn counters(&self) -> ByteCounters {
         self.counters
     }
 
-    /// Returns why the job failed, or `None` if it has not failed.
+    /// Returns the failure of the job, or `None` if the job has not failed.
     pub fn failure(&self) -> Option<&Failure> {
         self.engine.failure()
     }
@@ -126,31 +126,31 @@ impl<T: Transport> LinkDriver<T> {
         }
     }
 
-    /// Begins the next operation of a group.
+    /// Begins the next collective of a group.
     ///
     /// # Errors
     ///
-    /// The failure, if the job has already failed.
+    /// The same errors as [`Engine::begin`].
     pub fn begin(
         &mut self,
         now: Timestamp,
         request: OperationRequest,
         schedule: Schedule,
-        work: OperationBuffers,
+        buffer_and_reduction: BufferAndReduction,
     ) -> Result<OpId, Failure> {
         for peer in schedule.peers() {
             self.connect(now, peer);
         }
         let id = self.engine.begin(now, request, schedule)?;
-        self.add_operation(id, request, work);
+        self.add_operation(id, request, buffer_and_reduction);
         Ok(id)
     }
 
-    /// Begins to send a message; the contract's `layout` is its tag.
+    /// Begins to send a message to `to`. The contract's `layout` is the tag of the message.
     ///
     /// # Errors
     ///
-    /// The same errors as [`LinkDriver::begin`].
+    /// The same errors as [`Engine::send`].
     pub fn send_message(
         &mut self,
         now: Timestamp,
@@ -160,7 +160,7 @@ impl<T: Transport> LinkDriver<T> {
     ) -> Result<OpId, Failure> {
         self.connect(now, to);
         let id = self.engine.send(now, request, to)?;
-        self.add_operation(id, request, OperationBuffers { memory, kernels: None, divisor: 1 });
+        self.add_operation(id, request, BufferAndReduction { memory, kernels: None, divisor: 1 });
         if to == self.settings.rank {
             self.operations.copy_message_to_self(id, request.contract.count as usize);
             self.operations.deliver_messages_to_self(&mut self.engine);
@@ -168,11 +168,11 @@ impl<T: Transport> LinkDriver<T> {
         Ok(id)
     }
 
-    /// Begins to receive a message.
+    /// Begins to receive a message that fits the pattern.
     ///
     /// # Errors
     ///
-    /// The same errors as [`LinkDriver::begin`].
+    /// The same errors as [`Engine::receive`].
     pub fn receive_message(
         &mut self,
         now: Timestamp,
@@ -184,12 +184,12 @@ impl<T: Transport> LinkDriver<T> {
             self.connect(now, source);
         }
         let id = self.engine.receive(now, request, pattern)?;
-        self.add_operation(id, request, OperationBuffers { memory, kernels: None, divisor: 1 });
+        self.add_operation(id, request, BufferAndReduction { memory, kernels: None, divisor: 1 });
         self.operations.deliver_messages_to_self(&mut self.engine);
         Ok(id)
     }
 
-    /// Returns the first message that fits the pattern and that no receive has matched.
+    /// Returns the envelope of the oldest message that fits the pattern and that no receive has matched.
     pub fn probe(&self, pattern: &Pattern) -> Option<Envelope> {
         self.engine.probe(pattern)
     }
@@ -199,8 +199,12 @@ impl<T: Transport> LinkDriver<T> {
     /// # Errors
     ///
     /// The failure, if a rank has already sent a frame of a different operation with this number.
-    pub fn assign_number(&mut self, group: u32, caller_contract: (Contract, Site)) -> Result<OpId, Failure> {
-        let (id, key) = self.engine.assign_number(group, caller_contract)?;
+    pub fn assign_number(
+        &mut self,
+        group: u32,
+        contract_and_site: (Contract, Site),
+    ) -> Result<OpId, Failure> {
+        let (id, key) = self.engine.assign_number(group, contract_and_site)?;
         // The engine checks the frames that arrive from now on. A frame that arrived earlier is stored, and is checked here.
         if let Some((peer, header)) = self.operations.first_stored(key) {
             self.engine.handle_late_frame(peer, &header);
@@ -214,8 +218,12 @@ impl<T: Transport> LinkDriver<T> {
     }
 
     /// Adds an operation that the engine has begun, and applies its stored frames.
-    fn add_operation(&mut self, id: OpId, request: OperationRequest, work: OperationBuffers) {
-        let OperationBuffers { memory, kernels, divisor } = work;
+    fn add_operation(
+        &mut self,
+        id: OpId,
+        request: OperationRequest,
+        BufferAndReduction { memory, kernels, divisor }: BufferAndReduction,
+    ) {
         let element_bytes = request.contract.dtype.size_bytes();
         self.operations.active.insert(id, ActiveOperation { memory, element_bytes, kernels, divisor });
         if let Some(key) = self.engine.key_of(id) {
@@ -223,7 +231,7 @@ impl<T: Transport> LinkDriver<T> {
         }
     }
 
-    /// Sends and receives on all links until nothing moves, but not for long.
+    /// Sends and receives on all links until no link sends or receives more bytes, but at most 64 times on each link.
     pub fn poll(&mut self, now: Timestamp) -> PollOutcome {
         self.engine.advance(now);
         self.add_incoming_links();
@@ -256,12 +264,12 @@ impl<T: Transport> LinkDriver<T> {
 
     /// Returns whether an operation is active or a thread probes for messages.
     fn has_work(&self) -> bool {
-        self.probes > 0 || !self.engine.is_idle()
+        self.probing_threads > 0 || !self.engine.is_idle()
     }
 
     /// Counts a thread that starts or stops to probe for messages.
     pub fn set_probing(&mut self, is_probing: bool) {
-        self.probes = if is_probing { self.probes + 1 } else { self.probes - 1 };
+        self.probing_threads = if is_probing { self.probing_threads + 1 } else { self.probing_threads - 1 };
     }
 
     /// Returns the number of messages that have arrived before a matching receive was posted.
@@ -269,7 +277,7 @@ impl<T: Transport> LinkDriver<T> {
         self.engine.unexpected_messages()
     }
 
-    /// Returns the number of events for which a thread that sleeps in shared memory must wake up.
+    /// Returns the number of wake frames and goodbyes that have arrived. See [`Engine::wake_events`].
     pub fn wake_events(&self) -> u64 {
         self.engine.wake_events()
     }
@@ -284,21 +292,21 @@ impl<T: Transport> LinkDriver<T> {
         }
     }
 
-    /// Removes and returns the next operation that has completed successfully.
-    pub fn take_finished(&mut self) -> Option<Finished> {
+    /// Removes and returns the operation that completed first. Only operations that completed successfully are returned.
+    pub fn take_completed(&mut self) -> Option<CompletedOperation> {
         let (operation, envelope) = self.engine.take_completed()?;
         let (memory, kernels) = match self.operations.active.remove(&operation) {
             Some(active) => (active.memory, active.kernels),
             None => (Memory::none(), None),
         };
-        Some(Finished { operation, memory, envelope, kernels })
+        Some(CompletedOperation { operation, memory, envelope, kernels })
     }
 
-    /// Cancels a receive that has not matched a message, and returns true. Returns false for every other operation.
-    pub fn cancel(&mut self, receive: OpId) -> bool {
-        let is_cancelled = self.engine.cancel(receive);
+    /// Cancels the operation if it is a receive that has not matched a message, and returns true. Otherwise returns false.
+    pub fn cancel(&mut self, operation: OpId) -> bool {
+        let is_cancelled = self.engine.cancel(operation);
         if is_cancelled {
-            self.operations.active.remove(&receive);
+            self.operations.active.remove(&operation);
         }
         is_cancelled
     }
@@ -330,15 +338,15 @@ impl<T: Transport> LinkDriver<T> {
         self.engine.abort(message)
     }
 
-    /// Disconnects from the peers: sends each peer the failure or a goodbye, closes our side of every link, and reads to its
-    /// end, because a TCP reset could destroy the last frames. Call this method again until it returns true.
+    /// Disconnects from the peers: sends each peer the failure or a goodbye, and closes our side of every link. Also reads every
+    /// link to its end, because a TCP reset could destroy the last frames. Call this method again until it returns true.
     pub fn disconnect(&mut self) -> bool {
         self.add_incoming_links();
         self.engine.close();
         let mut all_closed = true;
         for peer in self.peers.clone() {
             while self.send(peer) {}
-            self.drain(peer);
+            self.close_and_drain(peer);
             all_closed &=
                 !self.transport.is_open(peer) || self.links.get(&peer).is_none_or(|link| link.is_lost);
         }
@@ -346,22 +354,23 @@ impl<T: Transport> LinkDriver<T> {
     }
 
     /// Sends the failure to the peers and reads their reports. Returns whether all peers have it and agree on the cause.
-    pub fn notify(&mut self) -> bool {
+    pub fn notify_peers(&mut self) -> bool {
         self.add_incoming_links();
-        let mut all_told = true;
+        let mut all_notified = true;
         for peer in self.peers.clone() {
             while self.receive(peer) {}
             while self.send(peer) {}
-            let is_told = |link: &LinkIo| link.is_lost || link.outgoing.is_none();
-            all_told &= !self.transport.is_open(peer) || self.links.get(&peer).is_none_or(is_told);
+            let is_notified = |link: &LinkIo| link.is_lost || link.outgoing.is_none();
+            all_notified &= !self.transport.is_open(peer) || self.links.get(&peer).is_none_or(is_notified);
         }
-        all_told && self.engine.do_peers_agree()
+        all_notified && self.engine.do_peers_agree()
     }
 
     /// Sends bytes to `peer` with one call of the transport. Returns whether anything has changed.
     fn send(&mut self, peer: Rank) -> bool {
         let Self { engine, transport, links, operations, counters, .. } = self;
-        let Some(link) = links.get_mut(&peer).filter(|link| !link.is_lost && !link.is_finished) else {
+        let Some(link) = links.get_mut(&peer).filter(|link| !link.is_lost && !link.is_closed_for_sending)
+        else {
             return false;
         };
         if link.outgoing.is_none() {
@@ -374,10 +383,10 @@ impl<T: Transport> LinkDriver<T> {
             }
             FramePayload::Control(bytes) => Some(&bytes[..]),
         };
-        // After a failure the buffer is released, so a segment that is partly sent cannot be completed. Then close our side.
+        // After a failure the buffer is released. A segment that is partly sent cannot be completed, so close our side.
         let Some(payload) = payload else {
             link.outgoing = None;
-            link.is_finished = true;
+            link.is_closed_for_sending = true;
             transport.close_sending(peer);
             return false;
         };
@@ -393,7 +402,7 @@ impl<T: Transport> LinkDriver<T> {
                     if let FramePayload::Segment(operation, _) = outgoing.payload {
                         let key = engine.key_of(operation);
                         engine.handle_sent_segment(peer);
-                        // A stored segment may have waited until this segment had left.
+                        // A stored segment may have waited until the elements that it overwrites had been sent.
                         if let Some(key) = key {
                             operations.apply_stored(key, engine);
                         }
@@ -404,9 +413,9 @@ impl<T: Transport> LinkDriver<T> {
             }
             TransferResult::Blocked => false,
             TransferResult::Lost(detail) | TransferResult::Corrupt(detail) => {
-                // The peer may have sent the cause before the link was lost. So keep reading.
+                // The peer may have sent the root cause before the link was lost. So continue to read.
                 link.outgoing = None;
-                link.is_finished = true;
+                link.is_closed_for_sending = true;
                 if !link.is_readable() {
                     link.handle_loss(peer, &detail, engine);
                 }
@@ -422,7 +431,7 @@ impl<T: Transport> LinkDriver<T> {
         let LinkIo { incoming, header, header_filled, scratch, .. } = link;
         let mut started = operations.meter.start();
         // The call that reads a payload also reads the next header. That saves a system call for each segment.
-        let (target, with_header) = match incoming {
+        let (target, next_header) = match incoming {
             IncomingFrame::Refused => return false,
             IncomingFrame::Header => (&mut header[*header_filled..], None),
             IncomingFrame::Control { payload, filled, .. } => (&mut payload[*filled..], None),
@@ -443,7 +452,7 @@ impl<T: Transport> LinkDriver<T> {
                 (&mut target[*filled..], Some(header))
             }
         };
-        let moved = match with_header {
+        let moved = match next_header {
             Some(header) => transport.receive(peer, &mut [IoSliceMut::new(target), IoSliceMut::new(header)]),
             None => transport.receive(peer, &mut [IoSliceMut::new(target)]),
         };
@@ -468,14 +477,14 @@ impl<T: Transport> LinkDriver<T> {
         }
     }
 
-    /// Closes our side of a link once its last frame is sent, and reads until the peer has closed its side.
-    fn drain(&mut self, peer: Rank) {
+    /// Closes our side of a link if no frame is partly sent. Then discards all bytes that have arrived from the peer.
+    fn close_and_drain(&mut self, peer: Rank) {
         let Some(link) = self.links.get_mut(&peer) else { return };
         if link.is_lost {
             return;
         }
-        if link.outgoing.is_none() && !link.is_finished {
-            link.is_finished = true;
+        if link.outgoing.is_none() && !link.is_closed_for_sending {
+            link.is_closed_for_sending = true;
             self.transport.close_sending(peer);
         }
         let mut discarded = [0; DISCARD_BYTES];

@@ -45,7 +45,7 @@ pub struct ByteCounters {
     pub bytes_received: u64,
 }
 
-/// The buffer of an active operation and its reduction.
+/// The buffer and the reduction of an active operation.
 pub(super) struct ActiveOperation {
     pub(super) memory: Memory,
     pub(super) element_bytes: usize,
@@ -54,12 +54,13 @@ pub(super) struct ActiveOperation {
     pub(super) divisor: u32,
 }
 
-/// The active operations, and the segments that have arrived too early to be applied, in the order of arrival on each link.
+/// The active operations, and the data that wait for an operation.
 #[derive(Default)]
 pub(super) struct ActiveOperations {
     pub(super) active: BTreeMap<OpId, ActiveOperation>,
+    /// The segments that have arrived too early, by operation and sender, in the order of their arrival.
     pub(super) stored: BTreeMap<(OperationKey, Rank), VecDeque<StoredFrame>>,
-    /// The bytes of messages of this rank to itself that no receive has taken.
+    /// The bytes of the messages from this rank to itself that no receive has matched, by the operation that sends the message.
     messages_to_self: BTreeMap<OpId, Vec<u8>>,
     pub(super) meter: Meter,
 }
@@ -80,19 +81,21 @@ pub(super) struct StoredFrame {
 /// The state of one link.
 pub(super) struct LinkIo {
     pub(super) incoming: IncomingFrame,
+    /// The header of the next incoming frame. The first `header_filled` bytes have arrived.
     pub(super) header: [u8; HEADER_BYTES],
     pub(super) header_filled: usize,
     pub(super) outgoing: Option<OutgoingFrame>,
     /// The payload of a segment that will be reduced. It is at most one segment long.
     pub(super) scratch: AlignedBytes,
-    /// Whether any byte has been sent or received.
+    /// Whether a byte has been sent or received, which shows that the link was opened.
     pub(super) has_opened: bool,
+    /// Whether the link is closed, or could not be opened.
     pub(super) is_lost: bool,
-    /// Whether our side of the link is closed for sending.
-    pub(super) is_finished: bool,
+    /// Whether this rank sends nothing more on the link.
+    pub(super) is_closed_for_sending: bool,
 }
 
-/// The part of the incoming data that is being received.
+/// The part of the incoming data that is being received. `filled` is the number of bytes of the payload that have arrived.
 pub(super) enum IncomingFrame {
     /// The header of the next frame.
     Header,
@@ -116,8 +119,9 @@ pub(super) struct OutgoingFrame {
     pub(super) sent: usize,
 }
 
+/// The payload of a frame that is being sent.
 pub(super) enum FramePayload {
-    /// These bytes of the operation's buffer.
+    /// A segment: these bytes of the operation's buffer.
     Segment(OpId, Range<usize>),
     /// The payload of a control frame.
     Control(Bytes),
@@ -155,7 +159,8 @@ impl ActiveOperations {
         active.into_values().filter_map(|operation| operation.kernels).collect()
     }
 
-    /// Applies a segment to its operation's buffer. `arrived` is `None` if the segment was received into the buffer itself.
+    /// Copies or reduces the bytes of a segment into its operation's buffer. `arrived` is `None` if the segment was received
+    /// directly into the buffer.
     fn apply(
         &mut self,
         operation: OpId,
@@ -188,32 +193,32 @@ impl ActiveOperations {
         Some((peer, frames.front()?.header))
     }
 
-    /// Applies the stored frames of an operation that may be applied now.
+    /// Applies those stored segments of an operation that may be applied now.
     pub(super) fn apply_stored(&mut self, key: OperationKey, engine: &mut Engine) {
-        let (first, last) = ((key, Rank::ZERO), (key, Rank::new(u32::MAX)));
+        let (lowest, highest) = ((key, Rank::ZERO), (key, Rank::new(u32::MAX)));
         while !self.stored.is_empty() {
-            let ready = self.stored.range(first..=last).find_map(|(&place, frames)| {
-                match engine.check_stored_frame(place.1, &frames.front()?.header) {
+            let applicable = self.stored.range(lowest..=highest).find_map(|(&key_and_peer, frames)| {
+                match engine.check_stored_frame(key_and_peer.1, &frames.front()?.header) {
                     FrameVerdict::Apply { operation, range, action } => {
-                        Some((place, operation, range, action))
+                        Some((key_and_peer, operation, range, action))
                     }
                     _ => None,
                 }
             });
-            let Some((place, operation, range, action)) = ready else { return };
-            let Some(frames) = self.stored.get_mut(&place) else { return };
+            let Some((key_and_peer, operation, range, action)) = applicable else { return };
+            let Some(frames) = self.stored.get_mut(&key_and_peer) else { return };
             let Some(StoredFrame { header, payload }) = frames.pop_front() else { return };
             if frames.is_empty() {
-                self.stored.remove(&place);
+                self.stored.remove(&key_and_peer);
             }
             let Some(bytes) = self.prepare_buffer(engine, operation, &range) else { return };
             self.apply(operation, &bytes, action, Some(payload.bytes()), engine);
-            engine.handle_applied_segment(operation, place.1, &header, true);
+            engine.handle_applied_segment(operation, key_and_peer.1, &header, true);
         }
     }
 
-    /// Returns the byte range of elements in the operation's buffer, which this method allocates if necessary. Fails the job
-    /// and returns `None` if there is not enough memory.
+    /// Returns the byte range of a range of elements in the operation's buffer. Allocates the buffer if a receive has none. If
+    /// there is not enough memory, fails the job and returns `None`.
     fn prepare_buffer(
         &mut self,
         engine: &mut Engine,
@@ -222,7 +227,7 @@ impl ActiveOperations {
     ) -> Option<Range<usize>> {
         let Some(active_operation) = self.active.get_mut(&operation) else { return Some(0..0) };
         let count = engine.envelope(operation).map(|envelope| envelope.contract.count as usize);
-        if let Some(count) = count.filter(|&count| !active_operation.memory.prepare(count)) {
+        if let Some(count) = count.filter(|&count| !active_operation.memory.allocate_for_message(count)) {
             engine.abort(&format!("there is not enough memory for a message of {count} elements"));
             return None;
         }
@@ -239,8 +244,8 @@ impl ActiveOperations {
 
     /// Copies the matched messages of this rank to itself into the buffers of the receives.
     pub(super) fn deliver_messages_to_self(&mut self, engine: &mut Engine) {
-        while let Some((message, receive)) = engine.take_self_delivery() {
-            let Some(bytes) = self.messages_to_self.remove(&message) else { continue };
+        while let Some((send, receive)) = engine.take_self_delivery() {
+            let Some(bytes) = self.messages_to_self.remove(&send) else { continue };
             let count = engine.envelope(receive).map_or(0, |envelope| envelope.contract.count as usize);
             let Some(range) = self.prepare_buffer(engine, receive, &(0..count)) else { return };
             self.apply(receive, &range, Action::Copy, Some(&bytes), engine);
@@ -258,7 +263,7 @@ impl LinkIo {
             scratch: AlignedBytes::default(),
             has_opened: false,
             is_lost: false,
-            is_finished: false,
+            is_closed_for_sending: false,
         }
     }
 
@@ -272,13 +277,13 @@ impl LinkIo {
         }
     }
 
-    /// Fails the job because bytes from the peer are corrupt, and reads nothing more from the peer.
+    /// Fails the job because bytes from the peer are corrupt. Then nothing more is read from the peer.
     pub(super) fn refuse(&mut self, peer: Rank, detail: String, engine: &mut Engine) {
         engine.report_corrupt_bytes(peer, detail);
         self.incoming = IncomingFrame::Refused;
     }
 
-    /// Returns whether the link is still read after a send has failed.
+    /// Returns whether this rank continues to read from the link after a send has failed.
     pub(super) fn is_readable(&self) -> bool {
         !matches!(self.incoming, IncomingFrame::Refused)
     }
@@ -304,7 +309,7 @@ impl LinkIo {
         self.header_filled = count - payload_count;
     }
 
-    /// Handles the payload and the header that are completely received. A payload and the next header may arrive together.
+    /// Handles the payload and the header that have been received completely. A payload and the next header may arrive together.
     pub(super) fn handle_complete_frames(
         &mut self,
         peer: Rank,
@@ -314,10 +319,10 @@ impl LinkIo {
         loop {
             match &mut self.incoming {
                 IncomingFrame::Segment { bytes, filled, .. } if *filled == bytes.len() => {
-                    self.finish_segment(peer, engine, operations);
+                    self.apply_received_segment(peer, engine, operations);
                 }
                 IncomingFrame::Stored { payload, filled, .. } if *filled == payload.length => {
-                    self.finish_stored(peer, engine, operations);
+                    self.store_received_segment(peer, engine, operations);
                 }
                 IncomingFrame::Control { header, payload, filled } if *filled == payload.len() => {
                     if header.payload_crc.is_some_and(|crc| crc != crate::wire::crc32c(payload)) {
@@ -372,21 +377,21 @@ impl LinkIo {
         }
     }
 
-    /// Applies a complete segment if its checksum is correct.
-    fn finish_segment(&mut self, peer: Rank, engine: &mut Engine, operations: &mut ActiveOperations) {
+    /// Applies the segment that has been received completely, if its checksum is correct.
+    fn apply_received_segment(&mut self, peer: Rank, engine: &mut Engine, operations: &mut ActiveOperations) {
         let incoming = std::mem::replace(&mut self.incoming, IncomingFrame::Header);
         let IncomingFrame::Segment { header, operation, bytes, action, .. } = incoming else { return };
-        let in_place = action == Action::Copy;
+        let is_in_buffer = action == Action::Copy;
         if header.payload_crc.is_some() {
             let memory = operations.active.get(&operation).map(|active_operation| &active_operation.memory);
             let in_buffer = memory.and_then(|memory| memory.bytes(bytes.clone()));
-            let arrived = if in_place { in_buffer.unwrap_or_default() } else { self.scratch.bytes() };
+            let arrived = if is_in_buffer { in_buffer.unwrap_or_default() } else { self.scratch.bytes() };
             if !check_payload_crc(peer, &header, arrived, engine) {
                 self.incoming = IncomingFrame::Refused;
                 return;
             }
         }
-        let arrived = (!in_place).then(|| self.scratch.bytes());
+        let arrived = (!is_in_buffer).then(|| self.scratch.bytes());
         operations.apply(operation, &bytes, action, arrived, engine);
         let key = engine.key_of(operation);
         engine.handle_applied_segment(operation, peer, &header, false);
@@ -395,8 +400,8 @@ impl LinkIo {
         }
     }
 
-    /// Stores a complete segment if its checksum is correct.
-    fn finish_stored(&mut self, peer: Rank, engine: &mut Engine, operations: &mut ActiveOperations) {
+    /// Stores the segment that has been received completely, if its checksum is correct.
+    fn store_received_segment(&mut self, peer: Rank, engine: &mut Engine, operations: &mut ActiveOperations) {
         let incoming = std::mem::replace(&mut self.incoming, IncomingFrame::Header);
         let IncomingFrame::Stored { header, key, payload, .. } = incoming else { return };
         if !check_payload_crc(peer, &header, payload.bytes(), engine) {
@@ -430,7 +435,7 @@ impl OutgoingFrame {
         [IoSlice::new(&self.header[sent_header..]), IoSlice::new(&payload[self.sent - sent_header..])]
     }
 
-    /// Begins to send a frame. Computes the checksum of a segment's payload if the link uses checksums.
+    /// Returns a frame of which nothing has been sent. Computes the checksum of a segment's payload if the link uses checksums.
     pub(super) fn new(transmit: Transmit, operations: &ActiveOperations) -> Self {
         match transmit {
             Transmit::Control { header, payload } => {
@@ -438,8 +443,9 @@ impl OutgoingFrame {
             }
             Transmit::Segment { operation, mut header, range } => {
                 let active_operation = operations.active.get(&operation);
-                let size = active_operation.map_or(0, |active_operation| active_operation.element_bytes);
-                let bytes = range.start * size..range.end * size;
+                let element_bytes =
+                    active_operation.map_or(0, |active_operation| active_operation.element_bytes);
+                let bytes = range.start * element_bytes..range.end * element_bytes;
                 if header.payload_crc.is_some() {
                     let payload = active_operation
                         .and_then(|active_operation| active_operation.memory.bytes(bytes.clone()));

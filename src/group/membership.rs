@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::out_of_place::layout_digest;
-use super::{Error, Group, Membership};
+use super::{Error, Group, GroupRetirement};
 use crate::types::{LOCAL_GROUP_BIT, Rank, Site, WorldSize};
 
 impl Group {
@@ -20,7 +20,7 @@ impl Group {
         self.split_with_digest(colour, key, 0, Site::here())
     }
 
-    /// Splits the group. Fails if the digests of the ranks differ.
+    /// Splits the group as [`Group::split`] does. Fails the job if the ranks pass different digests.
     fn split_with_digest(
         &self,
         colour: Option<u32>,
@@ -32,18 +32,24 @@ impl Group {
             self.driver()?;
             return Ok(colour.map(|_| Self { timeout: self.timeout, ..Self::solo() }));
         };
-        // A new group's number consists of its first member and of a counter of this member. So it is unique, also if several
-        // threads split at the same time.
-        let next = job.next_group.fetch_add(1, Ordering::SeqCst);
-        let own = [colour.map_or(-1, i64::from), key, i64::from(next)];
-        let gather =
-            self.prepare_all_gather_with_digest(&own, &self.equal_counts(own.len()), digest, site)?;
+        // A new group's number consists of its first member and of a counter of this member. So the number is unique, even if
+        // several threads split at the same time.
+        let counter = job.next_group.fetch_add(1, Ordering::SeqCst);
+        let own_entry = [colour.map_or(-1, i64::from), key, i64::from(counter)];
+        let gather = self.prepare_all_gather_with_digest(
+            &own_entry,
+            &self.equal_counts(own_entry.len()),
+            digest,
+            site,
+        )?;
         let all = self.run_prepared(gather)?;
-        let entries: Vec<(i64, i64, i64)> = all.chunks_exact(3).map(|e| (e[0], e[1], e[2])).collect();
+        let entries: Vec<(i64, i64, i64)> =
+            all.chunks_exact(3).map(|entry| (entry[0], entry[1], entry[2])).collect();
         if colour.is_none() {
             return Ok(None);
         }
-        let mut ranks: Vec<usize> = (0..entries.len()).filter(|&r| entries[r].0 == own[0]).collect();
+        let mut ranks: Vec<usize> =
+            (0..entries.len()).filter(|&rank| entries[rank].0 == own_entry[0]).collect();
         ranks.sort_by_key(|&rank| (entries[rank].1, rank));
         let members: Arc<[Rank]> = ranks.iter().map(|&rank| self.members[rank]).collect();
         let id = entries[ranks[0]].2 * self.machines.len() as i64 + i64::from(members[0].get());
@@ -54,7 +60,7 @@ impl Group {
         Ok(Some(group))
     }
 
-    /// Creates a group of these ranks, in this order (`MPI_Comm_create` in MPI, `new_group` in torch.distributed). All
+    /// Creates a group of these ranks in this order (`MPI_Comm_create` in MPI, `new_group` in torch.distributed). All
     /// ranks of this group have to call this method with the same list. Ranks that are not in the list get `None`.
     ///
     /// # Errors
@@ -88,15 +94,17 @@ impl Group {
         let own = self.members[self.rank.index()];
         let rank = members.iter().position(|&member| member == own).unwrap_or_default();
         let machine = |member: Rank| self.machines.get(member.index()).copied();
-        let local = |members: &[Rank]| members.iter().filter(|&&m| machine(m) == machine(own)).count() as u32;
+        let count_local = |members: &[Rank]| {
+            members.iter().filter(|&&member| machine(member) == machine(own)).count() as u32
+        };
         Self {
             job: self.job.clone(),
             id,
             rank: Rank::new(rank as u32),
             world: WorldSize::new(members.len() as u32).unwrap_or(WorldSize::ONE),
-            local: (
-                Rank::new(local(&members[..rank])),
-                WorldSize::new(local(&members)).unwrap_or(WorldSize::ONE),
+            local_rank_and_size: (
+                Rank::new(count_local(&members[..rank])),
+                WorldSize::new(count_local(&members)).unwrap_or(WorldSize::ONE),
             ),
             members,
             machines: Arc::clone(&self.machines),
@@ -106,7 +114,7 @@ impl Group {
             aborted: Arc::default(),
             shm_executor: None,
             hosts: None,
-            membership: Arc::new(Membership(self.job.clone().map(|job| (job, id)))),
+            retirement: Arc::new(GroupRetirement(self.job.clone().map(|job| (job, id)))),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The buffers of operations.
 //!
 //! An operation either owns its buffer and returns it at its end, or borrows the buffer of a caller that waits for the end. The
-//! compiler cannot check such a borrow, because other threads may work on the operation. So it is checked at run time.
+//! compiler cannot check such a borrow, because other threads may work on the operation. So the borrow is checked at run time.
 
 use std::any::Any;
 use std::ops::Range;
@@ -11,13 +11,13 @@ use super::buffer::OwnedBuffer;
 use crate::types::Element;
 
 /// A buffer that an operation owns, without its element type.
-trait Owned: Send {
+trait ErasedBuffer: Send {
     fn bytes(&self) -> &[u8];
     fn bytes_mut(&mut self) -> &mut [u8];
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
 }
 
-impl<B: OwnedBuffer> Owned for B {
+impl<B: OwnedBuffer> ErasedBuffer for B {
     fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(self.as_ref())
     }
@@ -35,16 +35,16 @@ impl<B: OwnedBuffer> Owned for B {
 pub struct Memory(MemoryKind);
 
 enum MemoryKind {
-    Owned(Box<dyn Owned>),
+    Owned(Box<dyn ErasedBuffer>),
     Borrowed(BorrowedMemory),
     /// Memory that is allocated when the length of the message is known. The function returns `None` if there is not enough
     /// memory.
-    AllocatedOnMatch(fn(usize) -> Option<Box<dyn Owned>>),
-    /// `memory`, if the message fits into it. Otherwise, memory that is allocated when the length of the message is known.
+    AllocatedOnMatch(fn(usize) -> Option<Box<dyn ErasedBuffer>>),
+    /// `memory` if the message fits into it, and otherwise memory that is allocated when the length of the message is known.
     Fitting {
         memory: Box<Memory>,
         element_bytes: usize,
-        allocate: fn(usize) -> Option<Box<dyn Owned>>,
+        allocate: fn(usize) -> Option<Box<dyn ErasedBuffer>>,
     },
 }
 
@@ -62,27 +62,27 @@ impl Memory {
     /// Returns memory that is allocated when the length of the received message is known.
     pub fn allocated_on_match<T: Element>() -> Self {
         Self(MemoryKind::AllocatedOnMatch(|count| {
-            zeroed::<T>(count).map(|elements| Box::new(elements) as Box<dyn Owned>)
+            zeroed::<T>(count).map(|elements| Box::new(elements) as Box<dyn ErasedBuffer>)
         }))
     }
 
-    /// Returns memory that is this memory for a message that fits, and new memory for a longer message.
-    pub(super) fn or_longer<T: Element>(self) -> Self {
+    /// Returns memory for a message of any length: this memory if the message fits into it, and new memory for a longer message.
+    pub(super) fn or_allocated_if_longer<T: Element>(self) -> Self {
         let Self(MemoryKind::AllocatedOnMatch(allocate)) = Self::allocated_on_match::<T>() else {
             return self;
         };
         Self(MemoryKind::Fitting { memory: Box::new(self), element_bytes: size_of::<T>(), allocate })
     }
 
-    /// Allocates the memory for a message of `count` elements, if it is not allocated yet. Returns whether there is enough
+    /// Allocates the memory for a message of `count` elements, unless it is already allocated. Returns whether there is enough
     /// memory.
-    pub(super) fn prepare(&mut self, count: usize) -> bool {
+    pub(super) fn allocate_for_message(&mut self, count: usize) -> bool {
         let allocate = match &mut self.0 {
             MemoryKind::Owned(_) | MemoryKind::Borrowed(_) => return true,
             MemoryKind::AllocatedOnMatch(allocate) => *allocate,
             MemoryKind::Fitting { memory, element_bytes, allocate } => {
-                let room = memory.access().len() / *element_bytes;
-                if count <= room {
+                let count_max = memory.access().len() / *element_bytes;
+                if count <= count_max {
                     *self = std::mem::replace(&mut **memory, Self::none());
                     return true;
                 }
@@ -212,7 +212,7 @@ impl BufferAccess<'_> {
         range.and_then(|range| self.output.get_mut(range)).expect("the range is in the output")
     }
 
-    /// Returns the whole buffer if all of it may be written.
+    /// Returns the whole buffer, or `None` if a part of it is input, which must not be written.
     pub(super) fn all_writable(&self) -> Option<&[u8]> {
         self.input.is_empty().then_some(&*self.output)
     }
@@ -286,11 +286,11 @@ impl BorrowedMemory {
         let split = self.input.len();
         let input = range.start.min(split)..range.end.min(split);
         let output = range.start.max(split) - split..range.end.max(split) - split;
-        let from = self.input.cast::<u8>().wrapping_add(input.start);
-        let to = self.output.cast::<u8>().wrapping_add(output.start);
+        let input_start = self.input.cast::<u8>().wrapping_add(input.start);
+        let output_start = self.output.cast::<u8>().wrapping_add(output.start);
         Self {
-            input: std::ptr::slice_from_raw_parts(from, input.len()),
-            output: std::ptr::slice_from_raw_parts_mut(to, output.len()),
+            input: std::ptr::slice_from_raw_parts(input_start, input.len()),
+            output: std::ptr::slice_from_raw_parts_mut(output_start, output.len()),
             _token: Arc::clone(token),
         }
     }
@@ -313,7 +313,7 @@ impl BorrowedMemory {
     }
 }
 
-/// Checks, when it is dropped, that all borrowed memory has been dropped.
+/// Dropping this value checks that all memory with the same token has been dropped.
 struct BorrowCheck(Arc<()>);
 
 impl Drop for BorrowCheck {
@@ -339,8 +339,8 @@ mod tests {
         assert!(owned.bytes(8..13).is_none());
         assert_eq!(owned.into_elements::<u32>(), [1, 7, 3]);
 
-        let mut access = [1u8, 2, 3];
-        lend(&mut access[..], |mut lent| {
+        let mut borrowed = [1u8, 2, 3];
+        lend(&mut borrowed[..], |mut lent| {
             // The progress thread also uses the memory in another thread.
             std::thread::spawn(move || {
                 lent.bytes_mut(0..2).unwrap().fill(9);
@@ -349,27 +349,27 @@ mod tests {
             .join()
             .unwrap();
         });
-        assert_eq!(access, [9, 9, 3]);
+        assert_eq!(borrowed, [9, 9, 3]);
 
         let mut later = Memory::allocated_on_match::<f64>();
         assert!(later.bytes(0..0).is_none());
-        assert!(later.prepare(2));
-        assert!(later.prepare(5));
+        assert!(later.allocate_for_message(2));
+        assert!(later.allocate_for_message(5));
         assert_eq!(later.into_elements::<f64>(), [0.0, 0.0]);
         assert!(Memory::owned(vec![1u8]).into_elements::<f32>().is_empty());
-        assert!(!Memory::allocated_on_match::<f64>().prepare(usize::MAX));
+        assert!(!Memory::allocated_on_match::<f64>().allocate_for_message(usize::MAX));
     }
 
     #[test]
     fn a_message_that_does_not_fit_gets_new_memory() {
         for (count, fits) in [(0, true), (2, true), (3, false)] {
-            let mut memory = Memory::owned(vec![7u16, 7]).or_longer::<u16>();
+            let mut memory = Memory::owned(vec![7u16, 7]).or_allocated_if_longer::<u16>();
             assert!(memory.bytes_mut(0..0).is_none());
-            assert!(memory.prepare(count));
+            assert!(memory.allocate_for_message(count));
             let elements: Vec<u16> = memory.into_elements();
             assert_eq!(elements, if fits { vec![7, 7] } else { vec![0; 3] });
         }
-        assert!(!Memory::owned(vec![7u16]).or_longer::<u16>().prepare(usize::MAX));
+        assert!(!Memory::owned(vec![7u16]).or_allocated_if_longer::<u16>().allocate_for_message(usize::MAX));
     }
 
     #[test]

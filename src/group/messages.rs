@@ -95,7 +95,7 @@ impl Group {
             members: Arc::clone(&self.members),
             rank: self.rank,
             world: self.world,
-            local: self.local,
+            local_rank_and_size: self.local_rank_and_size,
             machines: Arc::clone(&self.machines),
             timeout: self.timeout,
             object_operations: 0,
@@ -103,7 +103,7 @@ impl Group {
             aborted: Arc::clone(&self.aborted),
             shm_executor: None,
             hosts: None,
-            membership: Arc::clone(&self.membership),
+            retirement: Arc::clone(&self.retirement),
         }))
     }
 
@@ -130,7 +130,7 @@ impl Group {
     ) -> Result<(), Error> {
         let site = Site::here();
         let elements = elements.elements()?;
-        let request = self.begin_send::<B::Element>(elements.len(), options.into(), site)?;
+        let request = self.send_request::<B::Element>(elements.len(), options.into(), site)?;
         let to = self.world_rank(to)?;
         let bytes: &[u8] = bytemuck::cast_slice(elements);
         self.message_job()?.driver.run(request, bytes, |memory| Submission::Send(to, memory)).map(|_| ())
@@ -148,7 +148,8 @@ impl Group {
         to: Rank,
         options: impl Into<SendOptions>,
     ) -> Result<Handle<B>, Error> {
-        let request = self.begin_send::<B::Element>(elements.as_ref().len(), options.into(), Site::here())?;
+        let request =
+            self.send_request::<B::Element>(elements.as_ref().len(), options.into(), Site::here())?;
         self.submit_send(request, elements, to)
     }
 
@@ -182,7 +183,7 @@ impl Group {
         let site = Site::here();
         let elements = buffer.elements_mut()?;
         let (request, pattern) =
-            self.begin_receive::<B::Element>(elements.len(), source.into(), tag.into(), site)?;
+            self.receive_request_and_pattern::<B::Element>(elements.len(), source.into(), tag.into(), site)?;
         self.receive_into(request, pattern, elements)
     }
 
@@ -229,8 +230,8 @@ impl Group {
         let elements = buffer.elements_mut()?;
         let room = elements.len();
         let (request, pattern) =
-            self.begin_receive::<B::Element>(usize::MAX, source.into(), tag.into(), site)?;
-        let convert = |memory: Memory| memory.or_longer::<B::Element>();
+            self.receive_request_and_pattern::<B::Element>(usize::MAX, source.into(), tag.into(), site)?;
+        let convert = |memory: Memory| memory.or_allocated_if_longer::<B::Element>();
         self.receive_with(request, pattern, elements, convert).and_then(|status| check_length(status, room))
     }
 
@@ -247,9 +248,18 @@ impl Group {
         tag: impl Into<Option<u32>>,
     ) -> Result<Handle<(B, Status)>, Error> {
         let room = buffer.as_ref().len();
-        let (request, pattern) =
-            self.begin_receive::<B::Element>(usize::MAX, source.into(), tag.into(), Site::here())?;
-        self.submit_receive_into(request, pattern, Memory::owned(buffer).or_longer::<B::Element>(), room)
+        let (request, pattern) = self.receive_request_and_pattern::<B::Element>(
+            usize::MAX,
+            source.into(),
+            tag.into(),
+            Site::here(),
+        )?;
+        self.submit_receive_into(
+            request,
+            pattern,
+            Memory::owned(buffer).or_allocated_if_longer::<B::Element>(),
+            room,
+        )
     }
 
     /// Asynchronously receives a message of at most `count_max` elements. The receive allocates the memory that the message
@@ -266,7 +276,8 @@ impl Group {
         tag: impl Into<Option<u32>>,
     ) -> Result<Handle<Received<T>>, Error> {
         let site = Site::here();
-        let (request, pattern) = self.begin_receive::<T>(count_max, source.into(), tag.into(), site)?;
+        let (request, pattern) =
+            self.receive_request_and_pattern::<T>(count_max, source.into(), tag.into(), site)?;
         self.submit_receive(request, pattern)
     }
 
@@ -284,7 +295,7 @@ impl Group {
     ) -> Result<Handle<(B, Status)>, Error> {
         let count = buffer.as_ref().len();
         let (request, pattern) =
-            self.begin_receive::<B::Element>(count, source.into(), tag.into(), Site::here())?;
+            self.receive_request_and_pattern::<B::Element>(count, source.into(), tag.into(), Site::here())?;
         self.submit_receive_into(request, pattern, Memory::owned(buffer), count)
     }
 
@@ -339,9 +350,10 @@ impl Group {
     {
         let site = Site::here();
         let (elements, buffer) = (elements.elements()?, buffer.elements_mut()?);
-        let send = self.begin_send::<I::Element>(elements.len(), send_tag.into(), site)?;
+        let send = self.send_request::<I::Element>(elements.len(), send_tag.into(), site)?;
         let to = self.world_rank(to)?;
-        let (request, pattern) = self.begin_receive::<B::Element>(buffer.len(), source, receive_tag, site)?;
+        let (request, pattern) =
+            self.receive_request_and_pattern::<B::Element>(buffer.len(), source, receive_tag, site)?;
         let driver = &self.message_job()?.driver;
         let bytes: &[u8] = bytemuck::cast_slice(elements);
         memory::lend(bytes, |memory| {
@@ -387,7 +399,7 @@ impl Group {
     }
 
     /// Returns the engine's description of a send.
-    pub(super) fn begin_send<T: Element>(
+    pub(super) fn send_request<T: Element>(
         &self,
         count: usize,
         SendOptions { tag, mode }: SendOptions,
@@ -400,7 +412,7 @@ impl Group {
     }
 
     /// Returns the engine's description of a receive, and the pattern of the messages that it accepts.
-    pub(super) fn begin_receive<T: Element>(
+    pub(super) fn receive_request_and_pattern<T: Element>(
         &self,
         count_max: usize,
         source: Source,

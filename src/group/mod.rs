@@ -80,7 +80,7 @@ use crate::schedule::partition;
 use crate::types::{HOSTS_GROUP_BIT, Rank, WorldSize};
 pub use crate::wire::Cause;
 
-/// Statistics of a job on this rank, in all its groups.
+/// Statistics of a job on this rank, in all groups of the job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Statistics {
     /// The number of completed operations.
@@ -106,7 +106,8 @@ struct SharedJob {
     congestion: Option<String>,
     /// The number of connections of each link.
     streams: u8,
-    /// The bytes of each rank's chunk of a block in an all-reduce. All ranks have the same value.
+    /// An all-reduce on the ring divides a long buffer into blocks. Each rank's chunk of a block has this many bytes. All ranks
+    /// have the same value.
     chunk_bytes: usize,
     /// Selects the algorithm of each operation. All ranks have the same value.
     selection: AlgorithmSelection,
@@ -134,30 +135,31 @@ pub struct Group {
     members: Arc<[Rank]>,
     rank: Rank,
     world: WorldSize,
-    /// This rank's number among the group's ranks on its machine, and the number of these ranks.
-    local: (Rank, WorldSize),
+    /// This rank's number among the group's ranks on its host, and the number of these ranks.
+    local_rank_and_size: (Rank, WorldSize),
     /// The number of the machine of each rank of the job.
     machines: Arc<[u32]>,
     /// The maximum time of one operation.
     timeout: Duration,
-    /// The number of asynchronous collectives of objects that have begun.
+    /// The number of asynchronous collectives of objects that have begun. It is the tag of the messages of the next one.
     object_operations: u32,
-    /// In a world of one rank: the job that carries the rank's messages to itself. It is created for the first message.
+    /// In a world of one rank: the job that carries the rank's messages to itself. The first message creates this job.
     self_job: Arc<OnceLock<Arc<SharedJob>>>,
-    /// In a world of one rank: the error after [`Group::abort`].
+    /// In a world of one rank: the error that all calls return after [`Group::abort`].
     aborted: Arc<OnceLock<Error>>,
     /// Executes the collectives in shared memory; `None` if not all members share memory.
     shm_executor: Option<Arc<Mutex<ShmExecutor>>>,
-    /// The data for hierarchical collectives; `None` unless the members are on several hosts and share memory on each host.
+    /// The data for hierarchical collectives; `None` if all members are on one host, or if the members on a host do not share
+    /// memory.
     hosts: Option<Hosts>,
-    /// Tells the engine when the group has been dropped.
-    membership: Arc<Membership>,
+    /// When the group and all its messengers have been dropped, this value tells the engine.
+    retirement: Arc<GroupRetirement>,
 }
 
-/// The number of a group. When the last owner drops it, the engine learns that the group was dropped.
-struct Membership(Option<(Arc<SharedJob>, u32)>);
+/// The job and the number of a group. When this value is dropped, the engine learns that the group was dropped.
+struct GroupRetirement(Option<(Arc<SharedJob>, u32)>);
 
-impl Drop for Membership {
+impl Drop for GroupRetirement {
     fn drop(&mut self) {
         if let Some((job, id)) = &self.0 {
             job.driver.retire_group(*id);
@@ -175,7 +177,7 @@ impl Group {
             members: Arc::from([Rank::ZERO]),
             rank: Rank::ZERO,
             world: WorldSize::ONE,
-            local: (Rank::ZERO, WorldSize::ONE),
+            local_rank_and_size: (Rank::ZERO, WorldSize::ONE),
             machines: Arc::from([0]),
             timeout: OPERATION_TIMEOUT,
             object_operations: 0,
@@ -183,7 +185,7 @@ impl Group {
             aborted: Arc::default(),
             shm_executor: None,
             hosts: None,
-            membership: Arc::new(Membership(None)),
+            retirement: Arc::new(GroupRetirement(None)),
         }
     }
 
@@ -211,19 +213,19 @@ impl Group {
         self.rank
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of ranks of the group.
     pub fn size(&self) -> WorldSize {
         self.world
     }
 
     /// Returns this process's number among the group's ranks on its host.
     pub fn local_rank(&self) -> Rank {
-        self.local.0
+        self.local_rank_and_size.0
     }
 
     /// Returns the number of the group's ranks on this host.
     pub fn local_size(&self) -> WorldSize {
-        self.local.1
+        self.local_rank_and_size.1
     }
 
     /// Returns the members' ranks in the job, in the order of their ranks in the group.
@@ -267,9 +269,9 @@ impl Group {
         self.job.as_ref().map(|job| job.driver.statistics()).unwrap_or_default()
     }
 
-    /// Switches the profile of the job's operations on this rank ([`Group::profile`]) on or off, for all groups. It is
-    /// off at first. While the profile is on, the clock is read twice for each attempt to send, to receive or to wait,
-    /// and for each segment that is reduced. A world of one rank has nothing to measure.
+    /// Switches the profile of the job's operations on this rank ([`Group::profile`]) on or off, for all groups. At first,
+    /// the profile is off. While the profile is on, the clock is read twice for each attempt to send, to receive or to wait,
+    /// and for each segment that is reduced. In a world of one rank, the profile stays empty.
     pub fn set_profiling(&self, is_on: bool) {
         self.meter().switch(is_on);
     }
@@ -280,9 +282,9 @@ impl Group {
         self.meter().profile()
     }
 
-    /// Returns the file descriptors of the job's sockets. If a program forks, the child process should close its copies
-    /// of them. Until then, peers do not notice that the parent process has ended. The child process must not use or
-    /// drop the group.
+    /// Returns the file descriptors of the job's sockets. If a program forks, the child process should close its copies of
+    /// these descriptors. Otherwise peers do not notice when the parent process ends. The child process must not use or drop
+    /// the group.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let job = self.job.as_ref().or_else(|| self.self_job.get());
         job.map(|job| job.driver.descriptors()).unwrap_or_default()
@@ -298,19 +300,21 @@ impl Group {
         self.job.as_ref()?.origin.as_ref()?.options.interrupt
     }
 
-    /// Returns the meter of the job's profile. In a world of one rank it measures nothing.
+    /// Returns the meter of the job's profile. In a world of one rank, the meter measures nothing.
     fn meter(&self) -> Meter {
         self.job.as_ref().map(|job| job.driver.meter().clone()).unwrap_or_default()
     }
 
+    /// Returns the data that decide which algorithm an operation uses.
     fn selection(&self) -> Cow<'_, AlgorithmSelection> {
         self.job
             .as_ref()
             .map_or_else(|| Cow::Owned(AlgorithmSelection::default()), |job| Cow::Borrowed(&job.selection))
     }
 
-    /// Returns the range of elements that belong to `rank` in [`Group::reduce_scatter`] and [`Group::all_gather`] of a
-    /// buffer of `count` elements. The chunks are in rank order, and their lengths differ by at most one element.
+    /// Returns the chunk of `rank`: the range of elements that belong to `rank` in [`Group::reduce_scatter`] and
+    /// [`Group::all_gather`] of a buffer of `count` elements. The chunks are in rank order, and their lengths differ by at
+    /// most one element.
     pub fn chunk(&self, count: usize, rank: Rank) -> Range<usize> {
         partition::chunk(count, self.world, rank)
     }
@@ -327,8 +331,8 @@ impl Group {
         self.aborted.get_or_init(|| Error::Failed { cause, reported_by: None }).clone()
     }
 
-    /// Closes the group, as dropping it does. When the last group of a job is closed, this rank waits up to five seconds
-    /// for operations whose handles were dropped. Then it sends all peers a goodbye and closes every connection.
+    /// Closes the group. Dropping the group does the same. When the last group of a job is closed, this rank waits up to
+    /// five seconds for operations whose handles were dropped. Then it sends all peers a goodbye and closes every connection.
     pub fn close(self) {
         drop(self);
     }

@@ -171,12 +171,14 @@ impl Group {
                 failure = Err(error);
                 Vec::new()
             });
-            let request = OperationRequest { group, ..self.begin_send::<u8>(bytes.len(), tag.into(), site)? };
+            let request =
+                OperationRequest { group, ..self.send_request::<u8>(bytes.len(), tag.into(), site)? };
             parts.push(self.submit_send(request, bytes, to)?.and_then(|_| Ok(None)));
         }
         for &from in &from {
             let source = Source::Rank(from);
-            let (request, pattern) = self.begin_receive::<u8>(OBJECT_BYTES_MAX, source, Some(tag), site)?;
+            let (request, pattern) =
+                self.receive_request_and_pattern::<u8>(OBJECT_BYTES_MAX, source, Some(tag), site)?;
             let (request, pattern) = (OperationRequest { group, ..request }, Pattern { group, ..pattern });
             let received = self.submit_receive::<u8>(request, pattern)?;
             parts.push(received.and_then(|received| Ok(Some(received.elements))));

@@ -32,24 +32,25 @@ pub enum LocalTransport {
 }
 
 impl Group {
-    /// Creates shared memory for the group, if this is requested and possible. All ranks of the group have to call this method.
+    /// Creates shared memory for the group, if shared memory is possible and TCP was not requested. All ranks of the group have
+    /// to call this method.
     ///
     /// # Errors
     ///
     /// [`Error::System`] if [`LocalTransport::Shm`] is requested and not possible.
     pub(super) fn share_memory(&mut self) -> Result<(), Error> {
-        let wanted = self.selection().local;
-        if wanted == LocalTransport::Tcp || self.world == WorldSize::ONE {
+        let requested = self.selection().local_transport;
+        if requested == LocalTransport::Tcp || self.world == WorldSize::ONE {
             return Ok(());
         }
         let shared = if self.local_size() == self.world {
             self.new_shm_executor()?.map(|shm_executor| self.shm_executor = Some(shm_executor))
         } else {
-            self.share_memory_by_hosts()?
+            self.share_memory_on_each_host()?
         };
         match shared {
             Ok(()) => Ok(()),
-            Err(why) if wanted == LocalTransport::Shm => {
+            Err(why) if requested == LocalTransport::Shm => {
                 Err(Error::System { what: "shared memory", detail: why })
             }
             Err(why) => {
@@ -70,19 +71,19 @@ impl Group {
         }
         let size = RoundsSize { ranks: self.world.as_usize(), slot_bytes: SLOT_BYTES };
         let (mut words, created) =
-            if self.rank == Rank::ZERO { create(size) } else { ([0; LOCATION_WORDS], None) };
+            if self.rank == Rank::ZERO { create_segment(size) } else { ([0; LOCATION_WORDS], None) };
         let site = Site::here();
         self.run(self.broadcast_call::<u64>(LOCATION_WORDS, Rank::ZERO, site)?, &mut words)?;
         let opened = match created {
             Some(created) => created,
-            None => open(size, &words),
+            None => open_segment(size, &words),
         };
         // Shared memory is used only if all ranks have opened it. This direct all-gather also opens the links over which ranks
         // wake each other.
         let mut all = vec![0u64; size.ranks];
         all[self.rank.index()] = u64::from(opened.is_ok());
         let gather_call =
-            self.call::<u64>(CollectiveSpec::AllGather(Partition::of_equal_parts(1, self.world)), site);
+            self.new_call::<u64>(CollectiveSpec::AllGather(Partition::of_equal_parts(1, self.world)), site);
         self.run(gather_call.with_direct_algorithm(), &mut all)?;
         match opened {
             Ok(segment) if all.iter().all(|&has_opened| has_opened == 1) => {
@@ -96,37 +97,43 @@ impl Group {
     }
 }
 
-/// Creates memory, and returns the words with its location.
-fn create(size: RoundsSize) -> ([u64; LOCATION_WORDS], Option<io::Result<Segment>>) {
+/// Creates memory for rounds of this size. Returns the words with its location, and the memory or the error.
+fn create_segment(size: RoundsSize) -> ([u64; LOCATION_WORDS], Option<io::Result<Segment>>) {
     let token: [u8; TOKEN_BYTES] = rand::random();
     let segment = Segment::create(size.bytes(), &token);
-    let place = segment.as_ref().ok().and_then(Segment::location);
-    (place.map_or([0; LOCATION_WORDS], |place| to_words(place, &token)), Some(segment))
+    let location = segment.as_ref().ok().and_then(Segment::location);
+    (location.map_or([0; LOCATION_WORDS], |location| location_to_words(location, &token)), Some(segment))
 }
 
 /// Encodes the location and the token of a memory. The first word is 1.
-pub(super) fn to_words(place: SegmentLocation, token: &[u8; TOKEN_BYTES]) -> [u64; LOCATION_WORDS] {
+pub(super) fn location_to_words(
+    location: SegmentLocation,
+    token: &[u8; TOKEN_BYTES],
+) -> [u64; LOCATION_WORDS] {
     let mut words = [0; LOCATION_WORDS];
-    words[..3].copy_from_slice(&[1, u64::from(place.process), u64::from(place.file)]);
+    words[..3].copy_from_slice(&[1, u64::from(location.process), u64::from(location.file)]);
     for (word, bytes) in words[3..].iter_mut().zip(token.as_chunks().0) {
         *word = u64::from_le_bytes(*bytes);
     }
     words
 }
 
-/// Decodes the words of [`to_words`]. Returns `None` if the first word is not 1, which means that there is no memory.
-pub(super) fn from_words(words: &[u64; LOCATION_WORDS]) -> Option<(SegmentLocation, [u8; TOKEN_BYTES])> {
+/// Decodes the words of [`location_to_words`]. Returns `None` if the first word is not 1, which means that there is no memory.
+pub(super) fn location_from_words(
+    words: &[u64; LOCATION_WORDS],
+) -> Option<(SegmentLocation, [u8; TOKEN_BYTES])> {
     let [1, process, file, token @ ..] = words else { return None };
-    let place = SegmentLocation { process: *process as u32, file: *file as u32 };
+    let location = SegmentLocation { process: *process as u32, file: *file as u32 };
     let mut bytes = [0; TOKEN_BYTES];
     for (chunk, word) in bytes.as_chunks_mut().0.iter_mut().zip(token) {
         *chunk = word.to_le_bytes();
     }
-    Some((place, bytes))
+    Some((location, bytes))
 }
 
-fn open(size: RoundsSize, words: &[u64; LOCATION_WORDS]) -> io::Result<Segment> {
+/// Opens the memory whose location rank 0 of the group has sent.
+fn open_segment(size: RoundsSize, words: &[u64; LOCATION_WORDS]) -> io::Result<Segment> {
     let no_memory = || io::Error::other("rank 0 of the group could not create the memory");
-    let (place, token) = from_words(words).ok_or_else(no_memory)?;
-    Segment::open(place, size.bytes(), &token)
+    let (location, token) = location_from_words(words).ok_or_else(no_memory)?;
+    Segment::open(location, size.bytes(), &token)
 }

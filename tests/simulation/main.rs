@@ -16,7 +16,7 @@ use program::{Call, Members};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use ringtrain::engine::{EAGER_BYTES, Failure, OpId, Pattern, Settings, Timestamp};
-use ringtrain::group::link_driver::{LinkDriver, OperationBuffers, PollOutcome};
+use ringtrain::group::link_driver::{BufferAndReduction, LinkDriver, PollOutcome};
 use ringtrain::group::memory::Memory;
 use ringtrain::transport::sim::{Fault, SimConfig, SimNetwork, SimTransport};
 use ringtrain::types::{Algorithm, Operation, ReduceOp};
@@ -86,7 +86,7 @@ impl SimulatedRank {
             SimState::Running => self.run_program(now, random, compute_max),
             SimState::Failing { call, until } => {
                 let call = *call;
-                if self.link_driver.notify() || now >= *until {
+                if self.link_driver.notify_peers() || now >= *until {
                     self.link_driver.release();
                     let failure = self.link_driver.failure().expect("the link driver has failed").clone();
                     let outcome = SimEnd::Failed { call, failure };
@@ -122,7 +122,7 @@ impl SimulatedRank {
             }
             let poll = self.link_driver.poll(now);
             let mut is_progress = false;
-            while let Some(finished) = self.link_driver.take_finished() {
+            while let Some(finished) = self.link_driver.take_completed() {
                 let call = self.running.remove(&finished.operation).expect("the operation has begun");
                 self.check_result(self.program[call], finished.memory);
                 self.busy_until = now + compute_max.mul_f64(random.random_range(0.0..1.0));
@@ -180,7 +180,7 @@ impl SimulatedRank {
                 }
             }
             let buffers =
-                OperationBuffers { memory: memory(), kernels: call.kernels(), divisor: world.get() };
+                BufferAndReduction { memory: memory(), kernels: call.kernels(), divisor: world.get() };
             self.link_driver.begin(now, begin, schedule, buffers)
         };
         begun.is_ok_and(|id| {
@@ -198,7 +198,7 @@ impl SimulatedRank {
     fn start_failing(&mut self, now: Timestamp) {
         let call = self.running.values().copied().min().unwrap_or(self.next_call);
         self.state = SimState::Failing { call, until: now + NOTIFY_TIMEOUT };
-        self.link_driver.notify();
+        self.link_driver.notify_peers();
     }
 
     fn next_event(&self, now: Timestamp) -> Option<Timestamp> {

@@ -10,7 +10,7 @@ use super::hierarchical::ActiveHierarchical;
 use super::shm::ShmTask;
 use super::shm_counters::ShmCounters;
 use crate::engine::{Failure, OpId, Timestamp};
-use crate::group::link_driver::{Finished, LinkDriver, PollOutcome};
+use crate::group::link_driver::{CompletedOperation, LinkDriver, PollOutcome};
 use crate::group::{Error, Statistics};
 use crate::reduce::Kernels;
 use crate::transport::tcp::TcpTransport;
@@ -105,7 +105,7 @@ impl Core {
             }
             JobState::Failing(deadline) => {
                 let is_over = now >= *deadline;
-                if !self.link_driver.notify() && !is_over {
+                if !self.link_driver.notify_peers() && !is_over {
                     return PollProgress::Blocked;
                 }
                 // The cause has been sent. Now the transport knows which hosts do not acknowledge data.
@@ -137,7 +137,9 @@ impl Core {
             // Sleeping peers must learn of the new posts before this rank sleeps itself.
             self.link_driver.send_control_frames();
         }
-        while let Some(Finished { operation, memory, envelope, kernels }) = self.link_driver.take_finished() {
+        while let Some(CompletedOperation { operation, memory, envelope, kernels }) =
+            self.link_driver.take_completed()
+        {
             self.deferred_kernels.extend(kernels);
             self.finish(operation, now, OperationOutput { memory, envelope });
             is_progress = true;

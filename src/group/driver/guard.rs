@@ -55,7 +55,7 @@ impl CoreLock {
         );
         let _contender = Contender::new(&self.contenders);
         let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
-        deferred_drop::lock_taken();
+        deferred_drop::record_lock_taken();
         CoreGuard { lock: self, core: Some(core) }
     }
 
@@ -77,7 +77,7 @@ impl CoreLock {
 impl CoreGuard<'_> {
     /// Returns whether values have to be dropped after the lock is released.
     pub(super) fn has_deferred_drops(&self) -> bool {
-        !self.deferred_kernels.is_empty() || deferred_drop::is_pending()
+        !self.deferred_kernels.is_empty() || deferred_drop::has_deferred_drops()
     }
 
     /// Releases the lock until no other thread waits for it, and locks it again.
@@ -133,6 +133,6 @@ impl Drop for CoreGuard<'_> {
         let deferred_kernels = std::mem::take(&mut core.deferred_kernels);
         drop(core);
         // Functions and buffers of the user may own handles and groups. Dropping these takes the lock.
-        drop((deferred_kernels, deferred_drop::lock_released()));
+        drop((deferred_kernels, deferred_drop::record_lock_released()));
     }
 }

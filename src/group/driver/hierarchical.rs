@@ -9,7 +9,7 @@ use super::core::Core;
 use super::shm::{ShmTask, lock};
 use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
 use crate::group::hosts::HostExecutor;
-use crate::group::link_driver::OperationBuffers;
+use crate::group::link_driver::BufferAndReduction;
 use crate::group::memory::{Memory, SplitBuffer};
 use crate::group::shm_executor::{ShmOperation, ShmRequest};
 use crate::reduce::Kernels;
@@ -134,7 +134,7 @@ impl Core {
         let stages_left = &mut hierarchical.remaining[block.1];
         if let Some(schedule) = stages_left.between_hosts.take() {
             let request = hierarchical.begin_at(now);
-            let work = OperationBuffers {
+            let work = BufferAndReduction {
                 memory,
                 kernels: hierarchical.kernels.clone(),
                 divisor: hierarchical.divisor,

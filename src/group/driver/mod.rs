@@ -25,7 +25,7 @@ use self::guard::CoreLock;
 pub(super) use self::hierarchical::{Block, HierarchicalOperation};
 use self::shared::DriverShared;
 use super::hosts::HostExecutor;
-use super::link_driver::{LinkDriver, OperationBuffers};
+use super::link_driver::{BufferAndReduction, LinkDriver};
 use super::memory::{self, BufferAccess, Memory};
 use super::profile::{Meter, mark_background_thread};
 use super::shm_executor::ShmRequest;
@@ -54,7 +54,7 @@ pub(super) struct Driver {
 /// An operation to begin.
 pub(super) enum Submission {
     /// A collective over links. The schedule names ranks of the world.
-    Collective(Schedule, OperationBuffers),
+    Collective(Schedule, BufferAndReduction),
     /// A collective in shared memory.
     SharedMemory(HostExecutor, ShmRequest, Memory),
     /// A hierarchical collective: in shared memory on each host, and over links between hosts.

@@ -1,7 +1,7 @@
 //! All-to-all exchanges.
 
 use super::{TOTAL_TOO_LARGE, output_elements, zeroed};
-use crate::group::call::Prepared;
+use crate::group::call::PreparedCollective;
 use crate::group::{Buffer, Error, Group, Handle, Input};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
@@ -161,7 +161,7 @@ impl Group {
         site: Site,
     ) -> Result<(), Error> {
         parts.copy_own(self.rank, input, output);
-        self.run_with_output(self.call::<T>(parts.into_spec(), site), input, output)
+        self.run_with_output(self.new_call::<T>(parts.into_spec(), site), input, output)
     }
 
     /// Starts an exchange on one owned buffer: the parts to send, followed by the parts to receive.
@@ -175,8 +175,8 @@ impl Group {
         let (sent, received) = buffer.split_at_mut(input.len());
         sent.copy_from_slice(input);
         parts.copy_own(self.rank, input, received);
-        let (call, start) = (self.call::<T>(parts.into_spec(), site), input.len());
-        self.start(Prepared::new(call, buffer, move |mut buffer: Vec<T>| {
+        let (call, start) = (self.new_call::<T>(parts.into_spec(), site), input.len());
+        self.start_prepared(PreparedCollective::new(call, buffer, move |mut buffer: Vec<T>| {
             // Move the received elements within the buffer. New memory would cost a page fault for every 4 KiB.
             buffer.drain(..start);
             buffer

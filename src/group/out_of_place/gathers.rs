@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::{layout_digest, output_elements, zeroed};
-use crate::group::call::{Call, Prepared};
+use crate::group::call::{Call, PreparedCollective};
 use crate::group::{Buffer, Error, Group, Handle, Input};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
@@ -34,7 +34,7 @@ impl Group {
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let input = input.elements()?;
         let counts = self.equal_counts(input.len());
-        self.start(self.prepare_all_gather(input, &counts, Site::here())?)
+        self.start_prepared(self.prepare_all_gather(input, &counts, Site::here())?)
     }
 
     /// [`Group::all_gather_from`] into `output`, whose length must be n times the length of the input.
@@ -81,7 +81,7 @@ impl Group {
         counts: &[usize],
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let input = input.elements()?;
-        self.start(self.prepare_all_gather(input, counts, Site::here())?)
+        self.start_prepared(self.prepare_all_gather(input, counts, Site::here())?)
     }
 
     /// [`Group::all_gather_uneven`] into `output`, whose length must be the sum of all counts.
@@ -113,7 +113,7 @@ impl Group {
         input: &[T],
         counts: &[usize],
         site: Site,
-    ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
+    ) -> Result<PreparedCollective<'static, T, Vec<T>>, Error> {
         self.prepare_all_gather_with_digest(input, counts, layout_digest(counts.iter().copied()), site)
     }
 
@@ -124,12 +124,12 @@ impl Group {
         counts: &[usize],
         layout: u32,
         site: Site,
-    ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
+    ) -> Result<PreparedCollective<'static, T, Vec<T>>, Error> {
         let partition = self.checked_partition::<T>(counts, input.len())?;
         let mut elements = zeroed(partition.total())?;
         elements[partition.range(self.rank)].copy_from_slice(input);
         let call = self.all_gather_call::<T>(&partition, layout, site);
-        Ok(Prepared::new(call, elements, |all| all))
+        Ok(PreparedCollective::new(call, elements, |all| all))
     }
 
     /// Returns a list with the same count for every rank.
@@ -187,7 +187,7 @@ impl Group {
         let input = input.elements()?;
         let counts = (&self.equal_counts(input.len())[..], 0);
         let input = Cow::Owned(input.to_vec());
-        self.start(self.prepare_gather(input, counts, root, Site::here())?)
+        self.start_prepared(self.prepare_gather(input, counts, root, Site::here())?)
     }
 
     /// [`Group::gather`] into the root's `output`, which must have the length of the result. The other ranks' `output` is
@@ -242,7 +242,7 @@ impl Group {
         let input = input.elements()?;
         let counts = (counts, layout_digest(counts.iter().copied()));
         let input = Cow::Owned(input.to_vec());
-        self.start(self.prepare_gather(input, counts, root, Site::here())?)
+        self.start_prepared(self.prepare_gather(input, counts, root, Site::here())?)
     }
 
     /// [`Group::gather_uneven`] into the root's `output`, which must have the length of the result. The other ranks'
@@ -314,7 +314,7 @@ impl Group {
     ) -> Result<Call, Error> {
         self.check_root(root)?;
         let spec = CollectiveSpec::Gather { partition: partition.clone(), root };
-        Ok(self.call::<T>(spec, site).with_layout(layout))
+        Ok(self.new_call::<T>(spec, site).with_layout(layout))
     }
 
     fn prepare_gather<'a, T: Element>(
@@ -323,14 +323,14 @@ impl Group {
         (counts, layout): (&[usize], u32),
         root: Rank,
         site: Site,
-    ) -> Result<Prepared<'a, T, Vec<T>>, Error> {
+    ) -> Result<PreparedCollective<'a, T, Vec<T>>, Error> {
         let partition = self.checked_partition::<T>(counts, input.len())?;
         let call = self.gather_call::<T>(&partition, layout, root, site)?;
         if self.rank != root {
-            return Ok(Prepared::sending(call, input, Vec::new()));
+            return Ok(PreparedCollective::new_sending(call, input, Vec::new()));
         }
         let mut elements = zeroed(partition.total())?;
         elements[partition.range(root)].copy_from_slice(&input);
-        Ok(Prepared::new(call, elements, |all| all))
+        Ok(PreparedCollective::new(call, elements, |all| all))
     }
 }

@@ -1,7 +1,7 @@
 //! Reductions that do not change their input.
 
 use super::{copy_to_output, layout_digest, output_elements};
-use crate::group::call::{Call, Prepared, Reduction};
+use crate::group::call::{Call, PreparedCollective, Reduction};
 use crate::group::{Buffer, Error, Group, Handle, Input};
 use crate::schedule::partition::Partition;
 use crate::types::{Element, Rank, ReduceOp, Site};
@@ -140,7 +140,7 @@ impl Group {
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let input = input.elements()?;
         let partition = Partition::even(input.len(), self.world);
-        self.start(self.prepare_reduce_scatter(input, &partition, 0, op, Site::here())?)
+        self.start_prepared(self.prepare_reduce_scatter(input, &partition, 0, op, Site::here())?)
     }
 
     /// [`Group::reduce_scatter_from`] into `output`, which must have the length of this rank's chunk.
@@ -194,7 +194,7 @@ impl Group {
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let (input, partition) = self.uneven_parts(input, counts)?;
         let layout = layout_digest(counts.iter().copied());
-        self.start(self.prepare_reduce_scatter(input, &partition, layout, op, Site::here())?)
+        self.start_prepared(self.prepare_reduce_scatter(input, &partition, layout, op, Site::here())?)
     }
 
     /// [`Group::reduce_scatter_uneven`] into `output`, which must have the length of this rank's part.
@@ -240,8 +240,8 @@ impl Group {
         layout: u32,
         op: ReduceOp,
         site: Site,
-    ) -> Result<Prepared<'static, T, Vec<T>>, Error> {
-        let reduction = Reduction::known::<T>(op)?;
+    ) -> Result<PreparedCollective<'static, T, Vec<T>>, Error> {
+        let reduction = Reduction::built_in::<T>(op)?;
         let call = self.reduce_scatter_call::<T>(partition, layout, reduction, site);
         Ok(self.prepare_part(call, input.to_vec(), partition))
     }
@@ -252,9 +252,9 @@ impl Group {
         call: Call,
         elements: Vec<T>,
         partition: &Partition,
-    ) -> Prepared<'static, T, Vec<T>> {
+    ) -> PreparedCollective<'static, T, Vec<T>> {
         let own = partition.range(self.rank);
-        Prepared::new(call, elements, move |mut all: Vec<T>| {
+        PreparedCollective::new(call, elements, move |mut all: Vec<T>| {
             all.truncate(own.end);
             all.drain(..own.start);
             all
@@ -335,7 +335,7 @@ impl Group {
         op: ReduceOp,
     ) -> Result<Handle<Option<Vec<I::Element>>>, Error> {
         let input = input.elements()?;
-        self.start(self.prepare_exscan(input, op, Site::here())?)
+        self.start_prepared(self.prepare_exscan(input, op, Site::here())?)
     }
 
     /// [`Group::exscan`] into `output`, which must have the length of the input. Rank 0's output is not changed.
@@ -375,7 +375,7 @@ impl Group {
         input: &[T],
         op: ReduceOp,
         site: Site,
-    ) -> Result<Prepared<'static, T, Option<Vec<T>>>, Error> {
+    ) -> Result<PreparedCollective<'static, T, Option<Vec<T>>>, Error> {
         let call = self.exscan_call::<T>(input.len(), Reduction::for_scan::<T>(op)?, site);
         Ok(self.prepare_exscan_call(call, input))
     }
@@ -384,10 +384,12 @@ impl Group {
         &self,
         call: Call,
         input: &[T],
-    ) -> Prepared<'static, T, Option<Vec<T>>> {
+    ) -> PreparedCollective<'static, T, Option<Vec<T>>> {
         let (count, is_first) = (input.len(), self.rank == Rank::ZERO);
         let mut elements = input.to_vec();
         elements.resize(2 * count, T::zeroed());
-        Prepared::new(call, elements, move |mut all: Vec<T>| (!is_first).then(|| all.split_off(count)))
+        PreparedCollective::new(call, elements, move |mut all: Vec<T>| {
+            (!is_first).then(|| all.split_off(count))
+        })
     }
 }

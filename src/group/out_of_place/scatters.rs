@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use super::{layout_digest, output_elements, zeroed};
-use crate::group::call::{Call, Prepared};
+use crate::group::call::{Call, PreparedCollective};
 use crate::group::{Buffer, Error, Group, Handle, Input};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
@@ -91,7 +91,7 @@ impl Group {
     ) -> Result<Handle<Vec<I::Element>>, Error> {
         let parts = (&Partition::even(count, self.world), 0);
         let input = Cow::Owned(self.root_input(input, root)?.to_vec());
-        self.start(self.prepare_scatter(input, parts, root, Site::here())?)
+        self.start_prepared(self.prepare_scatter(input, parts, root, Site::here())?)
     }
 
     /// [`Group::scatter`] into `output`, which must have the length of this rank's part.
@@ -149,7 +149,7 @@ impl Group {
         let partition = self.partition_from_counts::<I::Element>(counts)?;
         let parts = (&partition, layout_digest(counts.iter().copied()));
         let input = Cow::Owned(self.root_input(input, root)?.to_vec());
-        self.start(self.prepare_scatter(input, parts, root, Site::here())?)
+        self.start_prepared(self.prepare_scatter(input, parts, root, Site::here())?)
     }
 
     /// [`Group::scatter_uneven`] into `output`, which must have the length of this rank's part.
@@ -235,7 +235,7 @@ impl Group {
     ) -> Result<Call, Error> {
         self.check_root(root)?;
         let spec = CollectiveSpec::Scatter { partition: partition.clone(), root };
-        Ok(self.call::<T>(spec, site).with_layout(layout))
+        Ok(self.new_call::<T>(spec, site).with_layout(layout))
     }
 
     fn prepare_scatter<'a, T: Element>(
@@ -244,17 +244,17 @@ impl Group {
         parts: (&Partition, u32),
         root: Rank,
         site: Site,
-    ) -> Result<Prepared<'a, T, Vec<T>>, Error> {
+    ) -> Result<PreparedCollective<'a, T, Vec<T>>, Error> {
         let call = self.scatter_call::<T>(parts, root, site)?;
         let own = parts.0.range(self.rank);
         if self.rank != root {
-            return Ok(Prepared::new(call, zeroed(own.len())?, |part| part));
+            return Ok(PreparedCollective::new(call, zeroed(own.len())?, |part| part));
         }
         if input.len() != parts.0.total() {
             return Err(WRONG_ROOT_LENGTH);
         }
         let part = input[own].to_vec();
-        Ok(Prepared::sending(call, input, part))
+        Ok(PreparedCollective::new_sending(call, input, part))
     }
 }
 
