@@ -40,7 +40,7 @@ impl Group {
         let epoch = Instant::now();
         let options = JoinOptions {
             streams: Streams::new(self.streams()).unwrap_or_default(),
-            transport: self.selection().local,
+            transport: self.selection().local_transport,
             operation_timeout: self.timeout,
             ..options.clone()
         };

@@ -233,7 +233,7 @@ pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<
     };
     run_setup(&mut group, |group| {
         connect_ring(group)?;
-        tune::agree(group, &options.algorithms, options.transport, streams)?;
+        tune::agree_on_selection(group, &options.algorithms, options.transport, streams)?;
         group.share_memory()
     })?;
     Ok(group)

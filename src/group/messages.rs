@@ -107,9 +107,9 @@ impl Group {
         }))
     }
 
-    /// Sends elements to rank `to`, and returns when they have left this rank. The send of a short message may return before
-    /// the receive is posted, because the receiver stores the message. The send of a long message waits for the receive. A
-    /// message from a rank to itself is copied, so this method returns at once.
+    /// Sends elements to rank `to`, and returns when the elements have left this rank. The send of a short message may return
+    /// before the receive is posted, because the receiver stores the message. The send of a long message waits for the
+    /// receive. A message from a rank to itself is copied, so its send returns at once.
     ///
     /// With [`SendOptions::synchronous`], this method returns only after a receive has matched the message. That costs a
     /// round trip. If a rank sends a synchronous message to itself, the receive must already be posted, or must be in
@@ -153,6 +153,7 @@ impl Group {
         self.submit_send(request, elements, to)
     }
 
+    /// Begins a send to rank `to` of the group, and returns its handle.
     pub(super) fn submit_send<B: OwnedBuffer>(
         &self,
         request: OperationRequest,
@@ -162,8 +163,8 @@ impl Group {
         let to = self.world_rank(to)?;
         let job = self.message_job()?;
         let id = job.driver.submit(request, Submission::Send(to, Memory::owned(elements)))?;
-        let finish = |outcome: OperationOutput| outcome.memory.into_owned().ok_or(Error::Taken);
-        Ok(Handle::pending(Arc::clone(job), id, finish))
+        let make_result = |output: OperationOutput| output.memory.into_owned().ok_or(Error::Taken);
+        Ok(Handle::pending(Arc::clone(job), id, make_result))
     }
 
     /// Receives a message into the beginning of `buffer`, which must be long enough for the message. A tag of `None`
@@ -213,8 +214,8 @@ impl Group {
         envelope.map(|envelope| self.status(&envelope)).ok_or(Error::Taken)
     }
 
-    /// [`Group::receive`] that does not fail the job if the message is longer than the buffer. Such a message is received
-    /// and discarded, and this rank gets [`Error::Truncated`]. The group can still be used, as MPI programs expect.
+    /// Receives as [`Group::receive`] does, but a message that is longer than the buffer does not fail the job. Such a message
+    /// is discarded, and this rank gets [`Error::Truncated`]. The group can still be used, as MPI programs expect.
     ///
     /// # Errors
     ///
@@ -235,7 +236,7 @@ impl Group {
         self.receive_with(request, pattern, elements, convert).and_then(|status| check_length(status, room))
     }
 
-    /// Asynchronous [`Group::receive_fitting`]; the handle returns the buffer if the message is not longer.
+    /// Asynchronous [`Group::receive_fitting`]; the handle returns the buffer and the status if the message fits.
     ///
     /// # Errors
     ///
@@ -281,7 +282,7 @@ impl Group {
         self.submit_receive(request, pattern)
     }
 
-    /// Asynchronously receives a message into the beginning of `buffer`; the handle returns the buffer.
+    /// Asynchronously receives a message into the beginning of `buffer`; the handle returns the buffer and the status.
     ///
     /// # Errors
     ///
@@ -299,6 +300,7 @@ impl Group {
         self.submit_receive_into(request, pattern, Memory::owned(buffer), count)
     }
 
+    /// Begins a receive into `memory` of `room` elements. The handle returns the owned buffer and the status.
     fn submit_receive_into<B: OwnedBuffer>(
         &self,
         request: OperationRequest,
@@ -309,13 +311,14 @@ impl Group {
         let job = self.message_job()?;
         let id = job.driver.submit(request, Submission::Receive(pattern, memory))?;
         let members = Arc::clone(&self.members);
-        Ok(Handle::pending(Arc::clone(job), id, move |outcome: OperationOutput| {
-            let envelope = outcome.envelope.ok_or(Error::Taken)?;
+        Ok(Handle::pending(Arc::clone(job), id, move |output: OperationOutput| {
+            let envelope = output.envelope.ok_or(Error::Taken)?;
             let status = check_length(status(&members, &envelope), room)?;
-            Ok((outcome.memory.into_owned().ok_or(Error::Taken)?, status))
+            Ok((output.memory.into_owned().ok_or(Error::Taken)?, status))
         }))
     }
 
+    /// Begins a receive that allocates the memory that the message needs.
     pub(super) fn submit_receive<T: Element>(
         &self,
         request: OperationRequest,
@@ -325,10 +328,10 @@ impl Group {
         let id =
             job.driver.submit(request, Submission::Receive(pattern, Memory::allocated_on_match::<T>()))?;
         let members = Arc::clone(&self.members);
-        Ok(Handle::pending(Arc::clone(job), id, move |outcome: OperationOutput| {
-            let envelope = outcome.envelope.ok_or(Error::Taken)?;
+        Ok(Handle::pending(Arc::clone(job), id, move |output: OperationOutput| {
+            let envelope = output.envelope.ok_or(Error::Taken)?;
             let status = status(&members, &envelope);
-            Ok(Received { elements: outcome.memory.into_elements(), status })
+            Ok(Received { elements: output.memory.into_elements(), status })
         }))
     }
 
@@ -350,15 +353,15 @@ impl Group {
     {
         let site = Site::here();
         let (elements, buffer) = (elements.elements()?, buffer.elements_mut()?);
-        let send = self.send_request::<I::Element>(elements.len(), send_tag.into(), site)?;
+        let send_request = self.send_request::<I::Element>(elements.len(), send_tag.into(), site)?;
         let to = self.world_rank(to)?;
-        let (request, pattern) =
+        let (receive_request, pattern) =
             self.receive_request_and_pattern::<B::Element>(buffer.len(), source, receive_tag, site)?;
         let driver = &self.message_job()?.driver;
         let bytes: &[u8] = bytemuck::cast_slice(elements);
         memory::lend(bytes, |memory| {
-            let sent = driver.begin(send, Submission::Send(to, memory), true)?;
-            let received = self.receive_into(request, pattern, buffer);
+            let sent = driver.begin(send_request, Submission::Send(to, memory), true)?;
+            let received = self.receive_into(receive_request, pattern, buffer);
             // The send must end even if the receive has failed, because it uses the borrowed elements.
             driver.wait_for_borrowed(sent).unwrap_or(Err(Error::Taken))?;
             received
@@ -398,7 +401,7 @@ impl Group {
         Ok(driver.probe(pattern, until)?.map(|envelope| self.status(&envelope)))
     }
 
-    /// Returns the engine's description of a send.
+    /// Returns the arguments with which the engine begins a send.
     pub(super) fn send_request<T: Element>(
         &self,
         count: usize,
@@ -408,10 +411,10 @@ impl Group {
         if tag == ANY_TAG {
             return Err(Error::InvalidTag);
         }
-        Ok(OperationRequest { mode, ..self.message::<T>(count, tag, site) })
+        Ok(OperationRequest { mode, ..self.message_request::<T>(count, tag, site) })
     }
 
-    /// Returns the engine's description of a receive, and the pattern of the messages that it accepts.
+    /// Returns the arguments with which the engine begins a receive, and the pattern of the messages that the receive accepts.
     pub(super) fn receive_request_and_pattern<T: Element>(
         &self,
         count_max: usize,
@@ -422,11 +425,11 @@ impl Group {
         let pattern = self.pattern(source, tag)?;
         // A message cannot be longer than the address space.
         let count_max = count_max.min(isize::MAX as usize / size_of::<T>());
-        Ok((self.message::<T>(count_max, tag.unwrap_or(ANY_TAG), site), pattern))
+        Ok((self.message_request::<T>(count_max, tag.unwrap_or(ANY_TAG), site), pattern))
     }
 
-    /// Returns the engine's description of a message.
-    fn message<T: Element>(&self, count: usize, tag: u32, site: Site) -> OperationRequest {
+    /// Returns the arguments with which the engine begins a standard send or a receive of `count` elements.
+    fn message_request<T: Element>(&self, count: usize, tag: u32, site: Site) -> OperationRequest {
         let contract = Contract {
             operation: Operation::Message,
             dtype: T::DTYPE,
@@ -440,12 +443,13 @@ impl Group {
         OperationRequest { group: self.id, contract, timeout, spent, site, mode }
     }
 
-    /// Returns the world rank of a member.
+    /// Returns the rank in the world of a rank of the group.
     fn world_rank(&self, peer: Rank) -> Result<Rank, Error> {
         let member = self.members.get(peer.index()).copied();
         member.ok_or(Error::InvalidPeer { peer, world: self.world })
     }
 
+    /// Returns the pattern of the messages from `source` with `tag`.
     fn pattern(&self, source: Source, tag: Option<u32>) -> Result<Pattern, Error> {
         let source = match source {
             Source::Any => None,
@@ -463,8 +467,8 @@ impl Group {
         self.world == WorldSize::ONE || pattern.source == Some(own)
     }
 
-    /// Returns the job that carries messages. In a world of one rank, this is a job for messages of the rank to itself, which is
-    /// created when it is first needed.
+    /// Returns the job that carries messages. In a world of one rank, this is a job for messages of the rank to itself. The first
+    /// call creates this job.
     fn message_job(&self) -> Result<&Arc<SharedJob>, Error> {
         self.driver()?;
         if let Some(job) = self.job.as_ref().or_else(|| self.self_job.get()) {
@@ -484,7 +488,7 @@ fn check_length(status: Status, room: usize) -> Result<Status, Error> {
     if status.count <= room { Ok(status) } else { Err(Error::Truncated { status, room }) }
 }
 
-/// Converts the description of a message. The source becomes a rank of the group.
+/// Returns the status of a message. The envelope names a rank of the world, and the status names a rank of the group.
 fn status(members: &[Rank], envelope: &Envelope) -> Status {
     let position = members.iter().position(|&member| member == envelope.source);
     Status {

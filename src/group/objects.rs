@@ -11,11 +11,11 @@ use crate::types::Rank;
 pub const OBJECT_BYTES_MAX: usize = 1 << 30;
 
 impl Group {
-    /// Sends the root's object to all ranks. The other ranks' `object` is ignored.
+    /// Sends the root's object to all ranks, and returns the object. The other ranks' `object` is ignored.
     ///
     /// # Errors
     ///
-    /// [`Error::Object`] if it cannot be encoded or decoded, or is longer than [`OBJECT_BYTES_MAX`], or the errors of
+    /// [`Error::Object`] if the object cannot be encoded or decoded, or is longer than [`OBJECT_BYTES_MAX`], or the errors of
     /// [`Group::broadcast`].
     #[track_caller]
     pub fn broadcast_object<O: Serialize + DeserializeOwned>(
@@ -37,7 +37,7 @@ impl Group {
         decode(&bytes)
     }
 
-    /// Gathers every rank's object, in rank order.
+    /// Returns every rank's object, in rank order.
     ///
     /// # Errors
     ///
@@ -48,12 +48,12 @@ impl Group {
         object: &O,
     ) -> Result<Vec<O>, Error> {
         let encoded = encode(object);
-        let lengths = self.object_lengths(&encoded)?;
+        let lengths = self.gather_object_lengths(&encoded)?;
         let all = self.all_gather_uneven(&encoded?, &lengths)?;
-        split(&all, &lengths).map(decode).collect()
+        split_by_lengths(&all, &lengths).map(decode).collect()
     }
 
-    /// Gathers every rank's object, in rank order, on the root, and an empty vector on the other ranks.
+    /// Returns every rank's object in rank order on the root, and an empty vector on the other ranks.
     ///
     /// # Errors
     ///
@@ -66,17 +66,22 @@ impl Group {
     ) -> Result<Vec<O>, Error> {
         self.check_root(root)?;
         let encoded = encode(object);
-        let lengths = self.object_lengths(&encoded)?;
+        let lengths = self.gather_object_lengths(&encoded)?;
         let all = self.gather_uneven(&encoded?, &lengths, root)?;
-        if self.rank == root { split(&all, &lengths).map(decode).collect() } else { Ok(Vec::new()) }
+        if self.rank == root {
+            split_by_lengths(&all, &lengths).map(decode).collect()
+        } else {
+            Ok(Vec::new())
+        }
     }
 
-    /// Sends `objects[r]` of the root to rank r. The root passes one object for each rank. The other ranks' objects are
-    /// ignored.
+    /// Sends `objects[r]` of the root to rank r, and returns the object of this rank. The root passes one object for each
+    /// rank. The other ranks' objects are ignored.
     ///
     /// # Errors
     ///
-    /// The same errors as [`Group::broadcast_object`].
+    /// The same errors as [`Group::broadcast_object`], and [`Error::InvalidCounts`] on the root if it does not pass one object
+    /// for each rank.
     #[track_caller]
     pub fn scatter_object<O: Serialize + DeserializeOwned>(
         &mut self,
@@ -138,13 +143,14 @@ impl Group {
 
     /// Gathers the lengths of all ranks' objects. Returns an error on all ranks if any rank could not encode its object.
     #[track_caller]
-    fn object_lengths(&mut self, encoded: &Result<Vec<u8>, Error>) -> Result<Vec<usize>, Error> {
+    fn gather_object_lengths(&mut self, encoded: &Result<Vec<u8>, Error>) -> Result<Vec<usize>, Error> {
         let own = encoded.as_ref().map_or(u64::MAX, |bytes| bytes.len() as u64);
         check_lengths(&self.all_gather_from(&[own])?)
     }
 }
 
-/// Converts the lengths. Returns an error if a rank could not encode its object, which its length shows.
+/// Converts the lengths of all ranks' objects. Returns an error if a rank could not encode its object: its length is then above
+/// the limit.
 fn check_lengths(lengths: &[u64]) -> Result<Vec<usize>, Error> {
     match lengths.iter().position(|&length| length > OBJECT_BYTES_MAX as u64) {
         Some(rank) => Err(Error::Object(format!("of rank {rank} could not be encoded on that rank"))),
@@ -152,6 +158,7 @@ fn check_lengths(lengths: &[u64]) -> Result<Vec<usize>, Error> {
     }
 }
 
+/// Encodes an object. Returns an error if the encoded object is too long.
 pub(super) fn encode<O: Serialize>(object: &O) -> Result<Vec<u8>, Error> {
     let bytes = rmp_serde::to_vec_named(object)
         .map_err(|error| Error::Object(format!("cannot be encoded: {error}")))?;
@@ -164,12 +171,13 @@ pub(super) fn encode<O: Serialize>(object: &O) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
+/// Decodes an object of [`encode`].
 pub(super) fn decode<O: DeserializeOwned>(bytes: &[u8]) -> Result<O, Error> {
     rmp_serde::from_slice(bytes).map_err(|error| Error::Object(format!("cannot be decoded: {error}")))
 }
 
-/// Splits the bytes into parts of these lengths, whose sum must be the number of bytes.
-fn split<'a>(mut all: &'a [u8], lengths: &[usize]) -> impl Iterator<Item = &'a [u8]> {
+/// Splits the bytes into parts of these lengths. The sum of the lengths must be the number of bytes.
+fn split_by_lengths<'a>(mut all: &'a [u8], lengths: &[usize]) -> impl Iterator<Item = &'a [u8]> {
     lengths.iter().map(move |&length| {
         let (part, rest) = all.split_at(length);
         all = rest;

@@ -27,8 +27,8 @@ impl Group {
         root: Rank,
     ) -> Result<Handle<O>, Error> {
         self.check_root(root)?;
-        let own = if self.rank == root { self.same_for_each_rank(&encode(object)) } else { Vec::new() };
-        let handle = self.exchange_objects(own, vec![root], Site::here())?;
+        let sends = if self.rank == root { self.same_for_each_rank(&encode(object)) } else { Vec::new() };
+        let handle = self.exchange_objects(sends, vec![root], Site::here())?;
         Ok(handle.and_then(|mut objects| objects.pop().ok_or(Error::Taken)))
     }
 
@@ -42,8 +42,8 @@ impl Group {
         &mut self,
         object: &O,
     ) -> Result<Handle<Vec<O>>, Error> {
-        let own = self.same_for_each_rank(&encode(object));
-        self.exchange_objects(own, self.world.ranks().collect(), Site::here())
+        let sends = self.same_for_each_rank(&encode(object));
+        self.exchange_objects(sends, self.world.ranks().collect(), Site::here())
     }
 
     /// Asynchronous [`Group::gather_object`].
@@ -58,8 +58,8 @@ impl Group {
         root: Rank,
     ) -> Result<Handle<Vec<O>>, Error> {
         self.check_root(root)?;
-        let from = if self.rank == root { self.world.ranks().collect() } else { Vec::new() };
-        self.exchange_objects(vec![(root, encode(object))], from, Site::here())
+        let sources = if self.rank == root { self.world.ranks().collect() } else { Vec::new() };
+        self.exchange_objects(vec![(root, encode(object))], sources, Site::here())
     }
 
     /// Asynchronous [`Group::scatter_object`].
@@ -74,13 +74,13 @@ impl Group {
         root: Rank,
     ) -> Result<Handle<O>, Error> {
         self.check_root(root)?;
-        let own = if self.rank == root { self.encode_for_each_rank(objects) } else { Vec::new() };
-        let handle = self.exchange_objects(own, vec![root], Site::here())?;
+        let sends = if self.rank == root { self.encode_for_each_rank(objects) } else { Vec::new() };
+        let handle = self.exchange_objects(sends, vec![root], Site::here())?;
         Ok(handle.and_then(|mut objects| objects.pop().ok_or(Error::Taken)))
     }
 
-    /// Sends `objects[r]` of this rank to rank r. Each rank passes one object for each rank. Returns the objects that the
-    /// ranks have sent to this rank, in rank order.
+    /// Sends `objects[r]` of this rank to rank r. Each rank passes one object for each rank. Returns the objects that this
+    /// rank has received, in rank order of the senders.
     ///
     /// # Errors
     ///
@@ -105,8 +105,8 @@ impl Group {
         &mut self,
         objects: &[O],
     ) -> Result<Handle<Vec<O>>, Error> {
-        let own = self.encode_for_each_rank(objects);
-        self.exchange_objects(own, self.world.ranks().collect(), Site::here())
+        let sends = self.encode_for_each_rank(objects);
+        self.exchange_objects(sends, self.world.ranks().collect(), Site::here())
     }
 
     /// Asynchronous [`Group::send_object`].
@@ -139,13 +139,13 @@ impl Group {
         Ok(received.and_then(|Received { elements, status }| Ok((decode(&elements)?, status))))
     }
 
-    /// Returns the same encoded object for each rank.
-    fn same_for_each_rank(&self, encoded: &Result<Vec<u8>, Error>) -> Vec<Encoded> {
+    /// Returns the same encoded object once for each rank.
+    fn same_for_each_rank(&self, encoded: &Result<Vec<u8>, Error>) -> Vec<EncodedForRank> {
         self.world.ranks().map(|rank| (rank, encoded.clone())).collect()
     }
 
     /// Encodes one object for each rank.
-    fn encode_for_each_rank<O: Serialize>(&self, objects: &[O]) -> Vec<Encoded> {
+    fn encode_for_each_rank<O: Serialize>(&self, objects: &[O]) -> Vec<EncodedForRank> {
         let has_one_for_each = objects.len() == self.world.as_usize();
         let object = |rank: Rank| match objects.get(rank.index()).filter(|_| has_one_for_each) {
             Some(object) => encode(object),
@@ -154,19 +154,19 @@ impl Group {
         self.world.ranks().map(|rank| (rank, object(rank))).collect()
     }
 
-    /// Sends an object to each rank in `to`, and receives an object from each rank in `from`. If an object could not be encoded,
-    /// an empty message is sent instead, so that its receiver does not wait. No encoded object is empty.
+    /// Sends the objects in `sends` to their ranks, and receives an object from each rank in `sources`. If an object could not be
+    /// encoded, its receiver gets an empty message instead, so that the receiver does not wait. No encoded object is empty.
     fn exchange_objects<O: DeserializeOwned + 'static>(
         &mut self,
-        to: Vec<Encoded>,
-        from: Vec<Rank>,
+        sends: Vec<EncodedForRank>,
+        sources: Vec<Rank>,
         site: Site,
     ) -> Result<Handle<Vec<O>>, Error> {
         let (tag, group) = (self.object_operations, self.id | OBJECTS_GROUP_BIT);
         self.object_operations = (self.object_operations + 1) % ANY_TAG;
         let mut failure = Ok(());
-        let mut parts = Vec::with_capacity(to.len() + from.len());
-        for (to, encoded) in to {
+        let mut parts = Vec::with_capacity(sends.len() + sources.len());
+        for (to, encoded) in sends {
             let bytes = encoded.unwrap_or_else(|error| {
                 failure = Err(error);
                 Vec::new()
@@ -175,8 +175,8 @@ impl Group {
                 OperationRequest { group, ..self.send_request::<u8>(bytes.len(), tag.into(), site)? };
             parts.push(self.submit_send(request, bytes, to)?.and_then(|_| Ok(None)));
         }
-        for &from in &from {
-            let source = Source::Rank(from);
+        for &source in &sources {
+            let source = Source::Rank(source);
             let (request, pattern) =
                 self.receive_request_and_pattern::<u8>(OBJECT_BYTES_MAX, source, Some(tag), site)?;
             let (request, pattern) = (OperationRequest { group, ..request }, Pattern { group, ..pattern });
@@ -185,18 +185,22 @@ impl Group {
         }
         Ok(Handle::joined(parts, move |parts: Vec<Option<Vec<u8>>>| {
             failure?;
-            from.iter().zip(parts.iter().flatten()).map(|(&from, bytes)| decode_from(from, bytes)).collect()
+            sources
+                .iter()
+                .zip(parts.iter().flatten())
+                .map(|(&source, bytes)| decode_from(source, bytes))
+                .collect()
         }))
     }
 }
 
-/// A rank, and the encoded object for this rank or the error of encoding it.
-type Encoded = (Rank, Result<Vec<u8>, Error>);
+/// A rank, and the encoded object for this rank. The error says why the object could not be encoded.
+type EncodedForRank = (Rank, Result<Vec<u8>, Error>);
 
-/// Decodes an object from rank `from`. An empty message means that this rank could not encode the object.
-fn decode_from<O: DeserializeOwned>(from: Rank, bytes: &[u8]) -> Result<O, Error> {
+/// Decodes an object that rank `source` has sent. An empty message means that `source` could not encode the object.
+fn decode_from<O: DeserializeOwned>(source: Rank, bytes: &[u8]) -> Result<O, Error> {
     if bytes.is_empty() {
-        return Err(Error::Object(format!("of rank {from} could not be encoded on that rank")));
+        return Err(Error::Object(format!("of rank {source} could not be encoded on that rank")));
     }
     decode(bytes)
 }

@@ -51,7 +51,7 @@ impl Spent {
     }
 }
 
-/// A part of the work.
+/// A part of the work of operations. [`Spent`] has a field for each part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ProfilePart {
     Send,
@@ -61,7 +61,7 @@ pub(super) enum ProfilePart {
 }
 
 impl ProfilePart {
-    /// Returns the part that counts an action on elements that have arrived.
+    /// Returns the part of the profile to which the time of this action belongs.
     pub(super) fn of(action: Action) -> Self {
         match action {
             Action::Copy => Self::Receive,
@@ -74,6 +74,7 @@ impl ProfilePart {
 #[derive(Clone, Default)]
 pub(super) struct Meter(Arc<ProfileCounters>);
 
+/// The times of a job on this rank, in nanoseconds.
 #[derive(Default)]
 struct ProfileCounters {
     is_on: AtomicBool,
@@ -95,18 +96,21 @@ pub(super) fn mark_background_thread() {
 }
 
 impl Meter {
+    /// Switches the profile on or off.
     pub(super) fn switch(&self, is_on: bool) {
         self.0.is_on.store(is_on, Ordering::Relaxed);
     }
 
+    /// Returns the times that have been measured since the start of the job.
     pub(super) fn profile(&self) -> Profile {
         let spent = |parts: &PartTimes| {
-            let of = |part: ProfilePart| Duration::from_nanos(parts[part as usize].load(Ordering::Relaxed));
+            let time_of =
+                |part: ProfilePart| Duration::from_nanos(parts[part as usize].load(Ordering::Relaxed));
             Spent {
-                send: of(ProfilePart::Send),
-                receive: of(ProfilePart::Receive),
-                reduce: of(ProfilePart::Reduce),
-                wait: of(ProfilePart::Wait),
+                send: time_of(ProfilePart::Send),
+                receive: time_of(ProfilePart::Receive),
+                reduce: time_of(ProfilePart::Reduce),
+                wait: time_of(ProfilePart::Wait),
             }
         };
         Profile { calls: spent(&self.0.calls), background: spent(&self.0.background) }
@@ -117,7 +121,7 @@ impl Meter {
         self.0.is_on.load(Ordering::Relaxed).then(Instant::now)
     }
 
-    /// Counts the time since `started` for `part`, and sets `started` to the current time. So the clock is read only once between
+    /// Adds the time since `started` to `part`, and sets `started` to the current time. So the clock is read only once between
     /// two parts that follow each other.
     pub(super) fn end(&self, part: ProfilePart, started: &mut Option<Instant>) {
         if let Some(since) = started {
@@ -128,7 +132,7 @@ impl Meter {
         }
     }
 
-    /// Runs `work` and counts its time for `part`.
+    /// Runs `work` and adds its time to `part`.
     pub(super) fn time<R>(&self, part: ProfilePart, work: impl FnOnce() -> R) -> R {
         let mut started = self.start();
         let result = work();
@@ -153,9 +157,9 @@ mod tests {
     fn a_profile_that_is_off_measures_nothing() {
         let meter = Meter::default();
         meter.time(ProfilePart::Send, work);
-        let mut begun_off = meter.start();
+        let mut started_while_off = meter.start();
         meter.switch(true);
-        meter.end(ProfilePart::Wait, &mut begun_off);
+        meter.end(ProfilePart::Wait, &mut started_while_off);
         assert_eq!(meter.profile(), Profile::default());
     }
 
@@ -163,14 +167,14 @@ mod tests {
     fn consecutive_parts_are_measured_without_gaps() {
         let meter = Meter::default();
         meter.switch(true);
-        let all = Instant::now();
+        let test_started = Instant::now();
         let mut started = meter.start();
         for part in [ProfilePart::Send, ProfilePart::Receive, ProfilePart::Reduce, ProfilePart::Wait] {
             work();
             meter.end(part, &mut started);
         }
         let first = meter.profile().calls;
-        assert!(first.total() <= all.elapsed());
+        assert!(first.total() <= test_started.elapsed());
         for spent in [first.send, first.receive, first.reduce, first.wait] {
             assert!(spent >= Duration::from_micros(5), "{first:?}");
         }

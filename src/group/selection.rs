@@ -7,7 +7,7 @@ use super::share::LocalTransport;
 use crate::schedule::cost::{self, LinkCost};
 use crate::types::{Algorithm, Operation, WorldSize};
 
-/// The most ranges of sizes that can be requested.
+/// The most ranges of buffer sizes for which algorithms can be requested.
 pub(super) const RANGES_MAX: usize = 16;
 
 /// The requested algorithms, by the number of bytes of the buffer. Without a request, an operation uses the algorithm with
@@ -18,12 +18,12 @@ pub(super) const RANGES_MAX: usize = 16;
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Algorithms(Vec<AlgorithmRange>);
 
-/// One algorithm for a range of buffer sizes in bytes, with both ends included.
+/// The algorithm for buffers of `bytes_min` to `bytes_max` bytes. Both ends belong to the range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct AlgorithmRange {
     pub(super) algorithm: Algorithm,
-    pub(super) from: u64,
-    pub(super) to: u64,
+    pub(super) bytes_min: u64,
+    pub(super) bytes_max: u64,
 }
 
 impl Algorithms {
@@ -35,10 +35,10 @@ impl Algorithms {
         &self.0
     }
 
-    /// Returns fixed ranges, with which all runs on the same hosts give the same bits. A choice by measurement may differ
-    /// between runs.
+    /// Returns fixed ranges. With them, all runs on the same hosts give the same bits. A choice by measured cost may differ
+    /// from run to run.
     pub fn reproducible() -> Self {
-        let range = |algorithm, from, to| AlgorithmRange { algorithm, from, to };
+        let range = |algorithm, bytes_min, bytes_max| AlgorithmRange { algorithm, bytes_min, bytes_max };
         Self(vec![
             // For groups with several hosts and several ranks on a host.
             range(Algorithm::Hierarchy, 0, u64::MAX),
@@ -53,9 +53,10 @@ impl Algorithms {
         self.0.is_empty()
     }
 
+    /// Returns the requested algorithms for a buffer of `bytes` bytes, in the order of the request.
     fn for_bytes(&self, bytes: u64) -> impl Iterator<Item = Algorithm> {
-        let fits = move |range: &&AlgorithmRange| (range.from..=range.to).contains(&bytes);
-        self.0.iter().filter(fits).map(|range| range.algorithm)
+        let contains = move |range: &&AlgorithmRange| (range.bytes_min..=range.bytes_max).contains(&bytes);
+        self.0.iter().filter(contains).map(|range| range.algorithm)
     }
 }
 
@@ -74,6 +75,7 @@ impl FromStr for Algorithms {
     }
 }
 
+/// Parses an algorithm with its range of sizes, for example `ring:65537-max`. Without a range, the range is all sizes.
 fn parse_range(text: &str) -> Result<AlgorithmRange, String> {
     let (name, bytes) = text.split_once(':').unwrap_or((text, "0-max"));
     let algorithm = cost::REQUESTABLE_ALGORITHMS.iter().copied().find(|algorithm| algorithm.name() == name);
@@ -82,14 +84,15 @@ fn parse_range(text: &str) -> Result<AlgorithmRange, String> {
             cost::REQUESTABLE_ALGORITHMS.iter().map(|algorithm| algorithm.name()).collect();
         format!("`{name}` is not one of {}, auto", names.join(", "))
     })?;
-    let wrong = || format!("`{bytes}` is not a range of bytes like 0-65536 or 65537-max");
-    let (from, to) = bytes.split_once('-').ok_or_else(wrong)?;
-    let from = from.parse().map_err(|_| wrong())?;
-    let to = if to == "max" { u64::MAX } else { to.parse().map_err(|_| wrong())? };
-    if from > to {
-        return Err(wrong());
+    let invalid_range = || format!("`{bytes}` is not a range of bytes like 0-65536 or 65537-max");
+    let (min_text, max_text) = bytes.split_once('-').ok_or_else(invalid_range)?;
+    let bytes_min = min_text.parse().map_err(|_| invalid_range())?;
+    let bytes_max =
+        if max_text == "max" { u64::MAX } else { max_text.parse().map_err(|_| invalid_range())? };
+    if bytes_min > bytes_max {
+        return Err(invalid_range());
     }
-    Ok(AlgorithmRange { algorithm, from, to })
+    Ok(AlgorithmRange { algorithm, bytes_min, bytes_max })
 }
 
 impl fmt::Display for Algorithms {
@@ -97,19 +100,19 @@ impl fmt::Display for Algorithms {
         if self.0.is_empty() {
             return f.write_str("auto");
         }
-        for (index, AlgorithmRange { algorithm, from, to }) in self.0.iter().enumerate() {
+        for (index, AlgorithmRange { algorithm, bytes_min, bytes_max }) in self.0.iter().enumerate() {
             let separator = if index == 0 { "" } else { ";" };
             let name = algorithm.name();
-            match *to {
-                u64::MAX => write!(f, "{separator}{name}:{from}-max")?,
-                to => write!(f, "{separator}{name}:{from}-{to}")?,
+            match *bytes_max {
+                u64::MAX => write!(f, "{separator}{name}:{bytes_min}-max")?,
+                bytes_max => write!(f, "{separator}{name}:{bytes_min}-{bytes_max}")?,
             }
         }
         Ok(())
     }
 }
 
-/// The connection between the ranks of a group.
+/// The transports that connect the ranks of a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum GroupMedium {
     /// Only links.
@@ -123,10 +126,12 @@ pub(super) enum GroupMedium {
 /// The data that decide which algorithm an operation uses. All ranks of a job have the same data.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AlgorithmSelection {
+    /// The requested algorithms.
     pub(super) algorithms: Algorithms,
-    pub(super) link: LinkCost,
+    /// The measured cost of links.
+    pub(super) link_cost: LinkCost,
     /// The transport between ranks of one host.
-    pub(super) local: LocalTransport,
+    pub(super) local_transport: LocalTransport,
 }
 
 impl AlgorithmSelection {
@@ -153,7 +158,7 @@ impl AlgorithmSelection {
             _ if is_hierarchical => Algorithm::Hierarchy,
             [only] => *only,
             _ if medium == GroupMedium::SharedMemory => cost::cheapest_in_shared_memory(bytes),
-            _ => self.link.cheapest(operation, world, bytes),
+            _ => self.link_cost.cheapest(operation, world, bytes),
         })
     }
 }

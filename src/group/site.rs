@@ -1,4 +1,4 @@
-//! The site of a call: the line of the caller, or a line that the caller has set with [`at`].
+//! The site of a call, which error messages show: the line of the caller, or a line that the caller has set with [`at`].
 
 use std::cell::Cell;
 use std::panic::Location;
@@ -13,7 +13,7 @@ thread_local! {
 /// Runs `calls`. Errors on all ranks then name `site` as the line of each call that this thread makes within `calls`. A
 /// binding to another language uses this function, so that errors name a line of the program and not of the binding.
 ///
-/// If uses are nested, the innermost site applies.
+/// If `calls` itself calls this function, the site of the inner call applies until the inner call returns.
 ///
 /// ```
 /// use ringtrain::{Group, ReduceOp, Site, group};
@@ -55,17 +55,17 @@ mod tests {
 
     #[test]
     fn the_innermost_site_applies_until_its_calls_end() {
-        let own = |site: Site| site.to_string().starts_with("src/group/site.rs:");
+        let is_in_this_file = |site: Site| site.to_string().starts_with("src/group/site.rs:");
         let (outer, inner) = (Site::new("a.py", 1), Site::new("b.py", 2));
-        assert!(own(Site::here()));
+        assert!(is_in_this_file(Site::here()));
         at(outer, || {
             assert_eq!(Site::here(), outer);
             assert_eq!(at(inner, Site::here), inner);
             assert!(catch_unwind(|| at(inner, || panic!("on purpose"))).is_err());
             assert_eq!(Site::here(), outer);
             // The site does not apply to other threads.
-            assert!(std::thread::spawn(move || own(Site::here())).join().unwrap());
+            assert!(std::thread::spawn(move || is_in_this_file(Site::here())).join().unwrap());
         });
-        assert!(own(Site::here()));
+        assert!(is_in_this_file(Site::here()));
     }
 }

@@ -1,4 +1,5 @@
-//! The number of connections of each link: a requested number, or the faster number in a measurement at the start of the job.
+//! The number of connections of each link: a requested number, or the number that a measurement at the start of the job finds
+//! faster.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,22 +11,23 @@ use super::{Error, Group};
 use crate::types::ReduceOp;
 use crate::wire::handshake::STREAMS_MAX;
 
-/// The number of connections that is compared with one connection.
+/// The measurement compares this number of connections with one connection.
 const MEASURED_STREAMS: u8 = 4;
 /// Several connections are used only if they reduce the time at least by this fraction.
 const MIN_GAIN: f64 = 0.1;
-/// The number of times that each choice is timed, after one warm-up. The median counts.
+/// The number of times that each number of connections is timed, after one warm-up. The median counts.
 const ROUNDS: usize = 5;
 /// The intended time of one measurement in nanoseconds. All measurements together take some 50 ms. Networks that limit the rate
 /// of a connection often let the first 100 KB pass at full speed, so a measurement must be longer.
-const TRIAL_NS: f64 = 4e6;
+const MEASUREMENT_NS: f64 = 4e6;
 /// The number of bytes that each rank sends in a probe, from which the length of the measurements is computed.
 const PROBE_BYTES: usize = 64 << 10;
 /// The number of probes. The fastest one counts.
 const PROBES: usize = 3;
-/// The least and the most bytes that each rank sends in a measurement.
-const TRIAL_BYTES_MIN: usize = 64 << 10;
-const TRIAL_BYTES_MAX: usize = 8 << 20;
+/// The least bytes that each rank sends in a measurement.
+const MEASUREMENT_BYTES_MIN: usize = 64 << 10;
+/// The most bytes that each rank sends in a measurement.
+const MEASUREMENT_BYTES_MAX: usize = 8 << 20;
 
 /// The number of connections of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,7 +45,7 @@ impl Streams {
     /// One or four connections. The ranks measure at the start of the job which number is faster.
     pub const AUTO: Self = Self(StreamChoice::Measured);
 
-    /// Returns `count` connections; `None` unless `count` is from 1 to 8.
+    /// Returns `count` connections; `None` if `count` is not from 1 to 8.
     pub fn new(count: u8) -> Option<Self> {
         (1..=STREAMS_MAX).contains(&count).then_some(Self(StreamChoice::Fixed(count)))
     }
@@ -56,7 +58,7 @@ impl Streams {
         }
     }
 
-    /// Decodes [`Streams::to_byte`].
+    /// Decodes the byte of [`Streams::to_byte`]; `None` if the byte is larger than 8.
     pub(super) fn from_byte(byte: u8) -> Option<Self> {
         if byte == 0 { Some(Self::AUTO) } else { Self::new(byte) }
     }
@@ -69,6 +71,7 @@ impl Streams {
         }
     }
 
+    /// Returns whether a measurement chooses the number of connections.
     pub(super) fn is_measured(self) -> bool {
         self.0 == StreamChoice::Measured
     }
@@ -103,10 +106,10 @@ impl fmt::Display for Streams {
 
 /// Measures whether one connection or several connections are faster on the ring, and uses the faster number for each link. All
 /// ranks of the job have to call this function, before the job is used for anything else. All ranks choose the same number.
-pub(super) fn choose(group: &mut Group, local: LocalTransport) -> Result<(), Error> {
+pub(super) fn choose_by_measurement(group: &mut Group, local_transport: LocalTransport) -> Result<(), Error> {
     // Ranks that share memory send little data over links.
-    let shares_memory = local != LocalTransport::Tcp && group.local_size() == group.size();
-    let count = if shares_memory { 1 } else { measure(group)? };
+    let shares_memory = local_transport != LocalTransport::Tcp && group.local_size() == group.size();
+    let count = if shares_memory { 1 } else { measure_faster_count(group)? };
     group.with_job(|job| {
         if count == 1 {
             job.driver.use_single_connection();
@@ -118,38 +121,39 @@ pub(super) fn choose(group: &mut Group, local: LocalTransport) -> Result<(), Err
     Ok(())
 }
 
-/// Returns the number of connections that is faster.
-fn measure(group: &mut Group) -> Result<u8, Error> {
+/// Measures an all-gather with one connection and with several connections, and returns the faster number of connections.
+fn measure_faster_count(group: &mut Group) -> Result<u8, Error> {
     // The first call opens the connections, so its time does not count.
-    time(group, MEASURED_STREAMS, PROBE_BYTES)?;
+    time_all_gather(group, MEASURED_STREAMS, PROBE_BYTES)?;
     let mut probe_ns = [f64::INFINITY];
     for _ in 0..PROBES {
-        probe_ns[0] = probe_ns[0].min(time(group, 1, PROBE_BYTES)?);
+        probe_ns[0] = probe_ns[0].min(time_all_gather(group, 1, PROBE_BYTES)?);
     }
     group.all_reduce(&mut probe_ns, ReduceOp::Max)?;
-    let bytes = (PROBE_BYTES as f64 * TRIAL_NS / probe_ns[0])
-        .clamp(TRIAL_BYTES_MIN as f64, TRIAL_BYTES_MAX as f64) as usize;
+    let bytes = (PROBE_BYTES as f64 * MEASUREMENT_NS / probe_ns[0])
+        .clamp(MEASUREMENT_BYTES_MIN as f64, MEASUREMENT_BYTES_MAX as f64) as usize;
     let mut times = [Vec::new(), Vec::new()];
     for round in 0..=ROUNDS {
         // Measure both numbers in turns, so that other load affects both alike.
         for (count, times) in [1, MEASURED_STREAMS].into_iter().zip(&mut times) {
-            let time = time(group, count, bytes)?;
+            let time_ns = time_all_gather(group, count, bytes)?;
             if round > 0 {
-                times.push(time);
+                times.push(time_ns);
             }
         }
     }
-    let [one, several] = times;
-    let mut medians = [median(one), median(several)];
+    let mut medians = times.map(median);
     group.all_reduce(&mut medians, ReduceOp::Max)?;
-    let [one, several] = medians;
-    log::debug!("{bytes} bytes take {one} ns with 1 connection and {several} ns with {MEASURED_STREAMS}");
-    Ok(if several <= one * (1.0 - MIN_GAIN) { MEASURED_STREAMS } else { 1 })
+    let [one_ns, several_ns] = medians;
+    log::debug!(
+        "{bytes} bytes take {one_ns} ns with 1 connection and {several_ns} ns with {MEASURED_STREAMS}"
+    );
+    Ok(if several_ns <= one_ns * (1.0 - MIN_GAIN) { MEASURED_STREAMS } else { 1 })
 }
 
 /// Returns the time in nanoseconds of an all-gather of `bytes` bytes from each rank on the ring, with `count` connections for
 /// each link.
-fn time(group: &mut Group, count: u8, bytes: usize) -> Result<f64, Error> {
+fn time_all_gather(group: &mut Group, count: u8, bytes: usize) -> Result<f64, Error> {
     group.with_job(|job| job.driver.use_streams(count));
     use_ring(group);
     let mut buffer = vec![0u8; group.size().as_usize() * bytes];

@@ -15,7 +15,7 @@ const RANGE_WORDS: usize = 3;
 /// The bytes that each rank contributes to a short all-gather.
 const SHORT_BYTES: usize = 8;
 /// The bytes that each rank sends in a long all-gather: more than the burst that a network passes above its rate after a pause.
-/// They take 6 ms on a network of 1 Gbit/s.
+/// To send these bytes takes 6 ms on a network of 1 Gbit/s.
 const LONG_TOTAL_BYTES: usize = 768 << 10;
 /// The most bytes that each rank contributes to a long all-gather.
 const LONG_BYTES_MAX: usize = 256 << 10;
@@ -27,25 +27,25 @@ const OVERHEAD_FRACTION: f64 = 0.25;
 const BYTE_NS_MIN: f64 = 0.02;
 /// The number of times that each all-gather is timed. The median counts.
 const ROUNDS: usize = 15;
-/// The number of times in a larger world.
+/// The value of [`ROUNDS`] in a world of more than [`DIRECT_WORLD_MAX`] ranks.
 const ROUNDS_LARGE: usize = 5;
-/// The long all-gather is timed only in every third round.
+/// In a small world, the long all-gather is timed only in every third round.
 const LONG_INTERVAL: usize = 3;
 
-/// Makes all ranks use rank 0's algorithms and transport, and measures the links.
-pub(super) fn agree(
+/// Makes all ranks use rank 0's algorithms and transport, and measures the cost of links. All ranks have to call this function.
+pub(super) fn agree_on_selection(
     group: &mut Group,
     algorithms: &Algorithms,
     transport: LocalTransport,
     streams: Streams,
 ) -> Result<(), Error> {
-    let (algorithms, local) = broadcast_from_rank_0(group, algorithms, transport)?;
+    let (algorithms, local_transport) = broadcast_options(group, algorithms, transport)?;
     if streams.is_measured() {
-        streams::choose(group, local)?;
+        streams::choose_by_measurement(group, local_transport)?;
     }
-    let link = measure(group)?;
-    set_selection(group, AlgorithmSelection { algorithms, link, local });
-    log::debug!("measured cost of links: {link:?}");
+    let link_cost = measure_link_cost(group)?;
+    set_selection(group, AlgorithmSelection { algorithms, link_cost, local_transport });
+    log::debug!("measured cost of links: {link_cost:?}");
     Ok(())
 }
 
@@ -74,21 +74,25 @@ impl Group {
     }
 }
 
-/// Returns the algorithms and the transport that rank 0 requests.
-fn broadcast_from_rank_0(
+/// Sends rank 0's algorithms and transport to all ranks, and returns them.
+fn broadcast_options(
     group: &mut Group,
-    own: &Algorithms,
+    algorithms: &Algorithms,
     transport: LocalTransport,
 ) -> Result<(Algorithms, LocalTransport), Error> {
     let mut words = [0u64; 1 + RANGES_MAX * RANGE_WORDS];
     words[0] = transport as u64;
-    for (range_words, range) in words[1..].chunks_exact_mut(RANGE_WORDS).zip(own.ranges()) {
-        range_words.copy_from_slice(&[u64::from(range.algorithm.to_byte()), range.from, range.to]);
+    for (range_words, range) in words[1..].chunks_exact_mut(RANGE_WORDS).zip(algorithms.ranges()) {
+        range_words.copy_from_slice(&[
+            u64::from(range.algorithm.to_byte()),
+            range.bytes_min,
+            range.bytes_max,
+        ]);
     }
     group.broadcast(&mut words, Rank::ZERO)?;
     let range = |words: &[u64]| {
         let algorithm = u8::try_from(words[0]).ok().and_then(Algorithm::from_byte)?;
-        Some(AlgorithmRange { algorithm, from: words[1], to: words[2] })
+        Some(AlgorithmRange { algorithm, bytes_min: words[1], bytes_max: words[2] })
     };
     let algorithms = Algorithms::new(words[1..].chunks_exact(RANGE_WORDS).map_while(range).collect());
     let all = [LocalTransport::Auto, LocalTransport::Tcp, LocalTransport::Shm];
@@ -98,12 +102,12 @@ fn broadcast_from_rank_0(
 
 /// Measures the cost of links: times short and long all-gathers on the ring and, in a small world, a direct all-gather. The
 /// times of the slowest rank count.
-fn measure(group: &mut Group) -> Result<LinkCost, Error> {
+fn measure_link_cost(group: &mut Group) -> Result<LinkCost, Error> {
     let n = group.size().as_usize();
     let is_small = n <= DIRECT_WORLD_MAX;
-    let long = (LONG_TOTAL_BYTES / (n - 1)).clamp(2 * SHORT_BYTES, LONG_BYTES_MAX);
+    let long_bytes = (LONG_TOTAL_BYTES / (n - 1)).clamp(2 * SHORT_BYTES, LONG_BYTES_MAX);
     let (rounds, long_interval) = if is_small { (ROUNDS, LONG_INTERVAL) } else { (ROUNDS_LARGE, 1) };
-    let kinds = [("ring", SHORT_BYTES, 1), ("ring", long, long_interval), ("direct", SHORT_BYTES, 1)];
+    let kinds = [("ring", SHORT_BYTES, 1), ("ring", long_bytes, long_interval), ("direct", SHORT_BYTES, 1)];
     let times_direct = is_small && n > 2;
     let kinds = if times_direct { &kinds[..] } else { &kinds[..2] };
     let mut times = vec![Vec::new(); kinds.len()];
@@ -111,33 +115,35 @@ fn measure(group: &mut Group) -> Result<LinkCost, Error> {
     for round in 0..rounds {
         for (&(algorithm, bytes, interval), times) in kinds.iter().zip(&mut times) {
             if round.is_multiple_of(interval) {
-                times.push(time(group, algorithm, bytes)?);
+                times.push(time_all_gather(group, algorithm, bytes)?);
             }
         }
     }
     let medians: Vec<f64> = times.into_iter().map(median).collect();
     let hops = (n - 1) as f64;
-    let short = medians[0] / hops;
-    let byte = (medians[1] / hops - short) / (long - SHORT_BYTES) as f64;
-    let overhead =
-        medians.get(2).map_or(short * OVERHEAD_FRACTION, |direct| (direct - short) / (n - 2) as f64);
-    let mut link = [short, overhead.max(0.0), byte.max(BYTE_NS_MIN)];
-    group.all_reduce(&mut link, ReduceOp::Max)?;
-    Ok(LinkCost { latency_ns: link[0], overhead_ns: link[1], ns_per_byte: link[2] })
+    let latency_ns = medians[0] / hops;
+    let ns_per_byte = (medians[1] / hops - latency_ns) / (long_bytes - SHORT_BYTES) as f64;
+    let overhead_ns = medians
+        .get(2)
+        .map_or(latency_ns * OVERHEAD_FRACTION, |direct_ns| (direct_ns - latency_ns) / (n - 2) as f64);
+    let mut costs_ns = [latency_ns, overhead_ns.max(0.0), ns_per_byte.max(BYTE_NS_MIN)];
+    group.all_reduce(&mut costs_ns, ReduceOp::Max)?;
+    Ok(LinkCost { latency_ns: costs_ns[0], overhead_ns: costs_ns[1], ns_per_byte: costs_ns[2] })
 }
 
-/// Returns the time in nanoseconds of an all-gather of `bytes` bytes from each rank.
-fn time(group: &mut Group, algorithm: &str, bytes: usize) -> Result<f64, Error> {
+/// Returns the time in nanoseconds of an all-gather with `algorithm` of `bytes` bytes from each rank.
+fn time_all_gather(group: &mut Group, algorithm: &str, bytes: usize) -> Result<f64, Error> {
     let algorithms = algorithm.parse().unwrap_or_default();
     set_selection(group, AlgorithmSelection { algorithms, ..AlgorithmSelection::default() });
     let mut buffer = vec![0u8; group.size().as_usize() * bytes];
-    // Other ranks may still work on the previous all-gather. Wait for them.
+    // Other ranks may still work on the previous all-gather. The barrier waits for these ranks.
     group.barrier()?;
     let started = Instant::now();
     group.all_gather(&mut buffer)?;
     Ok(started.elapsed().as_nanos() as f64)
 }
 
+/// Returns the median of the times. There must be at least one time.
 pub(super) fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times[times.len() / 2]
