@@ -17,26 +17,26 @@ use crate::transport::shm::{BUFFERS_MAX, ExposedBuffer, HEADER_WORDS, Header, Re
 use crate::types::{Contract, Rank, Site};
 use crate::wire::{self, CONTRACT_WORDS};
 
-/// The number of past operations whose contracts are stored. The other ranks are at most a few operations behind.
+/// The contracts of this many last operations are stored. The other ranks are at most a few operations behind this rank.
 const HISTORY_MAX: usize = 8;
 
 /// Executes the collectives of one rank in shared memory.
 pub(super) struct ShmExecutor {
     rounds: ShmRounds,
     /// The number of the last round that this rank has completed.
-    round: u64,
-    /// The number of the next operation to begin.
-    sequence: u64,
+    last_round: u64,
+    /// The number that the next operation gets.
+    next_sequence: u64,
     /// The number of the oldest operation that is not complete.
-    current: u64,
+    oldest_sequence: u64,
     /// The plan of the current round. Its memory is reused in every round.
-    scratch: Round,
-    /// A piece of the reduction over all lower ranks.
-    lower: Vec<u64>,
+    current_round: Round,
+    /// Scratch memory for one piece of the reduction over all lower ranks.
+    lower_ranks_piece: Vec<u64>,
     /// The contracts of the last operations.
     history: VecDeque<ShmContract>,
     /// The contract of the last posted round, if this rank has not compared it with the contracts of all other ranks.
-    unchecked: Option<ShmContract>,
+    unchecked_contract: Option<ShmContract>,
     meter: Meter,
 }
 
@@ -53,10 +53,11 @@ pub(super) struct ShmContract {
 /// An operation in shared memory.
 pub(super) struct ShmOperation {
     plan: RoundPlan,
-    /// The number of rounds.
-    rounds: usize,
+    /// The number of rounds of the operation.
+    round_count: usize,
     contract: ShmContract,
     kernels: Option<Kernels>,
+    /// The number by which an average divides the sum.
     divisor: u32,
     element_bytes: usize,
     /// The index of the current round, counted from 0.
@@ -73,19 +74,19 @@ pub(super) enum ShmPoll {
     Done,
     /// The operation waits for posts of other ranks.
     Waits,
-    /// The rank called a different operation. The contracts are this rank's and the other rank's. The latter is `None` if it
-    /// cannot be decoded.
+    /// Another rank called a different operation. The first contract is this rank's, and the second contract is the other rank's.
+    /// The second contract is `None` if it cannot be decoded.
     Mismatch(ShmContract, Rank, Option<Contract>),
-    /// The rank has posted invalid values. The text describes the error.
+    /// This rank has posted invalid values. The text describes the values.
     Invalid(Rank, &'static str),
 }
 
-/// An operation to begin.
+/// The arguments with which an executor begins an operation.
 pub(super) struct ShmRequest {
     pub(super) plan: RoundPlan,
     /// The reduction functions; `None` for an operation without a reduction.
     pub(super) kernels: Option<Kernels>,
-    /// The size of the group, by which an average is divided.
+    /// The number by which an average divides the sum: the number of ranks.
     pub(super) divisor: u32,
 }
 
@@ -93,13 +94,13 @@ impl ShmExecutor {
     pub(super) fn new(rounds: ShmRounds, meter: Meter) -> Self {
         Self {
             rounds,
-            round: 0,
-            sequence: 0,
-            current: 0,
-            scratch: Round::default(),
-            lower: vec![0; bytes::PIECE_BYTES / size_of::<u64>()],
+            last_round: 0,
+            next_sequence: 0,
+            oldest_sequence: 0,
+            current_round: Round::default(),
+            lower_ranks_piece: vec![0; bytes::PIECE_BYTES / size_of::<u64>()],
             history: VecDeque::new(),
-            unchecked: None,
+            unchecked_contract: None,
             meter,
         }
     }
@@ -114,7 +115,7 @@ impl ShmExecutor {
         &self.rounds
     }
 
-    /// Adds the next operation. Operations must be executed in the order in which they are added.
+    /// Adds an operation. Operations must be executed in the order in which they are added.
     pub(super) fn add_operation(
         &mut self,
         (contract, site): (Contract, Site),
@@ -124,11 +125,11 @@ impl ShmExecutor {
         if self.history.len() == HISTORY_MAX {
             self.history.pop_front();
         }
-        let shm_contract = ShmContract::new(self.sequence, contract, site);
+        let shm_contract = ShmContract::new(self.next_sequence, contract, site);
         self.history.push_back(shm_contract);
-        self.sequence += 1;
+        self.next_sequence += 1;
         ShmOperation {
-            rounds: plan.round_count(),
+            round_count: plan.round_count(),
             plan,
             contract: shm_contract,
             kernels,
@@ -149,8 +150,8 @@ impl ShmExecutor {
         self.rounds.own_buffer_count() >= BUFFERS_MAX
     }
 
-    /// Registers one shared buffer of each rank. `others` are the other ranks' buffers in rank order. The owner of this rank's
-    /// buffer must drop the value behind `alive` before it unmaps the buffer.
+    /// Registers one shared buffer of each rank: `own` is this rank's buffer, and `others` are the other ranks' buffers in rank
+    /// order. The owner of this rank's buffer must drop the value behind `alive` before it unmaps the buffer.
     pub(super) fn register_buffer(
         &mut self,
         own: &mut ExposedBuffer,
@@ -166,7 +167,8 @@ impl ShmExecutor {
         self.rounds.unmap_dropped_buffers(is_busy);
     }
 
-    /// After an operation has failed: makes other ranks stop accessing its buffer, because the buffer returns to its owner.
+    /// After an operation has failed: makes the other ranks stop accessing the operation's buffer, because the buffer returns to
+    /// its owner.
     pub(super) fn stop_exposing(&mut self, shm_operation: &ShmOperation, memory: &BufferAccess<'_>) {
         if let Some(bytes) = memory.all_writable().filter(|_| shm_operation.is_exposed) {
             self.rounds.stop_exposing(bytes);
@@ -176,7 +178,7 @@ impl ShmExecutor {
 
 impl ShmExecutor {
     /// Executes an operation as far as possible without waiting. The operation must be the oldest that is not complete.
-    /// `memory` is its whole buffer. Calls `wake` for each sleeping rank that has to learn of a post.
+    /// `memory` is the whole buffer of the operation. Calls `wake` for each sleeping rank that has to learn of a post.
     ///
     /// # Panics
     ///
@@ -188,7 +190,7 @@ impl ShmExecutor {
         mut wake: impl FnMut(Rank),
     ) -> ShmPoll {
         loop {
-            let round = self.round + 1;
+            let round = self.last_round + 1;
             if !shm_operation.is_posted {
                 if !self.rounds.may_write(round) {
                     return ShmPoll::Waits;
@@ -196,34 +198,34 @@ impl ShmExecutor {
                 if let Some(mismatch) = self.check_previous_round() {
                     return mismatch;
                 }
-                shm_operation.plan.fill_round(shm_operation.round_index, &mut self.scratch);
+                shm_operation.plan.fill_round(shm_operation.round_index, &mut self.current_round);
                 self.post(round, shm_operation, memory);
                 shm_operation.is_posted = true;
                 self.rounds.wake_sleepers(|rank| wake(Rank::new(rank as u32)));
             }
-            for from in self.sources() {
+            for from in self.ranks_to_read() {
                 let Some(posted) = self.rounds.read_post(from, round) else { return ShmPoll::Waits };
                 let from = Rank::new(from as u32);
-                if let Some(mismatch) = shm_operation.contract.compare(from, &posted.header) {
+                if let Some(mismatch) = shm_operation.contract.find_mismatch(from, &posted.header) {
                     return mismatch;
                 }
-                if posted.is_exposed && self.scratch.in_place_reduce.is_none() {
+                if posted.is_exposed && self.current_round.in_place_reduce.is_none() {
                     return ShmPoll::Invalid(
                         from,
                         "it posted a buffer address in a round without in-place reduction",
                     );
                 }
             }
-            let has_checked_all = self.sources().count() + 1 >= self.rounds.size().ranks;
-            self.unchecked = (!has_checked_all).then_some(shm_operation.contract);
-            if let Err(invalid) = self.finish_round(round, shm_operation, memory) {
+            let has_checked_all = self.ranks_to_read().count() + 1 >= self.rounds.size().ranks;
+            self.unchecked_contract = (!has_checked_all).then_some(shm_operation.contract);
+            if let Err(invalid) = self.reduce_and_read(round, shm_operation, memory) {
                 return invalid;
             }
-            self.round = round;
+            self.last_round = round;
             shm_operation.round_index += 1;
             shm_operation.is_posted = false;
-            if shm_operation.round_index == shm_operation.rounds {
-                self.current += 1;
+            if shm_operation.round_index == shm_operation.round_count {
+                self.oldest_sequence += 1;
                 return ShmPoll::Done;
             }
         }
@@ -232,7 +234,7 @@ impl ShmExecutor {
     /// Posts the round: the address of the buffer if the round allows an in-place reduction and all ranks can access the buffer,
     /// and elements otherwise.
     fn post(&mut self, round: u64, shm_operation: &mut ShmOperation, memory: &BufferAccess<'_>) {
-        let exposable = memory.all_writable().filter(|_| self.scratch.in_place_reduce.is_some());
+        let exposable = memory.all_writable().filter(|_| self.current_round.in_place_reduce.is_some());
         let buffer_ref =
             exposable.and_then(|bytes| self.rounds.find_buffer_ref(bytes, shm_operation.element_bytes));
         shm_operation.is_exposed |= buffer_ref.is_some();
@@ -242,46 +244,49 @@ impl ShmExecutor {
         }
     }
 
-    /// Reduces and reads what the plan of the round says. All needed ranks have posted.
-    fn finish_round(
+    /// Executes the reductions and the reads in the plan of the round. All ranks that this rank reads have posted the round.
+    fn reduce_and_read(
         &mut self,
         round: u64,
         shm_operation: &mut ShmOperation,
         memory: &mut BufferAccess<'_>,
     ) -> Result<(), ShmPoll> {
-        if let Some(in_place_reduce) = self.scratch.in_place_reduce.take() {
+        if let Some(in_place_reduce) = self.current_round.in_place_reduce.take() {
             let exposed_parts =
                 self.rounds.read_exposed_locations(round, memory.len(), shm_operation.element_bytes);
             let have_others_exposed =
                 exposed_parts.map_err(|(rank, what)| ShmPoll::Invalid(Rank::new(rank as u32), what))?;
             if have_others_exposed && shm_operation.is_exposed {
                 shm_operation.plan.reduce_remaining_rounds_in_place();
-                shm_operation.rounds = shm_operation.plan.round_count();
-                self.scratch.ordered_reduce = None;
+                shm_operation.round_count = shm_operation.plan.round_count();
+                self.current_round.ordered_reduce = None;
                 self.reduce_in_place(round, shm_operation, &in_place_reduce.range, memory);
             }
         }
-        if let Some(ordered_reduce) = self.scratch.ordered_reduce.take() {
-            self.ordered_reduce(round, shm_operation, &ordered_reduce, memory);
+        if let Some(ordered_reduce) = self.current_round.ordered_reduce.take() {
+            self.reduce_in_rank_order(round, shm_operation, &ordered_reduce, memory);
         }
         self.read_slots(round, shm_operation, memory);
         Ok(())
     }
 
     /// Returns the other ranks whose slots this rank reads in the current round.
-    fn sources(&self) -> impl Iterator<Item = usize> {
-        let reduced = if self.scratch.ordered_reduce.is_some() { self.rounds.size().ranks } else { 0 };
-        let all = (0..reduced).chain(self.scratch.slot_reads.iter().map(|read| read.from.index()));
+    fn ranks_to_read(&self) -> impl Iterator<Item = usize> {
+        let reduced_ranks =
+            if self.current_round.ordered_reduce.is_some() { self.rounds.size().ranks } else { 0 };
+        let all =
+            (0..reduced_ranks).chain(self.current_round.slot_reads.iter().map(|read| read.from.index()));
         all.filter(|&rank| rank != self.rounds.rank())
     }
 
     /// Compares the contracts of all ranks in the previous round, and returns a mismatch. In that round, this rank may have
-    /// compared only the contracts of the ranks whose slots it read. By now all ranks have posted the round.
+    /// compared only the contracts of the ranks whose slots it read. Now all ranks have posted that round.
     fn check_previous_round(&mut self) -> Option<ShmPoll> {
-        let own = self.unchecked.take()?;
+        let own = self.unchecked_contract.take()?;
         let ranks = (0..self.rounds.size().ranks).filter(|&rank| rank != self.rounds.rank());
-        let headers = ranks.filter_map(|rank| Some((rank, self.rounds.read_post(rank, self.round)?.header)));
-        headers.into_iter().find_map(|(rank, header)| own.compare(Rank::new(rank as u32), &header))
+        let headers =
+            ranks.filter_map(|rank| Some((rank, self.rounds.read_post(rank, self.last_round)?.header)));
+        headers.into_iter().find_map(|(rank, header)| own.find_mismatch(Rank::new(rank as u32), &header))
     }
 
     /// Returns the contracts of the last operations.
@@ -289,31 +294,31 @@ impl ShmExecutor {
         self.history.iter().copied()
     }
 
-    /// Returns whether any operation is not complete.
+    /// Returns whether there is an operation that is not complete.
     pub(super) fn is_busy(&self) -> bool {
-        self.current != self.sequence
+        self.oldest_sequence != self.next_sequence
     }
 
     /// Returns whether an operation is the oldest that is not complete.
-    pub(super) fn is_next(&self, shm_operation: &ShmOperation) -> bool {
-        self.current == shm_operation.contract.sequence
+    pub(super) fn is_oldest(&self, shm_operation: &ShmOperation) -> bool {
+        self.oldest_sequence == shm_operation.contract.sequence
     }
 
     /// Returns whether [`ShmExecutor::poll`] would make progress.
     pub(super) fn is_ready(&self, shm_operation: &ShmOperation) -> bool {
-        let round = self.round + 1;
+        let round = self.last_round + 1;
         if shm_operation.is_posted {
-            self.sources().all(|from| self.rounds.has_posted(from, round))
+            self.ranks_to_read().all(|from| self.rounds.has_posted(from, round))
         } else {
             self.rounds.may_write(round)
         }
     }
 
-    /// Returns a round, and the ranks that have to post it before [`ShmExecutor::poll`] makes progress.
-    pub(super) fn wanted(&self, shm_operation: &ShmOperation) -> (u64, Vec<usize>) {
-        let round = self.round + 1;
+    /// Returns a round, and the ranks that have to post this round before [`ShmExecutor::poll`] makes progress.
+    pub(super) fn awaited_round_and_ranks(&self, shm_operation: &ShmOperation) -> (u64, Vec<usize>) {
+        let round = self.last_round + 1;
         if shm_operation.is_posted {
-            (round, self.sources().collect())
+            (round, self.ranks_to_read().collect())
         } else {
             let ranks = 0..self.rounds.size().ranks;
             (round - 1, ranks.filter(|&rank| rank != self.rounds.rank()).collect())
@@ -321,12 +326,12 @@ impl ShmExecutor {
     }
 
     /// Returns the ranks for whose posts an operation waits. The operation must be the oldest that is not complete.
-    pub(super) fn awaited(&self, shm_operation: &ShmOperation) -> impl Iterator<Item = Rank> {
-        let (round, is_posted) = (self.round + 1, shm_operation.is_posted);
+    pub(super) fn awaited_ranks(&self, shm_operation: &ShmOperation) -> impl Iterator<Item = Rank> {
+        let (round, is_posted) = (self.last_round + 1, shm_operation.is_posted);
         let ranks = (0..self.rounds.size().ranks).map(|rank| Rank::new(rank as u32));
         ranks.filter(move |rank| {
             if is_posted {
-                let is_source = self.sources().any(|from| from == rank.index());
+                let is_source = self.ranks_to_read().any(|from| from == rank.index());
                 is_source && !self.rounds.has_posted(rank.index(), round)
             } else {
                 rank.index() != self.rounds.rank() && !self.rounds.has_posted(rank.index(), round - 1)
@@ -344,7 +349,7 @@ impl ShmContract {
     }
 
     /// Returns a mismatch if the header of `rank` differs from the header of this rank.
-    fn compare(self, rank: Rank, header: &Header) -> Option<ShmPoll> {
+    fn find_mismatch(self, rank: Rank, header: &Header) -> Option<ShmPoll> {
         let is_same = *header == self.header;
         (!is_same).then(|| ShmPoll::Mismatch(self, rank, wire::contract_from_words(header)))
     }

@@ -25,28 +25,29 @@ pub(super) struct Core {
     pub(super) state: JobState,
     /// The active operations.
     pub(super) pending: BTreeSet<OpId>,
-    /// The results of finished operations.
-    pub(super) outcomes: BTreeMap<OpId, Result<OperationOutput, Error>>,
+    /// The results of ended operations that no thread has taken.
+    pub(super) results: BTreeMap<OpId, Result<OperationOutput, Error>>,
     /// Active operations whose handles were dropped. Their results are discarded.
     pub(super) dropped_handles: BTreeSet<OpId>,
     /// Whether a thread waits for the sockets.
     pub(super) is_polled: bool,
     /// The number of threads that wait for a change and have not been woken.
     pub(super) waiters: usize,
-    /// The number of times that these threads have been woken.
+    /// The number of times that the waiting threads have been woken.
     pub(super) changes: u64,
     /// Reduction functions of finished operations. The thread that holds the lock drops them after it has released the lock,
     /// because dropping a function of the user may run code that takes the lock.
     pub(super) deferred_kernels: Vec<Kernels>,
-    /// The pending operations that the progress thread drives, because no other thread waits for them.
+    /// The active operations that the progress thread drives, because no other thread waits for them.
     pub(super) background: BTreeSet<OpId>,
+    /// Whether the driver is being dropped, so that the progress thread must end.
     pub(super) is_closing: bool,
     /// The time since which at least one operation has been active.
     pub(super) busy_since: Option<Timestamp>,
     pub(super) statistics: Statistics,
-    /// Asynchronous operations in shared memory.
+    /// The active operations in shared memory that their callers do not execute themselves.
     pub(super) shm_tasks: BTreeMap<OpId, ShmTask>,
-    /// Hierarchical operations.
+    /// The active hierarchical operations.
     pub(super) hierarchical_operations: BTreeMap<OpId, ActiveHierarchical>,
     /// For each active stage of a hierarchical operation: the operation and the index of its block.
     pub(super) stage_of: BTreeMap<OpId, (OpId, usize)>,
@@ -56,20 +57,22 @@ pub(super) struct Core {
     pub(super) shm_counters: Arc<ShmCounters>,
 }
 
+/// Whether the job runs or has failed.
 pub(super) enum JobState {
     Running,
-    /// The job has failed. This rank tells the peers, at the latest until this time.
+    /// The job has failed. Until this time, this rank tells the peers and receives their reports.
     Failing(Timestamp),
+    /// The job has failed, and the peers have been told. All operations return this error.
     Failed(Error),
 }
 
 /// The result of [`Core::poll`].
 pub(super) enum PollProgress {
-    /// Something has happened that other threads may wait for.
+    /// An event has happened for which other threads may wait.
     Progress,
     /// More work can be done now.
     Busy,
-    /// No more work can be done before the sockets have been waited for.
+    /// No more work can be done before a thread has waited for the sockets.
     Blocked,
 }
 
@@ -79,7 +82,7 @@ impl Core {
             link_driver,
             state: JobState::Running,
             pending: BTreeSet::new(),
-            outcomes: BTreeMap::new(),
+            results: BTreeMap::new(),
             dropped_handles: BTreeSet::new(),
             is_polled: false,
             waiters: 0,
@@ -97,7 +100,7 @@ impl Core {
         }
     }
 
-    /// Does all work that needs no waiting, and collects the results.
+    /// Does all work that needs no waiting, and stores the results of the operations that have ended.
     pub(super) fn poll(&mut self, now: Timestamp) -> PollProgress {
         match &self.state {
             JobState::Failed(_) => {
@@ -109,7 +112,7 @@ impl Core {
                     return PollProgress::Blocked;
                 }
                 // The cause has been sent. Now the transport knows which hosts do not acknowledge data.
-                self.check_links();
+                self.report_unacknowledged_links();
                 self.deferred_kernels.extend(self.link_driver.release());
                 let error = match self.link_driver.failure() {
                     Some(Failure { cause, reported_by }) => {
@@ -126,7 +129,7 @@ impl Core {
         }
         let events_before = (self.link_driver.unexpected_messages(), self.link_driver.wake_events());
         if self.link_driver.poll_timeout().is_some_and(|due| now >= due) {
-            self.check_links();
+            self.report_unacknowledged_links();
         }
         let poll = self.link_driver.poll(now);
         // A probe waits for a message, and a thread that sleeps in shared memory waits for a wake frame.
@@ -141,7 +144,7 @@ impl Core {
             self.link_driver.take_completed()
         {
             self.deferred_kernels.extend(kernels);
-            self.finish(operation, now, OperationOutput { memory, envelope });
+            self.handle_success(operation, now, OperationOutput { memory, envelope });
             is_progress = true;
         }
         match poll {
@@ -157,7 +160,7 @@ impl Core {
     }
 
     /// Tells the engine which hosts do not acknowledge the data of this rank.
-    fn check_links(&mut self) {
+    fn report_unacknowledged_links(&mut self) {
         let count = self.link_driver.settings().hosts.len() as u32;
         for peer in (0..count).map(Rank::new) {
             if self.link_driver.transport().is_retransmission_unanswered(peer) {
@@ -167,15 +170,15 @@ impl Core {
     }
 
     /// Handles the success of an operation, or of a stage of a hierarchical operation.
-    pub(super) fn finish(&mut self, id: OpId, now: Timestamp, outcome: OperationOutput) {
-        let OperationOutput { memory, envelope } = outcome;
-        if let Err(memory) = self.finish_stage(now, id, memory) {
+    pub(super) fn handle_success(&mut self, id: OpId, now: Timestamp, output: OperationOutput) {
+        let OperationOutput { memory, envelope } = output;
+        if let Err(memory) = self.handle_stage_success(now, id, memory) {
             self.statistics.operations += 1;
             self.record_result(id, now, Ok(OperationOutput { memory, envelope }));
         }
     }
 
-    /// Fails all pending operations after the failure of the job. Returns whether there were any.
+    /// Fails all active operations after the failure of the job. Returns whether there were any active operations.
     fn fail_pending(&mut self, now: Timestamp) -> bool {
         let JobState::Failed(error) = &self.state else { return false };
         let error = error.clone();
@@ -189,14 +192,15 @@ impl Core {
         !pending.is_empty()
     }
 
-    /// Discards the result of an operation, because its handle was dropped. Cancels a receive that has not matched a message.
+    /// Discards the result of an operation, because its handle was dropped. If the operation is a receive that has not matched a
+    /// message, cancels the receive.
     pub(super) fn discard_result(&mut self, id: OpId, now: Timestamp) {
-        if self.outcomes.remove(&id).is_none() && self.pending.contains(&id) && !self.cancel(id, now) {
+        if self.results.remove(&id).is_none() && self.pending.contains(&id) && !self.cancel(id, now) {
             self.dropped_handles.insert(id);
         }
     }
 
-    /// Cancels a receive that has not matched a message, and returns true. Returns false for every other operation.
+    /// Cancels the operation if it is a receive that has not matched a message, and returns true. Otherwise returns false.
     pub(super) fn cancel(&mut self, id: OpId, now: Timestamp) -> bool {
         let is_cancelled = self.link_driver.cancel(id);
         if is_cancelled {
@@ -207,38 +211,33 @@ impl Core {
         is_cancelled
     }
 
-    /// Stores the result of an operation.
-    pub(super) fn record_result(
-        &mut self,
-        id: OpId,
-        now: Timestamp,
-        outcome: Result<OperationOutput, Error>,
-    ) {
+    /// Stores the result of an operation that has ended, unless its handle was dropped.
+    pub(super) fn record_result(&mut self, id: OpId, now: Timestamp, result: Result<OperationOutput, Error>) {
         self.pending.remove(&id);
         self.background.remove(&id);
         if !self.dropped_handles.remove(&id) {
-            self.outcomes.insert(id, outcome);
+            self.results.insert(id, result);
         }
         self.count_time_if_idle(now);
     }
 
-    /// Counts the communication time if no operation is active any more.
+    /// Adds the time since `busy_since` to the communication time if no operation is active any more.
     fn count_time_if_idle(&mut self, now: Timestamp) {
         if self.pending.is_empty()
             && let Some(since) = self.busy_since.take()
         {
             self.statistics.communication += now.saturating_sub(since);
-            self.shm_counters.is_counted.store(false, Ordering::Relaxed);
+            self.shm_counters.does_core_count.store(false, Ordering::Relaxed);
         }
     }
 
     /// Returns the earliest time at which [`Core::poll`] has to be called even if no event comes.
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {
-        let failing = match self.state {
+        let notify_deadline = match self.state {
             JobState::Failing(deadline) => Some(deadline),
             _ => None,
         };
-        let transport = self.link_driver.transport().next_deadline();
-        failing.into_iter().chain(self.link_driver.poll_timeout()).chain(transport).min()
+        let transport_deadline = self.link_driver.transport().next_deadline();
+        notify_deadline.into_iter().chain(self.link_driver.poll_timeout()).chain(transport_deadline).min()
     }
 }

@@ -18,11 +18,11 @@ pub(super) struct CoreLock {
 /// The locked core.
 pub(super) struct CoreGuard<'a> {
     lock: &'a CoreLock,
-    /// `None` only within `wait_on` and `drop`.
+    /// `None` only within `wait_uncounted` and `drop`.
     core: Option<MutexGuard<'a, Core>>,
 }
 
-/// Counts a thread that waits for the lock, until it is dropped.
+/// A thread that waits for the lock. Dropping this value ends the count of the thread in [`CoreLock::contenders`].
 struct Contender<'a>(&'a AtomicUsize);
 
 impl<'a> Contender<'a> {
@@ -64,8 +64,8 @@ impl CoreLock {
         self.contenders.load(Ordering::SeqCst) > 0
     }
 
-    /// Wakes the threads that wait for a change. From now on they wait for the lock.
-    pub(super) fn wake(&self, core: &mut Core, changed: &Condvar) {
+    /// Wakes the threads that wait for a change. From now on these threads count as threads that wait for the lock.
+    pub(super) fn wake_waiters(&self, core: &mut Core, changed: &Condvar) {
         if core.waiters > 0 {
             self.contenders.fetch_add(std::mem::take(&mut core.waiters), Ordering::SeqCst);
             core.changes += 1;
@@ -90,11 +90,11 @@ impl CoreGuard<'_> {
         lock.lock()
     }
 
-    /// Waits for [`CoreLock::wake`], at most for `timeout`.
+    /// Waits for [`CoreLock::wake_waiters`], at most for `timeout`.
     pub(super) fn wait(mut self, changed: &Condvar, timeout: Option<Duration>) -> Self {
         let changes_before = self.changes;
         self.waiters += 1;
-        self.wait_on(changed, timeout);
+        self.wait_uncounted(changed, timeout);
         if self.changes == changes_before {
             self.waiters -= 1;
         } else {
@@ -104,7 +104,7 @@ impl CoreGuard<'_> {
     }
 
     /// Waits on a condition variable without counting this thread as a waiter.
-    pub(super) fn wait_on(&mut self, condition: &Condvar, timeout: Option<Duration>) {
+    pub(super) fn wait_uncounted(&mut self, condition: &Condvar, timeout: Option<Duration>) {
         let Some(core) = self.core.take() else { return };
         self.core = Some(match timeout {
             Some(timeout) => condition.wait_timeout(core, timeout).unwrap_or_else(PoisonError::into_inner).0,
@@ -117,13 +117,13 @@ impl Deref for CoreGuard<'_> {
     type Target = Core;
 
     fn deref(&self) -> &Core {
-        self.core.as_ref().expect("the core is `None` only within `wait_on` and `drop`")
+        self.core.as_ref().expect("the core is `None` only within `wait_uncounted` and `drop`")
     }
 }
 
 impl DerefMut for CoreGuard<'_> {
     fn deref_mut(&mut self) -> &mut Core {
-        self.core.as_mut().expect("the core is `None` only within `wait_on` and `drop`")
+        self.core.as_mut().expect("the core is `None` only within `wait_uncounted` and `drop`")
     }
 }
 
@@ -132,7 +132,7 @@ impl Drop for CoreGuard<'_> {
         let Some(mut core) = self.core.take() else { return };
         let deferred_kernels = std::mem::take(&mut core.deferred_kernels);
         drop(core);
-        // Functions and buffers of the user may own handles and groups. Dropping these takes the lock.
+        // Functions and buffers of the user may own handles and groups. To drop a handle or a group takes the lock.
         drop((deferred_kernels, deferred_drop::record_lock_released()));
     }
 }

@@ -25,7 +25,7 @@ pub(in crate::group) struct HierarchicalOperation {
     pub(in crate::group) memory: Memory,
     /// The reduction functions between hosts; `None` for an operation without a reduction.
     pub(in crate::group) kernels: Option<Kernels>,
-    /// The size of the group, by which an average is divided.
+    /// The number by which an average divides the sum: the number of ranks of the group.
     pub(in crate::group) divisor: u32,
 }
 
@@ -45,6 +45,7 @@ pub(in crate::group) struct Block {
 pub(super) struct ActiveHierarchical {
     whole: SplitBuffer,
     request: OperationRequest,
+    /// The time at which the operation began.
     began: Timestamp,
     host_executors: Option<[HostExecutor; 2]>,
     kernels: Option<Kernels>,
@@ -71,22 +72,22 @@ impl Core {
         hierarchical: HierarchicalOperation,
     ) -> Result<OpId, Failure> {
         let HierarchicalOperation { host_executors, blocks, memory, kernels, divisor } = hierarchical;
-        let caller_contract = (request.contract, request.site);
-        let id = self.link_driver.assign_number(request.group & !INTERNAL_GROUP_BITS, caller_contract)?;
+        let contract_and_site = (request.contract, request.site);
+        let id = self.link_driver.assign_number(request.group & !INTERNAL_GROUP_BITS, contract_and_site)?;
         let ranges: Vec<Range<usize>> = blocks.iter().map(|block| block.bytes.clone()).collect();
         let (whole, parts) = memory.into_parts(&ranges);
         let engine = self.link_driver.engine_mut();
-        let mut add_shm_stage = |at: usize, shm_request: Option<ShmRequest>| {
-            let (shm_executor, _) = &host_executors.as_ref()?[at];
-            let shm_operation = lock(shm_executor).add_operation(caller_contract, shm_request?);
-            // The engine can then detect a rank of this host that calls a different operation later.
-            engine.record_external(request.group, shm_operation.sequence(), caller_contract);
+        let mut add_shm_stage = |executor_index: usize, shm_request: Option<ShmRequest>| {
+            let (shm_executor, _) = &host_executors.as_ref()?[executor_index];
+            let shm_operation = lock(shm_executor).add_operation(contract_and_site, shm_request?);
+            // With the record, the engine detects a rank of this host that later calls a different operation.
+            engine.record_external(request.group, shm_operation.sequence(), contract_and_site);
             Some(shm_operation)
         };
         let mut remaining = Vec::with_capacity(blocks.len());
-        let mut first = Vec::with_capacity(blocks.len());
+        let mut first_stages = Vec::with_capacity(blocks.len());
         for Block { first_on_host, between_hosts, last_on_host, .. } in blocks {
-            first.push(add_shm_stage(0, first_on_host));
+            first_stages.push(add_shm_stage(0, first_on_host));
             remaining.push(RemainingStages {
                 between_hosts: Some(between_hosts),
                 last_on_host: add_shm_stage(1, last_on_host),
@@ -103,9 +104,9 @@ impl Core {
             remaining,
             unfinished_blocks,
         };
-        // Insert the operation before the stages begin: it owns the whole buffer, which must outlive the parts.
+        // Insert the operation before the stages begin: the operation owns the whole buffer, which must outlive the parts.
         self.hierarchical_operations.insert(id, active);
-        for (block, (shm_operation, memory)) in first.into_iter().zip(parts).enumerate() {
+        for (block, (shm_operation, memory)) in first_stages.into_iter().zip(parts).enumerate() {
             match shm_operation {
                 Some(shm_operation) => self.start_shm_stage(now, (id, block), 0, shm_operation, memory)?,
                 None => self.start_next_stage(now, (id, block), memory)?,
@@ -114,16 +115,22 @@ impl Core {
         Ok(id)
     }
 
-    /// Handles the end of a stage of a block. Returns the memory as an error if `part` is not a stage of a hierarchical
+    /// Handles the success of a stage of a block. Returns the memory as an error if `stage` is not a stage of a hierarchical
     /// operation.
-    pub(super) fn finish_stage(&mut self, now: Timestamp, part: OpId, memory: Memory) -> Result<(), Memory> {
-        let Some(block) = self.stage_of.remove(&part) else { return Err(memory) };
-        // The engine has recorded a failure of this call, and reports it to all operations.
+    pub(super) fn handle_stage_success(
+        &mut self,
+        now: Timestamp,
+        stage: OpId,
+        memory: Memory,
+    ) -> Result<(), Memory> {
+        let Some(block) = self.stage_of.remove(&stage) else { return Err(memory) };
+        // If this call fails, the engine has recorded the failure, and all operations fail.
         let _ = self.start_next_stage(now, block, memory);
         Ok(())
     }
 
-    /// Begins the next stage of a block.
+    /// Begins the next stage of a block. `block` is the operation and the index of the block. After the last stage, counts the
+    /// block as complete.
     fn start_next_stage(
         &mut self,
         now: Timestamp,
@@ -131,45 +138,46 @@ impl Core {
         memory: Memory,
     ) -> Result<(), Failure> {
         let Some(hierarchical) = self.hierarchical_operations.get_mut(&block.0) else { return Ok(()) };
-        let stages_left = &mut hierarchical.remaining[block.1];
-        if let Some(schedule) = stages_left.between_hosts.take() {
-            let request = hierarchical.begin_at(now);
-            let work = BufferAndReduction {
+        let remaining = &mut hierarchical.remaining[block.1];
+        if let Some(schedule) = remaining.between_hosts.take() {
+            let request = hierarchical.stage_request(now);
+            let buffer_and_reduction = BufferAndReduction {
                 memory,
                 kernels: hierarchical.kernels.clone(),
                 divisor: hierarchical.divisor,
             };
-            let part = self.link_driver.begin(now, request, schedule, work)?;
-            self.stage_of.insert(part, block);
-        } else if let Some(shm_operation) = stages_left.last_on_host.take() {
+            let stage = self.link_driver.begin(now, request, schedule, buffer_and_reduction)?;
+            self.stage_of.insert(stage, block);
+        } else if let Some(shm_operation) = remaining.last_on_host.take() {
             self.start_shm_stage(now, block, 1, shm_operation, memory)?;
         } else {
             drop(memory);
-            self.block_finished(now, block.0);
+            self.count_complete_block(now, block.0);
         }
         Ok(())
     }
 
-    /// Begins a stage of a block in shared memory. `at` is the index of the executor.
+    /// Begins a stage of a block in shared memory. `executor_index` is 0 for the first stage, and 1 for the last stage.
     fn start_shm_stage(
         &mut self,
         now: Timestamp,
         block: (OpId, usize),
-        at: usize,
+        executor_index: usize,
         shm_operation: ShmOperation,
         memory: Memory,
     ) -> Result<(), Failure> {
         let Some(hierarchical) = self.hierarchical_operations.get(&block.0) else { return Ok(()) };
         let Some(host_executors) = &hierarchical.host_executors else { return Ok(()) };
-        let (request, place) = (hierarchical.begin_at(now), host_executors[at].clone());
-        let part = self.link_driver.engine_mut().begin_external(now, request, shm_operation.sequence())?;
-        self.shm_tasks.insert(part, ShmTask::new(request.group, place, shm_operation, memory));
-        self.stage_of.insert(part, block);
+        let (request, host_executor) =
+            (hierarchical.stage_request(now), host_executors[executor_index].clone());
+        let stage = self.link_driver.engine_mut().begin_external(now, request, shm_operation.sequence())?;
+        self.shm_tasks.insert(stage, ShmTask::new(request.group, host_executor, shm_operation, memory));
+        self.stage_of.insert(stage, block);
         Ok(())
     }
 
-    /// Counts a block that is complete.
-    fn block_finished(&mut self, now: Timestamp, id: OpId) {
+    /// Counts a complete block of operation `id`. After the last block, stores the result of the operation.
+    fn count_complete_block(&mut self, now: Timestamp, id: OpId) {
         let Some(hierarchical) = self.hierarchical_operations.get_mut(&id) else { return };
         hierarchical.unfinished_blocks -= 1;
         if hierarchical.unfinished_blocks == 0
@@ -177,12 +185,12 @@ impl Core {
         {
             self.statistics.operations += 1;
             self.deferred_kernels.extend(hierarchical.kernels);
-            let outcome = OperationOutput { memory: hierarchical.whole.into_whole(), envelope: None };
-            self.record_result(id, now, Ok(outcome));
+            let output = OperationOutput { memory: hierarchical.whole.into_whole(), envelope: None };
+            self.record_result(id, now, Ok(output));
         }
     }
 
-    /// Ends all hierarchical operations after a failure. Their parts must have been dropped before.
+    /// Ends all hierarchical operations after a failure. The parts of their buffers must have been dropped before.
     pub(super) fn abandon_hierarchical(&mut self) {
         self.stage_of.clear();
         let hierarchical_operations = std::mem::take(&mut self.hierarchical_operations);
@@ -192,8 +200,8 @@ impl Core {
 }
 
 impl ActiveHierarchical {
-    /// Returns the arguments of a stage. All stages share the timeout of the whole operation.
-    fn begin_at(&self, now: Timestamp) -> OperationRequest {
+    /// Returns the arguments with which the engine begins a stage. All stages share the timeout of the whole operation.
+    fn stage_request(&self, now: Timestamp) -> OperationRequest {
         OperationRequest { spent: now.saturating_sub(self.began), ..self.request }
     }
 }

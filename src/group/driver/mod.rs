@@ -36,22 +36,22 @@ use crate::transport::scheduling::request_short_slices;
 use crate::transport::tcp::TcpTransport;
 use crate::types::Rank;
 
-/// The time for which a thread that waits for the sockets polls them before it sleeps. It is longer than a short message takes
-/// on one host, and longer than falling asleep and waking up. In measurements a ten times longer time was not faster, and used
-/// three times as much processor time on a network of 1 Gbit/s.
-const SPIN: Duration = Duration::from_micros(20);
+/// The time for which a thread that waits for the sockets polls them before it sleeps. A short message between two ranks of a
+/// host takes less time than this, and to fall asleep and wake up also takes less time. In measurements, a ten times longer time
+/// was not faster, and used three times as much processor time on a network of 1 Gbit/s.
+const SPIN_TIME: Duration = Duration::from_micros(20);
 /// The maximum time for which a closing driver waits until the peers have closed their links.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// After the last group is closed: the maximum time for the operations that are still active.
+/// After the last group is closed: the maximum time for which the driver waits for operations that are still active.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A link driver over TCP, the clock and the threads that drive it. Dropping the driver closes all links.
 pub(super) struct Driver {
     shared: Arc<DriverShared>,
-    progress: Mutex<Option<JoinHandle<()>>>,
+    progress_thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// An operation to begin.
+/// An operation that the driver has to begin.
 pub(super) enum Submission {
     /// A collective over links. The schedule names ranks of the world.
     Collective(Schedule, BufferAndReduction),
@@ -59,7 +59,7 @@ pub(super) enum Submission {
     SharedMemory(HostExecutor, ShmRequest, Memory),
     /// A hierarchical collective: in shared memory on each host, and over links between hosts.
     Hierarchical(HierarchicalOperation),
-    /// The send of a message to this rank of the world.
+    /// The send of a message. The receiver is this rank of the world.
     Send(Rank, Memory),
     /// The receive of a message that fits the pattern.
     Receive(Pattern, Memory),
@@ -69,7 +69,7 @@ pub(super) enum Submission {
 pub(super) struct OperationOutput {
     /// The buffer.
     pub(super) memory: Memory,
-    /// For a receive: the message.
+    /// For a receive: the envelope of the message.
     pub(super) envelope: Option<Envelope>,
 }
 
@@ -90,13 +90,13 @@ impl Driver {
             core: CoreLock::new(core),
             poller: Mutex::new(poller),
             changed: Condvar::new(),
-            work: Condvar::new(),
+            progress_work: Condvar::new(),
             epoch,
-            spin: SPIN,
+            spin_time: SPIN_TIME,
             has_own_processor,
             interrupt,
         });
-        Ok(Self { shared, progress: Mutex::new(None) })
+        Ok(Self { shared, progress_thread: Mutex::new(None) })
     }
 
     /// Sends on the first `count` connections of each link.
@@ -149,8 +149,8 @@ impl Driver {
         let started = self.shared.now();
         let result = memory::lend(bytes, |memory| {
             let id = self.begin(request, submission(memory), true)?;
-            let outcome = self.wait_for_borrowed(id);
-            outcome.map_or(Ok(None), |outcome| outcome.map(|outcome| outcome.envelope))
+            let result = self.wait_for_borrowed(id);
+            result.map_or(Ok(None), |result| result.map(|output| output.envelope))
         });
         self.count_exposed_time(started);
         result
@@ -162,7 +162,8 @@ impl Driver {
         self.begin(request, submission, false)
     }
 
-    /// Begins an operation. `is_awaited`: the caller waits for the operation at once, so the progress thread does not drive it.
+    /// Begins an operation. If `is_awaited` is true, the caller waits for the operation at once, and the progress thread does not
+    /// drive the operation.
     pub(super) fn begin(
         &self,
         request: OperationRequest,
@@ -171,7 +172,7 @@ impl Driver {
     ) -> Result<OpId, Error> {
         // Keep the reduction function until the lock is released: dropping a function of the user may take the lock.
         let _kernels = match &submission {
-            Submission::Collective(_, work) => work.kernels.clone(),
+            Submission::Collective(_, buffer_and_reduction) => buffer_and_reduction.kernels.clone(),
             Submission::SharedMemory(_, shm_request, _) => shm_request.kernels.clone(),
             Submission::Hierarchical(hierarchical) => hierarchical.kernels.clone(),
             Submission::Send(..) | Submission::Receive(..) => None,
@@ -187,9 +188,11 @@ impl Driver {
         let now = self.shared.now();
         let link_driver = &mut core.link_driver;
         let begun = match submission {
-            Submission::Collective(schedule, work) => link_driver.begin(now, request, schedule, work),
-            Submission::SharedMemory(place, shm_request, memory) => {
-                core.begin_shm(now, request, place, shm_request, memory)
+            Submission::Collective(schedule, buffer_and_reduction) => {
+                link_driver.begin(now, request, schedule, buffer_and_reduction)
+            }
+            Submission::SharedMemory(host_executor, shm_request, memory) => {
+                core.begin_shm(now, request, host_executor, shm_request, memory)
             }
             Submission::Hierarchical(hierarchical) => core.begin_hierarchical(now, request, hierarchical),
             Submission::Send(to, memory) => link_driver.send_message(now, request, to, memory),
@@ -200,11 +203,11 @@ impl Driver {
         let Ok(id) = begun else { return Err(self.shared.fail(core)) };
         core.pending.insert(id);
         core.busy_since.get_or_insert(now);
-        core.shm_counters.is_counted.store(true, Ordering::Relaxed);
+        core.shm_counters.does_core_count.store(true, Ordering::Relaxed);
         if !is_awaited {
             core.background.insert(id);
             if !core.is_polled {
-                self.shared.work.notify_one();
+                self.shared.progress_work.notify_one();
             }
         }
         if core.is_polled {
@@ -214,14 +217,14 @@ impl Driver {
         Ok(id)
     }
 
-    /// Waits for the result of an operation. Returns `None` if it has not ended at the time `until`.
+    /// Waits for the result of an operation. Returns `None` if the operation has not ended at the time `until`.
     pub(super) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<OperationOutput, Error>> {
         let started = self.shared.now();
         let takeover = self.shared.take_over_driving(std::iter::once(id));
-        let outcome = self.shared.wait(id, until);
+        let result = self.shared.wait(id, until);
         drop(takeover);
         self.count_exposed_time(started);
-        outcome
+        result
     }
 
     /// Waits for the result of an operation on a borrowed buffer. The operation uses the buffer until it ends, so an interrupt
@@ -229,9 +232,9 @@ impl Driver {
     pub(super) fn wait_for_borrowed(&self, id: OpId) -> Option<Result<OperationOutput, Error>> {
         loop {
             let until = self.shared.next_interrupt_check();
-            let outcome = self.shared.wait(id, until);
-            if outcome.is_some() || until.is_none() {
-                return outcome;
+            let result = self.shared.wait(id, until);
+            if result.is_some() || until.is_none() {
+                return result;
             }
             if let Some(why) = self.shared.check_interrupt() {
                 self.abort(why);
@@ -239,8 +242,8 @@ impl Driver {
         }
     }
 
-    /// Waits until all operations of any one list have ended, and returns the index of this list. Returns `None` at the time
-    /// `until`.
+    /// Waits until all operations of any one list have ended, and returns the index of this list. Returns `None` if no list has
+    /// ended at the time `until`.
     pub(super) fn wait_any(&self, lists: &[&[OpId]], until: Option<Timestamp>) -> Option<usize> {
         let started = self.shared.now();
         let ended =
@@ -252,7 +255,7 @@ impl Driver {
         index
     }
 
-    /// Returns whether an operation has ended. Also does the work that needs no waiting.
+    /// Does all work of the job that needs no waiting. Returns whether the operation `id` has ended.
     pub(super) fn test(&self, id: OpId) -> bool {
         let mut core = self.shared.lock();
         if core.pending.contains(&id) && matches!(core.poll(self.shared.now()), PollProgress::Progress) {
@@ -267,13 +270,13 @@ impl Driver {
         has_ended
     }
 
-    /// Waits until the time `until` for a message that fits the pattern and that no receive has matched.
+    /// Waits until the time `until` for a message that fits the pattern and that no receive has matched. Returns its envelope.
     pub(super) fn probe(&self, pattern: Pattern, until: Timestamp) -> Result<Option<Envelope>, Error> {
         let mut core = self.shared.lock();
         let now = self.shared.now();
         core.link_driver.set_probing(true);
-        // Even without waiting, messages that have already come must be found: the first step gets the event of the socket, and
-        // the second step reads the socket.
+        // Even without waiting, messages that have already come must be found. The first call gets the event of the socket, and
+        // the second call reads the socket.
         for _ in 0..2 {
             core = self.shared.drive_once(core, Some(now));
         }
@@ -291,7 +294,7 @@ impl Driver {
         self.shared.lock().discard_result(id, self.shared.now());
     }
 
-    /// Cancels a receive that has not matched a message, and returns true. Returns false for every other operation.
+    /// Cancels the operation if it is a receive that has not matched a message, and returns true. Otherwise returns false.
     pub(super) fn cancel(&self, id: OpId) -> bool {
         self.shared.lock().cancel(id, self.shared.now())
     }
@@ -314,6 +317,7 @@ impl Driver {
         core.link_driver.settings().hosts.get(rank.index()).cloned().unwrap_or_default()
     }
 
+    /// Returns the time since the epoch.
     pub(super) fn now(&self) -> Timestamp {
         self.shared.now()
     }
@@ -326,8 +330,8 @@ impl Driver {
 
     /// Starts the progress thread, if it does not run.
     fn ensure_progress_thread(&self) -> Result<(), Error> {
-        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
-        if progress.is_none() {
+        let mut progress_thread = self.progress_thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if progress_thread.is_none() {
             let shared = Arc::clone(&self.shared);
             let thread = thread::Builder::new().name("progress".into()).spawn(move || {
                 if let Err(error) = request_short_slices() {
@@ -337,7 +341,7 @@ impl Driver {
                 shared.run_progress_thread();
             });
             let refused = |error: io::Error| Error::System { what: "a thread", detail: error.to_string() };
-            *progress = Some(thread.map_err(refused)?);
+            *progress_thread = Some(thread.map_err(refused)?);
         }
         Ok(())
     }
@@ -348,20 +352,20 @@ impl Drop for Driver {
     /// the job is aborted instead, because the peers may wait for this rank.
     fn drop(&mut self) {
         if thread::panicking() {
-            self.abort("its program panicked; look at that rank's own output for where");
+            self.abort("its program panicked; the output of that rank shows where");
         }
         let shared = &self.shared;
         let until = shared.now() + FLUSH_TIMEOUT;
         shared.wait_until(Some(until), |core| core.pending.is_empty().then_some(()));
         let mut core = shared.lock();
         core.is_closing = true;
-        shared.work.notify_all();
+        shared.progress_work.notify_all();
         shared.wake_waiters(&mut core);
         drop(core);
         let _ = shared.waker.wake();
-        if let Some(thread) = self.progress.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            // If a function of the user held the last handle, the progress thread drops the driver. Then it ends by itself.
-            // A panic of the progress thread is ignored, because no thread is left to which it could be reported.
+        if let Some(thread) = self.progress_thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // If a function of the user held the last handle, the progress thread itself drops the driver, and then ends.
+            // A panic of the progress thread is ignored, because there is no thread to which it could be reported.
             if thread.thread().id() != thread::current().id() {
                 let _ = thread.join();
             }

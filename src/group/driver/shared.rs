@@ -1,5 +1,5 @@
-//! How the threads of a rank share the core: which thread drives the event loop, which one waits for the sockets, and which
-//! ones wait for another thread.
+//! How the threads of a rank share the core: which thread drives the event loop, which thread waits for the sockets, and which
+//! threads wait for another thread.
 
 use std::io;
 use std::panic::catch_unwind;
@@ -27,7 +27,7 @@ const SPINS_BEFORE_YIELD: u32 = 20;
 /// A waiting thread calls the program's interrupt function at this interval.
 const INTERRUPT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The core, and the objects with which its threads wait for each other.
+/// The core, and the objects with which the threads that share the core wait for each other.
 pub(super) struct DriverShared {
     pub(super) core: CoreLock,
     /// The event queue. The thread that holds this lock waits for the sockets.
@@ -36,11 +36,11 @@ pub(super) struct DriverShared {
     /// Signals that an operation has ended, or that no thread waits for the sockets.
     pub(super) changed: Condvar,
     /// Signals that the progress thread has work.
-    pub(super) work: Condvar,
+    pub(super) progress_work: Condvar,
     /// The start of the engine's clock.
     pub(super) epoch: Instant,
     /// The time for which a thread polls the sockets before it sleeps.
-    pub(super) spin: Duration,
+    pub(super) spin_time: Duration,
     /// Whether this host has at least one processor for each of its ranks.
     pub(super) has_own_processor: bool,
     /// The program's function that says whether a waiting thread should abort the job.
@@ -62,25 +62,26 @@ impl DriverShared {
         self.core.lock()
     }
 
-    /// Returns the time of the next call of the interrupt function; `None` if the program has set none.
+    /// Returns the time of the next call of the interrupt function; `None` if the program has set no such function.
     pub(super) fn next_interrupt_check(&self) -> Option<Timestamp> {
         self.interrupt.map(|_| self.now() + INTERRUPT_CHECK_INTERVAL)
     }
 
-    /// Calls the interrupt function. Returns why the waiting thread should abort the job, or `None`. The caller must not hold a
-    /// lock. A panic of the function also aborts the job, because it must not unwind while the operation uses the buffer.
+    /// Calls the interrupt function. Returns the reason why the waiting thread should abort the job, or `None`. The caller must
+    /// not hold a lock. A panic of the function is also such a reason, because the panic must not unwind while the operation uses
+    /// the buffer.
     pub(super) fn check_interrupt(&self) -> Option<&'static str> {
         match catch_unwind(self.interrupt?) {
             Ok(is_interrupted) => {
-                is_interrupted.then_some("it was interrupted while it waited for the others")
+                is_interrupted.then_some("it was interrupted while it waited for other ranks")
             }
-            Err(_) => Some("its interrupt function panicked while it waited for the others"),
+            Err(_) => Some("its interrupt function panicked while it waited for other ranks"),
         }
     }
 
     /// Wakes the threads that wait for a change.
     pub(super) fn wake_waiters(&self, core: &mut Core) {
-        self.core.wake(core, &self.changed);
+        self.core.wake_waiters(core, &self.changed);
     }
 
     /// Wakes the threads that wait for a change, and the thread that waits for the sockets.
@@ -91,20 +92,20 @@ impl DriverShared {
         }
     }
 
-    /// Lets another thread drive the event loop, because the caller stops waiting.
+    /// Makes another thread drive the event loop, because the caller stops waiting.
     pub(super) fn pass_on_driving(&self, core: &mut Core) {
         if core.is_polled {
             return;
         }
         self.wake_waiters(core);
         if !core.background.is_empty() {
-            self.work.notify_one();
+            self.progress_work.notify_one();
         }
     }
 
     /// Waits for the result of an operation, at most until the time `until`.
     pub(super) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<OperationOutput, Error>> {
-        self.wait_until(until, |core| core.outcomes.remove(&id))
+        self.wait_until(until, |core| core.results.remove(&id))
     }
 
     /// Drives the event loop until `find` returns a value, or until the time `until`.
@@ -124,14 +125,14 @@ impl DriverShared {
         }
     }
 
-    /// Does the work that needs no waiting. If there is none, waits for a change, at most until the time `until`. Threads that
-    /// wait for the lock get it first, so that a thread whose operation has ended can continue.
+    /// Does the work that needs no waiting. If there is no such work, waits for a change, at most until the time `until`. Threads
+    /// that wait for the lock get the lock first, so that a thread whose operation has ended can continue.
     pub(super) fn drive<'a>(&'a self, core: CoreGuard<'a>, until: Option<Timestamp>) -> CoreGuard<'a> {
         // After `yield_lock` the caller checks whether its operation has ended meanwhile.
         if self.core.is_contended() { self.yield_lock(core) } else { self.drive_once(core, until) }
     }
 
-    /// Like [`DriverShared::drive`], but does not let other threads have the lock first.
+    /// Like [`DriverShared::drive`], but keeps the lock even if other threads wait for it.
     pub(super) fn drive_once<'a>(
         &'a self,
         mut core: CoreGuard<'a>,
@@ -171,8 +172,8 @@ impl DriverShared {
         }
     }
 
-    /// Polls shared memory and the sockets for a short time. If nothing comes, the caller sleeps, and peers then have to send
-    /// wake frames. Returns whether there is work.
+    /// Polls shared memory and the sockets for a short time. Returns whether there is work. If there is no work, the caller
+    /// sleeps, and peers then have to send wake frames.
     fn spin_on_posts<'a>(
         &'a self,
         mut core: CoreGuard<'a>,
@@ -185,7 +186,7 @@ impl DriverShared {
         let (started, mut spins) = (Instant::now(), 0);
         let result = self.meter.time(ProfilePart::Wait, || {
             while started.elapsed() < SHM_SPIN_TIME {
-                let is_posted = awaited_posts.iter().any(AwaitedPosts::is_posted);
+                let is_posted = awaited_posts.iter().any(AwaitedPosts::are_posted);
                 if is_posted || poller.wait(Some(Duration::ZERO), &mut events)? || !events.is_empty() {
                     return Ok(true);
                 }
@@ -202,16 +203,17 @@ impl DriverShared {
     }
 
     /// Locks the core and passes the events to the transport. If waiting has failed, aborts the job.
-    fn handle_events(&self, events: Vec<Event>, refused: Option<&io::Error>) -> CoreGuard<'_> {
+    fn handle_events(&self, events: Vec<Event>, wait_error: Option<&io::Error>) -> CoreGuard<'_> {
         let mut core = self.lock();
         core.is_polled = false;
         core.link_driver.transport_mut().serve(self.now(), events);
-        if let Some(error) = refused {
+        if let Some(error) = wait_error {
             core.link_driver.abort(&format!("the operating system could not wait for sockets: {error}"));
         }
         core
     }
 
+    /// Lets the threads that wait for the lock have it, and then locks it again.
     fn yield_lock<'a>(&self, core: CoreGuard<'a>) -> CoreGuard<'a> {
         self.meter.time(ProfilePart::Wait, || core.yield_lock())
     }
@@ -221,7 +223,7 @@ impl DriverShared {
         core.is_polled = true;
         // A thread that waits for its own operation first polls, because waking up takes time. The progress thread does not
         // poll, because it would take the processor from the program's computation.
-        let spin = if core.background.is_empty() { self.spin } else { Duration::ZERO };
+        let spin = if core.background.is_empty() { self.spin_time } else { Duration::ZERO };
         drop(core);
         let mut events = Vec::new();
         let waited = self.meter.time(ProfilePart::Wait, || self.wait_for_events(spin, timeout, &mut events));
@@ -253,7 +255,7 @@ impl DriverShared {
         poller.wait(timeout, events).map(|_| ())
     }
 
-    /// After a failure: tells the peers, releases all buffers, and returns the error.
+    /// After a failure of the job: tells the peers, releases all buffers, and returns the error.
     pub(super) fn fail<'a>(&'a self, mut core: CoreGuard<'a>) -> Error {
         loop {
             if let JobState::Failed(error) = &core.state {
@@ -275,7 +277,7 @@ impl DriverShared {
                     // One of the waiting threads has to wait for the sockets now.
                     self.wake_waiters(&mut core);
                 }
-                core.wait_on(&self.work, None);
+                core.wait_uncounted(&self.progress_work, None);
             } else {
                 core = self.drive(core, None);
             }

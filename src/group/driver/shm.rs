@@ -1,6 +1,6 @@
-//! Operations in shared memory. The calling thread polls the shared memory for a short time. Then it sleeps until a socket has
-//! data: a peer that posts data for a sleeping rank sends it a wake frame. So a sleeping thread also notices that a peer has
-//! exited or that the job has failed.
+//! Operations in shared memory. The calling thread polls the shared memory for a short time. Then the thread sleeps until a
+//! socket has data: a peer that posts elements for a sleeping rank sends a wake frame to this rank. So a sleeping thread also
+//! notices that a peer has exited or that the job has failed.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -41,8 +41,8 @@ impl Driver {
             return Err(self.shared.fail(self.shared.lock()));
         }
         let mut shm_operation = shm_executor.add_operation((request.contract, request.site), shm_request);
-        let mut time = OperationTimer::new(shm_operation.sequence(), memory.len());
-        let mut external = None;
+        let mut timer = OperationTimer::new(shm_operation.sequence(), memory.len());
+        let mut engine_id = None;
         let mut sleeping_peers = Vec::new();
         let result = loop {
             let poll = catch_reduction_panic(|| {
@@ -50,15 +50,15 @@ impl Driver {
                     .poll(&mut shm_operation, &mut memory, |rank| sleeping_peers.push(members[rank.index()]))
             });
             if !sleeping_peers.is_empty() {
-                self.wake(sleeping_peers.drain(..));
+                self.send_wake_frames(sleeping_peers.drain(..));
             }
             match poll {
                 Ok(ShmPoll::Done) => break Ok(()),
                 Ok(ShmPoll::Waits) => {}
-                Ok(ShmPoll::Mismatch(own, rank, contract)) => {
+                Ok(ShmPoll::Mismatch(own_contract, rank, contract)) => {
                     let mut core = self.shared.lock();
                     core.record_contracts(request.group, shm_executor);
-                    core.report_mismatch(request.group, own, (members[rank.index()], contract));
+                    core.report_mismatch(request.group, own_contract, (members[rank.index()], contract));
                     break Err(self.shared.fail(core));
                 }
                 Ok(ShmPoll::Invalid(rank, what)) => {
@@ -69,13 +69,13 @@ impl Driver {
                 Err(_) => break Err(self.abort("the program's reduction function panicked")),
             }
             if self.shared.meter.time(ProfilePart::Wait, || {
-                self.shared.spin_until(&mut time, || shm_executor.is_ready(&shm_operation))
+                self.shared.spin_until(&mut timer, || shm_executor.is_ready(&shm_operation))
             }) {
                 continue;
             }
-            let slept = self.register_waiting(&mut external, request, shm_executor, &shm_operation);
+            let registered = self.register_with_engine(&mut engine_id, request, shm_executor, &shm_operation);
             if let Err(error) =
-                slept.and_then(|id| self.sleep_until_posted(shm_executor, &shm_operation, members, id))
+                registered.and_then(|id| self.sleep_until_posted(shm_executor, &shm_operation, members, id))
             {
                 break Err(error);
             }
@@ -83,15 +83,15 @@ impl Driver {
         if result.is_err() {
             shm_executor.stop_exposing(&shm_operation, &memory);
         }
-        if let Some(id) = external {
+        if let Some(id) = engine_id {
             self.shared.lock().link_driver.engine_mut().end_external(id);
         }
-        self.shared.shm_counters.count(&time, result.is_ok());
+        self.shared.shm_counters.count(&timer, result.is_ok());
         result
     }
 
     /// Sends wake frames to sleeping peers at once, because this thread may not poll the link driver for a while.
-    fn wake(&self, peers: impl Iterator<Item = Rank>) {
+    fn send_wake_frames(&self, peers: impl Iterator<Item = Rank>) {
         let mut core = self.shared.lock();
         for peer in peers {
             core.link_driver.engine_mut().send_wake_frame(peer);
@@ -104,27 +104,28 @@ impl Driver {
         }
     }
 
-    /// Registers a long operation with the engine, which then checks its deadline and the peers for which it waits.
-    fn register_waiting(
+    /// Registers a long operation with the engine, and returns the operation's identifier. The engine then checks the deadline of
+    /// the operation and the peers for which it waits.
+    fn register_with_engine(
         &self,
-        external: &mut Option<OpId>,
+        engine_id: &mut Option<OpId>,
         request: OperationRequest,
         shm_executor: &ShmExecutor,
         shm_operation: &ShmOperation,
     ) -> Result<OpId, Error> {
-        if let Some(id) = *external {
+        if let Some(id) = *engine_id {
             return Ok(id);
         }
         let mut core = self.shared.lock();
         let now = self.shared.now();
         core.record_contracts(request.group, shm_executor);
         match core.link_driver.engine_mut().begin_external(now, request, shm_operation.sequence()) {
-            Ok(id) => Ok(*external.insert(id)),
+            Ok(id) => Ok(*engine_id.insert(id)),
             Err(_) => Err(self.shared.fail(core)),
         }
     }
 
-    /// Sleeps until the operation can continue.
+    /// Sleeps until the ranks have posted for which the operation waits. `id` is the operation's identifier in the engine.
     fn sleep_until_posted(
         &self,
         shm_executor: &ShmExecutor,
@@ -135,14 +136,15 @@ impl Driver {
         let mut interrupt_check = self.shared.next_interrupt_check();
         let mut core = self.shared.lock();
         let slept = loop {
-            // A peer that wakes this rank clears the sleep flag, but the operation may wait for further peers. So set it again.
+            // A peer that wakes this rank clears the sleep flag. Set it again, because the operation may wait for more peers.
             shm_executor.rounds().mark_asleep();
             if shm_executor.is_ready(shm_operation) {
                 shm_executor.rounds().mark_awake();
                 break Ok(());
             }
-            // A peer that has left and has not posted will never post. `await_ranks` then fails the job.
-            let awaited = shm_executor.awaited(shm_operation).map(|rank| members[rank.index()]).collect();
+            // A peer that has left without its post will never post. In this case `set_awaited_ranks` fails the job.
+            let awaited =
+                shm_executor.awaited_ranks(shm_operation).map(|rank| members[rank.index()]).collect();
             core.link_driver.engine_mut().set_awaited_ranks(id, awaited);
             if let JobState::Failed(error) = &core.state {
                 break Err(error.clone());
@@ -162,7 +164,8 @@ impl Driver {
     }
 }
 
-/// An asynchronous operation in shared memory, or a blocking one that has to wait for earlier asynchronous ones.
+/// An operation in shared memory that its caller does not execute itself: an asynchronous operation, a stage of a hierarchical
+/// operation, or a blocking operation that has to wait for earlier operations.
 pub(super) struct ShmTask {
     group: u32,
     shm_executor: Arc<Mutex<ShmExecutor>>,
@@ -181,7 +184,7 @@ impl ShmTask {
         Self { group, shm_executor, members, shm_operation, memory }
     }
 
-    /// Ends a failed operation: peers must no longer access its buffer. Returns the reduction functions.
+    /// Ends a failed operation, so that peers no longer access its buffer. Returns the reduction functions.
     pub(super) fn abandon(mut self) -> Option<Kernels> {
         lock(&self.shm_executor).stop_exposing(&self.shm_operation, &self.memory.access());
         self.shm_operation.into_kernels()
@@ -194,33 +197,39 @@ impl Core {
         &mut self,
         now: Timestamp,
         request: OperationRequest,
-        place: HostExecutor,
+        host_executor: HostExecutor,
         shm_request: ShmRequest,
         memory: Memory,
     ) -> Result<OpId, Failure> {
-        let mut shm_executor = lock(&place.0);
+        let mut shm_executor = lock(&host_executor.0);
         let shm_operation = shm_executor.add_operation((request.contract, request.site), shm_request);
         self.record_contracts(request.group, &shm_executor);
         drop(shm_executor);
         let id = self.link_driver.engine_mut().begin_external(now, request, shm_operation.sequence())?;
-        self.shm_tasks.insert(id, ShmTask::new(request.group, place, shm_operation, memory));
+        self.shm_tasks.insert(id, ShmTask::new(request.group, host_executor, shm_operation, memory));
         Ok(id)
     }
 
-    /// Passes the contracts of the last operations to the engine, which can then detect a rank that calls a different operation.
+    /// Passes the contracts of the last operations to the engine, so that the engine detects a rank that calls a different
+    /// operation.
     fn record_contracts(&mut self, group: u32, shm_executor: &ShmExecutor) {
         for ShmContract { sequence, contract, site, .. } in shm_executor.history() {
             self.link_driver.engine_mut().record_external(group, sequence, (contract, site));
         }
     }
 
-    /// Fails the job because a rank called a different operation.
-    fn report_mismatch(&mut self, group: u32, own: ShmContract, theirs: (Rank, Option<Contract>)) {
-        let place = (group, own.sequence);
-        self.link_driver.engine_mut().report_mismatch(place, (own.contract, own.site), theirs);
+    /// Fails the job because a peer called a different operation than this rank.
+    fn report_mismatch(
+        &mut self,
+        group: u32,
+        ShmContract { sequence, contract, site, .. }: ShmContract,
+        peer_and_contract: (Rank, Option<Contract>),
+    ) {
+        let engine = self.link_driver.engine_mut();
+        engine.report_mismatch((group, sequence), (contract, site), peer_and_contract);
     }
 
-    /// Continues the asynchronous operations in shared memory. Returns whether one has ended.
+    /// Continues the operations in `shm_tasks`. Returns whether any of them has ended.
     pub(super) fn poll_shm_operations(&mut self, now: Timestamp) -> bool {
         let ids: Vec<OpId> = self.shm_tasks.keys().copied().collect();
         let mut has_ended = false;
@@ -231,7 +240,7 @@ impl Core {
                 continue;
             };
             let mut shm_executor = lock(shm_executor);
-            if !shm_executor.is_next(shm_operation) {
+            if !shm_executor.is_oldest(shm_operation) {
                 continue;
             }
             let link_driver = &mut self.link_driver;
@@ -243,9 +252,9 @@ impl Core {
             drop(shm_executor);
             match poll {
                 Ok(ShmPoll::Waits) => {}
-                Ok(ShmPoll::Mismatch(own, rank, contract)) => {
+                Ok(ShmPoll::Mismatch(own_contract, rank, contract)) => {
                     let (group, peer) = (*group, members[rank.index()]);
-                    self.report_mismatch(group, own, (peer, contract));
+                    self.report_mismatch(group, own_contract, (peer, contract));
                 }
                 Ok(ShmPoll::Invalid(rank, what)) => {
                     let peer = members[rank.index()];
@@ -255,7 +264,7 @@ impl Core {
                     self.link_driver.engine_mut().end_external(id);
                     if let Some(ShmTask { memory, shm_operation, .. }) = self.shm_tasks.remove(&id) {
                         self.deferred_kernels.extend(shm_operation.into_kernels());
-                        self.finish(id, now, OperationOutput { memory, envelope: None });
+                        self.handle_success(id, now, OperationOutput { memory, envelope: None });
                         has_ended = true;
                     }
                 }
@@ -267,8 +276,8 @@ impl Core {
         has_ended
     }
 
-    /// Returns the posts in shared memory for which this rank waits. Returns none if the progress thread has operations, because
-    /// it must not poll.
+    /// Returns the posts in shared memory for which this rank waits. Returns no posts if the progress thread drives operations,
+    /// because the progress thread must not poll.
     pub(super) fn awaited_posts(&self) -> Vec<AwaitedPosts> {
         if !self.background.is_empty() || !matches!(self.state, JobState::Running) {
             return Vec::new();
@@ -276,39 +285,39 @@ impl Core {
         let awaited = |task: &ShmTask| {
             let shm_executor = lock(&task.shm_executor);
             let (round, ranks) = shm_executor
-                .is_next(&task.shm_operation)
-                .then(|| shm_executor.wanted(&task.shm_operation))?;
+                .is_oldest(&task.shm_operation)
+                .then(|| shm_executor.awaited_round_and_ranks(&task.shm_operation))?;
             Some(AwaitedPosts { shm_executor: Arc::clone(&task.shm_executor), round, ranks })
         };
         self.shm_tasks.values().filter_map(awaited).collect()
     }
 
-    /// Sets the sleep flag of this rank in all shared memories in which it waits. Returns whether there is work, so that the
-    /// thread must not sleep.
+    /// Sets the sleep flag of this rank in every shared memory in which this rank waits. Returns true if there is work, so that
+    /// the thread must not sleep.
     pub(super) fn prepare_to_sleep(&mut self) -> bool {
-        // After a failure this rank waits only for reports of the peers, and they come over links.
+        // After a failure this rank waits only for reports of the peers, and these reports come over links.
         if !matches!(self.state, JobState::Running) {
             return false;
         }
         let mut is_ready = false;
         for (&id, ShmTask { shm_executor, members, shm_operation, .. }) in &self.shm_tasks {
             let shm_executor = lock(shm_executor);
-            if !shm_executor.is_next(shm_operation) {
+            if !shm_executor.is_oldest(shm_operation) {
                 continue;
             }
             self.link_driver.engine_mut().set_awaited_ranks(
                 id,
-                shm_executor.awaited(shm_operation).map(|rank| members[rank.index()]).collect(),
+                shm_executor.awaited_ranks(shm_operation).map(|rank| members[rank.index()]).collect(),
             );
             shm_executor.rounds().mark_asleep();
             is_ready |= shm_executor.is_ready(shm_operation);
         }
-        // `await_ranks` fails the job if an awaited rank has left.
+        // `set_awaited_ranks` fails the job if an awaited rank has left.
         is_ready || self.link_driver.failure().is_some()
     }
 }
 
-/// Posts in shared memory for which an operation waits.
+/// The posts of a round in shared memory for which an operation waits.
 pub(super) struct AwaitedPosts {
     shm_executor: Arc<Mutex<ShmExecutor>>,
     round: u64,
@@ -317,9 +326,9 @@ pub(super) struct AwaitedPosts {
 }
 
 impl AwaitedPosts {
-    /// Returns whether all these posts are there. Also returns true if another thread holds the executor: the operation may have
-    /// ended.
-    pub(super) fn is_posted(&self) -> bool {
+    /// Returns whether all these ranks have posted. Also returns true if another thread holds the executor, because the operation
+    /// may have ended.
+    pub(super) fn are_posted(&self) -> bool {
         let shm_executor = match self.shm_executor.try_lock() {
             Ok(shm_executor) => shm_executor,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -336,9 +345,9 @@ pub(super) fn lock(shm_executor: &Mutex<ShmExecutor>) -> MutexGuard<'_, ShmExecu
 }
 
 impl super::shared::DriverShared {
-    /// Polls for a short time until `is_ready` returns true. Returns whether it did. If there are fewer processors than ranks,
-    /// the thread yields from the start, because the awaited rank may need this processor.
-    fn spin_until(&self, time: &mut OperationTimer, is_ready: impl Fn() -> bool) -> bool {
+    /// Calls `is_ready` for a short time until it returns true, and returns whether it has returned true. If there are fewer
+    /// processors than ranks, the thread yields from the start, because the awaited rank may need this processor.
+    fn spin_until(&self, timer: &mut OperationTimer, is_ready: impl Fn() -> bool) -> bool {
         if self.has_own_processor {
             for _ in 0..SPINS_BEFORE_YIELD {
                 if is_ready() {
@@ -348,7 +357,7 @@ impl super::shared::DriverShared {
             }
         }
         // Yield from here on even if each rank should have a processor: another process may need this one.
-        time.mark_long();
+        timer.mark_long();
         let started = Instant::now();
         loop {
             if is_ready() {

@@ -1,5 +1,5 @@
-//! Statistics of operations in shared memory, counted without the core's lock. A short operation may take less time than
-//! taking the lock and reading the clock.
+//! Statistics of operations in shared memory, counted without the core's lock. To take the lock and to read the clock may take
+//! more time than a short operation.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use crate::group::Statistics;
 
 /// Operations on at most this number of bytes are short.
 const SHORT_BYTES: usize = 4 << 10;
-/// Of this number of short operations, one is timed, and its time counts for all of them.
+/// One of this number of short operations is timed, and its time counts for all of them.
 const SAMPLE_INTERVAL: u64 = 8;
 
 /// The counters of a job's operations in shared memory.
@@ -17,8 +17,8 @@ pub(super) struct ShmCounters {
     operations: AtomicU64,
     exposed_ns: AtomicU64,
     communication_ns: AtomicU64,
-    /// Whether the core already counts the current time as communication.
-    pub(super) is_counted: AtomicBool,
+    /// Whether the core already counts the current time as communication, because another operation is active.
+    pub(super) does_core_count: AtomicBool,
 }
 
 /// Measures the time of one operation.
@@ -45,14 +45,14 @@ impl OperationTimer {
 }
 
 impl ShmCounters {
-    /// Counts an operation that has ended. `is_done`: it was successful.
-    pub(super) fn count(&self, timer: &OperationTimer, is_done: bool) {
-        let add = |counter: &AtomicU64, more: u64| counter.fetch_add(more, Ordering::Relaxed);
-        add(&self.operations, u64::from(is_done));
+    /// Counts an operation that has ended. A failed operation counts only for the times.
+    pub(super) fn count(&self, timer: &OperationTimer, is_successful: bool) {
+        let add = |counter: &AtomicU64, increment: u64| counter.fetch_add(increment, Ordering::Relaxed);
+        add(&self.operations, u64::from(is_successful));
         let Some(began) = timer.began else { return };
         let ns = (began.elapsed() * timer.weight).as_nanos() as u64;
         add(&self.exposed_ns, ns);
-        if !self.is_counted.load(Ordering::Relaxed) {
+        if !self.does_core_count.load(Ordering::Relaxed) {
             add(&self.communication_ns, ns);
         }
     }
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     /// Returns how many of the operations are timed, and the sum of their weights.
-    fn timed(numbers: std::ops::Range<u64>, bytes: usize, is_long: bool) -> (usize, u32) {
+    fn count_timed(numbers: std::ops::Range<u64>, bytes: usize, is_long: bool) -> (usize, u32) {
         let timers = numbers.map(|number| {
             let mut timer = OperationTimer::new(number, bytes);
             if is_long {
@@ -87,8 +87,8 @@ mod tests {
 
     #[test]
     fn the_weights_of_timed_operations_add_up_to_the_number_of_operations() {
-        assert_eq!(timed(0..80, 64, false), (10, 80));
-        assert_eq!(timed(0..80, 64, true), (80, 80));
-        assert_eq!(timed(0..80, SHORT_BYTES + 1, false), (80, 80));
+        assert_eq!(count_timed(0..80, 64, false), (10, 80));
+        assert_eq!(count_timed(0..80, 64, true), (80, 80));
+        assert_eq!(count_timed(0..80, SHORT_BYTES + 1, false), (80, 80));
     }
 }

@@ -1,6 +1,6 @@
-//! Taking asynchronous operations over from the progress thread. While a thread waits for asynchronous operations, this
-//! thread drives them, and polls before it sleeps. Afterwards the progress thread drives them again; it never polls, to leave
-//! the processor to the program's computation.
+//! Taking asynchronous operations over from the progress thread. While a thread waits for asynchronous operations, this thread
+//! drives the operations, and polls before it sleeps. When the thread stops waiting, the progress thread drives the operations
+//! again. The progress thread never polls, to leave the processor to the program's computation.
 
 use super::shared::DriverShared;
 use crate::engine::OpId;
@@ -17,7 +17,7 @@ impl DriverShared {
     pub(super) fn take_over_driving(&self, ids: impl Iterator<Item = OpId>) -> TakeoverGuard<'_> {
         let mut core = self.lock();
         let ids: Vec<OpId> = ids.filter(|id| core.background.remove(id)).collect();
-        // The progress thread may wait for the sockets. Wake it, so that this thread can wait for them.
+        // The progress thread may wait for the sockets. Wake it, so that this thread can wait for the sockets.
         let must_wake = !ids.is_empty() && core.background.is_empty() && core.is_polled;
         drop(core);
         if must_wake {
@@ -39,7 +39,7 @@ impl Drop for TakeoverGuard<'_> {
             }
         }
         if !core.is_polled && !core.background.is_empty() {
-            self.shared.work.notify_one();
+            self.shared.progress_work.notify_one();
         }
     }
 }

@@ -128,6 +128,7 @@ impl Group {
         self.exchange(parts, input, output, site)
     }
 
+    /// Returns the parts of an exchange of `count` elements in which all parts have the same length.
     fn equal_exchange(&self, count: usize) -> Result<ExchangedParts, Error> {
         if !count.is_multiple_of(self.world.as_usize()) {
             return Err(Error::InvalidCounts("the group's size does not divide the input's length"));
@@ -136,19 +137,19 @@ impl Group {
         Ok(ExchangedParts { send: partition.clone(), receive: partition, is_even: true })
     }
 
+    /// Returns the parts of an exchange of `count` elements in which the parts have these lengths.
     fn uneven_exchange<T: Element>(
         &self,
         count: usize,
         send_counts: &[usize],
         receive_counts: &[usize],
     ) -> Result<ExchangedParts, Error> {
-        let own = send_counts.get(self.rank.index()).copied().unwrap_or_default();
-        let send = self.checked_partition::<T>(send_counts, own)?;
-        let receive = self.checked_partition::<T>(receive_counts, own)?;
+        let own_count = send_counts.get(self.rank.index()).copied().unwrap_or_default();
+        let send = self.checked_partition::<T>(send_counts, own_count)?;
+        let receive = self.checked_partition::<T>(receive_counts, own_count)?;
         if send.total() != count {
             return Err(Error::InvalidCounts("the sum of the counts is not the length of the input"));
         }
-        // The totals of the ranks may differ. With `is_even: false` the ranks do not compare them.
         Ok(ExchangedParts { send, receive, is_even: false })
     }
 
@@ -160,7 +161,7 @@ impl Group {
         output: &mut [T],
         site: Site,
     ) -> Result<(), Error> {
-        parts.copy_own(self.rank, input, output);
+        parts.copy_own_part(self.rank, input, output);
         self.run_with_output(self.new_call::<T>(parts.into_spec(), site), input, output)
     }
 
@@ -172,22 +173,23 @@ impl Group {
         site: Site,
     ) -> Result<Handle<Vec<T>>, Error> {
         let mut buffer = zeroed(input.len().checked_add(parts.receive.total()).ok_or(TOTAL_TOO_LARGE)?)?;
-        let (sent, received) = buffer.split_at_mut(input.len());
-        sent.copy_from_slice(input);
-        parts.copy_own(self.rank, input, received);
-        let (call, start) = (self.new_call::<T>(parts.into_spec(), site), input.len());
+        let (to_send, to_receive) = buffer.split_at_mut(input.len());
+        to_send.copy_from_slice(input);
+        parts.copy_own_part(self.rank, input, to_receive);
+        let (call, sent_count) = (self.new_call::<T>(parts.into_spec(), site), input.len());
         self.start_prepared(PreparedCollective::new(call, buffer, move |mut buffer: Vec<T>| {
             // Move the received elements within the buffer. New memory would cost a page fault for every 4 KiB.
-            buffer.drain(..start);
+            buffer.drain(..sent_count);
             buffer
         }))
     }
 }
 
-/// The parts of elements that a rank sends to each rank and receives from each rank.
+/// The parts that a rank sends to each rank, and the parts that it receives from each rank.
 struct ExchangedParts {
     send: Partition,
     receive: Partition,
+    /// Whether all parts have the same length. Only then do the ranks compare the total length.
     is_even: bool,
 }
 

@@ -37,7 +37,8 @@ impl Group {
         self.start_prepared(self.prepare_all_gather(input, &counts, Site::here())?)
     }
 
-    /// [`Group::all_gather_from`] into `output`, whose length must be n times the length of the input.
+    /// [`Group::all_gather_from`] into `output`. The length of `output` must be the length of the input times the number of
+    /// ranks.
     ///
     /// # Errors
     ///
@@ -54,7 +55,7 @@ impl Group {
 
     /// Returns the concatenation of all ranks' inputs in rank order. The input of rank r has `counts[r]` elements.
     ///
-    /// Ring: n-1 steps, in which each rank sends S bytes minus one part.
+    /// Ring: n-1 steps, in which each rank sends the bytes of the result except for the part of one other rank.
     ///
     /// # Errors
     ///
@@ -108,6 +109,7 @@ impl Group {
         self.run(self.all_gather_call::<I::Element>(&partition, layout, Site::here()), output)
     }
 
+    /// Prepares an all-gather of uneven inputs.
     fn prepare_all_gather<T: Element>(
         &self,
         input: &[T],
@@ -117,7 +119,7 @@ impl Group {
         self.prepare_all_gather_with_digest(input, counts, layout_digest(counts.iter().copied()), site)
     }
 
-    /// Prepares an all-gather with this layout digest, on which all ranks must agree.
+    /// Prepares an all-gather of uneven inputs. `layout` is a digest, which must be the same on all ranks.
     pub(in crate::group) fn prepare_all_gather_with_digest<T: Element>(
         &self,
         input: &[T],
@@ -146,8 +148,8 @@ impl Group {
     /// more than memory can hold, [`Error::System`] on a rank that has too little memory.
     #[track_caller]
     pub fn all_gather_any<I: Input + ?Sized>(&mut self, input: &I) -> Result<Vec<Vec<I::Element>>, Error> {
-        let own = input.elements()?.len() as u64;
-        let counts = self.all_gather_from(&[own])?;
+        let own_count = input.elements()?.len() as u64;
+        let counts = self.all_gather_from(&[own_count])?;
         let counts: Vec<usize> =
             counts.into_iter().map(|count| usize::try_from(count).unwrap_or(usize::MAX)).collect();
         let mut all = self.all_gather_uneven(input, &counts)?;
@@ -287,6 +289,7 @@ impl Group {
         }
     }
 
+    /// Gathers into the root's `output`. `layout` is the digest of the counts.
     fn gather_elements<T: Element, B: Buffer<Element = T> + ?Sized>(
         &self,
         input: &[T],
@@ -317,6 +320,7 @@ impl Group {
         Ok(self.new_call::<T>(spec, site).with_layout(layout))
     }
 
+    /// Prepares a gather. `layout` is the digest of the counts.
     fn prepare_gather<'a, T: Element>(
         &self,
         input: Cow<'a, [T]>,

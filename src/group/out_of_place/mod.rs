@@ -19,12 +19,12 @@ impl Group {
         self.checked_partition::<T>(counts, counts.get(self.rank.index()).copied().unwrap_or_default())
     }
 
-    /// Returns the partition into parts of these lengths. Returns an error if this rank's count is not `own`.
-    fn checked_partition<T: Element>(&self, counts: &[usize], own: usize) -> Result<Partition, Error> {
+    /// Returns the partition into parts of these lengths. Returns an error if this rank's count is not `own_count`.
+    fn checked_partition<T: Element>(&self, counts: &[usize], own_count: usize) -> Result<Partition, Error> {
         if counts.len() != self.world.as_usize() {
             return Err(Error::InvalidCounts("there must be one count for each rank"));
         }
-        if counts[self.rank.index()] != own {
+        if counts[self.rank.index()] != own_count {
             return Err(Error::InvalidCounts("the count of this rank is not the length of its part"));
         }
         let partition = Partition::from_counts(counts).ok_or(TOTAL_TOO_LARGE)?;
@@ -32,6 +32,7 @@ impl Group {
     }
 }
 
+/// The error if all parts together exceed the address space.
 const TOTAL_TOO_LARGE: Error = Error::InvalidCounts("the sum of the counts is more than memory can hold");
 
 /// Returns an error if `count` elements exceed the address space.
@@ -46,7 +47,7 @@ pub(super) fn zeroed<T: Element>(count: usize) -> Result<Vec<T>, Error> {
     memory::zeroed(count).ok_or_else(refused)
 }
 
-/// Returns the elements of an output buffer. Returns an error unless the buffer has `count` elements.
+/// Returns the elements of an output buffer. Returns an error if the buffer does not have `count` elements.
 fn output_elements<B: Buffer + ?Sized>(buffer: &mut B, count: usize) -> Result<&mut [B::Element], Error> {
     let elements = buffer.elements_mut()?;
     if elements.len() == count {
@@ -68,7 +69,8 @@ where
     Ok(output)
 }
 
-/// Returns a digest of the lengths of uneven parts, with which the ranks detect that their lengths differ. It is never 0.
+/// Returns a digest of the lengths of uneven parts. The ranks compare their digests to detect that they pass different lengths.
+/// The digest is never 0, which stands for even parts.
 pub(super) fn layout_digest(counts: impl IntoIterator<Item = usize>) -> u32 {
     let bytes: Vec<u8> = counts.into_iter().flat_map(|count| (count as u64).to_le_bytes()).collect();
     crate::wire::crc32c(&bytes).max(1)

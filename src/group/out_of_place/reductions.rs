@@ -34,8 +34,8 @@ impl Group {
         input: &I,
         op: ReduceOp,
     ) -> Result<Handle<Vec<I::Element>>, Error> {
-        let own = input.elements()?.to_vec();
-        self.all_reduce_async(own, op)
+        let buffer = input.elements()?.to_vec();
+        self.all_reduce_async(buffer, op)
     }
 
     /// [`Group::all_reduce`] from `input` into `output`, which must have the same length.
@@ -81,9 +81,9 @@ impl Group {
         op: ReduceOp,
         root: Rank,
     ) -> Result<Handle<Vec<I::Element>>, Error> {
-        let own = input.elements()?.to_vec();
+        let buffer = input.elements()?.to_vec();
         let is_root = self.rank == root;
-        let reduced = self.reduce_async(own, op, root)?;
+        let reduced = self.reduce_async(buffer, op, root)?;
         Ok(reduced.and_then(move |result| Ok(if is_root { result } else { Vec::new() })))
     }
 
@@ -163,7 +163,7 @@ impl Group {
     /// Reduces all ranks' inputs and returns this rank's part. Rank r gets `counts[r]` elements; the parts are in
     /// rank order.
     ///
-    /// Ring: n-1 steps, in which each rank sends S bytes minus the bytes of its own part.
+    /// Ring: n-1 steps, in which each rank sends the bytes of its input except for the bytes of its own part.
     ///
     /// # Errors
     ///
@@ -214,12 +214,13 @@ impl Group {
         I: Input + ?Sized,
         B: Buffer<Element = I::Element> + ?Sized,
     {
-        let own = counts.get(self.rank.index()).copied().unwrap_or_default();
-        let output = output_elements(output, own)?;
+        let own_count = counts.get(self.rank.index()).copied().unwrap_or_default();
+        let output = output_elements(output, own_count)?;
         output.copy_from_slice(&self.reduce_scatter_uneven(input, counts, op)?);
         Ok(())
     }
 
+    /// Returns the input's elements, and their partition into parts of these lengths.
     fn uneven_parts<'a, I: Input + ?Sized>(
         &self,
         input: &'a I,
@@ -233,6 +234,7 @@ impl Group {
         Ok((input, partition))
     }
 
+    /// Prepares a reduce-scatter of a copy of `input`. `layout` is the digest of the lengths of the parts.
     fn prepare_reduce_scatter<T: Element>(
         &self,
         input: &[T],
@@ -253,10 +255,10 @@ impl Group {
         elements: Vec<T>,
         partition: &Partition,
     ) -> PreparedCollective<'static, T, Vec<T>> {
-        let own = partition.range(self.rank);
+        let own_range = partition.range(self.rank);
         PreparedCollective::new(call, elements, move |mut all: Vec<T>| {
-            all.truncate(own.end);
-            all.drain(..own.start);
+            all.truncate(own_range.end);
+            all.drain(..own_range.start);
             all
         })
     }
@@ -288,8 +290,8 @@ impl Group {
         input: &I,
         op: ReduceOp,
     ) -> Result<Handle<Vec<I::Element>>, Error> {
-        let own = input.elements()?.to_vec();
-        self.scan_async(own, op)
+        let buffer = input.elements()?.to_vec();
+        self.scan_async(buffer, op)
     }
 
     /// [`Group::scan`] from `input` into `output`, which must have the same length.
@@ -370,6 +372,7 @@ impl Group {
         Ok(())
     }
 
+    /// Prepares an exscan of a copy of `input` with a built-in reduction.
     fn prepare_exscan<T: Element>(
         &self,
         input: &[T],
@@ -380,6 +383,7 @@ impl Group {
         Ok(self.prepare_exscan_call(call, input))
     }
 
+    /// Prepares an exscan of a copy of `input`. The buffer of the collective is the input, followed by space for the result.
     pub(in crate::group) fn prepare_exscan_call<T: Element>(
         &self,
         call: Call,

@@ -45,6 +45,7 @@ impl Group {
         self.broadcast_async(buffer, root)
     }
 
+    /// Returns the buffer for a broadcast: a copy of the input on the root, and zeros on the other ranks.
     fn broadcast_buffer<I: Input + ?Sized>(
         &self,
         input: &I,
@@ -58,8 +59,8 @@ impl Group {
         if input.len() == count { Ok(input.to_vec()) } else { Err(WRONG_ROOT_LENGTH) }
     }
 
-    /// Divides the root's `input` into n even parts and sends part r to rank r. All ranks pass the length of the root's
-    /// input as `count`. The other ranks' `input` is ignored.
+    /// Divides the root's `input` into one part for each rank, as [`Group::chunk`] does, and sends part r to rank r. All ranks
+    /// pass the length of the root's input as `count`. The other ranks' `input` is ignored.
     ///
     /// # Errors
     ///
@@ -191,13 +192,13 @@ impl Group {
         let elements = buffer.elements_mut()?;
         let partition = Partition::even(elements.len(), self.world);
         let call = self.scatter_call::<B::Element>((&partition, 0), root, site)?;
-        let own = partition.range(self.rank);
+        let own_range = partition.range(self.rank);
         if self.rank == root {
             self.run_sending(call, elements)?;
         } else {
-            self.run(call, &mut elements[own.clone()])?;
+            self.run(call, &mut elements[own_range.clone()])?;
         }
-        Ok(own)
+        Ok(own_range)
     }
 
     /// Returns the input on the root, and an empty slice on the other ranks.
@@ -205,6 +206,7 @@ impl Group {
         if self.rank == root { input.elements() } else { Ok(&[]) }
     }
 
+    /// Scatters into each rank's `output`. `parts` is the partition of the root's input, and the digest of the lengths.
     fn scatter_elements<T: Element, B: Buffer<Element = T> + ?Sized>(
         &self,
         input: &[T],
@@ -214,8 +216,8 @@ impl Group {
         site: Site,
     ) -> Result<(), Error> {
         let call = self.scatter_call::<T>(parts, root, site)?;
-        let own = parts.0.range(self.rank);
-        let output = output_elements(output, own.len())?;
+        let own_range = parts.0.range(self.rank);
+        let output = output_elements(output, own_range.len())?;
         if self.rank != root {
             return self.run(call, output);
         }
@@ -223,7 +225,7 @@ impl Group {
             return Err(WRONG_ROOT_LENGTH);
         }
         self.run_sending(call, input)?;
-        output.copy_from_slice(&input[own]);
+        output.copy_from_slice(&input[own_range]);
         Ok(())
     }
 
@@ -238,6 +240,7 @@ impl Group {
         Ok(self.new_call::<T>(spec, site).with_layout(layout))
     }
 
+    /// Prepares a scatter. `parts` is the partition of the root's input, and the digest of the lengths.
     fn prepare_scatter<'a, T: Element>(
         &self,
         input: Cow<'a, [T]>,
@@ -246,17 +249,18 @@ impl Group {
         site: Site,
     ) -> Result<PreparedCollective<'a, T, Vec<T>>, Error> {
         let call = self.scatter_call::<T>(parts, root, site)?;
-        let own = parts.0.range(self.rank);
+        let own_range = parts.0.range(self.rank);
         if self.rank != root {
-            return Ok(PreparedCollective::new(call, zeroed(own.len())?, |part| part));
+            return Ok(PreparedCollective::new(call, zeroed(own_range.len())?, |part| part));
         }
         if input.len() != parts.0.total() {
             return Err(WRONG_ROOT_LENGTH);
         }
-        let part = input[own].to_vec();
+        let part = input[own_range].to_vec();
         Ok(PreparedCollective::new_sending(call, input, part))
     }
 }
 
+/// The error if the root's input does not have the number of elements that the call gives.
 const WRONG_ROOT_LENGTH: Error =
-    Error::InvalidCounts("the sum of the counts is not the length of the root's input");
+    Error::InvalidCounts("the count, or the sum of the counts, is not the length of the root's input");

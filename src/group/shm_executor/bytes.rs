@@ -8,8 +8,8 @@ use crate::group::profile::ProfilePart;
 use crate::schedule::Action;
 use crate::schedule::rounds::{OrderedReduce, SlotWrite};
 
-/// The number of bytes that are copied or reduced at a time. The contributions of several ranks to such a piece fit into the
-/// first-level cache of a processor.
+/// The size of a piece in bytes. Copies and reductions work on one piece at a time. The contributions of several ranks to one
+/// piece fit into the first-level cache of a processor.
 pub(super) const PIECE_BYTES: usize = 16 << 10;
 
 impl ShmExecutor {
@@ -21,10 +21,11 @@ impl ShmExecutor {
         memory: &BufferAccess<'_>,
     ) {
         let mut started = self.meter.start();
-        let end = self.scratch.slot_writes.iter().map(|write| write.slot_offset + write.range.len()).max();
+        let end =
+            self.current_round.slot_writes.iter().map(|write| write.slot_offset + write.range.len()).max();
         let bytes = end.unwrap_or_default() * shm_operation.element_bytes;
         let slot = if bytes == 0 { &mut [] } else { self.rounds.payload_mut(round, bytes) };
-        for SlotWrite { range, slot_offset } in &self.scratch.slot_writes {
+        for SlotWrite { range, slot_offset } in &self.current_round.slot_writes {
             let start = slot_offset * shm_operation.element_bytes;
             let bytes = memory.bytes(shm_operation.bytes(range));
             slot[start..start + bytes.len()].copy_from_slice(bytes);
@@ -35,31 +36,37 @@ impl ShmExecutor {
 
     /// Reduces the contributions of all ranks in rank order, piece by piece. The contribution of a rank that posted the address
     /// of its buffer is read from this buffer, and every other contribution from the slot of its rank.
-    pub(super) fn ordered_reduce(
+    pub(super) fn reduce_in_rank_order(
         &mut self,
         round: u64,
         shm_operation: &ShmOperation,
         ordered_reduce: &OrderedReduce,
         memory: &mut BufferAccess<'_>,
     ) {
-        let (all, at) = (
+        let (all_bytes, slot_start) = (
             shm_operation.bytes(&ordered_reduce.range),
             ordered_reduce.slot_offset * shm_operation.element_bytes,
         );
         let mut started = self.meter.start();
-        for piece in pieces(&all) {
-            let start = piece.start - all.start;
-            let slot_range = at + start..at + start + piece.len();
+        for piece in pieces(&all_bytes) {
+            let start = piece.start - all_bytes.start;
+            let slot_range = slot_start + start..slot_start + start + piece.len();
             let own = memory.bytes_mut(&piece);
             let rounds = &self.rounds;
             let contribution_of = |from: usize| match rounds.exposed_bytes(from, round, &piece) {
                 None => Some(rounds.read_post(from, round)?.bytes(slot_range.clone())),
                 exposed => exposed,
             };
-            shm_operation.reduce((rounds.rank(), rounds.size().ranks), own, &mut self.lower, contribution_of);
+            shm_operation.reduce(
+                (rounds.rank(), rounds.size().ranks),
+                own,
+                &mut self.lower_ranks_piece,
+                contribution_of,
+            );
             self.meter.end(ProfilePart::Reduce, &mut started);
             if ordered_reduce.is_posted_next {
-                self.rounds.payload_mut(round + 1, all.len())[start..start + own.len()].copy_from_slice(own);
+                self.rounds.payload_mut(round + 1, all_bytes.len())[start..start + own.len()]
+                    .copy_from_slice(own);
                 self.meter.end(ProfilePart::Send, &mut started);
             }
         }
@@ -79,7 +86,7 @@ impl ShmExecutor {
         for piece in pieces(&shm_operation.bytes(range)) {
             let own = memory.bytes_mut(&piece);
             let rounds = &self.rounds;
-            shm_operation.reduce((rank, ranks), own, &mut self.lower, |from| {
+            shm_operation.reduce((rank, ranks), own, &mut self.lower_ranks_piece, |from| {
                 rounds.exposed_bytes(from, round, &piece)
             });
             self.meter.end(ProfilePart::Reduce, &mut started);
@@ -90,22 +97,22 @@ impl ShmExecutor {
         }
     }
 
-    /// Reads the elements that the plan of the round names from the slots of other ranks, which have all posted.
+    /// Reads the elements that the plan of the round names from the slots of other ranks. These ranks have posted the round.
     pub(super) fn read_slots(&self, round: u64, shm_operation: &ShmOperation, memory: &mut BufferAccess<'_>) {
-        let mut reads = &self.scratch.slot_reads[..];
+        let mut reads = &self.current_round.slot_reads[..];
         let mut started = self.meter.start();
         while let Some(first) = reads.first() {
-            // Several reads may reduce into the same elements. They are done together, piece by piece.
+            // Several reads may reduce into the same elements. Such reads are done together, piece by piece.
             let same_range = reads.iter().take_while(|read| read.range == first.range).count();
             let (current, rest) = reads.split_at(same_range);
             reads = rest;
-            let all = shm_operation.bytes(&first.range);
-            for start in all.clone().step_by(PIECE_BYTES) {
-                let own = memory.bytes_mut(&(start..all.end.min(start + PIECE_BYTES)));
+            let all_bytes = shm_operation.bytes(&first.range);
+            for start in all_bytes.clone().step_by(PIECE_BYTES) {
+                let own = memory.bytes_mut(&(start..all_bytes.end.min(start + PIECE_BYTES)));
                 for read in current {
                     let Some(posted) = self.rounds.read_post(read.from.index(), round) else { return };
-                    let at = read.slot_offset * shm_operation.element_bytes + start - all.start;
-                    shm_operation.apply(read.action, own, posted.bytes(at..at + own.len()));
+                    let slot_start = read.slot_offset * shm_operation.element_bytes + start - all_bytes.start;
+                    shm_operation.apply(read.action, own, posted.bytes(slot_start..slot_start + own.len()));
                     self.meter.end(ProfilePart::of(read.action), &mut started);
                 }
             }
@@ -125,16 +132,16 @@ impl ShmOperation {
     ) {
         let action = |from| if from + 1 == ranks { Action::ReduceLast } else { Action::Reduce };
         if rank > 0
-            && let Some(first) = contribution_of(0)
+            && let Some(rank_0) = contribution_of(0)
         {
             let lower = &mut bytemuck::cast_slice_mut(lower)[..own.len()];
             if rank > 1 {
-                lower.copy_from_slice(first);
+                lower.copy_from_slice(rank_0);
             }
             for arrived in (1..rank).filter_map(&contribution_of) {
                 self.apply(Action::Reduce, lower, arrived);
             }
-            self.apply_as_left_operand(action(rank), own, if rank > 1 { lower } else { first });
+            self.apply_as_left_operand(action(rank), own, if rank > 1 { lower } else { rank_0 });
         }
         for from in rank + 1..ranks {
             let Some(arrived) = contribution_of(from) else { return };
@@ -163,8 +170,8 @@ impl ShmOperation {
     }
 }
 
-/// Divides a range of bytes into pieces.
-fn pieces(all: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
-    let end = all.end;
-    all.clone().step_by(PIECE_BYTES).map(move |start| start..end.min(start + PIECE_BYTES))
+/// Divides a range of bytes into pieces of [`PIECE_BYTES`] bytes. The last piece may be shorter.
+fn pieces(bytes: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+    let end = bytes.end;
+    bytes.clone().step_by(PIECE_BYTES).map(move |start| start..end.min(start + PIECE_BYTES))
 }

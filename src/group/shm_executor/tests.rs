@@ -27,17 +27,18 @@ fn world() -> WorldSize {
 fn new_ranks() -> Vec<ShmRank> {
     let size = RoundsSize { ranks: RANKS as usize, slot_bytes: SLOT * size_of::<f32>() };
     let bytes = COUNT * size_of::<f32>();
-    let first = Segment::create(size.bytes(), &TOKEN).unwrap();
-    let place = first.location().unwrap();
-    let others = (1..RANKS).map(|_| Segment::open(place, size.bytes(), &TOKEN).unwrap());
-    let segments: Vec<Segment> = others.collect();
+    let created = Segment::create(size.bytes(), &TOKEN).unwrap();
+    let location = created.location().unwrap();
+    let opened = (1..RANKS).map(|_| Segment::open(location, size.bytes(), &TOKEN).unwrap());
+    let opened: Vec<Segment> = opened.collect();
     let own: Vec<ExposedBuffer> = (0..RANKS).map(|_| ExposedBuffer::create(bytes, &TOKEN).unwrap()).collect();
-    let places: Vec<_> = own.iter().map(|own| own.location().unwrap()).collect();
-    let segments = std::iter::once(first).chain(segments);
+    let locations: Vec<_> = own.iter().map(|own| own.location().unwrap()).collect();
+    let segments = std::iter::once(created).chain(opened);
     let rank_state = |(rank, (segment, mut own)): (usize, (Segment, ExposedBuffer))| {
         let mut shm_executor = ShmExecutor::new(ShmRounds::new(segment, size, rank), Meter::default());
-        let others = places.iter().enumerate().filter(|(other, _)| *other != rank);
-        let others = others.map(|(_, place)| RemoteBuffer::open(*place, bytes, &TOKEN).unwrap()).collect();
+        let others = locations.iter().enumerate().filter(|(other, _)| *other != rank);
+        let others =
+            others.map(|(_, location)| RemoteBuffer::open(*location, bytes, &TOKEN).unwrap()).collect();
         let alive = Arc::new(());
         shm_executor.register_buffer(&mut own, Arc::downgrade(&alive), others);
         ShmRank { shm_executor, own, _alive: alive }
@@ -46,19 +47,19 @@ fn new_ranks() -> Vec<ShmRank> {
 }
 
 /// Begins an operation on one rank.
-fn begin(shm_executor: &mut ShmExecutor, work: CollectiveSpec) -> ShmOperation {
+fn begin(shm_executor: &mut ShmExecutor, spec: CollectiveSpec) -> ShmOperation {
     let contract = Contract {
-        operation: work.operation(),
+        operation: spec.operation(),
         dtype: DType::F32,
-        reduction: (work.operation() == Operation::AllReduce).then_some(ReduceOp::Sum),
+        reduction: (spec.operation() == Operation::AllReduce).then_some(ReduceOp::Sum),
         algorithm: Algorithm::Direct,
         root: Rank::ZERO,
-        count: work.count() as u64,
+        count: spec.count() as u64,
         layout: 0,
     };
     let rank = Rank::new(shm_executor.rounds.rank() as u32);
     let kernels = reduce::kernels(DType::F32, ReduceOp::Sum);
-    let plan = RoundPlan::new(world(), rank, SLOT, 0, work);
+    let plan = RoundPlan::new(world(), rank, SLOT, 0, spec);
     shm_executor.add_operation((contract, Site::here()), ShmRequest { plan, kernels, divisor: RANKS })
 }
 
@@ -92,7 +93,7 @@ fn all_reduce(uses_shared_buffer: impl Fn(usize) -> bool) -> (u64, Vec<Vec<f32>>
         let own: &[f32] = bytemuck::cast_slice(rank_state.own.bytes());
         if uses_shared_buffer(rank) { own.to_vec() } else { private[rank].clone() }
     };
-    (ranks[0].shm_executor.round, ranks.iter().enumerate().map(result).collect())
+    (ranks[0].shm_executor.last_round, ranks.iter().enumerate().map(result).collect())
 }
 
 #[test]
@@ -107,10 +108,10 @@ fn an_all_reduce_of_shared_buffers_takes_two_rounds() {
     }
 }
 
-/// The buffer address that a rank posts is checked before any memory is accessed.
+/// A rank checks the buffer address that another rank posts before it accesses memory.
 #[test]
 fn an_invalid_buffer_address_is_reported_with_the_rank_that_posted_it() {
-    for (work, buffer_ref, expected) in [
+    for (spec, buffer_ref, expected) in [
         (
             CollectiveSpec::AllReduce { count: COUNT },
             BufferRef { buffer: 9, offset: 0 },
@@ -134,9 +135,9 @@ fn an_invalid_buffer_address_is_reported_with_the_rank_that_posted_it() {
         ),
     ] {
         let mut ranks = new_ranks();
-        let bytes = work.count() * size_of::<f32>();
+        let bytes = spec.count() * size_of::<f32>();
         let mut operations: Vec<ShmOperation> =
-            ranks.iter_mut().map(|rank_state| begin(&mut rank_state.shm_executor, work.clone())).collect();
+            ranks.iter_mut().map(|rank_state| begin(&mut rank_state.shm_executor, spec.clone())).collect();
         let header = operations[1].contract.header;
         ranks[1].shm_executor.rounds.post_exposed(1, &header, buffer_ref);
         ranks[2].shm_executor.rounds.post(1, &header);
