@@ -93,8 +93,10 @@ impl Engine {
             Some(contract) if contract != own_contract_and_site.0 => {
                 self.mismatch_cause((group, sequence), own_contract_and_site, (peer, contract))
             }
-            _ => self
-                .misbehavior_cause(peer, format!("it called a different operation than number {sequence}")),
+            _ => self.misbehavior_cause(
+                peer,
+                format!("its call of operation {sequence} differs from the call of this rank"),
+            ),
         };
         self.fail(cause);
     }

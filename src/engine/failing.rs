@@ -212,7 +212,7 @@ impl Engine {
         }
     }
 
-    /// Returns the abort or goodbye frame to send to `peer`, or `None` if this rank need not send it (again).
+    /// Returns the abort or goodbye frame to send to `peer`, or `None` if the peer already has it.
     pub(super) fn take_notification(&mut self, peer: Rank) -> Option<Transmit> {
         let link = self.links.entry(peer).or_default();
         if link.lost {

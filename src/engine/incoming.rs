@@ -26,7 +26,7 @@ impl Engine {
                 if link.accept_credit(header.offset) {
                     return FrameVerdict::Handled;
                 }
-                self.refuse(peer, "it claims to have consumed more data than it was sent".into())
+                self.refuse(peer, "its credit frame claims an impossible number of consumed bytes".into())
             }
             FrameKind::Wake => {
                 self.wake_events += 1;
@@ -69,7 +69,7 @@ impl Engine {
             running.set_ready_sends(peer, header.offset);
             return FrameVerdict::Handled;
         }
-        // A ready frame for a complete operation is ignored: it crossed with the last segment.
+        // A ready frame for a complete operation is ignored. This rank sent the last segment before the ready frame arrived.
         let OperationKey::Collective { group, sequence } = key else { return FrameVerdict::Handled };
         if sequence >= self.history.next_sequence(group) {
             link.ready_transfers.insert(key, header.offset);

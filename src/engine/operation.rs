@@ -11,7 +11,7 @@ use crate::schedule::{Action, Schedule, Step, StepDependency};
 use crate::types::{Contract, Rank, Site};
 
 /// The most bytes of one operation that a rank may send to a peer before the peer's ready frame arrives. If the peer has not
-/// begun the operation, it stores these bytes.
+/// begun the operation, the peer stores these bytes.
 pub const EAGER_BYTES: usize = 256 << 10;
 
 /// The identifier of an operation in the headers of its frames.
@@ -78,11 +78,11 @@ struct PeerProgress {
     sends: Vec<usize>,
     /// The index in `sends` of the first send that is not complete.
     next_send: usize,
-    /// The number of elements that have been sent of this first send.
+    /// How many elements of the first incomplete send have been sent.
     sent_elements: usize,
     /// The segment that the driver is sending.
     in_flight: Option<Range<usize>>,
-    /// The peer has sent ready frames for this many of the first sends.
+    /// The peer has sent ready frames for this number of sends, counted from the first one.
     ready_sends: usize,
     /// The bytes that were sent on credit, before the peer's ready frame.
     eager_bytes: usize,
@@ -96,7 +96,8 @@ struct PeerProgress {
     receives: Vec<usize>,
     /// The index in `receives` of the first receive that is not complete.
     next_receive: usize,
-    /// This rank has sent ready frames for this many of the first receives; `None` if the peer needs no ready frame.
+    /// This rank has sent ready frames for this number of receives, counted from the first one; `None` if the peer needs no ready
+    /// frame.
     ready_receives: Option<usize>,
 }
 
@@ -398,8 +399,8 @@ impl RunningOperation {
         }
     }
 
-    /// Returns the ready frames to send now. A ready frame says for how many of the first transfers from the peer this rank is
-    /// ready.
+    /// Returns the ready frames to send now: the peers, and for each peer the number of transfers from the peer for which this
+    /// rank is ready, counted from the first one.
     pub(super) fn take_ready_frames(&mut self) -> Vec<(Rank, usize)> {
         let mut ready_frames = Vec::new();
         if self.peers_without_ready == 0 {

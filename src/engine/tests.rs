@@ -149,7 +149,7 @@ fn message(count: u64, tag: u32) -> OperationRequest {
     request_with(contract(Operation::Message, Algorithm::Direct, count, tag))
 }
 
-/// The number of messages in the test with the most messages. Miri is a thousand times slower, so it gets fewer messages.
+/// The number of messages in the test with the most messages. Miri is a thousand times slower, so under Miri the test has fewer messages.
 const MESSAGES_MAX: u32 = if cfg!(miri) { 300 } else { 12_000 };
 
 fn barrier(rank: Rank) -> Schedule {

@@ -79,8 +79,8 @@ impl Group {
     ///
     /// All ranks have to call this collective (`MPI_Win_allocate_shared`). Their counts and element types may differ. A
     /// call costs two all-gathers of a few words, so allocate once and use the buffer often. An all-reduce runs in place
-    /// if all ranks call it with a shared buffer or a part of one, not necessarily the same part. If only some ranks do,
-    /// the all-reduce takes as long as with ordinary memory. The bits of the results are the same in both cases.
+    /// if all ranks pass a shared buffer or a part of a shared buffer, not necessarily the same part. If only some ranks do,
+    /// the all-reduce takes as long as with ordinary memory. In place or not, the results have the same bits.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Asynchronous collectives. Each one owns its buffer while it runs, and its handle returns the buffer.
+//! Asynchronous collectives. A collective owns its buffer while the collective runs, and its handle returns the buffer.
 
 use super::call::{PreparedCollective, Reduction};
 use super::{Error, Group, Handle, OwnedBuffer};

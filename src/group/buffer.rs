@@ -32,8 +32,8 @@ pub trait Input {
     fn elements(&self) -> Result<&[Self::Element], Error>;
 }
 
-/// Memory that an asynchronous operation owns until it ends, and then returns: a vector, or a
-/// [`SharedBuffer`](crate::SharedBuffer).
+/// Memory that an asynchronous operation owns until the operation ends: a vector, or a
+/// [`SharedBuffer`](crate::SharedBuffer). The operation's handle returns the memory.
 pub trait OwnedBuffer:
     AsRef<[Self::Element]> + AsMut<[Self::Element]> + sealed::Sealed + Send + 'static
 {

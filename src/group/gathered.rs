@@ -27,11 +27,11 @@ impl Group {
     /// Prepares an all-reduce by gathering. Returns `None` if the group does not use this method for a buffer of this length.
     pub(super) fn gathered_all_reduce<T: Element>(
         &self,
-        own: &[T],
+        own_buffer: &[T],
         op: ReduceOp,
         site: Site,
     ) -> Result<Option<GatheredAllReduce<T>>, Error> {
-        let algorithm = self.algorithm_of::<T>(Operation::AllReduce, own.len());
+        let algorithm = self.algorithm_of::<T>(Operation::AllReduce, own_buffer.len());
         let first_rank = match algorithm {
             // In shared memory, the ranks read each other's slots, and need no copies of all buffers.
             _ if self.world == WorldSize::ONE || self.shm_executor.is_some() => return Ok(None),
@@ -39,16 +39,16 @@ impl Group {
             Algorithm::Doubling => self.rank,
             _ => return Ok(None),
         };
-        let slots = GatheredSlots { world: self.world, first_rank, count: own.len() };
-        let counts = vec![own.len(); self.world.as_usize()];
+        let slots = GatheredSlots { world: self.world, first_rank, count: own_buffer.len() };
+        let counts = vec![own_buffer.len(); self.world.as_usize()];
         let overflows = Error::InvalidCounts("the sum of the counts is more than memory can hold");
         let partition = Partition::from_counts(&counts).ok_or(overflows)?;
         let reduction = Reduction::built_in::<T>(op)?;
         let kernels = reduction.kernels.clone();
         let mut all_buffers = zeroed(partition.total())?;
-        all_buffers[slots.range(self.rank)].copy_from_slice(own);
+        all_buffers[slots.range(self.rank)].copy_from_slice(own_buffer);
         let call = self
-            .new_call::<T>(CollectiveSpec::AllReduce { count: own.len() }, site)
+            .new_call::<T>(CollectiveSpec::AllReduce { count: own_buffer.len() }, site)
             .with_reduction(reduction);
         Ok(Some(GatheredAllReduce { call, all_buffers, slots, kernels, meter: self.meter() }))
     }

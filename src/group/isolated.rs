@@ -24,8 +24,8 @@ pub(super) struct Origin {
 impl Group {
     /// Starts a separate job of the ranks of this group, with connections of its own. All ranks of this group must call
     /// this function. A failure in one of the two jobs, such as the loss of a rank, does not affect the other job. For
-    /// example, a process can have an isolated group of two ranks with each peer. When it loses one peer, its groups
-    /// with the other peers still work. Errors of the new job show the ranks of this group.
+    /// example, a process can have an isolated group of two ranks with each peer. If the process loses one peer, its
+    /// groups with the other peers still work. Errors of the new job show the ranks of this group.
     ///
     /// # Errors
     ///

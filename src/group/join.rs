@@ -304,7 +304,7 @@ pub(super) fn start_error(error: &Error) -> StartError {
     }
 }
 
-/// Opens the links to both neighbours and runs a barrier, so that a rank that cannot be reached is detected now.
+/// Opens the links to both neighbours and runs a barrier, so that a rank that cannot be reached is detected at the start.
 fn connect_ring(group: &mut Group) -> Result<(), Error> {
     let (rank, world) = (group.rank, group.world);
     if let Some(job) = &group.job {

@@ -1,6 +1,6 @@
 //! The buffers of operations.
 //!
-//! An operation either owns its buffer and returns it at its end, or borrows the buffer of a caller that waits for the end. The
+//! An operation either owns its buffer until the operation ends, or borrows the buffer of a caller that waits for this end. The
 //! compiler cannot check such a borrow, because other threads may work on the operation. So the borrow is checked at run time.
 
 use std::any::Any;
@@ -223,8 +223,8 @@ fn range_of<'a>(input: &'a [u8], output: &'a [u8], range: Range<usize>) -> Optio
     if range.end <= input.len() { input.get(range) } else { output.get(output_range(input.len(), &range)?) }
 }
 
-/// Converts a range of the whole buffer to a range of the output; `None` if it begins in the input, which has `input_bytes`
-/// bytes.
+/// Converts a range of the whole buffer to a range of the output; `None` if the range begins in the input, which
+/// has `input_bytes` bytes.
 fn output_range(input_bytes: usize, range: &Range<usize>) -> Option<Range<usize>> {
     Some(range.start.checked_sub(input_bytes)?..range.end.checked_sub(input_bytes)?)
 }

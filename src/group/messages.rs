@@ -362,7 +362,7 @@ impl Group {
         memory::lend(bytes, |memory| {
             let sent = driver.begin(send_request, Submission::Send(to, memory), true)?;
             let received = self.receive_into(receive_request, pattern, buffer);
-            // The send must end even if the receive has failed, because it uses the borrowed elements.
+            // The send must end even if the receive has failed, because the send uses the borrowed elements.
             driver.wait_for_borrowed(sent).unwrap_or(Err(Error::Taken))?;
             received
         })

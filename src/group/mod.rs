@@ -93,7 +93,7 @@ pub struct Statistics {
     /// operations in shared memory, only one is timed, and its time counts eight times. Such operations take less time
     /// than reading the clock.
     pub communication: Duration,
-    /// The time that callers waited for operations. During this part of the communication they did no other work.
+    /// The part of the communication time in which callers waited for operations, and so did no other work.
     pub exposed: Duration,
 }
 

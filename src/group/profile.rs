@@ -27,7 +27,7 @@ pub struct Spent {
     pub send: Duration,
     /// System calls that receive, and copies of data that arrived early. In shared memory: copying from ranks' slots.
     pub receive: Duration,
-    /// Reductions, also by functions of the caller. In shared memory, they also read other ranks' slots and buffers.
+    /// Reductions, also by functions of the caller. In shared memory, reductions also read other ranks' slots and buffers.
     pub reduce: Duration,
     /// Waiting for peers or for another thread that works for the caller: asleep, polling, or yielding the processor.
     pub wait: Duration,

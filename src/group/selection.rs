@@ -14,7 +14,7 @@ pub(super) const RANGES_MAX: usize = 16;
 /// the lowest cost.
 ///
 /// As text, `ring` means the ring for every size, and `direct:0-65536;ring:65537-max` names an algorithm for each range of
-/// sizes. If an operation does not have the requested algorithm, it uses the one of its algorithms with the lowest cost.
+/// sizes. If an operation does not have the requested algorithm, it uses its algorithm with the lowest cost.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Algorithms(Vec<AlgorithmRange>);
 
@@ -35,7 +35,7 @@ impl Algorithms {
         &self.0
     }
 
-    /// Returns fixed ranges. With them, all runs on the same hosts give the same bits. A choice by measured cost may differ
+    /// Returns fixed ranges. With these ranges, all runs on the same hosts give the same bits. A choice by measured cost may differ
     /// from run to run.
     pub fn reproducible() -> Self {
         let range = |algorithm, bytes_min, bytes_max| AlgorithmRange { algorithm, bytes_min, bytes_max };

@@ -24,13 +24,13 @@ pub(super) struct Core {
     pub(super) link_driver: LinkDriver<TcpTransport>,
     pub(super) state: JobState,
     /// The active operations.
-    pub(super) pending: BTreeSet<OpId>,
+    pub(super) active_ids: BTreeSet<OpId>,
     /// The results of ended operations that no thread has taken.
     pub(super) results: BTreeMap<OpId, Result<OperationOutput, Error>>,
     /// Active operations whose handles were dropped. Their results are discarded.
     pub(super) dropped_handles: BTreeSet<OpId>,
     /// Whether a thread waits for the sockets.
-    pub(super) is_polled: bool,
+    pub(super) has_socket_waiter: bool,
     /// The number of threads that wait for a change and have not been woken.
     pub(super) waiters: usize,
     /// The number of times that the waiting threads have been woken.
@@ -81,10 +81,10 @@ impl Core {
         Self {
             link_driver,
             state: JobState::Running,
-            pending: BTreeSet::new(),
+            active_ids: BTreeSet::new(),
             results: BTreeMap::new(),
             dropped_handles: BTreeSet::new(),
-            is_polled: false,
+            has_socket_waiter: false,
             waiters: 0,
             changes: 0,
             deferred_kernels: Vec::new(),
@@ -104,7 +104,11 @@ impl Core {
     pub(super) fn poll(&mut self, now: Timestamp) -> PollProgress {
         match &self.state {
             JobState::Failed(_) => {
-                return if self.fail_pending(now) { PollProgress::Progress } else { PollProgress::Blocked };
+                return if self.fail_active_operations(now) {
+                    PollProgress::Progress
+                } else {
+                    PollProgress::Blocked
+                };
             }
             JobState::Failing(deadline) => {
                 let is_over = now >= *deadline;
@@ -122,7 +126,7 @@ impl Core {
                 };
                 self.state = JobState::Failed(error);
                 self.has_failed.store(true, Ordering::Release);
-                self.fail_pending(now);
+                self.fail_active_operations(now);
                 return PollProgress::Progress;
             }
             JobState::Running => {}
@@ -179,23 +183,23 @@ impl Core {
     }
 
     /// Fails all active operations after the failure of the job. Returns whether there were any active operations.
-    fn fail_pending(&mut self, now: Timestamp) -> bool {
+    fn fail_active_operations(&mut self, now: Timestamp) -> bool {
         let JobState::Failed(error) = &self.state else { return false };
         let error = error.clone();
         let shm_tasks = std::mem::take(&mut self.shm_tasks);
         self.deferred_kernels.extend(shm_tasks.into_values().filter_map(ShmTask::abandon));
         self.abandon_hierarchical();
-        let pending: Vec<OpId> = self.pending.iter().copied().collect();
-        for &id in &pending {
+        let active_ids: Vec<OpId> = self.active_ids.iter().copied().collect();
+        for &id in &active_ids {
             self.record_result(id, now, Err(error.clone()));
         }
-        !pending.is_empty()
+        !active_ids.is_empty()
     }
 
     /// Discards the result of an operation, because its handle was dropped. If the operation is a receive that has not matched a
     /// message, cancels the receive.
     pub(super) fn discard_result(&mut self, id: OpId, now: Timestamp) {
-        if self.results.remove(&id).is_none() && self.pending.contains(&id) && !self.cancel(id, now) {
+        if self.results.remove(&id).is_none() && self.active_ids.contains(&id) && !self.cancel(id, now) {
             self.dropped_handles.insert(id);
         }
     }
@@ -204,7 +208,7 @@ impl Core {
     pub(super) fn cancel(&mut self, id: OpId, now: Timestamp) -> bool {
         let is_cancelled = self.link_driver.cancel(id);
         if is_cancelled {
-            self.pending.remove(&id);
+            self.active_ids.remove(&id);
             self.background.remove(&id);
             self.count_time_if_idle(now);
         }
@@ -213,7 +217,7 @@ impl Core {
 
     /// Stores the result of an operation that has ended, unless its handle was dropped.
     pub(super) fn record_result(&mut self, id: OpId, now: Timestamp, result: Result<OperationOutput, Error>) {
-        self.pending.remove(&id);
+        self.active_ids.remove(&id);
         self.background.remove(&id);
         if !self.dropped_handles.remove(&id) {
             self.results.insert(id, result);
@@ -223,7 +227,7 @@ impl Core {
 
     /// Adds the time since `busy_since` to the communication time if no operation is active any more.
     fn count_time_if_idle(&mut self, now: Timestamp) {
-        if self.pending.is_empty()
+        if self.active_ids.is_empty()
             && let Some(since) = self.busy_since.take()
         {
             self.statistics.communication += now.saturating_sub(since);

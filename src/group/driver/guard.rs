@@ -1,4 +1,5 @@
-//! The lock of the core. It counts the threads that wait for it, and drops values of the user only after it is released.
+//! The lock of the core. It counts the threads that wait for the lock. Values of the user are dropped only after the lock is
+//! released.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -47,7 +48,7 @@ impl CoreLock {
     ///
     /// # Panics
     ///
-    /// In a reduction function of the user. Such a function runs while this lock is held, so it would deadlock.
+    /// In a reduction function of the user. Such a function runs while its thread holds this lock, so locking again would deadlock.
     pub(super) fn lock(&self) -> CoreGuard<'_> {
         assert!(
             !link_io::is_reducing(),

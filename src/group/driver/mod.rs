@@ -201,16 +201,16 @@ impl Driver {
             }
         };
         let Ok(id) = begun else { return Err(self.shared.fail(core)) };
-        core.pending.insert(id);
+        core.active_ids.insert(id);
         core.busy_since.get_or_insert(now);
         core.shm_counters.does_core_count.store(true, Ordering::Relaxed);
         if !is_awaited {
             core.background.insert(id);
-            if !core.is_polled {
+            if !core.has_socket_waiter {
                 self.shared.progress_work.notify_one();
             }
         }
-        if core.is_polled {
+        if core.has_socket_waiter {
             // The thread that waits for the sockets must learn of this operation and its deadline.
             let _ = self.shared.waker.wake();
         }
@@ -247,7 +247,7 @@ impl Driver {
     pub(super) fn wait_any(&self, lists: &[&[OpId]], until: Option<Timestamp>) -> Option<usize> {
         let started = self.shared.now();
         let ended =
-            |core: &mut Core| lists.iter().position(|ids| ids.iter().all(|id| !core.pending.contains(id)));
+            |core: &mut Core| lists.iter().position(|ids| ids.iter().all(|id| !core.active_ids.contains(id)));
         let takeover = self.shared.take_over_driving(lists.iter().copied().flatten().copied());
         let index = self.shared.wait_until(until, ended);
         drop(takeover);
@@ -258,10 +258,10 @@ impl Driver {
     /// Does all work of the job that needs no waiting. Returns whether the operation `id` has ended.
     pub(super) fn test(&self, id: OpId) -> bool {
         let mut core = self.shared.lock();
-        if core.pending.contains(&id) && matches!(core.poll(self.shared.now()), PollProgress::Progress) {
+        if core.active_ids.contains(&id) && matches!(core.poll(self.shared.now()), PollProgress::Progress) {
             self.shared.wake_all(&mut core);
         }
-        let has_ended = !core.pending.contains(&id);
+        let has_ended = !core.active_ids.contains(&id);
         drop(core);
         // A thread that calls this method in a loop must let other threads take the lock.
         if !has_ended && self.shared.core.is_contended() {
@@ -356,7 +356,7 @@ impl Drop for Driver {
         }
         let shared = &self.shared;
         let until = shared.now() + FLUSH_TIMEOUT;
-        shared.wait_until(Some(until), |core| core.pending.is_empty().then_some(()));
+        shared.wait_until(Some(until), |core| core.active_ids.is_empty().then_some(()));
         let mut core = shared.lock();
         core.is_closing = true;
         shared.progress_work.notify_all();

@@ -87,14 +87,14 @@ impl DriverShared {
     /// Wakes the threads that wait for a change, and the thread that waits for the sockets.
     pub(super) fn wake_all(&self, core: &mut Core) {
         self.wake_waiters(core);
-        if core.is_polled {
+        if core.has_socket_waiter {
             let _ = self.waker.wake();
         }
     }
 
     /// Makes another thread drive the event loop, because the caller stops waiting.
     pub(super) fn pass_on_driving(&self, core: &mut Core) {
-        if core.is_polled {
+        if core.has_socket_waiter {
             return;
         }
         self.wake_waiters(core);
@@ -148,13 +148,13 @@ impl DriverShared {
             // The deferred values are dropped after the lock is released. Dropping them may create new work.
             PollProgress::Blocked if core.has_deferred_drops() => self.yield_lock(core),
             PollProgress::Blocked => {
-                let awaited_posts = if core.is_polled { Vec::new() } else { core.awaited_posts() };
+                let awaited_posts = if core.has_socket_waiter { Vec::new() } else { core.awaited_posts() };
                 if !awaited_posts.is_empty() {
-                    let pending = core.pending.len();
+                    let active_count = core.active_ids.len();
                     let (locked, has_work) = self.spin_on_posts(core, &awaited_posts);
                     core = locked;
                     // Another thread may have completed the caller's operation meanwhile.
-                    if has_work || core.pending.len() != pending {
+                    if has_work || core.active_ids.len() != active_count {
                         return core;
                     }
                 }
@@ -163,7 +163,7 @@ impl DriverShared {
                 }
                 let until = until.into_iter().chain(core.next_deadline()).min();
                 let timeout = until.map(|until| until.saturating_sub(now));
-                if core.is_polled {
+                if core.has_socket_waiter {
                     self.meter.time(ProfilePart::Wait, || core.wait(&self.changed, timeout))
                 } else {
                     self.poll(core, timeout)
@@ -179,7 +179,7 @@ impl DriverShared {
         mut core: CoreGuard<'a>,
         awaited_posts: &[AwaitedPosts],
     ) -> (CoreGuard<'a>, bool) {
-        core.is_polled = true;
+        core.has_socket_waiter = true;
         drop(core);
         let mut events = Vec::new();
         let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
@@ -205,7 +205,7 @@ impl DriverShared {
     /// Locks the core and passes the events to the transport. If waiting has failed, aborts the job.
     fn handle_events(&self, events: Vec<Event>, wait_error: Option<&io::Error>) -> CoreGuard<'_> {
         let mut core = self.lock();
-        core.is_polled = false;
+        core.has_socket_waiter = false;
         core.link_driver.transport_mut().serve(self.now(), events);
         if let Some(error) = wait_error {
             core.link_driver.abort(&format!("the operating system could not wait for sockets: {error}"));
@@ -220,7 +220,7 @@ impl DriverShared {
 
     /// Waits for the sockets, at most for `timeout`.
     pub(super) fn poll<'a>(&'a self, mut core: CoreGuard<'a>, timeout: Option<Duration>) -> CoreGuard<'a> {
-        core.is_polled = true;
+        core.has_socket_waiter = true;
         // A thread that waits for its own operation first polls, because waking up takes time. The progress thread does not
         // poll, because it would take the processor from the program's computation.
         let spin = if core.background.is_empty() { self.spin_time } else { Duration::ZERO };
@@ -273,7 +273,7 @@ impl DriverShared {
                 return;
             }
             if core.background.is_empty() && !core.has_deferred_drops() {
-                if !core.is_polled {
+                if !core.has_socket_waiter {
                     // One of the waiting threads has to wait for the sockets now.
                     self.wake_waiters(&mut core);
                 }

@@ -99,7 +99,7 @@ impl Driver {
         if matches!(core.poll(self.shared.now()), PollProgress::Progress) {
             self.shared.wake_waiters(&mut core);
         }
-        if core.is_polled {
+        if core.has_socket_waiter {
             let _ = self.shared.waker.wake();
         }
     }

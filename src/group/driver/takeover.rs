@@ -18,7 +18,7 @@ impl DriverShared {
         let mut core = self.lock();
         let ids: Vec<OpId> = ids.filter(|id| core.background.remove(id)).collect();
         // The progress thread may wait for the sockets. Wake it, so that this thread can wait for the sockets.
-        let must_wake = !ids.is_empty() && core.background.is_empty() && core.is_polled;
+        let must_wake = !ids.is_empty() && core.background.is_empty() && core.has_socket_waiter;
         drop(core);
         if must_wake {
             let _ = self.waker.wake();
@@ -34,11 +34,11 @@ impl Drop for TakeoverGuard<'_> {
         }
         let mut core = self.shared.lock();
         for &id in &self.ids {
-            if core.pending.contains(&id) {
+            if core.active_ids.contains(&id) {
                 core.background.insert(id);
             }
         }
-        if !core.is_polled && !core.background.is_empty() {
+        if !core.has_socket_waiter && !core.background.is_empty() {
             self.shared.progress_work.notify_one();
         }
     }

@@ -195,7 +195,7 @@ struct ExchangedParts {
 
 impl ExchangedParts {
     /// Copies the part that a rank sends to itself.
-    fn copy_own<T: Element>(&self, rank: Rank, input: &[T], output: &mut [T]) {
+    fn copy_own_part<T: Element>(&self, rank: Rank, input: &[T], output: &mut [T]) {
         output[self.receive.range(rank)].copy_from_slice(&input[self.send.range(rank)]);
     }
 
