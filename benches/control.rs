@@ -117,14 +117,14 @@ struct EnginePair([Engine; 2]);
 impl EnginePair {
     fn new() -> Self {
         let engine = |rank| {
-            let hosts = vec!["one".into(), "two".into()];
+            let host_names = vec!["one".into(), "two".into()];
             let world = world_size(2);
             Engine::new(Settings {
                 rank,
                 world,
                 segment_bytes: SEGMENT_BYTES,
                 checked_links: Vec::new(),
-                hosts,
+                host_names,
             })
         };
         Self([engine(Rank::ZERO), engine(Rank::new(1))])

@@ -383,6 +383,6 @@ impl Engine {
 
     /// Returns the name of a rank's host for error messages.
     pub(super) fn host(&self, rank: Rank) -> String {
-        self.settings.hosts.get(rank.index()).cloned().unwrap_or_else(|| "an unknown host".into())
+        self.settings.host_names.get(rank.index()).cloned().unwrap_or_else(|| "an unknown host".into())
     }
 }

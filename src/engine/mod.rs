@@ -71,7 +71,7 @@ pub struct Settings {
     /// Whether payloads on the link to each rank carry a CRC32C, in rank order. Both ends of a link have the same setting.
     pub checked_links: Vec<bool>,
     /// The name of each rank's host for error messages, in rank order.
-    pub hosts: Vec<String>,
+    pub host_names: Vec<String>,
 }
 
 impl Settings {
@@ -157,6 +157,7 @@ pub enum FrameVerdict {
 /// The state machine of one rank.
 pub struct Engine {
     settings: Settings,
+    /// The active operations that the engine executes.
     operations: BTreeMap<OpId, RunningOperation>,
     /// Operations that the engine does not execute: operations in shared memory, and synchronous sends of this rank to itself.
     external: BTreeMap<OpId, ExternalOperation>,
@@ -181,6 +182,7 @@ pub struct Engine {
     completed: VecDeque<OpId>,
     /// The matched messages of this rank to itself: the send and the receive of each message.
     self_deliveries: VecDeque<(OpId, OpId)>,
+    /// The identifier of the newest operation.
     last_id: u64,
     now: Timestamp,
     failure: Option<Failure>,

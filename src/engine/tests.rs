@@ -26,8 +26,8 @@ impl Pair {
     fn new(segment_bytes: usize, announced_max: usize) -> Self {
         let new_rank = |rank| {
             let world = WorldSize::new(2).unwrap();
-            let hosts = vec!["a".into(), "b".into()];
-            let settings = Settings { rank, world, segment_bytes, checked_links: Vec::new(), hosts };
+            let host_names = vec!["a".into(), "b".into()];
+            let settings = Settings { rank, world, segment_bytes, checked_links: Vec::new(), host_names };
             let mut engine = Engine::new(settings);
             engine.announced_max = announced_max;
             EngineState { engine, stored: BTreeMap::new() }
@@ -58,7 +58,7 @@ impl Pair {
     /// Begins to send `messages` messages of `count` bytes from rank 0 to rank 1. The tag of each message is its number.
     fn send_messages(&mut self, messages: u32, count: u64) {
         for tag in 0..messages {
-            self.ranks[0].engine.send(Duration::ZERO, message(count, tag), R1).unwrap();
+            self.ranks[0].engine.send(Duration::ZERO, message_request(count, tag), R1).unwrap();
         }
     }
 
@@ -66,7 +66,7 @@ impl Pair {
     fn receive(&mut self, tag: u32, count: u64) -> OpId {
         let pattern = Pattern { group: 0, source: Some(R0), tag: Some(tag) };
         let receiver = &mut self.ranks[1];
-        let id = receiver.engine.receive(Duration::ZERO, message(count, tag), pattern).unwrap();
+        let id = receiver.engine.receive(Duration::ZERO, message_request(count, tag), pattern).unwrap();
         if let Some(key) = receiver.engine.key_of(id) {
             receiver.apply_stored(R0, key);
         }
@@ -145,14 +145,14 @@ fn request_with(contract: Contract) -> OperationRequest {
 }
 
 #[track_caller]
-fn message(count: u64, tag: u32) -> OperationRequest {
+fn message_request(count: u64, tag: u32) -> OperationRequest {
     request_with(contract(Operation::Message, Algorithm::Direct, count, tag))
 }
 
-/// The number of messages in the test with the most messages. Miri is a thousand times slower, so under Miri the test has fewer messages.
+/// The number of messages in the test with the most messages. Under Miri, which is a thousand times slower, it is smaller.
 const MESSAGES_MAX: u32 = if cfg!(miri) { 300 } else { 12_000 };
 
-fn barrier(rank: Rank) -> Schedule {
+fn barrier_schedule(rank: Rank) -> Schedule {
     crate::schedule::barrier(WorldSize::new(2).unwrap(), rank)
 }
 
@@ -188,7 +188,7 @@ fn messages_beyond_the_announcement_limit_wait_and_keep_their_order() {
         // The messages use up the credit and the limit. Every 50th message is empty and waits behind longer messages.
         for tag in 0..MESSAGES_MAX / 60 {
             let count = if tag % 50 == 49 { 0 } else { count };
-            pair.ranks[0].engine.send(Duration::ZERO, message(count, tag), R1).unwrap();
+            pair.ranks[0].engine.send(Duration::ZERO, message_request(count, tag), R1).unwrap();
         }
         pair.pass_all_frames();
         for tag in 0..MESSAGES_MAX / 60 {
@@ -223,15 +223,15 @@ fn a_barrier_does_not_wait_for_a_long_message_or_for_many_short_messages() {
     let mut pair = Pair::new(1 << 10, ANNOUNCED_MAX);
     let long = 10_000 << 10;
     pair.receive(0, long);
-    pair.ranks[0].engine.send(Duration::ZERO, message(long, 0), R1).unwrap();
+    pair.ranks[0].engine.send(Duration::ZERO, message_request(long, 0), R1).unwrap();
     while pair.pass_frame(1) {}
     (0..20).for_each(|_| assert!(pair.pass_frame(0) | pair.pass_frame(1)));
     for tag in 1..MESSAGES_MAX / 20 {
-        pair.ranks[0].engine.send(Duration::ZERO, message(100, tag), R1).unwrap();
+        pair.ranks[0].engine.send(Duration::ZERO, message_request(100, tag), R1).unwrap();
     }
     let request = request_with(contract(Operation::Barrier, Algorithm::Dissemination, 0, 0));
     for (index, rank) in [(0, R0), (1, R1)] {
-        pair.begin(index, request, barrier(rank));
+        pair.begin(index, request, barrier_schedule(rank));
     }
     // One segment of the long message, one turn of short messages, the barrier, and control frames between them.
     let mut passed = 0;
@@ -278,15 +278,15 @@ fn the_error_for_a_message_that_does_not_fit_names_the_lines_of_the_send_and_of_
         let barriers = request_with(contract(Operation::Barrier, Algorithm::Dissemination, 0, 0));
         for tag in 0..5 {
             for (index, rank) in [(0, R0), (1, R1)] {
-                pair.begin(index, barriers, barrier(rank));
+                pair.begin(index, barriers, barrier_schedule(rank));
             }
-            pair.ranks[1].engine.send(Duration::ZERO, message(4, tag), R0).unwrap();
-            pair.ranks[0].engine.send(Duration::ZERO, message(4, tag), R1).unwrap();
+            pair.ranks[1].engine.send(Duration::ZERO, message_request(4, tag), R0).unwrap();
+            pair.ranks[0].engine.send(Duration::ZERO, message_request(4, tag), R1).unwrap();
         }
-        let (sent, wanted) = (message(count, 9), message(10, 9));
+        let (sent, wanted) = (message_request(count, 9), message_request(10, 9));
         pair.ranks[0].engine.send(Duration::ZERO, sent, R1).unwrap();
         for tag in 10..20 {
-            pair.ranks[0].engine.send(Duration::ZERO, message(1, tag), R1).unwrap();
+            pair.ranks[0].engine.send(Duration::ZERO, message_request(1, tag), R1).unwrap();
         }
         pair.pass_all_frames();
         let pattern = Pattern { group: 0, source: Some(R0), tag: Some(9) };
@@ -312,13 +312,13 @@ fn a_timeout_names_the_operation_that_missed_its_deadline() {
     let mut pair = Pair::new(256 << 10, ANNOUNCED_MAX);
     let any = Pattern { group: 0, source: None, tag: None };
     for rank in &mut pair.ranks {
-        let patient = OperationRequest { timeout: Duration::MAX, ..message(1, 1) };
+        let patient = OperationRequest { timeout: Duration::MAX, ..message_request(1, 1) };
         rank.engine.receive(Duration::ZERO, patient, any).unwrap();
-        let slow = OperationRequest { timeout: 3 * MINUTE, ..message(1, 2) };
+        let slow = OperationRequest { timeout: 3 * MINUTE, ..message_request(1, 2) };
         rank.engine.receive(Duration::ZERO, slow, any).unwrap();
     }
     let request = request_with(contract(Operation::Barrier, Algorithm::Dissemination, 0, 0));
-    pair.begin(0, request, barrier(R0));
+    pair.begin(0, request, barrier_schedule(R0));
     pair.ranks.iter_mut().for_each(|rank| rank.engine.advance(MINUTE));
     pair.ranks[0].engine.handle_timeout(MINUTE);
     pair.pass_all_frames();
@@ -337,7 +337,7 @@ fn a_cancelled_receive_takes_no_message_and_has_no_deadline() {
     let (first, second) = (pair.receive(3, 8), pair.receive(3, 8));
     assert!(pair.ranks[1].engine.cancel(first));
     assert!(!pair.ranks[1].engine.cancel(first), "the receive is already cancelled");
-    let sent = pair.ranks[0].engine.send(Duration::ZERO, message(8, 3), R1).unwrap();
+    let sent = pair.ranks[0].engine.send(Duration::ZERO, message_request(8, 3), R1).unwrap();
     assert!(!pair.ranks[0].engine.cancel(sent));
     pair.pass_all_frames();
     assert!(!pair.ranks[1].engine.cancel(second), "the receive has its message");
@@ -348,8 +348,8 @@ fn a_cancelled_receive_takes_no_message_and_has_no_deadline() {
 
 /// The arguments of a synchronous send.
 #[track_caller]
-fn synchronous(count: u64, tag: u32) -> OperationRequest {
-    OperationRequest { mode: SendMode::Synchronous, ..message(count, tag) }
+fn synchronous_request(count: u64, tag: u32) -> OperationRequest {
+    OperationRequest { mode: SendMode::Synchronous, ..message_request(count, tag) }
 }
 
 /// In an earlier version, short synchronous sends were complete as soon as their bytes had left.
@@ -358,10 +358,10 @@ fn a_synchronous_send_is_complete_when_a_receive_has_matched_it() {
     for count in [0, 1, 4096, EAGER_BYTES as u64, 3 << 20] {
         let mut pair = Pair::new(256 << 10, ANNOUNCED_MAX);
         for tag in [1, 2] {
-            pair.ranks[0].engine.send(Duration::ZERO, synchronous(count, tag), R1).unwrap();
+            pair.ranks[0].engine.send(Duration::ZERO, synchronous_request(count, tag), R1).unwrap();
         }
         // A later standard send overtakes the synchronous sends.
-        pair.ranks[0].engine.send(Duration::ZERO, message(1, 3), R1).unwrap();
+        pair.ranks[0].engine.send(Duration::ZERO, message_request(1, 3), R1).unwrap();
         pair.pass_all_frames();
         assert_eq!(pair.take_completed_count(0), 1, "{count}");
         let any = Pattern { group: 0, source: None, tag: None };
@@ -373,7 +373,7 @@ fn a_synchronous_send_is_complete_when_a_receive_has_matched_it() {
         }
         // The same, but the receive is posted before the send.
         pair.receive(4, count);
-        pair.ranks[0].engine.send(Duration::ZERO, synchronous(count, 4), R1).unwrap();
+        pair.ranks[0].engine.send(Duration::ZERO, synchronous_request(count, 4), R1).unwrap();
         pair.pass_all_frames();
         assert_eq!((pair.take_completed_count(0), pair.take_completed_count(1)), (1, 1), "{count}");
         assert!(pair.ranks.iter().all(|rank| rank.engine.failure().is_none()));
@@ -384,7 +384,7 @@ fn a_synchronous_send_is_complete_when_a_receive_has_matched_it() {
 fn a_synchronous_send_without_a_receive_ends_at_its_deadline_and_names_the_receiver() {
     for is_answer_lost in [false, true] {
         let mut pair = Pair::new(256 << 10, ANNOUNCED_MAX);
-        pair.ranks[0].engine.send(Duration::ZERO, synchronous(8, 1), R1).unwrap();
+        pair.ranks[0].engine.send(Duration::ZERO, synchronous_request(8, 1), R1).unwrap();
         assert!(pair.pass_frame(0));
         if is_answer_lost {
             pair.receive(1, 8);
@@ -407,7 +407,7 @@ fn a_synchronous_send_without_a_receive_ends_at_its_deadline_and_names_the_recei
 #[test]
 fn a_receiver_that_leaves_without_receiving_a_synchronous_send_ends_the_job() {
     let mut pair = Pair::new(256 << 10, ANNOUNCED_MAX);
-    pair.ranks[0].engine.send(Duration::ZERO, synchronous(8, 1), R1).unwrap();
+    pair.ranks[0].engine.send(Duration::ZERO, synchronous_request(8, 1), R1).unwrap();
     pair.pass_all_frames();
     pair.ranks[1].engine.close();
     pair.pass_all_frames();

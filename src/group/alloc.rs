@@ -65,6 +65,7 @@ enum BufferKind<T: Element> {
 
 /// The elements of a buffer in shared memory.
 struct SharedElements<T> {
+    /// This rank's memory, which the other ranks can access.
     exposed: ExposedBuffer,
     /// The executor holds a weak reference to this value. `None` tells the executor that the buffer has been dropped.
     alive: Option<Arc<()>>,

@@ -256,7 +256,7 @@ impl Group {
 
     /// Returns the driver; `None` in a world of one rank. After [`Group::abort`] in a world of one rank, returns the error.
     pub(super) fn driver(&self) -> Result<Option<&Driver>, Error> {
-        match (&self.job, self.aborted.get()) {
+        match (&self.job, self.abort_error.get()) {
             (Some(job), _) => Ok(Some(&job.driver)),
             (None, Some(error)) => Err(error.clone()),
             (None, None) => Ok(None),
@@ -293,8 +293,13 @@ impl Group {
             let executor = (Arc::clone(shm_executor), Arc::clone(&self.members));
             return Submission::SharedMemory(executor, self.shm_request::<T>(call, slot_bytes), memory);
         }
-        if let Some(hosts) = self.hosts.as_ref().filter(|_| call.algorithm == Algorithm::Hierarchy) {
-            return Submission::Hierarchical(self.hierarchical_operation::<T>(hosts, call, memory));
+        let is_hierarchical = call.algorithm == Algorithm::Hierarchy;
+        if let Some(hierarchical_data) = self.hierarchical_data.as_ref().filter(|_| is_hierarchical) {
+            return Submission::Hierarchical(self.hierarchical_operation::<T>(
+                hierarchical_data,
+                call,
+                memory,
+            ));
         }
         let block_elements = self.block_elements::<T>(&call);
         let world_and_rank = (self.world, self.rank);

@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 
+/// Values of the user to drop.
 type Deferred = Vec<Box<dyn Any + Send>>;
 
 thread_local! {

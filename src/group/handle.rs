@@ -38,10 +38,12 @@ type CombineOutputs<R> =
     Box<dyn FnOnce(&mut dyn Iterator<Item = OperationOutput>) -> Result<R, Error> + Send>;
 
 impl<R> Handle<R> {
+    /// Returns a handle whose operation has already ended.
     pub(super) fn ready(result: Result<R, Error>) -> Self {
         Self(HandleState::Ready(result))
     }
 
+    /// Returns the handle of an active operation. `make_result` makes the result from the operation's output.
     pub(super) fn pending(
         job: Arc<SharedJob>,
         id: OpId,

@@ -23,7 +23,7 @@ const BLOCKS_MAX: usize = 64;
 pub(super) type HostExecutor = (Arc<Mutex<ShmExecutor>>, Arc<[Rank]>);
 
 /// The data for hierarchical collectives of a group.
-pub(super) struct Hosts {
+pub(super) struct HierarchicalData {
     pub(super) layout: HostLayout,
     /// One executor for the first stage and one for the last stage, so that an operation that waits for the network does not
     /// delay the first stage of the following operation. `None` if this rank is alone on its host.
@@ -34,7 +34,7 @@ impl Group {
     /// Creates shared memory for the ranks of each host. If any host cannot create the memory, returns the reason, and no host
     /// uses shared memory. All ranks of the group have to call this method.
     pub(super) fn share_memory_on_each_host(&mut self) -> Result<Result<(), String>, Error> {
-        let machine = |rank: &Rank| self.machines.get(rank.index()).copied().unwrap_or_default();
+        let machine = |rank: &Rank| self.machine_numbers.get(rank.index()).copied().unwrap_or_default();
         let machines: Vec<u32> = self.members.iter().map(machine).collect();
         let Some(layout) = HostLayout::new(&machines, self.rank) else { return Ok(Ok(())) };
         let member = |rank: &Rank| self.members[rank.index()];
@@ -45,7 +45,7 @@ impl Group {
         self.all_reduce_elements(&mut have_all, ReduceOp::Min, Site::here())?;
         match host_executors {
             Ok(host_executors) if have_all == [1] => {
-                self.hosts = Some(Hosts { layout, host_executors });
+                self.hierarchical_data = Some(HierarchicalData { layout, host_executors });
                 Ok(Ok(()))
             }
             Ok(_) => Ok(Err("ranks of another host could not share memory".into())),
@@ -73,12 +73,12 @@ impl Group {
     /// Divides a call into blocks, and returns the hierarchical operation.
     pub(super) fn hierarchical_operation<T: Element>(
         &self,
-        hosts: &Hosts,
+        hierarchical_data: &HierarchicalData,
         call: Call,
         memory: Memory,
     ) -> HierarchicalOperation {
         let (spec, kernels) = call.into_spec_and_kernels();
-        let (count, layout) = (spec.count(), &hosts.layout);
+        let (count, layout) = (spec.count(), &hierarchical_data.layout);
         let chunk_elements = CHUNK_BYTES / size_of::<T>();
         let block_elements =
             layout.host_count().as_usize() * layout.slice_count().as_usize() * chunk_elements;
@@ -86,7 +86,7 @@ impl Group {
         let blocks = (0..count.max(1)).step_by(block_elements).map(|start| {
             let range = start..count.min(start + block_elements);
             let stages = self.stages::<T>(layout, &spec.with_count(range.len()));
-            let slot_elements = hosts
+            let slot_elements = hierarchical_data
                 .host_executors
                 .as_ref()
                 .map(|[(shm_executor, _), _]| slot_bytes(shm_executor) / size_of::<T>());
@@ -106,7 +106,7 @@ impl Group {
         });
         let blocks = blocks.collect();
         HierarchicalOperation {
-            host_executors: hosts.host_executors.clone(),
+            host_executors: hierarchical_data.host_executors.clone(),
             blocks,
             memory,
             kernels,

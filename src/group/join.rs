@@ -197,7 +197,7 @@ pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<
         world,
         segment_bytes: shared.segment_bytes,
         checked_links: roster.links_with_checksums(rank),
-        hosts: roster.hosts(),
+        host_names: roster.hosts(),
     };
     let driver = Driver::new(LinkDriver::new(settings, transport), epoch, spins, options.interrupt)
         .map_err(|source| StartError::System { what: "an event queue", source })?;
@@ -220,13 +220,13 @@ pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<
         rank,
         world,
         local_rank_and_size: roster.local_rank_and_size(rank),
-        machines: roster.machine_numbers(),
+        machine_numbers: roster.machine_numbers(),
         timeout: options.operation_timeout,
         object_operations: 0,
         self_job: Arc::default(),
-        aborted: Arc::default(),
+        abort_error: Arc::default(),
         shm_executor: None,
-        hosts: None,
+        hierarchical_data: None,
         // While the ranks agree on settings, this group must be the only owner of the job. So the retirement does not own the
         // job. The engine keeps the data of group 0 until the job ends.
         retirement: Arc::new(GroupRetirement(None)),
@@ -262,7 +262,7 @@ pub(super) fn create_self_job() -> Result<SharedJob, Error> {
         world: WorldSize::ONE,
         segment_bytes: SEGMENT_BYTES,
         checked_links: vec![false],
-        hosts: vec![host_name()],
+        host_names: vec![host_name()],
     };
     let driver = Driver::new(LinkDriver::new(settings, transport), Instant::now(), false, None)
         .map_err(|error| refused("an event queue", error.to_string()))?;

@@ -1,7 +1,7 @@
 //! Connects the engine to a transport: sends the engine's frames, and copies or reduces the segments that arrive.
 //!
-//! [`LinkDriver::poll`] does all work that needs no waiting. This method reads the clock only for a profile, so tests can run it on a
-//! simulated network.
+//! [`LinkDriver::poll`] does all work that needs no waiting. This method reads the clock only for a profile, so tests can run it
+//! on a simulated network.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

@@ -52,7 +52,7 @@ impl Group {
             (0..entries.len()).filter(|&rank| entries[rank].0 == own_entry[0]).collect();
         ranks.sort_by_key(|&rank| (entries[rank].1, rank));
         let members: Arc<[Rank]> = ranks.iter().map(|&rank| self.members[rank]).collect();
-        let id = entries[ranks[0]].2 * self.machines.len() as i64 + i64::from(members[0].get());
+        let id = entries[ranks[0]].2 * self.machine_numbers.len() as i64 + i64::from(members[0].get());
         let id = u32::try_from(id).ok().filter(|&id| id < LOCAL_GROUP_BIT);
         let id = id.ok_or(Error::InvalidCounts("there are too many groups"))?;
         let mut group = self.with_members(id, members);
@@ -93,7 +93,7 @@ impl Group {
     pub(super) fn with_members(&self, id: u32, members: Arc<[Rank]>) -> Self {
         let own = self.members[self.rank.index()];
         let rank = members.iter().position(|&member| member == own).unwrap_or_default();
-        let machine = |member: Rank| self.machines.get(member.index()).copied();
+        let machine = |member: Rank| self.machine_numbers.get(member.index()).copied();
         let count_local = |members: &[Rank]| {
             members.iter().filter(|&&member| machine(member) == machine(own)).count() as u32
         };
@@ -107,13 +107,13 @@ impl Group {
                 WorldSize::new(count_local(&members)).unwrap_or(WorldSize::ONE),
             ),
             members,
-            machines: Arc::clone(&self.machines),
+            machine_numbers: Arc::clone(&self.machine_numbers),
             timeout: self.timeout,
             object_operations: 0,
             self_job: Arc::default(),
-            aborted: Arc::default(),
+            abort_error: Arc::default(),
             shm_executor: None,
-            hosts: None,
+            hierarchical_data: None,
             retirement: Arc::new(GroupRetirement(self.job.clone().map(|job| (job, id)))),
         }
     }

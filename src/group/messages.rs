@@ -96,13 +96,13 @@ impl Group {
             rank: self.rank,
             world: self.world,
             local_rank_and_size: self.local_rank_and_size,
-            machines: Arc::clone(&self.machines),
+            machine_numbers: Arc::clone(&self.machine_numbers),
             timeout: self.timeout,
             object_operations: 0,
             self_job: Arc::clone(&self.self_job),
-            aborted: Arc::clone(&self.aborted),
+            abort_error: Arc::clone(&self.abort_error),
             shm_executor: None,
-            hosts: None,
+            hierarchical_data: None,
             retirement: Arc::clone(&self.retirement),
         }))
     }

@@ -70,7 +70,7 @@ pub use streams::Streams;
 pub use crate::engine::SendMode;
 
 use self::driver::Driver;
-use self::hosts::Hosts;
+use self::hosts::HierarchicalData;
 use self::isolated::Origin;
 use self::profile::Meter;
 use self::selection::AlgorithmSelection;
@@ -138,7 +138,7 @@ pub struct Group {
     /// This rank's number among the group's ranks on its host, and the number of these ranks.
     local_rank_and_size: (Rank, WorldSize),
     /// The number of the machine of each rank of the job.
-    machines: Arc<[u32]>,
+    machine_numbers: Arc<[u32]>,
     /// The maximum time of one operation.
     timeout: Duration,
     /// The number of asynchronous collectives of objects that have begun. It is the tag of the messages of the next one.
@@ -146,12 +146,12 @@ pub struct Group {
     /// In a world of one rank: the job that carries the rank's messages to itself. The first message creates this job.
     self_job: Arc<OnceLock<Arc<SharedJob>>>,
     /// In a world of one rank: the error that all calls return after [`Group::abort`].
-    aborted: Arc<OnceLock<Error>>,
+    abort_error: Arc<OnceLock<Error>>,
     /// Executes the collectives in shared memory; `None` if not all members share memory.
     shm_executor: Option<Arc<Mutex<ShmExecutor>>>,
     /// The data for hierarchical collectives; `None` if all members are on one host, or if the members on a host do not share
     /// memory.
-    hosts: Option<Hosts>,
+    hierarchical_data: Option<HierarchicalData>,
     /// When the group and all its messengers have been dropped, this value tells the engine.
     retirement: Arc<GroupRetirement>,
 }
@@ -178,13 +178,13 @@ impl Group {
             rank: Rank::ZERO,
             world: WorldSize::ONE,
             local_rank_and_size: (Rank::ZERO, WorldSize::ONE),
-            machines: Arc::from([0]),
+            machine_numbers: Arc::from([0]),
             timeout: OPERATION_TIMEOUT,
             object_operations: 0,
             self_job: Arc::default(),
-            aborted: Arc::default(),
+            abort_error: Arc::default(),
             shm_executor: None,
-            hosts: None,
+            hierarchical_data: None,
             retirement: Arc::new(GroupRetirement(None)),
         }
     }
@@ -249,7 +249,7 @@ impl Group {
         match &self.job {
             None => "none",
             Some(_) if self.shm_executor.is_some() => "shm",
-            Some(_) if self.hosts.is_some() => "shm+tcp",
+            Some(_) if self.hierarchical_data.is_some() => "shm+tcp",
             Some(_) => "tcp",
         }
     }
@@ -328,7 +328,7 @@ impl Group {
             job.driver.abort(message);
         }
         let cause = Cause::Aborted { rank: self.rank, host: "this host".into(), message: message.to_owned() };
-        self.aborted.get_or_init(|| Error::Failed { cause, reported_by: None }).clone()
+        self.abort_error.get_or_init(|| Error::Failed { cause, reported_by: None }).clone()
     }
 
     /// Closes the group. Dropping the group does the same. When the last group of a job is closed, this rank waits up to

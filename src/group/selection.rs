@@ -35,8 +35,8 @@ impl Algorithms {
         &self.0
     }
 
-    /// Returns fixed ranges. With these ranges, all runs on the same hosts give the same bits. A choice by measured cost may differ
-    /// from run to run.
+    /// Returns fixed ranges. With these ranges, all runs on the same hosts give the same bits. A choice by measured cost may
+    /// differ from run to run.
     pub fn reproducible() -> Self {
         let range = |algorithm, bytes_min, bytes_max| AlgorithmRange { algorithm, bytes_min, bytes_max };
         Self(vec![

@@ -22,6 +22,7 @@ const HISTORY_MAX: usize = 8;
 
 /// Executes the collectives of one rank in shared memory.
 pub(super) struct ShmExecutor {
+    /// The shared memory.
     rounds: ShmRounds,
     /// The number of the last round that this rank has completed.
     last_round: u64,

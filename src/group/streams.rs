@@ -35,6 +35,7 @@ pub struct Streams(StreamChoice);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum StreamChoice {
+    /// A measurement at the start of the job chooses the number.
     Measured,
     Fixed(u8),
 }

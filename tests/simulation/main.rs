@@ -306,7 +306,7 @@ impl Scenario {
             world: self.world,
             segment_bytes: self.segment_bytes,
             checked_links: vec![true; self.world.as_usize()],
-            hosts: self.world.ranks().map(|rank| format!("host{rank}")).collect(),
+            host_names: self.world.ranks().map(|rank| format!("host{rank}")).collect(),
         };
         let mut link_driver = LinkDriver::new(settings, SimTransport::new(Rc::clone(network), rank));
         // Open the links to both neighbours on the ring before the program begins.

@@ -165,7 +165,7 @@ impl Core {
 
     /// Tells the engine which hosts do not acknowledge the data of this rank.
     fn report_unacknowledged_links(&mut self) {
-        let count = self.link_driver.settings().hosts.len() as u32;
+        let count = self.link_driver.settings().host_names.len() as u32;
         for peer in (0..count).map(Rank::new) {
             if self.link_driver.transport().is_retransmission_unanswered(peer) {
                 self.link_driver.engine_mut().report_unacknowledged(peer);

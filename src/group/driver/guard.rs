@@ -48,7 +48,7 @@ impl CoreLock {
     ///
     /// # Panics
     ///
-    /// In a reduction function of the user. Such a function runs while its thread holds this lock, so locking again would deadlock.
+    /// In a reduction function of the user. Its thread already holds this lock, so locking again would deadlock.
     pub(super) fn lock(&self) -> CoreGuard<'_> {
         assert!(
             !link_io::is_reducing(),

@@ -32,6 +32,7 @@ pub(super) struct DriverShared {
     pub(super) core: CoreLock,
     /// The event queue. The thread that holds this lock waits for the sockets.
     pub(super) poller: Mutex<Poller>,
+    /// Wakes the thread that waits for the sockets.
     pub(super) waker: Arc<Waker>,
     /// Signals that an operation has ended, or that no thread waits for the sockets.
     pub(super) changed: Condvar,
