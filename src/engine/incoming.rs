@@ -156,6 +156,7 @@ impl Engine {
                     return Err(self.refuse(peer, detail));
                 }
                 link.messages_received += 1;
+                // The layout in the contract of a message is the tag of the message.
                 let envelope = Envelope {
                     group: header.group,
                     source: peer,

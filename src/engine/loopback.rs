@@ -15,6 +15,7 @@ impl Engine {
     ) -> Result<OpId, Failure> {
         let (id, rank, contract) = (self.new_id(), self.settings.rank, request.contract);
         let key = OperationKey::Message { from: rank, to: rank, sequence: id.0 };
+        // The layout in the contract of a message is the tag of the message.
         let envelope = Envelope { group: request.group, source: rank, tag: contract.layout, contract };
         match request.mode {
             SendMode::Standard => self.completed.push_back(id),

@@ -21,6 +21,7 @@ impl Group {
         self.selection().choose(operation, self.world, bytes as u64, medium)
     }
 
+    /// Returns the algorithm of `operation` on a buffer of `count` elements.
     pub(super) fn algorithm_of<T: Element>(&self, operation: Operation, count: usize) -> Algorithm {
         self.algorithm(operation, count.saturating_mul(size_of::<T>()))
     }
@@ -43,6 +44,7 @@ impl Group {
         self.all_reduce_elements(elements, op, site)
     }
 
+    /// Runs an all-reduce with a built-in reduction on `elements` in place.
     pub(super) fn all_reduce_elements<T: Element>(
         &self,
         elements: &mut [T],
@@ -56,6 +58,7 @@ impl Group {
         self.run(call, elements)
     }
 
+    /// Returns the call of an all-reduce with a built-in reduction.
     pub(super) fn all_reduce_call<T: Element>(
         &self,
         count: usize,
@@ -86,6 +89,7 @@ impl Group {
         self.run(self.reduce_call::<B::Element>(elements.len(), op, root, site)?, elements)
     }
 
+    /// Returns the call of a reduce with a built-in reduction. Returns an error if `root` is not a rank of the group.
     pub(super) fn reduce_call<T: Element>(
         &self,
         count: usize,
@@ -121,6 +125,7 @@ impl Group {
         Ok(partition.range(self.rank))
     }
 
+    /// Returns the call of a reduce-scatter. `layout` is the digest of uneven parts, or 0 for even parts.
     pub(super) fn reduce_scatter_call<T: Element>(
         &self,
         partition: &Partition,
@@ -148,6 +153,7 @@ impl Group {
         self.run(self.all_gather_call::<B::Element>(&partition, 0, site), elements)
     }
 
+    /// Returns the call of an all-gather. `layout` is the digest of uneven parts, or 0 for even parts.
     pub(super) fn all_gather_call<T: Element>(&self, partition: &Partition, layout: u32, site: Site) -> Call {
         self.new_call::<T>(CollectiveSpec::AllGather(partition.clone()), site).with_layout(layout)
     }
@@ -167,6 +173,7 @@ impl Group {
         self.run(self.broadcast_call::<B::Element>(elements.len(), root, site)?, elements)
     }
 
+    /// Returns the call of a broadcast. Returns an error if `root` is not a rank of the group.
     pub(super) fn broadcast_call<T: Element>(
         &self,
         count: usize,
@@ -192,10 +199,12 @@ impl Group {
         self.run(self.scan_call::<B::Element>(elements.len(), reduction, site), elements)
     }
 
+    /// Returns the call of a scan.
     pub(super) fn scan_call<T: Element>(&self, count: usize, reduction: Reduction, site: Site) -> Call {
         self.new_call::<T>(CollectiveSpec::Scan { count }, site).with_reduction(reduction)
     }
 
+    /// Returns the call of an exscan.
     pub(super) fn exscan_call<T: Element>(&self, count: usize, reduction: Reduction, site: Site) -> Call {
         self.new_call::<T>(CollectiveSpec::Exscan { count }, site).with_reduction(reduction)
     }
@@ -210,10 +219,12 @@ impl Group {
         self.run::<u8>(self.barrier_call(Site::here()), &mut [])
     }
 
+    /// Returns the call of a barrier.
     pub(super) fn barrier_call(&self, site: Site) -> Call {
         self.new_call::<u8>(CollectiveSpec::Barrier, site)
     }
 
+    /// Returns an error if `root` is not a rank of the group.
     pub(super) fn check_root(&self, root: Rank) -> Result<(), Error> {
         if self.world.contains(root) { Ok(()) } else { Err(Error::InvalidRoot { root, world: self.world }) }
     }

@@ -35,7 +35,9 @@ impl<B: OwnedBuffer> ErasedBuffer for B {
 pub struct Memory(MemoryKind);
 
 enum MemoryKind {
+    /// A buffer that the operation owns.
     Owned(Box<dyn ErasedBuffer>),
+    /// A buffer of the caller, or a part of another operation's buffer.
     Borrowed(BorrowedMemory),
     /// Memory that is allocated when the length of the message is known. The function returns `None` if there is not enough
     /// memory.

@@ -154,7 +154,7 @@ impl AlgorithmSelection {
         };
         let requested = self.algorithms.for_bytes(bytes).find(is_possible);
         requested.unwrap_or_else(|| match possible {
-            // Shared memory on each host always costs less than links.
+            // With shared memory on each host, the operation always costs less than over links alone.
             _ if is_hierarchical => Algorithm::Hierarchy,
             [only] => *only,
             _ if medium == GroupMedium::SharedMemory => cost::cheapest_in_shared_memory(bytes),

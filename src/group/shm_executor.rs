@@ -1,7 +1,7 @@
 //! Collectives in shared memory. The ranks of a host execute one operation after the other, in rounds. In each round, a rank
 //! posts elements in its slot, and reads the elements in the slots of other ranks.
 
-mod bytes;
+mod copy_and_reduce;
 #[cfg(test)]
 mod tests;
 
@@ -99,7 +99,7 @@ impl ShmExecutor {
             next_sequence: 0,
             oldest_sequence: 0,
             current_round: Round::default(),
-            lower_ranks_piece: vec![0; bytes::PIECE_BYTES / size_of::<u64>()],
+            lower_ranks_piece: vec![0; copy_and_reduce::PIECE_BYTES / size_of::<u64>()],
             history: VecDeque::new(),
             unchecked_contract: None,
             meter,

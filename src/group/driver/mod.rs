@@ -6,7 +6,7 @@
 //! thread waits. It starts with the first such operation, and sleeps while there are none.
 
 mod core;
-mod guard;
+mod core_lock;
 mod hierarchical;
 mod shared;
 mod shm;
@@ -21,7 +21,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use self::core::{Core, JobState, PollProgress};
-use self::guard::CoreLock;
+use self::core_lock::CoreLock;
 pub(super) use self::hierarchical::{Block, HierarchicalOperation};
 use self::shared::DriverShared;
 use super::hosts::HostExecutor;

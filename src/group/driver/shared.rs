@@ -12,7 +12,7 @@ use mio::Waker;
 
 use super::OperationOutput;
 use super::core::{Core, JobState, PollProgress};
-use super::guard::{CoreGuard, CoreLock};
+use super::core_lock::{CoreGuard, CoreLock};
 use super::shm::{AwaitedPosts, SHM_SPIN_TIME};
 use super::shm_counters::ShmCounters;
 use crate::engine::{OpId, Timestamp};

@@ -199,6 +199,7 @@ impl ExchangedParts {
         output[self.receive.range(rank)].copy_from_slice(&input[self.send.range(rank)]);
     }
 
+    /// Returns the exchange as a collective.
     fn into_spec(self) -> CollectiveSpec {
         CollectiveSpec::AllToAll { send: self.send, receive: self.receive, is_even: self.is_even }
     }

@@ -308,6 +308,7 @@ impl Group {
         self.run(call, output)
     }
 
+    /// Returns the call of a gather. `layout` is the digest of uneven parts, or 0 for even parts.
     fn gather_call<T: Element>(
         &self,
         partition: &Partition,

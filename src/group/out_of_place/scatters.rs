@@ -229,6 +229,7 @@ impl Group {
         Ok(())
     }
 
+    /// Returns the call of a scatter. `layout` is the digest of uneven parts, or 0 for even parts.
     fn scatter_call<T: Element>(
         &self,
         (partition, layout): (&Partition, u32),

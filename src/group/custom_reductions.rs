@@ -43,6 +43,7 @@ impl Group {
         self.start_prepared(PreparedCollective::new(call, buffer, |buffer| buffer))
     }
 
+    /// Returns the call of an all-reduce with a function of the caller.
     fn all_reduce_with_call<T: Element>(
         &self,
         count: usize,
@@ -88,6 +89,7 @@ impl Group {
         self.start_prepared(PreparedCollective::new(call, buffer, |buffer| buffer))
     }
 
+    /// Returns the call of a reduce with a function of the caller.
     fn reduce_with_call<T: Element>(
         &self,
         count: usize,
