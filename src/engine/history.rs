@@ -13,7 +13,7 @@ const RETIRED_MAX: usize = 64;
 /// The contract of a call, and the line of the caller's program that made the call.
 pub(super) type ContractAndSite = (Contract, Site);
 
-/// The numbers of the next operations of all groups, and the contracts of the last operations.
+/// For each group: the number of its next operation, and the contracts of its last operations.
 #[derive(Default)]
 pub(super) struct OperationHistory {
     /// The number of each group's next operation.

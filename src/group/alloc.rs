@@ -39,8 +39,8 @@ const LAYOUT: [usize; 2] = [REPORT_WORDS, 0x616c_6c6f];
 /// the buffer, or of a part of it, then needs no copies to slots or sockets. All other operations treat the buffer as
 /// ordinary memory.
 ///
-/// Dropping the buffer frees the memory on this rank at once. Another rank unmaps the memory at its next
-/// [`Group::alloc`] or its next drop of such a buffer, if no operation is active there. The memory has no name in the
+/// Dropping the buffer frees the memory on this rank at once. Another rank unmaps the memory when it next calls
+/// [`Group::alloc`] or drops such a buffer, if no operation is active there at this time. The memory has no name in the
 /// file system. The buffer may outlive its group. After a failed operation, no other rank accesses the part of the
 /// buffer that the operation used.
 ///

@@ -62,7 +62,7 @@ pub enum Error {
     /// A message was longer than the buffer of [`Group::receive_fitting`](crate::Group::receive_fitting). The message has
     /// been received and discarded, and the group can still be used.
     #[error(
-        "rank {} sent a message of {} elements with tag {}, which is longer than the buffer of {room}",
+        "rank {} sent a message of {} elements with tag {}, which is longer than the buffer of {room} elements",
         status.source, status.count, status.tag
     )]
     Truncated {

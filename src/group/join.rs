@@ -279,7 +279,7 @@ pub(super) fn create_self_job() -> Result<SharedJob, Error> {
 }
 
 /// Runs the setup of a group with its own group number and its own timeout. All ranks already accept connections, so the timeout
-/// is short. It is longer than the timeout for connecting a link.
+/// is short, but longer than the timeout for connecting a link.
 fn run_setup(
     group: &mut Group,
     set_up: impl FnOnce(&mut Group) -> Result<(), Error>,

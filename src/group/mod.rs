@@ -137,7 +137,7 @@ pub struct Group {
     world: WorldSize,
     /// This rank's number among the group's ranks on its host, and the number of these ranks.
     local_rank_and_size: (Rank, WorldSize),
-    /// The number of the machine of each rank of the job.
+    /// For each rank of the job, the number of the rank's machine. Ranks with the same number are on the same machine.
     machine_numbers: Arc<[u32]>,
     /// The maximum time of one operation.
     timeout: Duration,

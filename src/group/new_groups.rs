@@ -79,7 +79,7 @@ impl Group {
         self.split_with_digest(position.map(|_| 0), position.unwrap_or_default() as i64, digest, Site::here())
     }
 
-    /// Creates a group of the same ranks. Its operations are independent of this group's operations.
+    /// Creates a new group of the same ranks. The operations of the new group are independent of this group's operations.
     ///
     /// # Errors
     ///
