@@ -85,7 +85,7 @@ impl Engine {
             return Ok(id);
         }
         if let Some(source) = pattern.source
-            && self.links.get(&source).is_some_and(|link| link.left || link.lost)
+            && self.links.get(&source).is_some_and(|link| link.has_left || link.is_lost)
         {
             return Err(self.fail_because_peer_left(source));
         }
@@ -122,7 +122,7 @@ impl Engine {
         for index in 0..running.peer_count() {
             let (peer, is_sent_to) = running.peer_at(index);
             let link = self.links.entry(peer).or_default();
-            let is_gone = link.left || link.lost;
+            let is_gone = link.has_left || link.is_lost;
             if is_gone && running.needs(peer, link.stored_segments(info.key)) {
                 missing_peer.get_or_insert(peer);
             }

@@ -64,7 +64,7 @@ impl Engine {
 
     /// Sets the ranks for which an external operation waits. Fails the job if one of these ranks has left.
     pub fn set_awaited_ranks(&mut self, id: OpId, ranks: Vec<Rank>) {
-        let has_gone = |rank: &&Rank| self.links.get(rank).is_some_and(|link| link.left || link.lost);
+        let has_gone = |rank: &&Rank| self.links.get(rank).is_some_and(|link| link.has_left || link.is_lost);
         let gone_rank = ranks.iter().find(has_gone).copied();
         if let Some(external) = self.external.get_mut(&id) {
             external.awaited = ranks;
@@ -112,7 +112,7 @@ impl Engine {
         self.links
             .entry(peer)
             .or_default()
-            .control
+            .control_frames
             .push_back(FrameHeader { kind: FrameKind::Wake, ..FrameHeader::EMPTY });
     }
 

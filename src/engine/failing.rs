@@ -38,7 +38,7 @@ impl Engine {
         if self.failure.is_some() {
             return;
         }
-        if let Some(unreachable) = self.unreachable.take_if(|unreachable| now >= unreachable.report_at) {
+        if let Some(unreachable) = self.unreachable_peer.take_if(|unreachable| now >= unreachable.report_at) {
             self.fail_because_unreachable(unreachable);
             return;
         }
@@ -46,7 +46,7 @@ impl Engine {
         if now < deadline {
             return;
         }
-        self.overdue = Some(id);
+        self.overdue_operation = Some(id);
         let timeout = self.info_of(id).map_or(0, |info| info.timeout.as_millis() as u64);
         let cause = self.timeout_cause(timeout);
         self.fail(cause);
@@ -82,11 +82,11 @@ impl Engine {
     pub fn handle_lost_link(&mut self, peer: Rank, detail: &str) {
         let host = self.host(peer);
         let link = self.links.entry(peer).or_default();
-        let already_lost = std::mem::replace(&mut link.lost, true);
-        if link.left || already_lost || self.closing {
+        let already_lost = std::mem::replace(&mut link.is_lost, true);
+        if link.has_left || already_lost || self.is_closing {
             return;
         }
-        let silence = self.now.saturating_sub(link.last_frame);
+        let silence = self.now.saturating_sub(link.last_frame_at);
         let detail = format!("{detail}, {:.1} s after the last frame from it", silence.as_secs_f32());
         self.fail(Cause::PeerLost { rank: peer, host, seen_by: self.settings.rank, detail });
     }
@@ -95,10 +95,10 @@ impl Engine {
     /// because the job failed. So the engine first waits half a second for another rank to report that failure.
     pub fn handle_unopened_link(&mut self, peer: Rank, detail: &str) {
         let link = self.links.entry(peer).or_default();
-        let already_lost = std::mem::replace(&mut link.lost, true);
-        if !link.left && !already_lost && !self.closing {
+        let already_lost = std::mem::replace(&mut link.is_lost, true);
+        if !link.has_left && !already_lost && !self.is_closing {
             let report_at = self.now.saturating_add(UNREACHABLE_DELAY);
-            self.unreachable.get_or_insert(UnreachablePeer {
+            self.unreachable_peer.get_or_insert(UnreachablePeer {
                 rank: peer,
                 detail: detail.to_owned(),
                 report_at,
@@ -126,7 +126,7 @@ impl Engine {
             || self
                 .links
                 .values()
-                .all(|link| link.lost || link.left || link.cause_received.as_ref() == Some(cause))
+                .all(|link| link.is_lost || link.has_left || link.cause_received.as_ref() == Some(cause))
     }
 
     /// Records a failure that this rank has detected, and returns it. If the job has already failed, returns the first failure.
@@ -146,7 +146,7 @@ impl Engine {
     /// Fails the job because `rank` left although this rank still needs it. If a peer is unreachable, that peer is the more
     /// likely root cause, because `rank` left without a failure.
     pub(super) fn fail_because_peer_left(&mut self, rank: Rank) -> Failure {
-        if let Some(unreachable) = self.unreachable.take() {
+        if let Some(unreachable) = self.unreachable_peer.take() {
             return self.fail_because_unreachable(unreachable);
         }
         let cause = Cause::PeerLeft { rank, host: self.host(rank) };
@@ -156,7 +156,7 @@ impl Engine {
     /// Handles the goodbye of `peer`. Fails the job if this rank still needs the peer.
     pub(super) fn handle_goodbye(&mut self, peer: Rank) {
         let link = self.links.entry(peer).or_default();
-        link.left = true;
+        link.has_left = true;
         self.wake_events += 1;
         let is_awaited_sender = self.matching.posted().any(|posted| posted.pattern.source == Some(peer));
         let needs = |running: &RunningOperation| running.needs(peer, link.stored_segments(running.info.key));
@@ -215,7 +215,7 @@ impl Engine {
     /// Returns the abort or goodbye frame to send to `peer`, or `None` if the peer already has it.
     pub(super) fn take_notification(&mut self, peer: Rank) -> Option<Transmit> {
         let link = self.links.entry(peer).or_default();
-        if link.lost {
+        if link.is_lost {
             return None;
         }
         let (kind, payload) = match &self.failure {
@@ -229,7 +229,7 @@ impl Engine {
                 link.cause_sent = Some(cause.clone());
                 (FrameKind::Abort, Bytes::from(cause.encode()))
             }
-            None if std::mem::replace(&mut link.said_goodbye, true) => return None,
+            None if std::mem::replace(&mut link.has_said_goodbye, true) => return None,
             None => (FrameKind::Goodbye, Bytes::new()),
         };
         let header = FrameHeader {
@@ -243,7 +243,7 @@ impl Engine {
 
     /// Records that the host of `peer` has not acknowledged data of this rank, although the data were sent again.
     pub fn report_unacknowledged(&mut self, peer: Rank) {
-        self.unacknowledged.insert(peer);
+        self.peers_without_acks.insert(peer);
         for link in self.silent_links.iter_mut().filter(|link| link.peer == peer) {
             link.is_acknowledged = false;
         }
@@ -280,8 +280,9 @@ impl Engine {
             Some(SilentLink {
                 rank: waiting.rank,
                 peer,
-                silence_ms: self.now.saturating_sub(link.last_frame).as_millis().min(u32::MAX.into()) as u32,
-                is_acknowledged: !self.unacknowledged.contains(&peer),
+                silence_ms: self.now.saturating_sub(link.last_frame_at).as_millis().min(u32::MAX.into())
+                    as u32,
+                is_acknowledged: !self.peers_without_acks.contains(&peer),
             })
         };
         peers.filter_map(link_to).collect()
@@ -324,7 +325,7 @@ impl Engine {
         let posted = self.matching.posted().find(|posted| has_waited(&posted.info));
         let external = self.external.iter().find(|(_, external)| has_waited(&external.info));
         let all = [running.map(|(&id, _)| id), posted.map(|posted| posted.id), external.map(|(&id, _)| id)];
-        self.overdue.or(all.into_iter().flatten().min())
+        self.overdue_operation.or(all.into_iter().flatten().min())
     }
 
     /// Returns the report of this rank about the operation in which it waits.

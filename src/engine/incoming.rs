@@ -9,7 +9,7 @@ use crate::wire::{FrameHeader, FrameKind};
 impl Engine {
     /// Handles the header of a frame from `peer`, and returns what the driver has to do with the payload.
     pub fn handle_header(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
-        self.links.entry(peer).or_default().last_frame = self.now;
+        self.links.entry(peer).or_default().last_frame_at = self.now;
         match header.kind {
             FrameKind::Abort => return FrameVerdict::Control,
             _ if self.failure.is_some() => return FrameVerdict::Discard,

@@ -23,32 +23,32 @@ const _: () = assert!(credit_cost(super::operation::EAGER_BYTES) as u64 <= CREDI
 /// The link to one peer.
 #[derive(Default)]
 pub(super) struct Link {
-    /// The peer sent a goodbye.
-    pub(super) left: bool,
-    /// The connection is closed or could not be opened.
-    pub(super) lost: bool,
+    /// Whether the peer has sent a goodbye.
+    pub(super) has_left: bool,
+    /// Whether the connection is closed or could not be opened.
+    pub(super) is_lost: bool,
     /// The time at which the peer's last frame arrived.
-    pub(super) last_frame: Timestamp,
-    /// This rank sent a goodbye.
-    pub(super) said_goodbye: bool,
+    pub(super) last_frame_at: Timestamp,
+    /// Whether this rank has sent a goodbye.
+    pub(super) has_said_goodbye: bool,
     /// The last root cause that this rank sent to the peer.
     pub(super) cause_sent: Option<Cause>,
     /// The last root cause that the peer sent.
     pub(super) cause_received: Option<Cause>,
     /// The order in which operations send to the peer.
     pub(super) send_queue: SendQueue,
-    /// Control frames without payload. They are sent before any segment.
-    pub(super) control: VecDeque<FrameHeader>,
+    /// The control frames without payload that wait to be sent. They are sent before any segment.
+    pub(super) control_frames: VecDeque<FrameHeader>,
     /// The operations that the peer has announced and this rank has not begun, with the peer's contracts.
     pub(super) announced: BTreeMap<OperationKey, Contract>,
     /// For operations that this rank has not begun: the number of transfers for which the peer sent a ready frame.
     pub(super) ready_transfers: BTreeMap<OperationKey, u64>,
-    /// The number of point-to-point messages to the peer.
+    /// The number of point-to-point messages to the peer, which is also the number of the next message.
     messages_sent: u64,
-    /// The number of point-to-point messages from the peer.
+    /// The number of point-to-point messages whose first frame has arrived from the peer.
     pub(super) messages_received: u64,
     /// The lines of the caller's program that sent the last messages to the peer, oldest first.
-    sites: VecDeque<Site>,
+    message_sites: VecDeque<Site>,
     /// The credit in bytes that this rank has spent on this link since the start. This field and the four fields below include
     /// the overhead of each segment ([`credit_cost`]).
     credit_spent: u64,
@@ -77,10 +77,10 @@ impl Link {
 
     /// Assigns a number to the next message to the peer, and stores the call site of the message. Returns the number.
     pub(super) fn number_message(&mut self, site: Site) -> u64 {
-        if self.sites.len() == SITES_MAX {
-            self.sites.pop_front();
+        if self.message_sites.len() == SITES_MAX {
+            self.message_sites.pop_front();
         }
-        self.sites.push_back(site);
+        self.message_sites.push_back(site);
         self.messages_sent += 1;
         self.messages_sent - 1
     }
@@ -88,7 +88,7 @@ impl Link {
     /// Returns the call site of message `sequence`, if it is still stored.
     pub(super) fn site_of(&self, sequence: u64) -> Option<Site> {
         let age = usize::try_from(self.messages_sent.checked_sub(sequence)?).ok()?;
-        self.sites.get(self.sites.len().checked_sub(age)?).copied()
+        self.message_sites.get(self.message_sites.len().checked_sub(age)?).copied()
     }
 
     /// Handles a credit frame, in which the peer says that it has consumed `bytes_consumed` bytes since the start. Returns false

@@ -172,7 +172,7 @@ pub struct Engine {
     /// The deadlines of all active operations.
     deadlines: BTreeSet<(Timestamp, OpId)>,
     /// The operation whose deadline has passed.
-    overdue: Option<OpId>,
+    overdue_operation: Option<OpId>,
     history: OperationHistory,
     /// The most operations that a rank may have announced to one peer and that the peer has not begun. All ranks have the same
     /// value.
@@ -189,11 +189,11 @@ pub struct Engine {
     /// The links on which this rank waited when a deadline passed.
     silent_links: Vec<SilentLink>,
     /// Peers whose hosts do not acknowledge the data that this rank sent.
-    unacknowledged: BTreeSet<Rank>,
+    peers_without_acks: BTreeSet<Rank>,
     /// A peer to which no link could be opened.
-    unreachable: Option<UnreachablePeer>,
+    unreachable_peer: Option<UnreachablePeer>,
     /// Whether this rank leaves the job ([`Engine::close`]).
-    closing: bool,
+    is_closing: bool,
 }
 
 impl Engine {
@@ -208,7 +208,7 @@ impl Engine {
             matching: Matching::default(),
             envelopes: BTreeMap::new(),
             deadlines: BTreeSet::new(),
-            overdue: None,
+            overdue_operation: None,
             history: OperationHistory::default(),
             announced_max: ANNOUNCED_MAX,
             links: BTreeMap::new(),
@@ -218,9 +218,9 @@ impl Engine {
             now: Duration::ZERO,
             failure: None,
             silent_links: Vec::new(),
-            unacknowledged: BTreeSet::new(),
-            unreachable: None,
-            closing: false,
+            peers_without_acks: BTreeSet::new(),
+            unreachable_peer: None,
+            is_closing: false,
         }
     }
 
@@ -259,7 +259,7 @@ impl Engine {
 
     /// Returns whether control frames for `peer` wait to be sent. The driver sends them even if no operation is active.
     pub fn has_control_frames(&self, peer: Rank) -> bool {
-        self.links.get(&peer).is_some_and(|link| !link.control.is_empty())
+        self.links.get(&peer).is_some_and(|link| !link.control_frames.is_empty())
     }
 
     /// Returns the failure of the job, or `None` if the job has not failed.
@@ -273,7 +273,10 @@ impl Engine {
             return None;
         }
         let deadline = self.deadlines.first().map(|&(deadline, _)| deadline);
-        deadline.into_iter().chain(self.unreachable.as_ref().map(|unreachable| unreachable.report_at)).min()
+        deadline
+            .into_iter()
+            .chain(self.unreachable_peer.as_ref().map(|unreachable| unreachable.report_at))
+            .min()
     }
 
     /// Sets the current time. A time before the current one is ignored.
@@ -283,11 +286,11 @@ impl Engine {
 
     /// Returns the frame to send to `peer` next, if there is one. The driver must send the whole frame.
     pub fn poll_transmit(&mut self, peer: Rank) -> Option<Transmit> {
-        if self.failure.is_some() || self.closing {
+        if self.failure.is_some() || self.is_closing {
             return self.take_notification(peer);
         }
         let link = self.links.get_mut(&peer)?;
-        if let Some(header) = link.control.pop_front() {
+        if let Some(header) = link.control_frames.pop_front() {
             return Some(Transmit::Control { header, payload: Bytes::new() });
         }
         for _ in 0..link.send_queue.runnable_count() {
@@ -351,7 +354,7 @@ impl Engine {
         if header.eager
             && let Some(consumed) = link.count_consumed_segment(bytes)
         {
-            link.control.push_back(FrameHeader {
+            link.control_frames.push_back(FrameHeader {
                 kind: FrameKind::Credit,
                 offset: consumed,
                 ..FrameHeader::EMPTY
@@ -371,7 +374,7 @@ impl Engine {
 
     /// Leaves the job: [`Engine::poll_transmit`] then returns a goodbye for each peer.
     pub fn close(&mut self) {
-        self.closing = true;
+        self.is_closing = true;
     }
 
     /// Sends a ready frame to each peer from which this rank can now receive further transfers of the operation.
@@ -379,7 +382,7 @@ impl Engine {
         let Some(running) = self.operations.get_mut(&id) else { return };
         for (peer, transfers) in running.take_ready_frames() {
             let header = header(FrameKind::Ready, &running.info, transfers as u64);
-            self.links.entry(peer).or_default().control.push_back(header);
+            self.links.entry(peer).or_default().control_frames.push_back(header);
         }
     }
 
