@@ -2,7 +2,8 @@
 //!
 //! Operations take turns, segment by segment, so that no operation waits for the end of another operation. Messages are numbered
 //! on their link, and their first frames leave in the order of these numbers. So among the messages that have sent no frame, only
-//! the one with the lowest number takes turns. Several short messages share one turn, until their bytes fill a segment.
+//! the one with the lowest number takes turns. If this message is short, the next messages are sent in the same turn, until the
+//! messages together fill a segment.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -61,7 +62,7 @@ impl SendQueue {
         self.runnable.pop_front()
     }
 
-    /// Puts an operation whose segment has been sent behind all operations that take turns.
+    /// Puts an operation at the end of the operations that take turns, after a segment of the operation has been sent.
     pub(super) fn requeue(&mut self, id: OpId) {
         self.runnable.push_back(id);
     }

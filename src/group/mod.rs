@@ -156,7 +156,7 @@ pub struct Group {
     retirement: Arc<GroupRetirement>,
 }
 
-/// The job and the number of a group. When this value is dropped, the engine learns that the group was dropped.
+/// Tells the engine, when this value is dropped, that a group was dropped. Holds the job and the number of the group.
 struct GroupRetirement(Option<(Arc<SharedJob>, u32)>);
 
 impl Drop for GroupRetirement {

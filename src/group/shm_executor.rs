@@ -84,6 +84,7 @@ pub(super) enum ShmPoll {
 
 /// The arguments with which an executor begins an operation.
 pub(super) struct ShmRequest {
+    /// The rounds of the operation on this rank.
     pub(super) plan: RoundPlan,
     /// The reduction functions; `None` for an operation without a reduction.
     pub(super) kernels: Option<Kernels>,

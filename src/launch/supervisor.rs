@@ -347,7 +347,7 @@ mod tests {
         assert!(job.into_result().1.iter().all(|status| status.ended.is_none()));
     }
 
-    /// Each case lists the ends of ranks. ringrun detects the ends in an inner list at the same time.
+    /// Each case lists how ranks ended, in order of time. ringrun detects all ends of an inner list at the same time.
     #[test]
     fn the_rank_that_probably_failed_first_is_blamed() {
         let lost = RankEnd::Exited(6);

@@ -248,7 +248,7 @@ fn parse_host_and_port(text: &str) -> Result<(String, u16), String> {
     }
 }
 
-/// Returns whether the port has only digits. Without this check, `+80` would be accepted.
+/// Returns whether the port at the end of `text` has only digits. Without this check, `+80` would be accepted.
 fn port_has_only_digits(text: &str) -> bool {
     text.rsplit(':').next().is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit()))
 }

@@ -25,7 +25,8 @@ const TEXTS_HELD_MESSAGE: &str = "each rank holds all samples of a text";
 
 /// The samples that this rank processes in a step.
 pub(crate) struct LocalBatch<'a> {
-    /// The samples of the current window, or all samples of this rank if the ranks do not exchange samples.
+    /// The samples of all steps of the current window (see the module), or all samples of this rank if the ranks do not
+    /// exchange samples.
     pub(crate) samples: &'a Samples,
     /// The positions in `samples` of the samples of this step.
     pub(crate) indices: &'a [u32],

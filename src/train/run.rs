@@ -336,7 +336,8 @@ fn starting_state(
         None if resuming => observer.notice("there is no checkpoint yet: starting from the beginning"),
         None => {}
     }
-    // Servers compute no gradients. The ranks of a pipeline compute the gradient of the same samples together.
+    // Count the ranks that compute gradients of different samples. Servers compute no gradients, and the ranks of a
+    // pipeline compute the gradient of the same samples together.
     let servers = if config.strategy.uses_parameter_server() { config.server_count().get() } else { 0 };
     let ranks = partition.place().replicas.get().saturating_sub(servers).max(1);
     let rate_factor = if config.recipe.scale_learning_rate { ranks as f32 } else { 1.0 };

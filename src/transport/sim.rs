@@ -97,6 +97,7 @@ pub struct SimNetwork {
     links: BTreeMap<(Rank, Rank), SimLink>,
     bytes_moved: u64,
     killed: BTreeSet<Rank>,
+    /// The ranks whose process is stopped. Data from these ranks and data to these ranks do not move.
     stalled: BTreeSet<Rank>,
 }
 

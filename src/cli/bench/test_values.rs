@@ -42,7 +42,7 @@ impl ElementPosition {
         if sets_bit { 1 << (self.bits % u64::from(width)) } else { 0 }
     }
 
-    /// Returns a rank's contribution to a logical reduction: 0 for false, 1 to 127 for true.
+    /// Returns this element of a rank's contribution to a logical reduction: 0 for false, 1 to 127 for true.
     fn logical_contribution(self, op: ReduceOp) -> u8 {
         // For most elements, `decides_result` is true on at most one rank.
         let decides_result = (self.bits >> 8).is_multiple_of(2 * self.world as u64);
@@ -79,7 +79,7 @@ impl ElementPosition {
 
 /// An element type for which the exact result of a reduction can be computed.
 pub trait BenchElement: Element {
-    /// Returns the contribution at one position. If `op` is `None`, the contribution is not zero.
+    /// Returns the element that a rank contributes at `position`. If `op` is `None`, the contribution is not zero.
     fn contribution_at(op: Option<ReduceOp>, position: ElementPosition) -> Self;
     /// Returns the exact reduction of all contributions.
     fn reduce_exactly(op: ReduceOp, contributions: impl Iterator<Item = Self>, world: WorldSize) -> Self;

@@ -50,8 +50,8 @@ fn convert_local_to_group_ranks(buffer: Vec<SymbolicValue>, group_ranks: &[Rank]
     buffer.into_iter().map(convert).collect()
 }
 
-/// Runs a stage in the shared memory of every host. In the first stage (`is_first`), the buffer of each rank contains
-/// only the contributions of this rank.
+/// Runs a stage in the shared memory of every host. Before the first stage (`is_first`), each rank's buffer contains only
+/// its own contributions.
 fn simulate_stage_on_hosts(
     layouts: &[HostLayout],
     stage: impl Fn(Rank) -> CollectiveSpec,

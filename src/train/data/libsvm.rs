@@ -17,7 +17,7 @@ const LINE_BYTES_MAX: usize = 1 << 26;
 /// The maximum index of a feature. Without a limit, one large index could make the model too large: a model has
 /// parameters for every index up to the largest index.
 const FEATURE_INDEX_MAX: u32 = 1 << 22;
-/// The maximum number of characters of a token in a message.
+/// The maximum number of characters of a token that an error message shows.
 const TOKEN_CHARACTERS_SHOWN_MAX: usize = 40;
 
 /// Reads all rows of a file. The number of features is the largest index in the file.

@@ -18,7 +18,7 @@ pub(super) struct BatchCoordinator {
     state: Mutex<RunState>,
     /// Notified after each change of `state`.
     changed: Condvar,
-    /// `clients[i]` is the rank of client i. The first clients are the other servers.
+    /// The ranks of the first server's clients, by client number: first the other servers, then the workers.
     clients: Vec<Rank>,
     /// The number of clients that are servers.
     other_server_count: usize,

@@ -90,7 +90,7 @@ pub(crate) fn byte_order_mark_length(path: &Path, start: &[u8]) -> Result<usize,
 /// Chooses the separator of a table from its first rows. `start` is the beginning of the file, without a byte-order
 /// mark. `is_whole_file` says whether `start` is the whole file.
 ///
-/// For a `.tsv` file with a tab in its first row, chooses the tab. For other files, chooses a separator that occurs
+/// For a `.tsv` or `.tab` file with a tab in its first row, chooses the tab. For other files, chooses a separator that occurs
 /// equally often in every row: a space only if no other separator does so, and the most frequent one of several others.
 /// If no separator occurs equally often in every row, chooses the separator other than a space that is the most frequent
 /// one in the first row. If the first row has only spaces as separators, or none, chooses a comma.

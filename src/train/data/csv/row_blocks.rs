@@ -12,7 +12,7 @@ use std::ops::Range;
 use crc_fast::{CrcAlgorithm, Digest};
 use memchr::{memchr, memchr_iter, memchr2};
 
-/// A block ends with the row in which the block reaches this size in bytes.
+/// The minimum size in bytes of each block except the last. A block ends at the first end of a row at or after this size.
 pub(crate) const BLOCK_BYTES: u64 = 1 << 16;
 /// The maximum size in bytes of a row. A quotation mark that is never closed makes the rest of the file one row.
 pub(super) const ROW_BYTES_MAX: u64 = 1 << 26;
