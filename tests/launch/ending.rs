@@ -277,7 +277,7 @@ fn commands_that_cannot_run_are_reported_once() {
 #[test]
 fn ringrun_refuses_bad_arguments() {
     for (arguments, code, part) in [
-        (&["-n", "0", "true"][..], 2, "at least 1 rank"),
+        (&["-n", "0", "true"][..], 2, "at least 1 and at most 1024 ranks"),
         (&["-n", "1000000", "true"], 2, "at most 1024"),
         (&["-n", "2"], 2, "COMMAND"),
         (&["-n", "2", "-n", "3", "true"], 2, "multiple times"),
