@@ -62,7 +62,8 @@ pub(crate) fn connect_pairs(group: &mut Group) -> Result<Vec<PeerLink>, ConnectE
             isolated.set_timeout(IDLE_TIME_MAX);
             let request_receiver = isolated.messenger();
             isolated.set_timeout(timeout);
-            let (peer, peer_in_group) = if own_rank == low { (high, Rank::new(1)) } else { (low, Rank::ZERO) };
+            let (peer, peer_in_group) =
+                if own_rank == low { (high, Rank::new(1)) } else { (low, Rank::ZERO) };
             let host = isolated.host(peer_in_group);
             links.push(PeerLink { peer, host, group: isolated, request_receiver, peer_in_group });
         }

@@ -314,7 +314,7 @@ impl Driver {
     /// Returns the host of a rank of the job, for use in errors: its name and address.
     pub(super) fn host(&self, rank: Rank) -> String {
         let core = self.shared.lock();
-        core.link_driver.settings().hosts.get(rank.index()).cloned().unwrap_or_default()
+        core.link_driver.settings().host_names.get(rank.index()).cloned().unwrap_or_default()
     }
 
     /// Returns the time since the epoch.
