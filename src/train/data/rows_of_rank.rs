@@ -24,61 +24,61 @@ const MISSING_COLUMNS_SHOWN_MAX: usize = 8;
 pub(crate) struct RowsOfRank {
     /// The first file.
     path: PathBuf,
-    /// The number of further files.
-    more_files: usize,
+    /// The number of files after the first one.
+    more_file_count: usize,
     share: BlocksOfRank,
     /// The number of blocks of all files, including the blocks of other ranks.
-    blocks: usize,
+    block_count: usize,
     /// The number of the first block of the test set. `None` if the files hold only the training set.
     first_test_block: Option<usize>,
     /// For each block of this rank: the number of the block, and the number of its rows. Rows that were left out do
     /// not count.
     block_rows: Vec<(usize, u64)>,
     /// A hash of all files, including the rows of other ranks.
-    content: Sha256,
+    content_hasher: Sha256,
     columns: Vec<ColumnValues>,
     /// The index of the target column.
-    target: usize,
-    missing: MissingPolicy,
+    target_index: usize,
+    missing_policy: MissingPolicy,
     text_budget: TextBytesLeft,
     /// The number of rows, including those that were left out.
-    rows: usize,
+    row_count: usize,
     /// The number of rows without a target.
     rows_without_target: usize,
     /// The number of rows that were left out because a feature is missing.
-    rows_incomplete: usize,
+    incomplete_rows: usize,
     /// Messages for the user about the columns.
     pub(crate) notes: Vec<String>,
 }
 
 impl RowsOfRank {
-    /// Creates a table without rows. `path` is the first file, and `more_files` is the number of further files.
+    /// Creates a table without rows. `path` is the first file, and `more_file_count` is the number of files after the first one.
     pub(crate) fn new(
-        (path, more_files): (&Path, usize),
+        (path, more_file_count): (&Path, usize),
         (names, roles): (Vec<String>, Vec<ColumnRole>),
-        missing: MissingPolicy,
+        missing_policy: MissingPolicy,
         share: BlocksOfRank,
     ) -> Self {
         let is_target = |column_role: &ColumnRole| matches!(column_role, ColumnRole::Target(_));
         Self {
             path: path.to_owned(),
-            more_files,
+            more_file_count,
             share,
-            blocks: 0,
+            block_count: 0,
             first_test_block: None,
             block_rows: Vec::new(),
-            content: Sha256::new(),
-            target: roles.iter().position(is_target).unwrap_or_default(),
+            content_hasher: Sha256::new(),
+            target_index: roles.iter().position(is_target).unwrap_or_default(),
             columns: names
                 .into_iter()
                 .zip(roles)
                 .map(|(name, column_role)| ColumnValues::new(name, column_role))
                 .collect(),
-            missing,
+            missing_policy,
             text_budget: TextBytesLeft(TEXT_BYTES_MAX),
-            rows: 0,
+            row_count: 0,
             rows_without_target: 0,
-            rows_incomplete: 0,
+            incomplete_rows: 0,
             notes: Vec::new(),
         }
     }
@@ -93,38 +93,38 @@ impl RowsOfRank {
         self.share
     }
 
-    /// Returns the number of blocks of the files that were read so far.
-    pub(crate) fn blocks(&self) -> usize {
-        self.blocks
+    /// Returns the number of blocks of the files that were read before.
+    pub(crate) fn block_count(&self) -> usize {
+        self.block_count
     }
 
     /// Records that the next file is the first file of the test set.
     pub(crate) fn begin_test_set(&mut self) {
-        self.first_test_block = Some(self.blocks);
+        self.first_test_block = Some(self.block_count);
     }
 
-    /// Records that a file was read. `blocks` is the number of blocks of all files so far. `fingerprint` is equal only
+    /// Records that a file was read. `blocks` is the number of blocks of this file and all files before it. `fingerprint` is equal only
     /// for equal files.
     pub(crate) fn end_file(&mut self, blocks: usize, fingerprint: &[u8]) {
-        self.blocks = blocks;
-        self.content.update(fingerprint);
-        self.content.update((blocks as u64).to_le_bytes());
+        self.block_count = blocks;
+        self.content_hasher.update(fingerprint);
+        self.content_hasher.update((blocks as u64).to_le_bytes());
     }
 
-    /// Reads the current row of `row`, which belongs to this block.
+    /// Adds the current row of `row`, which belongs to the block `block`.
     pub(crate) fn read_row(&mut self, row: &impl RowCursor, block: usize) -> Result<(), DataError> {
         row.check_cell_count(self.columns.len())?;
-        self.rows += 1;
-        if row.cell(self.target) == Cell::Missing {
+        self.row_count += 1;
+        if row.cell(self.target_index) == Cell::Missing {
             self.rows_without_target += 1;
             return Ok(());
         }
-        if self.missing == MissingPolicy::Drop && self.count_missing(row) > 0 {
-            self.rows_incomplete += 1;
+        if self.missing_policy == MissingPolicy::Drop && self.count_missing(row) > 0 {
+            self.incomplete_rows += 1;
             return Ok(());
         }
         for (index, column) in self.columns.iter_mut().enumerate().filter(|(_, column)| column.is_used()) {
-            if let Err(problem) = column.push(row.cell(index), self.missing, &mut self.text_budget) {
+            if let Err(problem) = column.push(row.cell(index), self.missing_policy, &mut self.text_budget) {
                 return Err(row.error(format!("{}, column `{}`: {problem}", row.place(), column.name)));
             }
         }
@@ -137,7 +137,7 @@ impl RowsOfRank {
 
     /// Returns an error if the table has too many values.
     fn check_value_count(&self) -> Result<(), DataError> {
-        if (self.rows as u64).saturating_mul(self.columns.len() as u64) > ELEMENTS_MAX {
+        if (self.row_count as u64).saturating_mul(self.columns.len() as u64) > ELEMENTS_MAX {
             return Err(DataError::malformed(&self.path, format!("holds more than {ELEMENTS_MAX} values")));
         }
         Ok(())
@@ -148,7 +148,7 @@ impl RowsOfRank {
         let mut count = 0;
         for (index, column) in self.columns.iter_mut().enumerate() {
             if column.is_feature() && row.cell(index) == Cell::Missing {
-                column.missing += 1;
+                column.missing_count += 1;
                 count += 1;
             }
         }
@@ -157,8 +157,8 @@ impl RowsOfRank {
 
     /// Returns a hash of the files: ranks with the same hash have read the same files.
     pub(crate) fn content_digest(&self) -> u64 {
-        let first_test_block = self.first_test_block.unwrap_or(self.blocks) as u64;
-        short_digest(&self.content.clone().chain_update(first_test_block.to_le_bytes()).finalize())
+        let first_test_block = self.first_test_block.unwrap_or(self.block_count) as u64;
+        short_digest(&self.content_hasher.clone().chain_update(first_test_block.to_le_bytes()).finalize())
     }
 
     /// Returns the table with the rows of this rank, and with counts of rows and missing values over all ranks. All
@@ -167,11 +167,11 @@ impl RowsOfRank {
     /// # Errors
     ///
     /// If a collective fails, or if the table has too many values or no rows.
-    pub(crate) fn merge(mut self, group: &mut Group) -> Result<RawTable, TrainError> {
+    pub(crate) fn into_raw_table(mut self, group: &mut Group) -> Result<RawTable, TrainError> {
         self.sum_counts_over_ranks(group)?;
         self.check_value_count()?;
-        if self.rows == 0 {
-            let problem = match self.more_files {
+        if self.row_count == 0 {
+            let problem = match self.more_file_count {
                 0 => "has no rows below its header; pass --no-header if its first row holds data".to_owned(),
                 count => format!("this file and {count} more files have no rows below their headers"),
             };
@@ -179,13 +179,13 @@ impl RowsOfRank {
         }
         let mut notes = std::mem::take(&mut self.notes);
         let about_missing = self.describe_missing();
-        let dropped_rows = self.rows_without_target.saturating_add(self.rows_incomplete);
-        let kept_rows = self.rows.saturating_sub(dropped_rows);
+        let dropped_rows = self.rows_without_target.saturating_add(self.incomplete_rows);
+        let kept_rows = self.row_count.saturating_sub(dropped_rows);
         if kept_rows == 0 {
             return Err(DataError::Unsuitable(format!("no row remains: {}", about_missing.join("; "))).into());
         }
         notes.extend(about_missing);
-        let mut block_rows = vec![0; self.blocks];
+        let mut block_rows = vec![0; self.block_count];
         for &(block, rows) in &self.block_rows {
             block_rows[block] = rows;
         }
@@ -193,16 +193,17 @@ impl RowsOfRank {
         self.check_block_rows(&block_rows, kept_rows)?;
         let mut ranges: Vec<NumberRange> = self.columns.iter().map(ColumnValues::range).collect();
         merge_ranges(group, &mut ranges)?;
-        let target_name = self.columns[self.target].name.clone();
-        let target = self.columns[self.target].take_target().expect("`target` is the index of the target");
+        let target_name = self.columns[self.target_index].name.clone();
+        let target =
+            self.columns[self.target_index].take_target().expect("`target_index` is the index of the target");
         let features = (0..self.columns.len()).filter(|&index| self.columns[index].is_feature()).collect();
-        let layout = TableLayout { columns: self.columns.len(), target: self.target, features };
+        let layout = TableLayout { columns: self.columns.len(), target: self.target_index, features };
         let columns = self.columns.into_iter().zip(ranges);
         let columns = columns.filter_map(|(column, range)| column.into_feature_column(range)).collect();
         let first_test_row =
             self.first_test_block.map(|block| block_rows[..block].iter().sum::<u64>() as usize);
-        let rows = RowMap::new(self.share, &block_rows);
-        Ok(RawTable { rows, first_test_row, columns, target_name, target, layout, notes })
+        let row_map = RowMap::new(self.share, &block_rows);
+        Ok(RawTable { row_map, first_test_row, columns, target_name, target, layout, notes })
     }
 
     /// Checks the numbers of rows that other ranks have sent, because later code uses these numbers as indices.
@@ -223,9 +224,9 @@ impl RowsOfRank {
 
     /// Replaces the counts of this rank by their sums over all ranks.
     fn sum_counts_over_ranks(&mut self, group: &mut Group) -> Result<(), TrainError> {
-        let own = [&mut self.rows, &mut self.rows_without_target, &mut self.rows_incomplete];
+        let own = [&mut self.row_count, &mut self.rows_without_target, &mut self.incomplete_rows];
         let mut counts: Vec<&mut usize> =
-            own.into_iter().chain(self.columns.iter_mut().map(|column| &mut column.missing)).collect();
+            own.into_iter().chain(self.columns.iter_mut().map(|column| &mut column.missing_count)).collect();
         let mut sums: Vec<u64> = counts.iter().map(|count| **count as u64).collect();
         group.all_reduce(&mut sums, ReduceOp::Sum)?;
         counts.iter_mut().zip(sums).for_each(|(count, sum)| **count = sum as usize);
@@ -235,7 +236,7 @@ impl RowsOfRank {
     /// Returns messages about missing values.
     fn describe_missing(&self) -> Vec<String> {
         let mut notes = Vec::new();
-        let (rows, target) = (self.rows, &self.columns[self.target].name);
+        let (rows, target) = (self.row_count, &self.columns[self.target_index].name);
         if self.rows_without_target > 0 {
             notes.push(format!(
                 "dropped {} of {rows} rows, because their target `{target}` is missing",
@@ -243,21 +244,21 @@ impl RowsOfRank {
             ));
         }
         let incomplete: Vec<&ColumnValues> =
-            self.columns.iter().filter(|column| column.missing > 0).collect();
+            self.columns.iter().filter(|column| column.missing_count > 0).collect();
         if incomplete.is_empty() {
             return notes;
         }
         let counts: Vec<String> = incomplete
             .iter()
             .take(MISSING_COLUMNS_SHOWN_MAX)
-            .map(|column| format!("`{}` {}", column.name, column.missing))
+            .map(|column| format!("`{}` {}", column.name, column.missing_count))
             .collect();
         let more = if incomplete.len() > counts.len() { ", ..." } else { "" };
         let counts = format!("{}{more}", counts.join(", "));
-        let policy = self.missing;
+        let policy = self.missing_policy;
         notes.push(match policy {
             MissingPolicy::Drop => {
-                let dropped = self.rows_incomplete;
+                let dropped = self.incomplete_rows;
                 format!("dropped {dropped} of {rows} rows, because values are missing (--missing drop): {counts}")
             }
             _ => format!(

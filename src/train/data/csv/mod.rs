@@ -58,7 +58,7 @@ pub(crate) fn read_rows_of_rank(
         if index + 1 == train_file_count {
             table.begin_test_set();
         }
-        let mut records = Records::open_for_rank(path, options.separator, 0, (share, table.blocks()))?;
+        let mut records = Records::open_for_rank(path, options.separator, 0, (share, table.block_count()))?;
         if !records.advance()? {
             return Err(records.error("is empty"));
         }

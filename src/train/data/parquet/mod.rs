@@ -186,7 +186,7 @@ fn read_part_of_files(
     used: &[usize],
 ) -> Result<(), DataError> {
     let share = table.share();
-    let first_block = table.blocks();
+    let first_block = table.block_count();
     let part = part_of_rank(files.iter().map(|file| file.rows).sum(), share);
     let mut rows_before = 0;
     for footer in files {
