@@ -103,8 +103,8 @@ impl RowsOfRank {
         self.first_test_block = Some(self.block_count);
     }
 
-    /// Records that a file was read. `blocks` is the number of blocks of this file and all files before it. `fingerprint` is equal only
-    /// for equal files.
+    /// Records that a file was read. `blocks` is the number of blocks of this file and all files before it.
+    /// `fingerprint` is equal only for equal files.
     pub(crate) fn end_file(&mut self, blocks: usize, fingerprint: &[u8]) {
         self.block_count = blocks;
         self.content_hasher.update(fingerprint);
