@@ -329,7 +329,7 @@ pub(super) mod tests {
         for (line, expected) in [
             ("--data absent --target x", "--data absent: there is no such file or directory"),
             ("--data t.csv.xz --target y", "--data t.csv.xz has the compression .xz"),
-            ("--format xml", "--format xml: it is not one of table, libsvm, idx, images"),
+            ("--format xml", "--format xml: it is not one of table, parquet, libsvm, idx, images"),
             ("--data a b --format libsvm", "--data has 2 values, but --format libsvm takes one"),
             ("--data a.libsvm --target x", "--target is for tables"),
         ] {
