@@ -18,13 +18,14 @@ use crate::train::peer_link::{LinkFailure, MessageChannel, PeerLink, connect_pai
 use crate::train::random;
 use crate::types::Rank;
 
-/// A rank that has the final average tells all other ranks that it ends, and waits at most this long for their replies.
+/// A rank that has the final average sends all other ranks a request to close the connection, and waits at most this long
+/// for their replies.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// The settings of a [`Gossip`]. Each rank may pass other settings.
+/// The settings of a [`Gossip`]. Different ranks may pass different settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GossipOptions {
-    /// This rank starts an average after this number of its steps.
+    /// This rank starts an average each time it has taken this number of steps.
     pub steps_between_averages: NonZeroU32,
     /// The seed of the random choice of peers.
     pub seed: u64,
@@ -37,22 +38,22 @@ impl Default for GossipOptions {
     }
 }
 
-/// The numbers of averages that a rank should have started: one after every `steps_between_averages` of its steps.
+/// How many averages a rank has done and skipped. One average is due after every `steps_between_averages` of its steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AverageCounts {
-    /// The averages whose results this rank has applied.
+    /// The number of averages whose results this rank has applied.
     pub done: u64,
-    /// The averages that this rank did not start, because the average before was still in progress or all other ranks
-    /// had ended, and the averages that the other rank refused or did not answer.
+    /// The number of due averages that had no effect. Either this rank did not start the average, because its previous
+    /// average was still in progress or all other ranks had ended; or the other rank refused or did not answer.
     pub skipped: u64,
 }
 
 /// Averages the parameters of ranks that take their training steps alone: after some of its steps, a rank averages its
-/// parameters with those of a random other rank. No rank waits for another rank before the end of the training. If a rank
+/// parameters with those of one random other rank. No rank waits for another rank before the end of the training. If a rank
 /// is lost, the other ranks continue. `docs/gossip.md` describes the mathematics and the sources.
 ///
-/// This rank's replica is a copy of its parameters, as of its last step. Threads of this rank average the replica with
-/// the replicas of other ranks while the program computes.
+/// The replica of a rank is a copy of its parameters at its last call of [`step`](Gossip::step). Threads of this rank
+/// average its replica with the replicas of other ranks while the program computes.
 ///
 /// # Example
 ///
@@ -75,17 +76,18 @@ pub struct Gossip {
     own_rank: Rank,
     rank_count: usize,
     links: Arc<[PeerLink]>,
-    /// The part of the trainer's state that averages need. A program divides its samples itself, so the coordinator has
-    /// no parts of batches to assign, and only averages the final parameters.
+    /// The same state as in a run of `ringtrain`. But a program divides its samples itself, so the coordinator has no
+    /// parts of batches to assign, and only averages the final parameters.
     shared: Arc<GossipState>,
     averages: AveragesInProgress,
     /// One thread for each other rank, which answers the requests of that rank.
     threads: Vec<JoinHandle<()>>,
-    /// The replica as the program read it last.
+    /// The parameters that the last call of `step` wrote for the program: the replica at that time.
     last_read: Vec<f32>,
+    /// The number of calls of `step`.
     steps: u64,
     steps_between_averages: u64,
-    /// The lost ranks at the end. `None` while the connections are open.
+    /// Each lost rank and the cause of its loss, at the end of the gossip. `None` while the connections are open.
     lost_at_end: Option<Vec<(Rank, String)>>,
 }
 
@@ -96,7 +98,7 @@ impl Gossip {
     /// # Errors
     ///
     /// [`GossipError::Group`] if the lengths differ or a rank is lost, [`GossipError::Connect`] if two ranks cannot
-    /// connect, and [`GossipError::Thread`].
+    /// connect, and [`GossipError::Thread`] if this rank cannot start a thread.
     pub fn start(
         group: &mut Group,
         parameters: &mut [f32],
@@ -135,10 +137,10 @@ impl Gossip {
         Ok(this)
     }
 
-    /// Call this function after each step of this rank, with the parameters after the step. Adds the change of the
-    /// parameters since the last call to the replica, and copies the replica back to `parameters`. After every
-    /// `steps_between_averages` calls, starts an average with a random rank. Does not wait for its result: a later call
-    /// adds the result. Returns whether averages have changed the parameters.
+    /// Call this function after each step of this rank, with the parameters after the step. The call adds to the replica
+    /// how the parameters have changed since the last call, and copies the replica back to `parameters`. After every
+    /// `steps_between_averages` calls, it starts an average with a random rank. It does not wait for the result: a later
+    /// call applies the result. Returns whether averages have changed the parameters.
     ///
     /// # Panics
     ///
@@ -160,8 +162,8 @@ impl Gossip {
     /// `parameters`. All ranks then have the same parameters, bit for bit. After an error, `parameters` is unchanged.
     ///
     /// Each rank calls this function after its last step. The coordinator, the lowest rank that is not lost, computes the
-    /// average. A rank that calls this function more than `timeout` after the others is left out of the average, and its
-    /// own call fails. The call takes at most about twice `timeout`, and as long again for each coordinator that is lost.
+    /// average. A rank that calls this function more than `timeout` after the other ranks is left out of the average, and
+    /// its own call fails. The call takes at most about twice `timeout`, and as long again for each coordinator that is lost.
     ///
     /// # Errors
     ///
@@ -173,14 +175,14 @@ impl Gossip {
     ///
     /// # Panics
     ///
-    /// As [`step`](Self::step).
+    /// For the same reasons as [`step`](Self::step).
     pub fn finish(&mut self, parameters: &mut [f32], timeout: Duration) -> Result<(), GossipError> {
         self.add_change(parameters);
-        self.averages.wait_for_all();
+        self.averages.wait_for_all_replies();
         let average = self.average_final_parameters(timeout);
         match &average {
-            Ok(_) => self.end("it has finished its gossip"),
-            Err(error) => self.end(&format!("it could not finish its gossip: {error}")),
+            Ok(_) => self.end_connections("it has finished its gossip"),
+            Err(error) => self.end_connections(&format!("it could not finish its gossip: {error}")),
         }
         parameters.copy_from_slice(&average?);
         Ok(())
@@ -245,13 +247,14 @@ impl Gossip {
         // If an earlier coordinator is lost, the other ranks may notice this later than this rank.
         let takeover = if self.own_rank == Rank::ZERO { Duration::ZERO } else { TAKEOVER_TIMEOUT_MIN };
         let limit = timeout.saturating_add(takeover);
-        let missing = self.wait_for_ranks(limit, |slice| coordinator.wait_for_final_parameters(slice))?;
+        let missing =
+            self.wait_for_ranks(limit, |interval| coordinator.wait_for_final_parameters(interval))?;
         for rank in missing {
             let link = self.link(rank);
             shared.record_lost_link(link, late_rank_failure(timeout));
         }
         replica.set_refuses_averages(true);
-        let mut average = replica.update(|parameters| parameters.to_vec());
+        let mut average = replica.with_parameters(|parameters| parameters.to_vec());
         coordinator.add_final_parameters(self.own_rank, &average);
         coordinator.check_quorum_of_final_parameters()?;
         coordinator.write_average_parameters(&mut average);
@@ -261,12 +264,12 @@ impl Gossip {
         coordinator.publish_results(results);
         self.lost_at_end = Some(self.describe_left_out(&left_out, self.own_rank));
         // A rank that does not fetch its results in time ends with an error.
-        self.wait_for_ranks(timeout, |slice| coordinator.wait_for_connection_ends(slice))?;
+        self.wait_for_ranks(timeout, |interval| coordinator.wait_for_connection_ends(interval))?;
         Ok(average)
     }
 
-    /// Calls `wait`, which waits at most for the given time and returns the ranks that are still missing, until no rank
-    /// is missing or `timeout` has passed. Returns the ranks that are then missing.
+    /// Calls `wait` until no rank is missing or `timeout` has passed. `wait` waits at most for the time that it gets as its
+    /// argument, and returns the missing ranks. This function returns the result of the last call.
     fn wait_for_ranks(
         &self,
         timeout: Duration,
@@ -317,7 +320,7 @@ impl Gossip {
     }
 
     /// Waits until the coordinator accepts final parameters. Returns `false` if the coordinator is lost. If `timeout`
-    /// passes, the coordinator counts as lost. Meanwhile, this rank still averages its parameters with ranks that ask.
+    /// passes, the coordinator counts as lost. During the wait, this rank still answers other ranks' requests for averages.
     fn wait_for_coordinator(&self, link: &PeerLink, timeout: Duration) -> Result<bool, GossipError> {
         let started = Instant::now();
         loop {
@@ -352,7 +355,7 @@ impl Gossip {
         left_out.iter().map(describe).collect()
     }
 
-    /// Tells the other ranks that this rank has the average, so that they do not count this rank as lost.
+    /// Asks the other ranks to close their connections with this rank, so that they do not count this rank as lost.
     fn close_connections(&self) {
         let close = Message::new(GossipRequestKind::Close as u32, [0; 4], &[]).encode();
         let is_open = |link: &&PeerLink| !self.shared.coordinator.has_connection_ended(link.peer);
@@ -367,7 +370,7 @@ impl Gossip {
     }
 
     /// Ends all connections and their threads. A connection that has failed before keeps its first error.
-    fn end(&mut self, message: &str) {
+    fn end_connections(&mut self, message: &str) {
         if self.lost_at_end.is_none() {
             self.lost_at_end = Some(self.shared.coordinator.lost_ranks());
         }
@@ -378,7 +381,7 @@ impl Gossip {
     }
 }
 
-/// Describes a rank that has not finished within `timeout` after another rank.
+/// Returns the failure of a rank that has not called `finish` within `timeout` after another rank.
 fn late_rank_failure(timeout: Duration) -> LinkFailure {
     LinkFailure::Lost(format!("it did not finish within {} s", timeout.as_secs_f64()))
 }
@@ -386,6 +389,6 @@ fn late_rank_failure(timeout: Duration) -> LinkFailure {
 impl Drop for Gossip {
     /// Ends the connections. If this rank has not finished, the other ranks count it as lost.
     fn drop(&mut self) {
-        self.end("it closed its gossip before it finished");
+        self.end_connections("it closed its gossip before it finished");
     }
 }

@@ -28,7 +28,8 @@ pub(super) struct AveragesInProgress {
     random: RandomStream,
     /// The number of averages whose results this rank has applied.
     pub(super) completed: u64,
-    /// The number of averages that this rank did not start, or whose results did not arrive.
+    /// The number of due averages that this rank did not start, that the other rank refused, or whose results did not
+    /// arrive.
     pub(super) skipped: u64,
 }
 
@@ -46,6 +47,7 @@ impl AveragesInProgress {
         }
     }
 
+    /// Returns whether this rank has started an average.
     fn try_to_start_average(&mut self) -> bool {
         // Each average moves this rank's parameters halfway to the parameters of another rank. Several averages at
         // once would move this rank's parameters too far.
@@ -79,7 +81,7 @@ impl AveragesInProgress {
         }
     }
 
-    /// Applies the results that have arrived.
+    /// Applies the results of averages that have arrived.
     pub(super) fn apply_arrived_replies(&mut self) {
         for index in 0..self.links.len() {
             if let Some(reply) = self.pending[index].take_if(|reply| reply.is_complete()) {
@@ -88,8 +90,9 @@ impl AveragesInProgress {
         }
     }
 
-    /// Waits until all results have arrived, at most for [`FINAL_AVERAGES_WAIT_MAX`], and applies them.
-    pub(super) fn wait_for_all(&mut self) {
+    /// Waits until the results of all averages have arrived, at most for [`FINAL_AVERAGES_WAIT_MAX`], and applies these
+    /// results.
+    pub(super) fn wait_for_all_replies(&mut self) {
         let until = Instant::now() + FINAL_AVERAGES_WAIT_MAX;
         for index in 0..self.links.len() {
             let Some(reply) = self.pending[index].take() else { continue };

@@ -26,16 +26,16 @@ pub(super) struct PartCoordinator {
     /// Notified when the state changes.
     changed: Condvar,
     /// The number of parts of a batch: the number of ranks at the start of the run.
-    parts: u64,
+    parts_per_batch: u64,
     batches_per_epoch: u64,
 }
 
 struct PartCoordinatorState {
     /// The parts of all batches. `None` while this rank is not the coordinator.
     queue: Option<BatchQueue>,
-    /// The sum of the losses and the number of samples, by epoch.
+    /// For each epoch, the sum of the losses of its samples so far, and the number of these samples.
     losses: BTreeMap<u64, (f64, u64)>,
-    /// The number of samples in all parts that are done.
+    /// The number of samples in all parts that were done while this rank is the coordinator.
     samples: u64,
     /// The mean loss of the part that was done last.
     last_loss: f64,
@@ -47,9 +47,9 @@ struct PartCoordinatorState {
     parameter_sum: Vec<f64>,
     /// Whether each rank has sent its final parameters.
     has_sent_parameters: Vec<bool>,
-    /// The reason for which the run failed.
+    /// Why the run failed.
     failure: Option<(FailureKind, String)>,
-    /// The encoded results of the run.
+    /// The encoded results of the run. `None` until the run is complete.
     results: Option<Vec<u32>>,
 }
 
@@ -65,7 +65,7 @@ pub(super) enum PeerConnectionEnd {
 /// The kind of error that ended a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FailureKind {
-    /// Any other reason.
+    /// An error of none of the following kinds.
     Other,
     /// The training diverged.
     Diverged,
@@ -88,8 +88,8 @@ pub(super) enum Answer<T> {
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct GossipProgress {
     /// All parts below this number are done.
-    pub(super) parts_done: u64,
-    /// The number of samples in all parts that are done.
+    pub(super) done_before: u64,
+    /// The number of samples in all parts that were done while this rank is the coordinator.
     pub(super) samples: u64,
     /// The mean loss of the part that was done last.
     pub(super) last_loss: f64,
@@ -145,7 +145,7 @@ impl PartCoordinator {
             results: None,
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        Self { own_rank, state, changed, parts: ranks as u64, batches_per_epoch }
+        Self { own_rank, state, changed, parts_per_batch: ranks as u64, batches_per_epoch }
     }
 
     /// Returns this rank.
@@ -180,7 +180,7 @@ impl PartCoordinator {
 
     /// Returns the number of the epoch that contains a part. Epochs count from 0.
     fn epoch_of_part(&self, part: u64) -> u64 {
-        part / self.parts / self.batches_per_epoch
+        part / self.parts_per_batch / self.batches_per_epoch
     }
 
     /// Returns the rank of the coordinator, the lowest rank that is not lost.
@@ -243,8 +243,8 @@ impl PartCoordinator {
         check_quorum(self.own_rank, &state.has_sent_parameters, || state.describe_connection_ends())
     }
 
-    /// Answers a request for work. If no part is free, waits at most [`ANSWER_WAIT_MAX`] for a part.
-    pub(super) fn answer_work_request(&self, rank: Rank, request: PartRequest) -> Answer<PartReply> {
+    /// Answers a request for a part. If no part is free, waits at most [`ANSWER_WAIT_MAX`] for a part.
+    pub(super) fn answer_part_request(&self, rank: Rank, request: PartRequest) -> Answer<PartReply> {
         let until = Instant::now() + ANSWER_WAIT_MAX;
         let is_not_coordinator_yet =
             |state: &mut PartCoordinatorState| state.queue.is_none() && state.failure.is_none();
@@ -275,7 +275,7 @@ impl PartCoordinator {
     fn complete_part(&self, state: &mut PartCoordinatorState, rank: Rank, request: PartRequest) -> bool {
         let Some(queue) = &mut state.queue else { return false };
         if request.is_stopping {
-            queue.shorten_to_multiple_of(self.parts);
+            queue.shorten_to_multiple_of(self.parts_per_batch);
         }
         let Some(done) =
             request.done.filter(|done| queue.is_assigned_and_not_done(rank.index(), done.number))
@@ -297,7 +297,7 @@ impl PartCoordinator {
     /// Makes the run end when the batches in progress are complete.
     pub(super) fn stop(&self) {
         if let Some(queue) = &mut self.lock().queue {
-            queue.shorten_to_multiple_of(self.parts);
+            queue.shorten_to_multiple_of(self.parts_per_batch);
         }
         self.changed.notify_all();
     }
@@ -308,10 +308,11 @@ impl PartCoordinator {
         self.changed.notify_all();
     }
 
+    /// Returns the progress of the run.
     pub(super) fn progress(&self) -> GossipProgress {
         let state = self.lock();
         GossipProgress {
-            parts_done: state.queue.as_ref().map_or(0, BatchQueue::first_not_done),
+            done_before: state.queue.as_ref().map_or(0, BatchQueue::first_not_done),
             samples: state.samples,
             last_loss: state.last_loss,
             steps: state.steps.clone(),
@@ -327,7 +328,8 @@ impl PartCoordinator {
         state.losses.get(&epoch).copied().unwrap_or_default()
     }
 
-    /// Adds the final parameters of a rank to the sum. A second call for the same rank has no effect.
+    /// Adds the final parameters of a rank to the sum. Returns [`Answer::Wait`] while some parts are not done. A second
+    /// call for the same rank has no effect.
     pub(super) fn add_final_parameters(&self, rank: Rank, parameters: &[f32]) -> Answer<()> {
         let mut state = self.lock();
         if let Some((kind, message)) = &state.failure {
@@ -351,7 +353,7 @@ impl PartCoordinator {
         left_out.map(|(rank, _)| Rank::new(rank as u32)).collect()
     }
 
-    /// Waits at most for `timeout` until all ranks with an open connection have sent their final parameters. Returns
+    /// Waits at most for `timeout` until all other ranks with an open connection have sent their final parameters. Returns
     /// the ranks whose parameters are missing.
     pub(super) fn wait_for_final_parameters(&self, timeout: Duration) -> Vec<Rank> {
         let missing = |state: &PartCoordinatorState| -> Vec<Rank> {

@@ -27,36 +27,37 @@ pub(super) struct CoordinatorTrainer<'a> {
     start: Position,
     /// The number of completed epochs at the last record.
     epochs_recorded: u64,
-    /// The number of batches that were shown to the observer.
+    /// All batches below this number were shown to the observer, or were done before this rank became the coordinator.
     batches_shown: u64,
     /// The time of the last record, and the number of samples that the ranks had processed at that time.
     last_record: (Instant, u64),
     /// The lost ranks that a warning to the user has named.
-    announced: BTreeSet<Rank>,
+    announced_lost_ranks: BTreeSet<Rank>,
+    /// Whether the observer has been told that the current epoch has started.
     has_begun_epoch: bool,
 }
 
 impl<'a> CoordinatorTrainer<'a> {
-    /// Creates the trainer of a run that continues from `state`. All parts before `first` are done.
+    /// Creates the trainer of a run that started from `state`. All parts below the number `first_part` are done.
     pub(super) fn new(
         context: &'a GossipContext<'a>,
         state: TrainingState,
-        first: u64,
+        first_part: u64,
     ) -> Result<Self, TrainError> {
         let start = state.position;
-        let first_batch = first / u64::from(context.size.get());
+        let first_batch = first_part / u64::from(context.size.get());
         let (config, setup) = (context.config, context.setup);
         let partition = ModelPartition::new(config.strategy, &setup.network, (Rank::ZERO, WorldSize::ONE))
             .map_err(TrainError::Options)?;
-        let place = (&mut Group::solo(), partition);
+        let group_and_partition = (&mut Group::solo(), partition);
         Ok(Self {
             context,
-            trainer: Trainer::new(config, setup, state, place, context.stop)?,
+            trainer: Trainer::new(config, setup, state, group_and_partition, context.stop)?,
             start,
             epochs_recorded: first_batch / context.batches_per_epoch,
             batches_shown: first_batch,
             last_record: (Instant::now(), 0),
-            announced: BTreeSet::new(),
+            announced_lost_ranks: BTreeSet::new(),
             has_begun_epoch: false,
         })
     }
@@ -76,13 +77,17 @@ impl<'a> CoordinatorTrainer<'a> {
         }
         let progress = self.context.shared.coordinator.progress();
         self.show_progress(&progress, observer);
-        let complete = self.done_batches(&progress) / self.context.batches_per_epoch;
-        let due = complete / settings.epochs_between_records * settings.epochs_between_records;
-        if due <= self.epochs_recorded || due >= settings.epochs || progress.is_finished {
+        let epochs_done = self.done_batches(&progress) / self.context.batches_per_epoch;
+        let epochs_to_record =
+            epochs_done / settings.epochs_between_records * settings.epochs_between_records;
+        if epochs_to_record <= self.epochs_recorded
+            || epochs_to_record >= settings.epochs
+            || progress.is_finished
+        {
             return Ok(());
         }
         self.copy_worker_state(worker);
-        self.save_and_test(due, 0, &progress, observer)?;
+        self.save_and_test(epochs_to_record, 0, &progress, observer)?;
         if self.trainer.is_out_of_patience() {
             self.context.shared.coordinator.stop();
         }
@@ -91,12 +96,12 @@ impl<'a> CoordinatorTrainer<'a> {
 
     /// Returns the number of the first batch that has a part that is not done. Batches count from 0, across epochs.
     fn done_batches(&self, progress: &GossipProgress) -> u64 {
-        progress.parts_done / u64::from(self.context.size.get())
+        progress.done_before / u64::from(self.context.size.get())
     }
 
     fn announce_lost_ranks(&mut self, observer: &mut dyn Observer) {
         for (rank, problem) in self.context.shared.coordinator.lost_ranks() {
-            if self.announced.insert(rank) {
+            if self.announced_lost_ranks.insert(rank) {
                 observer.warning(&format!("rank {rank} is lost: {problem}"));
             }
         }
@@ -107,10 +112,11 @@ impl<'a> CoordinatorTrainer<'a> {
         let per_record = settings.epochs_between_records;
         let batches = self.done_batches(progress);
         if !self.has_begun_epoch {
-            let last = (self.epochs_recorded + 1).next_multiple_of(per_record).min(settings.epochs);
-            let begin = (last - 1) / per_record * per_record * self.context.batches_per_epoch;
-            let steps = last * self.context.batches_per_epoch - begin;
-            observer.epoch_started(last, settings.epochs, batches.saturating_sub(begin).min(steps), steps);
+            let last_epoch = (self.epochs_recorded + 1).next_multiple_of(per_record).min(settings.epochs);
+            let first_batch = (last_epoch - 1) / per_record * per_record * self.context.batches_per_epoch;
+            let steps = last_epoch * self.context.batches_per_epoch - first_batch;
+            let steps_done = batches.saturating_sub(first_batch).min(steps);
+            observer.epoch_started(last_epoch, settings.epochs, steps_done, steps);
             self.has_begun_epoch = true;
             self.batches_shown = batches;
         }
@@ -139,7 +145,7 @@ impl<'a> CoordinatorTrainer<'a> {
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
         let batches = epoch * self.context.batches_per_epoch + step;
-        let is_complete = step == 0 && epoch > self.epochs_recorded;
+        let is_epoch_complete = step == 0 && epoch > self.epochs_recorded;
         let (epoch_sum, epoch_samples) = self.context.shared.coordinator.epoch_losses(if step == 0 {
             epoch.saturating_sub(1)
         } else {
@@ -156,7 +162,7 @@ impl<'a> CoordinatorTrainer<'a> {
         let steps = (loss, progress.samples - samples_before, seconds);
         self.epochs_recorded = self.epochs_recorded.max(epoch);
         self.has_begun_epoch = false;
-        self.trainer.record_worker_steps(&mut Group::solo(), steps, is_complete, observer)
+        self.trainer.record_worker_steps(&mut Group::solo(), steps, is_epoch_complete, observer)
     }
 
     /// Averages the parameters of all ranks that are not lost, tests and saves the model, and publishes the results for
@@ -168,7 +174,7 @@ impl<'a> CoordinatorTrainer<'a> {
     ) -> Result<Summary, TrainError> {
         let context = self.context;
         let coordinator = &context.shared.coordinator;
-        let own = context.shared.replica.update(|parameters| parameters.to_vec());
+        let own = context.shared.replica.with_parameters(|parameters| parameters.to_vec());
         coordinator.add_final_parameters(context.own_rank, &own);
         for rank in coordinator.wait_for_final_parameters(context.timeout) {
             let problem = "it did not send its final parameters before the deadline (--timeout)";

@@ -1,4 +1,4 @@
-//! The errors of the strategy `gossip`.
+//! The errors of gossip averaging and of the strategy `gossip`.
 
 use super::coordinator::FailureKind;
 use crate::group;
@@ -52,7 +52,7 @@ pub enum GossipError {
         /// What this rank knows about the cause.
         problem: String,
     },
-    /// Too many ranks are lost, or cannot reach this rank.
+    /// This rank can reach too few ranks, because other ranks are lost or cannot be reached.
     #[error(
         "rank {own} can only reach {reached} of the {ranks} ranks of the job, including itself ({missing}). A run needs more than \
          half of its ranks, or exactly half of them including rank 0, because the other ranks may continue too; resume from the \

@@ -10,6 +10,7 @@ pub(super) const HEADER_WORDS: usize = 9;
 /// A request or a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Message<'a> {
+    /// The [`GossipRequestKind`] of a request or the [`GossipReplyStatus`] of a reply.
     pub(super) code: u32,
     pub(super) numbers: [u64; 4],
     pub(super) payload: &'a [u32],
@@ -44,7 +45,7 @@ pub(super) enum GossipRequestKind {
     /// differences that the sender must subtract.
     Average = 1,
     /// Assign a part of a batch to the sender: see [`PartRequest`]. Only the coordinator answers.
-    Work = 2,
+    Part = 2,
     /// Return the parts of batches that the receiver has done. A new coordinator sends this request.
     DoneParts = 3,
     /// Add the parameters in the payload to the final average. Only the coordinator answers.
@@ -54,14 +55,14 @@ pub(super) enum GossipRequestKind {
     /// Close the connection: the sender has the results and sends no more requests.
     Close = 6,
     /// End the run, because the loss of the sender is not finite. The payload is an error message. `numbers[0]` is the
-    /// length of this message in bytes.
+    /// length of the error message in bytes.
     Diverged = 7,
 }
 
 impl GossipRequestKind {
     const ALL: [Self; 7] = [
         Self::Average,
-        Self::Work,
+        Self::Part,
         Self::DoneParts,
         Self::FinalParameters,
         Self::Results,
@@ -96,7 +97,7 @@ impl GossipReplyStatus {
     }
 }
 
-/// A request for work. It is encoded in the four numbers of a message.
+/// A request for a part of a batch. It is encoded in the four numbers of a message.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(super) struct PartRequest {
     /// The part whose gradient the sender has computed.
@@ -137,10 +138,11 @@ impl PartRequest {
     }
 }
 
-/// A reply to a request for work. It is encoded in the four numbers of a message.
+/// A reply to a request for a part. It is encoded in the four numbers of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PartReply {
-    /// Whether the sender of the request applies its gradient. False if another rank has already done the same part.
+    /// Whether the sender of the request applies its gradient. False if the request has no done part, or if another rank
+    /// has already done the same part.
     pub(super) is_accepted: bool,
     /// What the sender of the request does next. [`Assignment::Batch`] holds the number of a part.
     pub(super) assignment: Assignment,

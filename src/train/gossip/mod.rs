@@ -9,7 +9,7 @@
 //! lost.
 //!
 //! Rank i does not wait for the reply, but computes its next gradient. On rank j, a separate thread replies while the
-//! training thread computes. So no rank waits for a slow rank.
+//! training thread computes. So no rank waits for a slow rank before the end of the run.
 //!
 //! Sources: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", ICML 2018, for the average of two
 //! ranks during the computation of a gradient; Blot et al., "Gossip training for deep learning", 2016, and Jin et al., "How to
@@ -59,6 +59,7 @@ const TAKEOVER_TIMEOUT_MIN: Duration = Duration::from_secs(5);
 struct GossipContext<'a> {
     config: &'a Config,
     setup: &'a Setup,
+    /// Set when this rank has received a stop signal.
     stop: &'a AtomicBool,
     own_rank: Rank,
     size: WorldSize,
@@ -88,10 +89,11 @@ impl GossipContext<'_> {
         if result.is_ok() { self.timeout } else { self.timeout.min(TIMEOUT_AFTER_FAILURE_MAX) }
     }
 
-    /// Returns the number of steps after `batches` batches of a run that started at `start`.
+    /// Returns the total number of steps when `batches` batches are done, counted from the first epoch. The run started
+    /// at the position `start`.
     fn steps_total_after(&self, start: Position, batches: u64) -> u64 {
-        let first = start.epoch * self.batches_per_epoch + start.step;
-        (start.steps_total + batches).saturating_sub(first)
+        let batches_at_start = start.epoch * self.batches_per_epoch + start.step;
+        (start.steps_total + batches).saturating_sub(batches_at_start)
     }
 
     /// Describes the step of a batch (counted from 0) of a run that started at `start`. `rate` is the learning rate without the
@@ -106,7 +108,7 @@ impl GossipContext<'_> {
         }
     }
 
-    /// Returns the connection with a rank.
+    /// Returns the connection with another rank.
     fn link(&self, rank: Rank) -> &PeerLink {
         let index = self.links.binary_search_by_key(&rank, |link| link.peer);
         &self.links[index.expect("there is a connection with each other rank")]
@@ -167,7 +169,7 @@ pub(super) fn run(
             Ok(_) => "the run has ended".to_owned(),
             Err(error) => error.to_string(),
         };
-        // The abort ends the threads. It has no effect on a connection that has ended.
+        // An abort ends the thread of its connection. A connection that has already ended stays as it is.
         for link in &*links {
             link.abort(&message);
         }

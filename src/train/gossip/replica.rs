@@ -35,14 +35,14 @@ impl SharedReplica {
         bytemuck::cast_slice(&self.lock().parameters).to_vec()
     }
 
-    /// Calls `update` with the parameters locked.
-    pub(super) fn update<R>(&self, update: impl FnOnce(&mut [f32]) -> R) -> R {
-        update(&mut self.lock().parameters)
+    /// Calls `use_parameters` with the parameters locked.
+    pub(super) fn with_parameters<R>(&self, use_parameters: impl FnOnce(&mut [f32]) -> R) -> R {
+        use_parameters(&mut self.lock().parameters)
     }
 
-    /// Adds the change of `parameters` since `previous` to the replica. `previous` is the replica as this rank read it
-    /// last. Other threads may have changed the replica since then, but if they have not, the replica is then equal to
-    /// `parameters`, bit for bit. All three must have the same length.
+    /// Adds `parameters - previous` to the replica. `previous` is the replica as this rank read it last. If no other
+    /// thread has changed the replica since then, the new replica is equal to `parameters`, bit for bit. `previous` and
+    /// `parameters` must have the length of the replica.
     pub(super) fn add_change(&self, previous: &[f32], parameters: &[f32]) {
         let mut state = self.lock();
         for ((own, &before), &after) in state.parameters.iter_mut().zip(previous).zip(parameters) {
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     fn read_parameters(replica: &SharedReplica) -> Vec<f32> {
-        replica.update(|parameters| parameters.to_vec())
+        replica.with_parameters(|parameters| parameters.to_vec())
     }
 
     /// If a rank replaced its parameters by the average, it would lose the steps that it takes before the reply
@@ -108,14 +108,14 @@ mod tests {
         let words = first.parameter_words();
         let differences = second.average_with(bytemuck::cast_slice(&words)).unwrap();
         assert_eq!(read_parameters(&second), [3.0, 2.0]);
-        first.update(|parameters| parameters[0] += 10.0);
+        first.with_parameters(|parameters| parameters[0] += 10.0);
         assert!(first.subtract(&differences));
         assert_eq!(read_parameters(&first), [13.0, 2.0]);
     }
 
     /// If the program's parameters replaced the replica, the average with another rank would be lost.
     #[test]
-    fn a_change_is_added_to_what_other_threads_have_changed() {
+    fn a_change_is_added_to_the_changes_of_other_threads() {
         let replica = SharedReplica::new(vec![1.0, 2.0, 0.1], Vec::new());
         assert_eq!(replica.average_with(&[3.0, 2.0, 0.1]), Some(vec![1.0, 0.0, 0.0]));
         replica.add_change(&[1.0, 2.0, 0.1], &[1.5, 1.0, 0.3]);

@@ -26,7 +26,7 @@ pub(super) enum FinalReply {
     Results(Vec<u32>),
     /// The run has failed.
     Failed(FailureKind, String),
-    /// The coordinator was lost before this rank sent its final parameters.
+    /// The coordinator was lost before it accepted this rank's final parameters.
     CoordinatorLost,
 }
 
@@ -41,15 +41,15 @@ impl<T> Answer<T> {
 }
 
 impl GossipState {
-    /// Sends a request to another rank. Returns `None` if that rank is lost. A rank that does not answer before the deadline
-    /// is lost.
+    /// Sends the encoded request `words` to another rank, and waits for its reply of at most `reply_words_max` words, or for
+    /// an error text. Returns `None` if that rank is lost. A rank that does not answer before the deadline counts as lost.
     pub(super) fn send_request(
         &self,
         link: &PeerLink,
         words: Vec<u32>,
-        words_max: usize,
+        reply_words_max: usize,
     ) -> Result<Option<Answer<ReplyData>>, GossipError> {
-        let words_max = words_max.max(HEADER_WORDS + TEXT_WORDS_MAX);
+        let words_max = reply_words_max.max(HEADER_WORDS + TEXT_WORDS_MAX);
         let reply = match link.start_request(words, MessageChannel::Reply, words_max) {
             Ok(pending) => self.wait_for_reply(pending)?,
             Err(failure) => Err(failure),
@@ -79,6 +79,7 @@ impl GossipState {
         }
     }
 
+    /// Waits for a reply, and calls the program's interrupt function during the wait.
     fn wait_for_reply(&self, pending: PendingReply) -> Result<Result<Vec<u32>, LinkFailure>, GossipError> {
         while self.interrupt.is_some() && !pending.ends_within(INTERRUPT_CHECK_INTERVAL) {
             self.check_interrupt()?;
@@ -86,7 +87,7 @@ impl GossipState {
         Ok(pending.wait())
     }
 
-    /// Calls the program's interrupt function. Returns an error if this rank has to stop waiting.
+    /// Calls the program's interrupt function. Returns an error if the function returns true: this rank must stop waiting.
     pub(super) fn check_interrupt(&self) -> Result<(), GossipError> {
         match self.interrupt {
             Some(is_interrupted) if is_interrupted() => Err(GossipError::Interrupted),
@@ -100,13 +101,13 @@ impl GossipState {
         coordinator: &PeerLink,
         request: PartRequest,
     ) -> Result<Option<Answer<PartReply>>, GossipError> {
-        let words = Message::new(GossipRequestKind::Work as u32, request.encode(), &[]).encode();
+        let words = Message::new(GossipRequestKind::Part as u32, request.encode(), &[]).encode();
         let answer = self.send_request(coordinator, words, HEADER_WORDS)?;
         Ok(answer.map(|answer| answer.map(|reply| PartReply::decode(reply.numbers))))
     }
 
-    /// Sends the parameters of this rank to the coordinator, and waits for the results of the run, at most
-    /// `result_words_max` words.
+    /// Sends the parameters of this rank to the coordinator, and waits for the results of the run. The results have at
+    /// most `result_words_max` words.
     pub(super) fn send_final_parameters(
         &self,
         link: &PeerLink,
@@ -127,6 +128,7 @@ impl GossipState {
             match answer {
                 Some(Answer::Done(reply)) if is_delivered => return Ok(FinalReply::Results(reply.payload)),
                 Some(Answer::Done(_)) => is_delivered = true,
+                // The coordinator has not accepted the parameters, or has no results yet.
                 Some(Answer::Wait) => is_sent = is_delivered,
                 Some(Answer::Failed(kind, problem)) => return Ok(FinalReply::Failed(kind, problem)),
                 None => {}

@@ -22,7 +22,7 @@ pub(super) struct GossipState {
     pub(super) replica: SharedReplica,
     pub(super) coordinator: PartCoordinator,
     pub(super) done_parts: DoneParts,
-    /// The program's interrupt function. Only the training loop calls it.
+    /// The program's interrupt function. Only the thread of the training loop calls it.
     pub(super) interrupt: Option<Interrupt>,
 }
 
@@ -80,6 +80,7 @@ impl GossipState {
         self.record_connection_end(link, end);
     }
 
+    /// Records how a connection ended. Adds the host of the peer to the description of a failure.
     fn record_connection_end(&self, link: &PeerLink, end: PeerConnectionEnd) {
         let end = match end {
             PeerConnectionEnd::Failed(failure) => PeerConnectionEnd::Failed(failure.on_host(&link.host)),
@@ -89,7 +90,7 @@ impl GossipState {
     }
 
     fn serve_until_end(&self, link: &PeerLink) -> PeerConnectionEnd {
-        let parameters = self.replica.update(|parameters| parameters.len());
+        let parameters = self.replica.with_parameters(|parameters| parameters.len());
         let words_max = HEADER_WORDS + parameters.max(TEXT_WORDS_MAX);
         loop {
             let words = match link.receive_request(words_max) {
@@ -127,8 +128,8 @@ impl GossipState {
                     None => encode_reply(GossipReplyStatus::Wait, [0; 4], &[]),
                 }
             }
-            GossipRequestKind::Work => {
-                let answer = self.coordinator.answer_work_request(rank, PartRequest::decode(request.numbers));
+            GossipRequestKind::Part => {
+                let answer = self.coordinator.answer_part_request(rank, PartRequest::decode(request.numbers));
                 encode_answer(answer, |reply: PartReply| encode_done_reply(reply.encode(), &[]))
             }
             GossipRequestKind::DoneParts => {

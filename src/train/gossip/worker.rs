@@ -49,7 +49,7 @@ pub(super) struct Worker<'a> {
     steps: u64,
     /// `Some` if this rank is the coordinator.
     coordinator_trainer: Option<CoordinatorTrainer<'a>>,
-    /// The last coordinator from which this rank has requested work.
+    /// The last coordinator from which this rank has requested a part.
     last_coordinator: Rank,
     /// When this rank began to wait for a new coordinator that does not assign parts yet.
     waiting_since: Option<Instant>,
@@ -110,7 +110,7 @@ impl<'a> Worker<'a> {
                 self.become_coordinator()?;
             }
             let request = PartRequest { done, is_stopping: self.context.is_stopping() };
-            let reply = self.request_work(coordinator, request)?;
+            let reply = self.request_part(coordinator, request)?;
             if let Some(part) = done.take().filter(|_| reply.is_accepted) {
                 self.apply_gradient(&part);
                 if self.coordinator_trainer.is_none() {
@@ -163,9 +163,9 @@ impl<'a> Worker<'a> {
 
     /// Requests a part of a batch. If the coordinator is lost or has no part, returns a reply with
     /// [`Assignment::Wait`].
-    fn request_work(&mut self, coordinator: Rank, request: PartRequest) -> Result<PartReply, TrainError> {
+    fn request_part(&mut self, coordinator: Rank, request: PartRequest) -> Result<PartReply, TrainError> {
         let answer = if coordinator == self.context.own_rank {
-            Some(self.context.shared.coordinator.answer_work_request(coordinator, request))
+            Some(self.context.shared.coordinator.answer_part_request(coordinator, request))
         } else {
             self.context.shared.request_part(self.context.link(coordinator), request)?
         };
@@ -211,9 +211,10 @@ impl<'a> Worker<'a> {
             let batches = Batches::new(config.seed, epoch, train.len(), setup.settings.batch_size);
             self.epoch_batches = Some((epoch, batches));
         }
-        let whole = self.epoch_batches.as_ref().map_or(&[][..], |(_, batches)| batches.batch(step as usize));
-        let samples = &whole[range_of_rank(whole.len(), owner, self.context.size)];
-        observer.batch_started(epoch, step, samples);
+        let batch_indices =
+            self.epoch_batches.as_ref().map_or(&[][..], |(_, batches)| batches.batch(step as usize));
+        let indices = &batch_indices[range_of_rank(batch_indices.len(), owner, self.context.size)];
+        observer.batch_started(epoch, step, indices);
         shared.replica.copy_to(&mut self.snapshot);
         let work = GradientWork {
             network: &setup.network,
@@ -222,16 +223,16 @@ impl<'a> Worker<'a> {
             workspace: &mut self.workspace,
             samples: train,
             standardizer: setup.standardizer.as_ref(),
-            indices: samples,
-            batch_len: whole.len(),
+            indices,
+            batch_len: batch_indices.len(),
             micro_batches: config.micro_batches,
             step: StepSeed { seed: config.seed, step: number },
             data_time: &mut Duration::default(),
         };
-        let weight = 1.0 / samples.len().max(1) as f32;
+        let weight = 1.0 / indices.len().max(1) as f32;
         let loss = work.differentiate(weight, &OneRank, (usize::MAX, |_, _: &mut [f32]| {})).loss;
         if loss.is_finite() {
-            return Ok(DonePart { number, loss, samples: samples.len() as u64 });
+            return Ok(DonePart { number, loss, samples: indices.len() as u64 });
         }
         let message = format!(
             "the loss is {} in batch {} (epoch {}, batch {} of this epoch) on rank {}; lower --lr (now {})",
@@ -260,7 +261,7 @@ impl<'a> Worker<'a> {
         self.optimizer.learning_rate = self.context.setup.learning_rates.rate_at_step(rate, batch);
         let Self { optimizer, gradients, .. } = self;
         if part.samples > 0 {
-            shared.replica.update(|parameters| optimizer.step(parameters, gradients));
+            shared.replica.with_parameters(|parameters| optimizer.step(parameters, gradients));
         }
         shared.done_parts.add(part.number);
         self.steps += 1;
@@ -277,7 +278,7 @@ impl<'a> Worker<'a> {
         observer: &mut dyn Observer,
     ) -> Result<Option<Summary>, TrainError> {
         let shared = self.context.shared;
-        self.averages.wait_for_all();
+        self.averages.wait_for_all_replies();
         shared.replica.set_refuses_averages(true);
         if let Some(mut trainer) = self.coordinator_trainer.take() {
             let summary = trainer.conclude_run(self, observer);
@@ -342,7 +343,8 @@ impl<'a> Worker<'a> {
     }
 
     /// Asks another rank which parts it has done. Repeats the request until that rank also knows that the old
-    /// coordinator is lost. Returns `None` if the asked rank is lost.
+    /// coordinator is lost. Returns the number below which all parts are done, and the numbers of the done parts above.
+    /// Returns `None` if the asked rank is lost.
     fn ask_for_done_parts(&self, link: &PeerLink) -> Result<Option<(u64, Vec<u64>)>, TrainError> {
         let (shared, own) = (self.context.shared, self.context.own_rank);
         let until = Instant::now() + self.context.takeover_timeout();
