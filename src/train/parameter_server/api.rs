@@ -84,8 +84,11 @@ impl Default for ParameterServerOptions {
 /// ```
 pub struct ParameterServer {
     layout: ShardLayout,
+    /// The number of parameters on all servers together.
     len: usize,
+    /// `Some` on a server.
     server: Option<RunningServer>,
+    /// `Some` on a worker.
     client: Option<ServerClient>,
 }
 
@@ -259,7 +262,7 @@ impl ParameterServer {
     ///
     /// # Errors
     ///
-    /// As [`pull`](Self::pull).
+    /// Returns the same errors as [`pull`](Self::pull).
     ///
     /// # Panics
     ///
@@ -275,11 +278,11 @@ impl ParameterServer {
     ///
     /// # Errors
     ///
-    /// As [`pull`](Self::pull).
+    /// Returns the same errors as [`pull`](Self::pull).
     ///
     /// # Panics
     ///
-    /// As [`push`](Self::push) and [`pull`](Self::pull).
+    /// For the same reasons as [`push`](Self::push) and [`pull`](Self::pull).
     pub fn push_pull(
         &mut self,
         gradient: &[f32],
@@ -288,7 +291,7 @@ impl ParameterServer {
         assert_eq!(
             (gradient.len(), parameters.len()),
             (self.len, self.len),
-            "there must be a gradient for each parameter"
+            "there must be as many gradients and parameters as at the start"
         );
         Ok(self.client().push(gradient, StrategyNote::default(), Some(parameters))?.outcomes)
     }
@@ -299,7 +302,7 @@ impl ParameterServer {
     ///
     /// # Errors
     ///
-    /// As [`pull`](Self::pull).
+    /// Returns the same errors as [`pull`](Self::pull).
     ///
     /// # Panics
     ///
@@ -318,11 +321,11 @@ impl ParameterServer {
     ///
     /// # Errors
     ///
-    /// As [`pull`](Self::pull).
+    /// Returns the same errors as [`pull`](Self::pull).
     ///
     /// # Panics
     ///
-    /// As [`push_ranges`](Self::push_ranges), with `values` in place of `gradients`.
+    /// For the same reasons as [`push_ranges`](Self::push_ranges), with `values` in place of `gradients`.
     pub fn pull_ranges(
         &mut self,
         ranges: &[Range<usize>],
@@ -335,7 +338,10 @@ impl ParameterServer {
     fn check_ranges(&self, ranges: &[Range<usize>], len: usize) {
         let mut end = 0;
         for range in ranges {
-            assert!(end <= range.start && range.start <= range.end, "ranges must be ascending");
+            assert!(
+                end <= range.start && range.start <= range.end,
+                "the ranges must be ascending and must not overlap"
+            );
             end = range.end;
         }
         assert!(end <= self.len, "the ranges exceed the parameters");

@@ -22,6 +22,7 @@ pub(crate) struct ServerClient {
     is_synchronous: bool,
 }
 
+/// The connection with one server, and the memory for its messages.
 struct ServerLink {
     link: PairLink,
     /// The parameters that the server holds.
@@ -30,6 +31,7 @@ struct ServerLink {
     version: u64,
     /// Whether the reply to the current push contains parameters.
     wants_parameters: bool,
+    /// The request that this client sends next, or the reply that it received last.
     buffer: Vec<u32>,
 }
 
@@ -147,6 +149,8 @@ impl ServerClient {
         let mut wanted = Vec::with_capacity(self.links.len());
         for server in &mut self.links {
             let parts = shard_parts_of_ranges(ranges, &server.range);
+            // The list of ranges has two words for each range. If the list would be longer than all parameters, request
+            // all parameters.
             if 2 * parts.len() > server.range.len() {
                 server.send_request(RequestKind::Pull, StrategyNote::default(), 0)?;
                 wanted.push((true, parts));
@@ -168,8 +172,8 @@ impl ServerClient {
             let mut at = 0;
             for part in parts {
                 let len = part.values.len();
-                let source = if is_dense { part.range.clone() } else { at..at + len };
-                let source = payload.get(source).ok_or_else(|| wrong_length_error(rank))?;
+                let position = if is_dense { part.range.clone() } else { at..at + len };
+                let source = payload.get(position).ok_or_else(|| wrong_length_error(rank))?;
                 values[part.values.clone()].copy_from_slice(source);
                 at += len;
             }
@@ -328,7 +332,7 @@ impl ServerLink {
         at
     }
 
-    /// Receives a reply.
+    /// Receives a reply, and returns its header and its payload. Returns an error if the server refused the request.
     fn receive_reply(&mut self) -> Result<(ReplyHeader, &[u32]), ParameterServerError> {
         let server = self.link.peer;
         let received = self.link.group.receive(&mut self.buffer, SERVER_RANK_IN_PAIR, PARAMETER_SERVER_TAG);

@@ -82,7 +82,7 @@ pub enum ParameterServerError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum RefusalReason {
-    /// Any other reason.
+    /// A reason that has no variant of its own.
     Other,
     /// The training diverged.
     Diverged,

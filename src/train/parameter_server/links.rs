@@ -9,8 +9,8 @@ use crate::group::Group;
 use crate::train::batches::range_of_rank;
 use crate::types::{Rank, WorldSize};
 
-/// A server waits at most this long for the next request of a client. One year is in effect no limit, because a worker
-/// may compute for any time between two requests. If a worker's machine fails, TCP keepalive ends the wait.
+/// A server waits at most this long for the next request of a client. One year is in effect no limit: a worker may
+/// compute for any time between two requests. If a worker's machine fails, TCP keepalive ends the wait.
 const REQUEST_TIMEOUT: Duration = Duration::from_hours(24 * 365);
 
 /// The minimum timeout of a client that waits for a reply. It must be longer than 500 ms, because a server may delay a
@@ -88,9 +88,9 @@ impl ShardLayout {
 /// least one tensor. `even_ranges` divides the parameters without regard to tensors. Each returned range ends near the
 /// end of the server's range in `even_ranges`.
 fn assign_whole_tensors(tensors: &[Range<usize>], even_ranges: &[Range<usize>]) -> Vec<Range<usize>> {
-    let (mut next, even_len) = (0, even_ranges.len());
-    let place = |(server, even): (usize, &Range<usize>)| {
-        let (first, servers_left) = (next, even_len - server - 1);
+    let (mut next, servers) = (0, even_ranges.len());
+    let assign_to_server = |(server, even): (usize, &Range<usize>)| {
+        let (first, servers_left) = (next, servers - server - 1);
         let is_wanted = |index: usize| {
             let middle = tensors[index].start.midpoint(tensors[index].end);
             index == first || middle <= even.end || servers_left == 0
@@ -100,7 +100,7 @@ fn assign_whole_tensors(tensors: &[Range<usize>], even_ranges: &[Range<usize>]) 
         }
         tensors[first].start..tensors[next - 1].end
     };
-    even_ranges.iter().enumerate().map(place).collect()
+    even_ranges.iter().enumerate().map(assign_to_server).collect()
 }
 
 /// A connection between a server and a client.

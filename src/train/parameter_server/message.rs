@@ -1,7 +1,7 @@
 //! The requests of clients and the replies of servers.
 //!
-//! Every message is a vector of 32-bit words: a header of [`HEADER_WORDS`] words, and a payload. A push or a pull
-//! without ranges has a payload of one word, the bits of an f32, for each parameter of the shard.
+//! Every message is a vector of 32-bit words: a header of [`HEADER_WORDS`] words, and a payload. A push without ranges,
+//! and the reply to a pull without ranges, have one word of payload for each parameter of the shard: the bits of an f32.
 
 /// The number of words of a header.
 pub(super) const HEADER_WORDS: usize = 16;
@@ -102,7 +102,7 @@ pub(super) struct ReplyHeader {
     pub(super) status: ReplyStatus,
     /// The length in bytes of the text in the payload of a [`ReplyStatus::Refused`]. 0 for every other status.
     pub(super) text_bytes: u32,
-    /// The version of the parameters in the payload.
+    /// The version of the server's parameters after the request. If the payload has parameters, this is their version.
     pub(super) version: u64,
     /// The staleness of the gradient that the client pushed. 0 for other requests.
     pub(super) staleness: u64,

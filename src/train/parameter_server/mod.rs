@@ -5,7 +5,7 @@
 //! is lost, only the operations in the groups of this worker fail. Source: Li et al., "Scaling distributed machine
 //! learning with the parameter server", OSDI 2014.
 //!
-//! A worker has at most one request in progress with each server, which bounds the memory of a server. A server has a
+//! A worker has at most one request in progress with each server. This bounds the memory of a server. A server has a
 //! thread for each client, so a slow worker does not delay the other workers of an asynchronous server.
 
 mod api;

@@ -150,7 +150,7 @@ impl<'a> ShardServer<'a> {
                 Err(error) => return LinkOutcome::Lost(describe_link_failure(&error)),
             };
             let Some((header, _)) = RequestHeader::decode(&request[..received]) else {
-                return abort_link(link, "the request has no known kind");
+                return abort_link(link, "the request is too short or of an unknown kind");
             };
             let payload = &mut request[HEADER_WORDS..received];
             if let Err(problem) = self.answer(client, header, payload, &mut reply) {
@@ -176,14 +176,14 @@ impl<'a> ShardServer<'a> {
         let mut state = self.lock();
         reply.clear();
         reply.resize(HEADER_WORDS, 0);
-        let dense = state.shard.parameters.len();
-        let expected = match header.kind {
-            RequestKind::Push => dense,
+        let parameter_count = state.shard.parameters.len();
+        let words_expected = match header.kind {
+            RequestKind::Push => parameter_count,
             RequestKind::PushRanges | RequestKind::PullRanges => payload.len(),
             _ => 0,
         };
-        if payload.len() != expected {
-            return Err(format!("the payload has {} words instead of {expected}", payload.len()));
+        if payload.len() != words_expected {
+            return Err(format!("the payload has {} words instead of {words_expected}", payload.len()));
         }
         let mut status = ReplyStatus::Done;
         let mut staleness = 0;
@@ -200,7 +200,7 @@ impl<'a> ShardServer<'a> {
                 (status, staleness) = self.push_ranges(&mut state.shard, client, &header, payload)?;
             }
             RequestKind::PullRanges => {
-                for range in decode_ranges(&header, payload, dense)? {
+                for range in decode_ranges(&header, payload, parameter_count)? {
                     reply.extend_from_slice(bytemuck::cast_slice(&state.shard.parameters[range]));
                 }
             }
@@ -218,14 +218,14 @@ impl<'a> ShardServer<'a> {
         let version = state.shard.version();
         let refusal = state.refusal(header.kind, status);
         drop(state);
-        let (mut text_bytes, mut reason) = (0, StrategyNote::default());
-        if let Some((why, message)) = refusal {
+        let (mut text_bytes, mut refusal_note) = (0, StrategyNote::default());
+        if let Some((reason, message)) = refusal {
             status = ReplyStatus::Refused;
-            reason[0] = why.to_code();
+            refusal_note[0] = reason.to_code();
             text_bytes = set_reply_text(reply, &message);
         }
         let note = match (status, header.kind) {
-            (ReplyStatus::Waiting | ReplyStatus::Refused, _) => reason,
+            (ReplyStatus::Waiting | ReplyStatus::Refused, _) => refusal_note,
             (_, RequestKind::Push | RequestKind::Await | RequestKind::PushRanges) => {
                 self.handler.reply_note(client, PushOrNote::Push, &header.note)
             }
@@ -288,7 +288,9 @@ impl<'a> ShardServer<'a> {
                 let (status, staleness) = status_and_staleness(outcome);
                 return Ok((state, status, staleness));
             }
-            (UpdateMode::Asynchronous(_), None) => return Err("no push waits for a step".into()),
+            (UpdateMode::Asynchronous(_), None) => {
+                return Err("this server is asynchronous, so no push waits for a step".into());
+            }
             (UpdateMode::Synchronous { workers, factor }, gradient) => {
                 if let Some(gradient) = gradient {
                     state.store_gradient(client, gradient, header)?;

@@ -96,23 +96,29 @@ impl<'a> Shard<'a> {
         self.optimizer.steps
     }
 
-    /// Applies a gradient that was computed with version `pulled` of the parameters, unless it is too stale for `rule`.
+    /// Applies a gradient that was computed with version `pulled_version` of the parameters, unless the gradient is too
+    /// stale for `rule`.
     /// May change `gradient`.
-    pub(crate) fn push(&mut self, gradient: &mut [f32], pulled: u64, rule: StalenessRule) -> PushOutcome {
-        self.push_update(pulled, rule, |optimizer, parameters| optimizer.step(parameters, gradient))
+    pub(crate) fn push(
+        &mut self,
+        gradient: &mut [f32],
+        pulled_version: u64,
+        rule: StalenessRule,
+    ) -> PushOutcome {
+        self.push_update(pulled_version, rule, |optimizer, parameters| optimizer.step(parameters, gradient))
     }
 
     /// Updates only the parameters in `ranges`, and the optimizer state of these parameters. The ranges must be
     /// ascending and must not overlap. `gradients` holds the gradients of all ranges, in the order of `ranges`,
-    /// computed with version `pulled` of the parameters.
+    /// computed with version `pulled_version` of the parameters.
     pub(crate) fn push_ranges(
         &mut self,
         ranges: &[Range<usize>],
         gradients: &mut [f32],
-        pulled: u64,
+        pulled_version: u64,
         rule: StalenessRule,
     ) -> PushOutcome {
-        self.push_update(pulled, rule, |optimizer, parameters| {
+        self.push_update(pulled_version, rule, |optimizer, parameters| {
             optimizer.begin_step();
             let mut rest = gradients;
             for range in ranges {
@@ -124,14 +130,16 @@ impl<'a> Shard<'a> {
         })
     }
 
+    /// Calls `update` unless a gradient for version `pulled_version` is too stale for `rule`. Counts the staleness of the
+    /// gradient.
     fn push_update(
         &mut self,
-        pulled: u64,
+        pulled_version: u64,
         rule: StalenessRule,
         update: impl FnOnce(&mut Optimizer, &mut [f32]),
     ) -> PushOutcome {
         // If the client sends a version that does not exist yet, the staleness is 0.
-        let staleness = self.version().saturating_sub(pulled);
+        let staleness = self.version().saturating_sub(pulled_version);
         if staleness > rule.max {
             self.staleness.dropped += 1;
             return PushOutcome::Stale { staleness };
