@@ -7,7 +7,7 @@ use super::parameter_server::describe_link_failure;
 use crate::group::{Cause, Error, Group, Handle, Messenger, Received};
 use crate::types::Rank;
 
-/// A rank waits this long for a request. TCP keepalive detects a rank whose machine does not answer.
+/// A rank waits at most this long for a request. TCP keepalive detects a rank whose machine does not answer.
 const IDLE_TIME_MAX: Duration = Duration::from_hours(24 * 365);
 
 /// A rank waits at least this long for a reply, even if the deadline of an operation is shorter.
@@ -105,7 +105,7 @@ impl PeerLink {
             .map_err(|error| LinkFailure::new(&error))
     }
 
-    /// Sends a reply.
+    /// Sends the reply to a request. `channel` is the channel on which the peer waits for the reply.
     pub(crate) fn reply(&self, words: &[u32], channel: MessageChannel) -> Result<(), LinkFailure> {
         self.group.send(words, self.peer_in_group, channel as u32).map_err(|error| LinkFailure::new(&error))
     }
@@ -148,7 +148,8 @@ impl PendingReply {
         self.reply.test()
     }
 
-    /// Waits until the reply has arrived or will never arrive, at most for `timeout`. Returns whether this has happened.
+    /// Waits until the reply has arrived or will never arrive, at most for `timeout`. Returns `false` if `timeout` passes
+    /// first.
     pub(crate) fn ends_within(&self, timeout: Duration) -> bool {
         self.reply.ends_within(timeout)
     }

@@ -32,7 +32,7 @@ import numpy as np
 
 WORKERS = 3
 RATE = 0.001
-# The last worker waits this many times as long as the others in each step.
+# In each step, the last worker waits this many times as long as the other workers.
 SLOWDOWN = 10
 
 

@@ -16,11 +16,12 @@ type OpenObject<T> = (Arc<RwLock<T>>, Vec<Arc<Messenger>>);
 pub(crate) struct Closable<T: Send + Sync> {
     /// `None` after `close`.
     open: Mutex<Option<OpenObject<T>>>,
-    /// The name of the object in errors.
+    /// The name in errors for this kind of object, for example "gossip".
     name: &'static str,
 }
 
 impl<T: Send + Sync> Closable<T> {
+    /// `messengers` are the messengers of the object's connections.
     pub(crate) fn new(name: &'static str, object: T, messengers: Vec<Messenger>) -> Self {
         let messengers: Vec<_> = messengers.into_iter().map(Arc::new).collect();
         messengers.iter().for_each(fork::register_messenger);
@@ -39,8 +40,8 @@ impl<T: Send + Sync> Closable<T> {
         open.as_ref().map(|(object, _)| Arc::clone(object)).ok_or_else(closed)
     }
 
-    /// Calls `work` with the object, which no other call uses at the same time. Other Python threads can run during
-    /// `work`.
+    /// Calls `work` with the object. Other Python threads can run during `work`, but no other call can use the object. Fails
+    /// if another call uses the object.
     pub(crate) fn run_alone<R: Send>(
         &self,
         py: Python<'_>,
@@ -64,9 +65,13 @@ impl<T: Send + Sync> Closable<T> {
         result.ok_or_else(|| self.busy_error(py))
     }
 
-    /// Calls `work` with the object, which other calls of this method may use at the same time. Other Python threads can
-    /// run during `work`.
-    pub(crate) fn run<R: Send>(&self, py: Python<'_>, work: impl FnOnce(&T) -> R + Send) -> PyResult<R> {
+    /// Calls `work` with the object. Other Python threads can run during `work`, and other calls of this method can use the
+    /// object. Fails during a call of [`run_alone`](Self::run_alone).
+    pub(crate) fn run_shared<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&T) -> R + Send,
+    ) -> PyResult<R> {
         let object = self.object(py)?;
         let result = py.detach(move || {
             let result = match object.try_read() {
@@ -98,22 +103,24 @@ impl<T: Send + Sync> Closable<T> {
         Ok(())
     }
 
+    /// Ends the connections and drops the object. If another thread is in a call, the object is dropped at the end of that
+    /// call.
     pub(crate) fn close(&self, py: Python<'_>) -> PyResult<()> {
         fork::fail_if_forked(py)?;
-        let open = self.take();
+        let open = self.take_open_object();
         py.detach(move || drop(open));
         deferred_drop::drop_all(py);
         interrupt::take_raised_exception().map_or(Ok(()), Err)
     }
 
-    fn take(&self) -> Option<OpenObject<T>> {
+    fn take_open_object(&self) -> Option<OpenObject<T>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 impl<T: Send + Sync> Drop for Closable<T> {
     fn drop(&mut self) {
-        let open = self.take();
+        let open = self.take_open_object();
         if fork::is_forked() {
             std::mem::forget(open);
         } else if open.is_some() {

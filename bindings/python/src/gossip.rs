@@ -20,9 +20,9 @@ type GossipSnapshot = (AverageCounts, Vec<(Rank, String)>);
 /// This rank's part of the gossip averaging of a group.
 #[pyclass(name = "Gossip", frozen, module = "ringtrain._core")]
 pub(crate) struct PyGossip {
-    /// Other threads may only refer to a `Gossip` through a mutex, because it is not `Sync`.
+    /// Other threads may only refer to a `Gossip` through a mutex, because `Gossip` is not `Sync`.
     gossip: Closable<Mutex<Gossip>>,
-    /// The counts and the lost ranks at the end of the gossip.
+    /// The counts and the lost ranks at the end of the gossip. `None` before the end.
     last_snapshot: Mutex<Option<GossipSnapshot>>,
     /// The number of parameters.
     count: usize,
@@ -37,9 +37,10 @@ impl PyGossip {
         self.last_snapshot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the counts and the lost ranks at this time, or at the end of the gossip if the gossip has ended.
     fn snapshot(&self, py: Python<'_>) -> PyResult<GossipSnapshot> {
         let last = self.last_snapshot().clone();
-        last.map_or_else(|| self.gossip.run(py, take_snapshot), Ok)
+        last.map_or_else(|| self.gossip.run_shared(py, take_snapshot), Ok)
     }
 }
 
@@ -108,7 +109,7 @@ impl PyGossip {
         result?.map_err(|error| errors::from_gossip(py, &error, &self.members))
     }
 
-    /// The numbers of averages that this rank has done and skipped.
+    /// How many averages this rank has done and skipped.
     #[getter]
     fn averages(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         let AverageCounts { done, skipped } = self.snapshot(py)?.0;
@@ -127,7 +128,7 @@ impl PyGossip {
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         if !self.gossip.is_closed()
-            && let Ok(snapshot) = self.gossip.run(py, take_snapshot)
+            && let Ok(snapshot) = self.gossip.run_shared(py, take_snapshot)
         {
             self.last_snapshot().get_or_insert(snapshot);
         }

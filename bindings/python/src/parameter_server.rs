@@ -30,7 +30,7 @@ pub(crate) struct PyParameterServer {
     /// The workers' ranks in the job.
     #[pyo3(get)]
     workers: Vec<u32>,
-    /// The parameters that this server holds.
+    /// The range of parameters that this server holds. Empty on a worker.
     range: Range<usize>,
     /// The names of the optimizer's state vectors.
     #[pyo3(get)]
@@ -43,7 +43,7 @@ pub(crate) struct PyParameterServer {
 }
 
 /// Converts the name and the constants of an optimizer to its rule.
-fn parse_rule(
+fn optimizer_rule(
     py: Python<'_>,
     name: &str,
     momentum: f32,
@@ -65,9 +65,9 @@ fn parse_rule(
     })
 }
 
-/// Converts pairs (first element, length) to ranges. The ranges must ascend without overlap and end at `len` or
-/// before.
-fn parse_ranges(py: Python<'_>, pairs: &Bound<'_, PyAny>, len: usize) -> PyResult<Vec<Range<usize>>> {
+/// Converts pairs (first element, length) to ranges. The ranges must be ascending, must not overlap and must not exceed
+/// `len` elements.
+fn ranges_from_pairs(py: Python<'_>, pairs: &Bound<'_, PyAny>, len: usize) -> PyResult<Vec<Range<usize>>> {
     let region = Region::readable(pairs)?;
     if region.kind != ElementKind::Number(DType::I64) {
         return Err(errors::invalid(py, format!("ranges are i64, not {}", region.kind.name())));
@@ -80,7 +80,9 @@ fn parse_ranges(py: Python<'_>, pairs: &Bound<'_, PyAny>, len: usize) -> PyResul
         Some(start..next)
     });
     let ranges: Option<Vec<_>> = ranges.collect();
-    ranges.ok_or_else(|| errors::invalid(py, format!("the ranges do not ascend within {len} elements")))
+    ranges.ok_or_else(|| {
+        errors::invalid(py, format!("the ranges are not ascending, overlap or exceed the {len} elements"))
+    })
 }
 
 /// Combines what the servers did with their parts of a gradient.
@@ -119,7 +121,7 @@ impl PyParameterServer {
         if !self.is_server {
             return Err(errors::base_error(py, "this rank is a worker; only servers can call this function"));
         }
-        self.server.run(py, work)
+        self.server.run_shared(py, work)
     }
 }
 
@@ -145,7 +147,7 @@ impl PyParameterServer {
         staleness: Option<u64>,
         staleness_aware: bool,
     ) -> PyResult<Self> {
-        let rule = parse_rule(py, optimizer, momentum, adam)?;
+        let rule = optimizer_rule(py, optimizer, momentum, adam)?;
         let servers = NonZeroU32::new(servers).ok_or_else(|| errors::invalid(py, "0 servers are too few"))?;
         let len = tensors.iter().sum();
         let parameters = readable_f32(parameters, len)?;
@@ -236,7 +238,7 @@ impl PyParameterServer {
         ranges: &Bound<'_, PyAny>,
         gradients: &Bound<'_, PyAny>,
     ) -> PyResult<PushResult> {
-        let ranges = parse_ranges(py, ranges, self.len)?;
+        let ranges = ranges_from_pairs(py, ranges, self.len)?;
         let gradients = readable_f32(gradients, ranges.iter().map(Range::len).sum())?;
         if self.is_synchronous {
             return Err(errors::unsupported(
@@ -255,7 +257,7 @@ impl PyParameterServer {
         ranges: &Bound<'_, PyAny>,
         values: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let ranges = parse_ranges(py, ranges, self.len)?;
+        let ranges = ranges_from_pairs(py, ranges, self.len)?;
         let mut values = writable_f32(values, ranges.iter().map(Range::len).sum())?;
         self.run_on_worker(py, move |server| server.pull_ranges(&ranges, values.elements_mut()))
     }
@@ -266,8 +268,8 @@ impl PyParameterServer {
         let started = Instant::now();
         loop {
             let left = limit.map(|limit| limit.saturating_sub(started.elapsed()));
-            let patience = left.map_or(SIGNAL_CHECK_INTERVAL, |left| left.min(SIGNAL_CHECK_INTERVAL));
-            if self.run_on_server(py, |server| server.wait_for_workers(Some(patience)))? {
+            let wait_max = left.map_or(SIGNAL_CHECK_INTERVAL, |left| left.min(SIGNAL_CHECK_INTERVAL));
+            if self.run_on_server(py, |server| server.wait_for_workers(Some(wait_max)))? {
                 return Ok(true);
             }
             py.check_signals()?;

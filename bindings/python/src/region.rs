@@ -272,14 +272,14 @@ fn check_f32(py: Python<'_>, region: &Region, count: usize) -> PyResult<()> {
     Ok(())
 }
 
-/// Returns the memory of an object with `count` elements of type f32.
+/// Returns the memory of an object. Fails if the object does not have `count` elements of type f32.
 pub(crate) fn readable_f32(object: &Bound<'_, PyAny>, count: usize) -> PyResult<Region> {
     let region = Region::readable(object)?;
     check_f32(object.py(), &region, count)?;
     Ok(region)
 }
 
-/// Returns the memory of a writable object with `count` elements of type f32.
+/// Returns the memory of a writable object. Fails if the object does not have `count` elements of type f32.
 pub(crate) fn writable_f32(object: &Bound<'_, PyAny>, count: usize) -> PyResult<Region> {
     let region = Region::writable(object)?;
     check_f32(object.py(), &region, count)?;

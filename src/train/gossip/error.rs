@@ -54,9 +54,9 @@ pub enum GossipError {
     },
     /// This rank can reach too few ranks, because other ranks are lost or cannot be reached.
     #[error(
-        "rank {own} can only reach {reached} of the {ranks} ranks of the job, including itself ({missing}). A run needs more than \
-         half of its ranks, or exactly half of them including rank 0, because the other ranks may continue too; resume from the \
-         last checkpoint"
+        "rank {own} can only reach {reached} of the {ranks} ranks of the job, including itself ({missing}). A run needs more \
+         than half of its ranks, or exactly half of them including rank 0, because the other ranks may continue too; resume from \
+         the last checkpoint"
     )]
     TooFewRanks {
         /// This rank.

@@ -97,8 +97,7 @@ impl<'a> Shard<'a> {
     }
 
     /// Applies a gradient that was computed with version `pulled_version` of the parameters, unless the gradient is too
-    /// stale for `rule`.
-    /// May change `gradient`.
+    /// stale for `rule`. May change `gradient`.
     pub(crate) fn push(
         &mut self,
         gradient: &mut [f32],

@@ -113,8 +113,9 @@ class Gossip:
         """Writes rank 0's parameters to `parameters`."""
     is_closed: bool
     averages: tuple[int, int]
-    """The numbers of averages that this rank has done and skipped."""
+    """How many averages this rank has done and skipped."""
     lost_ranks: list[tuple[int, str]]
+    """The rank in the job of each lost rank, and the reason."""
     def step(self, parameters: AnyBuffer) -> bool: ...
     def finish(self, parameters: AnyBuffer, timeout: float | None) -> None:
         """Closes the gossip, also after an error."""

@@ -68,8 +68,8 @@ class Parameters:
         return slice(self.starts[index], self.starts[index] + self.sizes[index])
 
     def single_array(self) -> NDArray | None:
-        """Returns the array if there is only one parameter. Returns `None` for several parameters, and for a tensor, because
-        autograd must learn of each change of a tensor."""
+        """Returns the array if the only parameter is an array. Returns `None` for several parameters. Also returns `None` for a
+        tensor, because autograd must learn of each change of a tensor."""
         return self.arrays[0] if len(self.arrays) == 1 and not is_tensor(self.originals[0]) else None
 
     def copy_to_vector(self, vector: NDArray) -> NDArray:

@@ -27,7 +27,7 @@ class Resource(Protocol):
 
 
 class GroupResource:
-    """Closes a group of ranks, a parameter server or a gossip when the program ends."""
+    """Closes a group of ranks, a `ParameterServer` or a `Gossip` when the program ends."""
 
     def __init__(self, group: _core.Group | _core.Gossip | _core.ParameterServer) -> None:
         self.group = group

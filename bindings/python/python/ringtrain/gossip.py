@@ -14,13 +14,13 @@ from .group import Group
 
 
 class AverageCounts(NamedTuple):
-    """The averages that a rank should have started: one after every `every` of its steps."""
+    """How many averages a rank has done and skipped. One average is due after every `every` of its steps."""
 
     done: int
     """The number of averages whose results this rank has applied."""
     skipped: int
-    """The number of averages that this rank did not start, because the average before was still in progress or all other
-    ranks had ended, or that the other rank refused or did not answer."""
+    """The number of due averages that had no effect. Either this rank did not start the average, because its previous average
+    was still in progress or all other ranks had ended; or the other rank refused or did not answer."""
 
 
 class Gossip:
@@ -30,7 +30,7 @@ class Gossip:
     The ranks start from the parameters of the group's rank 0. Each rank then takes steps with an optimizer of its own, and
     calls `step` after each of its steps. After every `every` of its steps, a rank sends its parameters to a random rank.
     A thread of that rank averages the parameters and replies, even while that rank computes. The rank that sent the
-    parameters does not wait: a later `step` adds the result. At the end, `finish` averages the parameters of all ranks.
+    parameters does not wait: a later `step` applies the result. At the end, `finish` averages the parameters of all ranks.
     This method is gossip averaging, or AD-PSGD (Lian et al., "Asynchronous decentralized parallel stochastic gradient
     descent", 2018).
 
@@ -76,15 +76,16 @@ class Gossip:
     def finish(self, timeout: float | None = None) -> None:
         """Ends the gossip: writes the average of the parameters of all ranks to the program's arrays or tensors. All ranks
         then have the same parameters, bit for bit. Each rank calls `finish` after its last step. Lost ranks are left out
-        of the average. Then closes the object, also after an error.
+        of the average. At the end, the call closes the object, also after an error.
 
         `timeout` is the time in seconds that a rank waits for slower ranks. The default is the time that one operation of
-        the group may take. A rank that calls `finish` later than that is left out of the average, and its own call raises
+        the group may take. A rank that calls `finish` after this time is left out of the average, and its own call raises
         `JobFailed`. Ctrl-C interrupts the wait.
 
         Raises `JobFailed` if fewer than half of the group's ranks can finish together, or exactly half of them without
-        rank 0; the text says why the others are missing. Raises `PeerLost` if the rank that computes the average is lost
-        meanwhile: the exception's `rank` is that rank. After an error, the program's arrays or tensors are unchanged."""
+        rank 0. The text says why the other ranks are missing. Raises `PeerLost` if the rank that computes the average is lost
+        during the call. The exception's `rank` is this lost rank. After an error, the program's arrays or tensors are
+        unchanged."""
         with self._lock:
             self._parameters.copy_to_vector(self._values)
             self._core.finish(self._values, timeout)
@@ -98,9 +99,9 @@ class Gossip:
 
     @property
     def lost_ranks(self) -> list[tuple[int, str]]:
-        """A pair for each lost rank: its rank in the job, and the reason with its host. During the training, these are the
-        ranks of which this rank knows that they are lost. After `finish`, these are the ranks that are left out of the
-        average, the same on all ranks."""
+        """A pair for each lost rank: its rank in the job, and the reason, which names its host. During the training, the list has
+        the lost ranks that this rank knows. After `finish`, the list has the ranks that are left out of the average, and is
+        the same on all ranks."""
         with self._lock:
             return self._core.lost_ranks
 
@@ -111,7 +112,7 @@ class Gossip:
 
     def close(self) -> None:
         """Closes the connections of this rank without the final average. The other ranks count this rank as lost, unless
-        it has called `finish`. The end of the program also closes the connections. A second call of `close` does
+        this rank has called `finish`. The end of the program also closes the connections. A second call of `close` does
         nothing."""
         with self._lock:
             self._core.close()

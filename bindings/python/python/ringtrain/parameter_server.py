@@ -128,9 +128,9 @@ class ParameterServer:
         """The number of this worker among the workers, from 0; `None` on a server. Use this number to choose the
         worker's data."""
         self._gradient = np.empty_like(self._values)
-        # If there is one array and one server, a pull writes directly to this array: if the pull fails, it has written nothing.
+        # With one array and one server, a pull writes directly to this array. A pull that fails writes nothing.
         array = self._parameters.single_array() if servers == 1 else None
-        self._is_direct = array is not None
+        self._pulls_into_array = array is not None
         received = self._values if array is None else array
         # The memory to which a pull writes. A `Memory` costs less time in each call than an array.
         self._received: Any = _core.Memory(received, received.ctypes.data, received.size, "f32") if received.size else received
@@ -150,7 +150,7 @@ class ParameterServer:
         self._check_worker()
         with self._lock:
             self._core.pull(self._received)
-            if not self._is_direct:
+            if not self._pulls_into_array:
                 self._parameters.copy_from_vector(self._values)
 
     def push(self, gradient: Any = None) -> PushResult:
@@ -174,7 +174,7 @@ class ParameterServer:
         self._check_worker()
         with self._lock:
             result = self._core.push_pull(self._contiguous_gradient(gradient), self._received)
-            if not self._is_direct:
+            if not self._pulls_into_array:
                 self._parameters.copy_from_vector(self._values)
             return PushResult(*result)
 
@@ -222,7 +222,7 @@ class ParameterServer:
 
     def _contiguous_gradient(self, gradient: Any) -> NDArray:
         """Returns the gradients of all parameters in one contiguous array of float32. If `gradient` is `None`, these are the
-        attributes `grad` of the tensors. Returns `gradient` itself if it is such an array, without a copy."""
+        attributes `grad` of the tensors. If `gradient` is already such an array, returns it without a copy."""
         if type(gradient) is np.ndarray and self._parameters.is_single and gradient.dtype == _FLOAT32:
             if gradient.flags.carray and gradient.shape == self._parameters.arrays[0].shape:
                 return gradient

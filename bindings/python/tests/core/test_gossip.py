@@ -24,7 +24,7 @@ SEED = 30
 TRUTH = np.arange(1.0, 11.0, dtype=np.float32)
 
 
-def run(n: int, work) -> list:
+def run_without_errors(n: int, work) -> list:
     results = run_in_threads(n, work)
     assert not any(isinstance(result, BaseException) for result in results), results
     return results
@@ -46,7 +46,7 @@ def test_the_ranks_find_the_common_solution(n: int):
         with ring.Gossip(w, every=3, group=group) as gossip:
             assert not w.any(), "the parameters of rank 0 are the initial parameters"
             for step in range(steps):
-                # A step without the barrier takes less time than an average, whose result would then be too old.
+                # Without the barrier, a rank takes many steps during one average, and its result is too old.
                 group.barrier()
                 w -= np.float32(0.1) * gradient(w, group.rank, step)
                 gossip.step()
@@ -56,7 +56,7 @@ def test_the_ranks_find_the_common_solution(n: int):
         return w
 
     before = threads_of_process()
-    results = run(n, work)
+    results = run_without_errors(n, work)
     for w in results:
         assert np.array_equal(w, results[0]) and np.abs(w - TRUTH).max() < 0.05, results
     wait_until("the threads of the ranks end", lambda: threads_of_process() <= before)
@@ -83,7 +83,7 @@ def test_averages_reach_all_arrays(form: str):
                 gossip.step()
         return arrays
 
-    for arrays in run(2, work):
+    for arrays in run_without_errors(2, work):
         assert np.allclose(arrays["table"], [[0, 0, 0], [1, 1, 1]]) and np.allclose(arrays["bias"], 0.5), arrays
 
 
@@ -101,7 +101,7 @@ def test_a_rank_that_fails_does_not_affect_the_others():
             return None
         return w, gossip.lost_ranks
 
-    _, *others = run(3, work)
+    _, *others = run_without_errors(3, work)
     for w, [(rank, reason)] in others:
         assert np.array_equal(w, others[0][0]), others
         assert rank == 0 and reason.startswith("on ") and reason.endswith(": its program raised KeyError: 'label'"), reason
@@ -132,7 +132,7 @@ def test_wrong_arguments_and_calls_after_the_end_raise_an_error():
             assert "the gossip has been closed" in str(raised(ring.Error, call))
         gossip.close()
 
-    assert run(2, work) == [None, None]
+    assert run_without_errors(2, work) == [None, None]
 
 
 def test_ranks_with_different_parameters_get_an_error():
@@ -141,7 +141,8 @@ def test_ranks_with_different_parameters_get_an_error():
 
 
 def test_a_rank_that_closes_without_finishing_is_lost():
-    """One rank of two is no quorum, unless it is rank 0: otherwise, both ranks could finish with different parameters."""
+    """One of two ranks is a quorum only if it is rank 0. If each rank alone were a quorum, both ranks could finish with different
+    parameters."""
 
     def work(group: ring.Group, closing: int):
         w = np.ones(3, np.float32)
@@ -159,7 +160,7 @@ def test_a_rank_that_closes_without_finishing_is_lost():
         return gossip.lost_ranks[0]
 
     for closing in (0, 1):
-        rank, reason = run(2, lambda group: work(group, closing))[1 - closing]
+        rank, reason = run_without_errors(2, lambda group: work(group, closing))[1 - closing]
         assert rank == closing and reason.endswith("): it closed its gossip before it finished"), reason
 
 
@@ -195,7 +196,7 @@ def test_the_other_ranks_finish_after_a_rank_was_killed(ringrun: Launcher, tmp_p
 
 
 def interrupt_finish(directory: Path) -> None:
-    """Runs one rank of a job. The test interrupts the rank 1 while it waits for rank 0."""
+    """Runs one rank of a job. The test interrupts rank 1 while rank 1 waits for rank 0."""
     world = ring.init(timeout=30)
     w = np.full(3, world.rank, np.float32)
     gossip = ring.Gossip(w)
