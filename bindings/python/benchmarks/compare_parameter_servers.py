@@ -4,10 +4,10 @@
     python benchmarks/compare_parameter_servers.py [--rounds 7] [--smoke]
 
 Rank 0 is the server, and three ranks are workers. In each step, a worker waits (in place of the computation of a gradient), sends
-its gradient, and receives the new parameters. One worker waits ten times as long as the others. For each number of parameters,
-the program prints the median and the range of the updates per second of the two fast workers together. The program also prints
-this median divided by the median of two workers that only wait. The systems run alternately, so that other programs disturb all
-of them.
+its gradient, and receives the new parameters. The third worker waits ten times as long as the first two. For each number of
+parameters, the program prints the median and the range of the updates per second of the first two workers together. The program
+also prints this median divided by the median of two workers that only wait. The systems run alternately, so that other programs
+disturb all of them.
 
 The program needs Open MPI and mpi4py for the comparison with MPI, and torch for torch RPC. The program prints which systems it
 skips.

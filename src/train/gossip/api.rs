@@ -163,7 +163,8 @@ impl Gossip {
     ///
     /// Each rank calls this function after its last step. The coordinator, the lowest rank that is not lost, computes the
     /// average. A rank that calls this function more than `timeout` after the other ranks is left out of the average, and
-    /// its own call fails. The call takes at most about twice `timeout`, and as long again for each coordinator that is lost.
+    /// its own call fails. The call takes at most about twice `timeout`. For each coordinator that is lost, it can take twice
+    /// `timeout` and 5 s longer.
     ///
     /// # Errors
     ///

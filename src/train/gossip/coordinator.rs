@@ -186,8 +186,8 @@ impl PartCoordinator {
     /// Returns the rank of the coordinator, the lowest rank that is not lost.
     pub(super) fn coordinator_rank(&self) -> Rank {
         let state = self.lock();
-        let lower = state.connection_ends[..self.own_rank.index()].iter().position(Option::is_none);
-        lower.map_or(self.own_rank, |rank| Rank::new(rank as u32))
+        let lower_rank = state.connection_ends[..self.own_rank.index()].iter().position(Option::is_none);
+        lower_rank.map_or(self.own_rank, |rank| Rank::new(rank as u32))
     }
 
     /// Records how the connection with a rank ended. Only the first call for a rank is recorded. The unfinished part of

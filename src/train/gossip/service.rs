@@ -35,7 +35,7 @@ pub(super) struct DoneParts(Mutex<DonePartsState>);
 struct DonePartsState {
     /// All parts below this number are done, by this rank or by others.
     done_before: u64,
-    /// The parts above `done_before` that this rank has done.
+    /// The parts that this rank has done and that are not below `done_before`.
     own: BTreeSet<u64>,
 }
 
@@ -56,7 +56,7 @@ impl DoneParts {
         state.own = state.own.split_off(&done_before);
     }
 
-    /// Returns the number below which all parts are done, and the parts above this number that this rank has done.
+    /// Returns the number below which all parts are done, and the other parts that this rank has done.
     pub(super) fn snapshot(&self) -> (u64, BTreeSet<u64>) {
         let state = self.lock();
         (state.done_before, state.own.clone())
@@ -90,8 +90,8 @@ impl GossipState {
     }
 
     fn serve_until_end(&self, link: &PeerLink) -> PeerConnectionEnd {
-        let parameters = self.replica.with_parameters(|parameters| parameters.len());
-        let words_max = HEADER_WORDS + parameters.max(TEXT_WORDS_MAX);
+        let parameter_count = self.replica.with_parameters(|parameters| parameters.len());
+        let words_max = HEADER_WORDS + parameter_count.max(TEXT_WORDS_MAX);
         loop {
             let words = match link.receive_request(words_max) {
                 Ok(words) => words,

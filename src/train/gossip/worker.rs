@@ -102,16 +102,16 @@ impl<'a> Worker<'a> {
 
     fn run_until_end(&mut self, observer: &mut dyn Observer) -> Result<Summary, TrainError> {
         let shared = self.context.shared;
-        let mut done: Option<DonePart> = None;
+        let mut computed_part: Option<DonePart> = None;
         loop {
             let coordinator = shared.coordinator.coordinator_rank();
             self.record_coordinator(coordinator)?;
             if coordinator == self.context.own_rank && self.coordinator_trainer.is_none() {
                 self.become_coordinator()?;
             }
-            let request = PartRequest { done, is_stopping: self.context.is_stopping() };
+            let request = PartRequest { done: computed_part, is_stopping: self.context.is_stopping() };
             let reply = self.request_part(coordinator, request)?;
-            if let Some(part) = done.take().filter(|_| reply.is_accepted) {
+            if let Some(part) = computed_part.take().filter(|_| reply.is_accepted) {
                 self.apply_gradient(&part);
                 if self.coordinator_trainer.is_none() {
                     self.show_step(&part, observer);
@@ -126,7 +126,7 @@ impl<'a> Worker<'a> {
             }
             match reply.assignment {
                 Assignment::Batch(number) => {
-                    done = Some(self.compute_gradient(coordinator, number, observer)?);
+                    computed_part = Some(self.compute_gradient(coordinator, number, observer)?);
                 }
                 Assignment::Wait => {}
                 Assignment::Finished => {
@@ -312,10 +312,10 @@ impl<'a> Worker<'a> {
         let GossipContext { setup, shared, batches_per_epoch, own_rank: own, .. } = *self.context;
         let ranks = u64::from(self.context.size.get());
         let position = self.start.position;
-        let mut first = (position.epoch * batches_per_epoch + position.step) * ranks;
-        let end = setup.settings.epochs.saturating_mul(batches_per_epoch).saturating_mul(ranks);
+        let mut first_part = (position.epoch * batches_per_epoch + position.step) * ranks;
+        let end_part = setup.settings.epochs.saturating_mul(batches_per_epoch).saturating_mul(ranks);
         let (done_before, mut done) = shared.done_parts.snapshot();
-        first = first.max(done_before);
+        first_part = first_part.max(done_before);
         if own != Rank::ZERO {
             let lost: Vec<String> =
                 shared.coordinator.lost_ranks().iter().map(|(rank, _)| rank.to_string()).collect();
@@ -325,7 +325,7 @@ impl<'a> Worker<'a> {
             );
             for link in self.context.links.iter().filter(|link| link.peer > own) {
                 let Some((done_before, parts)) = self.ask_for_done_parts(link)? else { continue };
-                first = first.max(done_before);
+                first_part = first_part.max(done_before);
                 done.extend(parts);
             }
             shared.coordinator.check_quorum_of_reachable_ranks()?;
@@ -335,16 +335,16 @@ impl<'a> Worker<'a> {
         self.start.learning_rate = state.learning_rate;
         state.parameters.resize(self.snapshot.len(), 0.0);
         shared.replica.copy_to(&mut state.parameters);
-        let is_start = first / ranks == position.epoch * batches_per_epoch + position.step;
-        let losses = if is_start { (position.loss_sum, position.samples) } else { (0.0, 0) };
-        shared.coordinator.take_over((first, end), done, losses);
-        self.coordinator_trainer = Some(CoordinatorTrainer::new(self.context, state, first)?);
+        let is_start_of_run = first_part / ranks == position.epoch * batches_per_epoch + position.step;
+        let losses = if is_start_of_run { (position.loss_sum, position.samples) } else { (0.0, 0) };
+        shared.coordinator.take_over((first_part, end_part), done, losses);
+        self.coordinator_trainer = Some(CoordinatorTrainer::new(self.context, state, first_part)?);
         Ok(())
     }
 
     /// Asks another rank which parts it has done. Repeats the request until that rank also knows that the old
-    /// coordinator is lost. Returns the number below which all parts are done, and the numbers of the done parts above.
-    /// Returns `None` if the asked rank is lost.
+    /// coordinator is lost. Returns the number below which all parts are done, and the other parts that the asked rank has
+    /// done. Returns `None` if the asked rank is lost.
     fn ask_for_done_parts(&self, link: &PeerLink) -> Result<Option<(u64, Vec<u64>)>, TrainError> {
         let (shared, own) = (self.context.shared, self.context.own_rank);
         let until = Instant::now() + self.context.takeover_timeout();
