@@ -239,7 +239,7 @@ impl ModelDataArgs {
         if !matches!(options.data, PredictionInput::Table(_) | PredictionInput::StandardInput) {
             let name = self.data.join(" ");
             let is_parquet = matches!(options.data, PredictionInput::Source(DataSource::Parquet(_)));
-            if options.has_table_options() {
+            if options.has_options_of_text_tables() {
                 let problem = if is_parquet { "is a Parquet file" } else { "is not a table" };
                 return Err(usage_error(format!(
                     "--header, --no-header and --separator are for tables of text; --data {name} {problem}"
@@ -304,7 +304,7 @@ fn compare_with_targets(args: EvalArgs) -> Result<(), ProgramFailure> {
     let top_k = args.top_k.map(|k| usize::try_from(k).unwrap_or(usize::MAX));
     let mut model = SavedModel::load(&args.model_and_data.model)?;
     if model.description().text.is_some()
-        && (top_k.is_some() || input.target != TargetColumn::SameName || input.has_table_options())
+        && (top_k.is_some() || input.target != TargetColumn::SameName || input.has_options_of_text_tables())
     {
         let message = "--target, --top-k, --header, --no-header and --separator do not apply to a model that reads plain text";
         return Err(usage_error(message.into()));

@@ -114,7 +114,9 @@ impl TableArgs {
             Some(name) if source.table_files().is_none() => {
                 Err(format!("{name} is for tables; --data {source} is not a table"))
             }
-            Some(name) if matches!(source, DataSource::Parquet(_)) && options.has_text_options() => {
+            Some(name)
+                if matches!(source, DataSource::Parquet(_)) && options.has_options_of_text_tables() =>
+            {
                 Err(format!("{name} is for tables of text; --data {source} is a Parquet file"))
             }
             _ => Ok(options),

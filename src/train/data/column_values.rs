@@ -28,14 +28,14 @@ pub(crate) enum ColumnRole {
     Ignored,
 }
 
-/// The values of a column that have been read.
+/// The values of a column from the rows that have been read.
 #[derive(Debug)]
 pub(crate) struct ColumnValues {
     pub(crate) name: String,
     collector: ColumnCollector,
-    /// Whether the cells are dates.
+    /// Whether the column is a feature with dates.
     is_date: bool,
-    /// The number of missing values, including those in rows that were left out.
+    /// The number of missing values of a feature, including missing values in rows that were left out. 0 for other columns.
     pub(crate) missing_count: usize,
 }
 
@@ -81,7 +81,8 @@ impl ColumnValues {
         matches!(self.collector, ColumnCollector::FeatureNumbers(_) | ColumnCollector::FeatureTexts(_))
     }
 
-    /// Adds the value of a row.
+    /// Adds the cell of a row to the column. `policy` says what to do with a missing feature, and `bytes_left` is the memory
+    /// that is left for distinct texts.
     ///
     /// # Errors
     ///
@@ -107,8 +108,8 @@ impl ColumnValues {
             },
             ColumnCollector::FeatureTexts(texts) => {
                 let name = &self.name;
-                let full = |problem| format!("{problem}; pass --drop {name} to leave out the column");
-                texts.push(&cell.text()?, bytes_left).map_err(full)?;
+                let with_advice = |problem| format!("{problem}; pass --drop {name} to leave out the column");
+                texts.push(&cell.text()?, bytes_left).map_err(with_advice)?;
             }
             ColumnCollector::TargetTexts(texts) => texts.push(&cell.text()?, bytes_left)?,
             ColumnCollector::Ignored => {}
@@ -116,7 +117,7 @@ impl ColumnValues {
         Ok(())
     }
 
-    /// Adds a missing value of a feature, or returns an error if `policy` forbids missing values.
+    /// Adds a missing value to a feature, or returns an error if `policy` is [`MissingPolicy::Error`].
     fn push_missing(&mut self, policy: MissingPolicy, bytes_left: &mut TextBytesLeft) -> Result<(), String> {
         self.missing_count += 1;
         if policy == MissingPolicy::Error {
@@ -134,20 +135,20 @@ impl ColumnValues {
         Ok(())
     }
 
-    /// Completes an error of [`Cell::number`] with advice for the user.
+    /// Returns `problem` with advice for the user. `problem` is the error of [`Cell::number`] for `cell`.
     fn describe_bad_number(&self, cell: Cell<'_>, problem: &str) -> String {
         let name = &self.name;
-        let drop = if self.is_feature() {
+        let drop_advice = if self.is_feature() {
             format!(", or --drop {name} to leave out the column")
         } else {
             String::new()
         };
         if !matches!(cell, Cell::Text(_)) {
-            return format!("{problem}; leave the cell without a value if the value is missing{drop}");
+            return format!("{problem}; leave the cell without a value if the value is missing{drop_advice}");
         }
         format!(
             "{problem}, but the first values of this column are numbers; correct the cell, make the cell empty if the value \
-             is missing, or pass --categorical {name} if the column holds names{drop}"
+             is missing, or pass --categorical {name} if the column holds names{drop_advice}"
         )
     }
 

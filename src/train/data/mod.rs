@@ -65,7 +65,7 @@ pub(crate) use row_map::RowMap;
 pub(crate) use shared_samples::{SharedSamples, TargetStatistics};
 pub use source::DataSource;
 #[cfg(not(feature = "parquet"))]
-pub(crate) use source::PARQUET_NEEDED;
+pub(crate) use source::NO_PARQUET_MESSAGE;
 pub use sparse::SparseRows;
 pub use standardizer::Standardizer;
 pub(crate) use target::{CLASS_NUMBER_LIMIT, CLASSES_MAX};

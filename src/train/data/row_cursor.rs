@@ -15,10 +15,11 @@ pub(crate) trait RowCursor {
     /// Reads the next row. Returns `false` at the end of the file.
     fn advance(&mut self) -> Result<bool, DataError>;
 
-    /// Returns an error if the current row does not have `wanted` cells.
+    /// Returns an error if the current row does not have `wanted` cells. The rows of a Parquet file always have the right
+    /// number of cells.
     fn check_cell_count(&self, wanted: usize) -> Result<(), DataError>;
 
-    /// Returns a cell of the current row. `column` is the number of the column, counted from 0.
+    /// Returns a cell of the current row. `column` is the index of the column in the table.
     fn cell(&self, column: usize) -> Cell<'_>;
 
     /// Returns where the current row is in the file.
@@ -31,9 +32,9 @@ pub(crate) trait RowCursor {
 /// Where a row is in its file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RowPlace {
-    /// The row begins in this line. Lines are counted from 1.
+    /// The number of the line in which the row begins. Lines are counted from 1.
     Line(u64),
-    /// The row has this number. Rows are counted from 1.
+    /// The number of the row. Rows are counted from 1.
     #[cfg(feature = "parquet")]
     Row(u64),
 }
@@ -56,7 +57,7 @@ pub(crate) enum Cell<'a> {
     /// A text, which may be a number or a date. The text has no spaces at the beginning or the end, and may not be
     /// UTF-8.
     Text(&'a [u8]),
-    /// A number, a truth value or a date.
+    /// A number, a truth value or a date in a Parquet file.
     #[cfg(feature = "parquet")]
     Typed(TypedValue),
 }
@@ -76,7 +77,7 @@ impl<'a> Cell<'a> {
     /// errors.
     pub(crate) fn number(self) -> Result<f64, String> {
         match self {
-            Self::Missing => Err(MISSING.into()),
+            Self::Missing => Err(MISSING_VALUE_PROBLEM.into()),
             Self::Text(text) => parse_number(text),
             #[cfg(feature = "parquet")]
             Self::Typed(value) => value.number(),
@@ -86,7 +87,7 @@ impl<'a> Cell<'a> {
     /// Returns the date in the cell, as the number of days since 1970.
     pub(crate) fn date(self) -> Result<f64, String> {
         match self {
-            Self::Missing => Err(MISSING.into()),
+            Self::Missing => Err(MISSING_VALUE_PROBLEM.into()),
             Self::Text(text) => parse_date(text),
             #[cfg(feature = "parquet")]
             Self::Typed(value) => value.date(),
@@ -96,7 +97,7 @@ impl<'a> Cell<'a> {
     /// Returns the cell as text.
     pub(crate) fn text(self) -> Result<Cow<'a, str>, String> {
         match self {
-            Self::Missing => Err(MISSING.into()),
+            Self::Missing => Err(MISSING_VALUE_PROBLEM.into()),
             Self::Text(text) => {
                 let text = std::str::from_utf8(text).map(Cow::Borrowed);
                 text.map_err(|_| "the text is not UTF-8; save the table as UTF-8".into())
@@ -107,5 +108,5 @@ impl<'a> Cell<'a> {
     }
 }
 
-/// The problem of a cell that must have a value.
-const MISSING: &str = "the value is missing";
+/// The error for a missing value where a value is needed.
+const MISSING_VALUE_PROBLEM: &str = "the value is missing";

@@ -22,12 +22,13 @@ const MISSING_COLUMNS_SHOWN_MAX: usize = 8;
 
 /// The rows of a table that one rank has read.
 pub(crate) struct RowsOfRank {
-    /// The first file.
-    path: PathBuf,
+    /// The path of the first file.
+    first_path: PathBuf,
     /// The number of files after the first one.
     more_file_count: usize,
+    /// This rank's share of the blocks.
     share: BlocksOfRank,
-    /// The number of blocks of all files, including the blocks of other ranks.
+    /// The number of blocks of all files that were read, including the blocks of other ranks.
     block_count: usize,
     /// The number of the first block of the test set. `None` if the files hold only the training set.
     first_test_block: Option<usize>,
@@ -40,8 +41,10 @@ pub(crate) struct RowsOfRank {
     /// The index of the target column.
     target_index: usize,
     missing_policy: MissingPolicy,
+    /// The memory that is left for distinct texts.
     text_budget: TextBytesLeft,
-    /// The number of rows, including those that were left out.
+    /// The number of rows, including rows that were left out. This count and the next two counts are for this rank, until
+    /// [`sum_counts_over_ranks`](Self::sum_counts_over_ranks) adds the counts of the other ranks.
     row_count: usize,
     /// The number of rows without a target.
     rows_without_target: usize,
@@ -52,16 +55,17 @@ pub(crate) struct RowsOfRank {
 }
 
 impl RowsOfRank {
-    /// Creates a table without rows. `path` is the first file, and `more_file_count` is the number of files after the first one.
+    /// Creates a table without rows. `first_path` is the path of the first file, and `more_file_count` is the number of files
+    /// after the first one.
     pub(crate) fn new(
-        (path, more_file_count): (&Path, usize),
+        (first_path, more_file_count): (&Path, usize),
         (names, roles): (Vec<String>, Vec<ColumnRole>),
         missing_policy: MissingPolicy,
         share: BlocksOfRank,
     ) -> Self {
         let is_target = |column_role: &ColumnRole| matches!(column_role, ColumnRole::Target(_));
         Self {
-            path: path.to_owned(),
+            first_path: first_path.to_owned(),
             more_file_count,
             share,
             block_count: 0,
@@ -88,12 +92,12 @@ impl RowsOfRank {
         self.columns.iter().map(|column| column.name.as_str())
     }
 
-    /// Returns the blocks of this rank.
+    /// Returns this rank's share of the blocks.
     pub(crate) fn share(&self) -> BlocksOfRank {
         self.share
     }
 
-    /// Returns the number of blocks of the files that were read before.
+    /// Returns the number of blocks of the files that were read until now.
     pub(crate) fn block_count(&self) -> usize {
         self.block_count
     }
@@ -103,29 +107,30 @@ impl RowsOfRank {
         self.first_test_block = Some(self.block_count);
     }
 
-    /// Records that a file was read. `blocks` is the number of blocks of this file and all files before it.
-    /// `fingerprint` is equal only for equal files.
+    /// Records that a file was read. `blocks` is the number of blocks of this file and all earlier files. Files with the same
+    /// `fingerprint` count as the same file.
     pub(crate) fn end_file(&mut self, blocks: usize, fingerprint: &[u8]) {
         self.block_count = blocks;
         self.content_hasher.update(fingerprint);
         self.content_hasher.update((blocks as u64).to_le_bytes());
     }
 
-    /// Adds the current row of `row`, which belongs to the block `block`.
-    pub(crate) fn read_row(&mut self, row: &impl RowCursor, block: usize) -> Result<(), DataError> {
-        row.check_cell_count(self.columns.len())?;
+    /// Adds the current row of `cursor`, which belongs to the block with the number `block`.
+    pub(crate) fn add_current_row(&mut self, cursor: &impl RowCursor, block: usize) -> Result<(), DataError> {
+        cursor.check_cell_count(self.columns.len())?;
         self.row_count += 1;
-        if row.cell(self.target_index) == Cell::Missing {
+        if cursor.cell(self.target_index) == Cell::Missing {
             self.rows_without_target += 1;
             return Ok(());
         }
-        if self.missing_policy == MissingPolicy::Drop && self.count_missing(row) > 0 {
+        if self.missing_policy == MissingPolicy::Drop && self.count_missing_features(cursor) > 0 {
             self.incomplete_rows += 1;
             return Ok(());
         }
         for (index, column) in self.columns.iter_mut().enumerate().filter(|(_, column)| column.is_used()) {
-            if let Err(problem) = column.push(row.cell(index), self.missing_policy, &mut self.text_budget) {
-                return Err(row.error(format!("{}, column `{}`: {problem}", row.place(), column.name)));
+            if let Err(problem) = column.push(cursor.cell(index), self.missing_policy, &mut self.text_budget)
+            {
+                return Err(cursor.error(format!("{}, column `{}`: {problem}", cursor.place(), column.name)));
             }
         }
         match self.block_rows.last_mut() {
@@ -138,16 +143,19 @@ impl RowsOfRank {
     /// Returns an error if the table has too many values.
     fn check_value_count(&self) -> Result<(), DataError> {
         if (self.row_count as u64).saturating_mul(self.columns.len() as u64) > ELEMENTS_MAX {
-            return Err(DataError::malformed(&self.path, format!("holds more than {ELEMENTS_MAX} values")));
+            return Err(DataError::malformed(
+                &self.first_path,
+                format!("holds more than {ELEMENTS_MAX} values"),
+            ));
         }
         Ok(())
     }
 
-    /// Counts the missing features of a row, and adds them to the counts of the columns.
-    fn count_missing(&mut self, row: &impl RowCursor) -> usize {
+    /// Counts the missing features of the current row of `cursor`, and adds them to the counts of the columns.
+    fn count_missing_features(&mut self, cursor: &impl RowCursor) -> usize {
         let mut count = 0;
         for (index, column) in self.columns.iter_mut().enumerate() {
-            if column.is_feature() && row.cell(index) == Cell::Missing {
+            if column.is_feature() && cursor.cell(index) == Cell::Missing {
                 column.missing_count += 1;
                 count += 1;
             }
@@ -155,7 +163,7 @@ impl RowsOfRank {
         count
     }
 
-    /// Returns a hash of the files: ranks with the same hash have read the same files.
+    /// Returns a hash of the files, to check that all ranks have read the same files.
     pub(crate) fn content_digest(&self) -> u64 {
         let first_test_block = self.first_test_block.unwrap_or(self.block_count) as u64;
         short_digest(&self.content_hasher.clone().chain_update(first_test_block.to_le_bytes()).finalize())
@@ -175,16 +183,16 @@ impl RowsOfRank {
                 0 => "has no rows below its header; pass --no-header if its first row holds data".to_owned(),
                 count => format!("this file and {count} more files have no rows below their headers"),
             };
-            return Err(DataError::malformed(&self.path, problem).into());
+            return Err(DataError::malformed(&self.first_path, problem).into());
         }
         let mut notes = std::mem::take(&mut self.notes);
-        let about_missing = self.describe_missing();
+        let missing_notes = self.describe_missing_values();
         let dropped_rows = self.rows_without_target.saturating_add(self.incomplete_rows);
         let kept_rows = self.row_count.saturating_sub(dropped_rows);
         if kept_rows == 0 {
-            return Err(DataError::Unsuitable(format!("no row remains: {}", about_missing.join("; "))).into());
+            return Err(DataError::Unsuitable(format!("no row remains: {}", missing_notes.join("; "))).into());
         }
-        notes.extend(about_missing);
+        notes.extend(missing_notes);
         let mut block_rows = vec![0; self.block_count];
         for &(block, rows) in &self.block_rows {
             block_rows[block] = rows;
@@ -216,7 +224,7 @@ impl RowsOfRank {
             return Ok(());
         }
         Err(DataError::malformed(
-            &self.path,
+            &self.first_path,
             "the ranks disagree about the number of rows: the memory of a host or the network corrupted a value; start the job \
              again without --no-checksum",
         ))
@@ -224,17 +232,19 @@ impl RowsOfRank {
 
     /// Replaces the counts of this rank by their sums over all ranks.
     fn sum_counts_over_ranks(&mut self, group: &mut Group) -> Result<(), TrainError> {
-        let own = [&mut self.row_count, &mut self.rows_without_target, &mut self.incomplete_rows];
-        let mut counts: Vec<&mut usize> =
-            own.into_iter().chain(self.columns.iter_mut().map(|column| &mut column.missing_count)).collect();
+        let row_counts = [&mut self.row_count, &mut self.rows_without_target, &mut self.incomplete_rows];
+        let mut counts: Vec<&mut usize> = row_counts
+            .into_iter()
+            .chain(self.columns.iter_mut().map(|column| &mut column.missing_count))
+            .collect();
         let mut sums: Vec<u64> = counts.iter().map(|count| **count as u64).collect();
         group.all_reduce(&mut sums, ReduceOp::Sum)?;
         counts.iter_mut().zip(sums).for_each(|(count, sum)| **count = sum as usize);
         Ok(())
     }
 
-    /// Returns messages about missing values.
-    fn describe_missing(&self) -> Vec<String> {
+    /// Returns messages for the user about rows and columns with missing values.
+    fn describe_missing_values(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let (rows, target) = (self.row_count, &self.columns[self.target_index].name);
         if self.rows_without_target > 0 {
@@ -243,17 +253,17 @@ impl RowsOfRank {
                 self.rows_without_target
             ));
         }
-        let incomplete: Vec<&ColumnValues> =
+        let columns_with_missing: Vec<&ColumnValues> =
             self.columns.iter().filter(|column| column.missing_count > 0).collect();
-        if incomplete.is_empty() {
+        if columns_with_missing.is_empty() {
             return notes;
         }
-        let counts: Vec<String> = incomplete
+        let counts: Vec<String> = columns_with_missing
             .iter()
             .take(MISSING_COLUMNS_SHOWN_MAX)
             .map(|column| format!("`{}` {}", column.name, column.missing_count))
             .collect();
-        let more = if incomplete.len() > counts.len() { ", ..." } else { "" };
+        let more = if columns_with_missing.len() > counts.len() { ", ..." } else { "" };
         let counts = format!("{}{more}", counts.join(", "));
         let policy = self.missing_policy;
         notes.push(match policy {

@@ -15,9 +15,9 @@ use super::{DataError, ELEMENTS_MAX, LoadedRows, image_folder, libsvm};
 /// The maximum number of files of a table.
 const FILES_MAX: usize = 100_000;
 
-/// The reason why a program without the feature `parquet` refuses a Parquet file.
+/// The error for a Parquet file in a program that was built without the feature `parquet`.
 #[cfg(not(feature = "parquet"))]
-pub(crate) const PARQUET_NEEDED: &str = "is a Parquet file and needs the feature `parquet`, but this program was built without \
+pub(crate) const NO_PARQUET_MESSAGE: &str = "is a Parquet file and needs the feature `parquet`, but this program was built without \
                                          this feature; build the program with `cargo build --release --features parquet`, or \
                                          save the table as .csv";
 
@@ -90,7 +90,7 @@ impl FromStr for DataSource {
             Some(extension) if UNSUPPORTED_FORMATS.contains(&extension) => Err(format!(
                 "has the format .{extension}, which ringtrain cannot read; save the table as .csv"
             )),
-            // IDX data is always a directory, so a path to a file is a table.
+            // IDX data is always a directory, so a file with an unknown extension is a table.
             _ if is_parquet_file(path) => check_parquet_path(path).map(|()| Self::Parquet(vec![text.into()])),
             _ if path.exists() => check_file_holds_text(path).map(|()| Self::Csv(text.into())),
             _ => Ok(Self::Idx(text.into())),
@@ -110,16 +110,17 @@ const TEXT_CHECK_BYTES: u64 = 1 << 16;
 /// Returns an error, because this program cannot read Parquet files.
 #[cfg(not(feature = "parquet"))]
 pub(super) fn check_parquet_path(_: &Path) -> Result<(), String> {
-    Err(PARQUET_NEEDED.into())
+    Err(NO_PARQUET_MESSAGE.into())
 }
 
-/// Returns an error if the name of a Parquet file cannot be used.
+/// Returns an error if `path` is a directory, or if it has the ending of compressed files.
 #[cfg(feature = "parquet")]
 pub(super) fn check_parquet_path(path: &Path) -> Result<(), String> {
     if let Some(compression) = FileCompression::from_file_name(path) {
         let ending = compression.extension();
         Err(format!(
-            "is a compressed Parquet file; decompress it, because ringtrain reads no Parquet files with the ending {ending}"
+            "is a Parquet file with the ending {ending} of compressed files; decompress the file, or remove the ending if the \
+             file is not compressed"
         ))
     } else if path.is_dir() {
         let directory = path.display();
@@ -129,13 +130,13 @@ pub(super) fn check_parquet_path(path: &Path) -> Result<(), String> {
     }
 }
 
-/// Returns whether a regular file begins with the mark of Parquet files. Pipes are not checked, because they cannot be
-/// read twice.
+/// Returns whether `path` is a regular file that begins with `PAR1`, as Parquet files do. Pipes are not checked, because
+/// they cannot be read twice.
 fn is_parquet_file(path: &Path) -> bool {
-    let mut mark = [0; 4];
+    let mut first_bytes = [0; 4];
     path.is_file()
-        && File::open(path).and_then(|mut file| file.read_exact(&mut mark)).is_ok()
-        && mark == *b"PAR1"
+        && File::open(path).and_then(|mut file| file.read_exact(&mut first_bytes)).is_ok()
+        && first_bytes == *b"PAR1"
 }
 
 /// Returns an error if a regular file does not hold text. Pipes are not checked, because they cannot be read twice.
@@ -180,6 +181,7 @@ pub(super) fn expand_file_pattern(value: &str) -> Result<Vec<String>, String> {
     if names.is_empty() { Err("no file matches this pattern".into()) } else { Ok(names) }
 }
 
+/// Parses the shape `ROWSxFEATURES` of random data.
 fn parse_synthetic_shape(shape: &str) -> Result<DataSource, String> {
     let (rows, columns) = shape
         .split_once('x')
@@ -209,7 +211,7 @@ impl fmt::Display for DataSource {
 }
 
 impl DataSource {
-    /// Returns the files of a table. Returns `None` if the data is not a table.
+    /// Returns the files of a table of text or of a Parquet table. Returns `None` for all other sources.
     pub fn table_files(&self) -> Option<&[PathBuf]> {
         match self {
             Self::Csv(path) => Some(std::slice::from_ref(path)),
@@ -260,8 +262,8 @@ impl DataSource {
     ///
     /// # Errors
     ///
-    /// If a value is not a source, if no file matches a pattern, or if there are several values and one of them is
-    /// not a table.
+    /// If a value is not a source, if no file matches a pattern, or if several files are given that
+    /// are not all tables of text or all Parquet files.
     pub fn from_values(option: &str, values: &[String]) -> Result<Self, String> {
         let mut names = Vec::new();
         for value in values {

@@ -8,7 +8,7 @@ use super::parquet;
 use super::raw_table::EncodedTable;
 use super::row_map::RowMap;
 #[cfg(not(feature = "parquet"))]
-use super::source::PARQUET_NEEDED;
+use super::source::NO_PARQUET_MESSAGE;
 use super::{DataError, DataSource, LoadOptions, Samples, Targets};
 use crate::group::{Error, Group};
 use crate::train::rank_checks::{check_all_succeeded, find_first_differing_rank};
@@ -19,8 +19,8 @@ use crate::types::{Element, WorldSize};
 ///
 /// # Errors
 ///
-/// All ranks return an error if one rank cannot read its rows, if the ranks read different files, or if the table
-/// cannot be encoded.
+/// If a rank cannot read its rows, if the ranks have read different files, or if the table cannot be encoded. If one rank
+/// returns an error, all ranks return an error.
 pub(crate) fn load_table(
     source: &DataSource,
     options: &LoadOptions,
@@ -33,20 +33,20 @@ pub(crate) fn load_table(
     let target = options.target.as_deref().ok_or_else(|| {
         DataError::Unsuitable(format!("{source} is a table: name the column to predict with --target"))
     });
-    let read = target.and_then(|target| match source {
+    let rows_of_rank = target.and_then(|target| match source {
         #[cfg(feature = "parquet")]
         DataSource::Parquet(_) => {
             parquet::read_rows_of_rank((&files, train_file_count), target, &options.table, share)
         }
         #[cfg(not(feature = "parquet"))]
-        DataSource::Parquet(_) => Err(DataError::Unsuitable(format!("{source} {PARQUET_NEEDED}"))),
+        DataSource::Parquet(_) => Err(DataError::Unsuitable(format!("{source} {NO_PARQUET_MESSAGE}"))),
         _ => csv::read_rows_of_rank((&files, train_file_count), target, &options.table, share),
     });
-    let read = check_all_succeeded(group, RunPhase::Data, read.map_err(TrainError::from))?;
-    if let Some((rank, _)) = find_first_differing_rank(group, &[read.content_digest()])? {
+    let rows_of_rank = check_all_succeeded(group, RunPhase::Data, rows_of_rank.map_err(TrainError::from))?;
+    if let Some((rank, _)) = find_first_differing_rank(group, &[rows_of_rank.content_digest()])? {
         return Err(TrainError::DataDiffer { rank, name: source.to_string() });
     }
-    let table = read.into_raw_table(group)?;
+    let table = rows_of_rank.into_raw_table(group)?;
     let sets = options.choose_row_sets(table.row_map.rows(), table.first_test_row)?;
     table.encode(&sets, (options.table.missing, options.table.categories_max), group)
 }
@@ -73,7 +73,8 @@ impl Samples {
     }
 }
 
-/// Returns the cells of all ranks in the order of the rows. `cells` holds the rows of this rank.
+/// Returns the cells of all ranks in the order of the table. `cells` holds the rows of this rank, and
+/// `rows` says which rank holds which rows.
 fn gather_cells(cells: &Array2<f32>, rows: &RowMap, group: &mut Group) -> Result<Array2<f32>, Error> {
     let width = cells.ncols();
     let values: Vec<f32> = cells.iter().copied().collect();
@@ -81,7 +82,8 @@ fn gather_cells(cells: &Array2<f32>, rows: &RowMap, group: &mut Group) -> Result
     Ok(Array2::from_shape_vec((rows.rows(), width), all).expect("the map counts the rows of all ranks"))
 }
 
-/// Returns the values of all ranks in the order of the rows. `values` has `width` values for each row of this rank.
+/// Returns the values of all ranks in the order of the table. `values` has `width` values for each row of this rank, and
+/// `rows` says which rank holds which rows.
 fn gather_values<T: Element>(
     values: &[T],
     width: usize,

@@ -10,7 +10,7 @@ use super::rows_in_memory::RowsInMemory;
 use super::table::TableRows;
 use super::text::NO_PREDICTIONS_MESSAGE;
 #[cfg(not(feature = "parquet"))]
-use crate::train::data::PARQUET_NEEDED;
+use crate::train::data::NO_PARQUET_MESSAGE;
 use crate::train::data::{DataError, DataSource, HeaderRow, Separator, WantedImages};
 use crate::train::model_file::ModelDescription;
 
@@ -52,8 +52,8 @@ pub enum TargetColumn {
 }
 
 impl InputOptions {
-    /// Returns whether an option says how to read a table.
-    pub(crate) fn has_table_options(&self) -> bool {
+    /// Returns whether `--header`, `--no-header` or `--separator` is given. These options apply only to tables of text.
+    pub(crate) fn has_options_of_text_tables(&self) -> bool {
         self.header != HeaderRow::Expected || self.separator.is_some()
     }
 }
@@ -147,7 +147,7 @@ pub(super) fn open_prediction_input(
         }
         #[cfg(not(feature = "parquet"))]
         PredictionInput::Source(source @ DataSource::Parquet(_)) => {
-            return Err(DataError::Unsuitable(format!("{source} {PARQUET_NEEDED}")));
+            return Err(DataError::Unsuitable(format!("{source} {NO_PARQUET_MESSAGE}")));
         }
         PredictionInput::Source(source) => {
             match source.load_images_or_sparse_rows(WantedImages {

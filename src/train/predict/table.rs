@@ -17,26 +17,26 @@ use crate::train::data::{
 };
 use crate::train::model_file::ModelDescription;
 
-/// The number of rows that are examined to detect the separator and the header.
+/// The maximum number of rows that are examined to detect the separator and the header.
 const FORMAT_DETECTION_ROWS: usize = 1000;
 
 /// The rows of a table.
 pub(super) struct TableRows {
     /// The paths of the files of the table, in reading order.
     files: Vec<PathBuf>,
-    /// The index of the current file.
-    file: usize,
+    /// The index of the current file in `files`.
+    file_index: usize,
     format: TableFormat,
     /// The rows of the current file.
     rows: Box<dyn RowCursor>,
     /// For each row of the last block, the index of its file in `files` and its place in this file.
-    places: Vec<(usize, RowPlace)>,
+    row_origins: Vec<(usize, RowPlace)>,
     /// The names of the columns of the table.
     header: Vec<String>,
     encoding: TableEncoding,
     pixel_divisor: Option<f32>,
     /// For each column of the model, the index of the same column in the table.
-    indices: Vec<usize>,
+    column_indices: Vec<usize>,
     /// The cells of the current row, as numbers; see [`ColumnInputs`].
     cells: Array1<f32>,
     /// The index of the target column, and the parser of its cells. `None` if no targets are read.
@@ -44,7 +44,7 @@ pub(super) struct TableRows {
     rows_without_target: u64,
 }
 
-/// How to open the files of a table after the first.
+/// How to open the files of a table after the first one.
 enum TableFormat {
     /// Text, with the options `header` and `separator` of [`InputOptions`].
     Text(HeaderRow, Option<Separator>),
@@ -54,15 +54,19 @@ enum TableFormat {
 
 /// The names of the columns of a table, and the columns that a model needs.
 struct FoundColumns {
+    /// The names of the columns of the table.
     header: Vec<String>,
-    indices: Vec<usize>,
+    /// For each column of the model, the index of the same column in the table.
+    column_indices: Vec<usize>,
+    /// The index of the target column. `None` if no targets are read.
     target: Option<usize>,
 }
 
 impl FoundColumns {
-    /// Finds the columns of the model and the target column. An error says what is wrong with the table.
+    /// Finds the columns of the model and the target column. `has_header` is `false` if the names in `header` are only numbers.
+    /// An error says what is wrong with the table.
     fn find(
-        (header, has_names): (Vec<String>, bool),
+        (header, has_header): (Vec<String>, bool),
         wanted_target: &TargetColumn,
         description: &ModelDescription,
     ) -> Result<Self, String> {
@@ -75,8 +79,8 @@ impl FoundColumns {
                 return Err("is a table; pass the name of the column with the targets to --target".into());
             }
         };
-        let indices = find_columns(description, &header, has_names, target)?;
-        Ok(Self { header, indices, target })
+        let column_indices = find_columns(description, &header, has_header, target)?;
+        Ok(Self { header, column_indices, target })
     }
 }
 
@@ -87,7 +91,7 @@ impl TableRows {
         options: &InputOptions,
         description: &ModelDescription,
     ) -> Result<Self, DataError> {
-        let first = files.first().ok_or_else(no_files)?;
+        let first = files.first().ok_or_else(no_files_error)?;
         let records = Records::open(first, options.separator, FORMAT_DETECTION_ROWS + 1)?;
         Self::begin_text(files.to_vec(), records, options, description)
     }
@@ -110,16 +114,17 @@ impl TableRows {
         options: &InputOptions,
         description: &ModelDescription,
     ) -> Result<Self, DataError> {
-        let first = files.first().ok_or_else(no_files)?;
+        let first = files.first().ok_or_else(no_files_error)?;
         let file = ParquetFile::open(first)?;
         let columns = FoundColumns::find((file.column_names(), true), &options.target, description)
             .map_err(|problem| DataError::malformed(first, problem))?;
-        let used = columns.indices.iter().copied().chain(columns.target).collect::<Vec<_>>();
-        let rows = Box::new(file.into_rows(&used, None)?);
+        let used_columns = columns.column_indices.iter().copied().chain(columns.target).collect::<Vec<_>>();
+        let rows = Box::new(file.into_rows(&used_columns, None)?);
         Ok(Self::new(files.to_vec(), (TableFormat::Parquet, rows), columns, description))
     }
 
-    /// `records` holds the rows of the first file.
+    /// Reads the names of the columns of a table of text, and finds the columns of the model. `records` holds the rows of the
+    /// first file.
     fn begin_text(
         files: Vec<PathBuf>,
         mut records: Records,
@@ -143,19 +148,19 @@ impl TableRows {
     fn new(
         files: Vec<PathBuf>,
         (format, rows): (TableFormat, Box<dyn RowCursor>),
-        FoundColumns { header, indices, target }: FoundColumns,
+        FoundColumns { header, column_indices, target }: FoundColumns,
         description: &ModelDescription,
     ) -> Self {
         Self {
             files,
-            file: 0,
+            file_index: 0,
             format,
             rows,
-            places: Vec::new(),
+            row_origins: Vec::new(),
             header,
             encoding: description.encoding(),
             pixel_divisor: description.pixel_divisor,
-            indices,
+            column_indices,
             cells: Array1::zeros(description.columns.len()),
             target: target.map(|index| (index, TruthParser::new(description))),
             rows_without_target: 0,
@@ -169,16 +174,16 @@ impl TableRows {
             if self.rows.advance()? {
                 return Ok(true);
             }
-            if self.file + 1 == self.files.len() {
+            if self.file_index + 1 == self.files.len() {
                 return Ok(false);
             }
-            self.file += 1;
-            self.rows = self.open_file(&self.files[self.file])?;
+            self.file_index += 1;
+            self.rows = self.open_later_file(&self.files[self.file_index])?;
         }
     }
 
-    /// Opens a file after the first, and checks its columns.
-    fn open_file(&self, path: &Path) -> Result<Box<dyn RowCursor>, DataError> {
+    /// Opens a file after the first one, and checks that the file has the columns of the first file.
+    fn open_later_file(&self, path: &Path) -> Result<Box<dyn RowCursor>, DataError> {
         match self.format {
             TableFormat::Text(header, separator) => {
                 let mut records = Records::open(path, separator, 0)?;
@@ -197,8 +202,8 @@ impl TableRows {
                 let file = ParquetFile::open(path)?;
                 file.check_column_names(&self.header, &self.files[0])?;
                 let target = self.target.as_ref().map(|(index, _)| *index);
-                let used = self.indices.iter().copied().chain(target).collect::<Vec<_>>();
-                Ok(Box::new(file.into_rows(&used, None)?))
+                let used_columns = self.column_indices.iter().copied().chain(target).collect::<Vec<_>>();
+                Ok(Box::new(file.into_rows(&used_columns, None)?))
             }
         }
     }
@@ -211,7 +216,7 @@ impl TableRows {
 
     /// Converts a cell of the current row to a number; see [`ColumnInputs`].
     fn parse_cell(&self, column: usize) -> Result<f32, DataError> {
-        let index = self.indices[column];
+        let index = self.column_indices[column];
         let cell = self.rows.cell(index);
         let encoding = &self.encoding.columns[column];
         match (&encoding.inputs, cell) {
@@ -240,8 +245,9 @@ impl TableRows {
         }
     }
 
-    /// Converts the current row. Returns `false` if the row has no target.
-    fn read_row(
+    /// Writes the inputs of the model for the current row to `inputs`, and appends the target to `truths` if targets are read.
+    /// If the row must have a target but has none, counts the row and returns `false`.
+    fn convert_current_row(
         &mut self,
         mut inputs: ArrayViewMut1<'_, f32>,
         truths: &mut Vec<Truth>,
@@ -273,18 +279,18 @@ impl RowReader for TableRows {
         mut inputs: ArrayViewMut2<'_, f32>,
         truths: &mut Vec<Truth>,
     ) -> Result<usize, DataError> {
-        self.places.clear();
-        while self.places.len() < inputs.nrows() && self.move_to_next_row()? {
-            if self.read_row(inputs.row_mut(self.places.len()), truths)? {
-                self.places.push((self.file, self.rows.place()));
+        self.row_origins.clear();
+        while self.row_origins.len() < inputs.nrows() && self.move_to_next_row()? {
+            if self.convert_current_row(inputs.row_mut(self.row_origins.len()), truths)? {
+                self.row_origins.push((self.file_index, self.rows.place()));
             }
         }
-        Ok(self.places.len())
+        Ok(self.row_origins.len())
     }
 
     fn row_error(&self, index: usize, problem: &str) -> DataError {
-        let (file, place) = self.places[index];
-        DataError::malformed(&self.files[file], format!("{place}: {problem}"))
+        let (file_index, place) = self.row_origins[index];
+        DataError::malformed(&self.files[file_index], format!("{place}: {problem}"))
     }
 
     fn rows_without_target(&self) -> u64 {
@@ -292,6 +298,6 @@ impl RowReader for TableRows {
     }
 }
 
-fn no_files() -> DataError {
+fn no_files_error() -> DataError {
     DataError::Unsuitable("the table has no files".into())
 }

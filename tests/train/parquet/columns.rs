@@ -1,4 +1,4 @@
-//! Columns of all types, and functions that load them.
+//! Columns of all types for the tests of Parquet files, and a function that loads tables.
 
 use std::path::Path;
 
@@ -7,29 +7,33 @@ use ringtrain::train::data::{DataSource, Dataset, LoadOptions, MissingPolicy, Ta
 
 use super::written_file::{Stored, TestColumn};
 
+/// Returns the default properties of a Parquet file, which the caller can change.
 pub(super) fn properties() -> WriterPropertiesBuilder {
     WriterProperties::builder()
 }
 
+/// Loads a table on one rank.
 pub(super) fn load(source: &DataSource, target: &str, table: &TableOptions) -> Result<Dataset, String> {
     let options = LoadOptions { target: Some(target.into()), table: table.clone(), ..LoadOptions::default() };
     source.load(&options).map_err(|error| error.to_string())
 }
 
-pub(super) fn parquet(path: &Path) -> DataSource {
+/// Returns a table that consists of one Parquet file.
+pub(super) fn parquet_source(path: &Path) -> DataSource {
     DataSource::Parquet(vec![path.to_owned()])
 }
 
-/// Returns a column of integers in which each third value is missing.
+/// Returns a column of integers in which every third value is missing. `declared_type` is the parameter of the same name of
+/// [`TestColumn::new`], and `stored` converts an integer to the stored value. The integers of `numbers` repeat.
 fn integers(
     name: &'static str,
-    kind: &'static str,
-    cell: fn(i64) -> Stored,
+    declared_type: &'static str,
+    stored: fn(i64) -> Stored,
     numbers: [i64; 4],
 ) -> TestColumn {
-    TestColumn::new(name, kind, move |row| {
+    TestColumn::new(name, declared_type, move |row| {
         let number = numbers[row % 4];
-        (row % 3 != 1).then(|| (cell(number), number.to_string()))
+        (row % 3 != 1).then(|| (stored(number), number.to_string()))
     })
 }
 
@@ -37,9 +41,10 @@ fn i32_of(value: i64) -> Stored {
     Stored::I32(value as i32)
 }
 
-/// Returns a column of times. `seconds` are the seconds since 1970 of the row, and `stored` converts them.
-fn times(name: &'static str, kind: &'static str, stored: fn(i64) -> Stored) -> TestColumn {
-    TestColumn::new(name, kind, move |row| {
+/// Returns a column of times in which every fifth value is missing. `declared_type` is the parameter of the same name of
+/// [`TestColumn::new`], and `stored` converts seconds since 1970 to the stored value.
+fn times(name: &'static str, declared_type: &'static str, stored: fn(i64) -> Stored) -> TestColumn {
+    TestColumn::new(name, declared_type, move |row| {
         let seconds = 1_709_208_000 + row as i64 * 3_601;
         let (hour, minute, second) = (row * 3_601 / 3_600 % 24, row * 3_601 / 60 % 60, row * 3_601 % 60);
         let day = 29 + (12 + row * 3_601 / 3_600) / 24;
@@ -92,7 +97,7 @@ fn columns_of_other_numbers() -> Vec<TestColumn> {
         TestColumn::new("double", "double #", |row| {
             let number = row as f64 / 3.0;
             let missing = row % 4 == 2;
-            // A value that is no number is missing, as a null is.
+            // NaN and a null are both missing values.
             let stored = if row % 8 == 2 { Stored::F64(f64::NAN) } else { Stored::F64(number) };
             (row % 8 != 6).then(|| (stored, if missing { "nan".into() } else { number.to_string() }))
         }),
@@ -144,6 +149,7 @@ fn columns_of_dates_and_texts() -> Vec<TestColumn> {
     ]
 }
 
+/// Returns the column `y`, in which some values are missing.
 pub(super) fn target_column() -> TestColumn {
     TestColumn::new("y", "double #", |row| {
         let number = (row * 57 % 503) as f64 / 4.0;

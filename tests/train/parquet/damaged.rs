@@ -12,11 +12,12 @@ use ringtrain::train::data::TableOptions;
 use super::super::program::run_ringtrain_in;
 use super::super::util::runs_long_tests;
 use super::columns::{
-    columns_for_training, columns_of_all_types, load, options_for_all_types, parquet, properties,
+    columns_for_training, columns_of_all_types, load, options_for_all_types, parquet_source, properties,
 };
 use super::written_file::{TestColumn, write_parquet};
 
-/// Loads a damaged file. The result must be data, or an error that names the file. Returns whether it is an error.
+/// Loads a file with the content `bytes`, which may be damaged. The result must be a table, or an error that names the file
+/// or a column. Returns whether the result is an error.
 fn is_refused(path: &Path, bytes: &[u8], table: &TableOptions) -> bool {
     fs::write(path, bytes).unwrap();
     match load(&parquet(path), "y", table) {
@@ -32,14 +33,14 @@ fn is_refused(path: &Path, bytes: &[u8], table: &TableOptions) -> bool {
 }
 
 #[test]
-fn a_truncated_or_damaged_file_is_an_error_and_no_panic() {
+fn truncated_or_damaged_files_cause_errors_and_not_panics() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("damaged.parquet");
     let columns: Vec<TestColumn> = columns_of_all_types();
     let table = options_for_all_types(&[]);
     let seed = 20;
     let mut random = StdRng::seed_from_u64(seed);
-    let flips = if runs_long_tests() { 4_000 } else { 150 };
+    let case_count = if runs_long_tests() { 4_000 } else { 150 };
     for properties in [
         properties().set_compression(Compression::SNAPPY),
         properties()
@@ -49,7 +50,7 @@ fn a_truncated_or_damaged_file_is_an_error_and_no_panic() {
         write_parquet(&path, &columns, &[0, 40, 60], properties);
         let bytes = fs::read(&path).unwrap();
         assert!(!is_refused(&path, &bytes, &table));
-        for _ in 0..flips / 5 {
+        for _ in 0..case_count / 5 {
             let length = random.random_range(0..bytes.len());
             assert!(
                 is_refused(&path, &bytes[..length], &table),
@@ -58,7 +59,7 @@ fn a_truncated_or_damaged_file_is_an_error_and_no_panic() {
             );
         }
         let mut refused = 0;
-        for _ in 0..flips {
+        for _ in 0..case_count {
             let mut damaged = bytes.clone();
             for _ in 0..random.random_range(1..4) {
                 let index = random.random_range(0..damaged.len());
@@ -66,11 +67,11 @@ fn a_truncated_or_damaged_file_is_an_error_and_no_panic() {
             }
             refused += usize::from(is_refused(&path, &damaged, &table));
         }
-        assert!(refused > flips / 3, "{refused} of {flips}");
+        assert!(refused > case_count / 3, "{refused} of {case_count} damaged files are refused");
     }
 }
 
-/// The message of a caught panic must not be on standard error.
+/// Panics of the crate `parquet` become errors, so no message of a panic may be on standard error.
 #[test]
 fn the_program_reports_a_damaged_file_in_one_message() {
     let directory = tempfile::tempdir().unwrap();

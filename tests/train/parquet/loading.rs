@@ -14,7 +14,7 @@ use super::super::library::{config, train};
 use super::super::strategies::{NONE, train_on};
 use super::super::util::{if_long_tests_else, ranks};
 use super::columns::{
-    columns_for_training, columns_of_all_types, load, options_for_all_types, parquet, properties,
+    columns_for_training, columns_of_all_types, load, options_for_all_types, parquet_source, properties,
     target_column,
 };
 use super::written_file::{Stored, TestColumn, write_csv, write_parquet};
@@ -27,7 +27,8 @@ fn inputs(dataset: &Dataset) -> Array2<f32> {
     inputs
 }
 
-/// A table has the same features, targets and encoding in each format, with each compression and version of Parquet.
+/// A Parquet file has the same features, targets and encoding as a table of text, with each compression and version of
+/// Parquet.
 #[test]
 fn a_parquet_file_gives_the_same_data_as_a_table_of_text() {
     let directory = tempfile::tempdir().unwrap();
@@ -53,7 +54,7 @@ fn a_parquet_file_gives_the_same_data_as_a_table_of_text() {
     .enumerate()
     {
         write_parquet(&path, &columns, &[0, 1, 500, 500, 600], properties);
-        let found = load(&parquet(&path), "y", &options_for_all_types(&["written_day"])).unwrap();
+        let found = load(&parquet_source(&path), "y", &options_for_all_types(&["written_day"])).unwrap();
         assert_eq!((&found.encoding, &found.layout), (&expected.encoding, &expected.layout), "case {case}");
         assert_eq!(found.train.targets, expected.train.targets);
         assert_eq!(inputs(&found), inputs(&expected), "case {case}");
@@ -65,7 +66,7 @@ fn a_parquet_file_gives_the_same_data_as_a_table_of_text() {
 }
 
 #[test]
-fn a_truth_value_as_target_gives_two_classes() {
+fn booleans_and_small_integers_as_targets_become_classes() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.parquet");
     write_parquet(&path, &columns_of_all_types(), &[0, 400], properties());
@@ -74,13 +75,13 @@ fn a_truth_value_as_target_gives_two_classes() {
         missing: MissingPolicy::Mean,
         ..TableOptions::default()
     };
-    assert_eq!(load(&parquet(&path), "flag", &table).unwrap().classes, ["False", "True"]);
-    let codes = load(&parquet(&path), "code", &table).unwrap();
+    assert_eq!(load(&parquet_source(&path), "flag", &table).unwrap().classes, ["False", "True"]);
+    let codes = load(&parquet_source(&path), "code", &table).unwrap();
     assert_eq!(codes.classes, ["7", "8", "10"]);
 }
 
 #[test]
-fn columns_that_cannot_be_read_are_refused_by_name() {
+fn errors_name_the_columns_that_cannot_be_read() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.parquet");
     let bytes = |size| move |_: usize| Some((Stored::Fixed(vec![1; size]), String::new()));
@@ -124,7 +125,7 @@ fn columns_that_cannot_be_read_are_refused_by_name() {
             drop: refused[..index].iter().map(|&name| name.into()).collect(),
             ..TableOptions::default()
         };
-        let error = load(&parquet(&path), "y", &table).unwrap_err();
+        let error = load(&parquet_source(&path), "y", &table).unwrap_err();
         let expected_start = format!("{}: column `{name}` holds ", path.display());
         let expected_end =
             format!(", which ringtrain cannot read; pass --drop {name} to leave out the column");
@@ -134,7 +135,7 @@ fn columns_that_cannot_be_read_are_refused_by_name() {
         );
     }
     let drop = TableOptions { drop: refused.map(String::from).to_vec(), ..TableOptions::default() };
-    assert_eq!(load(&parquet(&path), "y", &drop).unwrap().train.len(), 39);
+    assert_eq!(load(&parquet_source(&path), "y", &drop).unwrap().train.len(), 39);
     let only_list = TableOptions {
         drop: drop.drop.iter().filter(|name| *name != "list").cloned().collect(),
         ..drop.clone()
@@ -146,7 +147,7 @@ fn columns_that_cannot_be_read_are_refused_by_name() {
         ("y", &categorical, "leave it out of --categorical, or pass --drop day"),
         ("z", &drop, "has no column `z`; its columns are id, blob,"),
     ] {
-        let error = load(&parquet(&path), target, table).unwrap_err();
+        let error = load(&parquet_source(&path), target, table).unwrap_err();
         assert!(error.contains(expected) && error.contains("a.parquet: "), "{error}");
     }
 }
@@ -182,11 +183,11 @@ fn errors_name_the_row_and_the_column() {
         ),
     ] {
         write_parquet(&path, &columns, &[0, 20, 40], properties());
-        let error = load(&parquet(&path), "y", &TableOptions::default()).unwrap_err();
+        let error = load(&parquet_source(&path), "y", &TableOptions::default()).unwrap_err();
         assert!(error.contains(expected), "{error}");
     }
     write_parquet(&path, &[target_column(), column("z", infinite)], &[0], properties());
-    let error = load(&parquet(&path), "y", &TableOptions::default()).unwrap_err();
+    let error = load(&parquet_source(&path), "y", &TableOptions::default()).unwrap_err();
     assert!(error.ends_with("a.parquet: has no rows or no columns"), "{error}");
 }
 
@@ -214,7 +215,7 @@ fn each_number_of_ranks_computes_the_same_parameters_as_a_table_of_text() {
     };
     let parquet = Config {
         source: DataSource::Parquet(vec![path("1.parquet"), path("2.parquet")]),
-        test_source: Some(parquet(&path("test.parquet"))),
+        test_source: Some(parquet_source(&path("test.parquet"))),
         table,
         ..csv.clone()
     };
@@ -231,9 +232,9 @@ fn each_number_of_ranks_computes_the_same_parameters_as_a_table_of_text() {
     }
 }
 
-/// Different files on two hosts are an error on all ranks.
+/// If two ranks read different files, all ranks return an error.
 #[test]
-fn ranks_with_different_files_stop() {
+fn all_ranks_fail_if_their_files_differ() {
     let directory = tempfile::tempdir().unwrap();
     let paths: Vec<PathBuf> =
         ["0.parquet", "1.parquet"].iter().map(|name| directory.path().join(name)).collect();
@@ -245,7 +246,7 @@ fn ranks_with_different_files_stop() {
         ..config()
     };
     let results = ranks::run(2, move |mut group: Group| {
-        let source = parquet(&paths[group.rank().index()]);
+        let source = parquet_source(&paths[group.rank().index()]);
         let stop = AtomicBool::new(false);
         let config = Config { source, ..config.clone() };
         run(&mut group, &config, &stop, &mut SilentObserver).map(|_| ())

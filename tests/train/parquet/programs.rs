@@ -57,7 +57,7 @@ fn a_model_predicts_the_same_for_each_format() {
 }
 
 #[test]
-fn the_command_line_refuses_what_does_not_fit() {
+fn the_program_refuses_unsuitable_files_and_options() {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path();
     let columns = columns_for_training();
@@ -100,7 +100,11 @@ fn the_command_line_refuses_what_does_not_fit() {
             2,
             "is a directory; pass the Parquet files in it, for example as 'folder.parquet/*.parquet'",
         ),
-        ("--data a.parquet.gz --target y", 2, "is a compressed Parquet file; decompress it"),
+        (
+            "--data a.parquet.gz --target y",
+            2,
+            "is a Parquet file with the ending .gz of compressed files; decompress the file",
+        ),
         ("--data absent.parquet --target y", 4, "cannot read absent.parquet"),
         (
             "--data a.parquet fewer.parquet --target y",
@@ -120,11 +124,11 @@ fn the_command_line_refuses_what_does_not_fit() {
         (
             "--data text.parquet --target y",
             4,
-            "text.parquet: is truncated or no Parquet file: it does not end with `PAR1`",
+            "text.parquet: is truncated or is not a Parquet file: it does not end with `PAR1`",
         ),
-        ("--data short.parquet --target y", 4, "short.parquet: is truncated or no Parquet file"),
+        ("--data short.parquet --target y", 4, "short.parquet: is truncated or is not a Parquet file"),
         ("--data encrypted.parquet --target y", 4, "encrypted.parquet: is encrypted"),
-        ("--data a.csv --format parquet --target y", 4, "a.csv: is truncated or no Parquet file"),
+        ("--data a.csv --format parquet --target y", 4, "a.csv: is truncated or is not a Parquet file"),
     ] {
         assert_fails(place, arguments, code, expected);
     }

@@ -23,7 +23,8 @@ pub(super) enum Stored {
     Fixed(Vec<u8>),
 }
 
-/// Returns the stored value and the text of a row. Returns `None` if the value is missing.
+/// Returns the value of a row, as a Parquet file stores it and as a CSV file writes it. Returns `None` if the value is
+/// missing.
 type ValueOfRow = Box<dyn Fn(usize) -> Option<(Stored, String)>>;
 
 /// A column of a test table.
@@ -36,18 +37,20 @@ pub(super) struct TestColumn {
 }
 
 impl TestColumn {
-    /// `kind` is the type in the schema, in which `#` stands for the name of the column.
+    /// Creates a column whose values may be missing. `declared_type` is the type in the schema, in which `#` stands for the name
+    /// of the column. Without `#`, the name follows the type.
     pub(super) fn new(
         name: &str,
-        kind: &str,
+        declared_type: &str,
         value_of_row: impl Fn(usize) -> Option<(Stored, String)> + 'static,
     ) -> Self {
-        let kind = if kind.contains('#') { kind.to_owned() } else { format!("{kind} #") };
-        let declaration = format!("optional {};", kind.replace('#', "{}"));
+        let declared_type =
+            if declared_type.contains('#') { declared_type.to_owned() } else { format!("{declared_type} #") };
+        let declaration = format!("optional {};", declared_type.replace('#', "{}"));
         Self { name: name.into(), declaration, values: Some(Box::new(value_of_row)) }
     }
 
-    /// A nested column with one leaf, whose declaration is complete.
+    /// Creates a nested column with one leaf. `declaration` is the complete declaration in the schema.
     pub(super) fn nested(name: &str, declaration: &str) -> Self {
         Self { name: name.into(), declaration: declaration.into(), values: None }
     }
@@ -57,7 +60,7 @@ impl TestColumn {
     }
 }
 
-/// Writes a table of text.
+/// Writes the given rows as a CSV file.
 pub(super) fn write_csv(path: &Path, columns: &[TestColumn], rows: Range<usize>) {
     let join = |cells: Vec<String>| cells.join(",") + "\n";
     let mut text = join(columns.iter().map(|column| column.name.clone()).collect());
@@ -94,6 +97,7 @@ pub(super) fn write_parquet(
     writer.close().unwrap();
 }
 
+/// Writes the cells of a column in one row group.
 fn write_column(writer: &mut ColumnWriter<'_>, cells: Vec<Option<Stored>>) {
     let levels: Vec<i16> = cells.iter().map(|cell| i16::from(cell.is_some())).collect();
     let stored = cells.into_iter().flatten();

@@ -26,16 +26,17 @@ const KIND_DETECTION_ROWS: usize = 1000;
 /// number of the column to predict. Leaves out rows without a target.
 ///
 /// The first rows decide whether a column holds numbers or text ([`TableOptions::categorical`] overrides this). A
-/// text in a column of numbers is an error, so that damaged cells are found.
+/// text in a column of numbers is an error, so that damaged cells are noticed.
 ///
 /// # Errors
 ///
 /// If the fault is in one line or column, the message names this line or column. Possible errors:
 ///
-/// - The file cannot be read, is empty, or is not UTF-8 text.
+/// - A file cannot be read, is empty, or is not UTF-8 text.
 /// - The target or a column that an option names does not exist.
-/// - Rows have different lengths, or a cell of a column of numbers is not a finite number.
-/// - A value is missing, and [`TableOptions::missing`] is [`MissingPolicy::Error`].
+/// - Rows have different numbers of cells, or a cell of a column of numbers is not a finite number.
+/// - A value is missing, and [`TableOptions::missing`] is
+///   [`MissingPolicy::Error`](super::MissingPolicy::Error).
 /// - The first row should be a header, but looks like data.
 /// - The files have different columns.
 pub(crate) fn read_rows_of_rank(
@@ -70,8 +71,8 @@ pub(crate) fn read_rows_of_rank(
     Ok(table)
 }
 
-/// Creates a table without rows, and chooses the role of each column. The current row of `records` is the first row of
-/// the file.
+/// Creates a table without rows, and chooses the role of each column. `files` holds the path of the first file and the
+/// number of files after it. The current row of `records` is the first row of the first file.
 fn begin_table(
     files: (&Path, usize),
     records: &Records,
@@ -93,16 +94,16 @@ fn begin_table(
 /// Reads the rows of a file. The current row of `records` is the first row of the file. If `has_header` is true, the
 /// first row holds the names of the columns.
 fn read_file(table: &mut RowsOfRank, records: &mut Records, has_header: bool) -> Result<(), DataError> {
-    // All ranks read the first row of the file, but only one rank holds it.
+    // All ranks read the first row of the file, but its block belongs to only one rank.
     if !has_header && table.share().contains(records.block()) {
-        table.read_row(records, records.block())?;
+        table.add_current_row(records, records.block())?;
     }
     while records.advance()? {
-        table.read_row(records, records.block())?;
+        table.add_current_row(records, records.block())?;
     }
-    let file = records.fingerprint();
+    let fingerprint = records.fingerprint();
     let blocks = records.first_block_of_next_file();
-    table.end_file(blocks, [file.bytes, file.checksum].map(u64::to_le_bytes).as_flattened());
+    table.end_file(blocks, [fingerprint.bytes, fingerprint.checksum].map(u64::to_le_bytes).as_flattened());
     Ok(())
 }
 

@@ -73,8 +73,8 @@ impl TableOptions {
         differing.map(|((name, _), _)| name)
     }
 
-    /// Returns whether an option is given that applies only to tables of text.
-    pub(crate) fn has_text_options(&self) -> bool {
+    /// Returns whether one of the options that apply only to tables of text differs from its default.
+    pub(crate) fn has_options_of_text_tables(&self) -> bool {
         self.header != HeaderRow::default() || self.separator.is_some()
     }
 

@@ -1,4 +1,4 @@
-//! Reads the rows of a table from a file.
+//! Reads the rows of a table from a file of text.
 
 use std::io::{self, Chain, Cursor, Read};
 use std::path::{Path, PathBuf};
@@ -11,13 +11,13 @@ use crate::train::data::DataError;
 use crate::train::data::file::{open_data_file, stream_error};
 use crate::train::data::row_cursor::{Cell, RowCursor, RowPlace};
 
-/// The separator and the kinds of the columns are chosen from this many bytes at the beginning of a file. If these bytes
+/// The separator and the kinds of the columns are chosen from this number of bytes at the beginning of a file. If these bytes
 /// do not hold two complete rows, more bytes are used.
 const FILE_START_BYTES: u64 = 1 << 18;
 /// The size in bytes of the buffer from which rows are parsed.
 const BUFFER_BYTES: usize = 1 << 18;
 
-/// Reads the rows of a file one after the other. [`advance`](Self::advance) reads the next row, which becomes the current
+/// Reads the rows of a file of text one after the other. [`advance`](Self::advance) reads the next row, which becomes the current
 /// row.
 pub(crate) struct Records {
     path: PathBuf,
@@ -225,7 +225,7 @@ impl RowCursor for Records {
     }
 }
 
-/// Returns the settings of the CSV reader.
+/// Returns a builder of CSV readers for rows of any number of cells, which `separator` separates.
 fn csv_reader_builder(separator: Separator) -> csv::ReaderBuilder {
     let mut builder = csv::ReaderBuilder::new();
     builder.delimiter(separator.byte()).flexible(true).has_headers(false);

@@ -11,8 +11,8 @@ use crate::train::data::column_values::ColumnKind;
 /// The maximum number of digits of a decimal.
 const DECIMAL_DIGITS_MAX: i32 = 38;
 
-/// What a column with times of day holds.
-const TIMES: &str = "times without a date";
+/// How errors describe the content of a column with times of day.
+const TIMES_OF_DAY: &str = "times without a date";
 
 /// The type of the values of a column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,13 +33,13 @@ pub(super) enum ColumnType {
     Timestamp {
         units_per_second: i64,
     },
-    /// The timestamps of old versions of Spark and Impala.
+    /// Timestamps of 96 bits, which old versions of Spark and Impala write.
     Int96Timestamp,
-    /// No row has a value.
+    /// The column has no values.
     Null,
 }
 
-/// A cell that was read from a column.
+/// A cell that was read from a column. Unlike [`Cell`](crate::train::data::Cell), it owns its text.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum StoredCell {
     Missing,
@@ -48,8 +48,8 @@ pub(super) enum StoredCell {
 }
 
 impl ColumnType {
-    /// Returns the type of a column that is not nested. If the type is not supported, the error is what the column
-    /// holds.
+    /// Returns the type of a column that is not nested. If the type is not supported, the error describes
+    /// the content of the column, for example `times without a date`.
     pub(super) fn of_column(column: &ColumnDescriptor) -> Result<Self, String> {
         let (digits, scale) = (column.type_precision(), column.type_scale());
         match column.logical_type_ref() {
@@ -68,6 +68,8 @@ impl ColumnType {
         }
     }
 
+    /// Returns the type that the schema declares as a logical type. `digits` is the number of digits of a decimal, and
+    /// `scale` is the number of these digits after the point.
     fn from_logical_type(logical: &LogicalType, (digits, scale): (i32, i32)) -> Result<Self, String> {
         match logical {
             LogicalType::Unknown => Ok(Self::Null),
@@ -85,12 +87,13 @@ impl ColumnType {
                 };
                 Ok(Self::Timestamp { units_per_second })
             }
-            LogicalType::Time(_) => Err(TIMES.into()),
+            LogicalType::Time(_) => Err(TIMES_OF_DAY.into()),
             other => Err(format!("values of the type {other:?}")),
         }
     }
 
-    /// Returns the type that an old writer has declared.
+    /// Returns the type that the schema declares as a converted type, the predecessor of logical types. For `digits` and `scale`,
+    /// see [`from_logical_type`](Self::from_logical_type).
     fn from_converted_type(converted: ConvertedType, (digits, scale): (i32, i32)) -> Result<Self, String> {
         use ConvertedType as C;
         match converted {
@@ -101,13 +104,13 @@ impl ColumnType {
             C::TIMESTAMP_MICROS => Ok(Self::Timestamp { units_per_second: 1_000_000 }),
             C::UINT_8 | C::UINT_16 | C::UINT_32 | C::UINT_64 => Ok(Self::UnsignedInteger),
             C::INT_8 | C::INT_16 | C::INT_32 | C::INT_64 => Ok(Self::SignedInteger),
-            C::TIME_MILLIS | C::TIME_MICROS => Err(TIMES.into()),
+            C::TIME_MILLIS | C::TIME_MICROS => Err(TIMES_OF_DAY.into()),
             other => Err(format!("values of the type {other}")),
         }
     }
 
-    /// Returns the kind of column that holds these values. Returns `None` for [`Null`](Self::Null), which fits every
-    /// kind.
+    /// Returns the kind of a column with values of this type. Returns `None` for [`Null`](Self::Null), because a column
+    /// without values can have any kind.
     pub(super) fn kind(self) -> Option<ColumnKind> {
         match self {
             Self::Boolean | Self::Text => Some(ColumnKind::Text),
@@ -140,8 +143,8 @@ impl ColumnType {
         })
     }
 
-    /// Returns the cell of a text, a decimal or a floating-point number of 16 bits. The error says what is wrong with
-    /// the value.
+    /// Returns the cell of a value that is stored as bytes: a text, a decimal or a floating-point number of 16 bits. The
+    /// error says what is wrong with the value.
     pub(super) fn cell_of_bytes(self, bytes: &[u8]) -> Result<StoredCell, String> {
         match (self, bytes) {
             (Self::Decimal { scale }, _) => {
@@ -155,27 +158,29 @@ impl ColumnType {
     }
 }
 
-/// Returns the cell of a number. NaN stands for a missing value.
+/// Returns the cell of a number. NaN becomes a missing value.
 pub(super) fn cell_of_f32(value: f32) -> StoredCell {
     if value.is_nan() { StoredCell::Missing } else { StoredCell::Typed(TypedValue::Single(value)) }
 }
 
-/// Returns the cell of a number. NaN stands for a missing value.
+/// Returns the cell of a number. NaN becomes a missing value.
 pub(super) fn cell_of_f64(value: f64) -> StoredCell {
     if value.is_nan() { StoredCell::Missing } else { StoredCell::Typed(TypedValue::Double(value)) }
 }
 
-/// Returns the cell of a timestamp of an old version of Spark or Impala. The error says what is wrong with the value.
+/// Returns the cell of a timestamp of 96 bits. The error says what is wrong with the value.
 pub(super) fn cell_of_int96(value: Int96) -> Result<StoredCell, String> {
-    let words = value.data().try_into().map_err(|_| "a timestamp has not 96 bits")?;
+    let words = value.data().try_into().map_err(|_| "a timestamp does not have 96 bits")?;
     Ok(StoredCell::Typed(TypedValue::Date(days_of_int96(words))))
 }
 
-fn decimal_type(precision: i32, scale: i32) -> Result<ColumnType, String> {
+/// Returns the type of decimals with `digits` digits, of which `scale` are after the point. If the type is not supported,
+/// the error describes the content of the column.
+fn decimal_type(digits: i32, scale: i32) -> Result<ColumnType, String> {
     match u32::try_from(scale) {
-        Ok(scale) if scale as i32 <= precision && precision <= DECIMAL_DIGITS_MAX => {
+        Ok(scale) if scale as i32 <= digits && digits <= DECIMAL_DIGITS_MAX => {
             Ok(ColumnType::Decimal { scale })
         }
-        _ => Err(format!("decimals with {precision} digits, {scale} of them after the point")),
+        _ => Err(format!("decimals with {digits} digits, {scale} of them after the point")),
     }
 }

@@ -13,7 +13,7 @@ use ::parquet::schema::types::{SchemaDescriptor, Type};
 use sha2::{Digest, Sha256};
 
 use super::column_type::ColumnType;
-use super::guard::read_part;
+use super::read_errors::read_part;
 use super::rows::{ParquetRows, UsedColumn};
 use crate::train::data::DataError;
 
@@ -23,16 +23,17 @@ const FOOTER_BYTES_MAX: u64 = 1 << 28;
 const MARK: [u8; 4] = *b"PAR1";
 /// A file with an encrypted footer ends with these bytes.
 const MARK_OF_ENCRYPTED_FILES: [u8; 4] = *b"PARE";
-/// The size in bytes of the end of a file: the length of the footer, and the mark.
+/// The size in bytes of the end of a file, which follows the footer: the length of the footer (4 bytes), and [`MARK`].
 const END_BYTES: u64 = 8;
 
 /// An open Parquet file.
 pub(crate) struct ParquetFile {
     path: PathBuf,
     reader: SerializedFileReader<File>,
+    /// The columns of the table, in the order of the schema.
     pub(super) columns: Vec<ParquetColumn>,
     /// The number of rows.
-    pub(super) rows: u64,
+    pub(super) row_count: u64,
     /// A hash of the length and the footer of the file.
     pub(super) fingerprint: [u8; 32],
 }
@@ -40,8 +41,8 @@ pub(crate) struct ParquetFile {
 /// A column of the table in a Parquet file.
 pub(super) struct ParquetColumn {
     pub(super) name: String,
-    /// The position of the column among the columns that are not nested, and the type of its values. If the type is
-    /// not supported, what the column holds.
+    /// The index of the column among the leaves of the schema, and the type of the values. If ringtrain cannot read the column,
+    /// the error describes the content, for example `lists`.
     pub(super) content: Result<(usize, ColumnType), String>,
 }
 
@@ -59,20 +60,26 @@ impl ParquetFile {
             let problem = "is a directory or a pipe; a Parquet file must be a regular file";
             return Err(DataError::malformed(path, problem));
         }
-        let bytes = metadata.len();
-        let footer = read_footer(&mut file, bytes).map_err(|problem| DataError::malformed(path, problem))?;
-        let fingerprint = Sha256::new().chain_update(bytes.to_le_bytes()).chain_update(footer).finalize();
-        let (reader, columns, rows) = read_part(path, "the footer of this file", || {
+        let file_bytes = metadata.len();
+        let footer =
+            read_footer(&mut file, file_bytes).map_err(|problem| DataError::malformed(path, problem))?;
+        let fingerprint =
+            Sha256::new().chain_update(file_bytes.to_le_bytes()).chain_update(footer).finalize();
+        let (reader, columns, row_count) = read_part(path, "the footer of this file", || {
             let reader = SerializedFileReader::new(file)?;
             let columns = table_columns(reader.metadata().file_metadata().schema_descr());
             let groups = reader.metadata().row_groups().iter().map(RowGroupMetaData::num_rows);
-            let rows = groups.map(|rows| u64::try_from(rows).ok());
-            let rows = rows.reduce(|sum, rows| sum?.checked_add(rows?)).unwrap_or(Some(0));
-            Ok((reader, columns, rows))
+            let rows_of_groups = groups.map(|rows| u64::try_from(rows).ok());
+            let row_count = rows_of_groups.reduce(|sum, rows| sum?.checked_add(rows?)).unwrap_or(Some(0));
+            Ok((reader, columns, row_count))
         })?;
-        let rows =
-            rows.ok_or_else(|| DataError::malformed(path, "has a row group with a wrong number of rows"))?;
-        Ok(Self { path: path.to_owned(), reader, columns, rows, fingerprint: fingerprint.into() })
+        let row_count = row_count.ok_or_else(|| {
+            DataError::malformed(
+                path,
+                "is corrupt: the numbers of rows of its row groups are negative or too large",
+            )
+        })?;
+        Ok(Self { path: path.to_owned(), reader, columns, row_count, fingerprint: fingerprint.into() })
     }
 
     /// Returns the names of the columns.
@@ -99,21 +106,22 @@ impl ParquetFile {
         }
     }
 
-    /// Returns the rows with the numbers `range`, counted from 0, or all rows. Only the columns with the numbers `used`
-    /// are read.
+    /// Returns a cursor over the rows in `range`, counted from 0. If `range` is `None`, the cursor reads all rows.
+    /// `used_columns` holds the indices of the columns to read. In all other columns, each cell is
+    /// [`Cell::Missing`](crate::train::data::Cell::Missing).
     ///
     /// # Errors
     ///
     /// If a used column has a type or a compression that is not supported.
     pub(crate) fn into_rows(
         self,
-        used: &[usize],
+        used_columns: &[usize],
         range: Option<Range<u64>>,
     ) -> Result<ParquetRows, DataError> {
-        let mut used_columns = Vec::with_capacity(used.len());
-        for &index in used {
+        let mut columns = Vec::with_capacity(used_columns.len());
+        for &index in used_columns {
             let ParquetColumn { name, content } = &self.columns[index];
-            let (leaf, column_type) = match content {
+            let (leaf_index, column_type) = match content {
                 Ok(content) => *content,
                 Err(content) => {
                     return Err(
@@ -121,17 +129,20 @@ impl ParquetFile {
                     );
                 }
             };
-            self.check_compression(name, leaf)?;
-            used_columns.push(UsedColumn { name: name.clone(), index, leaf, column_type });
+            self.check_compression(name, leaf_index)?;
+            columns.push(UsedColumn { name: name.clone(), index, leaf_index, column_type });
         }
-        let range = range.unwrap_or(0..self.rows);
-        Ok(ParquetRows::new(self.path, self.reader, (used_columns, self.columns.len()), range))
+        let range = range.unwrap_or(0..self.row_count);
+        Ok(ParquetRows::new(self.path, self.reader, (columns, self.columns.len()), range))
     }
 
-    fn check_compression(&self, name: &str, leaf: usize) -> Result<(), DataError> {
+    /// Returns an error if a row group stores a column with a compression that is not supported. `name` and `leaf_index` are the
+    /// name of the column and its index among the leaves of the schema.
+    fn check_compression(&self, name: &str, leaf_index: usize) -> Result<(), DataError> {
         for group in self.reader.metadata().row_groups() {
-            let compression =
-                read_part(&self.path, "the footer of this file", || Ok(group.column(leaf).compression()))?;
+            let compression = read_part(&self.path, "the footer of this file", || {
+                Ok(group.column(leaf_index).compression())
+            })?;
             let is_supported = matches!(
                 compression,
                 Compression::UNCOMPRESSED | Compression::SNAPPY | Compression::GZIP(_) | Compression::ZSTD(_)
@@ -152,12 +163,12 @@ impl ParquetFile {
     }
 }
 
-/// Reads the footer of a file of `bytes` bytes. An error says what is wrong with the file.
-fn read_footer(file: &mut File, bytes: u64) -> Result<Vec<u8>, String> {
-    let hint = "download or write it again";
-    let truncated = || format!("is truncated or no Parquet file: it does not end with `PAR1`; {hint}");
+/// Reads the footer of a file of `file_bytes` bytes. An error says what is wrong with the file.
+fn read_footer(file: &mut File, file_bytes: u64) -> Result<Vec<u8>, String> {
+    let hint = "download or write the file again";
+    let truncated = || format!("is truncated or is not a Parquet file: it does not end with `PAR1`; {hint}");
     let mut read_at = |from_end: u64, len: u64| {
-        let start = bytes.checked_sub(from_end).ok_or_else(truncated)?;
+        let start = file_bytes.checked_sub(from_end).ok_or_else(truncated)?;
         let mut part = vec![0; len as usize];
         let read = file.seek(SeekFrom::Start(start)).and_then(|_| file.read_exact(&mut part));
         read.map(|()| part).map_err(|error| format!("cannot be read ({error})"))
@@ -171,8 +182,11 @@ fn read_footer(file: &mut File, bytes: u64) -> Result<Vec<u8>, String> {
         return Err(truncated());
     }
     let length = length.iter().rev().fold(0, |length, &byte| length << 8 | u64::from(byte));
-    if length > FOOTER_BYTES_MAX || length + END_BYTES + MARK.len() as u64 > bytes {
-        return Err(format!("is corrupt: it has {bytes} bytes, and its footer {length}; {hint}"));
+    if length > FOOTER_BYTES_MAX || length + END_BYTES + MARK.len() as u64 > file_bytes {
+        return Err(format!(
+            "is corrupt: its end says that the footer has {length} bytes, but the file has only {file_bytes} bytes, and a footer \
+             may have at most {FOOTER_BYTES_MAX} bytes; {hint}"
+        ));
     }
     read_at(length + END_BYTES, length)
 }
@@ -181,14 +195,14 @@ fn read_footer(file: &mut File, bytes: u64) -> Result<Vec<u8>, String> {
 fn table_columns(schema: &SchemaDescriptor) -> Vec<ParquetColumn> {
     let fields = schema.root_schema().get_fields();
     let mut first_leaves = vec![None; fields.len()];
-    for leaf in (0..schema.num_columns()).rev() {
-        first_leaves[schema.get_column_root_idx(leaf)] = Some(leaf);
+    for leaf_index in (0..schema.num_columns()).rev() {
+        first_leaves[schema.get_column_root_idx(leaf_index)] = Some(leaf_index);
     }
-    let column = |(field, leaf): (&std::sync::Arc<Type>, Option<usize>)| {
-        let content = match (what_is_nested(field), leaf) {
+    let column = |(field, leaf_index): (&std::sync::Arc<Type>, Option<usize>)| {
+        let content = match (describe_nested_field(field), leaf_index) {
             (Some(nested), _) => Err(nested.to_owned()),
-            (None, Some(leaf)) => {
-                ColumnType::of_column(&schema.column(leaf)).map(|column_type| (leaf, column_type))
+            (None, Some(leaf_index)) => {
+                ColumnType::of_column(&schema.column(leaf_index)).map(|column_type| (leaf_index, column_type))
             }
             (None, None) => Err("no values".into()),
         };
@@ -197,8 +211,8 @@ fn table_columns(schema: &SchemaDescriptor) -> Vec<ParquetColumn> {
     fields.iter().zip(first_leaves).map(column).collect()
 }
 
-/// Returns what a nested field holds. Returns `None` if the field is not nested.
-fn what_is_nested(field: &Type) -> Option<&'static str> {
+/// Returns what a nested field holds, for example `lists`. Returns `None` if the field is not nested.
+fn describe_nested_field(field: &Type) -> Option<&'static str> {
     let info = field.get_basic_info();
     if info.has_repetition() && info.repetition() == Repetition::REPEATED {
         return Some("lists");

@@ -1,13 +1,12 @@
 //! Reads tables in Parquet files.
 //!
 //! The footer of a file says how many rows the file has. So each rank reads only its part of the rows, and skips the
-//! pages before it. A value becomes the cell that the same value has in a table of text, so that both formats give the
-//! same model.
+//! pages before this part. Each value becomes the same cell as in a table of text, so that both formats give the same model.
 
 mod column_type;
 mod file;
-mod guard;
 mod pages;
+mod read_errors;
 mod rows;
 mod value;
 
@@ -22,21 +21,22 @@ use super::row_cursor::RowCursor;
 use super::rows_of_rank::RowsOfRank;
 use super::{DataError, ELEMENTS_MAX, TableOptions};
 
-/// Reads this rank's part of the rows of a table, from one or more files with the same columns. The arguments are those
-/// of [`read_rows_of_rank`](super::csv::read_rows_of_rank) for tables of text. The schemas of the files decide whether a
-/// column holds numbers, text or dates ([`TableOptions::categorical`] and [`TableOptions::dates`] override this).
+/// Reads this rank's part of the rows of a table, from one or more files with the same columns. The arguments have the same
+/// meaning as those of [`csv::read_rows_of_rank`](super::csv::read_rows_of_rank). The schemas of the files decide whether
+/// a column holds numbers, text or dates. [`TableOptions::categorical`] and [`TableOptions::dates`] override the schemas.
 ///
 /// # Errors
 ///
 /// If the fault is in one row or column, the message names this row or column. Possible errors:
 ///
-/// - A file cannot be read, is damaged, or has no rows.
+/// - A file cannot be read or is damaged, or all files together have no rows.
 /// - The target or a column that an option names does not exist.
 /// - A column that is used is nested, or has a type that is not supported.
-/// - A number is not finite, or a value is missing and [`TableOptions::missing`] forbids this.
+/// - A number is not finite, or a value is missing and [`TableOptions::missing`] is
+///   [`MissingPolicy::Error`](super::MissingPolicy::Error).
 /// - The files have different columns.
 pub(crate) fn read_rows_of_rank(
-    (paths, train_files): (&[PathBuf], usize),
+    (paths, train_file_count): (&[PathBuf], usize),
     target: &str,
     options: &TableOptions,
     share: BlocksOfRank,
@@ -45,37 +45,40 @@ pub(crate) fn read_rows_of_rank(
         return Err(DataError::Unsuitable("the table has no files".into()));
     };
     let (columns, files) = read_footers(first, more)?;
-    let problem = |problem: String| DataError::malformed(first, problem);
-    let rows = files.iter().try_fold(0, |sum: u64, file| sum.checked_add(file.rows));
-    let values = rows.and_then(|rows| rows.checked_mul(columns.len() as u64));
-    match values {
-        Some(0) => return Err(problem("has no rows or no columns".into())),
-        Some(values) if values <= ELEMENTS_MAX => {}
-        _ => return Err(problem(format!("holds more than {ELEMENTS_MAX} values"))),
+    let error_of_first_file = |problem: String| DataError::malformed(first, problem);
+    let row_count = files.iter().try_fold(0, |sum: u64, file| sum.checked_add(file.row_count));
+    let value_count = row_count.and_then(|rows| rows.checked_mul(columns.len() as u64));
+    match value_count {
+        Some(0) => return Err(error_of_first_file("has no rows or no columns".into())),
+        Some(count) if count <= ELEMENTS_MAX => {}
+        _ => return Err(error_of_first_file(format!("holds more than {ELEMENTS_MAX} values"))),
     }
     let names: Vec<String> = columns.iter().map(|column| column.name.clone()).collect();
     let kind_of = |index: usize| columns[index].kind.unwrap_or(ColumnKind::Numbers);
-    let roles = options.column_roles(&names, target, kind_of).map_err(problem)?;
+    let roles = options.column_roles(&names, target, kind_of).map_err(error_of_first_file)?;
     let mut notes = Vec::new();
     for (column, column_role) in columns.iter().zip(&roles) {
         notes.extend(column.check_role(*column_role, first)?);
     }
-    let used: Vec<usize> = (0..roles.len()).filter(|&index| roles[index] != ColumnRole::Ignored).collect();
+    let used_columns: Vec<usize> =
+        (0..roles.len()).filter(|&index| roles[index] != ColumnRole::Ignored).collect();
     let mut table = RowsOfRank::new((first, more.len()), (names, roles), options.missing, share);
     table.notes = notes;
-    let (train, test) = files.split_at(train_files.min(files.len()));
-    read_part_of_files(&mut table, train, &used)?;
+    let (train, test) = files.split_at(train_file_count.min(files.len()));
+    read_rows_of_set(&mut table, train, &used_columns)?;
     if !test.is_empty() {
         table.begin_test_set();
-        read_part_of_files(&mut table, test, &used)?;
+        read_rows_of_set(&mut table, test, &used_columns)?;
     }
     Ok(table)
 }
 
-/// The footer of a file of a table.
+/// What the footer of a file says.
 struct FileFooter<'a> {
     path: &'a Path,
-    rows: u64,
+    /// The number of rows of the file.
+    row_count: u64,
+    /// See [`ParquetFile::fingerprint`].
     fingerprint: [u8; 32],
 }
 
@@ -84,36 +87,45 @@ struct TableColumn {
     name: String,
     /// The kind of the column. `None` if no file has a value in this column.
     kind: Option<ColumnKind>,
-    /// Why the column cannot be used.
+    /// Why the column cannot be used. `None` if the column can be used.
     fault: Option<ColumnFault>,
 }
 
 /// Why a column cannot be used.
 struct ColumnFault {
+    /// The file with the fault.
     path: PathBuf,
     problem: String,
 }
 
 impl TableColumn {
-    /// Adds the column of a further file. `first` is the first file.
-    fn add_file(&mut self, path: &Path, found: Result<Option<ColumnKind>, &str>, first: &Path) {
+    /// Combines this column with the same column in the file `path`, and records a fault if the kinds differ or if
+    /// ringtrain cannot read the column in `path`. `kind_in_file` is the kind of the column in `path`, or `None` if the column
+    /// has no values there. An error describes content that ringtrain cannot read. `first` is the first file of the table.
+    fn add_kind_in_file(
+        &mut self,
+        path: &Path,
+        kind_in_file: Result<Option<ColumnKind>, &str>,
+        first: &Path,
+    ) {
         let name = &self.name;
-        let problem = match (found, self.kind) {
+        let problem = match (kind_in_file, self.kind) {
             (Err(content), _) => format!("column `{name}` holds {content}, which ringtrain cannot read"),
             (Ok(None), _) => return,
             (Ok(Some(found)), Some(kind)) if found != kind => {
                 let [found, kind] = [found, kind].map(describe_kind);
                 format!("column `{name}` holds {found}, but in {} it holds {kind}", first.display())
             }
-            (Ok(found), _) => {
-                self.kind = found;
+            (Ok(kind), _) => {
+                self.kind = kind;
                 return;
             }
         };
         self.fault.get_or_insert(ColumnFault { path: path.to_owned(), problem });
     }
 
-    /// Returns an error if the column cannot have this role. May return a message for the user.
+    /// Returns an error if the column cannot have this role. If the column holds dates and is used, returns a message that
+    /// tells the user so. `first` is the first file of the table.
     fn check_role(&self, column_role: ColumnRole, first: &Path) -> Result<Option<String>, DataError> {
         let name = &self.name;
         let hint = match column_role {
@@ -144,6 +156,7 @@ impl TableColumn {
     }
 }
 
+/// Returns the name of a kind for error messages.
 fn describe_kind(kind: ColumnKind) -> &'static str {
     match kind {
         ColumnKind::Numbers => "numbers",
@@ -152,7 +165,8 @@ fn describe_kind(kind: ColumnKind) -> &'static str {
     }
 }
 
-/// Reads the footers of all files, which must have the same columns.
+/// Reads the footers of all files, which must have the same columns. Returns the columns of the table, and the footer of
+/// each file. `first` is the first file, and `more` holds the other files.
 fn read_footers<'a>(
     first: &'a Path,
     more: &'a [PathBuf],
@@ -170,36 +184,38 @@ fn read_footers<'a>(
                 .collect();
         }
         file.check_column_names(&names, first)?;
-        for (column, in_file) in columns.iter_mut().zip(&file.columns) {
-            let kind = in_file.content.as_ref().map(|(_, column_type)| column_type.kind());
-            column.add_file(path, kind.map_err(String::as_str), first);
+        for (column, column_in_file) in columns.iter_mut().zip(&file.columns) {
+            let kind = column_in_file.content.as_ref().map(|(_, column_type)| column_type.kind());
+            column.add_kind_in_file(path, kind.map_err(String::as_str), first);
         }
-        footers.push(FileFooter { path, rows: file.rows, fingerprint: file.fingerprint });
+        footers.push(FileFooter { path, row_count: file.row_count, fingerprint: file.fingerprint });
     }
     Ok((columns, footers))
 }
 
-/// Reads this rank's part of the rows of the training set or of the test set. The part is one block.
-fn read_part_of_files(
+/// Reads this rank's part of the rows of one set: the training set or the test set. `files` are the files of this set. The
+/// rows of the set form one block for each rank. `used_columns` holds the indices of the columns to read.
+fn read_rows_of_set(
     table: &mut RowsOfRank,
     files: &[FileFooter<'_>],
-    used: &[usize],
+    used_columns: &[usize],
 ) -> Result<(), DataError> {
     let share = table.share();
     let first_block = table.block_count();
-    let part = part_of_rank(files.iter().map(|file| file.rows).sum(), share);
-    let mut rows_before = 0;
+    let part = row_range_of_rank(files.iter().map(|file| file.row_count).sum(), share);
+    let mut rows_in_earlier_files = 0;
     for footer in files {
-        let bounds = [part.start, part.end].map(|bound| bound.saturating_sub(rows_before).min(footer.rows));
-        rows_before += footer.rows;
+        let bounds = [part.start, part.end]
+            .map(|bound| bound.saturating_sub(rows_in_earlier_files).min(footer.row_count));
+        rows_in_earlier_files += footer.row_count;
         if bounds[0] < bounds[1] {
             let file = ParquetFile::open(footer.path)?;
             if file.fingerprint != footer.fingerprint {
                 return Err(file.error("was changed while it was read; start the job again"));
             }
-            let mut rows = file.into_rows(used, Some(bounds[0]..bounds[1]))?;
+            let mut rows = file.into_rows(used_columns, Some(bounds[0]..bounds[1]))?;
             while rows.advance()? {
-                table.read_row(&rows, first_block + share.rank)?;
+                table.add_current_row(&rows, first_block + share.rank)?;
             }
         }
         table.end_file(first_block + share.ranks, &footer.fingerprint);
@@ -207,10 +223,10 @@ fn read_part_of_files(
     Ok(())
 }
 
-/// Returns the rows of a rank if all ranks together have `rows` rows. The numbers of rows of two ranks differ by at most
-/// one.
-fn part_of_rank(rows: u64, share: BlocksOfRank) -> Range<u64> {
-    let bound = |rank: usize| (u128::from(rows) * rank as u128 / share.ranks as u128) as u64;
+/// Divides `row_count` rows among the ranks, and returns the range of this rank. The numbers of rows of two ranks differ by
+/// at most one.
+fn row_range_of_rank(row_count: u64, share: BlocksOfRank) -> Range<u64> {
+    let bound = |rank: usize| (u128::from(row_count) * rank as u128 / share.ranks as u128) as u64;
     bound(share.rank)..bound(share.rank + 1)
 }
 
@@ -219,14 +235,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_of_the_ranks_cover_all_rows_in_order() {
+    fn the_ranges_of_the_ranks_cover_all_rows_in_order() {
         for rows in [0, 1, 5, 1_000_003, u64::MAX] {
             for ranks in 1..9 {
-                let parts: Vec<_> =
-                    (0..ranks).map(|rank| part_of_rank(rows, BlocksOfRank { rank, ranks })).collect();
-                assert_eq!((parts[0].start, parts[ranks - 1].end), (0, rows));
-                assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start));
-                let sizes = parts.iter().map(|part| part.end - part.start);
+                let ranges: Vec<_> =
+                    (0..ranks).map(|rank| row_range_of_rank(rows, BlocksOfRank { rank, ranks })).collect();
+                assert_eq!((ranges[0].start, ranges[ranks - 1].end), (0, rows));
+                assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
+                let sizes = ranges.iter().map(|range| range.end - range.start);
                 assert!(sizes.clone().max().unwrap() - sizes.min().unwrap() <= 1);
             }
         }

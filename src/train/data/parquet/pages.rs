@@ -3,8 +3,8 @@
 use ::parquet::column::page::{Page, PageMetadata, PageReader};
 use ::parquet::errors::{ParquetError, Result};
 
-/// Reads the pages of a column. Refuses a dictionary that announces more values than it has bytes: the crate `parquet`
-/// would allocate memory for all announced values.
+/// Reads the pages of a column. Refuses a dictionary that announces more values than it has bytes, because the crate
+/// `parquet` would allocate memory for all announced values.
 pub(super) struct CheckedPages {
     pages: Box<dyn PageReader>,
 }
@@ -15,6 +15,7 @@ impl CheckedPages {
     }
 }
 
+/// Returns an error if the page is a dictionary that announces more values than it has bytes.
 fn check_page(page: Option<Page>) -> Result<Option<Page>> {
     match &page {
         Some(Page::DictionaryPage { buf, num_values, .. }) if *num_values as usize > buf.len() => {
@@ -66,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dictionary_has_at_least_one_byte_for_each_value() {
+    fn a_dictionary_with_fewer_bytes_than_values_is_refused() {
         for (num_values, is_valid) in [(0, true), (3, true), (4, false), (u32::MAX, false)] {
             let buf = vec![0; 3].into();
             let page = Page::DictionaryPage { buf, num_values, encoding: Encoding::PLAIN, is_sorted: false };

@@ -11,33 +11,35 @@ use ::parquet::file::reader::FileReader;
 use ::parquet::file::serialized_reader::SerializedFileReader;
 
 use super::column_type::{ColumnType, StoredCell, cell_of_f32, cell_of_f64, cell_of_int96};
-use super::guard::read_part;
 use super::pages::CheckedPages;
+use super::read_errors::read_part;
 use crate::train::data::{Cell, DataError, RowCursor, RowPlace};
 
-/// The maximum number of rows that are decoded at a time.
+/// The maximum number of rows in a batch.
 const BATCH_ROWS_MAX: u64 = 1024;
 
-/// The rows of a file, or a range of these rows.
+/// Reads the rows of a file, or a range of these rows. Decodes several rows at a time, which form a batch.
 pub(crate) struct ParquetRows {
     path: PathBuf,
     file: SerializedFileReader<File>,
+    /// The columns that are read.
     columns: Vec<UsedColumn>,
     /// For each column of the table, its index in `columns`. `None` for columns that are not used.
     index_in_columns: Vec<Option<usize>>,
-    /// The rows that are not decoded yet.
+    /// The rows that are still to be decoded. The rows of the file are counted from 0, here and in the other fields.
     remaining: Range<u64>,
     /// The number of the next row group.
     next_group: usize,
     /// The rows of the current row group.
     group_rows: Range<u64>,
-    /// For each column, the reader of its values in the current row group. Empty before the first batch of the group.
+    /// For each entry of `columns`, the reader of its values in the current row group. Empty before the first batch of the
+    /// group.
     readers: Vec<ColumnReader>,
-    /// The cells of the current batch of rows, for each column.
+    /// For each entry of `columns`, the cells of the current batch.
     batch: Vec<Vec<StoredCell>>,
     /// The rows of the current batch.
     batch_rows: Range<u64>,
-    /// The current row. It is in the current batch.
+    /// The number of the current row, which is in the current batch.
     row: u64,
 }
 
@@ -45,15 +47,16 @@ pub(crate) struct ParquetRows {
 #[derive(Debug)]
 pub(super) struct UsedColumn {
     pub(super) name: String,
-    /// The number of the column in the table.
+    /// The index of the column in the table.
     pub(super) index: usize,
-    /// The position of the column among the columns that are not nested.
-    pub(super) leaf: usize,
+    /// The index of the column among the leaves of the schema.
+    pub(super) leaf_index: usize,
     pub(super) column_type: ColumnType,
 }
 
 impl ParquetRows {
-    /// `columns` holds the columns that are read. The table has `column_count` columns.
+    /// Creates a cursor over `rows`. `columns` holds the columns that are read, and `column_count` is the number of columns of
+    /// the table.
     pub(super) fn new(
         path: PathBuf,
         file: SerializedFileReader<File>,
@@ -79,7 +82,7 @@ impl ParquetRows {
         }
     }
 
-    /// Decodes the next rows, which must exist.
+    /// Decodes the next batch. There must be rows that are still to be decoded.
     fn read_batch(&mut self) -> std::result::Result<(), DataError> {
         let start = self.remaining.start;
         while self.group_rows.end <= start {
@@ -111,8 +114,8 @@ impl ParquetRows {
         for column in &self.columns {
             let reader = read_part(&self.path, &format!("column `{}`", column.name), || {
                 let group = self.file.get_row_group(group_number)?;
-                let pages = CheckedPages::new(group.get_column_page_reader(column.leaf)?);
-                let descriptor = group.metadata().column(column.leaf).column_descr_ptr();
+                let pages = CheckedPages::new(group.get_column_page_reader(column.leaf_index)?);
+                let descriptor = group.metadata().column(column.leaf_index).column_descr_ptr();
                 let mut reader = get_column_reader(descriptor, Box::new(pages));
                 check_row_count(skip_rows(&mut reader, skipped as usize)?, skipped as usize)?;
                 Ok(reader)
@@ -159,15 +162,12 @@ impl RowCursor for ParquetRows {
     }
 }
 
-/// Returns an error if a column ends too early.
+/// Returns an error if a column ends too early: if only `found` of `wanted` rows could be read or skipped.
 fn check_row_count(found: usize, wanted: usize) -> Result<()> {
     if found == wanted {
         return Ok(());
     }
-    Err(ParquetError::General(format!(
-        "it has {} fewer values than its row group has rows",
-        wanted.abs_diff(found)
-    )))
+    Err(ParquetError::General("it has fewer values than its row group has rows".into()))
 }
 
 /// Skips `count` rows. Returns the number of rows that were skipped.
@@ -227,8 +227,8 @@ fn read_values<T: DataType>(
     let (mut levels, mut values) = (Vec::new(), Vec::with_capacity(count));
     let (rows, ..) = reader.read_records(count, Some(&mut levels), None, &mut values)?;
     let mut values = values.into_iter().map(|value| cell_of(value).map_err(ParquetError::General));
-    // A column in which no value can be missing has no levels. In other columns, the level of a value is 1, and the level
-    // of a missing value is 0.
+    // A column in which no value can be missing has no definition levels. In other columns, the definition level of a
+    // value is 1, and that of a missing value is 0.
     let is_missing = |row: usize| levels.get(row) == Some(&0);
     for row in 0..rows {
         let next = if is_missing(row) { None } else { values.next() };

@@ -2,12 +2,12 @@
 
 use crate::train::data::dates::parse_date;
 
-/// The julian day number of 1 January 1970.
+/// The Julian day number of 1 January 1970.
 const JULIAN_DAY_OF_1970: i64 = 2_440_588;
 const SECONDS_PER_DAY: i64 = 86_400;
-/// An f64 represents all integers up to this number.
+/// An f64 represents all integers up to this number exactly.
 const EXACT_INTEGER_MAX: u128 = 1 << 53;
-/// An f64 represents all powers of ten up to this exponent.
+/// An f64 represents all powers of ten up to this exponent exactly.
 const EXACT_POWER_MAX: u32 = 22;
 
 /// A number, a truth value or a date.
@@ -48,7 +48,8 @@ impl TypedValue {
         }
     }
 
-    /// Returns the value as a number of days since 1970. An integer such as 20240301 is a date, as in a table of text.
+    /// Returns the value as a number of days since 1970. The integer 20240301 is the date 2024-03-01, as
+    /// in a table of text.
     ///
     /// # Errors
     ///
@@ -60,7 +61,8 @@ impl TypedValue {
         }
     }
 
-    /// Returns the value as the text that pandas writes to a CSV file.
+    /// Returns the value as the text that pandas writes to a CSV file. Only the exponents of floating-point numbers differ:
+    /// `1e16` instead of `1e+16`.
     ///
     /// # Errors
     ///
@@ -77,7 +79,7 @@ impl TypedValue {
     }
 }
 
-/// Returns the number of days since 1970 of a time that is given in units since 1970. The result has the same bits as
+/// Returns a time as the number of days since 1970. `units` is the time in units since 1970. The result has the same bits as
 /// the result of [`parse_date`] for the same time.
 pub(super) fn days_of_timestamp(units: i64, units_per_second: i64) -> f64 {
     let seconds = units.div_euclid(units_per_second);
@@ -88,15 +90,15 @@ pub(super) fn days_of_timestamp(units: i64, units_per_second: i64) -> f64 {
     days as f64 + time / SECONDS_PER_DAY as f64
 }
 
-/// Returns the number of days since 1970 of a time in the form of old versions of Spark and Impala: the nanoseconds
-/// since midnight in two words, and a julian day number.
+/// Returns a timestamp of 96 bits as the number of days since 1970. `low` and `high` are the lower and the upper
+/// 32 bits of the number of nanoseconds since midnight, and `julian_day` is the Julian day number.
 pub(super) fn days_of_int96([low, high, julian_day]: [u32; 3]) -> f64 {
     let nanoseconds = i64::from(low) | i64::from(high) << 32;
     (i64::from(julian_day) - JULIAN_DAY_OF_1970) as f64 + days_of_timestamp(nanoseconds, 1_000_000_000)
 }
 
-/// Returns the integer in two's complement whose most significant byte is the first of `bytes`. Returns `None` if the
-/// integer does not fit.
+/// Returns the integer whose big-endian two's complement is `bytes`. Returns `None` if the integer does not fit in an
+/// i128.
 pub(super) fn integer_from_bytes(bytes: &[u8]) -> Option<i128> {
     let is_negative = bytes.first().is_some_and(|first| first & 0x80 != 0);
     let fill = if is_negative { 0xff } else { 0 };
@@ -116,7 +118,8 @@ fn decimal_to_number(unscaled: i128, scale: u32) -> f64 {
     format!("{unscaled}e-{scale}").parse().expect("an integer with an exponent is a number")
 }
 
-/// Returns the decimal with all digits after the point: `1.50` for 150 and a scale of 2.
+/// Returns the decimal `unscaled` / 10^`scale` as text with `scale` digits after the point. For example, 150 with a scale of
+/// 2 becomes `1.50`.
 fn decimal_to_text(unscaled: i128, scale: u32) -> String {
     let scale = scale as usize;
     let sign = if unscaled < 0 { "-" } else { "" };
@@ -132,7 +135,7 @@ mod tests {
 
     /// The expected numbers are the results of the parser for tables of text, so that both formats give the same model.
     #[test]
-    fn times_are_the_same_days_as_their_texts() {
+    fn times_become_the_same_numbers_of_days_as_their_texts() {
         for (text, seconds, nanoseconds) in [
             ("1970-01-01", 0, 0),
             ("2024-02-29T12:00:00Z", 1_709_208_000, 0),
@@ -160,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn decimals_are_the_closest_numbers() {
+    fn decimals_become_the_closest_floating_point_numbers() {
         let big = 170_141_183_460_469_231_731_687_303_715_884_105_727;
         for (unscaled, scale, text) in [
             (0, 2, "0.00"),
@@ -189,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_texts_are_those_of_a_table_of_text() {
+    fn values_become_the_numbers_and_texts_of_a_table_of_text() {
         for (value, number, text) in [
             (TypedValue::Boolean(true), 1.0, "True"),
             (TypedValue::Integer(u64::MAX.into()), 1.844_674_407_370_955_2e19, "18446744073709551615"),

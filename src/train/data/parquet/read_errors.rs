@@ -25,9 +25,9 @@ pub(super) fn read_part<T>(
     read: impl FnOnce() -> Result<T, ParquetError>,
 ) -> Result<T, DataError> {
     silence_caught_panics();
-    let catches_already = CATCHES_PANICS.replace(true);
+    let caught_before = CATCHES_PANICS.replace(true);
     let result = panic::catch_unwind(AssertUnwindSafe(read));
-    CATCHES_PANICS.set(catches_already);
+    CATCHES_PANICS.set(caught_before);
     let problem = match result {
         Ok(Ok(value)) => return Ok(value),
         Ok(Err(error)) => match into_read_error(error) {
@@ -38,11 +38,12 @@ pub(super) fn read_part<T>(
     };
     Err(DataError::malformed(
         path,
-        format!("{part} is truncated or corrupt ({problem}); download or write it again"),
+        format!("{part} is truncated or corrupt ({problem}); download or write the file again"),
     ))
 }
 
-/// Returns an error of the operating system. Errors in the content of the file are returned unchanged.
+/// Returns the error of the operating system that `error` contains. If `error` is about the content of the file, returns
+/// `Err(error)`.
 fn into_read_error(error: ParquetError) -> Result<io::Error, ParquetError> {
     use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
     match error {
@@ -61,7 +62,7 @@ fn describe_panic(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "unknown problem".into())
 }
 
-/// Keeps panics that [`read_part`] catches from being printed.
+/// Installs a panic hook that does not print the panics that [`read_part`] catches.
 fn silence_caught_panics() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -85,7 +86,9 @@ mod tests {
             read_part(path, "column `x`", result).unwrap_err().to_string()
         };
         let expected = |problem: &str| {
-            format!("a.parquet: column `x` is truncated or corrupt ({problem}); download or write it again")
+            format!(
+                "a.parquet: column `x` is truncated or corrupt ({problem}); download or write the file again"
+            )
         };
         assert_eq!(read(|| panic!("bad {}", 5)), expected("bad 5"));
         assert_eq!(read(|| panic!("bad")), expected("bad"));
