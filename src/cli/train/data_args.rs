@@ -13,8 +13,8 @@ pub(super) struct TrainingDataArgs {
     /// The training data. digits: 1,797 built-in handwritten digits (UCI, CC BY 4.0). DIR: a directory of IDX files
     /// such as MNIST, plain or .gz, or a directory with a folder of PNG or JPEG images for each class. FILE.csv or
     /// FILE.tsv: a table, plain or .gz, .zip or .zst (needs --target). FILE.parquet: a table in the format Parquet
-    /// (needs a program built with the feature `parquet`). Several such files, as in a.csv b.csv or 'part-*.csv': one
-    /// table. FEATURES.npy,TARGETS.npy: two arrays; features may be images of the shape (samples,
+    /// (needs --target and a program that was built with the feature parquet). Several files, as in a.csv b.csv or
+    /// 'part-*.csv': one table. FEATURES.npy,TARGETS.npy: two arrays; features may be images of the shape (samples,
     /// height, width) or (samples, channels, height, width). FILE.libsvm: sparse rows, plain or compressed.
     /// synthetic:ROWSxFEATURES: random data of this shape. With --model gpt:..., DATA is one or more text files,
     /// plain or compressed
@@ -85,10 +85,10 @@ pub(super) struct DataFormatArgs {
     /// The format of --data. table: a table of text, such as CSV. parquet: a table in the format Parquet. libsvm:
     /// sparse rows of the form TARGET INDEX:VALUE ..., with indices from 1. idx: a directory of IDX files. images: a
     /// directory with a folder of images for each class. text: plain text, only for models gpt:... Without this
-    /// option, models gpt:... read all files as text. For other models, .parquet and .pq files have the format
-    /// parquet, .libsvm, .svmlight and .svm files have the format libsvm, .npy files are read as arrays, and all other
-    /// files have the format table. A directory of images or folders has the format images, and other directories
-    /// have the format idx
+    /// option, models gpt:... read all files as text. For other models, .parquet and .pq files have the format parquet,
+    /// and .libsvm, .svmlight and .svm files have the format libsvm. .npy files are read as arrays. Other files have the
+    /// format table, except that a file with an unknown ending has the format parquet if it begins with the bytes PAR1.
+    /// A directory of images or folders has the format images, and other directories have the format idx
     #[arg(long, value_name = "table|parquet|libsvm|idx|images|text")]
     format: Option<String>,
 }

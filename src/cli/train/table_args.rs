@@ -65,12 +65,12 @@ pub(super) struct TableArgs {
     drop: Vec<String>,
 
     /// Read these columns as text, even if they hold numbers. By default, a column is text if at least half of its
-    /// first values are not numbers. In a Parquet file, the types of the columns decide
+    /// first values are not numbers. In a Parquet file, the type of the column decides
     #[arg(long, value_name = "COLUMN,COLUMN,...", value_delimiter = ',')]
     categorical: Vec<String>,
 
     /// These columns hold dates such as 2024-03-01 or 2024-03-01 17:30:05. Each date becomes the number of days
-    /// since 1970-01-01. Columns of a Parquet file that have the type of a date need no option
+    /// since 1970-01-01. In a Parquet file, columns of dates and timestamps need no option
     #[arg(long, value_name = "COLUMN,COLUMN,...", value_delimiter = ',')]
     dates: Vec<String>,
 
