@@ -12,7 +12,7 @@ use super::source::{check_parquet_path, expand_file_pattern};
 pub enum DataFormat {
     /// A table of text, such as CSV.
     Table,
-    /// A table in the format Parquet.
+    /// A table in Parquet files.
     Parquet,
     /// Sparse rows as text, in the format of LIBSVM and `SVMlight`.
     Libsvm,

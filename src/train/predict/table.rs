@@ -1,4 +1,4 @@
-//! Reads the rows of a table one after the other.
+//! Reads the rows of a table one after the other, and converts them to inputs of a model.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use crate::train::model_file::ModelDescription;
 /// The maximum number of rows that are examined to detect the separator and the header.
 const FORMAT_DETECTION_ROWS: usize = 1000;
 
-/// The rows of a table.
+/// Reads the rows of a table, which may consist of several files.
 pub(super) struct TableRows {
     /// The paths of the files of the table, in reading order.
     files: Vec<PathBuf>,
@@ -29,18 +29,20 @@ pub(super) struct TableRows {
     format: TableFormat,
     /// The rows of the current file.
     rows: Box<dyn RowCursor>,
-    /// For each row of the last block, the index of its file in `files` and its place in this file.
+    /// For each row that the last call of `read_rows` has read: the index of its file in `files`, and its place in this file.
     row_origins: Vec<(usize, RowPlace)>,
     /// The names of the columns of the table.
     header: Vec<String>,
     encoding: TableEncoding,
+    /// See [`ModelDescription::pixel_divisor`].
     pixel_divisor: Option<f32>,
     /// For each column of the model, the index of the same column in the table.
     column_indices: Vec<usize>,
-    /// The cells of the current row, as numbers; see [`ColumnInputs`].
+    /// For each column of the model, the cell of the current row as a number; see [`ColumnInputs`].
     cells: Array1<f32>,
     /// The index of the target column, and the parser of its cells. `None` if no targets are read.
     target: Option<(usize, TruthParser)>,
+    /// The number of rows that were skipped because their target is missing.
     rows_without_target: u64,
 }
 
@@ -208,13 +210,13 @@ impl TableRows {
         }
     }
 
-    /// Returns an error that names the place of the current row and a column.
+    /// Returns an error that names the place of the current row and the column with this index in the table.
     fn cell_error(&self, index: usize, problem: &str) -> DataError {
         let (place, name) = (self.rows.place(), &self.header[index]);
         self.rows.error(format!("{place}, column `{name}`: {problem}"))
     }
 
-    /// Converts a cell of the current row to a number; see [`ColumnInputs`].
+    /// Converts a cell of the current row to a number; see [`ColumnInputs`]. `column` is the index of the column in the model.
     fn parse_cell(&self, column: usize) -> Result<f32, DataError> {
         let index = self.column_indices[column];
         let cell = self.rows.cell(index);

@@ -82,10 +82,10 @@ struct FileFooter<'a> {
     fingerprint: [u8; 32],
 }
 
-/// A column of a table that consists of one or more files.
+/// A column of the table, in all files of the table.
 struct TableColumn {
     name: String,
-    /// The kind of the column. `None` if no file has a value in this column.
+    /// The kind of the column. `None` if the column has no values in any file, or if its values cannot be read.
     kind: Option<ColumnKind>,
     /// Why the column cannot be used. `None` if the column can be used.
     fault: Option<ColumnFault>,
