@@ -84,7 +84,7 @@ struct PeerProgress {
     in_flight: Option<Range<usize>>,
     /// The peer has sent ready frames for this number of sends, counted from the first one.
     ready_sends: usize,
-    /// The bytes that were sent on credit, before the peer's ready frame.
+    /// How many bytes were sent on credit, before the peer's ready frame arrived. At most [`EAGER_BYTES`].
     eager_bytes: usize,
     /// The bytes of all sends to the peer together.
     outbound_bytes: usize,

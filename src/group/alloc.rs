@@ -1,7 +1,8 @@
 //! Shared buffers: buffers in shared memory, which the ranks of a group reduce in place.
 //!
 //! Each rank creates the memory for its own buffer. An all-gather sends the location of each memory to all ranks, and each rank
-//! opens the memories of all others. If any rank cannot create or open a memory, all ranks use ordinary memory.
+//! opens the memories of all others. If any rank cannot create its own memory or open the memory of another rank, all ranks use
+//! memory that is not shared.
 
 use std::fmt;
 use std::io;

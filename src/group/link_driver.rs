@@ -34,7 +34,7 @@ pub struct LinkDriver<T> {
     settings: Settings,
     operations: ActiveOperations,
     counters: ByteCounters,
-    /// The number of threads that probe for messages.
+    /// The number of threads that are in a probe for messages at the moment.
     probing_threads: usize,
 }
 

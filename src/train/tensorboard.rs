@@ -29,7 +29,7 @@ pub struct TensorBoard {
     pub step_interval: NonZeroU64,
 }
 
-/// Checks that events can be written to `directory`.
+/// Creates `directory` if it does not exist, and checks that events can be written to it.
 pub(super) fn check_event_directory(directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     atomic_file::check_disk_space(&directory.join("events"), EVENT_FILE_BYTES_ASSUMED)

@@ -43,7 +43,8 @@ have joined the job, a failure still ends the job. A rank joins the job when it 
 ringrun passes these signals on to the ranks:
   SIGINT (Ctrl-C), SIGHUP, SIGQUIT              ringrun kills the remaining ranks after
                                                 --kill-after, or at a second Ctrl-C
-  SIGTERM                                       ringrun kills the remaining ranks after --term-timeout
+  SIGTERM                                       ringrun kills the remaining ranks after
+                                                --term-timeout
   SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP, SIGWINCH  ringrun only passes the signal on
 
 If ringrun itself is killed, its ranks are killed too. If the reader of ringrun's standard output exits, as head does in \

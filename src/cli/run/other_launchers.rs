@@ -25,8 +25,8 @@ enum Translation {
 
 use Translation::{Dropped, DroppedFor, Refused, SameAs, Variable, Variables};
 
-/// The names of an option of another launcher, the number of its values, and its translation. A name without dashes
-/// is a long option: users may type such a name with one dash or two, and with `_` instead of `-`.
+/// The names of an option of another launcher, the number of its values, and its translation. A name that does not
+/// begin with a dash is a long option: users may type it after one dash or two, and may write `_` for each `-` in it.
 type OptionRow = (&'static [&'static str], usize, Translation);
 
 const SEVERAL_HOSTS_HINT: &str = "ringrun starts ranks on this host only; on several hosts start each rank yourself, for \

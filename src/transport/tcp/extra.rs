@@ -135,7 +135,8 @@ impl TcpTransport {
         if !self.bundle(peer).is_some_and(is_needed) {
             // For example, the link may already use only its first connection.
             log::debug!(
-                "closed connection {index} of {total} of rank {peer}, because the link does not need it"
+                "closed connection {} of {total} of the link to rank {peer}, because the link does not need it",
+                u32::from(index) + 1
             );
             return;
         }
@@ -146,8 +147,11 @@ impl TcpTransport {
                     bundle.add_connection(index, stream, token);
                 }
             }
-            Err((problem, error)) => {
-                log::info!("connection {index} of {total} of rank {peer} {problem}: {error}");
+            Err((failed_step, error)) => {
+                let number = u32::from(index) + 1;
+                log::info!(
+                    "connection {number} of {total} of the link to rank {peer} {failed_step}: {error}"
+                );
             }
         }
     }
