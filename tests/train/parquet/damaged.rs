@@ -20,7 +20,7 @@ use super::written_file::{TestColumn, write_parquet};
 /// or a column. Returns whether the result is an error.
 fn is_refused(path: &Path, bytes: &[u8], table: &TableOptions) -> bool {
     fs::write(path, bytes).unwrap();
-    match load(&parquet(path), "y", table) {
+    match load(&parquet_source(path), "y", table) {
         Ok(dataset) => {
             assert!(dataset.train.len() <= 120);
             false
