@@ -3,7 +3,7 @@
 //! Batches are drawn from the whole training set, so a rank holds only some of the samples that it processes. The
 //! steps of an epoch are divided into windows. For each window, the ranks exchange the samples of all steps of the
 //! window with one all-to-all. While the ranks take the steps of a window, they already exchange the samples of the
-//! next window.
+//! next window. A rank that holds all samples in a file reads the samples of a window from the file.
 
 use std::ops::Range;
 
@@ -11,10 +11,11 @@ use ndarray::Array2;
 
 use super::TrainError;
 use super::batches::Batches;
-use super::data::{RowMap, Samples, SharedSamples, Targets};
+use super::data::{DataError, RowMap, Samples, SharedSamples, Targets};
 use super::logical_shards::{LogicalShards, part_of_batch};
 use super::partition::PartPlace;
-use crate::group::{Error, Group, Handle};
+use super::rank_checks::abort_if_failed;
+use crate::group::{Group, Handle};
 use crate::types::{Rank, WorldSize};
 
 /// The approximate size in bytes of the samples that a rank receives for a window.
@@ -55,6 +56,8 @@ pub(crate) struct BatchExchange<'a> {
     window: Option<ReceivedWindow>,
     /// The window after `window`.
     next_window: Option<PendingWindow>,
+    /// The number of windows of the shuffle in blocks that were prefetched or skipped.
+    prefetched_windows: usize,
 }
 
 /// The samples that this rank processes in consecutive steps.
@@ -101,6 +104,7 @@ impl<'a> BatchExchange<'a> {
             held_row_numbers,
             window: whole_batch,
             next_window: None,
+            prefetched_windows: 0,
         }
     }
 
@@ -115,9 +119,10 @@ impl<'a> BatchExchange<'a> {
         self.train.row_map().filter(|_| self.batches.count() > 1 || self.shards.is_some())
     }
 
-    /// Returns the features of the samples that this rank holds. Each row belongs to one sample.
-    fn held_cells(&self) -> &'a Array2<f32> {
-        self.train.held.features.cells().expect("only the samples of tables are divided among ranks")
+    /// Returns the number of cells of a sample.
+    fn cells_per_sample(&self) -> usize {
+        let cells = self.train.held.feature_format().cells();
+        cells.expect("only the samples of tables are divided among ranks or stored in files").ncols()
     }
 
     /// Returns this rank's samples of batch `index`. The first call may pass any index, and each later call must pass
@@ -127,10 +132,14 @@ impl<'a> BatchExchange<'a> {
         group: &mut Group,
         index: usize,
     ) -> Result<LocalBatch<'_>, TrainError> {
+        self.prefetch(index);
         if self.row_map().is_some() {
             self.advance_window(group, index)?;
+        } else if self.train.held.in_memory().is_none() {
+            self.load_window(group, index)?;
         }
-        let samples = &self.train.held;
+        let train = self.train;
+        let held = || train.held.in_memory().expect("samples in a file are loaded into a window");
         let batch = self.batches.batch(index);
         let batch_len = batch.len();
         let part = part_of_batch(batch_len, (self.place.replica, self.place.replicas), self.shards);
@@ -146,14 +155,61 @@ impl<'a> BatchExchange<'a> {
                     batch_len,
                 }
             }
-            None if self.train.row_map().is_some() => LocalBatch {
-                samples,
+            None if train.row_map().is_some() => LocalBatch {
+                samples: held(),
                 indices: &self.held_indices,
                 row_numbers: &self.held_row_numbers,
                 batch_len,
             },
-            None => LocalBatch { samples, indices: own_rows, row_numbers: own_rows, batch_len },
+            None => LocalBatch { samples: held(), indices: own_rows, row_numbers: own_rows, batch_len },
         })
+    }
+
+    /// Tells the operating system which samples this rank will read from its file in the current window and in the next
+    /// window of the shuffle in blocks.
+    fn prefetch(&mut self, index: usize) {
+        if self.train.held.in_memory().is_some() {
+            return;
+        }
+        let window = self.batches.window_of_batch(index);
+        for number in self.prefetched_windows.max(window)..window + 2 {
+            for block in self.batches.blocks_of_window(number) {
+                let rows = block.start as usize..block.end as usize;
+                let indices = self.train.row_map().map(|map| map.indices_of_held_range(rows.clone()));
+                self.train.held.prefetch(indices.unwrap_or(rows));
+            }
+            self.prefetched_windows = number + 1;
+        }
+    }
+
+    /// Reads the samples of the window that begins with batch `index` from the file of this rank, which holds all samples.
+    /// Does nothing if the current window contains the batch.
+    fn load_window(&mut self, group: &Group, index: usize) -> Result<(), TrainError> {
+        if self.window.as_ref().is_some_and(|window| window.steps.contains(&index)) {
+            return Ok(());
+        }
+        self.window = None;
+        let PartPlace { replica, replicas, .. } = self.place;
+        let steps = self.steps_of_window(index, replicas);
+        let (mut rows, mut step_ends) = (Vec::new(), Vec::new());
+        for step in steps.clone() {
+            rows.extend(
+                self.row_numbers_of_rank(&(step..step + 1), (replica, replicas)).map(|row| row as usize),
+            );
+            step_ends.push(rows.len());
+        }
+        let samples = abort_if_failed(group, self.train.held.load(&rows))?;
+        self.window =
+            Some(ReceivedWindow { steps, samples, indices: (0..rows.len() as u32).collect(), step_ends });
+        Ok(())
+    }
+
+    /// Returns the steps of the window that begins with batch `first_batch`. `ranks` is the number of ranks that divide a
+    /// batch.
+    fn steps_of_window(&self, first_batch: usize, ranks: WorldSize) -> Range<usize> {
+        let samples_per_step = self.batches.batch(0).len().div_ceil(ranks.as_usize());
+        let bytes_per_step = samples_per_step * self.words_per_sample() * size_of::<u32>();
+        first_batch..self.batches.count().min(first_batch + (WINDOW_BYTES / bytes_per_step).max(1))
     }
 
     /// Waits for the samples of the window that contains batch `index`, and then starts to exchange the samples of
@@ -179,8 +235,8 @@ impl<'a> BatchExchange<'a> {
     /// Returns the number of 32-bit words of a sample: one word for each cell, and for the target one word (a class)
     /// or two words (a number).
     fn words_per_sample(&self) -> usize {
-        let target = if matches!(self.train.held.targets, Targets::Numbers(_)) { 2 } else { 1 };
-        self.held_cells().ncols() + target
+        let target = if matches!(self.train.held.targets(), Targets::Numbers(_)) { 2 } else { 1 };
+        self.cells_per_sample() + target
     }
 
     /// Starts to exchange the samples of the window that begins with batch `first_batch`. Returns `None` if `first_batch`
@@ -189,47 +245,45 @@ impl<'a> BatchExchange<'a> {
         &self,
         group: &mut Group,
         first_batch: usize,
-    ) -> Result<Option<PendingWindow>, Error> {
+    ) -> Result<Option<PendingWindow>, TrainError> {
         let count = self.batches.count();
         let Some(rows) = self.row_map().filter(|_| first_batch < count) else { return Ok(None) };
         let size = group.size();
-        let samples_per_step = self.batches.batch(0).len().div_ceil(size.as_usize());
-        let bytes_per_step = samples_per_step * self.words_per_sample() * size_of::<u32>();
-        let steps = first_batch..count.min(first_batch + (WINDOW_BYTES / bytes_per_step).max(1));
+        let steps = self.steps_of_window(first_batch, size);
+        let width = self.words_per_sample();
         let mut sent_words = Vec::with_capacity(size.as_usize());
         let mut samples_from_rank = vec![0; size.as_usize()];
-        let mut words = Vec::new();
+        let mut sent_samples = Vec::new();
         for receiver in size.ranks() {
-            let words_before = words.len();
+            let samples_before = sent_samples.len();
             for sample in self.row_numbers_of_rank(&steps, (receiver, size)) {
                 let (holder, index) = rows.holder_and_index(sample as usize);
                 if holder == group.rank().index() {
-                    self.append_sample(index, &mut words);
+                    sent_samples.push(index);
                 }
                 if receiver == group.rank() {
                     samples_from_rank[holder] += 1;
                 }
             }
-            sent_words.push(words.len() - words_before);
+            sent_words.push((sent_samples.len() - samples_before) * width);
         }
-        let width = self.words_per_sample();
+        let words = abort_if_failed(group, self.words_of_samples(&sent_samples))?;
         let received_words: Vec<usize> = samples_from_rank.iter().map(|count| count * width).collect();
         let words = group.all_to_all_uneven_async(&words, &sent_words, &received_words)?;
         Ok(Some(PendingWindow { steps, words, samples_from_rank }))
     }
 
-    /// Appends the words of a sample that this rank holds.
-    fn append_sample(&self, index: usize, words: &mut Vec<u32>) {
-        let targets = &self.train.held.targets;
-        words.extend(self.held_cells().row(index).iter().map(|cell| cell.to_bits()));
-        match targets {
-            Targets::Numbers(values) => {
-                let bits = values[index].to_bits();
-                words.extend([bits as u32, (bits >> 32) as u32]);
+    /// Returns the words of the samples with these indices, which this rank holds.
+    fn words_of_samples(&self, indices: &[usize]) -> Result<Vec<u32>, DataError> {
+        let mut words = Vec::with_capacity(indices.len() * self.words_per_sample());
+        match self.train.held.in_memory() {
+            Some(samples) => indices.iter().for_each(|&index| append_sample(samples, index, &mut words)),
+            None => {
+                let samples = self.train.held.load(indices)?;
+                (0..indices.len()).for_each(|index| append_sample(&samples, index, &mut words));
             }
-            Targets::Classes(classes) => words.push(classes[index]),
-            Targets::NextTokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
         }
+        Ok(words)
     }
 
     /// Waits for the samples of a window.
@@ -256,9 +310,9 @@ impl<'a> BatchExchange<'a> {
         Ok(ReceivedWindow { steps, samples, indices, step_ends })
     }
 
-    /// Returns the samples that [`append_sample`](Self::append_sample) has appended to `words`.
+    /// Returns the samples that [`append_sample`] has appended to `words`.
     fn samples_from_words(&self, words: &[u32]) -> Samples {
-        let columns = self.held_cells().ncols();
+        let columns = self.cells_per_sample();
         let samples = words.chunks_exact(self.words_per_sample());
         let mut cells = Vec::with_capacity(samples.len() * columns);
         for sample in samples.clone() {
@@ -267,7 +321,7 @@ impl<'a> BatchExchange<'a> {
         let cells =
             Array2::from_shape_vec((samples.len(), columns), cells).expect("a sample has `columns` cells");
         let targets = samples.map(|sample| &sample[columns..]);
-        let targets = match &self.train.held.targets {
+        let targets = match self.train.held.targets() {
             Targets::Numbers(_) => {
                 let number =
                     |halves: &[u32]| f64::from_bits(u64::from(halves[1]) << 32 | u64::from(halves[0]));
@@ -276,7 +330,7 @@ impl<'a> BatchExchange<'a> {
             Targets::Classes(_) => Targets::Classes(targets.map(|class| class[0]).collect()),
             Targets::NextTokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
         };
-        let features = self.train.held.features.with_cells(cells);
+        let features = self.train.held.feature_format().with_cells(cells);
         Samples { features: features.expect("only the samples of tables are divided among ranks"), targets }
     }
 
@@ -290,5 +344,19 @@ impl<'a> BatchExchange<'a> {
             let batch = self.batches.batch(step);
             batch[part_of_batch(batch.len(), rank_and_size, self.shards)].iter().copied()
         })
+    }
+}
+
+/// Appends the words of a sample to `words`.
+fn append_sample(samples: &Samples, index: usize, words: &mut Vec<u32>) {
+    let cells = samples.features.cells().expect("only the samples of tables are divided among ranks");
+    words.extend(cells.row(index).iter().map(|cell| cell.to_bits()));
+    match &samples.targets {
+        Targets::Numbers(values) => {
+            let bits = values[index].to_bits();
+            words.extend([bits as u32, (bits >> 32) as u32]);
+        }
+        Targets::Classes(classes) => words.push(classes[index]),
+        Targets::NextTokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
     }
 }

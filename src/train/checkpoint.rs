@@ -48,9 +48,11 @@ const OPTIONS_KEY: &str = "options";
 const BEST_PARAMETERS_TENSOR: &str = "best.parameters";
 /// The metadata key of [`BestParameters::record`].
 const BEST_RECORD_KEY: &str = "best_record";
+/// The entry `shuffle` of [`RunIdentity::entries`], if all samples of an epoch are shuffled together.
+pub(crate) const SHUFFLE_OF_WHOLE_EPOCH: &str = "as a whole";
 /// The keys of [`RunIdentity::entries`] that checkpoints of earlier versions lack. The second text of each pair is the
 /// value that every run of these versions had.
-const VALUES_OF_MISSING_ENTRIES: [(&str, &str); 9] = [
+const VALUES_OF_MISSING_ENTRIES: [(&str, &str); 10] = [
     ("strategy", "allreduce"),
     ("adam_options", "default"),
     ("schedule", "constant"),
@@ -60,6 +62,7 @@ const VALUES_OF_MISSING_ENTRIES: [(&str, &str); 9] = [
     ("class_weights", "none"),
     ("reproducible", "none"),
     ("validation_fraction", "none"),
+    ("shuffle", SHUFFLE_OF_WHOLE_EPOCH),
 ];
 /// The maximum size in bytes of a checkpoint's header, which holds the names of the tensors and the metadata.
 const HEADER_BYTES_MAX: u64 = 100_000_000;

@@ -17,6 +17,7 @@ use super::output_paths;
 use super::parameter_server::StalenessRule;
 use super::recipe::Recipe;
 use super::strategies::StrategySpec;
+use super::stream_options;
 use crate::codec::Compression;
 
 /// The configuration of a run. The configuration must be the same on all ranks, except for paths.
@@ -36,6 +37,9 @@ pub struct Config {
     /// The source of the test set, with the same format and the same features as `source`. If this is `None`, and the
     /// data has no test set, `test_fraction` of `source` becomes the test set.
     pub test_source: Option<DataSource>,
+    /// The directory for temporary files. The files hold the rows of a table, so that memory holds only a few rows at a
+    /// time, and the samples of an epoch are shuffled in blocks. `None` holds all rows in memory.
+    pub stream_directory: Option<PathBuf>,
     /// The model. `None` selects [`default_model`].
     pub model: Option<ModelSpec>,
     /// Whether to predict classes or numbers. `None` chooses the task that fits the model and the target.
@@ -160,6 +164,7 @@ impl Config {
             text: TextOptions::default(),
             test_fraction: TEST_FRACTION_DEFAULT,
             test_source: None,
+            stream_directory: None,
             model: None,
             task: None,
             standardize: true,
@@ -204,6 +209,7 @@ impl Config {
         self.check_parameter_server_options()?;
         self.check_checkpoint_options()?;
         divided_model_options::check_divided_model_options(self)?;
+        stream_options::check_stream_options(self)?;
         if matches!(self.strategy, StrategySpec::Gossip { .. }) && self.compression != Compression::None {
             return Err(format!(
                 "--compression {} does not apply to --strategy {}, which sends f32",
@@ -407,6 +413,7 @@ impl Config {
             // compare the content of the data after they have read it.
             ("--target", format!("{:?}", self.target)),
             ("--test-fraction", self.test_fraction.to_string()),
+            ("--stream", self.stream_directory.is_some().to_string()),
             ("--model", format!("{:?}", self.model)),
             ("--task", format!("{:?}", self.task)),
             ("--no-standardize", self.standardize.to_string()),

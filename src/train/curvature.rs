@@ -9,6 +9,7 @@ use super::data::{ExactSum, add_sums_of_ranks};
 use super::model::Loss;
 use super::portable_math::round_down_to_three_digits;
 use super::random;
+use super::rank_checks::abort_if_failed;
 use super::setup::Setup;
 use crate::group::Group;
 use crate::types::ReduceOp;
@@ -63,7 +64,8 @@ fn largest_eigenvalue(group: &mut Group, setup: &Setup, config: &Config) -> Resu
         for start in local_rows.clone().step_by(BLOCK_ROWS) {
             let block = start..local_rows.end.min(start + BLOCK_ROWS);
             let mut block_rows = rows.slice_mut(s![..block.len(), ..]);
-            samples.held.features.write_rows(block, setup.standardizer.as_ref(), block_rows.view_mut());
+            let (block_samples, block) = abort_if_failed(group, samples.held.load_range(block))?;
+            block_samples.features.write_rows(block, setup.standardizer.as_ref(), block_rows.view_mut());
             for row in block_rows.rows() {
                 let dot: f64 =
                     row.iter().zip(&vector).map(|(&x, v)| f64::from(x) * v).sum::<f64>() + vector[columns];

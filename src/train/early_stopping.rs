@@ -118,8 +118,9 @@ mod tests {
         let validation = training.hold_out(0.1).unwrap();
         let mut found = Vec::new();
         for (samples, expected) in [(&training, 45), (&validation, 5)] {
-            let Features::Numbers(features) = &samples.held.features else { panic!() };
-            let Targets::Numbers(targets) = &samples.held.targets else { panic!() };
+            let samples = samples.all_in_memory();
+            let Features::Numbers(features) = &samples.features else { panic!() };
+            let Targets::Numbers(targets) = &samples.targets else { panic!() };
             assert_eq!((features.nrows(), targets.len()), (expected, expected));
             assert!(features.iter().zip(targets).all(|(&feature, &target)| f64::from(feature) == target));
             found.extend(targets.iter().map(|&target| target as usize));

@@ -57,13 +57,14 @@ mod setup;
 mod shard_exchange;
 mod step_times;
 mod strategies;
+mod stream_options;
 mod summary_words;
 mod summation_tree;
 mod tensorboard;
 mod text_words;
 mod trainer;
 
-pub use batches::{Batches, range_of_rank};
+pub use batches::{Batches, ShuffleBlocks, range_of_rank};
 pub use buckets::BUCKET_BYTES;
 pub use checkpoint::{
     CheckpointError, CheckpointSettings, ExistingCheckpoint, LATEST_FILE_NAME as CHECKPOINT_FILE_NAME,

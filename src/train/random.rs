@@ -51,15 +51,20 @@ impl SplitMix {
     }
 }
 
-/// Returns a uniform random permutation of 0..`len` (Fisher-Yates shuffle).
+/// Returns a uniform random permutation of 0..`len`.
 pub(crate) fn permutation(stream: &mut RandomStream, len: u32) -> Vec<u32> {
     let mut order: Vec<u32> = (0..len).collect();
-    for last in (1..order.len()).rev() {
+    shuffle(stream, &mut order);
+    order
+}
+
+/// Shuffles `items` (Fisher-Yates shuffle).
+pub(crate) fn shuffle(stream: &mut RandomStream, items: &mut [u32]) {
+    for last in (1..items.len()).rev() {
         // The bias is less than 2^-32, so this function uses every random number and rejects none.
         let chosen = (u128::from(stream.next_u64()) * (last as u128 + 1)) >> 64;
-        order.swap(last, chosen as usize);
+        items.swap(last, chosen as usize);
     }
-    order
 }
 
 #[cfg(test)]

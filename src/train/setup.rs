@@ -1,7 +1,10 @@
 //! The data, the model and the settings of a run, which do not change during the run.
 
+use ndarray::Array2;
+
 use super::batch_norm_options::{check_batch_norm_options, check_batch_norm_samples};
-use super::checkpoint::{IdentityEntry, RunIdentity};
+use super::batches::ShuffleBlocks;
+use super::checkpoint::{IdentityEntry, RunIdentity, SHUFFLE_OF_WHOLE_EPOCH};
 use super::config::{Config, default_model};
 use super::data::{
     ColumnEncoding, DataError, Dataset, LoadOptions, SharedSamples, Standardizer, TargetStatistics, Task,
@@ -14,6 +17,7 @@ use super::rank_checks::{check_all_succeeded, find_first_differing_rank, short_d
 use super::recipe::Recipe;
 use super::report::parameters_hash;
 use super::strategies::StrategySpec;
+use super::stream_options::check_streamed_batch;
 use super::{RunPhase, TrainError};
 use crate::group::Group;
 use crate::types::WorldSize;
@@ -42,6 +46,8 @@ pub const EPOCHS_DEFAULT: u64 = 40;
 /// The minimum number of steps of a run without `--epochs` and `--batch-size`. The built-in handwritten digits reach
 /// this number in 40 epochs. With far fewer steps, Adam stops far from the optimum.
 pub const STEPS_DEFAULT_MIN: u64 = 480;
+/// The entry `shuffle` of a checkpoint's identity, if the samples of an epoch are shuffled in blocks.
+const SHUFFLE_IN_BLOCKS: &str = "in blocks";
 /// The maximum number of input names in a warning about inputs that count as constant.
 const CONSTANT_INPUTS_NAMED_MAX: usize = 8;
 
@@ -60,6 +66,8 @@ pub(crate) struct Setup {
     /// The digest of the data.
     pub(crate) digest: [u8; 32],
     pub(crate) settings: TrainingSettings,
+    /// The blocks in which the samples of an epoch are shuffled. `None` shuffles all samples of an epoch together.
+    pub(crate) shuffle_blocks: Option<ShuffleBlocks>,
     pub(crate) learning_rates: LearningRates,
 }
 
@@ -92,6 +100,7 @@ impl TrainingSettings {
             && dataset.tabular
             && is_small
             && config.batch_size.is_none()
+            && config.stream_directory.is_none()
             && is_synchronous
             && !(config.shard_optimizer && config.recipe.reproducible_shards.is_some())
             && config.recipe.allows_accelerated_rule();
@@ -157,6 +166,7 @@ impl Setup {
             test_source: config.test_source.clone(),
             task: config.task(),
             validation_fraction: config.recipe.patience.map(|patience| patience.validation_fraction),
+            stream_directory: config.stream_directory.clone(),
         };
         let loaded = config.source.load_on_ranks(&options, group);
         let mut dataset = check_all_succeeded(group, RunPhase::Data, loaded)?;
@@ -195,10 +205,26 @@ impl Setup {
         })?;
         let settings = TrainingSettings::new(config, &model, &dataset);
         settings.check(config, &network, group.size())?;
+        if dataset.train.held.in_memory().is_none() {
+            check_streamed_batch(settings.batch_size, dataset.train.len())?;
+        }
+        let cells_per_sample = dataset.train.held.feature_format().cells().map_or(0, Array2::ncols);
+        let blocks = ShuffleBlocks::for_sample_bytes(cells_per_sample * size_of::<f32>());
+        let shuffle_blocks = config.stream_directory.as_ref().map(|_| blocks);
         let steps_per_epoch = dataset.train.len().div_ceil(settings.batch_size).max(1) as u64;
         let Recipe { schedule, warmup, .. } = config.recipe;
         let learning_rates = LearningRates::new(schedule, warmup, steps_per_epoch, settings.epochs)?;
-        Ok(Self { dataset, validation, model, network, standardizer, digest, settings, learning_rates })
+        Ok(Self {
+            dataset,
+            validation,
+            model,
+            network,
+            standardizer,
+            digest,
+            settings,
+            shuffle_blocks,
+            learning_rates,
+        })
     }
 
     /// Returns the properties that a resumed run must have in common with its checkpoint, because these properties
@@ -216,6 +242,7 @@ impl Setup {
             Some(options) if options != AdamOptions::DEFAULT => options.to_string(),
             _ => "default".into(),
         };
+        let shuffle = if self.shuffle_blocks.is_some() { SHUFFLE_IN_BLOCKS } else { SHUFFLE_OF_WHOLE_EPOCH };
         let entry = |key, option, value| IdentityEntry { key, option, value };
         let mut entries = vec![
             entry("model", "--model", self.model.to_string()),
@@ -230,6 +257,7 @@ impl Setup {
             entry("batch_size", "--batch-size", self.settings.batch_size.to_string()),
             entry("strategy", "--strategy", config.strategy.strategy_in_checkpoint().to_string()),
             entry("seed", "--seed", config.seed.to_string()),
+            entry("shuffle", "samples (--stream) shuffled", shuffle.to_owned()),
         ];
         if let Some(encoding) = &self.dataset.encoding {
             let columns: Vec<&str> = encoding.columns.iter().map(|column| column.name.as_str()).collect();

@@ -289,7 +289,8 @@ impl<'a> Trainer<'a> {
         let shuffle_start = Instant::now();
         let batch_size = self.setup.settings.batch_size;
         let train = &self.setup.dataset.train;
-        let batches = Batches::new(self.config.seed, epoch, train.len(), batch_size);
+        let order = (batch_size, self.setup.shuffle_blocks);
+        let batches = Batches::new(self.config.seed, epoch, train.len(), order);
         self.timer.add_data_time(shuffle_start);
         let place = self.partition.place();
         let shards = self.config.recipe.logical_shards();

@@ -24,6 +24,7 @@ mod several_ranks;
 mod sharded_optimizer;
 mod shared_tables;
 mod strategies;
+mod streaming;
 mod synchronous;
 mod tables;
 mod test_sets;

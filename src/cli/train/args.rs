@@ -197,6 +197,7 @@ impl TrainArgs {
             text,
             test_fraction,
             test_source,
+            stream_directory: self.data.stream,
             model,
             task,
             standardize: !self.no_standardize,

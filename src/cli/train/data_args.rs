@@ -1,5 +1,7 @@
 //! The arguments that name the data and its format.
 
+use std::path::PathBuf;
+
 use clap::Args;
 
 use crate::train::data::{DataFormat, DataSource};
@@ -25,6 +27,13 @@ pub(super) struct TrainingDataArgs {
     /// --data. Without this option, --test-fraction splits off a test set
     #[arg(long, value_name = "DATA", num_args = 1.., conflicts_with = "test_fraction", help_heading = "Data")]
     test_data: Vec<String>,
+
+    /// For a table that is larger than memory: hold the rows of the table in temporary files in the directory DIR, and read
+    /// them while the model is trained. The files take about 12 bytes for each cell while the table is read, and 4 bytes
+    /// later. The samples of an epoch are shuffled in blocks: first blocks of about 1 MiB, and then the samples of each
+    /// 64 consecutive blocks
+    #[arg(long, value_name = "DIR", help_heading = "Data")]
+    pub(super) stream: Option<PathBuf>,
 
     #[command(flatten)]
     format: DataFormatArgs,

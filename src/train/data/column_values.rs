@@ -1,10 +1,14 @@
 //! Collects the values of the columns of a table.
 
+use std::sync::Arc;
+
 use super::numbers::{NumberCollector, NumberRange};
-use super::raw_table::{RawColumn, RawValues};
+use super::raw_table::{RawColumn, RawTexts, RawValues};
 use super::row_cursor::Cell;
-use super::texts::{TextBytesLeft, TextCollector};
-use super::{Column, MissingPolicy};
+use super::temporary_file::TemporaryFile;
+use super::texts::{DistinctTexts, TextBytesLeft, Texts};
+use super::value_store::ValueStore;
+use super::{Column, DataError, MissingPolicy};
 
 /// What a column holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,24 +47,31 @@ pub(crate) struct ColumnValues {
 #[derive(Debug)]
 enum ColumnCollector {
     FeatureNumbers(NumberCollector),
-    FeatureTexts(TextCollector),
+    /// The distinct texts, and the index of the text of each row.
+    FeatureTexts(DistinctTexts, ValueStore<u32>),
     TargetNumbers(Vec<f64>),
-    TargetTexts(TextCollector),
+    /// The distinct texts, and the index of the text of each row.
+    TargetTexts(DistinctTexts, Vec<u32>),
     Ignored,
 }
 
 impl ColumnValues {
-    /// Creates a column without values.
-    pub(crate) fn new(name: String, column_role: ColumnRole) -> Self {
+    /// Creates a column without values. The values of a feature are stored in memory, or in `file` if there is one. The
+    /// values of the target are always in memory.
+    pub(crate) fn new(name: String, column_role: ColumnRole, file: Option<Arc<TemporaryFile>>) -> Self {
         let collector = match column_role {
             ColumnRole::Feature(ColumnKind::Numbers | ColumnKind::Dates) => {
-                ColumnCollector::FeatureNumbers(NumberCollector::new())
+                ColumnCollector::FeatureNumbers(NumberCollector::new(file))
             }
-            ColumnRole::Feature(ColumnKind::Text) => ColumnCollector::FeatureTexts(TextCollector::default()),
+            ColumnRole::Feature(ColumnKind::Text) => {
+                ColumnCollector::FeatureTexts(DistinctTexts::default(), ValueStore::new(file))
+            }
             ColumnRole::Target(ColumnKind::Numbers | ColumnKind::Dates) => {
                 ColumnCollector::TargetNumbers(Vec::new())
             }
-            ColumnRole::Target(ColumnKind::Text) => ColumnCollector::TargetTexts(TextCollector::default()),
+            ColumnRole::Target(ColumnKind::Text) => {
+                ColumnCollector::TargetTexts(DistinctTexts::default(), Vec::new())
+            }
             ColumnRole::Ignored => ColumnCollector::Ignored,
         };
         Self {
@@ -78,7 +89,7 @@ impl ColumnValues {
 
     /// Returns whether the column is a feature.
     pub(crate) fn is_feature(&self) -> bool {
-        matches!(self.collector, ColumnCollector::FeatureNumbers(_) | ColumnCollector::FeatureTexts(_))
+        matches!(self.collector, ColumnCollector::FeatureNumbers(_) | ColumnCollector::FeatureTexts(..))
     }
 
     /// Adds the cell of a row to the column. `policy` says what to do with a missing feature, and `bytes_left` is the memory
@@ -97,21 +108,26 @@ impl ColumnValues {
             return self.push_missing(policy, bytes_left);
         }
         match &mut self.collector {
-            ColumnCollector::FeatureNumbers(values) if self.is_date => values.push(cell.date()?),
+            ColumnCollector::FeatureNumbers(values) if self.is_date => {
+                values.push(cell.date()?).map_err(to_sentence)?;
+            }
             ColumnCollector::FeatureNumbers(values) => match cell.number() {
-                Ok(value) => values.push(value),
+                Ok(value) => values.push(value).map_err(to_sentence)?,
                 Err(problem) => return Err(self.describe_bad_number(cell, &problem)),
             },
             ColumnCollector::TargetNumbers(values) => match cell.number() {
                 Ok(value) => values.push(value),
                 Err(problem) => return Err(self.describe_bad_number(cell, &problem)),
             },
-            ColumnCollector::FeatureTexts(texts) => {
+            ColumnCollector::FeatureTexts(distinct, indices) => {
                 let name = &self.name;
                 let with_advice = |problem| format!("{problem}; pass --drop {name} to leave out the column");
-                texts.push(&cell.text()?, bytes_left).map_err(with_advice)?;
+                let index = distinct.index_of(&cell.text()?, bytes_left).map_err(with_advice)?;
+                indices.push(index).map_err(to_sentence)?;
             }
-            ColumnCollector::TargetTexts(texts) => texts.push(&cell.text()?, bytes_left)?,
+            ColumnCollector::TargetTexts(distinct, indices) => {
+                indices.push(distinct.index_of(&cell.text()?, bytes_left)?);
+            }
             ColumnCollector::Ignored => {}
         }
         Ok(())
@@ -128,11 +144,12 @@ impl ColumnValues {
             ));
         }
         match &mut self.collector {
-            ColumnCollector::FeatureNumbers(values) => values.push(f64::NAN),
-            ColumnCollector::FeatureTexts(texts) => texts.push("", bytes_left)?,
-            _ => {}
+            ColumnCollector::FeatureNumbers(values) => values.push(f64::NAN).map_err(to_sentence),
+            ColumnCollector::FeatureTexts(distinct, indices) => {
+                indices.push(distinct.index_of("", bytes_left)?).map_err(to_sentence)
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Returns `problem` with advice for the user. `problem` is the error of [`Cell::number`] for `cell`.
@@ -156,7 +173,10 @@ impl ColumnValues {
     pub(crate) fn take_target(&mut self) -> Option<Column> {
         match &mut self.collector {
             ColumnCollector::TargetNumbers(values) => Some(Column::Numbers(std::mem::take(values))),
-            ColumnCollector::TargetTexts(values) => Some(Column::Text(std::mem::take(values).texts)),
+            ColumnCollector::TargetTexts(distinct, indices) => Some(Column::Text(Texts {
+                indices: std::mem::take(indices),
+                distinct: std::mem::take(distinct).texts,
+            })),
             _ => None,
         }
     }
@@ -172,12 +192,23 @@ impl ColumnValues {
 
     /// Returns the values of a feature. Returns `None` if this column is not a feature. `range` is the range of the
     /// numbers that all ranks have read from this column.
-    pub(crate) fn into_feature_column(self, range: NumberRange) -> Option<RawColumn> {
+    ///
+    /// # Errors
+    ///
+    /// If the file with the values cannot be read or written.
+    pub(crate) fn into_feature_column(self, range: NumberRange) -> Result<Option<RawColumn>, DataError> {
         let values = match self.collector {
-            ColumnCollector::FeatureNumbers(values) => RawValues::Numbers(values.into_numbers(range)),
-            ColumnCollector::FeatureTexts(values) => RawValues::Texts(values.texts),
-            _ => return None,
+            ColumnCollector::FeatureNumbers(values) => RawValues::Numbers(values.into_numbers(range)?),
+            ColumnCollector::FeatureTexts(distinct, indices) => {
+                RawValues::Texts(RawTexts { indices, distinct: distinct.texts })
+            }
+            _ => return Ok(None),
         };
-        Some(RawColumn { name: self.name, is_date: self.is_date, values })
+        Ok(Some(RawColumn { name: self.name, is_date: self.is_date, values }))
     }
+}
+
+/// Returns the message of an error.
+fn to_sentence(error: DataError) -> String {
+    error.to_string()
 }

@@ -18,6 +18,17 @@ pub enum DataError {
         /// The error of the operating system.
         source: io::Error,
     },
+    /// The operating system could not write a temporary file of `--stream`.
+    #[error(
+        "cannot write a temporary file in {}: {source}; free disk space, or pass another directory to --stream",
+        directory.display()
+    )]
+    Unwritable {
+        /// The directory of the temporary file.
+        directory: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
     /// The content of a file does not follow the format, or a path does not name a file of the right kind.
     #[error("{}: {problem}", path.display())]
     Malformed {

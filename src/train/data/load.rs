@@ -1,13 +1,14 @@
 //! Loads data: reads the rows, splits off a test set, and interprets the target.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::raw_table::{EncodedTable, RowSets};
 use super::row_map::RowMap;
 use super::{
-    Column, DataError, DataSource, Dataset, Features, ImageShape, Samples, SharedSamples, TableEncoding,
-    TableLayout, TableOptions, Targets, Task, TextOptions, UninterpretedSamples, idx, split, table_load,
-    target, text,
+    Column, DataError, DataSource, Dataset, Features, HeldFeatures, HeldSamples, ImageShape, Samples,
+    SharedSamples, TableEncoding, TableLayout, TableOptions, Targets, Task, TextOptions,
+    UninterpretedSamples, idx, split, table_load, target, text,
 };
 use crate::group::Group;
 use crate::train::TrainError;
@@ -34,6 +35,9 @@ pub struct LoadOptions {
     /// The fraction of the training rows that early stopping will hold out for validation. [`DataSource::load`]
     /// returns these rows in the training set, but does not fit the encoding of a table on them.
     pub validation_fraction: Option<f64>,
+    /// The directory for temporary files that hold the rows of a table, so that memory holds only a few rows at a time.
+    /// `None` holds all rows in memory. [`DataSource::load`] ignores this field.
+    pub stream_directory: Option<PathBuf>,
 }
 
 impl LoadOptions {
@@ -75,17 +79,18 @@ impl DataSource {
     /// If a file cannot be read or is malformed, or if the target does not fit the task. An error about a file names the
     /// file and, where possible, the line.
     pub fn load(&self, options: &LoadOptions) -> Result<Dataset, DataError> {
-        let loaded = self.load_on_ranks(options, &mut Group::solo()).map_err(|error| match error {
+        let options = LoadOptions { stream_directory: None, ..options.clone() };
+        let loaded = self.load_on_ranks(&options, &mut Group::solo()).map_err(|error| match error {
             TrainError::Data(error) => error,
             // The collectives of a group of one rank do not fail.
             other => DataError::Unsuitable(other.to_string()),
         });
-        loaded.map(|dataset| dataset.map_sets(|samples| samples.held))
+        loaded?.try_map_sets(|samples| samples.held.into_memory())
     }
 
     /// Loads the data as [`load`](Self::load) does, but for all ranks of `group`. All ranks must call this function.
     /// Each rank parses and holds a part of the rows of a table. If the data is not a table, each rank reads and
-    /// holds all rows.
+    /// holds all rows, in memory.
     pub(crate) fn load_on_ranks(
         &self,
         options: &LoadOptions,
@@ -104,7 +109,7 @@ impl DataSource {
         let UninterpretedData { train, test, row_maps, encoding, layout, image, mut notes } =
             self.read_sets(options, group)?;
         let rows = row_maps.as_ref().map_or(train.features.rows(), |[train, _]| train.rows());
-        if rows == 0 || train.features.columns() == 0 {
+        if rows == 0 || train.features.format().columns() == 0 {
             return Err(DataError::Unsuitable(format!("{self} holds no samples")).into());
         }
         // If each rank holds all rows, a rank needs no other rank to interpret the target.
@@ -116,15 +121,15 @@ impl DataSource {
             holders,
             &mut notes,
         )?;
-        let tabular = !matches!(train.features, Features::Pixels { .. });
-        let train = Samples { features: train.features, targets: train_targets };
-        let test = Samples { features: test.features, targets: test_targets };
+        let tabular = !matches!(train.features.format(), Features::Pixels { .. });
+        let train = HeldSamples::new(train.features, train_targets);
+        let test = HeldSamples::new(test.features, test_targets);
         let (train, test) = match row_maps {
             Some([train_map, test_map]) => (
-                SharedSamples::divided_among_ranks(train, train_map),
-                SharedSamples::divided_among_ranks(test, test_map),
+                SharedSamples::new(train, Some(train_map)),
+                SharedSamples::new(test, Some(test_map)),
             ),
-            None => (SharedSamples::held_by_each_rank(train), SharedSamples::held_by_each_rank(test)),
+            None => (SharedSamples::new(train, None), SharedSamples::new(test, None)),
         };
         let (name, text, token_count) = (self.to_string(), None, 0);
         Ok(Dataset { name, train, test, classes, tabular, image, encoding, layout, text, token_count, notes })
@@ -157,6 +162,12 @@ impl DataSource {
     fn read_sets(&self, options: &LoadOptions, group: &mut Group) -> Result<UninterpretedData, TrainError> {
         if let Some(test) = &options.test_source {
             self.check_test_source(test).map_err(DataError::Unsuitable)?;
+        }
+        if options.stream_directory.is_some() && self.table_files().is_none() {
+            return Err(DataError::Unsuitable(format!(
+                "--stream is for tables, such as CSV and Parquet files; leave it out for --data {self}"
+            ))
+            .into());
         }
         match self {
             Self::Csv(_) | Self::CsvFiles(_) | Self::Parquet(_) => {
@@ -205,8 +216,8 @@ impl DataSource {
 
 /// The rows that this rank has read, divided into a training set and a test set, before the targets are interpreted.
 struct UninterpretedData {
-    train: UninterpretedSamples,
-    test: UninterpretedSamples,
+    train: UninterpretedSamples<HeldFeatures>,
+    test: UninterpretedSamples<HeldFeatures>,
     /// Which rank holds which rows of the training set and of the test set. `None` if each rank holds all rows.
     row_maps: Option<[RowMap; 2]>,
     encoding: Option<Arc<TableEncoding>>,
@@ -223,6 +234,9 @@ impl UninterpretedData {
         image: Option<ImageShape>,
         notes: Vec<String>,
     ) -> Self {
+        let [train, test] = [train, test].map(|UninterpretedSamples { features, target }| {
+            UninterpretedSamples { features: HeldFeatures::InMemory(features), target }
+        });
         Self { train, test, row_maps: None, encoding: None, layout: None, image, notes }
     }
 }

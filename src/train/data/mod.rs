@@ -5,12 +5,14 @@ mod compression;
 mod csv;
 mod dates;
 mod digits;
+mod disk_cells;
 mod encoding;
 mod error;
 mod exact_sum;
 mod features;
 mod file;
 mod format;
+mod held_samples;
 mod idx;
 mod image_file;
 mod image_folder;
@@ -35,9 +37,11 @@ mod standardizer;
 mod synthetic;
 mod table_load;
 mod target;
+mod temporary_file;
 pub(crate) mod text;
 mod texts;
 mod unsplit_data;
+mod value_store;
 
 use std::sync::Arc;
 
@@ -52,6 +56,7 @@ pub use error::DataError;
 pub(crate) use exact_sum::{ExactSum, add_sums_of_ranks};
 pub use features::Features;
 pub use format::DataFormat;
+pub(crate) use held_samples::{HeldFeatures, HeldSamples};
 pub(crate) use image_folder::WantedImages;
 pub use image_shape::ImageShape;
 pub use layout::TableLayout;
@@ -73,7 +78,8 @@ pub use target::{Targets, Task};
 pub use text::{CONTEXT_DEFAULT, TextEncoding, TextOptions, TokenKind, TokenWindows, Vocabulary};
 use texts::Texts;
 
-use crate::group::{Error, Group};
+use crate::group::Group;
+use crate::train::TrainError;
 
 /// The maximum number of values (rows times columns) in a data set.
 pub const ELEMENTS_MAX: u64 = 1 << 31;
@@ -87,10 +93,10 @@ pub(crate) enum Column {
     Text(Texts),
 }
 
-/// Samples whose targets are not yet converted to numbers or indices of classes.
+/// Samples whose targets are not yet converted to numbers or indices of classes. `F` is the type of the features.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct UninterpretedSamples {
-    pub(crate) features: Features,
+pub(crate) struct UninterpretedSamples<F = Features> {
+    pub(crate) features: F,
     pub(crate) target: Column,
 }
 
@@ -170,18 +176,21 @@ impl<S> Dataset<S> {
     }
 
     /// Replaces the training set and the test set by the results of `convert`.
-    fn map_sets<T>(self, mut convert: impl FnMut(S) -> T) -> Dataset<T> {
+    fn try_map_sets<T>(
+        self,
+        mut convert: impl FnMut(S) -> Result<T, DataError>,
+    ) -> Result<Dataset<T>, DataError> {
         let Self { name, train, test, classes, tabular, image, encoding, layout, text, token_count, notes } =
             self;
-        let (train, test) = (convert(train), convert(test));
-        Dataset { name, train, test, classes, tabular, image, encoding, layout, text, token_count, notes }
+        let (train, test) = (convert(train)?, convert(test)?);
+        Ok(Dataset { name, train, test, classes, tabular, image, encoding, layout, text, token_count, notes })
     }
 }
 
 impl Dataset<SharedSamples> {
     /// Returns a SHA-256 hash of the training set, the test set, the names of the classes and the encoding of a text.
     /// Two runs with the same hash train on the same data. All ranks must call this function, and get the same hash.
-    pub(crate) fn digest(&self, group: &mut Group) -> Result<[u8; 32], Error> {
+    pub(crate) fn digest(&self, group: &mut Group) -> Result<[u8; 32], TrainError> {
         let mut hasher = Sha256::new();
         self.train.digest(&mut hasher, group)?;
         self.test.digest(&mut hasher, group)?;

@@ -4,6 +4,11 @@
 //! rounded to multiples of 128 s. A column whose numbers are much closer to each other than to 0 is stored as f64
 //! until its encoding is chosen. The encoding `ShiftedNumber` subtracts the mean before the numbers become f32.
 
+use std::sync::Arc;
+
+use super::DataError;
+use super::temporary_file::TemporaryFile;
+use super::value_store::{ValueReader, ValueStore};
 use crate::group::{Error, Group};
 use crate::types::ReduceOp;
 
@@ -18,20 +23,38 @@ const VERY_NARROW_IF_MAGNITUDE_OVER_RANGE: f64 = (1_u64 << 20) as f64;
 const CONSTANT_IF_MAGNITUDE_OVER_RANGE: f64 = (1_u64 << 44) as f64;
 
 /// The numbers of a column. NaN represents a missing value.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Debug)]
+#[cfg_attr(test, derive(PartialEq))]
 pub(crate) enum Numbers {
     /// Numbers that an f32 represents well enough.
-    Single(Vec<f32>),
+    Single(ValueStore<f32>),
     /// Numbers whose differences would be lost or inexact as f32.
-    Double(Vec<f64>),
+    Double(ValueStore<f64>),
 }
 
 impl Numbers {
-    /// Returns the number of a row.
-    pub(crate) fn get(&self, row: usize) -> f64 {
+    /// Returns a reader of the numbers.
+    pub(crate) fn reader(&self) -> NumberReader<'_> {
         match self {
-            Self::Single(values) => f64::from(values[row]),
-            Self::Double(values) => values[row],
+            Self::Single(values) => NumberReader::Single(values.reader()),
+            Self::Double(values) => NumberReader::Double(values.reader()),
+        }
+    }
+}
+
+/// Reads the numbers of a column. Access is fast if successive rows are close to each other.
+#[derive(Debug)]
+pub(crate) enum NumberReader<'a> {
+    Single(ValueReader<'a, f32>),
+    Double(ValueReader<'a, f64>),
+}
+
+impl NumberReader<'_> {
+    /// Returns the number of a row.
+    pub(crate) fn get(&mut self, row: usize) -> Result<f64, DataError> {
+        match self {
+            Self::Single(values) => values.get(row).map(f64::from),
+            Self::Double(values) => values.get(row),
         }
     }
 }
@@ -95,24 +118,30 @@ pub(crate) struct NumberCollector {
 }
 
 impl NumberCollector {
-    pub(crate) fn new() -> Self {
-        Self { numbers: Numbers::Double(Vec::new()), range: NumberRange::EMPTY }
+    /// Creates a column without numbers. The numbers are stored in memory, or in `file` if there is one.
+    pub(crate) fn new(file: Option<Arc<TemporaryFile>>) -> Self {
+        Self { numbers: Numbers::Double(ValueStore::new(file)), range: NumberRange::EMPTY }
     }
 
     /// Adds the number of the next row, or NaN for a missing value.
-    pub(crate) fn push(&mut self, value: f64) {
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read or written.
+    pub(crate) fn push(&mut self, value: f64) -> Result<(), DataError> {
         if !value.is_nan() {
             self.range.add(value);
         }
         match &mut self.numbers {
-            Numbers::Single(values) => values.push(value as f32),
+            Numbers::Single(values) => values.push(value as f32)?,
             Numbers::Double(values) => {
-                values.push(value);
+                values.push(value)?;
                 if !value.is_nan() && !self.range.is_narrow(NARROW_IF_MAGNITUDE_OVER_RANGE) {
-                    self.numbers = Numbers::Single(to_f32(values));
+                    self.numbers = Numbers::Single(to_f32(values)?);
                 }
             }
         }
+        Ok(())
     }
 
     /// Returns the range of the numbers of this rank.
@@ -122,17 +151,21 @@ impl NumberCollector {
 
     /// Returns the collected numbers. `range` is the range of the numbers of all ranks, so that all ranks choose the
     /// same type.
-    pub(crate) fn into_numbers(self, range: NumberRange) -> Numbers {
-        match self.numbers {
-            Numbers::Double(values) if !range.needs_f64() => Numbers::Single(to_f32(&values)),
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read or written.
+    pub(crate) fn into_numbers(self, range: NumberRange) -> Result<Numbers, DataError> {
+        Ok(match self.numbers {
+            Numbers::Double(values) if !range.needs_f64() => Numbers::Single(to_f32(&values)?),
             // If the range of this rank is not narrow, the range of all ranks is not narrow either.
             numbers => numbers,
-        }
+        })
     }
 }
 
-fn to_f32(values: &[f64]) -> Vec<f32> {
-    values.iter().map(|&value| value as f32).collect()
+fn to_f32(values: &ValueStore<f64>) -> Result<ValueStore<f32>, DataError> {
+    values.map(|value| value as f32)
 }
 
 #[cfg(test)]
@@ -142,12 +175,12 @@ mod tests {
     #[test]
     fn numbers_that_are_close_to_each_other_stay_exact() {
         let collect = |values: &[f64]| {
-            let mut collector = NumberCollector::new();
+            let mut collector = NumberCollector::new(None);
             for &value in values {
-                collector.push(value);
+                collector.push(value).unwrap();
             }
             let range = collector.range();
-            collector.into_numbers(range)
+            collector.into_numbers(range).unwrap()
         };
         for values in [
             &[1_700_000_000.0, f64::NAN, 1_700_000_001.0][..],
@@ -159,6 +192,7 @@ mod tests {
             &[1.0, 1.0 + 1e-15],
         ] {
             let Numbers::Double(found) = collect(values) else { panic!("{values:?} became f32") };
+            let found = found.to_vec();
             assert!(found.iter().zip(values).all(|(a, b)| a.to_bits() == b.to_bits()), "{found:?}");
         }
         for values in [
@@ -174,7 +208,8 @@ mod tests {
             &[0.0, f64::NAN, 1_700_000_000.0, 1_700_000_001.0],
         ] {
             let Numbers::Single(found) = collect(values) else { panic!("{values:?} stayed f64") };
-            let expected = to_f32(values);
+            let found = found.to_vec();
+            let expected: Vec<f32> = values.iter().map(|&value| value as f32).collect();
             assert!(found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()), "{found:?}");
             assert_eq!(found.len(), values.len());
         }

@@ -3,18 +3,22 @@
 //! all ranks.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 
 use ndarray::Array2;
 
 use super::dates::parse_date;
+use super::disk_cells::CellWriter;
 use super::encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding};
 use super::exact_sum::{self, ExactSum};
-use super::numbers::{NumberRange, Numbers, merge_ranges};
+use super::numbers::{NumberRange, NumberReader, Numbers, merge_ranges};
 use super::row_map::RowMap;
-use super::{Column, DataError, Features, TableLayout, Texts, UninterpretedSamples};
+use super::value_store::{ValueReader, ValueStore};
+use super::{Column, DataError, Features, HeldFeatures, TableLayout, UninterpretedSamples};
 use crate::group::Group;
-use crate::train::TrainError;
+use crate::train::rank_checks::check_all_succeeded;
+use crate::train::{RunPhase, TrainError};
 use crate::types::ReduceOp;
 
 /// The maximum number of bytes of all category names of a column. The model file and the checkpoint hold these names.
@@ -24,8 +28,12 @@ const CATEGORY_BYTES_MAX: usize = 1 << 24;
 /// number of texts are parsed.
 const TEXTS_TRIED_AS_DATES_MAX: usize = 20;
 
+/// The number of rows that are encoded at once.
+const ENCODED_ROWS: usize = 1024;
+
 /// A table that was read from files, and whose columns are not encoded yet.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Debug)]
+#[cfg_attr(test, derive(PartialEq))]
 pub(crate) struct RawTable {
     /// Which rank holds which rows. The columns and the target hold the rows of this rank.
     pub(crate) row_map: RowMap,
@@ -44,7 +52,8 @@ pub(crate) struct RawTable {
 }
 
 /// A feature column that is not encoded yet.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Debug)]
+#[cfg_attr(test, derive(PartialEq))]
 pub(crate) struct RawColumn {
     pub(crate) name: String,
     /// Whether the values are dates. Dates are stored as numbers.
@@ -53,12 +62,35 @@ pub(crate) struct RawColumn {
 }
 
 /// The values of a feature column that is not encoded yet.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Debug)]
+#[cfg_attr(test, derive(PartialEq))]
 pub(crate) enum RawValues {
     /// Numbers.
     Numbers(Numbers),
     /// Texts. The empty text stands for a missing value.
-    Texts(Texts),
+    Texts(RawTexts),
+}
+
+/// The texts of a feature column that is not encoded yet.
+#[derive(Clone, Debug)]
+#[cfg_attr(test, derive(PartialEq))]
+pub(crate) struct RawTexts {
+    /// The index in `distinct` of the text of each row.
+    pub(crate) indices: ValueStore<u32>,
+    /// The distinct texts.
+    pub(crate) distinct: Vec<Arc<str>>,
+}
+
+impl RawTexts {
+    /// Returns the distinct texts that occur in `rows`, in the order of `distinct`.
+    fn distinct_in(&self, rows: &[usize]) -> Result<impl Iterator<Item = &str>, DataError> {
+        let mut used = vec![false; self.distinct.len()];
+        let mut indices = self.indices.reader();
+        for &row in rows {
+            used[indices.get(row)? as usize] = true;
+        }
+        Ok(self.distinct.iter().zip(used).filter(|(_, used)| *used).map(|(text, _)| &**text))
+    }
 }
 
 /// The rows of all ranks, divided into sets. Each set holds row numbers in ascending order.
@@ -73,8 +105,8 @@ pub(crate) struct RowSets {
 
 /// The encoded training rows and test rows of this rank.
 pub(crate) struct EncodedTable {
-    pub(crate) train: UninterpretedSamples,
-    pub(crate) test: UninterpretedSamples,
+    pub(crate) train: UninterpretedSamples<HeldFeatures>,
+    pub(crate) test: UninterpretedSamples<HeldFeatures>,
     /// Which rank holds which training rows.
     pub(crate) train_row_map: RowMap,
     /// Which rank holds which test rows.
@@ -88,11 +120,13 @@ pub(crate) struct EncodedTable {
 impl RawTable {
     /// Fits the encoding on the rows in `fitted`, and encodes this rank's rows of `train` and `test`. A text column with
     /// at most `categories_max` distinct texts in the fitted rows has an input for each text. A text column with more
-    /// distinct texts is hashed to `categories_max` inputs. All ranks must call this function.
+    /// distinct texts is hashed to `categories_max` inputs. The encoded rows are stored in memory, or in files in
+    /// `stream_directory` if there is one. All ranks must call this function.
     pub(crate) fn encode(
         self,
         RowSets { fitted, train, test }: &RowSets,
         (missing, categories_max): (MissingPolicy, usize),
+        stream_directory: Option<&Path>,
         group: &mut Group,
     ) -> Result<EncodedTable, TrainError> {
         let [fitted_here, train_here, test_here] =
@@ -105,8 +139,14 @@ impl RawTable {
             columns.push(ColumnEncoding { name: column.name.clone(), is_date: column.is_date, inputs });
         }
         let encoding = Arc::new(TableEncoding { target: self.target_name, missing, columns });
-        let (train_cells, unknown_in_validation) = encode_rows(&self.columns, &train_here, &encoding);
-        let (test_cells, unknown_in_test) = encode_rows(&self.columns, &test_here, &encoding);
+        let encode_set = |rows: &[usize]| -> Result<_, DataError> {
+            let mut cells = CellWriter::new(self.columns.len(), rows.len(), stream_directory)?;
+            let unknown = encode_rows(&self.columns, rows, &encoding, &mut cells)?;
+            Ok((cells, unknown))
+        };
+        let encoded = encode_set(&train_here).and_then(|train| Ok((train, encode_set(&test_here)?)));
+        let ((train_cells, unknown_in_validation), (test_cells, unknown_in_test)) =
+            check_all_succeeded(group, RunPhase::Data, encoded.map_err(TrainError::from))?;
         let mut unknown = [unknown_in_validation, unknown_in_test].concat();
         group.all_reduce(&mut unknown, ReduceOp::Sum)?;
         for (set, unknown) in
@@ -119,12 +159,14 @@ impl RawTable {
                 ));
             }
         }
-        let make_samples = |cells, rows: &[usize]| {
-            let features = if encoding.inputs_equal_cells() {
-                Features::Numbers(cells)
-            } else {
-                Features::Encoded { cells, encoding: Arc::clone(&encoding) }
-            };
+        let make_samples = |cells: CellWriter, rows: &[usize]| {
+            let features = cells.finish(|cells| {
+                if encoding.inputs_equal_cells() {
+                    Features::Numbers(cells)
+                } else {
+                    Features::Encoded { cells, encoding: Arc::clone(&encoding) }
+                }
+            });
             UninterpretedSamples { features, target: self.target.select(rows) }
         };
         Ok(EncodedTable {
@@ -146,11 +188,17 @@ impl RawTable {
         (missing, categories_max): (MissingPolicy, usize),
         group: &mut Group,
     ) -> Result<Vec<ColumnInputs>, TrainError> {
-        let mut numbers: Vec<NumberStatistics> =
-            self.columns.iter().map(|column| column.number_statistics(rows)).collect();
+        let read_columns = || -> Result<(Vec<NumberStatistics>, Vec<Option<BTreeSet<&str>>>), DataError> {
+            let mut columns = (Vec::new(), Vec::new());
+            for column in &self.columns {
+                columns.0.push(column.number_statistics(rows)?);
+                columns.1.push(column.distinct_texts(rows, categories_max)?);
+            }
+            Ok(columns)
+        };
+        let (mut numbers, texts) =
+            check_all_succeeded(group, RunPhase::Data, read_columns().map_err(TrainError::from))?;
         merge_statistics(group, &mut numbers)?;
-        let texts: Vec<Option<BTreeSet<&str>>> =
-            self.columns.iter().map(|column| column.distinct_texts(rows, categories_max)).collect();
         let texts = merge_distinct_texts(group, &texts, categories_max)?;
         let mut row_count = [rows.len() as u64];
         group.all_reduce(&mut row_count, ReduceOp::Sum)?;
@@ -212,10 +260,14 @@ fn merge_distinct_texts(
 impl RawColumn {
     /// Returns the distinct texts in `rows`. Returns `None` if there are more than `count_max` of them, and an empty
     /// set for a column of numbers.
-    fn distinct_texts(&self, rows: &[usize], count_max: usize) -> Option<BTreeSet<&str>> {
-        let RawValues::Texts(texts) = &self.values else { return Some(BTreeSet::new()) };
-        let distinct: BTreeSet<&str> = texts.distinct_in(rows.iter().copied()).take(count_max + 1).collect();
-        (distinct.len() <= count_max).then_some(distinct)
+    fn distinct_texts(
+        &self,
+        rows: &[usize],
+        count_max: usize,
+    ) -> Result<Option<BTreeSet<&str>>, DataError> {
+        let RawValues::Texts(texts) = &self.values else { return Ok(Some(BTreeSet::new())) };
+        let distinct: BTreeSet<&str> = texts.distinct_in(rows)?.take(count_max + 1).collect();
+        Ok((distinct.len() <= count_max).then_some(distinct))
     }
 
     /// Fits the encoding of a text column. `texts` holds the distinct texts, or `None` if there are more than
@@ -241,15 +293,19 @@ impl RawColumn {
     }
 
     /// Returns the statistics of the numbers in `rows`. A text column has no numbers.
-    fn number_statistics(&self, rows: &[usize]) -> NumberStatistics {
+    fn number_statistics(&self, rows: &[usize]) -> Result<NumberStatistics, DataError> {
         let mut statistics = NumberStatistics { range: NumberRange::EMPTY, sum: ExactSum::ZERO, count: 0 };
-        let RawValues::Numbers(numbers) = &self.values else { return statistics };
-        for value in rows.iter().map(|&row| numbers.get(row)).filter(|value| !value.is_nan()) {
-            statistics.range.add(value);
-            statistics.sum.add(value);
-            statistics.count += 1;
+        let RawValues::Numbers(numbers) = &self.values else { return Ok(statistics) };
+        let mut numbers = numbers.reader();
+        for &row in rows {
+            let value = numbers.get(row)?;
+            if !value.is_nan() {
+                statistics.range.add(value);
+                statistics.sum.add(value);
+                statistics.count += 1;
+            }
         }
-        statistics
+        Ok(statistics)
     }
 
     /// Fits the encoding of a column of numbers to its statistics. `row_count` is the number of rows, including rows in
@@ -321,29 +377,73 @@ impl RawColumn {
     }
 }
 
-/// Returns the cells of `rows`, and for each column the number of texts without a category.
-fn encode_rows(columns: &[RawColumn], rows: &[usize], encoding: &TableEncoding) -> (Array2<f32>, Vec<u64>) {
-    let mut cells = Array2::zeros((rows.len(), columns.len()));
-    let mut unknown = vec![0; columns.len()];
-    let cells_are_inputs = encoding.inputs_equal_cells();
-    for (index, (column, encoding)) in columns.iter().zip(&encoding.columns).enumerate() {
-        let to = cells.column_mut(index);
+/// Computes the cells of the rows of a column.
+enum CellEncoder<'a> {
+    Numbers {
+        numbers: NumberReader<'a>,
+        /// The cell of a missing number.
+        fill: f32,
+        encoding: &'a ColumnEncoding,
+    },
+    Texts {
+        /// The index of the distinct text of each row.
+        indices: ValueReader<'a, u32>,
+        /// The cell of each distinct text.
+        cells: Vec<f32>,
+    },
+}
+
+impl<'a> CellEncoder<'a> {
+    /// Creates the encoder of a column. `cells_are_inputs` says whether the cells of the table are the inputs of the model.
+    fn new(column: &'a RawColumn, encoding: &'a ColumnEncoding, cells_are_inputs: bool) -> Self {
         match &column.values {
-            RawValues::Numbers(numbers) => {
-                let fill = encoding.fill_value().filter(|_| cells_are_inputs).unwrap_or(f32::NAN);
-                for (cell, &row) in to.into_iter().zip(rows) {
-                    let value = numbers.get(row);
-                    *cell = if value.is_nan() { fill } else { encoding.cell_of_number(value) };
-                }
-            }
-            RawValues::Texts(Texts { indices, distinct }) => {
-                let cell_of: Vec<f32> = distinct.iter().map(|text| encoding.cell_of_text(text)).collect();
-                for (cell, &row) in to.into_iter().zip(rows) {
-                    *cell = cell_of[indices[row] as usize];
-                    unknown[index] += u64::from(cell.is_nan());
-                }
-            }
+            RawValues::Numbers(numbers) => Self::Numbers {
+                numbers: numbers.reader(),
+                fill: encoding.fill_value().filter(|_| cells_are_inputs).unwrap_or(f32::NAN),
+                encoding,
+            },
+            RawValues::Texts(RawTexts { indices, distinct }) => Self::Texts {
+                indices: indices.reader(),
+                cells: distinct.iter().map(|text| encoding.cell_of_text(text)).collect(),
+            },
         }
     }
-    (cells, unknown)
+
+    /// Returns the cell of a row.
+    fn cell(&mut self, row: usize) -> Result<f32, DataError> {
+        match self {
+            Self::Numbers { numbers, fill, encoding } => {
+                let value = numbers.get(row)?;
+                Ok(if value.is_nan() { *fill } else { encoding.cell_of_number(value) })
+            }
+            Self::Texts { indices, cells } => Ok(cells[indices.get(row)? as usize]),
+        }
+    }
+}
+
+/// Adds the cells of `rows` to `cells`. Returns for each column the number of texts without a category.
+fn encode_rows(
+    columns: &[RawColumn],
+    rows: &[usize],
+    encoding: &TableEncoding,
+    cells: &mut CellWriter,
+) -> Result<Vec<u64>, DataError> {
+    let cells_are_inputs = encoding.inputs_equal_cells();
+    let columns = columns.iter().zip(&encoding.columns);
+    let mut encoders: Vec<CellEncoder<'_>> =
+        columns.map(|(column, encoding)| CellEncoder::new(column, encoding, cells_are_inputs)).collect();
+    let mut unknown = vec![0; encoders.len()];
+    for block in rows.chunks(ENCODED_ROWS) {
+        let mut block_cells = Array2::zeros((block.len(), encoders.len()));
+        let columns = block_cells.columns_mut().into_iter();
+        for ((encoder, column), unknown) in encoders.iter_mut().zip(columns).zip(&mut unknown) {
+            let is_text = matches!(encoder, CellEncoder::Texts { .. });
+            for (cell, &row) in column.into_iter().zip(block) {
+                *cell = encoder.cell(row)?;
+                *unknown += u64::from(is_text && cell.is_nan());
+            }
+        }
+        cells.append(&block_cells)?;
+    }
+    Ok(unknown)
 }

@@ -67,6 +67,15 @@ impl RowMap {
         (block % self.share.ranks, self.held_before[block] + row - self.starts[block])
     }
 
+    /// Returns the rows in `range` that this rank holds, as a range of indices into [`held_rows`](Self::held_rows).
+    pub(crate) fn indices_of_held_range(&self, range: Range<usize>) -> Range<usize> {
+        let held_before = |bound: usize| -> usize {
+            let blocks = self.blocks_of_rank(self.share.rank);
+            blocks.map(|block| block.end.min(bound) - block.start.min(bound)).sum()
+        };
+        held_before(range.start)..held_before(range.end)
+    }
+
     /// Returns the numbers of the rows that this rank holds.
     pub(crate) fn held_rows(&self) -> impl Iterator<Item = usize> {
         self.blocks_of_rank(self.share.rank).flatten()
@@ -132,6 +141,11 @@ mod tests {
                 assert!(
                     own.iter().enumerate().all(|(index, &row)| map(0).holder_and_index(row) == (rank, index))
                 );
+                for range in [0..10, 0..3, 2..4, 4..9, 5..5] {
+                    let indices = map(rank).indices_of_held_range(range.clone());
+                    let expected = own.iter().copied().filter(|row| range.contains(row));
+                    assert!(own[indices].iter().copied().eq(expected), "{range:?}");
+                }
                 kept.extend(map(rank).indices_of_held_rows(&chosen).into_iter().map(|index| own[index]));
                 rows.extend(own);
             }

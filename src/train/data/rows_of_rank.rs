@@ -1,15 +1,17 @@
 //! The rows of a table that one rank has read, before the ranks merge their counts.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
 use super::column_values::{ColumnRole, ColumnValues};
 use super::csv::BlocksOfRank;
 use super::numbers::{NumberRange, merge_ranges};
-use super::raw_table::RawTable;
+use super::raw_table::{RawColumn, RawTable};
 use super::row_cursor::{Cell, RowCursor};
 use super::row_map::RowMap;
+use super::temporary_file::TemporaryFile;
 use super::texts::{TEXT_BYTES_MAX, TextBytesLeft};
 use super::{DataError, ELEMENTS_MAX, MissingPolicy, TableLayout};
 use crate::group::Group;
@@ -38,6 +40,8 @@ pub(crate) struct RowsOfRank {
     /// A hash of all files, including the rows of other ranks.
     content_hasher: Sha256,
     columns: Vec<ColumnValues>,
+    /// The file that holds the values of the features. `None` if they are in memory.
+    file: Option<Arc<TemporaryFile>>,
     /// The index of the target column.
     target_index: usize,
     missing_policy: MissingPolicy,
@@ -56,15 +60,17 @@ pub(crate) struct RowsOfRank {
 
 impl RowsOfRank {
     /// Creates a table without rows. `first_path` is the path of the first file, and `more_file_count` is the number of files
-    /// after the first one.
+    /// after the first one. The values of the features are stored in memory, or in a file in `stream_directory` if there is
+    /// one.
     pub(crate) fn new(
         (first_path, more_file_count): (&Path, usize),
         (names, roles): (Vec<String>, Vec<ColumnRole>),
         missing_policy: MissingPolicy,
-        share: BlocksOfRank,
-    ) -> Self {
+        (share, stream_directory): (BlocksOfRank, Option<&Path>),
+    ) -> Result<Self, DataError> {
         let is_target = |column_role: &ColumnRole| matches!(column_role, ColumnRole::Target(_));
-        Self {
+        let file = stream_directory.map(TemporaryFile::create).transpose()?.map(Arc::new);
+        Ok(Self {
             first_path: first_path.to_owned(),
             more_file_count,
             share,
@@ -76,15 +82,16 @@ impl RowsOfRank {
             columns: names
                 .into_iter()
                 .zip(roles)
-                .map(|(name, column_role)| ColumnValues::new(name, column_role))
+                .map(|(name, column_role)| ColumnValues::new(name, column_role, file.clone()))
                 .collect(),
+            file,
             missing_policy,
             text_budget: TextBytesLeft(TEXT_BYTES_MAX),
             row_count: 0,
             rows_without_target: 0,
             incomplete_rows: 0,
             notes: Vec::new(),
-        }
+        })
     }
 
     /// Returns the names of the columns.
@@ -140,12 +147,16 @@ impl RowsOfRank {
         self.check_value_count()
     }
 
-    /// Returns an error if the table has too many values.
+    /// Returns an error if the table has too many rows, or too many values for memory.
     fn check_value_count(&self) -> Result<(), DataError> {
-        if (self.row_count as u64).saturating_mul(self.columns.len() as u64) > ELEMENTS_MAX {
+        let (values_per_row, counted) = match self.file {
+            Some(_) => (1, "rows"),
+            None => (self.columns.len() as u64, "values; to train on larger tables, pass --stream"),
+        };
+        if (self.row_count as u64).saturating_mul(values_per_row) > ELEMENTS_MAX {
             return Err(DataError::malformed(
                 &self.first_path,
-                format!("holds more than {ELEMENTS_MAX} values"),
+                format!("holds more than {ELEMENTS_MAX} {counted}"),
             ));
         }
         Ok(())
@@ -207,7 +218,9 @@ impl RowsOfRank {
         let features = (0..self.columns.len()).filter(|&index| self.columns[index].is_feature()).collect();
         let layout = TableLayout { columns: self.columns.len(), target: self.target_index, features };
         let columns = self.columns.into_iter().zip(ranges);
-        let columns = columns.filter_map(|(column, range)| column.into_feature_column(range)).collect();
+        let columns = columns.map(|(column, range)| column.into_feature_column(range));
+        let columns: Vec<Option<RawColumn>> = columns.collect::<Result<_, DataError>>()?;
+        let columns = columns.into_iter().flatten().collect();
         let first_test_row =
             self.first_test_block.map(|block| block_rows[..block].iter().sum::<u64>() as usize);
         let row_map = RowMap::new(self.share, &block_rows);

@@ -6,18 +6,19 @@ use sha2::{Digest, Sha256};
 
 use super::exact_sum::{self, ExactSum};
 use super::row_map::RowMap;
-use super::{DataError, Samples, Targets};
+use super::{DataError, HeldSamples, Samples, Targets};
 use crate::group::{Error, Group};
-use crate::train::TrainError;
 use crate::train::batches::range_of_rank;
 use crate::train::early_stopping::hold_out_rows;
+use crate::train::rank_checks::check_all_succeeded;
+use crate::train::{RunPhase, TrainError};
 use crate::types::{Rank, ReduceOp, WorldSize};
 
 /// A training set, a validation set or a test set that all ranks use.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct SharedSamples {
     /// The samples that this rank holds.
-    pub(crate) held: Samples,
+    pub(crate) held: HeldSamples,
     /// Which rank holds which samples. `None` if each rank holds all samples.
     row_map: Option<RowMap>,
     /// Statistics of the targets. All fields are 0 or empty until [`measure_targets`](Self::measure_targets) is called.
@@ -37,19 +38,26 @@ pub(crate) struct TargetStatistics {
 }
 
 impl SharedSamples {
-    /// Creates a set whose samples are the same on all ranks: each rank passes all samples.
-    pub(crate) fn held_by_each_rank(samples: Samples) -> Self {
-        Self { held: samples, row_map: None, statistics: TargetStatistics::default() }
+    /// Creates a set. `held` are the samples of this rank, and `row_map` says which rank holds which samples. If `row_map`
+    /// is `None`, each rank passes all samples.
+    pub(crate) fn new(held: HeldSamples, row_map: Option<RowMap>) -> Self {
+        let row_map = row_map.filter(RowMap::has_several_ranks);
+        Self { held, row_map, statistics: TargetStatistics::default() }
     }
 
-    /// Creates a set whose samples are divided among the ranks. `samples` holds the samples of this rank, and `row_map`
-    /// says which rank holds which samples.
-    pub(crate) fn divided_among_ranks(samples: Samples, row_map: RowMap) -> Self {
-        Self {
-            held: samples,
-            row_map: Some(row_map).filter(RowMap::has_several_ranks),
-            statistics: TargetStatistics::default(),
-        }
+    /// Creates a set whose samples are the same on all ranks, and in memory: each rank passes all samples.
+    pub(crate) fn held_by_each_rank(samples: Samples) -> Self {
+        Self::new(HeldSamples::InMemory(samples), None)
+    }
+
+    /// Returns all samples.
+    ///
+    /// # Panics
+    ///
+    /// If the samples are divided among the ranks, or if their features are not in memory.
+    pub(crate) fn all_in_memory(&self) -> &Samples {
+        let samples = self.held.in_memory().filter(|_| self.row_map.is_none());
+        samples.expect("strategies that do not divide batches hold all samples in memory")
     }
 
     /// Returns the number of samples of all ranks together.
@@ -64,12 +72,12 @@ impl SharedSamples {
 
     /// Returns the number of features.
     pub(crate) fn columns(&self) -> usize {
-        self.held.features.columns()
+        self.held.feature_format().columns()
     }
 
     /// Returns the number of cells in the table of the set. Returns 0 if the data is not a table.
     pub(crate) fn cell_count(&self) -> usize {
-        self.held.features.cells().map_or(0, |cells| self.len() * cells.ncols())
+        self.held.feature_format().cells().map_or(0, |cells| self.len() * cells.ncols())
     }
 
     /// Returns which rank holds which samples. Returns `None` if each rank holds all samples.
@@ -94,15 +102,17 @@ impl SharedSamples {
         }
     }
 
-    /// Gathers the samples of all ranks, so that each rank holds all samples. `class_count` is the number of classes.
-    /// All ranks must call this function.
+    /// Gathers the samples of all ranks, so that each rank holds all samples in memory. `class_count` is the number of
+    /// classes. All ranks must call this function.
     pub(crate) fn gather_on_all_ranks(
         self,
         class_count: usize,
         group: &mut Group,
     ) -> Result<Self, TrainError> {
-        let Some(rows) = self.row_map else { return Ok(self) };
-        let samples = self.held.gather_on_all_ranks(&rows, group)?;
+        let loaded = self.held.into_memory().map_err(TrainError::from);
+        let samples = check_all_succeeded(group, RunPhase::Data, loaded)?;
+        let Some(rows) = self.row_map else { return Ok(Self::held_by_each_rank(samples)) };
+        let samples = samples.gather_on_all_ranks(&rows, group)?;
         samples.check_received_samples(class_count, group)?;
         Ok(Self::held_by_each_rank(samples))
     }
@@ -124,10 +134,10 @@ impl SharedSamples {
     /// `chosen` must be sorted.
     fn select(&self, chosen: &[usize]) -> Self {
         match &self.row_map {
-            None => Self::held_by_each_rank(select_samples(&self.held, chosen)),
-            Some(rows) => Self::divided_among_ranks(
-                select_samples(&self.held, &rows.indices_of_held_rows(chosen)),
-                rows.restrict_to_rows(chosen),
+            None => Self::new(self.held.select(chosen), None),
+            Some(rows) => Self::new(
+                self.held.select(&rows.indices_of_held_rows(chosen)),
+                Some(rows.restrict_to_rows(chosen)),
             ),
         }
     }
@@ -136,7 +146,7 @@ impl SharedSamples {
     /// vocabulary of a text. All ranks must call this function.
     pub(crate) fn measure_targets(&mut self, class_count: usize, group: &mut Group) -> Result<(), Error> {
         let part = self.own_part(group.rank(), group.size());
-        self.statistics = match &self.held.targets {
+        self.statistics = match self.held.targets() {
             Targets::Numbers(values) => {
                 let count = self.len().max(1) as f64;
                 let mean = sum_over_ranks(values[part.clone()].iter().copied(), group)? / count;
@@ -170,27 +180,30 @@ impl SharedSamples {
     /// Adds the shape and the content of the set to a digest. Each sample is hashed together with its number. The first
     /// two 64-bit words of these hashes are summed modulo 2^64, and the digest contains the two sums. Therefore the
     /// digest does not depend on which rank holds which samples.
-    pub(crate) fn digest(&self, hasher: &mut Sha256, group: &mut Group) -> Result<(), Error> {
+    pub(crate) fn digest(&self, hasher: &mut Sha256, group: &mut Group) -> Result<(), TrainError> {
         let mut sums = [0_u64; 2];
-        let numbers: Box<dyn Iterator<Item = usize>> = match &self.row_map {
+        let mut numbers: Box<dyn Iterator<Item = usize>> = match &self.row_map {
             None => Box::new(0..self.held.len()),
             Some(rows) => Box::new(rows.held_rows()),
         };
-        for (index, number) in numbers.enumerate() {
-            let mut row = Sha256::new();
-            row.update((number as u64).to_le_bytes());
-            self.held.features.digest_row(index, &mut row);
-            self.held.targets.digest_row(index, &mut row);
-            let digest: [u8; 32] = row.finalize().into();
-            for (sum, part) in sums.iter_mut().zip(digest.as_chunks().0) {
-                *sum = sum.wrapping_add(u64::from_le_bytes(*part));
+        let visited = self.held.visit_blocks(0..self.held.len(), |samples, block| {
+            for (index, number) in block.zip(&mut numbers) {
+                let mut row = Sha256::new();
+                row.update((number as u64).to_le_bytes());
+                samples.features.digest_row(index, &mut row);
+                samples.targets.digest_row(index, &mut row);
+                let digest: [u8; 32] = row.finalize().into();
+                for (sum, part) in sums.iter_mut().zip(digest.as_chunks().0) {
+                    *sum = sum.wrapping_add(u64::from_le_bytes(*part));
+                }
             }
-        }
+        });
+        check_all_succeeded(group, RunPhase::Data, visited.map_err(TrainError::from))?;
         if self.row_map.is_some() {
             group.all_reduce(&mut sums, ReduceOp::Sum)?;
         }
         hasher.update((self.len() as u64).to_le_bytes());
-        self.held.features.digest_format(hasher);
+        self.held.feature_format().digest_format(hasher);
         hasher.update(sums.map(u64::to_le_bytes).as_flattened());
         Ok(())
     }
@@ -223,14 +236,4 @@ impl Samples {
         let _ = group.abort(message);
         Err(DataError::Unsuitable(message.into()).into())
     }
-}
-
-/// Returns a copy of the samples with the indices `rows`.
-fn select_samples(samples: &Samples, rows: &[usize]) -> Samples {
-    let targets = match &samples.targets {
-        Targets::Numbers(values) => Targets::Numbers(rows.iter().map(|&row| values[row]).collect()),
-        Targets::Classes(classes) => Targets::Classes(rows.iter().map(|&row| classes[row]).collect()),
-        Targets::NextTokens(windows) => Targets::NextTokens(windows.select(rows)),
-    };
-    Samples { features: samples.features.select(rows), targets }
 }

@@ -3,8 +3,10 @@
 use std::ops::Range;
 
 use super::exact_sum::{self, ExactSum};
-use super::{Features, SharedSamples};
+use super::{Features, HeldSamples, SharedSamples};
 use crate::group::{Error, Group};
+use crate::train::rank_checks::check_all_succeeded;
+use crate::train::{RunPhase, TrainError};
 use crate::types::ReduceOp;
 
 /// Scales every feature to mean 0 and standard deviation 1 over the training set. Constant features become 0.
@@ -23,17 +25,24 @@ impl Standardizer {
     ///
     /// Also returns the indices of the features whose values differ too little to be scaled. Like constant features,
     /// these features become 0.
-    pub(crate) fn fit(samples: &SharedSamples, group: &mut Group) -> Result<(Self, Vec<usize>), Error> {
-        let features = &samples.held.features;
-        match features {
+    ///
+    /// # Errors
+    ///
+    /// If a collective fails, or if the samples cannot be read from their file.
+    pub(crate) fn fit(
+        samples: &SharedSamples,
+        group: &mut Group,
+    ) -> Result<(Self, Vec<usize>), TrainError> {
+        let held = &samples.held;
+        match held.feature_format() {
             Features::Numbers(_) | Features::Encoded { .. } => {
                 let rows = samples.own_part(group.rank(), group.size());
-                Self::fit_with::<ExactSum>(features, &rows, group)
+                Self::fit_with::<ExactSum>(held, &rows, group)
             }
             // Each rank holds all pixels, sparse rows and tokens, so plain sums are enough. An exact sum needs 544
             // bytes for each feature, and sparse rows may have millions of features.
             Features::Pixels { .. } | Features::Sparse(_) | Features::Tokens(_) => {
-                Self::fit_with::<f64>(features, &(0..features.rows()), &mut Group::solo())
+                Self::fit_with::<f64>(held, &(0..held.len()), &mut Group::solo())
             }
         }
     }
@@ -41,18 +50,18 @@ impl Standardizer {
     /// Implements [`fit`](Self::fit): each rank of `group` reads only its `rows`. A second pass adds up the squared
     /// differences between the values and the mean, so that large means do not reduce the precision.
     fn fit_with<S: FeatureSum>(
-        features: &Features,
+        held: &HeldSamples,
         rows: &Range<usize>,
         group: &mut Group,
-    ) -> Result<(Self, Vec<usize>), Error> {
-        let is_number = features.which_features_are_numbers();
+    ) -> Result<(Self, Vec<usize>), TrainError> {
+        let is_number = held.feature_format().which_features_are_numbers();
         let columns = is_number.len();
         let mut total = [rows.len() as f64];
         group.all_reduce(&mut total, ReduceOp::Sum)?;
         let total = total[0].max(1.0);
-        let values = ValueStatistics::<S>::new(features, rows, &is_number, group)?;
+        let values = ValueStatistics::<S>::new(held, rows, &is_number, group)?;
         let mean: Vec<f64> = (0..columns).map(|column| values.sum(column) / total).collect();
-        let squares: Vec<S> = sum_squared_differences(features, rows, (&is_number, &mean), group)?;
+        let squares: Vec<S> = sum_squared_differences(held, rows, (&is_number, &mean), group)?;
         let mut squares = squares.iter();
         let inverse_deviation: Vec<f32> = (0..columns)
             .map(|column| {
@@ -137,26 +146,25 @@ impl<S: FeatureSum> ValueStatistics<S> {
     /// Computes the statistics over the `rows` of all ranks. `is_number` is the result of
     /// [`Features::which_features_are_numbers`].
     fn new(
-        features: &Features,
+        held: &HeldSamples,
         rows: &Range<usize>,
         is_number: &[bool],
         group: &mut Group,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, TrainError> {
         let columns = is_number.len();
         let mut counts = vec![0_u64; columns];
         let mut sums: Vec<Option<S>> =
             is_number.iter().map(|&is_number| is_number.then_some(S::ZERO)).collect();
         let (mut low, mut high) = (vec![f32::INFINITY; columns], vec![f32::NEG_INFINITY; columns]);
-        for row in rows.clone() {
-            features.visit_nonzero_features(row, |column, value| {
-                counts[column] += 1;
-                low[column] = low[column].min(value);
-                high[column] = high[column].max(value);
-                if let Some(sum) = &mut sums[column] {
-                    sum.add(value.into());
-                }
-            });
-        }
+        let visited = visit_nonzero_features(held, rows, |column, value| {
+            counts[column] += 1;
+            low[column] = low[column].min(value);
+            high[column] = high[column].max(value);
+            if let Some(sum) = &mut sums[column] {
+                sum.add(value.into());
+            }
+        });
+        check_all_succeeded(group, RunPhase::Data, visited)?;
         group.all_reduce(&mut counts, ReduceOp::Sum)?;
         group.all_reduce(&mut low, ReduceOp::Min)?;
         group.all_reduce(&mut high, ReduceOp::Max)?;
@@ -178,26 +186,37 @@ impl<S: FeatureSum> ValueStatistics<S> {
     }
 }
 
+/// Calls `visit` with the index and the value of each feature that is not 0 in the samples `rows`.
+fn visit_nonzero_features(
+    held: &HeldSamples,
+    rows: &Range<usize>,
+    mut visit: impl FnMut(usize, f32),
+) -> Result<(), TrainError> {
+    let visited = held.visit_blocks(rows.clone(), |samples, block| {
+        block.for_each(|row| samples.features.visit_nonzero_features(row, &mut visit));
+    });
+    visited.map_err(TrainError::from)
+}
+
 /// For each feature that is a number, returns the sum of the squared differences between the mean and the values
 /// other than 0.
 fn sum_squared_differences<S: FeatureSum>(
-    features: &Features,
+    held: &HeldSamples,
     rows: &Range<usize>,
     (is_number, mean): (&[bool], &[f64]),
     group: &mut Group,
-) -> Result<Vec<S>, Error> {
+) -> Result<Vec<S>, TrainError> {
     let indices: Vec<usize> = is_number
         .iter()
         .scan(0, |next, &is_number| Some(std::mem::replace(next, *next + usize::from(is_number))))
         .collect();
     let mut squares = vec![S::ZERO; is_number.iter().filter(|&&is_number| is_number).count()];
-    for row in rows.clone() {
-        features.visit_nonzero_features(row, |column, value| {
-            if is_number[column] {
-                squares[indices[column]].add((f64::from(value) - mean[column]).powi(2));
-            }
-        });
-    }
+    let visited = visit_nonzero_features(held, rows, |column, value| {
+        if is_number[column] {
+            squares[indices[column]].add((f64::from(value) - mean[column]).powi(2));
+        }
+    });
+    check_all_succeeded(group, RunPhase::Data, visited)?;
     S::add_sums_of_ranks(&mut squares, group)?;
     Ok(squares)
 }

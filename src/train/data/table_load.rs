@@ -27,6 +27,7 @@ pub(crate) fn load_table(
     group: &mut Group,
 ) -> Result<EncodedTable, TrainError> {
     let share = BlocksOfRank { rank: group.rank().index(), ranks: group.size().as_usize() };
+    let stream_directory = options.stream_directory.as_deref();
     let mut files = source.table_files().unwrap_or_default().to_vec();
     let train_file_count = files.len();
     files.extend_from_slice(options.test_source.iter().find_map(DataSource::table_files).unwrap_or_default());
@@ -36,11 +37,21 @@ pub(crate) fn load_table(
     let rows_of_rank = target.and_then(|target| match source {
         #[cfg(feature = "parquet")]
         DataSource::Parquet(_) => {
-            parquet::read_rows_of_rank((&files, train_file_count), target, &options.table, share)
+            parquet::read_rows_of_rank(
+                (&files, train_file_count),
+                target,
+                &options.table,
+                (share, stream_directory),
+            )
         }
         #[cfg(not(feature = "parquet"))]
         DataSource::Parquet(_) => Err(DataError::Unsuitable(format!("{source} {NO_PARQUET_MESSAGE}"))),
-        _ => csv::read_rows_of_rank((&files, train_file_count), target, &options.table, share),
+        _ => csv::read_rows_of_rank(
+            (&files, train_file_count),
+            target,
+            &options.table,
+            (share, stream_directory),
+        ),
     });
     let rows_of_rank = check_all_succeeded(group, RunPhase::Data, rows_of_rank.map_err(TrainError::from))?;
     if let Some((rank, _)) = find_first_differing_rank(group, &[rows_of_rank.content_digest()])? {
@@ -48,7 +59,8 @@ pub(crate) fn load_table(
     }
     let table = rows_of_rank.into_raw_table(group)?;
     let sets = options.choose_row_sets(table.row_map.rows(), table.first_test_row)?;
-    table.encode(&sets, (options.table.missing, options.table.categories_max), group)
+    let columns = (options.table.missing, options.table.categories_max);
+    table.encode(&sets, columns, stream_directory, group)
 }
 
 impl Samples {

@@ -43,13 +43,12 @@ impl Texts {
 /// If there are more than 2^32 distinct texts.
 impl<'a> FromIterator<&'a str> for Texts {
     fn from_iter<T: IntoIterator<Item = &'a str>>(texts: T) -> Self {
-        let mut collector = TextCollector::default();
-        for text in texts {
-            let known = collector.index_of.get(text).copied();
-            let index = known.unwrap_or_else(|| collector.insert_new_text(text));
-            collector.texts.indices.push(index);
-        }
-        collector.texts
+        let mut distinct = DistinctTexts::default();
+        let indices = texts.into_iter().map(|text| {
+            let known = distinct.index_of.get(text).copied();
+            known.unwrap_or_else(|| distinct.insert_new_text(text))
+        });
+        Self { indices: indices.collect(), distinct: distinct.texts }
     }
 }
 
@@ -57,32 +56,30 @@ impl<'a> FromIterator<&'a str> for Texts {
 #[derive(Debug)]
 pub(crate) struct TextBytesLeft(pub(crate) usize);
 
-/// Collects the texts of a column.
+/// The distinct texts of a column.
 #[derive(Debug, Default)]
-pub(crate) struct TextCollector {
-    pub(crate) texts: Texts,
-    /// The index in `texts.distinct` of each distinct text.
+pub(crate) struct DistinctTexts {
+    pub(crate) texts: Vec<Arc<str>>,
+    /// The index in `texts` of each text.
     index_of: HashMap<Arc<str>, u32>,
 }
 
-impl TextCollector {
-    /// Adds the text of the next row.
+impl DistinctTexts {
+    /// Returns the index of a text. Stores the text if it is new.
     ///
     /// # Errors
     ///
     /// If the text is new and exceeds a limit on distinct texts. The error is a sentence for the user.
-    pub(crate) fn push(&mut self, text: &str, bytes_left: &mut TextBytesLeft) -> Result<(), String> {
-        let index = match self.index_of.get(text) {
-            Some(index) => *index,
-            None => self.store_new_text(text, bytes_left)?,
-        };
-        self.texts.indices.push(index);
-        Ok(())
+    pub(crate) fn index_of(&mut self, text: &str, bytes_left: &mut TextBytesLeft) -> Result<u32, String> {
+        match self.index_of.get(text) {
+            Some(index) => Ok(*index),
+            None => self.store_new_text(text, bytes_left),
+        }
     }
 
     /// Stores a new text. Returns the index of the text in `distinct`.
     fn store_new_text(&mut self, text: &str, bytes_left: &mut TextBytesLeft) -> Result<u32, String> {
-        if self.texts.distinct.len() == DISTINCT_TEXTS_MAX {
+        if self.texts.len() == DISTINCT_TEXTS_MAX {
             return Err(format!("the column holds more than {DISTINCT_TEXTS_MAX} distinct texts"));
         }
         bytes_left.0 =
@@ -94,9 +91,9 @@ impl TextCollector {
 
     /// Stores a new text without a check of the limits. Returns the index of the text in `distinct`.
     fn insert_new_text(&mut self, text: &str) -> u32 {
-        let index = u32::try_from(self.texts.distinct.len()).expect("a table has fewer than 2^32 rows");
+        let index = u32::try_from(self.texts.len()).expect("a table has fewer than 2^32 rows");
         let text = Arc::<str>::from(text);
-        self.texts.distinct.push(Arc::clone(&text));
+        self.texts.push(Arc::clone(&text));
         self.index_of.insert(text, index);
         index
     }
@@ -113,24 +110,23 @@ mod tests {
         let part = texts.select(&[4, 3]);
         assert_eq!(part.indices, [1, 2]);
         assert_eq!(part.distinct_in(0..2).collect::<Vec<_>>(), ["a", ""]);
-        let mut collector = TextCollector::default();
-        collector.push("long text", &mut TextBytesLeft(200)).unwrap();
-        assert!(Arc::ptr_eq(&collector.texts.distinct[0], collector.index_of.keys().next().unwrap()));
+        let mut distinct = DistinctTexts::default();
+        assert_eq!(distinct.index_of("long text", &mut TextBytesLeft(200)), Ok(0));
+        assert!(Arc::ptr_eq(&distinct.texts[0], distinct.index_of.keys().next().unwrap()));
     }
 
     /// Regression test: before the fix, nothing limited the memory for the texts of a small compressed file.
     #[test]
     fn the_memory_for_texts_is_limited() {
         let mut bytes_left = TextBytesLeft(2 * TEXT_OVERHEAD_BYTES + 8);
-        let mut collectors = [TextCollector::default(), TextCollector::default()];
-        collectors[0].push("four", &mut bytes_left).unwrap();
-        assert!(collectors[1].push("+four", &mut bytes_left).unwrap_err().contains("need more than"));
-        collectors[1].push("four", &mut bytes_left).unwrap();
-        for collector in &mut collectors {
-            collector.push("four", &mut bytes_left).unwrap();
-            assert!(
-                collector.push("", &mut bytes_left).unwrap_err().contains("need more than 2147483648 bytes")
-            );
+        let mut columns = [DistinctTexts::default(), DistinctTexts::default()];
+        columns[0].index_of("four", &mut bytes_left).unwrap();
+        assert!(columns[1].index_of("+four", &mut bytes_left).unwrap_err().contains("need more than"));
+        columns[1].index_of("four", &mut bytes_left).unwrap();
+        for column in &mut columns {
+            column.index_of("four", &mut bytes_left).unwrap();
+            let error = column.index_of("", &mut bytes_left).unwrap_err();
+            assert!(error.contains("need more than 2147483648 bytes"), "{error}");
         }
     }
 }

@@ -203,12 +203,12 @@ impl<'a> Worker<'a> {
         observer: &mut dyn Observer,
     ) -> Result<DonePart, TrainError> {
         let GossipContext { config, setup, shared, batches_per_epoch, .. } = *self.context;
-        let train = &setup.dataset.train.held;
+        let train = setup.dataset.train.all_in_memory();
         let ranks = u64::from(self.context.size.get());
         let (batch, owner) = (number / ranks, Rank::new((number % ranks) as u32));
         let (epoch, step) = (batch / batches_per_epoch, batch % batches_per_epoch);
         if self.epoch_batches.as_ref().is_none_or(|(known, _)| *known != epoch) {
-            let batches = Batches::new(config.seed, epoch, train.len(), setup.settings.batch_size);
+            let batches = Batches::new(config.seed, epoch, train.len(), (setup.settings.batch_size, None));
             self.epoch_batches = Some((epoch, batches));
         }
         let batch_indices =

@@ -57,7 +57,7 @@ fn describe_run(config: &Config, setup: &Setup, training: TrainingRecord) -> Mod
     };
     let encoding = setup.dataset.encoding.as_deref();
     let (columns_from, columns) = describe_columns(config, setup);
-    let pixel_divisor = match &setup.dataset.train.held.features {
+    let pixel_divisor = match setup.dataset.train.held.feature_format() {
         Features::Pixels { divisor, .. } => Some(*divisor),
         Features::Numbers(_) | Features::Encoded { .. } | Features::Sparse(_) | Features::Tokens(_) => None,
     };

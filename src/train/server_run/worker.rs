@@ -29,7 +29,7 @@ pub(super) fn run_worker(
     parameters: &mut [f32],
 ) -> Result<WorkerTotals, ParameterServerError> {
     let setup = context.setup;
-    let (train, batch_size) = (&setup.dataset.train.held, setup.settings.batch_size);
+    let (train, batch_size) = (setup.dataset.train.all_in_memory(), setup.settings.batch_size);
     let batches_per_epoch = train.len().div_ceil(batch_size) as u64;
     let micro_batches = context.config.micro_batches;
     let mut workspace =
@@ -54,7 +54,8 @@ pub(super) fn run_worker(
         };
         let epoch = number / batches_per_epoch;
         if epoch_batches.as_ref().is_none_or(|(known, _)| *known != epoch) {
-            epoch_batches = Some((epoch, Batches::new(context.config.seed, epoch, train.len(), batch_size)));
+            let batches = Batches::new(context.config.seed, epoch, train.len(), (batch_size, None));
+            epoch_batches = Some((epoch, batches));
         }
         let batch =
             epoch_batches.as_ref().map_or(&[][..], |(_, b)| b.batch((number % batches_per_epoch) as usize));

@@ -7,6 +7,7 @@ use crate::train::data::{ExactSum, SharedSamples, Targets, add_sums_of_ranks};
 use crate::train::evaluation_work::EvaluationWork;
 use crate::train::metrics::{Evaluation, MetricSums};
 use crate::train::portable_math::exp;
+use crate::train::rank_checks::abort_if_failed;
 use crate::types::ReduceOp;
 
 /// With more test samples than this, the report has no area under the ROC curve. To compute this area, each rank holds
@@ -50,11 +51,12 @@ impl Trainer<'_> {
             }
             let start = local_rows.end.min(local_rows.start + index * block);
             let rows = start..local_rows.end.min(start + block);
+            let (block_samples, rows) = abort_if_failed(group, samples.held.load_range(rows))?;
             let work = EvaluationWork {
                 network: &self.setup.network,
                 parameters: &self.state.parameters,
                 workspace: &mut self.workspace,
-                samples: &samples.held,
+                samples: &block_samples,
                 standardizer: self.setup.standardizer.as_ref(),
                 rows,
                 metrics: metric_sums.as_deref_mut(),
@@ -86,11 +88,11 @@ impl Trainer<'_> {
         }
         let count = samples.len() as f64;
         let total = samples.statistics.sum_of_squares;
-        let is_text = matches!(samples.held.targets, Targets::NextTokens(_));
+        let is_text = matches!(samples.held.targets(), Targets::NextTokens(_));
         Ok(Some(Metrics {
             loss: loss / count,
             perplexity: is_text.then(|| exp(loss / count)),
-            accuracy: matches!(samples.held.targets, Targets::Classes(_)).then_some(correct / count),
+            accuracy: matches!(samples.held.targets(), Targets::Classes(_)).then_some(correct / count),
             r2: (total > 0.0).then(|| 1.0 - loss / total),
         }))
     }

@@ -23,7 +23,8 @@ const KIND_DETECTION_ROWS: usize = 1000;
 
 /// Reads the rows of a table that belong to `share`, from one or more files with the same columns. The first
 /// `train_file_count` files hold the training set, and the other files hold the test set. `target` is the name or the
-/// number of the column to predict. Leaves out rows without a target.
+/// number of the column to predict. Leaves out rows without a target. If there is a `stream_directory`, the values of the
+/// features are stored in a file in this directory.
 ///
 /// The first rows decide whether a column holds numbers or text ([`TableOptions::categorical`] overrides this). A
 /// text in a column of numbers is an error, so that damaged cells are noticed.
@@ -43,7 +44,7 @@ pub(crate) fn read_rows_of_rank(
     (paths, train_file_count): (&[PathBuf], usize),
     target: &str,
     options: &TableOptions,
-    share: BlocksOfRank,
+    (share, stream_directory): (BlocksOfRank, Option<&Path>),
 ) -> Result<RowsOfRank, DataError> {
     let Some((first, more)) = paths.split_first() else {
         return Err(DataError::Unsuitable("the table has no files".into()));
@@ -52,7 +53,7 @@ pub(crate) fn read_rows_of_rank(
     if !records.advance()? {
         return Err(records.error("is empty"));
     }
-    let mut table = begin_table((first, more.len()), &records, target, (options, share))?;
+    let mut table = begin_table((first, more.len()), &records, target, (options, share, stream_directory))?;
     let has_header = options.header != HeaderRow::Absent;
     read_file(&mut table, &mut records, has_header)?;
     for (index, path) in more.iter().enumerate() {
@@ -77,7 +78,7 @@ fn begin_table(
     files: (&Path, usize),
     records: &Records,
     target: &str,
-    (options, share): (&TableOptions, BlocksOfRank),
+    (options, share, stream_directory): (&TableOptions, BlocksOfRank, Option<&Path>),
 ) -> Result<RowsOfRank, DataError> {
     let names = read_header(records, options.header)?;
     let data_rows = &records.first_rows()
@@ -88,7 +89,7 @@ fn begin_table(
         let hint = format!("; the separator is {separator} (to choose another one, pass --separator)");
         records.error(if names.len() < 2 { problem + &hint } else { problem })
     })?;
-    Ok(RowsOfRank::new(files, (names, roles), options.missing, share))
+    RowsOfRank::new(files, (names, roles), options.missing, (share, stream_directory))
 }
 
 /// Reads the rows of a file. The current row of `records` is the first row of the file. If `has_header` is true, the

@@ -1,11 +1,11 @@
 use ndarray::array;
 
-use super::super::{Column, ColumnInputs, Features, MissingPolicy, Texts};
+use super::super::{Column, ColumnInputs, Features, HeldFeatures, MissingPolicy, UninterpretedSamples};
 use super::*;
 use crate::group::Group;
 use crate::train::TrainError;
 use crate::train::data::numbers::Numbers;
-use crate::train::data::raw_table::{RawColumn, RawTable, RawValues, RowSets};
+use crate::train::data::raw_table::{RawColumn, RawTable, RawTexts, RawValues, RowSets};
 
 fn parse_table(bytes: &[u8], target: &str) -> Result<RawTable, DataError> {
     parse_table_with_options(bytes, target, &TableOptions::default())
@@ -28,7 +28,7 @@ fn parse_table_with_options(
 
 /// Reads a table on one rank.
 fn load_csv_files(paths: &[PathBuf], target: &str, options: &TableOptions) -> Result<RawTable, DataError> {
-    let merged = read_rows_of_rank((paths, paths.len()), target, options, BlocksOfRank::ALL)?
+    let merged = read_rows_of_rank((paths, paths.len()), target, options, (BlocksOfRank::ALL, None))?
         .into_raw_table(&mut Group::solo());
     merged.map_err(|error| match error {
         TrainError::Data(error) => error,
@@ -36,12 +36,18 @@ fn load_csv_files(paths: &[PathBuf], target: &str, options: &TableOptions) -> Re
     })
 }
 
+/// Returns the features of encoded rows.
+fn in_memory(samples: &UninterpretedSamples<HeldFeatures>) -> &Features {
+    let HeldFeatures::InMemory(features) = &samples.features else { panic!("the rows are in memory") };
+    features
+}
+
 /// Returns a column of numbers.
 fn number_column(name: &str, values: &[f32]) -> RawColumn {
     RawColumn {
         name: name.into(),
         is_date: false,
-        values: RawValues::Numbers(Numbers::Single(values.to_vec())),
+        values: RawValues::Numbers(Numbers::Single(values.to_vec().into())),
     }
 }
 
@@ -51,7 +57,7 @@ fn text_column(name: &str, indices: &[u32], distinct: &[&str]) -> RawColumn {
     RawColumn {
         name: name.into(),
         is_date: false,
-        values: RawValues::Texts(Texts { indices: indices.to_vec(), distinct }),
+        values: RawValues::Texts(RawTexts { indices: indices.to_vec().into(), distinct }),
     }
 }
 
@@ -137,6 +143,7 @@ fn rows_without_target_and_missing_values_are_counted() {
     let RawValues::Numbers(Numbers::Single(values)) = &filled.columns[0].values else {
         panic!("`a` holds numbers")
     };
+    let values = values.to_vec();
     assert!(values[0] == 1.0 && values[1].is_nan() && values[2].is_nan());
     assert!(filled.notes[1].ends_with("(--missing mean): `a` 2, `name` 1"), "{:?}", filled.notes);
     let error = parse_table(b"a,y\n1,NA\n2,?\n", "y").unwrap_err().to_string();
@@ -241,6 +248,7 @@ fn files_longer_than_file_start_bytes_are_read_completely() {
     let RawValues::Numbers(Numbers::Single(values)) = &table.columns[0].values else {
         panic!("`a` holds numbers")
     };
+    let values = values.to_vec();
     assert!(bytes.len() > 1 << 18 && values.iter().enumerate().all(|(row, &value)| value == row as f32));
     assert_eq!((table.row_map.rows(), values.len()), (10_000, 10_000));
 }
@@ -255,8 +263,8 @@ fn rows_longer_than_file_start_bytes_decide_the_kinds_of_columns() {
             let table = parse_table(format!("{mark}{text}").as_bytes(), "y").unwrap();
             let RawValues::Texts(texts) = &table.columns[0].values else { panic!("text is expected") };
             assert_eq!(
-                (texts.indices.as_slice(), &table.columns[1]),
-                (&[0, 1][..], &number_column("a", &[1.0, 3.0]))
+                (texts.indices.to_vec(), &table.columns[1]),
+                (vec![0, 1], &number_column("a", &[1.0, 3.0]))
             );
         }
     }
@@ -309,11 +317,12 @@ fn encodings_are_fitted_on_the_training_rows() {
             parse_table_with_options(bytes, "y", &TableOptions { missing, ..TableOptions::default() })
                 .unwrap();
         let rows = make_row_sets(&[0, 1, 2], &[3]);
-        table.encode(&rows, (missing, categories_max), &mut Group::solo()).unwrap()
+        table.encode(&rows, (missing, categories_max), None, &mut Group::solo()).unwrap()
     };
-    let inputs = |table: &super::super::UninterpretedSamples| {
-        let mut inputs = ndarray::Array2::zeros((table.features.rows(), table.features.columns()));
-        table.features.write_rows(0..table.features.rows(), None, inputs.view_mut());
+    let inputs = |samples: &UninterpretedSamples<HeldFeatures>| {
+        let features = in_memory(samples);
+        let mut inputs = ndarray::Array2::zeros((features.rows(), features.columns()));
+        features.write_rows(0..features.rows(), None, inputs.view_mut());
         inputs
     };
     let encoded = encode(MissingPolicy::Mean, 3);
@@ -329,7 +338,7 @@ fn encodings_are_fitted_on_the_training_rows() {
     );
     // Only `a` has an indicator, because no other column lacks numbers in the training rows.
     let encoded = encode(MissingPolicy::Indicator, 2);
-    assert_eq!((encoded.encoding.width(), encoded.train.features.columns()), (5, 5));
+    assert_eq!((encoded.encoding.width(), in_memory(&encoded.train).columns()), (5, 5));
     assert_eq!(inputs(&encoded.test).row(0).to_vec()[..3], [2.0, 1.0, 2.0]);
     assert_eq!(inputs(&encoded.train).sum_axis(ndarray::Axis(1)), array![3.0, 6.0, 7.0]);
     assert!(encoded.notes.iter().any(|note| note.contains("hashed to 2 inputs")), "{:?}", encoded.notes);
@@ -339,7 +348,7 @@ fn encodings_are_fitted_on_the_training_rows() {
         &TableOptions { missing: MissingPolicy::Mean, ..TableOptions::default() },
     );
     let rows = make_row_sets(&[0], &[1]);
-    let encoded = only.unwrap().encode(&rows, (MissingPolicy::Mean, 2), &mut Group::solo());
+    let encoded = only.unwrap().encode(&rows, (MissingPolicy::Mean, 2), None, &mut Group::solo());
     let error = encoded.err().unwrap().to_string();
     assert!(error.contains("column `a` holds no value in the training rows"), "{error}");
 }
@@ -353,7 +362,7 @@ fn small_differences_between_large_numbers_are_kept() {
         let options = TableOptions { missing, ..TableOptions::default() };
         let table = parse_table_with_options(format!("t,y\n{rows}").as_bytes(), "y", &options).unwrap();
         let rows = make_row_sets(&[0, 1, 3], &[2]);
-        let encoded = table.encode(&rows, (missing, 2), &mut Group::solo()).unwrap();
+        let encoded = table.encode(&rows, (missing, 2), None, &mut Group::solo()).unwrap();
         (encoded.encoding.columns[0].inputs.clone(), encoded)
     };
     let shifted = |offset, fill| ColumnInputs::ShiftedNumber { offset, fill, indicator: false };
@@ -380,9 +389,9 @@ fn small_differences_between_large_numbers_are_kept() {
     ] {
         let (inputs, encoded) = encode(values, MissingPolicy::Error);
         assert_eq!(inputs, expected, "{values:?}");
-        let Features::Numbers(cells) = &encoded.train.features else { panic!("the column is one input") };
+        let Features::Numbers(cells) = in_memory(&encoded.train) else { panic!("the column is one input") };
         assert_eq!(cells.column(0).to_vec(), train);
-        assert_eq!(encoded.test.features, Features::Numbers(array![[test]]));
+        assert_eq!(in_memory(&encoded.test), &Features::Numbers(array![[test]]));
         assert_eq!(
             encoded
                 .notes
@@ -394,8 +403,8 @@ fn small_differences_between_large_numbers_are_kept() {
     }
     let (inputs, encoded) = encode(["1700000001", "NA", "", "1700000002"], MissingPolicy::Mean);
     assert_eq!(inputs, shifted(1_700_000_001.5, Some(0.0)));
-    assert_eq!(encoded.train.features, Features::Numbers(array![[-0.5], [0.0], [0.5]]));
-    assert_eq!(encoded.test.features, Features::Numbers(array![[0.0]]));
+    assert_eq!(in_memory(&encoded.train), &Features::Numbers(array![[-0.5], [0.0], [0.5]]));
+    assert_eq!(in_memory(&encoded.test), &Features::Numbers(array![[0.0]]));
 }
 
 #[test]
@@ -405,12 +414,12 @@ fn dates_become_days_since_1970() {
         TableOptions { missing: MissingPolicy::Mean, dates: vec!["when".into()], ..TableOptions::default() };
     let table = parse_table_with_options(bytes, "y", &options).unwrap();
     let encoded =
-        table.encode(&make_row_sets(&[0, 1, 2], &[]), (MissingPolicy::Mean, 9), &mut Group::solo()).unwrap();
+        table.encode(&make_row_sets(&[0, 1, 2], &[]), (MissingPolicy::Mean, 9), None, &mut Group::solo()).unwrap();
     let column = &encoded.encoding.columns[0];
     assert!(column.is_date && !encoded.encoding.columns[1].is_date);
     assert_eq!(column.inputs, ColumnInputs::Number { fill: Some(1.75), indicator: false });
     let mut inputs = ndarray::Array2::zeros((3, encoded.encoding.width()));
-    encoded.train.features.write_rows(0..3, None, inputs.view_mut());
+    in_memory(&encoded.train).write_rows(0..3, None, inputs.view_mut());
     assert_eq!(inputs.column(0).to_vec(), [1.0, 1.75, 2.5]);
     // The note about a text column with dates names the option.
     assert!(encoded.notes.iter().any(|note| note.ends_with("; if these are dates, pass --dates name")));

@@ -39,7 +39,7 @@ pub(crate) fn read_rows_of_rank(
     (paths, train_file_count): (&[PathBuf], usize),
     target: &str,
     options: &TableOptions,
-    share: BlocksOfRank,
+    (share, stream_directory): (BlocksOfRank, Option<&Path>),
 ) -> Result<RowsOfRank, DataError> {
     let Some((first, more)) = paths.split_first() else {
         return Err(DataError::Unsuitable("the table has no files".into()));
@@ -51,7 +51,9 @@ pub(crate) fn read_rows_of_rank(
     match value_count {
         Some(0) => return Err(error_of_first_file("has no rows or no columns".into())),
         Some(count) if count <= ELEMENTS_MAX => {}
-        _ => return Err(error_of_first_file(format!("holds more than {ELEMENTS_MAX} values"))),
+        // `RowsOfRank` limits the number of rows.
+        Some(_) if stream_directory.is_some() => {}
+        _ => return Err(error_of_first_file(format!("holds more than {ELEMENTS_MAX} values; to train on larger tables, pass --stream"))),
     }
     let names: Vec<String> = columns.iter().map(|column| column.name.clone()).collect();
     let kind_of = |index: usize| columns[index].kind.unwrap_or(ColumnKind::Numbers);
@@ -62,7 +64,8 @@ pub(crate) fn read_rows_of_rank(
     }
     let used_columns: Vec<usize> =
         (0..roles.len()).filter(|&index| roles[index] != ColumnRole::Ignored).collect();
-    let mut table = RowsOfRank::new((first, more.len()), (names, roles), options.missing, share);
+    let mut table =
+        RowsOfRank::new((first, more.len()), (names, roles), options.missing, (share, stream_directory))?;
     table.notes = notes;
     let (train, test) = files.split_at(train_file_count.min(files.len()));
     read_rows_of_set(&mut table, train, &used_columns)?;

@@ -1,0 +1,105 @@
+//! Tests of tables whose rows are in temporary files.
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use ringtrain::Group;
+use ringtrain::train::data::DataSource;
+use ringtrain::train::optimizer::Rule;
+use ringtrain::train::{Config, ExistingCheckpoint, Patience, Recipe, run};
+
+use super::library::{PrintedLines, config, train};
+use super::shared_tables::{table_config, write_table};
+use super::strategies::{assert_close, checkpoint_in, parse_strategy, train_and_compare};
+use super::util::if_long_tests_else;
+
+/// Returns the configuration of a run that holds the rows of `directory/table.csv` in temporary files. With one sample in
+/// each batch, each number of ranks computes the same bits.
+fn stream_config(directory: &Path) -> Config {
+    let path = directory.join("table.csv");
+    if !path.exists() {
+        write_table(&path, (0, "1"));
+    }
+    Config {
+        batch_size: Some(1),
+        epochs: Some(1),
+        stream_directory: Some(directory.to_owned()),
+        ..table_config(path)
+    }
+}
+
+/// The table is smaller than a window of the shuffle, so the order of the samples is the same as without `--stream`.
+#[test]
+fn streamed_rows_give_the_same_parameters_as_rows_in_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let recipe = Recipe {
+        patience: Some(Patience { reported_epochs: 5, validation_fraction: 0.1 }),
+        ..Recipe::default()
+    };
+    let streamed = Config { recipe, ..stream_config(directory.path()) };
+    let mut lines = [const { Vec::new() }; 2].map(PrintedLines);
+    let in_memory = Config { stream_directory: None, ..streamed.clone() };
+    let [memory_lines, streamed_lines] = &mut lines;
+    let expected = run(&mut Group::solo(), &in_memory, &AtomicBool::new(false), memory_lines).unwrap();
+    let found = run(&mut Group::solo(), &streamed, &AtomicBool::new(false), streamed_lines).unwrap();
+    assert_eq!(found.parameters, expected.parameters);
+    assert_eq!(found.report.test_loss, expected.report.test_loss);
+    assert_eq!(found.report.train_loss, expected.report.train_loss);
+    let [memory_notes, streamed_notes] = lines.map(|lines| {
+        let is_about_data = |line: &String| line.contains("rows") || line.contains("column");
+        lines.0.into_iter().filter(is_about_data).collect::<Vec<_>>()
+    });
+    assert!(memory_notes.len() >= 3);
+    assert_eq!(streamed_notes, memory_notes);
+    for &n in if_long_tests_else(&[2, 3, 4, 7][..], &[3]) {
+        assert_eq!(train_and_compare(n, &streamed).parameters, expected.parameters, "{n} ranks");
+    }
+    let names: Vec<_> = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["table.csv"], "the temporary files have no names");
+}
+
+#[test]
+fn each_strategy_that_divides_batches_uses_streamed_rows() {
+    let directory = tempfile::tempdir().unwrap();
+    let streamed = Config {
+        model: Some("mlp:8".parse().unwrap()),
+        rule: Some(Rule::Sgd),
+        learning_rate: Some(0.02),
+        batch_size: Some(50),
+        ..stream_config(directory.path())
+    };
+    let expected = train(&Config { stream_directory: None, ..streamed.clone() }).unwrap();
+    let all: &[(u32, &str)] = &[(2, "local-sgd:1"), (3, "allreduce")];
+    for &(n, text) in if_long_tests_else(all, &all[..1]) {
+        let found = train_and_compare(n, &Config { strategy: parse_strategy(text), ..streamed.clone() });
+        assert_close(&found.parameters, &expected.parameters, text);
+    }
+}
+
+#[test]
+fn options_that_do_not_suit_streamed_rows_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let streamed = stream_config(directory.path());
+    let absent = directory.path().join("absent");
+    let checkpoint = |existing| Some(checkpoint_in(directory.path(), existing));
+    let saved = Config { stream_directory: None, checkpoint: checkpoint(ExistingCheckpoint::Refuse), ..streamed.clone() };
+    train(&saved).unwrap();
+    let digits = Config { source: DataSource::Digits, target: None, ..streamed.clone() };
+    for (config, expected) in [
+        (Config { stream_directory: Some(absent), ..streamed.clone() }, "absent: No such file or directory"),
+        (Config { strategy: parse_strategy("gossip"), ..streamed.clone() }, "does not apply to --strategy gossip"),
+        (Config { rule: Some(Rule::Accelerated), ..streamed.clone() }, "--optimizer accelerated uses all samples"),
+        (Config { batch_size: Some(1000), ..streamed.clone() }, "--batch-size 1000 is not smaller than the training set"),
+        (Config { table: config().table, ..digits }, "--stream is for tables"),
+        (
+            Config { checkpoint: checkpoint(ExistingCheckpoint::Resume), epochs: Some(2), ..streamed },
+            "shuffled as a whole, but this run has samples (--stream) shuffled in blocks",
+        ),
+    ] {
+        let error = match config.check() {
+            Ok(()) => train(&config).unwrap_err().to_string(),
+            Err(problem) => problem,
+        };
+        assert!(error.contains(expected), "{error} / {expected}");
+    }
+}

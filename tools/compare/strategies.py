@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Trains a model with each strategy, and prints a Markdown table with accuracy, loss, time and traffic.
+
+The first row is a single process. The figures come from the file that `ringtrain --report` writes. `seconds` is the time of
+the steps, without loading the data and without tests of the model.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+STRATEGIES = [
+    "allreduce",
+    "local-sgd:8",
+    "diloco:50",
+    "model-average:1",
+    "model-average",
+    "ps-sync",
+    "ps-async",
+    "gossip",
+    "gossip:8",
+    "tensor",
+    "pipeline:2",
+    "hybrid:2x2",
+]
+
+
+def run(options: argparse.Namespace, ranks: int, arguments: list[str]) -> dict | str:
+    """Returns the report of a run, or the last line of the error if the run fails."""
+    with tempfile.TemporaryDirectory() as directory:
+        report = Path(directory, "report.json")
+        command = [str(options.programs / "ringrun"), "-n", str(ranks), str(options.programs / "ringtrain")]
+        command += [*options.arguments, *arguments, "--quiet", "--report", str(report)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout, check=False)
+        if done.returncode != 0:
+            lines = [line for line in done.stderr.splitlines() if line.strip()]
+            return lines[0] if lines else f"exit code {done.returncode}"
+        return json.loads(report.read_text())
+
+
+def row(name: str, reports: list[dict]) -> str:
+    """Returns a row of the table: medians, and ranges of the accuracy and the time if there are several runs."""
+
+    def cell(key: str, form: str) -> str:
+        values = [report[key] for report in reports if report[key] is not None]
+        if not values:
+            return "not measured"
+        text = format(statistics.median(values), form)
+        spread = f" ({min(values):{form}} to {max(values):{form}})"
+        return text + (spread if len(values) > 1 and min(values) != max(values) else "")
+
+    cells = [cell("test_accuracy", ".4f"), cell("train_loss", ".4f"), cell("seconds", ".1f"), cell("bytes_sent", ",")]
+    return f"| {name} | " + " | ".join(cells) + " |"
+
+
+def main() -> int:
+    """Runs all strategies. Returns 1 if a run failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--programs", type=Path, default=Path("target/release"), help="directory of ringrun and ringtrain")
+    parser.add_argument("--ranks", type=int, default=4, help="number of ranks")
+    parser.add_argument("--seeds", type=int, default=1, help="number of runs of each strategy, with the seeds 0, 1 and so on")
+    parser.add_argument("--strategies", default=",".join(STRATEGIES), help="strategies, separated by commas")
+    parser.add_argument("--timeout", type=float, default=1800, help="limit for one run in seconds")
+    parser.add_argument("arguments", nargs="*", help="arguments of ringtrain, after --")
+    options = parser.parse_args()
+    runs = [("a single process", 1, [])]
+    runs += [(f"`{name}`", options.ranks, ["--transport", "tcp", "--strategy", name]) for name in options.strategies.split(",")]
+    print("| strategy | test accuracy | training loss | seconds | bytes that rank 0 sent |")
+    print("|---|---|---|---|---|", flush=True)
+    failures = []
+    for name, ranks, arguments in runs:
+        reports = [run(options, ranks, [*arguments, "--seed", str(seed)]) for seed in range(options.seeds)]
+        failed = [report for report in reports if isinstance(report, str)]
+        if failed:
+            failures.append(f"{name}: {failed[0]}")
+        else:
+            print(row(name, reports), flush=True)
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
