@@ -276,11 +276,14 @@ impl<'a> BatchExchange<'a> {
     /// Returns the words of the samples with these indices, which this rank holds.
     fn words_of_samples(&self, indices: &[usize]) -> Result<Vec<u32>, DataError> {
         let mut words = Vec::with_capacity(indices.len() * self.words_per_sample());
-        match self.train.held.in_memory() {
-            Some(samples) => indices.iter().for_each(|&index| append_sample(samples, index, &mut words)),
-            None => {
-                let samples = self.train.held.load(indices)?;
-                (0..indices.len()).for_each(|index| append_sample(&samples, index, &mut words));
+        if let Some(samples) = self.train.held.in_memory() {
+            for &index in indices {
+                append_sample(samples, index, &mut words);
+            }
+        } else {
+            let samples = self.train.held.load(indices)?;
+            for index in 0..indices.len() {
+                append_sample(&samples, index, &mut words);
             }
         }
         Ok(words)

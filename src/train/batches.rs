@@ -86,7 +86,7 @@ impl Batches {
                     let start = order.len();
                     let window: Vec<Range<u32>> =
                         window.iter().map(|&block| blocks.samples(block, sample_count)).collect();
-                    window.iter().for_each(|block| order.extend(block.clone()));
+                    order.extend(window.iter().cloned().flatten());
                     random::shuffle(&mut stream, &mut order[start..]);
                     windows.push(ShuffleWindow { end: order.len(), blocks: window });
                 }

@@ -232,21 +232,16 @@ impl Setup {
     /// compression of gradients.
     pub(crate) fn identity(&self, config: &Config) -> RunIdentity {
         let digest: Vec<f32> = self.digest.iter().map(|&byte| f32::from(byte)).collect();
-        let task = match self.dataset.task() {
-            Task::Classification => "classification",
-            Task::Regression => "regression",
-            Task::Text => "text",
-        };
         let momentum = self.settings.rule.momentum().map_or("none".into(), |momentum| momentum.to_string());
         let adam_options = match self.settings.rule.adam_options() {
             Some(options) if options != AdamOptions::DEFAULT => options.to_string(),
             _ => "default".into(),
         };
-        let shuffle = if self.shuffle_blocks.is_some() { SHUFFLE_IN_BLOCKS } else { SHUFFLE_OF_WHOLE_EPOCH };
+        let shuffle = self.shuffle_blocks.map_or(SHUFFLE_OF_WHOLE_EPOCH, |_| SHUFFLE_IN_BLOCKS);
         let entry = |key, option, value| IdentityEntry { key, option, value };
         let mut entries = vec![
             entry("model", "--model", self.model.to_string()),
-            entry("task", "--task", task.to_owned()),
+            entry("task", "--task", self.dataset.task().name().to_owned()),
             entry("target", "--target", config.target.clone().unwrap_or_else(|| "none".into())),
             entry("test_fraction", "--test-fraction", config.test_fraction.to_string()),
             entry("standardize", "standardization (--no-standardize)", config.standardize.to_string()),

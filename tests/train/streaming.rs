@@ -1,6 +1,7 @@
 //! Tests of tables whose rows are in temporary files.
 
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 
 use ringtrain::Group;
@@ -11,7 +12,10 @@ use ringtrain::train::{Config, ExistingCheckpoint, Patience, Recipe, run};
 use super::library::{PrintedLines, config, train};
 use super::shared_tables::{table_config, write_table};
 use super::strategies::{assert_close, checkpoint_in, parse_strategy, train_and_compare};
-use super::util::if_long_tests_else;
+use super::util::{if_long_tests_else, run as finish};
+
+const RINGRUN: &str = env!("CARGO_BIN_EXE_ringrun");
+const RINGTRAIN: &str = env!("CARGO_BIN_EXE_ringtrain");
 
 /// Returns the configuration of a run that holds the rows of `directory/table.csv` in temporary files. With one sample in
 /// each batch, each number of ranks computes the same bits.
@@ -54,7 +58,8 @@ fn streamed_rows_give_the_same_parameters_as_rows_in_memory() {
     for &n in if_long_tests_else(&[2, 3, 4, 7][..], &[3]) {
         assert_eq!(train_and_compare(n, &streamed).parameters, expected.parameters, "{n} ranks");
     }
-    let names: Vec<_> = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let names: Vec<_> =
+        std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, ["table.csv"], "the temporary files have no names");
 }
 
@@ -82,14 +87,27 @@ fn options_that_do_not_suit_streamed_rows_are_refused() {
     let streamed = stream_config(directory.path());
     let absent = directory.path().join("absent");
     let checkpoint = |existing| Some(checkpoint_in(directory.path(), existing));
-    let saved = Config { stream_directory: None, checkpoint: checkpoint(ExistingCheckpoint::Refuse), ..streamed.clone() };
+    let saved = Config {
+        stream_directory: None,
+        checkpoint: checkpoint(ExistingCheckpoint::Refuse),
+        ..streamed.clone()
+    };
     train(&saved).unwrap();
     let digits = Config { source: DataSource::Digits, target: None, ..streamed.clone() };
     for (config, expected) in [
         (Config { stream_directory: Some(absent), ..streamed.clone() }, "absent: No such file or directory"),
-        (Config { strategy: parse_strategy("gossip"), ..streamed.clone() }, "does not apply to --strategy gossip"),
-        (Config { rule: Some(Rule::Accelerated), ..streamed.clone() }, "--optimizer accelerated uses all samples"),
-        (Config { batch_size: Some(1000), ..streamed.clone() }, "--batch-size 1000 is not smaller than the training set"),
+        (
+            Config { strategy: parse_strategy("gossip"), ..streamed.clone() },
+            "does not apply to --strategy gossip",
+        ),
+        (
+            Config { rule: Some(Rule::Accelerated), ..streamed.clone() },
+            "--optimizer accelerated uses all samples",
+        ),
+        (
+            Config { batch_size: Some(1000), ..streamed.clone() },
+            "--batch-size 1000 is not smaller than the training set",
+        ),
         (Config { table: config().table, ..digits }, "--stream is for tables"),
         (
             Config { checkpoint: checkpoint(ExistingCheckpoint::Resume), epochs: Some(2), ..streamed },
@@ -102,4 +120,28 @@ fn options_that_do_not_suit_streamed_rows_are_refused() {
         };
         assert!(error.contains(expected), "{error} / {expected}");
     }
+}
+
+/// Streams a table to a disk of 200 KiB. The encoded rows need 320 KB.
+#[test]
+fn a_full_disk_ends_the_run_on_all_ranks_with_an_error() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root can mount a small disk");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    write_table(&directory.path().join("table.csv"), (0, "1"));
+    let script = "mkdir disk && mount -t tmpfs -o size=200k none disk || exit 70
+        exec \"$0\" -n 2 \"$1\" --data table.csv --target y --missing mean --drop comment --stream disk";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script, RINGRUN, RINGTRAIN]).current_dir(&directory);
+    let done = finish(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+    let stderr = done.stderr();
+    if done.code() == Some(70) || stderr.contains("unshare failed") {
+        println!("SKIPPED: this user may not mount a disk: {stderr}");
+        return;
+    }
+    assert_eq!(done.code(), Some(4), "{stderr}");
+    let expected = "cannot write a temporary file in disk: No space left on device";
+    assert!(stderr.contains(expected) && stderr.contains("another directory to --stream"), "{stderr}");
 }

@@ -167,13 +167,7 @@ impl TrainArgs {
         let strategy: StrategySpec =
             self.strategy.parse().map_err(|why| format!("--strategy {}: {why}", self.strategy))?;
         self.check_target_column(&source)?;
-        let test_fraction = self.test_fraction.unwrap_or(TEST_FRACTION_DEFAULT);
-        if !(0.0..1.0).contains(&test_fraction) {
-            return Err(format!("--test-fraction {test_fraction}: it must be at least 0 and below 1"));
-        }
-        if self.test_fraction.is_some() && matches!(source, DataSource::Idx(_)) {
-            return Err("--test-fraction does not apply: IDX data has its own test set (t10k-*)".into());
-        }
+        let test_fraction = self.parse_test_fraction(&source)?;
         let batch_size = self.parse_batch_size()?;
         if self.bucket_bytes == 0 {
             return Err(
@@ -238,6 +232,17 @@ impl TrainArgs {
             }
             _ => Ok(()),
         }
+    }
+
+    fn parse_test_fraction(&self, source: &DataSource) -> Result<f64, String> {
+        let test_fraction = self.test_fraction.unwrap_or(TEST_FRACTION_DEFAULT);
+        if !(0.0..1.0).contains(&test_fraction) {
+            return Err(format!("--test-fraction {test_fraction}: it must be at least 0 and below 1"));
+        }
+        if self.test_fraction.is_some() && matches!(source, DataSource::Idx(_)) {
+            return Err("--test-fraction does not apply: IDX data has its own test set (t10k-*)".into());
+        }
+        Ok(test_fraction)
     }
 
     fn parse_batch_size(&self) -> Result<Option<usize>, String> {

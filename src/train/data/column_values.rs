@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::numbers::{NumberCollector, NumberRange};
 use super::raw_table::{RawColumn, RawTexts, RawValues};
 use super::row_cursor::Cell;
-use super::temporary_file::TemporaryFile;
+use super::stream_file::StreamFile;
 use super::texts::{DistinctTexts, TextBytesLeft, Texts};
 use super::value_store::ValueStore;
 use super::{Column, DataError, MissingPolicy};
@@ -58,7 +58,7 @@ enum ColumnCollector {
 impl ColumnValues {
     /// Creates a column without values. The values of a feature are stored in memory, or in `file` if there is one. The
     /// values of the target are always in memory.
-    pub(crate) fn new(name: String, column_role: ColumnRole, file: Option<Arc<TemporaryFile>>) -> Self {
+    pub(crate) fn new(name: String, column_role: ColumnRole, file: Option<Arc<StreamFile>>) -> Self {
         let collector = match column_role {
             ColumnRole::Feature(ColumnKind::Numbers | ColumnKind::Dates) => {
                 ColumnCollector::FeatureNumbers(NumberCollector::new(file))
@@ -109,10 +109,10 @@ impl ColumnValues {
         }
         match &mut self.collector {
             ColumnCollector::FeatureNumbers(values) if self.is_date => {
-                values.push(cell.date()?).map_err(to_sentence)?;
+                values.push(cell.date()?).map_err(|error| error.to_string())?;
             }
             ColumnCollector::FeatureNumbers(values) => match cell.number() {
-                Ok(value) => values.push(value).map_err(to_sentence)?,
+                Ok(value) => values.push(value).map_err(|error| error.to_string())?,
                 Err(problem) => return Err(self.describe_bad_number(cell, &problem)),
             },
             ColumnCollector::TargetNumbers(values) => match cell.number() {
@@ -123,7 +123,7 @@ impl ColumnValues {
                 let name = &self.name;
                 let with_advice = |problem| format!("{problem}; pass --drop {name} to leave out the column");
                 let index = distinct.index_of(&cell.text()?, bytes_left).map_err(with_advice)?;
-                indices.push(index).map_err(to_sentence)?;
+                indices.push(index).map_err(|error| error.to_string())?;
             }
             ColumnCollector::TargetTexts(distinct, indices) => {
                 indices.push(distinct.index_of(&cell.text()?, bytes_left)?);
@@ -144,9 +144,11 @@ impl ColumnValues {
             ));
         }
         match &mut self.collector {
-            ColumnCollector::FeatureNumbers(values) => values.push(f64::NAN).map_err(to_sentence),
+            ColumnCollector::FeatureNumbers(values) => {
+                values.push(f64::NAN).map_err(|error| error.to_string())
+            }
             ColumnCollector::FeatureTexts(distinct, indices) => {
-                indices.push(distinct.index_of("", bytes_left)?).map_err(to_sentence)
+                indices.push(distinct.index_of("", bytes_left)?).map_err(|error| error.to_string())
             }
             _ => Ok(()),
         }
@@ -206,9 +208,4 @@ impl ColumnValues {
         };
         Ok(Some(RawColumn { name: self.name, is_date: self.is_date, values }))
     }
-}
-
-/// Returns the message of an error.
-fn to_sentence(error: DataError) -> String {
-    error.to_string()
 }

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use ndarray::Array2;
 
-use super::temporary_file::TemporaryFile;
+use super::stream_file::StreamFile;
 use super::{DataError, Features, HeldFeatures};
 
 /// The cells of samples in a temporary file. Each row of the file holds the cells of a sample.
 #[derive(Clone, Debug)]
 pub(crate) struct DiskCells {
-    file: Arc<TemporaryFile>,
+    file: Arc<StreamFile>,
     /// The number of the row of each sample in the file, in ascending order. Shared, because a clone is a view of the
     /// same samples.
     rows: Arc<[u32]>,
@@ -84,7 +84,7 @@ pub(crate) struct CellWriter {
     rows: u32,
     /// The cells, if there is no file.
     values: Vec<f32>,
-    file: Option<TemporaryFile>,
+    file: Option<StreamFile>,
 }
 
 impl CellWriter {
@@ -95,7 +95,7 @@ impl CellWriter {
         capacity: usize,
         stream_directory: Option<&Path>,
     ) -> Result<Self, DataError> {
-        let file = stream_directory.map(TemporaryFile::create).transpose()?;
+        let file = stream_directory.map(StreamFile::create).transpose()?;
         let values = Vec::with_capacity(if file.is_some() { 0 } else { capacity * columns });
         Ok(Self { columns, rows: 0, values, file })
     }
@@ -108,29 +108,24 @@ impl CellWriter {
     pub(crate) fn append(&mut self, cells: &Array2<f32>) -> Result<(), DataError> {
         let cells = cells.as_slice().expect("the caller passes a new array, which is contiguous");
         self.rows += (cells.len() / self.columns.max(1)) as u32;
-        match &self.file {
-            Some(file) => file.append(bytemuck::cast_slice(cells)).map(|_| ()),
-            None => {
-                self.values.extend_from_slice(cells);
-                Ok(())
-            }
+        if let Some(file) = &self.file {
+            file.append(bytemuck::cast_slice(cells))?;
+        } else {
+            self.values.extend_from_slice(cells);
         }
+        Ok(())
     }
 
     /// Returns the rows as features. `make_features` interprets the cells.
     pub(crate) fn finish(self, make_features: impl FnOnce(Array2<f32>) -> Features) -> HeldFeatures {
         let Self { columns, rows, values, file } = self;
-        match file {
-            Some(file) => HeldFeatures::OnDisk(DiskCells {
-                file: Arc::new(file),
-                rows: (0..rows).collect(),
-                format: make_features(Array2::zeros((0, columns))),
-            }),
-            None => {
-                let cells = Array2::from_shape_vec((rows as usize, columns), values);
-                HeldFeatures::InMemory(make_features(cells.expect("`rows` counts the rows of `values`")))
-            }
+        if let Some(file) = file {
+            let format = make_features(Array2::zeros((0, columns)));
+            let (file, rows) = (Arc::new(file), (0..rows).collect());
+            return HeldFeatures::OnDisk(DiskCells { file, rows, format });
         }
+        let cells = Array2::from_shape_vec((rows as usize, columns), values);
+        HeldFeatures::InMemory(make_features(cells.expect("`rows` counts the rows of `values`")))
     }
 }
 
@@ -151,7 +146,9 @@ mod tests {
             writer.finish(Features::Numbers)
         };
         let HeldFeatures::InMemory(memory) = write(None) else { panic!("there is no directory") };
-        let HeldFeatures::OnDisk(disk) = write(Some(directory.path())) else { panic!("there is a directory") };
+        let HeldFeatures::OnDisk(disk) = write(Some(directory.path())) else {
+            panic!("there is a directory")
+        };
         assert_eq!((memory.rows(), disk.rows()), (10, 10));
         for indices in [&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9][..], &[3, 4, 9, 0, 1], &[7, 7, 8], &[]] {
             assert_eq!(disk.load(indices.iter().copied()).unwrap(), memory.select(indices));

@@ -125,10 +125,9 @@ impl DataSource {
         let train = HeldSamples::new(train.features, train_targets);
         let test = HeldSamples::new(test.features, test_targets);
         let (train, test) = match row_maps {
-            Some([train_map, test_map]) => (
-                SharedSamples::new(train, Some(train_map)),
-                SharedSamples::new(test, Some(test_map)),
-            ),
+            Some([train_map, test_map]) => {
+                (SharedSamples::new(train, Some(train_map)), SharedSamples::new(test, Some(test_map)))
+            }
             None => (SharedSamples::new(train, None), SharedSamples::new(test, None)),
         };
         let (name, text, token_count) = (self.to_string(), None, 0);

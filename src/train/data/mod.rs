@@ -34,10 +34,11 @@ mod source;
 mod sparse;
 mod split;
 mod standardizer;
+mod stream_file;
 mod synthetic;
 mod table_load;
 mod target;
-mod temporary_file;
+
 pub(crate) mod text;
 mod texts;
 mod unsplit_data;

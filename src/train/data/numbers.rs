@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::DataError;
-use super::temporary_file::TemporaryFile;
+use super::stream_file::StreamFile;
 use super::value_store::{ValueReader, ValueStore};
 use crate::group::{Error, Group};
 use crate::types::ReduceOp;
@@ -119,7 +119,7 @@ pub(crate) struct NumberCollector {
 
 impl NumberCollector {
     /// Creates a column without numbers. The numbers are stored in memory, or in `file` if there is one.
-    pub(crate) fn new(file: Option<Arc<TemporaryFile>>) -> Self {
+    pub(crate) fn new(file: Option<Arc<StreamFile>>) -> Self {
         Self { numbers: Numbers::Double(ValueStore::new(file)), range: NumberRange::EMPTY }
     }
 

@@ -188,16 +188,13 @@ impl RawTable {
         (missing, categories_max): (MissingPolicy, usize),
         group: &mut Group,
     ) -> Result<Vec<ColumnInputs>, TrainError> {
-        let read_columns = || -> Result<(Vec<NumberStatistics>, Vec<Option<BTreeSet<&str>>>), DataError> {
-            let mut columns = (Vec::new(), Vec::new());
-            for column in &self.columns {
-                columns.0.push(column.number_statistics(rows)?);
-                columns.1.push(column.distinct_texts(rows, categories_max)?);
-            }
-            Ok(columns)
-        };
-        let (mut numbers, texts) =
-            check_all_succeeded(group, RunPhase::Data, read_columns().map_err(TrainError::from))?;
+        let read_columns = self.columns.iter().map(|column| -> Result<_, DataError> {
+            Ok((column.number_statistics(rows)?, column.distinct_texts(rows, categories_max)?))
+        });
+        let read_columns: Result<Vec<_>, _> = read_columns.collect();
+        let read_columns =
+            check_all_succeeded(group, RunPhase::Data, read_columns.map_err(TrainError::from))?;
+        let (mut numbers, texts): (Vec<_>, Vec<_>) = read_columns.into_iter().unzip();
         merge_statistics(group, &mut numbers)?;
         let texts = merge_distinct_texts(group, &texts, categories_max)?;
         let mut row_count = [rows.len() as u64];
@@ -260,11 +257,7 @@ fn merge_distinct_texts(
 impl RawColumn {
     /// Returns the distinct texts in `rows`. Returns `None` if there are more than `count_max` of them, and an empty
     /// set for a column of numbers.
-    fn distinct_texts(
-        &self,
-        rows: &[usize],
-        count_max: usize,
-    ) -> Result<Option<BTreeSet<&str>>, DataError> {
+    fn distinct_texts(&self, rows: &[usize], count_max: usize) -> Result<Option<BTreeSet<&str>>, DataError> {
         let RawValues::Texts(texts) = &self.values else { return Ok(Some(BTreeSet::new())) };
         let distinct: BTreeSet<&str> = texts.distinct_in(rows)?.take(count_max + 1).collect();
         Ok((distinct.len() <= count_max).then_some(distinct))

@@ -11,7 +11,7 @@ use super::numbers::{NumberRange, merge_ranges};
 use super::raw_table::{RawColumn, RawTable};
 use super::row_cursor::{Cell, RowCursor};
 use super::row_map::RowMap;
-use super::temporary_file::TemporaryFile;
+use super::stream_file::StreamFile;
 use super::texts::{TEXT_BYTES_MAX, TextBytesLeft};
 use super::{DataError, ELEMENTS_MAX, MissingPolicy, TableLayout};
 use crate::group::Group;
@@ -41,7 +41,7 @@ pub(crate) struct RowsOfRank {
     content_hasher: Sha256,
     columns: Vec<ColumnValues>,
     /// The file that holds the values of the features. `None` if they are in memory.
-    file: Option<Arc<TemporaryFile>>,
+    file: Option<Arc<StreamFile>>,
     /// The index of the target column.
     target_index: usize,
     missing_policy: MissingPolicy,
@@ -69,7 +69,7 @@ impl RowsOfRank {
         (share, stream_directory): (BlocksOfRank, Option<&Path>),
     ) -> Result<Self, DataError> {
         let is_target = |column_role: &ColumnRole| matches!(column_role, ColumnRole::Target(_));
-        let file = stream_directory.map(TemporaryFile::create).transpose()?.map(Arc::new);
+        let file = stream_directory.map(StreamFile::create).transpose()?.map(Arc::new);
         Ok(Self {
             first_path: first_path.to_owned(),
             more_file_count,

@@ -29,10 +29,7 @@ impl Standardizer {
     /// # Errors
     ///
     /// If a collective fails, or if the samples cannot be read from their file.
-    pub(crate) fn fit(
-        samples: &SharedSamples,
-        group: &mut Group,
-    ) -> Result<(Self, Vec<usize>), TrainError> {
+    pub(crate) fn fit(samples: &SharedSamples, group: &mut Group) -> Result<(Self, Vec<usize>), TrainError> {
         let held = &samples.held;
         match held.feature_format() {
             Features::Numbers(_) | Features::Encoded { .. } => {

@@ -36,14 +36,12 @@ pub(crate) fn load_table(
     });
     let rows_of_rank = target.and_then(|target| match source {
         #[cfg(feature = "parquet")]
-        DataSource::Parquet(_) => {
-            parquet::read_rows_of_rank(
-                (&files, train_file_count),
-                target,
-                &options.table,
-                (share, stream_directory),
-            )
-        }
+        DataSource::Parquet(_) => parquet::read_rows_of_rank(
+            (&files, train_file_count),
+            target,
+            &options.table,
+            (share, stream_directory),
+        ),
         #[cfg(not(feature = "parquet"))]
         DataSource::Parquet(_) => Err(DataError::Unsuitable(format!("{source} {NO_PARQUET_MESSAGE}"))),
         _ => csv::read_rows_of_rank(

@@ -37,6 +37,15 @@ pub enum Task {
 }
 
 impl Task {
+    /// Returns the name of the task in `--task` and in checkpoints.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Classification => "classification",
+            Self::Regression => "regression",
+            Self::Text => "text",
+        }
+    }
+
     /// Describes the prediction of a model that ignores its inputs.
     pub(crate) fn describe_constant_prediction(self) -> &'static str {
         match self {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytemuck::Pod;
 
 use super::DataError;
-use super::temporary_file::TemporaryFile;
+use super::stream_file::StreamFile;
 
 /// The number of values that are written to a file at once.
 const CHUNK_VALUES: usize = 4096;
@@ -21,14 +21,14 @@ pub(crate) struct ValueStore<T> {
 /// The values that a file holds. Each chunk has [`CHUNK_VALUES`] values.
 #[derive(Clone, Debug)]
 struct StoredChunks {
-    file: Arc<TemporaryFile>,
+    file: Arc<StreamFile>,
     /// The position of each chunk in the file.
     starts: Vec<u64>,
 }
 
 impl<T: Pod> ValueStore<T> {
     /// Creates an empty sequence. If there is a `file`, the sequence keeps at most [`CHUNK_VALUES`] values in memory.
-    pub(crate) fn new(file: Option<Arc<TemporaryFile>>) -> Self {
+    pub(crate) fn new(file: Option<Arc<StreamFile>>) -> Self {
         Self { values: Vec::new(), chunks: file.map(|file| StoredChunks { file, starts: Vec::new() }) }
     }
 
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn values_in_a_file_equal_values_in_memory() {
         let directory = tempfile::tempdir().unwrap();
-        let file = Arc::new(TemporaryFile::create(directory.path()).unwrap());
+        let file = Arc::new(StreamFile::create(directory.path()).unwrap());
         // The file holds the chunks of two sequences alternately.
         let mut stores = [(); 2].map(|()| ValueStore::<u32>::new(Some(Arc::clone(&file))));
         let count = 3 * CHUNK_VALUES + 5;

@@ -413,8 +413,9 @@ fn dates_become_days_since_1970() {
     let options =
         TableOptions { missing: MissingPolicy::Mean, dates: vec!["when".into()], ..TableOptions::default() };
     let table = parse_table_with_options(bytes, "y", &options).unwrap();
-    let encoded =
-        table.encode(&make_row_sets(&[0, 1, 2], &[]), (MissingPolicy::Mean, 9), None, &mut Group::solo()).unwrap();
+    let encoded = table
+        .encode(&make_row_sets(&[0, 1, 2], &[]), (MissingPolicy::Mean, 9), None, &mut Group::solo())
+        .unwrap();
     let column = &encoded.encoding.columns[0];
     assert!(column.is_date && !encoded.encoding.columns[1].is_date);
     assert_eq!(column.inputs, ColumnInputs::Number { fill: Some(1.75), indicator: false });

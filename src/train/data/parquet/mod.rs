@@ -53,7 +53,11 @@ pub(crate) fn read_rows_of_rank(
         Some(count) if count <= ELEMENTS_MAX => {}
         // `RowsOfRank` limits the number of rows.
         Some(_) if stream_directory.is_some() => {}
-        _ => return Err(error_of_first_file(format!("holds more than {ELEMENTS_MAX} values; to train on larger tables, pass --stream"))),
+        _ => {
+            return Err(error_of_first_file(format!(
+                "holds more than {ELEMENTS_MAX} values; to train on larger tables, pass --stream"
+            )));
+        }
     }
     let names: Vec<String> = columns.iter().map(|column| column.name.clone()).collect();
     let kind_of = |index: usize| columns[index].kind.unwrap_or(ColumnKind::Numbers);

@@ -12,7 +12,7 @@ use super::DataError;
 
 /// A file without a name. The operating system deletes the content when the process drops the file or ends.
 #[derive(Debug)]
-pub(crate) struct TemporaryFile {
+pub(crate) struct StreamFile {
     file: File,
     /// The directory that holds the file, for messages.
     directory: PathBuf,
@@ -20,7 +20,7 @@ pub(crate) struct TemporaryFile {
     len: AtomicU64,
 }
 
-impl TemporaryFile {
+impl StreamFile {
     /// Creates an empty file in `directory`.
     pub(crate) fn create(directory: &Path) -> Result<Self, DataError> {
         let file = tempfile::tempfile_in(directory).map_err(|source| Self::write_error(directory, source))?;
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn bytes_are_read_from_where_they_were_written_and_leave_no_file() {
         let directory = tempfile::tempdir().unwrap();
-        let file = TemporaryFile::create(directory.path()).unwrap();
+        let file = StreamFile::create(directory.path()).unwrap();
         assert_eq!((file.append(b"abc").unwrap(), file.append(b"defg").unwrap()), (0, 3));
         file.prefetch(0, 7);
         let mut bytes = [0; 4];
@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(&bytes, b"cdef");
         assert!(file.read_at(&mut bytes, 4).is_err());
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
-        let error = TemporaryFile::create(&directory.path().join("absent")).unwrap_err().to_string();
+        let error = StreamFile::create(&directory.path().join("absent")).unwrap_err().to_string();
         assert!(error.contains("absent") && error.contains("--stream"), "{error}");
     }
 }
