@@ -352,9 +352,8 @@ pub(crate) fn load_checkpoint(
     for name in identity.strategy_names {
         state.strategy.push(tensor(name, &[network.parameter_count()])?);
     }
-    if identity.keeps_best {
-        let record =
-            serde_json::from_str(value(BEST_RECORD_KEY)?).map_err(|error| corrupt(error.to_string()))?;
+    if let Some(record) = metadata.get(BEST_RECORD_KEY) {
+        let record = serde_json::from_str(record).map_err(|error| corrupt(error.to_string()))?;
         let parameters = tensor(BEST_PARAMETERS_TENSOR, &[network.parameter_count()])?;
         state.best = Some(BestParameters { record, parameters });
     }

@@ -235,7 +235,7 @@ impl Config {
                     .into())
             }
             (_, StrategySpec::AllReduce) => Ok(()),
-            (_, StrategySpec::ModelAverage { epochs: None }) if self.recipe.patience.is_some() => {
+            (_, StrategySpec::ModelAverage { epochs: None }) if self.recipe.patience().is_some() => {
                 Err("--patience needs several tests of the model, but with --strategy model-average the ranks average and test \
                      their models only at the end of the run; pass --strategy model-average:EPOCHS, or leave out --patience"
                     .into())

@@ -1,22 +1,25 @@
-//! Early stopping: a part of the training set is held out, and the run keeps the parameters with the lowest loss on this part.
+//! Validation and early stopping: a part of the training set is held out, and the run computes the loss on this part. With a
+//! patience, the run also keeps the parameters with the lowest loss on this part, and may stop early.
 
 use serde::{Deserialize, Serialize};
 
 use super::data::DataError;
 use super::random;
+use super::report::EpochRecord;
 
 /// The seed of the shuffle that chooses the held-out samples. This seed does not depend on `--seed`, so that runs
 /// with different seeds are compared on the same samples.
 const SPLIT_SEED: u64 = 1998;
 
-/// When to stop a run early.
+/// Which part of the training set is held out for validation, and whether its loss ends the run.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Patience {
-    /// The run ends after this many consecutive reported epochs without a new minimum of the validation loss. At
-    /// least 1.
-    pub reported_epochs: u64,
-    /// The fraction of the training set that is held out for validation: above 0 and below 1.
-    pub validation_fraction: f64,
+pub struct Validation {
+    /// The fraction of the training set that is held out: above 0 and below 1.
+    pub fraction: f64,
+    /// If `Some`, the run ends after this many consecutive reported epochs without a new minimum of the validation loss, and
+    /// its result has the parameters with the lowest validation loss. At least 1. If `None`, the run only reports the
+    /// validation loss, and its result has the parameters of the last step.
+    pub patience: Option<u64>,
 }
 
 /// The fraction of the training set that is held out by default, as in scikit-learn's `MLPClassifier`.
@@ -45,9 +48,12 @@ pub(crate) struct BestParameters {
 }
 
 impl BestParameters {
-    /// Returns the state before the first record.
-    pub(crate) fn new(parameters: &[f32]) -> Self {
-        let record = BestRecord { loss: None, epoch: 0, records_since: 0, selected: false };
+    /// Returns the state of a run that begins with `parameters`. `record` is the record of these parameters, if the run resumes
+    /// from a checkpoint that was saved without `--patience` after a record.
+    pub(crate) fn new(parameters: &[f32], record: Option<&EpochRecord>) -> Self {
+        let loss = record.and_then(|record| record.validation_loss);
+        let epoch = record.filter(|_| loss.is_some()).map_or(0, |record| record.epoch);
+        let record = BestRecord { loss, epoch, records_since: 0, selected: false };
         Self { record, parameters: parameters.to_vec() }
     }
 
@@ -135,7 +141,7 @@ mod tests {
 
     #[test]
     fn the_first_of_the_lowest_losses_is_kept() {
-        let mut best = BestParameters::new(&[0.0]);
+        let mut best = BestParameters::new(&[0.0], None);
         for (epoch, loss, expected) in [
             (1, 3.0, (1, 0)),
             (2, 2.0, (2, 0)),

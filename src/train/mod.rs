@@ -76,7 +76,7 @@ pub use config::{Config, ServerSettings, TEST_FRACTION_DEFAULT, default_learning
 pub use console::{Console, ConsoleLines, ConsoleOptions, ProgressDisplay};
 pub use curve_files::CurveFiles;
 pub(crate) use divided_model_options::options_refused_by;
-pub use early_stopping::{Patience, VALIDATION_FRACTION_DEFAULT};
+pub use early_stopping::{VALIDATION_FRACTION_DEFAULT, Validation};
 pub use error::{RunPhase, TrainError};
 pub use gossip::{AverageCounts, Gossip, GossipError, GossipOptions};
 pub use learning_rate::{RateSchedule, Warmup};

@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use super::checkpoint::IdentityEntry;
 use super::class_weights::ClassWeights;
 use super::data::{DataError, Task};
-use super::early_stopping::Patience;
+use super::early_stopping::Validation;
 use super::learning_rate::{RateSchedule, Warmup};
 use super::logical_shards::LogicalShards;
 use super::model::{CrossEntropyOptions, Loss};
@@ -32,9 +32,8 @@ pub struct Recipe {
     /// The number of logical shards of a reproducible run, from 1 to [`SHARDS_MAX`](super::SHARDS_MAX). The
     /// parameters have the same bits for every number of ranks up to this number: see `docs/reproducible.md`.
     pub reproducible_shards: Option<NonZeroU32>,
-    /// When to stop early. With `None`, no samples are held out for validation, and the run ends with the parameters
-    /// of the last step.
-    pub patience: Option<Patience>,
+    /// The samples that are held out for validation, and when the run stops early. With `None`, no samples are held out.
+    pub validation: Option<Validation>,
 }
 
 impl Recipe {
@@ -45,6 +44,12 @@ impl Recipe {
             && self.warmup == Warmup::default()
             && !self.scale_learning_rate
             && self.clip_norm.is_none()
+    }
+
+    /// Returns the number of reported epochs without a lower validation loss after which the run ends, or `None` if the
+    /// run does not stop early.
+    pub(crate) fn patience(&self) -> Option<u64> {
+        self.validation.and_then(|validation| validation.patience)
     }
 
     /// Returns the logical shards of a reproducible run. Returns `None` for other runs.
@@ -67,7 +72,7 @@ impl Recipe {
             ("--reproducible or --shards", format!("{:?}", self.reproducible_shards)),
             // Each host may have the file at a different path. After reading, the ranks compare the contents.
             ("--class-weights", class_weights),
-            ("--patience or --validation-fraction", format!("{:?}", self.patience)),
+            ("--patience or --validation-fraction", format!("{:?}", self.validation)),
         ]
     }
 
@@ -116,7 +121,7 @@ impl Recipe {
         let clip_norm = self.clip_norm.map_or("none".into(), |norm| norm.to_string());
         // The value of `--patience` may change, because it only decides when the run ends.
         let validation_fraction =
-            self.patience.map_or("none".into(), |patience| patience.validation_fraction.to_string());
+            self.validation.map_or("none".into(), |validation| validation.fraction.to_string());
         let shards = self.reproducible_shards.map_or("none".into(), |count| format!("{count} shards"));
         let entry = |key, option, value| IdentityEntry { key, option, value };
         vec![
@@ -126,7 +131,7 @@ impl Recipe {
             entry("label_smoothing", "--label-smoothing", self.label_smoothing.to_string()),
             entry("class_weights", "--class-weights", class_weights),
             entry("reproducible", "--reproducible and --shards", shards),
-            entry("validation_fraction", "--patience with --validation-fraction", validation_fraction),
+            entry("validation_fraction", "--validation-fraction (or --patience)", validation_fraction),
         ]
     }
 }
@@ -156,8 +161,14 @@ impl fmt::Display for Recipe {
         if self.reproducible_shards.is_some() {
             parts.push("reproducible".into());
         }
-        if let Some(Patience { reported_epochs, .. }) = self.patience {
-            parts.push(format!("patience {reported_epochs}"));
+        match self.validation {
+            Some(Validation { patience: Some(reported_epochs), .. }) => {
+                parts.push(format!("patience {reported_epochs}"));
+            }
+            Some(Validation { fraction, patience: None }) => {
+                parts.push(format!("validation fraction {fraction}"));
+            }
+            None => {}
         }
         if parts.is_empty() { Ok(()) } else { write!(f, " ({})", parts.join(", ")) }
     }

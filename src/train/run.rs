@@ -248,7 +248,7 @@ fn create_report(
         train_loss: train_metrics.map_or_else(|| trainer.running_loss(), |metrics| metrics.loss),
         test_loss: test_metrics.map(|metrics| metrics.loss),
         best_epoch: best.map(|record| record.epoch),
-        validation_loss: best.and_then(|record| record.loss),
+        validation_loss: trainer.final_validation_loss(),
         test_accuracy: metric(test_metrics, |metrics| metrics.accuracy),
         train_accuracy: metric(train_metrics, |metrics| metrics.accuracy),
         test_r2: metric(test_metrics, |metrics| metrics.r2),

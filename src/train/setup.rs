@@ -137,7 +137,7 @@ impl TrainingSettings {
     /// Checks that these settings fit the network and the options. All ranks return the same result.
     fn check(&self, config: &Config, network: &Network, size: WorldSize) -> Result<(), TrainError> {
         let Self { batch_size, epochs, epochs_between_records, .. } = *self;
-        if config.recipe.patience.is_some() && epochs > 1 && epochs_between_records >= epochs {
+        if config.recipe.patience().is_some() && epochs > 1 && epochs_between_records >= epochs {
             return Err(DataError::Unsuitable(format!(
                 "--patience needs several tests of the model, but with --strategy {} the run of {epochs} epochs tests the model \
                  only at its end; raise --epochs, or leave out --patience",
@@ -165,7 +165,7 @@ impl Setup {
             test_fraction: config.test_fraction,
             test_source: config.test_source.clone(),
             task: config.task(),
-            validation_fraction: config.recipe.patience.map(|patience| patience.validation_fraction),
+            validation_fraction: config.recipe.validation.map(|validation| validation.fraction),
             stream_directory: config.stream_directory.clone(),
         };
         let loaded = config.source.load_on_ranks(&options, group);
@@ -180,8 +180,8 @@ impl Setup {
         if let Some((rank, _)) = find_first_differing_rank(group, &[short_digest(&digest)])? {
             return Err(TrainError::DataDiffer { rank, name: dataset.name });
         }
-        let mut validation = match config.recipe.patience {
-            Some(patience) => Some(dataset.train.hold_out(patience.validation_fraction)?),
+        let mut validation = match config.recipe.validation {
+            Some(validation) => Some(dataset.train.hold_out(validation.fraction)?),
             None => None,
         };
         let class_count = dataset.class_count();
@@ -291,7 +291,7 @@ impl Setup {
             data_name: self.dataset.name.clone(),
             data_hash: parameters_hash(&digest),
             steps_per_epoch: self.dataset.train.len().div_ceil(self.settings.batch_size).max(1) as u64,
-            keeps_best: self.validation.is_some(),
+            keeps_best: config.recipe.patience().is_some(),
             optimizer_names: self.settings.rule.state_names(),
             strategy_names: config.strategy.state_names(),
             standardizer: self.standardizer.clone(),

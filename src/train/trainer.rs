@@ -102,8 +102,12 @@ impl<'a> Trainer<'a> {
         if !state.optimizer.is_empty() {
             optimizer.state = std::mem::take(&mut state.optimizer);
         }
-        if setup.validation.is_some() && state.best.is_none() {
-            state.best = Some(BestParameters::new(&state.parameters));
+        if config.recipe.patience().is_none() {
+            state.best = None;
+        } else if state.best.is_none() {
+            let Position { epoch, step, .. } = state.position;
+            let record = state.history.last().filter(|record| (record.epoch, 0) == (epoch, step));
+            state.best = Some(BestParameters::new(&state.parameters, record));
         }
         let mut strategy = strategies::create(config, &setup.network, &partition, group)?;
         for (vector, saved) in strategy.state().into_iter().zip(std::mem::take(&mut state.strategy)) {
@@ -176,10 +180,10 @@ impl<'a> Trainer<'a> {
 
     /// Returns whether the run ends because of `--patience`: the validation loss no longer falls.
     pub(crate) fn is_out_of_patience(&self) -> bool {
-        let (Some(patience), Some(best)) = (self.config.recipe.patience, &self.state.best) else {
+        let (Some(patience), Some(best)) = (self.config.recipe.patience(), &self.state.best) else {
             return false;
         };
-        best.record.records_since >= patience.reported_epochs
+        best.record.records_since >= patience
     }
 
     /// Computes the validation loss of the last record, if the run holds out samples and this loss is missing.
@@ -193,9 +197,11 @@ impl<'a> Trainer<'a> {
         }
         let Some(metrics) = self.evaluate(group, validation, None)? else { return Ok(()) };
         let TrainingState { best, history, parameters, .. } = &mut self.state;
-        if let (Some(best), Some(record)) = (best, history.last_mut()) {
+        if let Some(record) = history.last_mut() {
             record.validation_loss = Some(metrics.loss);
-            best.keep_if_lowest_loss(metrics.loss, record.epoch, parameters);
+            if let Some(best) = best {
+                best.keep_if_lowest_loss(metrics.loss, record.epoch, parameters);
+            }
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use ringtrain::train::data::DataSource;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
-    CHECKPOINT_FILE_NAME, CheckpointSettings, Config, ExistingCheckpoint, Patience, Recipe, Summary,
+    CHECKPOINT_FILE_NAME, CheckpointSettings, Config, ExistingCheckpoint, Recipe, Summary, Validation,
 };
 use ringtrain::{Compression, Rank};
 
@@ -137,8 +137,8 @@ fn each_rank_of_a_divided_model_holds_only_its_part() {
 /// `tensor`, `pipeline` or `hybrid`.
 #[test]
 fn a_run_continues_with_other_stages_and_without_stages() {
-    let patience = Patience { reported_epochs: 9, validation_fraction: 0.1 };
-    let recipe = Recipe { patience: Some(patience), ..Recipe::default() };
+    let validation = Validation { fraction: 0.1, patience: Some(9) };
+    let recipe = Recipe { validation: Some(validation), ..Recipe::default() };
     let whole =
         Config { rule: Some(Rule::Momentum { momentum: 0.9 }), recipe, epochs: Some(5), ..small_config() };
     let expected = train(&whole).unwrap();

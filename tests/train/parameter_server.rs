@@ -8,7 +8,9 @@ use ringtrain::Rank;
 use ringtrain::group::OPERATION_TIMEOUT;
 use ringtrain::train::data::DataSource;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
-use ringtrain::train::{Config, ExistingCheckpoint, Patience, Recipe, ServerReport, ServerSettings, Summary};
+use ringtrain::train::{
+    Config, ExistingCheckpoint, Recipe, ServerReport, ServerSettings, Summary, Validation,
+};
 
 use super::library::train;
 use super::strategies::{
@@ -211,10 +213,10 @@ fn a_lost_server_or_synchronous_worker_ends_the_run_with_an_error() {
 #[test]
 fn a_run_that_stops_early_ends_without_waiting_for_a_deadline() {
     for text in ["ps-sync", "ps-async"] {
-        let patience = Patience { reported_epochs: 1, validation_fraction: 0.3 };
+        let validation = Validation { fraction: 0.3, patience: Some(1) };
         let config = Config {
             strategy: parse_strategy(text),
-            recipe: Recipe { patience: Some(patience), ..Recipe::default() },
+            recipe: Recipe { validation: Some(validation), ..Recipe::default() },
             learning_rate: Some(1.0),
             epochs: Some(200),
             ..sgd_config()

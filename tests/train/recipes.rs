@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicBool;
 use ringtrain::train::data::DataSource;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
-    ClassWeights, Config, EpochRecord, ExistingCheckpoint, Patience, RateSchedule, Recipe, SilentObserver,
-    Summary, Warmup, run,
+    ClassWeights, Config, EpochRecord, ExistingCheckpoint, RateSchedule, Recipe, SilentObserver, Summary,
+    Validation, Warmup, run,
 };
 use ringtrain::{Group, Rank};
 
@@ -190,9 +190,9 @@ fn the_learning_rate_is_scaled_once_with_the_number_of_ranks() {
     assert_eq!(train_on_ranks(1, &second)[0].report.lr, 0.002);
 }
 
-/// Returns the configuration of a run that overfits, because it trains a large model on few samples. `records` is the
-/// patience of the run.
-fn config_that_overfits(records: u64) -> Config {
+/// Returns the configuration of a run that overfits, because it trains a large model on few samples. The run holds
+/// out samples for validation.
+fn config_that_overfits(patience: Option<u64>) -> Config {
     Config {
         epochs: Some(30),
         batch_size: Some(50),
@@ -200,10 +200,7 @@ fn config_that_overfits(records: u64) -> Config {
         model: Some("mlp:32".parse().unwrap()),
         rule: Some(Rule::Adam(AdamOptions::DEFAULT)),
         learning_rate: Some(0.02),
-        recipe: Recipe {
-            patience: Some(Patience { reported_epochs: records, validation_fraction: 0.25 }),
-            ..Recipe::default()
-        },
+        recipe: Recipe { validation: Some(Validation { fraction: 0.25, patience }), ..Recipe::default() },
         ..config()
     }
 }
@@ -216,7 +213,7 @@ fn epoch_with_lowest_loss(summary: &Summary) -> u64 {
 
 #[test]
 fn the_best_parameters_are_the_result_also_after_a_resumption() {
-    let config = config_that_overfits(3);
+    let config = config_that_overfits(Some(3));
     let expected = train(&config).unwrap();
     let report = &expected.report;
     let best = report.best_epoch.unwrap();
@@ -231,14 +228,58 @@ fn the_best_parameters_are_the_result_also_after_a_resumption() {
     let found = train_in_parts(&config, directory.path(), &[3, 6, 6]);
     assert_eq!(found.parameters, expected.parameters);
     // A completed run continues from the parameters of its last step if the patience is raised.
-    let uninterrupted = train(&config_that_overfits(100)).unwrap();
+    let uninterrupted = train(&config_that_overfits(Some(100))).unwrap();
     let checkpoint = Some(checkpoint_in(directory.path(), ExistingCheckpoint::Resume));
-    let continued = train(&Config { checkpoint, ..config_that_overfits(100) }).unwrap();
+    let continued = train(&Config { checkpoint, ..config_that_overfits(Some(100)) }).unwrap();
     let losses = |summary: &Summary| -> Vec<f64> {
         summary.report.history.iter().map(|record| record.train_loss).collect()
     };
     assert_eq!(losses(&continued), losses(&uninterrupted));
     assert_eq!(continued.parameters, uninterrupted.parameters);
+}
+
+/// Returns the validation losses of all records.
+fn validation_losses(summary: &Summary) -> Vec<Option<f64>> {
+    summary.report.history.iter().map(|record| record.validation_loss).collect()
+}
+
+/// Without a patience, the validation losses change neither the end of the run nor its result. Then a run without a patience
+/// ends after the best epoch, a run with a patience continues, and a third run drops the patience again.
+#[test]
+fn without_patience_the_validation_loss_is_only_reported() {
+    let config = |patience| Config { epochs: Some(20), ..config_that_overfits(patience) };
+    let [expected, patient] = [None, Some(100)].map(|patience| train(&config(patience)).unwrap());
+    let report = &expected.report;
+    let losses = validation_losses(&expected);
+    assert_eq!((report.epochs, report.best_epoch, report.validation_samples), (20, None, 68));
+    assert_eq!((losses.len(), report.validation_loss), (20, losses[19]));
+    assert_eq!(losses, validation_losses(&patient));
+    let best = epoch_with_lowest_loss(&expected);
+    assert!(best < 20 && expected.parameters != patient.parameters, "the run does not overfit: {losses:?}");
+    let directory = tempfile::tempdir().unwrap();
+    for (epochs, patience, parameters) in [
+        (best, None, None),
+        (20, Some(100), Some(&patient.parameters)),
+        (20, None, Some(&expected.parameters)),
+    ] {
+        let checkpoint = Some(checkpoint_in(directory.path(), ExistingCheckpoint::Resume));
+        let found = train(&Config { epochs: Some(epochs), checkpoint, ..config(patience) }).unwrap();
+        assert_eq!(found.report.best_epoch, patience.map(|_| best), "{epochs} epochs, patience {patience:?}");
+        assert!(parameters.is_none_or(|expected| *expected == found.parameters), "patience {patience:?}");
+    }
+}
+
+#[test]
+fn each_strategy_reports_the_validation_loss_of_the_final_parameters() {
+    for strategy in ["allreduce", "model-average", "ps-async", "gossip"] {
+        let config =
+            Config { strategy: parse_strategy(strategy), epochs: Some(2), ..config_that_overfits(None) };
+        let report = train_and_compare(3, &config).report;
+        let last = report.history.last().unwrap();
+        assert_eq!((last.epoch, report.best_epoch), (2, None), "{strategy}");
+        assert!(last.validation_loss.is_some(), "{strategy}: {last:?}");
+        assert_eq!(report.validation_loss, last.validation_loss, "{strategy}");
+    }
 }
 
 /// The first part ends after the last step of an epoch, before the validation. The second part ends early, and saves
@@ -248,7 +289,7 @@ fn a_run_with_a_parameter_server_resumes_with_the_same_bits() {
     let config = |records| Config {
         strategy: parse_strategy("ps-sync"),
         epochs: Some(16),
-        ..config_that_overfits(records)
+        ..config_that_overfits(Some(records))
     };
     let uninterrupted = train_and_compare(2, &config(100));
     let directory = tempfile::tempdir().unwrap();
@@ -262,16 +303,13 @@ fn a_run_with_a_parameter_server_resumes_with_the_same_bits() {
     }
     assert!(train_and_compare(2, &saved(3)).report.epochs < 16);
     let continued = train_and_compare(2, &saved(100));
-    let losses = |summary: &Summary| -> Vec<Option<f64>> {
-        summary.report.history.iter().map(|record| record.validation_loss).collect()
-    };
-    assert_eq!(losses(&continued), losses(&uninterrupted));
+    assert_eq!(validation_losses(&continued), validation_losses(&uninterrupted));
     assert_eq!(continued.parameters, uninterrupted.parameters);
 }
 
 #[test]
 fn all_ranks_stop_early_after_the_same_epoch() {
-    let config = config_that_overfits(2);
+    let config = config_that_overfits(Some(2));
     let expected = train(&config).unwrap().report;
     for summary in train_on_ranks(3, &config) {
         assert_eq!(

@@ -10,7 +10,8 @@ use ringtrain::train::data::DataSource;
 use ringtrain::train::model::ModelSpec;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
-    ClassWeights, Config, ExistingCheckpoint, Patience, Recipe, SHARDS_DEFAULT, SilentObserver, Summary, run,
+    ClassWeights, Config, ExistingCheckpoint, Recipe, SHARDS_DEFAULT, SilentObserver, Summary, Validation,
+    run,
 };
 
 use super::cnn::write_array;
@@ -157,9 +158,9 @@ fn decisions_of_a_run_do_not_depend_on_the_number_of_ranks() {
         recipe: reproducible_recipe(),
         ..config()
     };
-    let patience = Patience { reported_epochs: 2, validation_fraction: 0.2 };
+    let validation = Validation { fraction: 0.2, patience: Some(2) };
     let small_shards =
-        Recipe { patience: Some(patience), reproducible_shards: NonZeroU32::new(3), ..Recipe::default() };
+        Recipe { validation: Some(validation), reproducible_shards: NonZeroU32::new(3), ..Recipe::default() };
     let stopped_early = Config {
         source,
         batch_size: Some(2),

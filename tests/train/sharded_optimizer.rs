@@ -6,7 +6,7 @@ use std::path::Path;
 use ringtrain::train::data::{DataSource, Task};
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
-    CHECKPOINT_FILE_NAME, CheckpointSettings, Config, ExistingCheckpoint, Patience, Recipe, SHARDS_DEFAULT,
+    CHECKPOINT_FILE_NAME, CheckpointSettings, Config, ExistingCheckpoint, Recipe, SHARDS_DEFAULT, Validation,
 };
 use ringtrain::{Compression, Rank};
 
@@ -108,8 +108,8 @@ fn the_state_of_each_rank_becomes_smaller_with_the_number_of_ranks() {
 /// A checkpoint holds the whole state, so a run can resume on another number of ranks, with and without the option.
 #[test]
 fn a_run_continues_on_other_ranks_and_without_the_option() {
-    let patience = Patience { reported_epochs: 9, validation_fraction: 0.1 };
-    let recipe = Recipe { patience: Some(patience), ..Recipe::default() };
+    let validation = Validation { fraction: 0.1, patience: Some(9) };
+    let recipe = Recipe { validation: Some(validation), ..Recipe::default() };
     let whole =
         Config { rule: Some(Rule::Momentum { momentum: 0.9 }), recipe, epochs: Some(5), ..small_config() };
     let expected = train(&whole).unwrap();

@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicBool;
 use ringtrain::train::data::{DataSource, MissingPolicy, TableOptions};
 use ringtrain::train::optimizer::Rule;
 use ringtrain::train::{
-    CompletedStep, Config, EpochRecord, ExistingCheckpoint, Observer, Patience, Recipe, Summary, TrainError,
-    run,
+    CompletedStep, Config, EpochRecord, ExistingCheckpoint, Observer, Recipe, Summary, TrainError,
+    Validation, run,
 };
 use ringtrain::{Group, Rank};
 
@@ -82,10 +82,8 @@ fn each_number_of_ranks_computes_the_same_parameters_from_a_table() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("table.csv");
     write_table(&path, (0, "1"));
-    let recipe = Recipe {
-        patience: Some(Patience { reported_epochs: 5, validation_fraction: 0.1 }),
-        ..Recipe::default()
-    };
+    let recipe =
+        Recipe { validation: Some(Validation { fraction: 0.1, patience: Some(5) }), ..Recipe::default() };
     let config = Config { batch_size: Some(1), epochs: Some(1), recipe, ..table_config(path.clone()) };
     let mut lines = PrintedLines(Vec::new());
     let alone = run(&mut Group::solo(), &config, &AtomicBool::new(false), &mut lines).unwrap();

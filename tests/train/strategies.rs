@@ -9,8 +9,8 @@ use ringtrain::Rank;
 use ringtrain::train::data::DataSource;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
-    CheckpointSettings, CompletedStep, Config, EpochRecord, ExistingCheckpoint, Observer, Patience, Recipe,
-    SilentObserver, StrategySpec, Summary, TrainError, run,
+    CheckpointSettings, CompletedStep, Config, EpochRecord, ExistingCheckpoint, Observer, Recipe,
+    SilentObserver, StrategySpec, Summary, TrainError, Validation, run,
 };
 
 use super::library::{config, train};
@@ -259,10 +259,8 @@ fn divergence_on_one_rank_ends_all_ranks() {
 fn options_that_do_not_fit_a_strategy_are_refused() {
     let accelerated =
         Config { rule: Some(Rule::Accelerated), strategy: parse_strategy("local-sgd:2"), ..config() };
-    let recipe = Recipe {
-        patience: Some(Patience { reported_epochs: 1, validation_fraction: 0.1 }),
-        ..Recipe::default()
-    };
+    let recipe =
+        Recipe { validation: Some(Validation { fraction: 0.1, patience: Some(1) }), ..Recipe::default() };
     let early_stopping = Config { recipe, epochs: Some(8), ..config() };
     for (config, expected) in [
         (accelerated, Some("pass --optimizer adam")),

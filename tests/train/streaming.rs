@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use ringtrain::Group;
 use ringtrain::train::data::DataSource;
 use ringtrain::train::optimizer::Rule;
-use ringtrain::train::{Config, ExistingCheckpoint, Patience, Recipe, run};
+use ringtrain::train::{Config, ExistingCheckpoint, Recipe, Validation, run};
 
 use super::library::{PrintedLines, config, train};
 use super::shared_tables::{table_config, write_table};
@@ -36,10 +36,8 @@ fn stream_config(directory: &Path) -> Config {
 #[test]
 fn streamed_rows_give_the_same_parameters_as_rows_in_memory() {
     let directory = tempfile::tempdir().unwrap();
-    let recipe = Recipe {
-        patience: Some(Patience { reported_epochs: 5, validation_fraction: 0.1 }),
-        ..Recipe::default()
-    };
+    let recipe =
+        Recipe { validation: Some(Validation { fraction: 0.1, patience: Some(5) }), ..Recipe::default() };
     let streamed = Config { recipe, ..stream_config(directory.path()) };
     let mut lines = [const { Vec::new() }; 2].map(PrintedLines);
     let in_memory = Config { stream_directory: None, ..streamed.clone() };

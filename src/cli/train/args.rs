@@ -286,7 +286,7 @@ pub(super) mod tests {
     use super::*;
     use crate::train::data::{HeaderRow, Separator, TableOptions};
     use crate::train::optimizer::{AdamOptions, Rule};
-    use crate::train::{RateSchedule, Warmup};
+    use crate::train::{RateSchedule, Validation, Warmup};
 
     /// Returns the configuration that the arguments in `line` select.
     pub(crate) fn parse_config(line: &str) -> Result<Config, String> {
@@ -304,6 +304,14 @@ pub(super) mod tests {
         let recipe = parse_config("--schedule step:5,0.5 --warmup 2e --scale-lr").unwrap().recipe;
         assert_eq!(recipe.schedule, RateSchedule::Step { epochs: 5, factor: 0.5 });
         assert_eq!((recipe.warmup, recipe.scale_learning_rate), (Warmup::Epochs(2), true));
+        for (line, fraction, patience) in [
+            ("--validation-fraction 0.2", 0.2, None),
+            ("--patience 3", 0.1, Some(3)),
+            ("--patience 3 --validation-fraction 0.2", 0.2, Some(3)),
+        ] {
+            let found = parse_config(line).unwrap().recipe.validation;
+            assert_eq!(found, Some(Validation { fraction, patience }), "{line}");
+        }
         let table =
             parse_config("--data a.csv.zip --target y --separator \\t --no-header --drop a,b").unwrap().table;
         assert_eq!((table.separator, table.header), (Some(Separator::TAB), HeaderRow::Absent));
@@ -392,7 +400,7 @@ pub(super) mod tests {
             ("--class-weights 0,0", "all weights are 0"),
             ("--patience 0", "at least 1"),
             ("--patience 3 --validation-fraction 0", "above 0 and below 1"),
-            ("--validation-fraction 0.2", "needs --patience"),
+            ("--validation-fraction 0", "above 0 and below 1"),
             ("--lr 0", "above 0"),
             ("--lr -1", "above 0"),
             ("--lr nan", "above 0"),

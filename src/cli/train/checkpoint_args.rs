@@ -36,9 +36,9 @@ pub(super) struct CheckpointArgs {
     #[arg(long, value_name = "K")]
     keep_checkpoints: Option<NonZeroU32>,
 
-    /// Also keep the checkpoint of the best reported epoch as DIR/checkpoint-best.safetensors. With --patience, the
-    /// best epoch has the lowest validation loss. Without --patience, the best epoch has the lowest test loss, or the
-    /// lowest training loss if there are no test samples
+    /// Also keep the checkpoint of the best reported epoch as DIR/checkpoint-best.safetensors. With --patience or
+    /// --validation-fraction, the best epoch has the lowest validation loss. Otherwise, the best epoch has the lowest test
+    /// loss, or the lowest training loss if there are no test samples
     #[arg(long)]
     keep_best: bool,
 

@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::optimizer_args::check_number;
 use crate::train::{
-    ClassWeights, Patience, Recipe, SHARDS_DEFAULT, VALIDATION_FRACTION_DEFAULT, check_class_weights,
+    ClassWeights, Recipe, SHARDS_DEFAULT, VALIDATION_FRACTION_DEFAULT, Validation, check_class_weights,
 };
 
 /// The options of a [`Recipe`].
@@ -76,7 +76,8 @@ pub(super) struct RecipeArgs {
     #[arg(long, value_name = "COUNT", allow_negative_numbers = true, help_heading = "Training")]
     patience: Option<u64>,
 
-    /// The fraction of the training set that --patience holds out for validation [default: 0.1]
+    /// Hold out this fraction of the training set for validation, and report its loss. Without --patience, the validation
+    /// loss does not end the run and does not change its result [default: 0.1 with --patience, otherwise none]
     #[arg(long, value_name = "FRACTION", allow_negative_numbers = true, help_heading = "Training")]
     validation_fraction: Option<f64>,
 }
@@ -103,7 +104,7 @@ impl RecipeArgs {
             label_smoothing: self.label_smoothing,
             class_weights: self.parse_class_weights()?,
             reproducible_shards: self.parse_shards()?,
-            patience: self.parse_patience()?,
+            validation: self.parse_validation()?,
         })
     }
 
@@ -118,23 +119,18 @@ impl RecipeArgs {
         }
     }
 
-    /// Returns the rule for stopping early, or `None` without `--patience`.
-    fn parse_patience(&self) -> Result<Option<Patience>, String> {
-        let Some(reported_epochs) = self.patience else {
-            return match self.validation_fraction {
-                None => Ok(None),
-                Some(_) => {
-                    Err("--validation-fraction needs --patience, which uses the held-out samples".into())
-                }
-            };
-        };
-        if reported_epochs == 0 {
+    /// Returns which samples are held out for validation, and when the run stops early.
+    fn parse_validation(&self) -> Result<Option<Validation>, String> {
+        if self.patience == Some(0) {
             return Err("--patience 0: it must be at least 1".into());
         }
-        let validation_fraction = self.validation_fraction.unwrap_or(VALIDATION_FRACTION_DEFAULT);
-        let is_allowed = validation_fraction > 0.0 && validation_fraction < 1.0;
-        check_number("--validation-fraction", validation_fraction, is_allowed, "above 0 and below 1")?;
-        Ok(Some(Patience { reported_epochs, validation_fraction }))
+        if self.patience.is_none() && self.validation_fraction.is_none() {
+            return Ok(None);
+        }
+        let fraction = self.validation_fraction.unwrap_or(VALIDATION_FRACTION_DEFAULT);
+        let is_allowed = fraction > 0.0 && fraction < 1.0;
+        check_number("--validation-fraction", fraction, is_allowed, "above 0 and below 1")?;
+        Ok(Some(Validation { fraction, patience: self.patience }))
     }
 
     fn parse_class_weights(&self) -> Result<ClassWeights, String> {

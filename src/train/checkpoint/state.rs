@@ -45,8 +45,8 @@ pub(crate) struct TrainingState {
     pub(crate) parameters: Vec<f32>,
     /// The state vectors of the optimizer.
     pub(crate) optimizer: Vec<Vec<f32>>,
-    /// The parameters with the lowest validation loss. `None` before training starts, or if the run holds out no
-    /// samples for validation.
+    /// The parameters with the lowest validation loss. `None` before training starts, or if the run does not
+    /// stop early.
     pub(crate) best: Option<BestParameters>,
     /// The state vectors of the strategy.
     pub(crate) strategy: Vec<Vec<f32>>,

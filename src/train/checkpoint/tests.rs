@@ -47,7 +47,7 @@ pub(super) fn example_run() -> (Network, RunIdentity, TrainingState) {
         Position { epoch: 3, step: 2, steps_total: 13, momentum_start: 5, loss_sum: 0.1, samples: 64 };
     let learning_rate = Some(0.05);
     let history = Vec::new();
-    let mut best = BestParameters::new(&parameters);
+    let mut best = BestParameters::new(&parameters, None);
     best.keep_if_lowest_loss(0.1, 2, &vec![0.25; parameters.len()]);
     let best = Some(best);
     (

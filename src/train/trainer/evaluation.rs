@@ -97,6 +97,16 @@ impl Trainer<'_> {
         }))
     }
 
+    /// Returns the validation loss of the final parameters: with `--patience`, those of the best record, and otherwise those of
+    /// the last record. Returns `None` if a signal stopped the run, or if the run holds out no samples.
+    pub(crate) fn final_validation_loss(&self) -> Option<f64> {
+        match &self.state.best {
+            _ if self.stopped => None,
+            Some(best) => best.record.loss,
+            None => self.state.history.last()?.validation_loss,
+        }
+    }
+
     /// Evaluates the model on the test set. Both results are `None` if there is no test set or if a rank received a
     /// stop signal. The second result is also `None` if the strategy divides the model, except for texts.
     pub(crate) fn evaluate_test_set(
