@@ -86,11 +86,39 @@ pub(crate) fn checkpoint_in(directory: &Path, existing: ExistingCheckpoint) -> C
     CheckpointSettings::new(directory, existing)
 }
 
-/// Asserts that the parameters of two runs differ by at most 1e-5, relative to the largest parameter.
+/// A parameter near 0 is a sum of larger numbers, and its error is the rounding error of these numbers. So [`assert_close`]
+/// divides the difference of a parameter at least by this fraction of the largest parameter.
+const SMALLEST_FRACTION: f32 = 0.05;
+
+/// Asserts that no parameter of two runs differs by more than 1e-5, relative to the parameter itself or, if the parameter is
+/// small, relative to [`SMALLEST_FRACTION`] of the largest parameter.
 pub(crate) fn assert_close(found: &[f32], expected: &[f32], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let difference = largest_relative_difference(found, expected);
+    println!("{what}: the largest relative difference of a parameter is {difference:.1e}");
+    assert!(difference <= 1e-5, "{what}: the relative difference of a parameter is {difference:e}");
+}
+
+fn largest_relative_difference(found: &[f32], expected: &[f32]) -> f32 {
     let largest = expected.iter().fold(0.0, |max: f32, value| max.max(value.abs()));
-    for (index, (f, e)) in found.iter().zip(expected).enumerate() {
-        assert!((f - e).abs() <= 1e-5 * largest, "{what}: parameter {index} is {f}, expected {e}");
+    let differences =
+        found.iter().zip(expected).map(|(f, e)| (f - e).abs() / e.abs().max(SMALLEST_FRACTION * largest));
+    // In this order, NaN is larger than all numbers.
+    differences.max_by(f32::total_cmp).unwrap_or(0.0)
+}
+
+#[test]
+fn assert_close_finds_differences_of_large_and_of_small_parameters() {
+    for (found, is_close) in [
+        ([2.0, -0.001], true),
+        ([2.000_01, -0.001], true),
+        ([2.000_03, -0.001], false),
+        ([2.0, -0.001_000_5], true),
+        ([2.0, -0.001_002], false),
+        ([f32::NAN, -0.001], false),
+        ([2.0, f32::NAN], false),
+    ] {
+        assert_eq!(largest_relative_difference(&found, &[2.0, -0.001]) <= 1e-5, is_close, "{found:?}");
     }
 }
 
