@@ -66,7 +66,7 @@ impl Layer for Linear {
     }
 }
 
-fn layers(widths: &[usize]) -> Vec<Arc<dyn Layer>> {
+pub(crate) fn layers(widths: &[usize]) -> Vec<Arc<dyn Layer>> {
     let layer = |pair: &[usize]| Arc::new(Linear { inputs: pair[0], outputs: pair[1] }) as Arc<dyn Layer>;
     widths.windows(2).map(layer).collect()
 }
