@@ -220,6 +220,34 @@ fn all_ranks_name_a_damaged_cell() {
     }
 }
 
+/// The first 1,000 rows decide that the column `x` holds numbers. From row 300,000 on, the column holds texts. Each rank names
+/// the first text among the rows that it parses, and one rank parses row 300,000.
+#[test]
+#[ignore = "runs with tools/test --full"]
+fn all_ranks_name_the_row_at_which_a_column_changes_its_type() {
+    const CHANGE_ROW: usize = 300_000;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("table.csv");
+    let mut text = "kind,x,y\n".to_owned();
+    for row in 1..=CHANGE_ROW + 20_000 {
+        let x = if row < CHANGE_ROW { format!("{}", row % 997) } else { format!("text {row}") };
+        writeln!(text, "{},{x},{}", ["a", "b", "c"][row % 3], row % 101).unwrap();
+    }
+    std::fs::write(&path, text).unwrap();
+    let start = format!("{}: line ", path.display());
+    let config = Config { source: DataSource::Csv(path.clone()), target: Some("y".into()), ..config() };
+    let mut lines = Vec::new();
+    for (result, _) in run_on_ranks(3, &config, move |_| path.clone()) {
+        let error = result.unwrap_err().to_string();
+        let (line, rest) = error.strip_prefix(&start).unwrap().split_once(", column `x`: ").unwrap();
+        lines.push(line.parse::<usize>().unwrap());
+        let row = lines[lines.len() - 1] - 1;
+        assert!(rest.starts_with(&format!("`text {row}` is not a number")), "{error}");
+        assert!(row >= CHANGE_ROW && rest.contains("pass --categorical x"), "{error}");
+    }
+    assert!(lines.contains(&(CHANGE_ROW + 1)), "{lines:?}");
+}
+
 /// The difference is in a row that only one rank parses.
 #[test]
 fn ranks_with_different_files_end_with_an_error() {
