@@ -34,7 +34,11 @@ use super::model_file::content_digest;
 use super::optimizer::Rule;
 use super::report::parameters_hash;
 
-/// The name of the checkpoint format that this version of ringtrain writes.
+/// The name of a checkpoint format consists of this prefix and the version of the format.
+const FORMAT_PREFIX: &str = "ringtrain-";
+/// The version of the checkpoint format that this program writes. This program also reads all earlier versions.
+const FORMAT_VERSION: u64 = 3;
+/// The name of the checkpoint format with the version [`FORMAT_VERSION`].
 const FORMAT_3: &str = "ringtrain-3";
 /// The format that earlier versions of ringtrain wrote. Its metadata has no [`METADATA_HASH_KEY`].
 const FORMAT_2: &str = "ringtrain-2";
@@ -243,16 +247,17 @@ fn contains_latest_checkpoint(directory: &Path) -> Result<bool, CheckpointError>
     path.try_exists().map_err(|error| CheckpointError::io("look for", &path, error))
 }
 
-/// Returns an error if the format of a checkpoint is unknown, or if its metadata does not match its hash.
+/// Returns an error if the format of a checkpoint is newer than [`FORMAT_VERSION`] or unknown, or if its metadata does
+/// not match its hash.
 fn check_metadata(path: &Path, metadata: &HashMap<String, String>) -> Result<(), CheckpointError> {
     let corrupt = |problem: &str| CheckpointError::Corrupt { path: path.to_owned(), problem: problem.into() };
     let format = metadata.get("format").ok_or_else(|| corrupt("its format is missing"))?;
+    // This check comes first, because a newer format may compute the hash of the metadata in another way.
     if ![FORMAT_3, FORMAT_2, FORMAT_1].contains(&format.as_str()) {
-        return Err(CheckpointError::Mismatch {
-            path: path.to_owned(),
-            what: "format".into(),
-            found: format.clone(),
-            wanted: FORMAT_3.into(),
+        let version = format.strip_prefix(FORMAT_PREFIX).and_then(|version| version.parse::<u64>().ok());
+        return Err(match version.filter(|&version| version > FORMAT_VERSION) {
+            Some(version) => CheckpointError::NewerVersion { path: path.to_owned(), version },
+            None => corrupt(&format!("its format is `{format}`, which is not a format of checkpoints")),
         });
     }
     match metadata.get(METADATA_HASH_KEY) {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::types::debug_as_display;
 
+use super::FORMAT_VERSION;
 use super::files::LATEST_FILE_NAME;
 
 /// The reason why a checkpoint cannot be read, used or written, or why a report cannot be written.
@@ -107,6 +108,18 @@ pub enum CheckpointError {
         path: PathBuf,
         /// What is wrong.
         problem: String,
+    },
+    /// A newer version of ringtrain saved the checkpoint.
+    #[error(
+        "cannot resume from {}: it has version {version} of the format of checkpoints, but this ringtrain only reads versions \
+         up to {FORMAT_VERSION}; install a newer ringtrain, or pass another --checkpoint directory",
+        path.display()
+    )]
+    NewerVersion {
+        /// The file.
+        path: PathBuf,
+        /// The version of the checkpoint.
+        version: u64,
     },
     /// The checkpoint was saved by a run with different options, or with data of a different size.
     #[error(

@@ -95,7 +95,12 @@ fn damaged_checkpoints_and_checkpoints_of_other_runs_are_refused() {
         fs::write(&path, &flipped).unwrap();
         let error =
             load_checkpoint(directory.path(), &network, &identity).expect_err(&format!("byte {index}"));
-        let is_expected = matches!(error, CheckpointError::Corrupt { .. } | CheckpointError::Mismatch { .. });
+        let is_expected = matches!(
+            error,
+            CheckpointError::Corrupt { .. }
+                | CheckpointError::Mismatch { .. }
+                | CheckpointError::NewerVersion { .. }
+        );
         assert!(is_expected, "{index}: {error}");
     }
     fs::write(&path, &complete).unwrap();
@@ -178,6 +183,37 @@ fn replace_texts(bytes: &mut [u8], edits: &[(&str, &str)]) {
         assert_eq!(from.len(), to.len());
         let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
         bytes[at..at + from.len()].copy_from_slice(to.as_bytes());
+    }
+}
+
+/// Regression test: before the fix, the error for a checkpoint of a newer version said to resume with the original
+/// options, which cannot help.
+#[test]
+fn a_checkpoint_of_a_newer_version_or_of_an_unknown_format_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let (network, identity, state) = example_run();
+    save_checkpoint(directory.path(), &network, &identity, &state).unwrap();
+    let path = directory.path().join(LATEST_FILE_NAME);
+    let complete = fs::read(&path).unwrap();
+    for (format, expected) in [
+        (
+            "ringtrain-4",
+            "has version 4 of the format of checkpoints, but this ringtrain only reads versions up to 3",
+        ),
+        ("ringtrain-9", "install a newer ringtrain"),
+        ("ringtrain-0", "its format is `ringtrain-0`, which is not a format of checkpoints"),
+        ("ringtrain-m", "its format is `ringtrain-m`"),
+    ] {
+        let mut bytes = complete.clone();
+        replace_texts(&mut bytes, &[(FORMAT_3, format)]);
+        fs::write(&path, bytes).unwrap();
+        for error in [
+            load_checkpoint(directory.path(), &network, &identity).unwrap_err(),
+            read_options(directory.path()).unwrap_err(),
+        ] {
+            let error = error.to_string();
+            assert!(error.contains(expected) && !error.contains("original options"), "{error}");
+        }
     }
 }
 
