@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use super::data::DataError;
+use super::data::{DataError, join_first_classes};
 
 /// The maximum size in bytes of a file with class weights.
 const CLASS_WEIGHTS_FILE_BYTES_MAX: u64 = 1 << 24;
@@ -90,13 +90,6 @@ impl ClassWeights {
             Self::File(path) => read_weights_file(path, classes),
         }
     }
-}
-
-/// Returns the names of the classes, or only the first names if there are many.
-fn join_first_classes(classes: &[String]) -> String {
-    const CLASSES_SHOWN_MAX: usize = 20;
-    let names = classes.iter().take(CLASSES_SHOWN_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
-    if classes.len() > CLASSES_SHOWN_MAX { names + ", ..." } else { names }
 }
 
 fn read_weights_file(path: &Path, classes: &[String]) -> Result<Vec<f32>, DataError> {

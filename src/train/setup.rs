@@ -8,6 +8,7 @@ use super::checkpoint::{IdentityEntry, RunIdentity, SHUFFLE_OF_WHOLE_EPOCH};
 use super::config::{Config, default_model};
 use super::data::{
     ColumnEncoding, DataError, Dataset, LoadOptions, SharedSamples, Standardizer, TargetStatistics, Task,
+    check_test_classes,
 };
 use super::learning_rate::LearningRates;
 use super::model::{InputShape, Loss, ModelSpec, Network, TargetScale};
@@ -188,6 +189,7 @@ impl Setup {
         for samples in [&mut dataset.train, &mut dataset.test].into_iter().chain(&mut validation) {
             samples.measure_targets(class_count, group)?;
         }
+        dataset.notes.extend(check_test_classes(&dataset, validation.as_ref(), config.test_source.as_ref())?);
         let model = config.model.clone().unwrap_or_else(|| default_model(dataset.task()));
         // Standardize pixels only for a linear model, which converges faster with standardized pixels. Other models
         // can use pixels from 0 to 1.

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::cnn::write_array;
 use super::library::{config, train};
-use super::program::ringtrain_stdout;
+use super::program::{assert_fails, ringtrain_stdout};
 use super::strategies::train_and_compare;
 
 fn write(directory: &Path, name: &str, content: &str) -> PathBuf {
@@ -98,6 +98,29 @@ fn sparse_rows_and_arrays_are_tested_on_their_test_source() {
     write_array(&directory.path().join("images-x.npy"), &[4, 2, 2], &[7; 16]);
     let error = load(&images, four, LoadOptions::default()).unwrap_err();
     assert!(error.contains("has no images, but --data") && error.contains("shape 1x2x2"), "{error}");
+}
+
+/// Regression test: before the fix, `ringtrain` trained a model with an output for a class that only the test set has,
+/// and the user got no message.
+#[test]
+fn a_class_that_only_the_test_set_has_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path();
+    let row = |(x, class): (usize, &&str)| format!("{x},{class}\n");
+    let table = |rows: &[&str]| "x,y\n".to_owned() + &rows.iter().enumerate().map(row).collect::<String>();
+    write(place, "train.csv", &table(&["a", "b", "a", "b"]));
+    write(place, "same.csv", &table(&["b", "b"]));
+    write(place, "other.csv", &table(&["a", "c", "d", "c"]));
+    write(place, "distinct.csv", &table(&["k", "l", "m", "n", "o", "p", "q", "r", "s", "t"]));
+    let unknown = "the class `c` did not occur in training; the classes of the model are a, b";
+    let options = "--target y --epochs 1 --save-model m";
+    let printed = ringtrain_stdout(place, &format!("--data train.csv --test-data same.csv {options}"));
+    assert!(!printed.contains("no training row has"), "{printed}");
+    assert_fails(place, "eval --model m --data other.csv", 4, unknown);
+    let expected = format!("--test-data other.csv: {unknown}; remove the 3 test rows");
+    assert_fails(place, &format!("--data train.csv --test-data other.csv {options}"), 4, &expected);
+    let printed = ringtrain_stdout(place, &format!("--data distinct.csv --test-fraction 0.3 {options}"));
+    assert!(printed.contains("3 test rows have a class that no training row has ("), "{printed}");
 }
 
 /// The ranks hold different rows, and the boundary between the sets lies within the rows of a rank.

@@ -41,6 +41,7 @@ mod target;
 
 pub(crate) mod text;
 mod texts;
+mod unknown_classes;
 mod unsplit_data;
 mod value_store;
 
@@ -78,6 +79,7 @@ pub(crate) use target::{CLASS_NUMBER_LIMIT, CLASSES_MAX};
 pub use target::{Targets, Task};
 pub use text::{CONTEXT_DEFAULT, TextEncoding, TextOptions, TokenKind, TokenWindows, Vocabulary};
 use texts::Texts;
+pub(crate) use unknown_classes::{check_test_classes, describe_unknown_class, join_first_classes};
 
 use crate::group::Group;
 use crate::train::TrainError;

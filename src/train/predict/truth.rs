@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::train::data::{CLASS_NUMBER_LIMIT, Task, parse_number};
+use crate::train::data::{
+    CLASS_NUMBER_LIMIT, Task, describe_unknown_class, join_first_classes, parse_number,
+};
 use crate::train::metrics::Truth;
 use crate::train::model_file::ModelDescription;
 
@@ -12,21 +14,17 @@ pub(crate) struct TruthParser {
     task: Task,
     /// The index of each class name.
     classes: BTreeMap<String, usize>,
-    /// The names of the first 10 classes, for error messages.
+    /// The names of the classes for error messages, or only the first names if there are many.
     names_shown: String,
 }
 
 impl TruthParser {
     pub(crate) fn new(description: &ModelDescription) -> Self {
         let classes = &description.classes;
-        let mut shown: Vec<&str> = classes.iter().take(10).map(String::as_str).collect();
-        if classes.len() > shown.len() {
-            shown.push("...");
-        }
         Self {
             task: description.task,
             classes: classes.iter().enumerate().map(|(index, name)| (name.clone(), index)).collect(),
-            names_shown: shown.join(", "),
+            names_shown: join_first_classes(classes),
         }
     }
 
@@ -57,12 +55,7 @@ impl TruthParser {
             self.classes.get(&((value + 0.0) as i64).to_string())
         };
         let class = self.classes.get(name).or_else(integer);
-        class.map(|&class| Truth::Class(class)).ok_or_else(|| {
-            format!(
-                "the class `{name}` did not occur in training; the classes of the model are {}",
-                self.names_shown
-            )
-        })
+        class.map(|&class| Truth::Class(class)).ok_or_else(|| describe_unknown_class(name, &self.names_shown))
     }
 }
 
