@@ -3,14 +3,19 @@
 //! This module does not use the crate `ndarray-npy`, because a malformed header can make that crate allocate all
 //! memory or overflow the stack. Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
 
+mod element_type;
+
 use std::io::Read;
 use std::path::Path;
 
 use ndarray::{Array2, ArrayD, ShapeBuilder};
 
+use self::element_type::ElementType;
 use super::file::{checked_element_count, open_data_file, read_exactly, stream_error};
 use super::numbers::NumberRange;
-use super::{Column, DataError, ELEMENTS_MAX, Features, ImageShape, UninterpretedSamples};
+use super::{
+    CLASS_NUMBER_LIMIT, Column, DataError, ELEMENTS_MAX, Features, ImageShape, UninterpretedSamples,
+};
 
 /// The maximum length in bytes of a header. The headers that numpy writes usually have 128 bytes.
 const HEADER_BYTES_MAX: u32 = 1 << 16;
@@ -30,7 +35,8 @@ pub(crate) struct NpyDataset {
 
 /// Reads an array of features and an array of targets. The features have two dimensions, (rows, features), or are images:
 /// (rows, height, width) or (rows, channels, height, width). The targets have one dimension, or two dimensions with a
-/// single column. The element types f32, f64, i32, i64 and u8 are supported. Images of u8 are pixels from 0 to 255.
+/// single column. The elements are integers, floating-point numbers or booleans of at most 64 bits. Images of u8 are pixels
+/// from 0 to 255.
 ///
 /// # Errors
 ///
@@ -51,7 +57,11 @@ pub(crate) fn load_array_pair(features_path: &Path, targets_path: &Path) -> Resu
             format!("holds {} targets for the {rows} rows of {}", targets.shape[0], features_path.display());
         return Err(DataError::malformed(targets_path, problem));
     }
-    let is_pixels = features.is_bytes && image.is_some();
+    let mut notes: Vec<String> = [(&features, features_path), (&targets, targets_path)]
+        .iter()
+        .filter_map(|(array, path)| array.describe_rounded_integers(path))
+        .collect();
+    let is_pixels = features.element_type.is_byte() && image.is_some();
     let values = features.into_rows().map_err(|why| DataError::malformed(features_path, why))?;
     if let Some(((row, column), value)) =
         values.indexed_iter().find(|(_, value)| !(**value as f32).is_finite())
@@ -66,7 +76,7 @@ pub(crate) fn load_array_pair(features_path: &Path, targets_path: &Path) -> Resu
             format!("row {row} (counted from 0): {value} is not a finite number"),
         ));
     }
-    let notes = describe_rounding(&values, features_path).into_iter().collect();
+    notes.extend(describe_rounding(&values, features_path));
     let features = if is_pixels {
         Features::Pixels { values: values.mapv(|value| value as u8), divisor: 255.0 }
     } else {
@@ -145,13 +155,24 @@ pub(crate) struct NpyArray {
     pub(crate) shape: Vec<u64>,
     /// Whether the elements are stored in column-major order.
     pub(crate) fortran_order: bool,
-    /// Whether the elements of the file are bytes.
-    pub(crate) is_bytes: bool,
+    element_type: ElementType,
     /// The elements in the order of the file.
     pub(crate) values: Vec<f64>,
 }
 
 impl NpyArray {
+    /// Returns a message for the user if the array holds integers that [`values`](Self::values) may hold only rounded.
+    fn describe_rounded_integers(&self, path: &Path) -> Option<String> {
+        let is_rounded = |value: &&f64| value.abs() >= CLASS_NUMBER_LIMIT;
+        let count = self.values.iter().filter(is_rounded).count();
+        (self.element_type.is_wide_integer() && count > 0).then(|| {
+            format!(
+                "{}: {count} integers have a magnitude of 2^53 or more; ringtrain rounds them to 64-bit floating-point numbers",
+                path.display()
+            )
+        })
+    }
+
     /// Returns the features as a matrix (rows x features).
     ///
     /// # Errors
@@ -172,22 +193,12 @@ pub(crate) struct NpyStream {
     pub(crate) shape: Vec<u64>,
     /// Whether the elements are stored in column-major order.
     pub(crate) fortran_order: bool,
-    /// The type of the elements, as numpy names it, such as `<f4`.
-    element_type: String,
+    element_type: ElementType,
     /// The elements that have not been read yet.
     reader: Box<dyn Read>,
 }
 
 impl NpyStream {
-    /// Returns the size of an element in bytes.
-    fn element_bytes(&self) -> u64 {
-        match self.element_type.as_str() {
-            "|u1" => 1,
-            "<f4" | "<i4" => 4,
-            _ => 8,
-        }
-    }
-
     /// Reads the next `count` elements. If `is_last`, checks that the file ends after these elements.
     pub(crate) fn read_values(
         &mut self,
@@ -195,7 +206,7 @@ impl NpyStream {
         is_last: bool,
         path: &Path,
     ) -> Result<Vec<f64>, DataError> {
-        let len = count * self.element_bytes();
+        let len = count * self.element_type.size;
         let bytes = if is_last {
             read_exactly(&mut *self.reader, len, path)?
         } else {
@@ -211,13 +222,7 @@ impl NpyStream {
             }
             bytes
         };
-        Ok(match self.element_type.as_str() {
-            "|u1" => bytes.iter().map(|&byte| f64::from(byte)).collect(),
-            "<f4" => decode_values(&bytes, |bytes| f64::from(f32::from_le_bytes(bytes))),
-            "<i4" => decode_values(&bytes, |bytes| f64::from(i32::from_le_bytes(bytes))),
-            "<i8" => decode_values(&bytes, |bytes| i64::from_le_bytes(bytes) as f64),
-            _ => decode_values(&bytes, f64::from_le_bytes),
-        })
+        Ok(self.element_type.decode(&bytes))
     }
 }
 
@@ -227,7 +232,7 @@ pub(crate) fn read_npy_file(path: &Path) -> Result<NpyArray, DataError> {
     let count = stream.shape.iter().product();
     let values = stream.read_values(count, true, path)?;
     let NpyStream { shape, fortran_order, element_type, .. } = stream;
-    Ok(NpyArray { shape, fortran_order, is_bytes: element_type == "|u1", values })
+    Ok(NpyArray { shape, fortran_order, element_type, values })
 }
 
 /// Opens a file and reads its header.
@@ -235,26 +240,21 @@ pub(crate) fn open_npy_stream(path: &Path) -> Result<NpyStream, DataError> {
     let mut reader = open_data_file(path)?;
     let header = read_header(&mut *reader, path)?;
     let malformed = |problem: String| DataError::malformed(path, problem);
-    let description = header_from_value(&header, "descr").and_then(|text| text.split(['\'', '"']).nth(1));
+    let description = header_from_value(&header, "descr").and_then(parse_description);
     let fortran_order =
         header_from_value(&header, "fortran_order").is_some_and(|text| text.starts_with("True"));
     let shape = header_from_value(&header, "shape").and_then(parse_shape);
     let (Some(description), Some(shape)) = (description, shape) else {
         return Err(malformed(format!("its header is not numpy's: {}", header.trim())));
     };
-    if !["|u1", "<f4", "<i4", "<f8", "<i8"].contains(&description) {
-        let problem = format!(
-            "holds values of type `{description}`; save it as float32, float64, int32, int64 or uint8"
-        );
-        return Err(malformed(problem));
-    }
+    let element_type = ElementType::parse(description).ok_or_else(|| {
+        malformed(format!(
+            "holds values of type `{description}`; save it as integers, booleans or floating-point numbers of at most 64 bits, \
+             for example as float32"
+        ))
+    })?;
     checked_element_count(&shape, path)?;
-    Ok(NpyStream { element_type: description.to_owned(), shape, fortran_order, reader })
-}
-
-/// Converts the bytes of elements to f64. `decode` converts the bytes of one element.
-fn decode_values<const N: usize>(bytes: &[u8], decode: impl Fn([u8; N]) -> f64) -> Vec<f64> {
-    bytes.as_chunks::<N>().0.iter().map(|&bytes| decode(bytes)).collect()
+    Ok(NpyStream { element_type, shape, fortran_order, reader })
 }
 
 /// Returns the header, which is the text of a Python dictionary. After the call, the reader is at the start of the data.
@@ -292,6 +292,14 @@ fn header_from_value<'a>(header: &'a str, key: &str) -> Option<&'a str> {
     })
 }
 
+/// Returns the type of the elements: a text in quotes such as `<f4`, or a list for an array of records.
+fn parse_description(text: &str) -> Option<&str> {
+    match text.strip_prefix(['\'', '"']) {
+        Some(rest) => rest.split(['\'', '"']).next(),
+        None => text.split_inclusive(']').next(),
+    }
+}
+
 /// Parses a tuple of lengths, such as `(3, 4)` or `(3,)`.
 fn parse_shape(text: &str) -> Option<Vec<u64>> {
     let (inner, _) = text.strip_prefix('(')?.split_once(')')?;
@@ -304,132 +312,4 @@ fn parse_shape(text: &str) -> Option<Vec<u64>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use ndarray::array;
-
-    use super::*;
-
-    /// Writes a file in the same format as numpy. `shape` is a tuple in Python's notation.
-    fn write_npy<T: bytemuck::Pod>(
-        path: &Path,
-        descr: &str,
-        order: StorageOrder,
-        shape: &str,
-        elements: &[T],
-    ) {
-        let is_fortran = if order == StorageOrder::ColumnMajor { "True" } else { "False" };
-        let text = format!("{{'descr': '{descr}', 'fortran_order': {is_fortran}, 'shape': {shape}, }}");
-        // The header starts at byte 10 and ends with a newline. The data starts at a multiple of 64 bytes.
-        let padded = (text.len() + 11).next_multiple_of(64) - 11;
-        let length = u16::try_from(padded + 1).unwrap().to_le_bytes();
-        let header = format!("{text:padded$}\n");
-        let parts = [&b"\x93NUMPY\x01\x00"[..], &length, header.as_bytes(), bytemuck::cast_slice(elements)];
-        fs::write(path, parts.concat()).unwrap();
-    }
-
-    #[derive(Clone, Copy, PartialEq)]
-    enum StorageOrder {
-        RowMajor,
-        ColumnMajor,
-    }
-
-    /// Regression test: before the fix, different numbers of a column became equal as f32 without a message.
-    #[test]
-    fn columns_in_which_rounding_hides_differences_are_named() {
-        let directory = tempfile::tempdir().unwrap();
-        let (x, y) = (directory.path().join("x.npy"), directory.path().join("y.npy"));
-        write_npy(&y, "<i8", StorageOrder::RowMajor, "(2,)", &[7_i64, -8]);
-        for (order, values) in [
-            (StorageOrder::RowMajor, [1.0, 1.7e9, 3.0, 2.0, 1.7e9 + 1.0, 4.0]),
-            (StorageOrder::ColumnMajor, [1.0, 2.0, 1.7e9, 1.7e9 + 1.0, 3.0, 4.0]),
-        ] {
-            write_npy(&x, "<f8", order, "(2, 3)", &values);
-            let notes = load_array_pair(&x, &y).unwrap().notes;
-            assert!(notes.len() == 1 && notes[0].contains("x.npy, column 1 (counted from 0)"), "{notes:?}");
-        }
-    }
-
-    #[test]
-    fn files_in_the_format_of_numpy_are_read() {
-        let directory = tempfile::tempdir().unwrap();
-        let (x, y) = (directory.path().join("x.npy"), directory.path().join("y.npy"));
-        let values = array![[1.0_f32, 2.0, 3.0], [4.0, 5.0, 6.0]];
-        write_npy(&y, "<i8", StorageOrder::RowMajor, "(2,)", &[7_i64, -8]);
-        let load_x = || {
-            let NpyDataset { samples, image, notes } = load_array_pair(&x, &y).unwrap();
-            assert!(notes.is_empty() && image.is_none(), "{notes:?}");
-            assert_eq!(samples.target, Column::Numbers(vec![7.0, -8.0]));
-            assert_eq!(samples.features, Features::Numbers(values.clone()));
-        };
-        write_npy(&x, "<f4", StorageOrder::RowMajor, "(2, 3)", &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0]);
-        load_x();
-        write_npy(&x, "<f8", StorageOrder::ColumnMajor, "(2, 3)", &[1.0_f64, 4.0, 2.0, 5.0, 3.0, 6.0]);
-        load_x();
-        write_npy(&x, "|u1", StorageOrder::RowMajor, "(2, 3)", &[1_u8, 2, 3, 4, 5, 6]);
-        load_x();
-        write_npy(&x, "<i4", StorageOrder::RowMajor, "(2, 3)", &[1_i32, 2, 3, 4, 5, 6]);
-        load_x();
-    }
-
-    #[test]
-    fn arrays_of_three_or_four_dimensions_are_images() {
-        let directory = tempfile::tempdir().unwrap();
-        let (x, y) = (directory.path().join("x.npy"), directory.path().join("y.npy"));
-        write_npy(&y, "<i8", StorageOrder::RowMajor, "(2,)", &[7_i64, -8]);
-        let pixels: Vec<u8> = (0..12).collect();
-        // In column-major order, element (i, j, k) of an array of shape (2, 2, 3) is at index i + 2 j + 4 k.
-        let by_columns: Vec<u8> = [0, 6, 3, 9, 1, 7, 4, 10, 2, 8, 5, 11].into();
-        for (shape, order, bytes, channels, height) in [
-            ("(2, 2, 3)", StorageOrder::RowMajor, &pixels, 1, 2),
-            ("(2, 2, 3)", StorageOrder::ColumnMajor, &by_columns, 1, 2),
-            ("(2, 2, 1, 3)", StorageOrder::RowMajor, &pixels, 2, 1),
-        ] {
-            write_npy(&x, "|u1", order, shape, bytes);
-            let NpyDataset { samples, image, .. } = load_array_pair(&x, &y).unwrap();
-            assert_eq!(image, Some(ImageShape { channels, height, width: 3 }));
-            let values = Array2::from_shape_vec((2, 6), pixels.clone()).unwrap();
-            assert_eq!(samples.features, Features::Pixels { values, divisor: 255.0 });
-        }
-        write_npy(&x, "<f4", StorageOrder::RowMajor, "(2, 1, 2)", &[1.0_f32, 2.0, 3.0, 4.0]);
-        let loaded = load_array_pair(&x, &y).unwrap();
-        assert_eq!(loaded.samples.features, Features::Numbers(array![[1.0, 2.0], [3.0, 4.0]]));
-        assert_eq!(loaded.image, Some(ImageShape { channels: 1, height: 1, width: 2 }));
-    }
-
-    #[test]
-    fn bad_files_cause_errors_that_name_the_file() {
-        let directory = tempfile::tempdir().unwrap();
-        let (x, y) = (directory.path().join("x.npy"), directory.path().join("y.npy"));
-        write_npy(&y, "<f8", StorageOrder::RowMajor, "(2,)", &[1.0_f64, 2.0]);
-        write_npy(&x, "<f4", StorageOrder::RowMajor, "(2, 1)", &[1.0_f32, 2.0]);
-        let full = fs::read(&x).unwrap();
-        let text = String::from_utf8_lossy(&full).into_owned();
-        let edit = |from: &str, to: &str| {
-            assert!(text.contains(from), "{text}");
-            let position = full.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
-            let mut bytes = full.clone();
-            bytes.splice(position..position + from.len(), to.bytes());
-            bytes
-        };
-        let mut cases: Vec<(Vec<u8>, &str)> =
-            (0..full.len()).map(|len| (full[..len].to_vec(), "truncated")).collect();
-        cases.push(([full.as_slice(), &[0]].concat(), "holds more"));
-        cases.push((edit("<f4", ">f4"), "values of type `>f4`"));
-        cases.push((edit("(2, 1)", "(9**9)"), "not numpy's"));
-        cases.push((edit("(2, 1), }", "(9999999"), "not numpy's"));
-        cases.push((edit("NUMPY", "numpy"), "not a .npy"));
-        for (bytes, expected) in cases {
-            fs::write(&x, &bytes).unwrap();
-            let error = load_array_pair(&x, &y).unwrap_err().to_string();
-            assert!(error.contains(expected) && error.contains("x.npy"), "{error} / {expected}");
-        }
-        write_npy(&x, "<f4", StorageOrder::RowMajor, "(2, 1)", &[1.0_f32, f32::NAN]);
-        assert!(load_array_pair(&x, &y).unwrap_err().to_string().contains("row 1, column 0"));
-        write_npy(&x, "<f4", StorageOrder::RowMajor, "(2,)", &[0.0_f32; 2]);
-        assert!(load_array_pair(&x, &y).unwrap_err().to_string().contains("two dimensions"));
-        write_npy(&x, "<f4", StorageOrder::RowMajor, "(3, 1)", &[1.0_f32, 2.0, 3.0]);
-        assert!(load_array_pair(&x, &y).unwrap_err().to_string().contains("2 targets for the 3 rows"));
-    }
-}
+mod tests;
