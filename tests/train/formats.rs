@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::cnn::write_array;
 use super::program::{assert_fails, ringtrain_stdout};
 
 fn read_json(text: &str) -> Value {
@@ -126,5 +127,113 @@ fn images_in_folders_of_classes_are_learned_and_predicted() {
         ("--data new", "new: holds images that are not in the folder of a class"),
     ] {
         assert_fails(place, line, 4, expected);
+    }
+}
+
+/// Writes a `.npz` file. Each array has a name, and the content of a `.npy` file in `directory`.
+fn write_npz(directory: &Path, name: &str, arrays: &[(&str, &str)]) {
+    let mut writer = zip::ZipWriter::new(fs::File::create(directory.join(name)).unwrap());
+    for (array, file) in arrays {
+        let options = zip::write::SimpleFileOptions::default();
+        let options = options.compression_method(zip::CompressionMethod::Stored);
+        writer.start_file(format!("{array}.npy"), options).unwrap();
+        writer.write_all(&fs::read(directory.join(file)).unwrap()).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+/// Writes arrays to `.npy` files, and the same arrays to `.npz` files. `sets.npz` has a training set and a test set.
+fn write_arrays(place: &Path) {
+    let write = |name: &str, rows: usize, columns: usize, seed: usize| {
+        let cells: Vec<u8> = (0..rows * columns).map(|cell| ((cell * 37 + seed) % 101) as u8).collect();
+        write_array(&place.join(format!("{name}.npy")), &[rows, columns], &cells);
+        let classes: Vec<u8> = cells.chunks(columns).map(|row| row[0] % 3).collect();
+        write_array(&place.join(format!("{name}-classes.npy")), &[rows], &classes);
+    };
+    write("a", 60, 3, 0);
+    write("b", 30, 3, 50);
+    write("wide", 30, 4, 50);
+    write_npz(place, "d.npz", &[("X", "a.npy"), ("y", "a-classes.npy")]);
+    write_npz(place, "wide.npz", &[("x", "wide.npy"), ("y", "wide-classes.npy")]);
+    write_npz(place, "odd.npz", &[("a", "a.npy"), ("b", "a-classes.npy")]);
+    write_npz(place, "features.npz", &[("x", "b.npy")]);
+    let sets = [
+        ("x_train", "a.npy"),
+        ("y_train", "a-classes.npy"),
+        ("x_test", "b.npy"),
+        ("y_test", "b-classes.npy"),
+    ];
+    write_npz(place, "sets.npz", &[&sets[..], &[("names", "b.npy")]].concat());
+}
+
+#[test]
+fn npz_files_give_the_same_results_as_pairs_of_npy_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path();
+    write_arrays(place);
+    let train = |data: &str| {
+        let options = "--model mlp:4 --epochs 2 --report r.json --save-model m";
+        let printed = ringtrain_stdout(place, &format!("--data {data} {options}"));
+        let report = read_json(&fs::read_to_string(place.join("r.json")).unwrap());
+        ((report["parameters_hash"].clone(), report["test_loss"].clone()), printed)
+    };
+    let (expected, _) = train("a.npy,a-classes.npy");
+    for data in ["d.npz", "d.npz/X.npy,d.npz/y.npy", "odd.npz/a.npy,odd.npz/b.npy"] {
+        assert_eq!(train(data).0, expected, "{data}");
+    }
+    let (expected, _) = train("a.npy,a-classes.npy --test-data b.npy,b-classes.npy");
+    let (found, _) = train("d.npz --test-data sets.npz");
+    assert_eq!(found, expected);
+    let (found, printed) = train("sets.npz");
+    assert_eq!(found, expected);
+    assert!(printed.contains("sets.npz: ignored the arrays names"), "{printed}");
+    for (npz, npy) in [
+        ("predict --model m --data sets.npz", "predict --model m --data b.npy"),
+        ("predict --model m --data features.npz", "predict --model m --data b.npy"),
+        ("eval --model m --data sets.npz", "eval --model m --data b.npy,b-classes.npy"),
+        ("eval --model m --data d.npz", "eval --model m --data a.npy,a-classes.npy"),
+    ] {
+        assert_eq!(ringtrain_stdout(place, npz), ringtrain_stdout(place, npy), "{npz}");
+    }
+}
+
+#[test]
+fn npz_files_with_other_arrays_are_refused_and_not_overwritten() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path();
+    write_arrays(place);
+    ringtrain_stdout(place, "--data d.npz --model softmax --epochs 1 --save-model m");
+    for (line, code, expected) in [
+        ("--data sets.npz --test-data d.npz", 2, "--test-data does not apply: sets.npz has its own test set"),
+        (
+            "--data sets.npz --test-fraction 0.1",
+            2,
+            "--test-fraction does not apply: sets.npz has its own test set",
+        ),
+        ("--data d.npz --report d.npz", 2, "--report would replace d.npz, which --data of this run uses"),
+        (
+            "--data d.npz --test-data odd.npz/a.npy,odd.npz/b.npy --report odd.npz",
+            2,
+            "which --test-data of this run uses",
+        ),
+        (
+            "predict --model m --data d.npz/X.npy --output d.npz",
+            2,
+            "--output would replace d.npz, which --data uses",
+        ),
+        (
+            "--data odd.npz",
+            4,
+            "odd.npz: holds the arrays a, b; ringtrain needs two arrays with the names x and y",
+        ),
+        ("--data features.npz", 4, "features.npz: holds the arrays x; ringtrain needs"),
+        ("eval --model m --data features.npz", 4, "features.npz/x.npy: has no targets"),
+        (
+            "--data d.npz --test-data wide.npz",
+            4,
+            "the test set wide.npz has 4 features, but --data d.npz has 3 features",
+        ),
+    ] {
+        assert_fails(place, line, code, expected);
     }
 }

@@ -239,8 +239,8 @@ impl TrainArgs {
         if !(0.0..1.0).contains(&test_fraction) {
             return Err(format!("--test-fraction {test_fraction}: it must be at least 0 and below 1"));
         }
-        if self.test_fraction.is_some() && matches!(source, DataSource::Idx(_)) {
-            return Err("--test-fraction does not apply: IDX data has its own test set (t10k-*)".into());
+        if let Some(name) = self.test_fraction.and_then(|_| source.name_of_own_test_set()) {
+            return Err(format!("--test-fraction does not apply: {name}"));
         }
         Ok(test_fraction)
     }

@@ -12,7 +12,7 @@ use super::generate::{self, GENERATE_AFTER_HELP, GenerateArgs};
 use super::table_args::TableFormatArgs;
 use super::{ProgramFailure, usage_error};
 use crate::exit::Exit;
-use crate::train::data::DataSource;
+use crate::train::data::{DataSource, file_of_array};
 use crate::train::model_file::{Inspection, ModelFileError, SavedModel};
 use crate::train::onnx::{ExportError, OnnxInputs, OnnxModel};
 use crate::train::predict::{
@@ -106,9 +106,9 @@ struct ModelDataArgs {
 
     /// The data. One of: a .csv or .tsv table, which may be compressed (.gz, .zip, .zst); several files of one table,
     /// such as a.csv b.csv or 'part-*.csv'; `-` for a table on standard input; an array FEATURES.npy; two arrays
-    /// FEATURES.npy,TARGETS.npy; a .libsvm file; a directory of images; a directory of IDX files (only
-    /// their test set is used); digits; synthetic:ROWSxFEATURES. The order of a table's columns does not matter if the
-    /// table has a header
+    /// FEATURES.npy,TARGETS.npy; a .npz file (only its test set is used if it has one); a .libsvm file; a directory of
+    /// images; a directory of IDX files (only their test set is used); digits; synthetic:ROWSxFEATURES. The order of a
+    /// table's columns does not matter if the table has a header
     #[arg(long, value_name = "DATA", num_args = 1.., required = true)]
     data: Vec<String>,
 
@@ -277,7 +277,7 @@ fn check_output_is_no_input(output: &Path, model: &Path, data: &PredictionInput)
                 [Some(features), targets.as_ref()]
                     .into_iter()
                     .flatten()
-                    .map(|path| ("--data", path.as_path())),
+                    .map(|path| ("--data", file_of_array(path))),
             );
         }
         PredictionInput::Source(source) => {

@@ -17,7 +17,9 @@ pub(super) struct TrainingDataArgs {
     /// FILE.tsv: a table, plain or .gz, .zip or .zst (needs --target). FILE.parquet: a table in the format Parquet
     /// (needs --target and a program that was built with the feature parquet). Several files, as in a.csv b.csv or
     /// 'part-*.csv': one table. FEATURES.npy,TARGETS.npy: two arrays; features may be images of the shape (samples,
-    /// height, width) or (samples, channels, height, width). FILE.libsvm: sparse rows, plain or compressed.
+    /// height, width) or (samples, channels, height, width). FILE.npz: two arrays with the names x and y, features and
+    /// targets, or images and labels; with `_train` and `_test` after the names, a training set and a test set.
+    /// FILE.npz/FEATURES.npy,FILE.npz/TARGETS.npy: arrays with other names. FILE.libsvm: sparse rows, plain or compressed.
     /// synthetic:ROWSxFEATURES: random data of this shape. With --model gpt:..., DATA is one or more text files,
     /// plain or compressed
     #[arg(long, value_name = "DATA", num_args = 1.., default_value = "digits", help_heading = "Data")]
@@ -95,9 +97,9 @@ pub(super) struct DataFormatArgs {
     /// sparse rows of the form TARGET INDEX:VALUE ..., with indices from 1. idx: a directory of IDX files. images: a
     /// directory with a folder of images for each class. text: plain text, only for models gpt:... Without this
     /// option, models gpt:... read all files as text. For other models, .parquet and .pq files have the format parquet,
-    /// and .libsvm, .svmlight and .svm files have the format libsvm. .npy files are read as arrays. Other files have the
-    /// format table, except that a file with an unknown ending has the format parquet if it begins with the bytes PAR1.
-    /// A directory of images or folders has the format images, and other directories have the format idx
+    /// and .libsvm, .svmlight and .svm files have the format libsvm. .npy and .npz files are read as arrays. Other files
+    /// have the format table, except that a file with an unknown ending has the format parquet if it begins with the
+    /// bytes PAR1. A directory of images or folders has the format images, and other directories have the format idx
     #[arg(long, value_name = "table|parquet|libsvm|idx|images|text")]
     format: Option<String>,
 }

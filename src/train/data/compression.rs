@@ -1,23 +1,18 @@
 //! Decompresses data files: gzip, Zstandard, and zip archives that hold one file.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-use flate2::CrcReader;
-use flate2::bufread::{DeflateDecoder, GzDecoder};
+use flate2::bufread::GzDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
-use zip::result::ZipError;
-use zip::{CompressionMethod, ZipArchive};
 
 use super::DataError;
-use super::file::stream_error;
+use super::archive::Archive;
 
 /// The size in bytes of the buffer through which a file is read.
-const READ_BUFFER_BYTES: usize = 1 << 18;
-/// If an archive has several files, the error message shows at most this number of names.
-const ARCHIVED_NAMES_SHOWN_MAX: usize = 5;
+pub(super) const READ_BUFFER_BYTES: usize = 1 << 18;
 
 /// The compression of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,94 +73,7 @@ pub(crate) fn decompress(
         None => Ok(Box::new(reader)),
         Some(FileCompression::Gzip) => Ok(Box::new(GzipReader { stream: Some(GzDecoder::new(reader)) })),
         Some(FileCompression::Zstandard) => Ok(Box::new(ZstandardReader::new(reader))),
-        Some(FileCompression::Zip) => open_archive(path, reader),
-    }
-}
-
-/// Returns the content of the only file in a zip archive.
-///
-/// The crate `zip` reads the list of files and finds the position of the content. The readers of the crate `zip`
-/// borrow the archive, but the caller of this function needs a reader that owns the file. Therefore this function
-/// decompresses the content itself.
-fn open_archive(path: &Path, reader: BufReader<File>) -> Result<Box<dyn Read>, DataError> {
-    let fail = |error: ZipError| match error {
-        ZipError::Io(error) => stream_error(path, error),
-        error => {
-            DataError::malformed(path, format!("is not a valid zip archive ({error}); download it again"))
-        }
-    };
-    let mut archive = ZipArchive::new(reader).map_err(fail)?;
-    let index = find_only_file(path, &mut archive)?;
-    let entry = archive.by_index_raw(index).map_err(fail)?;
-    if entry.encrypted() {
-        return Err(DataError::malformed(path, "is encrypted; extract the file and pass the extracted file"));
-    }
-    let (method, bytes, expected_checksum) = (entry.compression(), entry.compressed_size(), entry.crc32());
-    let start = entry.data_start().ok_or_else(|| DataError::malformed(path, "has no content"))?;
-    drop(entry);
-    let mut reader = archive.into_inner();
-    reader.seek(SeekFrom::Start(start)).map_err(|error| stream_error(path, error))?;
-    let content = reader.take(bytes);
-    let content: Box<dyn Read> = match method {
-        CompressionMethod::Stored => Box::new(content),
-        CompressionMethod::DEFLATE => Box::new(DeflateDecoder::new(content)),
-        other => {
-            let problem =
-                format!("uses the compression {other:?}; extract the file and pass the extracted file");
-            return Err(DataError::malformed(path, problem));
-        }
-    };
-    Ok(Box::new(ArchivedFile { content: CrcReader::new(content), expected_checksum }))
-}
-
-/// Returns the index of the only file in an archive. Ignores directories, hidden files and the metadata that macOS
-/// adds.
-fn find_only_file(path: &Path, archive: &mut ZipArchive<BufReader<File>>) -> Result<usize, DataError> {
-    let mut found = Vec::new();
-    for index in 0..archive.len() {
-        let Some(Ok(name)) = archive.name_for_index(index) else { continue };
-        let is_hidden_part =
-            |part: &str| part.starts_with('.') && !matches!(part, "." | "..") || part == "__MACOSX";
-        let is_hidden = name.split('/').any(is_hidden_part);
-        if !name.ends_with('/') && !is_hidden {
-            found.push((index, name.into_owned()));
-        }
-    }
-    if let [(index, _)] = found.as_slice() {
-        return Ok(*index);
-    }
-    let names: Vec<&str> =
-        found.iter().take(ARCHIVED_NAMES_SHOWN_MAX).map(|(_, name)| name.as_str()).collect();
-    let problem = match found.len() {
-        0 => "is a zip archive without a file".to_owned(),
-        count => {
-            let more = if count > names.len() { ", ..." } else { "" };
-            format!(
-                "holds {count} files ({}{more}), but must hold one; extract the files and pass the file that you want to use",
-                names.join(", ")
-            )
-        }
-    };
-    Err(DataError::malformed(path, problem))
-}
-
-/// The content of a file in a zip archive. The read that reaches the end of the content checks the checksum.
-struct ArchivedFile {
-    /// The decompressed content.
-    content: CrcReader<Box<dyn Read>>,
-    /// The checksum that the archive holds for the content.
-    expected_checksum: u32,
-}
-
-impl Read for ArchivedFile {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.content.read(buffer)?;
-        if count == 0 && !buffer.is_empty() && self.content.crc().sum() != self.expected_checksum {
-            return Err(invalid_data_error(
-                "the checksum in the zip archive differs from the checksum of the content",
-            ));
-        }
-        Ok(count)
+        Some(FileCompression::Zip) => Archive::new(path, reader)?.into_only_file(),
     }
 }
 
@@ -282,7 +190,7 @@ impl<R: BufRead> Read for ZstandardReader<R> {
 }
 
 /// Returns an error that reports damage in a file.
-fn invalid_data_error(problem: &str) -> io::Error {
+pub(super) fn invalid_data_error(problem: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, problem)
 }
 
@@ -291,12 +199,11 @@ mod tests {
     use std::io::Write;
 
     use flate2::Compression;
-    use flate2::write::{DeflateEncoder, GzEncoder};
+    use flate2::write::GzEncoder;
     use ruzstd::encoding::{CompressionLevel, compress_to_vec};
-    use zip::ZipWriter;
-    use zip::write::SimpleFileOptions;
 
-    use super::super::file::open_data_file;
+    use super::super::archive::test_archives::{make_deflated_zip, make_stored_zip};
+    use super::super::file::{open_data_file, stream_error};
     use super::*;
 
     fn make_csv_content() -> Vec<u8> {
@@ -307,39 +214,6 @@ mod tests {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
         encoder.write_all(bytes).unwrap();
         encoder.finish().unwrap()
-    }
-
-    fn make_uncompressed_zip(files: &[(&str, &[u8])]) -> Vec<u8> {
-        let mut writer = ZipWriter::new(io::Cursor::new(Vec::new()));
-        for (name, bytes) in files {
-            let options = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
-            writer.start_file(*name, options).unwrap();
-            writer.write_all(bytes).unwrap();
-        }
-        writer.finish().unwrap().into_inner()
-    }
-
-    /// Returns an archive with one compressed file. Python's `zipfile` writes the same fields. This function does not
-    /// use the crate `zip`, because this package builds that crate without compression.
-    fn make_deflated_zip(bytes: &[u8]) -> Vec<u8> {
-        let mut encoder = DeflateEncoder::new(Vec::new(), Compression::fast());
-        encoder.write_all(bytes).unwrap();
-        let packed = encoder.finish().unwrap();
-        let mut crc = CrcReader::new(bytes);
-        io::copy(&mut crc, &mut io::sink()).unwrap();
-        let common = [
-            &[20, 0, 0, 0, 8, 0, 0, 0, 0, 0][..],
-            &crc.crc().sum().to_le_bytes(),
-            &(packed.len() as u32).to_le_bytes(),
-            &(bytes.len() as u32).to_le_bytes(),
-            &[5, 0, 0, 0],
-        ]
-        .concat();
-        let local = [b"PK\x03\x04", &common[..], b"a.csv", &packed].concat();
-        let central = [b"PK\x01\x02\x14\x00", &common[..], &[0; 14], b"a.csv"].concat();
-        let (size, offset) = ((central.len() as u32).to_le_bytes(), (local.len() as u32).to_le_bytes());
-        let end = [b"PK\x05\x06", &[0, 0, 0, 0, 1, 0, 1, 0][..], &size, &offset, &[0, 0]].concat();
-        [local, central, end].concat()
     }
 
     fn write_and_read(directory: &Path, name: &str, bytes: &[u8]) -> Result<Vec<u8>, String> {
@@ -374,11 +248,11 @@ mod tests {
             ),
             ("a.csv.zst", zst(&content)),
             ("b.csv.zst", [&zst(first)[..], &skipped, &zst(second)].concat()),
-            ("a.csv.zip", make_uncompressed_zip(&archive)),
-            ("b.csv.zip", make_deflated_zip(&content)),
+            ("a.csv.zip", make_stored_zip(&archive)),
+            ("b.csv.zip", make_deflated_zip(&[("a.csv", &content)])),
             // Regression test: before the fix, `./a.csv` was taken for a hidden file.
-            ("c.csv.zip", make_uncompressed_zip(&[("./a.csv", &content), ("./.hidden", b"x")])),
-            ("d.csv.zip", make_uncompressed_zip(&[("../folder/a.csv", &content)])),
+            ("c.csv.zip", make_stored_zip(&[("./a.csv", &content), ("./.hidden", b"x")])),
+            ("d.csv.zip", make_stored_zip(&[("../folder/a.csv", &content)])),
         ] {
             assert!(write_and_read(directory.path(), name, &bytes).as_ref() == Ok(&content), "{name}");
         }
@@ -388,9 +262,11 @@ mod tests {
     fn damaged_files_and_unsuitable_archives_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let content = make_csv_content();
-        let (zst, deflated) =
-            (compress_to_vec(&content[..], CompressionLevel::Fastest), make_deflated_zip(&content));
-        let mut flipped = make_uncompressed_zip(&[("a.csv", &content)]);
+        let (zst, deflated) = (
+            compress_to_vec(&content[..], CompressionLevel::Fastest),
+            make_deflated_zip(&[("a.csv", &content)]),
+        );
+        let mut flipped = make_stored_zip(&[("a.csv", &content)]);
         let middle = flipped.len() / 2;
         flipped[middle] ^= 1;
         for (name, bytes, expected) in [
@@ -403,12 +279,8 @@ mod tests {
             ("a.zip", &deflated[..999], "not a valid zip"),
             ("b.zip", b"", "not a valid zip"),
             ("c.zip", &flipped, "checksum"),
-            (
-                "d.zip",
-                &make_uncompressed_zip(&[("a.csv", b"1"), ("b.csv", b"2")]),
-                "holds 2 files (a.csv, b.csv)",
-            ),
-            ("e.zip", &make_uncompressed_zip(&[]), "without a file"),
+            ("d.zip", &make_stored_zip(&[("a.csv", b"1"), ("b.csv", b"2")]), "holds 2 files (a.csv, b.csv)"),
+            ("e.zip", &make_stored_zip(&[]), "without a file"),
         ] {
             let error = write_and_read(directory.path(), name, bytes).unwrap_err();
             assert!(error.contains(expected) && error.contains(name), "{name}: {error}");
@@ -419,7 +291,7 @@ mod tests {
     fn the_compression_is_recognised_by_name_and_by_content() {
         for (compression, bytes) in [
             (FileCompression::Gzip, compress_with_gzip(b"a")),
-            (FileCompression::Zip, make_uncompressed_zip(&[("a", b"a")])),
+            (FileCompression::Zip, make_stored_zip(&[("a", b"a")])),
             (FileCompression::Zstandard, compress_to_vec(&b"a"[..], CompressionLevel::Fastest)),
         ] {
             assert_eq!(FileCompression::from_file_content(&bytes), Some(compression));

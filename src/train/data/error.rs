@@ -32,7 +32,7 @@ pub enum DataError {
     /// The content of a file does not follow the format, or a path does not name a file of the right kind.
     #[error("{}: {problem}", path.display())]
     Malformed {
-        /// The file.
+        /// The file, or an array in a `.npz` file: `d.npz/x.npy`.
         path: PathBuf,
         /// What is wrong, and where.
         problem: String,

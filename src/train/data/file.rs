@@ -14,12 +14,17 @@ use super::{DataError, ELEMENTS_MAX};
 /// [`DataError::Unreadable`] if the file is missing or cannot be opened. [`DataError::Malformed`] if the path is a directory or
 /// an archive that cannot be used.
 pub(crate) fn open_data_file(path: &Path) -> Result<Box<dyn Read>, DataError> {
+    decompress(path, open_file(path)?, FileCompression::from_file_name(path))
+}
+
+/// Opens a file. Returns an error if the path is a directory.
+pub(super) fn open_file(path: &Path) -> Result<File, DataError> {
     let file = File::open(path).map_err(|error| DataError::unreadable(path, error))?;
     let metadata = file.metadata().map_err(|error| DataError::unreadable(path, error))?;
     if metadata.is_dir() {
         return Err(DataError::malformed(path, "is a directory, but a file is needed"));
     }
-    decompress(path, file, FileCompression::from_file_name(path))
+    Ok(file)
 }
 
 /// Returns the extension of a file's name in lower case, without the extension of its compression: `csv` for `a.CSV.gz`.

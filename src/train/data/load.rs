@@ -179,7 +179,8 @@ impl DataSource {
             _ => {}
         }
         let mut data = self.load_unsplit_data(options.task, None)?;
-        let sets = match &options.test_source {
+        let own_test_set = self.own_test_arrays()?;
+        let sets = match options.test_source.as_ref().or(own_test_set.as_ref()) {
             Some(source) => {
                 let test = self.load_test_set(&mut data, source)?;
                 data.notes.extend(test.notes);
@@ -201,13 +202,15 @@ impl DataSource {
     ) -> Result<([Targets; 2], Vec<String>), TrainError> {
         let task = match (self, task) {
             (_, Some(task)) => task,
-            (Self::Csv(_) | Self::CsvFiles(_) | Self::Parquet(_) | Self::Npy(..) | Self::Libsvm(_), None) => {
+            // Digits, IDX files, images and synthetic data have classes as targets.
+            (Self::Digits | Self::Idx(_) | Self::Images(_) | Self::Synthetic { .. }, None) => {
+                Task::Classification
+            }
+            (_, None) => {
                 let (task, note) = target::guess_task(&train, &test, group)?;
                 notes.push(note);
                 task
             }
-            // Digits, IDX files, images and synthetic data have classes as targets.
-            (_, None) => Task::Classification,
         };
         target::interpret_targets(train, test, task, group)
     }

@@ -1,5 +1,6 @@
 //! Reads data, splits the data into a training set and a test set, and converts the target to numbers or classes.
 
+mod archive;
 mod column_values;
 mod compression;
 mod csv;
@@ -64,7 +65,7 @@ pub use image_shape::ImageShape;
 pub use layout::TableLayout;
 pub use load::LoadOptions;
 pub(crate) use loaded_rows::LoadedRows;
-pub(crate) use npy::{FeatureShape, NpyStream};
+pub(crate) use npy::{FeatureShape, NpyStream, NpzFile, file_of_array};
 #[cfg(feature = "parquet")]
 pub(crate) use parquet::ParquetFile;
 pub(crate) use row_cursor::{Cell, RowCursor, RowPlace};

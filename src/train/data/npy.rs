@@ -1,9 +1,10 @@
-//! Reads numpy's `.npy` files: one file with features and one file with targets.
+//! Reads numpy's arrays, in `.npy` files or in a `.npz` file: one array with features and one array with targets.
 //!
 //! This module does not use the crate `ndarray-npy`, because a malformed header can make that crate allocate all
 //! memory or overflow the stack. Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
 
 mod element_type;
+mod npz;
 
 use std::io::Read;
 use std::path::Path;
@@ -11,7 +12,8 @@ use std::path::Path;
 use ndarray::{Array2, ArrayD, ShapeBuilder};
 
 use self::element_type::ElementType;
-use super::file::{checked_element_count, open_data_file, read_exactly, stream_error};
+pub(crate) use self::npz::{NpzFile, file_of_array};
+use super::file::{checked_element_count, read_exactly, stream_error};
 use super::numbers::NumberRange;
 use super::{
     CLASS_NUMBER_LIMIT, Column, DataError, ELEMENTS_MAX, Features, ImageShape, UninterpretedSamples,
@@ -226,7 +228,7 @@ impl NpyStream {
     }
 }
 
-/// Reads an array from a file.
+/// Reads a whole array. `path` is that of [`open_npy_stream`].
 pub(crate) fn read_npy_file(path: &Path) -> Result<NpyArray, DataError> {
     let mut stream = open_npy_stream(path)?;
     let count = stream.shape.iter().product();
@@ -235,9 +237,9 @@ pub(crate) fn read_npy_file(path: &Path) -> Result<NpyArray, DataError> {
     Ok(NpyArray { shape, fortran_order, element_type, values })
 }
 
-/// Opens a file and reads its header.
+/// Opens an array and reads its header. `path` is the path of a `.npy` file, or of an array in a `.npz` file: `d.npz/x.npy`.
 pub(crate) fn open_npy_stream(path: &Path) -> Result<NpyStream, DataError> {
-    let mut reader = open_data_file(path)?;
+    let mut reader = npz::open_array(path)?;
     let header = read_header(&mut *reader, path)?;
     let malformed = |problem: String| DataError::malformed(path, problem);
     let description = header_from_value(&header, "descr").and_then(parse_description);
@@ -254,7 +256,7 @@ pub(crate) fn open_npy_stream(path: &Path) -> Result<NpyStream, DataError> {
         ))
     })?;
     checked_element_count(&shape, path)?;
-    Ok(NpyStream { element_type, shape, fortran_order, reader })
+    Ok(NpyStream { shape, fortran_order, element_type, reader })
 }
 
 /// Returns the header, which is the text of a Python dictionary. After the call, the reader is at the start of the data.

@@ -9,6 +9,7 @@ use std::str::FromStr;
 use super::compression::FileCompression;
 use super::file::extension;
 use super::image_folder::WantedImages;
+use super::npy::{NpzFile, file_of_array};
 use super::text::name_of_files;
 use super::{DataError, ELEMENTS_MAX, LoadedRows, image_folder, libsvm};
 
@@ -38,8 +39,11 @@ pub enum DataSource {
     /// Parquet files with the rows of one table. All files have the same columns in the same order. The list of files
     /// is never empty. Only programs with the cargo feature `parquet` can read Parquet files.
     Parquet(Vec<PathBuf>),
-    /// A file with features and a file with targets in numpy's `.npy` format.
+    /// An array of features and an array of targets, each in a `.npy` file or in a `.npz` file (`d.npz/x.npy`).
     Npy(PathBuf, PathBuf),
+    /// A `.npz` file with an array of features and an array of targets, or with two such pairs: the training set and the
+    /// test set.
+    Npz(PathBuf),
     /// A file with sparse rows in the format of LIBSVM, plain or compressed.
     Libsvm(PathBuf),
     /// The files of a text, in this order. The files may be compressed. The list is never empty.
@@ -75,6 +79,10 @@ impl FromStr for DataSource {
         let path = Path::new(text);
         match extension(path).as_deref() {
             Some("npy") => Err("needs a pair: FEATURES.npy,TARGETS.npy".into()),
+            Some("npz") if FileCompression::from_file_name(path).is_none() => Ok(Self::Npz(text.into())),
+            Some("npz") => {
+                Err("is a compressed .npz file; decompress it to a file whose name ends in .npz".into())
+            }
             Some("csv" | "tsv" | "tab") => Ok(Self::Csv(text.into())),
             Some("libsvm" | "svmlight" | "svm") => Ok(Self::Libsvm(text.into())),
             Some("parquet" | "pq") => check_parquet_path(path).map(|()| Self::Parquet(vec![text.into()])),
@@ -102,8 +110,7 @@ impl FromStr for DataSource {
 const UNSUPPORTED_COMPRESSIONS: [&str; 10] =
     ["bz2", "xz", "lzma", "lz4", "br", "z", "7z", "rar", "tar", "tgz"];
 /// The extensions of tables in a format that ringtrain cannot read.
-const UNSUPPORTED_FORMATS: [&str; 9] =
-    ["xlsx", "xls", "ods", "feather", "arrow", "json", "jsonl", "npz", "pkl"];
+const UNSUPPORTED_FORMATS: [&str; 8] = ["xlsx", "xls", "ods", "feather", "arrow", "json", "jsonl", "pkl"];
 /// The check whether a file holds text reads at most this number of bytes at the beginning of the file.
 const TEXT_CHECK_BYTES: u64 = 1 << 16;
 
@@ -152,7 +159,7 @@ fn check_file_holds_text(path: &Path) -> Result<(), String> {
         || start.starts_with(b"\xfe\xff")
         || FileCompression::from_file_content(&start).is_some();
     if start.contains(&0) && !is_refused_later {
-        return Err("is a file that does not hold text; ringtrain reads tables of text (.csv, .tsv), pairs of .npy files and \
+        return Err("is a file that does not hold text; ringtrain reads tables of text (.csv, .tsv), arrays (.npy, .npz) and \
                     directories of IDX files"
             .into());
     }
@@ -198,7 +205,7 @@ impl fmt::Display for DataSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Digits => f.write_str("digits"),
-            Self::Idx(path) | Self::Images(path) | Self::Csv(path) | Self::Libsvm(path) => {
+            Self::Idx(path) | Self::Images(path) | Self::Csv(path) | Self::Libsvm(path) | Self::Npz(path) => {
                 write!(f, "{}", path.display())
             }
             Self::CsvFiles(paths) | Self::Parquet(paths) | Self::Text(paths) => {
@@ -223,13 +230,37 @@ impl DataSource {
     /// Returns the files that the source names. Returns no files if the source is a directory or built-in data.
     pub(crate) fn files(&self) -> Vec<&Path> {
         match self {
-            Self::Csv(path) | Self::Libsvm(path) => vec![path],
+            Self::Csv(path) | Self::Libsvm(path) | Self::Npz(path) => vec![path],
             Self::CsvFiles(paths) | Self::Parquet(paths) | Self::Text(paths) => {
                 paths.iter().map(PathBuf::as_path).collect()
             }
-            Self::Npy(features, targets) => vec![features, targets],
+            Self::Npy(features, targets) => vec![file_of_array(features), file_of_array(targets)],
             Self::Digits | Self::Idx(_) | Self::Images(_) | Self::Synthetic { .. } => Vec::new(),
         }
+    }
+
+    /// Returns a text that names the source if the source has a test set of its own. Returns `None` for all other sources.
+    pub(crate) fn name_of_own_test_set(&self) -> Option<String> {
+        match self {
+            Self::Idx(_) => Some("IDX data has its own test set (t10k-*)".into()),
+            // If the file cannot be read, reading the data returns an error.
+            Self::Npz(path) if path.is_file() => {
+                NpzFile::open(path).ok()?.test_arrays().ok()??;
+                Some(format!("{self} has its own test set, an array of features and an array of targets"))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the arrays of the test set of a `.npz` file. Returns `None` if the file has no test set, and for all other
+    /// sources.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, or does not have the needed arrays.
+    pub(crate) fn own_test_arrays(&self) -> Result<Option<Self>, DataError> {
+        let Self::Npz(path) = self else { return Ok(None) };
+        Ok(NpzFile::open(path)?.test_arrays()?.map(|(features, targets)| Self::Npy(features, targets)))
     }
 
     /// Reads all rows of a directory of images or of a file of sparse rows, without interpreting the targets. Returns
@@ -251,6 +282,7 @@ impl DataSource {
             | Self::CsvFiles(_)
             | Self::Parquet(_)
             | Self::Npy(..)
+            | Self::Npz(_)
             | Self::Text(_)
             | Self::Synthetic { .. } => None,
         }
@@ -318,6 +350,9 @@ mod tests {
             ("a9a.libsvm", Ok(DataSource::Libsvm("a9a.libsvm".into()))),
             ("a.svm.gz", Ok(DataSource::Libsvm("a.svm.gz".into()))),
             ("x.npy,y.npy", Ok(DataSource::Npy("x.npy".into(), "y.npy".into()))),
+            ("d.NPZ", Ok(DataSource::Npz("d.NPZ".into()))),
+            ("d.npz/a.npy,y.npy", Ok(DataSource::Npy("d.npz/a.npy".into(), "y.npy".into()))),
+            ("d.npz.gz", Err("is a compressed .npz file")),
             ("synthetic:10x3", Ok(DataSource::Synthetic { rows: 10, columns: 3 })),
             ("x.npy", Err("pair")),
             ("x.npy,", Err("second file name")),

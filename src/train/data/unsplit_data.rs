@@ -1,4 +1,4 @@
-//! Reads digits, images, sparse rows, `.npy` files and random data. The samples are not divided into a training set and
+//! Reads digits, images, sparse rows, arrays and random data. The samples are not divided into a training set and
 //! a test set yet.
 
 use std::mem::discriminant;
@@ -22,12 +22,16 @@ impl DataSource {
     /// Returns an error if `test` cannot be the test set of a model that is trained on `self`.
     pub(crate) fn check_test_source(&self, test: &Self) -> Result<(), String> {
         let is_text_table = |source: &Self| matches!(source, Self::Csv(_) | Self::CsvFiles(_));
+        let is_arrays = |source: &Self| matches!(source, Self::Npy(..) | Self::Npz(_));
+        if let Some(name) = self.name_of_own_test_set() {
+            return Err(format!("--test-data does not apply: {name}"));
+        }
         match self {
             Self::Digits | Self::Synthetic { .. } => {
                 Err(format!("--test-data does not apply to --data {self}, which is built in"))
             }
-            Self::Idx(_) => Err("--test-data does not apply: IDX data has its own test set (t10k-*)".into()),
             _ if is_text_table(self) && is_text_table(test) => Ok(()),
+            _ if is_arrays(self) && is_arrays(test) => Ok(()),
             _ if discriminant(self) == discriminant(test) => Ok(()),
             _ => Err(format!(
                 "--test-data {test} has another format than --data {self}; both must have the same format"
@@ -35,8 +39,9 @@ impl DataSource {
         }
     }
 
-    /// Reads all rows of the digits, of images, of sparse rows, of `.npy` files or of random data. `task` chooses the
-    /// targets of random data. If `wanted_shape` is given, all images in files must have this shape.
+    /// Reads all rows of the digits, of images, of sparse rows, of arrays or of random data, except for the test set of a
+    /// `.npz` file. `task` chooses the targets of random data. If `wanted_shape` is given, all images in files must have
+    /// this shape.
     ///
     /// # Errors
     ///
@@ -68,6 +73,14 @@ impl DataSource {
                 let npy::NpyDataset { samples, image, notes } = npy::load_array_pair(features, targets)?;
                 UnsplitData { samples, image, notes }
             }
+            Self::Npz(path) => {
+                let file = npy::NpzFile::open(path)?;
+                let (features, targets) = file.training_arrays()?;
+                let npy::NpyDataset { samples, image, mut notes } =
+                    npy::load_array_pair(&features, &targets)?;
+                notes.extend(file.describe_ignored_arrays());
+                UnsplitData { samples, image, notes }
+            }
             &Self::Synthetic { rows, columns } => {
                 let target = if task == Some(Task::Regression) {
                     SyntheticTarget::Numbers
@@ -82,9 +95,9 @@ impl DataSource {
         })
     }
 
-    /// Reads all samples of `test_source`. `train` holds the training set, and `self` is the source of the training set.
-    /// If the sets have different numbers of sparse features, adds features with the value 0 to the set with fewer
-    /// features.
+    /// Reads all samples of `test_source`, or its test set if it is a `.npz` file with a test set. `train` holds the
+    /// training set, and `self` is the source of the training set. If the sets have different numbers of sparse
+    /// features, adds features with the value 0 to the set with fewer features.
     ///
     /// # Errors
     ///
@@ -94,6 +107,8 @@ impl DataSource {
         train: &mut UnsplitData,
         test_source: &Self,
     ) -> Result<UnsplitData, DataError> {
+        let arrays = test_source.own_test_arrays()?;
+        let test_source = arrays.as_ref().unwrap_or(test_source);
         let mut data = test_source.load_unsplit_data(None, train.image)?;
         if let (Features::Sparse(trained), Features::Sparse(tested)) =
             (&mut train.samples.features, &mut data.samples.features)
@@ -104,7 +119,7 @@ impl DataSource {
         }
         let differs = |what: &str, here: String, there: String| {
             Err(DataError::Unsuitable(format!(
-                "--test-data {test_source} has {here}, but --data {self} has {there}{what}"
+                "the test set {test_source} has {here}, but --data {self} has {there}{what}"
             )))
         };
         let (trained, tested) = (&train.samples.features, &data.samples.features);

@@ -1,4 +1,4 @@
-//! Reads rows of new data from `.npy` files, from IDX files, and from built-in data.
+//! Reads rows of new data from arrays, from IDX files, and from built-in data.
 
 use std::path::{Path, PathBuf};
 

@@ -11,7 +11,7 @@ use super::table::TableRows;
 use super::text::NO_PREDICTIONS_MESSAGE;
 #[cfg(not(feature = "parquet"))]
 use crate::train::data::NO_PARQUET_MESSAGE;
-use crate::train::data::{DataError, DataSource, HeaderRow, Separator, WantedImages};
+use crate::train::data::{DataError, DataSource, HeaderRow, NpzFile, Separator, WantedImages};
 use crate::train::model_file::ModelDescription;
 
 /// The new data that the user passes to `ringtrain predict` or `ringtrain eval` with `--data`.
@@ -21,7 +21,7 @@ pub enum PredictionInput {
     Table(Vec<PathBuf>),
     /// A table on standard input.
     StandardInput,
-    /// A `.npy` file with features, and optionally a `.npy` file with targets.
+    /// An array of features, and optionally an array of targets, each in a `.npy` file or in a `.npz` file (`d.npz/x.npy`).
     Npy(PathBuf, Option<PathBuf>),
     /// Any other data that [`DataSource`] can read.
     Source(DataSource),
@@ -133,6 +133,11 @@ pub(super) fn open_prediction_input(
         PredictionInput::Npy(features, targets) => {
             let targets = targets.as_deref().filter(|_| needs_target);
             Box::new(NpyRows::open(features, targets, description)?)
+        }
+        PredictionInput::Source(DataSource::Npz(path)) => {
+            let (features, targets) = NpzFile::open(path)?.arrays_to_predict();
+            let data = PredictionInput::Npy(features, targets);
+            return open_prediction_input(&InputOptions { data, ..options.clone() }, description);
         }
         PredictionInput::Source(DataSource::Text(_)) => {
             let model = &description.model;

@@ -88,6 +88,25 @@ def test_pixels_are_divided_as_in_training(saved_models: dict[str, Path], tmp_pa
     assert model.predict(pixels).tolist() == model.classes[expected.argmax(axis=1)].tolist()
 
 
+def test_the_program_reads_the_arrays_that_numpy_writes(saved_models: dict[str, Path], tmp_path: Path):
+    pixels = np.random.default_rng(6).integers(0, 17, (40, 64)).astype(np.uint8)
+
+    def predict(data: Path) -> np.ndarray:
+        ringtrain("predict", "--model", saved_models["pixels"], "--data", data, "--output", tmp_path / "out.npy")
+        return np.load(tmp_path / "out.npy")
+
+    np.save(tmp_path / "x.npy", pixels)
+    expected = predict(tmp_path / "x.npy")
+    for dtype in ["i1", "<i2", ">u2", "<i4", ">u4", "<i8", ">u8", "<f2", ">f2", ">f4", "<f8"]:
+        np.savez(tmp_path / "stored.npz", x=pixels.astype(dtype))
+        assert (predict(tmp_path / "stored.npz") == expected).all(), dtype
+    np.savez_compressed(tmp_path / "packed.npz", X_test=np.asfortranarray(pixels), x_train=pixels[:9], other=pixels)
+    assert (predict(tmp_path / "packed.npz") == expected).all()
+    np.save(tmp_path / "bool.npy", pixels > 8)
+    np.save(tmp_path / "byte.npy", (pixels > 8).astype(np.uint8))
+    assert (predict(tmp_path / "bool.npy") == predict(tmp_path / "byte.npy")).all()
+
+
 @pytest.mark.parametrize("name", ["cnn", "batchnorm"])
 def test_a_cnn_predicts_the_same_as_the_program_from_images_and_from_rows(
     saved_models: dict[str, Path], tmp_path: Path, name: str

@@ -4,26 +4,29 @@ use ndarray::array;
 
 use super::*;
 
-/// Writes a file in the same format as numpy. `shape` is a tuple in Python's notation.
-fn write_npy<T: bytemuck::Pod>(
-    path: &Path,
+/// Writes an array to a file. The other arguments are those of [`npy_bytes`].
+fn write_npy<T: bytemuck::Pod>(path: &Path, descr: &str, order: StorageOrder, shape: &str, elements: &[T]) {
+    fs::write(path, npy_bytes(descr, order, shape, elements)).unwrap();
+}
+
+/// Returns the content of a file in the same format as numpy. `shape` is a tuple in Python's notation.
+pub(super) fn npy_bytes<T: bytemuck::Pod>(
     descr: &str,
     order: StorageOrder,
     shape: &str,
     elements: &[T],
-) {
+) -> Vec<u8> {
     let is_fortran = if order == StorageOrder::ColumnMajor { "True" } else { "False" };
     let text = format!("{{'descr': '{descr}', 'fortran_order': {is_fortran}, 'shape': {shape}, }}");
     // The header starts at byte 10 and ends with a newline. The data starts at a multiple of 64 bytes.
     let padded = (text.len() + 11).next_multiple_of(64) - 11;
     let length = u16::try_from(padded + 1).unwrap().to_le_bytes();
     let header = format!("{text:padded$}\n");
-    let parts = [&b"\x93NUMPY\x01\x00"[..], &length, header.as_bytes(), bytemuck::cast_slice(elements)];
-    fs::write(path, parts.concat()).unwrap();
+    [&b"\x93NUMPY\x01\x00"[..], &length, header.as_bytes(), bytemuck::cast_slice(elements)].concat()
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum StorageOrder {
+pub(super) enum StorageOrder {
     RowMajor,
     ColumnMajor,
 }
