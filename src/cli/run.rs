@@ -19,7 +19,7 @@ use super::print_error::print_error;
 use crate::exit::Exit;
 use crate::launch::{
     self, Binding, FailurePolicy, LaunchLimits, LaunchPlan, Mpi4py, OutputFormat, RINGRUN_VARIABLE_PREFIX,
-    Verbosity,
+    StdinReader, Verbosity,
 };
 use crate::types::WorldSize;
 
@@ -94,6 +94,11 @@ struct RunArgs {
         value_parser = parse_mpi4py
     )]
     mpi4py: Option<Mpi4py>,
+
+    /// The rank that reads the standard input of ringrun: 0 or none. The standard input of all other ranks is /dev/null.
+    /// If the standard input of ringrun is a terminal, 0 means none.
+    #[arg(long, value_name = "RANK", default_value = "0", value_parser = parse_stdin_reader)]
+    stdin: StdinReader,
 
     /// Run the ranks in the working directory DIR.
     #[arg(long, visible_alias = "wd", value_name = "DIR")]
@@ -217,6 +222,7 @@ fn into_plan(args: RunArgs, has_start_timeout: bool) -> Result<LaunchPlan, Strin
         arguments: command.collect(),
         variables,
         mpi4py: args.mpi4py.unwrap_or(Mpi4py::Refused),
+        stdin_reader: args.stdin,
         directory: args.wdir,
         output_format: if args.no_tag_output { OutputFormat::Raw } else { OutputFormat::Tagged },
         output_dir: args.output_dir,
@@ -315,6 +321,15 @@ fn parse_binding(text: &str) -> Result<Binding, String> {
     Err(format!("--bind-to {text}: {instead}"))
 }
 
+/// Parses the value of `--stdin`. mpirun also accepts other ranks and all ranks.
+fn parse_stdin_reader(text: &str) -> Result<StdinReader, String> {
+    match text {
+        "0" => Ok(StdinReader::RankZero),
+        "none" => Ok(StdinReader::NoRank),
+        _ => Err("only rank 0 can read it, so pass 0 or none; for other ranks, use a file".to_owned()),
+    }
+}
+
 fn parse_mpi4py(text: &str) -> Result<Mpi4py, String> {
     match text {
         "ringtrain" => Ok(Mpi4py::Ringtrain),
@@ -411,6 +426,8 @@ mod tests {
             ("-n 2 --bind-to roof prog", "--bind-to roof: ringrun binds ranks to core, numa or none"),
             ("-n 1 a : -n 1 b", "one command for all ranks"),
             ("-n 2 -x RING_SECRET=hush prog", "only ringrun sets"),
+            ("-n 2 --stdin all prog", "only rank 0 can read it"),
+            ("-n 2 -stdin 1 prog", "only rank 0 can read it"),
         ] {
             let error = parse_line(line).expect_err(line);
             assert!(error.contains(part), "{line}: {error}");
@@ -439,6 +456,18 @@ mod tests {
         }
         let error = parse_line("--mpi4py=mine -n 2 prog").expect_err("the value was accepted");
         assert!(error.contains("neither ringtrain nor installed"), "{error}");
+    }
+
+    #[test]
+    fn rank_0_reads_standard_input_by_default() {
+        for (line, expected) in [
+            ("-n 2 prog", StdinReader::RankZero),
+            ("-n 2 --stdin 0 prog", StdinReader::RankZero),
+            ("-n 2 -stdin=none prog", StdinReader::NoRank),
+            ("-n 2 --input none prog", StdinReader::NoRank),
+        ] {
+            assert_eq!(parse_line(line).unwrap().stdin_reader, expected, "{line}");
+        }
     }
 
     #[test]

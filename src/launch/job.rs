@@ -7,9 +7,10 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZero;
+use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,9 +39,10 @@ use super::supervisor::{Supervisor, SupervisorAction};
 use super::terminal_writer::progress_bar_columns;
 use super::topology::{self, Processor};
 use super::watchdog::Watchdog;
-use super::{Binding, LaunchError, LaunchPlan, Verbosity, shim};
+use super::{Binding, LaunchError, LaunchPlan, StdinReader, Verbosity, shim};
 use crate::exit::Exit;
 use crate::rendezvous::{NoticeReceiver, Server, ServerOptions};
+use crate::types::Rank;
 use crate::wire::Secret;
 
 const WAKE_TOKEN: Token = Token(0);
@@ -95,6 +97,7 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
             .map(|columns| progress_bar_columns(columns, plan.output_format)),
     };
     job.print_job_and_time_limits(&server.address());
+    let stdin = io::stdin();
     for rank in plan.world.ranks() {
         let processors = bindings.processors.get(rank.index()).map_or(&[][..], Vec::as_slice);
         if plan.report_bindings {
@@ -104,7 +107,8 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         // If ringrun itself runs as rank 0 of another ringrun job, it has inherited this variable.
         command.env_remove(STATUS_COLUMNS_VARIABLE);
         command.current_dir(&directory).envs(rank_environment(rank, &job_variables)).envs(&variables);
-        let started = job.rank_processes.start_rank(command);
+        let stdin = Some(stdin.as_fd()).filter(|stdin| reads_stdin(rank, plan.stdin_reader, stdin));
+        let started = job.rank_processes.start_rank(command, stdin);
         let streams = started.map_err(|source| LaunchError::Spawn { rank, world: plan.world, source })?;
         job.output.add_streams(rank, streams);
     }
@@ -122,6 +126,12 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     let _ = io::stderr().write_all(text.as_bytes());
     let code = exit_code(outcome, &rank_statuses);
     Ok(if code == 0 && !write_failures.is_empty() { Exit::Failure as u8 } else { code })
+}
+
+/// Returns whether `rank` reads the standard input of ringrun. If a rank read a terminal, the kernel would stop the rank
+/// with SIGTTIN, because the process group of the rank is not the foreground process group of the terminal.
+fn reads_stdin(rank: Rank, reader: StdinReader, stdin: &impl IsTerminal) -> bool {
+    rank == Rank::ZERO && reader == StdinReader::RankZero && !stdin.is_terminal()
 }
 
 /// Assigns processors to the ranks, and claims these processors until the returned sockets are dropped. If the system

@@ -70,6 +70,8 @@ pub struct LaunchPlan {
     pub variables: Vec<(OsString, Option<OsString>)>,
     /// The package that ranks import as `mpi4py`.
     pub mpi4py: Mpi4py,
+    /// Which rank reads the standard input of ringrun.
+    pub stdin_reader: StdinReader,
     /// The working directory of the ranks. `None` selects the working directory of ringrun.
     pub directory: Option<PathBuf>,
     /// The format in which ringrun prints the output of the ranks.
@@ -108,6 +110,15 @@ pub enum Mpi4py {
     Ringtrain,
     /// The installed package, in which every rank is a world of size 1.
     Installed,
+}
+
+/// Which rank reads the standard input of ringrun. The standard input of the other ranks is `/dev/null`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StdinReader {
+    /// Rank 0. But if the standard input of ringrun is a terminal, no rank reads it.
+    RankZero,
+    /// No rank.
+    NoRank,
 }
 
 /// The processors that each rank may use, among the processors that ringrun may use.

@@ -103,7 +103,7 @@ fn ask_interpreter(mut command: Command, timeout: Duration) -> Result<Vec<u8>, S
     command.stdin(shim_stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(cannot_run)?;
     drop(command);
-    shim_socket.allow_exec();
+    shim_socket.allow_exec(None).map_err(cannot_run)?;
     let pid = Pid::from_child(&child);
     let stdout = child.stdout.take().expect("stdout was set to a pipe");
     let stderr = child.stderr.take().expect("stderr was set to a pipe");

@@ -5,6 +5,7 @@
 //! ringrun, even if the process has left the process group of its rank.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::process::CommandExt as _;
 use std::process::{ChildStderr, ChildStdout, Command, Stdio};
 
@@ -52,10 +53,14 @@ impl RankProcesses {
         Self { processes: Vec::new(), watchdog, watchdog_ended: false }
     }
 
-    /// Starts the lowest rank that has not been started yet. Call this function on a thread that lives as long as the
-    /// job: the kernel kills each rank when its parent dies, and for the kernel, the parent is the thread that started
-    /// the rank.
-    pub(super) fn start_rank(&mut self, mut command: Command) -> io::Result<RankStreams> {
+    /// Starts the lowest rank that has not been started yet. `stdin` is the standard input of the rank; `None` stands for
+    /// `/dev/null`. Call this function on a thread that lives as long as the job: the kernel kills each rank when its
+    /// parent dies, and for the kernel, the parent is the thread that started the rank.
+    pub(super) fn start_rank(
+        &mut self,
+        mut command: Command,
+        stdin: Option<BorrowedFd<'_>>,
+    ) -> io::Result<RankStreams> {
         let (shim_socket, shim_stdin) = ShimSocket::new_pair()?;
         let mut child = command
             .stdin(shim_stdin)
@@ -68,8 +73,10 @@ impl RankProcesses {
         drop(command);
         let pid = Pid::from_child(&child);
         self.watchdog.watch_group(pid);
-        shim_socket.allow_exec();
+        let permission = shim_socket.allow_exec(stdin);
+        // If `allow_exec` failed, dropping `self` kills the shim.
         self.processes.push(RankProcess { pid, shim_socket, is_running: true });
+        permission?;
         let stdout = child.stdout.take().expect("stdout was set to a pipe");
         let stderr = child.stderr.take().expect("stderr was set to a pipe");
         Ok(RankStreams { stdout, stderr })

@@ -6,15 +6,24 @@
 //! ringrun. An exit code could not report the failure of `exec`, because the command itself may exit with 127.
 //!
 //! The standard input of the shim is a socket to ringrun. ringrun sends one byte, and the shim then executes the
-//! command. If `exec` fails, the shim sends the 4 bytes of the `errno`. If `exec` succeeds, the socket is closed.
+//! command. Together with this byte, ringrun sends the file that becomes the standard input of the command. Without such
+//! a file, the standard input of the command is `/dev/null`. If `exec` fails, the shim sends the 4 bytes of the `errno`.
+//! If `exec` succeeds, the socket is closed.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{self, Read as _, Write as _};
-use std::os::fd::AsFd as _;
+use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode, Stdio};
 
+use rustix::cmsg_space;
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -60,10 +69,24 @@ impl ShimSocket {
         Ok((Self { stream }, Stdio::from(std::os::fd::OwnedFd::from(shim_end))))
     }
 
-    /// Tells the shim to execute the command. Ignores errors: an error means that the shim has died, and the kernel
-    /// notifies ringrun when the process of the shim ends.
-    pub(super) fn allow_exec(&self) {
-        let _ = (&self.stream).write_all(&[EXEC_PERMISSION_BYTE]);
+    /// Tells the shim to execute the command with the standard input `stdin`. If `stdin` is `None`, the standard input of
+    /// the command is `/dev/null`.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses to pass `stdin`. It is not an error if the shim has died, because the kernel notifies ringrun
+    /// when the process of the shim ends.
+    pub(super) fn allow_exec(&self, stdin: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if stdin.is_some() {
+            control.push(SendAncillaryMessage::ScmRights(stdin.as_slice()));
+        }
+        let permission = [IoSlice::new(&[EXEC_PERMISSION_BYTE])];
+        match sendmsg(&self.stream, &permission, &mut control, SendFlags::NOSIGNAL) {
+            Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Returns the `errno` if the shim could not execute the command, and `None` if the shim executed it. Call this
@@ -93,9 +116,7 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let Ok(mut socket) = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from) else {
         return Exit::Start.into();
     };
-    if socket.read_exact(&mut [0]).is_err() {
-        return Exit::Start.into();
-    }
+    let Ok(stdin) = receive_exec_permission(&socket) else { return Exit::Start.into() };
     bind_to_processors(&processors);
     let mut command = if kind == BUILT_IN_PROGRAM_ARGUMENT {
         let mut command = Command::new("/proc/self/exe");
@@ -104,10 +125,29 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     } else {
         Command::new(name)
     };
-    let error = command.args(arguments).stdin(Stdio::null()).exec();
+    let error = command.args(arguments).stdin(stdin).exec();
     let errno = error.raw_os_error().unwrap_or_else(|| rustix::io::Errno::INVAL.raw_os_error());
     let _ = socket.write_all(&errno.to_le_bytes());
     Exit::CommandNotFound.into()
+}
+
+/// Waits until ringrun allows the shim to execute the command. Returns the standard input of the command. Returns an
+/// error if ringrun has died.
+fn receive_exec_permission(socket: &UnixStream) -> io::Result<Stdio> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut permission = [0];
+    let received = retry_on_intr(|| {
+        recvmsg(socket, &mut [IoSliceMut::new(&mut permission)], &mut control, RecvFlags::CMSG_CLOEXEC)
+    })?;
+    if received.bytes == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let stdin = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+        _ => None,
+    });
+    Ok(stdin.map_or_else(Stdio::null, Stdio::from))
 }
 
 /// Binds this process to the processors. All threads of the command inherit this binding. If the system refuses the

@@ -12,6 +12,7 @@ mod mpi4py;
 mod output;
 mod progress;
 mod shared_memory;
+mod standard_input;
 mod tolerated_failures;
 #[path = "../util/mod.rs"]
 mod util;

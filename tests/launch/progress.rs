@@ -15,6 +15,16 @@ use crate::util::{TEST_TIMEOUT, finish, ringrun, ringrun_script, run};
 /// The control sequence that erases a line.
 const ERASE_LINE_SEQUENCE: &str = "\r\x1b[K";
 
+/// Opens a pseudo-terminal. Returns its master and its slave.
+pub(crate) fn open_terminal() -> (File, File) {
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&master).unwrap();
+    unlockpt(&master).unwrap();
+    let path = ptsname(&master, Vec::new()).unwrap();
+    let slave = File::options().read(true).write(true).open(path.to_str().unwrap()).unwrap();
+    (master.into(), slave)
+}
+
 /// A pseudo-terminal with 60 columns.
 struct PseudoTerminal {
     /// The pieces that a thread reads from the terminal. The thread closes the channel when the terminal has ended.
@@ -28,17 +38,12 @@ struct PseudoTerminal {
 impl PseudoTerminal {
     /// Starts a program whose standard error is a new terminal.
     fn start(command: &mut Command) -> (Self, Child) {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-        grantpt(&master).unwrap();
-        unlockpt(&master).unwrap();
+        let (mut master, slave) = open_terminal();
         tcsetwinsize(&master, Winsize { ws_row: 20, ws_col: 60, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
-        let path = ptsname(&master, Vec::new()).unwrap();
-        let slave = File::options().read(true).write(true).open(path.to_str().unwrap()).unwrap();
         let child = command.stdout(Stdio::piped()).stderr(slave).spawn().unwrap();
         // `command` also holds the slave. The terminal ends only when no process has the slave open.
         command.stderr(Stdio::null());
         let (sender, pieces) = channel();
-        let mut master = File::from(master);
         thread::spawn(move || {
             let mut buffer = [0; 4096];
             // At the end of a pseudo-terminal, Linux returns an error.

@@ -13,8 +13,12 @@ The programs ringtrain and ringbench are built into ringrun. To run another prog
 for example ./ringtrain.
 
 The environment variable RING_RANK holds the number of the rank, and RING_WORLD_SIZE holds the number of ranks. ringrun also \
-sets the variables of torchrun, Horovod and Open MPI, such as LOCAL_RANK. The standard input of each rank is /dev/null. In \
-jobs of 2 or more ranks, ringrun sets OMP_NUM_THREADS to the number of cores for each rank, unless you have set this variable.
+sets the variables of torchrun, Horovod and Open MPI, such as LOCAL_RANK. In jobs of 2 or more ranks, ringrun sets \
+OMP_NUM_THREADS to the number of cores for each rank, unless you have set this variable.
+
+Rank 0 reads the standard input of ringrun if this is a pipe, a file or a socket. If the standard input of ringrun is a \
+terminal, and on all other ranks, the standard input is /dev/null. In a shell loop such as `while read line; do ringrun ...; \
+done`, pass --stdin none, so that rank 0 does not read the lines of the loop.
 
 ringrun divides the processors evenly among the ranks and binds each rank to its share (see --bind-to). ringrun uses only \
 the processors that taskset, Slurm or the container allows. Each job claims its processors. A job that starts later on the \

@@ -57,8 +57,6 @@ const LOGGING_HINT: &str = "use -x RUST_LOG=debug, which makes the ranks print w
 const SAVE_OUTPUT_HINT: &str = "use --output-dir DIR, which saves and prints the output of each rank";
 const MERGE_STREAMS_HINT: &str = "redirect in the command: `ringrun -n N -- sh -c 'COMMAND 2>&1'`";
 const TIMESTAMPS_HINT: &str = "ringrun prints no times; pipe its output through `ts` (package moreutils)";
-const STDIN_HINT: &str =
-    "the ranks' standard input is always /dev/null; pass a file name to the command instead";
 const MODULE_HINT: &str = "begin the command with the interpreter: ringrun -n N python -m MODULE";
 const ONE_PROGRAM_HINT: &str =
     "ringrun starts one command for all ranks; start a script that chooses its program by $RANK";
@@ -165,7 +163,7 @@ const OPTIONS_OF_OTHER_LAUNCHERS: &[OptionRow] = &[
     (&["outfile-pattern", "errfile-pattern"], 1, SameAs("--output-dir")),
     (&["log-dir"], 1, SameAs("--output-dir")),
     (&["-r", "redirects", "-t", "tee", "local-ranks-filter", "logs-specs"], 1, Refused(SAVE_OUTPUT_HINT)),
-    (&["stdin"], 1, DroppedFor(&["none"], STDIN_HINT)),
+    (&["input"], 1, SameAs("--stdin")),
     (&["log-level"], 1, Refused(LOGGING_HINT)),
     (&["report-pid", "report-uri"], 1, Refused("use --verbose; each rank also finds its number in $RANK")),
     (&["print-all-exitcodes"], 0, SameAs("--verbose")),

@@ -1,0 +1,56 @@
+//! Checks which rank reads the standard input of `ringrun`.
+
+use std::fs::{self, File};
+use std::io::{Seek as _, SeekFrom, Write as _, pipe};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+
+use crate::progress::open_terminal;
+use crate::util::{finish, ringrun_script, run};
+
+/// Each rank prints its number and its standard input.
+const PRINT_INPUT: &str = "echo \"$RING_RANK: $(cat)\"";
+
+#[test]
+fn rank_0_reads_pipes_files_and_sockets() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("input");
+    fs::write(&path, "already read, input").unwrap();
+    let mut file = File::open(&path).unwrap();
+    file.seek(SeekFrom::Start("already read, ".len() as u64)).unwrap();
+    let (pipe, mut pipe_writer) = pipe().unwrap();
+    pipe_writer.write_all(b"input").unwrap();
+    drop(pipe_writer);
+    let (socket, mut socket_writer) = UnixStream::pair().unwrap();
+    socket_writer.write_all(b"input").unwrap();
+    socket_writer.shutdown(Shutdown::Write).unwrap();
+    let inputs = [Stdio::from(file), Stdio::from(pipe), Stdio::from(OwnedFd::from(socket))];
+    for (index, input) in inputs.into_iter().enumerate() {
+        let done = run(ringrun_script(&["-n", "3", "--no-tag-output"], PRINT_INPUT).stdin(input));
+        assert_eq!(done.sorted_lines(), ["0: input", "1: ", "2: "], "{index}: {}", done.stderr());
+    }
+}
+
+#[test]
+fn no_rank_reads_standard_input_with_stdin_none() {
+    let (pipe, mut writer) = pipe().unwrap();
+    writer.write_all(b"input").unwrap();
+    let options = ["-n", "2", "--no-tag-output", "--stdin", "none"];
+    let done = run(ringrun_script(&options, "readlink /proc/self/fd/0").stdin(pipe));
+    assert_eq!(done.sorted_lines(), ["/dev/null", "/dev/null"], "{}", done.stderr());
+}
+
+/// If a rank read the terminal, the kernel would stop the rank, because ringrun runs in the background. Then `--job-timeout`
+/// would end the job.
+#[test]
+fn a_background_job_on_a_terminal_is_not_stopped() {
+    let (_master, slave) = open_terminal();
+    let options = "-n 2 --no-tag-output --job-timeout 60";
+    let script = format!("set -m; \"$@\" {options} -- sh -c '{PRINT_INPUT}' & wait $!; echo \"code $?\"");
+    let mut command = Command::new("setsid");
+    command.args(["--ctty", "bash", "-c", &script, "bash", env!("CARGO_BIN_EXE_ringrun")]);
+    let done = finish(command.stdin(slave).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    assert_eq!(done.sorted_lines(), ["0: ", "1: ", "code 0"], "{}", done.stderr());
+}
