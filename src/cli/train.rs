@@ -35,6 +35,7 @@ use super::print_error::print_error;
 use crate::exit::Exit;
 use crate::group::{Algorithms, Group};
 use crate::launch::STATUS_COLUMNS_VARIABLE;
+use crate::train::data::check_standard_input_is_no_terminal;
 use crate::train::predict::Evaluation;
 use crate::train::{
     self, Console, GossipError, Observer, ParameterServerError, ProgressDisplay, RefusalReason, RunPhase,
@@ -119,7 +120,19 @@ pub(super) fn check_arguments(args: impl Iterator<Item = OsString>) -> Result<()
         },
     };
     let prepared = invocation.to_config_and_output(stored.as_deref()).map_err(usage_error);
-    prepared.map(drop).map_err(ProgramFailure::print_and_return_exit_code)
+    prepared
+        .and_then(|(config, _)| check_standard_input(&config))
+        .map_err(ProgramFailure::print_and_return_exit_code)
+}
+
+/// Checks that the standard input of ringrun is not a terminal if rank 0 reads it. Rank 0 cannot check this, because
+/// ringrun gives it `/dev/null` instead of a terminal.
+fn check_standard_input(config: &train::Config) -> Result<(), ProgramFailure> {
+    if config.reads_standard_input() {
+        check_standard_input_is_no_terminal()
+            .map_err(|error| ProgramFailure { exit: Exit::Data, message: error.to_string() })?;
+    }
+    Ok(())
 }
 
 /// Returns the configuration and the output options of a run that resumes. Only rank 0 reads the options in the

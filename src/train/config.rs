@@ -406,11 +406,17 @@ impl Config {
         StalenessRule { max, scales_rate: self.parameter_server.staleness_aware }
     }
 
+    /// Returns whether rank 0 reads the data or the test set from its standard input.
+    pub(crate) fn reads_standard_input(&self) -> bool {
+        [Some(&self.source), self.test_source.as_ref()].contains(&Some(&DataSource::StandardInput))
+    }
+
     /// Returns the names and values of the options that must be the same on all ranks.
     pub(crate) fn options_equal_on_all_ranks(&self) -> Vec<(&'static str, String)> {
         let mut options = vec![
-            // The list does not contain `--data`, because hosts may store the data under different paths. The ranks
-            // compare the content of the data after they have read it.
+            // The list does not contain the paths in `--data`, because hosts may store the data under different paths. The
+            // ranks compare the content of the data after they have read it.
+            ("--data - or --test-data -", format!("{:?}", self.reads_standard_input())),
             ("--target", format!("{:?}", self.target)),
             ("--test-fraction", self.test_fraction.to_string()),
             ("--stream", self.stream_directory.is_some().to_string()),

@@ -13,7 +13,7 @@ pub(super) fn check_stream_options(config: &Config) -> Result<(), String> {
     if config.stream_directory.is_none() {
         return Ok(());
     }
-    if config.source.table_files().is_none() {
+    if !config.source.is_table() {
         return Err(format!(
             "--stream is for tables, such as CSV and Parquet files; leave it out with --data {}",
             config.source

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
 use crate::progress::open_terminal;
-use crate::util::{finish, ringrun_script, run};
+use crate::util::{finish, ringrun, ringrun_script, run};
 
 /// Each rank prints its number and its standard input.
 const PRINT_INPUT: &str = "echo \"$RING_RANK: $(cat)\"";
@@ -53,4 +53,22 @@ fn a_background_job_on_a_terminal_is_not_stopped() {
     command.args(["--ctty", "bash", "-c", &script, "bash", env!("CARGO_BIN_EXE_ringrun")]);
     let done = finish(command.stdin(slave).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
     assert_eq!(done.sorted_lines(), ["0: ", "1: ", "code 0"], "{}", done.stderr());
+}
+
+/// Rank 0 gets `/dev/null` instead of the terminal, so ringrun itself has to report the terminal.
+#[test]
+fn ringtrain_does_not_read_a_table_from_a_terminal() {
+    let (_master, slave) = open_terminal();
+    let arguments = ["ringtrain", "--data", "-", "--target", "y"];
+    let single = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringtrain"));
+        command.args(&arguments[1..]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    for mut command in [ringrun(&[&["-n", "2"][..], &arguments].concat()), single()] {
+        let done = run(command.stdin(slave.try_clone().unwrap()));
+        let expected = "error: standard input: is a terminal; pipe a table into it";
+        assert!(done.stderr().contains(expected), "{}", done.stderr());
+        assert_eq!((done.code(), done.stderr().lines().count()), (Some(4), 1), "{}", done.stderr());
+    }
 }

@@ -25,6 +25,7 @@ mod several_ranks;
 mod sharded_optimizer;
 mod shared_tables;
 mod slow_and_killed_workers;
+mod standard_input;
 mod strategies;
 mod streaming;
 mod synchronous;

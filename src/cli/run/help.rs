@@ -8,6 +8,8 @@ Examples:
   ringrun -n 4 --output-dir logs ringtrain  also write the output of each rank to files in logs
   ringrun -n 2 -x RUST_LOG=debug ringtrain  set RUST_LOG to debug for every rank
   ringrun --mpi4py -n 2 python script.py    run an mpi4py script with ringtrain instead of MPI
+  zcat a.csv.gz | ringrun -n 4 ringtrain --data - --target y
+                                            train on a table that another program writes
 
 The programs ringtrain and ringbench are built into ringrun. To run another program with one of these names, give its path, \
 for example ./ringtrain.

@@ -220,14 +220,14 @@ impl TrainArgs {
 
     /// Checks that `--target` is given for a table, and not given for other data.
     fn check_target_column(&self, source: &DataSource) -> Result<(), String> {
-        match (source.table_files(), &self.target) {
-            (Some(_), None) => {
+        match (source.is_table(), &self.target) {
+            (true, None) => {
                 Err(format!("--data {source} is a table: name the column to predict with --target"))
             }
-            (None, Some(_)) if matches!(source, DataSource::Idx(path) if !path.exists()) => {
+            (false, Some(_)) if matches!(source, DataSource::Idx(path) if !path.exists()) => {
                 Err(format!("--data {source}: there is no such file or directory"))
             }
-            (None, Some(_)) => {
+            (false, Some(_)) => {
                 Err(format!("--target is for tables; --data {source} has its target built in"))
             }
             _ => Ok(()),

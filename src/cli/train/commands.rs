@@ -383,7 +383,10 @@ mod tests {
     fn bad_arguments_are_rejected_with_a_reason() {
         for (line, expected) in [
             ("predict --data a.csv", "--model"),
-            ("predict --model m --data a.csv -", "2: --data -: only tables"),
+            (
+                "predict --model m --data a.csv -",
+                "2: --data -: standard input cannot be one of several files",
+            ),
             (
                 "predict --model m --data a.csv --output ./m",
                 "2: --output would replace ./m, which --model uses",
@@ -404,7 +407,7 @@ mod tests {
             ("eval --model m --data a.csv --top-k 0", "2: --top-k 0: it must be at least 1"),
             (
                 "predict --model m --data - --format libsvm",
-                "2: --format libsvm: standard input must hold a table",
+                "2: --data -: standard input must hold a table of text, and not the format libsvm",
             ),
             (
                 "predict --model m --data a --format libsvm --header",

@@ -16,9 +16,10 @@ pub(super) struct TrainingDataArgs {
     /// such as MNIST, plain or .gz, or a directory with a folder of PNG or JPEG images for each class. FILE.csv or
     /// FILE.tsv: a table, plain or .gz, .zip or .zst (needs --target). FILE.parquet: a table in the format Parquet
     /// (needs --target and a program that was built with the feature parquet). Several files, as in a.csv b.csv or
-    /// 'part-*.csv': one table. FEATURES.npy,TARGETS.npy: two arrays; features may be images of the shape (samples,
-    /// height, width) or (samples, channels, height, width). FILE.npz: two arrays with the names x and y, features and
-    /// targets, or images and labels; with `_train` and `_test` after the names, a training set and a test set.
+    /// 'part-*.csv': one table. -: a table of text on the standard input of rank 0, not compressed.
+    /// FEATURES.npy,TARGETS.npy: two arrays; features may be images of the shape (samples, height, width) or (samples,
+    /// channels, height, width). FILE.npz: two arrays with the names x and y, features and targets, or images and labels;
+    /// with `_train` and `_test` after the names, a training set and a test set.
     /// FILE.npz/FEATURES.npy,FILE.npz/TARGETS.npy: arrays with other names. FILE.libsvm: sparse rows, plain or compressed.
     /// synthetic:ROWSxFEATURES: random data of this shape. With --model gpt:..., DATA is one or more text files,
     /// plain or compressed
@@ -130,10 +131,6 @@ impl DataFormatArgs {
     /// Returns a sentence that says which value is wrong.
     pub(super) fn prediction_input(&self, data_values: &[String]) -> Result<PredictionInput, String> {
         match self.parse_format()? {
-            Some(DataFormat::Table) | None if data_values == ["-"] => Ok(PredictionInput::StandardInput),
-            Some(format) if data_values == ["-"] => {
-                Err(format!("--format {format}: standard input must hold a table; pass the name of a file"))
-            }
             Some(format) => DataSource::from_values_with_format("--data", data_values, format)
                 .map(PredictionInput::from_source),
             None => PredictionInput::from_values(data_values),

@@ -7,6 +7,7 @@ Examples:
   ringtrain --peers hosts.txt --rank 1           join the job whose addresses are in hosts.txt
   ringrun -n 4 ringtrain --data /usr/share/datasets/fashion-mnist --model mlp:256,128 --epochs 10
   ringtrain --data houses.csv --target price --report result.json
+  zcat a.csv.gz | ringtrain --data - --target y  train on the table that zcat writes
   ringtrain --data X.npy,y.npy --model mlp:64 --task regression
   ringtrain --data images.npy,labels.npy --model cnn:conv32x3,pool2,conv64x3,pool2,dense128
   ringtrain --data book.txt --model gpt:4,4,128  learn to continue a text (needs a program built

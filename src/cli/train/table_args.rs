@@ -111,7 +111,7 @@ impl TableArgs {
             categories_max: self.max_categories as usize,
         };
         match options.name_of_first_given_option() {
-            Some(name) if source.table_files().is_none() => {
+            Some(name) if !source.is_table() => {
                 Err(format!("{name} is for tables; --data {source} is not a table"))
             }
             Some(name)

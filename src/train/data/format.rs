@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use super::DataSource;
-use super::source::{check_parquet_path, expand_file_pattern};
+use super::source::{check_parquet_path, expand_file_pattern, standard_input_among_files_error};
 
 /// A format of the files or the directory that `--data` names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,6 +47,15 @@ impl DataSource {
         values: &[String],
         format: DataFormat,
     ) -> Result<Self, String> {
+        if values.iter().any(|value| value == "-") {
+            return match format {
+                DataFormat::Table if values.len() == 1 => Ok(Self::StandardInput),
+                DataFormat::Table => Err(standard_input_among_files_error(option)),
+                _ => Err(format!(
+                    "{option} -: standard input must hold a table of text, and not the format {format}; pass the name of a file"
+                )),
+            };
+        }
         let mut paths: Vec<PathBuf> = Vec::new();
         for value in values {
             let names = expand_file_pattern(value).map_err(|why| format!("{option} {value}: {why}"))?;

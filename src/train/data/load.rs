@@ -162,14 +162,14 @@ impl DataSource {
         if let Some(test) = &options.test_source {
             self.check_test_source(test).map_err(DataError::Unsuitable)?;
         }
-        if options.stream_directory.is_some() && self.table_files().is_none() {
+        if options.stream_directory.is_some() && !self.is_table() {
             return Err(DataError::Unsuitable(format!(
                 "--stream is for tables, such as CSV and Parquet files; leave it out for --data {self}"
             ))
             .into());
         }
         match self {
-            Self::Csv(_) | Self::CsvFiles(_) | Self::Parquet(_) => {
+            Self::Csv(_) | Self::CsvFiles(_) | Self::StandardInput | Self::Parquet(_) => {
                 return Ok(table_load::load_table(self, options, group)?.into());
             }
             Self::Idx(directory) => {

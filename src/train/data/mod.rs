@@ -34,6 +34,7 @@ mod shared_samples;
 mod source;
 mod sparse;
 mod split;
+mod standard_input;
 mod standardizer;
 mod stream_file;
 mod synthetic;
@@ -75,6 +76,7 @@ pub use source::DataSource;
 #[cfg(not(feature = "parquet"))]
 pub(crate) use source::NO_PARQUET_MESSAGE;
 pub use sparse::SparseRows;
+pub(crate) use standard_input::{STANDARD_INPUT_NAME, check_standard_input_is_no_terminal};
 pub use standardizer::Standardizer;
 pub(crate) use target::{CLASS_NUMBER_LIMIT, CLASSES_MAX};
 pub use target::{Targets, Task};

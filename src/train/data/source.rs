@@ -10,6 +10,7 @@ use super::compression::FileCompression;
 use super::file::extension;
 use super::image_folder::WantedImages;
 use super::npy::{NpzFile, file_of_array};
+use super::standard_input::STANDARD_INPUT_NAME;
 use super::text::name_of_files;
 use super::{DataError, ELEMENTS_MAX, LoadedRows, image_folder, libsvm};
 
@@ -36,6 +37,8 @@ pub enum DataSource {
     /// Several files with the rows of one table. All files have the same columns in the same order. The list of files
     /// is never empty.
     CsvFiles(Vec<PathBuf>),
+    /// A table of text, without compression, that rank 0 reads from its standard input and sends to the other ranks.
+    StandardInput,
     /// Parquet files with the rows of one table. All files have the same columns in the same order. The list of files
     /// is never empty. Only programs with the cargo feature `parquet` can read Parquet files.
     Parquet(Vec<PathBuf>),
@@ -61,8 +64,10 @@ impl FromStr for DataSource {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if text == "digits" {
-            return Ok(Self::Digits);
+        match text {
+            "digits" => return Ok(Self::Digits),
+            "-" => return Ok(Self::StandardInput),
+            _ => {}
         }
         if let Some(shape) = text.strip_prefix("synthetic:") {
             return parse_synthetic_shape(shape);
@@ -113,6 +118,11 @@ const UNSUPPORTED_COMPRESSIONS: [&str; 10] =
 const UNSUPPORTED_FORMATS: [&str; 8] = ["xlsx", "xls", "ods", "feather", "arrow", "json", "jsonl", "pkl"];
 /// The check whether a file holds text reads at most this number of bytes at the beginning of the file.
 const TEXT_CHECK_BYTES: u64 = 1 << 16;
+
+/// Returns the error for an option whose values are `-` and names of files.
+pub(super) fn standard_input_among_files_error(option: &str) -> String {
+    format!("{option} -: standard input cannot be one of several files; pipe the rows of all files into it")
+}
 
 /// Returns an error, because this program cannot read Parquet files.
 #[cfg(not(feature = "parquet"))]
@@ -205,6 +215,7 @@ impl fmt::Display for DataSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Digits => f.write_str("digits"),
+            Self::StandardInput => f.write_str(STANDARD_INPUT_NAME),
             Self::Idx(path) | Self::Images(path) | Self::Csv(path) | Self::Libsvm(path) | Self::Npz(path) => {
                 write!(f, "{}", path.display())
             }
@@ -218,6 +229,11 @@ impl fmt::Display for DataSource {
 }
 
 impl DataSource {
+    /// Returns whether the source is a table of text or a Parquet table.
+    pub(crate) fn is_table(&self) -> bool {
+        matches!(self, Self::StandardInput) || self.table_files().is_some()
+    }
+
     /// Returns the files of a table of text or of a Parquet table. Returns `None` for all other sources.
     pub fn table_files(&self) -> Option<&[PathBuf]> {
         match self {
@@ -235,7 +251,9 @@ impl DataSource {
                 paths.iter().map(PathBuf::as_path).collect()
             }
             Self::Npy(features, targets) => vec![file_of_array(features), file_of_array(targets)],
-            Self::Digits | Self::Idx(_) | Self::Images(_) | Self::Synthetic { .. } => Vec::new(),
+            Self::Digits | Self::Idx(_) | Self::Images(_) | Self::StandardInput | Self::Synthetic { .. } => {
+                Vec::new()
+            }
         }
     }
 
@@ -280,6 +298,7 @@ impl DataSource {
             | Self::Idx(_)
             | Self::Csv(_)
             | Self::CsvFiles(_)
+            | Self::StandardInput
             | Self::Parquet(_)
             | Self::Npy(..)
             | Self::Npz(_)
@@ -314,6 +333,7 @@ impl DataSource {
             match source {
                 Self::Csv(path) => text_files.push(path),
                 Self::Parquet(paths) => parquet_files.extend(paths),
+                Self::StandardInput => return Err(standard_input_among_files_error(option)),
                 other => {
                     return Err(format!(
                         "{option} {other}: only tables (.csv, .tsv, .parquet) can consist of several files"
@@ -341,6 +361,8 @@ mod tests {
     fn data_source_names_are_parsed() {
         let cases = [
             ("digits", Ok(DataSource::Digits)),
+            ("-", Ok(DataSource::StandardInput)),
+            ("./-", Ok(DataSource::Idx("./-".into()))),
             ("/data/mnist", Ok(DataSource::Idx("/data/mnist".into()))),
             ("a.csv", Ok(DataSource::Csv("a.csv".into()))),
             ("a.csv.gz", Ok(DataSource::Csv("a.csv.gz".into()))),

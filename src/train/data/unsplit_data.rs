@@ -21,12 +21,18 @@ pub(crate) struct UnsplitData {
 impl DataSource {
     /// Returns an error if `test` cannot be the test set of a model that is trained on `self`.
     pub(crate) fn check_test_source(&self, test: &Self) -> Result<(), String> {
-        let is_text_table = |source: &Self| matches!(source, Self::Csv(_) | Self::CsvFiles(_));
+        let is_text_table =
+            |source: &Self| matches!(source, Self::Csv(_) | Self::CsvFiles(_) | Self::StandardInput);
         let is_arrays = |source: &Self| matches!(source, Self::Npy(..) | Self::Npz(_));
         if let Some(name) = self.name_of_own_test_set() {
             return Err(format!("--test-data does not apply: {name}"));
         }
         match self {
+            Self::StandardInput if matches!(test, Self::StandardInput) => Err(
+                "--data - and --test-data - both name standard input, which can be read only once; pass the name of a file \
+                 to one of them"
+                    .into(),
+            ),
             Self::Digits | Self::Synthetic { .. } => {
                 Err(format!("--test-data does not apply to --data {self}, which is built in"))
             }
@@ -89,7 +95,12 @@ impl DataSource {
                 };
                 plain(synthetic::generate_samples(rows, columns, target))
             }
-            Self::Csv(_) | Self::CsvFiles(_) | Self::Parquet(_) | Self::Idx(_) | Self::Text(_) => {
+            Self::Csv(_)
+            | Self::CsvFiles(_)
+            | Self::StandardInput
+            | Self::Parquet(_)
+            | Self::Idx(_)
+            | Self::Text(_) => {
                 unreachable!("the caller loads tables, IDX data and texts")
             }
         })

@@ -59,17 +59,13 @@ impl InputOptions {
 }
 
 impl PredictionInput {
-    /// Parses the values of `--data`. Accepts the values of [`DataSource::from_values`], `-` (standard input), and a
-    /// `.npy` file without targets.
+    /// Parses the values of `--data`. Accepts the values of [`DataSource::from_values`], and a `.npy` file without targets.
     ///
     /// # Errors
     ///
     /// A text that says which value is wrong.
     pub fn from_values(values: &[String]) -> Result<Self, String> {
         if let [text] = values {
-            if text == "-" {
-                return Ok(Self::StandardInput);
-            }
             let is_npy =
                 Path::new(text).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy"));
             if is_npy && !text.contains(".npy,") {
@@ -84,6 +80,7 @@ impl PredictionInput {
         match source {
             DataSource::Csv(path) => Self::Table(vec![path]),
             DataSource::CsvFiles(paths) => Self::Table(paths),
+            DataSource::StandardInput => Self::StandardInput,
             DataSource::Npy(features, targets) => Self::Npy(features, Some(targets)),
             other => Self::Source(other),
         }

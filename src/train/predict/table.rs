@@ -12,8 +12,8 @@ use super::truth::TruthParser;
 #[cfg(feature = "parquet")]
 use crate::train::data::ParquetFile;
 use crate::train::data::{
-    Cell, ColumnInputs, DataError, HeaderRow, MissingPolicy, Records, RowCursor, RowPlace, Separator,
-    TableEncoding, check_header, find_column, read_header,
+    Cell, ColumnInputs, DataError, HeaderRow, MissingPolicy, Records, RowCursor, RowPlace,
+    STANDARD_INPUT_NAME, Separator, TableEncoding, check_header, find_column, read_header,
 };
 use crate::train::model_file::ModelDescription;
 
@@ -103,7 +103,7 @@ impl TableRows {
         options: &InputOptions,
         description: &ModelDescription,
     ) -> Result<Self, DataError> {
-        let name = PathBuf::from("standard input");
+        let name = PathBuf::from(STANDARD_INPUT_NAME);
         let input = Box::new(io::stdin());
         let records = Records::from_reader(&name, input, options.separator, FORMAT_DETECTION_ROWS + 1)?;
         Self::begin_text(vec![name], records, options, description)
@@ -129,13 +129,11 @@ impl TableRows {
     /// first file.
     fn begin_text(
         files: Vec<PathBuf>,
-        mut records: Records,
+        mut records: Records<'static>,
         options: &InputOptions,
         description: &ModelDescription,
     ) -> Result<Self, DataError> {
-        if !records.advance()? {
-            return Err(records.error("is empty"));
-        }
+        records.advance_to_first_row()?;
         let has_header = options.header != HeaderRow::Absent;
         let header = read_header(&records, options.header)?;
         let columns = FoundColumns::find((header, has_header), &options.target, description)
@@ -189,9 +187,7 @@ impl TableRows {
         match self.format {
             TableFormat::Text(header, separator) => {
                 let mut records = Records::open(path, separator, 0)?;
-                if !records.advance()? {
-                    return Err(records.error("is empty"));
-                }
+                records.advance_to_first_row()?;
                 if header == HeaderRow::Absent {
                     records.keep_row();
                 } else {

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use crate::train::data::DataError;
 use crate::train::data::compression::FileCompression;
 use crate::train::data::file::extension;
+use crate::train::data::standard_input::is_standard_input;
 
 /// The byte-order mark of UTF-8.
 const UTF8_BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
@@ -81,7 +82,12 @@ pub(crate) fn byte_order_mark_length(path: &Path, start: &[u8]) -> Result<usize,
     }
     if let Some(compression) = FileCompression::from_file_content(start) {
         let extension = compression.extension();
-        let problem = format!("is a compressed file; give the file a name that ends in {extension}");
+        let problem = if is_standard_input(path) {
+            "is compressed; decompress the table first, as in `zcat a.csv.gz | ringtrain --data - --target y`"
+                .into()
+        } else {
+            format!("is a compressed file; give the file a name that ends in {extension}")
+        };
         return Err(DataError::malformed(path, problem));
     }
     Ok(if start.starts_with(UTF8_BYTE_ORDER_MARK) { UTF8_BYTE_ORDER_MARK.len() } else { 0 })

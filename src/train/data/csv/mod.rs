@@ -6,6 +6,7 @@ mod options;
 mod records;
 mod row_blocks;
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use self::cells::{column_kind, looks_like_data};
@@ -16,15 +17,36 @@ pub use self::options::{HeaderRow, TableOptions};
 pub(crate) use self::records::Records;
 pub(crate) use self::row_blocks::BlocksOfRank;
 use super::DataError;
+use super::file::open_data_file;
 use super::rows_of_rank::RowsOfRank;
 
 /// The maximum number of rows of data from which the kinds of the columns are chosen.
 const KIND_DETECTION_ROWS: usize = 1000;
 
-/// Reads the rows of a table that belong to `share`, from one or more files with the same columns. The first
-/// `train_file_count` files hold the training set, and the other files hold the test set. `target` is the name or the
-/// number of the column to predict. Leaves out rows without a target. If there is a `stream_directory`, the values of the
-/// features are stored in a file in this directory.
+/// The files of a table, in reading order.
+pub(crate) struct TableFiles<'a> {
+    /// The path of each file. The path of standard input appears only in messages.
+    pub(crate) paths: &'a [PathBuf],
+    /// The number of files that hold the training set. The files after these hold the test set.
+    pub(crate) train_file_count: usize,
+    /// If one of the files is standard input: its index in `paths`, and its content.
+    pub(crate) standard_input: Option<(usize, &'a mut dyn Read)>,
+}
+
+impl TableFiles<'_> {
+    /// Opens a file. Returns its path and its content.
+    fn open(&mut self, index: usize) -> Result<(&Path, Box<dyn Read + '_>), DataError> {
+        let path = self.paths[index].as_path();
+        match &mut self.standard_input {
+            Some((standard_input, content)) if *standard_input == index => Ok((path, Box::new(content))),
+            _ => Ok((path, open_data_file(path)?)),
+        }
+    }
+}
+
+/// Reads the rows of a table that belong to `share`, from one or more files with the same columns. `target` is the name
+/// or the number of the column to predict. Leaves out rows without a target. If there is a `stream_directory`, the values of
+/// the features are stored in a file in this directory.
 ///
 /// The first rows decide whether a column holds numbers or text ([`TableOptions::categorical`] overrides this). A
 /// text in a column of numbers is an error, so that damaged cells are noticed.
@@ -41,29 +63,29 @@ const KIND_DETECTION_ROWS: usize = 1000;
 /// - The first row should be a header, but looks like data.
 /// - The files have different columns.
 pub(crate) fn read_rows_of_rank(
-    (paths, train_file_count): (&[PathBuf], usize),
+    mut files: TableFiles<'_>,
     target: &str,
     options: &TableOptions,
     (share, stream_directory): (BlocksOfRank, Option<&Path>),
 ) -> Result<RowsOfRank, DataError> {
-    let Some((first, more)) = paths.split_first() else {
+    let Some((first, more)) = files.paths.split_first() else {
         return Err(DataError::Unsuitable("the table has no files".into()));
     };
-    let mut records = Records::open_for_rank(first, options.separator, KIND_DETECTION_ROWS + 1, (share, 0))?;
-    if !records.advance()? {
-        return Err(records.error("is empty"));
-    }
+    let train_file_count = files.train_file_count;
+    let mut records =
+        Records::for_rank(files.open(0)?, options.separator, KIND_DETECTION_ROWS + 1, (share, 0))?;
+    records.advance_to_first_row()?;
     let mut table = begin_table((first, more.len()), &records, target, (options, share, stream_directory))?;
     let has_header = options.header != HeaderRow::Absent;
     read_file(&mut table, &mut records, has_header)?;
-    for (index, path) in more.iter().enumerate() {
-        if index + 1 == train_file_count {
+    drop(records);
+    for index in 1..files.paths.len() {
+        if index == train_file_count {
             table.begin_test_set();
         }
-        let mut records = Records::open_for_rank(path, options.separator, 0, (share, table.block_count()))?;
-        if !records.advance()? {
-            return Err(records.error("is empty"));
-        }
+        let mut records =
+            Records::for_rank(files.open(index)?, options.separator, 0, (share, table.block_count()))?;
+        records.advance_to_first_row()?;
         if has_header {
             check_header(&records, table.column_names(), first)?;
         }
@@ -76,7 +98,7 @@ pub(crate) fn read_rows_of_rank(
 /// number of files after it. The current row of `records` is the first row of the first file.
 fn begin_table(
     files: (&Path, usize),
-    records: &Records,
+    records: &Records<'_>,
     target: &str,
     (options, share, stream_directory): (&TableOptions, BlocksOfRank, Option<&Path>),
 ) -> Result<RowsOfRank, DataError> {
@@ -94,7 +116,7 @@ fn begin_table(
 
 /// Reads the rows of a file. The current row of `records` is the first row of the file. If `has_header` is true, the
 /// first row holds the names of the columns.
-fn read_file(table: &mut RowsOfRank, records: &mut Records, has_header: bool) -> Result<(), DataError> {
+fn read_file(table: &mut RowsOfRank, records: &mut Records<'_>, has_header: bool) -> Result<(), DataError> {
     // All ranks read the first row of the file, but its block belongs to only one rank.
     if !has_header && table.share().contains(records.block()) {
         table.add_current_row(records, records.block())?;
@@ -110,7 +132,7 @@ fn read_file(table: &mut RowsOfRank, records: &mut Records, has_header: bool) ->
 
 /// Returns the names of the columns: the cells of the first row, or 0, 1, 2 and so on if `header` is
 /// [`HeaderRow::Absent`]. The current row of `records` must be the first row of the file.
-pub(crate) fn read_header(records: &Records, header: HeaderRow) -> Result<Vec<String>, DataError> {
+pub(crate) fn read_header(records: &Records<'_>, header: HeaderRow) -> Result<Vec<String>, DataError> {
     let first = records.row();
     if header == HeaderRow::Absent {
         return Ok((0..first.len()).map(|index| index.to_string()).collect());
@@ -129,7 +151,7 @@ pub(crate) fn read_header(records: &Records, header: HeaderRow) -> Result<Vec<St
 /// Checks that the current row of `records` holds the names `wanted`, which are the names of the columns in
 /// `first_file`.
 pub(crate) fn check_header<'a>(
-    records: &Records,
+    records: &Records<'_>,
     wanted: impl ExactSizeIterator<Item = &'a str>,
     first_file: &Path,
 ) -> Result<(), DataError> {
@@ -151,7 +173,7 @@ pub(crate) fn check_header<'a>(
 }
 
 /// Returns the cells of the current row of `records` as names of columns.
-fn header_names(records: &Records) -> Result<Vec<String>, DataError> {
+fn header_names(records: &Records<'_>) -> Result<Vec<String>, DataError> {
     let name = |(index, cell): (usize, &[u8])| {
         let text = std::str::from_utf8(cell.trim_ascii()).map(str::to_owned);
         text.map_err(|_| {

@@ -10,6 +10,7 @@ use super::row_blocks::{BlocksOfRank, FileFingerprint, ROW_BYTES_MAX, RowFilter}
 use crate::train::data::DataError;
 use crate::train::data::file::{open_data_file, stream_error};
 use crate::train::data::row_cursor::{Cell, RowCursor, RowPlace};
+use crate::train::data::standard_input::is_standard_input;
 
 /// The separator and the kinds of the columns are chosen from this number of bytes at the beginning of a file. If these bytes
 /// do not hold two complete rows, more bytes are used.
@@ -19,9 +20,9 @@ const BUFFER_BYTES: usize = 1 << 18;
 
 /// Reads the rows of a file of text one after the other. [`advance`](Self::advance) reads the next row, which becomes the current
 /// row.
-pub(crate) struct Records {
+pub(crate) struct Records<'a> {
     path: PathBuf,
-    reader: csv::Reader<RowFilter<LineEndConverter>>,
+    reader: csv::Reader<RowFilter<LineEndConverter<'a>>>,
     /// The current row.
     row: ByteRecord,
     /// The number of the line in which the current row begins, counted from 1.
@@ -36,7 +37,7 @@ pub(crate) struct Records {
     first_rows: Vec<ByteRecord>,
 }
 
-impl Records {
+impl<'a> Records<'a> {
     /// Opens a file and skips its byte-order mark. If `separator` is `None`, chooses the separator from the first rows.
     /// [`first_rows`](Self::first_rows) will return at most `first_rows_max` rows.
     pub(crate) fn open(
@@ -50,26 +51,17 @@ impl Records {
     /// Does what [`open`](Self::open) does, but reads the content of the file from `input`. Errors name the file `path`.
     pub(crate) fn from_reader(
         path: &Path,
-        input: Box<dyn Read>,
+        input: Box<dyn Read + 'a>,
         separator: Option<Separator>,
         first_rows_max: usize,
     ) -> Result<Self, DataError> {
-        Self::new((path, input), separator, first_rows_max, (BlocksOfRank::ALL, 0))
+        Self::for_rank((path, input), separator, first_rows_max, (BlocksOfRank::ALL, 0))
     }
 
-    /// Does what [`open`](Self::open) does, but [`advance`](Self::advance) reads only the first row and the rows
-    /// in the blocks of `share`. `first_block` is the number of the first block of this file.
-    pub(crate) fn open_for_rank(
-        path: &Path,
-        separator: Option<Separator>,
-        first_rows_max: usize,
-        (share, first_block): (BlocksOfRank, usize),
-    ) -> Result<Self, DataError> {
-        Self::new((path, open_data_file(path)?), separator, first_rows_max, (share, first_block))
-    }
-
-    fn new(
-        (path, mut rest): (&Path, Box<dyn Read>),
+    /// Does what [`from_reader`](Self::from_reader) does, but [`advance`](Self::advance) reads only the first row and the
+    /// rows in the blocks of `share`. `first_block` is the number of the first block of this file.
+    pub(crate) fn for_rank(
+        (path, mut rest): (&Path, Box<dyn Read + 'a>),
         separator: Option<Separator>,
         first_rows_max: usize,
         (share, first_block): (BlocksOfRank, usize),
@@ -138,6 +130,19 @@ impl Records {
         Ok(found)
     }
 
+    /// Reads the first row. Returns an error if the file has no rows.
+    pub(crate) fn advance_to_first_row(&mut self) -> Result<(), DataError> {
+        if self.advance()? {
+            return Ok(());
+        }
+        let hint = if is_standard_input(&self.path) {
+            "; pipe a table into it, as in `ringrun -n 4 ringtrain --data - --target y < a.csv`"
+        } else {
+            ""
+        };
+        Err(self.error(format!("is empty{hint}")))
+    }
+
     /// Makes the next call of [`advance`](Self::advance) return the current row again.
     pub(crate) fn keep_row(&mut self) {
         self.keeps_row = true;
@@ -203,7 +208,7 @@ impl Records {
     }
 }
 
-impl RowCursor for Records {
+impl RowCursor for Records<'_> {
     fn advance(&mut self) -> Result<bool, DataError> {
         self.advance()
     }
@@ -253,15 +258,15 @@ fn read_first_rows(
 }
 
 /// A reader that replaces the line ends CR LF and CR by LF.
-struct LineEndConverter {
+struct LineEndConverter<'a> {
     /// The beginning of the file, which was already read to choose the separator, and the rest of the file.
-    input: Chain<Cursor<Vec<u8>>, Box<dyn Read>>,
+    input: Chain<Cursor<Vec<u8>>, Box<dyn Read + 'a>>,
     /// Whether the last byte from `input` was a CR. An LF directly after a CR is skipped.
     after_cr: bool,
 }
 
-impl LineEndConverter {
-    fn new(input: Chain<Cursor<Vec<u8>>, Box<dyn Read>>) -> Self {
+impl<'a> LineEndConverter<'a> {
+    fn new(input: Chain<Cursor<Vec<u8>>, Box<dyn Read + 'a>>) -> Self {
         Self { input, after_cr: false }
     }
 
@@ -283,7 +288,7 @@ impl LineEndConverter {
     }
 }
 
-impl Read for LineEndConverter {
+impl Read for LineEndConverter<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             let count = self.input.read(buffer)?;

@@ -28,7 +28,8 @@ fn parse_table_with_options(
 
 /// Reads a table on one rank.
 fn load_csv_files(paths: &[PathBuf], target: &str, options: &TableOptions) -> Result<RawTable, DataError> {
-    let merged = read_rows_of_rank((paths, paths.len()), target, options, (BlocksOfRank::ALL, None))?
+    let files = TableFiles { paths, train_file_count: paths.len(), standard_input: None };
+    let merged = read_rows_of_rank(files, target, options, (BlocksOfRank::ALL, None))?
         .into_raw_table(&mut Group::solo());
     merged.map_err(|error| match error {
         TrainError::Data(error) => error,
