@@ -1,7 +1,10 @@
 """Tests of `ringtrain.PeriodicAverage`."""
 
+import threading
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import ringtrain as ring
 from ranks import run_in_threads
@@ -20,48 +23,106 @@ def gradient(w: np.ndarray, rank: int, step: int) -> np.ndarray:
     return features.T @ (features @ (w - TRUTH)) / 16
 
 
-def reference(n: int, rounds: int, every: int, lr: float, momentum: float, samples) -> np.ndarray:
-    """Computes the parameters in float64 and in a single process."""
+def reference(n: int, steps: int, every: int, delay: int, lr: float, momentum: float, samples) -> tuple[list, NDArray]:
+    """Computes the parameters in float64 and in a single process: those of each rank after `steps` steps, and those after a
+    last average."""
     start, velocity = np.zeros(8), np.zeros(8)
-    step = 0
-    for _ in range(rounds):
-        change, total = np.zeros(8), 0.0
+    w = [np.zeros(8) for _ in range(n)]
+    changes = [np.zeros(8) for _ in range(n)]
+    """For each rank, its changes in this round."""
+    counts = np.zeros(n)
+    """For each rank, its number of samples in this round."""
+    pending: tuple | None = None
+
+    def outer_step(mean: NDArray) -> tuple:
+        new_velocity = momentum * velocity + mean
+        return start + lr * (mean + momentum * new_velocity), new_velocity
+
+    def weighted_mean() -> NDArray:
+        return sum(change * count for change, count in zip(changes, counts / counts.sum(), strict=True))
+
+    for step in range(1, steps + 1):
         for rank in range(n):
-            w = start.copy()
-            for offset in range(every):
-                w -= 0.1 * gradient(w, rank, step + offset)
-            change += (w - start) * samples(rank)
-            total += samples(rank)
-        step += every
-        mean = change / total
-        velocity = momentum * velocity + mean
-        start = start + lr * (mean + momentum * velocity)
-    return start
+            change = -0.1 * gradient(w[rank], rank, step - 1)
+            w[rank] = w[rank] + change
+            changes[rank] = changes[rank] + change
+            counts[rank] += samples(rank, step - 1)
+        if pending and step == pending[0] + delay:
+            _, mean, estimates = pending
+            start, velocity = outer_step(mean)
+            w = [own + start - estimate for own, estimate in zip(w, estimates, strict=True)]
+            pending = None
+        if step % every == 0:
+            if delay:
+                estimates = [outer_step(change)[0] for change in changes]
+                pending = step, weighted_mean(), estimates
+                w = list(estimates)
+            else:
+                start, velocity = outer_step(weighted_mean())
+                w = [start.copy() for _ in range(n)]
+            changes, counts = [np.zeros(8) for _ in range(n)], np.zeros(n)
+    if pending:
+        start, velocity = outer_step(pending[1])
+    return w, outer_step(weighted_mean())[0] if counts.any() else start
 
 
 @pytest.mark.parametrize(
     ("n", "every", "options"),
-    [(3, 4, {}), (2, 1, {}), (3, 5, {"outer_lr": 0.7, "outer_momentum": 0.9}), (1, 5, {"outer_lr": 0.7, "outer_momentum": 0.9})],
+    [
+        (3, 4, {}),
+        (2, 1, {}),
+        (3, 5, {"outer_lr": 0.7, "outer_momentum": 0.9}),
+        (1, 5, {"outer_lr": 0.7, "outer_momentum": 0.9}),
+        (3, 5, {"delay": 5, "outer_lr": 0.7, "outer_momentum": 0.9}),
+        (3, 4, {"delay": 1}),
+    ],
 )
 def test_averages_are_those_of_the_formulas(n: int, every: int, options: dict):
-    rounds = 6
+    steps, delay = 6 * every + 1, options.get("delay", 0)
 
-    def samples(rank: int) -> float:
-        return 3.0 + rank
+    def samples(rank: int, step: int) -> float:
+        return 3.0 + rank + step % 2
 
-    def work(group: ring.Group) -> np.ndarray:
+    def work(group: ring.Group) -> tuple:
         w = np.full(8, 0.0 if group.rank == 0 else 99.0, np.float32)
         average = ring.PeriodicAverage(w, every=every, group=group, **options)
         assert not w.any(), "the parameters of rank 0 are the initial parameters"
-        for step in range(rounds * every):
+        for step in range(steps):
             w -= np.float32(0.1) * gradient(w, group.rank, step)
-            assert average.step(samples(group.rank)) == ((step + 1) % every == 0)
-        return w
+            done = step + 1
+            is_changed = done % every == 0 or (done > delay and (done - delay) % every == 0)
+            assert average.step(samples(group.rank, step)) == is_changed
+        before = w.copy()
+        average.average()
+        return before, w
 
     results = run(n, work)
-    assert all(np.array_equal(w, results[0]) for w in results), "all ranks have the same bits"
-    expected = reference(n, rounds, every, options.get("outer_lr", 1.0), options.get("outer_momentum", 0.0), samples)
-    np.testing.assert_allclose(results[0], expected, rtol=2e-5, atol=2e-5)
+    assert all(np.array_equal(w, results[0][1]) for _, w in results), "all ranks have the same bits"
+    before, after = reference(n, steps, every, delay, options.get("outer_lr", 1.0), options.get("outer_momentum", 0.0), samples)
+    for rank in range(n):
+        np.testing.assert_allclose(results[rank][0], before[rank], rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(results[0][1], after, rtol=2e-5, atol=2e-5)
+
+
+def test_ranks_take_steps_while_they_average():
+    ahead = threading.Event()
+
+    def work(group: ring.Group) -> float:
+        w = np.zeros(2, np.float32)
+        average = ring.PeriodicAverage(w, every=3, delay=2, group=group)
+        for step in range(8):
+            if group.rank == 1 and step == 5:
+                # The second average cannot end before this rank takes its sixth step.
+                assert ahead.wait(60), "rank 0 takes its seventh step during the second average"
+            w += 1 + group.rank
+            average.step()
+            if group.rank == 0 and step == 6:
+                with pytest.raises(ring.InvalidArgument, match="an average is in progress"):
+                    average.state_dict()
+                ahead.set()
+        return w[0]
+
+    assert run(2, work) == [9 + 2, 9 + 4]
 
 
 def test_ranks_without_samples_have_no_weight():
@@ -81,8 +142,9 @@ def test_ranks_without_samples_have_no_weight():
     assert run(3, work) == [[[1.0, 1.0], 7.0]] * 3
 
 
-def test_a_saved_state_continues_the_run():
-    options = {"every": 3, "outer_lr": 0.7, "outer_momentum": 0.9, "compression": "bf16"}
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_saved_state_continues_the_run(delay: int):
+    options = {"every": 3, "delay": delay, "outer_lr": 0.7, "outer_momentum": 0.9, "compression": "bf16"}
 
     def train(group: ring.Group, average: ring.PeriodicAverage, w: np.ndarray, steps: range) -> None:
         for step in steps:
@@ -94,13 +156,13 @@ def test_a_saved_state_continues_the_run():
         average = ring.PeriodicAverage(w, group=group, **options)
         train(group, average, w, range(8))
         state, saved = average.state_dict(), w.copy()
-        train(group, average, w, range(8, 15))
+        train(group, average, w, range(8, 16))
         resumed_w = saved.copy()
         resumed = ring.PeriodicAverage(resumed_w, group=group, **options)
         # The constructor has given all ranks the parameters of rank 0.
         resumed_w[:] = saved
         resumed.load_state_dict(state)
-        train(group, resumed, resumed_w, range(8, 15))
+        train(group, resumed, resumed_w, range(8, 16))
         with pytest.raises(ring.InvalidArgument, match="velocity of the state"):
             resumed.load_state_dict({**state, "velocity": np.zeros(3)})
         with pytest.raises(ring.InvalidArgument, match="the state has no samples"):
@@ -122,6 +184,8 @@ def test_wrong_options_are_errors_on_all_ranks():
     alone = ring.solo()
     for options, expected in [
         ({"every": 0}, "every is 0"),
+        ({"every": 3, "delay": 4}, "delay is 4; it must be at least 0 and at most every, which is 3"),
+        ({"delay": 1}, "delay is 1"),
         ({"outer_lr": 0.0}, "outer_lr is 0.0"),
         ({"outer_momentum": 1.0}, "outer_momentum is 1.0"),
         ({"compression": "int8"}, "compression is 'int8'"),
