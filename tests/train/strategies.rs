@@ -2,8 +2,10 @@
 
 use std::num::NonZeroU32;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use ringtrain::Rank;
 use ringtrain::train::data::DataSource;
@@ -143,7 +145,8 @@ fn each_strategy_learns_digits_as_well_as_a_single_process() {
     let config = convergence_config();
     let alone = train(&config).unwrap().report;
     let mut bytes_sent = Vec::new();
-    let all: &[&str] = &["allreduce", "local-sgd:4", "diloco:6", "model-average", "model-average:1"];
+    let all: &[&str] =
+        &["allreduce", "local-sgd:4", "diloco:4", "model-average", "model-average:1", "diloco:4,0"];
     for text in if_long_tests_else(all, &all[..4]) {
         let report =
             train_and_compare(4, &Config { strategy: parse_strategy(text), ..config.clone() }).report;
@@ -198,6 +201,51 @@ fn a_single_rank_computes_the_same_bits_with_every_averaging_strategy() {
         let found = train(&Config { strategy: parse_strategy(text), ..config.clone() }).unwrap().parameters;
         assert_eq!(found, expected, "{text}");
     }
+    // The estimate of a single rank has no error, so the parameters do not depend on the delay.
+    let [waiting, delayed] = ["diloco:5,0", "diloco:5,3"]
+        .map(|text| train(&Config { strategy: parse_strategy(text), ..config.clone() }).unwrap().parameters);
+    assert!(waiting == delayed && waiting != expected);
+}
+
+/// Lets rank 1 begin a step only when rank 0 has completed a later step.
+struct DelayingObserver {
+    rank: Rank,
+    /// Rank 1 waits before this step until rank 0 has completed the next step number, both counted from 1.
+    steps: (u64, u64),
+    signal: Arc<(Sender<()>, Mutex<Receiver<()>>)>,
+}
+
+impl Observer for DelayingObserver {
+    fn notice(&mut self, _: &str) {}
+    fn epoch_started(&mut self, _: u64, _: u64, _: u64, _: u64) {}
+    fn batch_started(&mut self, _: u64, batch: u64, _: &[u32]) {
+        if self.rank == Rank::new(1) && batch + 1 == self.steps.0 {
+            let signal = self.signal.1.lock().unwrap().recv_timeout(Duration::from_secs(20));
+            signal.expect("rank 0 takes steps during an average, which cannot end without rank 1");
+        }
+    }
+    fn step_taken(&mut self, step: &CompletedStep) {
+        if self.rank == Rank::ZERO && step.steps_total == self.steps.1 {
+            self.signal.0.send(()).unwrap();
+        }
+    }
+    fn epoch_ended(&mut self, _: u64, _: Option<&EpochRecord>) {}
+}
+
+/// With `diloco:8,3`, the ranks average after step 8, and the average changes the parameters after step 11. So rank 0
+/// can complete step 10 before rank 1 begins step 8. The parameters do not depend on how fast the ranks are.
+#[test]
+fn ranks_take_steps_while_they_average() {
+    let config = Config { strategy: parse_strategy("diloco:8,3"), epochs: Some(1), ..sgd_config() };
+    let expected = train_and_compare(2, &config);
+    let (sender, receiver) = channel();
+    let signal = Arc::new((sender, Mutex::new(receiver)));
+    let found = ranks::run(2, move |mut group| {
+        let mut observer =
+            DelayingObserver { rank: group.rank(), steps: (8, 10), signal: Arc::clone(&signal) };
+        run(&mut group, &config, &AtomicBool::new(false), &mut observer).unwrap()
+    });
+    assert!(found.iter().all(|summary| summary.parameters == expected.parameters));
 }
 
 /// Ranks without a sample take no step. If ranks without samples had the same weight as the other ranks, their old

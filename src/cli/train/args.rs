@@ -103,9 +103,9 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "NUMBER", default_value_t = 0, help_heading = "Training")]
     seed: u64,
 
-    /// How ranks divide the work: allreduce, model-average[:EPOCHS], local-sgd:STEPS, diloco:STEPS, ps-sync,
-    /// ps-async[:STALENESS], gossip[:STEPS], tensor, pipeline:STAGES or hybrid:PIPELINESxSTAGES. The section
-    /// Strategies below explains each value
+    /// How ranks divide the work: allreduce, model-average[:EPOCHS], local-sgd:STEPS,
+    /// diloco:STEPS[,DELAY], ps-sync, ps-async[:STALENESS], gossip[:STEPS], tensor, pipeline:STAGES or
+    /// hybrid:PIPELINESxSTAGES. The section Strategies below explains each value
     #[arg(long, value_name = "STRATEGY", default_value = "allreduce", help_heading = "Training")]
     strategy: String,
 

@@ -59,7 +59,8 @@ Strategies:
   model-average[:EPOCHS]   each rank trains alone; the ranks average their models after every EPOCHS
                            epochs, or once at the end
   local-sgd:STEPS          each rank takes STEPS steps alone, then the ranks average their models
-  diloco:STEPS             as local-sgd, but an outer optimizer with momentum applies the average
+  diloco:STEPS[,DELAY]     as local-sgd, but an outer optimizer with momentum applies the average, and
+                           the ranks take DELAY steps (default: half of STEPS) while they average
   ps-sync                  in each step, parameter servers apply the sum of all workers' gradients
   ps-async[:STALENESS]     parameter servers apply each gradient as soon as it arrives, if its
                            staleness is at most STALENESS (default: 16 for each worker)

@@ -146,10 +146,10 @@ pub(crate) fn create(
         StrategySpec::ModelAverage { epochs } => {
             Box::new(LocalTraining::new(ModelAverage { epochs }, compression))
         }
-        StrategySpec::DiLoCo { steps } => {
+        StrategySpec::DiLoCo { steps, delay } => {
             let statistics = network.parameter_tensors().into_iter().filter(|tensor| tensor.is_statistic);
             let statistics = statistics.map(|tensor| tensor.range).collect();
-            Box::new(LocalTraining::new(DiLoCo::new(steps, count, statistics), compression))
+            Box::new(LocalTraining::new(DiLoCo::new((steps, delay), count, statistics), compression))
         }
         StrategySpec::LocalSgd { steps } => Box::new(LocalTraining::new(LocalSgd { steps }, compression)),
         StrategySpec::Tensor => {

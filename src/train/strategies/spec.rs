@@ -25,12 +25,15 @@ pub enum StrategySpec {
         /// The number of steps between two averages.
         steps: NonZeroU32,
     },
-    /// Each rank takes `steps` steps alone. Then the ranks average the changes of their parameters, and an
-    /// outer optimizer with Nesterov momentum applies the average. The outer optimizer also takes a step at the end
-    /// of each epoch. The parameters agree on all ranks after each step of the outer optimizer.
+    /// Each rank takes `steps` steps alone. Then the ranks average the changes of their parameters while they take
+    /// `delay` more steps, and an outer optimizer with Nesterov momentum applies the average. The outer optimizer also
+    /// takes a step at the end of each epoch. The parameters agree on all ranks at the end of each epoch.
     DiLoCo {
         /// The number of steps between two steps of the outer optimizer.
         steps: NonZeroU32,
+        /// The number of steps that the ranks take while they average the changes. If 0, the ranks wait for the
+        /// average. A number above `steps` has the same effect as `steps`.
+        delay: u32,
     },
     /// A parameter server: the first ranks hold the parameters, and the other ranks compute gradients. In each step,
     /// a server applies the sum of the gradients of all workers. The parameters agree on all ranks at the end of the
@@ -156,7 +159,7 @@ impl StrategySpec {
 
 /// The error message for a name that no strategy has.
 const UNKNOWN_STRATEGY_MESSAGE: &str = "it is not one of allreduce, model-average, model-average:EPOCHS, local-sgd:STEPS, \
-     diloco:STEPS, ps-sync, ps-async, ps-async:STALENESS, gossip, gossip:STEPS, tensor, pipeline:STAGES, \
+     diloco:STEPS, diloco:STEPS,DELAY, ps-sync, ps-async, ps-async:STALENESS, gossip, gossip:STEPS, tensor, pipeline:STAGES, \
      hybrid:PIPELINESxSTAGES";
 
 impl FromStr for StrategySpec {
@@ -167,12 +170,8 @@ impl FromStr for StrategySpec {
             Some((name, count)) => (name, Some(count)),
             None => (text, None),
         };
-        let parse = |count: &str| {
-            count.parse().map_err(|_| format!("`{count}` is not a number from 1 to {}", u32::MAX))
-        };
-        let needed = |example: &str| {
-            count.ok_or(format!("it needs a number of steps, such as {example}")).and_then(parse)
-        };
+        let needed_steps =
+            |example: &str| count.ok_or(format!("it needs a number of steps, such as {example}"));
         match name {
             "allreduce" if count.is_none() => Ok(Self::AllReduce),
             "ps-sync" if count.is_none() => Ok(Self::PsSync),
@@ -184,23 +183,46 @@ impl FromStr for StrategySpec {
                 };
                 Ok(Self::PsAsync { staleness: count.map(parse).transpose()? })
             }
-            "gossip" => Ok(Self::Gossip { steps: count.map_or(Ok(NonZeroU32::MIN), parse)? }),
-            "model-average" => Ok(Self::ModelAverage { epochs: count.map(parse).transpose()? }),
-            "local-sgd" => Ok(Self::LocalSgd { steps: needed("local-sgd:8")? }),
-            "diloco" => Ok(Self::DiLoCo { steps: needed("diloco:50")? }),
+            "gossip" => Ok(Self::Gossip { steps: count.map_or(Ok(NonZeroU32::MIN), parse_count)? }),
+            "model-average" => Ok(Self::ModelAverage { epochs: count.map(parse_count).transpose()? }),
+            "local-sgd" => Ok(Self::LocalSgd { steps: parse_count(needed_steps("local-sgd:8")?)? }),
+            "diloco" => parse_diloco(needed_steps("diloco:50")?),
             "pipeline" => {
                 let stages = count.ok_or("it needs a number of stages, such as pipeline:4")?;
-                Ok(Self::Pipeline { stages: parse(stages)? })
+                Ok(Self::Pipeline { stages: parse_count(stages)? })
             }
             "hybrid" => {
                 let shape = count.and_then(|shape| shape.split_once('x'));
                 let (pipelines, stages) =
                     shape.ok_or("it needs the numbers of pipelines and stages, such as hybrid:2x3")?;
-                Ok(Self::Hybrid { pipelines: parse(pipelines)?, stages: parse(stages)? })
+                Ok(Self::Hybrid { pipelines: parse_count(pipelines)?, stages: parse_count(stages)? })
             }
             _ => Err(UNKNOWN_STRATEGY_MESSAGE.into()),
         }
     }
+}
+
+/// Parses `STEPS` or `STEPS,DELAY`.
+fn parse_diloco(text: &str) -> Result<StrategySpec, String> {
+    let Some((steps, delay)) = text.split_once(',') else {
+        let steps = parse_count(text)?;
+        return Ok(StrategySpec::DiLoCo { steps, delay: default_delay(steps) });
+    };
+    let steps = parse_count(steps)?;
+    let delay = delay.parse().ok().filter(|delay| *delay <= steps.get());
+    let delay =
+        delay.ok_or_else(|| format!("its DELAY is not a number from 0 to STEPS, which is {steps}"))?;
+    Ok(StrategySpec::DiLoCo { steps, delay })
+}
+
+/// Returns the DELAY of `diloco:STEPS`. With a longer delay, models learned less in our measurements (ADR 53).
+fn default_delay(steps: NonZeroU32) -> u32 {
+    steps.get().div_ceil(2)
+}
+
+/// Parses a number of steps, epochs or stages.
+fn parse_count(text: &str) -> Result<NonZeroU32, String> {
+    text.parse().map_err(|_| format!("`{text}` is not a number from 1 to {}", u32::MAX))
 }
 
 impl fmt::Display for StrategySpec {
@@ -210,7 +232,8 @@ impl fmt::Display for StrategySpec {
             Self::ModelAverage { epochs: None } => f.write_str("model-average"),
             Self::ModelAverage { epochs: Some(epochs) } => write!(f, "model-average:{epochs}"),
             Self::LocalSgd { steps } => write!(f, "local-sgd:{steps}"),
-            Self::DiLoCo { steps } => write!(f, "diloco:{steps}"),
+            Self::DiLoCo { steps, delay } if *delay == default_delay(*steps) => write!(f, "diloco:{steps}"),
+            Self::DiLoCo { steps, delay } => write!(f, "diloco:{steps},{delay}"),
             Self::PsSync => f.write_str("ps-sync"),
             Self::PsAsync { staleness: None } => f.write_str("ps-async"),
             Self::PsAsync { staleness: Some(max) } => write!(f, "ps-async:{max}"),
@@ -235,6 +258,8 @@ mod tests {
             "model-average:3",
             "local-sgd:8",
             "diloco:50",
+            "diloco:50,0",
+            "diloco:50,50",
             "ps-sync",
             "ps-async",
             "ps-async:0",
@@ -255,6 +280,10 @@ mod tests {
             ("gossip:0", "`0` is not a number from 1"),
             ("local-sgd", "such as local-sgd:8"),
             ("diloco", "such as diloco:50"),
+            ("diloco:0", "`0` is not a number from 1"),
+            ("diloco:8,9", "DELAY is not a number from 0 to STEPS, which is 8"),
+            ("diloco:8,", "DELAY is not a number"),
+            ("diloco:8,-1", "DELAY is not a number"),
             ("local-sgd:0", "`0` is not a number from 1"),
             ("local-sgd:-1", "`-1` is not a number"),
             ("model-average:", "`` is not a number"),
