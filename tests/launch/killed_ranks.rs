@@ -2,6 +2,7 @@
 //! or listening socket may be left behind.
 
 use std::fs;
+use std::io::Read as _;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -17,7 +18,7 @@ use ringtrain::exit::Exit;
 
 /// The arguments of a training run that lasts longer than any test.
 const ENDLESS_RUN_ARGUMENTS: [&str; 6] =
-    ["--epochs", "1000000", "--report", "report.json", "--start-timeout", "2"];
+    ["--epochs", "1000000", "--report", "report.json", "--start-timeout", "5"];
 
 /// The names of the tested transports: shared memory, TCP, and two simulated hosts with two ranks each (`hosts`).
 const TRANSPORTS: [&str; 3] = ["shm", "tcp", "hosts"];
@@ -52,6 +53,20 @@ fn start_with_peers_file(folder: &Path, n: usize, transport: &str) -> Vec<Child>
                 .unwrap()
         })
         .collect()
+}
+
+/// Waits until `condition` returns true. Panics with the error of a rank that ends before.
+fn wait_while_ranks_run(what: &str, ranks: &mut [Child], mut condition: impl FnMut() -> bool) {
+    wait_until(what, || {
+        let ended =
+            ranks.iter_mut().find_map(|rank| rank.try_wait().unwrap().and_then(|_| rank.stderr.take()));
+        if let Some(mut stderr) = ended {
+            let mut error = String::new();
+            stderr.read_to_string(&mut error).unwrap();
+            panic!("a rank ended while the test waited for: {what}\n{error}");
+        }
+        condition()
+    });
 }
 
 /// Returns the arguments of `ringtrain` that make a rank use the transport.
@@ -116,8 +131,8 @@ fn kill_rank_and_check_survivors(mut ranks: Vec<Child>, victim: usize, folder: &
 fn all_other_ranks_name_a_rank_that_is_killed_while_training() {
     for (victim, transport) in with_transports(&[0, 1, 2, 3]) {
         let folder = tempfile::tempdir().unwrap();
-        let ranks = start_with_peers_file(folder.path(), 4, transport);
-        wait_until("training is under way", || {
+        let mut ranks = start_with_peers_file(folder.path(), 4, transport);
+        wait_while_ranks_run("training is under way", &mut ranks, || {
             fs::read_to_string(folder.path().join("0.out")).unwrap().contains("epoch 2/")
         });
         let took = kill_rank_and_check_survivors(ranks, victim, folder.path());
@@ -132,7 +147,7 @@ fn all_other_ranks_name_a_rank_that_is_killed_while_starting() {
     let moments = [(1, 0), (2, 3), (3, 8), (1, 15), (2, 25), (3, 40), (0, 30), (1, 80), (0, 120)];
     for ((victim, delay_ms), transport) in with_transports(&moments) {
         let folder = tempfile::tempdir().unwrap();
-        let ranks = start_with_peers_file(folder.path(), 4, transport);
+        let mut ranks = start_with_peers_file(folder.path(), 4, transport);
         // Wait until every rank has connected to rank 0. A rank that has not connected can only report that rank 0
         // did not answer.
         let rank0: SocketAddr = fs::read_to_string(folder.path().join("hosts.txt"))
@@ -143,7 +158,7 @@ fn all_other_ranks_name_a_rank_that_is_killed_while_starting() {
             .parse()
             .unwrap();
         let registered = format!(":{:04X}", rank0.port());
-        wait_until("every rank has reached rank 0", || {
+        wait_while_ranks_run("every rank has reached rank 0", &mut ranks, || {
             let table = fs::read_to_string("/proc/net/tcp").unwrap();
             let is_established = |line: &&str| {
                 let fields: Vec<&str> = line.split_whitespace().collect();

@@ -1,11 +1,15 @@
 //! Runs a job inside the test program. Each rank is a thread. The ranks use real sockets and the rendezvous of the
 //! launcher.
 
-use std::net::TcpListener;
+use std::cell::RefCell;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
+
+use socket2::{Domain, Socket, Type};
 
 use ringtrain::group::{LocalTransport, Streams};
 use ringtrain::rendezvous::{LaunchedRank, NoticeReceiver, PeersFile, Server, ServerOptions};
@@ -136,19 +140,36 @@ pub fn peers_file_options(file: &PeersFile, rank: u32, secret: &Secret) -> JoinO
     }
 }
 
-/// Returns a peers file of `n` ranks, with loopback ports that are free at the time of the call.
+/// Returns a peers file of `n` ranks, with ports that [`reserve_ports`] has reserved.
 pub fn peers_file(n: usize) -> PeersFile {
     PeersFile::parse(Path::new("hosts.txt"), &peers_text(n)).expect("the peers file is valid")
 }
 
-/// Returns the text of a peers file of `n` ranks, with loopback ports that are free at the time of the call.
+/// Returns the text of a peers file of `n` ranks, with ports that [`reserve_ports`] has reserved.
 pub fn peers_text(n: usize) -> String {
-    // All listeners stay open until the last one is bound, so that no port is used twice.
-    let listeners: Vec<TcpListener> =
-        (0..n).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port is free")).collect();
-    let lines: Vec<String> = listeners
-        .iter()
-        .map(|listener| listener.local_addr().expect("the listener is bound").to_string())
-        .collect();
-    lines.join("\n")
+    reserve_ports(n).iter().map(SocketAddr::to_string).collect::<Vec<_>>().join("\n")
+}
+
+thread_local! {
+    static RESERVED_PORTS: RefCell<Vec<Socket>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Reserves `n` loopback ports until the thread of the test ends. The kernel gives a reserved port neither to a listener
+/// without a fixed port nor to a connection. A rank can still listen on the port, because the rank allows the reuse of
+/// addresses, and the socket that reserves the port does not listen.
+fn reserve_ports(n: usize) -> Vec<SocketAddr> {
+    let reserve = || -> io::Result<(Socket, SocketAddr)> {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        socket.set_reuse_address(true)?;
+        socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
+        let address = socket.local_addr()?.as_socket().expect("the address is an IP address");
+        Ok((socket, address))
+    };
+    (0..n)
+        .map(|_| {
+            let (socket, address) = reserve().expect("a port is free");
+            RESERVED_PORTS.with_borrow_mut(|sockets| sockets.push(socket));
+            address
+        })
+        .collect()
 }

@@ -53,7 +53,7 @@ def row(name: str, reports: list[dict]) -> str:
         spread = f" ({min(values):{form}} to {max(values):{form}})"
         return text + (spread if len(values) > 1 and min(values) != max(values) else "")
 
-    cells = [cell("test_accuracy", ".4f"), cell("train_loss", ".4f"), cell("seconds", ".1f"), cell("bytes_sent", ",")]
+    cells = [cell("test_accuracy", ".4f"), cell("train_loss", ".4f"), cell("seconds", ".3g"), cell("bytes_sent", ",")]
     return f"| {name} | " + " | ".join(cells) + " |"
 
 
