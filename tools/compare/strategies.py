@@ -24,7 +24,6 @@ STRATEGIES = [
     "gossip",
     "gossip:8",
     "tensor",
-    "pipeline:2",
     "hybrid:2x2",
 ]
 
