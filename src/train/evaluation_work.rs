@@ -19,7 +19,7 @@ pub(crate) struct EvaluationWork<'a> {
     pub(crate) standardizer: Option<&'a Standardizer>,
     /// The indices of the samples to evaluate.
     pub(crate) rows: Range<usize>,
-    /// The evaluation also adds the results of the samples to these sums. Strategies that divide the model add nothing.
+    /// The rank that has the outputs of the model also adds the results of the samples to these sums.
     pub(crate) metrics: Option<&'a mut MetricSums>,
 }
 

@@ -99,7 +99,7 @@ pub struct Report {
     pub test_r2: Option<f64>,
     /// The coefficient of determination (R²) on the training set.
     pub train_r2: Option<f64>,
-    /// All metrics of the test set with the final parameters. `None` with strategies that divide the model.
+    /// All metrics of the test set with the final parameters.
     #[serde(default)]
     pub test_metrics: Option<Evaluation>,
     /// The perplexity of the test set with the final parameters: e to the power of the loss. Only for texts.

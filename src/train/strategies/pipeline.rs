@@ -269,19 +269,25 @@ impl Strategy for Pipeline {
     }
 
     fn evaluate(&mut self, runtime: &mut dyn Runtime, work: EvaluationWork<'_>) -> Result<LossSums, Error> {
-        let EvaluationWork { network, parameters, samples, standardizer, rows, .. } = work;
-        let indices: Vec<u32> = rows.map(|row| row as u32).collect();
+        let EvaluationWork { network, parameters, samples, standardizer, rows, mut metrics, .. } = work;
+        let indices: Vec<u32> = rows.clone().map(|row| row as u32).collect();
         let micro_batches: Vec<&[u32]> =
             indices.chunks(micro_batch_rows(indices.len(), self.micro_batches)).collect();
         let inputs = PassInputs { loss: network.loss(), parameters, samples, standardizer };
         let mut exchange = self.new_exchange(&micro_batches);
         exchange.derivatives = None;
         let mut total = LossSums::default();
+        let mut start = rows.start;
         for indices in micro_batches {
             self.forward(runtime, &mut exchange, (inputs, ForwardMode::Evaluation), (0, indices))?;
+            let rows = start..start + indices.len();
+            start = rows.end;
             if let (None, Some(workspace)) = (self.next_rank(), &self.workspaces[0]) {
                 let output = workspace.output(indices.len());
-                total.add(inputs.loss.evaluate(&output, &samples.targets, to_row_indices(indices)));
+                if let Some(metrics) = &mut metrics {
+                    metrics.add_outputs(&output, (inputs.loss, &samples.targets), rows.clone());
+                }
+                total.add(inputs.loss.evaluate(&output, &samples.targets, rows));
             }
         }
         exchange.sent.wait_until_sent(&mut self.buffers)?;

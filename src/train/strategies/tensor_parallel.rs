@@ -178,10 +178,14 @@ impl Strategy for TensorParallel {
     }
 
     fn evaluate(&mut self, runtime: &mut dyn Runtime, work: EvaluationWork<'_>) -> Result<LossSums, Error> {
-        let EvaluationWork { network, parameters, samples, standardizer, rows, .. } = work;
+        let EvaluationWork { network, parameters, samples, standardizer, rows, metrics, .. } = work;
         let inputs = PassInputs { loss: network.loss(), parameters, samples, standardizer };
-        let indices: Vec<u32> = rows.map(|row| row as u32).collect();
+        let indices: Vec<u32> = rows.clone().map(|row| row as u32).collect();
         self.forward(runtime, (inputs, ForwardMode::Evaluation), &indices)?;
+        // All ranks have the same outputs, so only the first rank adds the results.
+        if let (Some(metrics), Some(workspace), 0) = (metrics, self.workspaces.last(), self.place.part) {
+            metrics.add_outputs(&workspace.output(rows.len()), (inputs.loss, &samples.targets), rows);
+        }
         Ok(self.evaluate_outputs(inputs, &indices))
     }
 }

@@ -30,7 +30,7 @@ pub(crate) struct Metrics {
 impl Trainer<'_> {
     /// Evaluates the model on `samples`, block by block. Each replica of the model evaluates a part of the samples.
     /// Returns `None` if there are no samples. If a rank receives a stop signal, the evaluation ends after the current
-    /// block and returns `None`. If the strategy does not divide the model, also adds the results of this rank to `metric_sums`.
+    /// block and returns `None`. Also adds the results of the samples whose outputs this rank has to `metric_sums`.
     pub(crate) fn evaluate(
         &mut self,
         group: &mut Group,
@@ -108,7 +108,7 @@ impl Trainer<'_> {
     }
 
     /// Evaluates the model on the test set. Both results are `None` if there is no test set or if a rank received a
-    /// stop signal. The second result is also `None` if the strategy divides the model, except for texts.
+    /// stop signal.
     pub(crate) fn evaluate_test_set(
         &mut self,
         group: &mut Group,
@@ -126,8 +126,8 @@ impl Trainer<'_> {
             sums = sums.without_scores();
         }
         let test = self.evaluate(group, &dataset.test, Some(&mut sums))?;
-        if test.is_none() || self.config.strategy.divides_model() {
-            return Ok((test, None));
+        if test.is_none() {
+            return Ok((None, None));
         }
         sums.merge_over_ranks(dataset.classes.len(), group)?;
         Ok((test, Some(sums.into_evaluation(0, &dataset.classes))))
