@@ -285,12 +285,10 @@ impl Config {
 
     fn check_checkpoint_options(&self) -> Result<(), String> {
         match &self.checkpoint {
-            Some(checkpoint) if checkpoint.is_periodic() && !self.strategy.can_save_within_epochs() => {
-                Err(format!(
-                    "--checkpoint-steps and --checkpoint-minutes do not apply to --strategy {}, because the ranks hold different \
-                     models within an epoch; leave out both options: a checkpoint is saved after each epoch that is reported",
-                    self.strategy
-                ))
+            Some(checkpoint) if checkpoint.is_periodic() && !self.strategy.has_model_during_run() => {
+                Err("--checkpoint-steps and --checkpoint-minutes do not apply to --strategy model-average, because the ranks average \
+                     their models only at the end of the run; pass --strategy model-average:EPOCHS, or leave out both options"
+                    .into())
             }
             _ => Ok(()),
         }

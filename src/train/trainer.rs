@@ -1,7 +1,8 @@
-//! The step loop of a training run.
+//! The training loop of a rank: epochs, tests and records.
 
 mod evaluation;
 mod saving;
+mod steps;
 mod worker_steps;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,25 +10,24 @@ use std::time::Instant;
 
 pub(crate) use self::evaluation::Metrics;
 use super::TrainError;
-use super::batch_exchange::{BatchExchange, LocalBatch, ReceivedWindow};
-use super::batches::Batches;
+use super::batch_exchange::ReceivedWindow;
 use super::checkpoint::{CheckpointWriter, Position, TrainingState};
 use super::config::Config;
 use super::convergence;
 use super::data::Task;
 use super::early_stopping::BestParameters;
-use super::gradient_work::{GradientWork, micro_batch_rows};
-use super::model::{StepSeed, Workspace};
+use super::gradient_work::micro_batch_rows;
+use super::model::Workspace;
 use super::optimizer::Optimizer;
 use super::partition::ModelPartition;
-use super::progress::{CompletedStep, Observer};
+use super::progress::Observer;
 use super::rank_checks::ReplicaHash;
 use super::report::EpochRecord;
 use super::setup::Setup;
 use super::step_times::{StepTimer, StepTimes};
-use super::strategies::{self, ParameterAgreement, Replica, StepTotals, Strategy};
+use super::strategies::{self, ParameterAgreement, Replica, Strategy};
 use crate::group::Group;
-use crate::types::{Rank, ReduceOp, WorldSize};
+use crate::types::{Rank, WorldSize};
 
 /// The training loop of one rank.
 pub(crate) struct Trainer<'a> {
@@ -57,8 +57,8 @@ pub(crate) struct Trainer<'a> {
     /// Whether any rank has received a stop signal. All ranks set this flag after the same step or after the same
     /// block of an evaluation.
     pub(crate) stopped: bool,
-    /// Whether the run saves a checkpoint after the current step, before the epoch ends. Only used if the ranks hold parts
-    /// of the state.
+    /// Whether the run saves a checkpoint within the epoch: after the current step if the ranks hold parts of the state, or
+    /// after the next average if their parameters differ until then. The same on all ranks, and not used in other runs.
     is_save_due: bool,
     /// The hash of the parameters at the end of an epoch, if the ranks have not compared it yet.
     unchecked_hash: Option<ReplicaHash>,
@@ -284,51 +284,6 @@ impl<'a> Trainer<'a> {
         self.save(group, is_recorded, observer)
     }
 
-    /// Takes the steps of an epoch from step `first_step` on, until the epoch ends or the run is stopped. Saves
-    /// checkpoints that become due. Returns the number of samples that all ranks together processed.
-    fn take_steps(
-        &mut self,
-        group: &mut Group,
-        (epoch, first_step): (u64, u64),
-        observer: &mut dyn Observer,
-    ) -> Result<u64, TrainError> {
-        let shuffle_start = Instant::now();
-        let batch_size = self.setup.settings.batch_size;
-        let train = &self.setup.dataset.train;
-        let order = (batch_size, self.setup.shuffle_blocks);
-        let batches = Batches::new(self.config.seed, epoch, train.len(), order);
-        self.timer.add_data_time(shuffle_start);
-        let place = self.partition.place();
-        let shards = self.config.recipe.logical_shards();
-        let mut exchange = BatchExchange::new(train, batches, (place, shards), self.whole_batch.take());
-        let mut samples = 0;
-        for index in first_step as usize..exchange.batches.count() {
-            let exchange_start = (Instant::now(), group.statistics().exposed);
-            let local_batch = exchange.local_batch(group, index)?;
-            self.timer.add_exchange_time(exchange_start, group);
-            observer.batch_started(epoch, index as u64, local_batch.row_numbers);
-            self.mark_save_if_due(observer);
-            let batch_len = local_batch.batch_len;
-            let loss = self.step(group, &local_batch)?;
-            samples += batch_len as u64;
-            observer.step_taken(&CompletedStep {
-                steps_total: self.state.position.steps_total,
-                loss,
-                learning_rate: self.optimizer.learning_rate,
-                samples: batch_len as u64,
-            });
-            if self.stopped {
-                break;
-            }
-            // Do not save after the last step of an epoch: the caller first begins the next epoch, and saves if a save is due.
-            if index + 1 < exchange.batches.count() {
-                self.save_if_due(group, observer)?;
-            }
-        }
-        self.whole_batch = exchange.into_whole_batch();
-        Ok(samples)
-    }
-
     /// Tests the model and returns the record of the epochs since the last record. In these epochs, the ranks
     /// processed `samples` samples in `seconds` seconds. `step_times` are the times of this rank's steps.
     fn test_and_make_record(
@@ -354,85 +309,12 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    /// Makes the parameters the same on all ranks, and sums the losses over all ranks. Does nothing if the strategy
-    /// does both in every step.
-    fn agree_on_parameters(&mut self, group: &mut Group) -> Result<(), TrainError> {
-        if self.strategy.parameter_agreement() == ParameterAgreement::EveryStep {
-            return Ok(());
-        }
-        let (strategy, mut replica) = self.strategy_and_replica();
-        strategy.agree_on_parameters(group, &mut replica)?;
-        let mut sums = [std::mem::take(&mut self.local_loss), self.stop_flag()];
-        group.all_reduce(&mut sums, ReduceOp::Sum)?;
-        self.state.position.loss_sum += sums[0];
-        self.stopped |= sums[1] > 0.0;
-        Ok(())
-    }
-
     /// Moves the position to the start of an epoch.
     fn begin_epoch(&mut self, epoch: u64) {
         self.epoch_loss = self.running_loss();
         self.local_loss = 0.0;
         let Position { steps_total, momentum_start, .. } = self.state.position;
         self.state.position = Position { epoch, steps_total, momentum_start, ..Position::default() };
-    }
-
-    /// Takes one step, in which this rank processes `local_batch`. Returns the mean loss over the samples of all ranks.
-    /// If the ranks do not exchange losses in every step, returns the mean loss over the samples of this rank.
-    fn step(&mut self, group: &mut Group, local_batch: &LocalBatch<'_>) -> Result<f64, TrainError> {
-        let setup = self.setup;
-        let batch_len = local_batch.batch_len;
-        let work = GradientWork {
-            network: &setup.network,
-            parameters: &self.state.parameters,
-            gradients: &mut self.gradients,
-            workspace: &mut self.workspace,
-            samples: local_batch.samples,
-            standardizer: setup.standardizer.as_ref(),
-            indices: local_batch.indices,
-            batch_len,
-            micro_batches: self.config.micro_batches,
-            step: StepSeed { seed: self.config.seed, step: self.state.position.steps_total },
-            data_time: &mut self.timer.data_time,
-        };
-        let outcome = self.strategy.compute_local_gradient(group, work)?;
-        if !outcome.loss.is_finite() {
-            return Err(self.abort_diverged_run(group, outcome.loss));
-        }
-        let own_totals = StepTotals {
-            loss: outcome.loss,
-            stop_flags: self.stop_flag(),
-            save_flags: f64::from(u8::from(self.is_save_due)),
-            differences: self
-                .unchecked_hash
-                .as_ref()
-                .map_or([0.0; 2], ReplicaHash::terms_that_cancel_if_equal),
-        };
-        let steps_total = self.state.position.steps_total;
-        self.optimizer.learning_rate = setup.learning_rates.rate_at_step(self.learning_rate(), steps_total);
-        let (is_stopping, steps) = (own_totals.stop_flags > 0.0, self.state.position.step + 1);
-        let (strategy, mut replica) = self.strategy_and_replica();
-        let totals = strategy.take_step(group, &mut replica, own_totals)?;
-        let stopped = strategy.after_step(group, &mut replica, steps, is_stopping)?;
-        let mean_loss = if let Some(totals) = totals {
-            if let Some(replica) = self.unchecked_hash.take().filter(|_| totals.differences != [0.0; 2]) {
-                replica.check_replicas_equal(group)?;
-            }
-            self.stopped = totals.stop_flags > 0.0;
-            self.is_save_due = totals.save_flags > 0.0;
-            self.state.position.loss_sum += totals.loss;
-            totals.loss / batch_len as f64
-        } else {
-            self.stopped = stopped;
-            self.local_loss += own_totals.loss;
-            own_totals.loss / local_batch.indices.len().max(1) as f64
-        };
-        let position = &mut self.state.position;
-        position.step += 1;
-        position.steps_total += 1;
-        position.momentum_start = self.optimizer.momentum_start;
-        position.samples += batch_len as u64;
-        Ok(mean_loss)
     }
 
     /// Returns the strategy, and the model and optimizer that the strategy updates.
@@ -456,25 +338,6 @@ impl<'a> Trainer<'a> {
     /// have received a stop signal.
     fn stop_flag(&self) -> f64 {
         f64::from(u8::from(self.stop.load(Ordering::Relaxed)))
-    }
-
-    /// Aborts the job on all ranks, because the loss on this rank is not finite. Returns the error.
-    fn abort_diverged_run(&self, group: &mut Group, loss: f64) -> TrainError {
-        let position = self.state.position;
-        let value = if loss.is_nan() { "NaN" } else { "infinite" };
-        let message = format!(
-            "the loss is {value} at step {} (epoch {}, step {} of this epoch) on rank {}; lower --lr (now {}){}",
-            position.steps_total + 1,
-            position.epoch + 1,
-            position.step + 1,
-            group.rank(),
-            self.learning_rate(),
-            if self.config.standardize { "" } else { ", or do not pass --no-standardize" },
-        );
-        // If another rank has aborted the job first, `abort` fails. Ignore the error of `abort`, so that this rank
-        // returns its own message.
-        let _ = group.abort(&message);
-        TrainError::Diverged(message)
     }
 }
 

@@ -16,7 +16,7 @@ use ringtrain::train::data::{DataSource, Task};
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
     CheckpointSettings, CompletedStep, Config, CurveFiles, EpochRecord, ExistingCheckpoint, Observer,
-    StrategySpec, Summary, TrainError, run,
+    Summary, TrainError, run,
 };
 
 use super::library::{config, train};
@@ -24,12 +24,12 @@ use super::program::assert_fails;
 use super::util::{FinishedProgram, ranks, ringrun, run as finish, runs_long_tests, wait_until};
 
 /// The number of training samples of [`small_config`].
-const SAMPLE_COUNT: u32 = 96;
+pub(crate) const SAMPLE_COUNT: u32 = 96;
 /// The number of steps in an epoch of [`small_config`].
-const STEP_COUNT: u64 = 10;
+pub(crate) const STEP_COUNT: u64 = 10;
 
 /// Returns a run of 3 epochs with [`STEP_COUNT`] steps each. The last batch of an epoch has fewer samples than the others.
-fn small_config() -> Config {
+pub(crate) fn small_config() -> Config {
     Config {
         source: DataSource::Synthetic { rows: SAMPLE_COUNT as usize, columns: 5 },
         task: Some(Task::Regression),
@@ -43,19 +43,19 @@ fn small_config() -> Config {
 }
 
 /// Returns settings that save a checkpoint every `steps` steps.
-fn checkpoint_every(steps: u64, directory: &Path) -> CheckpointSettings {
+pub(crate) fn checkpoint_every(steps: u64, directory: &Path) -> CheckpointSettings {
     CheckpointSettings {
         steps: NonZeroU64::new(steps),
         ..CheckpointSettings::new(directory, ExistingCheckpoint::Resume)
     }
 }
 
-fn with_checkpoint(checkpoint: CheckpointSettings, config: Config) -> Config {
+pub(crate) fn with_checkpoint(checkpoint: CheckpointSettings, config: Config) -> Config {
     Config { checkpoint: Some(checkpoint), ..config }
 }
 
 /// Returns the sorted names of the files in a directory.
-fn sorted_file_names(directory: &Path) -> Vec<String> {
+pub(crate) fn sorted_file_names(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).unwrap();
     let mut names: Vec<String> =
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -64,7 +64,7 @@ fn sorted_file_names(directory: &Path) -> Vec<String> {
 }
 
 /// The samples that all ranks used in each batch, by epoch and batch.
-type SamplesOfSteps = BTreeMap<(u64, u64), Vec<u32>>;
+pub(crate) type SamplesOfSteps = BTreeMap<(u64, u64), Vec<u32>>;
 
 /// Records the lines and the samples of a run, and calls `after_step` after each step.
 struct BatchRecorder<'a> {
@@ -145,7 +145,7 @@ fn a_run_saves_within_epochs_and_keeps_the_last_checkpoints_and_the_best() {
 
 /// Returns the number of steps of the checkpoint from which a run resumed. `lines` are the lines that the run
 /// printed.
-fn resumed_steps(lines: &[String]) -> u64 {
+pub(crate) fn resumed_steps(lines: &[String]) -> u64 {
     let steps = lines.iter().find_map(|line| {
         line.strip_prefix("resuming from the checkpoint at step ")?.split(' ').next()?.parse().ok()
     });
@@ -242,7 +242,7 @@ fn a_run_whose_report_cannot_be_written_saves_the_model_and_the_picture() {
 /// Runs `config` on `n` ranks. With `death` = `(rank, steps)`, this rank ends after this number of steps without a
 /// message, as if it had been killed. Returns the result of rank 0, the samples that all ranks used, and the lines of
 /// rank 0.
-fn run_on_ranks(
+pub(crate) fn run_on_ranks(
     n: u32,
     config: &Config,
     death: Option<(u32, u64)>,
@@ -271,6 +271,25 @@ fn run_on_ranks(
     (summary, samples, lines)
 }
 
+/// Asserts that the batches before step `start` of the first job, and all batches of the second job, together have each
+/// sample of each epoch exactly once.
+pub(crate) fn assert_each_sample_is_used_once(
+    (before, after): (&SamplesOfSteps, &SamplesOfSteps),
+    start: u64,
+    what: &str,
+) {
+    for epoch in 0..3 {
+        let batches = (0..STEP_COUNT).map(|batch| (epoch, batch));
+        let job = |&(epoch, batch): &(u64, u64)| {
+            if epoch * STEP_COUNT + batch < start { before } else { after }
+        };
+        let mut used: Vec<u32> = batches.flat_map(|batch| job(&batch)[&batch].clone()).collect();
+        used.sort_unstable();
+        assert!(used.into_iter().eq(0..SAMPLE_COUNT), "{what}, epoch {epoch}");
+    }
+    assert_eq!(after.len() as u64, 3 * STEP_COUNT - start, "{what}: a batch was repeated");
+}
+
 /// A job of four ranks dies at a random step, and a job of two ranks resumes the run. Together, both jobs use each
 /// sample of each epoch exactly once. The final model is that of an uninterrupted run.
 #[test]
@@ -289,16 +308,7 @@ fn a_killed_job_resumes_on_fewer_ranks_with_the_same_result() {
         let (summary, after, lines) = run_on_ranks(2, &config, None);
         let start = resumed_steps(&lines);
         assert!(start <= death.1 + 1, "seed {seed}: resumed at step {start}, died after {}", death.1);
-        for epoch in 0..3 {
-            let batches = (0..STEP_COUNT).map(|batch| (epoch, batch));
-            let job = |&(epoch, batch): &(u64, u64)| {
-                if epoch * STEP_COUNT + batch < start { &before } else { &after }
-            };
-            let mut used: Vec<u32> = batches.flat_map(|batch| job(&batch)[&batch].clone()).collect();
-            used.sort_unstable();
-            assert!(used.into_iter().eq(0..SAMPLE_COUNT), "seed {seed}, epoch {epoch}");
-        }
-        assert_eq!(after.len() as u64, 3 * STEP_COUNT - start, "seed {seed}: a batch was repeated");
+        assert_each_sample_is_used_once((&before, &after), start, &format!("seed {seed}"));
         let summary = summary.unwrap();
         let scale = expected.parameters.iter().fold(0.0, |scale: f32, value| scale.max(value.abs()));
         for (found, expected) in summary.parameters.iter().zip(&expected.parameters) {
@@ -309,38 +319,6 @@ fn a_killed_job_resumes_on_fewer_ranks_with_the_same_result() {
         };
         for (found, expected) in losses(&summary).iter().zip(losses(&expected)) {
             assert!((found - expected).abs() <= 1e-5 * expected, "seed {seed}: {found} {expected}");
-        }
-    }
-}
-
-/// A parameter server saves within epochs while its workers continue, and each of these checkpoints can be resumed.
-#[test]
-fn a_parameter_server_saves_within_epochs() {
-    let expected = train(&small_config()).unwrap();
-    for strategy in [StrategySpec::PsSync, StrategySpec::PsAsync { staleness: None }] {
-        let directory = tempfile::tempdir().unwrap();
-        let checkpoint = CheckpointSettings {
-            checkpoints_kept: NonZeroU32::new(99).unwrap(),
-            ..checkpoint_every(3, directory.path())
-        };
-        let config = Config { strategy, ..with_checkpoint(checkpoint, small_config()) };
-        let (summary, _, _) = run_on_ranks(3, &config, None);
-        assert_eq!(summary.unwrap().report.steps, 3 * STEP_COUNT, "{strategy}");
-        let names = sorted_file_names(directory.path());
-        let steps = names.iter().filter_map(|name| {
-            name.strip_prefix("checkpoint-")?.strip_suffix(".safetensors")?.parse::<u64>().ok()
-        });
-        let within = steps.filter(|steps| steps % STEP_COUNT != 0).max();
-        let within = within.unwrap_or_else(|| panic!("{strategy}: only {names:?}"));
-        let name = format!("checkpoint-{within}.safetensors");
-        fs::copy(directory.path().join(name), directory.path().join("checkpoint.safetensors")).unwrap();
-        let (summary, _, lines) = run_on_ranks(2, &config, None);
-        let summary = summary.unwrap();
-        assert_eq!((resumed_steps(&lines), summary.report.steps), (within, 3 * STEP_COUNT), "{strategy}");
-        if strategy == StrategySpec::PsSync {
-            for (found, expected) in summary.parameters.iter().zip(&expected.parameters) {
-                assert!((found - expected).abs() <= 1e-5, "{found} {expected}");
-            }
         }
     }
 }

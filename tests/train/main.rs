@@ -18,6 +18,7 @@ mod model_files;
 mod own_model;
 mod parameter_server;
 mod parquet;
+mod periodic_checkpoints;
 mod program;
 mod recipes;
 mod reproducible;

@@ -23,7 +23,8 @@ pub(super) struct CheckpointArgs {
     #[arg(long, value_name = "DIR")]
     checkpoint: Option<PathBuf>,
 
-    /// Also save a checkpoint every N steps
+    /// Also save a checkpoint every N steps. With local-sgd, diloco and model-average, the ranks save when they next average
+    /// their parameters
     #[arg(long, value_name = "N")]
     checkpoint_steps: Option<NonZeroU64>,
 
@@ -130,8 +131,8 @@ mod tests {
             ("--checkpoint d --checkpoint-minutes 0", "--checkpoint-minutes 0: it must be above 0"),
             ("--checkpoint d --checkpoint-minutes nan", "above 0"),
             (
-                "--checkpoint d --checkpoint-minutes 1 --strategy local-sgd:8",
-                "do not apply to --strategy local-sgd:8",
+                "--checkpoint d --checkpoint-minutes 1 --strategy model-average",
+                "do not apply to --strategy model-average, because",
             ),
         ] {
             let error = parse_config(line).unwrap_err();

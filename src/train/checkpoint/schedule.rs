@@ -24,10 +24,14 @@ impl SaveSchedule {
 
     /// Returns whether a save is due when the run has taken `steps_total` steps.
     pub(crate) fn is_due(&self, steps_total: u64, now: Instant) -> bool {
-        let (steps, time) = self.last_save;
         // If a save must wait for the previous save, the new save stays due until it begins.
-        let by_steps = self.steps.is_some_and(|every| steps_total / every > steps / every);
-        by_steps || self.interval.is_some_and(|every| now.saturating_duration_since(time) >= every)
+        let by_steps = self.steps.is_some_and(|every| steps_total / every > self.last_save.0 / every);
+        by_steps || self.is_interval_over(now)
+    }
+
+    /// Returns whether a save is due because of the time since the last save.
+    pub(crate) fn is_interval_over(&self, now: Instant) -> bool {
+        self.interval.is_some_and(|every| now.saturating_duration_since(self.last_save.1) >= every)
     }
 
     /// Records that a save began.

@@ -118,6 +118,11 @@ impl CheckpointWriter {
         self.schedule.is_due(steps_total, now)
     }
 
+    /// Returns whether a save within an epoch is due because of the time since the last save.
+    pub(crate) fn is_interval_over(&self, now: Instant) -> bool {
+        self.schedule.is_interval_over(now)
+    }
+
     /// Returns whether the last save failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed_save.is_some()

@@ -80,11 +80,11 @@ impl<'a> CoordinatorTrainer<'a> {
         let epochs_done = self.done_batches(&progress) / self.context.batches_per_epoch;
         let epochs_to_record =
             epochs_done / settings.epochs_between_records * settings.epochs_between_records;
-        if epochs_to_record <= self.epochs_recorded
-            || epochs_to_record >= settings.epochs
-            || progress.is_finished
-        {
+        if progress.is_finished || epochs_to_record >= settings.epochs {
             return Ok(());
+        }
+        if epochs_to_record <= self.epochs_recorded {
+            return self.save_if_due(worker, &progress, observer);
         }
         self.copy_worker_state(worker);
         self.save_and_test(epochs_to_record, 0, &progress, observer)?;
@@ -133,6 +133,29 @@ impl<'a> CoordinatorTrainer<'a> {
         self.context.shared.replica.copy_to(parameters);
         optimizer.state.clone_from(&worker.optimizer.state);
         optimizer.steps = worker.optimizer.steps;
+    }
+
+    /// Saves a checkpoint of this rank's replica within an epoch if one is due. The position is that of the first batch that
+    /// is not done.
+    fn save_if_due(
+        &mut self,
+        worker: &Worker<'_>,
+        progress: &GossipProgress,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let batches = self.done_batches(progress);
+        let steps_total = self.context.steps_total_after(self.start, batches);
+        if !self.trainer.can_save_now(steps_total, observer) {
+            return Ok(());
+        }
+        self.copy_worker_state(worker);
+        let (epoch, step) =
+            (batches / self.context.batches_per_epoch, batches % self.context.batches_per_epoch);
+        let (loss_sum, samples) =
+            if step == 0 { (0.0, 0) } else { self.context.shared.coordinator.epoch_losses(epoch) };
+        self.trainer.state.position =
+            Position { epoch, step, steps_total, momentum_start: 0, loss_sum, samples };
+        self.trainer.save_if_due(&mut Group::solo(), observer)
     }
 
     /// Saves a checkpoint after `step` batches of `epoch`, which counts from 0. If `step` is 0, also tests the model

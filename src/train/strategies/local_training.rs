@@ -13,8 +13,8 @@
 //! exactly one round, and no result depends on the time of a message. Whenever the ranks must have equal parameters,
 //! they first finish the average in progress.
 
-use super::stop_exchange::StopExchange;
-use super::{ParameterAgreement, Replica, StepTotals, Strategy};
+use super::request_exchange::RequestExchange;
+use super::{ParameterAgreement, RankRequests, Replica, StepTotals, Strategy};
 use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::gradient_work::GradientWork;
@@ -88,7 +88,7 @@ pub(crate) struct LocalTraining<A> {
     round_samples: SampleCounts,
     /// The numbers of samples since the last average of the optimizer's state.
     samples_since_agreement: SampleCounts,
-    stop: StopExchange,
+    requests: RequestExchange,
 }
 
 /// An average that is in progress while this rank takes steps.
@@ -131,7 +131,7 @@ impl<A: AveragingRule> LocalTraining<A> {
             step_samples: 0,
             round_samples: SampleCounts::default(),
             samples_since_agreement: SampleCounts::default(),
-            stop: StopExchange::new(),
+            requests: RequestExchange::new(),
         }
     }
 
@@ -242,9 +242,8 @@ impl<A: AveragingRule> Strategy for LocalTraining<A> {
         &mut self,
         runtime: &mut dyn Runtime,
         replica: &mut Replica<'_>,
-        steps: u64,
-        is_stopping: bool,
-    ) -> Result<bool, Error> {
+        (steps, own): (u64, RankRequests),
+    ) -> Result<RankRequests, Error> {
         if self.pending.as_ref().is_some_and(|average| average.due_step <= steps) {
             self.finish_average(replica)?;
         }
@@ -254,7 +253,15 @@ impl<A: AveragingRule> Strategy for LocalTraining<A> {
                 delay => self.start_average(runtime, replica, steps + u64::from(delay))?,
             }
         }
-        self.stop.after_step(runtime, is_stopping)
+        self.requests.after_step(runtime, own)
+    }
+
+    fn averages_after_step(&self, steps: u64) -> bool {
+        self.averaging.is_due_after_step(steps)
+    }
+
+    fn has_equal_parameters(&self) -> bool {
+        self.start.is_empty()
     }
 
     fn after_epoch(
@@ -317,7 +324,7 @@ mod tests {
         let mut optimizer = Optimizer::new(Rule::Sgd, 0.1, 0.0, 2);
         let mut replica =
             Replica { parameters: &mut parameters, gradients: &mut gradients, optimizer: &mut optimizer };
-        strategy.after_step(&mut Group::solo(), &mut replica, 1, false).unwrap();
+        strategy.after_step(&mut Group::solo(), &mut replica, (1, RankRequests::default())).unwrap();
         strategy.agree_on_parameters(&mut Group::solo(), &mut replica).unwrap();
         assert_eq!(parameters, [1.000_001, 1e-30]);
     }
@@ -429,7 +436,7 @@ mod tests {
                         gradients: &mut gradients,
                         optimizer: &mut optimizer,
                     };
-                    strategy.after_step(&mut ranks, replica, done, false).unwrap();
+                    strategy.after_step(&mut ranks, replica, (done, RankRequests::default())).unwrap();
                     if done > delay && (done - delay).is_multiple_of(ROUND_STEPS) {
                         applied = next - delay;
                         let change = weighted_changes(0..RANKS, &(applied - ROUND_STEPS..applied));

@@ -12,11 +12,11 @@ mod model_average;
 mod pipeline;
 mod pipeline_schedule;
 mod reproducible;
+mod request_exchange;
 mod shard_step;
 mod sharded_optimizer;
 mod spec;
 mod stage_messages;
-mod stop_exchange;
 mod tensor_parallel;
 
 use self::allreduce::AllReduce;
@@ -27,6 +27,7 @@ use self::model_average::ModelAverage;
 use self::pipeline::Pipeline;
 pub(crate) use self::pipeline::pipeline_stages;
 use self::reproducible::Reproducible;
+pub(crate) use self::request_exchange::RankRequests;
 use self::shard_step::ShardStep;
 use self::sharded_optimizer::ShardedOptimizer;
 pub use self::spec::StrategySpec;
@@ -65,17 +66,27 @@ pub(crate) trait Strategy {
         own_totals: StepTotals,
     ) -> Result<Option<StepTotals>, Error>;
 
-    /// Called after each step. `steps` is the number of steps that the run has taken in this epoch. `is_stopping` says
-    /// whether this rank has received a stop signal. If [`take_step`](Self::take_step) returns `None`, this function returns the
-    /// same value on all ranks: whether the ranks stop after this step.
+    /// Called after each step if [`take_step`](Self::take_step) returns `None`. `steps` is the number of steps that the run
+    /// has taken in this epoch, and `own` has the requests of this rank. Returns the requests of all ranks that this rank
+    /// knows by now: the same on all ranks.
     fn after_step(
         &mut self,
         _runtime: &mut dyn Runtime,
         _replica: &mut Replica<'_>,
-        _steps: u64,
-        _is_stopping: bool,
-    ) -> Result<bool, Error> {
-        Ok(false)
+        (_steps, own): (u64, RankRequests),
+    ) -> Result<RankRequests, Error> {
+        Ok(own)
+    }
+
+    /// Returns whether the ranks average their parameters when they have taken `steps` steps of an epoch. The trainer may
+    /// then call [`agree_on_parameters`](Self::agree_on_parameters) instead of [`after_step`](Self::after_step).
+    fn averages_after_step(&self, _steps: u64) -> bool {
+        false
+    }
+
+    /// Returns whether all ranks have the same parameters and the same state of the optimizer now.
+    fn has_equal_parameters(&self) -> bool {
+        true
     }
 
     /// Called at the end of each epoch. `epochs` is the number of epochs that the run has completed.

@@ -120,19 +120,9 @@ impl StrategySpec {
         matches!(self, Self::PsSync | Self::PsAsync { .. })
     }
 
-    /// Returns whether a checkpoint can be saved after any step.
-    pub(crate) fn can_save_within_epochs(self) -> bool {
-        match self {
-            Self::AllReduce
-            | Self::PsSync
-            | Self::PsAsync { .. }
-            | Self::Tensor
-            | Self::Pipeline { .. }
-            | Self::Hybrid { .. } => true,
-            Self::ModelAverage { .. } | Self::LocalSgd { .. } | Self::DiLoCo { .. } | Self::Gossip { .. } => {
-                false
-            }
-        }
+    /// Returns whether there is a model to save before the end of the run.
+    pub(crate) fn has_model_during_run(self) -> bool {
+        self != Self::ModelAverage { epochs: None }
     }
 
     /// Returns the number of epochs between two records of a run of `run_epochs` epochs. This is `usual_epochs` if all ranks

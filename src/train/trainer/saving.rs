@@ -72,15 +72,27 @@ impl Trainer<'_> {
         }
     }
 
-    /// The trainer calls this function before each step. If the ranks hold parts of the state and a save is due after the
-    /// step, sets `is_save_due`. In the step, the ranks sum this flag, so that each rank knows whether rank 0 needs its part.
-    pub(super) fn mark_save_if_due(&mut self, observer: &mut dyn Observer) {
-        let next = self.state.position.steps_total + 1;
-        self.is_save_due |= !self.partition.has_whole_state() && self.can_save_now(next, observer);
+    /// Returns whether this rank asks the other ranks to save a checkpoint within the epoch. The trainer calls this function
+    /// before each step. Only rank 0 asks, and only if the other ranks take part in a save: because they hold parts of the
+    /// state, or because their parameters differ until an average.
+    pub(super) fn requests_save(&mut self, observer: &mut dyn Observer) -> bool {
+        match self.strategy.parameter_agreement() {
+            ParameterAgreement::EveryStep => {
+                let next = self.state.position.steps_total + 1;
+                !self.partition.has_whole_state() && self.can_save_now(next, observer)
+            }
+            // Each rank counts the steps itself, so that the steps with a save do not depend on the time of a message.
+            ParameterAgreement::OnRequest => {
+                !self.is_save_due
+                    && self.can_begin_write(observer)
+                    && self.writer.as_ref().is_some_and(|writer| writer.is_interval_over(Instant::now()))
+            }
+        }
     }
 
     /// Saves a checkpoint within an epoch if one is due. If the previous write is still in progress, the save begins
-    /// after a later step. All ranks must call this function.
+    /// after a later step. If the ranks have averaged their parameters for this save, it is left out instead, so that the
+    /// steps of the averages do not depend on the speed of the disk. All ranks must call this function.
     pub(crate) fn save_if_due(
         &mut self,
         group: &mut Group,
@@ -97,12 +109,16 @@ impl Trainer<'_> {
             }
             return Ok(());
         }
+        let begins = match self.strategy.parameter_agreement() {
+            ParameterAgreement::EveryStep => self.can_save_now(self.state.position.steps_total, observer),
+            ParameterAgreement::OnRequest if self.is_save_due && self.strategy.has_equal_parameters() => {
+                self.is_save_due = false;
+                self.can_begin_write(observer)
+            }
+            ParameterAgreement::OnRequest => false,
+        };
         // If a parameter is not finite, do not save: a later check ends the run with an error.
-        if self.strategy.parameter_agreement() == ParameterAgreement::EveryStep
-            && !self.stopped
-            && self.can_save_now(self.state.position.steps_total, observer)
-            && self.state.parameters.iter().all(|value| value.is_finite())
-        {
+        if begins && !self.stopped && self.state.parameters.iter().all(|value| value.is_finite()) {
             show_checkpoint_line(observer, self.begin_save(None, false));
         }
         Ok(())
@@ -111,9 +127,15 @@ impl Trainer<'_> {
     /// Returns whether a save within an epoch is due after `steps_total` steps of the run, and no other write is in
     /// progress.
     pub(crate) fn can_save_now(&mut self, steps_total: u64, observer: &mut dyn Observer) -> bool {
+        self.can_begin_write(observer)
+            && self.writer.as_ref().is_some_and(|writer| writer.is_due(steps_total, Instant::now()))
+    }
+
+    /// Returns whether this rank writes checkpoints, and no write is in progress.
+    fn can_begin_write(&mut self, observer: &mut dyn Observer) -> bool {
         let Some(writer) = &mut self.writer else { return false };
         show_checkpoint_line(observer, writer.wait(Duration::ZERO));
-        !writer.is_writing() && writer.is_due(steps_total, Instant::now())
+        !writer.is_writing()
     }
 
     /// Copies the state and starts to write the copy. Returns a line for the user if the write cannot start. If the

@@ -1,9 +1,10 @@
-//! Exchanges stop signals between ranks that do not exchange gradients in each step.
+//! Exchanges requests between ranks that do not exchange gradients in each step: to stop, or to save a checkpoint.
 //!
-//! An asynchronous sum of the stop flags of all ranks is always in progress. About every
-//! [`EXCHANGE_INTERVAL_SECONDS`], the ranks wait for this sum and start the next sum. So all ranks stop after the same
-//! step, at most about two intervals after a signal. The sums also keep the ranks within two intervals of each other.
-//! Without these sums, a fast rank could be so far ahead of a slow rank that the next operation of the fast rank times out.
+//! An asynchronous sum of the requests of all ranks is always in progress. About every
+//! [`EXCHANGE_INTERVAL_SECONDS`], the ranks wait for this sum and start the next sum. So all ranks learn of a request
+//! after the same step, at most about two intervals later. The sums also keep the ranks within two intervals of each
+//! other. Without these sums, a fast rank could be so far ahead of a slow rank that the next operation of the fast rank
+//! times out.
 
 use std::time::Instant;
 
@@ -16,8 +17,17 @@ const EXCHANGE_INTERVAL_SECONDS: f64 = 0.25;
 /// The number of steps of an interval is at most this factor times the number of steps of the previous interval.
 const INTERVAL_GROWTH_FACTOR_MAX: u64 = 4;
 
-/// This rank's part of the exchange of stop signals.
-pub(crate) struct StopExchange {
+/// What a rank asks of all ranks, or what any rank has asked of all ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct RankRequests {
+    /// To stop, because of a stop signal.
+    pub(crate) stop: bool,
+    /// To save a checkpoint within the epoch.
+    pub(crate) save: bool,
+}
+
+/// This rank's part of the exchange of requests.
+pub(crate) struct RequestExchange {
     /// The sum that is in progress.
     pending: Option<PendingTotals>,
     /// The number of steps of the current interval.
@@ -28,34 +38,40 @@ pub(crate) struct StopExchange {
     start: Instant,
 }
 
-impl StopExchange {
+impl RequestExchange {
     pub(crate) fn new() -> Self {
         Self { pending: None, steps: 1, steps_left: 1, start: Instant::now() }
     }
 
-    /// Call this function after each step. `is_stopping` is true if this rank has received a stop signal. Returns true
-    /// after the same step on all ranks, at the second exchange after any rank has received a stop signal.
-    pub(crate) fn after_step(&mut self, runtime: &mut dyn Runtime, is_stopping: bool) -> Result<bool, Error> {
+    /// Call this function after each step. `own` has the requests of this rank. Returns the requests of all ranks after
+    /// the same step on all ranks, at the second exchange after a rank has begun to request something.
+    pub(crate) fn after_step(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        own: RankRequests,
+    ) -> Result<RankRequests, Error> {
         let (_, size) = runtime.rank_and_size();
         if size == WorldSize::ONE {
-            return Ok(is_stopping);
+            return Ok(own);
         }
         self.steps_left -= 1;
         if self.steps_left > 0 {
-            return Ok(false);
+            return Ok(RankRequests::default());
         }
         let seconds_per_step = self.start.elapsed().as_secs_f64() / self.steps as f64;
-        let mut stop_flags = 0.0;
+        let mut requests = RankRequests::default();
         if let Some(pending) = self.pending.take() {
             let totals = pending.wait()?;
-            stop_flags = totals[0];
-            self.steps = steps_of_next_interval(self.steps, totals[1] / f64::from(size.get()));
+            requests = RankRequests { stop: totals[0] > 0.0, save: totals[1] > 0.0 };
+            self.steps = steps_of_next_interval(self.steps, totals[2] / f64::from(size.get()));
         }
-        let own_totals = vec![f64::from(u8::from(is_stopping)), seconds_per_step];
-        self.pending = Some(runtime.start_sum_of_totals(own_totals)?);
+        // A save that all ranks now know of is not requested again.
+        let save = own.save && !requests.save;
+        let flags = [own.stop, save].map(|flag| f64::from(u8::from(flag)));
+        self.pending = Some(runtime.start_sum_of_totals(vec![flags[0], flags[1], seconds_per_step])?);
         self.steps_left = self.steps;
         self.start = Instant::now();
-        Ok(stop_flags > 0.0)
+        Ok(requests)
     }
 }
 
