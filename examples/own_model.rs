@@ -48,8 +48,12 @@ impl Layer for FactorizedLayer {
         self.outputs
     }
 
-    fn tensor_names_and_shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
-        vec![("a", vec![FACTORS, self.inputs]), ("b", vec![self.outputs, FACTORS]), ("c", vec![self.outputs])]
+    fn tensor_names_and_shapes(&self) -> Vec<(String, Vec<usize>)> {
+        vec![
+            ("a".into(), vec![FACTORS, self.inputs]),
+            ("b".into(), vec![self.outputs, FACTORS]),
+            ("c".into(), vec![self.outputs]),
+        ]
     }
 
     fn initialize(&self, parameters: &mut [f32], uniform: &mut dyn FnMut() -> f32) {
@@ -64,13 +68,19 @@ impl Layer for FactorizedLayer {
         mut output: ArrayViewMut2<'_, f32>,
         _: &mut SavedForBackward,
         _: ForwardMode<'_>,
-    ) {
+    ) -> Result<(), String> {
         let (a, b, c) = self.split(parameters);
         output.assign(&ArrayView2::from_shape((1, self.outputs), c).expect("the lengths fit"));
         general_mat_mul(1.0, &input.dot(&a.t()), &b.t(), 1.0, &mut output);
+        Ok(())
     }
 
-    fn backward(&self, parameters: &[f32], pass: BackwardPass<'_>, gradients: &mut GradientSink<'_>) {
+    fn backward(
+        &self,
+        parameters: &[f32],
+        pass: BackwardPass<'_>,
+        gradients: &mut GradientSink<'_>,
+    ) -> Result<(), String> {
         let (a, b, _) = self.split(parameters);
         let BackwardPass { input, delta, input_delta, .. } = pass;
         // The derivative of the loss with respect to A x.
@@ -86,6 +96,7 @@ impl Layer for FactorizedLayer {
         if let Some(mut input_delta) = input_delta {
             general_mat_mul(1.0, &hidden_delta, &a, 0.0, &mut input_delta);
         }
+        Ok(())
     }
 }
 

@@ -57,6 +57,10 @@ pub mod transport;
 pub mod types;
 pub mod wire;
 
+/// The crates of candle, in the versions that [`CandleModule`](train::model::CandleModule) uses.
+#[cfg(feature = "candle")]
+pub use {candle_core, candle_nn};
+
 pub use codec::Compression;
 pub use group::{
     Buffer, Error, ForeignBuffer, Group, Handle, Input, JoinMethod, JoinOptions, Messenger, OwnedBuffer,

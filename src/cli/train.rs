@@ -281,9 +281,9 @@ fn exit_code_of_train_error(error: &TrainError) -> Exit {
         | TrainError::OtherRankFailed { phase: RunPhase::Storage, .. } => Exit::Checkpoint,
         TrainError::ArgumentsDiffer { .. } => Exit::Configuration,
         TrainError::Options(_) => Exit::Usage,
-        TrainError::Diverged(_) | TrainError::OtherRankFailed { phase: RunPhase::Training, .. } => {
-            Exit::Diverged
-        }
+        TrainError::Diverged(_)
+        | TrainError::Layer(_)
+        | TrainError::OtherRankFailed { phase: RunPhase::Training, .. } => Exit::Diverged,
         TrainError::ParametersDiffer { .. } => Exit::ParametersDiffer,
         TrainError::ParameterServer(error) => match error {
             ParameterServerError::TooFewRanks { .. } | ParameterServerError::Unsupported(_) => {

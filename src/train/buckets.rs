@@ -16,6 +16,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use super::TrainError;
 use super::gradient_work::GradientWork;
 use super::model::LossSums;
 use super::partition::chunk_of_bucket;
@@ -73,7 +74,7 @@ impl Buckets {
         &mut self,
         runtime: &mut dyn Runtime,
         work: GradientWork<'_>,
-    ) -> Result<LossSums, Error> {
+    ) -> Result<LossSums, TrainError> {
         let weight = 1.0 / work.batch_len as f32;
         let ranks = PassRuntime::new(runtime);
         let sums = work.differentiate(
@@ -82,8 +83,8 @@ impl Buckets {
             (self.elements, |range, gradients: &mut [f32]| {
                 ranks.call_unless_failed(|runtime| self.add_gradients(runtime, range, gradients));
             }),
-        );
-        ranks.into_result(sums)
+        )?;
+        Ok(ranks.into_result(sums)?)
     }
 
     /// Returns the number of elements in a full bucket.

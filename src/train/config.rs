@@ -195,6 +195,7 @@ impl Config {
             Some(ModelSpec::Linear) => Some(Task::Regression),
             Some(ModelSpec::Softmax) => Some(Task::Classification),
             Some(ModelSpec::Gpt(_)) => Some(Task::Text),
+            Some(ModelSpec::Own(_)) if matches!(self.source, DataSource::Text(_)) => Some(Task::Text),
             _ => self.task,
         }
     }
@@ -258,7 +259,7 @@ impl Config {
         output_paths::check_output_paths(self)
     }
 
-    /// Checks that a GPT is trained on a text, and every other model on other data.
+    /// Checks that a GPT is trained on a text, and the other built-in models on other data.
     fn check_text_model(&self) -> Result<(), String> {
         let is_text = matches!(self.source, DataSource::Text(_));
         match &self.model {
@@ -268,14 +269,12 @@ impl Config {
             Some(model @ ModelSpec::Gpt(_)) if !is_text => {
                 Err(format!("--model {model} learns from plain text; pass --data FILE.txt"))
             }
-            Some(model @ ModelSpec::Gpt(_)) if self.recipe.reproducible_shards.is_some() => Err(format!(
-                "--reproducible does not apply to --model {model}, because candle adds numbers in an order that depends on the \
-                 number of samples on a rank; leave out --reproducible"
-            )),
-            Some(ModelSpec::Gpt(_)) if !(1..=CONTEXT_MAX).contains(&self.text.context) => {
+            Some(ModelSpec::Gpt(_) | ModelSpec::Own(_))
+                if is_text && !(1..=CONTEXT_MAX).contains(&self.text.context) =>
+            {
                 Err(format!("--context {}: it must be from 1 to {CONTEXT_MAX}", self.text.context))
             }
-            Some(ModelSpec::Gpt(_)) => Ok(()),
+            Some(ModelSpec::Gpt(_) | ModelSpec::Own(_)) => Ok(()),
             _ if is_text => {
                 Err(format!("--data {} is plain text; pass --model gpt:LAYERS,HEADS,WIDTH", self.source))
             }

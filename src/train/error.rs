@@ -3,6 +3,7 @@
 use super::checkpoint::CheckpointError;
 use super::data::DataError;
 use super::gossip::GossipError;
+use super::model::LayerError;
 use super::model_file::ModelFileError;
 use super::parameter_server::ParameterServerError;
 use crate::group;
@@ -86,6 +87,9 @@ pub enum TrainError {
     /// constant prediction.
     #[error("{0}")]
     Diverged(String),
+    /// A layer of the model failed on this rank.
+    #[error(transparent)]
+    Layer(#[from] LayerError),
     /// The parameter server failed, or this rank lost its connection to the server.
     #[error(transparent)]
     ParameterServer(ParameterServerError),

@@ -6,7 +6,7 @@ use ndarray::{Axis, s};
 
 use super::data::{ExactSum, Samples, Standardizer};
 use super::metrics::MetricSums;
-use super::model::{LossSums, Network, Workspace};
+use super::model::{LayerError, LossSums, Network, Workspace};
 
 /// The inputs and the memory that a rank needs to evaluate samples.
 pub(crate) struct EvaluationWork<'a> {
@@ -25,31 +25,31 @@ pub(crate) struct EvaluationWork<'a> {
 
 impl EvaluationWork<'_> {
     /// Evaluates the samples with the whole model.
-    pub(crate) fn evaluate(self) -> LossSums {
+    pub(crate) fn evaluate(self) -> Result<LossSums, LayerError> {
         let Self { network, parameters, workspace, samples, standardizer, rows, metrics } = self;
         if rows.is_empty() {
-            return LossSums::default();
+            return Ok(LossSums::default());
         }
         let input = workspace.input.slice_mut(s![..rows.len(), ..]);
         samples.features.write_rows(rows.clone(), standardizer, input);
-        let outputs = network.compute_outputs(parameters, workspace, rows.len());
+        let outputs = network.compute_outputs(parameters, workspace, rows.len())?;
         if let Some(metrics) = metrics {
             metrics.add_outputs(&outputs, (network.loss(), &samples.targets), rows.clone());
         }
-        network.loss().evaluate(&outputs, &samples.targets, rows)
+        Ok(network.loss().evaluate(&outputs, &samples.targets, rows))
     }
 
     /// Does the same as [`evaluate`](Self::evaluate), and adds each finite loss of a sample to `sum`. The value of
     /// `sum` does not depend on which rank evaluates which samples.
-    pub(crate) fn evaluate_and_add_losses(self, sum: &mut ExactSum) -> LossSums {
+    pub(crate) fn evaluate_and_add_losses(self, sum: &mut ExactSum) -> Result<LossSums, LayerError> {
         let Self { network, parameters, workspace, samples, standardizer, rows, metrics } = self;
         let mut total = LossSums::default();
         if rows.is_empty() {
-            return total;
+            return Ok(total);
         }
         let input = workspace.input.slice_mut(s![..rows.len(), ..]);
         samples.features.write_rows(rows.clone(), standardizer, input);
-        let outputs = network.compute_outputs(parameters, workspace, rows.len());
+        let outputs = network.compute_outputs(parameters, workspace, rows.len())?;
         if let Some(metrics) = metrics {
             metrics.add_outputs(&outputs, (network.loss(), &samples.targets), rows.clone());
         }
@@ -60,6 +60,6 @@ impl EvaluationWork<'_> {
             }
             total.add(sums);
         }
-        total
+        Ok(total)
     }
 }

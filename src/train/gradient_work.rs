@@ -8,7 +8,7 @@ use ndarray::s;
 
 use super::data::{Samples, Standardizer};
 use super::model::{
-    GradientUpdate, LossSums, Network, OneRank, StepSeed, SumOverRanks, TrainingBatch, Workspace,
+    GradientUpdate, LayerError, LossSums, Network, OneRank, StepSeed, SumOverRanks, TrainingBatch, Workspace,
 };
 
 /// The inputs and the memory that a rank needs to compute the gradient of its samples.
@@ -49,7 +49,7 @@ impl GradientWork<'_> {
         weight: f32,
         ranks: &dyn SumOverRanks,
         (range_elements, mut on_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
-    ) -> LossSums {
+    ) -> Result<LossSums, LayerError> {
         let Self {
             network,
             parameters,
@@ -88,11 +88,11 @@ impl GradientWork<'_> {
                 ranks,
             };
             let ranges = (if is_last { range_elements } else { usize::MAX }, on_range);
-            let sums = network.differentiate(parameters, gradients, workspace, batch, ranges);
+            let sums = network.differentiate(parameters, gradients, workspace, batch, ranges)?;
             total.loss += sums.loss;
             total.correct += sums.correct;
         }
-        total
+        Ok(total)
     }
 }
 
@@ -105,7 +105,7 @@ impl GradientWork<'_> {
         range: Range<usize>,
         target: Option<&mut [f32]>,
         row_groups: (&[Range<usize>], &mut [LossSums]),
-    ) {
+    ) -> Result<(), LayerError> {
         let indices = &self.indices[range];
         let input = self.workspace.input.slice_mut(s![..indices.len(), ..]);
         let gather_start = Instant::now();
@@ -118,7 +118,7 @@ impl GradientWork<'_> {
         let (targets, update) = (&self.samples.targets, GradientUpdate::Replace);
         let batch = TrainingBatch { targets, indices, weight, step: self.step, update, ranks: &OneRank };
         let gradients = target.unwrap_or(self.gradients);
-        self.network.differentiate_row_groups(self.parameters, gradients, self.workspace, batch, row_groups);
+        self.network.differentiate_row_groups(self.parameters, gradients, self.workspace, batch, row_groups)
     }
 }
 
@@ -161,7 +161,8 @@ mod tests {
                     step: StepSeed::default(),
                     data_time: &mut Duration::default(),
                 };
-                let sums = work.differentiate(0.1, &OneRank, (11, |range, _: &mut [f32]| ranges.push(range)));
+                let on_range = |range, _: &mut [f32]| ranges.push(range);
+                let sums = work.differentiate(0.1, &OneRank, (11, on_range)).unwrap();
                 (gradients, sums, ranges)
             };
             let (expected, sums, ranges) = gradient(1);

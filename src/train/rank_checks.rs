@@ -5,7 +5,6 @@
 
 use sha2::{Digest, Sha256};
 
-use super::data::DataError;
 use super::partition::PartPlace;
 use super::{RunPhase, TrainError};
 use crate::group::Group;
@@ -41,12 +40,18 @@ pub(crate) fn check_all_succeeded<T>(
 }
 
 /// Returns `local`. If `local` is an error of this rank alone, ends the job on all ranks, so that no other rank waits.
-pub(crate) fn abort_if_failed<T>(group: &Group, local: Result<T, DataError>) -> Result<T, TrainError> {
-    if let Err(error) = &local {
-        // `abort` fails if another rank has already aborted the job. Even then, this rank returns its own message.
-        let _ = group.abort(&error.to_string());
-    }
-    local.map_err(TrainError::from)
+pub(crate) fn abort_if_failed<T, E>(group: &Group, local: Result<T, E>) -> Result<T, TrainError>
+where
+    E: Into<TrainError>,
+{
+    local.map_err(|error| {
+        let error = error.into();
+        if !matches!(error, TrainError::Group(_)) {
+            // `abort` fails if another rank has already aborted the job. Even then, this rank returns its own message.
+            let _ = group.abort(&error.to_string());
+        }
+        error
+    })
 }
 
 /// Compares the `digests` of all ranks with the digests of rank 0. Returns the lowest rank whose digests differ, and

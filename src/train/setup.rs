@@ -146,6 +146,12 @@ impl TrainingSettings {
             ))
             .into());
         }
+        if config.recipe.reproducible_shards.is_some() && !network.is_reproducible() {
+            let problem = "--reproducible does not apply to this model, because a layer of the model, for example a layer that candle \
+                           computes, adds numbers in an order that depends on the number of samples on a rank; leave out \
+                           --reproducible";
+            return Err(TrainError::Options(problem.into()));
+        }
         let servers = if config.strategy.uses_parameter_server() { config.server_count().get() } else { 0 };
         let workers = size.get().saturating_sub(servers);
         if network.uses_sums_over_ranks() {

@@ -1,6 +1,8 @@
 //! Tests of training: with the library, and with the program `ringtrain` on one rank and on several ranks.
 
 mod batch_norm;
+#[cfg(feature = "candle")]
+mod candle_modules;
 mod checkpoints;
 mod cnn;
 mod command_line;

@@ -34,8 +34,8 @@ impl Layer for Linear {
         self.outputs
     }
 
-    fn tensor_names_and_shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
-        vec![("matrix", vec![self.outputs, self.inputs])]
+    fn tensor_names_and_shapes(&self) -> Vec<(String, Vec<usize>)> {
+        vec![("matrix".into(), vec![self.outputs, self.inputs])]
     }
 
     fn initialize(&self, parameters: &mut [f32], uniform: &mut dyn FnMut() -> f32) {
@@ -49,11 +49,17 @@ impl Layer for Linear {
         mut output: ArrayViewMut2<'_, f32>,
         _: &mut SavedForBackward,
         _: ForwardMode<'_>,
-    ) {
+    ) -> Result<(), String> {
         general_mat_mul(1.0, &input, &self.weight(parameters).t(), 0.0, &mut output);
+        Ok(())
     }
 
-    fn backward(&self, parameters: &[f32], pass: BackwardPass<'_>, gradients: &mut GradientSink<'_>) {
+    fn backward(
+        &self,
+        parameters: &[f32],
+        pass: BackwardPass<'_>,
+        gradients: &mut GradientSink<'_>,
+    ) -> Result<(), String> {
         let BackwardPass { input, delta, input_delta, .. } = pass;
         gradients.add_gradients(input.nrows(), |rows, gradients| {
             let (x, d) = (input.slice(s![rows.clone(), ..]), delta.slice(s![rows, ..]));
@@ -63,6 +69,7 @@ impl Layer for Linear {
         if let Some(mut input_delta) = input_delta {
             general_mat_mul(1.0, &delta, &self.weight(parameters), 0.0, &mut input_delta);
         }
+        Ok(())
     }
 }
 

@@ -57,17 +57,19 @@ impl Layer for CallbackLayer {
         mut output: ArrayViewMut2<'_, f32>,
         _: &mut SavedForBackward,
         mode: ForwardMode<'_>,
-    ) {
+    ) -> Result<(), String> {
         output.assign(&input);
         if let ForwardMode::Training(pass) = mode {
             (self.before_step)(pass.step.step);
         }
+        Ok(())
     }
 
-    fn backward(&self, _: &[f32], pass: BackwardPass<'_>, _: &mut GradientSink<'_>) {
+    fn backward(&self, _: &[f32], pass: BackwardPass<'_>, _: &mut GradientSink<'_>) -> Result<(), String> {
         if let Some(mut input_delta) = pass.input_delta {
             input_delta.assign(&pass.delta);
         }
+        Ok(())
     }
 }
 

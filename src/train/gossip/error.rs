@@ -113,7 +113,7 @@ pub(super) fn coordinator_failed_error(coordinator: Rank, kind: FailureKind, pro
 /// Returns the kind of failure that the coordinator reports to the other ranks for this error.
 pub(super) fn failure_kind(error: &TrainError) -> FailureKind {
     match error {
-        TrainError::Diverged(_) => FailureKind::Diverged,
+        TrainError::Diverged(_) | TrainError::Layer(_) => FailureKind::Diverged,
         TrainError::Checkpoint(_) | TrainError::ModelFile(_) => FailureKind::Storage,
         _ => FailureKind::Other,
     }

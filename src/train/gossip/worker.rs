@@ -18,7 +18,7 @@ use crate::train::batch_queue::Assignment;
 use crate::train::batches::{Batches, range_of_rank};
 use crate::train::checkpoint::TrainingState;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
-use crate::train::model::{OneRank, StepSeed, Workspace};
+use crate::train::model::{LossSums, OneRank, StepSeed, Workspace};
 use crate::train::optimizer::Optimizer;
 use crate::train::peer_link::{LinkFailure, PeerLink};
 use crate::train::progress::Observer;
@@ -230,20 +230,22 @@ impl<'a> Worker<'a> {
             data_time: &mut Duration::default(),
         };
         let weight = 1.0 / indices.len().max(1) as f32;
-        let loss = work.differentiate(weight, &OneRank, (usize::MAX, |_, _: &mut [f32]| {})).loss;
-        if loss.is_finite() {
-            return Ok(DonePart { number, loss, samples: indices.len() as u64 });
-        }
-        let message = format!(
-            "the loss is {} in batch {} (epoch {}, batch {} of this epoch) on rank {}; lower --lr (now {})",
-            if loss.is_nan() { "NaN" } else { "infinite" },
-            batch + 1,
-            epoch + 1,
-            step + 1,
-            self.context.own_rank,
-            self.start.learning_rate.unwrap_or_default(),
-        );
-        if coordinator != self.context.own_rank {
+        let own_rank = self.context.own_rank;
+        let message = match work.differentiate(weight, &OneRank, (usize::MAX, |_, _: &mut [f32]| {})) {
+            Ok(LossSums { loss, .. }) if loss.is_finite() => {
+                return Ok(DonePart { number, loss, samples: indices.len() as u64 });
+            }
+            Ok(LossSums { loss, .. }) => format!(
+                "the loss is {} in batch {} (epoch {}, batch {} of this epoch) on rank {own_rank}; lower --lr (now {})",
+                if loss.is_nan() { "NaN" } else { "infinite" },
+                batch + 1,
+                epoch + 1,
+                step + 1,
+                self.start.learning_rate.unwrap_or_default(),
+            ),
+            Err(error) => format!("{error} (on rank {own_rank})"),
+        };
+        if coordinator != own_rank {
             let text = encode_text(&message, TEXT_WORDS_MAX);
             let numbers = [message.len() as u64, 0, 0, 0];
             let request = Message::new(GossipRequestKind::Diverged as u32, numbers, &text).encode();

@@ -14,9 +14,6 @@ use crate::train::data::ImageShape;
 
 /// The maximum number of values that all layers of a convolutional network together compute for a sample.
 const LAYER_VALUES_MAX: usize = 1 << 24;
-/// The maximum number of values that a layer of a GPT computes for a window of tokens.
-#[cfg(feature = "candle")]
-const GPT_LAYER_VALUES_MAX: usize = 1 << 26;
 
 /// The number of inputs of a model, and the shape of the images if the samples are images.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,14 +72,7 @@ pub(super) fn build_layers(
 /// each token of the vocabulary.
 #[cfg(feature = "candle")]
 fn build_gpt(spec: GptSpec, context: usize, outputs: usize) -> Result<Vec<Arc<dyn Layer>>, String> {
-    let layers = super::gpt::build_gpt_layers(spec, context, outputs / context.max(1));
-    match layers.iter().map(|layer| layer.values_per_sample()).max() {
-        Some(values) if values > GPT_LAYER_VALUES_MAX => Err(format!(
-            "computes {values} values in a layer for each window of {context} tokens; the maximum is {GPT_LAYER_VALUES_MAX}; \
-             lower --context"
-        )),
-        _ => Ok(layers),
-    }
+    super::gpt::build_gpt_layers(spec, context, outputs / context.max(1))
 }
 
 #[cfg(not(feature = "candle"))]

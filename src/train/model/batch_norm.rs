@@ -191,9 +191,9 @@ impl Layer for BatchNorm {
         self.channels * self.pixels
     }
 
-    fn tensor_names_and_shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
+    fn tensor_names_and_shapes(&self) -> Vec<(String, Vec<usize>)> {
         let names = ["weight", "bias", "running_mean", RUNNING_VARIANCE];
-        names.map(|name| (name, vec![self.channels])).to_vec()
+        names.map(|name| (name.to_owned(), vec![self.channels])).to_vec()
     }
 
     fn statistic_count(&self) -> usize {
@@ -223,7 +223,7 @@ impl Layer for BatchNorm {
         mut output: ArrayViewMut2<'_, f32>,
         saved: &mut SavedForBackward,
         mode: ForwardMode<'_>,
-    ) {
+    ) -> Result<(), String> {
         let BatchNormTensors { weights, biases, means, variances } = self.tensors(parameters);
         let statistics = self.statistics(saved);
         match mode {
@@ -246,9 +246,15 @@ impl Layer for BatchNorm {
             }
         }
         self.activation.apply(output.as_slice_mut().expect(CONTIGUITY_MESSAGE));
+        Ok(())
     }
 
-    fn backward(&self, parameters: &[f32], pass: BackwardPass<'_>, gradients: &mut GradientSink<'_>) {
+    fn backward(
+        &self,
+        parameters: &[f32],
+        pass: BackwardPass<'_>,
+        gradients: &mut GradientSink<'_>,
+    ) -> Result<(), String> {
         let BackwardPass { input, output, mut delta, input_delta, saved, ranks } = pass;
         self.activation.differentiate(
             delta.as_slice_mut().expect(CONTIGUITY_MESSAGE),
@@ -257,7 +263,7 @@ impl Layer for BatchNorm {
         let statistics = self.statistics(saved);
         let mut sums = self.gradient_sums(&statistics, &input, &delta.view());
         self.write_gradients(parameters, &statistics, &sums, gradients, input.nrows());
-        let Some(mut input_delta) = input_delta else { return };
+        let Some(mut input_delta) = input_delta else { return Ok(()) };
         ranks.sum_over_ranks(&mut sums);
         let weights = self.tensors(parameters).weights;
         let inverse_count = f64::from(*statistics.inverse_count);
@@ -277,6 +283,7 @@ impl Layer for BatchNorm {
                 }
             }
         }
+        Ok(())
     }
 }
 

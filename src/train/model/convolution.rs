@@ -136,11 +136,11 @@ impl Layer for Convolution {
         self.channels * self.pixels()
     }
 
-    fn tensor_names_and_shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
+    fn tensor_names_and_shapes(&self) -> Vec<(String, Vec<usize>)> {
         let mut tensors =
-            vec![("weight", vec![self.channels, self.input.channels, self.kernel, self.kernel])];
+            vec![("weight".into(), vec![self.channels, self.input.channels, self.kernel, self.kernel])];
         if self.has_biases {
-            tensors.push(("bias", vec![self.channels]));
+            tensors.push(("bias".into(), vec![self.channels]));
         }
         tensors
     }
@@ -167,7 +167,7 @@ impl Layer for Convolution {
         mut output: ArrayViewMut2<'_, f32>,
         saved: &mut SavedForBackward,
         _: ForwardMode<'_>,
-    ) {
+    ) -> Result<(), String> {
         let (weight, biases) = (self.weight_matrix(parameters), &parameters[self.weight_count()..]);
         let (padded, patches) = self.split_saved_values(saved);
         padded.fill(0.0);
@@ -183,9 +183,15 @@ impl Layer for Convolution {
             general_mat_mul(1.0, &weight, &patches, earlier_factor, &mut self.output_matrix_mut(output));
             self.activation.apply(output);
         }
+        Ok(())
     }
 
-    fn backward(&self, parameters: &[f32], pass: BackwardPass<'_>, gradients: &mut GradientSink<'_>) {
+    fn backward(
+        &self,
+        parameters: &[f32],
+        pass: BackwardPass<'_>,
+        gradients: &mut GradientSink<'_>,
+    ) -> Result<(), String> {
         let BackwardPass { input, output, mut delta, mut input_delta, saved, .. } = pass;
         let (padded, patches) = self.split_saved_values(saved);
         let weight = self.weight_matrix(parameters);
@@ -217,6 +223,7 @@ impl Layer for Convolution {
                 }
             }
         });
+        Ok(())
     }
 }
 

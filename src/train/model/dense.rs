@@ -98,10 +98,10 @@ impl Layer for Dense {
         self.outputs
     }
 
-    fn tensor_names_and_shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
-        let mut tensors = vec![("weight", vec![self.outputs, self.inputs])];
+    fn tensor_names_and_shapes(&self) -> Vec<(String, Vec<usize>)> {
+        let mut tensors = vec![("weight".into(), vec![self.outputs, self.inputs])];
         if self.has_biases {
-            tensors.push(("bias", vec![self.outputs]));
+            tensors.push(("bias".into(), vec![self.outputs]));
         }
         tensors
     }
@@ -123,7 +123,7 @@ impl Layer for Dense {
         mut output: ArrayViewMut2<'_, f32>,
         _: &mut SavedForBackward,
         _: ForwardMode<'_>,
-    ) {
+    ) -> Result<(), String> {
         if self.has_biases {
             output.assign(&ArrayView1::from(&parameters[self.weight_count()..]));
         } else {
@@ -131,9 +131,15 @@ impl Layer for Dense {
         }
         general_mat_mul(1.0, &input, &self.weight_matrix(parameters).t(), 1.0, &mut output);
         self.activation.apply(output.as_slice_mut().expect(CONTIGUITY_MESSAGE));
+        Ok(())
     }
 
-    fn backward(&self, parameters: &[f32], pass: BackwardPass<'_>, gradients: &mut GradientSink<'_>) {
+    fn backward(
+        &self,
+        parameters: &[f32],
+        pass: BackwardPass<'_>,
+        gradients: &mut GradientSink<'_>,
+    ) -> Result<(), String> {
         let BackwardPass { input, output, mut delta, input_delta, .. } = pass;
         self.activation.differentiate(
             delta.as_slice_mut().expect(CONTIGUITY_MESSAGE),
@@ -143,5 +149,6 @@ impl Layer for Dense {
         if let Some(mut input_delta) = input_delta {
             general_mat_mul(1.0, &delta, &self.weight_matrix(parameters), 0.0, &mut input_delta);
         }
+        Ok(())
     }
 }

@@ -40,10 +40,10 @@ impl Layer for Dropout {
         mut output: ArrayViewMut2<'_, f32>,
         saved: &mut SavedForBackward,
         mode: ForwardMode<'_>,
-    ) {
+    ) -> Result<(), String> {
         let ForwardMode::Training(TrainingPass { step, indices, .. }) = mode else {
             output.assign(&input);
-            return;
+            return Ok(());
         };
         let key = random::random_stream(&format!("dropout {}", self.number), step.seed, step.step).next_u64();
         let kept_factor = 1.0 / (1.0 - self.probability);
@@ -60,15 +60,22 @@ impl Layer for Dropout {
         }
         let factors = saved_factors(saved, input.dim());
         Zip::from(&mut output).and(&input).and(&factors).for_each(|y, &x, &factor| *y = x * factor);
+        Ok(())
     }
 
-    fn backward(&self, _: &[f32], pass: BackwardPass<'_>, _: &mut GradientSink<'_>) {
-        let Some(mut input_delta) = pass.input_delta else { return };
+    fn backward(
+        &self,
+        _: &[f32],
+        pass: BackwardPass<'_>,
+        _: &mut GradientSink<'_>,
+    ) -> Result<(), String> {
+        let Some(mut input_delta) = pass.input_delta else { return Ok(()) };
         let factors = saved_factors(pass.saved, pass.delta.dim());
         Zip::from(&mut input_delta)
             .and(&pass.delta)
             .and(&factors)
             .for_each(|to, &d, &factor| *to = d * factor);
+        Ok(())
     }
 }
 

@@ -6,75 +6,82 @@
 
 use std::sync::Arc;
 
-use candle_core::{D, DType, Device, Result, Tensor};
+use candle_core::{D, DType, Device, Module, ModuleT, Result as CandleResult, Tensor};
+use candle_nn::ops::layer_norm_slow;
+use candle_nn::{Init, Linear, VarBuilder};
 
 use super::GptSpec;
 use super::candle_layer::{CandleLayer, CandleModule};
 use super::layer::Layer;
-use crate::train::portable_math::ln;
 
+/// The maximum number of values that a layer computes for a window of tokens.
+const LAYER_VALUES_MAX: usize = 1 << 26;
 /// The standard deviation of the initial weights.
 const WEIGHT_DEVIATION: f64 = 0.02;
 /// The hidden layer of a block has `width` times this number of units.
 const HIDDEN_UNITS_PER_VALUE: usize = 4;
 /// The number that a layer norm adds to the variance.
-const NORM_EPSILON: f64 = 1e-5;
+const NORM_EPSILON: f32 = 1e-5;
 
 /// Returns the layers of a GPT that reads windows of `context` tokens and returns `vocabulary` outputs for each token of a
 /// window.
-pub(super) fn build_gpt_layers(spec: GptSpec, context: usize, vocabulary: usize) -> Vec<Arc<dyn Layer>> {
+///
+/// # Errors
+///
+/// A text that says why the model is too large.
+pub(super) fn build_gpt_layers(
+    spec: GptSpec,
+    context: usize,
+    vocabulary: usize,
+) -> Result<Vec<Arc<dyn Layer>>, String> {
     let GptSpec { layers, heads, width } = spec;
-    let mut built: Vec<Arc<dyn Layer>> =
-        vec![Arc::new(CandleLayer(TokenEmbedding { context, vocabulary, width }))];
-    for _ in 0..layers {
-        built.push(Arc::new(CandleLayer(TransformerBlock { context, heads, width, layers })));
+    let (input, inner, output) = (context, context * width, context * vocabulary);
+    let embedding = TokenEmbedding { context, vocabulary, width };
+    let block = TransformerBlock { context, heads, width, layers };
+    let last = TokenOutput { context, vocabulary, width };
+    let values = [embedding.value_count(), block.value_count(), last.value_count()];
+    let largest = values.iter().copied().fold(0, usize::max);
+    if largest > LAYER_VALUES_MAX {
+        return Err(format!(
+            "computes {largest} values in a layer for each window of {context} tokens; the maximum is {LAYER_VALUES_MAX}; lower \
+             --context"
+        ));
     }
-    built.push(Arc::new(CandleLayer(TokenOutput { context, vocabulary, width })));
-    built
+    let embedding = CandleLayer::new_unchecked("token embedding", (input, inner), embedding, values[0])?;
+    let block: Arc<dyn Layer> =
+        Arc::new(CandleLayer::new_unchecked("transformer block", (inner, inner), block, values[1])?);
+    let last = CandleLayer::new_unchecked("token output", (inner, output), last, values[2])?;
+    let mut built: Vec<Arc<dyn Layer>> = vec![Arc::new(embedding)];
+    built.extend(std::iter::repeat_n(block, layers));
+    built.push(Arc::new(last));
+    Ok(built)
 }
 
-/// Returns a function that draws normal random numbers with mean 0 and standard deviation 1, by Marsaglia's
-/// polar method. The numbers have the same bits on every host.
-fn normal_numbers(uniform: &mut dyn FnMut() -> f32) -> impl FnMut() -> f64 {
-    let mut second = None;
-    move || {
-        if let Some(number) = second.take() {
-            return number;
-        }
-        loop {
-            let (x, y) = (f64::from(uniform()), f64::from(uniform()));
-            let square = x * x + y * y;
-            if square > 0.0 && square < 1.0 {
-                let factor = (-2.0 * ln(square) / square).sqrt();
-                second = Some(y * factor);
-                return x * factor;
-            }
-        }
-    }
+/// The distribution of initial weights with this standard deviation.
+fn normal(deviation: f64) -> Init {
+    Init::Randn { mean: 0.0, stdev: deviation }
 }
 
-/// Sets the initial values of each tensor: random weights, 1 for the weights of layer norms, and 0 for biases.
-/// `deviation` returns the standard deviation of the weights of the tensor with this name.
-fn initialize_tensors(
-    tensors: &[(&'static str, Vec<usize>)],
-    parameters: &mut [f32],
-    uniform: &mut dyn FnMut() -> f32,
-    deviation: impl Fn(&str) -> f64,
-) {
-    let mut normal = normal_numbers(uniform);
-    let mut rest = parameters;
-    for (name, shape) in tensors {
-        let (values, others) = rest.split_at_mut(shape.iter().product());
-        rest = others;
-        match shape.len() {
-            1 => values.fill(if name.ends_with("norm.weight") { 1.0 } else { 0.0 }),
-            _ => values.fill_with(|| (normal() * deviation(name)) as f32),
-        }
-    }
+/// Returns a fully connected layer.
+fn build_linear(
+    parameters: &VarBuilder<'_>,
+    (inputs, outputs): (usize, usize),
+    deviation: f64,
+) -> CandleResult<Linear> {
+    let weight = parameters.get_with_hints((outputs, inputs), "weight", normal(deviation))?;
+    let bias = parameters.get_with_hints(outputs, "bias", Init::Const(0.0))?;
+    Ok(Linear::new(weight, Some(bias)))
+}
+
+/// Returns a layer norm: scales each row of the last dimension to mean 0 and variance 1, multiplies the row by weights, and adds
+/// biases. The layer norm of `candle_nn` has no backward pass.
+fn build_norm(parameters: &VarBuilder<'_>, width: usize) -> CandleResult<impl Module + use<>> {
+    let weight = parameters.get_with_hints(width, "weight", Init::Const(1.0))?;
+    let bias = parameters.get_with_hints(width, "bias", Init::Const(0.0))?;
+    Ok(move |input: &Tensor| layer_norm_slow(input, &weight, &bias, NORM_EPSILON))
 }
 
 /// Converts each token to `width` values: a vector for the token plus a vector for its position.
-#[derive(Debug)]
 struct TokenEmbedding {
     /// The number of tokens in a window.
     context: usize,
@@ -84,46 +91,34 @@ struct TokenEmbedding {
     width: usize,
 }
 
-impl CandleModule for TokenEmbedding {
-    fn input_count(&self) -> usize {
-        self.context
-    }
-
-    fn output_count(&self) -> usize {
-        self.context * self.width
-    }
-
-    fn tensor_names_and_shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
-        vec![
-            ("token_embedding", vec![self.vocabulary, self.width]),
-            ("position_embedding", vec![self.context, self.width]),
-        ]
-    }
-
-    fn multiplication_count(&self) -> u64 {
-        self.output_count() as u64
-    }
-
+impl TokenEmbedding {
+    /// Returns the approximate number of values that a forward pass computes for each window.
     fn value_count(&self) -> usize {
-        2 * self.output_count()
+        2 * self.context * self.width
+    }
+}
+
+impl CandleModule for TokenEmbedding {
+    fn build(&self, parameters: VarBuilder<'_>) -> CandleResult<impl ModuleT> {
+        let &Self { context, vocabulary, width } = self;
+        let weights = normal(WEIGHT_DEVIATION);
+        let tokens = parameters.get_with_hints((vocabulary, width), "token_embedding", weights)?;
+        let positions = parameters.get_with_hints((context, width), "position_embedding", weights)?;
+        Ok(move |input: &Tensor| {
+            // An f32 holds each token exactly, because a vocabulary has at most 2^16 tokens.
+            let indices = input.to_dtype(DType::U32)?.flatten_all()?;
+            let embedded = tokens.index_select(&indices, 0)?;
+            embedded.reshape((input.dim(0)?, context, width))?.broadcast_add(&positions)
+        })
     }
 
-    fn set_initial_parameters(&self, parameters: &mut [f32], uniform: &mut dyn FnMut() -> f32) {
-        initialize_tensors(&self.tensor_names_and_shapes(), parameters, uniform, |_| WEIGHT_DEVIATION);
-    }
-
-    fn forward(&self, parameters: &[Tensor], input: &Tensor) -> Result<Tensor> {
-        let [tokens, positions] = parameters else { unreachable!("there are two tensors") };
-        // An f32 holds each token exactly, because a vocabulary has at most 2^16 tokens.
-        let indices = input.to_dtype(DType::U32)?.flatten_all()?;
-        let embedded = tokens.index_select(&indices, 0)?;
-        embedded.reshape((input.dim(0)?, self.context, self.width))?.broadcast_add(positions)
+    fn multiplications(&self) -> Option<u64> {
+        Some((self.context * self.width) as u64)
     }
 }
 
 /// A transformer block. It has two parts: causal self-attention, and a network with one hidden layer. Each part reads
 /// a layer norm of the tokens' values. The result of the part is added to these values.
-#[derive(Debug)]
 struct TransformerBlock {
     /// The number of tokens in a window.
     context: usize,
@@ -141,11 +136,17 @@ impl TransformerBlock {
         HIDDEN_UNITS_PER_VALUE * self.width
     }
 
-    /// Computes the self-attention. The result for a token depends only on this token and the tokens before it.
-    fn attend(&self, input: &Tensor, [weight, bias]: [&Tensor; 2]) -> Result<Tensor> {
+    /// Returns the approximate number of values that a forward pass computes for each window.
+    fn value_count(&self) -> usize {
+        self.context * (10 * self.width + 2 * self.hidden_units() + 3 * self.heads * self.context)
+    }
+
+    /// Computes the self-attention from the queries, keys and values of all tokens, whose shape is (windows, context, 3 width).
+    /// The result for a token depends only on this token and the tokens before it.
+    fn attend(&self, projected: &Tensor) -> CandleResult<Tensor> {
         let (context, heads, head_width) = (self.context, self.heads, self.width / self.heads);
-        let rows = input.dim(0)?;
-        let all = linear(input, weight, Some(bias))?.reshape((rows, context, 3, heads, head_width))?;
+        let rows = projected.dim(0)?;
+        let all = projected.reshape((rows, context, 3, heads, head_width))?;
         let part = |index: usize| all.narrow(2, index, 1)?.squeeze(2)?.transpose(1, 2)?.contiguous();
         let (queries, keys, values) = (part(0)?, part(1)?, part(2)?);
         let scale = 1.0 / (head_width as f64).sqrt();
@@ -157,78 +158,34 @@ impl TransformerBlock {
 }
 
 impl CandleModule for TransformerBlock {
-    fn input_count(&self) -> usize {
-        self.context * self.width
-    }
-
-    fn output_count(&self) -> usize {
-        self.context * self.width
-    }
-
-    fn tensor_names_and_shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
+    fn build(&self, parameters: VarBuilder<'_>) -> CandleResult<impl ModuleT> {
         let (width, hidden) = (self.width, self.hidden_units());
-        vec![
-            ("attention_norm.weight", vec![width]),
-            ("attention_norm.bias", vec![width]),
-            ("attention.weight", vec![3 * width, width]),
-            ("attention.bias", vec![3 * width]),
-            ("attention_output.weight", vec![width, width]),
-            ("attention_output.bias", vec![width]),
-            ("hidden_norm.weight", vec![width]),
-            ("hidden_norm.bias", vec![width]),
-            ("hidden.weight", vec![hidden, width]),
-            ("hidden.bias", vec![hidden]),
-            ("hidden_output.weight", vec![width, hidden]),
-            ("hidden_output.bias", vec![width]),
-        ]
-    }
-
-    fn multiplication_count(&self) -> u64 {
-        let (context, width) = (self.context as u64, self.width as u64);
-        context * width * (12 * width + 2 * context)
-    }
-
-    fn value_count(&self) -> usize {
-        self.context * (10 * self.width + 2 * self.hidden_units() + 3 * self.heads * self.context)
-    }
-
-    fn set_initial_parameters(&self, parameters: &mut [f32], uniform: &mut dyn FnMut() -> f32) {
         // Each block adds two results to the tokens' values. The smaller deviation keeps the variance of the sum of
         // all 2 * `layers` results independent of `layers`.
         let output_deviation = WEIGHT_DEVIATION / ((2 * self.layers) as f64).sqrt();
-        initialize_tensors(&self.tensor_names_and_shapes(), parameters, uniform, |name| {
-            if name.ends_with("output.weight") { output_deviation } else { WEIGHT_DEVIATION }
-        });
+        let part = |name: &str| parameters.pp(name);
+        let attention_norm = build_norm(&part("attention_norm"), width)?;
+        let attention = build_linear(&part("attention"), (width, 3 * width), WEIGHT_DEVIATION)?;
+        let attention_output = build_linear(&part("attention_output"), (width, width), output_deviation)?;
+        let hidden_norm = build_norm(&part("hidden_norm"), width)?;
+        let hidden_layer = build_linear(&part("hidden"), (width, hidden), WEIGHT_DEVIATION)?;
+        let hidden_output = build_linear(&part("hidden_output"), (hidden, width), output_deviation)?;
+        Ok(move |input: &Tensor| {
+            let input = input.reshape((input.dim(0)?, self.context, width))?;
+            let attended = self.attend(&attention.forward(&attention_norm.forward(&input)?)?)?;
+            let input = (input + attention_output.forward(&attended)?)?;
+            let hidden = hidden_layer.forward(&hidden_norm.forward(&input)?)?.gelu_erf()?;
+            input + hidden_output.forward(&hidden)?
+        })
     }
 
-    fn forward(&self, parameters: &[Tensor], input: &Tensor) -> Result<Tensor> {
-        let [
-            norm_1,
-            norm_1_bias,
-            qkv,
-            qkv_bias,
-            joined,
-            joined_bias,
-            norm_2,
-            norm_2_bias,
-            up,
-            up_bias,
-            down,
-            down_bias,
-        ] = parameters
-        else {
-            unreachable!("there are twelve tensors")
-        };
-        let input = input.reshape((input.dim(0)?, self.context, self.width))?;
-        let attended = self.attend(&layer_norm(&input, norm_1, norm_1_bias)?, [qkv, qkv_bias])?;
-        let input = (input + linear(&attended, joined, Some(joined_bias))?)?;
-        let hidden = linear(&layer_norm(&input, norm_2, norm_2_bias)?, up, Some(up_bias))?.gelu_erf()?;
-        input + linear(&hidden, down, Some(down_bias))?
+    fn multiplications(&self) -> Option<u64> {
+        let (context, width) = (self.context as u64, self.width as u64);
+        Some(context * width * (12 * width + 2 * context))
     }
 }
 
 /// A layer norm, and a fully connected layer without bias that returns an output for each token of the vocabulary.
-#[derive(Debug)]
 struct TokenOutput {
     /// The number of tokens in a window.
     context: usize,
@@ -238,63 +195,32 @@ struct TokenOutput {
     width: usize,
 }
 
-impl CandleModule for TokenOutput {
-    fn input_count(&self) -> usize {
-        self.context * self.width
-    }
-
-    fn output_count(&self) -> usize {
-        self.context * self.vocabulary
-    }
-
-    fn tensor_names_and_shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
-        vec![
-            ("norm.weight", vec![self.width]),
-            ("norm.bias", vec![self.width]),
-            ("weight", vec![self.vocabulary, self.width]),
-        ]
-    }
-
-    fn multiplication_count(&self) -> u64 {
-        (self.output_count() as u64).saturating_mul(self.width as u64)
-    }
-
+impl TokenOutput {
+    /// Returns the approximate number of values that a forward pass computes for each window.
     fn value_count(&self) -> usize {
         self.context * (5 * self.width + 2 * self.vocabulary)
     }
-
-    fn set_initial_parameters(&self, parameters: &mut [f32], uniform: &mut dyn FnMut() -> f32) {
-        initialize_tensors(&self.tensor_names_and_shapes(), parameters, uniform, |_| WEIGHT_DEVIATION);
-    }
-
-    fn forward(&self, parameters: &[Tensor], input: &Tensor) -> Result<Tensor> {
-        let [norm, norm_bias, weight] = parameters else { unreachable!("there are three tensors") };
-        let input = input.reshape((input.dim(0)?, self.context, self.width))?;
-        linear(&layer_norm(&input, norm, norm_bias)?, weight, None)
-    }
 }
 
-/// Returns x W' + b for each row x of the last dimension. W' is the transpose of `weight`, and b is `bias`.
-fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    let mut shape = input.dims().to_vec();
-    let width = shape.pop().unwrap_or_default();
-    let rows = shape.iter().product::<usize>();
-    let output = input.reshape((rows, width))?.matmul(&weight.t()?)?;
-    shape.push(weight.dim(0)?);
-    let output = output.reshape(shape)?;
-    bias.map_or(Ok(output.clone()), |bias| output.broadcast_add(bias))
-}
+impl CandleModule for TokenOutput {
+    fn build(&self, parameters: VarBuilder<'_>) -> CandleResult<impl ModuleT> {
+        let &Self { context, vocabulary, width } = self;
+        let norm = build_norm(&parameters.pp("norm"), width)?;
+        let weights = normal(WEIGHT_DEVIATION);
+        let output = Linear::new(parameters.get_with_hints((vocabulary, width), "weight", weights)?, None);
+        Ok(move |input: &Tensor| {
+            let input = input.reshape((input.dim(0)?, context, width))?;
+            output.forward(&norm.forward(&input)?)
+        })
+    }
 
-/// Scales each row of the last dimension to mean 0 and variance 1. Then multiplies the row by `weight` and adds `bias`.
-fn layer_norm(input: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
-    let centered = input.broadcast_sub(&input.mean_keepdim(D::Minus1)?)?;
-    let variance = centered.sqr()?.mean_keepdim(D::Minus1)?;
-    let normal = centered.broadcast_div(&(variance + NORM_EPSILON)?.sqrt()?)?;
-    normal.broadcast_mul(weight)?.broadcast_add(bias)
+    fn multiplications(&self) -> Option<u64> {
+        Some(((self.context * self.vocabulary) as u64).saturating_mul(self.width as u64))
+    }
 }
 
 /// Returns the softmax of the last dimension.
-fn softmax(scores: &Tensor) -> Result<Tensor> {
+fn softmax(scores: &Tensor) -> CandleResult<Tensor> {
     // The softmax does not depend on the number that is subtracted, so the backward pass need not differentiate `max`.
     let max = scores.max_keepdim(D::Minus1)?.detach();
     let powers = scores.broadcast_sub(&max)?.exp()?;
@@ -303,7 +229,7 @@ fn softmax(scores: &Tensor) -> Result<Tensor> {
 
 /// Returns a matrix of the shape (context, context). Element (i, j) is 0 if token i may read token j, and minus infinity
 /// if token j comes after token i.
-fn causal_mask(context: usize) -> Result<Tensor> {
+fn causal_mask(context: usize) -> CandleResult<Tensor> {
     let value = |index: usize| if index % context > index / context { f32::NEG_INFINITY } else { 0.0 };
     Tensor::from_iter((0..context * context).map(value), &Device::Cpu)?.reshape((context, context))
 }

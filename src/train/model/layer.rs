@@ -28,7 +28,7 @@ pub trait Layer: Any + Debug + Send + Sync {
     fn outputs(&self) -> usize;
 
     /// Returns the name and the shape of each tensor of parameters, in the order of the parameters.
-    fn tensor_names_and_shapes(&self) -> Vec<(&'static str, Vec<usize>)> {
+    fn tensor_names_and_shapes(&self) -> Vec<(String, Vec<usize>)> {
         Vec::new()
     }
 
@@ -43,6 +43,12 @@ pub trait Layer: Any + Debug + Send + Sync {
     /// the passes of this layer, with arrays that have no rows.
     fn uses_sums_over_ranks(&self) -> bool {
         false
+    }
+
+    /// Returns whether the bits of the outputs and gradients of a sample do not depend on the number of samples in the pass.
+    /// Runs with [`Recipe::reproducible_shards`](crate::train::Recipe::reproducible_shards) refuse all other layers.
+    fn is_reproducible(&self) -> bool {
+        true
     }
 
     /// Returns the number of parameters, or `usize::MAX` if the number does not fit `usize`.
@@ -71,6 +77,10 @@ pub trait Layer: Any + Debug + Send + Sync {
     }
 
     /// Writes the outputs for each row of `input` to the rows of `output`, whose earlier content is unspecified.
+    ///
+    /// # Errors
+    ///
+    /// A text that says why the layer cannot compute its outputs. The run then ends on all ranks with a [`LayerError`].
     fn forward(
         &self,
         parameters: &[f32],
@@ -78,11 +88,36 @@ pub trait Layer: Any + Debug + Send + Sync {
         output: ArrayViewMut2<'_, f32>,
         saved: &mut SavedForBackward,
         mode: ForwardMode<'_>,
-    );
+    ) -> Result<(), String>;
 
     /// Computes the gradient of the parameters with [`GradientSink::add_gradients`], and the derivative of the loss with
     /// respect to the layer's inputs. The caller must have called [`forward`](Self::forward) with the same batch.
-    fn backward(&self, parameters: &[f32], pass: BackwardPass<'_>, gradients: &mut GradientSink<'_>);
+    ///
+    /// # Errors
+    ///
+    /// A text that says why the layer cannot compute the derivatives. The run then ends on all ranks with a [`LayerError`].
+    fn backward(
+        &self,
+        parameters: &[f32],
+        pass: BackwardPass<'_>,
+        gradients: &mut GradientSink<'_>,
+    ) -> Result<(), String>;
+}
+
+/// The error of a layer that could not compute its outputs or derivatives.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the layer {layer} failed: {problem}")]
+pub struct LayerError {
+    /// The layer, as its implementation of [`Debug`] prints it.
+    pub layer: String,
+    /// The text that the layer returned.
+    pub problem: String,
+}
+
+impl LayerError {
+    pub(crate) fn new(layer: &dyn Layer, problem: String) -> Self {
+        Self { layer: format!("{layer:?}"), problem }
+    }
 }
 
 /// The data that a layer stores between a forward and a backward pass.

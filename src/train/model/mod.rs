@@ -4,6 +4,8 @@ mod architecture;
 mod batch_norm;
 #[cfg(feature = "candle")]
 mod candle_layer;
+#[cfg(feature = "candle")]
+mod candle_parameters;
 mod cnn_spec;
 mod convolution;
 mod cross_entropy_options;
@@ -25,13 +27,15 @@ mod stage;
 mod tensor_split;
 
 pub use architecture::InputShape;
+#[cfg(feature = "candle")]
+pub use candle_layer::{CandleLayer, CandleModule};
 pub use cnn_spec::CnnSpec;
 pub use cross_entropy_options::CrossEntropyOptions;
 pub use gpt_spec::GptSpec;
 pub use hidden_layer::HiddenLayer;
 pub use layer::{
-    BackwardPass, ForwardMode, GradientSink, GradientUpdate, Layer, OneRank, SavedForBackward, StepSeed,
-    SumOverRanks, TrainingPass,
+    BackwardPass, ForwardMode, GradientSink, GradientUpdate, Layer, LayerError, OneRank, SavedForBackward,
+    StepSeed, SumOverRanks, TrainingPass,
 };
 pub use loss::{Loss, LossSums, TargetScale};
 pub use mlp_spec::MlpSpec;

@@ -6,7 +6,7 @@ use ndarray::{ArrayView2, s};
 
 use super::architecture::{self, InputShape};
 use super::batch_norm::RUNNING_VARIANCE;
-use super::layer::{ForwardMode, GradientUpdate, StepSeed, SumOrder, SumOverRanks, TrainingPass};
+use super::layer::{ForwardMode, GradientUpdate, LayerError, StepSeed, SumOrder, SumOverRanks, TrainingPass};
 use super::loss::LossSums;
 use super::stage::{BatchPart, PlacedLayer, Stage};
 use super::{Loss, ModelSpec, Workspace};
@@ -98,6 +98,11 @@ impl Network {
         self.stage.layers().iter().any(|placed| placed.layer.uses_sums_over_ranks())
     }
 
+    /// Returns whether all layers are [reproducible](super::Layer::is_reproducible).
+    pub(crate) fn is_reproducible(&self) -> bool {
+        self.stage.layers().iter().all(|placed| placed.layer.is_reproducible())
+    }
+
     /// Returns the loss that training minimizes.
     pub fn loss(&self) -> &Loss {
         &self.loss
@@ -171,9 +176,9 @@ impl Network {
         parameters: &[f32],
         workspace: &'a mut Workspace,
         rows: usize,
-    ) -> ArrayView2<'a, f32> {
-        self.stage.forward(parameters, workspace, rows, ForwardMode::Evaluation);
-        workspace.output(rows)
+    ) -> Result<ArrayView2<'a, f32>, LayerError> {
+        self.stage.forward(parameters, workspace, rows, ForwardMode::Evaluation)?;
+        Ok(workspace.output(rows))
     }
 
     /// Computes the losses of the samples of a training step, and returns their sum and the number of correct
@@ -187,6 +192,10 @@ impl Network {
     /// while the pass continues. A fully connected layer has ranges of about `elements_per_report` elements. Every other
     /// layer has one range. Without samples, every layer has one range.
     ///
+    /// # Errors
+    ///
+    /// If a layer fails. The content of `gradients` is then unspecified.
+    ///
     /// # Panics
     ///
     /// If there are more samples than the workspace has rows.
@@ -197,11 +206,11 @@ impl Network {
         workspace: &mut Workspace,
         TrainingBatch { targets, indices, weight, step, update, ranks }: TrainingBatch<'_>,
         (elements_per_report, on_gradient_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
-    ) -> LossSums {
+    ) -> Result<LossSums, LayerError> {
         let count = indices.len();
         let mut sums = LossSums::default();
         let pass = TrainingPass { step, indices, weight, ranks };
-        self.stage.forward(parameters, workspace, count, ForwardMode::Training(pass));
+        self.stage.forward(parameters, workspace, count, ForwardMode::Training(pass))?;
         if count > 0 {
             let rows = indices.iter().map(|&index| index as usize);
             sums = self.loss.evaluate(&workspace.output(count), targets, rows.clone());
@@ -210,8 +219,8 @@ impl Network {
         }
         let part = BatchPart { rows: count, order: SumOrder::Any, ranks };
         let reports = (elements_per_report, on_gradient_ready);
-        self.stage.backward_part(parameters, (gradients, update), workspace, part, reports);
-        sums
+        self.stage.backward_part(parameters, (gradients, update), workspace, part, reports)?;
+        Ok(sums)
     }
 
     /// Does what [`differentiate`](Self::differentiate) does, but only `row_groups` decides the order of additions. The
@@ -228,11 +237,11 @@ impl Network {
         workspace: &mut Workspace,
         TrainingBatch { targets, indices, weight, step, ranks, .. }: TrainingBatch<'_>,
         (row_groups, sums): (&[Range<usize>], &mut [LossSums]),
-    ) {
+    ) -> Result<(), LayerError> {
         let count = indices.len();
         if count > 0 {
             let pass = TrainingPass { step, indices, weight, ranks };
-            self.stage.forward(parameters, workspace, count, ForwardMode::Training(pass));
+            self.stage.forward(parameters, workspace, count, ForwardMode::Training(pass))?;
             let rows = indices.iter().map(|&index| index as usize);
             for (group, sums) in row_groups.iter().zip(sums) {
                 let outputs = workspace.output(count);
@@ -248,7 +257,7 @@ impl Network {
         let part = BatchPart { rows: count, order: SumOrder::RowGroups(row_groups), ranks };
         let gradients = (gradients, GradientUpdate::Replace);
         let ignore_ranges = (usize::MAX, |_, _: &mut [f32]| {});
-        self.stage.backward_part(parameters, gradients, workspace, part, ignore_ranges);
+        self.stage.backward_part(parameters, gradients, workspace, part, ignore_ranges)
     }
 }
 

@@ -122,7 +122,7 @@ impl Layer for MaxPooling {
         mut output: ArrayViewMut2<'_, f32>,
         saved: &mut SavedForBackward,
         _: ForwardMode<'_>,
-    ) {
+    ) -> Result<(), String> {
         let columns = self.output_shape().width;
         let indices = saved.indices.chunks_exact_mut(self.outputs());
         for ((input, mut output), indices) in input.rows().into_iter().zip(output.rows_mut()).zip(indices) {
@@ -133,11 +133,17 @@ impl Layer for MaxPooling {
                 with_window!(self.window, pool_row(band, self.input.width, output, indices));
             }
         }
+        Ok(())
     }
 
-    fn backward(&self, _: &[f32], pass: BackwardPass<'_>, _: &mut GradientSink<'_>) {
+    fn backward(
+        &self,
+        _: &[f32],
+        pass: BackwardPass<'_>,
+        _: &mut GradientSink<'_>,
+    ) -> Result<(), String> {
         let BackwardPass { delta, input_delta, saved, .. } = pass;
-        let Some(mut input_delta) = input_delta else { return };
+        let Some(mut input_delta) = input_delta else { return Ok(()) };
         let ImageShape { height, width, .. } = self.input;
         let (columns, band) = (self.output_shape().width, self.window * width);
         let indices = saved.indices.chunks_exact(self.outputs());
@@ -154,5 +160,6 @@ impl Layer for MaxPooling {
                 bands.into_remainder().fill(0.0);
             }
         }
+        Ok(())
     }
 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, s};
 
 use super::layer::{
-    BackwardPass, ForwardMode, GradientSink, GradientUpdate, Layer, OneRank, SavedForBackward, SumOrder,
-    SumOverRanks,
+    BackwardPass, ForwardMode, GradientSink, GradientUpdate, Layer, LayerError, OneRank, SavedForBackward,
+    SumOrder, SumOverRanks,
 };
 
 /// Consecutive layers of a model. A `Stage` does not contain the parameters: the caller passes the parameters of the stage to
@@ -181,7 +181,7 @@ impl Stage {
         workspace: &mut Workspace,
         rows: usize,
         mode: ForwardMode<'_>,
-    ) {
+    ) -> Result<(), LayerError> {
         let Workspace { input, outputs, saved, .. } = workspace;
         for (index, PlacedLayer { layer, range }) in self.layers.iter().enumerate() {
             if rows == 0 && !layer.uses_sums_over_ranks() {
@@ -190,8 +190,11 @@ impl Stage {
             let (earlier, from) = outputs.split_at_mut(index);
             let layer_input = earlier.last().unwrap_or(input).slice(s![..rows, ..]);
             let output = from[0].slice_mut(s![..rows, ..]);
-            layer.forward(&parameters[range.clone()], layer_input, output, &mut saved[index], mode);
+            layer
+                .forward(&parameters[range.clone()], layer_input, output, &mut saved[index], mode)
+                .map_err(|problem| LayerError::new(layer.as_ref(), problem))?;
         }
+        Ok(())
     }
 
     /// Reads [`Workspace::output_delta_mut`], and computes `gradients` and [`Workspace::input_delta_mut`]. The last
@@ -208,10 +211,10 @@ impl Stage {
         workspace: &mut Workspace,
         rows: usize,
         (elements_per_report, on_gradient_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
-    ) {
+    ) -> Result<(), LayerError> {
         let part = BatchPart { rows, order: SumOrder::Any, ranks: &OneRank };
         let reports = (elements_per_report, on_gradient_ready);
-        self.backward_part(parameters, (gradients, update), workspace, part, reports);
+        self.backward_part(parameters, (gradients, update), workspace, part, reports)
     }
 
     /// Does the same as [`backward`](Self::backward), for this rank's part of a batch that several ranks compute.
@@ -222,7 +225,7 @@ impl Stage {
         workspace: &mut Workspace,
         BatchPart { rows, order, ranks }: BatchPart<'_>,
         (elements_per_report, mut on_gradient_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
-    ) {
+    ) -> Result<(), LayerError> {
         let Workspace { input, outputs, saved, deltas: [delta, input_delta], scratch } = workspace;
         let (mut delta, mut input_delta) = (delta, input_delta);
         for (index, PlacedLayer { layer, range }) in self.layers.iter().enumerate().rev() {
@@ -249,9 +252,12 @@ impl Stage {
                 saved: &mut saved[index],
                 ranks,
             };
-            layer.backward(&parameters[range.clone()], pass, &mut sink);
+            layer
+                .backward(&parameters[range.clone()], pass, &mut sink)
+                .map_err(|problem| LayerError::new(layer.as_ref(), problem))?;
             std::mem::swap(&mut delta, &mut input_delta);
         }
+        Ok(())
     }
 }
 
@@ -290,7 +296,7 @@ mod tests {
             update,
             ranks: &OneRank,
         };
-        network.differentiate(&parameters, &mut expected, &mut workspace, batch, no_ranges());
+        network.differentiate(&parameters, &mut expected, &mut workspace, batch, no_ranges()).unwrap();
         for cuts in [vec![0, 4], vec![0, 1, 4], vec![0, 2, 3, 4], vec![0, 1, 2, 3, 4]] {
             let ranges: Vec<Range<usize>> = cuts.windows(2).map(|cut| cut[0]..cut[1]).collect();
             let stages: Vec<Stage> = ranges.iter().map(|layers| whole.select(layers.clone())).collect();
@@ -299,12 +305,10 @@ mod tests {
             let mut values = samples.clone();
             for (index, stage) in stages.iter().enumerate() {
                 workspaces[index].input.assign(&values);
-                stage.forward(
-                    &parameters[whole.parameter_range(ranges[index].clone())],
-                    &mut workspaces[index],
-                    3,
-                    ForwardMode::Evaluation,
-                );
+                let range = whole.parameter_range(ranges[index].clone());
+                stage
+                    .forward(&parameters[range], &mut workspaces[index], 3, ForwardMode::Evaluation)
+                    .unwrap();
                 values = workspaces[index].output(3).to_owned();
             }
             let mut found = vec![f32::NAN; parameters.len()];
@@ -313,7 +317,9 @@ mod tests {
                 let range = whole.parameter_range(ranges[index].clone());
                 let gradients = (&mut found[range.clone()], GradientUpdate::Replace);
                 workspaces[index].output_delta_mut(3).assign(&values);
-                stage.backward(&parameters[range], gradients, &mut workspaces[index], 3, no_ranges());
+                stage
+                    .backward(&parameters[range], gradients, &mut workspaces[index], 3, no_ranges())
+                    .unwrap();
                 if index > 0 {
                     values = workspaces[index].input_delta_mut(3).to_owned();
                 }

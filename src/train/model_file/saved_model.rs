@@ -12,6 +12,10 @@ use crate::train::data::{Samples, Standardizer, Task, TextEncoding};
 use crate::train::evaluation_work::EvaluationWork;
 use crate::train::model::{LossSums, Network, ParameterTensor, Prediction, TargetScale, Workspace};
 
+/// The message of `expect` for passes of the network. Only layers that compute with candle can fail, and the layers of a GPT do
+/// not fail for tokens of their vocabulary.
+const PASS_MESSAGE: &str = "the layers of a saved model do not fail";
+
 /// A trained model that can predict: its description, network, parameters and the scaling of its inputs.
 pub struct SavedModel {
     description: ModelDescription,
@@ -100,11 +104,12 @@ impl SavedModel {
         let standardizer = standardizer.as_ref();
         EvaluationWork { network, parameters, workspace, samples, standardizer, rows, metrics: None }
             .evaluate()
+            .expect(PASS_MESSAGE)
     }
 
     /// Computes the outputs of the last layer for the first `rows` rows of [`inputs_mut`](Self::inputs_mut).
     pub(crate) fn compute_outputs(&mut self, rows: usize) -> ArrayView2<'_, f32> {
-        self.network.compute_outputs(&self.parameters, &mut self.workspace, rows)
+        self.network.compute_outputs(&self.parameters, &mut self.workspace, rows).expect(PASS_MESSAGE)
     }
 
     /// Returns the array of inputs. Write the encoded rows to the first rows of this array, then call
@@ -124,6 +129,7 @@ impl SavedModel {
             }
         }
         let outputs = self.network.compute_outputs(&self.parameters, &mut self.workspace, rows);
+        let outputs = outputs.expect(PASS_MESSAGE);
         let TargetDescription { mean, deviation, .. } = self.description.target;
         let scale = (self.description.task == Task::Regression).then_some(TargetScale { mean, deviation });
         outputs.rows().into_iter().map(|output| Prediction::from_outputs(&output, scale)).collect()

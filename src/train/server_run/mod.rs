@@ -131,7 +131,7 @@ pub(super) fn train_with_servers(
             }
             Err(error) => {
                 client.abort(&error.to_string());
-                Err(error.into())
+                Err(error)
             }
         }
     }

@@ -4,12 +4,13 @@ use std::time::{Duration, Instant};
 
 use super::work_messages::{WorkReply, WorkRequest};
 use super::{RunContext, WorkerPlace};
+use crate::train::TrainError;
 use crate::train::batch_queue::Assignment;
 use crate::train::batches::{Batches, range_of_rank};
 use crate::train::clipping;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
 use crate::train::model::{OneRank, StepSeed};
-use crate::train::parameter_server::{ParameterServerError, ServerClient};
+use crate::train::parameter_server::ServerClient;
 use crate::types::{Rank, WorldSize};
 
 /// The amount of work that a worker has done.
@@ -27,7 +28,7 @@ pub(super) fn run_worker(
     place: &WorkerPlace,
     client: &mut ServerClient,
     parameters: &mut [f32],
-) -> Result<WorkerTotals, ParameterServerError> {
+) -> Result<WorkerTotals, TrainError> {
     let setup = context.setup;
     let (train, batch_size) = (setup.dataset.train.all_in_memory(), setup.settings.batch_size);
     let batches_per_epoch = train.len().div_ceil(batch_size) as u64;
@@ -76,7 +77,7 @@ pub(super) fn run_worker(
         // A synchronous server sums the gradients of all workers, so each worker divides by the size of the whole
         // batch.
         let sums =
-            work.differentiate(1.0 / batch.len() as f32, &OneRank, (usize::MAX, |_, _: &mut [f32]| {}));
+            work.differentiate(1.0 / batch.len() as f32, &OneRank, (usize::MAX, |_, _: &mut [f32]| {}))?;
         let request = WorkRequest {
             is_stopping: context.is_stopping(),
             has_diverged: !sums.loss.is_finite(),

@@ -13,6 +13,7 @@
 use super::{ParameterAgreement, Replica, StepTotals, Strategy};
 use crate::codec::Compression;
 use crate::group::Error;
+use crate::train::TrainError;
 use crate::train::buckets::Buckets;
 use crate::train::gradient_work::GradientWork;
 use crate::train::model::LossSums;
@@ -54,14 +55,14 @@ impl Strategy for AllReduce {
         &mut self,
         runtime: &mut dyn Runtime,
         work: GradientWork<'_>,
-    ) -> Result<LossSums, Error> {
+    ) -> Result<LossSums, TrainError> {
         if let Some(buckets) = &mut self.buckets {
             return buckets.differentiate(runtime, work);
         }
         let weight = 1.0 / work.batch_len as f32;
         let ranks = PassRuntime::new(runtime);
-        let sums = work.differentiate(weight, &ranks, (usize::MAX, |_, _: &mut [f32]| {}));
-        ranks.into_result(sums)
+        let sums = work.differentiate(weight, &ranks, (usize::MAX, |_, _: &mut [f32]| {}))?;
+        Ok(ranks.into_result(sums)?)
     }
 
     fn take_step(

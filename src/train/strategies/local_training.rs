@@ -17,6 +17,7 @@ use super::request_exchange::RequestExchange;
 use super::{ParameterAgreement, RankRequests, Replica, StepTotals, Strategy};
 use crate::codec::Compression;
 use crate::group::Error;
+use crate::train::TrainError;
 use crate::train::gradient_work::GradientWork;
 use crate::train::model::{LossSums, OneRank};
 use crate::train::runtime::{PendingSum, Runtime, SumBuffer, SumTarget, Values};
@@ -217,10 +218,10 @@ impl<A: AveragingRule> Strategy for LocalTraining<A> {
         &mut self,
         _: &mut dyn Runtime,
         work: GradientWork<'_>,
-    ) -> Result<LossSums, Error> {
+    ) -> Result<LossSums, TrainError> {
         self.begin_step(work.parameters, work.indices.len(), work.batch_len);
         let weight = 1.0 / work.indices.len().max(1) as f32;
-        Ok(work.differentiate(weight, &OneRank, (usize::MAX, |_, _: &mut [f32]| {})))
+        Ok(work.differentiate(weight, &OneRank, (usize::MAX, |_, _: &mut [f32]| {}))?)
     }
 
     fn take_step(

@@ -54,7 +54,7 @@ pub(crate) trait Strategy {
         &mut self,
         runtime: &mut dyn Runtime,
         work: GradientWork<'_>,
-    ) -> Result<LossSums, Error>;
+    ) -> Result<LossSums, TrainError>;
 
     /// Takes a step of the optimizer with the gradient of [`compute_local_gradient`](Self::compute_local_gradient).
     /// `own_totals` holds this rank's totals. Returns the sum of the totals over all ranks, or `None` if the ranks do not
@@ -111,8 +111,12 @@ pub(crate) trait Strategy {
 
     /// Evaluates samples. If several ranks evaluate the same samples together, one rank returns the results, and the
     /// other ranks return 0.
-    fn evaluate(&mut self, _runtime: &mut dyn Runtime, work: EvaluationWork<'_>) -> Result<LossSums, Error> {
-        Ok(work.evaluate())
+    fn evaluate(
+        &mut self,
+        _runtime: &mut dyn Runtime,
+        work: EvaluationWork<'_>,
+    ) -> Result<LossSums, TrainError> {
+        Ok(work.evaluate()?)
     }
 
     /// Returns the state vectors with the names of [`StrategySpec::state_names`]. Each vector is as long as the

@@ -27,6 +27,7 @@ use super::stage_messages::{FreeStageBuffers, StageInbox, StageOutbox};
 use super::{ParameterAgreement, Replica, StepTotals, Strategy, StrategySpec, to_row_indices};
 use crate::codec::Compression;
 use crate::group::Error;
+use crate::train::TrainError;
 use crate::train::evaluation_work::EvaluationWork;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
 use crate::train::model::{
@@ -150,7 +151,7 @@ impl Pipeline {
         exchange: &mut StageExchange,
         (inputs, mode): (PassInputs<'_>, ForwardMode<'_>),
         (slot, indices): (usize, &[u32]),
-    ) -> Result<(), Error> {
+    ) -> Result<(), TrainError> {
         let (rows, next) = (indices.len(), self.next_rank());
         let workspace = workspace_for_rows(&self.stage, &mut self.workspaces[slot], rows);
         let input = workspace.input.slice_mut(s![..rows, ..]);
@@ -158,7 +159,7 @@ impl Pipeline {
             Some(inbox) => inbox.receive(runtime, &mut self.buffers, input)?,
             None => inputs.samples.features.write_rows(to_row_indices(indices), inputs.standardizer, input),
         }
-        self.stage.forward(inputs.parameters, workspace, rows, mode);
+        self.stage.forward(inputs.parameters, workspace, rows, mode)?;
         if let Some(next) = next {
             let to = (next, ACTIVATIONS_TAG);
             exchange.sent.send(runtime, &mut self.buffers, &workspace.output(rows), to)?;
@@ -176,7 +177,7 @@ impl Pipeline {
         (inputs, weight): (PassInputs<'_>, f32),
         gradients: (&mut [f32], GradientUpdate),
         (slot, indices): (usize, &[u32]),
-    ) -> Result<LossSums, Error> {
+    ) -> Result<LossSums, TrainError> {
         let (rows, previous) = (indices.len(), self.previous_rank());
         let workspace = workspace_for_rows(&self.stage, &mut self.workspaces[slot], rows);
         let mut sums = LossSums::default();
@@ -190,7 +191,7 @@ impl Pipeline {
             inputs.loss.differentiate(output, targets, to_row_indices(indices), weight);
         }
         let ignore_ranges = (usize::MAX, |_, _: &mut [f32]| {});
-        self.stage.backward(inputs.parameters, gradients, workspace, rows, ignore_ranges);
+        self.stage.backward(inputs.parameters, gradients, workspace, rows, ignore_ranges)?;
         if let Some(previous) = previous {
             let to = (previous, DERIVATIVES_TAG);
             exchange.sent.send(runtime, &mut self.buffers, &workspace.input_delta_mut(rows).view(), to)?;
@@ -214,7 +215,7 @@ impl Strategy for Pipeline {
         &mut self,
         runtime: &mut dyn Runtime,
         work: GradientWork<'_>,
-    ) -> Result<LossSums, Error> {
+    ) -> Result<LossSums, TrainError> {
         let GradientWork { network, parameters, gradients, samples, standardizer, indices, .. } = work;
         let micro_batches: Vec<&[u32]> =
             indices.chunks(micro_batch_rows(indices.len(), self.micro_batches)).collect();
@@ -268,7 +269,11 @@ impl Strategy for Pipeline {
         divided_step::clip_and_take_step(runtime, replica, self.place, own_totals).map(Some)
     }
 
-    fn evaluate(&mut self, runtime: &mut dyn Runtime, work: EvaluationWork<'_>) -> Result<LossSums, Error> {
+    fn evaluate(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        work: EvaluationWork<'_>,
+    ) -> Result<LossSums, TrainError> {
         let EvaluationWork { network, parameters, samples, standardizer, rows, mut metrics, .. } = work;
         let indices: Vec<u32> = rows.clone().map(|row| row as u32).collect();
         let micro_batches: Vec<&[u32]> =

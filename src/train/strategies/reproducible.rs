@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use super::{ParameterAgreement, Replica, ShardStep, StepTotals, Strategy};
 use crate::group::Error;
+use crate::train::TrainError;
 use crate::train::clipping;
 use crate::train::gradient_work::GradientWork;
 use crate::train::logical_shards::LogicalShards;
@@ -53,7 +54,7 @@ impl Strategy for Reproducible {
         &mut self,
         runtime: &mut dyn Runtime,
         mut work: GradientWork<'_>,
-    ) -> Result<LossSums, Error> {
+    ) -> Result<LossSums, TrainError> {
         let Self { shards, losses, other_nodes, .. } = self;
         let len = work.batch_len;
         let weight = 1.0 / len as f32;
@@ -71,7 +72,7 @@ impl Strategy for Reproducible {
             let mut sums = vec![LossSums::default(); groups.len()];
             let target = index.checked_sub(1).map(|index| other_nodes[index].as_mut_slice());
             let range: Range<usize> = samples.start - first_sample..samples.end - first_sample;
-            work.differentiate_row_groups(weight, range, target, (&groups, &mut sums));
+            work.differentiate_row_groups(weight, range, target, (&groups, &mut sums))?;
             for (loss, sums) in losses[node.clone()].iter_mut().zip(&sums) {
                 *loss = sums.loss;
                 total.add(*sums);

@@ -9,6 +9,7 @@ use std::ops::Range;
 use super::{ParameterAgreement, Replica, ShardStep, StepTotals, Strategy};
 use crate::codec::Compression;
 use crate::group::Error;
+use crate::train::TrainError;
 use crate::train::buckets::Buckets;
 use crate::train::clipping;
 use crate::train::gradient_work::GradientWork;
@@ -37,7 +38,7 @@ impl Strategy for ShardedOptimizer {
         &mut self,
         runtime: &mut dyn Runtime,
         work: GradientWork<'_>,
-    ) -> Result<LossSums, Error> {
+    ) -> Result<LossSums, TrainError> {
         self.buckets.differentiate(runtime, work)
     }
 

@@ -13,6 +13,7 @@ use super::divided_step::{self, PassInputs};
 use super::{ParameterAgreement, Replica, StepTotals, Strategy, to_row_indices};
 use crate::codec::Compression;
 use crate::group::Error;
+use crate::train::TrainError;
 use crate::train::evaluation_work::EvaluationWork;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
 use crate::train::model::{
@@ -50,7 +51,7 @@ impl TensorParallel {
         runtime: &mut dyn Runtime,
         (inputs, mode): (PassInputs<'_>, ForwardMode<'_>),
         indices: &[u32],
-    ) -> Result<(), Error> {
+    ) -> Result<(), TrainError> {
         let rows = indices.len();
         if self.workspaces.first().is_none_or(|workspace| workspace.input.nrows() < rows) {
             self.workspaces =
@@ -66,7 +67,7 @@ impl TensorParallel {
                 let values = input.as_slice_mut().expect("the first rows of an array are contiguous");
                 self.segments[previous].activation.apply(values);
             }
-            segment.stage.forward(&inputs.parameters[segment.parameters.clone()], workspace, rows, mode);
+            segment.stage.forward(&inputs.parameters[segment.parameters.clone()], workspace, rows, mode)?;
             let mut output = workspace.output_mut(rows);
             let output = output.as_slice_mut().expect("the first rows of an array are contiguous");
             runtime.combine(Values::Vector(output, Compression::None))?;
@@ -110,7 +111,7 @@ impl TensorParallel {
         (inputs, weight): (PassInputs<'_>, f32),
         (gradients, update): (&mut [f32], GradientUpdate),
         indices: &[u32],
-    ) -> Result<(), Error> {
+    ) -> Result<(), TrainError> {
         let rows = indices.len();
         for (number, segment) in self.segments.iter().enumerate().rev() {
             let (earlier_workspaces, later_workspaces) = self.workspaces.split_at_mut(number + 1);
@@ -133,7 +134,7 @@ impl TensorParallel {
             let own = segment.parameters.clone();
             let gradients = (&mut gradients[own.clone()], update);
             let ignore_ranges = (usize::MAX, |_, _: &mut [f32]| {});
-            segment.stage.backward(&inputs.parameters[own], gradients, workspace, rows, ignore_ranges);
+            segment.stage.backward(&inputs.parameters[own], gradients, workspace, rows, ignore_ranges)?;
         }
         Ok(())
     }
@@ -148,7 +149,7 @@ impl Strategy for TensorParallel {
         &mut self,
         runtime: &mut dyn Runtime,
         work: GradientWork<'_>,
-    ) -> Result<LossSums, Error> {
+    ) -> Result<LossSums, TrainError> {
         let inputs = PassInputs {
             loss: work.network.loss(),
             parameters: work.parameters,
@@ -177,7 +178,11 @@ impl Strategy for TensorParallel {
         divided_step::clip_and_take_step(runtime, replica, self.place, own_totals).map(Some)
     }
 
-    fn evaluate(&mut self, runtime: &mut dyn Runtime, work: EvaluationWork<'_>) -> Result<LossSums, Error> {
+    fn evaluate(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        work: EvaluationWork<'_>,
+    ) -> Result<LossSums, TrainError> {
         let EvaluationWork { network, parameters, samples, standardizer, rows, metrics, .. } = work;
         let inputs = PassInputs { loss: network.loss(), parameters, samples, standardizer };
         let indices: Vec<u32> = rows.clone().map(|row| row as u32).collect();

@@ -62,9 +62,10 @@ impl Trainer<'_> {
                 metrics: metric_sums.as_deref_mut(),
             };
             let outcome = match &mut exact_losses {
-                Some([sum]) => work.evaluate_and_add_losses(sum),
-                None => self.strategy.evaluate(group, work)?,
+                Some([sum]) => work.evaluate_and_add_losses(sum).map_err(TrainError::from),
+                None => self.strategy.evaluate(group, work),
             };
+            let outcome = abort_if_failed(group, outcome)?;
             let mut block_sums = [outcome.loss, outcome.correct as f64, self.stop_flag()];
             group.all_reduce(&mut block_sums, ReduceOp::Sum)?;
             sums.iter_mut().zip(block_sums).for_each(|(sum, value)| *sum += value);

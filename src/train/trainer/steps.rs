@@ -11,7 +11,7 @@ use crate::train::checkpoint::Position;
 use crate::train::gradient_work::GradientWork;
 use crate::train::model::StepSeed;
 use crate::train::progress::{CompletedStep, Observer};
-use crate::train::rank_checks::ReplicaHash;
+use crate::train::rank_checks::{ReplicaHash, abort_if_failed};
 use crate::train::strategies::{ParameterAgreement, RankRequests, StepTotals};
 use crate::types::ReduceOp;
 
@@ -85,7 +85,8 @@ impl Trainer<'_> {
             step: StepSeed { seed: self.config.seed, step: self.state.position.steps_total },
             data_time: &mut self.timer.data_time,
         };
-        let outcome = self.strategy.compute_local_gradient(group, work)?;
+        let outcome = self.strategy.compute_local_gradient(group, work);
+        let outcome = abort_if_failed(group, outcome)?;
         if !outcome.loss.is_finite() {
             return Err(self.abort_diverged_run(group, outcome.loss));
         }

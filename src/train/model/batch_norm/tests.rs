@@ -20,7 +20,7 @@ fn take_step(layer: &BatchNorm, parameters: &[f32], input: &Array2<f32>, delta: 
     let mut saved = layer.allocate_saved(input.nrows());
     let (mut output, mut input_delta) = (input.clone(), input.clone());
     let mode = training_pass(1.0 / input.nrows() as f32);
-    layer.forward(parameters, input.view(), output.view_mut(), &mut saved, mode);
+    layer.forward(parameters, input.view(), output.view_mut(), &mut saved, mode).unwrap();
     let mut gradients = vec![f32::NAN; parameters.len()];
     let (mut ignore, mut scratch) = (|_: std::ops::Range<usize>, _: &mut [f32]| {}, Vec::new());
     let mut sink = GradientSink::new(
@@ -39,7 +39,7 @@ fn take_step(layer: &BatchNorm, parameters: &[f32], input: &Array2<f32>, delta: 
         saved: &mut saved,
         ranks: &OneRank,
     };
-    layer.backward(parameters, pass, &mut sink);
+    layer.backward(parameters, pass, &mut sink).unwrap();
     LayerStep { output, input_delta, gradients }
 }
 
@@ -79,7 +79,8 @@ fn check_against_pytorch(layer: &BatchNorm, rows: usize, expected: [&[f32]; 4]) 
     let gradients_and_statistics = gradients[..2 * channels].iter().chain(&parameters[statistics]);
     assert_close(gradients_and_statistics, expected[2], "gradients and running statistics");
     let (mut output, mut saved) = (input.clone(), layer.allocate_saved(rows));
-    layer.forward(&parameters, input.view(), output.view_mut(), &mut saved, ForwardMode::Evaluation);
+    let mode = ForwardMode::Evaluation;
+    layer.forward(&parameters, input.view(), output.view_mut(), &mut saved, mode).unwrap();
     assert_close(&output, expected[3], "evaluation");
 }
 

@@ -42,7 +42,8 @@ fn check_gradient(network: &Network, targets: &Targets, divisor: f64) {
     let mut ready = Vec::new();
     let indices = [0, 1, 2, 3];
     let ranges = (11, |range, _: &mut [f32]| ready.push(range));
-    network.differentiate(&parameters, &mut gradients, &mut workspace, batch(targets, &indices, 0.5), ranges);
+    let samples = batch(targets, &indices, 0.5);
+    network.differentiate(&parameters, &mut gradients, &mut workspace, samples, ranges).unwrap();
     let mut end = parameters.len();
     for range in ready {
         assert_eq!(range.end, end, "ranges have a gap, an overlap or a wrong order");
@@ -59,7 +60,7 @@ fn check_gradient(network: &Network, targets: &Targets, divisor: f64) {
             parameters[index] = value;
             let batch = batch(targets, &indices, 0.5);
             let ranges = (usize::MAX, |_, _: &mut [f32]| {});
-            network.differentiate(&parameters, &mut unused, &mut workspace, batch, ranges).loss
+            network.differentiate(&parameters, &mut unused, &mut workspace, batch, ranges).unwrap().loss
         };
         let slope = (loss_at(centre + step) - loss_at(centre - step)) / f64::from(2.0 * step);
         parameters[index] = centre;
@@ -97,6 +98,58 @@ fn gradients_match_finite_differences() {
     check_gradient(&network("cnn:conv2x3,pool2", IMAGE_INPUT, 1, Loss::SquaredError(scale)), &numbers, 4.0);
 }
 
+#[cfg(feature = "candle")]
+#[test]
+fn gradients_of_candle_match_finite_differences() {
+    use std::sync::Arc;
+
+    use candle_core::{ModuleT, Result, Tensor};
+    use candle_nn::ops::{layer_norm_slow, softmax};
+    use candle_nn::{Conv2dConfig, Module, VarBuilder, conv2d, linear, linear_no_bias, seq};
+
+    use crate::train::model::{CandleLayer, CandleModule, Layer, ModelSpec, OwnModel};
+
+    /// A convolution, a rectifier and max pooling.
+    struct PooledConvolution;
+    impl CandleModule for PooledConvolution {
+        fn build(&self, parameters: VarBuilder<'_>) -> Result<impl ModuleT> {
+            let config = Conv2dConfig { padding: 1, ..Conv2dConfig::default() };
+            Ok(seq()
+                .add_fn(|input| input.reshape(((), 2, 5, 4)))
+                .add(conv2d(2, 3, 3, config, parameters)?)
+                .add_fn(|output| {
+                    let images = output.dim(0)?;
+                    output.relu()?.narrow(2, 0, 4)?.reshape(&[images, 3, 2, 2, 2, 2])?.max(5)?.max(3)
+                }))
+        }
+    }
+    /// A layer norm of four vectors, and attention.
+    struct Attention;
+    impl CandleModule for Attention {
+        fn build(&self, parameters: VarBuilder<'_>) -> Result<impl ModuleT> {
+            let (weight, bias) = (parameters.get(3, "weight")?, parameters.get(3, "bias")?);
+            let query = linear_no_bias(3, 3, parameters.pp("query"))?;
+            let output = linear(12, 3, parameters.pp("output"))?;
+            Ok(move |input: &Tensor| {
+                let vectors = layer_norm_slow(&input.reshape(((), 4, 3))?, &weight, &bias, 1e-3)?;
+                let scores = query.forward(&vectors)?.matmul(&vectors.t()?.contiguous()?)?;
+                output.forward(&softmax(&scores, 2)?.matmul(&vectors)?.flatten_from(1)?)
+            })
+        }
+    }
+    let model = OwnModel::new("test", |input, _| {
+        let convolution = CandleLayer::new("convolution", input.features, PooledConvolution)?;
+        let attention = CandleLayer::new("attention", convolution.outputs(), Attention)?;
+        Ok(vec![Arc::new(convolution) as Arc<dyn Layer>, Arc::new(attention)])
+    });
+    let network = Network::new(&ModelSpec::Own(model), IMAGE_INPUT, 3, Loss::CrossEntropy).unwrap();
+    let names: Vec<String> = network.parameter_tensors().into_iter().map(|tensor| tensor.name).collect();
+    let expected =
+        ["0.weight", "0.bias", "1.weight", "1.bias", "1.query.weight", "1.output.weight", "1.output.bias"];
+    assert_eq!(names, expected.map(|name| format!("layers.{name}")));
+    check_gradient(&network, &Targets::Classes(vec![0, 2, 1, 2]), 1.0);
+}
+
 /// Tests negative values, equal values, infinity, NaN, and rows and columns that do not fill a window. If a window
 /// has several equal maxima, the derivative goes to the first maximum.
 #[test]
@@ -119,7 +172,8 @@ fn pooling_finds_the_first_largest_value_of_each_window_and_keeps_nan() {
         }
         let (mut output, mut input_delta) = (Array2::zeros((1, 2)), Array2::from_elem((1, 15), nan));
         let mut saved = layer.allocate_saved(1);
-        layer.forward(&[], input.view(), output.view_mut(), &mut saved, ForwardMode::Evaluation);
+        let mode = ForwardMode::Evaluation;
+        layer.forward(&[], input.view(), output.view_mut(), &mut saved, mode).unwrap();
         assert_eq!(output[(0, 0)], 9.0);
         assert!(output[(0, 1)] == largest || output[(0, 1)].is_nan() && largest.is_nan(), "{output}");
         let mut delta = Array2::from_shape_vec((1, 2), vec![5.0, 7.0]).unwrap();
@@ -140,7 +194,7 @@ fn pooling_finds_the_first_largest_value_of_each_window_and_keeps_nan() {
             &mut ignore,
             (SumOrder::Any, &mut scratch),
         );
-        layer.backward(&[], pass, &mut sink);
+        layer.backward(&[], pass, &mut sink).unwrap();
         let mut expected = Array2::zeros((1, 15));
         expected[(0, 0)] = 5.0;
         expected[(0, [2, 3, 7, 8][expected_index])] = 7.0;
@@ -172,7 +226,7 @@ fn the_gradients_of_parts_of_a_batch_add_up_to_the_gradient_of_the_batch() {
             }
             let ranges = (usize::MAX, |_, _: &mut [f32]| {});
             let batch = batch(&targets, indices, 0.25);
-            network.differentiate(&parameters, &mut gradients, &mut workspace, batch, ranges);
+            network.differentiate(&parameters, &mut gradients, &mut workspace, batch, ranges).unwrap();
             gradients
         };
         let complete = gradient(&[0, 1, 2, 3]);
@@ -230,7 +284,7 @@ fn batch_normalization_over_ranks_equals_batch_normalization_on_one_rank() {
             }
             let batch = TrainingBatch { ranks, ..batch(&targets, indices, 0.2) };
             let ranges = (usize::MAX, |_, _: &mut [f32]| {});
-            network.differentiate(&parameters, &mut gradients, &mut workspace, batch, ranges);
+            network.differentiate(&parameters, &mut gradients, &mut workspace, batch, ranges).unwrap();
             gradients
         };
         let expected = gradient(&[0, 1, 2, 3, 4], &OneRank);
@@ -269,7 +323,7 @@ fn a_convolution_with_known_weights_gives_the_outputs_of_pytorch() {
         ("layers.1.bias", vec![1]),
     ];
     assert_eq!(shapes, expected.map(|(name, shape)| (name.to_owned(), shape)));
-    let output = network.compute_outputs(&parameters, &mut workspace, 1)[(0, 0)];
+    let output = network.compute_outputs(&parameters, &mut workspace, 1).unwrap()[(0, 0)];
     assert!((output - 0.361_428_56).abs() < 1e-6, "{output}");
 }
 
@@ -283,7 +337,8 @@ fn dropout_keeps_the_mean_and_differs_between_steps_layers_and_samples() {
         let mut output = Array2::zeros((2, 4001));
         let mut saved = layer.allocate_saved(2);
         let pass = TrainingPass { step, indices, weight: 1.0, ranks: &OneRank };
-        layer.forward(&[], input.view(), output.view_mut(), &mut saved, ForwardMode::Training(pass));
+        let mode = ForwardMode::Training(pass);
+        layer.forward(&[], input.view(), output.view_mut(), &mut saved, mode).unwrap();
         output
     };
     let step = StepSeed { seed: 1, step: 2 };
@@ -304,13 +359,8 @@ fn dropout_keeps_the_mean_and_differs_between_steps_layers_and_samples() {
         assert!((0.38..0.46).contains(&(different as f64 / 8002.0)), "{different}");
     }
     let mut evaluated = Array2::zeros((2, 4001));
-    layer.forward(
-        &[],
-        input.view(),
-        evaluated.view_mut(),
-        &mut layer.allocate_saved(2),
-        ForwardMode::Evaluation,
-    );
+    let (mut saved, mode) = (layer.allocate_saved(2), ForwardMode::Evaluation);
+    layer.forward(&[], input.view(), evaluated.view_mut(), &mut saved, mode).unwrap();
     assert_eq!(evaluated, input);
 }
 
