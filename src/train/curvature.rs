@@ -35,8 +35,8 @@ pub(crate) fn safe_learning_rate(
 ) -> Result<f32, TrainError> {
     let factor = match setup.network.loss() {
         Loss::SquaredError(_) => 2.0,
-        // This function is called only for models without hidden layers, so the loss is never `NextToken`.
-        Loss::CrossEntropy | Loss::NextToken => 0.5,
+        // This function is called only for `linear` and `softmax`, so the loss is never `NextToken` or `Own`.
+        Loss::CrossEntropy | Loss::NextToken | Loss::Own(_) => 0.5,
         Loss::WeightedCrossEntropy(targets) => 0.5 * f64::from(targets.weight_max()),
     };
     let curvature = factor * EIGENVALUE_MARGIN_FACTOR * largest_eigenvalue(group, setup, config)?

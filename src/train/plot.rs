@@ -6,7 +6,7 @@ mod chart;
 use std::fmt::Write as _;
 
 use self::chart::{Chart, Curve, PlotArea, write_text};
-use super::data::Task;
+use super::model::Loss;
 use super::report::{EpochRecord, Report};
 
 /// The width of a chart and the height of the picture, in pixels.
@@ -24,8 +24,8 @@ const GREEN: &str = "#009e73";
 
 /// Draws the losses of all epochs, and the accuracy or R² of the test set if there is a test set. Returns a complete
 /// SVG document.
-pub(super) fn draw_curves(report: &Report, task: Task) -> String {
-    let charts: Vec<Chart> = [loss_chart(report, task), metric_chart(report)]
+pub(super) fn draw_curves(report: &Report, loss: &Loss) -> String {
+    let charts: Vec<Chart> = [loss_chart(report, loss), metric_chart(report)]
         .into_iter()
         .filter(|chart| !chart.curves.is_empty())
         .collect();
@@ -71,11 +71,12 @@ fn make_title(report: &Report, characters_max: usize) -> String {
     text.chars().take(characters_max - 3).chain("...".chars()).collect()
 }
 
-fn loss_chart(report: &Report, task: Task) -> Chart {
-    let y_label = match task {
-        Task::Classification => "cross-entropy in nats",
-        Task::Regression => "squared error",
-        Task::Text => "nats for each token",
+fn loss_chart(report: &Report, loss: &Loss) -> Chart {
+    let y_label = match loss {
+        Loss::CrossEntropy | Loss::WeightedCrossEntropy(_) => "cross-entropy in nats",
+        Loss::SquaredError(_) => "squared error",
+        Loss::NextToken => "nats for each token",
+        Loss::Own(_) => "loss",
     };
     let curves = [
         ("training", BLUE, (|record| Some(record.train_loss)) as fn(&EpochRecord) -> Option<f64>),
@@ -128,6 +129,7 @@ fn make_curve(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::train::model::TargetScale;
 
     /// Returns a report with one epoch for each loss. Each epoch has the given accuracy.
     fn make_report(losses: &[f64], accuracy: Option<f64>) -> Report {
@@ -155,7 +157,7 @@ mod tests {
             (make_report(&[f64::NAN, 1.0], None), 2, &["Mean loss"]),
             (make_report(&[], None), 0, &["The run ended before an epoch was complete."]),
         ] {
-            let svg = draw_curves(&report, Task::Classification);
+            let svg = draw_curves(&report, &Loss::CrossEntropy);
             assert_eq!(svg.matches("<polyline").count(), polylines, "{svg}");
             assert!(texts.iter().all(|text| svg.contains(text)), "{svg}");
             assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n") && !svg.contains("NaN"), "{svg}");
@@ -165,7 +167,10 @@ mod tests {
     #[test]
     fn a_long_title_is_cut_and_escaped() {
         let dataset = format!("<{}>", "é".repeat(300));
-        let svg = draw_curves(&Report { dataset, ..make_report(&[1.0], None) }, Task::Regression);
+        let svg = draw_curves(
+            &Report { dataset, ..make_report(&[1.0], None) },
+            &Loss::SquaredError(TargetScale::IDENTITY),
+        );
         assert!(
             svg.contains("mlp:2 on &lt;ééé") && svg.contains("é...</text>") && svg.contains("squared error"),
             "{svg}"

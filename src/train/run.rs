@@ -495,6 +495,6 @@ fn write_results(config: &Config, setup: &Setup, report: &Report) -> Result<(), 
         .curves
         .plot
         .as_ref()
-        .map_or(Ok(()), |path| write(WRITE_PLOT_ACTION, path, draw_curves(report, setup.dataset.task())));
+        .map_or(Ok(()), |path| write(WRITE_PLOT_ACTION, path, draw_curves(report, setup.network.loss())));
     report_written.and(plot_written)
 }

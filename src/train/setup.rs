@@ -11,7 +11,7 @@ use super::data::{
     check_test_classes,
 };
 use super::learning_rate::LearningRates;
-use super::model::{InputShape, Loss, ModelSpec, Network, TargetScale};
+use super::model::{InputShape, Loss, ModelSpec, Network, OwnLoss, TargetScale};
 use super::optimizer::{AdamOptions, Rule};
 use super::portable_math::ln;
 use super::rank_checks::{check_all_succeeded, find_first_differing_rank, short_digest};
@@ -147,9 +147,9 @@ impl TrainingSettings {
             .into());
         }
         if config.recipe.reproducible_shards.is_some() && !network.is_reproducible() {
-            let problem = "--reproducible does not apply to this model, because a layer of the model, for example a layer that candle \
-                           computes, adds numbers in an order that depends on the number of samples on a rank; leave out \
-                           --reproducible";
+            let problem = "--reproducible does not apply to this model, because a layer of the model, for example a layer \
+                           that candle computes, adds numbers in an order that depends on the number of samples on a rank; \
+                           leave out --reproducible";
             return Err(TrainError::Options(problem.into()));
         }
         let servers = if config.strategy.uses_parameter_server() { config.server_count().get() } else { 0 };
@@ -290,10 +290,7 @@ impl Setup {
             entry("features", "number of features", self.dataset.train.columns().to_string()),
             entry("train_samples", "number of training samples", self.dataset.train.len().to_string()),
         ]);
-        let scale = match self.network.loss() {
-            Loss::SquaredError(scale) => *scale,
-            Loss::CrossEntropy | Loss::WeightedCrossEntropy(_) | Loss::NextToken => TargetScale::IDENTITY,
-        };
+        let scale = self.network.loss().target_scale().unwrap_or(TargetScale::IDENTITY);
         RunIdentity {
             entries,
             data_name: self.dataset.name.clone(),
@@ -312,15 +309,15 @@ impl Setup {
 
     /// Returns the mean training loss of the best constant prediction. For regression, this is the variance of the
     /// targets. For classification, it is the entropy of the classes, with class weights and label smoothing. For a
-    /// text, it is the entropy of the tokens.
+    /// text, it is the entropy of the tokens. For a loss of the program, it is unknown, and the function returns 0.
     pub(crate) fn constant_prediction_loss(&self) -> f64 {
         let count = self.dataset.train.len() as f64;
         let TargetStatistics { sum_of_squares, class_counts, .. } = &self.dataset.train.statistics;
-        if self.dataset.task() == Task::Regression {
-            return sum_of_squares / count;
-        }
-        if let Loss::WeightedCrossEntropy(targets) = self.network.loss() {
-            return targets.constant_prediction_loss(class_counts);
+        match self.network.loss() {
+            Loss::Own(_) => return 0.0,
+            Loss::SquaredError(_) => return sum_of_squares / count,
+            Loss::WeightedCrossEntropy(targets) => return targets.constant_prediction_loss(class_counts),
+            Loss::CrossEntropy | Loss::NextToken => {}
         }
         let count = class_counts.iter().sum::<u64>() as f64;
         let fractions = class_counts.iter().filter(|&&found| found > 0).map(|&found| found as f64 / count);
@@ -331,16 +328,36 @@ impl Setup {
 /// Returns the loss, and the number of outputs of the model.
 fn choose_loss(config: &Config, dataset: &Dataset<SharedSamples>) -> Result<(Loss, usize), DataError> {
     let TargetStatistics { mean, sum_of_squares, class_counts } = &dataset.train.statistics;
+    let own = if let Some(ModelSpec::Own(model)) = &config.model { model.loss().cloned() } else { None };
     Ok(match dataset.task() {
         Task::Regression => {
             config.recipe.check_no_class_options(Task::Regression)?;
             let variance = sum_of_squares / dataset.train.len() as f64;
             let scale =
                 if config.standardize { TargetScale::new(*mean, variance) } else { TargetScale::IDENTITY };
-            (Loss::SquaredError(scale), 1)
+            match own {
+                Some(function) => {
+                    let outputs = function.outputs_for_number();
+                    (Loss::Own(OwnLoss { function, scale: Some(scale) }), outputs)
+                }
+                None => (Loss::SquaredError(scale), 1),
+            }
         }
         Task::Classification => {
-            (config.recipe.classification_loss(&dataset.classes, class_counts)?, dataset.classes.len())
+            let loss = match (own, config.recipe.classification_loss(&dataset.classes, class_counts)?) {
+                (None, loss) => loss,
+                (Some(function), Loss::CrossEntropy) => Loss::Own(OwnLoss { function, scale: None }),
+                (Some(_), _) => {
+                    let problem = "--label-smoothing and --class-weights do not apply to the loss of your own that the model \
+                                   has; leave them out";
+                    return Err(DataError::Unsuitable(problem.into()));
+                }
+            };
+            (loss, dataset.classes.len())
+        }
+        Task::Text if own.is_some() => {
+            let problem = "a loss of your own is for numbers and classes, and not for texts; leave out `OwnModel::with_loss`";
+            return Err(DataError::Unsuitable(problem.into()));
         }
         Task::Text => {
             config.recipe.check_no_class_options(Task::Text)?;

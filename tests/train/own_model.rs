@@ -1,13 +1,15 @@
-//! Tests of models whose layers the program builds itself.
+//! Tests of models whose layers or losses the program implements itself.
 
 use std::sync::Arc;
 
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, s};
+use ringtrain::train::data::{DataSource, Task, TextOptions};
 use ringtrain::train::model::{
-    BackwardPass, ForwardMode, GradientSink, InputShape, Layer, ModelSpec, OwnModel, SavedForBackward,
+    BackwardPass, ForwardMode, GradientSink, InputShape, Layer, ModelSpec, OwnModel, SampleLoss,
+    SampleTarget, SavedForBackward,
 };
-use ringtrain::train::{Config, ExistingCheckpoint, TrainError};
+use ringtrain::train::{Config, ExistingCheckpoint, Recipe, TrainError};
 
 use super::library::{checkpoint_in, train};
 use super::strategies::{assert_close, parse_strategy, sgd_config, train_and_compare};
@@ -130,4 +132,113 @@ fn layers_and_options_that_do_not_fit_are_refused() {
         let error: TrainError = train(&config).unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
     }
+}
+
+/// The quantile loss: a model with this loss predicts the number below which a fraction of 0.8 of the targets lie.
+struct Quantile;
+
+impl SampleLoss for Quantile {
+    fn differentiate(&self, outputs: &[f32], target: SampleTarget, derivatives: &mut [f32]) -> f64 {
+        let SampleTarget::Number(target) = target else { panic!("the loss is for numbers") };
+        let error = target - f64::from(outputs[0]);
+        let factor = if error > 0.0 { 0.8 } else { -0.2 };
+        derivatives[0] = -factor as f32;
+        factor * error
+    }
+}
+
+/// The negative logarithm of the normal density. The outputs are the mean and the logarithm of the deviation.
+struct NormalDensity;
+
+impl SampleLoss for NormalDensity {
+    fn outputs_for_number(&self) -> usize {
+        2
+    }
+
+    fn differentiate(&self, outputs: &[f32], target: SampleTarget, derivatives: &mut [f32]) -> f64 {
+        let SampleTarget::Number(target) = target else { panic!("the loss is for numbers") };
+        let (mean, log_deviation) = (f64::from(outputs[0]), f64::from(outputs[1]));
+        let distance = (target - mean) / log_deviation.exp();
+        derivatives[0] = (-distance / log_deviation.exp()) as f32;
+        derivatives[1] = (1.0 - distance * distance) as f32;
+        0.5 * distance * distance + log_deviation
+    }
+}
+
+/// The cross-entropy.
+struct Entropy;
+
+impl SampleLoss for Entropy {
+    fn differentiate(&self, outputs: &[f32], target: SampleTarget, derivatives: &mut [f32]) -> f64 {
+        let SampleTarget::Class(class) = target else { panic!("the loss is for classes") };
+        let sum: f64 = outputs.iter().map(|&output| f64::from(output).exp()).sum();
+        for (derivative, &output) in derivatives.iter_mut().zip(outputs) {
+            *derivative = (f64::from(output).exp() / sum) as f32;
+        }
+        derivatives[class] -= 1.0;
+        sum.ln() - f64::from(outputs[class])
+    }
+}
+
+/// Returns a configuration with the layers of [`own_config`] and with an own loss.
+fn config_with_loss(loss: impl SampleLoss) -> Config {
+    let build = |input: InputShape, outputs| Ok(layers(&[input.features, 9, outputs]));
+    Config { model: Some(ModelSpec::Own(OwnModel::new("linear 9", build).with_loss(loss))), ..own_config(9) }
+}
+
+#[test]
+fn an_own_cross_entropy_gives_the_same_run_as_the_built_in_loss() {
+    let expected = train(&own_config(9)).unwrap();
+    let config = config_with_loss(Entropy);
+    for (strategy, ranks) in [("allreduce", 1), ("pipeline:2", 2), ("ps-sync", 3)] {
+        let found =
+            train_and_compare(ranks, &Config { strategy: parse_strategy(strategy), ..config.clone() });
+        assert_close(&found.parameters, &expected.parameters, strategy);
+        assert_eq!(found.report.test_accuracy, expected.report.test_accuracy);
+        assert!((found.report.test_loss.unwrap() - expected.report.test_loss.unwrap()).abs() < 1e-6);
+    }
+}
+
+/// The target is uniform noise from 0 to 10, so the loss of the best prediction is known. The only feature is always 1, so the
+/// prediction is the same in all rows.
+#[test]
+fn own_losses_of_numbers_are_minimized() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("noise.csv");
+    let rows: Vec<String> =
+        (0..1000).map(|row| format!("1,{}", f64::from(row * 389 % 1000) / 100.0)).collect();
+    std::fs::write(&path, format!("x,y\n{}\n", rows.join("\n"))).unwrap();
+    let table = |config: Config| Config {
+        source: DataSource::Csv(path.clone()),
+        target: Some("y".into()),
+        task: Some(Task::Regression),
+        standardize: false,
+        rule: None,
+        epochs: Some(20),
+        learning_rate: Some(0.02),
+        test_fraction: 0.0,
+        ..config
+    };
+    let deviation = 10.0 / 12.0_f64.sqrt();
+    for (config, expected) in
+        [(config_with_loss(Quantile), 0.8), (config_with_loss(NormalDensity), 0.5 + deviation.ln())]
+    {
+        let report = train(&table(config)).unwrap().report;
+        assert!((report.train_loss - expected).abs() < 0.03, "{} {expected}", report.train_loss);
+        assert_eq!(report.train_r2, None);
+    }
+}
+
+#[test]
+fn own_losses_refuse_options_for_other_losses() {
+    let recipe = Recipe { label_smoothing: 0.1, ..Recipe::default() };
+    let error = train(&Config { recipe, ..config_with_loss(Entropy) }).unwrap_err().to_string();
+    assert!(error.contains("--label-smoothing and --class-weights do not apply"), "{error}");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.txt");
+    std::fs::write(&path, "the sea and the ship ".repeat(100)).unwrap();
+    let text = TextOptions { context: 16, ..TextOptions::default() };
+    let config = Config { source: DataSource::Text(vec![path]), text, ..config_with_loss(Entropy) };
+    let error = train(&config).unwrap_err().to_string();
+    assert!(error.contains("a loss of your own is for numbers and classes, and not for texts"), "{error}");
 }

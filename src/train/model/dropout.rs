@@ -63,12 +63,7 @@ impl Layer for Dropout {
         Ok(())
     }
 
-    fn backward(
-        &self,
-        _: &[f32],
-        pass: BackwardPass<'_>,
-        _: &mut GradientSink<'_>,
-    ) -> Result<(), String> {
+    fn backward(&self, _: &[f32], pass: BackwardPass<'_>, _: &mut GradientSink<'_>) -> Result<(), String> {
         let Some(mut input_delta) = pass.input_delta else { return Ok(()) };
         let factors = saved_factors(pass.saved, pass.delta.dim());
         Zip::from(&mut input_delta)

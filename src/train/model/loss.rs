@@ -2,7 +2,8 @@
 
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2};
 
-use super::CrossEntropyOptions;
+use super::layer::CONTIGUITY_MESSAGE;
+use super::{CrossEntropyOptions, OwnLoss};
 use crate::train::data::Targets;
 use crate::train::portable_math::{exp, ln};
 
@@ -42,6 +43,8 @@ pub enum Loss {
     /// The mean cross-entropy of the next tokens of a window, in nats for each token. For each position of a window,
     /// the outputs contain one number for each token of the vocabulary.
     NextToken,
+    /// A loss of the program.
+    Own(OwnLoss),
 }
 
 /// The results of an evaluation, summed over samples.
@@ -67,6 +70,7 @@ impl Loss {
     pub(crate) fn target_scale(&self) -> Option<TargetScale> {
         match self {
             Self::SquaredError(scale) => Some(*scale),
+            Self::Own(own) => own.scale,
             Self::CrossEntropy | Self::WeightedCrossEntropy(_) | Self::NextToken => None,
         }
     }
@@ -79,8 +83,17 @@ impl Loss {
         rows: impl Iterator<Item = usize>,
     ) -> LossSums {
         let mut total = LossSums::default();
+        let mut derivatives =
+            if matches!(self, Self::Own(_)) { vec![0.0; outputs.ncols()] } else { Vec::new() };
         for (output, row) in outputs.rows().into_iter().zip(rows) {
             match (self, targets) {
+                (Self::Own(own), _) => {
+                    let values = output.to_slice().expect(CONTIGUITY_MESSAGE);
+                    total.loss += own.differentiate(values, (targets, row), &mut derivatives);
+                    if let Targets::Classes(classes) = targets {
+                        total.correct += u64::from(is_first_maximum(&output, classes[row] as usize));
+                    }
+                }
                 (Self::SquaredError(scale), Targets::Numbers(values)) => {
                     total.loss += (scale.mean + scale.deviation * f64::from(output[0]) - values[row]).powi(2);
                 }
@@ -95,10 +108,7 @@ impl Loss {
                     } else {
                         cross_entropy
                     };
-                    // If several outputs have the largest value, the first of these outputs is the prediction, as in
-                    // numpy's argmax.
-                    let prediction = output.iter().position(|&value| value == max);
-                    total.correct += u64::from(prediction == Some(class));
+                    total.correct += u64::from(is_first_maximum(&output, class));
                 }
                 (Self::NextToken, Targets::NextTokens(windows)) => {
                     let tokens = windows.next_tokens(row);
@@ -124,8 +134,18 @@ impl Loss {
         rows: impl Iterator<Item = usize>,
         weight: f32,
     ) {
+        let mut derivatives =
+            if matches!(self, Self::Own(_)) { vec![0.0; outputs.ncols()] } else { Vec::new() };
         for (mut output, row) in outputs.rows_mut().into_iter().zip(rows) {
             match (self, targets) {
+                (Self::Own(own), _) => {
+                    let values = output.as_slice_mut().expect(CONTIGUITY_MESSAGE);
+                    own.differentiate(values, (targets, row), &mut derivatives);
+                    values
+                        .iter_mut()
+                        .zip(&derivatives)
+                        .for_each(|(value, derivative)| *value = weight * derivative);
+                }
                 (Self::SquaredError(scale), Targets::Numbers(values)) => {
                     let scaled_target = (values[row] - scale.mean) / scale.deviation;
                     output[0] = 2.0 * weight * (f64::from(output[0]) - scaled_target) as f32;
@@ -152,6 +172,13 @@ impl Loss {
             }
         }
     }
+}
+
+/// Returns whether `output[index]` is the largest value. If several elements have the largest value, only the first of them
+/// counts, as in numpy's argmax.
+fn is_first_maximum(output: &ArrayView1<'_, f32>, index: usize) -> bool {
+    let max = output.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    output.iter().position(|&value| value == max) == Some(index)
 }
 
 /// Replaces the outputs in `output` by `weight` times the derivatives of the cross-entropy.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{InputShape, Layer};
+use super::{InputShape, Layer, SampleLoss};
 
 /// Builds the layers of a model for inputs of this shape and for this number of outputs.
 type BuildLayers = dyn Fn(InputShape, usize) -> Result<Vec<Arc<dyn Layer>>, String> + Send + Sync;
@@ -11,11 +11,13 @@ type BuildLayers = dyn Fn(InputShape, usize) -> Result<Vec<Arc<dyn Layer>>, Stri
 /// A model whose layers a program builds itself. [`Layer`] describes what a layer has to do.
 ///
 /// The model has one output for each class, or one output for a number. The trainer computes the loss from the outputs: the
-/// cross-entropy of their softmax, or the squared error.
+/// cross-entropy of their softmax, or the squared error, or a [loss of your own](Self::with_loss). For texts, the inputs are the
+/// tokens of a window, and there is an output for each token of the window and each token of the vocabulary.
 #[derive(Clone)]
 pub struct OwnModel {
     name: String,
     build: Arc<BuildLayers>,
+    loss: Option<Arc<dyn SampleLoss>>,
 }
 
 impl OwnModel {
@@ -26,7 +28,18 @@ impl OwnModel {
         name: impl Into<String>,
         build: impl Fn(InputShape, usize) -> Result<Vec<Arc<dyn Layer>>, String> + Send + Sync + 'static,
     ) -> Self {
-        Self { name: name.into(), build: Arc::new(build) }
+        Self { name: name.into(), build: Arc::new(build), loss: None }
+    }
+
+    /// Trains with a loss of your own. All ranks must use the same loss.
+    #[must_use]
+    pub fn with_loss(self, loss: impl SampleLoss) -> Self {
+        Self { loss: Some(Arc::new(loss)), ..self }
+    }
+
+    /// Returns the loss of [`with_loss`](Self::with_loss).
+    pub(crate) fn loss(&self) -> Option<&Arc<dyn SampleLoss>> {
+        self.loss.as_ref()
     }
 
     /// Builds the layers. Checks that each layer has as many inputs as the layer before it has outputs, and that the

@@ -136,12 +136,7 @@ impl Layer for MaxPooling {
         Ok(())
     }
 
-    fn backward(
-        &self,
-        _: &[f32],
-        pass: BackwardPass<'_>,
-        _: &mut GradientSink<'_>,
-    ) -> Result<(), String> {
+    fn backward(&self, _: &[f32], pass: BackwardPass<'_>, _: &mut GradientSink<'_>) -> Result<(), String> {
         let BackwardPass { delta, input_delta, saved, .. } = pass;
         let Some(mut input_delta) = input_delta else { return Ok(()) };
         let ImageShape { height, width, .. } = self.input;

@@ -8,7 +8,7 @@ use super::{ColumnOrigin, ModelDescription, ModelFileError, SavedModel, TargetDe
 use crate::train::atomic_file;
 use crate::train::config::Config;
 use crate::train::data::{ColumnEncoding, ColumnInputs, Features, HeaderRow, MissingPolicy};
-use crate::train::model::{Loss, TargetScale};
+use crate::train::model::TargetScale;
 use crate::train::report::Report;
 use crate::train::setup::Setup;
 
@@ -51,10 +51,7 @@ pub(crate) fn make_saved_model(
 
 /// Returns the description of the model of a run.
 fn describe_run(config: &Config, setup: &Setup, training: TrainingRecord) -> ModelDescription {
-    let scale = match setup.network.loss() {
-        Loss::SquaredError(scale) => *scale,
-        Loss::CrossEntropy | Loss::WeightedCrossEntropy(_) | Loss::NextToken => TargetScale::IDENTITY,
-    };
+    let scale = setup.network.loss().target_scale().unwrap_or(TargetScale::IDENTITY);
     let encoding = setup.dataset.encoding.as_deref();
     let (columns_from, columns) = describe_columns(config, setup);
     let pixel_divisor = match setup.dataset.train.held.feature_format() {

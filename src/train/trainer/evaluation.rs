@@ -6,6 +6,7 @@ use crate::train::TrainError;
 use crate::train::data::{ExactSum, SharedSamples, Targets, add_sums_of_ranks};
 use crate::train::evaluation_work::EvaluationWork;
 use crate::train::metrics::{Evaluation, MetricSums};
+use crate::train::model::Loss;
 use crate::train::portable_math::exp;
 use crate::train::rank_checks::abort_if_failed;
 use crate::types::ReduceOp;
@@ -23,7 +24,7 @@ pub(crate) struct Metrics {
     pub(crate) accuracy: Option<f64>,
     /// e to the power of the loss. `None` if the data is not text.
     pub(crate) perplexity: Option<f64>,
-    /// The coefficient of determination (R²). `None` for classification, or if all targets are the same.
+    /// The coefficient of determination (R²). `None` if all targets are the same, or if the loss is not the squared error.
     pub(crate) r2: Option<f64>,
 }
 
@@ -89,12 +90,13 @@ impl Trainer<'_> {
         }
         let count = samples.len() as f64;
         let total = samples.statistics.sum_of_squares;
+        let has_squared_error = matches!(self.setup.network.loss(), Loss::SquaredError(_));
         let is_text = matches!(samples.held.targets(), Targets::NextTokens(_));
         Ok(Some(Metrics {
             loss: loss / count,
             perplexity: is_text.then(|| exp(loss / count)),
             accuracy: matches!(samples.held.targets(), Targets::Classes(_)).then_some(correct / count),
-            r2: (total > 0.0).then(|| 1.0 - loss / total),
+            r2: (has_squared_error && total > 0.0).then(|| 1.0 - loss / total),
         }))
     }
 
