@@ -3,16 +3,18 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use ringtrain::candle_core::{ModuleT, Result, Tensor, bail};
+use ringtrain::candle_core::{D, DType, Device, ModuleT, Result, Tensor, bail, safetensors};
 use ringtrain::candle_nn::{
     Conv2dConfig, Init, LayerNormConfig, Module, VarBuilder, conv2d, func_t, layer_norm, linear,
     linear_no_bias, seq,
 };
-use ringtrain::train::data::{DataSource, ImageShape, TextOptions, TokenKind};
+use ringtrain::train::data::{DataSource, Features, ImageShape, LoadOptions, Targets, TextOptions, TokenKind};
 use ringtrain::train::model::{CandleLayer, CandleModule, InputShape, Layer, ModelSpec, OwnModel};
-use ringtrain::train::{Config, Recipe, SHARDS_DEFAULT, TrainError};
+use ringtrain::train::{
+    CHECKPOINT_FILE_NAME, Config, ExistingCheckpoint, Recipe, SHARDS_DEFAULT, TrainError,
+};
 
-use super::library::{config, train};
+use super::library::{checkpoint_in, config, train};
 use super::strategies::{NONE, assert_close, parse_strategy, sgd_config, train_and_compare, train_on};
 
 /// A convolution of digits and a rectifier.
@@ -205,7 +207,7 @@ fn an_own_model_learns_plain_text() {
             let distribution = Init::Uniform { lo: -0.1, up: 0.1 };
             let table = parameters.get_with_hints(shape, "table", distribution)?;
             Ok(move |tokens: &Tensor| {
-                let indices = tokens.to_dtype(ringtrain::candle_core::DType::U32)?;
+                let indices = tokens.to_dtype(DType::U32)?;
                 table.index_select(&indices.flatten_all()?, 0)?.reshape((tokens.dim(0)?, ()))
             })
         }
@@ -234,4 +236,34 @@ fn an_own_model_learns_plain_text() {
     let text = TextOptions { context: 0, ..config.text };
     let error = train(&Config { text, ..config }).unwrap_err().to_string();
     assert!(error.contains("--context 0: it must be from 1"), "{error}");
+}
+
+/// `own-models.md` shows this code.
+#[test]
+fn a_module_predicts_with_the_tensors_of_a_checkpoint() {
+    let directory = tempfile::tempdir().unwrap();
+    let checkpoint = Some(checkpoint_in(directory.path(), ExistingCheckpoint::Refuse));
+    let module = |inputs, outputs| Checked { inputs, outputs, check: |_: &Tensor, _: bool| -> Result<()> { Ok(()) } };
+    let config = with_model(Config { epochs: Some(2), checkpoint, ..sgd_config() }, move |input, outputs| {
+        Ok(vec![Arc::new(CandleLayer::new("linear", input.features, module(input.features, outputs))?)])
+    });
+    let expected = train(&config).unwrap().report.test_accuracy.unwrap();
+    let options = LoadOptions { test_fraction: config.test_fraction, ..LoadOptions::default() };
+    let test = config.source.load(&options).unwrap().test;
+    let (Features::Pixels { values, divisor }, Targets::Classes(classes)) = (test.features, test.targets)
+    else {
+        panic!("the digits are images with classes")
+    };
+    let predict = || -> Result<Vec<u32>> {
+        let pixels: Vec<f32> = values.iter().map(|&pixel| f32::from(pixel) / divisor).collect();
+        let inputs = Tensor::from_vec(pixels, values.dim(), &Device::Cpu)?;
+        let tensors = safetensors::load(directory.path().join(CHECKPOINT_FILE_NAME), &Device::Cpu)?;
+        let (mean, inverse) = (&tensors["features.mean"], &tensors["features.inverse_deviation"]);
+        let scaled = inputs.broadcast_sub(mean)?.broadcast_mul(inverse)?;
+        let parameters = VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
+        let outputs = module(64, 10).build(parameters.pp("layers.0"))?.forward_t(&scaled, false)?;
+        outputs.argmax(D::Minus1)?.to_vec1()
+    };
+    let correct = predict().unwrap().iter().zip(&classes).filter(|(found, class)| found == class).count();
+    assert!(expected > 0.6 && (correct as f64 / classes.len() as f64 - expected).abs() < 1e-9, "{correct}");
 }
