@@ -8,7 +8,9 @@ use ringtrain::candle_nn::{
     Conv2dConfig, Init, LayerNormConfig, Module, VarBuilder, conv2d, func_t, layer_norm, linear,
     linear_no_bias, seq,
 };
-use ringtrain::train::data::{DataSource, Features, ImageShape, LoadOptions, Targets, TextOptions, TokenKind};
+use ringtrain::train::data::{
+    DataSource, Features, ImageShape, LoadOptions, Targets, TextOptions, TokenKind,
+};
 use ringtrain::train::model::{CandleLayer, CandleModule, InputShape, Layer, ModelSpec, OwnModel};
 use ringtrain::train::{
     CHECKPOINT_FILE_NAME, Config, ExistingCheckpoint, Recipe, SHARDS_DEFAULT, TrainError,
@@ -243,7 +245,8 @@ fn an_own_model_learns_plain_text() {
 fn a_module_predicts_with_the_tensors_of_a_checkpoint() {
     let directory = tempfile::tempdir().unwrap();
     let checkpoint = Some(checkpoint_in(directory.path(), ExistingCheckpoint::Refuse));
-    let module = |inputs, outputs| Checked { inputs, outputs, check: |_: &Tensor, _: bool| -> Result<()> { Ok(()) } };
+    let module =
+        |inputs, outputs| Checked { inputs, outputs, check: |_: &Tensor, _: bool| -> Result<()> { Ok(()) } };
     let config = with_model(Config { epochs: Some(2), checkpoint, ..sgd_config() }, move |input, outputs| {
         Ok(vec![Arc::new(CandleLayer::new("linear", input.features, module(input.features, outputs))?)])
     });
