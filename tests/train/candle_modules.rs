@@ -261,10 +261,8 @@ fn a_module_predicts_with_the_tensors_of_a_checkpoint() {
         let pixels: Vec<f32> = values.iter().map(|&pixel| f32::from(pixel) / divisor).collect();
         let inputs = Tensor::from_vec(pixels, values.dim(), &Device::Cpu)?;
         let tensors = safetensors::load(directory.path().join(CHECKPOINT_FILE_NAME), &Device::Cpu)?;
-        let (mean, inverse) = (&tensors["features.mean"], &tensors["features.inverse_deviation"]);
-        let scaled = inputs.broadcast_sub(mean)?.broadcast_mul(inverse)?;
         let parameters = VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
-        let outputs = module(64, 10).build(parameters.pp("layers.0"))?.forward_t(&scaled, false)?;
+        let outputs = module(64, 10).build(parameters.pp("layers.0"))?.forward_t(&inputs, false)?;
         outputs.argmax(D::Minus1)?.to_vec1()
     };
     let correct = predict().unwrap().iter().zip(&classes).filter(|(found, class)| found == class).count();
