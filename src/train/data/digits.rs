@@ -1,11 +1,12 @@
 //! The handwritten digits that are compiled into the program.
 
-use std::io::Read;
+use std::io::{BufRead as _, BufReader, Lines};
 
 use flate2::read::GzDecoder;
 use ndarray::Array2;
 
-use super::{Column, Features, ImageShape, UninterpretedSamples};
+use super::sample_blocks::{BlockReader, RowOrigins, SampleBlock};
+use super::{Column, DataError, Features, ImageShape, UninterpretedSamples};
 
 /// The compressed table of digits. The source is "Optical Recognition of Handwritten Digits" by Alpaydin and Kaynak,
 /// UCI, CC BY 4.0. See `DIGITS.md`.
@@ -13,7 +14,7 @@ const COMPRESSED_TABLE: &[u8] = include_bytes!("digits.csv.gz");
 /// The number of rows of the table: one for each handwritten digit.
 const ROWS: usize = 1797;
 /// The number of pixels of the image of a digit.
-const PIXELS: usize = 64;
+pub(crate) const PIXELS: usize = 64;
 /// The shape of the images.
 pub(crate) const IMAGE_SHAPE: ImageShape = ImageShape { channels: 1, height: 8, width: 8 };
 /// The largest value of a pixel.
@@ -25,22 +26,46 @@ const PIXEL_MAX: f32 = 16.0;
 ///
 /// If the compiled-in data is corrupt. A test checks that this data is correct.
 pub(crate) fn load_digits() -> UninterpretedSamples {
-    let mut text = String::new();
-    GzDecoder::new(COMPRESSED_TABLE)
-        .read_to_string(&mut text)
-        .expect("the embedded digits are valid gzip of ASCII text");
-    let mut pixels = Vec::with_capacity(ROWS * PIXELS);
-    let mut labels = Vec::with_capacity(ROWS);
-    for line in text.lines() {
-        let mut values =
-            line.split(',').map(|value| value.parse::<u8>().expect("the embedded digits are integers"));
-        pixels.extend(values.by_ref().take(PIXELS));
-        labels.extend(values.map(f64::from));
+    DigitReader::new().read_samples(ROWS)
+}
+
+/// Reads the digits block by block.
+pub(crate) struct DigitReader {
+    /// The lines of the table that have not been read yet.
+    lines: Lines<BufReader<GzDecoder<&'static [u8]>>>,
+    /// The number of digits that have been read.
+    rows_read: usize,
+}
+
+impl DigitReader {
+    pub(crate) fn new() -> Self {
+        Self { lines: BufReader::new(GzDecoder::new(COMPRESSED_TABLE)).lines(), rows_read: 0 }
     }
-    let values = Array2::from_shape_vec((ROWS, PIXELS), pixels).expect("there are 1,797 lines of 64 pixels");
-    UninterpretedSamples {
-        features: Features::Pixels { values, divisor: PIXEL_MAX },
-        target: Column::Numbers(labels),
+
+    /// Reads the next digits, at most `rows_max`.
+    fn read_samples(&mut self, rows_max: usize) -> UninterpretedSamples {
+        let (mut pixels, mut labels) = (Vec::new(), Vec::new());
+        for line in self.lines.by_ref().take(rows_max) {
+            let line = line.expect("the embedded digits are valid gzip of ASCII text");
+            let mut values =
+                line.split(',').map(|value| value.parse::<u8>().expect("the embedded digits are integers"));
+            pixels.extend(values.by_ref().take(PIXELS));
+            labels.extend(values.map(f64::from));
+        }
+        self.rows_read += labels.len();
+        let values = Array2::from_shape_vec((labels.len(), PIXELS), pixels)
+            .expect("each line has 64 pixels and a label");
+        UninterpretedSamples {
+            features: Features::Pixels { values, divisor: PIXEL_MAX },
+            target: Column::Numbers(labels),
+        }
+    }
+}
+
+impl BlockReader for DigitReader {
+    fn read_block(&mut self, rows_max: usize) -> Result<SampleBlock, DataError> {
+        let origins = RowOrigins::Numbers("digits".into(), self.rows_read);
+        Ok(SampleBlock { samples: self.read_samples(rows_max), origins })
     }
 }
 

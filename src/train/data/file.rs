@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::path::Path;
 
 use super::compression::{FileCompression, decompress};
@@ -37,20 +38,34 @@ pub(crate) fn extension(path: &Path) -> Option<String> {
 }
 
 /// Reads the rest of a stream. Returns an error if the rest does not have exactly `len` bytes.
+pub(crate) fn read_exactly(reader: &mut dyn Read, len: u64, path: &Path) -> Result<Vec<u8>, DataError> {
+    read_part(reader, 0..len, len, path)
+}
+
+/// Reads the bytes `range` of the data that follow a header. `total` is the number of bytes that the header announces.
+/// If `range` ends at `total`, returns an error if the stream has more bytes. `reader` must be at the start of `range`.
 ///
 /// This function allocates memory only for bytes that it has read, because the header of a malformed file may announce any
 /// length.
-pub(crate) fn read_exactly(reader: &mut dyn Read, len: u64, path: &Path) -> Result<Vec<u8>, DataError> {
+pub(crate) fn read_part(
+    reader: &mut dyn Read,
+    range: Range<u64>,
+    total: u64,
+    path: &Path,
+) -> Result<Vec<u8>, DataError> {
+    let len = range.end - range.start;
+    let limit = if range.end == total { len + 1 } else { len };
     let mut bytes = Vec::new();
-    reader.take(len + 1).read_to_end(&mut bytes).map_err(|error| stream_error(path, error))?;
+    reader.take(limit).read_to_end(&mut bytes).map_err(|error| stream_error(path, error))?;
     let found = bytes.len() as u64;
     if found < len {
+        let found = range.start + found;
         let problem =
-            format!("is truncated: its header announces {len} bytes of data, but it holds only {found}");
+            format!("is truncated: its header announces {total} bytes of data, but it holds only {found}");
         return Err(DataError::malformed(path, problem));
     }
     if found > len {
-        let problem = format!("holds more than the {len} bytes of data that its header announces");
+        let problem = format!("holds more than the {total} bytes of data that its header announces");
         return Err(DataError::malformed(path, problem));
     }
     Ok(bytes)

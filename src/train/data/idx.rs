@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use ndarray::Array2;
 
-use super::file::{checked_element_count, open_data_file, read_exactly, stream_error};
+use super::file::{checked_element_count, open_data_file, read_part, stream_error};
+use super::sample_blocks::{BlockReader, RowOrigins, SampleBlock};
 use super::{Column, DataError, Features, ImageShape, UninterpretedSamples};
 
 /// The magic number of images: two zero bytes, 8 for the type `unsigned byte`, and the number of dimensions.
@@ -24,8 +25,12 @@ const LABELS_MAGIC: u32 = 0x0000_0801;
 pub(crate) fn load_idx_directory(
     directory: &Path,
 ) -> Result<(UninterpretedSamples, UninterpretedSamples, ImageShape), DataError> {
-    let (train, shape) = load_images_and_labels(directory, "train")?;
-    let (test, test_shape) = load_images_and_labels(directory, "t10k")?;
+    let load = |set| -> Result<_, DataError> {
+        let mut reader = IdxReader::open(directory, set)?;
+        Ok((reader.read_samples(usize::MAX)?, reader.shape))
+    };
+    let (train, shape) = load(IdxSet::Train)?;
+    let (test, test_shape) = load(IdxSet::Test)?;
     if shape != test_shape {
         let size = |shape: ImageShape| format!("{} x {} pixels", shape.height, shape.width);
         let problem =
@@ -35,32 +40,86 @@ pub(crate) fn load_idx_directory(
     Ok((train, test, shape))
 }
 
-/// Reads the images and the labels of the training set (`set_name` is `train`) or the test set (`set_name` is `t10k`).
-fn load_images_and_labels(
-    directory: &Path,
-    set_name: &str,
-) -> Result<(UninterpretedSamples, ImageShape), DataError> {
-    let images_path = find_file(directory, set_name, "images", 3)?;
-    let labels_path = find_file(directory, set_name, "labels", 1)?;
-    let (images, shape) = read_idx_file(&images_path, IMAGES_MAGIC)?;
-    let (labels, _) = read_idx_file(&labels_path, LABELS_MAGIC)?;
-    let rows = shape[0] as usize;
-    let pixels = (shape[1] * shape[2]) as usize;
-    if rows == 0 || pixels == 0 {
-        return Err(DataError::malformed(&images_path, "holds no images"));
+/// A set of images with labels in a directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum IdxSet {
+    Train,
+    Test,
+}
+
+impl IdxSet {
+    /// Returns the first part of the names of the set's files.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Test => "t10k",
+        }
     }
-    if labels.len() != rows {
-        let problem =
-            format!("holds {} labels for the {rows} images of {}", labels.len(), images_path.display());
-        return Err(DataError::malformed(&labels_path, problem));
+}
+
+/// Reads the images and the labels of a set block by block.
+pub(crate) struct IdxReader {
+    /// The name of the data in errors.
+    name: String,
+    images: IdxFile,
+    labels: IdxFile,
+    shape: ImageShape,
+    /// The number of images.
+    rows: usize,
+    /// The number of images that have been read.
+    rows_read: usize,
+}
+
+impl IdxReader {
+    /// Opens the two files of a set, and reads their headers.
+    ///
+    /// # Errors
+    ///
+    /// If a file is missing or of another format, if there are no images, or if the numbers of images and labels differ.
+    pub(crate) fn open(directory: &Path, set: IdxSet) -> Result<Self, DataError> {
+        let images = IdxFile::open(find_file(directory, set.name(), "images", 3)?, IMAGES_MAGIC)?;
+        let labels = IdxFile::open(find_file(directory, set.name(), "labels", 1)?, LABELS_MAGIC)?;
+        let [rows, height, width] = images.shape.map(|length| length as usize);
+        let shape = ImageShape { channels: 1, height, width };
+        if rows == 0 || shape.value_count() == 0 {
+            return Err(DataError::malformed(&images.path, "holds no images"));
+        }
+        if labels.shape != [rows as u64, 1, 1] {
+            let problem = format!(
+                "holds {} labels for the {rows} images of {}",
+                labels.shape[0],
+                images.path.display()
+            );
+            return Err(DataError::malformed(&labels.path, problem));
+        }
+        Ok(Self { name: directory.display().to_string(), images, labels, shape, rows, rows_read: 0 })
     }
-    let values =
-        Array2::from_shape_vec((rows, pixels), images).expect("the length was checked against the header");
-    let samples = UninterpretedSamples {
-        features: Features::Pixels { values, divisor: 255.0 },
-        target: Column::Numbers(labels.into_iter().map(f64::from).collect()),
-    };
-    Ok((samples, ImageShape { channels: 1, height: shape[1] as usize, width: shape[2] as usize }))
+
+    /// Returns the shape of the images.
+    pub(crate) fn image_shape(&self) -> ImageShape {
+        self.shape
+    }
+
+    /// Reads the next images and labels, at most `rows_max`.
+    fn read_samples(&mut self, rows_max: usize) -> Result<UninterpretedSamples, DataError> {
+        let rows = rows_max.min(self.rows - self.rows_read);
+        let pixels = self.shape.value_count();
+        let images = self.images.read((rows * pixels) as u64)?;
+        let labels = self.labels.read(rows as u64)?;
+        self.rows_read += rows;
+        let values = Array2::from_shape_vec((rows, pixels), images).expect("`rows * pixels` bytes were read");
+        Ok(UninterpretedSamples {
+            features: Features::Pixels { values, divisor: 255.0 },
+            target: Column::Numbers(labels.into_iter().map(f64::from).collect()),
+        })
+    }
+}
+
+impl BlockReader for IdxReader {
+    fn read_block(&mut self, rows_max: usize) -> Result<SampleBlock, DataError> {
+        let origins = RowOrigins::Numbers(self.name.clone(), self.rows_read);
+        Ok(SampleBlock { samples: self.read_samples(rows_max)?, origins })
+    }
 }
 
 /// Returns the path of the file with the images (`kind` is `images`) or the labels (`kind` is `labels`) of a set: see
@@ -77,23 +136,42 @@ fn find_file(directory: &Path, set_name: &str, kind: &str, dimensions: u32) -> R
     })
 }
 
-/// Returns the bytes and the dimensions of a file. Images have three dimensions. Labels have one dimension. For labels, this
-/// function adds two dimensions of length 1.
-fn read_idx_file(path: &Path, magic_wanted: u32) -> Result<(Vec<u8>, [u64; 3]), DataError> {
-    let mut reader = open_data_file(path)?;
-    let magic = read_u32(&mut *reader, path)?;
-    if magic != magic_wanted {
-        let problem = format!(
-            "is not the IDX file that its name indicates: it starts with {magic:#010x} instead of {magic_wanted:#010x}"
-        );
-        return Err(DataError::malformed(path, problem));
+/// An IDX file whose header has been read.
+struct IdxFile {
+    path: PathBuf,
+    /// The lengths of the dimensions. Labels have one dimension, and here two more dimensions of length 1.
+    shape: [u64; 3],
+    /// The bytes that have not been read yet.
+    reader: Box<dyn Read>,
+    /// The number of bytes that have been read after the header.
+    bytes_read: u64,
+}
+
+impl IdxFile {
+    /// Opens a file, and reads its header.
+    fn open(path: PathBuf, magic_wanted: u32) -> Result<Self, DataError> {
+        let mut reader = open_data_file(&path)?;
+        let magic = read_u32(&mut *reader, &path)?;
+        if magic != magic_wanted {
+            let problem = format!(
+                "is not the IDX file that its name indicates: it starts with {magic:#010x} instead of {magic_wanted:#010x}"
+            );
+            return Err(DataError::malformed(&path, problem));
+        }
+        let mut shape = [1_u64; 3];
+        for length in shape.iter_mut().take((magic & 0xff) as usize) {
+            *length = u64::from(read_u32(&mut *reader, &path)?);
+        }
+        checked_element_count(&shape, &path)?;
+        Ok(Self { path, shape, reader, bytes_read: 0 })
     }
-    let mut shape = [1_u64; 3];
-    for length in shape.iter_mut().take((magic & 0xff) as usize) {
-        *length = u64::from(read_u32(&mut *reader, path)?);
+
+    /// Reads the next `len` bytes. If they are the last bytes, checks that the file ends after them.
+    fn read(&mut self, len: u64) -> Result<Vec<u8>, DataError> {
+        let range = self.bytes_read..self.bytes_read + len;
+        self.bytes_read = range.end;
+        read_part(&mut *self.reader, range, self.shape.iter().product(), &self.path)
     }
-    let len = checked_element_count(&shape, path)?;
-    Ok((read_exactly(&mut *reader, len, path)?, shape))
 }
 
 fn read_u32(reader: &mut dyn Read, path: &Path) -> Result<u32, DataError> {
@@ -165,7 +243,7 @@ mod tests {
             (0..full.len()).map(|len| (full[..len].to_vec(), "truncated")).collect();
         cases.push(([full.as_slice(), &[0]].concat(), "more than the 12 bytes"));
         cases.push((idx_file(IMAGES_MAGIC, &[u32::MAX; 3], &[]), "limit"));
-        cases.push((idx_file(IMAGES_MAGIC, &[1000, 1000, 1000], &[1]), "truncated"));
+        cases.push((idx_file(IMAGES_MAGIC, &[2, 30_000, 30_000], &[1]), "truncated"));
         cases.push((idx_file(IMAGES_MAGIC, &[0, 2, 3], &[]), "no images"));
         cases.push((idx_file(IMAGES_MAGIC, &[2, 3, 2], &[0; 12]), "training images have 3 x 2 pixels, but"));
         cases.push((idx_file(LABELS_MAGIC, &[12], &[0; 12]), "not the IDX file"));

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use ndarray::Array2;
 
 use super::image_file::{self, DecodedImage};
-use super::loaded_rows::{LoadedRows, RowOrigins};
+use super::sample_blocks::{BlockReader, RowOrigins, SampleBlock};
 use super::{Column, DataError, ELEMENTS_MAX, Features, ImageShape, UninterpretedSamples};
 
 /// The extensions of the names of image files, in lower case.
@@ -37,25 +37,31 @@ pub(crate) fn is_image_folder(directory: &Path) -> bool {
 }
 
 /// Reads the images of a directory. The name of a folder in the directory is the class of the images in this folder.
-/// The classes, and the images of a class, are in the order of their names.
+/// The classes, and the images of a class, are in the order of their names. Also returns the shape of the images, and messages
+/// for the user.
 ///
 /// # Errors
 ///
 /// - The directory has no folders, or has images beside its folders.
 /// - A folder has no images, or holds another folder.
 /// - An image cannot be read or has another size than the first image.
-/// - `wanted` is given, and an image does not fit the model; see [`load_images_for_model`].
+/// - `wanted_shape` is given, and an image has another shape.
 pub(crate) fn load_image_folder(
     directory: &Path,
-    wanted: Option<WantedImages>,
-) -> Result<(LoadedRows, ImageShape), DataError> {
+    wanted_shape: Option<ImageShape>,
+) -> Result<(UninterpretedSamples, ImageShape, Vec<String>), DataError> {
     let list = list_images(directory)?;
     if list.images.iter().any(|(_, class)| class.is_empty()) {
         let problem = "holds images that are not in the folder of a class; move each image to a folder that has the name of its \
                        class";
         return Err(DataError::malformed(directory, problem));
     }
-    read_images(list, wanted)
+    let notes = describe_ignored_files(&list.other_files).into_iter().collect();
+    let wanted = wanted_shape.map(|shape| WantedImages { inputs: shape.value_count(), shape: Some(shape) });
+    let mut reader = ImageReader::new(list, wanted);
+    let SampleBlock { samples, .. } = reader.read_block(usize::MAX)?;
+    let shape = reader.pixels.map(|pixels| pixels.shape).expect("a list of images has at least one image");
+    Ok((samples, shape, notes))
 }
 
 /// The images that a model takes.
@@ -67,16 +73,56 @@ pub(crate) struct WantedImages {
     pub(crate) shape: Option<ImageShape>,
 }
 
-/// Reads the images of a directory for a model. The images need not be in folders of classes.
-///
-/// # Errors
-///
-/// - The errors of [`load_image_folder`], except for the error about images that are not in folders.
-/// - The images do not have the size of the images with which the model was trained.
-/// - An image has colours, but the model has inputs for grey images.
-pub(crate) fn load_images_for_model(directory: &Path, wanted: WantedImages) -> Result<LoadedRows, DataError> {
-    let list = list_images(directory)?;
-    read_images(list, Some(wanted)).map(|(loaded, _)| loaded)
+/// Reads the images of a directory block by block.
+pub(crate) struct ImageReader {
+    /// The path and the class of each image that has not been read yet.
+    images: std::vec::IntoIter<(PathBuf, String)>,
+    /// The images that the model takes. `None` if there is no model yet.
+    wanted: Option<WantedImages>,
+    /// `None` before the first image has been read.
+    pixels: Option<PixelRows>,
+}
+
+impl ImageReader {
+    /// Lists the images of a directory for a model. The images need not be in folders of classes.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`load_image_folder`] about folders, except for the error about images that are not in folders.
+    /// [`read_block`](Self::read_block) returns an error if an image does not have the size of the images with which the model
+    /// was trained, or has colours although the model has inputs for grey images.
+    pub(crate) fn open(directory: &Path, wanted: WantedImages) -> Result<Self, DataError> {
+        Ok(Self::new(list_images(directory)?, Some(wanted)))
+    }
+
+    fn new(list: ImageList, wanted: Option<WantedImages>) -> Self {
+        Self { images: list.images.into_iter(), wanted, pixels: None }
+    }
+}
+
+impl BlockReader for ImageReader {
+    /// Converts grey images to colour images if any image of the block has colours, or if the model takes colour images.
+    fn read_block(&mut self, rows_max: usize) -> Result<SampleBlock, DataError> {
+        let (paths, classes): (Vec<PathBuf>, Vec<String>) = self.images.by_ref().take(rows_max).unzip();
+        for path in &paths {
+            let image = image_file::read_image_file(path)?;
+            let pixels = match &mut self.pixels {
+                Some(pixels) => pixels,
+                None => self.pixels.insert(PixelRows::new(path, &image, self.wanted, paths.len())?),
+            };
+            pixels.push(&image).map_err(|problem| DataError::malformed(path, problem))?;
+        }
+        let (values, columns) = match &mut self.pixels {
+            Some(pixels) => (std::mem::take(&mut pixels.values), pixels.shape.value_count()),
+            None => (Vec::new(), 0),
+        };
+        let values = Array2::from_shape_vec((paths.len(), columns), values)
+            .expect("all images have the same number of values");
+        let target = Column::Text(classes.iter().map(String::as_str).collect());
+        let samples =
+            UninterpretedSamples { features: Features::Pixels { values, divisor: PIXEL_DIVISOR }, target };
+        Ok(SampleBlock { samples, origins: RowOrigins::Files(paths) })
+    }
 }
 
 /// Returns the entries of a directory in the order of their names, without hidden entries.
@@ -158,30 +204,6 @@ fn list_images_of_class(folder: &Path, list: &mut ImageList) -> Result<(), DataE
     Ok(())
 }
 
-/// Reads all images. Converts grey images to colour images if any image has colours, or if the model takes colour
-/// images.
-fn read_images(list: ImageList, wanted: Option<WantedImages>) -> Result<(LoadedRows, ImageShape), DataError> {
-    let mut pixels: Option<PixelRows> = None;
-    for (path, _) in &list.images {
-        let image = image_file::read_image_file(path)?;
-        let rows = match &mut pixels {
-            Some(rows) => rows,
-            None => pixels.insert(PixelRows::new(path, &image, wanted, list.images.len())?),
-        };
-        rows.push(&image).map_err(|problem| DataError::malformed(path, problem))?;
-    }
-    let rows = pixels.expect("a list of images has at least one image");
-    let shape = rows.shape;
-    let values = Array2::from_shape_vec((list.images.len(), shape.value_count()), rows.values)
-        .expect("all images have the same number of values");
-    let target = Column::Text(list.images.iter().map(|(_, class)| class.as_str()).collect());
-    let notes = describe_ignored_files(&list.other_files).into_iter().collect();
-    let samples =
-        UninterpretedSamples { features: Features::Pixels { values, divisor: PIXEL_DIVISOR }, target };
-    let origins = RowOrigins::Files(list.images.into_iter().map(|(path, _)| path).collect());
-    Ok((LoadedRows { samples, origins, notes }, shape))
-}
-
 /// Returns a message for the user about the files that are not images. Returns `None` if there are no such files.
 fn describe_ignored_files(files: &[PathBuf]) -> Option<String> {
     let first = files.first()?;
@@ -192,7 +214,7 @@ fn describe_ignored_files(files: &[PathBuf]) -> Option<String> {
     ))
 }
 
-/// The values of the images that have been read. The values of an image are ordered as [`ImageShape`] says.
+/// The values of the images of a block. The values of an image are ordered as [`ImageShape`] says.
 struct PixelRows {
     /// The shape of all images.
     shape: ImageShape,
@@ -202,12 +224,12 @@ struct PixelRows {
     values: Vec<u8>,
     /// Whether images with colours are refused, because the model takes grey images.
     only_grey: bool,
-    /// The number of images in the directory.
+    /// The maximum number of images of a block.
     image_count: usize,
 }
 
 impl PixelRows {
-    /// Creates an empty list for `image_count` images of the size of `image`, which is the image in the file `path`.
+    /// Creates an empty list for blocks of up to `image_count` images of the size of `image`, which is in the file `path`.
     fn new(
         path: &Path,
         image: &DecodedImage,
@@ -324,42 +346,42 @@ mod tests {
             ("a/Thumbs.db", b""),
             (".hidden/x", b""),
         ]);
-        let (loaded, shape) = load_image_folder(directory.path(), None).unwrap();
+        let (samples, shape, notes) = load_image_folder(directory.path(), None).unwrap();
         assert_eq!(shape, ImageShape { channels: 3, height: 2, width: 3 });
-        let Features::Pixels { values, .. } = &loaded.samples.features else { panic!("images are pixels") };
+        let Features::Pixels { values, .. } = &samples.features else { panic!("images are pixels") };
         let grey = vec![100_u8; 18];
         let colour = [[200_u8; 6], [50; 6], [10; 6]].concat();
         let rows: Vec<Vec<u8>> = values.rows().into_iter().map(|row| row.to_vec()).collect();
         assert_eq!(rows, [grey.clone(), grey, colour]);
-        let Column::Text(classes) = &loaded.samples.target else { panic!("classes have names") };
+        let Column::Text(classes) = &samples.target else { panic!("classes have names") };
         assert_eq!((classes.indices.as_slice(), &*classes.distinct[1]), (&[0, 1, 1][..], "b"));
-        assert!(loaded.notes[0].starts_with("ignored 1 files") && loaded.notes[0].ends_with("a/Thumbs.db"));
-        let error = loaded.origins.error(1, "problem").to_string();
+        assert!(notes[0].starts_with("ignored 1 files") && notes[0].ends_with("a/Thumbs.db"));
+        let wanted = WantedImages { inputs: 18, shape: None };
+        let block = ImageReader::open(directory.path(), wanted).unwrap().read_block(2).unwrap();
+        let error = block.origins.error(1, "problem").to_string();
         assert!(error.ends_with("b/10.jpeg: problem"), "{error}");
     }
 
     #[test]
     fn images_are_converted_to_the_channels_of_the_model() {
+        let read = |directory: &tempfile::TempDir, wanted| {
+            ImageReader::open(directory.path(), wanted).unwrap().read_block(9)
+        };
         let directory = make_image_folder(&[("2.jpg", GREY_JPEG), ("1.jpg", GREY_JPEG)]);
-        for (inputs, expected) in [(6, 6), (18, 18)] {
-            let loaded =
-                load_images_for_model(directory.path(), WantedImages { inputs, shape: None }).unwrap();
-            assert_eq!((loaded.samples.features.rows(), loaded.samples.features.columns()), (2, expected));
+        for inputs in [6, 18] {
+            let features = read(&directory, WantedImages { inputs, shape: None }).unwrap().samples.features;
+            assert_eq!((features.rows(), features.columns()), (2, inputs));
         }
         let turned = Some(ImageShape { channels: 1, height: 3, width: 2 });
         for (inputs, shape, expected) in [
             (12, None, "1.jpg: has 3 x 2 pixels, but the model has 12 inputs"),
             (6, turned, "1.jpg: has 3 x 2 pixels, but the model was trained on images of 2 x 3 pixels"),
         ] {
-            let error = load_images_for_model(directory.path(), WantedImages { inputs, shape })
-                .unwrap_err()
-                .to_string();
+            let error = read(&directory, WantedImages { inputs, shape }).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
         let directory = make_image_folder(&[("2.png", COLOUR_PNG)]);
-        let error = load_images_for_model(directory.path(), WantedImages { inputs: 6, shape: None })
-            .unwrap_err()
-            .to_string();
+        let error = read(&directory, WantedImages { inputs: 6, shape: None }).unwrap_err().to_string();
         assert!(error.contains("2.png: has colours, but the model was trained on grey images"), "{error}");
         assert!(
             load_image_folder(directory.path(), None)

@@ -3,12 +3,12 @@
 //! A line is `TARGET INDEX:VALUE INDEX:VALUE ... # COMMENT`. Indices start at 1 and increase within a line. Features that
 //! a line does not name are 0. `qid:NUMBER`, which `SVMlight` uses for rankings, is ignored.
 
-use std::io::{BufRead as _, BufReader, Read as _};
-use std::path::Path;
+use std::io::{BufRead as _, BufReader, Read};
+use std::path::{Path, PathBuf};
 
 use super::csv::parse_number;
 use super::file::{open_data_file, stream_error};
-use super::loaded_rows::{LoadedRows, RowOrigins};
+use super::sample_blocks::{BlockReader, RowOrigins, SampleBlock};
 use super::sparse::SparseRowsBuilder;
 use super::{Column, DataError, ELEMENTS_MAX, Features, UninterpretedSamples};
 
@@ -26,40 +26,82 @@ const TOKEN_CHARACTERS_SHOWN_MAX: usize = 40;
 ///
 /// If the file cannot be read, holds no rows, or is malformed. An error names the line and the character, both
 /// counted from 1.
-pub(crate) fn load_libsvm_file(path: &Path) -> Result<LoadedRows, DataError> {
-    let mut reader = BufReader::new(open_data_file(path)?);
-    let mut parsed = ParsedLines::default();
-    let mut line = Vec::new();
-    for number in 1.. {
+pub(crate) fn load_libsvm_file(path: &Path) -> Result<UninterpretedSamples, DataError> {
+    LibsvmReader::open(path)?.read_block(usize::MAX).map(|block| block.samples)
+}
+
+/// Reads the rows of a file block by block.
+pub(crate) struct LibsvmReader {
+    path: PathBuf,
+    reader: BufReader<Box<dyn Read>>,
+    /// The number of lines that have been read.
+    lines_read: u64,
+    /// The number of rows that have been read.
+    rows_read: usize,
+    /// The largest index of a feature in the lines that have been read.
+    largest_index: u32,
+}
+
+impl LibsvmReader {
+    /// Opens a file.
+    pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
+        let reader = BufReader::new(open_data_file(path)?);
+        Ok(Self { path: path.to_owned(), reader, lines_read: 0, rows_read: 0, largest_index: 0 })
+    }
+
+    /// Reads the next line into `line`. At the end of the file, `line` becomes empty, and the function returns `false`.
+    fn read_line(&mut self, line: &mut Vec<u8>) -> Result<bool, DataError> {
         line.clear();
         let limit = LINE_BYTES_MAX as u64 + 1;
-        let read = reader.by_ref().take(limit).read_until(b'\n', &mut line);
-        if read.map_err(|error| stream_error(path, error))? == 0 {
-            break;
+        let read = self.reader.by_ref().take(limit).read_until(b'\n', line);
+        if read.map_err(|error| stream_error(&self.path, error))? == 0 {
+            return Ok(false);
         }
-        let result = if line.len() > LINE_BYTES_MAX {
-            Err(format!("line {number}: the line has more than {LINE_BYTES_MAX} bytes"))
-        } else {
-            let text = if number == 1 { line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&line) } else { &line };
-            parsed
-                .add_line(number, text)
-                .map_err(|(at, problem)| format!("line {number}, character {at}: {problem}"))
-        };
-        result.map_err(|problem| DataError::malformed(path, problem))?;
+        self.lines_read += 1;
+        if line.len() > LINE_BYTES_MAX {
+            let problem = format!("line {}: the line has more than {LINE_BYTES_MAX} bytes", self.lines_read);
+            return Err(DataError::malformed(&self.path, problem));
+        }
+        Ok(true)
     }
-    if parsed.targets.is_empty() {
-        return Err(DataError::malformed(path, "holds no rows"));
+
+    /// Returns an error if the file has no rows, or if no row has a feature.
+    fn check_whole_file(&self) -> Result<(), DataError> {
+        if self.rows_read == 0 {
+            return Err(DataError::malformed(&self.path, "holds no rows"));
+        }
+        if self.largest_index == 0 {
+            return Err(DataError::malformed(&self.path, "no row has a feature INDEX:VALUE"));
+        }
+        Ok(())
     }
-    if parsed.largest_index == 0 {
-        return Err(DataError::malformed(path, "no row has a feature INDEX:VALUE"));
+}
+
+impl BlockReader for LibsvmReader {
+    /// The number of features of a block is the largest index in the lines that have been read.
+    fn read_block(&mut self, rows_max: usize) -> Result<SampleBlock, DataError> {
+        let mut parsed = ParsedLines { largest_index: self.largest_index, ..ParsedLines::default() };
+        let mut line = Vec::new();
+        let mut is_at_end = false;
+        while parsed.targets.len() < rows_max && !is_at_end {
+            is_at_end = !self.read_line(&mut line)?;
+            let is_first = self.lines_read == 1;
+            let text = if is_first { line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&line) } else { &line };
+            parsed.add_line(self.lines_read, text).map_err(|(at, problem)| {
+                let line = self.lines_read;
+                DataError::malformed(&self.path, format!("line {line}, character {at}: {problem}"))
+            })?;
+        }
+        self.largest_index = parsed.largest_index;
+        self.rows_read += parsed.targets.len();
+        if is_at_end {
+            self.check_whole_file()?;
+        }
+        let features = Features::Sparse(parsed.rows.build(parsed.largest_index as usize));
+        let samples = UninterpretedSamples { features, target: Column::Numbers(parsed.targets) };
+        let origins = RowOrigins::Lines(self.path.clone(), parsed.line_numbers);
+        Ok(SampleBlock { samples, origins })
     }
-    let features = Features::Sparse(parsed.rows.build(parsed.largest_index as usize));
-    let origins = RowOrigins::Lines(path.to_owned(), parsed.line_numbers);
-    Ok(LoadedRows {
-        samples: UninterpretedSamples { features, target: Column::Numbers(parsed.targets) },
-        origins,
-        notes: Vec::new(),
-    })
 }
 
 /// The rows of the lines that were parsed.
@@ -71,7 +113,7 @@ struct ParsedLines {
     targets: Vec<f64>,
     /// The line number of each row.
     line_numbers: Vec<u64>,
-    /// The largest index of a feature in these lines.
+    /// The largest index of a feature in these lines and in all earlier lines.
     largest_index: u32,
 }
 
@@ -191,11 +233,11 @@ mod tests {
 
     use super::*;
 
-    fn load_libsvm_text(text: &[u8]) -> Result<LoadedRows, DataError> {
+    fn load_libsvm_text(text: &[u8]) -> Result<SampleBlock, DataError> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.libsvm");
         fs::write(&path, text).unwrap();
-        load_libsvm_file(&path)
+        LibsvmReader::open(&path)?.read_block(usize::MAX)
     }
 
     #[test]

@@ -21,7 +21,6 @@ mod image_shape;
 mod layout;
 mod libsvm;
 mod load;
-mod loaded_rows;
 pub(crate) mod npy;
 mod numbers;
 #[cfg(feature = "parquet")]
@@ -30,6 +29,7 @@ mod raw_table;
 mod row_cursor;
 mod row_map;
 mod rows_of_rank;
+mod sample_blocks;
 mod shared_samples;
 mod source;
 mod sparse;
@@ -65,12 +65,12 @@ pub(crate) use image_folder::WantedImages;
 pub use image_shape::ImageShape;
 pub use layout::TableLayout;
 pub use load::LoadOptions;
-pub(crate) use loaded_rows::LoadedRows;
 pub(crate) use npy::{FeatureShape, NpyStream, NpzFile, file_of_array};
 #[cfg(feature = "parquet")]
 pub(crate) use parquet::ParquetFile;
 pub(crate) use row_cursor::{Cell, RowCursor, RowPlace};
 pub(crate) use row_map::RowMap;
+pub(crate) use sample_blocks::{BlockReader, RowOrigins, SampleBlock, SampleStream};
 pub(crate) use shared_samples::{SharedSamples, TargetStatistics};
 pub use source::DataSource;
 #[cfg(not(feature = "parquet"))]

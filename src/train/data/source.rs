@@ -8,11 +8,10 @@ use std::str::FromStr;
 
 use super::compression::FileCompression;
 use super::file::extension;
-use super::image_folder::WantedImages;
 use super::npy::{NpzFile, file_of_array};
 use super::standard_input::STANDARD_INPUT_NAME;
 use super::text::name_of_files;
-use super::{DataError, ELEMENTS_MAX, LoadedRows, image_folder, libsvm};
+use super::{DataError, ELEMENTS_MAX, image_folder};
 
 /// The maximum number of files of a table.
 const FILES_MAX: usize = 100_000;
@@ -279,32 +278,6 @@ impl DataSource {
     pub(crate) fn own_test_arrays(&self) -> Result<Option<Self>, DataError> {
         let Self::Npz(path) = self else { return Ok(None) };
         Ok(NpzFile::open(path)?.test_arrays()?.map(|(features, targets)| Self::Npy(features, targets)))
-    }
-
-    /// Reads all rows of a directory of images or of a file of sparse rows, without interpreting the targets. Returns
-    /// `None` for all other sources. `images` describes the images that a model takes.
-    ///
-    /// # Errors
-    ///
-    /// If a file cannot be read or is malformed.
-    pub(crate) fn load_images_or_sparse_rows(
-        &self,
-        images: WantedImages,
-    ) -> Option<Result<LoadedRows, DataError>> {
-        match self {
-            Self::Images(directory) => Some(image_folder::load_images_for_model(directory, images)),
-            Self::Libsvm(path) => Some(libsvm::load_libsvm_file(path)),
-            Self::Digits
-            | Self::Idx(_)
-            | Self::Csv(_)
-            | Self::CsvFiles(_)
-            | Self::StandardInput
-            | Self::Parquet(_)
-            | Self::Npy(..)
-            | Self::Npz(_)
-            | Self::Text(_)
-            | Self::Synthetic { .. } => None,
-        }
     }
 
     /// Parses the values of the option `option`, for example `--data`. A value with the characters `*`, `?` or `[...]`

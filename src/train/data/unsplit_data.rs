@@ -5,8 +5,8 @@ use std::mem::discriminant;
 
 use super::synthetic::SyntheticTarget;
 use super::{
-    DataError, DataSource, Features, ImageShape, LoadedRows, Task, UninterpretedSamples, WantedImages,
-    digits, image_folder, libsvm, npy, synthetic,
+    DataError, DataSource, Features, ImageShape, Task, UninterpretedSamples, digits, image_folder, libsvm,
+    npy, synthetic,
 };
 
 /// All samples of a source, before they are divided into a training set and a test set.
@@ -65,16 +65,10 @@ impl DataSource {
         Ok(match self {
             Self::Digits => UnsplitData { image: Some(digits::IMAGE_SHAPE), ..plain(digits::load_digits()) },
             Self::Images(directory) => {
-                let wanted = wanted_shape
-                    .map(|shape| WantedImages { inputs: shape.value_count(), shape: Some(shape) });
-                let (LoadedRows { samples, notes, .. }, shape) =
-                    image_folder::load_image_folder(directory, wanted)?;
+                let (samples, shape, notes) = image_folder::load_image_folder(directory, wanted_shape)?;
                 UnsplitData { samples, image: Some(shape), notes }
             }
-            Self::Libsvm(path) => {
-                let LoadedRows { samples, notes, .. } = libsvm::load_libsvm_file(path)?;
-                UnsplitData { notes, ..plain(samples) }
-            }
+            Self::Libsvm(path) => plain(libsvm::load_libsvm_file(path)?),
             Self::Npy(features, targets) => {
                 let npy::NpyDataset { samples, image, notes } = npy::load_array_pair(features, targets)?;
                 UnsplitData { samples, image, notes }
@@ -88,12 +82,7 @@ impl DataSource {
                 UnsplitData { samples, image, notes }
             }
             &Self::Synthetic { rows, columns } => {
-                let target = if task == Some(Task::Regression) {
-                    SyntheticTarget::Numbers
-                } else {
-                    SyntheticTarget::Classes
-                };
-                plain(synthetic::generate_samples(rows, columns, target))
+                plain(synthetic::generate_samples(rows, columns, SyntheticTarget::of_task(task)))
             }
             Self::Csv(_)
             | Self::CsvFiles(_)

@@ -1,4 +1,4 @@
-//! Reads rows of new data from arrays, from IDX files, and from built-in data.
+//! Reads rows of new data from arrays.
 
 use std::path::{Path, PathBuf};
 
@@ -8,8 +8,7 @@ use super::Truth;
 use super::input::RowReader;
 use super::truth::TruthParser;
 use crate::train::data::{
-    ColumnEncoding, ColumnInputs, DataError, DataSource, FeatureShape, Features, ImageShape, LoadOptions,
-    NpyStream, Samples, TableEncoding, Targets, npy,
+    ColumnEncoding, ColumnInputs, DataError, FeatureShape, ImageShape, NpyStream, TableEncoding, npy,
 };
 use crate::train::model_file::ModelDescription;
 
@@ -36,7 +35,7 @@ pub(super) fn check_numeric_columns(
 
 /// Returns an error if the images do not have the shape of the images on which the model was trained. `found` is the
 /// shape of the images, or `None` if the data has no images.
-fn check_image_shape(
+pub(super) fn check_image_shape(
     name: &str,
     found: Option<ImageShape>,
     description: &ModelDescription,
@@ -199,82 +198,5 @@ impl RowReader for NpyRows {
     fn row_error(&self, index: usize, problem: &str) -> DataError {
         let row = self.rows_read - self.last_block_rows + index;
         DataError::malformed(&self.path, format!("row {row} (counted from 0): {problem}"))
-    }
-}
-
-/// The rows of IDX files or of built-in data. All rows are in memory. Errors name the number of a row.
-pub(super) struct DatasetRows {
-    /// The name of the data in messages.
-    name: String,
-    samples: Samples,
-    /// The names of the classes in the data.
-    classes: Vec<String>,
-    /// The inputs are divided by this number if they are not yet divided.
-    pixel_divisor: Option<f32>,
-    /// The number of rows that have been read.
-    rows_read: usize,
-    /// The number of rows that the last call of `read_rows` returned.
-    last_block_rows: usize,
-    /// Converts the targets. `None` if the rows need no targets.
-    truth_parser: Option<TruthParser>,
-}
-
-impl DatasetRows {
-    /// Reads the test set of IDX data, or all rows of other data.
-    pub(super) fn open(
-        source: &DataSource,
-        needs_target: bool,
-        description: &ModelDescription,
-    ) -> Result<Self, DataError> {
-        let task = Some(description.task);
-        let dataset = source.load(&LoadOptions { task, ..LoadOptions::default() })?;
-        let samples = if matches!(source, DataSource::Idx(_)) { dataset.test } else { dataset.train };
-        check_image_shape(&dataset.name, dataset.image, description)?;
-        check_numeric_columns(&dataset.name, samples.features.columns(), description)?;
-        check_model_needs_no_table(&dataset.name, description)?;
-        Ok(Self {
-            name: dataset.name,
-            samples,
-            classes: dataset.classes,
-            pixel_divisor: description.pixel_divisor,
-            rows_read: 0,
-            last_block_rows: 0,
-            truth_parser: needs_target.then(|| TruthParser::new(description)),
-        })
-    }
-}
-
-impl RowReader for DatasetRows {
-    fn read_rows(
-        &mut self,
-        mut inputs: ArrayViewMut2<'_, f32>,
-        truths: &mut Vec<Truth>,
-    ) -> Result<usize, DataError> {
-        let count = inputs.nrows().min(self.samples.len() - self.rows_read);
-        let rows = self.rows_read..self.rows_read + count;
-        self.samples.features.write_rows(rows.clone(), None, inputs.slice_mut(s![..count, ..]));
-        // `write_rows` has already divided the values of `Features::Pixels`.
-        if let (Some(divisor), Features::Numbers(_)) = (self.pixel_divisor, &self.samples.features) {
-            inputs.mapv_inplace(|value| value / divisor);
-        }
-        self.rows_read += count;
-        self.last_block_rows = count;
-        let Some(parser) = &self.truth_parser else { return Ok(count) };
-        for row in rows {
-            let truth = match &self.samples.targets {
-                Targets::Numbers(values) => parser.convert_number(values[row]),
-                Targets::Classes(values) => parser.parse(&self.classes[values[row] as usize]),
-                Targets::NextTokens(_) => Err("the data is plain text".into()),
-            };
-            truths.push(truth.map_err(|why| {
-                DataError::Unsuitable(format!("{}: row {row} (counted from 0): {why}", self.name))
-            })?);
-        }
-        Ok(count)
-    }
-
-    fn row_error(&self, index: usize, problem: &str) -> DataError {
-        let row = self.rows_read - self.last_block_rows + index;
-        DataError::Unsuitable(format!("{}: row {row} (counted from 0): {problem}", self.name))
     }
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use ndarray::ArrayViewMut2;
 
 use super::Truth;
-use super::arrays::{DatasetRows, NpyRows};
-use super::rows_in_memory::RowsInMemory;
+use super::arrays::NpyRows;
+use super::samples::SampleRows;
 use super::table::TableRows;
 use super::text::NO_PREDICTIONS_MESSAGE;
 #[cfg(not(feature = "parquet"))]
@@ -87,7 +87,7 @@ impl PredictionInput {
     }
 }
 
-/// Reads rows and encodes their features.
+/// Reads rows block by block, and encodes their features.
 pub(super) trait RowReader {
     /// Reads up to `inputs.nrows()` rows. Writes the encoded features of each row to a row of `inputs`. Pushes the
     /// target of each row to `truths` if targets are read. Returns the number of rows: 0 at the end of the data.
@@ -152,15 +152,13 @@ pub(super) fn open_prediction_input(
             return Err(DataError::Unsuitable(format!("{source} {NO_PARQUET_MESSAGE}")));
         }
         PredictionInput::Source(source) => {
-            match source.load_images_or_sparse_rows(WantedImages {
-                inputs: description.inputs(),
-                shape: description.image,
-            }) {
-                Some(loaded) => {
-                    Box::new(RowsInMemory::new(&source.to_string(), loaded?, needs_target, description)?)
-                }
-                None => Box::new(DatasetRows::open(source, needs_target, description)?),
-            }
+            let wanted = WantedImages { inputs: description.inputs(), shape: description.image };
+            let Some(stream) = source.open_samples(description.task, wanted)? else {
+                // The caller passed a table or a pair of arrays as `Source`.
+                let data = PredictionInput::from_source(source.clone());
+                return open_prediction_input(&InputOptions { data, ..options.clone() }, description);
+            };
+            Box::new(SampleRows::new(source.to_string(), stream, needs_target, description)?)
         }
     })
 }

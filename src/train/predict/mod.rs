@@ -5,7 +5,7 @@ mod columns;
 mod evaluation;
 mod input;
 mod output;
-mod rows_in_memory;
+mod samples;
 mod table;
 mod text;
 mod truth;
