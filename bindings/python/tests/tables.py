@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 
-def ringtrain(*arguments: object) -> str:
+def ringtrain(*arguments: object, timeout: float = 60) -> str:
     """Runs the program `ringtrain`, which is installed beside `ringrun`, and returns its standard output."""
     ringrun = Path(os.environ.get("RINGRUN") or shutil.which("ringrun") or pytest.fail("ringrun is not on PATH"))
-    done = subprocess.run([ringrun.with_name("ringtrain"), *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    command = [ringrun.with_name("ringtrain"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

