@@ -3,7 +3,7 @@
 use super::config::Config;
 use super::strategies::StrategySpec;
 
-/// The minimum number of samples for the statistics of a batch. The variance of a single value is 0.
+/// The minimum number of samples for the statistics of a micro-batch. The variance of a single value is 0.
 const NORMALIZED_SAMPLES_MIN: usize = 2;
 
 /// Checks that the options fit a model with batch normalization, or with another layer that sums over ranks
@@ -14,11 +14,12 @@ const NORMALIZED_SAMPLES_MIN: usize = 2;
 /// Returns a sentence that says which options do not fit together and what to do.
 pub(super) fn check_batch_norm_options(config: &Config) -> Result<(), String> {
     let strategy = config.strategy;
-    if strategy.divides_model() {
-        return Err(format!(
-            "the model has `batchnorm`, which --strategy {strategy} cannot divide over ranks; pass --strategy allreduce, or leave \
-             `batchnorm` out of --model"
-        ));
+    if strategy == StrategySpec::Tensor {
+        return Err(
+            "the model has `batchnorm`, which --strategy tensor cannot divide, because it divides fully connected layers in pairs; \
+             pass --strategy allreduce or pipeline, or leave `batchnorm` out of --model"
+                .into(),
+        );
     }
     if matches!(strategy, StrategySpec::PsAsync { .. }) {
         return Err(format!(
@@ -26,61 +27,86 @@ pub(super) fn check_batch_norm_options(config: &Config) -> Result<(), String> {
              pass --strategy ps-sync or allreduce, or leave `batchnorm` out of --model"
         ));
     }
-    if config.shard_optimizer {
-        return Err("the model has `batchnorm`, whose running statistics --shard-optimizer cannot divide over ranks; leave out \
-                    --shard-optimizer, or leave `batchnorm` out of --model"
-            .into());
-    }
     if config.recipe.logical_shards().is_some() {
         return Err("the model has `batchnorm`, whose statistics depend on the number of ranks in their last bits, so \
                     --reproducible does not apply; leave out --reproducible, or leave `batchnorm` out of --model"
             .into());
     }
-    if config.micro_batches.get() > 1 {
-        return Err(format!(
-            "the model has `batchnorm`, which needs the statistics of the whole batch, but --accumulate {} computes parts of the \
-             batch one after the other; leave out --accumulate, or leave `batchnorm` out of --model",
-            config.micro_batches
-        ));
-    }
     Ok(())
 }
 
-/// Checks that a batch has enough samples for batch normalization. `batch_size` is the number of samples
+/// Checks that a micro-batch has enough samples for batch normalization. `batch_size` is the number of samples
 /// of all ranks together, and `ranks` is the number of ranks that compute gradients.
 ///
 /// # Errors
 ///
 /// Returns a sentence that says what to do.
 pub(super) fn check_batch_norm_samples(
-    strategy: StrategySpec,
+    config: &Config,
     (batch_size, ranks): (usize, u32),
 ) -> Result<(), String> {
-    // With `allreduce`, all ranks together compute the statistics of a batch.
-    let parts = if strategy == StrategySpec::AllReduce { 1 } else { ranks.max(1) as usize };
-    if batch_size / parts >= NORMALIZED_SAMPLES_MIN {
+    let micro_batches = config.micro_batches_per_step().get() as usize;
+    let option = if config.strategy.pipeline_shape().is_some() { "--micro-batches" } else { "--accumulate" };
+    // The number of parts of the batch for which statistics are computed separately.
+    let parts = match (config.strategy, config.strategy.pipeline_shape()) {
+        (StrategySpec::AllReduce, _) => 1,
+        (_, Some((pipelines, _))) => pipelines as usize,
+        (_, None) => ranks.max(1) as usize,
+    };
+    let least = match (config.strategy, micro_batches) {
+        // All ranks together compute the statistics. Each rank then has at least one sample of each micro-batch.
+        (StrategySpec::AllReduce, 2..) => NORMALIZED_SAMPLES_MIN.max(ranks as usize),
+        _ => NORMALIZED_SAMPLES_MIN * parts,
+    };
+    let least = least.saturating_mul(micro_batches);
+    if batch_size >= least {
         return Ok(());
     }
-    let least = NORMALIZED_SAMPLES_MIN * parts;
-    let on_each_rank = if parts == 1 { String::new() } else { format!(" on each of the {parts} ranks") };
+    let parts = match (parts, config.strategy.pipeline_shape()) {
+        (1, _) => String::new(),
+        (_, Some(_)) => format!(" on each of the {parts} pipelines"),
+        (_, None) => format!(" on each of the {parts} ranks"),
+    };
+    let (name, or_less) = match micro_batches {
+        1 => ("batch".to_owned(), String::new()),
+        _ => (format!("micro-batch ({option} {micro_batches})"), format!(", or a smaller {option}")),
+    };
     Err(format!(
-        "the model has `batchnorm`, which needs at least {NORMALIZED_SAMPLES_MIN} samples in a batch{on_each_rank}, but \
-         --batch-size is {batch_size}; pass --batch-size {least} or more"
+        "the model has `batchnorm`, which needs at least {NORMALIZED_SAMPLES_MIN} samples in a {name}{parts}, but \
+         --batch-size is {batch_size}; pass --batch-size {least} or more{or_less}"
     ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::train::data::DataSource;
 
     #[test]
     fn batches_with_one_sample_for_the_statistics_are_refused() {
-        for (strategy, ranks, least) in [("allreduce", 4, 2), ("local-sgd:3", 3, 6), ("ps-sync", 1, 2)] {
-            let strategy = strategy.parse().unwrap();
-            let check = |size| check_batch_norm_samples(strategy, (size, ranks));
+        for (strategy, micro_batches, ranks, least) in [
+            ("allreduce", 1, 4, 2),
+            ("allreduce", 3, 1, 6),
+            ("allreduce", 3, 4, 12),
+            ("local-sgd:3", 1, 3, 6),
+            ("local-sgd:3", 2, 3, 12),
+            ("ps-sync", 1, 1, 2),
+            ("pipeline:2", 5, 2, 10),
+            ("hybrid:3x2", 4, 6, 24),
+        ] {
+            let mut config =
+                Config { strategy: strategy.parse().unwrap(), ..Config::new(DataSource::Digits) };
+            if config.strategy.pipeline_shape().is_some() {
+                config.pipeline_micro_batches = micro_batches.try_into().ok();
+            } else {
+                config.micro_batches = micro_batches.try_into().unwrap();
+            }
+            let check = |size| check_batch_norm_samples(&config, (size, ranks));
             assert_eq!(check(least), Ok(()), "{strategy}");
             let error = check(least - 1).unwrap_err();
-            assert!(error.ends_with(&format!("pass --batch-size {least} or more")), "{error}");
+            let expected = format!("pass --batch-size {least} or more");
+            assert!(error.contains(&expected), "{error}");
+            assert_eq!(error.contains("or a smaller --"), micro_batches > 1, "{error}");
         }
     }
 }

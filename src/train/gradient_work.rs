@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use ndarray::s;
 
+use super::batches::divide;
 use super::data::{Samples, Standardizer};
 use super::model::{
     GradientUpdate, LayerError, LossSums, Network, OneRank, StepSeed, SumOverRanks, TrainingBatch, Workspace,
@@ -40,7 +41,24 @@ pub(crate) fn micro_batch_rows(len: usize, micro_batches: NonZeroU32) -> usize {
     len.div_ceil(micro_batches.get() as usize).max(1)
 }
 
+/// Divides samples into at most `micro_batches` parts of nearly equal length. No part is empty.
+pub(crate) fn divide_into_micro_batches(
+    indices: &[u32],
+    micro_batches: NonZeroU32,
+) -> impl Iterator<Item = &[u32]> {
+    let count = indices.len().min(micro_batches.get() as usize);
+    (0..count).map(move |part| &indices[divide(indices.len(), part, count)])
+}
+
 impl GradientWork<'_> {
+    /// Returns the number of micro-batches of this step. If layers sum numbers over ranks, all ranks process the same number
+    /// of micro-batches, even if some of them are empty. Otherwise, a rank has no empty micro-batch, except that a rank
+    /// without samples has one.
+    fn micro_batch_count(&self) -> usize {
+        let longest = if self.network.uses_sums_over_ranks() { self.batch_len } else { self.indices.len() };
+        longest.min(self.micro_batches.get() as usize).max(1)
+    }
+
     /// Computes the gradient of `weight` times the sum of the losses, and adds the gradients of all micro-batches.
     /// `ranks` sums numbers over the ranks that process parts of the same batch. During the last micro-batch, calls
     /// `on_ready` for each range of gradients as soon as the range is final: see [`Network::differentiate`].
@@ -50,6 +68,7 @@ impl GradientWork<'_> {
         ranks: &dyn SumOverRanks,
         (range_elements, mut on_ready): (usize, impl FnMut(Range<usize>, &mut [f32])),
     ) -> Result<LossSums, LayerError> {
+        let count = self.micro_batch_count();
         let Self {
             network,
             parameters,
@@ -62,18 +81,16 @@ impl GradientWork<'_> {
             data_time,
             ..
         } = self;
-        let rows = micro_batch_rows(indices.len(), self.micro_batches);
         let mut total = LossSums::default();
-        // Without samples, one empty micro-batch sets the gradient to 0.
-        for start in (0..indices.len().max(1)).step_by(rows) {
-            let end = indices.len().min(start + rows);
-            let is_last = end == indices.len();
-            let sample_rows = indices[start..end].iter().map(|&index| index as usize);
-            let input = workspace.input.slice_mut(s![..end - start, ..]);
+        for number in 0..count {
+            let indices = &indices[divide(indices.len(), number, count)];
+            let is_last = number + 1 == count;
+            let sample_rows = indices.iter().map(|&index| index as usize);
+            let input = workspace.input.slice_mut(s![..indices.len(), ..]);
             let gather_start = Instant::now();
             samples.features.write_rows(sample_rows, standardizer, input);
             *data_time += gather_start.elapsed();
-            let update = if start == 0 { GradientUpdate::Replace } else { GradientUpdate::Add };
+            let update = if number == 0 { GradientUpdate::Replace } else { GradientUpdate::Add };
             let on_range = |range: Range<usize>, gradients: &mut [f32]| {
                 if is_last {
                     on_ready(range, gradients);
@@ -81,7 +98,7 @@ impl GradientWork<'_> {
             };
             let batch = TrainingBatch {
                 targets: &samples.targets,
-                indices: &indices[start..end],
+                indices,
                 weight,
                 step,
                 update,

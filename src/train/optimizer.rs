@@ -112,6 +112,25 @@ impl Optimizer {
         }
     }
 
+    /// Divides gradients into the slices before, between and after running statistics: only these slices are clipped.
+    /// `gradients[0]` is the gradient of the parameter `start`.
+    pub(crate) fn clipped_parts<'a>(&self, start: usize, gradients: &'a mut [f32]) -> Vec<&'a mut [f32]> {
+        let all = start..start + gradients.len();
+        let (mut rest, mut position) = (gradients, start);
+        let mut parts = Vec::new();
+        for statistics in &self.statistics {
+            let statistics = overlap(statistics, &all);
+            if !statistics.is_empty() {
+                let (before, after) = rest.split_at_mut(statistics.start - position);
+                parts.push(before);
+                rest = &mut after[statistics.len()..];
+                position = statistics.end;
+            }
+        }
+        parts.push(rest);
+        parts
+    }
+
     /// Updates the parameters in `range`. `gradients[0]` is the gradient of the first parameter in `range`. May
     /// change `gradients`.
     ///

@@ -156,7 +156,7 @@ impl TrainingSettings {
         let workers = size.get().saturating_sub(servers);
         if network.uses_sums_over_ranks() {
             check_batch_norm_options(config).map_err(TrainError::Options)?;
-            check_batch_norm_samples(config.strategy, (batch_size, workers)).map_err(TrainError::Options)?;
+            check_batch_norm_samples(config, (batch_size, workers)).map_err(TrainError::Options)?;
         }
         Ok(())
     }

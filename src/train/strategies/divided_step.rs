@@ -30,9 +30,13 @@ pub(super) fn clip_and_take_step(
 ) -> Result<StepTotals, Error> {
     if let Some(norm_max) = optimizer.clip_norm {
         let adds_norm = place.replica == Rank::ZERO;
-        let mut squares = [if adds_norm { clipping::euclidean_norm(gradients).powi(2) } else { 0.0 }];
+        let parts = optimizer.clipped_parts(0, gradients);
+        let square = |part: &&mut [f32]| clipping::euclidean_norm(part).powi(2);
+        let mut squares = [if adds_norm { parts.iter().map(square).sum() } else { 0.0 }];
         runtime.combine(Values::Totals(&mut squares))?;
-        clipping::scale_to_norm(gradients, squares[0].sqrt(), norm_max);
+        for part in parts {
+            clipping::scale_to_norm(part, squares[0].sqrt(), norm_max);
+        }
     }
     let pending = runtime.start_sum_of_totals(own_totals.to_array_with_save_flags().to_vec())?;
     optimizer.begin_step();

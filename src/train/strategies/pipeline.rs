@@ -10,7 +10,7 @@
 //! `p -= update(1/B * (g_1 + ... + g_m))`
 //!
 //! Here B is the number of samples of the batch, and `g_i` is the sum of the gradients of the samples of micro-batch
-//! i.
+//! i. Batch normalization uses the statistics of a micro-batch.
 //!
 //! Sources: Narayanan et al., "`PipeDream`: generalized pipeline parallelism for DNN training", SOSP 2019 (the
 //! schedule 1F1B); Huang et al., "`GPipe`", `NeurIPS` 2019 (synchronous steps); Narayanan et al., "Efficient
@@ -29,7 +29,7 @@ use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::TrainError;
 use crate::train::evaluation_work::EvaluationWork;
-use crate::train::gradient_work::{GradientWork, micro_batch_rows};
+use crate::train::gradient_work::{GradientWork, divide_into_micro_batches};
 use crate::train::model::{
     ForwardMode, GradientUpdate, LossSums, Network, OneRank, Stage, TrainingPass, Workspace,
 };
@@ -217,8 +217,7 @@ impl Strategy for Pipeline {
         work: GradientWork<'_>,
     ) -> Result<LossSums, TrainError> {
         let GradientWork { network, parameters, gradients, samples, standardizer, indices, .. } = work;
-        let micro_batches: Vec<&[u32]> =
-            indices.chunks(micro_batch_rows(indices.len(), self.micro_batches)).collect();
+        let micro_batches: Vec<&[u32]> = divide_into_micro_batches(indices, self.micro_batches).collect();
         if micro_batches.is_empty() {
             gradients.fill(0.0);
         }
@@ -276,8 +275,7 @@ impl Strategy for Pipeline {
     ) -> Result<LossSums, TrainError> {
         let EvaluationWork { network, parameters, samples, standardizer, rows, mut metrics, .. } = work;
         let indices: Vec<u32> = rows.clone().map(|row| row as u32).collect();
-        let micro_batches: Vec<&[u32]> =
-            indices.chunks(micro_batch_rows(indices.len(), self.micro_batches)).collect();
+        let micro_batches: Vec<&[u32]> = divide_into_micro_batches(&indices, self.micro_batches).collect();
         let inputs = PassInputs { loss: network.loss(), parameters, samples, standardizer };
         let mut exchange = self.new_exchange(&micro_batches);
         exchange.derivatives = None;

@@ -113,7 +113,7 @@ impl Strategy for Reproducible {
                 clipping::clip_to_norm(gradients, norm_max);
             }
             step.begin(optimizer);
-            for chunk in step.chunks() {
+            for (chunk, _) in step.chunks() {
                 step.update(chunk.clone(), parameters, &mut gradients[chunk], optimizer);
             }
             step.finish(runtime, replica)?;

@@ -40,10 +40,18 @@ impl ShardStep {
         self.partition.own_ranges().len() > 1
     }
 
-    /// Returns this rank's chunk of each bucket, from the last bucket to the first. The backward pass computes
-    /// gradients in this order.
-    pub(super) fn chunks(&self) -> Vec<Range<usize>> {
-        self.partition.own_ranges().iter().rev().cloned().collect()
+    /// Returns this rank's chunk of each bucket, and the index of the chunk's first element in the vectors of the optimizer.
+    /// The chunks go from the last bucket to the first. The backward pass computes gradients in this order.
+    pub(super) fn chunks(&self) -> Vec<(Range<usize>, usize)> {
+        let mut end = 0;
+        let with_start = |chunk: &Range<usize>| {
+            let start = end;
+            end += chunk.len();
+            (chunk.clone(), start)
+        };
+        let mut chunks: Vec<_> = self.partition.own_ranges().iter().map(with_start).collect();
+        chunks.reverse();
+        chunks
     }
 
     /// Begins a step. Then call [`update`](Self::update) for each of [`chunks`](Self::chunks) in this order, and at last

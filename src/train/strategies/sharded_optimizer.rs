@@ -4,8 +4,6 @@
 //!
 //! Source: Rajbhandari et al., "`ZeRO`: memory optimizations toward training trillion parameter models", SC 2020, stage 1.
 
-use std::ops::Range;
-
 use super::{ParameterAgreement, Replica, ShardStep, StepTotals, Strategy};
 use crate::codec::Compression;
 use crate::group::Error;
@@ -56,13 +54,19 @@ impl Strategy for ShardedOptimizer {
         if let Some(norm_max) = optimizer.clip_norm {
             buckets.wait_and_write_sums(gradients)?;
             let chunks = step.chunks();
-            let square = |chunk: &Range<usize>| clipping::euclidean_norm(&gradients[chunk.clone()]).powi(2);
-            let mut squares = [chunks.iter().map(square).sum()];
+            let mut squares = [0.0];
+            for (chunk, start) in &chunks {
+                for part in optimizer.clipped_parts(*start, &mut gradients[chunk.clone()]) {
+                    squares[0] += clipping::euclidean_norm(part).powi(2);
+                }
+            }
             runtime.combine(Values::Totals(&mut squares))?;
             let norm = squares[0].sqrt();
-            for chunk in chunks {
+            for (chunk, start) in chunks {
                 let sums = &mut gradients[chunk.clone()];
-                clipping::scale_to_norm(sums, norm, norm_max);
+                for part in optimizer.clipped_parts(start, sums) {
+                    clipping::scale_to_norm(part, norm, norm_max);
+                }
                 step.update(chunk, parameters, sums, optimizer);
             }
         } else {

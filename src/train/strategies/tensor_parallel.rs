@@ -15,7 +15,7 @@ use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::TrainError;
 use crate::train::evaluation_work::EvaluationWork;
-use crate::train::gradient_work::{GradientWork, micro_batch_rows};
+use crate::train::gradient_work::{GradientWork, divide_into_micro_batches};
 use crate::train::model::{
     ForwardMode, GradientUpdate, LossSums, Network, OneRank, TensorSegment, TrainingPass, Workspace,
     tensor_segments,
@@ -159,7 +159,7 @@ impl Strategy for TensorParallel {
         let weight = 1.0 / work.batch_len as f32;
         let mut total = LossSums::default();
         let mut update = GradientUpdate::Replace;
-        for indices in work.indices.chunks(micro_batch_rows(work.indices.len(), work.micro_batches)) {
+        for indices in divide_into_micro_batches(work.indices, work.micro_batches) {
             let pass = TrainingPass { step: work.step, indices, weight, ranks: &OneRank };
             self.forward(runtime, (inputs, ForwardMode::Training(pass)), indices)?;
             total.add(self.evaluate_outputs(inputs, indices));
