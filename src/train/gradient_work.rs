@@ -96,14 +96,7 @@ impl GradientWork<'_> {
                     on_ready(range, gradients);
                 }
             };
-            let batch = TrainingBatch {
-                targets: &samples.targets,
-                indices,
-                weight,
-                step,
-                update,
-                ranks,
-            };
+            let batch = TrainingBatch { targets: &samples.targets, indices, weight, step, update, ranks };
             let ranges = (if is_last { range_elements } else { usize::MAX }, on_range);
             let sums = network.differentiate(parameters, gradients, workspace, batch, ranges)?;
             total.loss += sums.loss;

@@ -32,8 +32,8 @@ pub struct EpochRecord {
     pub samples_per_second: f64,
     /// The duration in seconds of the steps since the previous record. Does not include testing and saving.
     pub seconds: f64,
-    /// How long the parts of rank 0's steps took, summed over the steps since the previous record. `None` if rank 0
-    /// is a parameter server, or if an earlier version wrote the record.
+    /// How long the parts of the steps since the previous record took: see [`Report::step_times`]. `None` if an earlier version
+    /// wrote the record.
     #[serde(default)]
     pub step_times: Option<StepTimes>,
 }
@@ -120,8 +120,9 @@ pub struct Report {
     pub communication_seconds: f64,
     /// The time in seconds in which rank 0 only waited for a collective and computed nothing.
     pub exposed_communication_seconds: f64,
-    /// How long the parts of rank 0's steps took. A resumed run counts only the steps since the resumption. `None` if
-    /// rank 0 is a parameter server.
+    /// How long the parts of rank 0's steps took. A resumed run counts only the steps since the resumption. With a parameter
+    /// server, these are the sums over the steps of all workers, and with gossip the times of the coordinator. `None` in
+    /// reports of earlier versions.
     pub step_times: Option<StepTimes>,
     /// The number of bytes that rank 0 sent.
     pub bytes_sent: u64,

@@ -260,7 +260,7 @@ fn create_report(
         seconds: started.elapsed().as_secs_f64(),
         communication_seconds: communication.as_secs_f64(),
         exposed_communication_seconds: exposed.as_secs_f64(),
-        step_times: trainer.step_times,
+        step_times: Some(trainer.step_times),
         bytes_sent: statistics.bytes_sent - start_statistics.bytes_sent,
         parameters_hash,
         history: state.history.clone(),

@@ -104,6 +104,53 @@ impl StepTimer {
     }
 }
 
+/// Measures the times of the steps of a rank that waits for other ranks only in certain calls.
+pub(crate) struct PartTimer {
+    /// The end of the previous part.
+    last: Instant,
+    times: StepTimes,
+}
+
+impl PartTimer {
+    /// Begins a measurement.
+    pub(crate) fn start() -> Self {
+        Self { last: Instant::now(), times: StepTimes::default() }
+    }
+
+    /// Leaves out the time since the previous part.
+    pub(crate) fn skip(&mut self) {
+        self.last = Instant::now();
+    }
+
+    /// Ends a part in which the rank waited for other ranks.
+    pub(crate) fn end_wait(&mut self) {
+        self.times.exposed_communication_seconds += self.seconds_since_last();
+    }
+
+    /// Ends a part in which the rank computed, except for `data`, the time for shuffling and gathering samples.
+    pub(crate) fn end_computation(&mut self, data: Duration) {
+        let seconds = self.seconds_since_last();
+        let data = data.as_secs_f64().min(seconds);
+        self.times.data_seconds += data;
+        self.times.compute_seconds += seconds - data;
+    }
+
+    /// Counts a step.
+    pub(crate) fn count_step(&mut self) {
+        self.times.steps += 1;
+    }
+
+    /// Returns the times since the last call.
+    pub(crate) fn take_times(&mut self) -> StepTimes {
+        std::mem::take(&mut self.times)
+    }
+
+    fn seconds_since_last(&mut self) -> f64 {
+        let now = Instant::now();
+        now.saturating_duration_since(std::mem::replace(&mut self.last, now)).as_secs_f64()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

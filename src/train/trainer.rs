@@ -73,9 +73,9 @@ pub(crate) struct Trainer<'a> {
     pub(crate) step_samples: u64,
     /// Measures the times of the steps since the last epoch record.
     timer: StepTimer,
-    /// The times for computation, communication and data, summed over all steps that this process took. `None` if other
-    /// ranks take the steps.
-    pub(crate) step_times: Option<StepTimes>,
+    /// The times for computation, communication and data, summed over all steps that this process took. With a parameter
+    /// server, summed over the steps of all workers.
+    pub(crate) step_times: StepTimes,
 }
 
 impl<'a> Trainer<'a> {
@@ -140,7 +140,7 @@ impl<'a> Trainer<'a> {
             step_seconds: 0.0,
             step_samples: 0,
             timer: StepTimer::start(group),
-            step_times: None,
+            step_times: StepTimes::default(),
         })
     }
 
@@ -267,7 +267,7 @@ impl<'a> Trainer<'a> {
             }
         }
         let times = self.timer.times_since_start(group, self.state.position.steps_total - steps_before);
-        self.step_times.get_or_insert_default().add(&times);
+        self.step_times.add(&times);
         self.step_seconds += times.seconds();
         self.step_samples += samples;
         // Compare the hashes before the parameters are tested and saved.
@@ -276,7 +276,7 @@ impl<'a> Trainer<'a> {
         }
         let is_recorded = self.state.position.epoch == record_epoch;
         if is_recorded {
-            let record = self.test_and_make_record(group, samples, (times.seconds(), Some(times)))?;
+            let record = self.test_and_make_record(group, samples, (times.seconds(), times))?;
             self.state.history.push(record);
             self.compute_missing_validation_loss(group)?;
         }
@@ -290,7 +290,7 @@ impl<'a> Trainer<'a> {
         &mut self,
         group: &mut Group,
         samples: u64,
-        (seconds, step_times): (f64, Option<StepTimes>),
+        (seconds, step_times): (f64, StepTimes),
     ) -> Result<EpochRecord, TrainError> {
         let dataset = &self.setup.dataset;
         let test = self.evaluate(group, &dataset.test, None)?;
@@ -305,7 +305,7 @@ impl<'a> Trainer<'a> {
             validation_loss: None,
             samples_per_second: samples as f64 / seconds.max(f64::MIN_POSITIVE),
             seconds,
-            step_times,
+            step_times: Some(step_times),
         })
     }
 

@@ -104,11 +104,24 @@ fn the_micro_batches_of_all_ranks_are_normalized_together() {
     let directory = tempfile::tempdir().unwrap();
     let run = |name: &str, order: &[usize]| {
         let cell = |row: usize, column: usize| (row * 7919 + column * 104_729) % 101;
-        let line = |&row: &usize| format!("{},{},{}
-", cell(row, 0), cell(row, 1), cell(row, 2));
+        let line = |&row: &usize| {
+            format!(
+                "{},{},{}
+",
+                cell(row, 0),
+                cell(row, 1),
+                cell(row, 2)
+            )
+        };
         let path = directory.path().join(name);
-        fs::write(&path, "a,b,y
-".to_owned() + &order.iter().map(line).collect::<String>()).unwrap();
+        fs::write(
+            &path,
+            "a,b,y
+"
+            .to_owned()
+                + &order.iter().map(line).collect::<String>(),
+        )
+        .unwrap();
         Config {
             source: DataSource::Csv(path),
             target: Some("y".into()),
@@ -122,8 +135,7 @@ fn the_micro_batches_of_all_ranks_are_normalized_together() {
     };
     let on_two_ranks = run("ranks.csv", &(0..ROWS).collect::<Vec<_>>());
     // Each of the two ranks has 12 rows, and each of its 3 micro-batches has 4 rows.
-    let order: Vec<usize> =
-        (0..3).flat_map(|k| (4 * k..4 * k + 4).chain(12 + 4 * k..16 + 4 * k)).collect();
+    let order: Vec<usize> = (0..3).flat_map(|k| (4 * k..4 * k + 4).chain(12 + 4 * k..16 + 4 * k)).collect();
     let expected = train(&run("alone.csv", &order)).unwrap();
     assert_close(&train_and_compare(2, &on_two_ranks).parameters, &expected.parameters, "2 ranks");
     let unordered = train(&on_two_ranks).unwrap();

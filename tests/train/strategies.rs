@@ -12,7 +12,7 @@ use ringtrain::train::data::DataSource;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
     CheckpointSettings, CompletedStep, Config, EpochRecord, ExistingCheckpoint, Observer, Recipe,
-    SilentObserver, StrategySpec, Summary, TrainError, Validation, run,
+    SilentObserver, StepTimes, StrategySpec, Summary, TrainError, Validation, run,
 };
 
 use super::library::{config, train};
@@ -190,6 +190,37 @@ fn synchronous_runs_equal_a_single_process_after_100_steps() {
         let what = format!("{text} on {n} ranks, {micro_batches} micro-batches");
         assert_close(&found.parameters, &alone.parameters, &what);
         assert_eq!(found.report.micro_batches, *micro_batches);
+    }
+}
+
+/// With a parameter server, rank 0 takes no steps, so it must learn the times from the workers.
+#[test]
+fn each_strategy_reports_the_parts_of_its_steps() {
+    for (text, ranks) in
+        [("tensor", 2), ("pipeline:2", 2), ("ps-sync", 3), ("ps-async", 3), ("gossip", 2), ("local-sgd:3", 2)]
+    {
+        let config = Config { strategy: parse_strategy(text), epochs: Some(2), ..sgd_config() };
+        let report = train_and_compare(ranks, &config).report;
+        let times = report.step_times.unwrap();
+        let StepTimes { steps, compute_seconds, exposed_communication_seconds, data_seconds } = times;
+        assert!(
+            compute_seconds > 0.0 && exposed_communication_seconds > 0.0 && data_seconds > 0.0,
+            "{text}: {times:?}"
+        );
+        let workers = if text.starts_with("ps") { 2 } else { 1 };
+        match text {
+            "ps-sync" => assert_eq!(steps, 2 * report.steps),
+            "ps-async" => assert!(steps >= report.steps, "{times:?}"),
+            "gossip" => assert_eq!(steps, report.gossip.as_ref().unwrap().steps[0].1),
+            _ => assert_eq!(steps, report.steps, "{text}"),
+        }
+        assert!(
+            times.seconds() <= f64::from(workers) * report.seconds,
+            "{text}: {times:?}, {}",
+            report.seconds
+        );
+        let recorded: u64 = report.history.iter().map(|record| record.step_times.unwrap().steps).sum();
+        assert_eq!(recorded, steps, "{text}");
     }
 }
 

@@ -15,6 +15,7 @@ use crate::train::peer_link::{LinkFailure, PeerLink};
 use crate::train::progress::Observer;
 use crate::train::report::GossipReport;
 use crate::train::run::{Summary, conclude_run};
+use crate::train::step_times::StepTimes;
 use crate::train::summary_words::encode_summary;
 use crate::train::trainer::Trainer;
 use crate::types::{Rank, WorldSize};
@@ -29,6 +30,8 @@ pub(super) struct CoordinatorTrainer<'a> {
     epochs_recorded: u64,
     /// All batches below this number were shown to the observer, or were done before this rank became the coordinator.
     batches_shown: u64,
+    /// The times of this rank's steps since the last record.
+    pub(super) step_times: StepTimes,
     /// The time of the last record, and the number of samples that the ranks had processed at that time.
     last_record: (Instant, u64),
     /// The lost ranks that a warning to the user has named.
@@ -56,6 +59,7 @@ impl<'a> CoordinatorTrainer<'a> {
             start,
             epochs_recorded: first_batch / context.batches_per_epoch,
             batches_shown: first_batch,
+            step_times: StepTimes::default(),
             last_record: (Instant::now(), 0),
             announced_lost_ranks: BTreeSet::new(),
             has_begun_epoch: false,
@@ -182,10 +186,11 @@ impl<'a> CoordinatorTrainer<'a> {
         let now = (Instant::now(), progress.samples);
         let (since, samples_before) = std::mem::replace(&mut self.last_record, now);
         let seconds = now.0.duration_since(since).as_secs_f64();
-        let steps = (loss, progress.samples - samples_before, seconds);
+        let losses = (loss, progress.samples - samples_before);
+        let times = (seconds, std::mem::take(&mut self.step_times));
         self.epochs_recorded = self.epochs_recorded.max(epoch);
         self.has_begun_epoch = false;
-        self.trainer.record_worker_steps(&mut Group::solo(), steps, is_epoch_complete, observer)
+        self.trainer.record_worker_steps(&mut Group::solo(), losses, times, (is_epoch_complete, observer))
     }
 
     /// Averages the parameters of all ranks that are not lost, tests and saves the model, and publishes the results for

@@ -15,7 +15,7 @@ use super::service::DONE_PARTS_WORDS_MAX;
 use super::{GossipContext, GossipError};
 use crate::train::TrainError;
 use crate::train::batch_queue::Assignment;
-use crate::train::batches::{Batches, range_of_rank};
+use crate::train::batches::{AssignedBatches, range_of_rank};
 use crate::train::checkpoint::TrainingState;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
 use crate::train::model::{LossSums, OneRank, StepSeed, Workspace};
@@ -24,6 +24,7 @@ use crate::train::peer_link::{LinkFailure, PeerLink};
 use crate::train::progress::Observer;
 use crate::train::random;
 use crate::train::run::Summary;
+use crate::train::step_times::PartTimer;
 use crate::train::summary_words::{REPORT_WORDS_MAX, decode_summary};
 use crate::train::text_words::encode_text;
 use crate::types::Rank;
@@ -42,13 +43,14 @@ pub(super) struct Worker<'a> {
     snapshot: Vec<f32>,
     gradients: Vec<f32>,
     workspace: Workspace,
-    /// The number of the epoch of the last part that this rank computed, and the batches of this epoch.
-    epoch_batches: Option<(u64, Batches)>,
+    batches: AssignedBatches,
     pub(super) averages: AveragesInProgress,
     /// The number of steps that this rank has taken.
     steps: u64,
     /// `Some` if this rank is the coordinator.
     coordinator_trainer: Option<CoordinatorTrainer<'a>>,
+    /// Measures the times of this rank's steps.
+    timer: PartTimer,
     /// The last coordinator from which this rank has requested a part.
     last_coordinator: Rank,
     /// When this rank began to wait for a new coordinator that does not assign parts yet.
@@ -78,10 +80,11 @@ impl<'a> Worker<'a> {
             snapshot: vec![0.0; count],
             gradients: vec![0.0; count],
             workspace: setup.network.allocate_workspace(micro_batch_rows(part_len, config.micro_batches)),
-            epoch_batches: None,
+            batches: AssignedBatches::new(config.seed, setup.dataset.train.len(), setup.settings.batch_size),
             averages: AveragesInProgress::new(Arc::clone(context.links), Arc::clone(context.shared), random),
             steps: 0,
             coordinator_trainer: None,
+            timer: PartTimer::start(),
             last_coordinator: Rank::ZERO,
             waiting_since: None,
         }
@@ -110,7 +113,9 @@ impl<'a> Worker<'a> {
                 self.become_coordinator()?;
             }
             let request = PartRequest { done: computed_part, is_stopping: self.context.is_stopping() };
+            self.timer.skip();
             let reply = self.request_part(coordinator, request)?;
+            self.timer.end_wait();
             if let Some(part) = computed_part.take().filter(|_| reply.is_accepted) {
                 self.apply_gradient(&part);
                 if self.coordinator_trainer.is_none() {
@@ -119,7 +124,9 @@ impl<'a> Worker<'a> {
             }
             shared.done_parts.forget_before(reply.done_before);
             self.averages.apply_arrived_replies();
+            self.timer.end_computation(Duration::ZERO);
             if let Some(mut trainer) = self.coordinator_trainer.take() {
+                trainer.step_times.add(&self.timer.take_times());
                 let recorded = trainer.record_progress(self, observer);
                 self.coordinator_trainer = Some(trainer);
                 recorded?;
@@ -203,18 +210,16 @@ impl<'a> Worker<'a> {
         observer: &mut dyn Observer,
     ) -> Result<DonePart, TrainError> {
         let GossipContext { config, setup, shared, batches_per_epoch, .. } = *self.context;
+        self.timer.skip();
+        let data_start = Instant::now();
         let train = setup.dataset.train.all_in_memory();
         let ranks = u64::from(self.context.size.get());
         let (batch, owner) = (number / ranks, Rank::new((number % ranks) as u32));
         let (epoch, step) = (batch / batches_per_epoch, batch % batches_per_epoch);
-        if self.epoch_batches.as_ref().is_none_or(|(known, _)| *known != epoch) {
-            let batches = Batches::new(config.seed, epoch, train.len(), (setup.settings.batch_size, None));
-            self.epoch_batches = Some((epoch, batches));
-        }
-        let batch_indices =
-            self.epoch_batches.as_ref().map_or(&[][..], |(_, batches)| batches.batch(step as usize));
+        let batch_indices = self.batches.batch(epoch, step);
         let indices = &batch_indices[range_of_rank(batch_indices.len(), owner, self.context.size)];
         observer.batch_started(epoch, step, indices);
+        let mut data_time = data_start.elapsed();
         shared.replica.copy_to(&mut self.snapshot);
         let work = GradientWork {
             network: &setup.network,
@@ -227,11 +232,13 @@ impl<'a> Worker<'a> {
             batch_len: batch_indices.len(),
             micro_batches: config.micro_batches,
             step: StepSeed { seed: config.seed, step: number },
-            data_time: &mut Duration::default(),
+            data_time: &mut data_time,
         };
         let weight = 1.0 / indices.len().max(1) as f32;
         let own_rank = self.context.own_rank;
-        let message = match work.differentiate(weight, &OneRank, (usize::MAX, |_, _: &mut [f32]| {})) {
+        let outcome = work.differentiate(weight, &OneRank, (usize::MAX, |_, _: &mut [f32]| {}));
+        self.timer.end_computation(data_time);
+        let message = match outcome {
             Ok(LossSums { loss, .. }) if loss.is_finite() => {
                 return Ok(DonePart { number, loss, samples: indices.len() as u64 });
             }
@@ -264,6 +271,7 @@ impl<'a> Worker<'a> {
         let Self { optimizer, gradients, .. } = self;
         if part.samples > 0 {
             shared.replica.with_parameters(|parameters| optimizer.step(parameters, gradients));
+            self.timer.count_step();
         }
         shared.done_parts.add(part.number);
         self.steps += 1;

@@ -1,7 +1,8 @@
 //! Batch normalization: y = f(w (x - m) / sqrt(v + e) + b) with the mean m and the variance v of each channel, the
 //! constant e, and the activation f. In a training step, m and v are the mean and the variance of the whole batch, over
-//! all ranks that compute the batch together. With several micro-batches, each micro-batch has its own m and v. In an evaluation, m and v are the running statistics. Each training step
-//! moves the running statistics a tenth of the way to the statistics of its batch.
+//! all ranks that compute the batch together. With several micro-batches, each micro-batch has its own m and v. In an
+//! evaluation, m and v are the running statistics. Each training step moves the running statistics a tenth of the way to
+//! the statistics of its batch.
 //!
 //! The running statistics are the last parameters of the layer, so checkpoints, averages of parameters and comparisons
 //! between ranks include them. Instead of a gradient of these statistics, the backward pass writes

@@ -4,9 +4,9 @@
 //! and the reply to a pull without ranges, have one word of payload for each parameter of the shard: the bits of an f32.
 
 /// The number of words of a header.
-pub(super) const HEADER_WORDS: usize = 16;
-/// The number of words of a [`StrategyNote`].
-pub(crate) const NOTE_WORDS: usize = 4;
+pub(super) const HEADER_WORDS: usize = 20;
+/// The number of 64-bit words of a [`StrategyNote`].
+pub(crate) const NOTE_WORDS: usize = 7;
 
 /// The maximum length, in words, of the text in a reply with [`ReplyStatus::Refused`].
 pub(super) const REFUSAL_TEXT_WORDS_MAX: usize = 256;
@@ -143,8 +143,8 @@ impl ReplyHeader {
     }
 }
 
-/// The fields of a header in the order of their words: code, count, version (2 words), note (8 words), extra (2
-/// words), zero (2 words). The low word of a 64-bit number comes first.
+/// The fields of a header in the order of their words: code, count, version (2 words), note (14 words), extra (2
+/// words). The low word of a 64-bit number comes first.
 struct HeaderFields {
     /// The kind of a request or the status of a reply.
     code: u32,
@@ -160,7 +160,7 @@ impl HeaderFields {
     fn encode(&self, words: &mut [u32]) {
         words[0] = self.code;
         words[1] = self.count;
-        let numbers = std::iter::once(self.version).chain(self.note).chain([self.extra, 0]);
+        let numbers = std::iter::once(self.version).chain(self.note).chain([self.extra]);
         for (pair, number) in words[2..HEADER_WORDS].chunks_exact_mut(2).zip(numbers) {
             pair.copy_from_slice(&[number as u32, (number >> 32) as u32]);
         }
@@ -170,10 +170,8 @@ impl HeaderFields {
         let (header, payload) = words.split_at_checked(HEADER_WORDS)?;
         let number = |at: usize| u64::from(header[at]) | u64::from(header[at + 1]) << 32;
         let note = std::array::from_fn(|index| number(4 + 2 * index));
-        Some((
-            Self { code: header[0], count: header[1], version: number(2), note, extra: number(12) },
-            payload,
-        ))
+        let extra = number(HEADER_WORDS - 2);
+        Some((Self { code: header[0], count: header[1], version: number(2), note, extra }, payload))
     }
 }
 
@@ -184,14 +182,14 @@ mod tests {
     #[test]
     fn decoded_headers_equal_the_encoded_headers() {
         for kind in RequestKind::ALL {
-            let (wants_parameters, note) = (kind == RequestKind::Push, [1, 2 << 40, 3, 4]);
+            let (wants_parameters, note) = (kind == RequestKind::Push, [1, 2 << 40, 3, 4, 5, 6, 7]);
             let header = RequestHeader { kind, ranges: 7, wants_parameters, version: u64::MAX - 1, note };
             let mut words = [u32::MAX; HEADER_WORDS + 2];
             header.encode(&mut words);
             assert_eq!(RequestHeader::decode(&words), Some((header, &[u32::MAX; 2][..])));
         }
         for status in ReplyStatus::ALL {
-            let note = [9, 8, 7, u64::MAX];
+            let note = [9, 8, 7, 6, 5, 4, u64::MAX];
             let header = ReplyHeader { status, text_bytes: 3, version: 1 << 50, staleness: 1 << 33, note };
             let mut words = [u32::MAX; HEADER_WORDS];
             header.encode(&mut words);

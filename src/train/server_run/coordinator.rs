@@ -8,6 +8,7 @@ use super::work_messages::{WorkReply, WorkRequest};
 use crate::train::batch_queue::{Assignment, BatchQueue};
 use crate::train::checkpoint::Position;
 use crate::train::parameter_server::{LinkOutcome, PushOrNote, PushOutcome, RequestHandler, StrategyNote};
+use crate::train::step_times::StepTimes;
 use crate::types::Rank;
 
 /// If no batch is free, the first server delays the reply to an idle worker by at most this time.
@@ -47,6 +48,8 @@ struct RunState {
     applied_in_step: usize,
     /// The mean loss of the samples of the last applied gradient.
     last_loss: f64,
+    /// The times of the steps of all workers since the last record.
+    step_times: StepTimes,
     /// The reason for which the run failed.
     failure: Option<RunFailure>,
     /// Whether the first server has taken its last snapshot. After the last snapshot, a lost client is not an error.
@@ -120,6 +123,7 @@ impl BatchCoordinator {
             has_no_push: vec![false; workers],
             applied_in_step: 0,
             last_loss: 0.0,
+            step_times: StepTimes::default(),
             failure: None,
             allows_lost_clients: false,
             results: None,
@@ -252,6 +256,11 @@ impl BatchCoordinator {
         self.lock().applied_samples
     }
 
+    /// Returns the times of the steps of all workers since the last call.
+    pub(super) fn take_step_times(&self) -> StepTimes {
+        std::mem::take(&mut self.lock().step_times)
+    }
+
     /// Returns the number of applied gradients of each worker.
     pub(super) fn updates_by_worker(&self) -> Vec<u64> {
         self.lock().updates.clone()
@@ -325,6 +334,7 @@ impl RequestHandler for BatchCoordinator {
         let Some(worker) = self.worker_index(client) else { return };
         let request = WorkRequest::decode(note);
         let mut state = self.lock();
+        state.step_times.add(&request.times);
         let PushOutcome::Applied { .. } = outcome else {
             state.queue.give_back(worker);
             return;

@@ -137,7 +137,8 @@ impl FirstServer<'_, '_> {
                 _ => position.epoch,
             };
             let loss = self.coordinator.epoch_loss(loss_epoch);
-            self.trainer.record_worker_steps(&mut solo, (loss, samples, seconds), is_complete, observer)?;
+            let times = (seconds, self.coordinator.take_step_times());
+            self.trainer.record_worker_steps(&mut solo, (loss, samples), times, (is_complete, observer))?;
             if !is_complete {
                 self.trainer.stopped = true;
                 break;

@@ -3,6 +3,7 @@
 
 use crate::train::batch_queue::Assignment;
 use crate::train::parameter_server::StrategyNote;
+use crate::train::step_times::StepTimes;
 
 /// The bits of the first number of an encoded [`WorkRequest`].
 const IS_STOPPING_FLAG: u64 = 1;
@@ -24,6 +25,8 @@ pub(super) struct WorkRequest {
     pub(super) samples: u64,
     /// The number of the batch.
     pub(super) batch: u64,
+    /// The times of this worker since its previous request with times. They include the wait for the reply to that request.
+    pub(super) times: StepTimes,
 }
 
 impl WorkRequest {
@@ -32,11 +35,23 @@ impl WorkRequest {
         let flags = flag(self.is_stopping, IS_STOPPING_FLAG)
             | flag(self.has_diverged, HAS_DIVERGED_FLAG)
             | flag(self.awaits_end, AWAITS_RUN_END_FLAG);
-        [flags, self.loss.to_bits(), self.samples, self.batch]
+        let StepTimes { compute_seconds, exposed_communication_seconds, data_seconds, .. } = self.times;
+        let times = [compute_seconds, exposed_communication_seconds, data_seconds].map(f64::to_bits);
+        [flags, self.loss.to_bits(), self.samples, self.batch, times[0], times[1], times[2]]
     }
 
-    pub(super) fn decode(&[flags, loss, samples, batch]: &StrategyNote) -> Self {
+    pub(super) fn decode(&[flags, loss, samples, batch, compute, exposed, data]: &StrategyNote) -> Self {
+        // A report cannot hold NaN or infinity.
+        let seconds =
+            |bits| Some(f64::from_bits(bits)).filter(|seconds| seconds.is_finite()).unwrap_or(0.0).max(0.0);
+        let times = StepTimes {
+            steps: u64::from(samples > 0),
+            compute_seconds: seconds(compute),
+            exposed_communication_seconds: seconds(exposed),
+            data_seconds: seconds(data),
+        };
         Self {
+            times,
             is_stopping: flags & IS_STOPPING_FLAG != 0,
             has_diverged: flags & HAS_DIVERGED_FLAG != 0,
             awaits_end: flags & AWAITS_RUN_END_FLAG != 0,
@@ -64,12 +79,15 @@ pub(super) enum WorkReply {
 
 impl WorkReply {
     pub(super) fn encode(self) -> StrategyNote {
-        match self {
-            Self::Work(Assignment::Batch(batch)) => [BATCH_REPLY_CODE, batch, 0, 0],
-            Self::Work(Assignment::Wait) => [WAIT_REPLY_CODE, 0, 0, 0],
-            Self::Work(Assignment::Finished) => [FINISHED_REPLY_CODE, 0, 0, 0],
-            Self::Published(words) => [PUBLISHED_REPLY_CODE, words as u64, 0, 0],
-        }
+        let [code, number] = match self {
+            Self::Work(Assignment::Batch(batch)) => [BATCH_REPLY_CODE, batch],
+            Self::Work(Assignment::Wait) => [WAIT_REPLY_CODE, 0],
+            Self::Work(Assignment::Finished) => [FINISHED_REPLY_CODE, 0],
+            Self::Published(words) => [PUBLISHED_REPLY_CODE, words as u64],
+        };
+        let mut note = StrategyNote::default();
+        note[..2].copy_from_slice(&[code, number]);
+        note
     }
 
     /// Decodes a note. An unknown code becomes [`Assignment::Wait`], so the worker asks again.
@@ -97,6 +115,12 @@ mod tests {
                 loss: -0.25,
                 samples: 1 << 40,
                 batch: u64::MAX,
+                times: StepTimes {
+                    steps: 1,
+                    compute_seconds: 1.5,
+                    exposed_communication_seconds: 0.25,
+                    data_seconds: 1e-6,
+                },
             };
             assert_eq!(WorkRequest::decode(&request.encode()), request);
         }

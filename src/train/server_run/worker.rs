@@ -1,16 +1,17 @@
 //! A worker: computes the gradients of batches, pushes the gradients and pulls the parameters.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::work_messages::{WorkReply, WorkRequest};
 use super::{RunContext, WorkerPlace};
 use crate::train::TrainError;
 use crate::train::batch_queue::Assignment;
-use crate::train::batches::{Batches, range_of_rank};
+use crate::train::batches::{AssignedBatches, range_of_rank};
 use crate::train::clipping;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
 use crate::train::model::{OneRank, StepSeed};
 use crate::train::parameter_server::ServerClient;
+use crate::train::step_times::PartTimer;
 use crate::types::{Rank, WorldSize};
 
 /// The amount of work that a worker has done.
@@ -36,11 +37,12 @@ pub(super) fn run_worker(
     let mut workspace =
         setup.network.allocate_workspace(micro_batch_rows(batch_size.min(train.len()), micro_batches));
     let mut gradient = vec![0.0; parameters.len()];
-    let mut epoch_batches: Option<(u64, Batches)> = None;
+    let mut batches = AssignedBatches::new(context.config.seed, train.len(), batch_size);
     let mut totals = WorkerTotals::default();
     client.pull(parameters)?;
     let mut reply = client.exchange_note(WorkRequest::default().encode())?;
     let started = Instant::now();
+    let mut timer = PartTimer::start();
     loop {
         let number = match WorkReply::decode(&reply) {
             WorkReply::Work(Assignment::Batch(number)) => number,
@@ -50,17 +52,14 @@ pub(super) fn run_worker(
                 reply = client.exchange_note(request.encode())?;
                 // The servers may have updated the parameters during the wait.
                 client.pull(parameters)?;
+                timer.end_wait();
                 continue;
             }
         };
-        let epoch = number / batches_per_epoch;
-        if epoch_batches.as_ref().is_none_or(|(known, _)| *known != epoch) {
-            let batches = Batches::new(context.config.seed, epoch, train.len(), (batch_size, None));
-            epoch_batches = Some((epoch, batches));
-        }
-        let batch =
-            epoch_batches.as_ref().map_or(&[][..], |(_, b)| b.batch((number % batches_per_epoch) as usize));
+        let data_start = Instant::now();
+        let batch = batches.batch(number / batches_per_epoch, number % batches_per_epoch);
         let indices = if context.is_synchronous { own_part_of_batch(batch, place) } else { batch };
+        let mut data_time = data_start.elapsed();
         let work = GradientWork {
             network: &setup.network,
             parameters,
@@ -72,29 +71,35 @@ pub(super) fn run_worker(
             batch_len: batch.len(),
             micro_batches,
             step: StepSeed { seed: context.config.seed, step: number },
-            data_time: &mut Duration::default(),
+            data_time: &mut data_time,
         };
         // A synchronous server sums the gradients of all workers, so each worker divides by the size of the whole
         // batch.
         let sums =
             work.differentiate(1.0 / batch.len() as f32, &OneRank, (usize::MAX, |_, _: &mut [f32]| {}))?;
+        let has_diverged = !sums.loss.is_finite();
+        if let (Some(norm_max), false) =
+            (context.config.recipe.clip_norm, context.is_synchronous || has_diverged)
+        {
+            clipping::clip_to_norm(&mut gradient, norm_max);
+        }
+        timer.end_computation(data_time);
         let request = WorkRequest {
             is_stopping: context.is_stopping(),
-            has_diverged: !sums.loss.is_finite(),
+            has_diverged,
             awaits_end: false,
             loss: sums.loss,
             samples: indices.len() as u64,
             batch: number,
+            times: timer.take_times(),
         };
-        if request.has_diverged {
+        if has_diverged {
             reply = client.exchange_note(request.encode())?;
-            continue;
+        } else {
+            reply = client.push(&gradient, request.encode(), Some(parameters))?.note;
+            totals.samples += indices.len() as u64;
         }
-        if let (Some(norm_max), false) = (context.config.recipe.clip_norm, context.is_synchronous) {
-            clipping::clip_to_norm(&mut gradient, norm_max);
-        }
-        reply = client.push(&gradient, request.encode(), Some(parameters))?.note;
-        totals.samples += indices.len() as u64;
+        timer.end_wait();
     }
     totals.seconds = started.elapsed().as_secs_f64();
     Ok(totals)

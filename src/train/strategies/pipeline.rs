@@ -18,6 +18,7 @@
 
 use std::num::NonZeroU32;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use ndarray::s;
 
@@ -86,6 +87,8 @@ pub(crate) struct Pipeline {
     replicas: Option<Box<dyn Runtime>>,
     /// The format in which replicas send gradients.
     compression: Compression,
+    /// The time for reading features since the start of the current step.
+    data_time: Duration,
 }
 
 /// The messages of a stage in one step.
@@ -116,6 +119,7 @@ impl Pipeline {
             buffers: FreeStageBuffers::default(),
             replicas,
             compression,
+            data_time: Duration::ZERO,
         }
     }
 
@@ -155,9 +159,12 @@ impl Pipeline {
         let (rows, next) = (indices.len(), self.next_rank());
         let workspace = workspace_for_rows(&self.stage, &mut self.workspaces[slot], rows);
         let input = workspace.input.slice_mut(s![..rows, ..]);
-        match &mut exchange.activations {
-            Some(inbox) => inbox.receive(runtime, &mut self.buffers, input)?,
-            None => inputs.samples.features.write_rows(to_row_indices(indices), inputs.standardizer, input),
+        if let Some(inbox) = &mut exchange.activations {
+            inbox.receive(runtime, &mut self.buffers, input)?;
+        } else {
+            let start = Instant::now();
+            inputs.samples.features.write_rows(to_row_indices(indices), inputs.standardizer, input);
+            self.data_time += start.elapsed();
         }
         self.stage.forward(inputs.parameters, workspace, rows, mode)?;
         if let Some(next) = next {
@@ -225,6 +232,7 @@ impl Strategy for Pipeline {
         let weight = 1.0 / work.batch_len as f32;
         let mut exchange = self.new_exchange(&micro_batches);
         let mut total = LossSums::default();
+        self.data_time = Duration::ZERO;
         let slots = self.workspaces.len();
         for pass in order_of_passes(self.place.part, self.stages, micro_batches.len()) {
             match pass {
@@ -253,6 +261,7 @@ impl Strategy for Pipeline {
             }
         }
         exchange.sent.wait_until_sent(&mut self.buffers)?;
+        *work.data_time += self.data_time;
         Ok(total)
     }
 

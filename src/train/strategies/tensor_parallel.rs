@@ -7,6 +7,8 @@
 //! process, except for rounding. Source: Shoeybi et al., "Megatron-LM: training multi-billion parameter language models
 //! using model parallelism", 2019.
 
+use std::time::{Duration, Instant};
+
 use ndarray::{Array2, s};
 
 use super::divided_step::{self, PassInputs};
@@ -35,6 +37,8 @@ pub(crate) struct TensorParallel {
     /// Memory for the features of [`ROWS_PER_READ`] samples.
     features: Array2<f32>,
     place: PartPlace,
+    /// The time for reading features since the start of the current step.
+    data_time: Duration,
 }
 
 impl TensorParallel {
@@ -42,7 +46,7 @@ impl TensorParallel {
     pub(crate) fn new(network: &Network, place: PartPlace, (rank, size): (Rank, WorldSize)) -> Self {
         let segments = tensor_segments(network.stage(), (rank, size));
         let features = Array2::zeros((ROWS_PER_READ, network.stage().input_and_output_widths().0));
-        Self { segments, workspaces: Vec::new(), features, place }
+        Self { segments, workspaces: Vec::new(), features, place, data_time: Duration::ZERO }
     }
 
     /// Computes the outputs of the model for the samples `indices`. All ranks get the same bits.
@@ -77,6 +81,7 @@ impl TensorParallel {
 
     /// Writes the features that this rank needs to the input of the first segment.
     fn read_features(&mut self, inputs: PassInputs<'_>, indices: &[u32]) {
+        let start_time = Instant::now();
         let columns = self.segments[0].inputs.clone();
         for (number, indices) in indices.chunks(ROWS_PER_READ).enumerate() {
             let start = number * ROWS_PER_READ;
@@ -89,6 +94,7 @@ impl TensorParallel {
             let mut input = self.workspaces[0].input.slice_mut(s![start..start + indices.len(), ..]);
             input.assign(&features.slice(s![.., columns.clone()]));
         }
+        self.data_time += start_time.elapsed();
     }
 
     /// Returns the sum of the losses and the number of correct predictions of the last forward pass. All ranks except
@@ -159,6 +165,7 @@ impl Strategy for TensorParallel {
         let weight = 1.0 / work.batch_len as f32;
         let mut total = LossSums::default();
         let mut update = GradientUpdate::Replace;
+        self.data_time = Duration::ZERO;
         for indices in divide_into_micro_batches(work.indices, work.micro_batches) {
             let pass = TrainingPass { step: work.step, indices, weight, ranks: &OneRank };
             self.forward(runtime, (inputs, ForwardMode::Training(pass)), indices)?;
@@ -166,6 +173,7 @@ impl Strategy for TensorParallel {
             self.backward(runtime, (inputs, weight), (work.gradients, update), indices)?;
             update = GradientUpdate::Add;
         }
+        *work.data_time += self.data_time;
         Ok(total)
     }
 

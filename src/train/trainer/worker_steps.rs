@@ -5,6 +5,7 @@ use crate::group::Group;
 use crate::train::TrainError;
 use crate::train::optimizer::Optimizer;
 use crate::train::progress::Observer;
+use crate::train::step_times::StepTimes;
 
 impl Trainer<'_> {
     /// Returns the parameters and the optimizer. The caller writes the current parameters and the current optimizer state of
@@ -14,20 +15,21 @@ impl Trainer<'_> {
     }
 
     /// Saves a checkpoint. `is_complete` says whether the workers have completed an epoch. If so, first tests the model
-    /// and adds a record to the history. `loss` is the mean loss of the last epoch. `samples` and `seconds` are totals
-    /// of the steps since the last record.
+    /// and adds a record to the history. `loss` is the mean loss of the last epoch. The other numbers are totals of the steps
+    /// since the last record: `step_times` has the times of the ranks that took the steps, and `seconds` is the time that passed.
     pub(crate) fn record_worker_steps(
         &mut self,
         group: &mut Group,
-        (loss, samples, seconds): (f64, u64, f64),
-        is_complete: bool,
-        observer: &mut dyn Observer,
+        (loss, samples): (f64, u64),
+        (seconds, step_times): (f64, StepTimes),
+        (is_complete, observer): (bool, &mut dyn Observer),
     ) -> Result<(), TrainError> {
+        self.step_times.add(&step_times);
         self.step_seconds += seconds;
         self.step_samples += samples;
         self.epoch_loss = loss;
         if is_complete {
-            let record = self.test_and_make_record(group, samples, (seconds, None))?;
+            let record = self.test_and_make_record(group, samples, (seconds, step_times))?;
             self.state.history.push(record);
             self.compute_missing_validation_loss(group)?;
         }
