@@ -8,6 +8,7 @@ mod cnn;
 mod command_line;
 mod convergence;
 mod divided_models;
+mod emulated_processors;
 mod fashion;
 mod few_samples;
 mod formats;
