@@ -1,16 +1,20 @@
-//! Connections between pairs of ranks, for gossip averaging. A failed connection ends only the operations with one other
-//! rank.
+//! Connections between pairs of ranks, for parameter servers and gossip. A failed connection ends only the operations with one
+//! other rank.
+//!
+//! Parameter servers and gossip send and receive only through this file. So a change of the messages of [`Group`] changes this
+//! file, but no strategy.
 
 use std::time::Duration;
 
-use super::parameter_server::describe_link_failure;
 use crate::group::{Cause, Error, Group, Handle, Messenger, Received};
 use crate::types::Rank;
 
-/// A rank waits at most this long for a request. TCP keepalive detects a rank whose machine does not answer.
+/// A rank waits at most this long for a request. One year is in effect no limit: the peer may compute for any time between two
+/// requests. TCP keepalive detects a peer whose machine does not answer.
 const IDLE_TIME_MAX: Duration = Duration::from_hours(24 * 365);
 
-/// A rank waits at least this long for a reply, even if the deadline of an operation is shorter.
+/// A rank waits at least this long for a reply, even if the deadline of an operation is shorter. The time must be longer than
+/// 500 ms, because a parameter server may delay a reply by 500 ms.
 const REPLY_TIMEOUT_MIN: Duration = Duration::from_secs(2);
 
 /// The purpose of a message. Messages of different channels do not wait for each other.
@@ -48,30 +52,31 @@ pub(crate) struct PendingReply {
 /// Connects each pair of ranks. All ranks of `group` must call this function. Returns the connections of this rank, sorted
 /// by the rank of the peer. An error names the two ranks that cannot connect.
 pub(crate) fn connect_pairs(group: &mut Group) -> Result<Vec<PeerLink>, ConnectError> {
-    let own_rank = group.rank();
     let mut links = Vec::new();
     for low in group.size().ranks() {
         for high in group.size().ranks().skip(low.index() + 1) {
-            let Some(mut pair) = group.subgroup(&[low, high]).map_err(ConnectError::Group)? else { continue };
-            let mut isolated = pair.isolated().map_err(|error| ConnectError::Pair {
-                low,
-                high,
-                problem: error.to_string(),
-            })?;
-            let timeout = isolated.timeout().max(REPLY_TIMEOUT_MIN);
-            isolated.set_timeout(IDLE_TIME_MAX);
-            let request_receiver = isolated.messenger();
-            isolated.set_timeout(timeout);
-            let (peer, peer_in_group) =
-                if own_rank == low { (high, Rank::new(1)) } else { (low, Rank::ZERO) };
-            let host = isolated.host(peer_in_group);
-            links.push(PeerLink { peer, host, group: isolated, request_receiver, peer_in_group });
+            links.extend(connect_pair(group, [low, high])?);
         }
     }
     links.sort_by_key(|link| link.peer);
     // From now on, a lost rank does not prevent other ranks from connecting.
     group.barrier().map_err(ConnectError::Group)?;
     Ok(links)
+}
+
+/// Connects two ranks. All ranks of `group` must call this function. Returns `None` on the other ranks.
+pub(crate) fn connect_pair(group: &mut Group, pair: [Rank; 2]) -> Result<Option<PeerLink>, ConnectError> {
+    let own_rank = group.rank();
+    let Some(mut subgroup) = group.subgroup(&pair).map_err(ConnectError::Group)? else { return Ok(None) };
+    let mut isolated =
+        subgroup.isolated().map_err(|error| ConnectError::Pair { pair, problem: error.to_string() })?;
+    let timeout = isolated.timeout().max(REPLY_TIMEOUT_MIN);
+    isolated.set_timeout(IDLE_TIME_MAX);
+    let request_receiver = isolated.messenger();
+    isolated.set_timeout(timeout);
+    let peer_in_group = if own_rank == pair[0] { Rank::new(1) } else { Rank::ZERO };
+    let (peer, host) = (pair[peer_in_group.index()], isolated.host(peer_in_group));
+    Ok(Some(PeerLink { peer, host, group: isolated, request_receiver, peer_in_group }))
 }
 
 /// Why a connection failed.
@@ -88,7 +93,7 @@ pub(crate) enum ConnectError {
     /// An operation between all ranks failed.
     Group(Error),
     /// Two ranks cannot connect.
-    Pair { low: Rank, high: Rank, problem: String },
+    Pair { pair: [Rank; 2], problem: String },
 }
 
 impl PeerLink {
@@ -105,8 +110,19 @@ impl PeerLink {
             .map_err(|error| LinkFailure::new(&error))
     }
 
-    /// Sends the reply to a request. `channel` is the channel on which the peer waits for the reply.
-    pub(crate) fn reply(&self, words: &[u32], channel: MessageChannel) -> Result<(), LinkFailure> {
+    /// From now on, this rank waits for a message of any channel as long as it waits for a request.
+    pub(crate) fn wait_for_requests(&mut self) {
+        self.group.set_timeout(IDLE_TIME_MAX);
+    }
+
+    /// Waits for a message of at most `buffer.len()` words. Returns the number of words.
+    pub(crate) fn receive(&self, buffer: &mut [u32], channel: MessageChannel) -> Result<usize, LinkFailure> {
+        let received = self.group.receive(buffer, self.peer_in_group, channel as u32);
+        received.map(|status| status.count).map_err(|error| LinkFailure::new(&error))
+    }
+
+    /// Sends a message. `channel` is the channel on which the peer waits for the message.
+    pub(crate) fn send(&self, words: &[u32], channel: MessageChannel) -> Result<(), LinkFailure> {
         self.group.send(words, self.peer_in_group, channel as u32).map_err(|error| LinkFailure::new(&error))
     }
 
@@ -186,5 +202,18 @@ impl LinkFailure {
     pub(crate) fn problem(&self) -> &str {
         let (Self::Aborted(problem) | Self::Lost(problem)) = self;
         problem
+    }
+}
+
+/// Describes why the link with another rank failed. The text names no rank, because the link's group has its own rank
+/// numbers, 0 and 1.
+fn describe_link_failure(error: &Error) -> String {
+    match error.cause() {
+        Some(Cause::PeerLost { detail, .. }) => format!("the connection failed ({detail})"),
+        Some(Cause::PeerLeft { .. }) => "it closed the connection".into(),
+        Some(Cause::Aborted { message, .. }) => message.clone(),
+        Some(Cause::Timeout { .. }) => "it did not answer before the deadline (--timeout)".into(),
+        Some(Cause::Mismatch { .. }) => "it sent a message of an unexpected length".into(),
+        Some(Cause::Misbehaved { .. }) | None => error.to_string(),
     }
 }

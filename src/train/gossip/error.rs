@@ -94,7 +94,7 @@ impl From<ConnectError> for GossipError {
     fn from(error: ConnectError) -> Self {
         match error {
             ConnectError::Group(error) => Self::Group(error),
-            ConnectError::Pair { low, high, problem } => Self::Connect { low, high, problem },
+            ConnectError::Pair { pair: [low, high], problem } => Self::Connect { low, high, problem },
         }
     }
 }

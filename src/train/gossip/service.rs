@@ -110,7 +110,7 @@ impl GossipState {
             } else {
                 MessageChannel::Reply
             };
-            let sent = link.reply(&self.answer(link.peer, kind, &request), channel);
+            let sent = link.send(&self.answer(link.peer, kind, &request), channel);
             match (kind, sent) {
                 (GossipRequestKind::Close, _) => return PeerConnectionEnd::Closed,
                 (_, Err(failure)) => return PeerConnectionEnd::Failed(failure),

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use super::client::ServerClient;
 use super::error::ParameterServerError;
-use super::links::{Links, PairLink, ShardLayout, connect_clients_to_servers};
+use super::links::{Links, ShardLayout, connect_clients_to_servers};
 use super::message::StrategyNote;
 use super::server::{LinkOutcome, RequestHandler, ShardServer, UpdateMode};
 use super::shard::{PushOutcome, Shard, StalenessRule};
 use crate::group::{Group, Messenger};
 use crate::train::optimizer::{Optimizer, Rule};
+use crate::train::peer_link::PeerLink;
 use crate::types::Rank;
 
 /// The settings of a [`ParameterServer`]. All ranks must pass the same settings.
@@ -95,7 +96,7 @@ pub struct ParameterServer {
 /// A server with one thread for each client.
 struct RunningServer {
     server: Arc<ShardServer<'static>>,
-    clients: Arc<Vec<PairLink>>,
+    clients: Arc<Vec<PeerLink>>,
     outcomes: Arc<LinkOutcomes>,
     threads: Vec<JoinHandle<LinkOutcome>>,
     /// The connections in which this server is the client. Rank 0 is a client of every other server, and every other
@@ -385,7 +386,7 @@ impl ParameterServer {
         }
         if let Some(running) = &self.server {
             running.other_servers.abort(message);
-            running.clients.iter().for_each(|link| drop(link.group.abort(message)));
+            running.clients.iter().for_each(|link| link.abort(message));
         }
     }
 
@@ -393,7 +394,7 @@ impl ParameterServer {
     /// the messengers: see [`Group::descriptors`]. The connections stay open until the messengers are dropped.
     pub fn messengers(&self) -> Vec<Messenger> {
         let clients = self.server.iter().flat_map(|running| running.clients.iter());
-        let of_clients = clients.map(|link| link.group.messenger());
+        let of_clients = clients.map(|link| link.messenger());
         let servers = self.server.iter().map(|running| &running.other_servers).chain(&self.client);
         of_clients.chain(servers.flat_map(ServerClient::messengers)).collect()
     }
@@ -412,7 +413,7 @@ impl Drop for ParameterServer {
         }
         if let Some(running) = &mut self.server {
             running.other_servers.close();
-            running.clients.iter().for_each(|link| drop(link.group.abort("the parameter server was closed")));
+            running.clients.iter().for_each(|link| link.abort("the parameter server was closed"));
             for thread in running.threads.drain(..) {
                 drop(thread.join());
             }

@@ -2,19 +2,16 @@
 
 use std::ops::Range;
 
-use super::error::{ParameterServerError, RefusalReason, describe_link_failure};
-use super::links::{PairLink, ShardLayout};
+use super::error::{ParameterServerError, RefusalReason};
+use super::links::ShardLayout;
 use super::message::{
     HEADER_WORDS, ReplyHeader, ReplyStatus, RequestHeader, RequestKind, StrategyNote, payload_words_max,
 };
-use super::server::PARAMETER_SERVER_TAG;
 use super::shard::PushOutcome;
 use crate::group::Messenger;
+use crate::train::peer_link::{LinkFailure, MessageChannel, PeerLink};
 use crate::train::text_words::decode_text;
 use crate::types::Rank;
-
-/// The rank of the server in a [`PairLink`].
-const SERVER_RANK_IN_PAIR: Rank = Rank::ZERO;
 
 /// The connections of a client with its servers.
 pub(crate) struct ServerClient {
@@ -24,7 +21,7 @@ pub(crate) struct ServerClient {
 
 /// The connection with one server, and the memory for its messages.
 struct ServerLink {
-    link: PairLink,
+    link: PeerLink,
     /// The parameters that the server holds.
     range: Range<usize>,
     /// The version of the parameters that the server sent last.
@@ -46,8 +43,8 @@ pub(crate) struct PushReply {
 
 impl ServerClient {
     /// Creates a client. `links` are the connections with its servers.
-    pub(crate) fn new(links: Vec<PairLink>, layout: &ShardLayout, is_synchronous: bool) -> Self {
-        let server_link = |link: PairLink| {
+    pub(crate) fn new(links: Vec<PeerLink>, layout: &ShardLayout, is_synchronous: bool) -> Self {
+        let server_link = |link: PeerLink| {
             let range = layout.range(link.peer);
             ServerLink {
                 link,
@@ -242,14 +239,13 @@ impl ServerClient {
     /// Ends the links to all servers because this client has failed.
     pub(crate) fn abort(&self, message: &str) {
         for server in &self.links {
-            // A group that has already failed keeps its first error.
-            drop(server.link.group.abort(message));
+            server.link.abort(message);
         }
     }
 
     /// Returns a messenger for the connection with each server.
     pub(crate) fn messengers(&self) -> Vec<Messenger> {
-        self.links.iter().map(|server| server.link.group.messenger()).collect()
+        self.links.iter().map(|server| server.link.messenger()).collect()
     }
 }
 
@@ -315,10 +311,8 @@ impl ServerLink {
         let (version, wants_parameters) = (self.version, self.wants_parameters);
         let header = RequestHeader { kind, ranges: ranges as u32, wants_parameters, version, note };
         header.encode(&mut self.buffer);
-        self.link
-            .group
-            .send(&self.buffer[..HEADER_WORDS + words], SERVER_RANK_IN_PAIR, PARAMETER_SERVER_TAG)
-            .map_err(|error| self.server_lost_error(&describe_link_failure(&error)))
+        let sent = self.link.send(&self.buffer[..HEADER_WORDS + words], MessageChannel::Request);
+        sent.map_err(|failure| self.server_lost_error(&failure))
     }
 
     /// Writes the ranges to `buffer` after the header. Returns the index of the word after the ranges.
@@ -335,8 +329,8 @@ impl ServerLink {
     /// Receives a reply, and returns its header and its payload. Returns an error if the server refused the request.
     fn receive_reply(&mut self) -> Result<(ReplyHeader, &[u32]), ParameterServerError> {
         let server = self.link.peer;
-        let received = self.link.group.receive(&mut self.buffer, SERVER_RANK_IN_PAIR, PARAMETER_SERVER_TAG);
-        let count = received.map_err(|error| self.server_lost_error(&describe_link_failure(&error)))?.count;
+        let received = self.link.receive(&mut self.buffer, MessageChannel::Reply);
+        let count = received.map_err(|failure| self.server_lost_error(&failure))?;
         let Some((header, payload)) = ReplyHeader::decode(&self.buffer[..count]) else {
             return Err(wrong_length_error(server));
         };
@@ -372,8 +366,8 @@ impl ServerLink {
         }
     }
 
-    fn server_lost_error(&self, problem: &str) -> ParameterServerError {
-        ParameterServerError::ServerLost { server: self.link.peer, problem: problem.to_owned() }
+    fn server_lost_error(&self, failure: &LinkFailure) -> ParameterServerError {
+        ParameterServerError::ServerLost { server: self.link.peer, problem: failure.problem().to_owned() }
     }
 }
 

@@ -1,9 +1,7 @@
 //! The errors of a parameter server.
 
-use std::fmt;
-
 use crate::group;
-use crate::group::Cause;
+use crate::train::peer_link::ConnectError;
 use crate::types::{Rank, debug_as_display};
 
 /// The reason why a function of a parameter server failed.
@@ -112,22 +110,14 @@ impl RefusalReason {
     }
 }
 
-/// Describes why the link with another rank failed. The text names no rank, because the link's group has its own rank
-/// numbers, 0 and 1.
-pub(crate) fn describe_link_failure(error: &group::Error) -> String {
-    match error.cause() {
-        Some(Cause::PeerLost { detail, .. }) => format!("the connection failed ({detail})"),
-        Some(Cause::PeerLeft { .. }) => "it closed the connection".into(),
-        Some(Cause::Aborted { message, .. }) => message.clone(),
-        Some(Cause::Timeout { .. }) => "it did not answer before the deadline (--timeout)".into(),
-        Some(Cause::Mismatch { .. }) => "it sent a message of an unexpected length".into(),
-        Some(Cause::Misbehaved { .. }) | None => error.to_string(),
-    }
-}
-
-impl ParameterServerError {
-    pub(super) fn connect_failed(client: Rank, server: Rank, error: &dyn fmt::Display) -> Self {
-        Self::Connect { client, server, problem: error.to_string() }
+impl From<ConnectError> for ParameterServerError {
+    fn from(error: ConnectError) -> Self {
+        match error {
+            ConnectError::Group(error) => Self::Group(error),
+            ConnectError::Pair { pair: [server, client], problem } => {
+                Self::Connect { client, server, problem }
+            }
+        }
     }
 }
 

@@ -2,20 +2,12 @@
 
 use std::num::NonZeroU32;
 use std::ops::Range;
-use std::time::Duration;
 
 use super::ParameterServerError;
 use crate::group::Group;
 use crate::train::batches::range_of_rank;
+use crate::train::peer_link::{PeerLink, connect_pair};
 use crate::types::{Rank, WorldSize};
-
-/// A server waits at most this long for the next request of a client. One year is in effect no limit: a worker may
-/// compute for any time between two requests. If a worker's machine fails, TCP keepalive ends the wait.
-const REQUEST_TIMEOUT: Duration = Duration::from_hours(24 * 365);
-
-/// The minimum timeout of a client that waits for a reply. It must be longer than 500 ms, because a server may delay a
-/// reply by 500 ms.
-const REPLY_TIMEOUT_MIN: Duration = Duration::from_secs(2);
 
 /// The range of parameters that each server holds. With n servers, ranks 0 to n - 1 are the servers.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -103,20 +95,12 @@ fn assign_whole_tensors(tensors: &[Range<usize>], even_ranges: &[Range<usize>]) 
     even_ranges.iter().enumerate().map(assign_to_server).collect()
 }
 
-/// A connection between a server and a client.
-pub(crate) struct PairLink {
-    /// The rank at the other end.
-    pub(crate) peer: Rank,
-    /// An isolated group of two ranks: the server is rank 0, and the client is rank 1.
-    pub(crate) group: Group,
-}
-
 /// The connections of this rank.
 pub(crate) struct Links {
     /// The connections with this rank's clients. Empty on a worker.
-    pub(crate) clients: Vec<PairLink>,
+    pub(crate) clients: Vec<PeerLink>,
     /// The connections with the servers to which this rank sends requests, in rank order.
-    pub(crate) servers: Vec<PairLink>,
+    pub(crate) servers: Vec<PeerLink>,
 }
 
 /// Connects servers and clients. All ranks of `group` must call this function with the same layout.
@@ -128,16 +112,12 @@ pub(crate) fn connect_clients_to_servers(
     let mut links = Links { clients: Vec::new(), servers: Vec::new() };
     for server in layout.servers() {
         for client in layout.clients(server) {
-            let Some(mut pair) = group.subgroup(&[server, client])? else { continue };
-            let mut isolated = pair
-                .isolated()
-                .map_err(|error| ParameterServerError::connect_failed(client, server, &error))?;
+            let Some(mut link) = connect_pair(group, [server, client])? else { continue };
             if own == server {
-                isolated.set_timeout(REQUEST_TIMEOUT);
-                links.clients.push(PairLink { peer: client, group: isolated });
+                link.wait_for_requests();
+                links.clients.push(link);
             } else {
-                isolated.set_timeout(isolated.timeout().max(REPLY_TIMEOUT_MIN));
-                links.servers.push(PairLink { peer: server, group: isolated });
+                links.servers.push(link);
             }
         }
     }

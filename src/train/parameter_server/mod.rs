@@ -18,9 +18,8 @@ mod shard;
 
 pub use api::{ParameterServer, ParameterServerOptions};
 pub(crate) use client::ServerClient;
-pub(crate) use error::describe_link_failure;
 pub use error::{ParameterServerError, RefusalReason};
-pub(crate) use links::{Links, PairLink, ShardLayout, connect_clients_to_servers};
+pub(crate) use links::{Links, ShardLayout, connect_clients_to_servers};
 pub(crate) use message::StrategyNote;
 pub(crate) use server::{LinkOutcome, PushOrNote, RequestHandler, ShardServer, UpdateMode};
 pub use shard::PushOutcome;

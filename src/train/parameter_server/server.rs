@@ -4,20 +4,15 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::error::{RefusalReason, describe_link_failure};
-use super::links::PairLink;
+use super::error::RefusalReason;
 use super::message::{
     HEADER_WORDS, REFUSAL_TEXT_WORDS_MAX, ReplyHeader, ReplyStatus, RequestHeader, RequestKind, StrategyNote,
     payload_words_max,
 };
 use super::shard::{PushOutcome, Shard, StalenessRule};
+use crate::train::peer_link::{MessageChannel, PeerLink};
 use crate::train::text_words::encode_text;
-use crate::types::Rank;
 
-/// The rank of the client in a [`PairLink`].
-const CLIENT_RANK_IN_PAIR: Rank = Rank::new(1);
-/// The tag of all messages between a server and its clients.
-pub(super) const PARAMETER_SERVER_TAG: u32 = 0;
 /// If a server cannot complete a request within this time, the server replies with [`ReplyStatus::Waiting`]. A client
 /// that gets no reply for longer can treat the server as lost.
 const REPLY_DELAY_MAX: Duration = Duration::from_millis(500);
@@ -128,7 +123,7 @@ impl<'a> ShardServer<'a> {
     }
 
     /// Answers the requests of the client with the index `client` until the client closes its link or is lost.
-    pub(crate) fn serve(&self, client: usize, link: &PairLink) -> LinkOutcome {
+    pub(crate) fn serve(&self, client: usize, link: &PeerLink) -> LinkOutcome {
         let outcome = self.serve_until_end(client, link);
         // Tell the handler before the other clients, because other clients may end as a result of this loss.
         self.handler.record_link_end(client, &outcome);
@@ -140,14 +135,14 @@ impl<'a> ShardServer<'a> {
         outcome
     }
 
-    fn serve_until_end(&self, client: usize, link: &PairLink) -> LinkOutcome {
+    fn serve_until_end(&self, client: usize, link: &PeerLink) -> LinkOutcome {
         let len = self.lock().shard.parameters.len();
         let mut request = vec![0_u32; HEADER_WORDS + payload_words_max(len)];
         let mut reply = Vec::new();
         loop {
-            let received = match link.group.receive(&mut request, CLIENT_RANK_IN_PAIR, PARAMETER_SERVER_TAG) {
-                Ok(status) => status.count,
-                Err(error) => return LinkOutcome::Lost(describe_link_failure(&error)),
+            let received = match link.receive(&mut request, MessageChannel::Request) {
+                Ok(count) => count,
+                Err(failure) => return LinkOutcome::Lost(failure.problem().to_owned()),
             };
             let Some((header, _)) = RequestHeader::decode(&request[..received]) else {
                 return abort_link(link, "the request is too short or of an unknown kind");
@@ -156,8 +151,8 @@ impl<'a> ShardServer<'a> {
             if let Err(problem) = self.answer(client, header, payload, &mut reply) {
                 return abort_link(link, &problem);
             }
-            if let Err(error) = link.group.send(&reply, CLIENT_RANK_IN_PAIR, PARAMETER_SERVER_TAG) {
-                return LinkOutcome::Lost(describe_link_failure(&error));
+            if let Err(failure) = link.send(&reply, MessageChannel::Reply) {
+                return LinkOutcome::Lost(failure.problem().to_owned());
             }
             if header.kind == RequestKind::Close {
                 return LinkOutcome::Closed;
@@ -376,9 +371,9 @@ impl ServerState<'_> {
 }
 
 /// Aborts the link with a client that sent an invalid request.
-fn abort_link(link: &PairLink, problem: &str) -> LinkOutcome {
+fn abort_link(link: &PeerLink, problem: &str) -> LinkOutcome {
     let problem = format!("the request of rank {} to its parameter server is invalid: {problem}", link.peer);
-    link.group.abort(&problem);
+    link.abort(&problem);
     LinkOutcome::Lost(problem)
 }
 

@@ -11,9 +11,10 @@ use crate::group::{Group, Statistics};
 use crate::train::TrainError;
 use crate::train::checkpoint::{CheckpointSettings, TrainingState};
 use crate::train::parameter_server::{
-    Links, PairLink, ParameterServerError, ServerClient, ShardServer, StalenessCounts,
+    Links, ParameterServerError, ServerClient, ShardServer, StalenessCounts,
 };
 use crate::train::partition::ModelPartition;
+use crate::train::peer_link::PeerLink;
 use crate::train::progress::{CompletedStep, Observer};
 use crate::train::report::ServerReport;
 use crate::train::run::{Summary, conclude_run};
@@ -82,7 +83,7 @@ pub(super) fn run_first_server(
         for client in coordinator.wait_for_link_ends(context.link_end_timeout(&result)) {
             let link = &client_links[client];
             observer.warning(&format!("rank {} did not close its connection in time", link.peer));
-            link.group.abort("the run has ended");
+            link.abort("the run has ended");
         }
         result.map(|(_, summary)| summary)
     });
@@ -314,11 +315,10 @@ impl FirstServer<'_, '_> {
     /// Evaluates the final model, and writes the report and the model file.
     fn conclude_run(
         &mut self,
-        clients: &[PairLink],
+        clients: &[PeerLink],
         observer: &mut dyn Observer,
     ) -> Result<Summary, TrainError> {
         let context = self.context;
-        let statistics = clients.iter().map(|link| link.group.statistics());
         let zero = Statistics::default();
         let (updates, staleness) = std::mem::take(&mut self.snapshot_counts);
         let servers: Vec<u32> = context.layout.servers().map(Rank::get).collect();
@@ -342,7 +342,7 @@ impl FirstServer<'_, '_> {
         if !context.is_synchronous {
             observer.notice(&server_report.describe_staleness());
         }
-        let bytes_sent = statistics.map(|statistics| statistics.bytes_sent).sum();
+        let bytes_sent = clients.iter().map(PeerLink::bytes_sent).sum();
         let mut solo = Group::solo();
         let run = (context.config, context.setup, &mut self.trainer);
         conclude_run(&mut solo, run, (context.started, zero), observer, |report| {

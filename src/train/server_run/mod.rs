@@ -170,7 +170,7 @@ fn run_other_server(
         }
         open_links.wait_until_all_ended(context.link_end_timeout(&summary));
         // End the remaining links. The abort has no effect on links that have ended.
-        links.clients.iter().for_each(|link| drop(link.group.abort("the run has ended")));
+        links.clients.iter().for_each(|link| link.abort("the run has ended"));
         summary
     })
 }
