@@ -45,7 +45,7 @@ fn processors_with_avx2_and_with_avx512_compute_the_same_bits() {
     let directory = tempfile::tempdir().unwrap();
     for arguments in [
         &["--model", "mlp:64", "--epochs", "3"][..],
-        &["--model", "cnn", "--epochs", "1"],
+        &["--model", "cnn:conv4x3,pool2,dense16", "--epochs", "1"],
         &["--data", "synthetic:500x40", "--task", "regression", "--model", "mlp:32", "--epochs", "5"],
     ] {
         let [own, emulated] = [None, Some(AVX2_PROCESSOR)].map(|processor| {
