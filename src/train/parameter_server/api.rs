@@ -394,7 +394,7 @@ impl ParameterServer {
     /// the messengers: see [`Group::descriptors`]. The connections stay open until the messengers are dropped.
     pub fn messengers(&self) -> Vec<Messenger> {
         let clients = self.server.iter().flat_map(|running| running.clients.iter());
-        let of_clients = clients.map(|link| link.messenger());
+        let of_clients = clients.map(PeerLink::messenger);
         let servers = self.server.iter().map(|running| &running.other_servers).chain(&self.client);
         of_clients.chain(servers.flat_map(ServerClient::messengers)).collect()
     }
