@@ -221,13 +221,6 @@ impl Config {
         if self.model.as_ref().is_some_and(ModelSpec::has_batch_norm) {
             batch_norm_options::check_batch_norm_options(self)?;
         }
-        if let (Some(ModelSpec::Own(own)), Some(path)) = (&self.model, &self.model_file) {
-            return Err(format!(
-                "a model file cannot describe the layers of the program's own model {own}, so it cannot be written to {}; set \
-                 `model_file` to None, and use the parameters of `Summary` or the checkpoint",
-                path.display()
-            ));
-        }
         self.check_shard_optimizer_options()?;
         match (self.rule, self.strategy) {
             (Some(Rule::Accelerated), _) if !self.recipe.allows_accelerated_rule() => {

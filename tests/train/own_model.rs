@@ -4,10 +4,14 @@ use std::sync::Arc;
 
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, s};
-use ringtrain::train::data::{DataSource, Task, TextOptions};
+use ringtrain::train::data::{DataSource, HeaderRow, Task, TextOptions};
 use ringtrain::train::model::{
     BackwardPass, ForwardMode, GradientSink, InputShape, Layer, ModelSpec, OwnModel, SampleLoss,
     SampleTarget, SavedForBackward,
+};
+use ringtrain::train::model_file::SavedModel;
+use ringtrain::train::predict::{
+    Evaluation, InputOptions, PredictionInput, PredictionOutput, TargetColumn, evaluate, predict,
 };
 use ringtrain::train::{Config, ExistingCheckpoint, Recipe, TrainError};
 
@@ -120,18 +124,53 @@ fn layers_and_options_that_do_not_fit_are_refused() {
         let model = OwnModel::new("test", move |_, _| Ok(layers(widths)));
         Config { model: Some(ModelSpec::Own(model)), ..own_config(4) }
     };
-    let saves = Config { model_file: Some("m".into()), ..own_config(4) };
     let tensor = Config { strategy: parse_strategy("tensor"), ..own_config(4) };
     for (config, expected) in [
         (own(&[64, 8, 9]), "has 2 layers and 9 outputs, but needs 10 outputs"),
         (own(&[63, 10]), "has 63 inputs in layer 1, but this layer gets 64 values"),
         (own(&[64]), "has 0 layers"),
-        (saves, "cannot describe the layers of the program's own model linear 4"),
         (tensor, "--strategy tensor divides fully connected layers only"),
     ] {
         let error: TrainError = train(&config).unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
     }
+}
+
+/// Returns the options for reading all digits.
+fn digits() -> InputOptions {
+    InputOptions {
+        data: PredictionInput::Source(DataSource::Digits),
+        header: HeaderRow::Expected,
+        separator: None,
+        target: TargetColumn::SameName,
+    }
+}
+
+#[test]
+fn a_saved_model_predicts_in_a_program_that_has_its_layers() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let config = Config { model_file: Some(path("m")), test_fraction: 0.0, ..own_config(9) };
+    let expected = train(&config).unwrap().report.train_accuracy.unwrap();
+    let Some(ModelSpec::Own(own)) = &config.model else { panic!("the model is an own model") };
+    let mut model = SavedModel::load_own(&path("m"), own).unwrap();
+    let Evaluation::Classification { accuracy, .. } = evaluate(&mut model, &digits(), None).unwrap() else {
+        panic!("the model predicts classes")
+    };
+    assert!(expected > 0.6 && (accuracy - expected).abs() < 1e-9, "{accuracy} {expected}");
+    let rows = predict(&mut model, &digits(), &PredictionOutput::Csv(path("out.csv"))).unwrap();
+    assert_eq!((rows, std::fs::read_to_string(path("out.csv")).unwrap().lines().count()), (1797, 1798));
+
+    let build = |widths: &'static [usize]| move |_: InputShape, _| Ok(layers(widths));
+    for (name, widths, problem) in [
+        ("linear 8", &[64, 9, 10][..], "the program passed the model own:linear 8"),
+        ("linear 9", &[64, 8, 10], "the tensor layers.0.matrix has the shape [9, 64] and not [8, 64]"),
+    ] {
+        let error = SavedModel::load_own(&path("m"), &OwnModel::new(name, build(widths))).unwrap_err();
+        assert!(error.to_string().contains(problem), "{error}");
+    }
+    let error = SavedModel::load(&path("m")).unwrap_err().to_string();
+    assert!(error.contains("own:linear 9") && error.contains("`SavedModel::load_own`"), "{error}");
 }
 
 /// The quantile loss: a model with this loss predicts the number below which a fraction of 0.8 of the targets lie.

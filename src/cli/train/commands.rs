@@ -214,6 +214,7 @@ impl From<PredictError> for ProgramFailure {
     fn from(error: PredictError) -> Self {
         let exit = match error {
             PredictError::Data(_) => Exit::Data,
+            PredictError::Layer(_) => Exit::Diverged,
             PredictError::Output(_) => Exit::Failure,
         };
         Self { exit, message: error.to_string() }
@@ -223,7 +224,9 @@ impl From<PredictError> for ProgramFailure {
 impl From<ExportError> for ProgramFailure {
     fn from(error: ExportError) -> Self {
         let exit = match error {
-            ExportError::TextColumn { .. } | ExportError::ReadsTexts { .. } => Exit::Usage,
+            ExportError::TextColumn { .. }
+            | ExportError::ReadsTexts { .. }
+            | ExportError::OwnLayers { .. } => Exit::Usage,
             _ => Exit::Failure,
         };
         Self { exit, message: error.to_string() }

@@ -13,6 +13,8 @@ type BuildLayers = dyn Fn(InputShape, usize) -> Result<Vec<Arc<dyn Layer>>, Stri
 /// The model has one output for each class, or one output for a number. The trainer computes the loss from the outputs: the
 /// cross-entropy of their softmax, or the squared error, or a [loss of your own](Self::with_loss). For texts, the inputs are the
 /// tokens of a window, and there is an output for each token of the window and each token of the vocabulary.
+///
+/// [`SavedModel::load_own`](crate::train::model_file::SavedModel::load_own) reads the model file of a run.
 #[derive(Clone)]
 pub struct OwnModel {
     name: String,
@@ -40,6 +42,11 @@ impl OwnModel {
     /// Returns the loss of [`with_loss`](Self::with_loss).
     pub(crate) fn loss(&self) -> Option<&Arc<dyn SampleLoss>> {
         self.loss.as_ref()
+    }
+
+    /// Returns the number of outputs of the model if it predicts a number.
+    pub(crate) fn outputs_for_number(&self) -> usize {
+        self.loss.as_ref().map_or(1, |loss| loss.outputs_for_number())
     }
 
     /// Builds the layers. Checks that each layer has as many inputs as the layer before it has outputs, and that the

@@ -9,6 +9,9 @@ use super::{CnnSpec, GptSpec, HiddenLayer, MlpSpec, OwnModel};
 pub(crate) const CANDLE_NEEDED: &str = "needs the feature `candle`, but this program was built without this feature; build the \
                                         program with `cargo build --release --features candle`";
 
+/// The first part of the name of a program's own model.
+pub(crate) const OWN_PREFIX: &str = "own:";
+
 /// A kind of model.
 #[derive(Clone, PartialEq, Debug)]
 pub enum ModelSpec {
@@ -80,7 +83,7 @@ impl fmt::Display for ModelSpec {
             // The name lists all layers, because a later version may change the default layers of `cnn`.
             Self::Cnn(cnn) => write!(f, "cnn:{cnn}"),
             Self::Gpt(gpt) => write!(f, "gpt:{gpt}"),
-            Self::Own(own) => write!(f, "own:{own}"),
+            Self::Own(own) => write!(f, "{OWN_PREFIX}{own}"),
         }
     }
 }

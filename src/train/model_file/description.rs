@@ -9,7 +9,7 @@ use crate::train::data::{
     CLASSES_MAX, ColumnEncoding, ColumnInputs, ImageShape, MissingPolicy, TableEncoding, TableLayout, Task,
     TextEncoding,
 };
-use crate::train::model::{InputShape, Loss, ModelSpec, Network, TargetScale};
+use crate::train::model::{InputShape, Loss, ModelSpec, Network, OwnModel, TargetScale};
 
 /// The maximum number of categories of a one-hot column, and the maximum number of buckets of a hashed column.
 const CATEGORIES_MAX: usize = 1 << 16;
@@ -22,7 +22,7 @@ pub struct ModelDescription {
     /// Whether the model predicts classes, numbers or the next token of a text.
     pub task: Task,
     /// The architecture, as `--model` names it: `linear`, `softmax`, `mlp:WIDTH,WIDTH,...`, `cnn:LAYER,LAYER,...` or
-    /// `gpt:LAYERS,HEADS,WIDTH`.
+    /// `gpt:LAYERS,HEADS,WIDTH`; or `own:NAME` for a program's [own model](OwnModel).
     pub model: String,
     /// The origin of the names of the columns.
     pub columns_from: ColumnOrigin,
@@ -117,13 +117,17 @@ impl ModelDescription {
         TableEncoding { target, missing: self.missing, columns: self.columns.clone() }
     }
 
-    /// Checks all fields that predictions use, and returns the network.
+    /// Checks all fields that predictions use, and returns the network. `own` builds the layers if the model is a program's own
+    /// model.
     ///
     /// # Errors
     ///
     /// A text that says which field is wrong.
-    pub(crate) fn check(&self) -> Result<Network, String> {
-        let spec: ModelSpec = self.model.parse().map_err(|why| format!("the model {} {why}", self.model))?;
+    pub(crate) fn check(&self, own: Option<&OwnModel>) -> Result<Network, String> {
+        let spec: ModelSpec = match own {
+            Some(own) => ModelSpec::Own(own.clone()),
+            None => self.model.parse().map_err(|why| format!("the model {} {why}", self.model))?,
+        };
         if self.text.is_some() || self.task == Task::Text {
             return self.check_text_model(&spec);
         }
@@ -155,7 +159,10 @@ impl ModelDescription {
                 return Err("a softmax model cannot predict numbers".into());
             }
             Task::Classification => (Loss::CrossEntropy, classes),
-            Task::Regression | Task::Text => (Loss::SquaredError(TargetScale { mean, deviation }), 1),
+            Task::Regression | Task::Text => {
+                let outputs = own.map_or(1, OwnModel::outputs_for_number);
+                (Loss::SquaredError(TargetScale { mean, deviation }), outputs)
+            }
         };
         let input = InputShape { features: self.inputs(), image: self.image };
         Network::new(&spec, input, outputs, loss).map_err(|why| format!("the model {} {why}", self.model))

@@ -61,6 +61,16 @@ pub enum ModelFileError {
         /// The version of the file.
         version: u64,
     },
+    /// The file holds a program's own model, and the caller passed no model or another model.
+    #[error("cannot load the model {model} in {}: {problem}", path.display())]
+    OwnModel {
+        /// The file.
+        path: PathBuf,
+        /// The name of the model in the file.
+        model: String,
+        /// What to do.
+        problem: String,
+    },
     /// This program was built without a feature that the model needs.
     #[error("the model in {} {need}", path.display())]
     NeedsFeature {

@@ -8,7 +8,7 @@ use super::{ColumnOrigin, ModelDescription, ModelFileError, SavedModel, TargetDe
 use crate::train::atomic_file;
 use crate::train::config::Config;
 use crate::train::data::{ColumnEncoding, ColumnInputs, Features, HeaderRow, MissingPolicy};
-use crate::train::model::TargetScale;
+use crate::train::model::{ModelSpec, OwnModel, TargetScale};
 use crate::train::report::Report;
 use crate::train::setup::Setup;
 
@@ -45,8 +45,16 @@ pub(crate) fn make_saved_model(
         parameters_hash: report.parameters_hash.clone(),
     };
     let description = describe_run(config, setup, training);
-    SavedModel::new(description, setup.standardizer.clone(), parameters.to_vec())
+    SavedModel::new(description, own_model(config), setup.standardizer.clone(), parameters.to_vec())
         .map_err(|problem| ModelFileError::Unsuitable { path: path.to_owned(), problem })
+}
+
+/// Returns the program's own model, or `None` if a run trains a built-in model.
+fn own_model(config: &Config) -> Option<&OwnModel> {
+    match &config.model {
+        Some(ModelSpec::Own(own)) => Some(own),
+        _ => None,
+    }
 }
 
 /// Returns the description of the model of a run.
@@ -116,7 +124,8 @@ pub(crate) fn check_model_can_be_saved(
     setup: &Setup,
 ) -> Result<(), ModelFileError> {
     let training = TrainingRecord { data: setup.dataset.name.clone(), ..TrainingRecord::default() };
-    let header_bytes = check_description(&describe_run(config, setup, training), HEADER_BYTES_MAX)
+    let description = describe_run(config, setup, training);
+    let header_bytes = check_description(&description, own_model(config), HEADER_BYTES_MAX)
         .map_err(|problem| ModelFileError::Unsuitable { path: path.to_owned(), problem })?;
     let is_filled = path.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() > 0);
     let is_model = || {
@@ -133,8 +142,12 @@ pub(crate) fn check_model_can_be_saved(
 
 /// Checks that a description fits in a header of at most `bytes_max` bytes. Returns an upper bound for the size of the
 /// header in bytes.
-fn check_description(description: &ModelDescription, bytes_max: u64) -> Result<u64, String> {
-    description.check()?;
+fn check_description(
+    description: &ModelDescription,
+    own: Option<&OwnModel>,
+    bytes_max: u64,
+) -> Result<u64, String> {
+    description.check(own)?;
     let bytes = estimate_header_bytes(description);
     if bytes <= bytes_max {
         return Ok(bytes);
@@ -167,7 +180,7 @@ mod tests {
     fn names_that_do_not_fit_are_refused_before_training() {
         let file = encode_model(&example_model()).unwrap();
         let header = u64::from_le_bytes(*file.first_chunk().unwrap());
-        let bytes = check_description(&example_description(), HEADER_BYTES_MAX).unwrap();
+        let bytes = check_description(&example_description(), None, HEADER_BYTES_MAX).unwrap();
         assert!((header..header + RESULT_HEADER_BYTES_ASSUMED).contains(&bytes), "{bytes} {header}");
         for (class_count, name_bytes, bytes_max, expected) in [
             (10, 1000, HEADER_BYTES_MAX, None),
@@ -177,7 +190,7 @@ mod tests {
             let name = "\"".repeat(name_bytes);
             let classes = (0..class_count).map(|index| format!("{name}{index}")).collect();
             match (
-                check_description(&ModelDescription { classes, ..example_description() }, bytes_max),
+                check_description(&ModelDescription { classes, ..example_description() }, None, bytes_max),
                 expected,
             ) {
                 // Each quotation mark in a name becomes `\\\"`, four characters, because the JSON is escaped twice.

@@ -10,11 +10,13 @@ use super::{ModelDescription, ModelFileError, TargetDescription, storage};
 use crate::train::data::text::Tokenizer;
 use crate::train::data::{Samples, Standardizer, Task, TextEncoding};
 use crate::train::evaluation_work::EvaluationWork;
-use crate::train::model::{LossSums, Network, ParameterTensor, Prediction, TargetScale, Workspace};
+use crate::train::model::{
+    LayerError, LossSums, Network, OwnModel, ParameterTensor, Prediction, TargetScale, Workspace,
+};
 
-/// The message of `expect` for passes of the network. Only layers that compute with candle can fail, and the layers of a GPT do
-/// not fail for tokens of their vocabulary.
-const PASS_MESSAGE: &str = "the layers of a saved model do not fail";
+/// The message of `expect` for passes of a network that reads texts. Such a network is a GPT, whose layers do not fail for tokens
+/// of their vocabulary.
+const PASS_MESSAGE: &str = "the layers of a GPT do not fail";
 
 /// A trained model that can predict: its description, network, parameters and the scaling of its inputs.
 pub struct SavedModel {
@@ -34,13 +36,15 @@ impl fmt::Debug for SavedModel {
 }
 
 impl SavedModel {
-    /// Creates a model. Returns an error text if the arguments do not match each other.
+    /// Creates a model. `own` builds the layers if the model is a program's own model. Returns an error text if the arguments do
+    /// not match each other.
     pub(crate) fn new(
         description: ModelDescription,
+        own: Option<&OwnModel>,
         standardizer: Option<Standardizer>,
         parameters: Vec<f32>,
     ) -> Result<Self, String> {
-        let network = description.check()?;
+        let network = description.check(own)?;
         let inputs = description.inputs();
         let fits = standardizer
             .as_ref()
@@ -69,7 +73,17 @@ impl SavedModel {
     /// Returns an error if the file cannot be read, is truncated or corrupt, has another format, or was written by a newer
     /// version of ringtrain.
     pub fn load(path: &Path) -> Result<Self, ModelFileError> {
-        storage::load_model_file(path)
+        storage::load_model_file(path, None)
+    }
+
+    /// Reads a model file of a program's own model. `own` builds the layers, and must have the same name as in training.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`load`](Self::load). Also fails if the file holds another model, or if the layers of `own` have other
+    /// parameters than the file.
+    pub fn load_own(path: &Path, own: &OwnModel) -> Result<Self, ModelFileError> {
+        storage::load_model_file(path, Some(own))
     }
 
     /// Returns the description of the model.
@@ -119,8 +133,8 @@ impl SavedModel {
     }
 
     /// Standardizes the first `rows` rows of [`inputs_mut`](Self::inputs_mut) in place, and predicts each of these
-    /// rows.
-    pub(crate) fn predict(&mut self, rows: usize) -> Vec<Prediction> {
+    /// rows. Only the layers of a program's own model can fail.
+    pub(crate) fn predict(&mut self, rows: usize) -> Result<Vec<Prediction>, LayerError> {
         if let Some(Standardizer { mean, inverse_deviation }) = &self.standardizer {
             for mut row in self.workspace.input.slice_mut(s![..rows, ..]).rows_mut() {
                 for ((value, mean), inverse) in row.iter_mut().zip(mean).zip(inverse_deviation) {
@@ -128,10 +142,9 @@ impl SavedModel {
                 }
             }
         }
-        let outputs = self.network.compute_outputs(&self.parameters, &mut self.workspace, rows);
-        let outputs = outputs.expect(PASS_MESSAGE);
+        let outputs = self.network.compute_outputs(&self.parameters, &mut self.workspace, rows)?;
         let TargetDescription { mean, deviation, .. } = self.description.target;
         let scale = (self.description.task == Task::Regression).then_some(TargetScale { mean, deviation });
-        outputs.rows().into_iter().map(|output| Prediction::from_outputs(&output, scale)).collect()
+        Ok(outputs.rows().into_iter().map(|output| Prediction::from_outputs(&output, scale)).collect())
     }
 }

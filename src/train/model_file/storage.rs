@@ -11,7 +11,7 @@ use safetensors::{Dtype, SafeTensors};
 use super::{ModelDescription, ModelFileError, SavedModel, StoredTensor, content_digest};
 use crate::train::atomic_file;
 use crate::train::data::Standardizer;
-use crate::train::model::{CANDLE_NEEDED, PARAMETERS_MAX, ParameterTensor};
+use crate::train::model::{CANDLE_NEEDED, ModelSpec, OWN_PREFIX, OwnModel, PARAMETERS_MAX, ParameterTensor};
 
 /// The entry `format` in the metadata of a model file.
 pub(crate) const MODEL_FORMAT: &str = "ringtrain-model";
@@ -167,20 +167,36 @@ fn check_format(path: &Path, metadata: &HashMap<String, String>) -> Result<(), M
 }
 
 /// Reads a model file, and checks its content.
-pub(super) fn load_model_file(path: &Path) -> Result<SavedModel, ModelFileError> {
-    parse_model(path, &read_entries(path)?)
+pub(super) fn load_model_file(path: &Path, own: Option<&OwnModel>) -> Result<SavedModel, ModelFileError> {
+    parse_model(path, &read_entries(path)?, own)
 }
 
 /// Parses the bytes of a model file, and checks its content.
 #[cfg(test)]
 pub(super) fn decode_model(path: &Path, bytes: &[u8]) -> Result<SavedModel, ModelFileError> {
-    parse_model(path, &parse_entries(path, bytes)?)
+    parse_model(path, &parse_entries(path, bytes)?, None)
+}
+
+/// Returns an error if only one of the file and the program has an own model, or if the models have different names.
+fn check_own_model(path: &Path, model: &str, own: Option<&OwnModel>) -> Result<(), ModelFileError> {
+    let wanted = own.map(|own| ModelSpec::Own(own.clone()).to_string());
+    let problem = match wanted {
+        Some(wanted) if wanted != model => format!("the program passed the model {wanted}"),
+        None if model.starts_with(OWN_PREFIX) => {
+            "the file does not hold the layers of a program's own model; load the file in \
+                                                  the program with `SavedModel::load_own`"
+                .into()
+        }
+        _ => return Ok(()),
+    };
+    Err(ModelFileError::OwnModel { path: path.to_owned(), model: model.to_owned(), problem })
 }
 
 /// Checks the content of a model file, and returns the model.
 fn parse_model(
     path: &Path,
     FileEntries { metadata, tensors }: &FileEntries,
+    own: Option<&OwnModel>,
 ) -> Result<SavedModel, ModelFileError> {
     check_format(path, metadata)?;
     let corrupt = |problem: String| ModelFileError::corrupt(path, problem);
@@ -205,7 +221,8 @@ fn parse_model(
     if cfg!(not(feature = "candle")) && description.text.is_some() {
         return Err(ModelFileError::NeedsFeature { path: path.to_owned(), need: CANDLE_NEEDED });
     }
-    let network = description.check().map_err(corrupt)?;
+    check_own_model(path, &description.model, own)?;
+    let network = description.check(own).map_err(corrupt)?;
     let mut found: HashMap<String, (Vec<usize>, &[u8])> =
         parts.into_iter().map(|part| (part.name, (part.shape, part.bytes))).collect();
     let mut take_tensor = |name: &str, wanted: &[usize]| match found.remove(name) {
@@ -238,7 +255,7 @@ fn parse_model(
     if let Some(name) = found.keys().min() {
         return Err(corrupt(format!("the tensor {name} does not belong to the model {}", description.model)));
     }
-    SavedModel::new(description, standardizer, parameters).map_err(corrupt)
+    SavedModel::new(description, own, standardizer, parameters).map_err(corrupt)
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ pub(super) fn example_description() -> ModelDescription {
 pub(super) fn example_model() -> SavedModel {
     let standardizer = Standardizer { mean: vec![1.0, 2.0], inverse_deviation: vec![0.5, 0.0] };
     let parameters = (0..12).map(|index| index as f32 * 0.25 - 1.0).collect();
-    SavedModel::new(example_description(), Some(standardizer), parameters).unwrap()
+    SavedModel::new(example_description(), None, Some(standardizer), parameters).unwrap()
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn a_loaded_model_equals_the_saved_model() {
     assert_eq!(loaded.description(), saved.description());
     assert_eq!(loaded.parameters(), saved.parameters());
     assert_eq!(loaded.standardizer(), saved.standardizer());
-    let plain = SavedModel::new(example_description(), None, saved.parameters().to_vec()).unwrap();
+    let plain = SavedModel::new(example_description(), None, None, saved.parameters().to_vec()).unwrap();
     save_model(&path, &plain).unwrap();
     assert_eq!(SavedModel::load(&path).unwrap().standardizer(), None);
 }
@@ -184,7 +184,7 @@ fn a_tensor_with_a_value_that_is_not_finite_is_refused() {
     let path = directory.path().join("m");
     let mut parameters = example_model().parameters().to_vec();
     parameters[3] = f32::NAN;
-    save_model(&path, &SavedModel::new(example_description(), None, parameters).unwrap()).unwrap();
+    save_model(&path, &SavedModel::new(example_description(), None, None, parameters).unwrap()).unwrap();
     let error = SavedModel::load(&path).unwrap_err().to_string();
     assert!(error.contains("the tensor layers.0.weight holds NaN"), "{error}");
 }
@@ -194,10 +194,10 @@ fn a_tensor_with_a_value_that_is_not_finite_is_refused() {
 fn a_negative_running_variance_is_refused() {
     let description = ModelDescription { model: "mlp:2,batchnorm".into(), ..example_description() };
     let mut parameters = vec![0.5; 18];
-    assert!(SavedModel::new(description.clone(), None, parameters.clone()).is_ok());
+    assert!(SavedModel::new(description.clone(), None, None, parameters.clone()).is_ok());
     // The running variances follow 4 weights of the dense layer and 6 other parameters of the normalization.
     parameters[11] = -0.5;
-    let error = SavedModel::new(description, None, parameters).unwrap_err();
+    let error = SavedModel::new(description, None, None, parameters).unwrap_err();
     assert_eq!(error, "the tensor layers.1.running_var has a negative variance");
 }
 
@@ -210,7 +210,7 @@ fn predictions_follow_the_documentation_of_the_format() {
         inputs.assign(&ndarray::aview1(values));
     }
     let parameters = model.parameters().to_vec();
-    for (row, prediction) in rows.iter().zip(model.predict(2)) {
+    for (row, prediction) in rows.iter().zip(model.predict(2).unwrap()) {
         let input = (row[0] - 1.0) * 0.5;
         let hidden = [0, 1].map(|unit| (parameters[2 * unit] * input + parameters[4 + unit]).max(0.0));
         let outputs = [0, 1].map(|class| {

@@ -26,6 +26,7 @@ use prost::Message as _;
 use self::graph::GraphBuilder;
 use self::onnx_proto::{ModelProto, OperatorSetIdProto, StringStringEntryProto};
 use super::atomic_file;
+use super::model::OWN_PREFIX;
 use super::model_file::{ColumnOrigin, ModelDescription, SavedModel};
 use crate::types::debug_as_display;
 
@@ -100,6 +101,14 @@ pub enum ExportError {
         /// The name of the model.
         model: String,
     },
+    /// The program implements the layers of the model.
+    #[error(
+        "the model {model} has layers of a program, and ringtrain does not convert such layers to the ONNX format"
+    )]
+    OwnLayers {
+        /// The name of the model.
+        model: String,
+    },
     /// The model exceeds the limit of the format.
     #[error(
         "the model needs {bytes} bytes in the ONNX format, but an ONNX file holds at most {FILE_BYTES_MAX}; train a smaller model"
@@ -127,13 +136,16 @@ impl OnnxModel {
     ///
     /// # Errors
     ///
-    /// The model reads texts, `inputs` asks for a matrix but a column holds texts, or the model is too large for the
-    /// format.
+    /// The model reads texts or is a program's own model, `inputs` asks for a matrix but a column holds texts, or the model is
+    /// too large for the format.
     pub fn new(model: &SavedModel, inputs: Option<OnnxInputs>) -> Result<Self, ExportError> {
         check_file_size(4 * model.parameters().len() as u64)?;
         let description = model.description();
         if description.text.is_some() {
             return Err(ExportError::ReadsTexts { model: description.model.clone() });
+        }
+        if description.model.starts_with(OWN_PREFIX) {
+            return Err(ExportError::OwnLayers { model: description.model.clone() });
         }
         let mut graph = GraphBuilder::new(&["prediction", "probabilities"]);
         let encoded = match inputs.unwrap_or_else(|| default_inputs(description)) {

@@ -45,10 +45,10 @@ fn make_model(
         training: TrainingRecord::default(),
     };
     let inputs = description.inputs();
-    let parameters = description.check().unwrap().parameter_count();
+    let parameters = description.check(None).unwrap().parameter_count();
     let standardizer = Standardizer { mean: vec![1.5; inputs], inverse_deviation: vec![0.5; inputs] };
     let parameters = (0..parameters).map(|index| index as f32 * 0.125 - 1.0).collect();
-    SavedModel::new(description, Some(standardizer), parameters).unwrap()
+    SavedModel::new(description, None, Some(standardizer), parameters).unwrap()
 }
 
 fn export_graph(model: &SavedModel, inputs: Option<OnnxInputs>) -> (OnnxModel, GraphProto) {
@@ -210,8 +210,8 @@ fn each_layer_is_exported_as_the_node_of_its_kind() {
         let template = make_model("linear", columns.clone(), &[], ColumnOrigin::Position);
         let description =
             ModelDescription { model: layers.into(), image: Some(image), ..template.description().clone() };
-        let parameters = vec![0.5; description.check().unwrap().parameter_count()];
-        let model = SavedModel::new(description, None, parameters).unwrap();
+        let parameters = vec![0.5; description.check(None).unwrap().parameter_count()];
+        let model = SavedModel::new(description, None, None, parameters).unwrap();
         let (_, graph) = export_graph(&model, None);
         assert_eq!(operator_names(&graph), format!("{expected} Squeeze Cast Mul Add"));
         for node in graph.node.iter().filter(|node| node.op_type == "BatchNormalization") {

@@ -11,7 +11,7 @@ mod text;
 mod truth;
 
 use super::data::DataError;
-use super::model::Prediction;
+use super::model::{LayerError, Prediction};
 use super::model_file::SavedModel;
 
 pub(crate) use super::metrics::Truth;
@@ -25,7 +25,7 @@ use input::RowReader;
 
 /// Calls `each` with the prediction and the target of each row. The target is `None` if `reader` reads no targets.
 /// Returns the number of rows.
-fn for_each_row<E: From<DataError>>(
+fn for_each_row<E: From<DataError> + From<LayerError>>(
     model: &mut SavedModel,
     reader: &mut dyn RowReader,
     mut each: impl FnMut(&Prediction, Option<Truth>) -> Result<(), E>,
@@ -38,7 +38,7 @@ fn for_each_row<E: From<DataError>>(
         if count == 0 {
             return Ok(rows);
         }
-        for (index, prediction) in model.predict(count).iter().enumerate() {
+        for (index, prediction) in model.predict(count)?.iter().enumerate() {
             rows += 1;
             let is_finite = match prediction {
                 Prediction::Number(value) => value.is_finite(),

@@ -8,7 +8,7 @@ use super::for_each_row;
 use super::input::{InputOptions, TargetColumn, open_prediction_input};
 use crate::train::atomic_file::ReplacementFile;
 use crate::train::data::DataError;
-use crate::train::model::Prediction;
+use crate::train::model::{LayerError, Prediction};
 use crate::train::model_file::{ModelDescription, SavedModel};
 use crate::types::debug_as_display;
 
@@ -45,6 +45,9 @@ pub enum PredictError {
     /// The new data cannot be used.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// A layer of a program's own model failed.
+    #[error(transparent)]
+    Layer(#[from] LayerError),
     /// The output cannot be written.
     #[error(transparent)]
     Output(#[from] OutputError),
@@ -102,7 +105,7 @@ pub fn predict(
 fn is_closed_pipe(error: &PredictError, output: &PredictionOutput) -> bool {
     let kind = match error {
         PredictError::Output(OutputError { source, .. }) => source.kind(),
-        PredictError::Data(_) => return false,
+        PredictError::Data(_) | PredictError::Layer(_) => return false,
     };
     *output == PredictionOutput::StandardOutput && kind == io::ErrorKind::BrokenPipe
 }

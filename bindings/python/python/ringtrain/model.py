@@ -172,6 +172,8 @@ def _parse_model_file(content: bytes) -> Model:
     description = json.loads(text)
     if description["task"] == "text":
         raise ModelFileError(f"the model {description['model']} reads texts; use it with the commands of ringtrain")
+    if description["model"].startswith("own:"):
+        raise ModelFileError(f"the layers of the model {description['model']} are in the Rust program that saved it")
     _check_shapes(description, tensors)
     return Model(description, tensors)
 
