@@ -7,11 +7,9 @@
 
 use std::ops::Range;
 
-use ndarray::Array2;
-
 use super::TrainError;
 use super::batches::Batches;
-use super::data::{DataError, RowMap, Samples, SharedSamples, Targets};
+use super::data::{RowMap, Samples, SharedSamples};
 use super::logical_shards::{LogicalShards, part_of_batch};
 use super::partition::PartPlace;
 use super::rank_checks::abort_if_failed;
@@ -20,9 +18,6 @@ use crate::types::{Rank, WorldSize};
 
 /// The approximate size in bytes of the samples that a rank receives for a window.
 const WINDOW_BYTES: usize = 1 << 16;
-
-/// The message of a panic. The ranks never exchange the samples of a text.
-const TEXTS_HELD_MESSAGE: &str = "each rank holds all samples of a text";
 
 /// The samples that this rank processes in a step.
 pub(crate) struct LocalBatch<'a> {
@@ -58,6 +53,8 @@ pub(crate) struct BatchExchange<'a> {
     next_window: Option<PendingWindow>,
     /// The number of windows of the shuffle in blocks that were prefetched or skipped.
     prefetched_windows: usize,
+    /// The result of [`SharedSamples::mean_words_per_sample`].
+    words_per_sample: usize,
 }
 
 /// The samples that this rank processes in consecutive steps.
@@ -77,8 +74,8 @@ struct PendingWindow {
     steps: Range<usize>,
     /// The words of the samples that this rank receives.
     words: Handle<Vec<u32>>,
-    /// For each rank, the number of samples that this rank receives from it.
-    samples_from_rank: Vec<usize>,
+    /// For each rank, the row numbers of the samples that this rank receives from it.
+    rows_from_rank: Vec<Vec<u32>>,
 }
 
 impl<'a> BatchExchange<'a> {
@@ -105,6 +102,7 @@ impl<'a> BatchExchange<'a> {
             window: whole_batch,
             next_window: None,
             prefetched_windows: 0,
+            words_per_sample: train.mean_words_per_sample(),
         }
     }
 
@@ -117,12 +115,6 @@ impl<'a> BatchExchange<'a> {
     /// Returns which rank holds which samples. Returns `None` if the ranks need not exchange samples.
     fn row_map(&self) -> Option<&'a RowMap> {
         self.train.row_map().filter(|_| self.batches.count() > 1 || self.shards.is_some())
-    }
-
-    /// Returns the number of cells of a sample.
-    fn cells_per_sample(&self) -> usize {
-        let cells = self.train.held.feature_format().cells();
-        cells.expect("only the samples of tables are divided among ranks or stored in files").ncols()
     }
 
     /// Returns this rank's samples of batch `index`. The first call may pass any index, and each later call must pass
@@ -208,7 +200,7 @@ impl<'a> BatchExchange<'a> {
     /// batch.
     fn steps_of_window(&self, first_batch: usize, ranks: WorldSize) -> Range<usize> {
         let samples_per_step = self.batches.batch(0).len().div_ceil(ranks.as_usize());
-        let bytes_per_step = samples_per_step * self.words_per_sample() * size_of::<u32>();
+        let bytes_per_step = samples_per_step * self.words_per_sample * size_of::<u32>();
         first_batch..self.batches.count().min(first_batch + (WINDOW_BYTES / bytes_per_step).max(1))
     }
 
@@ -232,13 +224,6 @@ impl<'a> BatchExchange<'a> {
         Ok(())
     }
 
-    /// Returns the number of 32-bit words of a sample: one word for each cell, and for the target one word (a class)
-    /// or two words (a number).
-    fn words_per_sample(&self) -> usize {
-        let target = if matches!(self.train.held.targets(), Targets::Numbers(_)) { 2 } else { 1 };
-        self.cells_per_sample() + target
-    }
-
     /// Starts to exchange the samples of the window that begins with batch `first_batch`. Returns `None` if `first_batch`
     /// is beyond the last batch.
     fn start_window_exchange(
@@ -250,57 +235,46 @@ impl<'a> BatchExchange<'a> {
         let Some(rows) = self.row_map().filter(|_| first_batch < count) else { return Ok(None) };
         let size = group.size();
         let steps = self.steps_of_window(first_batch, size);
-        let width = self.words_per_sample();
+        let words_of_row = |row: u32| self.train.held.words_per_sample(rows.value_count(row as usize));
         let mut sent_words = Vec::with_capacity(size.as_usize());
-        let mut samples_from_rank = vec![0; size.as_usize()];
+        let mut rows_from_rank = vec![Vec::new(); size.as_usize()];
         let mut sent_samples = Vec::new();
         for receiver in size.ranks() {
-            let samples_before = sent_samples.len();
-            for sample in self.row_numbers_of_rank(&steps, (receiver, size)) {
-                let (holder, index) = rows.holder_and_index(sample as usize);
+            let mut words = 0;
+            for row in self.row_numbers_of_rank(&steps, (receiver, size)) {
+                let (holder, index) = rows.holder_and_index(row as usize);
                 if holder == group.rank().index() {
                     sent_samples.push(index);
+                    words += words_of_row(row);
                 }
                 if receiver == group.rank() {
-                    samples_from_rank[holder] += 1;
+                    rows_from_rank[holder].push(row);
                 }
             }
-            sent_words.push((sent_samples.len() - samples_before) * width);
+            sent_words.push(words);
         }
-        let words = abort_if_failed(group, self.words_of_samples(&sent_samples))?;
-        let received_words: Vec<usize> = samples_from_rank.iter().map(|count| count * width).collect();
+        let words = abort_if_failed(group, self.train.held.words_of(&sent_samples))?;
+        let received_words: Vec<usize> = rows_from_rank
+            .iter()
+            .map(|received| received.iter().map(|&row| words_of_row(row)).sum())
+            .collect();
         let words = group.all_to_all_uneven_async(&words, &sent_words, &received_words)?;
-        Ok(Some(PendingWindow { steps, words, samples_from_rank }))
-    }
-
-    /// Returns the words of the samples with these indices, which this rank holds.
-    fn words_of_samples(&self, indices: &[usize]) -> Result<Vec<u32>, DataError> {
-        let mut words = Vec::with_capacity(indices.len() * self.words_per_sample());
-        if let Some(samples) = self.train.held.in_memory() {
-            for &index in indices {
-                append_sample(samples, index, &mut words);
-            }
-        } else {
-            let samples = self.train.held.load(indices)?;
-            for index in 0..indices.len() {
-                append_sample(&samples, index, &mut words);
-            }
-        }
-        Ok(words)
+        Ok(Some(PendingWindow { steps, words, rows_from_rank }))
     }
 
     /// Waits for the samples of a window.
     fn receive_window(&self, group: &Group, pending: PendingWindow) -> Result<ReceivedWindow, TrainError> {
-        let PendingWindow { steps, words, samples_from_rank } = pending;
+        let PendingWindow { steps, words, rows_from_rank } = pending;
         let words = words.wait()?;
-        let samples = self.samples_from_words(&words);
+        let rows = self.row_map().expect("a window was sent, so each rank holds only a part of the samples");
+        let value_counts = rows_from_rank.iter().flatten().map(|&row| rows.value_count(row as usize));
+        let samples = self.train.held.samples_from_words(&words, value_counts);
         samples.check_received_samples(self.train.statistics.class_counts.len(), group)?;
         // The samples of each rank arrive in the order of the steps.
-        let mut next_from_rank: Vec<u32> = samples_from_rank
+        let mut next_from_rank: Vec<u32> = rows_from_rank
             .iter()
-            .scan(0, |end, &count| Some(std::mem::replace(end, *end + count as u32)))
+            .scan(0, |end, received| Some(std::mem::replace(end, *end + received.len() as u32)))
             .collect();
-        let rows = self.row_map().expect("a window was sent, so each rank holds only a part of the samples");
         let (mut indices, mut step_ends) = (Vec::new(), Vec::new());
         for step in steps.clone() {
             for sample in self.row_numbers_of_rank(&(step..step + 1), (group.rank(), group.size())) {
@@ -313,30 +287,6 @@ impl<'a> BatchExchange<'a> {
         Ok(ReceivedWindow { steps, samples, indices, step_ends })
     }
 
-    /// Returns the samples that [`append_sample`] has appended to `words`.
-    fn samples_from_words(&self, words: &[u32]) -> Samples {
-        let columns = self.cells_per_sample();
-        let samples = words.chunks_exact(self.words_per_sample());
-        let mut cells = Vec::with_capacity(samples.len() * columns);
-        for sample in samples.clone() {
-            cells.extend(sample[..columns].iter().map(|&bits| f32::from_bits(bits)));
-        }
-        let cells =
-            Array2::from_shape_vec((samples.len(), columns), cells).expect("a sample has `columns` cells");
-        let targets = samples.map(|sample| &sample[columns..]);
-        let targets = match self.train.held.targets() {
-            Targets::Numbers(_) => {
-                let number =
-                    |halves: &[u32]| f64::from_bits(u64::from(halves[1]) << 32 | u64::from(halves[0]));
-                Targets::Numbers(targets.map(number).collect())
-            }
-            Targets::Classes(_) => Targets::Classes(targets.map(|class| class[0]).collect()),
-            Targets::NextTokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
-        };
-        let features = self.train.held.feature_format().with_cells(cells);
-        Samples { features: features.expect("only the samples of tables are divided among ranks"), targets }
-    }
-
     /// Returns the row numbers of the samples that a rank processes in `steps`.
     fn row_numbers_of_rank(
         &self,
@@ -347,19 +297,5 @@ impl<'a> BatchExchange<'a> {
             let batch = self.batches.batch(step);
             batch[part_of_batch(batch.len(), rank_and_size, self.shards)].iter().copied()
         })
-    }
-}
-
-/// Appends the words of a sample to `words`.
-fn append_sample(samples: &Samples, index: usize, words: &mut Vec<u32>) {
-    let cells = samples.features.cells().expect("only the samples of tables are divided among ranks");
-    words.extend(cells.row(index).iter().map(|cell| cell.to_bits()));
-    match &samples.targets {
-        Targets::Numbers(values) => {
-            let bits = values[index].to_bits();
-            words.extend([bits as u32, (bits >> 32) as u32]);
-        }
-        Targets::Classes(classes) => words.push(classes[index]),
-        Targets::NextTokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
     }
 }

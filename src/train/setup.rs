@@ -23,8 +23,9 @@ use super::{RunPhase, TrainError};
 use crate::group::Group;
 use crate::types::WorldSize;
 
-/// Each rank holds all rows of a table with at most this many cells.
-const REPLICATED_TABLE_CELLS_MAX: usize = 1 << 16;
+/// Each rank holds all samples if the features of all samples together have at most this many bytes: for example, a table
+/// with 65,536 cells.
+const REPLICATED_BYTES_MAX: usize = 1 << 18;
 
 /// By default, a convex model trains with one batch per epoch if the training set has at most this many values (rows
 /// times features).
@@ -177,8 +178,8 @@ impl Setup {
         };
         let loaded = config.source.load_on_ranks(&options, group);
         let mut dataset = check_all_succeeded(group, RunPhase::Data, loaded)?;
-        let cell_count = dataset.train.cell_count() + dataset.test.cell_count();
-        if !config.strategy.divides_batches() || cell_count <= REPLICATED_TABLE_CELLS_MAX {
+        let bytes = dataset.train.feature_bytes().saturating_add(dataset.test.feature_bytes());
+        if !config.strategy.divides_batches() || bytes <= REPLICATED_BYTES_MAX {
             dataset.train = dataset.train.gather_on_all_ranks(dataset.classes.len(), group)?;
             dataset.test = dataset.test.gather_on_all_ranks(dataset.classes.len(), group)?;
         }

@@ -73,18 +73,18 @@ fn sparse_rows_give_the_same_model_as_a_table() {
     }
 }
 
-/// Returns a grey image in the PNG format, which has the same value in all pixels.
-fn grey_png(width: u32, height: u32, value: u8) -> Vec<u8> {
+/// Returns an image in the PNG format, which has the same channels in all pixels: one channel (grey) or three (colour).
+pub(crate) fn png(width: u32, height: u32, channels: &[u8]) -> Vec<u8> {
     let chunk = |kind: &[u8; 4], data: &[u8]| {
         let body = [kind.as_slice(), data].concat();
         let checksum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32IsoHdlc, &body) as u32;
         [&(data.len() as u32).to_be_bytes()[..], &body, &checksum.to_be_bytes()].concat()
     };
-    let header = [&width.to_be_bytes()[..], &height.to_be_bytes(), &[8, 0, 0, 0, 0]].concat();
-    let rows: Vec<u8> =
-        (0..height).flat_map(|_| std::iter::once(0).chain((0..width).map(|_| value))).collect();
+    let colour_type = if channels.len() == 1 { 0 } else { 2 };
+    let header = [&width.to_be_bytes()[..], &height.to_be_bytes(), &[8, colour_type, 0, 0, 0]].concat();
+    let row = [&[0], &channels.repeat(width as usize)[..]].concat();
     let mut encoder = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::fast());
-    encoder.write_all(&rows).unwrap();
+    encoder.write_all(&row.repeat(height as usize)).unwrap();
     let data = encoder.finish().unwrap();
     let parts = [chunk(b"IHDR", &header), chunk(b"IDAT", &data), chunk(b"IEND", &[])];
     [&b"\x89PNG\r\n\x1a\n"[..], &parts.concat()].concat()
@@ -100,8 +100,8 @@ fn images_in_folders_of_classes_are_learned_and_predicted() {
         fs::write(path, bytes).unwrap();
     };
     for index in 0..20_u8 {
-        write(&format!("train/dark/{index}.png"), grey_png(4, 3, 2 * index));
-        write(&format!("train/light/{index}.png"), grey_png(4, 3, 255 - 3 * index));
+        write(&format!("train/dark/{index}.png"), png(4, 3, &[2 * index]));
+        write(&format!("train/light/{index}.png"), png(4, 3, &[255 - 3 * index]));
     }
     ringtrain_stdout(place, "--data train --model mlp:4 --epochs 30 --batch-size 8 --lr 0.05 --save-model m");
     let evaluation = read_json(&ringtrain_stdout(place, "eval --model m --data train --json"));
@@ -110,16 +110,16 @@ fn images_in_folders_of_classes_are_learned_and_predicted() {
     assert_eq!(inspection["description"]["classes"], serde_json::json!(["dark", "light"]));
     assert_eq!(inspection["description"]["pixel_divisor"], 255.0);
 
-    write("new/a.png", grey_png(4, 3, 250));
-    write("new/b.png", grey_png(4, 3, 5));
+    write("new/a.png", png(4, 3, &[250]));
+    write("new/b.png", png(4, 3, &[5]));
     for data in ["new", "new --format images"] {
         let text = ringtrain_stdout(place, &format!("predict --model m --data {data}"));
         let classes: Vec<&str> = text.lines().skip(1).map(|line| line.split(',').next().unwrap()).collect();
         assert_eq!(classes, ["light", "dark"]);
     }
-    write("large/a.png", grey_png(5, 3, 9));
-    write("classes/dark/a.png", grey_png(4, 3, 9));
-    write("classes/red/a.png", grey_png(4, 3, 9));
+    write("large/a.png", png(5, 3, &[9]));
+    write("classes/dark/a.png", png(4, 3, &[9]));
+    write("classes/red/a.png", png(4, 3, &[9]));
     for (line, expected) in [
         ("predict --model m --data large", "large/a.png: has 5 x 3 pixels, but the model has 12 inputs"),
         ("eval --model m --data new", "new/a.png: the image is not in the folder of a class"),

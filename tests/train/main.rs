@@ -27,6 +27,7 @@ mod recipes;
 mod reproducible;
 mod several_ranks;
 mod sharded_optimizer;
+mod shared_formats;
 mod shared_tables;
 mod slow_and_killed_workers;
 mod standard_input;

@@ -140,7 +140,7 @@ fn each_strategy_computes_the_same_from_a_table_as_a_single_process() {
 }
 
 /// Records the rows of the first batch on this rank.
-struct FirstBatchRows(Vec<u32>);
+pub(crate) struct FirstBatchRows(pub(crate) Vec<u32>);
 
 impl Observer for FirstBatchRows {
     fn notice(&mut self, _: &str) {}

@@ -163,9 +163,14 @@ impl Features {
         }
     }
 
-    /// Returns whether each cell of a text column is NaN or the index of one of the column's inputs.
-    pub(crate) fn has_valid_cells(&self) -> bool {
-        let Self::Encoded { cells, encoding } = self else { return true };
+    /// Returns whether each cell of a text column is NaN or the index of one of the column's inputs, and whether each value
+    /// of a sparse row is in one of the columns.
+    pub(crate) fn are_valid(&self) -> bool {
+        let (cells, encoding) = match self {
+            Self::Encoded { cells, encoding } => (cells, encoding),
+            Self::Sparse(rows) => return rows.has_valid_columns(),
+            Self::Numbers(_) | Self::Pixels { .. } | Self::Tokens(_) => return true,
+        };
         let is_valid = |(column, &cell): (&ColumnEncoding, &f32)| {
             column.is_number() || cell.is_nan() || (0.0..column.width() as f32).contains(&cell)
         };

@@ -59,9 +59,8 @@ pub(crate) fn read_part(
     reader.take(limit).read_to_end(&mut bytes).map_err(|error| stream_error(path, error))?;
     let found = bytes.len() as u64;
     if found < len {
-        let found = range.start + found;
         let problem =
-            format!("is truncated: its header announces {total} bytes of data, but it holds only {found}");
+            format!("is truncated: it has fewer than the {total} bytes of data that its header announces");
         return Err(DataError::malformed(path, problem));
     }
     if found > len {

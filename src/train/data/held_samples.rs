@@ -168,7 +168,7 @@ impl HeldSamples {
 
 impl Samples {
     /// Returns a copy of the samples with the indices `rows`.
-    fn select(&self, rows: &[usize]) -> Self {
+    pub(super) fn select(&self, rows: &[usize]) -> Self {
         Self { features: self.features.select(rows), targets: self.targets.select(rows) }
     }
 }

@@ -6,17 +6,23 @@ use std::path::{Path, PathBuf};
 
 use ndarray::Array2;
 
-use super::file::{checked_element_count, open_data_file, read_part, stream_error};
+use super::file::{checked_element_count, stream_error};
+use super::part_of_source::{PartOfSource, load_parts};
 use super::sample_blocks::{BlockReader, RowOrigins, SampleBlock};
-use super::{Column, DataError, Features, ImageShape, UninterpretedSamples};
+use super::skippable_reader::{DataBytes, SkippableReader};
+use super::unsplit_data::UnsplitData;
+use super::{BlocksOfRank, Column, DataError, Features, ImageShape, UninterpretedSamples};
+use crate::group::Group;
+use crate::train::TrainError;
+use crate::train::rank_checks::short_digest;
 
 /// The magic number of images: two zero bytes, 8 for the type `unsigned byte`, and the number of dimensions.
 const IMAGES_MAGIC: u32 = 0x0000_0803;
 /// The magic number of labels.
 const LABELS_MAGIC: u32 = 0x0000_0801;
 
-/// Reads the training and the test set from a directory with the four files `{train,t10k}-{images-idx3,labels-idx1}-ubyte`. The
-/// name of each file may end in `.gz`, and may have `.` instead of `-` before `idx`. Also returns the shape of the images.
+/// Loads the training and the test set from a directory with the four files `{train,t10k}-{images-idx3,labels-idx1}-ubyte`. The
+/// name of each file may end in `.gz`, and may have `.` instead of `-` before `idx`. All ranks must call this function.
 ///
 /// # Errors
 ///
@@ -24,20 +30,31 @@ const LABELS_MAGIC: u32 = 0x0000_0801;
 /// training images and the test images have different shapes.
 pub(crate) fn load_idx_directory(
     directory: &Path,
-) -> Result<(UninterpretedSamples, UninterpretedSamples, ImageShape), DataError> {
-    let load = |set| -> Result<_, DataError> {
-        let mut reader = IdxReader::open(directory, set)?;
-        Ok((reader.read_samples(usize::MAX)?, reader.shape))
-    };
-    let (train, shape) = load(IdxSet::Train)?;
-    let (test, test_shape) = load(IdxSet::Test)?;
-    if shape != test_shape {
-        let size = |shape: ImageShape| format!("{} x {} pixels", shape.height, shape.width);
-        let problem =
-            format!("training images have {}, but test images have {}", size(shape), size(test_shape));
-        return Err(DataError::malformed(directory, problem));
+    group: &mut Group,
+) -> Result<(UnsplitData, UnsplitData), TrainError> {
+    let name = directory.display().to_string();
+    let mut load = |set| load_parts(&name, group, |share| read_part_of_set(directory, set, share));
+    let (train, test) = (load(IdxSet::Train)?, load(IdxSet::Test)?);
+    if train.image != test.image {
+        let size = |set: &UnsplitData| set.image.map_or_else(String::new, |shape| shape.to_string());
+        let problem = format!(
+            "training images have the shape {}, but test images have the shape {} (channels x height x width)",
+            size(&train),
+            size(&test)
+        );
+        return Err(DataError::malformed(directory, problem).into());
     }
-    Ok((train, test, shape))
+    Ok((train, test))
+}
+
+/// Reads this rank's part of the images and the labels of a set.
+fn read_part_of_set(directory: &Path, set: IdxSet, share: BlocksOfRank) -> Result<PartOfSource, DataError> {
+    let mut reader = IdxReader::open(directory, set)?;
+    let own_rows = share.range_of(reader.rows as u64);
+    reader.skip_samples(own_rows.start)?;
+    let samples = reader.read_samples((own_rows.end - own_rows.start) as usize)?;
+    let fingerprint = short_digest(format!("{} {}", reader.rows, reader.shape).as_bytes());
+    Ok(PartOfSource { samples, image: Some(reader.shape), fingerprint, notes: Vec::new(), rounding: None })
 }
 
 /// A set of images with labels in a directory.
@@ -77,20 +94,20 @@ impl IdxReader {
     ///
     /// If a file is missing or of another format, if there are no images, or if the numbers of images and labels differ.
     pub(crate) fn open(directory: &Path, set: IdxSet) -> Result<Self, DataError> {
-        let images = IdxFile::open(find_file(directory, set.name(), "images", 3)?, IMAGES_MAGIC)?;
-        let labels = IdxFile::open(find_file(directory, set.name(), "labels", 1)?, LABELS_MAGIC)?;
+        let images = IdxFile::open(&find_file(directory, set.name(), "images", 3)?, IMAGES_MAGIC)?;
+        let labels = IdxFile::open(&find_file(directory, set.name(), "labels", 1)?, LABELS_MAGIC)?;
         let [rows, height, width] = images.shape.map(|length| length as usize);
         let shape = ImageShape { channels: 1, height, width };
         if rows == 0 || shape.value_count() == 0 {
-            return Err(DataError::malformed(&images.path, "holds no images"));
+            return Err(DataError::malformed(&images.data.path, "holds no images"));
         }
         if labels.shape != [rows as u64, 1, 1] {
             let problem = format!(
                 "holds {} labels for the {rows} images of {}",
                 labels.shape[0],
-                images.path.display()
+                images.data.path.display()
             );
-            return Err(DataError::malformed(&labels.path, problem));
+            return Err(DataError::malformed(&labels.data.path, problem));
         }
         Ok(Self { name: directory.display().to_string(), images, labels, shape, rows, rows_read: 0 })
     }
@@ -100,12 +117,19 @@ impl IdxReader {
         self.shape
     }
 
+    /// Skips `count` images and labels.
+    fn skip_samples(&mut self, count: u64) -> Result<(), DataError> {
+        self.rows_read += count as usize;
+        self.images.data.skip_to(count * self.shape.value_count() as u64)?;
+        self.labels.data.skip_to(count)
+    }
+
     /// Reads the next images and labels, at most `rows_max`.
     fn read_samples(&mut self, rows_max: usize) -> Result<UninterpretedSamples, DataError> {
         let rows = rows_max.min(self.rows - self.rows_read);
         let pixels = self.shape.value_count();
-        let images = self.images.read((rows * pixels) as u64)?;
-        let labels = self.labels.read(rows as u64)?;
+        let images = self.images.data.read((rows * pixels) as u64)?;
+        let labels = self.labels.data.read(rows as u64)?;
         self.rows_read += rows;
         let values = Array2::from_shape_vec((rows, pixels), images).expect("`rows * pixels` bytes were read");
         Ok(UninterpretedSamples {
@@ -138,39 +162,28 @@ fn find_file(directory: &Path, set_name: &str, kind: &str, dimensions: u32) -> R
 
 /// An IDX file whose header has been read.
 struct IdxFile {
-    path: PathBuf,
     /// The lengths of the dimensions. Labels have one dimension, and here two more dimensions of length 1.
     shape: [u64; 3],
-    /// The bytes that have not been read yet.
-    reader: Box<dyn Read>,
-    /// The number of bytes that have been read after the header.
-    bytes_read: u64,
+    data: DataBytes,
 }
 
 impl IdxFile {
     /// Opens a file, and reads its header.
-    fn open(path: PathBuf, magic_wanted: u32) -> Result<Self, DataError> {
-        let mut reader = open_data_file(&path)?;
-        let magic = read_u32(&mut *reader, &path)?;
+    fn open(path: &Path, magic_wanted: u32) -> Result<Self, DataError> {
+        let mut reader = SkippableReader::open(path)?;
+        let magic = read_u32(&mut reader, path)?;
         if magic != magic_wanted {
             let problem = format!(
                 "is not the IDX file that its name indicates: it starts with {magic:#010x} instead of {magic_wanted:#010x}"
             );
-            return Err(DataError::malformed(&path, problem));
+            return Err(DataError::malformed(path, problem));
         }
         let mut shape = [1_u64; 3];
         for length in shape.iter_mut().take((magic & 0xff) as usize) {
-            *length = u64::from(read_u32(&mut *reader, &path)?);
+            *length = u64::from(read_u32(&mut reader, path)?);
         }
-        checked_element_count(&shape, &path)?;
-        Ok(Self { path, shape, reader, bytes_read: 0 })
-    }
-
-    /// Reads the next `len` bytes. If they are the last bytes, checks that the file ends after them.
-    fn read(&mut self, len: u64) -> Result<Vec<u8>, DataError> {
-        let range = self.bytes_read..self.bytes_read + len;
-        self.bytes_read = range.end;
-        read_part(&mut *self.reader, range, self.shape.iter().product(), &self.path)
+        let len = checked_element_count(&shape, path)?;
+        Ok(Self { shape, data: DataBytes::new(reader, path, len) })
     }
 }
 
@@ -194,6 +207,10 @@ mod tests {
     use flate2::write::GzEncoder;
 
     use super::*;
+
+    fn load(directory: &Path) -> Result<(UnsplitData, UnsplitData), TrainError> {
+        load_idx_directory(directory, &mut Group::solo())
+    }
 
     /// Returns the content of an IDX file.
     fn idx_file(magic: u32, shape: &[u32], data: &[u8]) -> Vec<u8> {
@@ -220,8 +237,9 @@ mod tests {
     #[test]
     fn plain_and_compressed_files_give_the_same_features() {
         let directory = data_directory();
-        let (train, test, shape) = load_idx_directory(directory.path()).unwrap();
-        assert_eq!(shape, ImageShape { channels: 1, height: 2, width: 3 });
+        let (train, test) = load(directory.path()).unwrap();
+        assert_eq!(train.image, Some(ImageShape { channels: 1, height: 2, width: 3 }));
+        let (train, test) = (train.samples, test.samples);
         assert_eq!(train.features, test.features);
         assert_eq!((train.features.rows(), train.features.columns()), (2, 6));
         let plain = directory.path().join("train-images-idx3-ubyte");
@@ -230,9 +248,9 @@ mod tests {
         encoder.write_all(&images_file()).unwrap();
         encoder.finish().unwrap();
         fs::remove_file(plain).unwrap();
-        assert_eq!(load_idx_directory(directory.path()).unwrap().0.features, train.features);
+        assert_eq!(load(directory.path()).unwrap().0.samples.features, train.features);
         fs::remove_file(directory.path().join("t10k-labels.idx1-ubyte")).unwrap();
-        let error = load_idx_directory(directory.path()).unwrap_err().to_string();
+        let error = load(directory.path()).unwrap_err().to_string();
         assert!(error.contains("t10k-labels-idx1-ubyte"), "{error}");
     }
 
@@ -245,13 +263,16 @@ mod tests {
         cases.push((idx_file(IMAGES_MAGIC, &[u32::MAX; 3], &[]), "limit"));
         cases.push((idx_file(IMAGES_MAGIC, &[2, 30_000, 30_000], &[1]), "truncated"));
         cases.push((idx_file(IMAGES_MAGIC, &[0, 2, 3], &[]), "no images"));
-        cases.push((idx_file(IMAGES_MAGIC, &[2, 3, 2], &[0; 12]), "training images have 3 x 2 pixels, but"));
+        cases.push((
+            idx_file(IMAGES_MAGIC, &[2, 3, 2], &[0; 12]),
+            "training images have the shape 1x3x2, but",
+        ));
         cases.push((idx_file(LABELS_MAGIC, &[12], &[0; 12]), "not the IDX file"));
         cases.push((idx_file(IMAGES_MAGIC, &[1, 2, 3], &[0; 6]), "2 labels for the 1 images"));
         for (bytes, expected) in cases {
             let directory = data_directory();
             fs::write(directory.path().join("train-images-idx3-ubyte"), &bytes).unwrap();
-            let error = load_idx_directory(directory.path()).unwrap_err().to_string();
+            let error = load(directory.path()).unwrap_err().to_string();
             assert!(error.contains(expected) && error.contains("train"), "{error} / {expected}");
         }
     }
@@ -269,7 +290,7 @@ mod tests {
                 idx_file(LABELS_MAGIC, &[2], &[7, 3]),
             )
             .unwrap();
-            let error = load_idx_directory(directory.path()).unwrap_err().to_string();
+            let error = load(directory.path()).unwrap_err().to_string();
             assert!(error.contains("truncated"), "{len}: {error}");
         }
     }

@@ -5,10 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use ndarray::Array2;
+use sha2::{Digest, Sha256};
 
 use super::image_file::{self, DecodedImage};
+use super::part_of_source::PartOfSource;
 use super::sample_blocks::{BlockReader, RowOrigins, SampleBlock};
-use super::{Column, DataError, ELEMENTS_MAX, Features, ImageShape, UninterpretedSamples};
+use super::{BlocksOfRank, Column, DataError, ELEMENTS_MAX, Features, ImageShape, UninterpretedSamples};
+use crate::train::rank_checks::short_digest;
 
 /// The extensions of the names of image files, in lower case.
 const IMAGE_FILE_EXTENSIONS: [&str; 3] = ["png", "jpg", "jpeg"];
@@ -21,6 +24,18 @@ struct ImageList {
     images: Vec<(PathBuf, String)>,
     /// The files whose names do not have the extension of an image.
     other_files: Vec<PathBuf>,
+}
+
+impl ImageList {
+    /// Returns a hash of the names and the classes of all images.
+    fn fingerprint(&self) -> u64 {
+        let mut hasher = Sha256::new();
+        for (path, class) in &self.images {
+            let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+            [class.as_bytes(), name].iter().for_each(|text| hasher.update([text, &b"\0"[..]].concat()));
+        }
+        short_digest(&hasher.finalize())
+    }
 }
 
 /// Returns whether a directory holds images, or folders that may hold images. Returns `false` for a directory of IDX
@@ -36,32 +51,40 @@ pub(crate) fn is_image_folder(directory: &Path) -> bool {
     !is_idx && names.iter().any(|(_, path)| has_image_name(path) || path.is_dir())
 }
 
-/// Reads the images of a directory. The name of a folder in the directory is the class of the images in this folder.
-/// The classes, and the images of a class, are in the order of their names. Also returns the shape of the images, and messages
-/// for the user.
+/// Reads this rank's part of the images of a directory. The name of a folder in the directory is the class of the images in
+/// this folder. The classes, and the images of a class, are in the order of their names. Each rank lists all images, but
+/// decodes only its own images and the first image, which determines the size of all images.
 ///
 /// # Errors
 ///
 /// - The directory has no folders, or has images beside its folders.
 /// - A folder has no images, or holds another folder.
-/// - An image cannot be read or has another size than the first image.
-/// - `wanted_shape` is given, and an image has another shape.
-pub(crate) fn load_image_folder(
+/// - An image of this rank cannot be read or has another size than the first image.
+/// - `wanted_shape` is given, and an image of this rank has another shape.
+pub(crate) fn read_part_of_folder(
     directory: &Path,
     wanted_shape: Option<ImageShape>,
-) -> Result<(UninterpretedSamples, ImageShape, Vec<String>), DataError> {
-    let list = list_images(directory)?;
+    share: BlocksOfRank,
+) -> Result<PartOfSource, DataError> {
+    let mut list = list_images(directory)?;
     if list.images.iter().any(|(_, class)| class.is_empty()) {
         let problem = "holds images that are not in the folder of a class; move each image to a folder that has the name of its \
                        class";
         return Err(DataError::malformed(directory, problem));
     }
-    let notes = describe_ignored_files(&list.other_files).into_iter().collect();
+    let (fingerprint, count) = (list.fingerprint(), list.images.len());
     let wanted = wanted_shape.map(|shape| WantedImages { inputs: shape.value_count(), shape: Some(shape) });
-    let mut reader = ImageReader::new(list, wanted);
+    let (first_path, _) = list.images.first().expect("a list of images has at least one image");
+    let first_image = image_file::read_image_file(first_path)?;
+    let pixels = PixelRows::new(first_path, &first_image, wanted, count)?;
+    let own = share.range_of(count as u64);
+    list.images.truncate(own.end as usize);
+    list.images.drain(..own.start as usize);
+    let notes = describe_ignored_files(&list.other_files).into_iter().collect();
+    let mut reader = ImageReader { pixels: Some(pixels), ..ImageReader::new(list, wanted) };
     let SampleBlock { samples, .. } = reader.read_block(usize::MAX)?;
-    let shape = reader.pixels.map(|pixels| pixels.shape).expect("a list of images has at least one image");
-    Ok((samples, shape, notes))
+    let image = reader.pixels.map(|pixels| pixels.shape);
+    Ok(PartOfSource { samples, image, fingerprint, notes, rounding: None })
 }
 
 /// The images that a model takes.
@@ -88,7 +111,7 @@ impl ImageReader {
     ///
     /// # Errors
     ///
-    /// The errors of [`load_image_folder`] about folders, except for the error about images that are not in folders.
+    /// The errors of [`read_part_of_folder`] about folders, except for the error about images that are not in folders.
     /// [`read_block`](Self::read_block) returns an error if an image does not have the size of the images with which the model
     /// was trained, or has colours although the model has inputs for grey images.
     pub(crate) fn open(directory: &Path, wanted: WantedImages) -> Result<Self, DataError> {
@@ -214,6 +237,17 @@ fn describe_ignored_files(files: &[PathBuf]) -> Option<String> {
     ))
 }
 
+/// Returns an error if `image_count` images of this shape have too many values.
+pub(crate) fn check_pixel_count(shape: ImageShape, image_count: usize) -> Result<(), String> {
+    let values = (shape.value_count() as u64).saturating_mul(image_count as u64);
+    if values > ELEMENTS_MAX {
+        return Err(format!(
+            "{image_count} images of this size have {values} values; the limit is {ELEMENTS_MAX}; scale the images down"
+        ));
+    }
+    Ok(())
+}
+
 /// The values of the images of a block. The values of an image are ordered as [`ImageShape`] says.
 struct PixelRows {
     /// The shape of all images.
@@ -274,14 +308,7 @@ impl PixelRows {
 
     /// Returns an error if all images together have too many values.
     fn check_element_count(&self) -> Result<(), String> {
-        let values = (self.shape.value_count() as u64).saturating_mul(self.image_count as u64);
-        if values > ELEMENTS_MAX {
-            return Err(format!(
-                "{} images of this size have {values} values; the limit is {ELEMENTS_MAX}; scale the images down",
-                self.image_count
-            ));
-        }
-        Ok(())
+        check_pixel_count(self.shape, self.image_count)
     }
 
     /// Adds the values of an image.
@@ -322,10 +349,18 @@ impl PixelRows {
 
 #[cfg(test)]
 mod tests {
+    use super::super::part_of_source::load_parts;
+    use super::super::unsplit_data::UnsplitData;
     use super::*;
+    use crate::group::Group;
+    use crate::train::TrainError;
 
     const GREY_JPEG: &[u8] = include_bytes!("images/grey.jpg");
     const COLOUR_PNG: &[u8] = include_bytes!("images/palette.png");
+
+    fn load_image_folder(directory: &Path) -> Result<UnsplitData, TrainError> {
+        load_parts("images", &mut Group::solo(), |share| read_part_of_folder(directory, None, share))
+    }
 
     fn make_image_folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
@@ -346,8 +381,8 @@ mod tests {
             ("a/Thumbs.db", b""),
             (".hidden/x", b""),
         ]);
-        let (samples, shape, notes) = load_image_folder(directory.path(), None).unwrap();
-        assert_eq!(shape, ImageShape { channels: 3, height: 2, width: 3 });
+        let UnsplitData { samples, image, notes, .. } = load_image_folder(directory.path()).unwrap();
+        assert_eq!(image, Some(ImageShape { channels: 3, height: 2, width: 3 }));
         let Features::Pixels { values, .. } = &samples.features else { panic!("images are pixels") };
         let grey = vec![100_u8; 18];
         let colour = [[200_u8; 6], [50; 6], [10; 6]].concat();
@@ -384,7 +419,7 @@ mod tests {
         let error = read(&directory, WantedImages { inputs: 6, shape: None }).unwrap_err().to_string();
         assert!(error.contains("2.png: has colours, but the model was trained on grey images"), "{error}");
         assert!(
-            load_image_folder(directory.path(), None)
+            load_image_folder(directory.path())
                 .unwrap_err()
                 .to_string()
                 .contains("not in the folder of a class")
@@ -412,14 +447,11 @@ mod tests {
             (&[("x.txt", b"")], "holds no images; ringtrain reads images from folders"),
         ] {
             let directory = make_image_folder(files);
-            let error = load_image_folder(directory.path(), None).unwrap_err().to_string();
+            let error = load_image_folder(directory.path()).unwrap_err().to_string();
             assert!(error.contains(expected), "{error} / {expected}");
         }
         assert!(
-            load_image_folder(Path::new("/absent"), None)
-                .unwrap_err()
-                .to_string()
-                .contains("cannot read /absent")
+            load_image_folder(Path::new("/absent")).unwrap_err().to_string().contains("cannot read /absent")
         );
     }
 }

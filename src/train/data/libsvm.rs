@@ -3,14 +3,19 @@
 //! A line is `TARGET INDEX:VALUE INDEX:VALUE ... # COMMENT`. Indices start at 1 and increase within a line. Features that
 //! a line does not name are 0. `qid:NUMBER`, which `SVMlight` uses for rankings, is ignored.
 
-use std::io::{BufRead as _, BufReader, Read};
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use memchr::memchr_iter;
+
 use super::csv::parse_number;
-use super::file::{open_data_file, stream_error};
+use super::file::stream_error;
+use super::part_of_source::PartOfSource;
 use super::sample_blocks::{BlockReader, RowOrigins, SampleBlock};
+use super::skippable_reader::SkippableReader;
 use super::sparse::SparseRowsBuilder;
-use super::{Column, DataError, ELEMENTS_MAX, Features, UninterpretedSamples};
+use super::{BlocksOfRank, Column, DataError, ELEMENTS_MAX, Features, UninterpretedSamples};
 
 /// The maximum length of a line in bytes.
 const LINE_BYTES_MAX: usize = 1 << 26;
@@ -20,20 +25,45 @@ const FEATURE_INDEX_MAX: u32 = 1 << 22;
 /// The maximum number of characters of a token that an error message shows.
 const TOKEN_CHARACTERS_SHOWN_MAX: usize = 40;
 
-/// Reads all rows of a file. The number of features is the largest index in the file.
+/// Reads this rank's part of the rows of a file: the lines that begin in this rank's part of the bytes. The number of features is
+/// the largest index in these lines. The part may have no rows. If there are several ranks, a compressed file is read twice: the
+/// ranks first need the number of its bytes.
 ///
 /// # Errors
 ///
-/// If the file cannot be read, holds no rows, or is malformed. An error names the line and the character, both
-/// counted from 1.
-pub(crate) fn load_libsvm_file(path: &Path) -> Result<UninterpretedSamples, DataError> {
-    LibsvmReader::open(path)?.read_block(usize::MAX).map(|block| block.samples)
+/// If the file cannot be read, or if a line of this rank is malformed. An error names the line and the character, both counted
+/// from 1.
+pub(crate) fn read_part_of_file(path: &Path, share: BlocksOfRank) -> Result<PartOfSource, DataError> {
+    // A single rank reads the file only once, so the file may be a pipe.
+    let (len, own_bytes) = if share == BlocksOfRank::ALL {
+        (0, 0..u64::MAX)
+    } else {
+        let len = SkippableReader::open(path)?.into_len().map_err(|error| stream_error(path, error))?;
+        (len, share.range_of(len))
+    };
+    let (SampleBlock { samples, .. }, _) = LibsvmReader::open_part(path, own_bytes)?.read_rows(usize::MAX)?;
+    Ok(PartOfSource { samples, image: None, fingerprint: len, notes: Vec::new(), rounding: None })
 }
 
-/// Reads the rows of a file block by block.
+/// Returns an error if a file has no rows or no features.
+pub(crate) fn check_rows(path: &Path, rows: usize, columns: usize) -> Result<(), DataError> {
+    match (rows, columns) {
+        (0, _) => Err(DataError::malformed(path, "holds no rows")),
+        (_, 0) => Err(DataError::malformed(path, "no row has a feature INDEX:VALUE")),
+        _ => Ok(()),
+    }
+}
+
+/// Reads the rows of a file, or of a part of a file, block by block.
 pub(crate) struct LibsvmReader {
     path: PathBuf,
-    reader: BufReader<Box<dyn Read>>,
+    reader: BufReader<SkippableReader>,
+    /// The position in the file of the first line of the part.
+    start: u64,
+    /// The position of the next line.
+    position: u64,
+    /// Lines that begin at this position or later do not belong to the part.
+    end: u64,
     /// The number of lines that have been read.
     lines_read: u64,
     /// The number of rows that have been read.
@@ -45,62 +75,111 @@ pub(crate) struct LibsvmReader {
 impl LibsvmReader {
     /// Opens a file.
     pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
-        let reader = BufReader::new(open_data_file(path)?);
-        Ok(Self { path: path.to_owned(), reader, lines_read: 0, rows_read: 0, largest_index: 0 })
+        Self::open_part(path, 0..u64::MAX)
     }
 
-    /// Reads the next line into `line`. At the end of the file, `line` becomes empty, and the function returns `false`.
+    /// Opens a file to read the lines that begin in the part `bytes`.
+    fn open_part(path: &Path, bytes: Range<u64>) -> Result<Self, DataError> {
+        let unreadable = |error| stream_error(path, error);
+        let mut content = SkippableReader::open(path)?;
+        let mut start = bytes.start.saturating_sub(1);
+        content.skip(start).map_err(unreadable)?;
+        let mut reader = BufReader::new(content);
+        if bytes.start > 0 {
+            // The line of the byte before this part belongs to an earlier part. This byte may be its line break.
+            start += reader.skip_until(b'\n').map_err(unreadable)? as u64;
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            reader,
+            start,
+            position: start,
+            end: bytes.end,
+            lines_read: 0,
+            rows_read: 0,
+            largest_index: 0,
+        })
+    }
+
+    /// Reads the next line into `line`. At the end of the part, `line` becomes empty, and the function returns `false`.
     fn read_line(&mut self, line: &mut Vec<u8>) -> Result<bool, DataError> {
         line.clear();
-        let limit = LINE_BYTES_MAX as u64 + 1;
-        let read = self.reader.by_ref().take(limit).read_until(b'\n', line);
-        if read.map_err(|error| stream_error(&self.path, error))? == 0 {
+        if self.position >= self.end {
             return Ok(false);
         }
+        let limit = LINE_BYTES_MAX as u64 + 1;
+        let read = self.reader.by_ref().take(limit).read_until(b'\n', line);
+        let count = read.map_err(|error| stream_error(&self.path, error))?;
+        if count == 0 {
+            return Ok(false);
+        }
+        self.position += count as u64;
         self.lines_read += 1;
         if line.len() > LINE_BYTES_MAX {
-            let problem = format!("line {}: the line has more than {LINE_BYTES_MAX} bytes", self.lines_read);
-            return Err(DataError::malformed(&self.path, problem));
+            return Err(self.error_in_line(&format!(": the line has more than {LINE_BYTES_MAX} bytes")));
         }
         Ok(true)
     }
 
-    /// Returns an error if the file has no rows, or if no row has a feature.
-    fn check_whole_file(&self) -> Result<(), DataError> {
-        if self.rows_read == 0 {
-            return Err(DataError::malformed(&self.path, "holds no rows"));
+    /// Returns an error that names the line that was read last.
+    fn error_in_line(&self, problem: &str) -> DataError {
+        match count_line_breaks(&self.path, self.start) {
+            Ok(earlier) => {
+                DataError::malformed(&self.path, format!("line {}{problem}", earlier + self.lines_read))
+            }
+            Err(error) => error,
         }
-        if self.largest_index == 0 {
-            return Err(DataError::malformed(&self.path, "no row has a feature INDEX:VALUE"));
-        }
-        Ok(())
     }
-}
 
-impl BlockReader for LibsvmReader {
-    /// The number of features of a block is the largest index in the lines that have been read.
-    fn read_block(&mut self, rows_max: usize) -> Result<SampleBlock, DataError> {
+    /// Reads the next rows, at most `rows_max`. Also returns whether there are no more rows. The number of features of the block
+    /// is the largest index in the lines that have been read.
+    fn read_rows(&mut self, rows_max: usize) -> Result<(SampleBlock, bool), DataError> {
         let mut parsed = ParsedLines { largest_index: self.largest_index, ..ParsedLines::default() };
         let mut line = Vec::new();
         let mut is_at_end = false;
         while parsed.targets.len() < rows_max && !is_at_end {
             is_at_end = !self.read_line(&mut line)?;
-            let is_first = self.lines_read == 1;
+            let is_first = (self.start, self.lines_read) == (0, 1);
             let text = if is_first { line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&line) } else { &line };
-            parsed.add_line(self.lines_read, text).map_err(|(at, problem)| {
-                let line = self.lines_read;
-                DataError::malformed(&self.path, format!("line {line}, character {at}: {problem}"))
-            })?;
+            parsed
+                .add_line(self.lines_read, text)
+                .map_err(|(at, problem)| self.error_in_line(&format!(", character {at}: {problem}")))?;
         }
         self.largest_index = parsed.largest_index;
         self.rows_read += parsed.targets.len();
-        if is_at_end {
-            self.check_whole_file()?;
-        }
         let features = Features::Sparse(parsed.rows.build(parsed.largest_index as usize));
         let samples = UninterpretedSamples { features, target: Column::Numbers(parsed.targets) };
         let origins = RowOrigins::Lines(self.path.clone(), parsed.line_numbers);
-        Ok(SampleBlock { samples, origins })
+        Ok((SampleBlock { samples, origins }, is_at_end))
+    }
+}
+
+impl BlockReader for LibsvmReader {
+    fn read_block(&mut self, rows_max: usize) -> Result<SampleBlock, DataError> {
+        let (block, is_at_end) = self.read_rows(rows_max)?;
+        if is_at_end {
+            check_rows(&self.path, self.rows_read, self.largest_index as usize)?;
+        }
+        Ok(block)
+    }
+}
+
+/// Returns the number of line breaks in the first `len` bytes of a file.
+fn count_line_breaks(path: &Path, len: u64) -> Result<u64, DataError> {
+    if len == 0 {
+        return Ok(0);
+    }
+    let unreadable = |error| stream_error(path, error);
+    let mut reader = BufReader::new(SkippableReader::open(path)?.take(len));
+    let mut count = 0;
+    loop {
+        let bytes = reader.fill_buf().map_err(unreadable)?;
+        if bytes.is_empty() {
+            return Ok(count);
+        }
+        count += memchr_iter(b'\n', bytes).count() as u64;
+        let len = bytes.len();
+        reader.consume(len);
     }
 }
 
@@ -111,7 +190,7 @@ struct ParsedLines {
     rows: SparseRowsBuilder,
     /// The target of each row.
     targets: Vec<f64>,
-    /// The line number of each row.
+    /// The line number of each row. The first line of the part has the number 1.
     line_numbers: Vec<u64>,
     /// The largest index of a feature in these lines and in all earlier lines.
     largest_index: u32,
@@ -254,6 +333,34 @@ mod tests {
         assert_eq!(loaded.samples.target, Column::Numbers(vec![1.0, -1.0, 2.0, 0.5]));
         let error = loaded.origins.error(1, "problem").to_string();
         assert!(error.ends_with("a.libsvm: line 4: problem"), "{error}");
+    }
+
+    /// Parts may begin and end within a line, and may hold no line.
+    #[test]
+    fn the_parts_of_all_ranks_hold_each_row_once_and_errors_name_the_line_of_the_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.libsvm");
+        let text = "\u{feff}1 1:1\n2 4:2\n\n3 2:3 # comment\r\n4 1:4 5:1\n5";
+        fs::write(&path, text).unwrap();
+        let all = LibsvmReader::open(&path).unwrap().read_block(99).unwrap().samples;
+        for ranks in [2, 3, 7, 60] {
+            let (mut targets, mut largest) = (Vec::new(), 0);
+            for rank in 0..ranks {
+                let part = read_part_of_file(&path, BlocksOfRank { rank, ranks }).unwrap();
+                let Column::Numbers(own) = part.samples.target else { panic!("targets are numbers") };
+                assert_eq!(own.len(), part.samples.features.rows());
+                targets.extend(own);
+                largest = largest.max(part.samples.features.columns());
+                assert_eq!(part.fingerprint, text.len() as u64);
+            }
+            assert_eq!((Column::Numbers(targets), largest), (all.target.clone(), 5), "{ranks}");
+        }
+        fs::write(&path, text.replace("5:1", "5:x")).unwrap();
+        let failures = (0..7).filter_map(|rank| {
+            read_part_of_file(&path, BlocksOfRank { rank, ranks: 7 }).err().map(|error| error.to_string())
+        });
+        let failures: Vec<String> = failures.collect();
+        assert!(failures.len() == 1 && failures[0].contains("line 5, character 7: `x`"), "{failures:?}");
     }
 
     #[test]

@@ -11,8 +11,9 @@ use super::{
     UninterpretedSamples, idx, split, table_load, target, text,
 };
 use crate::group::Group;
-use crate::train::TrainError;
 use crate::train::early_stopping::hold_out_rows;
+use crate::train::rank_checks::check_all_succeeded;
+use crate::train::{RunPhase, TrainError};
 
 /// The options for reading a source.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -89,8 +90,8 @@ impl DataSource {
     }
 
     /// Loads the data as [`load`](Self::load) does, but for all ranks of `group`. All ranks must call this function.
-    /// Each rank parses and holds a part of the rows of a table. If the data is not a table, each rank reads and
-    /// holds all rows, in memory.
+    /// Each rank reads and holds a part of the samples. Of a text, of the digits and of random data, each rank holds all
+    /// samples.
     pub(crate) fn load_on_ranks(
         &self,
         options: &LoadOptions,
@@ -159,36 +160,42 @@ impl DataSource {
     /// Reads the rows of the training set and of the test set. If neither the options nor the source has a test set,
     /// splits off a test set.
     fn read_sets(&self, options: &LoadOptions, group: &mut Group) -> Result<UninterpretedData, TrainError> {
+        let own_test_set = self.check_options(options).map_err(TrainError::from);
+        let own_test_set = check_all_succeeded(group, RunPhase::Data, own_test_set)?;
+        match self {
+            Self::Csv(_) | Self::CsvFiles(_) | Self::StandardInput | Self::Parquet(_) => {
+                return Ok(table_load::load_table(self, options, group)?.into());
+            }
+            Self::Idx(directory) => {
+                let (train, test) = idx::load_idx_directory(directory, group)?;
+                let sets = [(train.samples, train.row_map), (test.samples, test.row_map)];
+                return Ok(UninterpretedData::from_sets(sets, train.image, Vec::new()));
+            }
+            _ => {}
+        }
+        let mut data = self.load_unsplit_data(options.task, None, group)?;
+        let sets = match options.test_source.as_ref().or(own_test_set.as_ref()) {
+            Some(source) => {
+                let test = self.load_test_set(&mut data, source, group)?;
+                data.notes.extend(test.notes);
+                [(data.samples, data.row_map), (test.samples, test.row_map)]
+            }
+            None => split::split_samples(&data.samples, data.row_map.as_ref(), options.test_fraction)?,
+        };
+        Ok(UninterpretedData::from_sets(sets, data.image, data.notes))
+    }
+
+    /// Checks that the source fits the options. Returns the test set of a `.npz` file that has one.
+    fn check_options(&self, options: &LoadOptions) -> Result<Option<Self>, DataError> {
         if let Some(test) = &options.test_source {
             self.check_test_source(test).map_err(DataError::Unsuitable)?;
         }
         if options.stream_directory.is_some() && !self.is_table() {
             return Err(DataError::Unsuitable(format!(
                 "--stream is for tables, such as CSV and Parquet files; leave it out for --data {self}"
-            ))
-            .into());
+            )));
         }
-        match self {
-            Self::Csv(_) | Self::CsvFiles(_) | Self::StandardInput | Self::Parquet(_) => {
-                return Ok(table_load::load_table(self, options, group)?.into());
-            }
-            Self::Idx(directory) => {
-                let (train, test, shape) = idx::load_idx_directory(directory)?;
-                return Ok(UninterpretedData::held_by_each_rank((train, test), Some(shape), Vec::new()));
-            }
-            _ => {}
-        }
-        let mut data = self.load_unsplit_data(options.task, None)?;
-        let own_test_set = self.own_test_arrays()?;
-        let sets = match options.test_source.as_ref().or(own_test_set.as_ref()) {
-            Some(source) => {
-                let test = self.load_test_set(&mut data, source)?;
-                data.notes.extend(test.notes);
-                (data.samples, test.samples)
-            }
-            None => split::split_samples(&data.samples, options.test_fraction)?,
-        };
-        Ok(UninterpretedData::held_by_each_rank(sets, data.image, data.notes))
+        self.own_test_arrays()
     }
 
     /// Chooses the task, if `task` is `None`. Interprets the targets of the training set and of the test set. Returns
@@ -230,16 +237,18 @@ struct UninterpretedData {
 }
 
 impl UninterpretedData {
-    /// Creates a training set and a test set. Each rank holds all rows of both sets.
-    fn held_by_each_rank(
-        (train, test): (UninterpretedSamples, UninterpretedSamples),
+    /// Creates a training set and a test set from the samples of this rank. The maps say which rank holds which samples; they are
+    /// `None` if each rank holds all samples.
+    fn from_sets(
+        [(train, train_rows), (test, test_rows)]: [(UninterpretedSamples, Option<RowMap>); 2],
         image: Option<ImageShape>,
         notes: Vec<String>,
     ) -> Self {
         let [train, test] = [train, test].map(|UninterpretedSamples { features, target }| {
             UninterpretedSamples { features: HeldFeatures::InMemory(features), target }
         });
-        Self { train, test, row_maps: None, encoding: None, layout: None, image, notes }
+        let row_maps = train_rows.zip(test_rows).map(|(train, test)| [train, test]);
+        Self { train, test, row_maps, encoding: None, layout: None, image, notes }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Reads data, splits the data into a training set and a test set, and converts the target to numbers or classes.
 
 mod archive;
+mod blocks_of_rank;
 mod column_values;
 mod compression;
 mod csv;
@@ -25,12 +26,15 @@ pub(crate) mod npy;
 mod numbers;
 #[cfg(feature = "parquet")]
 mod parquet;
+mod part_of_source;
 mod raw_table;
 mod row_cursor;
 mod row_map;
 mod rows_of_rank;
 mod sample_blocks;
+mod sample_words;
 mod shared_samples;
+mod skippable_reader;
 mod source;
 mod sparse;
 mod split;
@@ -51,6 +55,7 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
+use blocks_of_rank::BlocksOfRank;
 pub use csv::{HeaderRow, Separator, TableOptions};
 pub(crate) use csv::{
     Records, check_header, find_column, parse_number, read_header, spellings_of_missing_values,

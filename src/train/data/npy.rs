@@ -5,49 +5,43 @@
 
 mod element_type;
 mod npz;
+mod rounding;
 
 use std::io::Read;
+use std::ops::Range;
 use std::path::Path;
 
 use ndarray::{Array2, ArrayD, ShapeBuilder};
 
 use self::element_type::ElementType;
 pub(crate) use self::npz::{NpzFile, file_of_array};
+pub(crate) use self::rounding::ArrayRounding;
 use super::file::{checked_element_count, read_exactly, stream_error};
-use super::numbers::NumberRange;
-use super::{
-    CLASS_NUMBER_LIMIT, Column, DataError, ELEMENTS_MAX, Features, ImageShape, UninterpretedSamples,
-};
+use super::part_of_source::PartOfSource;
+use super::skippable_reader::{DataBytes, SkippableReader};
+use super::{BlocksOfRank, Column, DataError, ELEMENTS_MAX, Features, ImageShape, UninterpretedSamples};
+use crate::train::rank_checks::short_digest;
 
 /// The maximum length in bytes of a header. The headers that numpy writes usually have 128 bytes.
 const HEADER_BYTES_MAX: u32 = 1 << 16;
 
-/// A message about rounded numbers names at most this many columns of the data.
-const ROUNDED_COLUMNS_SHOWN_MAX: usize = 8;
-
-/// The content of a file of features and a file of targets.
-#[derive(Debug)]
-pub(crate) struct NpyDataset {
-    pub(crate) samples: UninterpretedSamples,
-    /// The shape of the images. `None` if the samples are not images.
-    pub(crate) image: Option<ImageShape>,
-    /// Messages for the user.
-    pub(crate) notes: Vec<String>,
-}
-
-/// Reads an array of features and an array of targets. The features have two dimensions, (rows, features), or are images:
-/// (rows, height, width) or (rows, channels, height, width). The targets have one dimension, or two dimensions with a
-/// single column. The elements are integers, floating-point numbers or booleans of at most 64 bits. Images of u8 are pixels
-/// from 0 to 255.
+/// Reads this rank's part of the rows of an array of features and of an array of targets. The features have two dimensions,
+/// (rows, features), or are images: (rows, height, width) or (rows, channels, height, width). The targets have one dimension,
+/// or two dimensions with a single column. The elements are integers, floating-point numbers or booleans of at most 64 bits.
+/// Images of u8 are pixels from 0 to 255.
 ///
 /// # Errors
 ///
 /// - A file is missing, truncated, too long, or of another format or type.
-/// - A file holds NaN or infinity.
+/// - The rows of this rank hold NaN or infinity.
 /// - The two files have different numbers of rows.
-pub(crate) fn load_array_pair(features_path: &Path, targets_path: &Path) -> Result<NpyDataset, DataError> {
-    let features = read_npy_file(features_path)?;
-    let targets = read_npy_file(targets_path)?;
+pub(crate) fn read_part_of_arrays(
+    features_path: &Path,
+    targets_path: &Path,
+    share: BlocksOfRank,
+) -> Result<PartOfSource, DataError> {
+    let features = open_npy_stream(features_path)?;
+    let targets = open_npy_stream(targets_path)?;
     let FeatureShape { rows, image, .. } =
         FeatureShape::new(&features.shape).map_err(|why| DataError::malformed(features_path, why))?;
     if !matches!(targets.shape.as_slice(), [_] | [_, 1]) {
@@ -59,33 +53,35 @@ pub(crate) fn load_array_pair(features_path: &Path, targets_path: &Path) -> Resu
             format!("holds {} targets for the {rows} rows of {}", targets.shape[0], features_path.display());
         return Err(DataError::malformed(targets_path, problem));
     }
-    let mut notes: Vec<String> = [(&features, features_path), (&targets, targets_path)]
-        .iter()
-        .filter_map(|(array, path)| array.describe_rounded_integers(path))
-        .collect();
+    let fingerprint = short_digest(format!("{} {}", features.describe(), targets.describe()).as_bytes());
+    let own_rows = share.range_of(rows as u64);
+    let features = features.read_rows(own_rows.clone(), features_path)?;
+    let targets = targets.read_rows(own_rows.clone(), targets_path)?;
     let is_pixels = features.element_type.is_byte() && image.is_some();
+    let mut rounding = ArrayRounding::new([(&features, features_path), (&targets, targets_path)]);
     let values = features.into_rows().map_err(|why| DataError::malformed(features_path, why))?;
     if let Some(((row, column), value)) =
         values.indexed_iter().find(|(_, value)| !(**value as f32).is_finite())
     {
+        let row = own_rows.start + row as u64;
         let problem =
             format!("row {row}, column {column} (both counted from 0): {value} is not a finite number");
         return Err(DataError::malformed(features_path, problem));
     }
-    if let Some((row, value)) = targets.values.iter().enumerate().find(|(_, value)| !value.is_finite()) {
+    if let Some((row, value)) = own_rows.zip(&targets.values).find(|(_, value)| !value.is_finite()) {
         return Err(DataError::malformed(
             targets_path,
             format!("row {row} (counted from 0): {value} is not a finite number"),
         ));
     }
-    notes.extend(describe_rounding(&values, features_path));
+    rounding.add_features(&values);
     let features = if is_pixels {
         Features::Pixels { values: values.mapv(|value| value as u8), divisor: 255.0 }
     } else {
         Features::Numbers(values.mapv(|value| value as f32))
     };
     let samples = UninterpretedSamples { features, target: Column::Numbers(targets.values) };
-    Ok(NpyDataset { samples, image, notes })
+    Ok(PartOfSource { samples, image, fingerprint, notes: Vec::new(), rounding: Some(rounding) })
 }
 
 /// The shape of an array of features.
@@ -132,26 +128,6 @@ impl FeatureShape {
     }
 }
 
-/// Returns a message for the user that names the columns whose differences f32 cannot represent.
-fn describe_rounding(values: &Array2<f64>, path: &Path) -> Option<String> {
-    let mut ranges = vec![NumberRange::EMPTY; values.ncols()];
-    for row in values.rows() {
-        ranges.iter_mut().zip(row).for_each(|(range, &value)| range.add(value));
-    }
-    let rounded = ranges.iter().enumerate().filter(|(_, range)| range.needs_f64());
-    let columns: Vec<String> = rounded.map(|(column, _)| column.to_string()).collect();
-    let shown =
-        columns.iter().take(ROUNDED_COLUMNS_SHOWN_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
-    let more = if columns.len() > ROUNDED_COLUMNS_SHOWN_MAX { ", ..." } else { "" };
-    (!columns.is_empty()).then(|| {
-        format!(
-            "{}, column {shown}{more} (counted from 0): large numbers that differ little lose their differences as 32-bit \
-             floating-point numbers; subtract a constant, such as the mean, from the column before you save the array",
-            path.display()
-        )
-    })
-}
-
 /// An array that was read from a file.
 pub(crate) struct NpyArray {
     pub(crate) shape: Vec<u64>,
@@ -163,18 +139,6 @@ pub(crate) struct NpyArray {
 }
 
 impl NpyArray {
-    /// Returns a message for the user if the array holds integers that [`values`](Self::values) may hold only rounded.
-    fn describe_rounded_integers(&self, path: &Path) -> Option<String> {
-        let is_rounded = |value: &&f64| value.abs() >= CLASS_NUMBER_LIMIT;
-        let count = self.values.iter().filter(is_rounded).count();
-        (self.element_type.is_wide_integer() && count > 0).then(|| {
-            format!(
-                "{}: {count} integers have a magnitude of 2^53 or more; ringtrain rounds them to 64-bit floating-point numbers",
-                path.display()
-            )
-        })
-    }
-
     /// Returns the features as a matrix (rows x features).
     ///
     /// # Errors
@@ -197,7 +161,7 @@ pub(crate) struct NpyStream {
     pub(crate) fortran_order: bool,
     element_type: ElementType,
     /// The elements that have not been read yet.
-    reader: Box<dyn Read>,
+    reader: SkippableReader,
 }
 
 impl NpyStream {
@@ -210,7 +174,7 @@ impl NpyStream {
     ) -> Result<Vec<f64>, DataError> {
         let len = count * self.element_type.size;
         let bytes = if is_last {
-            read_exactly(&mut *self.reader, len, path)?
+            read_exactly(&mut self.reader, len, path)?
         } else {
             let mut bytes = Vec::new();
             (&mut self.reader)
@@ -226,6 +190,33 @@ impl NpyStream {
         };
         Ok(self.element_type.decode(&bytes))
     }
+
+    /// Returns the shape, the order and the type of the elements as text.
+    fn describe(&self) -> String {
+        format!("{:?} {} {}", self.shape, self.fortran_order, self.element_type.name())
+    }
+
+    /// Reads the elements whose first index is in `rows`. The array must have at least one dimension, and `rows` must be in
+    /// range.
+    fn read_rows(self, rows: Range<u64>, path: &Path) -> Result<NpyArray, DataError> {
+        let Self { mut shape, fortran_order, element_type, reader } = self;
+        let (row_count, columns) = (shape[0], shape[1..].iter().product::<u64>());
+        // In row-major order, the elements of the rows follow each other. In column-major order, they follow each other in each
+        // column.
+        let runs: Vec<Range<u64>> = if fortran_order {
+            (0..columns).map(|column| column * row_count).map(|at| at + rows.start..at + rows.end).collect()
+        } else {
+            vec![rows.start * columns..rows.end * columns]
+        };
+        let mut data = DataBytes::new(reader, path, row_count * columns * element_type.size);
+        let mut bytes = Vec::new();
+        for run in runs {
+            data.skip_to(run.start * element_type.size)?;
+            bytes.extend(data.read((run.end - run.start) * element_type.size)?);
+        }
+        shape[0] = rows.end - rows.start;
+        Ok(NpyArray { shape, fortran_order, element_type, values: element_type.decode(&bytes) })
+    }
 }
 
 /// Reads a whole array. `path` is that of [`open_npy_stream`].
@@ -240,7 +231,7 @@ pub(crate) fn read_npy_file(path: &Path) -> Result<NpyArray, DataError> {
 /// Opens an array and reads its header. `path` is the path of a `.npy` file, or of an array in a `.npz` file: `d.npz/x.npy`.
 pub(crate) fn open_npy_stream(path: &Path) -> Result<NpyStream, DataError> {
     let mut reader = npz::open_array(path)?;
-    let header = read_header(&mut *reader, path)?;
+    let header = read_header(&mut reader, path)?;
     let malformed = |problem: String| DataError::malformed(path, problem);
     let description = header_from_value(&header, "descr").and_then(parse_description);
     let fortran_order =

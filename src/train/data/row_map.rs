@@ -1,23 +1,25 @@
-//! Which rank holds which rows of a table.
+//! Which rank holds which rows of a data set.
 
 use std::ops::Range;
 
-use super::csv::BlocksOfRank;
+use super::BlocksOfRank;
 
-/// Which rank holds which rows of a table. Rows are numbered from 0 in the order of the files. The rows are divided
-/// into blocks. Block i belongs to the rank i modulo the number of ranks.
+/// Which rank holds which rows of a data set. A row is a sample. Rows are numbered from 0 in the order of the files. The
+/// rows are divided into blocks. Block i belongs to the rank i modulo the number of ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct RowMap {
     /// This rank's share of the blocks.
     share: BlocksOfRank,
-    /// The first row of each block, followed by the number of rows of the table.
+    /// The first row of each block, followed by the number of rows.
     starts: Vec<usize>,
     /// For each block, the number of rows in earlier blocks of the same rank.
     held_before: Vec<usize>,
+    /// For sparse rows, the number of stored values of each row. Empty if the rows are not sparse.
+    value_counts: Vec<u32>,
 }
 
 impl RowMap {
-    /// Creates the map of a table. Entry i of `block_rows` is the number of rows of block i.
+    /// Creates the map of a data set. Entry i of `block_rows` is the number of rows of block i.
     pub(crate) fn new(share: BlocksOfRank, block_rows: &[u64]) -> Self {
         let mut starts = vec![0];
         starts.extend(block_rows.iter().scan(0, |end, &rows| {
@@ -37,7 +39,22 @@ impl RowMap {
                 std::mem::replace(held, *held + bounds[1] - bounds[0])
             })
             .collect();
-        Self { share, starts, held_before }
+        Self { share, starts, held_before, value_counts: Vec::new() }
+    }
+
+    /// Returns the map of sparse rows. Entry i of `value_counts` is the number of stored values of row i.
+    pub(crate) fn with_value_counts(self, value_counts: Vec<u32>) -> Self {
+        Self { value_counts, ..self }
+    }
+
+    /// Returns the number of stored values of a sparse row. Returns 0 if the rows are not sparse.
+    pub(crate) fn value_count(&self, row: usize) -> usize {
+        self.value_counts.get(row).map_or(0, |&count| count as usize)
+    }
+
+    /// Returns the number of stored values of all sparse rows.
+    pub(crate) fn total_value_count(&self) -> usize {
+        self.value_counts.iter().map(|&count| count as usize).sum()
     }
 
     /// Returns whether the rows belong to several ranks.
@@ -45,16 +62,18 @@ impl RowMap {
         self.share.ranks > 1
     }
 
-    /// Returns the number of rows of the table.
+    /// Returns the number of rows of all ranks.
     pub(crate) fn rows(&self) -> usize {
         self.starts.last().copied().unwrap_or_default()
     }
 
-    /// Returns the map of a table that has only the rows in `chosen`. These rows get new numbers, counted from 0.
+    /// Returns the map of a data set that has only the rows in `chosen`. These rows get new numbers, counted from 0.
     /// `chosen` must be sorted.
     pub(crate) fn restrict_to_rows(&self, chosen: &[usize]) -> Self {
         let starts = self.starts.iter().map(|&start| chosen.partition_point(|&row| row < start)).collect();
-        Self::from_starts(self.share, starts)
+        let value_counts = if self.value_counts.is_empty() { &[][..] } else { chosen };
+        let value_counts = value_counts.iter().map(|&row| self.value_counts[row]).collect();
+        Self::from_starts(self.share, starts).with_value_counts(value_counts)
     }
 
     /// Returns the rank that holds a row, and the index of the row among the rows of that rank.
@@ -106,22 +125,9 @@ impl RowMap {
         (0..self.share.ranks).map(|rank| self.blocks_of_rank(rank).map(|block| block.len()).sum()).collect()
     }
 
-    /// Sorts values by row number. `by_rank` has `width` values for each row: first for all rows of rank
-    /// 0, then for all rows of rank 1, and so on.
-    pub(crate) fn sort_by_row<T: Copy>(&self, by_rank: &[T], width: usize) -> Vec<T> {
-        let mut next: Vec<usize> = self
-            .row_counts_of_ranks()
-            .iter()
-            .scan(0, |end, rows| Some(std::mem::replace(end, *end + rows * width)))
-            .collect();
-        let mut sorted = Vec::with_capacity(by_rank.len());
-        for (block, bounds) in self.starts.windows(2).enumerate() {
-            let next = &mut next[block % self.share.ranks];
-            let values = (bounds[1] - bounds[0]) * width;
-            sorted.extend_from_slice(&by_rank[*next..*next + values]);
-            *next += values;
-        }
-        sorted
+    /// Returns the numbers of all rows: first the rows of rank 0, then the rows of rank 1, and so on.
+    pub(crate) fn rows_by_rank(&self) -> impl Iterator<Item = usize> {
+        (0..self.share.ranks).flat_map(move |rank| self.blocks_of_rank(rank).flatten())
     }
 }
 
@@ -134,7 +140,10 @@ mod tests {
         let block_rows = [3, 0, 2, 4, 1];
         let chosen = [0, 2, 3, 5, 8, 9];
         for ranks in 1..=6 {
-            let map = |rank| RowMap::new(BlocksOfRank { rank, ranks }, &block_rows);
+            let value_counts: Vec<u32> = (0..10).map(|row| 3 * row).collect();
+            let map = |rank| {
+                RowMap::new(BlocksOfRank { rank, ranks }, &block_rows).with_value_counts(value_counts.clone())
+            };
             let (mut rows, mut kept) = (Vec::new(), Vec::new());
             for rank in 0..ranks {
                 let own: Vec<usize> = map(rank).held_rows().collect();
@@ -149,19 +158,13 @@ mod tests {
                 kept.extend(map(rank).indices_of_held_rows(&chosen).into_iter().map(|index| own[index]));
                 rows.extend(own);
             }
-            assert_eq!(map(0).sort_by_row(&rows, 1), (0..10).collect::<Vec<_>>(), "{ranks}");
-            assert_eq!(map(0).restrict_to_rows(&chosen).sort_by_row(&kept, 1), chosen, "{ranks}");
+            assert!(map(0).rows_by_rank().eq(rows), "{ranks}");
+            kept.sort_unstable();
+            assert_eq!(kept, chosen, "{ranks}");
+            let part = map(0).restrict_to_rows(&chosen);
+            assert!((0..6).all(|row| part.value_count(row) == 3 * chosen[row]) && part.rows() == 6);
+            assert_eq!(part.total_value_count(), 3 * 27);
             assert_eq!(map(0).row_counts_of_ranks().iter().sum::<usize>(), 10);
-            let pairs: Vec<usize> = rows.iter().flat_map(|&row| [row, row]).collect();
-            assert!(
-                map(0)
-                    .sort_by_row(&pairs, 2)
-                    .as_chunks::<2>()
-                    .0
-                    .iter()
-                    .enumerate()
-                    .all(|(row, pair)| pair == &[row; 2])
-            );
         }
     }
 }

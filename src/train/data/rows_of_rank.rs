@@ -6,14 +6,13 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 use super::column_values::{ColumnRole, ColumnValues};
-use super::csv::BlocksOfRank;
 use super::numbers::{NumberRange, merge_ranges};
 use super::raw_table::{RawColumn, RawTable};
 use super::row_cursor::{Cell, RowCursor};
 use super::row_map::RowMap;
 use super::stream_file::StreamFile;
 use super::texts::{TEXT_BYTES_MAX, TextBytesLeft};
-use super::{DataError, ELEMENTS_MAX, MissingPolicy, TableLayout};
+use super::{BlocksOfRank, DataError, ELEMENTS_MAX, MissingPolicy, TableLayout};
 use crate::group::Group;
 use crate::train::TrainError;
 use crate::train::rank_checks::short_digest;

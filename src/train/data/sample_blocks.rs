@@ -211,11 +211,7 @@ mod tests {
         write_images(&path("images"), &[("1.jpg", grey), ("2.jpg", b"text")]);
         fs::write(path("a.libsvm"), "1 1:0.5\n1 x\n").unwrap();
         for (source, inputs, expected) in [
-            (
-                DataSource::Idx(path("idx")),
-                4,
-                "truncated: its header announces 8 bytes of data, but it holds only 5",
-            ),
+            (DataSource::Idx(path("idx")), 4, "truncated: it has fewer than the 8 bytes of data"),
             (DataSource::Images(path("images")), 6, "2.jpg: is not a PNG or JPEG image"),
             (DataSource::Libsvm(path("a.libsvm")), 1, "line 2, character 3: `x` is not a feature"),
         ] {

@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 
 use super::exact_sum::{self, ExactSum};
 use super::row_map::RowMap;
-use super::{DataError, HeldSamples, Samples, Targets};
+use super::{DataError, Features, HeldSamples, Samples, Targets};
 use crate::group::{Error, Group};
 use crate::train::batches::range_of_rank;
 use crate::train::early_stopping::hold_out_rows;
@@ -75,9 +75,30 @@ impl SharedSamples {
         self.held.feature_format().columns()
     }
 
-    /// Returns the number of cells in the table of the set. Returns 0 if the data is not a table.
-    pub(crate) fn cell_count(&self) -> usize {
-        self.held.feature_format().cells().map_or(0, |cells| self.len() * cells.ncols())
+    /// Returns the number of bytes that the features of all ranks together need in memory. Returns 0 for texts.
+    pub(crate) fn feature_bytes(&self) -> usize {
+        let bytes_of_rows = |bytes_per_row: usize| self.len().saturating_mul(bytes_per_row);
+        match self.held.feature_format() {
+            Features::Numbers(cells) | Features::Encoded { cells, .. } => {
+                bytes_of_rows(cells.ncols() * size_of::<f32>())
+            }
+            Features::Pixels { values, .. } => bytes_of_rows(values.ncols()),
+            Features::Sparse(rows) => {
+                let held = || rows.stored_value_count();
+                2 * size_of::<f32>() * self.row_map.as_ref().map_or_else(held, RowMap::total_value_count)
+            }
+            Features::Tokens(_) => 0,
+        }
+    }
+
+    /// Returns the mean number of words in which ranks send a sample, rounded up. Returns 0 if each rank holds all samples
+    /// in memory.
+    pub(crate) fn mean_words_per_sample(&self) -> usize {
+        match &self.row_map {
+            Some(rows) => self.held.words_per_sample(rows.total_value_count().div_ceil(rows.rows().max(1))),
+            None if self.held.in_memory().is_none() => self.held.words_per_sample(0),
+            None => 0,
+        }
     }
 
     /// Returns which rank holds which samples. Returns `None` if each rank holds all samples.
@@ -109,11 +130,27 @@ impl SharedSamples {
         class_count: usize,
         group: &mut Group,
     ) -> Result<Self, TrainError> {
-        let loaded = self.held.into_memory().map_err(TrainError::from);
-        let samples = check_all_succeeded(group, RunPhase::Data, loaded)?;
-        let Some(rows) = self.row_map else { return Ok(Self::held_by_each_rank(samples)) };
-        let samples = samples.gather_on_all_ranks(&rows, group)?;
+        let Some(rows) = self.row_map else {
+            let loaded = self.held.into_memory().map_err(TrainError::from);
+            return Ok(Self::held_by_each_rank(check_all_succeeded(group, RunPhase::Data, loaded)?));
+        };
+        let all_held: Vec<usize> = (0..self.held.len()).collect();
+        let words = self.held.words_of(&all_held).map_err(TrainError::from);
+        let words = check_all_succeeded(group, RunPhase::Data, words)?;
+        let order: Vec<usize> = rows.rows_by_rank().collect();
+        let mut word_counts = vec![0; group.size().as_usize()];
+        for &row in &order {
+            word_counts[rows.holder_and_index(row).0] += self.held.words_per_sample(rows.value_count(row));
+        }
+        let words = group.all_gather_uneven(&words, &word_counts)?;
+        let value_counts = order.iter().map(|&row| rows.value_count(row));
+        let mut samples = self.held.samples_from_words(&words, value_counts);
         samples.check_received_samples(class_count, group)?;
+        if !order.is_sorted() {
+            let mut positions = vec![0; order.len()];
+            order.iter().enumerate().for_each(|(position, &row)| positions[row] = position);
+            samples = samples.select(&positions);
+        }
         Ok(Self::held_by_each_rank(samples))
     }
 
@@ -220,18 +257,18 @@ fn sum_over_ranks(values: impl Iterator<Item = f64>, group: &mut Group) -> Resul
 }
 
 impl Samples {
-    /// Checks samples that other ranks have sent: each class must be below `class_count`, and each category must have
-    /// an input.
+    /// Checks samples that other ranks have sent: each class must be below `class_count`, and the features must be
+    /// valid; see [`Features::are_valid`].
     pub(crate) fn check_received_samples(&self, class_count: usize, group: &Group) -> Result<(), TrainError> {
         let has_valid_classes = match &self.targets {
             Targets::Numbers(_) | Targets::NextTokens(_) => true,
             Targets::Classes(classes) => classes.iter().all(|&class| (class as usize) < class_count),
         };
-        if has_valid_classes && self.features.has_valid_cells() {
+        if has_valid_classes && self.features.are_valid() {
             return Ok(());
         }
-        let message = "another rank sent a row of the table with a class or a category that does not exist: the memory of a \
-                       host or the network corrupted a value; start the job again without --no-checksum";
+        let message = "another rank sent a sample with a class or a feature that does not exist: the memory of a host or \
+                       the network corrupted a value; start the job again without --no-checksum";
         // `abort` fails if another rank has already aborted the job. Even then, this rank returns its own message.
         let _ = group.abort(message);
         Err(DataError::Unsuitable(message.into()).into())

@@ -29,6 +29,20 @@ impl SparseRows {
         self.values.len()
     }
 
+    /// Returns the number of stored values of a row.
+    ///
+    /// # Panics
+    ///
+    /// If `row` is out of range.
+    pub(crate) fn value_count(&self, row: usize) -> usize {
+        self.starts[row + 1] - self.starts[row]
+    }
+
+    /// Returns whether each stored value is in one of the columns.
+    pub(crate) fn has_valid_columns(&self) -> bool {
+        self.indices.iter().all(|&index| (index as usize) < self.columns)
+    }
+
     /// Returns the column and the value of each stored element of a row.
     ///
     /// # Panics

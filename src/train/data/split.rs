@@ -1,5 +1,6 @@
 //! Splits samples into a training set and a test set.
 
+use super::row_map::RowMap;
 use super::{Column, DataError, UninterpretedSamples};
 use crate::train::random;
 
@@ -17,22 +18,30 @@ impl Column {
     }
 }
 
+impl UninterpretedSamples {
+    /// Returns a copy of the samples whose indices are in `rows`.
+    fn select(&self, rows: &[usize]) -> Self {
+        Self { features: self.features.select(rows), target: self.target.select(rows) }
+    }
+}
+
 /// Returns the training set and the test set. A shuffle with a fixed seed selects `fraction` of the samples (rounded) for
-/// the test set. Both sets keep the order of the samples.
+/// the test set. Both sets keep the order of the samples. `samples` are the samples that this rank holds, and `row_map` says
+/// which rank holds which samples; it is `None` if each rank holds all samples.
 ///
 /// # Errors
 ///
 /// If no sample remains for training.
 pub(crate) fn split_samples(
     samples: &UninterpretedSamples,
+    row_map: Option<&RowMap>,
     fraction: f64,
-) -> Result<(UninterpretedSamples, UninterpretedSamples), DataError> {
-    let (train, test) = split_rows(samples.features.rows(), fraction)?;
-    let select = |rows: &[usize]| UninterpretedSamples {
-        features: samples.features.select(rows),
-        target: samples.target.select(rows),
-    };
-    Ok((select(&train), select(&test)))
+) -> Result<[(UninterpretedSamples, Option<RowMap>); 2], DataError> {
+    let (train, test) = split_rows(row_map.map_or_else(|| samples.features.rows(), RowMap::rows), fraction)?;
+    Ok([train, test].map(|rows| match row_map {
+        Some(map) => (samples.select(&map.indices_of_held_rows(&rows)), Some(map.restrict_to_rows(&rows))),
+        None => (samples.select(&rows), None),
+    }))
 }
 
 /// Does what [`split_samples`] does for `rows` samples, but returns only the indices of the training and test samples.
@@ -63,10 +72,11 @@ mod tests {
     #[test]
     fn split_moves_the_given_fraction_of_the_digits_to_the_test_set() {
         let samples = digits::load_digits();
-        let (train, test) = split_samples(&samples, 0.2).unwrap();
+        let split = |fraction| split_samples(&samples, None, fraction);
+        let [(train, _), (test, _)] = split(0.2).unwrap();
         assert_eq!((train.features.rows(), test.features.rows()), (1438, 359));
-        assert_eq!(split_samples(&samples, 0.2).unwrap().1, test);
-        assert_eq!(split_samples(&samples, 0.0).unwrap().0, samples);
-        assert!(split_samples(&samples, 0.9999).is_err());
+        assert_eq!(split(0.2).unwrap()[1].0, test);
+        assert_eq!(split(0.0).unwrap()[0].0, samples);
+        assert!(split(0.9999).is_err());
     }
 }

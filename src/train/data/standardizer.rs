@@ -7,7 +7,10 @@ use super::{Features, HeldSamples, SharedSamples};
 use crate::group::{Error, Group};
 use crate::train::rank_checks::check_all_succeeded;
 use crate::train::{RunPhase, TrainError};
-use crate::types::ReduceOp;
+use crate::types::{Rank, ReduceOp};
+
+/// The tag of the messages in which a rank sends its sums to the next rank.
+const SUMS_TAG: u32 = 0;
 
 /// Scales every feature to mean 0 and standard deviation 1 over the training set. Constant features become 0.
 #[derive(Clone, PartialEq, Debug)]
@@ -36,10 +39,14 @@ impl Standardizer {
                 let rows = samples.own_part(group.rank(), group.size());
                 Self::fit_with::<ExactSum>(held, &rows, group)
             }
-            // Each rank holds all pixels, sparse rows and tokens, so plain sums are enough. An exact sum needs 544
-            // bytes for each feature, and sparse rows may have millions of features.
+            // An exact sum needs 544 bytes for each feature, and sparse rows may have millions of features. So the values are
+            // added in the order of the samples, one rank after the other.
             Features::Pixels { .. } | Features::Sparse(_) | Features::Tokens(_) => {
-                Self::fit_with::<f64>(held, &(0..held.len()), &mut Group::solo())
+                let rows = 0..held.len();
+                match samples.row_map() {
+                    Some(_) => Self::fit_with::<f64>(held, &rows, group),
+                    None => Self::fit_with::<f64>(held, &rows, &mut Group::solo()),
+                }
             }
         }
     }
@@ -80,51 +87,86 @@ impl Standardizer {
     }
 }
 
-/// A sum of the values of a feature.
+/// A sum of the values of a feature over all ranks.
 trait FeatureSum: Clone {
-    /// The sum of no values.
-    const ZERO: Self;
+    /// Returns the sums of `count` features to which this rank adds its values.
+    fn begin(count: usize, group: &mut Group) -> Result<Vec<Self>, Error>;
 
     /// Adds a value to the sum.
     fn add(&mut self, value: f64);
 
+    /// Completes the sums after this rank has added its values. Afterwards every rank has the same sums.
+    fn finish(sums: &mut [Self], group: &mut Group) -> Result<(), Error>;
+
     /// Returns the sum, rounded to the nearest f64.
     fn value(&self) -> f64;
-
-    /// Replaces the sums of each rank by the sums of all ranks.
-    fn add_sums_of_ranks(sums: &mut [Self], group: &mut Group) -> Result<(), Error>;
 }
 
 impl FeatureSum for ExactSum {
-    const ZERO: Self = Self::ZERO;
+    fn begin(count: usize, _: &mut Group) -> Result<Vec<Self>, Error> {
+        Ok(vec![Self::ZERO; count])
+    }
 
     fn add(&mut self, value: f64) {
         self.add(value);
     }
 
+    fn finish(sums: &mut [Self], group: &mut Group) -> Result<(), Error> {
+        exact_sum::add_sums_of_ranks(group, sums)
+    }
+
     fn value(&self) -> f64 {
         self.value()
     }
-
-    fn add_sums_of_ranks(sums: &mut [Self], group: &mut Group) -> Result<(), Error> {
-        exact_sum::add_sums_of_ranks(group, sums)
-    }
 }
 
+/// Each rank waits for the sums of the previous rank, and adds its values to these sums. If each rank holds consecutive
+/// samples, the result has the same bits as the sums of one rank that holds all samples.
 impl FeatureSum for f64 {
-    const ZERO: Self = 0.0;
+    fn begin(count: usize, group: &mut Group) -> Result<Vec<Self>, Error> {
+        let mut sums = vec![0.0; count];
+        if let Some(previous) = group.rank().get().checked_sub(1) {
+            group.receive(&mut sums, Rank::new(previous), SUMS_TAG)?;
+        }
+        Ok(sums)
+    }
 
     fn add(&mut self, value: f64) {
         *self += value;
     }
 
+    fn finish(sums: &mut [Self], group: &mut Group) -> Result<(), Error> {
+        let last = Rank::new(group.size().get() - 1);
+        if group.rank() != last {
+            group.send(&*sums, Rank::new(group.rank().get() + 1), SUMS_TAG)?;
+        }
+        group.broadcast(sums, last)
+    }
+
     fn value(&self) -> f64 {
         *self
     }
+}
 
-    fn add_sums_of_ranks(sums: &mut [Self], group: &mut Group) -> Result<(), Error> {
-        group.all_reduce(sums, ReduceOp::Sum)
-    }
+/// Returns the sums of `count` features over all ranks. `visit` adds the values of this rank.
+fn sum_over_ranks<S: FeatureSum>(
+    count: usize,
+    group: &mut Group,
+    visit: impl FnOnce(&mut [S]) -> Result<(), TrainError>,
+) -> Result<Vec<S>, TrainError> {
+    let mut sums = S::begin(count, group)?;
+    let visited = visit(&mut sums);
+    // Also after an error, because other ranks wait for the sums.
+    S::finish(&mut sums, group)?;
+    check_all_succeeded(group, RunPhase::Data, visited)?;
+    Ok(sums)
+}
+
+/// For each feature that is a number, returns how many features before it are numbers.
+fn number_indices(is_number: &[bool]) -> Vec<usize> {
+    let count =
+        |next: &mut usize, &is_number: &bool| Some(std::mem::replace(next, *next + usize::from(is_number)));
+    is_number.iter().scan(0, count).collect()
 }
 
 /// For each feature, statistics of its values other than 0.
@@ -150,24 +192,24 @@ impl<S: FeatureSum> ValueStatistics<S> {
     ) -> Result<Self, TrainError> {
         let columns = is_number.len();
         let mut counts = vec![0_u64; columns];
-        let mut sums: Vec<Option<S>> =
-            is_number.iter().map(|&is_number| is_number.then_some(S::ZERO)).collect();
         let (mut low, mut high) = (vec![f32::INFINITY; columns], vec![f32::NEG_INFINITY; columns]);
-        let visited = visit_nonzero_features(held, rows, |column, value| {
-            counts[column] += 1;
-            low[column] = low[column].min(value);
-            high[column] = high[column].max(value);
-            if let Some(sum) = &mut sums[column] {
-                sum.add(value.into());
-            }
-        });
-        check_all_succeeded(group, RunPhase::Data, visited)?;
+        let indices = number_indices(is_number);
+        let number_count = is_number.iter().filter(|&&is_number| is_number).count();
+        let mut numbers = sum_over_ranks(number_count, group, |sums: &mut [S]| {
+            visit_nonzero_features(held, rows, |column, value| {
+                counts[column] += 1;
+                low[column] = low[column].min(value);
+                high[column] = high[column].max(value);
+                if is_number[column] {
+                    sums[indices[column]].add(value.into());
+                }
+            })
+        })?
+        .into_iter();
         group.all_reduce(&mut counts, ReduceOp::Sum)?;
         group.all_reduce(&mut low, ReduceOp::Min)?;
         group.all_reduce(&mut high, ReduceOp::Max)?;
-        let mut numbers: Vec<S> = sums.iter().flatten().cloned().collect();
-        S::add_sums_of_ranks(&mut numbers, group)?;
-        sums.iter_mut().flatten().zip(numbers).for_each(|(sum, total)| *sum = total);
+        let sums = is_number.iter().map(|&is_number| if is_number { numbers.next() } else { None }).collect();
         Ok(Self { counts, sums, low, high })
     }
 
@@ -203,19 +245,15 @@ fn sum_squared_differences<S: FeatureSum>(
     (is_number, mean): (&[bool], &[f64]),
     group: &mut Group,
 ) -> Result<Vec<S>, TrainError> {
-    let indices: Vec<usize> = is_number
-        .iter()
-        .scan(0, |next, &is_number| Some(std::mem::replace(next, *next + usize::from(is_number))))
-        .collect();
-    let mut squares = vec![S::ZERO; is_number.iter().filter(|&&is_number| is_number).count()];
-    let visited = visit_nonzero_features(held, rows, |column, value| {
-        if is_number[column] {
-            squares[indices[column]].add((f64::from(value) - mean[column]).powi(2));
-        }
-    });
-    check_all_succeeded(group, RunPhase::Data, visited)?;
-    S::add_sums_of_ranks(&mut squares, group)?;
-    Ok(squares)
+    let indices = number_indices(is_number);
+    let number_count = is_number.iter().filter(|&&is_number| is_number).count();
+    sum_over_ranks(number_count, group, |squares: &mut [S]| {
+        visit_nonzero_features(held, rows, |column, value| {
+            if is_number[column] {
+                squares[indices[column]].add((f64::from(value) - mean[column]).powi(2));
+            }
+        })
+    })
 }
 
 /// Returns 1 / `deviation`. Returns 0 if `deviation` may be a rounding error, or if the inverse is not finite as f32.

@@ -2,22 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
-use ndarray::Array2;
-
-use super::csv::{self, BlocksOfRank, TableFiles};
+use super::csv::{self, TableFiles};
 #[cfg(feature = "parquet")]
 use super::parquet;
 use super::raw_table::EncodedTable;
-use super::row_map::RowMap;
 use super::rows_of_rank::RowsOfRank;
 #[cfg(not(feature = "parquet"))]
 use super::source::NO_PARQUET_MESSAGE;
 use super::standard_input::{STANDARD_INPUT_NAME, share_standard_input};
-use super::{DataError, DataSource, LoadOptions, Samples, Targets};
-use crate::group::{Error, Group};
+use super::{BlocksOfRank, DataError, DataSource, LoadOptions};
+use crate::group::Group;
 use crate::train::rank_checks::{check_all_succeeded, find_first_differing_rank};
 use crate::train::{RunPhase, TrainError};
-use crate::types::{Element, WorldSize};
 
 /// Reads and encodes a table. Returns the encoded rows that this rank has parsed. All ranks must call this function.
 ///
@@ -30,7 +26,7 @@ pub(crate) fn load_table(
     options: &LoadOptions,
     group: &mut Group,
 ) -> Result<EncodedTable, TrainError> {
-    let share = BlocksOfRank { rank: group.rank().index(), ranks: group.size().as_usize() };
+    let share = BlocksOfRank::of_rank(group);
     let mut paths = paths_of_table(source);
     let train_file_count = paths.len();
     paths.extend(options.test_source.iter().flat_map(paths_of_table));
@@ -90,47 +86,4 @@ fn read_rows(
         DataSource::Parquet(_) => Err(DataError::Unsuitable(format!("{source} {NO_PARQUET_MESSAGE}"))),
         _ => csv::read_rows_of_rank(files, target, &options.table, place),
     }
-}
-
-impl Samples {
-    /// Returns the samples of all ranks in the order of the table. `rows` says which rank holds which samples. All
-    /// ranks must call this function.
-    pub(crate) fn gather_on_all_ranks(self, rows: &RowMap, group: &mut Group) -> Result<Self, Error> {
-        if group.size() == WorldSize::ONE {
-            return Ok(self);
-        }
-        let gathered = match self.features.cells() {
-            Some(cells) => self.features.with_cells(gather_cells(cells, rows, group)?),
-            None => None,
-        };
-        // Pixels and sparse rows need no gathering: each rank already holds all of them.
-        let features = gathered.unwrap_or(self.features);
-        let targets = match self.targets {
-            Targets::Numbers(values) => Targets::Numbers(gather_values(&values, 1, rows, group)?),
-            Targets::Classes(classes) => Targets::Classes(gather_values(&classes, 1, rows, group)?),
-            Targets::NextTokens(_) => unreachable!("each rank holds all windows of a text"),
-        };
-        Ok(Self { features, targets })
-    }
-}
-
-/// Returns the cells of all ranks in the order of the table. `cells` holds the rows of this rank, and
-/// `rows` says which rank holds which rows.
-fn gather_cells(cells: &Array2<f32>, rows: &RowMap, group: &mut Group) -> Result<Array2<f32>, Error> {
-    let width = cells.ncols();
-    let values: Vec<f32> = cells.iter().copied().collect();
-    let all = gather_values(&values, width, rows, group)?;
-    Ok(Array2::from_shape_vec((rows.rows(), width), all).expect("the map counts the rows of all ranks"))
-}
-
-/// Returns the values of all ranks in the order of the table. `values` has `width` values for each row of this rank, and
-/// `rows` says which rank holds which rows.
-fn gather_values<T: Element>(
-    values: &[T],
-    width: usize,
-    rows: &RowMap,
-    group: &mut Group,
-) -> Result<Vec<T>, Error> {
-    let counts: Vec<usize> = rows.row_counts_of_ranks().iter().map(|rows| rows * width).collect();
-    Ok(rows.sort_by_row(&group.all_gather_uneven(values, &counts)?, width))
 }

@@ -1,17 +1,26 @@
-//! Reads digits, images, sparse rows, arrays and random data. The samples are not divided into a training set and
+//! Loads digits, images, sparse rows, arrays and random data. The samples are not divided into a training set and
 //! a test set yet.
 
 use std::mem::discriminant;
 
+use super::part_of_source::{PartOfSource, load_parts};
+use super::row_map::RowMap;
 use super::synthetic::SyntheticTarget;
 use super::{
-    DataError, DataSource, Features, ImageShape, Task, UninterpretedSamples, digits, image_folder, libsvm,
-    npy, synthetic,
+    BlocksOfRank, DataError, DataSource, Features, ImageShape, Task, UninterpretedSamples, digits,
+    image_folder, libsvm, npy, synthetic,
 };
+use crate::group::Group;
+use crate::train::rank_checks::check_all_succeeded;
+use crate::train::{RunPhase, TrainError};
 
-/// All samples of a source, before they are divided into a training set and a test set.
+/// The samples of a source, before they are divided into a training set and a test set.
+#[derive(Debug)]
 pub(crate) struct UnsplitData {
+    /// The samples that this rank holds.
     pub(crate) samples: UninterpretedSamples,
+    /// Which rank holds which samples. `None` if each rank holds all samples.
+    pub(crate) row_map: Option<RowMap>,
     /// The shape of the images. `None` if the samples are not images.
     pub(crate) image: Option<ImageShape>,
     /// Messages for the user.
@@ -45,9 +54,10 @@ impl DataSource {
         }
     }
 
-    /// Reads all rows of the digits, of images, of sparse rows, of arrays or of random data, except for the test set of a
-    /// `.npz` file. `task` chooses the targets of random data. If `wanted_shape` is given, all images in files must have
-    /// this shape.
+    /// Loads the digits, images, sparse rows, arrays or random data, except for the test set of a `.npz` file. Each rank reads
+    /// a part of the samples. The digits and random data are not in files, so each rank holds all samples. `task` chooses the
+    /// targets of random data. If `wanted_shape` is given, all images in files must have this shape. All ranks must call this
+    /// function.
     ///
     /// # Errors
     ///
@@ -60,44 +70,57 @@ impl DataSource {
         &self,
         task: Option<Task>,
         wanted_shape: Option<ImageShape>,
-    ) -> Result<UnsplitData, DataError> {
-        let plain = |samples| UnsplitData { samples, image: None, notes: Vec::new() };
-        Ok(match self {
-            Self::Digits => UnsplitData { image: Some(digits::IMAGE_SHAPE), ..plain(digits::load_digits()) },
-            Self::Images(directory) => {
-                let (samples, shape, notes) = image_folder::load_image_folder(directory, wanted_shape)?;
-                UnsplitData { samples, image: Some(shape), notes }
+        group: &mut Group,
+    ) -> Result<UnsplitData, TrainError> {
+        let built_in = |samples, image| UnsplitData { samples, row_map: None, image, notes: Vec::new() };
+        match self {
+            Self::Digits => return Ok(built_in(digits::load_digits(), Some(digits::IMAGE_SHAPE))),
+            &Self::Synthetic { rows, columns } => {
+                let target = SyntheticTarget::of_task(task);
+                return Ok(built_in(synthetic::generate_samples(rows, columns, target), None));
             }
-            Self::Libsvm(path) => plain(libsvm::load_libsvm_file(path)?),
-            Self::Npy(features, targets) => {
-                let npy::NpyDataset { samples, image, notes } = npy::load_array_pair(features, targets)?;
-                UnsplitData { samples, image, notes }
-            }
+            _ => {}
+        }
+        let data = load_parts(&self.to_string(), group, |share| self.read_part(wanted_shape, share))?;
+        if let (Self::Libsvm(path), Some(rows)) = (self, &data.row_map) {
+            libsvm::check_rows(path, rows.rows(), data.samples.features.columns())?;
+        }
+        Ok(data)
+    }
+
+    /// Reads this rank's part of images, sparse rows or arrays.
+    fn read_part(
+        &self,
+        wanted_shape: Option<ImageShape>,
+        share: BlocksOfRank,
+    ) -> Result<PartOfSource, DataError> {
+        match self {
+            Self::Images(directory) => image_folder::read_part_of_folder(directory, wanted_shape, share),
+            Self::Libsvm(path) => libsvm::read_part_of_file(path, share),
+            Self::Npy(features, targets) => npy::read_part_of_arrays(features, targets, share),
             Self::Npz(path) => {
                 let file = npy::NpzFile::open(path)?;
                 let (features, targets) = file.training_arrays()?;
-                let npy::NpyDataset { samples, image, mut notes } =
-                    npy::load_array_pair(&features, &targets)?;
-                notes.extend(file.describe_ignored_arrays());
-                UnsplitData { samples, image, notes }
-            }
-            &Self::Synthetic { rows, columns } => {
-                plain(synthetic::generate_samples(rows, columns, SyntheticTarget::of_task(task)))
+                let mut part = npy::read_part_of_arrays(&features, &targets, share)?;
+                part.notes.extend(file.describe_ignored_arrays());
+                Ok(part)
             }
             Self::Csv(_)
             | Self::CsvFiles(_)
             | Self::StandardInput
             | Self::Parquet(_)
             | Self::Idx(_)
-            | Self::Text(_) => {
-                unreachable!("the caller loads tables, IDX data and texts")
+            | Self::Text(_)
+            | Self::Digits
+            | Self::Synthetic { .. } => {
+                unreachable!("the caller loads tables, IDX data, texts and built-in data")
             }
-        })
+        }
     }
 
-    /// Reads all samples of `test_source`, or its test set if it is a `.npz` file with a test set. `train` holds the
+    /// Loads all samples of `test_source`, or its test set if it is a `.npz` file with a test set. `train` holds the
     /// training set, and `self` is the source of the training set. If the sets have different numbers of sparse
-    /// features, adds features with the value 0 to the set with fewer features.
+    /// features, adds features with the value 0 to the set with fewer features. All ranks must call this function.
     ///
     /// # Errors
     ///
@@ -106,10 +129,12 @@ impl DataSource {
         &self,
         train: &mut UnsplitData,
         test_source: &Self,
-    ) -> Result<UnsplitData, DataError> {
-        let arrays = test_source.own_test_arrays()?;
+        group: &mut Group,
+    ) -> Result<UnsplitData, TrainError> {
+        let arrays = test_source.own_test_arrays().map_err(TrainError::from);
+        let arrays = check_all_succeeded(group, RunPhase::Data, arrays)?;
         let test_source = arrays.as_ref().unwrap_or(test_source);
-        let mut data = test_source.load_unsplit_data(None, train.image)?;
+        let mut data = test_source.load_unsplit_data(None, train.image, group)?;
         if let (Features::Sparse(trained), Features::Sparse(tested)) =
             (&mut train.samples.features, &mut data.samples.features)
         {
@@ -120,7 +145,8 @@ impl DataSource {
         let differs = |what: &str, here: String, there: String| {
             Err(DataError::Unsuitable(format!(
                 "the test set {test_source} has {here}, but --data {self} has {there}{what}"
-            )))
+            ))
+            .into())
         };
         let (trained, tested) = (&train.samples.features, &data.samples.features);
         if train.image != data.image {

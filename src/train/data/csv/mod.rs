@@ -15,10 +15,9 @@ pub use self::dialect::Separator;
 pub(crate) use self::options::find_column;
 pub use self::options::{HeaderRow, TableOptions};
 pub(crate) use self::records::Records;
-pub(crate) use self::row_blocks::BlocksOfRank;
-use super::DataError;
 use super::file::open_data_file;
 use super::rows_of_rank::RowsOfRank;
+use super::{BlocksOfRank, DataError};
 
 /// The maximum number of rows of data from which the kinds of the columns are chosen.
 const KIND_DETECTION_ROWS: usize = 1000;

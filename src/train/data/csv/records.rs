@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use csv::ByteRecord;
 
 use super::dialect::{Separator, byte_order_mark_length, detect_separator};
-use super::row_blocks::{BlocksOfRank, FileFingerprint, ROW_BYTES_MAX, RowFilter};
-use crate::train::data::DataError;
+use super::row_blocks::{FileFingerprint, ROW_BYTES_MAX, RowFilter};
 use crate::train::data::file::{open_data_file, stream_error};
 use crate::train::data::row_cursor::{Cell, RowCursor, RowPlace};
 use crate::train::data::standard_input::is_standard_input;
+use crate::train::data::{BlocksOfRank, DataError};
 
 /// The separator and the kinds of the columns are chosen from this number of bytes at the beginning of a file. If these bytes
 /// do not hold two complete rows, more bytes are used.

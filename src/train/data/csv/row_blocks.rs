@@ -12,31 +12,14 @@ use std::ops::Range;
 use crc_fast::{CrcAlgorithm, Digest};
 use memchr::{memchr, memchr_iter, memchr2};
 
+use crate::train::data::BlocksOfRank;
+
 /// The minimum size in bytes of each block except the last. A block ends at the first end of a row at or after this size.
 pub(crate) const BLOCK_BYTES: u64 = 1 << 16;
 /// The maximum size in bytes of a row. A quotation mark that is never closed makes the rest of the file one row.
 pub(super) const ROW_BYTES_MAX: u64 = 1 << 26;
 /// The size in bytes of the buffer in which row ends are found.
 const BUFFER_BYTES: usize = 1 << 18;
-
-/// The blocks that a rank parses: every `ranks`-th block, starting with block number `rank`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct BlocksOfRank {
-    /// The number of this rank.
-    pub(crate) rank: usize,
-    /// The number of ranks that share the blocks.
-    pub(crate) ranks: usize,
-}
-
-impl BlocksOfRank {
-    /// All blocks.
-    pub(crate) const ALL: Self = Self { rank: 0, ranks: 1 };
-
-    /// Returns whether the rank parses the block with this number.
-    pub(crate) fn contains(self, block: usize) -> bool {
-        block % self.ranks == self.rank
-    }
-}
 
 /// The length and the checksum of a file, which ranks compare to find out whether they read the same file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

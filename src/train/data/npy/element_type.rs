@@ -54,6 +54,11 @@ impl ElementType {
         Some(Self { name, size, decoder, order })
     }
 
+    /// Returns the name of the type without the byte order.
+    pub(super) fn name(self) -> &'static str {
+        self.name
+    }
+
     /// Converts the bytes of elements.
     pub(super) fn decode(self, bytes: &[u8]) -> Vec<f64> {
         (self.decoder)(bytes, self.order)

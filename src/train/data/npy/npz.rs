@@ -2,13 +2,14 @@
 //!
 //! In this crate, the path of an array is the path of the archive and the name of the array: `d.npz/x.npy`.
 
-use std::io::{BufReader, Read};
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use crate::train::data::DataError;
 use crate::train::data::archive::Archive;
 use crate::train::data::compression::READ_BUFFER_BYTES;
-use crate::train::data::file::{open_data_file, open_file};
+use crate::train::data::file::open_file;
+use crate::train::data::skippable_reader::SkippableReader;
 
 /// The names of an array of features and of its array of targets. Upper and lower case do not matter. `train_` before or
 /// `_train` after both names marks the training set, and `test` marks the test set in the same way.
@@ -162,8 +163,8 @@ pub(crate) fn file_of_array(path: &Path) -> &Path {
 }
 
 /// Opens the array at `path`, in a `.npy` file or in a `.npz` file.
-pub(super) fn open_array(path: &Path) -> Result<Box<dyn Read>, DataError> {
-    let Some(archive_path) = find_archive(path) else { return open_data_file(path) };
+pub(super) fn open_array(path: &Path) -> Result<SkippableReader, DataError> {
+    let Some(archive_path) = find_archive(path) else { return SkippableReader::open(path) };
     let archive = open_archive(archive_path)?;
     let files = archive.files();
     let wanted = path.strip_prefix(archive_path).ok();
@@ -172,15 +173,15 @@ pub(super) fn open_array(path: &Path) -> Result<Box<dyn Read>, DataError> {
         let problem = format!("there is no such array in the file; it holds the arrays {names}");
         return Err(DataError::malformed(path, problem));
     };
-    archive.into_file(*index)
+    Ok(SkippableReader::Stream(archive.into_file(*index)?))
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
 
-    use super::super::tests::{StorageOrder, npy_bytes};
-    use super::super::{load_array_pair, read_npy_file};
+    use super::super::read_npy_file;
+    use super::super::tests::{StorageOrder, load_array_pair, npy_bytes};
     use super::*;
     use crate::train::data::archive::test_archives::{make_deflated_zip, make_stored_zip};
 

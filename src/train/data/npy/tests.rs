@@ -3,6 +3,15 @@ use std::fs;
 use ndarray::array;
 
 use super::*;
+use crate::group::Group;
+use crate::train::TrainError;
+use crate::train::data::part_of_source::load_parts;
+use crate::train::data::unsplit_data::UnsplitData;
+
+/// Reads all rows of two arrays.
+pub(super) fn load_array_pair(features: &Path, targets: &Path) -> Result<UnsplitData, TrainError> {
+    load_parts("arrays", &mut Group::solo(), |share| read_part_of_arrays(features, targets, share))
+}
 
 /// Writes an array to a file. The other arguments are those of [`npy_bytes`].
 fn write_npy<T: bytemuck::Pod>(path: &Path, descr: &str, order: StorageOrder, shape: &str, elements: &[T]) {
@@ -54,7 +63,7 @@ fn files_in_the_format_of_numpy_are_read() {
     let values = array![[1.0_f32, 2.0, 3.0], [4.0, 5.0, 6.0]];
     write_npy(&y, "<i8", StorageOrder::RowMajor, "(2,)", &[7_i64, -8]);
     let load_x = || {
-        let NpyDataset { samples, image, notes } = load_array_pair(&x, &y).unwrap();
+        let UnsplitData { samples, image, notes, .. } = load_array_pair(&x, &y).unwrap();
         assert!(notes.is_empty() && image.is_none(), "{notes:?}");
         assert_eq!(samples.target, Column::Numbers(vec![7.0, -8.0]));
         assert_eq!(samples.features, Features::Numbers(values.clone()));
@@ -105,7 +114,7 @@ fn arrays_of_three_or_four_dimensions_are_images() {
         ("(2, 2, 1, 3)", StorageOrder::RowMajor, &pixels, 2, 1),
     ] {
         write_npy(&x, "|u1", order, shape, bytes);
-        let NpyDataset { samples, image, .. } = load_array_pair(&x, &y).unwrap();
+        let UnsplitData { samples, image, .. } = load_array_pair(&x, &y).unwrap();
         assert_eq!(image, Some(ImageShape { channels, height, width: 3 }));
         let values = Array2::from_shape_vec((2, 6), pixels.clone()).unwrap();
         assert_eq!(samples.features, Features::Pixels { values, divisor: 255.0 });

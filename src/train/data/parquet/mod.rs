@@ -10,16 +10,14 @@ mod read_errors;
 mod rows;
 mod value;
 
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 pub(crate) use self::file::ParquetFile;
 pub(crate) use self::value::TypedValue;
 use super::column_values::{ColumnKind, ColumnRole};
-use super::csv::BlocksOfRank;
 use super::row_cursor::RowCursor;
 use super::rows_of_rank::RowsOfRank;
-use super::{DataError, ELEMENTS_MAX, TableOptions};
+use super::{BlocksOfRank, DataError, ELEMENTS_MAX, TableOptions};
 
 /// Reads this rank's part of the rows of a table, from one or more files with the same columns. The arguments have the same
 /// meaning as those of [`csv::read_rows_of_rank`](super::csv::read_rows_of_rank). The schemas of the files decide whether
@@ -209,7 +207,7 @@ fn read_rows_of_set(
 ) -> Result<(), DataError> {
     let share = table.share();
     let first_block = table.block_count();
-    let part = row_range_of_rank(files.iter().map(|file| file.row_count).sum(), share);
+    let part = share.range_of(files.iter().map(|file| file.row_count).sum());
     let mut rows_in_earlier_files = 0;
     for footer in files {
         let bounds = [part.start, part.end]
@@ -228,30 +226,4 @@ fn read_rows_of_set(
         table.end_file(first_block + share.ranks, &footer.fingerprint);
     }
     Ok(())
-}
-
-/// Divides `row_count` rows among the ranks, and returns the range of this rank. The numbers of rows of two ranks differ by
-/// at most one.
-fn row_range_of_rank(row_count: u64, share: BlocksOfRank) -> Range<u64> {
-    let bound = |rank: usize| (u128::from(row_count) * rank as u128 / share.ranks as u128) as u64;
-    bound(share.rank)..bound(share.rank + 1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_ranges_of_the_ranks_cover_all_rows_in_order() {
-        for rows in [0, 1, 5, 1_000_003, u64::MAX] {
-            for ranks in 1..9 {
-                let ranges: Vec<_> =
-                    (0..ranks).map(|rank| row_range_of_rank(rows, BlocksOfRank { rank, ranks })).collect();
-                assert_eq!((ranges[0].start, ranges[ranks - 1].end), (0, rows));
-                assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
-                let sizes = ranges.iter().map(|range| range.end - range.start);
-                assert!(sizes.clone().max().unwrap() - sizes.min().unwrap() <= 1);
-            }
-        }
-    }
 }

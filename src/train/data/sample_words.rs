@@ -1,0 +1,183 @@
+//! Converts samples to 32-bit words, which ranks exchange.
+//!
+//! The words of a sample are its features and then its target. A number or a cell is one word, four pixels are one
+//! word, and a stored value of a sparse row is two words: its column and its value. A target is one word (a class) or
+//! two words (a number).
+
+use ndarray::Array2;
+
+use super::sparse::SparseRowsBuilder;
+use super::{DataError, Features, HeldSamples, Samples, Targets};
+
+/// The message of a panic. The ranks never exchange the samples of a text.
+const TEXTS_HELD_MESSAGE: &str = "each rank holds all samples of a text";
+
+impl HeldSamples {
+    /// Returns the number of words of a sample. `value_count` is the number of stored values if the sample is a sparse
+    /// row, and otherwise has no effect.
+    pub(crate) fn words_per_sample(&self, value_count: usize) -> usize {
+        let features = match self.feature_format() {
+            Features::Numbers(cells) | Features::Encoded { cells, .. } => cells.ncols(),
+            Features::Pixels { values, .. } => values.ncols().div_ceil(size_of::<u32>()),
+            Features::Sparse(_) => 2 * value_count,
+            Features::Tokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
+        };
+        features + self.target_words()
+    }
+
+    fn target_words(&self) -> usize {
+        match self.targets() {
+            Targets::Numbers(_) => 2,
+            Targets::Classes(_) => 1,
+            Targets::NextTokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
+        }
+    }
+
+    /// Returns the words of the samples with these indices.
+    ///
+    /// # Errors
+    ///
+    /// If the samples cannot be read from their file.
+    pub(crate) fn words_of(&self, indices: &[usize]) -> Result<Vec<u32>, DataError> {
+        let mut words = Vec::with_capacity(indices.len() * self.words_per_sample(0));
+        if let Some(samples) = self.in_memory() {
+            indices.iter().for_each(|&index| append_sample(samples, index, &mut words));
+        } else {
+            let samples = self.load(indices)?;
+            (0..indices.len()).for_each(|index| append_sample(&samples, index, &mut words));
+        }
+        Ok(words)
+    }
+
+    /// Returns samples in the same format as these samples, from the words of [`words_of`](Self::words_of).
+    /// `value_counts` has an entry for each sample; see [`words_per_sample`](Self::words_per_sample).
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer words than the samples have. The caller received as many words as it computed from
+    /// `value_counts`.
+    pub(crate) fn samples_from_words(
+        &self,
+        words: &[u32],
+        value_counts: impl Iterator<Item = usize>,
+    ) -> Samples {
+        let target_words = self.target_words();
+        let mut rest = words;
+        let samples: Vec<(&[u32], &[u32])> = value_counts
+            .map(|count| {
+                let (sample, later) = rest.split_at(self.words_per_sample(count));
+                rest = later;
+                sample.split_at(sample.len() - target_words)
+            })
+            .collect();
+        let rows = samples.iter().map(|(features, _)| *features);
+        let targets = samples.iter().map(|(_, target)| *target);
+        let targets = match self.targets() {
+            Targets::Numbers(_) => {
+                let number =
+                    |halves: &[u32]| f64::from_bits(u64::from(halves[1]) << 32 | u64::from(halves[0]));
+                Targets::Numbers(targets.map(number).collect())
+            }
+            Targets::Classes(_) => Targets::Classes(targets.map(|class| class[0]).collect()),
+            Targets::NextTokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
+        };
+        Samples { features: features_from_words(self.feature_format(), rows), targets }
+    }
+}
+
+/// Appends the words of a sample to `words`.
+fn append_sample(samples: &Samples, index: usize, words: &mut Vec<u32>) {
+    match &samples.features {
+        Features::Numbers(cells) | Features::Encoded { cells, .. } => {
+            words.extend(cells.row(index).iter().map(|cell| cell.to_bits()));
+        }
+        Features::Pixels { values, .. } => {
+            let start = words.len();
+            words.resize(start + values.ncols().div_ceil(size_of::<u32>()), 0);
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words[start..]);
+            bytes.iter_mut().zip(values.row(index)).for_each(|(to, &from)| *to = from);
+        }
+        Features::Sparse(rows) => {
+            words.extend(rows.row(index).flat_map(|(column, value)| [column as u32, value.to_bits()]));
+        }
+        Features::Tokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
+    }
+    match &samples.targets {
+        Targets::Numbers(values) => {
+            let bits = values[index].to_bits();
+            words.extend([bits as u32, (bits >> 32) as u32]);
+        }
+        Targets::Classes(classes) => words.push(classes[index]),
+        Targets::NextTokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
+    }
+}
+
+/// Returns features in the format `format`. Each entry of `rows` holds the words of the features of a sample.
+fn features_from_words<'a>(format: &Features, rows: impl ExactSizeIterator<Item = &'a [u32]>) -> Features {
+    let count = rows.len();
+    match format {
+        Features::Numbers(cells) | Features::Encoded { cells, .. } => {
+            let values = rows.flatten().map(|&bits| f32::from_bits(bits)).collect();
+            let cells = Array2::from_shape_vec((count, cells.ncols()), values);
+            let cells = cells.expect("each sample has a word for each cell");
+            format.with_cells(cells).expect("the format has cells")
+        }
+        Features::Pixels { values, divisor } => {
+            let columns = values.ncols();
+            let mut bytes = Vec::with_capacity(count * columns);
+            rows.for_each(|row| bytes.extend_from_slice(&bytemuck::cast_slice::<u32, u8>(row)[..columns]));
+            let values = Array2::from_shape_vec((count, columns), bytes);
+            Features::Pixels { values: values.expect("each sample has its pixels"), divisor: *divisor }
+        }
+        Features::Sparse(format) => {
+            let mut builder = SparseRowsBuilder::default();
+            for row in rows {
+                for &[column, bits] in row.as_chunks().0 {
+                    builder.push(column, f32::from_bits(bits));
+                }
+                builder.end_row();
+            }
+            Features::Sparse(builder.build(format.columns()))
+        }
+        Features::Tokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::array;
+
+    use super::*;
+
+    #[test]
+    fn the_words_of_samples_give_the_same_samples() {
+        let mut sparse = SparseRowsBuilder::default();
+        for row in [&[(0, 1.5), (6, -2.0)][..], &[], &[(3, 4.0)]] {
+            row.iter().for_each(|&(column, value)| sparse.push(column, value));
+            sparse.end_row();
+        }
+        let numbers = Targets::Numbers(vec![0.1, -1e300, 7.0]);
+        let classes = Targets::Classes(vec![2, 0, 1]);
+        let pixels = array![[1, 2, 3, 4, 5], [255, 0, 254, 0, 253], [9, 8, 7, 6, 5]];
+        for (features, targets, value_counts, word_count) in [
+            (Features::Numbers(array![[0.5, -0.0], [1e-40, 2.0], [3.0, 4.0]]), numbers.clone(), [0; 3], 12),
+            (Features::Pixels { values: pixels, divisor: 255.0 }, classes, [0; 3], 9),
+            (Features::Sparse(sparse.build(7)), numbers, [2, 0, 1], 12),
+        ] {
+            let samples = Samples { features, targets };
+            let held = HeldSamples::InMemory(samples.clone());
+            let words = held.words_of(&[0, 1, 2]).unwrap();
+            assert_eq!(words.len(), word_count);
+            assert_eq!(held.samples_from_words(&words, value_counts.into_iter()), samples);
+            // A rank without samples has the format of the samples too.
+            let empty = held.select(&[]);
+            assert_eq!(empty.samples_from_words(&words, value_counts.into_iter()), samples);
+            let swapped = held.words_of(&[2, 0]).unwrap();
+            let counts = [value_counts[2], value_counts[0]];
+            assert_eq!(
+                HeldSamples::InMemory(held.samples_from_words(&swapped, counts.into_iter())).in_memory(),
+                held.select(&[2, 0]).in_memory()
+            );
+        }
+    }
+}
