@@ -224,7 +224,12 @@ fn each_number_of_ranks_computes_the_same_parameters() {
         let source = (format.write)(directory.path(), GOOD);
         let recipe =
             Recipe { validation: Some(Validation { fraction: 0.1, patience: None }), ..Recipe::default() };
-        let config = Config { batch_size: Some(1), recipe, ..config_of(format, source.clone()) };
+        let config = Config {
+            learning_rate: Some(1e-4),
+            batch_size: Some(1),
+            recipe,
+            ..config_of(format, source.clone())
+        };
         let mut lines = PrintedLines(Vec::new());
         let alone = run(&mut Group::solo(), &config, &AtomicBool::new(false), &mut lines).unwrap();
         let is_about_data = |line: &&String| !format.note.is_empty() && line.contains(format.note);
