@@ -32,7 +32,7 @@ impl ImageList {
         let mut hasher = Sha256::new();
         for (path, class) in &self.images {
             let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-            [class.as_bytes(), name].iter().for_each(|text| hasher.update([text, &b"\0"[..]].concat()));
+            hasher.update([class.as_bytes(), b"\0", name, b"\0"].concat());
         }
         short_digest(&hasher.finalize())
     }

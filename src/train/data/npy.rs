@@ -203,16 +203,13 @@ impl NpyStream {
         let (row_count, columns) = (shape[0], shape[1..].iter().product::<u64>());
         // In row-major order, the elements of the rows follow each other. In column-major order, they follow each other in each
         // column.
-        let runs: Vec<Range<u64>> = if fortran_order {
-            (0..columns).map(|column| column * row_count).map(|at| at + rows.start..at + rows.end).collect()
-        } else {
-            vec![rows.start * columns..rows.end * columns]
-        };
+        let (run_count, run_stride, columns_per_run) =
+            if fortran_order { (columns, row_count, 1) } else { (1, 0, columns) };
         let mut data = DataBytes::new(reader, path, row_count * columns * element_type.size);
         let mut bytes = Vec::new();
-        for run in runs {
-            data.skip_to(run.start * element_type.size)?;
-            bytes.extend(data.read((run.end - run.start) * element_type.size)?);
+        for run in 0..run_count {
+            data.skip_to((run * run_stride + rows.start * columns_per_run) * element_type.size)?;
+            bytes.extend(data.read((rows.end - rows.start) * columns_per_run * element_type.size)?);
         }
         shape[0] = rows.end - rows.start;
         Ok(NpyArray { shape, fortran_order, element_type, values: element_type.decode(&bytes) })

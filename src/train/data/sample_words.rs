@@ -41,10 +41,14 @@ impl HeldSamples {
     pub(crate) fn words_of(&self, indices: &[usize]) -> Result<Vec<u32>, DataError> {
         let mut words = Vec::with_capacity(indices.len() * self.words_per_sample(0));
         if let Some(samples) = self.in_memory() {
-            indices.iter().for_each(|&index| append_sample(samples, index, &mut words));
+            for &index in indices {
+                append_sample(samples, index, &mut words);
+            }
         } else {
             let samples = self.load(indices)?;
-            (0..indices.len()).for_each(|index| append_sample(&samples, index, &mut words));
+            for index in 0..indices.len() {
+                append_sample(&samples, index, &mut words);
+            }
         }
         Ok(words)
     }
@@ -153,7 +157,9 @@ mod tests {
     fn the_words_of_samples_give_the_same_samples() {
         let mut sparse = SparseRowsBuilder::default();
         for row in [&[(0, 1.5), (6, -2.0)][..], &[], &[(3, 4.0)]] {
-            row.iter().for_each(|&(column, value)| sparse.push(column, value));
+            for &(column, value) in row {
+                sparse.push(column, value);
+            }
             sparse.end_row();
         }
         let numbers = Targets::Numbers(vec![0.1, -1e300, 7.0]);
