@@ -123,8 +123,19 @@ fn a_regression_model_predicts_in_the_unit_of_the_target() {
         ringtrain_stdout(place, "eval --model m --data numbers.csv --json")
     );
     ringtrain_stdout(place, "--data plain.csv --no-header --target 2 --save-model plain");
-    for data in ["plain.csv --no-header", "numbers.csv"] {
-        assert_eq!(ringtrain_stdout(place, &format!("predict --model plain --data {data}")), text);
+    let detected = ringtrain_stdout(place, "--data plain.csv --target 2 --save-model detected");
+    assert!(detected.contains("the first row holds data, so the table has no header"), "{detected}");
+    for (model, data) in [
+        ("plain", "plain.csv --no-header"),
+        ("plain", "numbers.csv"),
+        ("detected", "plain.csv"),
+        ("detected", "numbers.csv"),
+    ] {
+        assert_eq!(
+            ringtrain_stdout(place, &format!("predict --model {model} --data {data}")),
+            text,
+            "{model} {data}"
+        );
     }
 }
 

@@ -11,6 +11,9 @@ pub struct TableLayout {
     pub target: usize,
     /// The numbers of the feature columns, in increasing order. The model takes the features in this order.
     pub features: Vec<usize>,
+    /// Whether the table has the names of its columns. A model file does not store this.
+    #[serde(skip)]
+    pub has_header: bool,
 }
 
 impl TableLayout {
@@ -25,7 +28,7 @@ impl TableLayout {
     ///
     /// A text that says what is wrong.
     pub(crate) fn check(&self, features: usize) -> Result<(), String> {
-        let Self { columns, target, features: found } = self;
+        let Self { columns, target, features: found, .. } = self;
         let are_sorted = found.is_sorted_by(|a, b| a < b);
         let fit = found.len() == features && target < columns && found.iter().all(|column| column < columns);
         if are_sorted && fit && !found.contains(target) {

@@ -33,8 +33,8 @@ pub struct LoadOptions {
     /// Whether to predict classes or numbers. If `None`, the values of the target decide; see
     /// [`Targets`](super::Targets).
     pub task: Option<Task>,
-    /// The fraction of the training rows that early stopping will hold out for validation. [`DataSource::load`]
-    /// returns these rows in the training set, but does not fit the encoding of a table on them.
+    /// The fraction of the training rows that the run will hold out for validation. [`DataSource::load`] returns these
+    /// rows in the training set, but does not fit the encoding of a table on them.
     pub validation_fraction: Option<f64>,
     /// The directory for temporary files that hold the rows of a table, so that memory holds only a few rows at a time.
     /// `None` holds all rows in memory. [`DataSource::load`] ignores this field.

@@ -58,7 +58,8 @@ use sha2::{Digest, Sha256};
 use blocks_of_rank::BlocksOfRank;
 pub use csv::{HeaderRow, Separator, TableOptions};
 pub(crate) use csv::{
-    Records, check_header, find_column, parse_number, read_header, spellings_of_missing_values,
+    Records, check_header, detect_header, find_column, is_column_number, parse_number, read_header,
+    spellings_of_missing_values,
 };
 pub use encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding};
 pub use error::DataError;

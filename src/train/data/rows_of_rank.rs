@@ -53,6 +53,8 @@ pub(crate) struct RowsOfRank {
     rows_without_target: usize,
     /// The number of rows that were left out because a feature is missing.
     incomplete_rows: usize,
+    /// Whether the files have the names of the columns.
+    pub(crate) has_header: bool,
     /// Messages for the user about the columns.
     pub(crate) notes: Vec<String>,
 }
@@ -89,6 +91,7 @@ impl RowsOfRank {
             row_count: 0,
             rows_without_target: 0,
             incomplete_rows: 0,
+            has_header: true,
             notes: Vec::new(),
         })
     }
@@ -215,7 +218,12 @@ impl RowsOfRank {
         let target =
             self.columns[self.target_index].take_target().expect("`target_index` is the index of the target");
         let features = (0..self.columns.len()).filter(|&index| self.columns[index].is_feature()).collect();
-        let layout = TableLayout { columns: self.columns.len(), target: self.target_index, features };
+        let layout = TableLayout {
+            columns: self.columns.len(),
+            target: self.target_index,
+            features,
+            has_header: self.has_header,
+        };
         let columns = self.columns.into_iter().zip(ranges);
         let columns = columns.map(|(column, range)| column.into_feature_column(range));
         let columns: Vec<Option<RawColumn>> = columns.collect::<Result<_, DataError>>()?;

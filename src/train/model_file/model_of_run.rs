@@ -7,7 +7,7 @@ use super::storage::{HEADER_BYTES_MAX, MODEL_FORMAT, read_entries};
 use super::{ColumnOrigin, ModelDescription, ModelFileError, SavedModel, TargetDescription, TrainingRecord};
 use crate::train::atomic_file;
 use crate::train::config::Config;
-use crate::train::data::{ColumnEncoding, ColumnInputs, Features, HeaderRow, MissingPolicy};
+use crate::train::data::{ColumnEncoding, ColumnInputs, Features, MissingPolicy};
 use crate::train::model::{ModelSpec, OwnModel, TargetScale};
 use crate::train::report::Report;
 use crate::train::setup::Setup;
@@ -44,7 +44,7 @@ pub(crate) fn make_saved_model(
         test_r2: report.test_r2,
         parameters_hash: report.parameters_hash.clone(),
     };
-    let description = describe_run(config, setup, training);
+    let description = describe_run(setup, training);
     SavedModel::new(description, own_model(config), setup.standardizer.clone(), parameters.to_vec())
         .map_err(|problem| ModelFileError::Unsuitable { path: path.to_owned(), problem })
 }
@@ -58,10 +58,10 @@ fn own_model(config: &Config) -> Option<&OwnModel> {
 }
 
 /// Returns the description of the model of a run.
-fn describe_run(config: &Config, setup: &Setup, training: TrainingRecord) -> ModelDescription {
+fn describe_run(setup: &Setup, training: TrainingRecord) -> ModelDescription {
     let scale = setup.network.loss().target_scale().unwrap_or(TargetScale::IDENTITY);
     let encoding = setup.dataset.encoding.as_deref();
-    let (columns_from, columns) = describe_columns(config, setup);
+    let (columns_from, columns) = describe_columns(setup);
     let pixel_divisor = match setup.dataset.train.held.feature_format() {
         Features::Pixels { divisor, .. } => Some(*divisor),
         Features::Numbers(_) | Features::Encoded { .. } | Features::Sparse(_) | Features::Tokens(_) => None,
@@ -88,7 +88,7 @@ fn describe_run(config: &Config, setup: &Setup, training: TrainingRecord) -> Mod
 }
 
 /// Returns the origin of the names of the feature columns, and the columns with their names.
-fn describe_columns(config: &Config, setup: &Setup) -> (ColumnOrigin, Vec<ColumnEncoding>) {
+fn describe_columns(setup: &Setup) -> (ColumnOrigin, Vec<ColumnEncoding>) {
     if setup.dataset.text.is_some() {
         return (ColumnOrigin::Position, Vec::new());
     }
@@ -103,7 +103,7 @@ fn describe_columns(config: &Config, setup: &Setup) -> (ColumnOrigin, Vec<Column
     let columns = encoding.columns.clone();
     let distinct: BTreeSet<&String> = encoding.columns.iter().map(|column| &column.name).collect();
     if distinct.len() == columns.len() {
-        let has_header = config.table.header != HeaderRow::Absent;
+        let has_header = setup.dataset.layout.as_ref().is_some_and(|layout| layout.has_header);
         return (if has_header { ColumnOrigin::Header } else { ColumnOrigin::Position }, columns);
     }
     // If two columns have the same name, the number of each column becomes its name.
@@ -124,7 +124,7 @@ pub(crate) fn check_model_can_be_saved(
     setup: &Setup,
 ) -> Result<(), ModelFileError> {
     let training = TrainingRecord { data: setup.dataset.name.clone(), ..TrainingRecord::default() };
-    let description = describe_run(config, setup, training);
+    let description = describe_run(setup, training);
     let header_bytes = check_description(&description, own_model(config), HEADER_BYTES_MAX)
         .map_err(|problem| ModelFileError::Unsuitable { path: path.to_owned(), problem })?;
     let is_filled = path.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() > 0);

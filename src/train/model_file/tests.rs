@@ -25,7 +25,7 @@ pub(super) fn example_description() -> ModelDescription {
         model: "mlp:2".into(),
         columns_from: ColumnOrigin::Header,
         columns: vec![number_column("a"), number_column("b")],
-        layout: Some(TableLayout { columns: 4, target: 0, features: vec![1, 3] }),
+        layout: Some(TableLayout { columns: 4, target: 0, features: vec![1, 3], has_header: false }),
         missing: MissingPolicy::Error,
         image: None,
         text: None,

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use csv::ByteRecord;
 use ndarray::{Array1, ArrayViewMut1, ArrayViewMut2};
 
 use super::Truth;
@@ -12,10 +13,10 @@ use super::truth::TruthParser;
 #[cfg(feature = "parquet")]
 use crate::train::data::ParquetFile;
 use crate::train::data::{
-    Cell, ColumnInputs, DataError, HeaderRow, MissingPolicy, Records, RowCursor, RowPlace,
-    STANDARD_INPUT_NAME, Separator, TableEncoding, check_header, find_column, read_header,
+    Cell, ColumnInputs, DataError, MissingPolicy, Records, RowCursor, RowPlace, STANDARD_INPUT_NAME,
+    Separator, TableEncoding, check_header, detect_header, find_column, is_column_number, read_header,
 };
-use crate::train::model_file::ModelDescription;
+use crate::train::model_file::{ColumnOrigin, ModelDescription};
 
 /// The maximum number of rows that are examined to detect the separator and the header.
 const FORMAT_DETECTION_ROWS: usize = 1000;
@@ -48,8 +49,13 @@ pub(super) struct TableRows {
 
 /// How to open the files of a table after the first one.
 enum TableFormat {
-    /// Text, with the options `header` and `separator` of [`InputOptions`].
-    Text(HeaderRow, Option<Separator>),
+    /// Text.
+    Text {
+        /// Whether each file has the names of the columns.
+        has_header: bool,
+        /// The option `separator` of [`InputOptions`].
+        separator: Option<Separator>,
+    },
     #[cfg(feature = "parquet")]
     Parquet,
 }
@@ -134,14 +140,24 @@ impl TableRows {
         description: &ModelDescription,
     ) -> Result<Self, DataError> {
         records.advance_to_first_row()?;
-        let has_header = options.header != HeaderRow::Absent;
-        let header = read_header(&records, options.header)?;
+        // A table for a model whose training table had no header is expected to have no header either.
+        let names_by_number = |first: &ByteRecord| {
+            let target = match &options.target {
+                TargetColumn::Unread => None,
+                TargetColumn::SameName => description.target.name.as_ref(),
+                TargetColumn::Named(name) => Some(name),
+            };
+            description.columns_from == ColumnOrigin::Position
+                && target.is_none_or(|name| is_column_number(name, first))
+        };
+        let has_header = detect_header(&records, options.header, names_by_number)?;
+        let header = read_header(&records, has_header)?;
         let columns = FoundColumns::find((header, has_header), &options.target, description)
             .map_err(|problem| records.error(problem))?;
         if !has_header {
             records.keep_row();
         }
-        let format = TableFormat::Text(options.header, options.separator);
+        let format = TableFormat::Text { has_header, separator: options.separator };
         Ok(Self::new(files, (format, Box::new(records)), columns, description))
     }
 
@@ -185,13 +201,13 @@ impl TableRows {
     /// Opens a file after the first one, and checks that the file has the columns of the first file.
     fn open_later_file(&self, path: &Path) -> Result<Box<dyn RowCursor>, DataError> {
         match self.format {
-            TableFormat::Text(header, separator) => {
+            TableFormat::Text { has_header, separator } => {
                 let mut records = Records::open(path, separator, 0)?;
                 records.advance_to_first_row()?;
-                if header == HeaderRow::Absent {
-                    records.keep_row();
-                } else {
+                if has_header {
                     check_header(&records, self.header.iter().map(String::as_str), &self.files[0])?;
+                } else {
+                    records.keep_row();
                 }
                 Ok(Box::new(records))
             }

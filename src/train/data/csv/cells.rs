@@ -102,6 +102,20 @@ pub(crate) fn looks_like_data(first: &ByteRecord, rows: &[ByteRecord]) -> bool {
     numbers.len() + 1 >= first.len() || numeric.peek().is_some() && !numeric.any(is_text)
 }
 
+/// Returns whether the `first` row of a table that [`looks_like_data`] is certainly a sample: the row has a number, and each
+/// cell is a number above a column of numbers, or a text above a column of texts in which it occurs again.
+pub(crate) fn is_certainly_data(first: &ByteRecord, rows: &[ByteRecord]) -> bool {
+    let fits_column = |(index, cell): (usize, &[u8])| {
+        let cell = cell.trim_ascii();
+        let is_number = parse_f64(cell).is_some();
+        let kind = if is_number { ColumnKind::Numbers } else { ColumnKind::Text };
+        let occurs_again = || rows.iter().any(|row| row.get(index).map(<[u8]>::trim_ascii) == Some(cell));
+        !is_missing(cell) && column_kind(rows, index) == kind && (is_number || occurs_again())
+    };
+    let has_number = first.iter().any(|cell| parse_f64(cell.trim_ascii()).is_some());
+    !rows.is_empty() && has_number && first.iter().enumerate().all(fits_column)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,11 +9,13 @@ mod row_blocks;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use self::cells::{column_kind, looks_like_data};
+use csv::ByteRecord;
+
+use self::cells::{column_kind, is_certainly_data, looks_like_data};
 pub(crate) use self::cells::{is_missing, parse_number, spellings_of_missing_values};
 pub use self::dialect::Separator;
-pub(crate) use self::options::find_column;
 pub use self::options::{HeaderRow, TableOptions};
+pub(crate) use self::options::{find_column, is_column_number};
 pub(crate) use self::records::Records;
 use super::file::open_data_file;
 use super::rows_of_rank::RowsOfRank;
@@ -59,7 +61,7 @@ impl TableFiles<'_> {
 /// - Rows have different numbers of cells, or a cell of a column of numbers is not a finite number.
 /// - A value is missing, and [`TableOptions::missing`] is
 ///   [`MissingPolicy::Error`](super::MissingPolicy::Error).
-/// - The first row should be a header, but looks like data.
+/// - The first row looks like data, but may be a header.
 /// - The files have different columns.
 pub(crate) fn read_rows_of_rank(
     mut files: TableFiles<'_>,
@@ -75,7 +77,7 @@ pub(crate) fn read_rows_of_rank(
         Records::for_rank(files.open(0)?, options.separator, KIND_DETECTION_ROWS + 1, (share, 0))?;
     records.advance_to_first_row()?;
     let mut table = begin_table((first, more.len()), &records, target, (options, share, stream_directory))?;
-    let has_header = options.header != HeaderRow::Absent;
+    let has_header = table.has_header;
     read_file(&mut table, &mut records, has_header)?;
     drop(records);
     for index in 1..files.paths.len() {
@@ -101,16 +103,26 @@ fn begin_table(
     target: &str,
     (options, share, stream_directory): (&TableOptions, BlocksOfRank, Option<&Path>),
 ) -> Result<RowsOfRank, DataError> {
-    let names = read_header(records, options.header)?;
-    let data_rows = &records.first_rows()
-        [usize::from(options.header != HeaderRow::Absent).min(records.first_rows().len())..];
+    let by_number = |first: &ByteRecord| options.name_columns_by_number(target, first);
+    let has_header = detect_header(records, options.header, by_number)?;
+    let names = read_header(records, has_header)?;
+    let data_rows = &records.first_rows()[usize::from(has_header).min(records.first_rows().len())..];
     let roles = options.column_roles(&names, target, |index| column_kind(data_rows, index));
     let roles = roles.map_err(|problem| {
         let separator = records.separator();
         let hint = format!("; the separator is {separator} (to choose another one, pass --separator)");
         records.error(if names.len() < 2 { problem + &hint } else { problem })
     })?;
-    RowsOfRank::new(files, (names, roles), options.missing, (share, stream_directory))
+    let last = names.len() - 1;
+    let mut table = RowsOfRank::new(files, (names, roles), options.missing, (share, stream_directory))?;
+    table.has_header = has_header;
+    if !has_header && options.header == HeaderRow::Expected {
+        table.notes.push(format!(
+            "the first row holds data, so the table has no header, and its columns have the numbers 0 to {last} (if the first row \
+             holds the names of the columns, pass --header)"
+        ));
+    }
+    Ok(table)
 }
 
 /// Reads the rows of a file. The current row of `records` is the first row of the file. If `has_header` is true, the
@@ -129,22 +141,34 @@ fn read_file(table: &mut RowsOfRank, records: &mut Records<'_>, has_header: bool
     Ok(())
 }
 
-/// Returns the names of the columns: the cells of the first row, or 0, 1, 2 and so on if `header` is
-/// [`HeaderRow::Absent`]. The current row of `records` must be the first row of the file.
-pub(crate) fn read_header(records: &Records<'_>, header: HeaderRow) -> Result<Vec<String>, DataError> {
-    let first = records.row();
-    if header == HeaderRow::Absent {
-        return Ok((0..first.len()).map(|index| index.to_string()).collect());
-    }
-    if header == HeaderRow::Expected
-        && looks_like_data(first, records.first_rows().get(1..).unwrap_or_default())
-    {
-        return Err(records.error(
+/// Returns whether the first row holds the names of the columns. `names_by_number` returns whether the user's options allow
+/// that this row is data, because no option names a column by a text of the row. The current row of `records` must be
+/// the first row of the file.
+pub(crate) fn detect_header(
+    records: &Records<'_>,
+    header: HeaderRow,
+    names_by_number: impl FnOnce(&ByteRecord) -> bool,
+) -> Result<bool, DataError> {
+    let (first, rows) = (records.row(), records.first_rows().get(1..).unwrap_or_default());
+    match header {
+        HeaderRow::Present => Ok(true),
+        HeaderRow::Absent => Ok(false),
+        HeaderRow::Expected if !looks_like_data(first, rows) => Ok(true),
+        HeaderRow::Expected if is_certainly_data(first, rows) && names_by_number(first) => Ok(false),
+        HeaderRow::Expected => Err(records.error(
             "the first row looks like data and not like a header: it holds numbers, or texts that occur again in the next rows; \
              pass --no-header if the file has no header, or --header if the first row holds the names of the columns",
-        ));
+        )),
     }
-    header_names(records)
+}
+
+/// Returns the names of the columns: the cells of the first row, or 0, 1, 2 and so on if there is no header. The current
+/// row of `records` must be the first row of the file.
+pub(crate) fn read_header(records: &Records<'_>, has_header: bool) -> Result<Vec<String>, DataError> {
+    if has_header {
+        return header_names(records);
+    }
+    Ok((0..records.row().len()).map(|index| index.to_string()).collect())
 }
 
 /// Checks that the current row of `records` holds the names `wanted`, which are the names of the columns in

@@ -1,5 +1,9 @@
 //! The options for reading a table, and the columns that these options choose.
 
+use std::collections::BTreeSet;
+
+use csv::ByteRecord;
+
 use super::dialect::Separator;
 use crate::train::data::MissingPolicy;
 use crate::train::data::column_values::{ColumnKind, ColumnRole};
@@ -12,8 +16,9 @@ const COLUMN_NAMES_SHOWN_MAX: usize = 20;
 /// Whether the first row of a table holds the names of the columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum HeaderRow {
-    /// The first row should hold the names of the columns. If the first row looks like data, reading the table fails,
-    /// so that no data is mistaken for names.
+    /// The first row should hold the names of the columns. If the first row is certainly data, it is read as data, and the
+    /// columns get the names 0, 1, 2 and so on. If the first row only looks like data, reading the table fails, so that no
+    /// data is mistaken for names.
     #[default]
     Expected,
     /// The first row holds names, even if it looks like data.
@@ -76,6 +81,14 @@ impl TableOptions {
     /// Returns whether one of the options that apply only to tables of text differs from its default.
     pub(crate) fn has_options_of_text_tables(&self) -> bool {
         self.header != HeaderRow::default() || self.separator.is_some()
+    }
+
+    /// Returns whether `target` and all options name columns by numbers, and not by texts of the first row `first`. If two
+    /// cells of the row are equal, they cannot be names, so a number may be equal to a cell.
+    pub(super) fn name_columns_by_number(&self, target: &str, first: &ByteRecord) -> bool {
+        let lists = [&self.features, &self.drop, &self.categorical, &self.dates];
+        let mut names = std::iter::once(target).chain(lists.into_iter().flatten().map(String::as_str));
+        names.all(|name| is_column_number(name, first))
     }
 
     /// Returns the names and values of the options that must be the same on all ranks.
@@ -143,6 +156,14 @@ impl TableOptions {
         };
         Ok((0..names.len()).map(column_role).collect())
     }
+}
+
+/// Returns whether `name` is the number of a column, and not the text of a cell in the first row `first` of a table. If two
+/// cells of the row are equal, they cannot be names, so the number may be equal to a cell.
+pub(crate) fn is_column_number(name: &str, first: &ByteRecord) -> bool {
+    let cells: BTreeSet<&[u8]> = first.iter().map(<[u8]>::trim_ascii).collect();
+    let is_number = name.parse().is_ok_and(|index: usize| index < first.len());
+    is_number && (cells.len() < first.len() || !cells.contains(name.as_bytes()))
 }
 
 /// Returns the index of the column with the name or number `wanted`.

@@ -88,6 +88,38 @@ fn csv_whose_first_row_has_numbers_needs_a_header_option() {
     }
 }
 
+/// A first row is read as data only if nothing speaks for names.
+#[test]
+fn a_first_row_that_is_certainly_data_needs_no_option() {
+    let parse = |bytes: &[u8], target: &str, drop: &[&str]| {
+        let drop = drop.iter().map(|&name| name.into()).collect();
+        parse_table_with_options(bytes, target, &TableOptions { drop, ..TableOptions::default() })
+    };
+    for (bytes, target) in [
+        (&b"5.1,3.5,setosa\n6,2,virginica\n5,3,setosa\n"[..], "2"),
+        (b"3,2,4\n4,5,6\n7,8,9\n", "0"),
+        (b"2,8,8,x\n4,5,6,x\n3,4,5,y\n", "2"),
+    ] {
+        let table = parse(bytes, target, &["1"]).unwrap();
+        assert!(!table.layout.has_header && table.row_map.rows() == 3, "{table:?}");
+        assert!(table.target_name == target && table.notes[0].contains("pass --header"), "{:?}", table.notes);
+    }
+    for (bytes, target, drop) in [
+        // A cell is a name, a text does not occur again or is above numbers, a value is missing, or there is no other row.
+        (&b"1,2,3\n4,5,6\n"[..], "2", &[][..]),
+        (b"2019,2020,2021\n1,2,3\n", "2020", &[]),
+        (b"2019,2020,2021\n1,2,3\n", "0", &["2020"]),
+        (b"5.1,3.5,setosa\n6,2,virginica\n", "2", &[]),
+        (b"5,3,id\n6,2,id\n1,2,3\n4,5,6\n7,8,9\n", "0", &[]),
+        (b"1,,3\n4,5,6\n", "0", &[]),
+        (b"1,2,3\n", "0", &[]),
+    ] {
+        let error = parse(bytes, target, drop).unwrap_err().to_string();
+        assert!(error.contains("looks like data"), "{}: {error}", bytes.escape_ascii());
+    }
+    assert!(parse(b"0,1,2\n4,5,6\n", "0", &[]).unwrap().layout.has_header);
+}
+
 #[test]
 fn the_target_is_found_by_name_or_number() {
     for target in ["y", "1"] {
