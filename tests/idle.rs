@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringtrain::group::{LocalTransport, Streams};
+use ringtrain::train::{ParameterServer, ParameterServerOptions};
 use ringtrain::{Group, JoinOptions, NamedOptions, NamedTensors, Rank, ReduceOp, wait_all};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -26,22 +27,23 @@ const WAKE_UPS_MAX: f64 = 5.0;
 /// The number of ranks of each job.
 const RANKS: u32 = 3;
 
-/// The settings of a job. With named tensors, the progress thread of an idle job waits for a message. Without named
-/// tensors, no operation is in progress in an idle job.
+/// The settings of a job. With named tensors or a parameter server, threads of an idle job wait for a message. Without
+/// these, no operation is in progress in an idle job.
 #[derive(Clone, Copy)]
 struct JobSettings {
     transport: LocalTransport,
     streams: u8,
-    has_named_tensors: bool,
+    /// Whether the job has named tensors and a parameter server.
+    waits_for_messages: bool,
 }
 
 const JOBS: [JobSettings; 6] = [
-    JobSettings { transport: LocalTransport::Tcp, streams: 1, has_named_tensors: false },
-    JobSettings { transport: LocalTransport::Tcp, streams: 1, has_named_tensors: true },
-    JobSettings { transport: LocalTransport::Tcp, streams: 4, has_named_tensors: false },
-    JobSettings { transport: LocalTransport::Tcp, streams: 4, has_named_tensors: true },
-    JobSettings { transport: LocalTransport::Shm, streams: 1, has_named_tensors: false },
-    JobSettings { transport: LocalTransport::Shm, streams: 1, has_named_tensors: true },
+    JobSettings { transport: LocalTransport::Tcp, streams: 1, waits_for_messages: false },
+    JobSettings { transport: LocalTransport::Tcp, streams: 1, waits_for_messages: true },
+    JobSettings { transport: LocalTransport::Tcp, streams: 4, waits_for_messages: false },
+    JobSettings { transport: LocalTransport::Tcp, streams: 4, waits_for_messages: true },
+    JobSettings { transport: LocalTransport::Shm, streams: 1, waits_for_messages: false },
+    JobSettings { transport: LocalTransport::Shm, streams: 1, waits_for_messages: true },
 ];
 
 /// Returns the processor time that this process has used.
@@ -93,6 +95,13 @@ fn sum_named_tensor(tensors: &NamedTensors) {
     assert_eq!(sum.wait().expect("no rank fails")[999], RANKS as f32);
 }
 
+/// Pulls the parameter of a parameter server, on a worker.
+fn pull_from_server(servers: &mut ParameterServer) {
+    if !servers.is_server() {
+        servers.pull(&mut [1.0]).expect("no rank fails");
+    }
+}
+
 /// Starts a job. The ranks run operations, are idle between the barriers `idle_start` and `idle_end`, and then run
 /// operations again.
 fn start_job(
@@ -105,13 +114,20 @@ fn start_job(
         run_operations(&mut group);
         let options = NamedOptions::default();
         let tensors = settings
-            .has_named_tensors
+            .waits_for_messages
             .then(|| NamedTensors::new(&mut group, options).expect("no rank fails"));
         tensors.iter().for_each(sum_named_tensor);
+        let options = ParameterServerOptions::default();
+        let mut servers = settings
+            .waits_for_messages
+            .then(|| ParameterServer::start(&mut group, &[0.0], &options).expect("no rank fails"));
+        servers.iter_mut().for_each(pull_from_server);
         group.barrier().expect("no rank fails");
         idle_start.wait();
         idle_end.wait();
         tensors.iter().for_each(sum_named_tensor);
+        servers.iter_mut().for_each(pull_from_server);
+        group.barrier().expect("no rank fails");
         run_operations(&mut group);
     };
     let adjust = move |options: &mut JoinOptions| {

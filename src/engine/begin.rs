@@ -166,7 +166,6 @@ impl Engine {
     ) -> Result<(), Failure> {
         let PostedReceive { id, info, .. } = *posted;
         let contract = info.contract;
-        self.deadlines.remove(&(info.deadline, id));
         if envelope.contract.dtype != contract.dtype || envelope.contract.count > contract.count {
             let OperationKey::Message { sequence, .. } = key else { return Ok(()) };
             let cause = self.mismatch_cause(
@@ -184,6 +183,7 @@ impl Engine {
         };
         self.envelopes.insert(id, envelope);
         if envelope.source == self.settings.rank {
+            self.deadlines.remove(&(info.deadline, id));
             self.deliver_to_itself(id, key);
             return Ok(());
         }

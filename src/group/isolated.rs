@@ -70,4 +70,12 @@ impl Group {
             &options,
         )
     }
+
+    /// From now on, a thread that waits for a message of this job polls up to 200 us before it sleeps, while its waits are
+    /// short. Use this for connections on which ranks exchange short requests and replies.
+    pub(crate) fn adapt_polling(&self) {
+        if let Some(job) = &self.job {
+            job.driver.adapt_polling();
+        }
+    }
 }

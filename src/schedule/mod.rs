@@ -122,15 +122,11 @@ impl Step {
 impl Schedule {
     /// Returns the ranks that this rank exchanges messages with, sorted and without duplicates.
     pub fn peers(&self) -> Vec<Rank> {
-        let mut peers: Vec<Rank> = self
-            .steps
-            .iter()
-            .flat_map(|step| {
-                let to = step.send.as_ref().map(|send| send.peer);
-                let from = step.receive.as_ref().map(|receive| receive.peer);
-                to.into_iter().chain(from)
-            })
-            .collect();
+        let mut peers = Vec::with_capacity(2 * self.steps.len());
+        for Step { send, receive } in &self.steps {
+            peers.extend(send.as_ref().map(|send| send.peer));
+            peers.extend(receive.as_ref().map(|receive| receive.peer));
+        }
         peers.sort_unstable();
         peers.dedup();
         peers

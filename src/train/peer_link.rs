@@ -147,6 +147,11 @@ impl PeerLink {
         drop(self.group.abort(message));
     }
 
+    /// Makes threads poll longer for messages of this connection while their waits are short.
+    pub(crate) fn adapt_polling(&self) {
+        self.group.adapt_polling();
+    }
+
     /// Returns a messenger of the connection.
     pub(crate) fn messenger(&self) -> Messenger {
         self.group.messenger()

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::OperationOutput;
 use super::hierarchical::ActiveHierarchical;
+use super::poll_time::PollTime;
 use super::shm::ShmTask;
 use super::shm_counters::ShmCounters;
 use crate::engine::{Failure, OpId, Timestamp};
@@ -31,6 +32,8 @@ pub(super) struct Core {
     pub(super) dropped_handles: BTreeSet<OpId>,
     /// Whether a thread waits for the sockets.
     pub(super) has_socket_waiter: bool,
+    /// How long a thread polls the sockets before it sleeps.
+    pub(super) poll_time: PollTime,
     /// The number of threads that wait for a change and have not been woken.
     pub(super) waiters: usize,
     /// The number of times that the waiting threads have been woken.
@@ -85,6 +88,7 @@ impl Core {
             results: BTreeMap::new(),
             dropped_handles: BTreeSet::new(),
             has_socket_waiter: false,
+            poll_time: PollTime::default(),
             waiters: 0,
             changes: 0,
             deferred_kernels: Vec::new(),

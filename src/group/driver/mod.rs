@@ -8,6 +8,7 @@
 mod core;
 mod core_lock;
 mod hierarchical;
+mod poll_time;
 mod shared;
 mod shm;
 mod shm_counters;
@@ -21,7 +22,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use self::core::{Core, JobState, PollProgress};
-use self::core_lock::CoreLock;
+use self::core_lock::{CoreGuard, CoreLock};
 pub(super) use self::hierarchical::{Block, HierarchicalOperation};
 use self::shared::DriverShared;
 use super::hosts::HostExecutor;
@@ -31,15 +32,12 @@ use super::profile::{Meter, mark_background_thread};
 use super::shm_executor::ShmRequest;
 use super::{Error, Interrupt, Statistics};
 use crate::engine::{Envelope, OpId, OperationRequest, Pattern, Timestamp};
+use crate::reduce::Kernels;
 use crate::schedule::Schedule;
 use crate::transport::scheduling::request_short_slices;
 use crate::transport::tcp::TcpTransport;
 use crate::types::Rank;
 
-/// The time for which a thread that waits for the sockets polls them before it sleeps. A short message between two ranks of a
-/// host takes less time than this, and to fall asleep and wake up also takes less time. In measurements, a ten times longer time
-/// was not faster, and used three times as much processor time on a network of 1 Gbit/s.
-const SPIN_TIME: Duration = Duration::from_micros(20);
 /// The maximum time for which a closing driver waits until the peers have closed their links.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// After the last group is closed: the maximum time for which the driver waits for operations that are still active.
@@ -73,6 +71,18 @@ pub(super) struct OperationOutput {
     pub(super) envelope: Option<Envelope>,
 }
 
+impl Submission {
+    /// Returns the reduction functions of the operation.
+    fn kernels(&self) -> Option<Kernels> {
+        match self {
+            Self::Collective(_, buffer_and_reduction) => buffer_and_reduction.kernels.clone(),
+            Self::SharedMemory(_, shm_request, _) => shm_request.kernels.clone(),
+            Self::Hierarchical(hierarchical) => hierarchical.kernels.clone(),
+            Self::Send(..) | Self::Receive(..) => None,
+        }
+    }
+}
+
 impl Driver {
     pub(super) fn new(
         mut link_driver: LinkDriver<TcpTransport>,
@@ -92,7 +102,6 @@ impl Driver {
             changed: Condvar::new(),
             progress_work: Condvar::new(),
             epoch,
-            spin_time: SPIN_TIME,
             has_own_processor,
             interrupt,
         });
@@ -107,6 +116,11 @@ impl Driver {
     /// Uses only one connection of each link from now on.
     pub(super) fn use_single_connection(&self) {
         self.shared.lock().link_driver.transport_mut().use_single_connection();
+    }
+
+    /// Makes the time for which waiting threads poll depend on how long they waited before.
+    pub(super) fn adapt_polling(&self) {
+        self.shared.lock().poll_time.adapt_to_waits();
     }
 
     pub(super) fn statistics(&self) -> Statistics {
@@ -146,14 +160,15 @@ impl Driver {
         bytes: impl Into<BufferAccess<'a>>,
         submission: impl FnOnce(Memory) -> Submission,
     ) -> Result<Option<Envelope>, Error> {
-        let started = self.shared.now();
-        let result = memory::lend(bytes, |memory| {
-            let id = self.begin(request, submission(memory), true)?;
-            let result = self.wait_for_borrowed(id);
+        memory::lend(bytes, |memory| {
+            let submission = submission(memory);
+            // Dropped after the lock is released: dropping a function of the user may take the lock.
+            let _kernels = submission.kernels();
+            let started = self.shared.now();
+            let (core, id) = self.begin_with_lock(started, request, submission, true, self.shared.lock())?;
+            let result = self.wait_with_lock(core, id, started);
             result.map_or(Ok(None), |result| result.map(|output| output.envelope))
-        });
-        self.count_exposed_time(started);
-        result
+        })
     }
 
     /// Begins an asynchronous operation. [`Driver::wait`] returns its result.
@@ -171,21 +186,27 @@ impl Driver {
         is_awaited: bool,
     ) -> Result<OpId, Error> {
         // Keep the reduction function until the lock is released: dropping a function of the user may take the lock.
-        let _kernels = match &submission {
-            Submission::Collective(_, buffer_and_reduction) => buffer_and_reduction.kernels.clone(),
-            Submission::SharedMemory(_, shm_request, _) => shm_request.kernels.clone(),
-            Submission::Hierarchical(hierarchical) => hierarchical.kernels.clone(),
-            Submission::Send(..) | Submission::Receive(..) => None,
-        };
-        let mut core = self.shared.lock();
+        let _kernels = submission.kernels();
+        let core = self.shared.lock();
+        self.begin_with_lock(self.shared.now(), request, submission, is_awaited, core).map(|(_, id)| id)
+    }
+
+    /// Does the same as [`Driver::begin`] with a locked core.
+    fn begin_with_lock<'a>(
+        &'a self,
+        now: Timestamp,
+        request: OperationRequest,
+        submission: Submission,
+        is_awaited: bool,
+        mut core: CoreGuard<'a>,
+    ) -> Result<(CoreGuard<'a>, OpId), Error> {
+        // Both returns release the lock before this function drops the submission.
         if let JobState::Failed(error) = &core.state {
             return Err(error.clone());
         }
-        // `fail` releases the lock, and this function drops the submission afterwards.
         if core.link_driver.failure().is_some() {
             return Err(self.shared.fail(core));
         }
-        let now = self.shared.now();
         let link_driver = &mut core.link_driver;
         let begun = match submission {
             Submission::Collective(schedule, buffer_and_reduction) => {
@@ -214,31 +235,41 @@ impl Driver {
             // The thread that waits for the sockets must learn of this operation and its deadline.
             let _ = self.shared.waker.wake();
         }
-        Ok(id)
+        Ok((core, id))
     }
 
     /// Waits for the result of an operation. Returns `None` if the operation has not ended at the time `until`.
     pub(super) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<OperationOutput, Error>> {
         let started = self.shared.now();
         let takeover = self.shared.take_over_driving(std::iter::once(id));
-        let result = self.shared.wait(id, until);
+        let result = self.shared.wait(self.shared.lock(), id, started, until);
         drop(takeover);
-        self.count_exposed_time(started);
         result
     }
 
     /// Waits for the result of an operation on a borrowed buffer. The operation uses the buffer until it ends, so an interrupt
     /// of the program must fail the job.
     pub(super) fn wait_for_borrowed(&self, id: OpId) -> Option<Result<OperationOutput, Error>> {
+        self.wait_with_lock(self.shared.lock(), id, self.shared.now())
+    }
+
+    /// Like [`Driver::wait_for_borrowed`], with a locked core. `started` is the time since which the caller has waited.
+    fn wait_with_lock<'a>(
+        &'a self,
+        mut core: CoreGuard<'a>,
+        id: OpId,
+        mut started: Timestamp,
+    ) -> Option<Result<OperationOutput, Error>> {
         loop {
-            let until = self.shared.next_interrupt_check();
-            let result = self.shared.wait(id, until);
+            let until = self.shared.next_interrupt_check(started);
+            let result = self.shared.wait(core, id, started, until);
             if result.is_some() || until.is_none() {
                 return result;
             }
             if let Some(why) = self.shared.check_interrupt() {
                 self.abort(why);
             }
+            (core, started) = (self.shared.lock(), self.shared.now());
         }
     }
 
@@ -249,9 +280,8 @@ impl Driver {
         let ended =
             |core: &mut Core| lists.iter().position(|ids| ids.iter().all(|id| !core.active_ids.contains(id)));
         let takeover = self.shared.take_over_driving(lists.iter().copied().flatten().copied());
-        let index = self.shared.wait_until(until, ended);
+        let index = self.shared.wait_and_count(self.shared.lock(), started, until, ended);
         drop(takeover);
-        self.count_exposed_time(started);
         index
     }
 
@@ -278,7 +308,7 @@ impl Driver {
         // Even without waiting, messages that have already come must be found. The first call gets the event of the socket, and
         // the second call reads the socket.
         for _ in 0..2 {
-            core = self.shared.drive_once(core, Some(now));
+            core = self.shared.drive_once(core, now, Some(now));
         }
         drop(core);
         let found = self.shared.wait_until(Some(until), |core| match &core.state {
@@ -320,12 +350,6 @@ impl Driver {
     /// Returns the time since the epoch.
     pub(super) fn now(&self) -> Timestamp {
         self.shared.now()
-    }
-
-    /// Counts the time since `started`, in which the caller has waited.
-    fn count_exposed_time(&self, started: Timestamp) {
-        let waited = self.shared.now().saturating_sub(started);
-        self.shared.lock().statistics.exposed += waited;
     }
 
     /// Starts the progress thread, if it does not run.

@@ -13,6 +13,7 @@ use mio::Waker;
 use super::OperationOutput;
 use super::core::{Core, JobState, PollProgress};
 use super::core_lock::{CoreGuard, CoreLock};
+use super::poll_time::must_sleep;
 use super::shm::{AwaitedPosts, SHM_SPIN_TIME};
 use super::shm_counters::ShmCounters;
 use crate::engine::{OpId, Timestamp};
@@ -40,8 +41,6 @@ pub(super) struct DriverShared {
     pub(super) progress_work: Condvar,
     /// The start of the engine's clock.
     pub(super) epoch: Instant,
-    /// The time for which a thread polls the sockets before it sleeps.
-    pub(super) spin_time: Duration,
     /// Whether this host has at least one processor for each of its ranks.
     pub(super) has_own_processor: bool,
     /// The program's function that says whether a waiting thread should abort the job.
@@ -64,8 +63,8 @@ impl DriverShared {
     }
 
     /// Returns the time of the next call of the interrupt function; `None` if the program has set no such function.
-    pub(super) fn next_interrupt_check(&self) -> Option<Timestamp> {
-        self.interrupt.map(|_| self.now() + INTERRUPT_CHECK_INTERVAL)
+    pub(super) fn next_interrupt_check(&self, now: Timestamp) -> Option<Timestamp> {
+        self.interrupt.map(|_| now + INTERRUPT_CHECK_INTERVAL)
     }
 
     /// Calls the interrupt function. Returns the reason why the waiting thread should abort the job, or `None`. The caller must
@@ -104,42 +103,84 @@ impl DriverShared {
         }
     }
 
-    /// Waits for the result of an operation, at most until the time `until`.
-    pub(super) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<OperationOutput, Error>> {
-        self.wait_until(until, |core| core.results.remove(&id))
+    /// Waits for the result of an operation, at most until the time `until`. Counts the time since `started` as time in which the
+    /// caller has waited.
+    pub(super) fn wait<'a>(
+        &'a self,
+        core: CoreGuard<'a>,
+        id: OpId,
+        started: Timestamp,
+        until: Option<Timestamp>,
+    ) -> Option<Result<OperationOutput, Error>> {
+        self.wait_and_count(core, started, until, |core| {
+            let result = core.results.remove(&id)?;
+            if result.as_ref().is_ok_and(|output| output.envelope.is_some()) {
+                core.poll_time.record_received_message();
+            }
+            Some(result)
+        })
+    }
+
+    /// Drives the event loop until `find` returns a value, or until the time `until`. Counts the time since `started` as time in
+    /// which the caller has waited.
+    pub(super) fn wait_and_count<'a, R>(
+        &'a self,
+        core: CoreGuard<'a>,
+        started: Timestamp,
+        until: Option<Timestamp>,
+        find: impl FnMut(&mut Core) -> Option<R>,
+    ) -> Option<R> {
+        let (mut core, ended, found) = self.drive_until(core, until, find);
+        core.statistics.exposed += ended.saturating_sub(started);
+        found
     }
 
     /// Drives the event loop until `find` returns a value, or until the time `until`.
     pub(super) fn wait_until<R>(
         &self,
         until: Option<Timestamp>,
-        mut find: impl FnMut(&mut Core) -> Option<R>,
+        find: impl FnMut(&mut Core) -> Option<R>,
     ) -> Option<R> {
-        let mut core = self.lock();
+        self.drive_until(self.lock(), until, find).2
+    }
+
+    /// Does the same as [`DriverShared::wait_until`] with a locked core. Also returns the time at the end.
+    fn drive_until<'a, R>(
+        &'a self,
+        mut core: CoreGuard<'a>,
+        until: Option<Timestamp>,
+        mut find: impl FnMut(&mut Core) -> Option<R>,
+    ) -> (CoreGuard<'a>, Timestamp, Option<R>) {
         loop {
             let found = find(&mut core);
-            if found.is_some() || until.is_some_and(|until| self.now() >= until) {
+            let now = self.now();
+            if found.is_some() || until.is_some_and(|until| now >= until) {
                 self.pass_on_driving(&mut core);
-                return found;
+                return (core, now, found);
             }
-            core = self.drive(core, until);
+            core = self.drive(core, now, until);
         }
     }
 
     /// Does the work that needs no waiting. If there is no such work, waits for a change, at most until the time `until`. Threads
     /// that wait for the lock get the lock first, so that a thread whose operation has ended can continue.
-    pub(super) fn drive<'a>(&'a self, core: CoreGuard<'a>, until: Option<Timestamp>) -> CoreGuard<'a> {
+    pub(super) fn drive<'a>(
+        &'a self,
+        core: CoreGuard<'a>,
+        now: Timestamp,
+        until: Option<Timestamp>,
+    ) -> CoreGuard<'a> {
         // After `yield_lock` the caller checks whether its operation has ended meanwhile.
-        if self.core.is_contended() { self.yield_lock(core) } else { self.drive_once(core, until) }
+        if self.core.is_contended() { self.yield_lock(core) } else { self.drive_once(core, now, until) }
     }
 
     /// Like [`DriverShared::drive`], but keeps the lock even if other threads wait for it.
     pub(super) fn drive_once<'a>(
         &'a self,
         mut core: CoreGuard<'a>,
+        now: Timestamp,
         until: Option<Timestamp>,
     ) -> CoreGuard<'a> {
-        let now = self.now();
         match core.poll(now) {
             PollProgress::Progress => {
                 self.wake_all(&mut core);
@@ -224,28 +265,37 @@ impl DriverShared {
         core.has_socket_waiter = true;
         // A thread that waits for its own operation first polls, because waking up takes time. The progress thread does not
         // poll, because it would take the processor from the program's computation.
-        let spin = if core.background.is_empty() { self.spin_time } else { Duration::ZERO };
+        let spin = if core.background.is_empty() { core.poll_time.max() } else { Duration::ZERO };
         drop(core);
         let mut events = Vec::new();
-        let waited = self.meter.time(ProfilePart::Wait, || self.wait_for_events(spin, timeout, &mut events));
-        self.handle_events(events, waited.err().as_ref())
+        let started = Instant::now();
+        let waited =
+            self.meter.time(ProfilePart::Wait, || self.wait_for_events(started, spin, timeout, &mut events));
+        let waited_time = started.elapsed();
+        let mut core = self.handle_events(events, waited.err().as_ref());
+        core.poll_time.record_wait(waited_time);
+        core
     }
 
     /// Waits for events of the sockets: first polls for the time `spin`, and then sleeps.
     fn wait_for_events(
         &self,
+        started: Instant,
         spin: Duration,
         timeout: Option<Duration>,
         events: &mut Vec<Event>,
     ) -> io::Result<()> {
         let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
-        let started = Instant::now();
         let spin = timeout.map_or(spin, |timeout| spin.min(timeout));
-        let mut spins = 0;
-        while started.elapsed() < spin {
+        let (mut spins, mut polled) = (0, Duration::ZERO);
+        while !spin.is_zero() {
             let is_woken = poller.wait(Some(Duration::ZERO), events)?;
             if is_woken || !events.is_empty() {
                 return Ok(());
+            }
+            let polled_before = std::mem::replace(&mut polled, started.elapsed());
+            if must_sleep(spin, polled_before, polled) {
+                break;
             }
             // Yield after some polls even if each rank should have a processor: the awaited rank may need this one.
             if !self.has_own_processor || spins >= SPINS_BEFORE_YIELD {
@@ -262,7 +312,7 @@ impl DriverShared {
             if let JobState::Failed(error) = &core.state {
                 return error.clone();
             }
-            core = self.drive(core, None);
+            core = self.drive(core, self.now(), None);
         }
     }
 
@@ -280,7 +330,7 @@ impl DriverShared {
                 }
                 core.wait_uncounted(&self.progress_work, None);
             } else {
-                core = self.drive(core, None);
+                core = self.drive(core, self.now(), None);
             }
         }
     }

@@ -133,7 +133,7 @@ impl Driver {
         members: &[Rank],
         id: OpId,
     ) -> Result<(), Error> {
-        let mut interrupt_check = self.shared.next_interrupt_check();
+        let mut interrupt_check = self.shared.next_interrupt_check(self.shared.now());
         let mut core = self.shared.lock();
         let slept = loop {
             // A peer that wakes this rank clears the sleep flag. Set it again, because the operation may wait for more peers.
@@ -149,13 +149,13 @@ impl Driver {
             if let JobState::Failed(error) = &core.state {
                 break Err(error.clone());
             }
-            core = self.shared.drive(core, interrupt_check);
+            core = self.shared.drive(core, self.shared.now(), interrupt_check);
             if interrupt_check.is_some_and(|interrupt_check| self.shared.now() >= interrupt_check) {
                 drop(core);
                 if let Some(why) = self.shared.check_interrupt() {
                     return Err(self.abort(why));
                 }
-                interrupt_check = self.shared.next_interrupt_check();
+                interrupt_check = self.shared.next_interrupt_check(self.shared.now());
                 core = self.shared.lock();
             }
         };

@@ -113,6 +113,7 @@ pub(crate) fn connect_clients_to_servers(
     for server in layout.servers() {
         for client in layout.clients(server) {
             let Some(mut link) = connect_pair(group, [server, client])? else { continue };
+            link.adapt_polling();
             if own == server {
                 link.wait_for_requests();
                 links.clients.push(link);
