@@ -81,6 +81,17 @@ const MAY_BE_UNSAFE_FILES: &[&str] = &["src/group/memory.rs", "src/group/foreign
 /// The modules that process bytes from other processes, and so must not panic.
 const MODULES_THAT_MUST_NOT_PANIC: &[&str] = &["wire", "engine", "transport", "rendezvous", "named"];
 
+/// The folders of strategies, with names that belong to the messages of a group. The first folder sends and receives through the
+/// trait in `src/train/runtime.rs`, and the others through `src/train/peer_link.rs`.
+const NAMES_FORBIDDEN_IN_STRATEGIES: &[(&str, &[&str])] = &[
+    ("src/train/strategies/", &["Group", "Messenger", "Handle", "subgroup", "isolated"]),
+    ("src/train/parameter_server/", &["Handle", "Received", "subgroup", "isolated"]),
+    ("src/train/gossip/", &["Handle", "Received", "subgroup", "isolated"]),
+    ("src/train/server_run/", &["Handle", "Received", "subgroup", "isolated", "Messenger"]),
+];
+/// This file gets the group of a run, and passes it to the strategies as the trait.
+const STRATEGY_FACTORY: &str = "src/train/strategies/mod.rs";
+
 const FILE_LINES_MAX: usize = 500;
 /// Files that may have more than `FILE_LINES_MAX` lines: the path, and the number of lines allowed. Do not add files
 /// to this list, and do not increase the numbers.
@@ -212,6 +223,23 @@ fn check_clock_and_environment(source: &Source) -> Vec<String> {
         }
     }
     found
+}
+
+/// (b) Checks that strategies use none of the names in [`NAMES_FORBIDDEN_IN_STRATEGIES`].
+fn check_strategies(source: &Source) -> Vec<String> {
+    let folders = NAMES_FORBIDDEN_IN_STRATEGIES.iter();
+    let Some((folder, names)) = folders.into_iter().find(|(folder, _)| source.path.starts_with(folder))
+    else {
+        return Vec::new();
+    };
+    if source.path == STRATEGY_FACTORY {
+        return Vec::new();
+    }
+    names
+        .iter()
+        .filter_map(|name| find_forbidden_name(source, name).map(|offset| (name, offset)))
+        .map(|(name, offset)| violation_at(source, offset, &format!("{folder} must not name {name}")))
+        .collect()
 }
 
 /// (c) Checks that only the listed modules and files contain `unsafe`. Clippy checks that each use of `unsafe` has a
@@ -371,6 +399,11 @@ fn modules_import_only_the_modules_below_them() {
 fn modules_without_io_name_no_clock_socket_thread_or_environment() {
     assert_no_violations(&all_sources(), check_modules_without_io);
     assert_no_violations(&all_sources(), check_clock_and_environment);
+}
+
+#[test]
+fn strategies_send_and_receive_through_one_file() {
+    assert_no_violations(&all_sources(), check_strategies);
 }
 
 #[test]

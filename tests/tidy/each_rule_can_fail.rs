@@ -61,6 +61,20 @@ fn clocks_sockets_and_environment_are_found_except_in_tests() {
 }
 
 #[test]
+fn messages_of_a_group_are_found_in_strategies() {
+    for (path, text, expected) in [
+        ("src/train/strategies/allreduce.rs", "use crate::group::{Error, Group};", 1),
+        ("src/train/strategies/allreduce.rs", "use crate::group::Error;", 0),
+        ("src/train/strategies/mod.rs", "use crate::group::Group;", 0),
+        ("src/train/gossip/api.rs", "fn f(group: &mut Group) { group.isolated(); }", 1),
+        ("src/train/gossip/api.rs", "fn f(group: &mut Group) { group.barrier(); }", 0),
+        ("src/train/peer_link.rs", "fn f(group: &mut Group) { group.isolated(); }", 0),
+    ] {
+        assert_eq!(count_violations(path, text, check_strategies), expected, "{path}: {text}");
+    }
+}
+
+#[test]
 fn forbidden_unsafe_code_is_found() {
     let code = "fn f() {\n    unsafe { g() }\n}";
     for (path, text, expected) in [
