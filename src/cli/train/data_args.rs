@@ -32,7 +32,7 @@ pub(super) struct TrainingDataArgs {
     test_data: Vec<String>,
 
     /// For a table that is larger than memory: hold the rows of the table in temporary files in the directory DIR, and read
-    /// them while the model is trained. The files take about 12 bytes for each cell while the table is read, and 4 bytes
+    /// them while the model is trained. The files take up to 12 bytes for each cell while the table is read, and 4 bytes
     /// later. The samples of an epoch are shuffled in blocks: first blocks of about 1 MiB, and then the samples of each
     /// 64 consecutive blocks
     #[arg(long, value_name = "DIR", help_heading = "Data")]

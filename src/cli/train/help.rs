@@ -72,7 +72,8 @@ Strategies:
 
 Only allreduce accepts --bucket-bytes, --optimizer accelerated, --reproducible and \
 --shard-optimizer. With model-average, local-sgd and diloco, the ranks have equal parameters only \
-after an average, so ringtrain tests and saves the model only after epochs that end with an average.
+after an average, so ringtrain tests the model only after epochs that end with an average, and saves \
+it only at an average.
 
 With ps-sync, each worker uses its part of each batch. With ps-async, each worker uses whole \
 batches. The staleness of a gradient is the number of updates since its worker received the \
@@ -84,7 +85,7 @@ With tensor, pipeline and hybrid, each rank needs less memory than with allreduc
 tensor, pipeline, hybrid and allreduce differ only by rounding.
 
 With --resume, ringtrain takes from the checkpoint all options that you do not pass. You may \
-change --lr, --epochs, --accumulate, --micro-batches, --compression, --bucket-bytes, --servers, \
+change --lr, --epochs, --patience, --accumulate, --micro-batches, --compression, --bucket-bytes, --servers, \
 --shard-optimizer and the number of ranks. You may also change between the strategies allreduce, tensor, pipeline and \
 hybrid. All other options of training and data must stay the same. Without --lr, the run continues \
 with the learning rate of the checkpoint.
