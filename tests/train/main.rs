@@ -16,6 +16,7 @@ mod gossip;
 mod gossip_failures;
 mod gossip_library;
 mod gpt;
+mod killed_jobs;
 mod library;
 mod model_files;
 mod own_model;
