@@ -26,6 +26,7 @@ mod periodic_checkpoints;
 mod program;
 mod recipes;
 mod reproducible;
+mod server_options;
 mod several_ranks;
 mod sharded_optimizer;
 mod shared_formats;

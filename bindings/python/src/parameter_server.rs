@@ -155,6 +155,7 @@ impl PyParameterServer {
         let options = ParameterServerOptions {
             servers,
             rule,
+            tensors: tensor_ranges(&tensors),
             learning_rate,
             weight_decay,
             synchronous,
@@ -168,14 +169,7 @@ impl PyParameterServer {
                 Ok(server) => server,
                 Err(error) => return Ok(Err(error)),
             };
-            let range = server.with_shard(|range, _, optimizer| {
-                if options.rule.needs_whole_tensors() {
-                    optimizer.tensors = tensor_ranges(&tensors);
-                }
-                range
-            });
-            // Without this barrier, a worker could push a gradient before the server knows the tensors.
-            group.barrier()?;
+            let range = server.with_shard(|range, _, _| range);
             Ok(Ok((server, range.unwrap_or_default())))
         };
         let started = group.collective(py, start)?;
@@ -230,6 +224,10 @@ impl PyParameterServer {
             server.push_pull(&gradient, parameters.elements_mut())
         })?;
         Ok(combine_outcomes(&outcomes))
+    }
+
+    fn set_learning_rate(&self, py: Python<'_>, rate: f32) -> PyResult<()> {
+        self.run_on_worker(py, move |server| server.set_learning_rate(rate))
     }
 
     fn push_ranges(

@@ -1,7 +1,7 @@
 //! The public API of the parameter server.
 
-use std::num::NonZeroU32;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -10,50 +10,13 @@ use super::client::ServerClient;
 use super::error::ParameterServerError;
 use super::links::{Links, ShardLayout, connect_clients_to_servers};
 use super::message::StrategyNote;
-use super::server::{LinkOutcome, RequestHandler, ShardServer, UpdateMode};
+use super::options::ParameterServerOptions;
+use super::server::{LinkOutcome, PushOrNote, RequestHandler, ShardServer, UpdateMode};
 use super::shard::{PushOutcome, Shard, StalenessRule};
 use crate::group::{Group, Messenger};
-use crate::train::optimizer::{Optimizer, Rule};
+use crate::train::optimizer::Optimizer;
 use crate::train::peer_link::PeerLink;
 use crate::types::Rank;
-
-/// The settings of a [`ParameterServer`]. All ranks must pass the same settings.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct ParameterServerOptions {
-    /// The number of servers: ranks `0..servers` hold parameters. All other ranks are workers.
-    pub servers: NonZeroU32,
-    /// The rule with which servers apply gradients. [`ParameterServer::start`] refuses [`Rule::Accelerated`].
-    pub rule: Rule,
-    /// The learning rate.
-    pub learning_rate: f32,
-    /// The weight decay, as in [`Optimizer::weight_decay`].
-    pub weight_decay: f32,
-    /// If true, a server waits in each step for the gradients of all workers, and applies their mean. If false, a server
-    /// applies each gradient as soon as the gradient arrives.
-    pub synchronous: bool,
-    /// The maximum staleness of a gradient. The staleness is the number of updates between the pull of the parameters
-    /// and the push of the gradient. Servers drop gradients with a larger staleness. `None` means no maximum.
-    /// Synchronous servers ignore this setting, because their gradients always have a staleness of 0.
-    pub staleness: Option<u64>,
-    /// If true, a server divides the learning rate by the staleness of the gradient that it applies. Gradients with a
-    /// staleness of 0 or 1 keep the full learning rate.
-    pub staleness_aware: bool,
-}
-
-impl Default for ParameterServerOptions {
-    /// One asynchronous server that applies SGD with a learning rate of 0.01.
-    fn default() -> Self {
-        Self {
-            servers: NonZeroU32::MIN,
-            rule: Rule::Sgd,
-            learning_rate: 0.01,
-            weight_decay: 0.0,
-            synchronous: false,
-            staleness: None,
-            staleness_aware: false,
-        }
-    }
-}
 
 /// This rank's part of a parameter server. Ranks `0..servers` are servers: they hold parameters and apply gradients.
 /// All other ranks are workers: they compute gradients. `docs/parameter-server.md` describes the protocol for users.
@@ -97,23 +60,34 @@ pub struct ParameterServer {
 struct RunningServer {
     server: Arc<ShardServer<'static>>,
     clients: Arc<Vec<PeerLink>>,
-    outcomes: Arc<LinkOutcomes>,
+    clients_state: Arc<ClientsState>,
     threads: Vec<JoinHandle<LinkOutcome>>,
     /// The connections in which this server is the client. Rank 0 is a client of every other server, and every other
     /// server is a client of rank 0.
     other_servers: ServerClient,
 }
 
-/// The state of the link with each client. Clients that are servers come first.
-struct LinkOutcomes {
-    /// The outcome of each client's link, or `None` while the link is open.
+/// What the clients of a server have changed, apart from its shard.
+struct ClientsState {
+    /// The outcome of each client's link, or `None` while the link is open. Clients that are servers come first.
     links: Mutex<Vec<Option<LinkOutcome>>>,
     /// The number of clients that are servers.
     other_server_count: usize,
+    /// Notified when a link ends.
     changed: Condvar,
+    /// The bits of the learning rate.
+    learning_rate: AtomicU32,
 }
 
-impl RequestHandler for LinkOutcomes {
+impl RequestHandler for ClientsState {
+    /// A request with only a note sets the learning rate. The note holds the bits of the rate.
+    fn reply_note(&self, _client: usize, kind: PushOrNote, note: &StrategyNote) -> StrategyNote {
+        if kind == PushOrNote::Note {
+            self.learning_rate.store(note[0] as u32, Ordering::SeqCst);
+        }
+        StrategyNote::default()
+    }
+
     fn record_link_end(&self, client: usize, outcome: &LinkOutcome) {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)[client] = Some(outcome.clone());
         self.changed.notify_all();
@@ -127,35 +101,30 @@ impl ParameterServer {
     ///
     /// # Errors
     ///
-    /// [`ParameterServerError`] if there is no worker, if a parameter server cannot use this optimizer, or if ranks cannot
+    /// [`ParameterServerError`] if there is no worker, if servers cannot use this optimizer or these tensors, or if ranks cannot
     /// connect.
     pub fn start(
         group: &mut Group,
         parameters: &[f32],
         options: &ParameterServerOptions,
     ) -> Result<Self, ParameterServerError> {
-        let unsupported = |message: &str| Err(ParameterServerError::Unsupported(message.to_owned()));
-        match options.rule {
-            Rule::Accelerated => {
-                return unsupported(
-                    "a parameter server cannot use the optimizer accelerated; use another optimizer",
-                );
-            }
-            rule if rule.needs_whole_tensors() && options.servers.get() > 1 => {
-                return unsupported(&format!(
-                    "several servers cannot use the optimizer {}, which needs whole tensors; use 1 server",
-                    rule.name()
-                ));
-            }
-            _ => {}
-        }
-        let layout = ShardLayout::new(group.size(), options.servers, parameters.len(), None)?;
+        let tensors = options.whole_tensors(parameters.len()).map_err(ParameterServerError::Unsupported)?;
+        let layout = ShardLayout::new(group.size(), options.servers, parameters.len(), tensors.as_deref())?;
         let mut initial = parameters.to_vec();
         group.broadcast(&mut initial, Rank::ZERO)?;
         let links = connect_clients_to_servers(group, &layout)?;
         let mut this = Self { len: parameters.len(), server: None, client: None, layout };
         if this.layout.is_server(group.rank()) {
-            this.server = Some(this.run_server(group.rank(), &initial, options, links)?);
+            let rank = group.rank();
+            let range = this.layout.range(rank);
+            let mut optimizer =
+                Optimizer::new(options.rule, options.learning_rate, options.weight_decay, range.len());
+            if let Some(tensors) = tensors {
+                let own = tensors.iter().filter(|tensor| range.contains(&tensor.start));
+                optimizer.tensors =
+                    own.map(|tensor| tensor.start - range.start..tensor.end - range.start).collect();
+            }
+            this.server = Some(this.run_server(rank, initial[range].to_vec(), optimizer, options, links)?);
         } else {
             this.client = Some(ServerClient::new(links.servers, &this.layout, options.synchronous));
         }
@@ -165,15 +134,11 @@ impl ParameterServer {
     fn run_server(
         &self,
         rank: Rank,
-        initial: &[f32],
+        initial: Vec<f32>,
+        optimizer: Optimizer,
         options: &ParameterServerOptions,
         links: Links,
     ) -> Result<RunningServer, ParameterServerError> {
-        let range = self.layout.range(rank);
-        let optimizer =
-            Optimizer::new(options.rule, options.learning_rate, options.weight_decay, range.len());
-        let rate = options.learning_rate;
-        let shard = Shard::new(range.clone(), initial[range].to_vec(), optimizer, Box::new(move |_| rate));
         let workers = self.layout.workers().count();
         let update_mode = if options.synchronous {
             UpdateMode::Synchronous { workers, factor: 1.0 / workers as f32 }
@@ -182,13 +147,17 @@ impl ParameterServer {
             let max = options.staleness.filter(|_| rank == Rank::ZERO).unwrap_or(u64::MAX);
             UpdateMode::Asynchronous(StalenessRule { max, scales_rate: options.staleness_aware })
         };
-        let outcomes = Arc::new(LinkOutcomes {
+        let clients_state = Arc::new(ClientsState {
             links: Mutex::new(vec![None; links.clients.len()]),
             other_server_count: links.clients.len() - workers,
             changed: Condvar::new(),
+            learning_rate: AtomicU32::new(options.learning_rate.to_bits()),
         });
-        let server =
-            Arc::new(ShardServer::new(shard, update_mode, Arc::clone(&outcomes) as Arc<dyn RequestHandler>));
+        let state = Arc::clone(&clients_state);
+        let rate = move |_| f32::from_bits(state.learning_rate.load(Ordering::SeqCst));
+        let shard = Shard::new(self.layout.range(rank), initial, optimizer, Box::new(rate));
+        let handler = Arc::clone(&clients_state) as Arc<dyn RequestHandler>;
+        let server = Arc::new(ShardServer::new(shard, update_mode, handler));
         let clients = Arc::new(links.clients);
         let spawn = |client: usize| {
             let (server, clients) = (Arc::clone(&server), Arc::clone(&clients));
@@ -199,7 +168,7 @@ impl ParameterServer {
         };
         let threads = (0..clients.len()).map(spawn).collect::<Result<_, _>>()?;
         let other_servers = ServerClient::new(links.servers, &self.layout, options.synchronous);
-        Ok(RunningServer { server, clients, outcomes, threads, other_servers })
+        Ok(RunningServer { server, clients, clients_state, threads, other_servers })
     }
 
     /// Returns whether this rank is a server.
@@ -215,17 +184,17 @@ impl ParameterServer {
     /// On a server, waits until every worker has closed its connections or is lost, and returns `true`. Returns
     /// `false` if `timeout` passes first. On a worker, returns `false` at once.
     pub fn wait_for_workers(&self, timeout: Option<Duration>) -> bool {
-        let Some(RunningServer { outcomes, .. }) = &self.server else { return false };
+        let Some(RunningServer { clients_state: state, .. }) = &self.server else { return false };
         let is_open =
-            |links: &mut Vec<Option<LinkOutcome>>| links[outcomes.other_server_count..].contains(&None);
-        let links = outcomes.links.lock().unwrap_or_else(PoisonError::into_inner);
+            |links: &mut Vec<Option<LinkOutcome>>| links[state.other_server_count..].contains(&None);
+        let links = state.links.lock().unwrap_or_else(PoisonError::into_inner);
         match timeout {
             None => {
-                drop(outcomes.changed.wait_while(links, is_open));
+                drop(state.changed.wait_while(links, is_open));
                 true
             }
             Some(timeout) => {
-                let waited = outcomes.changed.wait_timeout_while(links, timeout, is_open);
+                let waited = state.changed.wait_timeout_while(links, timeout, is_open);
                 !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
             }
         }
@@ -234,14 +203,37 @@ impl ParameterServer {
     /// On a server, returns each worker that this server has lost, and the cause of the loss. On a worker, returns an
     /// empty list.
     pub fn lost_workers(&self) -> Vec<(Rank, String)> {
-        let Some(RunningServer { outcomes, clients, .. }) = &self.server else { return Vec::new() };
-        let links = outcomes.links.lock().unwrap_or_else(PoisonError::into_inner);
-        let lost = clients.iter().zip(links.iter()).skip(outcomes.other_server_count);
+        let Some(RunningServer { clients_state: state, clients, .. }) = &self.server else {
+            return Vec::new();
+        };
+        let links = state.links.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost = clients.iter().zip(links.iter()).skip(state.other_server_count);
         lost.filter_map(|(link, outcome)| match outcome {
             Some(LinkOutcome::Lost(problem)) => Some((link.peer, problem.clone())),
             _ => None,
         })
         .collect()
+    }
+
+    /// Sets the learning rate with which all servers apply the later gradients of all workers, so one call of one worker is
+    /// enough. With synchronous servers, call this function before this worker pushes the gradient of the first step with
+    /// the new rate.
+    ///
+    /// # Errors
+    ///
+    /// [`ParameterServerError::Unsupported`] if the rate is negative or not finite, and the errors of [`pull`](Self::pull).
+    ///
+    /// # Panics
+    ///
+    /// If this rank is a server.
+    pub fn set_learning_rate(&mut self, rate: f32) -> Result<(), ParameterServerError> {
+        if !(rate.is_finite() && rate >= 0.0) {
+            let message = format!("the learning rate is {rate}; it must be a finite number of at least 0");
+            return Err(ParameterServerError::Unsupported(message));
+        }
+        let mut note = StrategyNote::default();
+        note[0] = rate.to_bits().into();
+        self.client().send_note_to_all(note)
     }
 
     /// Receives the current parameters from all servers.
@@ -411,11 +403,21 @@ impl Drop for ParameterServer {
         if let Some(client) = &mut self.client {
             client.close();
         }
-        if let Some(running) = &mut self.server {
-            running.other_servers.close();
-            running.clients.iter().for_each(|link| link.abort("the parameter server was closed"));
-            for thread in running.threads.drain(..) {
+        if let Some(RunningServer { server, clients, threads, mut other_servers, .. }) = self.server.take() {
+            other_servers.close();
+            clients.iter().for_each(|link| link.abort("the parameter server was closed"));
+            for thread in threads {
                 drop(thread.join());
+            }
+            drop(server);
+            // The end of a connection waits for the other rank, so two servers must end their connections in the same order:
+            // first those in which rank 0 is the server.
+            if clients.first().is_some_and(|link| link.peer == Rank::ZERO) {
+                drop(other_servers);
+                drop(clients);
+            } else {
+                drop(clients);
+                drop(other_servers);
             }
         }
     }

@@ -187,6 +187,17 @@ impl ServerClient {
         Ok(server.receive_reply()?.0.note)
     }
 
+    /// Sends a note to all servers, and waits for their replies.
+    pub(crate) fn send_note_to_all(&mut self, note: StrategyNote) -> Result<(), ParameterServerError> {
+        for server in &mut self.links {
+            server.send_request(RequestKind::Note, note, 0)?;
+        }
+        for server in &mut self.links {
+            server.receive_reply()?;
+        }
+        Ok(())
+    }
+
     /// Receives the words that the first server publishes at the end of the run. Repeats the request until the server
     /// has published the words.
     pub(crate) fn receive_results(&mut self, words_max: usize) -> Result<Vec<u32>, ParameterServerError> {

@@ -13,14 +13,16 @@ mod client;
 mod error;
 mod links;
 mod message;
+mod options;
 mod server;
 mod shard;
 
-pub use api::{ParameterServer, ParameterServerOptions};
+pub use api::ParameterServer;
 pub(crate) use client::ServerClient;
 pub use error::{ParameterServerError, RefusalReason};
 pub(crate) use links::{Links, ShardLayout, connect_clients_to_servers};
 pub(crate) use message::StrategyNote;
+pub use options::ParameterServerOptions;
 pub(crate) use server::{LinkOutcome, PushOrNote, RequestHandler, ShardServer, UpdateMode};
 pub use shard::PushOutcome;
 pub(crate) use shard::{Shard, StalenessCounts, StalenessRule};

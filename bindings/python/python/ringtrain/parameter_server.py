@@ -16,6 +16,7 @@ from ._parameters import Parameters, as_gradient
 from .group import Group
 
 _FLOAT32 = np.dtype(np.float32)
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 _STATE_PREFIX = "optimizer."
 # With these optimizers, the step of a parameter depends on the gradients of its whole tensor.
 _RULES_OF_WHOLE_TENSORS = ("lamb", "lars")
@@ -48,7 +49,7 @@ class Staleness(NamedTuple):
 class ParameterServer:
     """A parameter server. Each rank creates this object as a server or as a worker. The first `servers` ranks of `group` hold
     equal parts of the parameters and apply gradients. The other ranks are workers: they pull parameters, compute gradients and
-    push these gradients.
+    push these gradients. With lamb and lars, each array or tensor is on one server, so the parts may differ in size.
 
     All ranks of `group` (by default the world) must create the object at the same time, with parameters of the same
     shapes and with the same options. The parameters of the group's rank 0 are the initial parameters.
@@ -68,9 +69,9 @@ class ParameterServer:
     divides the learning rate by the staleness of the gradient. Gradients with a staleness of 0 or 1 keep the full rate.
     With `synchronous`, a server waits in each step for the gradients of all workers, and applies their mean.
 
-    Raises `InvalidArgument` if an argument is wrong or no rank is a worker, `Unsupported` for lamb and lars on
-    several servers, and `Mismatch` if the ranks pass different numbers of parameters. Any thread may call any method; the
-    calls of a worker run one after another.
+    Raises `InvalidArgument` if an argument is wrong or no rank is a worker, `Unsupported` if there are more servers than
+    parameters, or with lamb and lars more servers than arrays, and `Mismatch` if the ranks pass different numbers of
+    parameters. Any thread may call any method; the calls of a worker run one after another.
     """
 
     def __init__(
@@ -145,8 +146,8 @@ class ParameterServer:
         """Receives the current parameters from all servers and writes them to the program's arrays or tensors.
 
         Raises `PeerLost` if a server is lost: the exception's `rank` is the server, and the parameters do not change. Raises
-        `JobFailed` if a synchronous server has lost a worker. Only workers may call `pull`, `push`, `push_pull`, `push_rows` and
-        `pull_rows`."""
+        `JobFailed` if a synchronous server has lost a worker. Only workers may call `pull`, `push`, `push_pull`, `push_rows`,
+        `pull_rows` and `set_learning_rate`."""
         self._check_worker()
         with self._lock:
             self._core.pull(self._received)
@@ -177,6 +178,16 @@ class ParameterServer:
             if not self._pulls_into_array:
                 self._parameters.copy_from_vector(self._values)
             return PushResult(*result)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Sets the learning rate with which servers apply the later gradients of all workers. One call of one worker is enough.
+        With synchronous servers, call it before this worker pushes the gradient of the first step with the new rate. A new
+        job starts with the rate that it passes to the constructor. Raises the same errors as `pull`."""
+        self._check_worker()
+        if not 0 <= lr <= _FLOAT32_MAX:
+            raise InvalidArgument(f"lr is {lr}, which is out of its range")
+        with self._lock:
+            self._core.set_learning_rate(lr)
 
     def push_rows(self, parameter: int | str, rows: ArrayLike, values: Any) -> PushResult:
         """Sends the gradients of some rows of one parameter, such as the rows of an embedding that a batch uses.
@@ -353,11 +364,11 @@ def _check_constants(
     if betas is not None and len(betas) != 2:
         raise InvalidArgument(f"betas has {len(betas)} numbers instead of 2")
     for name, value, is_valid in (
-        ("lr", lr, lambda x: 0 < x <= np.finfo(np.float32).max),
+        ("lr", lr, lambda x: 0 < x <= _FLOAT32_MAX),
         ("momentum", momentum, lambda x: 0 <= x < 1),
         *(("betas", beta, lambda x: 0 <= x < 1) for beta in betas or ()),
         ("eps", eps, lambda x: 0 < x < math.inf),
-        ("weight_decay", weight_decay, lambda x: 0 <= x <= np.finfo(np.float32).max),
+        ("weight_decay", weight_decay, lambda x: 0 <= x <= _FLOAT32_MAX),
     ):
         if value is not None and not is_valid(value):
             raise InvalidArgument(f"{name} is {value}, which is out of its range")
