@@ -383,12 +383,18 @@ impl ParameterServer {
     }
 
     /// Returns a messenger for each connection. After a fork, the child process should close the file descriptors of
-    /// the messengers: see [`Group::descriptors`]. The connections stay open until the messengers are dropped.
+    /// the messengers: see [`Group::descriptors`]. The connections stay open until the messengers are dropped. Drop the
+    /// messengers in their order: the end of a connection waits for the other rank.
     pub fn messengers(&self) -> Vec<Messenger> {
-        let clients = self.server.iter().flat_map(|running| running.clients.iter());
-        let of_clients = clients.map(PeerLink::messenger);
-        let servers = self.server.iter().map(|running| &running.other_servers).chain(&self.client);
-        of_clients.chain(servers.flat_map(ServerClient::messengers)).collect()
+        let Some(RunningServer { clients, other_servers, .. }) = &self.server else {
+            return self.client.iter().flat_map(ServerClient::messengers).collect();
+        };
+        let (of_clients, of_servers) = (clients.iter().map(PeerLink::messenger), other_servers.messengers());
+        if ends_clients_first(clients) {
+            of_clients.chain(of_servers).collect()
+        } else {
+            of_servers.into_iter().chain(of_clients).collect()
+        }
     }
 
     fn client(&mut self) -> &mut ServerClient {
@@ -410,15 +416,21 @@ impl Drop for ParameterServer {
                 drop(thread.join());
             }
             drop(server);
-            // The end of a connection waits for the other rank, so two servers must end their connections in the same order:
-            // first those in which rank 0 is the server.
-            if clients.first().is_some_and(|link| link.peer == Rank::ZERO) {
-                drop(other_servers);
+            if ends_clients_first(&clients) {
                 drop(clients);
+                drop(other_servers);
             } else {
-                drop(clients);
                 drop(other_servers);
+                drop(clients);
             }
         }
     }
+}
+
+/// Returns whether a server with these clients ends the connections with its clients before those with other servers. The end
+/// of a connection waits for the other rank. If all servers first ended the connections with their clients, rank 0 and another
+/// server would wait for each other.
+fn ends_clients_first(clients: &[PeerLink]) -> bool {
+    // Rank 0 is the first client of every other server.
+    clients.first().is_none_or(|link| link.peer != Rank::ZERO)
 }

@@ -71,8 +71,8 @@ impl ParameterServerOptions {
                 "several servers need the tensors for the optimizer {name}; set ParameterServerOptions::tensors, or use 1 server"
             ));
         }
-        let all = [0..count];
-        let tensors = if tensors.is_empty() { &all } else { &tensors[..] };
+        let all = 0..count;
+        let tensors = if tensors.is_empty() { std::slice::from_ref(&all) } else { &tensors[..] };
         let mut end = 0;
         for tensor in tensors {
             if tensor.start != end || tensor.end < end {
