@@ -37,8 +37,8 @@ pub struct Config {
     /// The source of the test set, with the same format and the same features as `source`. If this is `None`, and the
     /// data has no test set, `test_fraction` of `source` becomes the test set.
     pub test_source: Option<DataSource>,
-    /// The directory for temporary files. The files hold the rows of a table, so that memory holds only a few rows at a
-    /// time, and the samples of an epoch are shuffled in blocks. `None` holds all rows in memory.
+    /// The directory for temporary files. The files hold the samples, so that memory holds only a few samples at a time,
+    /// and the samples of an epoch are shuffled in blocks. `None` holds all samples in memory.
     pub stream_directory: Option<PathBuf>,
     /// The model. `None` selects [`default_model`].
     pub model: Option<ModelSpec>,

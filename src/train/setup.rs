@@ -1,7 +1,5 @@
 //! The data, the model and the settings of a run, which do not change during the run.
 
-use ndarray::Array2;
-
 use super::batch_norm_options::{check_batch_norm_options, check_batch_norm_samples};
 use super::batches::ShuffleBlocks;
 use super::checkpoint::{IdentityEntry, RunIdentity, SHUFFLE_OF_WHOLE_EPOCH};
@@ -217,8 +215,9 @@ impl Setup {
         if dataset.train.held.in_memory().is_none() {
             check_streamed_batch(settings.batch_size, dataset.train.len())?;
         }
-        let cells_per_sample = dataset.train.held.feature_format().cells().map_or(0, Array2::ncols);
-        let blocks = ShuffleBlocks::for_sample_bytes(cells_per_sample * size_of::<f32>());
+        let blocks = ShuffleBlocks::for_sample_bytes(
+            dataset.train.feature_bytes().div_ceil(dataset.train.len().max(1)),
+        );
         let shuffle_blocks = config.stream_directory.as_ref().map(|_| blocks);
         let steps_per_epoch = dataset.train.len().div_ceil(settings.batch_size).max(1) as u64;
         let Recipe { schedule, warmup, .. } = config.recipe;

@@ -1,7 +1,7 @@
 //! Checks the options of a run that reads its samples from temporary files (`--stream`).
 
 use super::config::Config;
-use super::data::DataError;
+use super::data::{DataError, DataSource};
 use super::optimizer::Rule;
 
 /// Checks that the options of a run fit `--stream`.
@@ -13,9 +13,9 @@ pub(super) fn check_stream_options(config: &Config) -> Result<(), String> {
     if config.stream_directory.is_none() {
         return Ok(());
     }
-    if !config.source.is_table() {
+    if matches!(config.source, DataSource::Text(_) | DataSource::Digits | DataSource::Synthetic { .. }) {
         return Err(format!(
-            "--stream is for tables, such as CSV and Parquet files; leave it out with --data {}",
+            "--stream is for tables, arrays, sparse rows and images in files; leave it out with --data {}",
             config.source
         ));
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use ringtrain::Group;
 use ringtrain::train::data::{DataSource, Task};
-use ringtrain::train::optimizer::Rule;
+use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{Config, Recipe, Summary, TrainError, Validation, run};
 
 use super::formats::png;
@@ -19,7 +19,7 @@ use super::util::{if_long_tests_else, ranks};
 
 /// The number of samples. With the number of features of each format, the samples are too large for each rank to hold all of
 /// them.
-const SAMPLES: usize = 70;
+pub(crate) const SAMPLES: usize = 70;
 /// The width and the height of the images.
 const SIDE: usize = 64;
 /// The number of columns of the array of floating-point numbers.
@@ -27,16 +27,16 @@ const COLUMNS: usize = 1000;
 
 /// What [`Format::write`] writes.
 #[derive(Clone, Copy)]
-struct Content {
+pub(crate) struct Content {
     samples: usize,
     /// Whether the last sample is damaged.
     is_damaged: bool,
 }
 
-struct Format {
-    name: &'static str,
+pub(crate) struct Format {
+    pub(crate) name: &'static str,
     /// Writes data to a directory. Returns the source.
-    write: fn(&Path, Content) -> DataSource,
+    pub(crate) write: fn(&Path, Content) -> DataSource,
     task: Task,
     /// A part of the error about the damaged sample.
     damage: &'static str,
@@ -44,9 +44,9 @@ struct Format {
     note: &'static str,
 }
 
-const GOOD: Content = Content { samples: SAMPLES, is_damaged: false };
+pub(crate) const GOOD: Content = Content { samples: SAMPLES, is_damaged: false };
 
-const FORMATS: [Format; 6] = [
+pub(crate) const FORMATS: [Format; 6] = [
     Format {
         name: "IDX",
         write: |directory, content| write_idx(directory, content, false),
@@ -196,7 +196,7 @@ fn write_images(directory: &Path, Content { samples, is_damaged }: Content) -> D
     DataSource::Images(directory.to_owned())
 }
 
-fn config_of(format: &Format, source: DataSource) -> Config {
+pub(crate) fn config_of(format: &Format, source: DataSource) -> Config {
     let model = if format.task == Task::Regression { "linear" } else { "mlp:8" };
     let task = Some(Task::Regression).filter(|&task| task == format.task);
     Config { source, model: Some(model.parse().unwrap()), task, epochs: Some(1), ..config() }
@@ -216,9 +216,10 @@ fn run_on_ranks(
 }
 
 /// With one sample in each batch, all ranks except one have a gradient of 0, so the sum of the gradients is exact. If
-/// the order of the samples and the statistics are the same, each number of ranks gives the same bits.
+/// the order of the samples and the statistics are the same, each number of ranks gives the same bits. The samples have less
+/// than a block of the shuffle in blocks, so with `--stream` their order is the same.
 #[test]
-fn each_number_of_ranks_computes_the_same_parameters() {
+fn each_number_of_ranks_computes_the_same_parameters_also_from_temporary_files() {
     for format in &FORMATS {
         let directory = tempfile::tempdir().unwrap();
         let source = (format.write)(directory.path(), GOOD);
@@ -226,6 +227,7 @@ fn each_number_of_ranks_computes_the_same_parameters() {
             Recipe { validation: Some(Validation { fraction: 0.1, patience: None }), ..Recipe::default() };
         let config = Config {
             learning_rate: Some(1e-4),
+            rule: Some(Rule::Adam(AdamOptions::DEFAULT)),
             batch_size: Some(1),
             recipe,
             ..config_of(format, source.clone())
@@ -235,10 +237,20 @@ fn each_number_of_ranks_computes_the_same_parameters() {
         let is_about_data = |line: &&String| !format.note.is_empty() && line.contains(format.note);
         let notes: Vec<&String> = lines.0.iter().filter(is_about_data).collect();
         assert_eq!(notes.len(), usize::from(!format.note.is_empty()), "{}: {:?}", format.name, lines.0);
-        for &n in if_long_tests_else(&[2, 3, 5][..], &[3]) {
+        let stream_directory = tempfile::tempdir().unwrap();
+        let short: &[(usize, bool)] = &[(3, false), (1, true), (2, true), (3, true)];
+        let long: &[(usize, bool)] =
+            &[(2, false), (3, false), (5, false), (1, true), (2, true), (3, true), (5, true)];
+        for &(n, is_streamed) in if_long_tests_else(long, short) {
+            let stream_directory = is_streamed.then(|| stream_directory.path().to_owned());
+            let config = Config { stream_directory, ..config.clone() };
             for (summary, lines) in run_on_ranks(vec![source.clone(); n], &config) {
                 let summary = summary.unwrap();
-                assert_eq!(summary.parameters, alone.parameters, "{} on {n} ranks", format.name);
+                assert_eq!(
+                    summary.parameters, alone.parameters,
+                    "{} on {n} ranks, {is_streamed}",
+                    format.name
+                );
                 assert_eq!(summary.report.train_samples, alone.report.train_samples);
                 assert_eq!(lines.iter().filter(is_about_data).collect::<Vec<_>>(), notes, "{n} ranks");
             }
@@ -287,11 +299,15 @@ fn all_ranks_name_a_damaged_sample() {
     for format in &FORMATS {
         let directory = tempfile::tempdir().unwrap();
         let source = (format.write)(directory.path(), Content { is_damaged: true, ..GOOD });
-        let config = config_of(format, source.clone());
-        for (index, (result, _)) in run_on_ranks(vec![source; 3], &config).into_iter().enumerate() {
-            let error = result.unwrap_err().to_string();
-            assert!(error.contains(format.damage), "{}: {error} / {}", format.name, format.damage);
-            assert_eq!(error.starts_with("rank 2"), index != 2, "{error}");
+        let stream_directory = tempfile::tempdir().unwrap();
+        for stream_directory in [None, Some(stream_directory.path().to_owned())] {
+            let config = Config { stream_directory, ..config_of(format, source.clone()) };
+            for (index, (result, _)) in run_on_ranks(vec![source.clone(); 3], &config).into_iter().enumerate()
+            {
+                let error = result.unwrap_err().to_string();
+                assert!(error.contains(format.damage), "{}: {error} / {}", format.name, format.damage);
+                assert_eq!(error.starts_with("rank 2"), index != 2, "{error}");
+            }
         }
     }
 }

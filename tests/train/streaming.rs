@@ -1,4 +1,4 @@
-//! Tests of tables whose rows are in temporary files.
+//! Tests of samples in temporary files.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,6 +10,7 @@ use ringtrain::train::optimizer::Rule;
 use ringtrain::train::{Config, ExistingCheckpoint, Recipe, Validation, run};
 
 use super::library::{PrintedLines, config, train};
+use super::shared_formats::{FORMATS, GOOD, SAMPLES, config_of};
 use super::shared_tables::{table_config, write_table};
 use super::strategies::{assert_close, checkpoint_in, parse_strategy, train_and_compare};
 use super::util::{if_long_tests_else, run as finish};
@@ -61,6 +62,22 @@ fn streamed_rows_give_the_same_parameters_as_rows_in_memory() {
     assert_eq!(names, ["table.csv"], "the temporary files have no names");
 }
 
+/// A run with a batch of all samples is refused only if the training set is not in memory.
+#[test]
+fn samples_of_each_format_are_not_in_memory() {
+    for format in &FORMATS {
+        let (directory, stream_directory) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let streamed = Config {
+            rule: Some(Rule::Sgd),
+            batch_size: Some(SAMPLES),
+            stream_directory: Some(stream_directory.path().to_owned()),
+            ..config_of(format, (format.write)(directory.path(), GOOD))
+        };
+        let error = train(&streamed).unwrap_err().to_string();
+        assert!(error.contains("so --stream would hold all samples in memory"), "{}: {error}", format.name);
+    }
+}
+
 #[test]
 fn each_strategy_that_divides_batches_uses_streamed_rows() {
     let directory = tempfile::tempdir().unwrap();
@@ -106,7 +123,10 @@ fn options_that_do_not_suit_streamed_rows_are_refused() {
             Config { batch_size: Some(1000), ..streamed.clone() },
             "--batch-size 1000 is not smaller than the training set",
         ),
-        (Config { table: config().table, ..digits }, "--stream is for tables"),
+        (
+            Config { table: config().table, ..digits },
+            "--stream is for tables, arrays, sparse rows and images in files; leave it out with --data digits",
+        ),
         (
             Config { checkpoint: checkpoint(ExistingCheckpoint::Resume), epochs: Some(2), ..streamed },
             "shuffled as a whole, but this run has samples (--stream) shuffled in blocks",
@@ -120,7 +140,7 @@ fn options_that_do_not_suit_streamed_rows_are_refused() {
     }
 }
 
-/// Streams a table to a disk of 200 KiB. The encoded rows need 320 KB.
+/// Streams a table and sparse rows to a disk of 200 KiB. The encoded rows of the table need 320 KB, and the sparse rows 280 KB.
 #[test]
 fn a_full_disk_ends_the_run_on_all_ranks_with_an_error() {
     if !rustix::process::geteuid().is_root() {
@@ -129,17 +149,26 @@ fn a_full_disk_ends_the_run_on_all_ranks_with_an_error() {
     }
     let directory = tempfile::tempdir().unwrap();
     write_table(&directory.path().join("table.csv"), (0, "1"));
-    let script = "mkdir disk && mount -t tmpfs -o size=200k none disk || exit 70
-        exec \"$0\" -n 2 \"$1\" --data table.csv --target y --missing mean --drop comment --stream disk";
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "sh", "-c", script, RINGRUN, RINGTRAIN]).current_dir(&directory);
-    let done = finish(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
-    let stderr = done.stderr();
-    if done.code() == Some(70) || stderr.contains("unshare failed") {
-        println!("SKIPPED: this user may not mount a disk: {stderr}");
-        return;
+    let sparse = FORMATS.iter().find(|format| format.name == "sparse rows").unwrap();
+    (sparse.write)(directory.path(), GOOD);
+    for data in ["table.csv --target y --missing mean --drop comment", "rows.libsvm"] {
+        let script = format!(
+            "mkdir -p disk && mount -t tmpfs -o size=200k none disk || exit 70
+            exec \"$0\" -n 2 \"$1\" --data {data} --stream disk"
+        );
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &script, RINGRUN, RINGTRAIN]).current_dir(&directory);
+        let done = finish(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+        let stderr = done.stderr();
+        if done.code() == Some(70) || stderr.contains("unshare failed") {
+            println!("SKIPPED: this user may not mount a disk: {stderr}");
+            return;
+        }
+        assert_eq!(done.code(), Some(4), "{data}: {stderr}");
+        let expected = "cannot write a temporary file in disk: No space left on device";
+        assert!(
+            stderr.contains(expected) && stderr.contains("another directory to --stream"),
+            "{data}: {stderr}"
+        );
     }
-    assert_eq!(done.code(), Some(4), "{stderr}");
-    let expected = "cannot write a temporary file in disk: No space left on device";
-    assert!(stderr.contains(expected) && stderr.contains("another directory to --stream"), "{stderr}");
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ndarray::{Array2, ArrayViewMut2, Axis};
+use ndarray::{Array2, ArrayViewMut2, Axis, concatenate};
 use sha2::{Digest, Sha256};
 
 use super::sparse::SparseRows;
@@ -155,14 +155,6 @@ impl Features {
         }
     }
 
-    /// Returns the cells of a table. Returns `None` for pixels, sparse rows and texts.
-    pub(crate) fn cells(&self) -> Option<&Array2<f32>> {
-        match self {
-            Self::Numbers(cells) | Self::Encoded { cells, .. } => Some(cells),
-            Self::Pixels { .. } | Self::Sparse(_) | Self::Tokens(_) => None,
-        }
-    }
-
     /// Returns whether each cell of a text column is NaN or the index of one of the column's inputs, and whether each value
     /// of a sparse row is in one of the columns.
     pub(crate) fn are_valid(&self) -> bool {
@@ -184,6 +176,16 @@ impl Features {
             Self::Numbers(_) => Some(Self::Numbers(cells)),
             Self::Encoded { encoding, .. } => Some(Self::Encoded { cells, encoding: Arc::clone(encoding) }),
             Self::Pixels { .. } | Self::Sparse(_) | Self::Tokens(_) => None,
+        }
+    }
+
+    /// Converts pixels of grey images to pixels of colour images with three equal channels. Other features stay as they are.
+    pub(super) fn into_colour(self) -> Self {
+        match self {
+            Self::Pixels { values, divisor } => {
+                Self::Pixels { values: concatenate![Axis(1), values, values, values], divisor }
+            }
+            other => other,
         }
     }
 

@@ -3,17 +3,14 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use super::disk_cells::DiskCells;
+use super::disk_features::DiskFeatures;
 use super::{DataError, Features, Samples, Targets};
-
-/// The number of samples that [`HeldSamples::visit_blocks`] reads from a file at once.
-const BLOCK_ROWS: usize = 1024;
 
 /// The features of samples.
 #[derive(Clone, Debug)]
 pub(crate) enum HeldFeatures {
     InMemory(Features),
-    OnDisk(DiskCells),
+    OnDisk(DiskFeatures),
 }
 
 impl HeldFeatures {
@@ -21,7 +18,7 @@ impl HeldFeatures {
     pub(crate) fn rows(&self) -> usize {
         match self {
             Self::InMemory(features) => features.rows(),
-            Self::OnDisk(cells) => cells.rows(),
+            Self::OnDisk(features) => features.rows(),
         }
     }
 
@@ -29,7 +26,61 @@ impl HeldFeatures {
     pub(crate) fn format(&self) -> &Features {
         match self {
             Self::InMemory(features) => features,
-            Self::OnDisk(cells) => cells.format(),
+            Self::OnDisk(features) => features.format(),
+        }
+    }
+
+    /// Increases the number of columns of sparse rows. Other features keep their columns.
+    pub(crate) fn widen(&mut self, columns: usize) {
+        let format = match self {
+            Self::InMemory(features) => features,
+            Self::OnDisk(features) => features.format_mut(),
+        };
+        if let Features::Sparse(rows) = format {
+            rows.widen(columns);
+        }
+    }
+
+    /// Returns the number of stored values of each sparse row. Returns an empty vector for other features.
+    pub(crate) fn value_counts(&self) -> Vec<u32> {
+        let count_of_row: &dyn Fn(usize) -> usize = match self {
+            Self::InMemory(Features::Sparse(rows)) => &|row| rows.value_count(row),
+            Self::OnDisk(features) if matches!(features.format(), Features::Sparse(_)) => {
+                &|row| features.value_count(row)
+            }
+            _ => return Vec::new(),
+        };
+        (0..self.rows()).map(|row| count_of_row(row) as u32).collect()
+    }
+
+    /// Returns a copy of the samples in `chosen`. If the features are in a file, the copy uses the same file. `chosen` must
+    /// be sorted.
+    #[must_use]
+    pub(crate) fn select(&self, chosen: &[usize]) -> Self {
+        match self {
+            Self::InMemory(features) => Self::InMemory(features.select(chosen)),
+            Self::OnDisk(features) => Self::OnDisk(features.select(chosen)),
+        }
+    }
+
+    /// Replaces the features of all samples by the results of `convert`, which may be called for parts of the samples.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read or written.
+    pub(crate) fn convert(self, convert: impl Fn(Features) -> Features) -> Result<Self, DataError> {
+        Ok(match self {
+            Self::InMemory(features) => Self::InMemory(convert(features)),
+            Self::OnDisk(features) => Self::OnDisk(features.rewrite(convert)?.finish()),
+        })
+    }
+
+    /// Returns all samples in memory.
+    #[cfg(test)]
+    pub(crate) fn into_memory(self) -> Features {
+        match self {
+            Self::InMemory(features) => features,
+            Self::OnDisk(features) => features.load(0..features.rows()).unwrap(),
         }
     }
 }
@@ -39,7 +90,7 @@ impl HeldFeatures {
 pub(crate) enum HeldSamples {
     InMemory(Samples),
     /// The features are in a file. The targets are in memory.
-    OnDisk(DiskCells, Targets),
+    OnDisk(DiskFeatures, Targets),
 }
 
 impl HeldSamples {
@@ -47,7 +98,7 @@ impl HeldSamples {
     pub(crate) fn new(features: HeldFeatures, targets: Targets) -> Self {
         match features {
             HeldFeatures::InMemory(features) => Self::InMemory(Samples { features, targets }),
-            HeldFeatures::OnDisk(cells) => Self::OnDisk(cells, targets),
+            HeldFeatures::OnDisk(features) => Self::OnDisk(features, targets),
         }
     }
 
@@ -55,7 +106,7 @@ impl HeldSamples {
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::InMemory(samples) => samples.len(),
-            Self::OnDisk(cells, _) => cells.rows(),
+            Self::OnDisk(features, _) => features.rows(),
         }
     }
 
@@ -63,7 +114,18 @@ impl HeldSamples {
     pub(crate) fn feature_format(&self) -> &Features {
         match self {
             Self::InMemory(samples) => &samples.features,
-            Self::OnDisk(cells, _) => cells.format(),
+            Self::OnDisk(features, _) => features.format(),
+        }
+    }
+
+    /// Returns the number of stored values of all sparse rows. Returns 0 for other features.
+    pub(crate) fn stored_value_count(&self) -> usize {
+        match self {
+            Self::InMemory(Samples { features: Features::Sparse(rows), .. }) => rows.stored_value_count(),
+            Self::OnDisk(features, _) if matches!(features.format(), Features::Sparse(_)) => {
+                (0..features.rows()).map(|row| features.value_count(row)).sum()
+            }
+            _ => 0,
         }
     }
 
@@ -89,7 +151,7 @@ impl HeldSamples {
     pub(crate) fn select(&self, chosen: &[usize]) -> Self {
         match self {
             Self::InMemory(samples) => Self::InMemory(samples.select(chosen)),
-            Self::OnDisk(cells, targets) => Self::OnDisk(cells.select(chosen), targets.select(chosen)),
+            Self::OnDisk(features, targets) => Self::OnDisk(features.select(chosen), targets.select(chosen)),
         }
     }
 
@@ -120,8 +182,8 @@ impl HeldSamples {
     pub(crate) fn load(&self, indices: &[usize]) -> Result<Samples, DataError> {
         match self {
             Self::InMemory(samples) => Ok(samples.select(indices)),
-            Self::OnDisk(cells, targets) => {
-                let features = cells.load(indices.iter().copied())?;
+            Self::OnDisk(features, targets) => {
+                let features = features.load(indices.iter().copied())?;
                 Ok(Samples { features, targets: targets.select(indices) })
             }
         }
@@ -135,7 +197,9 @@ impl HeldSamples {
     pub(crate) fn into_memory(self) -> Result<Samples, DataError> {
         match self {
             Self::InMemory(samples) => Ok(samples),
-            Self::OnDisk(cells, targets) => Ok(Samples { features: cells.load(0..cells.rows())?, targets }),
+            Self::OnDisk(features, targets) => {
+                Ok(Samples { features: features.load(0..features.rows())?, targets })
+            }
         }
     }
 
@@ -150,7 +214,10 @@ impl HeldSamples {
         rows: Range<usize>,
         mut visit: impl FnMut(&Samples, Range<usize>),
     ) -> Result<(), DataError> {
-        let block_rows = if self.in_memory().is_some() { rows.len().max(1) } else { BLOCK_ROWS };
+        let block_rows = match self {
+            Self::InMemory(_) => rows.len().max(1),
+            Self::OnDisk(features, _) => features.block_rows(),
+        };
         for start in rows.clone().step_by(block_rows) {
             let (samples, block) = self.load_range(start..rows.end.min(start + block_rows))?;
             visit(&samples, block);
@@ -160,8 +227,8 @@ impl HeldSamples {
 
     /// Tells the operating system that the samples `range` will soon be read.
     pub(crate) fn prefetch(&self, range: Range<usize>) {
-        if let Self::OnDisk(cells, _) = self {
-            cells.prefetch(range);
+        if let Self::OnDisk(features, _) = self {
+            features.prefetch(range);
         }
     }
 }

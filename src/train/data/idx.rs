@@ -2,12 +2,13 @@
 //! the data bytes.
 
 use std::io::Read;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use ndarray::Array2;
 
 use super::file::{checked_element_count, stream_error};
-use super::part_of_source::{PartOfSource, load_parts};
+use super::part_of_source::{PartOfSource, load_parts, read_samples};
 use super::sample_blocks::{BlockReader, RowOrigins, SampleBlock};
 use super::skippable_reader::{DataBytes, SkippableReader};
 use super::unsplit_data::UnsplitData;
@@ -22,7 +23,8 @@ const IMAGES_MAGIC: u32 = 0x0000_0803;
 const LABELS_MAGIC: u32 = 0x0000_0801;
 
 /// Loads the training and the test set from a directory with the four files `{train,t10k}-{images-idx3,labels-idx1}-ubyte`. The
-/// name of each file may end in `.gz`, and may have `.` instead of `-` before `idx`. All ranks must call this function.
+/// name of each file may end in `.gz`, and may have `.` instead of `-` before `idx`. If there is a `stream_directory`, the images
+/// are in temporary files in this directory. All ranks must call this function.
 ///
 /// # Errors
 ///
@@ -30,10 +32,12 @@ const LABELS_MAGIC: u32 = 0x0000_0801;
 /// training images and the test images have different shapes.
 pub(crate) fn load_idx_directory(
     directory: &Path,
+    stream_directory: Option<&Path>,
     group: &mut Group,
 ) -> Result<(UnsplitData, UnsplitData), TrainError> {
     let name = directory.display().to_string();
-    let mut load = |set| load_parts(&name, group, |share| read_part_of_set(directory, set, share));
+    let mut load =
+        |set| load_parts(&name, group, |share| read_part_of_set(directory, set, (share, stream_directory)));
     let (train, test) = (load(IdxSet::Train)?, load(IdxSet::Test)?);
     if train.image != test.image {
         let size = |set: &UnsplitData| set.image.map_or_else(String::new, |shape| shape.to_string());
@@ -48,12 +52,15 @@ pub(crate) fn load_idx_directory(
 }
 
 /// Reads this rank's part of the images and the labels of a set.
-fn read_part_of_set(directory: &Path, set: IdxSet, share: BlocksOfRank) -> Result<PartOfSource, DataError> {
+fn read_part_of_set(
+    directory: &Path,
+    set: IdxSet,
+    (share, stream_directory): (BlocksOfRank, Option<&Path>),
+) -> Result<PartOfSource, DataError> {
     let mut reader = IdxReader::open(directory, set)?;
-    let own_rows = share.range_of(reader.rows as u64);
-    reader.skip_samples(own_rows.start)?;
-    let samples = reader.read_samples((own_rows.end - own_rows.start) as usize)?;
     let fingerprint = short_digest(format!("{} {}", reader.rows, reader.shape).as_bytes());
+    reader.restrict_to_rows(share.range_of(reader.rows as u64))?;
+    let samples = read_samples(&mut reader, stream_directory)?;
     Ok(PartOfSource { samples, image: Some(reader.shape), fingerprint, notes: Vec::new(), rounding: None })
 }
 
@@ -81,9 +88,9 @@ pub(crate) struct IdxReader {
     images: IdxFile,
     labels: IdxFile,
     shape: ImageShape,
-    /// The number of images.
+    /// The number of images before the end of the part that is read.
     rows: usize,
-    /// The number of images that have been read.
+    /// The number of images that have been read or skipped.
     rows_read: usize,
 }
 
@@ -117,32 +124,28 @@ impl IdxReader {
         self.shape
     }
 
-    /// Skips `count` images and labels.
-    fn skip_samples(&mut self, count: u64) -> Result<(), DataError> {
-        self.rows_read += count as usize;
-        self.images.data.skip_to(count * self.shape.value_count() as u64)?;
-        self.labels.data.skip_to(count)
-    }
-
-    /// Reads the next images and labels, at most `rows_max`.
-    fn read_samples(&mut self, rows_max: usize) -> Result<UninterpretedSamples, DataError> {
-        let rows = rows_max.min(self.rows - self.rows_read);
-        let pixels = self.shape.value_count();
-        let images = self.images.data.read((rows * pixels) as u64)?;
-        let labels = self.labels.data.read(rows as u64)?;
-        self.rows_read += rows;
-        let values = Array2::from_shape_vec((rows, pixels), images).expect("`rows * pixels` bytes were read");
-        Ok(UninterpretedSamples {
-            features: Features::Pixels { values, divisor: 255.0 },
-            target: Column::Numbers(labels.into_iter().map(f64::from).collect()),
-        })
+    /// Skips the images and the labels before `range`. Later calls read only the images and labels in `range`.
+    fn restrict_to_rows(&mut self, range: Range<u64>) -> Result<(), DataError> {
+        (self.rows_read, self.rows) = (range.start as usize, range.end as usize);
+        self.images.data.skip_to(range.start * self.shape.value_count() as u64)?;
+        self.labels.data.skip_to(range.start)
     }
 }
 
 impl BlockReader for IdxReader {
     fn read_block(&mut self, rows_max: usize) -> Result<SampleBlock, DataError> {
         let origins = RowOrigins::Numbers(self.name.clone(), self.rows_read);
-        Ok(SampleBlock { samples: self.read_samples(rows_max)?, origins })
+        let rows = rows_max.min(self.rows - self.rows_read);
+        let pixels = self.shape.value_count();
+        let images = self.images.data.read((rows * pixels) as u64)?;
+        let labels = self.labels.data.read(rows as u64)?;
+        self.rows_read += rows;
+        let values = Array2::from_shape_vec((rows, pixels), images).expect("`rows * pixels` bytes were read");
+        let samples = UninterpretedSamples {
+            features: Features::Pixels { values, divisor: 255.0 },
+            target: Column::Numbers(labels.into_iter().map(f64::from).collect()),
+        };
+        Ok(SampleBlock { samples, origins })
     }
 }
 
@@ -209,7 +212,7 @@ mod tests {
     use super::*;
 
     fn load(directory: &Path) -> Result<(UnsplitData, UnsplitData), TrainError> {
-        load_idx_directory(directory, &mut Group::solo())
+        load_idx_directory(directory, None, &mut Group::solo())
     }
 
     /// Returns the content of an IDX file.
@@ -239,16 +242,16 @@ mod tests {
         let directory = data_directory();
         let (train, test) = load(directory.path()).unwrap();
         assert_eq!(train.image, Some(ImageShape { channels: 1, height: 2, width: 3 }));
-        let (train, test) = (train.samples, test.samples);
-        assert_eq!(train.features, test.features);
-        assert_eq!((train.features.rows(), train.features.columns()), (2, 6));
+        let [train, test] = [train, test].map(|set| set.samples.features.into_memory());
+        assert_eq!(train, test);
+        assert_eq!((train.rows(), train.columns()), (2, 6));
         let plain = directory.path().join("train-images-idx3-ubyte");
         let file = fs::File::create(directory.path().join("train-images-idx3-ubyte.gz")).unwrap();
         let mut encoder = GzEncoder::new(file, Compression::fast());
         encoder.write_all(&images_file()).unwrap();
         encoder.finish().unwrap();
         fs::remove_file(plain).unwrap();
-        assert_eq!(load(directory.path()).unwrap().0.samples.features, train.features);
+        assert_eq!(load(directory.path()).unwrap().0.samples.features.into_memory(), train);
         fs::remove_file(directory.path().join("t10k-labels.idx1-ubyte")).unwrap();
         let error = load(directory.path()).unwrap_err().to_string();
         assert!(error.contains("t10k-labels-idx1-ubyte"), "{error}");

@@ -8,7 +8,7 @@ use ndarray::Array2;
 use sha2::{Digest, Sha256};
 
 use super::image_file::{self, DecodedImage};
-use super::part_of_source::PartOfSource;
+use super::part_of_source::{PartOfSource, read_samples};
 use super::sample_blocks::{BlockReader, RowOrigins, SampleBlock};
 use super::{BlocksOfRank, Column, DataError, ELEMENTS_MAX, Features, ImageShape, UninterpretedSamples};
 use crate::train::rank_checks::short_digest;
@@ -64,7 +64,7 @@ pub(crate) fn is_image_folder(directory: &Path) -> bool {
 pub(crate) fn read_part_of_folder(
     directory: &Path,
     wanted_shape: Option<ImageShape>,
-    share: BlocksOfRank,
+    (share, stream_directory): (BlocksOfRank, Option<&Path>),
 ) -> Result<PartOfSource, DataError> {
     let mut list = list_images(directory)?;
     if list.images.iter().any(|(_, class)| class.is_empty()) {
@@ -82,7 +82,7 @@ pub(crate) fn read_part_of_folder(
     list.images.drain(..own.start as usize);
     let notes = describe_ignored_files(&list.other_files).into_iter().collect();
     let mut reader = ImageReader { pixels: Some(pixels), ..ImageReader::new(list, wanted) };
-    let SampleBlock { samples, .. } = reader.read_block(usize::MAX)?;
+    let samples = read_samples(&mut reader, stream_directory)?;
     let image = reader.pixels.map(|pixels| pixels.shape);
     Ok(PartOfSource { samples, image, fingerprint, notes, rounding: None })
 }
@@ -359,7 +359,7 @@ mod tests {
     const COLOUR_PNG: &[u8] = include_bytes!("images/palette.png");
 
     fn load_image_folder(directory: &Path) -> Result<UnsplitData, TrainError> {
-        load_parts("images", &mut Group::solo(), |share| read_part_of_folder(directory, None, share))
+        load_parts("images", &mut Group::solo(), |share| read_part_of_folder(directory, None, (share, None)))
     }
 
     fn make_image_folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
@@ -383,7 +383,9 @@ mod tests {
         ]);
         let UnsplitData { samples, image, notes, .. } = load_image_folder(directory.path()).unwrap();
         assert_eq!(image, Some(ImageShape { channels: 3, height: 2, width: 3 }));
-        let Features::Pixels { values, .. } = &samples.features else { panic!("images are pixels") };
+        let Features::Pixels { values, .. } = samples.features.into_memory() else {
+            panic!("images are pixels")
+        };
         let grey = vec![100_u8; 18];
         let colour = [[200_u8; 6], [50; 6], [10; 6]].concat();
         let rows: Vec<Vec<u8>> = values.rows().into_iter().map(|row| row.to_vec()).collect();

@@ -11,7 +11,7 @@ use memchr::memchr_iter;
 
 use super::csv::parse_number;
 use super::file::stream_error;
-use super::part_of_source::PartOfSource;
+use super::part_of_source::{PartOfSource, read_samples};
 use super::sample_blocks::{BlockReader, RowOrigins, SampleBlock};
 use super::skippable_reader::SkippableReader;
 use super::sparse::SparseRowsBuilder;
@@ -33,7 +33,10 @@ const TOKEN_CHARACTERS_SHOWN_MAX: usize = 40;
 ///
 /// If the file cannot be read, or if a line of this rank is malformed. An error names the line and the character, both counted
 /// from 1.
-pub(crate) fn read_part_of_file(path: &Path, share: BlocksOfRank) -> Result<PartOfSource, DataError> {
+pub(crate) fn read_part_of_file(
+    path: &Path,
+    (share, stream_directory): (BlocksOfRank, Option<&Path>),
+) -> Result<PartOfSource, DataError> {
     // A single rank reads the file only once, so the file may be a pipe.
     let (len, own_bytes) = if share == BlocksOfRank::ALL {
         (0, 0..u64::MAX)
@@ -41,7 +44,7 @@ pub(crate) fn read_part_of_file(path: &Path, share: BlocksOfRank) -> Result<Part
         let len = SkippableReader::open(path)?.into_len().map_err(|error| stream_error(path, error))?;
         (len, share.range_of(len))
     };
-    let (SampleBlock { samples, .. }, _) = LibsvmReader::open_part(path, own_bytes)?.read_rows(usize::MAX)?;
+    let samples = read_samples(&mut LibsvmReader::open_part(path, own_bytes)?, stream_directory)?;
     Ok(PartOfSource { samples, image: None, fingerprint: len, notes: Vec::new(), rounding: None })
 }
 
@@ -157,7 +160,8 @@ impl LibsvmReader {
 impl BlockReader for LibsvmReader {
     fn read_block(&mut self, rows_max: usize) -> Result<SampleBlock, DataError> {
         let (block, is_at_end) = self.read_rows(rows_max)?;
-        if is_at_end {
+        // A part may have no rows.
+        if is_at_end && self.end == u64::MAX {
             check_rows(&self.path, self.rows_read, self.largest_index as usize)?;
         }
         Ok(block)
@@ -346,18 +350,20 @@ mod tests {
         for ranks in [2, 3, 7, 60] {
             let (mut targets, mut largest) = (Vec::new(), 0);
             for rank in 0..ranks {
-                let part = read_part_of_file(&path, BlocksOfRank { rank, ranks }).unwrap();
+                let part = read_part_of_file(&path, (BlocksOfRank { rank, ranks }, None)).unwrap();
                 let Column::Numbers(own) = part.samples.target else { panic!("targets are numbers") };
-                assert_eq!(own.len(), part.samples.features.rows());
+                let features = part.samples.features.format();
+                assert_eq!(own.len(), features.rows());
                 targets.extend(own);
-                largest = largest.max(part.samples.features.columns());
+                largest = largest.max(features.columns());
                 assert_eq!(part.fingerprint, text.len() as u64);
             }
             assert_eq!((Column::Numbers(targets), largest), (all.target.clone(), 5), "{ranks}");
         }
         fs::write(&path, text.replace("5:1", "5:x")).unwrap();
         let failures = (0..7).filter_map(|rank| {
-            read_part_of_file(&path, BlocksOfRank { rank, ranks: 7 }).err().map(|error| error.to_string())
+            let share = BlocksOfRank { rank, ranks: 7 };
+            read_part_of_file(&path, (share, None)).err().map(|error| error.to_string())
         });
         let failures: Vec<String> = failures.collect();
         assert!(failures.len() == 1 && failures[0].contains("line 5, character 7: `x`"), "{failures:?}");

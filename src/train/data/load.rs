@@ -36,8 +36,8 @@ pub struct LoadOptions {
     /// The fraction of the training rows that the run will hold out for validation. [`DataSource::load`] returns these
     /// rows in the training set, but does not fit the encoding of a table on them.
     pub validation_fraction: Option<f64>,
-    /// The directory for temporary files that hold the rows of a table, so that memory holds only a few rows at a time.
-    /// `None` holds all rows in memory. [`DataSource::load`] ignores this field.
+    /// The directory for temporary files that hold the samples, so that memory holds only a few samples at a time. `None` holds
+    /// all samples in memory. [`DataSource::load`] ignores this field.
     pub stream_directory: Option<PathBuf>,
 }
 
@@ -160,6 +160,7 @@ impl DataSource {
     /// Reads the rows of the training set and of the test set. If neither the options nor the source has a test set,
     /// splits off a test set.
     fn read_sets(&self, options: &LoadOptions, group: &mut Group) -> Result<UninterpretedData, TrainError> {
+        let stream_directory = options.stream_directory.as_deref();
         let own_test_set = self.check_options(options).map_err(TrainError::from);
         let own_test_set = check_all_succeeded(group, RunPhase::Data, own_test_set)?;
         match self {
@@ -167,16 +168,16 @@ impl DataSource {
                 return Ok(table_load::load_table(self, options, group)?.into());
             }
             Self::Idx(directory) => {
-                let (train, test) = idx::load_idx_directory(directory, group)?;
+                let (train, test) = idx::load_idx_directory(directory, stream_directory, group)?;
                 let sets = [(train.samples, train.row_map), (test.samples, test.row_map)];
                 return Ok(UninterpretedData::from_sets(sets, train.image, Vec::new()));
             }
             _ => {}
         }
-        let mut data = self.load_unsplit_data(options.task, None, group)?;
+        let mut data = self.load_unsplit_data(options.task, None, (stream_directory, group))?;
         let sets = match options.test_source.as_ref().or(own_test_set.as_ref()) {
             Some(source) => {
-                let test = self.load_test_set(&mut data, source, group)?;
+                let test = self.load_test_set(&mut data, source, (stream_directory, group))?;
                 data.notes.extend(test.notes);
                 [(data.samples, data.row_map), (test.samples, test.row_map)]
             }
@@ -189,11 +190,6 @@ impl DataSource {
     fn check_options(&self, options: &LoadOptions) -> Result<Option<Self>, DataError> {
         if let Some(test) = &options.test_source {
             self.check_test_source(test).map_err(DataError::Unsuitable)?;
-        }
-        if options.stream_directory.is_some() && !self.is_table() {
-            return Err(DataError::Unsuitable(format!(
-                "--stream is for tables, such as CSV and Parquet files; leave it out for --data {self}"
-            )));
         }
         self.own_test_arrays()
     }
@@ -240,13 +236,10 @@ impl UninterpretedData {
     /// Creates a training set and a test set from the samples of this rank. The maps say which rank holds which samples; they are
     /// `None` if each rank holds all samples.
     fn from_sets(
-        [(train, train_rows), (test, test_rows)]: [(UninterpretedSamples, Option<RowMap>); 2],
+        [(train, train_rows), (test, test_rows)]: [split::HeldSet; 2],
         image: Option<ImageShape>,
         notes: Vec<String>,
     ) -> Self {
-        let [train, test] = [train, test].map(|UninterpretedSamples { features, target }| {
-            UninterpretedSamples { features: HeldFeatures::InMemory(features), target }
-        });
         let row_maps = train_rows.zip(test_rows).map(|(train, test)| [train, test]);
         Self { train, test, row_maps, encoding: None, layout: None, image, notes }
     }

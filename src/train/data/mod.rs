@@ -7,7 +7,7 @@ mod compression;
 mod csv;
 mod dates;
 mod digits;
-mod disk_cells;
+mod disk_features;
 mod encoding;
 mod error;
 mod exact_sum;

@@ -17,7 +17,8 @@ use self::element_type::ElementType;
 pub(crate) use self::npz::{NpzFile, file_of_array};
 pub(crate) use self::rounding::ArrayRounding;
 use super::file::{checked_element_count, read_exactly, stream_error};
-use super::part_of_source::PartOfSource;
+use super::part_of_source::{PartOfSource, read_samples};
+use super::sample_blocks::{BlockReader, RowOrigins, SampleBlock};
 use super::skippable_reader::{DataBytes, SkippableReader};
 use super::{BlocksOfRank, Column, DataError, ELEMENTS_MAX, Features, ImageShape, UninterpretedSamples};
 use crate::train::rank_checks::short_digest;
@@ -38,10 +39,10 @@ const HEADER_BYTES_MAX: u32 = 1 << 16;
 pub(crate) fn read_part_of_arrays(
     features_path: &Path,
     targets_path: &Path,
-    share: BlocksOfRank,
+    (share, stream_directory): (BlocksOfRank, Option<&Path>),
 ) -> Result<PartOfSource, DataError> {
-    let features = open_npy_stream(features_path)?;
-    let targets = open_npy_stream(targets_path)?;
+    let features = ArrayFile::open(features_path)?;
+    let targets = ArrayFile::open(targets_path)?;
     let FeatureShape { rows, image, .. } =
         FeatureShape::new(&features.shape).map_err(|why| DataError::malformed(features_path, why))?;
     if !matches!(targets.shape.as_slice(), [_] | [_, 1]) {
@@ -54,34 +55,59 @@ pub(crate) fn read_part_of_arrays(
         return Err(DataError::malformed(targets_path, problem));
     }
     let fingerprint = short_digest(format!("{} {}", features.describe(), targets.describe()).as_bytes());
-    let own_rows = share.range_of(rows as u64);
-    let features = features.read_rows(own_rows.clone(), features_path)?;
-    let targets = targets.read_rows(own_rows.clone(), targets_path)?;
+    let rounding = ArrayRounding::new([features_path, targets_path]);
     let is_pixels = features.element_type.is_byte() && image.is_some();
-    let mut rounding = ArrayRounding::new([(&features, features_path), (&targets, targets_path)]);
-    let values = features.into_rows().map_err(|why| DataError::malformed(features_path, why))?;
-    if let Some(((row, column), value)) =
-        values.indexed_iter().find(|(_, value)| !(**value as f32).is_finite())
-    {
-        let row = own_rows.start + row as u64;
-        let problem =
-            format!("row {row}, column {column} (both counted from 0): {value} is not a finite number");
-        return Err(DataError::malformed(features_path, problem));
+    let rows = share.range_of(rows as u64);
+    let mut reader = ArrayReader { features, targets, is_pixels, rows, rounding };
+    let samples = read_samples(&mut reader, stream_directory)?;
+    Ok(PartOfSource { samples, image, fingerprint, notes: Vec::new(), rounding: Some(reader.rounding) })
+}
+
+/// Reads rows of an array of features and of an array of targets block by block.
+struct ArrayReader {
+    features: ArrayFile,
+    targets: ArrayFile,
+    /// Whether the features are pixels from 0 to 255.
+    is_pixels: bool,
+    /// The rows that have not been read yet.
+    rows: Range<u64>,
+    rounding: ArrayRounding,
+}
+
+impl BlockReader for ArrayReader {
+    fn read_block(&mut self, rows_max: usize) -> Result<SampleBlock, DataError> {
+        let first = self.rows.start;
+        self.rows.start = self.rows.end.min(first.saturating_add(rows_max as u64));
+        let rows = first..self.rows.start;
+        let features = self.features.read_rows(rows.clone())?;
+        let targets = self.targets.read_rows(rows.clone())?;
+        let [features_path, targets_path] = [&self.features.data.path, &self.targets.data.path];
+        self.rounding.count_rounded_integers([&features, &targets]);
+        let values = features.into_rows().map_err(|why| DataError::malformed(features_path, why))?;
+        if let Some(((row, column), value)) =
+            values.indexed_iter().find(|(_, value)| !(**value as f32).is_finite())
+        {
+            let row = first + row as u64;
+            let problem =
+                format!("row {row}, column {column} (both counted from 0): {value} is not a finite number");
+            return Err(DataError::malformed(features_path, problem));
+        }
+        if let Some((row, value)) = rows.zip(&targets.values).find(|(_, value)| !value.is_finite()) {
+            return Err(DataError::malformed(
+                targets_path,
+                format!("row {row} (counted from 0): {value} is not a finite number"),
+            ));
+        }
+        self.rounding.add_features(&values);
+        let features = if self.is_pixels {
+            Features::Pixels { values: values.mapv(|value| value as u8), divisor: 255.0 }
+        } else {
+            Features::Numbers(values.mapv(|value| value as f32))
+        };
+        let samples = UninterpretedSamples { features, target: Column::Numbers(targets.values) };
+        let origins = RowOrigins::Numbers(features_path.display().to_string(), first as usize);
+        Ok(SampleBlock { samples, origins })
     }
-    if let Some((row, value)) = own_rows.zip(&targets.values).find(|(_, value)| !value.is_finite()) {
-        return Err(DataError::malformed(
-            targets_path,
-            format!("row {row} (counted from 0): {value} is not a finite number"),
-        ));
-    }
-    rounding.add_features(&values);
-    let features = if is_pixels {
-        Features::Pixels { values: values.mapv(|value| value as u8), divisor: 255.0 }
-    } else {
-        Features::Numbers(values.mapv(|value| value as f32))
-    };
-    let samples = UninterpretedSamples { features, target: Column::Numbers(targets.values) };
-    Ok(PartOfSource { samples, image, fingerprint, notes: Vec::new(), rounding: Some(rounding) })
 }
 
 /// The shape of an array of features.
@@ -190,6 +216,24 @@ impl NpyStream {
         };
         Ok(self.element_type.decode(&bytes))
     }
+}
+
+/// An open file of which rows are read. The header has been read.
+struct ArrayFile {
+    shape: Vec<u64>,
+    /// Whether the elements are stored in column-major order.
+    fortran_order: bool,
+    element_type: ElementType,
+    data: DataBytes,
+}
+
+impl ArrayFile {
+    /// Opens a file, and reads its header.
+    fn open(path: &Path) -> Result<Self, DataError> {
+        let NpyStream { shape, fortran_order, element_type, reader } = open_npy_stream(path)?;
+        let len = shape.iter().product::<u64>() * element_type.size;
+        Ok(Self { shape, fortran_order, element_type, data: DataBytes::new(reader, path, len) })
+    }
 
     /// Returns the shape, the order and the type of the elements as text.
     fn describe(&self) -> String {
@@ -197,21 +241,25 @@ impl NpyStream {
     }
 
     /// Reads the elements whose first index is in `rows`. The array must have at least one dimension, and `rows` must be in
-    /// range.
-    fn read_rows(self, rows: Range<u64>, path: &Path) -> Result<NpyArray, DataError> {
-        let Self { mut shape, fortran_order, element_type, reader } = self;
+    /// range. If the array is in column-major order, each call after the first one opens the file again.
+    fn read_rows(&mut self, rows: Range<u64>) -> Result<NpyArray, DataError> {
+        let Self { ref shape, fortran_order, element_type, .. } = *self;
         let (row_count, columns) = (shape[0], shape[1..].iter().product::<u64>());
         // In row-major order, the elements of the rows follow each other. In column-major order, they follow each other in each
         // column.
         let (run_count, run_stride, columns_per_run) =
             if fortran_order { (columns, row_count, 1) } else { (1, 0, columns) };
-        let mut data = DataBytes::new(reader, path, row_count * columns * element_type.size);
+        let mut shape = shape.clone();
+        shape[0] = rows.end - rows.start;
+        if rows.start * columns_per_run * element_type.size < self.data.position() {
+            *self = Self::open(&self.data.path)?;
+        }
         let mut bytes = Vec::new();
         for run in 0..run_count {
-            data.skip_to((run * run_stride + rows.start * columns_per_run) * element_type.size)?;
-            bytes.extend(data.read((rows.end - rows.start) * columns_per_run * element_type.size)?);
+            let start = (run * run_stride + rows.start * columns_per_run) * element_type.size;
+            self.data.skip_to(start)?;
+            bytes.extend(self.data.read(shape[0] * columns_per_run * element_type.size)?);
         }
-        shape[0] = rows.end - rows.start;
         Ok(NpyArray { shape, fortran_order, element_type, values: element_type.decode(&bytes) })
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ndarray::Array2;
 
 use super::dates::parse_date;
-use super::disk_cells::CellWriter;
+use super::disk_features::FeatureWriter;
 use super::encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding};
 use super::exact_sum::{self, ExactSum};
 use super::numbers::{NumberRange, NumberReader, Numbers, merge_ranges};
@@ -139,13 +139,32 @@ impl RawTable {
             columns.push(ColumnEncoding { name: column.name.clone(), is_date: column.is_date, inputs });
         }
         let encoding = Arc::new(TableEncoding { target: self.target_name, missing, columns });
+        let make_features = |cells: Array2<f32>| {
+            if encoding.inputs_equal_cells() {
+                Features::Numbers(cells)
+            } else {
+                Features::Encoded { cells, encoding: Arc::clone(&encoding) }
+            }
+        };
+        let width = self.columns.len();
         let encode_set = |rows: &[usize]| -> Result<_, DataError> {
-            let mut cells = CellWriter::new(self.columns.len(), rows.len(), stream_directory)?;
-            let unknown = encode_rows(&self.columns, rows, &encoding, &mut cells)?;
-            Ok((cells, unknown))
+            if let Some(directory) = stream_directory {
+                let mut writer = FeatureWriter::create(directory, &make_features(Array2::zeros((0, width))))?;
+                let append = |block| writer.append(&make_features(block));
+                let unknown = encode_rows(&self.columns, rows, &encoding, append)?;
+                return Ok((HeldFeatures::OnDisk(writer.finish()), unknown));
+            }
+            let mut cells = Vec::with_capacity(rows.len() * width);
+            let append = |block: Array2<f32>| {
+                cells.extend(block);
+                Ok(())
+            };
+            let unknown = encode_rows(&self.columns, rows, &encoding, append)?;
+            let cells = Array2::from_shape_vec((rows.len(), width), cells).expect("each row has its cells");
+            Ok((HeldFeatures::InMemory(make_features(cells)), unknown))
         };
         let encoded = encode_set(&train_here).and_then(|train| Ok((train, encode_set(&test_here)?)));
-        let ((train_cells, unknown_in_validation), (test_cells, unknown_in_test)) =
+        let ((train_features, unknown_in_validation), (test_features, unknown_in_test)) =
             check_all_succeeded(group, RunPhase::Data, encoded.map_err(TrainError::from))?;
         let mut unknown = [unknown_in_validation, unknown_in_test].concat();
         group.all_reduce(&mut unknown, ReduceOp::Sum)?;
@@ -159,19 +178,11 @@ impl RawTable {
                 ));
             }
         }
-        let make_samples = |cells: CellWriter, rows: &[usize]| {
-            let features = cells.finish(|cells| {
-                if encoding.inputs_equal_cells() {
-                    Features::Numbers(cells)
-                } else {
-                    Features::Encoded { cells, encoding: Arc::clone(&encoding) }
-                }
-            });
-            UninterpretedSamples { features, target: self.target.select(rows) }
-        };
+        let make_samples =
+            |features, rows: &[usize]| UninterpretedSamples { features, target: self.target.select(rows) };
         Ok(EncodedTable {
-            train: make_samples(train_cells, &train_here),
-            test: make_samples(test_cells, &test_here),
+            train: make_samples(train_features, &train_here),
+            test: make_samples(test_features, &test_here),
             train_row_map: self.row_map.restrict_to_rows(train),
             test_row_map: self.row_map.restrict_to_rows(test),
             encoding,
@@ -414,12 +425,12 @@ impl<'a> CellEncoder<'a> {
     }
 }
 
-/// Adds the cells of `rows` to `cells`. Returns for each column the number of texts without a category.
+/// Calls `append` with the cells of `rows`, block by block. Returns for each column the number of texts without a category.
 fn encode_rows(
     columns: &[RawColumn],
     rows: &[usize],
     encoding: &TableEncoding,
-    cells: &mut CellWriter,
+    mut append: impl FnMut(Array2<f32>) -> Result<(), DataError>,
 ) -> Result<Vec<u64>, DataError> {
     let cells_are_inputs = encoding.inputs_equal_cells();
     let columns = columns.iter().zip(&encoding.columns);
@@ -436,7 +447,7 @@ fn encode_rows(
                 *unknown += u64::from(is_text && cell.is_nan());
             }
         }
-        cells.append(&block_cells)?;
+        append(block_cells)?;
     }
     Ok(unknown)
 }

@@ -108,6 +108,7 @@ mod tests {
     use ndarray::Array2;
 
     use super::*;
+    use crate::group::Group;
     use crate::train::data::{Column, Features, LoadOptions, Targets};
 
     /// Writes an IDX test set of two images with 2 x 2 pixels, without the last `missing` bytes, and a training set.
@@ -197,6 +198,16 @@ mod tests {
             for rows_max in [1, 2, 3, 1000, usize::MAX] {
                 let found = read_in_blocks(&source, task, inputs, rows_max);
                 assert!(found == expected, "{source}, blocks of {rows_max}: {found:?} {expected:?}");
+            }
+            if matches!(source, DataSource::Digits | DataSource::Synthetic { .. }) {
+                continue;
+            }
+            let stream_directory = Some(directory.path().to_owned());
+            let options = LoadOptions { task: Some(task), stream_directory, ..LoadOptions::default() };
+            let streamed = source.load_on_ranks(&options, &mut Group::solo()).unwrap();
+            for (set, expected) in [(streamed.train, dataset.train), (streamed.test, dataset.test)] {
+                assert!(set.held.in_memory().is_none() && set.held.feature_format().rows() == 0, "{source}");
+                assert_eq!(set.held.into_memory().unwrap(), expected, "{source}");
             }
         }
     }

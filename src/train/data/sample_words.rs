@@ -1,4 +1,4 @@
-//! Converts samples to 32-bit words, which ranks exchange.
+//! Converts samples to 32-bit words, which ranks exchange and which temporary files hold.
 //!
 //! The words of a sample are its features and then its target. A number or a cell is one word, four pixels are one
 //! word, and a stored value of a sparse row is two words: its column and its value. A target is one word (a class) or
@@ -12,17 +12,42 @@ use super::{DataError, Features, HeldSamples, Samples, Targets};
 /// The message of a panic. The ranks never exchange the samples of a text.
 const TEXTS_HELD_MESSAGE: &str = "each rank holds all samples of a text";
 
+impl Features {
+    /// Returns the number of words of the features of a sample. `value_count` is the number of stored values if the sample
+    /// is a sparse row, and otherwise has no effect.
+    pub(super) fn word_count(&self, value_count: usize) -> usize {
+        match self {
+            Self::Numbers(cells) | Self::Encoded { cells, .. } => cells.ncols(),
+            Self::Pixels { values, .. } => values.ncols().div_ceil(size_of::<u32>()),
+            Self::Sparse(_) => 2 * value_count,
+            Self::Tokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
+        }
+    }
+
+    /// Appends the words of the features of a sample to `words`.
+    pub(super) fn append_words(&self, index: usize, words: &mut Vec<u32>) {
+        match self {
+            Self::Numbers(cells) | Self::Encoded { cells, .. } => {
+                words.extend(cells.row(index).iter().map(|cell| cell.to_bits()));
+            }
+            Self::Pixels { values, .. } => {
+                let start = words.len();
+                words.resize(start + values.ncols().div_ceil(size_of::<u32>()), 0);
+                let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words[start..]);
+                bytes.iter_mut().zip(values.row(index)).for_each(|(to, &from)| *to = from);
+            }
+            Self::Sparse(rows) => {
+                words.extend(rows.row(index).flat_map(|(column, value)| [column as u32, value.to_bits()]));
+            }
+            Self::Tokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
+        }
+    }
+}
+
 impl HeldSamples {
-    /// Returns the number of words of a sample. `value_count` is the number of stored values if the sample is a sparse
-    /// row, and otherwise has no effect.
+    /// Returns the number of words of a sample. `value_count` is that of [`Features::word_count`].
     pub(crate) fn words_per_sample(&self, value_count: usize) -> usize {
-        let features = match self.feature_format() {
-            Features::Numbers(cells) | Features::Encoded { cells, .. } => cells.ncols(),
-            Features::Pixels { values, .. } => values.ncols().div_ceil(size_of::<u32>()),
-            Features::Sparse(_) => 2 * value_count,
-            Features::Tokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
-        };
-        features + self.target_words()
+        self.feature_format().word_count(value_count) + self.target_words()
     }
 
     fn target_words(&self) -> usize {
@@ -40,14 +65,22 @@ impl HeldSamples {
     /// If the samples cannot be read from their file.
     pub(crate) fn words_of(&self, indices: &[usize]) -> Result<Vec<u32>, DataError> {
         let mut words = Vec::with_capacity(indices.len() * self.words_per_sample(0));
-        if let Some(samples) = self.in_memory() {
-            for &index in indices {
-                append_sample(samples, index, &mut words);
+        match self {
+            Self::InMemory(samples) => {
+                for &index in indices {
+                    samples.features.append_words(index, &mut words);
+                    append_target(&samples.targets, index, &mut words);
+                }
             }
-        } else {
-            let samples = self.load(indices)?;
-            for index in 0..indices.len() {
-                append_sample(&samples, index, &mut words);
+            Self::OnDisk(features, targets) => {
+                let (stored, lengths) = features.read_words(indices.iter().copied())?;
+                let mut rest = stored.as_slice();
+                for (&index, length) in indices.iter().zip(lengths) {
+                    let (row, later) = rest.split_at(length);
+                    words.extend_from_slice(row);
+                    append_target(targets, index, &mut words);
+                    rest = later;
+                }
             }
         }
         Ok(words)
@@ -89,24 +122,9 @@ impl HeldSamples {
     }
 }
 
-/// Appends the words of a sample to `words`.
-fn append_sample(samples: &Samples, index: usize, words: &mut Vec<u32>) {
-    match &samples.features {
-        Features::Numbers(cells) | Features::Encoded { cells, .. } => {
-            words.extend(cells.row(index).iter().map(|cell| cell.to_bits()));
-        }
-        Features::Pixels { values, .. } => {
-            let start = words.len();
-            words.resize(start + values.ncols().div_ceil(size_of::<u32>()), 0);
-            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words[start..]);
-            bytes.iter_mut().zip(values.row(index)).for_each(|(to, &from)| *to = from);
-        }
-        Features::Sparse(rows) => {
-            words.extend(rows.row(index).flat_map(|(column, value)| [column as u32, value.to_bits()]));
-        }
-        Features::Tokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
-    }
-    match &samples.targets {
+/// Appends the words of a target to `words`.
+fn append_target(targets: &Targets, index: usize, words: &mut Vec<u32>) {
+    match targets {
         Targets::Numbers(values) => {
             let bits = values[index].to_bits();
             words.extend([bits as u32, (bits >> 32) as u32]);
@@ -117,7 +135,10 @@ fn append_sample(samples: &Samples, index: usize, words: &mut Vec<u32>) {
 }
 
 /// Returns features in the format `format`. Each entry of `rows` holds the words of the features of a sample.
-fn features_from_words<'a>(format: &Features, rows: impl ExactSizeIterator<Item = &'a [u32]>) -> Features {
+pub(super) fn features_from_words<'a>(
+    format: &Features,
+    rows: impl ExactSizeIterator<Item = &'a [u32]>,
+) -> Features {
     let count = rows.len();
     match format {
         Features::Numbers(cells) | Features::Encoded { cells, .. } => {

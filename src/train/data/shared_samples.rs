@@ -83,8 +83,8 @@ impl SharedSamples {
                 bytes_of_rows(cells.ncols() * size_of::<f32>())
             }
             Features::Pixels { values, .. } => bytes_of_rows(values.ncols()),
-            Features::Sparse(rows) => {
-                let held = || rows.stored_value_count();
+            Features::Sparse(_) => {
+                let held = || self.held.stored_value_count();
                 2 * size_of::<f32>() * self.row_map.as_ref().map_or_else(held, RowMap::total_value_count)
             }
             Features::Tokens(_) => 0,
@@ -96,7 +96,9 @@ impl SharedSamples {
     pub(crate) fn mean_words_per_sample(&self) -> usize {
         match &self.row_map {
             Some(rows) => self.held.words_per_sample(rows.total_value_count().div_ceil(rows.rows().max(1))),
-            None if self.held.in_memory().is_none() => self.held.words_per_sample(0),
+            None if self.held.in_memory().is_none() => {
+                self.held.words_per_sample(self.held.stored_value_count().div_ceil(self.len().max(1)))
+            }
             None => 0,
         }
     }

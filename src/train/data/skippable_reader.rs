@@ -74,6 +74,11 @@ impl DataBytes {
         Self { reader, path: path.to_owned(), len, position: 0 }
     }
 
+    /// Returns the position in the data of the next byte to read.
+    pub(crate) fn position(&self) -> u64 {
+        self.position
+    }
+
     /// Skips bytes, so that the next byte to read is the byte `position` of the data.
     pub(crate) fn skip_to(&mut self, position: u64) -> Result<(), DataError> {
         let skipped = self.reader.skip(position - self.position);

@@ -1,12 +1,16 @@
 //! Splits samples into a training set and a test set.
 
 use super::row_map::RowMap;
-use super::{Column, DataError, UninterpretedSamples};
+use super::{Column, DataError, HeldFeatures, UninterpretedSamples};
 use crate::train::random;
 
 /// The seed of the split. This seed does not depend on `--seed`, so that runs with different seeds are tested on the same
 /// samples.
 const SPLIT_SEED: u64 = 1998;
+
+/// The samples of a set that this rank holds, and which rank holds which samples. The map is `None` if each rank holds all
+/// samples.
+pub(crate) type HeldSet = (UninterpretedSamples<HeldFeatures>, Option<RowMap>);
 
 impl Column {
     /// Returns a copy of the values whose indices are in `rows`.
@@ -16,10 +20,19 @@ impl Column {
             Self::Text(texts) => Self::Text(texts.select(rows)),
         }
     }
+
+    /// Adds the values of more rows of the same column.
+    pub(crate) fn append(&mut self, other: Self) {
+        match (self, other) {
+            (Self::Numbers(values), Self::Numbers(more)) => values.extend(more),
+            (Self::Text(texts), Self::Text(more)) => texts.append(more),
+            _ => unreachable!("all blocks of a column have the same type"),
+        }
+    }
 }
 
-impl UninterpretedSamples {
-    /// Returns a copy of the samples whose indices are in `rows`.
+impl UninterpretedSamples<HeldFeatures> {
+    /// Returns a copy of the samples whose indices are in `rows`, which must be sorted.
     fn select(&self, rows: &[usize]) -> Self {
         Self { features: self.features.select(rows), target: self.target.select(rows) }
     }
@@ -33,10 +46,10 @@ impl UninterpretedSamples {
 ///
 /// If no sample remains for training.
 pub(crate) fn split_samples(
-    samples: &UninterpretedSamples,
+    samples: &UninterpretedSamples<HeldFeatures>,
     row_map: Option<&RowMap>,
     fraction: f64,
-) -> Result<[(UninterpretedSamples, Option<RowMap>); 2], DataError> {
+) -> Result<[HeldSet; 2], DataError> {
     let (train, test) = split_rows(row_map.map_or_else(|| samples.features.rows(), RowMap::rows), fraction)?;
     Ok([train, test].map(|rows| match row_map {
         Some(map) => (samples.select(&map.indices_of_held_rows(&rows)), Some(map.restrict_to_rows(&rows))),
@@ -71,12 +84,21 @@ mod tests {
 
     #[test]
     fn split_moves_the_given_fraction_of_the_digits_to_the_test_set() {
-        let samples = digits::load_digits();
-        let split = |fraction| split_samples(&samples, None, fraction);
-        let [(train, _), (test, _)] = split(0.2).unwrap();
+        let UninterpretedSamples { features, target } = digits::load_digits();
+        let held = UninterpretedSamples { features: HeldFeatures::InMemory(features.clone()), target };
+        let split = |fraction| {
+            split_samples(&held, None, fraction).map(|sets| {
+                sets.map(|(set, _)| UninterpretedSamples {
+                    features: set.features.into_memory(),
+                    target: set.target,
+                })
+            })
+        };
+        let samples = UninterpretedSamples { features, target: held.target.clone() };
+        let [train, test] = split(0.2).unwrap();
         assert_eq!((train.features.rows(), test.features.rows()), (1438, 359));
-        assert_eq!(split(0.2).unwrap()[1].0, test);
-        assert_eq!(split(0.0).unwrap()[0].0, samples);
+        assert_eq!(split(0.2).unwrap()[1], test);
+        assert_eq!(split(0.0).unwrap()[0], samples);
         assert!(split(0.9999).is_err());
     }
 }

@@ -26,6 +26,18 @@ impl Texts {
         Self { indices, distinct: self.distinct.clone() }
     }
 
+    /// Adds the texts of more rows. If a distinct text is in both columns, it is usually one of the last texts of `self`.
+    pub(crate) fn append(&mut self, other: Self) {
+        let indices_here = other.distinct.into_iter().map(|text| {
+            self.distinct.iter().rposition(|known| *known == text).unwrap_or_else(|| {
+                self.distinct.push(text);
+                self.distinct.len() - 1
+            })
+        });
+        let indices_here: Vec<u32> = indices_here.map(|index| index as u32).collect();
+        self.indices.extend(other.indices.iter().map(|&index| indices_here[index as usize]));
+    }
+
     /// Returns the distinct texts that occur in `rows`, in the order of `distinct`.
     pub(crate) fn distinct_in(&self, rows: impl Iterator<Item = usize>) -> impl Iterator<Item = &str> {
         let mut used = vec![false; self.distinct.len()];

@@ -2,13 +2,14 @@
 //! a test set yet.
 
 use std::mem::discriminant;
+use std::path::Path;
 
 use super::part_of_source::{PartOfSource, load_parts};
 use super::row_map::RowMap;
 use super::synthetic::SyntheticTarget;
 use super::{
-    BlocksOfRank, DataError, DataSource, Features, ImageShape, Task, UninterpretedSamples, digits,
-    image_folder, libsvm, npy, synthetic,
+    BlocksOfRank, DataError, DataSource, Features, HeldFeatures, ImageShape, Task, UninterpretedSamples,
+    digits, image_folder, libsvm, npy, synthetic,
 };
 use crate::group::Group;
 use crate::train::rank_checks::check_all_succeeded;
@@ -18,7 +19,7 @@ use crate::train::{RunPhase, TrainError};
 #[derive(Debug)]
 pub(crate) struct UnsplitData {
     /// The samples that this rank holds.
-    pub(crate) samples: UninterpretedSamples,
+    pub(crate) samples: UninterpretedSamples<HeldFeatures>,
     /// Which rank holds which samples. `None` if each rank holds all samples.
     pub(crate) row_map: Option<RowMap>,
     /// The shape of the images. `None` if the samples are not images.
@@ -56,7 +57,8 @@ impl DataSource {
 
     /// Loads the digits, images, sparse rows, arrays or random data, except for the test set of a `.npz` file. Each rank reads
     /// a part of the samples. The digits and random data are not in files, so each rank holds all samples. `task` chooses the
-    /// targets of random data. If `wanted_shape` is given, all images in files must have this shape. All ranks must call this
+    /// targets of random data. If `wanted_shape` is given, all images in files must have this shape. If there is a
+    /// `stream_directory`, the features of samples from files are in a temporary file in this directory. All ranks must call this
     /// function.
     ///
     /// # Errors
@@ -70,9 +72,12 @@ impl DataSource {
         &self,
         task: Option<Task>,
         wanted_shape: Option<ImageShape>,
-        group: &mut Group,
+        (stream_directory, group): (Option<&Path>, &mut Group),
     ) -> Result<UnsplitData, TrainError> {
-        let built_in = |samples, image| UnsplitData { samples, row_map: None, image, notes: Vec::new() };
+        let built_in = |UninterpretedSamples { features, target }, image| {
+            let samples = UninterpretedSamples { features: HeldFeatures::InMemory(features), target };
+            UnsplitData { samples, row_map: None, image, notes: Vec::new() }
+        };
         match self {
             Self::Digits => return Ok(built_in(digits::load_digits(), Some(digits::IMAGE_SHAPE))),
             &Self::Synthetic { rows, columns } => {
@@ -81,27 +86,29 @@ impl DataSource {
             }
             _ => {}
         }
-        let data = load_parts(&self.to_string(), group, |share| self.read_part(wanted_shape, share))?;
+        let read = |share| self.read_part(wanted_shape, (share, stream_directory));
+        let data = load_parts(&self.to_string(), group, read)?;
         if let (Self::Libsvm(path), Some(rows)) = (self, &data.row_map) {
-            libsvm::check_rows(path, rows.rows(), data.samples.features.columns())?;
+            libsvm::check_rows(path, rows.rows(), data.samples.features.format().columns())?;
         }
         Ok(data)
     }
 
-    /// Reads this rank's part of images, sparse rows or arrays.
+    /// Reads this rank's part of images, sparse rows or arrays. `place` consists of the part that this rank reads, and the
+    /// directory for a temporary file with the features.
     fn read_part(
         &self,
         wanted_shape: Option<ImageShape>,
-        share: BlocksOfRank,
+        place: (BlocksOfRank, Option<&Path>),
     ) -> Result<PartOfSource, DataError> {
         match self {
-            Self::Images(directory) => image_folder::read_part_of_folder(directory, wanted_shape, share),
-            Self::Libsvm(path) => libsvm::read_part_of_file(path, share),
-            Self::Npy(features, targets) => npy::read_part_of_arrays(features, targets, share),
+            Self::Images(directory) => image_folder::read_part_of_folder(directory, wanted_shape, place),
+            Self::Libsvm(path) => libsvm::read_part_of_file(path, place),
+            Self::Npy(features, targets) => npy::read_part_of_arrays(features, targets, place),
             Self::Npz(path) => {
                 let file = npy::NpzFile::open(path)?;
                 let (features, targets) = file.training_arrays()?;
-                let mut part = npy::read_part_of_arrays(&features, &targets, share)?;
+                let mut part = npy::read_part_of_arrays(&features, &targets, place)?;
                 part.notes.extend(file.describe_ignored_arrays());
                 Ok(part)
             }
@@ -129,26 +136,23 @@ impl DataSource {
         &self,
         train: &mut UnsplitData,
         test_source: &Self,
-        group: &mut Group,
+        (stream_directory, group): (Option<&Path>, &mut Group),
     ) -> Result<UnsplitData, TrainError> {
         let arrays = test_source.own_test_arrays().map_err(TrainError::from);
         let arrays = check_all_succeeded(group, RunPhase::Data, arrays)?;
         let test_source = arrays.as_ref().unwrap_or(test_source);
-        let mut data = test_source.load_unsplit_data(None, train.image, group)?;
-        if let (Features::Sparse(trained), Features::Sparse(tested)) =
-            (&mut train.samples.features, &mut data.samples.features)
-        {
-            let columns = trained.columns().max(tested.columns());
-            trained.widen(columns);
-            tested.widen(columns);
-        }
+        let mut data = test_source.load_unsplit_data(None, train.image, (stream_directory, group))?;
+        let columns = |data: &UnsplitData| data.samples.features.format().columns();
+        let columns = columns(train).max(columns(&data));
+        train.samples.features.widen(columns);
+        data.samples.features.widen(columns);
         let differs = |what: &str, here: String, there: String| {
             Err(DataError::Unsuitable(format!(
                 "the test set {test_source} has {here}, but --data {self} has {there}{what}"
             ))
             .into())
         };
-        let (trained, tested) = (&train.samples.features, &data.samples.features);
+        let (trained, tested) = (train.samples.features.format(), data.samples.features.format());
         if train.image != data.image {
             let describe = |image: Option<ImageShape>| match image {
                 Some(shape) => format!("images of the shape {shape} (channels x height x width)"),

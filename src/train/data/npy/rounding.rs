@@ -25,18 +25,21 @@ pub(crate) struct ArrayRounding {
 }
 
 impl ArrayRounding {
-    /// Counts the rounded integers of two arrays: the features and the targets.
-    pub(super) fn new(arrays: [(&NpyArray, &Path); 2]) -> Self {
-        Self {
-            paths: arrays.map(|(_, path)| path.to_owned()),
-            rounded_integers: arrays.map(|(array, _)| count_rounded_integers(array)),
-            ranges: Vec::new(),
+    /// `paths` are the files of the features and of the targets.
+    pub(super) fn new(paths: [&Path; 2]) -> Self {
+        Self { paths: paths.map(Path::to_owned), rounded_integers: [0; 2], ranges: Vec::new() }
+    }
+
+    /// Counts the rounded integers of rows of two arrays: the features and the targets.
+    pub(super) fn count_rounded_integers(&mut self, arrays: [&NpyArray; 2]) {
+        for (count, array) in self.rounded_integers.iter_mut().zip(arrays) {
+            *count += count_rounded_integers(array);
         }
     }
 
-    /// Computes the ranges of the columns of the features.
+    /// Extends the ranges of the columns of the features by the values of rows.
     pub(super) fn add_features(&mut self, values: &Array2<f64>) {
-        self.ranges = vec![NumberRange::EMPTY; values.ncols()];
+        self.ranges.resize(values.ncols(), NumberRange::EMPTY);
         for row in values.rows() {
             self.ranges.iter_mut().zip(row).for_each(|(range, &value)| range.add(value));
         }

@@ -5,12 +5,32 @@ use ndarray::array;
 use super::*;
 use crate::group::Group;
 use crate::train::TrainError;
+use crate::train::data::HeldFeatures;
 use crate::train::data::part_of_source::load_parts;
 use crate::train::data::unsplit_data::UnsplitData;
 
-/// Reads all rows of two arrays.
+/// Reads all rows of two arrays. Asserts that the rows and the errors are the same if the rows are in a temporary file.
 pub(super) fn load_array_pair(features: &Path, targets: &Path) -> Result<UnsplitData, TrainError> {
-    load_parts("arrays", &mut Group::solo(), |share| read_part_of_arrays(features, targets, share))
+    let load = |stream_directory: Option<&Path>| {
+        load_parts("arrays", &mut Group::solo(), |share| {
+            read_part_of_arrays(features, targets, (share, stream_directory))
+        })
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let (memory, disk) = (load(None), load(Some(directory.path())));
+    match (&memory, disk) {
+        (Ok(memory), Ok(disk)) => {
+            assert!(
+                matches!(&disk.samples.features, HeldFeatures::OnDisk(held) if held.format().rows() == 0)
+            );
+            assert_eq!(disk.samples.features.into_memory(), memory.samples.features.clone().into_memory());
+            assert_eq!(disk.samples.target, memory.samples.target);
+            assert_eq!((disk.image, disk.notes), (memory.image, memory.notes.clone()));
+        }
+        (Err(memory), Err(disk)) => assert_eq!(disk.to_string(), memory.to_string()),
+        (memory, disk) => panic!("{memory:?} {disk:?}"),
+    }
+    memory
 }
 
 /// Writes an array to a file. The other arguments are those of [`npy_bytes`].
@@ -66,7 +86,7 @@ fn files_in_the_format_of_numpy_are_read() {
         let UnsplitData { samples, image, notes, .. } = load_array_pair(&x, &y).unwrap();
         assert!(notes.is_empty() && image.is_none(), "{notes:?}");
         assert_eq!(samples.target, Column::Numbers(vec![7.0, -8.0]));
-        assert_eq!(samples.features, Features::Numbers(values.clone()));
+        assert_eq!(samples.features.into_memory(), Features::Numbers(values.clone()));
     };
     write_npy(&x, "<f4", StorageOrder::RowMajor, "(2, 3)", &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0]);
     load_x();
@@ -117,11 +137,11 @@ fn arrays_of_three_or_four_dimensions_are_images() {
         let UnsplitData { samples, image, .. } = load_array_pair(&x, &y).unwrap();
         assert_eq!(image, Some(ImageShape { channels, height, width: 3 }));
         let values = Array2::from_shape_vec((2, 6), pixels.clone()).unwrap();
-        assert_eq!(samples.features, Features::Pixels { values, divisor: 255.0 });
+        assert_eq!(samples.features.into_memory(), Features::Pixels { values, divisor: 255.0 });
     }
     write_npy(&x, "<f4", StorageOrder::RowMajor, "(2, 1, 2)", &[1.0_f32, 2.0, 3.0, 4.0]);
     let loaded = load_array_pair(&x, &y).unwrap();
-    assert_eq!(loaded.samples.features, Features::Numbers(array![[1.0, 2.0], [3.0, 4.0]]));
+    assert_eq!(loaded.samples.features.into_memory(), Features::Numbers(array![[1.0, 2.0], [3.0, 4.0]]));
     assert_eq!(loaded.image, Some(ImageShape { channels: 1, height: 1, width: 2 }));
 }
 
