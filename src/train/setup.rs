@@ -176,10 +176,11 @@ impl Setup {
         };
         let loaded = config.source.load_on_ranks(&options, group);
         let mut dataset = check_all_succeeded(group, RunPhase::Data, loaded)?;
+        let class_count = dataset.class_count();
         let bytes = dataset.train.feature_bytes().saturating_add(dataset.test.feature_bytes());
         if !config.strategy.divides_batches() || bytes <= REPLICATED_BYTES_MAX {
-            dataset.train = dataset.train.gather_on_all_ranks(dataset.classes.len(), group)?;
-            dataset.test = dataset.test.gather_on_all_ranks(dataset.classes.len(), group)?;
+            dataset.train = dataset.train.gather_on_all_ranks(class_count, group)?;
+            dataset.test = dataset.test.gather_on_all_ranks(class_count, group)?;
         }
         let digest = dataset.digest(group)?;
         // The collectives below need the same data on all ranks.
@@ -190,7 +191,6 @@ impl Setup {
             Some(validation) => Some(dataset.train.hold_out(validation.fraction)?),
             None => None,
         };
-        let class_count = dataset.class_count();
         for samples in [&mut dataset.train, &mut dataset.test].into_iter().chain(&mut validation) {
             samples.measure_targets(class_count, group)?;
         }

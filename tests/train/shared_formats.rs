@@ -1,13 +1,19 @@
-//! Tests of arrays, IDX files, sparse rows and images whose samples are divided over ranks. The ranks are threads of the test.
+//! Tests of arrays, IDX files, sparse rows, images and texts whose samples are divided over ranks. The ranks are threads of the
+//! test.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use ndarray::{ArrayView2, ArrayViewMut2, s};
 use ringtrain::Group;
-use ringtrain::train::data::{DataSource, Task};
+use ringtrain::train::data::{DataSource, Task, TextOptions};
+use ringtrain::train::model::{
+    BackwardPass, ForwardMode, GradientSink, Layer, ModelSpec, OwnModel, SavedForBackward,
+};
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{Config, Recipe, Summary, TrainError, Validation, run};
 
@@ -24,6 +30,9 @@ pub(crate) const SAMPLES: usize = 70;
 const SIDE: usize = 64;
 /// The number of columns of the array of floating-point numbers.
 const COLUMNS: usize = 1000;
+
+/// The number of tokens in a window of the text.
+const CONTEXT: usize = 2000;
 
 /// What [`Format::write`] writes.
 #[derive(Clone, Copy)]
@@ -90,6 +99,15 @@ pub(crate) const FORMATS: [Format; 6] = [
         note: "",
     },
 ];
+
+/// Plain text, which `--stream` refuses.
+const TEXT: Format = Format {
+    name: "text",
+    write: write_text,
+    task: Task::Text,
+    damage: "",
+    note: "characters for training, and then 28000 for testing; 5 tokens in the vocabulary",
+};
 
 /// Returns a pixel of an image.
 fn pixel(sample: usize, index: usize) -> u8 {
@@ -196,10 +214,85 @@ fn write_images(directory: &Path, Content { samples, is_damaged }: Content) -> D
     DataSource::Images(directory.to_owned())
 }
 
+/// A line for each window.
+fn write_text(directory: &Path, Content { samples, .. }: Content) -> DataSource {
+    let letter = |line: usize, index: usize| b'a' + pixel(line, index) % 4;
+    let line = |line| (1..CONTEXT).map(move |index| letter(line, index)).chain([b'\n']);
+    let text: Vec<u8> = (0..samples).flat_map(line).collect();
+    let path = directory.join("a.txt");
+    fs::write(&path, text).unwrap();
+    DataSource::Text(vec![path])
+}
+
+/// Predicts the next token from the last token alone. Entry (i, j) of the parameters is the output for token j after token i.
+#[derive(Debug)]
+struct Bigrams {
+    tokens: usize,
+}
+
+impl Layer for Bigrams {
+    fn inputs(&self) -> usize {
+        CONTEXT
+    }
+
+    fn outputs(&self) -> usize {
+        CONTEXT * self.tokens
+    }
+
+    fn tensor_names_and_shapes(&self) -> Vec<(String, Vec<usize>)> {
+        vec![("outputs".into(), vec![self.tokens, self.tokens])]
+    }
+
+    fn initialize(&self, parameters: &mut [f32], uniform: &mut dyn FnMut() -> f32) {
+        parameters.fill_with(uniform);
+    }
+
+    fn forward(
+        &self,
+        parameters: &[f32],
+        input: ArrayView2<'_, f32>,
+        mut output: ArrayViewMut2<'_, f32>,
+        _: &mut SavedForBackward,
+        _: ForwardMode<'_>,
+    ) -> Result<(), String> {
+        for (window, mut output) in input.rows().into_iter().zip(output.rows_mut()) {
+            for (&token, mut output) in window.iter().zip(output.exact_chunks_mut(self.tokens)) {
+                let start = token as usize * self.tokens;
+                let outputs = &parameters[start..start + self.tokens];
+                output.iter_mut().zip(outputs).for_each(|(to, &from)| *to = from);
+            }
+        }
+        Ok(())
+    }
+
+    fn backward(
+        &self,
+        _: &[f32],
+        pass: BackwardPass<'_>,
+        gradients: &mut GradientSink<'_>,
+    ) -> Result<(), String> {
+        gradients.add_gradients(pass.input.nrows(), |rows, gradients| {
+            let (input, delta) = (pass.input.slice(s![rows.clone(), ..]), pass.delta.slice(s![rows, ..]));
+            for (&token, delta) in input.iter().zip(delta.exact_chunks((1, self.tokens))) {
+                let start = token as usize * self.tokens;
+                let sums = &mut gradients[start..start + self.tokens];
+                sums.iter_mut().zip(delta).for_each(|(sum, value)| *sum += value);
+            }
+        });
+        Ok(())
+    }
+}
+
 pub(crate) fn config_of(format: &Format, source: DataSource) -> Config {
-    let model = if format.task == Task::Regression { "linear" } else { "mlp:8" };
+    let bigrams = |_, outputs| Ok(vec![Arc::new(Bigrams { tokens: outputs / CONTEXT }) as Arc<dyn Layer>]);
+    let model = match format.task {
+        Task::Regression => "linear".parse().unwrap(),
+        Task::Classification => "mlp:8".parse().unwrap(),
+        Task::Text => ModelSpec::Own(OwnModel::new("bigrams", bigrams)),
+    };
     let task = Some(Task::Regression).filter(|&task| task == format.task);
-    Config { source, model: Some(model.parse().unwrap()), task, epochs: Some(1), ..config() }
+    let text = TextOptions { context: CONTEXT, ..TextOptions::default() };
+    Config { source, model: Some(model), task, text, epochs: Some(1), ..config() }
 }
 
 /// Runs on `n` ranks. `sources` holds the source of each rank. Returns the result and the messages of each rank.
@@ -220,7 +313,7 @@ fn run_on_ranks(
 /// than a block of the shuffle in blocks, so with `--stream` their order is the same.
 #[test]
 fn each_number_of_ranks_computes_the_same_parameters_also_from_temporary_files() {
-    for format in &FORMATS {
+    for format in FORMATS.iter().chain([&TEXT]) {
         let directory = tempfile::tempdir().unwrap();
         let source = (format.write)(directory.path(), GOOD);
         let recipe =
@@ -242,6 +335,7 @@ fn each_number_of_ranks_computes_the_same_parameters_also_from_temporary_files()
         let long: &[(usize, bool)] =
             &[(2, false), (3, false), (5, false), (1, true), (2, true), (3, true), (5, true)];
         for &(n, is_streamed) in if_long_tests_else(long, short) {
+            let is_streamed = is_streamed && format.task != Task::Text;
             let stream_directory = is_streamed.then(|| stream_directory.path().to_owned());
             let config = Config { stream_directory, ..config.clone() };
             for (summary, lines) in run_on_ranks(vec![source.clone(); n], &config) {
@@ -258,10 +352,11 @@ fn each_number_of_ranks_computes_the_same_parameters_also_from_temporary_files()
     }
 }
 
-/// If a batch has all samples, each rank processes the samples that it holds. With `tensor`, each rank holds all samples.
+/// If a batch has all samples, each rank processes the samples that it holds. With `tensor` and `ps-sync`, the ranks gather all
+/// samples.
 #[test]
 fn each_rank_holds_only_a_part_of_the_samples() {
-    for format in &FORMATS {
+    for format in FORMATS.iter().chain([&TEXT]) {
         let directory = tempfile::tempdir().unwrap();
         let source = (format.write)(directory.path(), GOOD);
         let config = Config {
@@ -271,9 +366,10 @@ fn each_rank_holds_only_a_part_of_the_samples() {
             ..config_of(format, source)
         };
         let alone = train(&config).unwrap();
-        if format.task == Task::Classification {
-            let found =
-                train_and_compare(2, &Config { strategy: parse_strategy("tensor"), ..config.clone() });
+        if format.task != Task::Regression {
+            let strategy = if format.task == Task::Text { "ps-sync" } else { "tensor" };
+            let config = Config { strategy: parse_strategy(strategy), ..config.clone() };
+            let found = train_and_compare(2, &config);
             assert_close(&found.parameters, &alone.parameters, format.name);
         }
         let results = ranks::run(3, move |mut group: Group| {
@@ -314,7 +410,7 @@ fn all_ranks_name_a_damaged_sample() {
 
 #[test]
 fn ranks_with_different_files_end_with_an_error() {
-    for format in &FORMATS {
+    for format in FORMATS.iter().chain([&TEXT]) {
         let directory = tempfile::tempdir().unwrap();
         let sources = [SAMPLES, SAMPLES + 1].map(|samples| {
             let place: PathBuf = directory.path().join(samples.to_string());

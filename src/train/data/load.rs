@@ -6,13 +6,13 @@ use std::sync::Arc;
 use super::raw_table::{EncodedTable, RowSets};
 use super::row_map::RowMap;
 use super::{
-    Column, DataError, DataSource, Dataset, Features, HeldFeatures, HeldSamples, ImageShape, Samples,
-    SharedSamples, TableEncoding, TableLayout, TableOptions, Targets, Task, TextOptions,
+    BlocksOfRank, Column, DataError, DataSource, Dataset, Features, HeldFeatures, HeldSamples, ImageShape,
+    Samples, SharedSamples, TableEncoding, TableLayout, TableOptions, Targets, Task, TextOptions,
     UninterpretedSamples, idx, split, table_load, target, text,
 };
 use crate::group::Group;
 use crate::train::early_stopping::hold_out_rows;
-use crate::train::rank_checks::check_all_succeeded;
+use crate::train::rank_checks::{check_all_succeeded, find_first_differing_rank};
 use crate::train::{RunPhase, TrainError};
 
 /// The options for reading a source.
@@ -90,22 +90,14 @@ impl DataSource {
     }
 
     /// Loads the data as [`load`](Self::load) does, but for all ranks of `group`. All ranks must call this function.
-    /// Each rank reads and holds a part of the samples. Of a text, of the digits and of random data, each rank holds all
-    /// samples.
+    /// Each rank holds a part of the samples. Of the digits and of random data, each rank holds all samples.
     pub(crate) fn load_on_ranks(
         &self,
         options: &LoadOptions,
         group: &mut Group,
     ) -> Result<Dataset<SharedSamples>, TrainError> {
         if let Self::Text(files) = self {
-            let test = match &options.test_source {
-                Some(source) => {
-                    self.check_test_source(source).map_err(DataError::Unsuitable)?;
-                    text::TestPart::Files(source.files())
-                }
-                None => text::TestPart::Fraction(options.test_fraction),
-            };
-            return Ok(self.make_text_dataset(text::load_text(files, test, options.text)?));
+            return self.load_text_on_ranks(files, options, group);
         }
         let UninterpretedData { train, test, row_maps, encoding, layout, image, mut notes } =
             self.read_sets(options, group)?;
@@ -135,14 +127,33 @@ impl DataSource {
         Ok(Dataset { name, train, test, classes, tabular, image, encoding, layout, text, token_count, notes })
     }
 
-    /// Returns a data set with the windows of a text. Each rank holds all windows.
-    fn make_text_dataset(&self, loaded: text::LoadedText) -> Dataset<SharedSamples> {
-        let text::LoadedText { train, test, encoding, token_count, note } = loaded;
-        let [train, test] = [train, test].map(|windows| {
+    /// Loads a text for all ranks of `group`. Each rank holds a part of the windows.
+    fn load_text_on_ranks(
+        &self,
+        files: &[PathBuf],
+        options: &LoadOptions,
+        group: &mut Group,
+    ) -> Result<Dataset<SharedSamples>, TrainError> {
+        let test = match &options.test_source {
+            Some(source) => {
+                let checked = self.check_test_source(source).map_err(DataError::Unsuitable);
+                checked.map(|()| text::TestPart::Files(source.files()))
+            }
+            None => Ok(text::TestPart::Fraction(options.test_fraction)),
+        };
+        let share = BlocksOfRank::of_rank(group);
+        let loaded = test.and_then(|test| text::load_text(files, test, options.text, share));
+        let loaded = check_all_succeeded(group, RunPhase::Data, loaded.map_err(TrainError::from))?;
+        let text::LoadedText { train, test, encoding, token_count, fingerprint, note } = loaded;
+        if let Some((rank, _)) = find_first_differing_rank(group, &fingerprint)? {
+            return Err(TrainError::DataDiffer { rank, name: self.to_string() });
+        }
+        let [train, test] = [train, test].map(|text::WindowsOfRank { windows, row_map, .. }| {
             let features = Features::Tokens(windows.clone());
-            SharedSamples::held_by_each_rank(Samples { features, targets: Targets::NextTokens(windows) })
+            let samples = Samples { features, targets: Targets::NextTokens(windows) };
+            SharedSamples::new(HeldSamples::InMemory(samples), Some(row_map))
         });
-        Dataset {
+        Ok(Dataset {
             name: self.to_string(),
             train,
             test,
@@ -154,7 +165,7 @@ impl DataSource {
             text: Some(Arc::new(encoding)),
             token_count,
             notes: vec![note],
-        }
+        })
     }
 
     /// Reads the rows of the training set and of the test set. If neither the options nor the source has a test set,

@@ -29,6 +29,13 @@ impl RowMap {
         Self::from_starts(share, starts)
     }
 
+    /// Creates the map of a data set with this number of rows. Each rank holds the rows of its
+    /// [`range_of`](BlocksOfRank::range_of).
+    pub(crate) fn of_consecutive_rows(share: BlocksOfRank, rows: usize) -> Self {
+        let end = |rank| BlocksOfRank { rank, ..share }.range_of(rows as u64).end as usize;
+        Self::from_starts(share, [0].into_iter().chain((0..share.ranks).map(end)).collect())
+    }
+
     /// Creates a map from the share of this rank and the field `starts`.
     fn from_starts(share: BlocksOfRank, starts: Vec<usize>) -> Self {
         let mut held = vec![0; share.ranks];

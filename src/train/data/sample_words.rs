@@ -2,15 +2,13 @@
 //!
 //! The words of a sample are its features and then its target. A number or a cell is one word, four pixels are one
 //! word, and a stored value of a sparse row is two words: its column and its value. A target is one word (a class) or
-//! two words (a number).
+//! two words (a number). Two tokens are one word. The tokens of a window of a text are followed by the next token, so the
+//! window needs no words for its target.
 
 use ndarray::Array2;
 
 use super::sparse::SparseRowsBuilder;
-use super::{DataError, Features, HeldSamples, Samples, Targets};
-
-/// The message of a panic. The ranks never exchange the samples of a text.
-const TEXTS_HELD_MESSAGE: &str = "each rank holds all samples of a text";
+use super::{DataError, Features, HeldSamples, Samples, Targets, TokenWindows};
 
 impl Features {
     /// Returns the number of words of the features of a sample. `value_count` is the number of stored values if the sample
@@ -20,7 +18,7 @@ impl Features {
             Self::Numbers(cells) | Self::Encoded { cells, .. } => cells.ncols(),
             Self::Pixels { values, .. } => values.ncols().div_ceil(size_of::<u32>()),
             Self::Sparse(_) => 2 * value_count,
-            Self::Tokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
+            Self::Tokens(windows) => (windows.context() + 1).div_ceil(2),
         }
     }
 
@@ -39,7 +37,11 @@ impl Features {
             Self::Sparse(rows) => {
                 words.extend(rows.row(index).flat_map(|(column, value)| [column as u32, value.to_bits()]));
             }
-            Self::Tokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
+            Self::Tokens(windows) => {
+                let pairs = windows.tokens_and_next(index).chunks(2);
+                let high = |pair: &[u16]| pair.get(1).map_or(0, |&token| u32::from(token) << 16);
+                words.extend(pairs.map(|pair| u32::from(pair[0]) | high(pair)));
+            }
         }
     }
 }
@@ -54,7 +56,7 @@ impl HeldSamples {
         match self.targets() {
             Targets::Numbers(_) => 2,
             Targets::Classes(_) => 1,
-            Targets::NextTokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
+            Targets::NextTokens(_) => 0,
         }
     }
 
@@ -108,17 +110,19 @@ impl HeldSamples {
             })
             .collect();
         let rows = samples.iter().map(|(features, _)| *features);
+        let features = features_from_words(self.feature_format(), rows);
         let targets = samples.iter().map(|(_, target)| *target);
-        let targets = match self.targets() {
-            Targets::Numbers(_) => {
+        let targets = match (self.targets(), &features) {
+            (_, Features::Tokens(windows)) => Targets::NextTokens(windows.clone()),
+            (Targets::Numbers(_), _) => {
                 let number =
                     |halves: &[u32]| f64::from_bits(u64::from(halves[1]) << 32 | u64::from(halves[0]));
                 Targets::Numbers(targets.map(number).collect())
             }
-            Targets::Classes(_) => Targets::Classes(targets.map(|class| class[0]).collect()),
-            Targets::NextTokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
+            (Targets::Classes(_), _) => Targets::Classes(targets.map(|class| class[0]).collect()),
+            (Targets::NextTokens(_), _) => unreachable!("only samples of a text have next tokens"),
         };
-        Samples { features: features_from_words(self.feature_format(), rows), targets }
+        Samples { features, targets }
     }
 }
 
@@ -130,7 +134,7 @@ fn append_target(targets: &Targets, index: usize, words: &mut Vec<u32>) {
             words.extend([bits as u32, (bits >> 32) as u32]);
         }
         Targets::Classes(classes) => words.push(classes[index]),
-        Targets::NextTokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
+        Targets::NextTokens(_) => {}
     }
 }
 
@@ -164,7 +168,15 @@ pub(super) fn features_from_words<'a>(
             }
             Features::Sparse(builder.build(format.columns()))
         }
-        Features::Tokens(_) => unreachable!("{TEXTS_HELD_MESSAGE}"),
+        Features::Tokens(windows) => {
+            let context = windows.context();
+            let mut tokens = Vec::with_capacity(count * (context + 1));
+            for row in rows {
+                let halves = row.iter().flat_map(|&word| [word as u16, (word >> 16) as u16]);
+                tokens.extend(halves.take(context + 1));
+            }
+            Features::Tokens(TokenWindows::from_separate_windows(tokens, context))
+        }
     }
 }
 
@@ -185,11 +197,14 @@ mod tests {
         }
         let numbers = Targets::Numbers(vec![0.1, -1e300, 7.0]);
         let classes = Targets::Classes(vec![2, 0, 1]);
+        let windows = TokenWindows::new(vec![7, u16::MAX, 0, 1, 2, 3, 4], 2);
+        let tokens = Features::Tokens(windows.clone());
         let pixels = array![[1, 2, 3, 4, 5], [255, 0, 254, 0, 253], [9, 8, 7, 6, 5]];
         for (features, targets, value_counts, word_count) in [
             (Features::Numbers(array![[0.5, -0.0], [1e-40, 2.0], [3.0, 4.0]]), numbers.clone(), [0; 3], 12),
             (Features::Pixels { values: pixels, divisor: 255.0 }, classes, [0; 3], 9),
             (Features::Sparse(sparse.build(7)), numbers, [2, 0, 1], 12),
+            (tokens, Targets::NextTokens(windows), [0; 3], 6),
         ] {
             let samples = Samples { features, targets };
             let held = HeldSamples::InMemory(samples.clone());

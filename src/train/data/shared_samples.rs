@@ -75,7 +75,7 @@ impl SharedSamples {
         self.held.feature_format().columns()
     }
 
-    /// Returns the number of bytes that the features of all ranks together need in memory. Returns 0 for texts.
+    /// Returns the number of bytes that the features of all ranks together need in memory.
     pub(crate) fn feature_bytes(&self) -> usize {
         let bytes_of_rows = |bytes_per_row: usize| self.len().saturating_mul(bytes_per_row);
         match self.held.feature_format() {
@@ -87,7 +87,7 @@ impl SharedSamples {
                 let held = || self.held.stored_value_count();
                 2 * size_of::<f32>() * self.row_map.as_ref().map_or_else(held, RowMap::total_value_count)
             }
-            Features::Tokens(_) => 0,
+            Features::Tokens(windows) => bytes_of_rows(windows.context() * size_of::<u16>()),
         }
     }
 
@@ -126,7 +126,7 @@ impl SharedSamples {
     }
 
     /// Gathers the samples of all ranks, so that each rank holds all samples in memory. `class_count` is the number of
-    /// classes. All ranks must call this function.
+    /// classes, or the number of tokens in the vocabulary of a text. All ranks must call this function.
     pub(crate) fn gather_on_all_ranks(
         self,
         class_count: usize,
@@ -259,12 +259,13 @@ fn sum_over_ranks(values: impl Iterator<Item = f64>, group: &mut Group) -> Resul
 }
 
 impl Samples {
-    /// Checks samples that other ranks have sent: each class must be below `class_count`, and the features must be
-    /// valid; see [`Features::are_valid`].
+    /// Checks samples that other ranks have sent: each class and each token must be below `class_count`, and the features
+    /// must be valid; see [`Features::are_valid`].
     pub(crate) fn check_received_samples(&self, class_count: usize, group: &Group) -> Result<(), TrainError> {
         let has_valid_classes = match &self.targets {
-            Targets::Numbers(_) | Targets::NextTokens(_) => true,
+            Targets::Numbers(_) => true,
             Targets::Classes(classes) => classes.iter().all(|&class| (class as usize) < class_count),
+            Targets::NextTokens(windows) => windows.are_in_vocabulary(class_count),
         };
         if has_valid_classes && self.features.are_valid() {
             return Ok(());

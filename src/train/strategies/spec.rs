@@ -101,8 +101,8 @@ impl StrategySpec {
         if self.divides_model() { Self::AllReduce } else { self }
     }
 
-    /// Returns whether each rank processes its own part of every batch. If so, a rank holds only a part of the rows of
-    /// a table. If not, each rank holds all rows.
+    /// Returns whether each rank processes its own part of every batch. If so, a rank holds only a part of the
+    /// samples. If not, each rank holds all samples.
     pub(crate) fn divides_batches(self) -> bool {
         match self {
             Self::AllReduce | Self::ModelAverage { .. } | Self::LocalSgd { .. } | Self::DiLoCo { .. } => true,

@@ -11,11 +11,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::file::{open_data_file, stream_error};
-use super::{DataError, ELEMENTS_MAX};
+use super::{BlocksOfRank, DataError, ELEMENTS_MAX};
+use crate::train::rank_checks::short_digest;
 pub(crate) use vocabulary::Tokenizer;
 pub use vocabulary::{TokenKind, Vocabulary};
 pub use windows::TokenWindows;
-pub(crate) use windows::digest_tokens;
+pub(crate) use windows::{WindowsOfRank, digest_tokens};
 
 /// The maximum number of tokens in a window.
 pub(crate) const CONTEXT_MAX: usize = 1 << 14;
@@ -71,11 +72,13 @@ impl TextEncoding {
 
 /// A text that was read and divided into windows of tokens: the training set and the test set.
 pub(crate) struct LoadedText {
-    pub(crate) train: TokenWindows,
-    pub(crate) test: TokenWindows,
+    pub(crate) train: WindowsOfRank,
+    pub(crate) test: WindowsOfRank,
     pub(crate) encoding: TextEncoding,
     /// The number of tokens in the vocabulary.
     pub(crate) token_count: usize,
+    /// A hash of the whole text, and the number of bytes of the training text.
+    pub(crate) fingerprint: [u64; 2],
     /// A message for the user.
     pub(crate) note: String,
 }
@@ -88,11 +91,13 @@ pub(crate) enum TestPart<'a> {
     Files(Vec<&'a Path>),
 }
 
-/// Reads a text from one or more files, in the order of `files`. Divides the text into a training set and a test set.
+/// Reads a text from one or more files, in the order of `files`. Divides the text into a training set and a test set. The
+/// vocabulary depends on the whole text, so each rank reads the whole text, and then keeps the tokens of its windows.
 pub(crate) fn load_text(
     files: &[PathBuf],
     test: TestPart<'_>,
     TextOptions { tokens: kind, context }: TextOptions,
+    share: BlocksOfRank,
 ) -> Result<LoadedText, DataError> {
     let mut text = read_text_files(files)?;
     let name = name_of_files(files);
@@ -115,10 +120,10 @@ pub(crate) fn load_text(
     }
     let vocabulary = Vocabulary::for_text(kind, &text, training_bytes).map_err(refuse)?;
     let tokenizer = vocabulary.create_tokenizer().map_err(refuse)?;
-    let encode = |part: &[u8]| tokenizer.encode(part).map_err(refuse);
+    let encode = |part: &[u8]| WindowsOfRank::new((&tokenizer, part), context, share).map_err(refuse);
     let (train, test) = (encode(&text[..training_bytes])?, encode(&text[training_bytes..])?);
-    let counts = (train.len(), test.len());
-    if train.len() <= context || (has_test && test.len() <= context) {
+    let counts = (train.token_count, test.token_count);
+    if counts.0 <= context || (has_test && counts.1 <= context) {
         return Err(refuse(format!(
             "the text has {} tokens for training and {} for testing, but with --context {context}, each of the two sets needs at \
              least {}; pass more text or a smaller --context{}",
@@ -139,9 +144,9 @@ pub(crate) fn load_text(
          {context} tokens",
         counts.0, counts.1
     );
-    let (train, test) = (TokenWindows::new(train, context), TokenWindows::new(test, context));
     let encoding = TextEncoding { context, vocabulary };
-    Ok(LoadedText { train, test, encoding, token_count, note })
+    let fingerprint = [short_digest(&text), training_bytes as u64];
+    Ok(LoadedText { train, test, encoding, token_count, fingerprint, note })
 }
 
 /// Returns the first position at or after `position` where a UTF-8 character starts. Returns the length of `text` if there
@@ -207,16 +212,18 @@ mod tests {
             path
         };
         let files: Vec<PathBuf> = texts.iter().enumerate().map(write).collect();
-        load_text(&files, TestPart::Fraction(test_fraction), TextOptions { tokens: kind, context: 2 })
+        let options = TextOptions { tokens: kind, context: 2 };
+        load_text(&files, TestPart::Fraction(test_fraction), options, BlocksOfRank::ALL)
     }
 
     #[test]
     fn the_last_part_of_the_text_is_the_test_set() {
         let loaded =
             load_texts(&[b"\xef\xbb\xbfabcabc", b"\xef\xbb\xbfabcd"], TokenKind::Characters, 0.4).unwrap();
-        assert_eq!((loaded.train.len(), loaded.test.len(), loaded.token_count), (2, 1, 4));
-        assert_eq!((loaded.train.tokens(0), loaded.train.next_tokens(0)), (&[0, 1][..], &[1, 2][..]));
-        assert_eq!((loaded.test.tokens(0), loaded.test.next_tokens(0)), (&[0, 1][..], &[1, 2][..]));
+        let (train, test) = (loaded.train.windows, loaded.test.windows);
+        assert_eq!((train.len(), test.len(), loaded.token_count), (2, 1, 4));
+        assert_eq!((train.tokens(0), train.next_tokens(0)), (&[0, 1][..], &[1, 2][..]));
+        assert_eq!((test.tokens(0), test.next_tokens(0)), (&[0, 1][..], &[1, 2][..]));
         let expected = "6 characters for training, and then 4 for testing; 4 tokens in the vocabulary";
         assert!(loaded.note.contains(expected), "{}", loaded.note);
         // A character is never divided: the training set ends after a whole character.

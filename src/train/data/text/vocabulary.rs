@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -154,10 +155,21 @@ impl Tokenizer {
     /// Returns the tokens of a text. Any text can be encoded as bytes. With other tokens, a text that is not UTF-8 is an
     /// error. If the tokens are characters, a character that is not in the vocabulary is an error too.
     pub(crate) fn encode(&self, text: &[u8]) -> Result<Vec<u16>, String> {
+        self.encode_part(text, |count| 0..count)
+    }
+
+    /// Does what [`encode`](Self::encode) does, but returns only some of the tokens. `choose` gets the number of tokens of the
+    /// text, and returns the range of the tokens to return.
+    pub(crate) fn encode_part(
+        &self,
+        text: &[u8],
+        choose: impl FnOnce(usize) -> Range<usize>,
+    ) -> Result<Vec<u16>, String> {
         match self {
-            Self::Bytes => Ok(text.iter().map(|&byte| byte.into()).collect()),
+            Self::Bytes => Ok(text[choose(text.len())].iter().map(|&byte| byte.into()).collect()),
             Self::Characters { tokens, .. } => {
                 let text = decode_utf8(text)?;
+                let range = choose(text.chars().count());
                 let encode = |(index, character): (usize, char)| {
                     tokens.get(&character).copied().ok_or_else(|| {
                         let line = text[..index].matches('\n').count() + 1;
@@ -167,10 +179,16 @@ impl Tokenizer {
                         )
                     })
                 };
-                text.char_indices().map(encode).collect()
+                text.char_indices().skip(range.start).take(range.len()).map(encode).collect()
             }
             #[cfg(feature = "candle")]
-            Self::BytePairs(pairs) => pairs.encode(decode_utf8(text)?),
+            Self::BytePairs(pairs) => {
+                let mut tokens = pairs.encode(decode_utf8(text)?)?;
+                let range = choose(tokens.len());
+                tokens.truncate(range.end);
+                tokens.drain(..range.start);
+                Ok(tokens)
+            }
         }
     }
 

@@ -4,11 +4,14 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
+use super::Tokenizer;
+use crate::train::data::{BlocksOfRank, RowMap};
+
 /// Windows of a sequence of tokens. All windows have the same length. Copies of a `TokenWindows` share the tokens.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Debug)]
 pub struct TokenWindows {
-    /// The whole sequence of tokens.
-    tokens: Arc<[u16]>,
+    /// The tokens of all windows. A window and the next window may share tokens.
+    tokens: Arc<Vec<u16>>,
     /// The index of the first token of each window.
     starts: Vec<u32>,
     /// The number of tokens in a window.
@@ -23,9 +26,26 @@ impl TokenWindows {
     ///
     /// If `context` is 0, or if there are 2^32 tokens or more.
     pub(crate) fn new(tokens: Vec<u16>, context: usize) -> Self {
-        let count = tokens.len().saturating_sub(1) / context;
-        let start = |window| u32::try_from(window * context).expect("a text has less than 2^32 tokens");
-        Self { starts: (0..count).map(start).collect(), tokens: tokens.into(), context }
+        let count = count_windows(tokens.len(), context);
+        Self::with_distance(tokens, context, context, count)
+    }
+
+    /// Creates windows from `tokens`, which holds the tokens of each window and the token that follows the window:
+    /// `context` + 1 tokens for each window.
+    ///
+    /// # Panics
+    ///
+    /// If there are 2^32 tokens or more.
+    pub(crate) fn from_separate_windows(tokens: Vec<u16>, context: usize) -> Self {
+        let count = tokens.len() / (context + 1);
+        Self::with_distance(tokens, context, context + 1, count)
+    }
+
+    /// Creates `count` windows. `distance` is the number of tokens from the start of a window to the start of the next window.
+    fn with_distance(mut tokens: Vec<u16>, context: usize, distance: usize, count: usize) -> Self {
+        let start = |window| u32::try_from(window * distance).expect("a text has less than 2^32 tokens");
+        tokens.shrink_to_fit();
+        Self { starts: (0..count).map(start).collect(), tokens: Arc::new(tokens), context }
     }
 
     /// Returns the number of windows.
@@ -63,11 +83,70 @@ impl TokenWindows {
         &self.tokens[start..start + self.context]
     }
 
+    /// Returns the tokens of a window and the token that follows the window.
+    ///
+    /// # Panics
+    ///
+    /// If `window` is out of range.
+    pub(crate) fn tokens_and_next(&self, window: usize) -> &[u16] {
+        let start = self.starts[window] as usize;
+        &self.tokens[start..=start + self.context]
+    }
+
+    /// Returns whether all tokens are in a vocabulary of `token_count` tokens.
+    pub(crate) fn are_in_vocabulary(&self, token_count: usize) -> bool {
+        self.tokens.iter().all(|&token| usize::from(token) < token_count)
+    }
+
     /// Returns the windows with the indices `chosen`.
     pub(crate) fn select(&self, chosen: &[usize]) -> Self {
         let starts = chosen.iter().map(|&window| self.starts[window]).collect();
         Self { tokens: Arc::clone(&self.tokens), starts, context: self.context }
     }
+}
+
+/// Compares the tokens of the windows. Equal windows may be stored with and without shared tokens.
+impl PartialEq for TokenWindows {
+    fn eq(&self, other: &Self) -> bool {
+        let windows = |set: &Self| 0..set.len();
+        self.context == other.context
+            && windows(self)
+                .map(|window| self.tokens_and_next(window))
+                .eq(windows(other).map(|window| other.tokens_and_next(window)))
+    }
+}
+
+/// The windows of a text that a rank holds.
+pub(crate) struct WindowsOfRank {
+    pub(crate) windows: TokenWindows,
+    /// Which rank holds which windows.
+    pub(crate) row_map: RowMap,
+    /// The number of tokens of the whole text.
+    pub(crate) token_count: usize,
+}
+
+impl WindowsOfRank {
+    /// Divides a text into windows of `context` tokens. Each rank holds consecutive windows, and the tokens of these windows.
+    pub(crate) fn new(
+        (tokenizer, text): (&Tokenizer, &[u8]),
+        context: usize,
+        share: BlocksOfRank,
+    ) -> Result<Self, String> {
+        let mut token_count = 0;
+        let tokens = tokenizer.encode_part(text, |count| {
+            token_count = count;
+            let windows = share.range_of(count_windows(count, context) as u64);
+            let [start, end] = [windows.start, windows.end].map(|window| window as usize * context);
+            start..(end + 1).min(count)
+        })?;
+        let row_map = RowMap::of_consecutive_rows(share, count_windows(token_count, context));
+        Ok(Self { windows: TokenWindows::new(tokens, context), row_map, token_count })
+    }
+}
+
+/// Returns the number of windows of a text with `token_count` tokens.
+fn count_windows(token_count: usize, context: usize) -> usize {
+    token_count.saturating_sub(1) / context
 }
 
 /// Adds tokens to a digest.
@@ -78,6 +157,7 @@ pub(crate) fn digest_tokens(tokens: &[u16], hasher: &mut Sha256) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{TokenKind, Vocabulary};
     use super::*;
 
     #[test]
@@ -97,5 +177,36 @@ mod tests {
             (windows.len(), windows.tokens(1), windows.next_tokens(1)),
             (2, &[6, 7, 8][..], &[7, 8, 9][..])
         );
+    }
+
+    /// With more ranks than windows, some ranks hold no window.
+    #[test]
+    fn the_ranks_hold_the_windows_of_a_text_in_order() {
+        let kinds = [TokenKind::Characters, TokenKind::Bytes];
+        #[cfg(feature = "candle")]
+        let kinds = [kinds[0], kinds[1], TokenKind::BytePairs { vocabulary: 270 }];
+        let long = "the sea – the whale\n".repeat(50);
+        for (kind, text) in
+            kinds.into_iter().flat_map(|kind| [(kind, ""), (kind, "é"), (kind, long.as_str())])
+        {
+            let vocabulary = Vocabulary::for_text(kind, long.as_bytes(), long.len()).unwrap();
+            let tokenizer = vocabulary.create_tokenizer().unwrap();
+            let Ok(tokens) = tokenizer.encode(text.as_bytes()) else { continue };
+            let (count, whole) = (tokens.len(), TokenWindows::new(tokens, 7));
+            for ranks in [1, 3, 200] {
+                let mut found = Vec::new();
+                for rank in 0..ranks {
+                    let share = BlocksOfRank { rank, ranks };
+                    let part = WindowsOfRank::new((&tokenizer, text.as_bytes()), 7, share).unwrap();
+                    assert_eq!((part.token_count, part.row_map.rows()), (count, whole.len()), "{kind}");
+                    assert_eq!(part.row_map.held_rows().count(), part.windows.len(), "{kind}");
+                    let held = part.windows.tokens.len();
+                    assert!(held <= whole.len().div_ceil(ranks) * 7 + 1, "{kind}: {held} of {count}");
+                    found.extend((0..part.windows.len()).map(|i| part.windows.tokens_and_next(i).to_vec()));
+                }
+                let expected = (0..whole.len()).map(|window| whole.tokens_and_next(window));
+                assert!(found.iter().map(Vec::as_slice).eq(expected), "{kind} on {ranks} ranks");
+            }
+        }
     }
 }
