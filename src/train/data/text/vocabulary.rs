@@ -99,7 +99,9 @@ impl Vocabulary {
         match kind {
             TokenKind::Bytes => Ok(Self::Bytes),
             TokenKind::Characters => {
-                let characters: BTreeSet<char> = decode_utf8(text)?.chars().collect();
+                let mut characters = BTreeSet::new();
+                // `collect` would first store all characters of the text, with 4 bytes each.
+                characters.extend(decode_utf8(text)?.chars());
                 if characters.len() > VOCABULARY_MAX {
                     return Err(format!(
                         "the text has {} different characters; the maximum is {VOCABULARY_MAX}; pass --tokens bytes",
