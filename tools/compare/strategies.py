@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 STRATEGIES = [
@@ -41,18 +42,29 @@ def run(options: argparse.Namespace, ranks: int, arguments: list[str]) -> dict |
         return json.loads(report.read_text())
 
 
-def row(name: str, reports: list[dict]) -> str:
-    """Returns a row of the table: medians, and ranges of the accuracy and the time if there are several runs."""
+def describe_number(value: float) -> str:
+    """Returns the number with two or three digits."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
-    def cell(key: str, form: str) -> str:
+
+def row(name: str, reports: list[dict]) -> str:
+    """Returns a row of the table. A cell has the median of the runs and, if there are several runs, the range."""
+
+    def cell(key: str, describe: Callable[[float], str]) -> str:
         values = [report[key] for report in reports if report[key] is not None]
         if not values:
             return "not measured"
-        text = format(statistics.median(values), form)
-        spread = f" ({min(values):{form}} to {max(values):{form}})"
-        return text + (spread if len(values) > 1 and min(values) != max(values) else "")
+        low, middle, high = (describe(value) for value in (min(values), statistics.median(values), max(values)))
+        return middle if low == high else f"{middle} ({low} to {high})"
 
-    cells = [cell("test_accuracy", ".4f"), cell("train_loss", ".4f"), cell("seconds", ".3g"), cell("bytes_sent", ",")]
+    cells = [
+        cell("test_accuracy", "{:.4f}".format),
+        cell("train_loss", "{:.4f}".format),
+        cell("seconds", describe_number),
+        cell("bytes_sent", lambda count: describe_number(count / 1e6)),
+    ]
     return f"| {name} | " + " | ".join(cells) + " |"
 
 
@@ -68,7 +80,7 @@ def main() -> int:
     options = parser.parse_args()
     runs = [("a single process", 1, [])]
     runs += [(f"`{name}`", options.ranks, ["--transport", "tcp", "--strategy", name]) for name in options.strategies.split(",")]
-    print("| strategy | test accuracy | training loss | seconds | bytes that rank 0 sent |")
+    print("| strategy | test accuracy | training loss | seconds | MB that rank 0 sent |")
     print("|---|---|---|---|---|", flush=True)
     failures = []
     for name, ranks, arguments in runs:
