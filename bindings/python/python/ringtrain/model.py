@@ -185,6 +185,8 @@ def _check_format(metadata: Mapping[str, str]) -> None:
     if found != "ringtrain-model":
         raise ModelFileError(f"the format is {found}; pass a file that `ringtrain --save-model FILE` wrote")
     version = int(metadata["version"])
+    if version < 1:
+        raise ModelFileError(f"the file is corrupt: its version is {version}, but versions begin with 1")
     if version > _VERSION:
         raise ModelFileError(
             f"the file has version {version} of its format; this ringtrain reads version {_VERSION}: update ringtrain"

@@ -267,7 +267,8 @@ def test_damaged_files_and_files_of_other_formats_raise_model_file_error(saved_m
         changed = bytearray(complete)
         changed[index] ^= 1 << int(generator.integers(8))
         damaged.append(bytes(changed))
-    damaged += [b"width,length\n1,2\n", complete.replace(b'"version":"1"', b'"version":"2"')]
+    damaged += [complete.replace(b'"version":"1"', b'"version":"%d"' % version) for version in (0, 2)]
+    damaged.insert(0, b"width,length\n1,2\n")
     for content in damaged:
         path.write_bytes(content)
         with pytest.raises(ring.ModelFileError):
