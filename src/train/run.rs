@@ -39,8 +39,9 @@ pub struct Summary {
 /// Trains the model that `config` describes. All ranks of `group` must call this function. The function reports
 /// progress to `observer`. Pass [`SilentObserver`](super::SilentObserver) on all ranks except rank 0.
 ///
-/// If `stop` becomes true on any rank, all ranks end after the current step. The run saves a checkpoint and writes
-/// the report, but does not evaluate the model.
+/// If `stop` becomes true on any rank, all ranks end after the current step. If the strategy does not exchange gradients
+/// in each step, the ranks end a little later (`docs/checkpoints.md`). The run saves a checkpoint and writes the
+/// report, but does not evaluate the model.
 ///
 /// # Errors
 ///

@@ -90,9 +90,13 @@ change --lr, --epochs, --patience, --accumulate, --micro-batches, --compression,
 hybrid. All other options of training and data must stay the same. Without --lr, the run continues \
 with the learning rate of the checkpoint.
 
-If any rank gets SIGTERM or Ctrl-C, all ranks finish the current step, save to --checkpoint, write \
---report and exit with 0. The ranks do not test the model again. A second signal ends the process at \
-once.
+If any rank gets SIGTERM or Ctrl-C, all ranks stop after the current step, save to --checkpoint, write \
+--report and --save-model, and exit with 0. The ranks do not test the model again. A second signal ends \
+the process at once. With some strategies, the ranks stop a little later:
+  local-sgd, diloco, model-average
+             after about 0.5 s or two steps, whichever takes longer. The ranks then average their models
+  ps-async   each worker completes its batch. The servers wait at most 1 s for these gradients
+  gossip     when the batches in progress are complete. The ranks then average their models
 
 After each epoch, ranks that must have equal parameters compare hashes of these parameters. If the \
 hashes differ, the job ends with exit code 16. With local-sgd, diloco and model-average, the ranks \
