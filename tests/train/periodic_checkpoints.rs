@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use std::path::Path;
 use std::time::Duration;
 
+use ringtrain::train::data::DataSource;
 use ringtrain::train::{CHECKPOINT_FILE_NAME, CheckpointSettings, Config, StrategySpec, Summary};
 
 use super::checkpoints::{
@@ -92,6 +93,31 @@ fn ranks_that_train_alone_save_after_some_time() {
     let within = steps_within_epochs(directory.path());
     assert!(within.first() == Some(&3), "{within:?}");
     assert!(within.iter().all(|steps| (steps % STEP_COUNT).is_multiple_of(3)), "{within:?}");
+}
+
+/// The run has 240 epochs of 2 steps, and a record after every 8 epochs. The average after epoch 4 is the first average
+/// after 3 steps.
+#[test]
+fn model_average_saves_at_averages_between_two_records() {
+    let directories = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let [whole, resumed, other] = directories.each_ref().map(tempfile::TempDir::path);
+    let config = |directory| Config {
+        source: DataSource::Synthetic { rows: 200, columns: 5 },
+        batch_size: None,
+        epochs: None,
+        ..config_with_checkpoints("model-average:4", 3, directory)
+    };
+    let expected = run_on_ranks(2, &Config { checkpoint: None, ..config(whole) }, None).0.unwrap();
+    assert_eq!((expected.report.steps, expected.report.history[0].epoch), (480, 8));
+    let found = run_on_ranks(2, &config(whole), None).0.unwrap();
+    assert_eq!(found.parameters, expected.parameters, "a save changed the parameters");
+    for (ranks, directory) in [(2, resumed), (3, other)] {
+        copy_checkpoint(whole, 8, directory);
+        let (summary, _, lines) = run_on_ranks(ranks, &config(directory), None);
+        let summary = summary.unwrap();
+        assert_eq!((resumed_steps(&lines), summary.report.steps), (8, 480), "{ranks} ranks");
+        assert_eq!(summary.parameters == expected.parameters, ranks == 2, "{ranks} ranks");
+    }
 }
 
 /// With gossip, a checkpoint has the replica of the coordinator.
