@@ -290,8 +290,9 @@ impl Group {
         job.map(|job| job.driver.descriptors()).unwrap_or_default()
     }
 
-    /// Returns the host of a rank of the job, for use in errors: its name and address.
-    pub(crate) fn host(&self, rank_in_job: Rank) -> String {
+    /// Returns the host of a rank of the group, for use in errors: its name and address.
+    pub(crate) fn host(&self, rank: Rank) -> String {
+        let rank_in_job = self.members[rank.index()];
         self.job.as_ref().map_or_else(|| "this host".into(), |job| job.driver.host(rank_in_job))
     }
 

@@ -59,12 +59,16 @@ pub enum TrainError {
     Options(String),
     /// Ranks hold different data.
     #[error(
-        "rank {rank} and rank 0 read different data from {name}; copy the same files to all hosts (compare them with \
-         sha256sum)"
+        "rank {rank} on {} and rank 0 on {} read different data from {name}; copy the same files to all hosts (compare \
+         them with sha256sum)",
+        hosts[0],
+        hosts[1]
     )]
     DataDiffer {
         /// The lowest rank whose data differs from the data of rank 0.
         rank: Rank,
+        /// The host of this rank, and the host of rank 0: their names and addresses.
+        hosts: [String; 2],
         /// The name of the data.
         name: String,
     },

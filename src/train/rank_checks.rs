@@ -68,6 +68,18 @@ pub(crate) fn find_first_differing_rank(
         .map(|(row, rank)| (rank, (0..width).filter(|&index| row[index] != reference[index]).collect())))
 }
 
+/// Returns an error if the ranks have different `digests` of data. `name` returns the name of the data of the digest with an
+/// index. All ranks must pass the same number of digests.
+pub(crate) fn check_same_data(
+    group: &mut Group,
+    digests: &[u64],
+    name: impl FnOnce(usize) -> String,
+) -> Result<(), TrainError> {
+    let Some((rank, differing)) = find_first_differing_rank(group, digests)? else { return Ok(()) };
+    let hosts = [rank, Rank::ZERO].map(|rank| group.host(rank));
+    Err(TrainError::DataDiffer { rank, hosts, name: name(differing[0]) })
+}
+
 /// Gathers one row from each rank and returns the rows in rank order. All rows must have the same length.
 fn gather_rows(group: &mut Group, row: &[u64]) -> Result<Vec<u64>, TrainError> {
     let mut table = vec![0; row.len() * group.size().as_usize()];

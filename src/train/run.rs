@@ -14,7 +14,7 @@ use super::optimizer::Rule;
 use super::partition::ModelPartition;
 use super::plot::draw_curves;
 use super::progress::Observer;
-use super::rank_checks::{check_all_succeeded, find_first_differing_rank, short_digest};
+use super::rank_checks::{check_all_succeeded, check_same_data, find_first_differing_rank, short_digest};
 use super::report::{Report, f64_with_same_digits, parameters_hash};
 use super::setup::{Setup, TrainingSettings};
 use super::strategies::StrategySpec;
@@ -309,10 +309,7 @@ fn check_same_arguments(group: &mut Group, config: &Config) -> Result<(), TrainE
 /// Checks that the class weights, which may come from a file, are the same on all ranks.
 fn check_same_class_weights(group: &mut Group, setup: &Setup) -> Result<(), TrainError> {
     let loss = format!("{:?}", setup.network.loss());
-    match find_first_differing_rank(group, &[short_digest(loss.as_bytes())])? {
-        None => Ok(()),
-        Some((rank, _)) => Err(TrainError::DataDiffer { rank, name: "the file of --class-weights".into() }),
-    }
+    check_same_data(group, &[short_digest(loss.as_bytes())], |_| "the file of --class-weights".into())
 }
 
 /// Returns the state from which the run starts: the checkpoint that rank 0 read, or initial parameters. All ranks

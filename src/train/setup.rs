@@ -12,7 +12,7 @@ use super::learning_rate::LearningRates;
 use super::model::{InputShape, Loss, ModelSpec, Network, OwnLoss, TargetScale};
 use super::optimizer::{AdamOptions, Rule};
 use super::portable_math::ln;
-use super::rank_checks::{check_all_succeeded, find_first_differing_rank, short_digest};
+use super::rank_checks::{check_all_succeeded, check_same_data, short_digest};
 use super::recipe::Recipe;
 use super::report::parameters_hash;
 use super::strategies::StrategySpec;
@@ -184,9 +184,7 @@ impl Setup {
         }
         let digest = dataset.digest(group)?;
         // The collectives below need the same data on all ranks.
-        if let Some((rank, _)) = find_first_differing_rank(group, &[short_digest(&digest)])? {
-            return Err(TrainError::DataDiffer { rank, name: dataset.name });
-        }
+        check_same_data(group, &[short_digest(&digest)], |_| dataset.name.clone())?;
         let mut validation = match config.recipe.validation {
             Some(validation) => Some(dataset.train.hold_out(validation.fraction)?),
             None => None,

@@ -408,6 +408,43 @@ fn all_ranks_name_a_damaged_sample() {
     }
 }
 
+/// The files of rank 1 have the same names and shapes as those of rank 0. A byte of one file differs, or an image has one byte
+/// more. The files are short, so the ranks hash all their bytes.
+#[test]
+fn ranks_with_different_content_of_the_same_shape_end_with_an_error() {
+    for (format, file, position, named) in [
+        (&FORMATS[0], "train-images-idx3-ubyte", Some(9000), "train-images-idx3-ubyte"),
+        (&FORMATS[1], "t10k-labels-idx1-ubyte", Some(10), "t10k-labels-idx1-ubyte"),
+        (&FORMATS[2], "x.npy", Some(9000), "x.npy"),
+        (&FORMATS[3], "y.npy", Some(130), "y.npy"),
+        (&FORMATS[4], "rows.libsvm", Some(2), "rows.libsvm"),
+        (&FORMATS[5], "light/105.png", None, ""),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let sources = ["one", "other"].map(|name| {
+            let place: PathBuf = directory.path().join(name);
+            fs::create_dir(&place).unwrap();
+            (format.write)(&place, Content { samples: 6, is_damaged: false })
+        });
+        let path = directory.path().join("other").join(file);
+        let mut content = fs::read(&path).unwrap();
+        match position {
+            Some(position) => content[position] ^= 1,
+            None => content.push(0),
+        }
+        fs::write(&path, content).unwrap();
+        let [first, last] = sources;
+        let config = config_of(format, first.clone());
+        for (rank, (result, _)) in run_on_ranks(vec![first, last], &config).into_iter().enumerate() {
+            let error = result.unwrap_err().to_string();
+            let own_path = directory.path().join(["one", "other"][rank]).join(named);
+            assert!(error.starts_with("rank 1 on ") && error.contains(" and rank 0 on "), "{error}");
+            let own_path = own_path.to_str().unwrap().trim_end_matches('/');
+            assert!(error.contains(&format!("different data from {own_path};")), "{error}");
+        }
+    }
+}
+
 #[test]
 fn ranks_with_different_files_end_with_an_error() {
     for format in FORMATS.iter().chain([&TEXT]) {

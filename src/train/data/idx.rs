@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use ndarray::Array2;
 
 use super::file::{checked_element_count, stream_error};
+use super::file_digest::FileDigest;
 use super::part_of_source::{PartOfSource, load_parts, read_samples};
 use super::sample_blocks::{BlockReader, RowOrigins, SampleBlock};
 use super::skippable_reader::{DataBytes, SkippableReader};
@@ -15,7 +16,6 @@ use super::unsplit_data::UnsplitData;
 use super::{BlocksOfRank, Column, DataError, Features, ImageShape, UninterpretedSamples};
 use crate::group::Group;
 use crate::train::TrainError;
-use crate::train::rank_checks::short_digest;
 
 /// The magic number of images: two zero bytes, 8 for the type `unsigned byte`, and the number of dimensions.
 const IMAGES_MAGIC: u32 = 0x0000_0803;
@@ -58,10 +58,13 @@ fn read_part_of_set(
     (share, stream_directory): (BlocksOfRank, Option<&Path>),
 ) -> Result<PartOfSource, DataError> {
     let mut reader = IdxReader::open(directory, set)?;
-    let fingerprint = short_digest(format!("{} {}", reader.rows, reader.shape).as_bytes());
+    let shape = format!("{} {}", reader.rows, reader.shape);
+    let images = FileDigest::of_file(&reader.images.data.path, &shape, share)?;
+    let labels = FileDigest::of_file(&reader.labels.data.path, &shape, share)?;
     reader.restrict_to_rows(share.range_of(reader.rows as u64))?;
     let samples = read_samples(&mut reader, stream_directory)?;
-    Ok(PartOfSource { samples, image: Some(reader.shape), fingerprint, notes: Vec::new(), rounding: None })
+    let digests = vec![images, labels];
+    Ok(PartOfSource { samples, image: Some(reader.shape), digests, notes: Vec::new(), rounding: None })
 }
 
 /// A set of images with labels in a directory.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use ndarray::Array2;
 use sha2::{Digest, Sha256};
 
+use super::file_digest::FileDigest;
 use super::image_file::{self, DecodedImage};
 use super::part_of_source::{PartOfSource, read_samples};
 use super::sample_blocks::{BlockReader, RowOrigins, SampleBlock};
@@ -27,14 +28,16 @@ struct ImageList {
 }
 
 impl ImageList {
-    /// Returns a hash of the names and the classes of all images.
-    fn fingerprint(&self) -> u64 {
+    /// Returns a hash of the names, the classes and the sizes in bytes of all images.
+    fn digest(&self) -> Result<u64, DataError> {
         let mut hasher = Sha256::new();
         for (path, class) in &self.images {
             let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-            hasher.update([class.as_bytes(), b"\0", name, b"\0"].concat());
+            let metadata = fs::metadata(path).map_err(|error| DataError::unreadable(path, error))?;
+            let len = metadata.len().to_le_bytes();
+            hasher.update([class.as_bytes(), b"\0", name, b"\0", &len].concat());
         }
-        short_digest(&hasher.finalize())
+        Ok(short_digest(&hasher.finalize()))
     }
 }
 
@@ -72,7 +75,8 @@ pub(crate) fn read_part_of_folder(
                        class";
         return Err(DataError::malformed(directory, problem));
     }
-    let (fingerprint, count) = (list.fingerprint(), list.images.len());
+    let digests = vec![FileDigest { path: directory.to_owned(), value: list.digest()? }];
+    let count = list.images.len();
     let wanted = wanted_shape.map(|shape| WantedImages { inputs: shape.value_count(), shape: Some(shape) });
     let (first_path, _) = list.images.first().expect("a list of images has at least one image");
     let first_image = image_file::read_image_file(first_path)?;
@@ -84,7 +88,7 @@ pub(crate) fn read_part_of_folder(
     let mut reader = ImageReader { pixels: Some(pixels), ..ImageReader::new(list, wanted) };
     let samples = read_samples(&mut reader, stream_directory)?;
     let image = reader.pixels.map(|pixels| pixels.shape);
-    Ok(PartOfSource { samples, image, fingerprint, notes, rounding: None })
+    Ok(PartOfSource { samples, image, digests, notes, rounding: None })
 }
 
 /// The images that a model takes.

@@ -11,6 +11,7 @@ use memchr::memchr_iter;
 
 use super::csv::parse_number;
 use super::file::stream_error;
+use super::file_digest::FileDigest;
 use super::part_of_source::{PartOfSource, read_samples};
 use super::sample_blocks::{BlockReader, RowOrigins, SampleBlock};
 use super::skippable_reader::SkippableReader;
@@ -44,8 +45,9 @@ pub(crate) fn read_part_of_file(
         let len = SkippableReader::open(path)?.into_len().map_err(|error| stream_error(path, error))?;
         (len, share.range_of(len))
     };
+    let digests = vec![FileDigest::of_file(path, &len.to_string(), share)?];
     let samples = read_samples(&mut LibsvmReader::open_part(path, own_bytes)?, stream_directory)?;
-    Ok(PartOfSource { samples, image: None, fingerprint: len, notes: Vec::new(), rounding: None })
+    Ok(PartOfSource { samples, image: None, digests, notes: Vec::new(), rounding: None })
 }
 
 /// Returns an error if a file has no rows or no features.
@@ -348,7 +350,7 @@ mod tests {
         fs::write(&path, text).unwrap();
         let all = LibsvmReader::open(&path).unwrap().read_block(99).unwrap().samples;
         for ranks in [2, 3, 7, 60] {
-            let (mut targets, mut largest) = (Vec::new(), 0);
+            let (mut targets, mut largest, mut digests) = (Vec::new(), 0, Vec::new());
             for rank in 0..ranks {
                 let part = read_part_of_file(&path, (BlocksOfRank { rank, ranks }, None)).unwrap();
                 let Column::Numbers(own) = part.samples.target else { panic!("targets are numbers") };
@@ -356,8 +358,9 @@ mod tests {
                 assert_eq!(own.len(), features.rows());
                 targets.extend(own);
                 largest = largest.max(features.columns());
-                assert_eq!(part.fingerprint, text.len() as u64);
+                digests.push(part.digests[0].value);
             }
+            assert!(digests.iter().all(|digest| *digest == digests[0]), "{ranks}: {digests:?}");
             assert_eq!((Column::Numbers(targets), largest), (all.target.clone(), 5), "{ranks}");
         }
         fs::write(&path, text.replace("5:1", "5:x")).unwrap();

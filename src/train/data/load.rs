@@ -12,7 +12,7 @@ use super::{
 };
 use crate::group::Group;
 use crate::train::early_stopping::hold_out_rows;
-use crate::train::rank_checks::{check_all_succeeded, find_first_differing_rank};
+use crate::train::rank_checks::{check_all_succeeded, check_same_data};
 use crate::train::{RunPhase, TrainError};
 
 /// The options for reading a source.
@@ -145,9 +145,7 @@ impl DataSource {
         let loaded = test.and_then(|test| text::load_text(files, test, options.text, share));
         let loaded = check_all_succeeded(group, RunPhase::Data, loaded.map_err(TrainError::from))?;
         let text::LoadedText { train, test, encoding, token_count, fingerprint, note } = loaded;
-        if let Some((rank, _)) = find_first_differing_rank(group, &fingerprint)? {
-            return Err(TrainError::DataDiffer { rank, name: self.to_string() });
-        }
+        check_same_data(group, &fingerprint, |_| self.to_string())?;
         let [train, test] = [train, test].map(|text::WindowsOfRank { windows, row_map, .. }| {
             let features = Features::Tokens(windows.clone());
             let samples = Samples { features, targets: Targets::NextTokens(windows) };

@@ -13,6 +13,7 @@ mod error;
 mod exact_sum;
 mod features;
 mod file;
+mod file_digest;
 mod format;
 mod held_samples;
 mod idx;

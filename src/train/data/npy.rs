@@ -17,11 +17,11 @@ use self::element_type::ElementType;
 pub(crate) use self::npz::{NpzFile, file_of_array};
 pub(crate) use self::rounding::ArrayRounding;
 use super::file::{checked_element_count, read_exactly, stream_error};
+use super::file_digest::FileDigest;
 use super::part_of_source::{PartOfSource, read_samples};
 use super::sample_blocks::{BlockReader, RowOrigins, SampleBlock};
 use super::skippable_reader::{DataBytes, SkippableReader};
 use super::{BlocksOfRank, Column, DataError, ELEMENTS_MAX, Features, ImageShape, UninterpretedSamples};
-use crate::train::rank_checks::short_digest;
 
 /// The maximum length in bytes of a header. The headers that numpy writes usually have 128 bytes.
 const HEADER_BYTES_MAX: u32 = 1 << 16;
@@ -54,13 +54,16 @@ pub(crate) fn read_part_of_arrays(
             format!("holds {} targets for the {rows} rows of {}", targets.shape[0], features_path.display());
         return Err(DataError::malformed(targets_path, problem));
     }
-    let fingerprint = short_digest(format!("{} {}", features.describe(), targets.describe()).as_bytes());
+    let digests = [(features_path, &features), (targets_path, &targets)];
+    let digests =
+        digests.map(|(path, array)| FileDigest::of_file(file_of_array(path), &array.describe(), share));
+    let digests = digests.into_iter().collect::<Result<_, _>>()?;
     let rounding = ArrayRounding::new([features_path, targets_path]);
     let is_pixels = features.element_type.is_byte() && image.is_some();
     let rows = share.range_of(rows as u64);
     let mut reader = ArrayReader { features, targets, is_pixels, rows, rounding };
     let samples = read_samples(&mut reader, stream_directory)?;
-    Ok(PartOfSource { samples, image, fingerprint, notes: Vec::new(), rounding: Some(reader.rounding) })
+    Ok(PartOfSource { samples, image, digests, notes: Vec::new(), rounding: Some(reader.rounding) })
 }
 
 /// Reads rows of an array of features and of an array of targets block by block.

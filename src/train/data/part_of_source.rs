@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use super::disk_features::FeatureWriter;
+use super::file_digest::FileDigest;
 use super::image_folder::check_pixel_count;
 use super::npy::ArrayRounding;
 use super::row_map::RowMap;
@@ -15,7 +16,7 @@ use super::{
     BlocksOfRank, DataError, ELEMENTS_MAX, Features, HeldFeatures, ImageShape, UninterpretedSamples,
 };
 use crate::group::{Error, Group};
-use crate::train::rank_checks::{check_all_succeeded, find_first_differing_rank};
+use crate::train::rank_checks::{check_all_succeeded, check_same_data};
 use crate::train::{RunPhase, TrainError};
 use crate::types::ReduceOp;
 
@@ -25,9 +26,8 @@ pub(crate) struct PartOfSource {
     pub(crate) samples: UninterpretedSamples<HeldFeatures>,
     /// The shape of the images. `None` if the samples are not images.
     pub(crate) image: Option<ImageShape>,
-    /// A hash of what this rank knows about the whole source. If the hashes of two ranks differ, the ranks have read
-    /// different files.
-    pub(crate) fingerprint: u64,
+    /// Digests of the files of the whole source. All ranks have the same number of digests.
+    pub(crate) digests: Vec<FileDigest>,
     /// Messages for the user, which are the same on all ranks.
     pub(crate) notes: Vec<String>,
     /// What the numbers lose when they are rounded. `None` if the samples are not arrays.
@@ -47,9 +47,8 @@ pub(crate) fn load_parts(
 ) -> Result<UnsplitData, TrainError> {
     let share = BlocksOfRank::of_rank(group);
     let part = check_all_succeeded(group, RunPhase::Data, read(share).map_err(TrainError::from))?;
-    if let Some((rank, _)) = find_first_differing_rank(group, &[part.fingerprint])? {
-        return Err(TrainError::DataDiffer { rank, name: name.to_owned() });
-    }
+    let values: Vec<u64> = part.digests.iter().map(|digest| digest.value).collect();
+    check_same_data(group, &values, |index| part.digests[index].path.display().to_string())?;
     part.merge(name, share, group)
 }
 
@@ -92,7 +91,7 @@ pub(crate) fn read_samples(
 impl PartOfSource {
     /// Gives the samples of this rank the same format on all ranks, and counts the samples of each rank.
     fn merge(self, name: &str, share: BlocksOfRank, group: &mut Group) -> Result<UnsplitData, TrainError> {
-        let Self { mut samples, mut image, notes: notes_of_source, rounding, fingerprint: _ } = self;
+        let Self { mut samples, mut image, notes: notes_of_source, rounding, digests: _ } = self;
         let mut notes = match rounding {
             Some(rounding) => rounding.into_notes(group)?,
             None => Vec::new(),

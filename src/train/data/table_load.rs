@@ -12,7 +12,7 @@ use super::source::NO_PARQUET_MESSAGE;
 use super::standard_input::{STANDARD_INPUT_NAME, share_standard_input};
 use super::{BlocksOfRank, DataError, DataSource, LoadOptions};
 use crate::group::Group;
-use crate::train::rank_checks::{check_all_succeeded, find_first_differing_rank};
+use crate::train::rank_checks::{check_all_succeeded, check_same_data};
 use crate::train::{RunPhase, TrainError};
 
 /// Reads and encodes a table. Returns the encoded rows that this rank has parsed. All ranks must call this function.
@@ -49,9 +49,7 @@ pub(crate) fn load_table(
         let problem = "the memory of a host or the network corrupted a value; start the job again without --no-checksum";
         DataError::malformed(Path::new(STANDARD_INPUT_NAME), problem)
     })?;
-    if let Some((rank, _)) = find_first_differing_rank(group, &[rows_of_rank.content_digest()])? {
-        return Err(TrainError::DataDiffer { rank, name: source.to_string() });
-    }
+    check_same_data(group, &[rows_of_rank.content_digest()], |_| source.to_string())?;
     let table = rows_of_rank.into_raw_table(group)?;
     let sets = options.choose_row_sets(table.row_map.rows(), table.first_test_row)?;
     let columns = (options.table.missing, options.table.categories_max);
