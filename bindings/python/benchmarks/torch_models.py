@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Compares the speed of training with `ringtrain` and with PyTorch, for the same models, on one thread.
 
-    python benchmarks/torch_models.py [--ringtrain PATH] [--data DIR] [--rounds 5]
+    python benchmarks/torch_models.py [--ringtrain PATH] [--data DIR] [--rounds 5] [--smoke]
 
 Both programs train `mlp:256,128` and `cnn` on the first 12,000 images of Fashion-MNIST with Adam and batches of 128, alternately.
 Prints the samples per second of processor time: the median and the range of the rounds, and the median of the ratios of the
 rounds. Processor time is used because other programs on the machine change it less than the wall time. The time of
 `ringtrain` is the difference between a run with additional epochs and a run with one epoch, so that the start of the program and
-the reading of data do not count.
+the reading of data do not count. `--smoke` takes one round with a few random images, to check that the program works.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from torch import nn
 
 BATCH = 128
 IMAGES = 12_000
+SMOKE_IMAGES = 128
 # For each model, the number of epochs that a round measures.
 EPOCHS = {"mlp:256,128": 8, "cnn": 1}
 
@@ -46,6 +47,14 @@ def create_torch_model(name: str) -> nn.Sequential:
 def read_idx_file(folder: Path, name: str, header: int) -> np.ndarray:
     with gzip.open(folder / name) as file:
         return np.frombuffer(file.read(), np.uint8, offset=header)
+
+
+def read_images_and_labels(options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    if options.smoke:
+        random = np.random.default_rng(1)
+        return random.integers(0, 256, (SMOKE_IMAGES, 28, 28), np.uint8), np.arange(SMOKE_IMAGES, dtype=np.int64) % 10
+    images = read_idx_file(options.data, "train-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28)[:IMAGES]
+    return images, read_idx_file(options.data, "train-labels-idx1-ubyte.gz", 8).astype(np.int64)[:IMAGES]
 
 
 def measure_torch_speed(name: str, x: torch.Tensor, y: torch.Tensor, epochs: int) -> float:
@@ -78,11 +87,11 @@ def main() -> None:
     parser.add_argument("--ringtrain", default="ringtrain")
     parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--smoke", action="store_true", help="take one short round, to check that the program works")
     options = parser.parse_args()
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    images = read_idx_file(options.data, "train-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28)[:IMAGES]
-    labels = read_idx_file(options.data, "train-labels-idx1-ubyte.gz", 8).astype(np.int64)[:IMAGES]
+    images, labels = read_images_and_labels(options)
     x, y = torch.from_numpy(images.copy()).unsqueeze(1).float() / 255, torch.from_numpy(labels)
     with tempfile.TemporaryDirectory() as folder:
         np.save(f"{folder}/x.npy", images)
@@ -93,7 +102,7 @@ def main() -> None:
 def print_comparison(options: argparse.Namespace, data: str, x: torch.Tensor, y: torch.Tensor) -> None:
     for name, epochs in EPOCHS.items():
         rows = []
-        for _ in range(options.rounds):
+        for _ in range(1 if options.smoke else options.rounds):
             first = measure_ringtrain_speed(options.ringtrain, name, data, 1)
             more = measure_ringtrain_speed(options.ringtrain, name, data, epochs + 1)
             rows.append((epochs * len(x) / (more - first), measure_torch_speed(name, x, y, epochs)))

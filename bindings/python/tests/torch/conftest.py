@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 # A job is killed after this number of seconds. A job needs less time even on two busy cores.
 TIMEOUT_SECONDS = 180
 
@@ -56,15 +57,27 @@ def job_environment() -> dict[str, str]:
     return found | {"PYTHONPATH": f"{package}:{PROGRAMS}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
-def run_command(command: list[str]) -> Job:
+def run_command(command: list[str], environment: dict[str, str] | None = None) -> Job:
     """Runs a command and waits until it ends."""
-    return subprocess.run(command, env=job_environment(), capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    return subprocess.run(command, env=environment or job_environment(), capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
 
 
 @pytest.fixture
 def run_python_text() -> Callable[[str], Job]:
     """Runs a program in a new process. The program is given as text."""
     return lambda program: run_command([sys.executable, "-c", program])
+
+
+@pytest.fixture
+def run_benchmark() -> Callable[..., Job]:
+    """Runs a program of `benchmarks/`, which starts its jobs itself. The program finds `ringrun` and `ringtrain` in PATH."""
+
+    def run_program(program: str, *arguments: str) -> Job:
+        path = f"{Path(str(ringrun)).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        environment = job_environment() | {"PATH": path}
+        return run_command([sys.executable, str(BENCHMARKS / program), *arguments], environment)
+
+    return run_program
 
 
 @pytest.fixture

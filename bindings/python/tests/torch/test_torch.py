@@ -114,6 +114,24 @@ def test_the_benchmark_runs(launch: Launch) -> None:
 
 
 @FULL
+def test_the_benchmark_of_models_runs(run_benchmark: Launch) -> None:
+    """Trains each model for a few steps with ringtrain and with PyTorch."""
+    output = check_output(run_benchmark("torch_models.py", "--smoke"))
+    assert output.count("ratio") == 2
+
+
+@FULL
+def test_the_benchmark_of_parameter_servers_runs(run_benchmark: Launch) -> None:
+    """Runs a short job for each system that is installed."""
+    sizes = ("--counts", "1000", "--steps", "0.005")
+    output = check_output(run_benchmark("compare_parameter_servers.py", "--smoke", *sizes))
+    skipped = [line for line in output.splitlines() if line.startswith("SKIPPED")]
+    assert output.count("updates/s") == 4 - len(skipped), output
+    if skipped:
+        pytest.skip(f"NOT TESTED: a part of the comparison of parameter servers. {'; '.join(skipped)}")
+
+
+@FULL
 def test_ctrl_c_ends_all_ranks(run_and_interrupt: Launch) -> None:
     job, seconds = run_and_interrupt(2, "failures.py", "--only", "run_until_interrupt")
     require_no_crash(job)
