@@ -13,11 +13,8 @@ pub(super) fn check_stream_options(config: &Config) -> Result<(), String> {
     if config.stream_directory.is_none() {
         return Ok(());
     }
-    if matches!(config.source, DataSource::Text(_) | DataSource::Digits | DataSource::Synthetic { .. }) {
-        return Err(format!(
-            "--stream is for tables, arrays, sparse rows and images in files; leave it out with --data {}",
-            config.source
-        ));
+    if matches!(config.source, DataSource::Digits | DataSource::Synthetic { .. }) {
+        return Err(format!("--stream is for data in files; leave it out with --data {}", config.source));
     }
     if !config.strategy.divides_batches() {
         return Err(format!(

@@ -9,8 +9,8 @@ use ringtrain::train::data::DataSource;
 use ringtrain::train::optimizer::Rule;
 use ringtrain::train::{Config, ExistingCheckpoint, Recipe, Validation, run};
 
-use super::library::{PrintedLines, config, train};
-use super::shared_formats::{FORMATS, GOOD, SAMPLES, config_of};
+use super::library::{PrintedLines, StopAfter, config, train};
+use super::shared_formats::{Content, FORMATS, GOOD, SAMPLES, config_of};
 use super::shared_tables::{table_config, write_table};
 use super::strategies::{assert_close, checkpoint_in, parse_strategy, train_and_compare};
 use super::util::{if_long_tests_else, run as finish};
@@ -78,6 +78,32 @@ fn samples_of_each_format_are_not_in_memory() {
     }
 }
 
+/// The training set has 2.3 MB of pixels: three blocks of the shuffle in blocks. The second run begins within an epoch.
+#[test]
+fn samples_of_several_blocks_have_the_same_order_on_each_number_of_ranks() {
+    let directory = tempfile::tempdir().unwrap();
+    let images = FORMATS.iter().find(|format| format.name == "images in .npy files").unwrap();
+    let in_memory = Config {
+        rule: Some(Rule::Sgd),
+        learning_rate: Some(1e-5),
+        batch_size: Some(1),
+        ..config_of(images, (images.write)(directory.path(), Content { samples: 700, ..GOOD }))
+    };
+    let streamed = Config { stream_directory: Some(directory.path().to_owned()), ..in_memory.clone() };
+    let expected = train(&streamed).unwrap().parameters;
+    assert_ne!(train(&in_memory).unwrap().parameters, expected, "the order differs from the order in memory");
+    for &n in if_long_tests_else(&[2, 3, 5][..], &[3]) {
+        assert_eq!(train_and_compare(n, &streamed).parameters, expected, "{n} ranks");
+    }
+    let checkpoint = |existing| Some(checkpoint_in(&directory.path().join("c"), existing));
+    let first = Config { checkpoint: checkpoint(ExistingCheckpoint::Refuse), ..streamed.clone() };
+    let stop = AtomicBool::new(false);
+    let mut observer = StopAfter { steps: 300, stop: &stop };
+    assert!(run(&mut Group::solo(), &first, &stop, &mut observer).unwrap().report.stopped);
+    let resumed = Config { checkpoint: checkpoint(ExistingCheckpoint::Resume), ..streamed };
+    assert_eq!(train_and_compare(2, &resumed).parameters, expected);
+}
+
 #[test]
 fn each_strategy_that_divides_batches_uses_streamed_rows() {
     let directory = tempfile::tempdir().unwrap();
@@ -125,7 +151,7 @@ fn options_that_do_not_suit_streamed_rows_are_refused() {
         ),
         (
             Config { table: config().table, ..digits },
-            "--stream is for tables, arrays, sparse rows and images in files; leave it out with --data digits",
+            "--stream is for data in files; leave it out with --data digits",
         ),
         (
             Config { checkpoint: checkpoint(ExistingCheckpoint::Resume), epochs: Some(2), ..streamed },

@@ -89,7 +89,7 @@ impl HeldFeatures {
 #[derive(Clone, Debug)]
 pub(crate) enum HeldSamples {
     InMemory(Samples),
-    /// The features are in a file. The targets are in memory.
+    /// The features are in a file. The targets are in memory, except for windows of a text, which are also their own targets.
     OnDisk(DiskFeatures, Targets),
 }
 
@@ -100,6 +100,12 @@ impl HeldSamples {
             HeldFeatures::InMemory(features) => Self::InMemory(Samples { features, targets }),
             HeldFeatures::OnDisk(features) => Self::OnDisk(features, targets),
         }
+    }
+
+    /// Creates the samples of windows of a text. The targets are in the windows.
+    pub(crate) fn of_windows(windows: HeldFeatures) -> Self {
+        let targets = Targets::Numbers(Vec::new()).select(&[], windows.format());
+        Self::new(windows, targets)
     }
 
     /// Returns the number of samples.
@@ -151,7 +157,9 @@ impl HeldSamples {
     pub(crate) fn select(&self, chosen: &[usize]) -> Self {
         match self {
             Self::InMemory(samples) => Self::InMemory(samples.select(chosen)),
-            Self::OnDisk(features, targets) => Self::OnDisk(features.select(chosen), targets.select(chosen)),
+            Self::OnDisk(features, targets) => {
+                Self::OnDisk(features.select(chosen), targets.select(chosen, features.format()))
+            }
         }
     }
 
@@ -184,7 +192,7 @@ impl HeldSamples {
             Self::InMemory(samples) => Ok(samples.select(indices)),
             Self::OnDisk(features, targets) => {
                 let features = features.load(indices.iter().copied())?;
-                Ok(Samples { features, targets: targets.select(indices) })
+                Ok(Samples { targets: targets.select(indices, &features), features })
             }
         }
     }
@@ -197,9 +205,7 @@ impl HeldSamples {
     pub(crate) fn into_memory(self) -> Result<Samples, DataError> {
         match self {
             Self::InMemory(samples) => Ok(samples),
-            Self::OnDisk(features, targets) => {
-                Ok(Samples { features: features.load(0..features.rows())?, targets })
-            }
+            Self::OnDisk(..) => self.load(&(0..self.len()).collect::<Vec<_>>()),
         }
     }
 
@@ -236,17 +242,20 @@ impl HeldSamples {
 impl Samples {
     /// Returns a copy of the samples with the indices `rows`.
     pub(super) fn select(&self, rows: &[usize]) -> Self {
-        Self { features: self.features.select(rows), targets: self.targets.select(rows) }
+        let features = self.features.select(rows);
+        Self { targets: self.targets.select(rows, &features), features }
     }
 }
 
 impl Targets {
-    /// Returns a copy of the targets with the indices `rows`.
-    fn select(&self, rows: &[usize]) -> Self {
-        match self {
-            Self::Numbers(values) => Self::Numbers(rows.iter().map(|&row| values[row]).collect()),
-            Self::Classes(classes) => Self::Classes(rows.iter().map(|&row| classes[row]).collect()),
-            Self::NextTokens(windows) => Self::NextTokens(windows.select(rows)),
+    /// Returns a copy of the targets with the indices `rows`. `features` are the features of the same samples, or their format if
+    /// they are in a file.
+    fn select(&self, rows: &[usize], features: &Features) -> Self {
+        match (self, features) {
+            (_, Features::Tokens(windows)) => Self::NextTokens(windows.clone()),
+            (Self::Numbers(values), _) => Self::Numbers(rows.iter().map(|&row| values[row]).collect()),
+            (Self::Classes(classes), _) => Self::Classes(rows.iter().map(|&row| classes[row]).collect()),
+            (Self::NextTokens(_), _) => unreachable!("only samples of a text have next tokens"),
         }
     }
 }

@@ -7,7 +7,7 @@ use super::raw_table::{EncodedTable, RowSets};
 use super::row_map::RowMap;
 use super::{
     BlocksOfRank, Column, DataError, DataSource, Dataset, Features, HeldFeatures, HeldSamples, ImageShape,
-    Samples, SharedSamples, TableEncoding, TableLayout, TableOptions, Targets, Task, TextOptions,
+    SharedSamples, TableEncoding, TableLayout, TableOptions, Targets, Task, TextOptions,
     UninterpretedSamples, idx, split, table_load, target, text,
 };
 use crate::group::Group;
@@ -141,16 +141,13 @@ impl DataSource {
             }
             None => Ok(text::TestPart::Fraction(options.test_fraction)),
         };
-        let share = BlocksOfRank::of_rank(group);
-        let loaded = test.and_then(|test| text::load_text(files, test, options.text, share));
+        let place = (BlocksOfRank::of_rank(group), options.stream_directory.as_deref());
+        let loaded = test.and_then(|test| text::load_text(files, test, options.text, place));
         let loaded = check_all_succeeded(group, RunPhase::Data, loaded.map_err(TrainError::from))?;
         let text::LoadedText { train, test, encoding, token_count, fingerprint, note } = loaded;
         check_same_data(group, &fingerprint, |_| self.to_string())?;
-        let [train, test] = [train, test].map(|text::WindowsOfRank { windows, row_map, .. }| {
-            let features = Features::Tokens(windows.clone());
-            let samples = Samples { features, targets: Targets::NextTokens(windows) };
-            SharedSamples::new(HeldSamples::InMemory(samples), Some(row_map))
-        });
+        let [train, test] = [train, test]
+            .map(|text::WindowsOfRank { samples, row_map, .. }| SharedSamples::new(samples, Some(row_map)));
         Ok(Dataset {
             name: self.to_string(),
             train,

@@ -183,7 +183,11 @@ impl SharedSamples {
 
     /// Computes the statistics of the targets. `class_count` is the number of classes, or the number of tokens in the
     /// vocabulary of a text. All ranks must call this function.
-    pub(crate) fn measure_targets(&mut self, class_count: usize, group: &mut Group) -> Result<(), Error> {
+    pub(crate) fn measure_targets(
+        &mut self,
+        class_count: usize,
+        group: &mut Group,
+    ) -> Result<(), TrainError> {
         let part = self.own_part(group.rank(), group.size());
         self.statistics = match self.held.targets() {
             Targets::Numbers(values) => {
@@ -204,11 +208,15 @@ impl SharedSamples {
                 group.all_reduce(&mut class_counts, ReduceOp::Sum)?;
                 TargetStatistics { class_counts, ..TargetStatistics::default() }
             }
-            Targets::NextTokens(windows) => {
+            Targets::NextTokens(_) => {
                 let mut class_counts = vec![0; class_count];
-                for &token in part.flat_map(|window| windows.next_tokens(window)) {
-                    class_counts[usize::from(token)] += 1;
-                }
+                let counted = self.held.visit_blocks(part, |samples, block| {
+                    let Targets::NextTokens(windows) = &samples.targets else { return };
+                    for &token in block.flat_map(|window| windows.next_tokens(window)) {
+                        class_counts[usize::from(token)] += 1;
+                    }
+                });
+                check_all_succeeded(group, RunPhase::Data, counted.map_err(TrainError::from))?;
                 group.all_reduce(&mut class_counts, ReduceOp::Sum)?;
                 TargetStatistics { class_counts, ..TargetStatistics::default() }
             }

@@ -31,6 +31,11 @@ impl StreamFile {
         DataError::Unwritable { directory: directory.to_owned(), source }
     }
 
+    /// Returns the number of bytes in the file.
+    pub(crate) fn len(&self) -> u64 {
+        self.len.load(Ordering::Relaxed)
+    }
+
     /// Writes `bytes` at the end of the file. Returns the position of the first byte.
     pub(crate) fn append(&self, bytes: &[u8]) -> Result<u64, DataError> {
         let start = self.len.fetch_add(bytes.len() as u64, Ordering::Relaxed);

@@ -5,7 +5,7 @@ use rand::Rng as _;
 
 use super::{Evaluation, InputOptions, PredictError, PredictionInput};
 use crate::train::data::text::load_windows;
-use crate::train::data::{DataError, DataSource, Features, Samples, Targets};
+use crate::train::data::{DataError, DataSource};
 use crate::train::model::LossSums;
 use crate::train::model_file::SavedModel;
 use crate::train::portable_math::exp;
@@ -27,10 +27,8 @@ pub(super) fn evaluate_text(
     };
     let encoding =
         model.description().text.as_ref().expect("the caller has checked that the model is for texts");
-    let windows = load_windows(files, encoding)?;
-    let (count, context) = (windows.len(), windows.context());
-    let samples =
-        Samples { features: Features::Tokens(windows.clone()), targets: Targets::NextTokens(windows) };
+    let samples = load_windows(files, encoding)?;
+    let (count, context) = (samples.len(), encoding.context);
     let mut sums = LossSums::default();
     let rows_at_once = model.inputs_mut().nrows();
     for start in (0..count).step_by(rows_at_once) {

@@ -11,10 +11,6 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 use super::vocabulary::VOCABULARY_MAX;
 
-/// The approximate number of bytes in a block. A text is encoded block by block, because the crate `tokenizers` needs
-/// much memory for each byte of a call.
-const BLOCK_BYTES: usize = 1 << 16;
-
 /// A byte-pair encoding that is ready for use.
 #[derive(Debug)]
 pub(crate) struct BytePairs {
@@ -23,8 +19,11 @@ pub(crate) struct BytePairs {
     token_bytes: Vec<Vec<u8>>,
 }
 
-/// Finds up to `vocabulary` tokens in a text. Returns the byte-pair encoding with these tokens as JSON.
-pub(super) fn learn_encoding(text: &str, vocabulary: usize) -> Result<String, String> {
+/// Finds up to `vocabulary` tokens in the blocks of a text. Returns the byte-pair encoding with these tokens as JSON.
+pub(super) fn learn_encoding(
+    blocks: impl Iterator<Item = String> + Send,
+    vocabulary: usize,
+) -> Result<String, String> {
     let explain = |error: tokenizers::Error| format!("--tokens bpe:{vocabulary}: {error}");
     let mut tokenizer = tokenizers::Tokenizer::new(BPE::default());
     tokenizer.with_pre_tokenizer(Some(ByteLevel::default().add_prefix_space(false)));
@@ -34,9 +33,7 @@ pub(super) fn learn_encoding(text: &str, vocabulary: usize) -> Result<String, St
         .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
         .show_progress(false)
         .build();
-    tokenizer
-        .train(&mut TrainerWrapper::from(trainer), divide_into_blocks(text).into_iter())
-        .map_err(explain)?;
+    tokenizer.train(&mut TrainerWrapper::from(trainer), blocks).map_err(explain)?;
     tokenizer.to_string(false).map_err(explain)
 }
 
@@ -67,40 +64,21 @@ impl BytePairs {
         self.token_bytes.len()
     }
 
-    /// Returns the tokens of a text.
-    pub(crate) fn encode(&self, text: &str) -> Result<Vec<u16>, String> {
-        let mut tokens = Vec::new();
-        for block in divide_into_blocks(text) {
-            let encoded = self.tokenizer.encode_fast(block, false).map_err(|error| error.to_string())?;
-            for &token in encoded.get_ids() {
-                let known =
-                    u16::try_from(token).ok().filter(|&token| usize::from(token) < self.token_bytes.len());
-                tokens.push(known.ok_or("the byte-pair encoding returned an unknown token")?);
-            }
-        }
-        Ok(tokens)
+    /// Returns the tokens of a block of a text.
+    pub(crate) fn encode(&self, block: &str) -> Result<Vec<u16>, String> {
+        let encoded = self.tokenizer.encode_fast(block, false).map_err(|error| error.to_string())?;
+        let known = |&token: &u32| {
+            let known =
+                u16::try_from(token).ok().filter(|&token| usize::from(token) < self.token_bytes.len());
+            known.ok_or_else(|| "the byte-pair encoding returned an unknown token".to_owned())
+        };
+        encoded.get_ids().iter().map(known).collect()
     }
 
     /// Returns the bytes of a token, or no bytes for an unknown token.
     pub(crate) fn decode(&self, token: u16) -> Vec<u8> {
         self.token_bytes.get(usize::from(token)).cloned().unwrap_or_default()
     }
-}
-
-/// Divides a text into blocks of complete lines.
-fn divide_into_blocks(text: &str) -> Vec<&str> {
-    let mut blocks = Vec::new();
-    let mut rest = text;
-    while !rest.is_empty() {
-        let end = match rest.as_bytes().iter().skip(BLOCK_BYTES).position(|&byte| byte == b'\n') {
-            Some(position) => BLOCK_BYTES + position + 1,
-            None => rest.len(),
-        };
-        let (block, others) = rest.split_at(end);
-        blocks.push(block);
-        rest = others;
-    }
-    blocks
 }
 
 /// Returns a map from each character of a token to the byte that the character stands for. GPT-2 uses the same map:
@@ -120,9 +98,10 @@ mod tests {
     /// Also tests that learning does not depend on the random order of hash maps.
     #[test]
     fn every_text_is_encoded_and_decoded_unchanged() {
-        let text = "call me ishmael, call me – 🐳\n".repeat(5000);
-        let json = learn_encoding(&text, 300).unwrap();
-        assert_eq!(learn_encoding(&text, 300).unwrap(), json);
+        let text = "call me ishmael, call me – 🐳\n".repeat(2500);
+        let learn = || learn_encoding([text.clone(), text.clone()].into_iter(), 300).unwrap();
+        let json = learn();
+        assert_eq!(learn(), json);
         let pairs = BytePairs::from_json(&json).unwrap();
         assert!((257..=300).contains(&pairs.token_count()), "{}", pairs.token_count());
         for text in [text.as_str(), "", "\0\r\n\u{feff} ünknown\tcharacters"] {

@@ -2,17 +2,16 @@
 
 #[cfg(feature = "candle")]
 mod byte_pairs;
+mod stored_text;
 mod vocabulary;
 mod windows;
 
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::file::{open_data_file, stream_error};
-use super::{BlocksOfRank, DataError, ELEMENTS_MAX};
-use crate::train::rank_checks::short_digest;
+use super::{BlocksOfRank, DataError, Samples};
+use stored_text::StoredText;
 pub(crate) use vocabulary::Tokenizer;
 pub use vocabulary::{TokenKind, Vocabulary};
 pub use windows::TokenWindows;
@@ -22,8 +21,6 @@ pub(crate) use windows::{WindowsOfRank, digest_tokens};
 pub(crate) const CONTEXT_MAX: usize = 1 << 14;
 /// The default number of tokens in a window.
 pub const CONTEXT_DEFAULT: usize = 128;
-/// The byte-order mark, with which some UTF-8 files begin.
-const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// How to read a text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,36 +89,36 @@ pub(crate) enum TestPart<'a> {
 }
 
 /// Reads a text from one or more files, in the order of `files`. Divides the text into a training set and a test set. The
-/// vocabulary depends on the whole text, so each rank reads the whole text, and then keeps the tokens of its windows.
+/// vocabulary depends on the whole text, so each rank reads the whole text, and then keeps the tokens of its windows. `place`
+/// consists of the part of this rank, and the directory for temporary files with the text and the tokens.
 pub(crate) fn load_text(
     files: &[PathBuf],
     test: TestPart<'_>,
     TextOptions { tokens: kind, context }: TextOptions,
-    share: BlocksOfRank,
+    place: (BlocksOfRank, Option<&Path>),
 ) -> Result<LoadedText, DataError> {
-    let mut text = read_text_files(files)?;
-    let name = name_of_files(files);
-    let refuse = |problem: String| DataError::Unsuitable(format!("{name}: {problem}"));
+    let mut text = StoredText::read(files, place.1)?;
     let (training_bytes, has_test, advice) = match test {
         TestPart::Fraction(fraction) => {
             let test_bytes = (text.len() as f64 * fraction).round() as usize;
-            let training_bytes = start_of_character(&text, text.len() - test_bytes.min(text.len()));
+            let training_bytes = text.start_of_character(text.len() - test_bytes.min(text.len()))?;
             (training_bytes, test_bytes > 0, ", or --test-fraction 0 for no test")
         }
         TestPart::Files(files) => {
             let files: Vec<PathBuf> = files.into_iter().map(Path::to_owned).collect();
             let training_bytes = text.len();
-            text.append(&mut read_text_files(&files)?);
+            text.append_files(&files)?;
             (training_bytes, true, "")
         }
     };
-    if text.is_empty() {
+    let refuse = |problem: String| text.refuse(problem);
+    if text.len() == 0 {
         return Err(refuse("the text is empty".into()));
     }
-    let vocabulary = Vocabulary::for_text(kind, &text, training_bytes).map_err(refuse)?;
+    let vocabulary = Vocabulary::for_text(kind, &text, training_bytes)?;
     let tokenizer = vocabulary.create_tokenizer().map_err(refuse)?;
-    let encode = |part: &[u8]| WindowsOfRank::new((&tokenizer, part), context, share).map_err(refuse);
-    let (train, test) = (encode(&text[..training_bytes])?, encode(&text[training_bytes..])?);
+    let encode = |range| WindowsOfRank::new((&tokenizer, &text, range), context, place);
+    let (train, test) = (encode(0..training_bytes)?, encode(training_bytes..text.len())?);
     let counts = (train.token_count, test.token_count);
     if counts.0 <= context || (has_test && counts.1 <= context) {
         return Err(refuse(format!(
@@ -145,34 +142,8 @@ pub(crate) fn load_text(
         counts.0, counts.1
     );
     let encoding = TextEncoding { context, vocabulary };
-    let fingerprint = [short_digest(&text), training_bytes as u64];
+    let fingerprint = [text.digest(), training_bytes as u64];
     Ok(LoadedText { train, test, encoding, token_count, fingerprint, note })
-}
-
-/// Returns the first position at or after `position` where a UTF-8 character starts. Returns the length of `text` if there
-/// is no such position.
-fn start_of_character(text: &[u8], position: usize) -> usize {
-    let is_start = |byte: u8| byte & 0b1100_0000 != 0b1000_0000;
-    (position..text.len()).find(|&index| is_start(text[index])).unwrap_or(text.len())
-}
-
-/// Reads one or more text files, and removes their byte-order marks.
-pub(crate) fn read_text_files(files: &[PathBuf]) -> Result<Vec<u8>, DataError> {
-    let mut text = Vec::new();
-    for path in files {
-        let start = text.len();
-        let rest = ELEMENTS_MAX.saturating_sub(start as u64);
-        let read = open_data_file(path)?.take(rest + 1).read_to_end(&mut text);
-        read.map_err(|error| stream_error(path, error))?;
-        if text.len() as u64 > ELEMENTS_MAX {
-            let problem = format!("the text has more than {ELEMENTS_MAX} bytes; pass a shorter text");
-            return Err(DataError::malformed(path, problem));
-        }
-        if text[start..].starts_with(BYTE_ORDER_MARK) {
-            text.drain(start..start + BYTE_ORDER_MARK.len());
-        }
-    }
-    Ok(text)
 }
 
 /// Returns a name for the text in these files, for messages.
@@ -185,22 +156,24 @@ pub(crate) fn name_of_files(files: &[PathBuf]) -> String {
 }
 
 /// Reads text files as windows for a trained model.
-pub(crate) fn load_windows(files: &[PathBuf], encoding: &TextEncoding) -> Result<TokenWindows, DataError> {
-    let refuse = |problem: String| DataError::Unsuitable(format!("{}: {problem}", name_of_files(files)));
-    let text = read_text_files(files)?;
-    let tokens = encoding.create_tokenizer().and_then(|tokenizer| tokenizer.encode(&text)).map_err(refuse)?;
-    let (count, context) = (tokens.len(), encoding.context);
-    if count <= context {
-        return Err(refuse(format!(
-            "the text has {count} tokens, but the model needs at least {}",
+pub(crate) fn load_windows(files: &[PathBuf], encoding: &TextEncoding) -> Result<Samples, DataError> {
+    let text = StoredText::read(files, None)?;
+    let tokenizer = encoding.create_tokenizer().map_err(|problem| text.refuse(problem))?;
+    let (context, place) = (encoding.context, (BlocksOfRank::ALL, None));
+    let windows = WindowsOfRank::new((&tokenizer, &text, 0..text.len()), context, place)?;
+    if windows.token_count <= context {
+        return Err(text.refuse(format!(
+            "the text has {} tokens, but the model needs at least {}",
+            windows.token_count,
             context + 1
         )));
     }
-    Ok(TokenWindows::new(tokens, context))
+    windows.samples.into_memory()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::Features;
     use super::*;
 
     /// Writes texts to files, and reads them with windows of two characters.
@@ -213,14 +186,21 @@ mod tests {
         };
         let files: Vec<PathBuf> = texts.iter().enumerate().map(write).collect();
         let options = TextOptions { tokens: kind, context: 2 };
-        load_text(&files, TestPart::Fraction(test_fraction), options, BlocksOfRank::ALL)
+        load_text(&files, TestPart::Fraction(test_fraction), options, (BlocksOfRank::ALL, None))
+    }
+
+    fn windows_of(part: WindowsOfRank) -> TokenWindows {
+        match part.samples.into_memory().unwrap().features {
+            Features::Tokens(windows) => windows,
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
     fn the_last_part_of_the_text_is_the_test_set() {
         let loaded =
             load_texts(&[b"\xef\xbb\xbfabcabc", b"\xef\xbb\xbfabcd"], TokenKind::Characters, 0.4).unwrap();
-        let (train, test) = (loaded.train.windows, loaded.test.windows);
+        let [train, test] = [loaded.train, loaded.test].map(windows_of);
         assert_eq!((train.len(), test.len(), loaded.token_count), (2, 1, 4));
         assert_eq!((train.tokens(0), train.next_tokens(0)), (&[0, 1][..], &[1, 2][..]));
         assert_eq!((test.tokens(0), test.next_tokens(0)), (&[0, 1][..], &[1, 2][..]));

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::ops::Range;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "candle")]
 use super::byte_pairs::{self, BytePairs};
+use super::stored_text::{StoredText, TextBlock, blocks_in_memory};
+use crate::train::data::DataError;
 #[cfg(not(feature = "candle"))]
 use crate::train::model::CANDLE_NEEDED;
 
@@ -95,24 +96,40 @@ pub(crate) enum Tokenizer {
 impl Vocabulary {
     /// Creates a vocabulary for `text`. The first `training_bytes` bytes are the training text. Fails if the text
     /// does not suit `kind`, for example because it is not UTF-8. The error is a sentence that says what to do.
-    pub(crate) fn for_text(kind: TokenKind, text: &[u8], training_bytes: usize) -> Result<Self, String> {
+    pub(super) fn for_text(
+        kind: TokenKind,
+        text: &StoredText,
+        training_bytes: usize,
+    ) -> Result<Self, DataError> {
         match kind {
             TokenKind::Bytes => Ok(Self::Bytes),
             TokenKind::Characters => {
                 let mut characters = BTreeSet::new();
-                // `collect` would first store all characters of the text, with 4 bytes each.
-                characters.extend(decode_utf8(text)?.chars());
+                for block in text.blocks(0..text.len()) {
+                    // `collect` would first store all characters of the block, with 4 bytes each.
+                    characters.extend(block?.to_str().map_err(|problem| text.refuse(problem))?.chars());
+                }
                 if characters.len() > VOCABULARY_MAX {
-                    return Err(format!(
+                    return Err(text.refuse(format!(
                         "the text has {} different characters; the maximum is {VOCABULARY_MAX}; pass --tokens bytes",
                         characters.len()
-                    ));
+                    )));
                 }
                 Ok(Self::Characters { characters: characters.into_iter().collect() })
             }
             TokenKind::BytePairs { vocabulary } => {
-                let training_text = decode_utf8(&text[..training_bytes])?;
-                Ok(Self::BytePairs { tokenizer: learn_byte_pairs(training_text, vocabulary)? })
+                let mut unreadable = None;
+                let blocks = text.blocks(0..training_bytes).map_while(|block| {
+                    let block = block.and_then(|block| {
+                        block.to_str().map(str::to_owned).map_err(|problem| text.refuse(problem))
+                    });
+                    block.map_err(|error| unreadable = Some(error)).ok()
+                });
+                let learned = learn_byte_pairs(blocks, vocabulary);
+                match unreadable {
+                    Some(error) => Err(error),
+                    None => Ok(Self::BytePairs { tokenizer: learned.map_err(|why| text.refuse(why))? }),
+                }
             }
         }
     }
@@ -154,43 +171,44 @@ impl Tokenizer {
         }
     }
 
-    /// Returns the tokens of a text. Any text can be encoded as bytes. With other tokens, a text that is not UTF-8 is an
-    /// error. If the tokens are characters, a character that is not in the vocabulary is an error too.
+    /// Returns the tokens of a text; see [`encode_block`](Self::encode_block).
     pub(crate) fn encode(&self, text: &[u8]) -> Result<Vec<u16>, String> {
-        self.encode_part(text, |count| 0..count)
+        let mut tokens = Vec::new();
+        for block in blocks_in_memory(text) {
+            tokens.append(&mut self.encode_block(&block)?);
+        }
+        Ok(tokens)
     }
 
-    /// Does what [`encode`](Self::encode) does, but returns only some of the tokens. `choose` gets the number of tokens of the
-    /// text, and returns the range of the tokens to return.
-    pub(crate) fn encode_part(
-        &self,
-        text: &[u8],
-        choose: impl FnOnce(usize) -> Range<usize>,
-    ) -> Result<Vec<u16>, String> {
+    /// Returns the number of tokens of a block. Returns `None` for byte pairs, whose number is known only after encoding.
+    pub(super) fn count_tokens(&self, block: &TextBlock<'_>) -> Result<Option<usize>, String> {
         match self {
-            Self::Bytes => Ok(text[choose(text.len())].iter().map(|&byte| byte.into()).collect()),
+            Self::Bytes => Ok(Some(block.bytes.len())),
+            Self::Characters { .. } => Ok(Some(block.to_str()?.chars().count())),
+            #[cfg(feature = "candle")]
+            Self::BytePairs(_) => Ok(None),
+        }
+    }
+
+    /// Returns the tokens of a block of a text. Any text can be encoded as bytes. With other tokens, a text that is not UTF-8 is
+    /// an error. If the tokens are characters, a character that is not in the vocabulary is an error too.
+    pub(super) fn encode_block(&self, block: &TextBlock<'_>) -> Result<Vec<u16>, String> {
+        match self {
+            Self::Bytes => Ok(block.bytes.iter().map(|&byte| byte.into()).collect()),
             Self::Characters { tokens, .. } => {
-                let text = decode_utf8(text)?;
-                let range = choose(text.chars().count());
                 let encode = |(index, character): (usize, char)| {
                     tokens.get(&character).copied().ok_or_else(|| {
-                        let line = text[..index].matches('\n').count() + 1;
+                        let line = block.line_number(index);
                         format!(
                             "line {line}: the character {character:?} does not occur in the text on which the model was trained; \
                              replace it, or train the model with --tokens bytes"
                         )
                     })
                 };
-                text.char_indices().skip(range.start).take(range.len()).map(encode).collect()
+                block.to_str()?.char_indices().map(encode).collect()
             }
             #[cfg(feature = "candle")]
-            Self::BytePairs(pairs) => {
-                let mut tokens = pairs.encode(decode_utf8(text)?)?;
-                let range = choose(tokens.len());
-                tokens.truncate(range.end);
-                tokens.drain(..range.start);
-                Ok(tokens)
-            }
+            Self::BytePairs(pairs) => pairs.encode(block.to_str()?),
         }
     }
 
@@ -208,8 +226,11 @@ impl Tokenizer {
 }
 
 #[cfg(feature = "candle")]
-fn learn_byte_pairs(text: &str, vocabulary: usize) -> Result<String, String> {
-    byte_pairs::learn_encoding(text, vocabulary)
+fn learn_byte_pairs(
+    blocks: impl Iterator<Item = String> + Send,
+    vocabulary: usize,
+) -> Result<String, String> {
+    byte_pairs::learn_encoding(blocks, vocabulary)
 }
 
 #[cfg(feature = "candle")]
@@ -218,7 +239,7 @@ fn read_byte_pairs(json: &str) -> Result<Tokenizer, String> {
 }
 
 #[cfg(not(feature = "candle"))]
-fn learn_byte_pairs(_: &str, vocabulary: usize) -> Result<String, String> {
+fn learn_byte_pairs(_: impl Iterator<Item = String>, vocabulary: usize) -> Result<String, String> {
     Err(format!("--tokens bpe:{vocabulary} {CANDLE_NEEDED}"))
 }
 
@@ -227,17 +248,16 @@ fn read_byte_pairs(_: &str) -> Result<Tokenizer, String> {
     Err(format!("byte-pair encoding {CANDLE_NEEDED}"))
 }
 
-/// Returns `text` as a string. If `text` is not UTF-8, the error is a sentence that names the line.
-fn decode_utf8(text: &[u8]) -> Result<&str, String> {
-    std::str::from_utf8(text).map_err(|error| {
-        let line = memchr::memchr_iter(b'\n', &text[..error.valid_up_to()]).count() + 1;
-        format!("line {line}: the text is not UTF-8; convert it to UTF-8, or pass --tokens bytes")
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Creates the tokenizer of the vocabulary of `text`.
+    fn create_tokenizer(kind: TokenKind, text: &[u8]) -> Result<Tokenizer, String> {
+        let text = StoredText::from_bytes(text);
+        let vocabulary = Vocabulary::for_text(kind, &text, text.len()).map_err(|error| error.to_string())?;
+        vocabulary.create_tokenizer()
+    }
 
     #[test]
     fn kinds_of_tokens_are_parsed_and_printed_unchanged() {
@@ -260,7 +280,7 @@ mod tests {
     fn texts_are_encoded_and_decoded_unchanged() {
         let text = "Ahoy – ahoy!\n\u{1f433}\r\n".as_bytes();
         for (kind, count) in [(TokenKind::Bytes, 256), (TokenKind::Characters, 11)] {
-            let tokenizer = Vocabulary::for_text(kind, text, text.len()).unwrap().create_tokenizer().unwrap();
+            let tokenizer = create_tokenizer(kind, text).unwrap();
             assert_eq!(tokenizer.token_count(), count, "{kind}");
             let tokens = tokenizer.encode(text).unwrap();
             let decoded: Vec<u8> = tokens.iter().flat_map(|&token| tokenizer.decode(token)).collect();
@@ -270,11 +290,10 @@ mod tests {
 
     #[test]
     fn texts_that_cannot_be_encoded_are_refused_with_their_line() {
-        let tokenizer =
-            Vocabulary::for_text(TokenKind::Characters, b"ab\n", 3).unwrap().create_tokenizer().unwrap();
+        let tokenizer = create_tokenizer(TokenKind::Characters, b"ab\n").unwrap();
         let error = tokenizer.encode(b"ab\naxb").unwrap_err();
         assert!(error.contains("line 2: the character 'x' does not occur"), "{error}");
-        let error = Vocabulary::for_text(TokenKind::Characters, b"a\nb\n\xff", 5).unwrap_err();
+        let error = create_tokenizer(TokenKind::Characters, b"a\nb\n\xff").unwrap_err();
         assert!(error.contains("line 3: the text is not UTF-8"), "{error}");
         for characters in ["", "ba", "aa"] {
             let characters = characters.to_owned();

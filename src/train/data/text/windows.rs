@@ -1,11 +1,15 @@
 //! Windows of a text: the samples of a model that predicts the next token.
 
+use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-use super::Tokenizer;
-use crate::train::data::{BlocksOfRank, RowMap};
+use super::{StoredText, Tokenizer};
+use crate::train::data::disk_features::FeatureWriter;
+use crate::train::data::stream_file::StreamFile;
+use crate::train::data::{BlocksOfRank, DataError, Features, HeldFeatures, HeldSamples, RowMap};
 
 /// Windows of a sequence of tokens. All windows have the same length. Copies of a `TokenWindows` share the tokens.
 #[derive(Clone, Debug)]
@@ -118,7 +122,7 @@ impl PartialEq for TokenWindows {
 
 /// The windows of a text that a rank holds.
 pub(crate) struct WindowsOfRank {
-    pub(crate) windows: TokenWindows,
+    pub(crate) samples: HeldSamples,
     /// Which rank holds which windows.
     pub(crate) row_map: RowMap,
     /// The number of tokens of the whole text.
@@ -126,21 +130,108 @@ pub(crate) struct WindowsOfRank {
 }
 
 impl WindowsOfRank {
-    /// Divides a text into windows of `context` tokens. Each rank holds consecutive windows, and the tokens of these windows.
-    pub(crate) fn new(
-        (tokenizer, text): (&Tokenizer, &[u8]),
+    /// Divides the bytes `range` of a text into windows of `context` tokens. Each rank holds consecutive windows, and the tokens
+    /// of these windows, in memory or in a temporary file in `stream_directory`.
+    pub(super) fn new(
+        (tokenizer, text, range): (&Tokenizer, &StoredText, Range<usize>),
         context: usize,
-        share: BlocksOfRank,
-    ) -> Result<Self, String> {
+        (share, stream_directory): (BlocksOfRank, Option<&Path>),
+    ) -> Result<Self, DataError> {
+        let refuse = |problem: String| text.refuse(problem);
         let mut token_count = 0;
-        let tokens = tokenizer.encode_part(text, |count| {
-            token_count = count;
-            let windows = share.range_of(count_windows(count, context) as u64);
-            let [start, end] = [windows.start, windows.end].map(|window| window as usize * context);
-            start..(end + 1).min(count)
-        })?;
+        // Byte pairs are counted by encoding them.
+        let mut encoded = StoredTokens::create(stream_directory)?;
+        for block in text.blocks(range.clone()) {
+            let block = block?;
+            token_count += match tokenizer.count_tokens(&block).map_err(refuse)? {
+                Some(count) => count,
+                None => encoded.append(&tokenizer.encode_block(&block).map_err(refuse)?)?,
+            };
+        }
         let row_map = RowMap::of_consecutive_rows(share, count_windows(token_count, context));
-        Ok(Self { windows: TokenWindows::new(tokens, context), row_map, token_count })
+        let windows = share.range_of(row_map.rows() as u64);
+        let [start, end] = [windows.start, windows.end].map(|window| window as usize * context);
+        let mut own_tokens = start..(end + 1).min(token_count);
+        if encoded.len() < token_count {
+            encoded.reserve(own_tokens.len());
+            let mut first = 0;
+            for block in text.blocks(range) {
+                let block = block?;
+                let end = first + tokenizer.count_tokens(&block).map_err(refuse)?.unwrap_or_default();
+                let own = [own_tokens.start, own_tokens.end].map(|bound| bound.clamp(first, end) - first);
+                if own[0] < own[1] {
+                    encoded.append(&tokenizer.encode_block(&block).map_err(refuse)?[own[0]..own[1]])?;
+                }
+                first = end;
+            }
+            own_tokens = 0..own_tokens.len();
+        }
+        let samples = HeldSamples::of_windows(encoded.into_windows(own_tokens, context)?);
+        Ok(Self { samples, row_map, token_count })
+    }
+}
+
+/// Tokens of a text, in memory or in a temporary file.
+enum StoredTokens<'a> {
+    InMemory(Vec<u16>),
+    /// The file, and its directory.
+    OnDisk(StreamFile, &'a Path),
+}
+
+impl<'a> StoredTokens<'a> {
+    fn create(stream_directory: Option<&'a Path>) -> Result<Self, DataError> {
+        Ok(match stream_directory {
+            None => Self::InMemory(Vec::new()),
+            Some(directory) => Self::OnDisk(StreamFile::create(directory)?, directory),
+        })
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::InMemory(tokens) => tokens.len(),
+            Self::OnDisk(file, _) => file.len() as usize / size_of::<u16>(),
+        }
+    }
+
+    /// Allocates memory for `count` tokens, if they will be in memory.
+    fn reserve(&mut self, count: usize) {
+        if let Self::InMemory(tokens) = self {
+            tokens.reserve_exact(count);
+        }
+    }
+
+    /// Adds tokens. Returns their number.
+    fn append(&mut self, more: &[u16]) -> Result<usize, DataError> {
+        match self {
+            Self::InMemory(tokens) => tokens.extend_from_slice(more),
+            Self::OnDisk(file, _) => {
+                file.append(bytemuck::cast_slice(more))?;
+            }
+        }
+        Ok(more.len())
+    }
+
+    /// Returns the windows of the tokens in `range`.
+    fn into_windows(self, range: Range<usize>, context: usize) -> Result<HeldFeatures, DataError> {
+        match self {
+            Self::InMemory(mut tokens) => {
+                tokens.truncate(range.end);
+                tokens.drain(..range.start);
+                Ok(HeldFeatures::InMemory(Features::Tokens(TokenWindows::new(tokens, context))))
+            }
+            Self::OnDisk(file, directory) => {
+                let format = Features::Tokens(TokenWindows::new(Vec::new(), context));
+                let mut writer = FeatureWriter::create(directory, &format)?;
+                let block_tokens = writer.block_rows() * context;
+                for start in range.clone().step_by(block_tokens) {
+                    // The last window of a block has a next token too.
+                    let mut tokens = vec![0; range.end.min(start + block_tokens + 1) - start];
+                    file.read_at(bytemuck::cast_slice_mut(&mut tokens), (start * size_of::<u16>()) as u64)?;
+                    writer.append(&Features::Tokens(TokenWindows::new(tokens, context)))?;
+                }
+                Ok(HeldFeatures::OnDisk(writer.finish()))
+            }
+        }
     }
 }
 
@@ -159,6 +250,7 @@ pub(crate) fn digest_tokens(tokens: &[u16], hasher: &mut Sha256) {
 mod tests {
     use super::super::{TokenKind, Vocabulary};
     use super::*;
+    use crate::train::data::{Samples, Targets};
 
     #[test]
     fn windows_follow_each_other_and_have_a_next_token_for_each_token() {
@@ -179,33 +271,40 @@ mod tests {
         );
     }
 
-    /// With more ranks than windows, some ranks hold no window.
+    /// With more ranks than windows, some ranks hold no window. The long text has several blocks, and the windows need several
+    /// blocks of a temporary file.
     #[test]
     fn the_ranks_hold_the_windows_of_a_text_in_order() {
+        let directory = tempfile::tempdir().unwrap();
         let kinds = [TokenKind::Characters, TokenKind::Bytes];
         #[cfg(feature = "candle")]
         let kinds = [kinds[0], kinds[1], TokenKind::BytePairs { vocabulary: 270 }];
-        let long = "the sea – the whale\n".repeat(50);
+        let long = "the sea – the whale\n".repeat(3500);
         for (kind, text) in
             kinds.into_iter().flat_map(|kind| [(kind, ""), (kind, "é"), (kind, long.as_str())])
         {
-            let vocabulary = Vocabulary::for_text(kind, long.as_bytes(), long.len()).unwrap();
+            let (long, stored) =
+                (StoredText::from_bytes(long.as_bytes()), StoredText::from_bytes(text.as_bytes()));
+            let vocabulary = Vocabulary::for_text(kind, &long, long.len()).unwrap();
             let tokenizer = vocabulary.create_tokenizer().unwrap();
             let Ok(tokens) = tokenizer.encode(text.as_bytes()) else { continue };
             let (count, whole) = (tokens.len(), TokenWindows::new(tokens, 7));
-            for ranks in [1, 3, 200] {
-                let mut found = Vec::new();
-                for rank in 0..ranks {
-                    let share = BlocksOfRank { rank, ranks };
-                    let part = WindowsOfRank::new((&tokenizer, text.as_bytes()), 7, share).unwrap();
+            for (ranks, stream_directory) in
+                [1_usize, 3, 5000].into_iter().flat_map(|n| [(n, None), (n, Some(directory.path()))])
+            {
+                for rank in (0..ranks).step_by(ranks.div_ceil(3)) {
+                    let place = (BlocksOfRank { rank, ranks }, stream_directory);
+                    let part = WindowsOfRank::new((&tokenizer, &stored, 0..text.len()), 7, place).unwrap();
                     assert_eq!((part.token_count, part.row_map.rows()), (count, whole.len()), "{kind}");
-                    assert_eq!(part.row_map.held_rows().count(), part.windows.len(), "{kind}");
-                    let held = part.windows.tokens.len();
-                    assert!(held <= whole.len().div_ceil(ranks) * 7 + 1, "{kind}: {held} of {count}");
-                    found.extend((0..part.windows.len()).map(|i| part.windows.tokens_and_next(i).to_vec()));
+                    assert_eq!(part.samples.in_memory().is_none(), stream_directory.is_some(), "{kind}");
+                    let rows: Vec<usize> = part.row_map.held_rows().collect();
+                    let Samples { features, targets } = part.samples.into_memory().unwrap();
+                    let Features::Tokens(windows) = features else { panic!() };
+                    assert_eq!(targets, Targets::NextTokens(windows.clone()), "{kind}");
+                    assert_eq!(windows, whole.select(&rows), "{kind} on {ranks} ranks");
+                    let held = windows.tokens.len();
+                    assert!(held <= whole.len().div_ceil(ranks) * 8 + 1, "{kind}: {held} of {count}");
                 }
-                let expected = (0..whole.len()).map(|window| whole.tokens_and_next(window));
-                assert!(found.iter().map(Vec::as_slice).eq(expected), "{kind} on {ranks} ranks");
             }
         }
     }
