@@ -4,6 +4,7 @@
 mod debug_as_display;
 mod located;
 mod site;
+mod sorted_map;
 mod wire_enum;
 
 use std::fmt;
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::debug_as_display::debug_as_display;
 pub use self::located::{F32Loc, F64Loc, I32Loc, I64Loc};
 pub use self::site::Site;
+pub(crate) use self::sorted_map::{SortedMap, SortedSet};
 use self::wire_enum::wire_enum;
 
 /// The largest number of ranks in a job. The library rejects larger numbers before it allocates memory for them.

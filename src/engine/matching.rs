@@ -4,11 +4,9 @@
 //! among the messages that fit. A message that arrives takes the receive that was posted first among the receives that fit.
 //! Messages with the same source and tag keep their order (MPI-4.1, section 3.5).
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use super::OpId;
 use super::operation::{OperationInfo, OperationKey};
-use crate::types::{Contract, Rank};
+use crate::types::{Contract, Rank, SortedMap, SortedSet};
 
 /// The messages that a receive accepts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,15 +56,15 @@ pub(super) struct PostedReceive {
 #[derive(Default)]
 pub(super) struct Matching {
     /// The posted receives, oldest first.
-    posted: BTreeMap<OpId, PostedReceive>,
+    posted: SortedMap<OpId, PostedReceive>,
     /// The posted receives by group, source and tag.
-    posted_index: BTreeSet<(u32, Option<Rank>, Option<u32>, OpId)>,
+    posted_index: SortedSet<(u32, Option<Rank>, Option<u32>, OpId)>,
     /// The arrived messages by arrival number.
-    arrived: BTreeMap<u64, (OperationKey, Envelope)>,
+    arrived: SortedMap<u64, (OperationKey, Envelope)>,
     /// The arrival numbers by group, source and tag.
-    arrived_index: BTreeSet<(u32, Rank, u32, u64)>,
+    arrived_index: SortedSet<(u32, Rank, u32, u64)>,
     /// The keys of the arrived messages.
-    arrived_keys: BTreeSet<OperationKey>,
+    arrived_keys: SortedSet<OperationKey>,
     /// The number of messages that have arrived before a matching receive was posted. It is also the next arrival number.
     unexpected_messages: u64,
 }
@@ -81,7 +79,7 @@ impl Matching {
         let patterns = [(Some(source), Some(tag)), (Some(source), None), (None, Some(tag)), (None, None)];
         let oldest = |(source, tag): (Option<Rank>, Option<u32>)| {
             let entry = |id| (group, source, tag, id);
-            self.posted_index.range(entry(OpId(0))..=entry(OpId(u64::MAX))).next().map(|found| found.3)
+            self.posted_index.first_in(&(entry(OpId(0))..=entry(OpId(u64::MAX)))).map(|found| found.3)
         };
         let id = patterns.into_iter().filter_map(oldest).min()?;
         self.remove_posted(id)
@@ -105,7 +103,7 @@ impl Matching {
     fn find_arrived(&self, pattern: &Pattern) -> Option<u64> {
         if let (Some(source), Some(tag)) = (pattern.source, pattern.tag) {
             let entry = |number| (pattern.group, source, tag, number);
-            return self.arrived_index.range(entry(0)..=entry(u64::MAX)).next().map(|found| found.3);
+            return self.arrived_index.first_in(&(entry(0)..=entry(u64::MAX))).map(|found| found.3);
         }
         let mut arrived = self.arrived.iter();
         arrived.find(|(_, (_, envelope))| pattern.accepts(envelope)).map(|(&number, _)| number)

@@ -48,7 +48,7 @@ pub use self::matching::{Envelope, Pattern};
 pub use self::operation::{EAGER_BYTES, OperationKey};
 use self::operation::{NextSend, OperationInfo, OutgoingSegment, RunningOperation};
 use crate::schedule::Action;
-use crate::types::{Contract, Operation, Rank, Site, WorldSize};
+use crate::types::{Contract, Operation, Rank, Site, SortedMap, SortedSet, WorldSize};
 use crate::wire::cause::SilentLink;
 use crate::wire::{FrameHeader, FrameKind};
 
@@ -158,19 +158,19 @@ pub enum FrameVerdict {
 pub struct Engine {
     settings: Settings,
     /// The active operations that the engine executes.
-    operations: BTreeMap<OpId, RunningOperation>,
+    operations: SortedMap<OpId, RunningOperation>,
     /// Operations that the engine does not execute: operations in shared memory, and synchronous sends of this rank to itself.
     external: BTreeMap<OpId, ExternalOperation>,
     /// The number of wake frames and goodbyes that have arrived. After each of them, a thread that sleeps while it waits for
     /// shared memory must wake up.
     wake_events: u64,
     /// The operations in `operations`, by the key in the headers of their frames.
-    by_key: BTreeMap<OperationKey, OpId>,
+    by_key: SortedMap<OperationKey, OpId>,
     matching: Matching,
     /// For each receive that has matched a message: the envelope of the message.
-    envelopes: BTreeMap<OpId, Envelope>,
+    envelopes: SortedMap<OpId, Envelope>,
     /// The deadlines of all active operations.
-    deadlines: BTreeSet<(Timestamp, OpId)>,
+    deadlines: SortedSet<(Timestamp, OpId)>,
     /// The operation whose deadline has passed.
     overdue_operation: Option<OpId>,
     history: OperationHistory,
@@ -201,13 +201,13 @@ impl Engine {
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
-            operations: BTreeMap::new(),
+            operations: SortedMap::default(),
             external: BTreeMap::new(),
             wake_events: 0,
-            by_key: BTreeMap::new(),
+            by_key: SortedMap::default(),
             matching: Matching::default(),
-            envelopes: BTreeMap::new(),
-            deadlines: BTreeSet::new(),
+            envelopes: SortedMap::default(),
+            deadlines: SortedSet::default(),
             overdue_operation: None,
             history: OperationHistory::default(),
             announced_max: ANNOUNCED_MAX,

@@ -5,10 +5,11 @@
 //! the one with the lowest number takes turns. If this message is short, the next messages are sent in the same turn, until the
 //! messages together fill a segment.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 use super::OpId;
 use super::operation::OperationKey;
+use crate::types::{SortedMap, SortedSet};
 use crate::wire::frame::HEADER_BYTES;
 
 /// The operations that have data to send to one peer. Each operation is in exactly one of `runnable`, `waiting_for_data`,
@@ -18,21 +19,21 @@ pub(super) struct SendQueue {
     /// The operations that take turns, because they may be able to send. The first one has the next turn.
     runnable: VecDeque<OpId>,
     /// The operations that can send only after they have received and applied a further segment.
-    waiting_for_data: BTreeSet<OpId>,
+    waiting_for_data: SortedSet<OpId>,
     /// The messages that have sent no frame, in the order of their numbers.
     unopened: VecDeque<OpId>,
     /// The bytes of the short messages that were sent in the current turn.
     turn_bytes: usize,
     /// The operations that wait for credit or for a ready frame, with the credit in bytes that each of them needs.
-    waiting_for_credit: BTreeMap<OpId, usize>,
+    waiting_for_credit: SortedMap<OpId, usize>,
     /// The operations that wait for a ready frame, because they may not send on credit.
-    waiting_for_ready: BTreeSet<OpId>,
+    waiting_for_ready: SortedSet<OpId>,
     /// The operations that were announced and that no ready frame has answered. The peer stores no other announcements of this
     /// rank.
-    announced: BTreeSet<OperationKey>,
+    announced: SortedSet<OperationKey>,
     /// The operations whose announcement waits because `announced` has reached its limit. They are also in
     /// `waiting_for_credit` or `waiting_for_ready`.
-    unannounced: BTreeSet<OpId>,
+    unannounced: SortedSet<OpId>,
     /// The operation whose segment the driver is sending.
     in_flight: Option<OpId>,
 }
@@ -145,7 +146,7 @@ impl SendQueue {
 
     /// Resumes the oldest operations that waited for credit, as many as `credit` bytes suffice for.
     pub(super) fn resume_with_credit(&mut self, mut credit: usize) {
-        while let Some((&id, &credit_needed)) = self.waiting_for_credit.first_key_value()
+        while let Some((&id, &credit_needed)) = self.waiting_for_credit.first()
             && credit_needed <= credit
         {
             credit -= credit_needed;

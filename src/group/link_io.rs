@@ -14,7 +14,7 @@ use super::profile::{Meter, ProfilePart};
 use crate::engine::{Engine, FrameVerdict, OpId, OperationKey, Transmit};
 use crate::reduce::Kernels;
 use crate::schedule::Action;
-use crate::types::Rank;
+use crate::types::{Rank, SortedMap};
 use crate::wire::FrameHeader;
 use crate::wire::frame::HEADER_BYTES;
 
@@ -57,7 +57,7 @@ pub(super) struct ActiveOperation {
 /// The active operations, and the data that wait for an operation.
 #[derive(Default)]
 pub(super) struct ActiveOperations {
-    pub(super) active: BTreeMap<OpId, ActiveOperation>,
+    pub(super) active: SortedMap<OpId, ActiveOperation>,
     /// The segments that have arrived too early, by operation and sender, in the order of their arrival.
     pub(super) stored: BTreeMap<(OperationKey, Rank), VecDeque<StoredFrame>>,
     /// The bytes of the messages from this rank to itself that no receive has matched, by the operation that sends the message.

@@ -1,6 +1,6 @@
 //! The core of the driver: the state that one lock guards, which is the link driver and the results of its operations.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::group::link_driver::{CompletedOperation, LinkDriver, PollOutcome};
 use crate::group::{Error, Statistics};
 use crate::reduce::Kernels;
 use crate::transport::tcp::TcpTransport;
-use crate::types::Rank;
+use crate::types::{Rank, SortedMap, SortedSet};
 
 /// After a failure: the maximum time for sending the cause to the peers and for receiving their reports.
 const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
@@ -25,11 +25,11 @@ pub(super) struct Core {
     pub(super) link_driver: LinkDriver<TcpTransport>,
     pub(super) state: JobState,
     /// The active operations.
-    pub(super) active_ids: BTreeSet<OpId>,
+    pub(super) active_ids: SortedSet<OpId>,
     /// The results of ended operations that no thread has taken.
-    pub(super) results: BTreeMap<OpId, Result<OperationOutput, Error>>,
+    pub(super) results: SortedMap<OpId, Result<OperationOutput, Error>>,
     /// Active operations whose handles were dropped. Their results are discarded.
-    pub(super) dropped_handles: BTreeSet<OpId>,
+    pub(super) dropped_handles: SortedSet<OpId>,
     /// Whether a thread waits for the sockets.
     pub(super) has_socket_waiter: bool,
     /// How long a thread polls the sockets before it sleeps.
@@ -42,7 +42,7 @@ pub(super) struct Core {
     /// because dropping a function of the user may run code that takes the lock.
     pub(super) deferred_kernels: Vec<Kernels>,
     /// The active operations that the progress thread drives, because no other thread waits for them.
-    pub(super) background: BTreeSet<OpId>,
+    pub(super) background: SortedSet<OpId>,
     /// Whether the driver is being dropped, so that the progress thread must end.
     pub(super) is_closing: bool,
     /// The time since which at least one operation has been active.
@@ -84,15 +84,15 @@ impl Core {
         Self {
             link_driver,
             state: JobState::Running,
-            active_ids: BTreeSet::new(),
-            results: BTreeMap::new(),
-            dropped_handles: BTreeSet::new(),
+            active_ids: SortedSet::default(),
+            results: SortedMap::default(),
+            dropped_handles: SortedSet::default(),
             has_socket_waiter: false,
             poll_time: PollTime::default(),
             waiters: 0,
             changes: 0,
             deferred_kernels: Vec::new(),
-            background: BTreeSet::new(),
+            background: SortedSet::default(),
             is_closing: false,
             busy_since: None,
             statistics: Statistics::default(),
