@@ -13,6 +13,7 @@ use super::data::{RowMap, Samples, SharedSamples};
 use super::logical_shards::{LogicalShards, part_of_batch};
 use super::partition::PartPlace;
 use super::rank_checks::abort_if_failed;
+use super::window_prefetch::WindowPrefetch;
 use crate::group::{Group, Handle};
 use crate::types::{Rank, WorldSize};
 
@@ -51,8 +52,7 @@ pub(crate) struct BatchExchange<'a> {
     window: Option<ReceivedWindow>,
     /// The window after `window`.
     next_window: Option<PendingWindow>,
-    /// The number of windows of the shuffle in blocks that were prefetched or skipped.
-    prefetched_windows: usize,
+    prefetch: WindowPrefetch,
     /// The result of [`SharedSamples::mean_words_per_sample`].
     words_per_sample: usize,
 }
@@ -101,7 +101,7 @@ impl<'a> BatchExchange<'a> {
             held_row_numbers,
             window: whole_batch,
             next_window: None,
-            prefetched_windows: 0,
+            prefetch: WindowPrefetch::default(),
             words_per_sample: train.mean_words_per_sample(),
         }
     }
@@ -124,7 +124,7 @@ impl<'a> BatchExchange<'a> {
         group: &mut Group,
         index: usize,
     ) -> Result<LocalBatch<'_>, TrainError> {
-        self.prefetch(index);
+        self.prefetch.prefetch(self.train, &self.batches, index);
         if self.row_map().is_some() {
             self.advance_window(group, index)?;
         } else if self.train.held.in_memory().is_none() {
@@ -155,23 +155,6 @@ impl<'a> BatchExchange<'a> {
             },
             None => LocalBatch { samples: held(), indices: own_rows, row_numbers: own_rows, batch_len },
         })
-    }
-
-    /// Tells the operating system which samples this rank will read from its file in the current window and in the next
-    /// window of the shuffle in blocks.
-    fn prefetch(&mut self, index: usize) {
-        if self.train.held.in_memory().is_some() {
-            return;
-        }
-        let window = self.batches.window_of_batch(index);
-        for number in self.prefetched_windows.max(window)..window + 2 {
-            for block in self.batches.blocks_of_window(number) {
-                let rows = block.start as usize..block.end as usize;
-                let indices = self.train.row_map().map(|map| map.indices_of_held_range(rows.clone()));
-                self.train.held.prefetch(indices.unwrap_or(rows));
-            }
-            self.prefetched_windows = number + 1;
-        }
     }
 
     /// Reads the samples of the window that begins with batch `index` from the file of this rank, which holds all samples.

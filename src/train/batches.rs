@@ -133,32 +133,6 @@ pub(super) fn divide(len: usize, index: usize, count: usize) -> Range<usize> {
     start..start + each + usize::from(index < longer)
 }
 
-/// The batches of one epoch at a time, for a rank that gets the numbers of its batches from another rank.
-pub(crate) struct AssignedBatches {
-    seed: u64,
-    sample_count: usize,
-    batch_size: usize,
-    /// The epoch of the last batch, and the batches of this epoch.
-    drawn: Option<(u64, Batches)>,
-}
-
-impl AssignedBatches {
-    /// Creates the batches of a training set with `sample_count` samples: see [`Batches::new`].
-    pub(crate) fn new(seed: u64, sample_count: usize, batch_size: usize) -> Self {
-        Self { seed, sample_count, batch_size, drawn: None }
-    }
-
-    /// Returns the samples of batch `index` of `epoch`. If the last batch is from another epoch, first draws the batches of
-    /// `epoch`.
-    pub(crate) fn batch(&mut self, epoch: u64, index: u64) -> &[u32] {
-        if self.drawn.as_ref().is_none_or(|(drawn, _)| *drawn != epoch) {
-            let batches = Batches::new(self.seed, epoch, self.sample_count, (self.batch_size, None));
-            self.drawn = Some((epoch, batches));
-        }
-        self.drawn.as_ref().map_or(&[], |(_, batches)| batches.batch(index as usize))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

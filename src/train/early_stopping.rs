@@ -124,7 +124,7 @@ mod tests {
         let validation = training.hold_out(0.1).unwrap();
         let mut found = Vec::new();
         for (samples, expected) in [(&training, 45), (&validation, 5)] {
-            let samples = samples.all_in_memory();
+            let samples = samples.held.in_memory().unwrap();
             let Features::Numbers(features) = &samples.features else { panic!() };
             let Targets::Numbers(targets) = &samples.targets else { panic!() };
             assert_eq!((features.nrows(), targets.len()), (expected, expected));

@@ -9,6 +9,7 @@
 //! parameters. With others, the ranks divide the model.
 
 mod arithmetic_check;
+mod assigned_batches;
 pub(crate) mod atomic_file;
 mod batch_exchange;
 mod batch_norm_options;
@@ -63,6 +64,7 @@ mod summation_tree;
 mod tensorboard;
 mod text_words;
 mod trainer;
+mod window_prefetch;
 
 pub use batches::{Batches, ShuffleBlocks, range_of_rank};
 pub use buckets::BUCKET_BYTES;

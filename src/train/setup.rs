@@ -179,8 +179,9 @@ impl Setup {
         let class_count = dataset.class_count();
         let bytes = dataset.train.feature_bytes().saturating_add(dataset.test.feature_bytes());
         if !config.strategy.divides_batches() || bytes <= REPLICATED_BYTES_MAX {
-            dataset.train = dataset.train.gather_on_all_ranks(class_count, group)?;
-            dataset.test = dataset.test.gather_on_all_ranks(class_count, group)?;
+            let directory = config.stream_directory.as_deref().filter(|_| bytes > REPLICATED_BYTES_MAX);
+            dataset.train = dataset.train.gather_on_all_ranks(class_count, (directory, group))?;
+            dataset.test = dataset.test.gather_on_all_ranks(class_count, (directory, group))?;
         }
         let digest = dataset.digest(group)?;
         // The collectives below need the same data on all ranks.

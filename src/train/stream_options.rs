@@ -16,13 +16,6 @@ pub(super) fn check_stream_options(config: &Config) -> Result<(), String> {
     if matches!(config.source, DataSource::Digits | DataSource::Synthetic { .. }) {
         return Err(format!("--stream is for data in files; leave it out with --data {}", config.source));
     }
-    if !config.strategy.divides_batches() {
-        return Err(format!(
-            "--stream does not apply to --strategy {}, with which each rank holds all samples in memory; pass --strategy \
-             allreduce, local-sgd, diloco or model-average",
-            config.strategy
-        ));
-    }
     if config.rule == Some(Rule::Accelerated) {
         return Err("--optimizer accelerated uses all samples in each step, which --stream cannot hold in memory; pass \
                     --optimizer adam, momentum or sgd"

@@ -329,17 +329,23 @@ fn each_number_of_ranks_computes_the_same_parameters_also_from_temporary_files()
         let notes: Vec<&String> = lines.0.iter().filter(is_about_data).collect();
         assert_eq!(notes.len(), usize::from(!format.note.is_empty()), "{}: {:?}", format.name, lines.0);
         let stream_directory = tempfile::tempdir().unwrap();
-        let short: &[(usize, bool)] = &[(3, false), (1, true), (2, true), (3, true)];
-        let long: &[(usize, bool)] =
-            &[(2, false), (3, false), (5, false), (1, true), (2, true), (3, true), (5, true)];
-        for &(n, is_streamed) in if_long_tests_else(long, short) {
+        let short: &[(usize, bool, &str)] =
+            &[(3, false, "allreduce"), (1, true, "allreduce"), (3, true, "allreduce"), (2, true, "ps-sync")];
+        let more: &[(usize, bool, &str)] = &[
+            (2, false, "allreduce"),
+            (5, false, "allreduce"),
+            (2, true, "allreduce"),
+            (5, true, "allreduce"),
+            (3, true, "ps-sync"),
+        ];
+        for &(n, is_streamed, strategy) in short.iter().chain(if_long_tests_else(more, &[])) {
             let stream_directory = is_streamed.then(|| stream_directory.path().to_owned());
-            let config = Config { stream_directory, ..config.clone() };
+            let config = Config { stream_directory, strategy: parse_strategy(strategy), ..config.clone() };
             for (summary, lines) in run_on_ranks(vec![source.clone(); n], &config) {
                 let summary = summary.unwrap();
                 assert_eq!(
                     summary.parameters, alone.parameters,
-                    "{} on {n} ranks, {is_streamed}",
+                    "{} on {n} ranks, {is_streamed}, {strategy}",
                     format.name
                 );
                 assert_eq!(summary.report.train_samples, alone.report.train_samples);

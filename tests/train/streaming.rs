@@ -1,18 +1,19 @@
 //! Tests of samples in temporary files.
 
+use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 
 use ringtrain::Group;
 use ringtrain::train::data::DataSource;
-use ringtrain::train::optimizer::Rule;
+use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{Config, ExistingCheckpoint, Recipe, Validation, run};
 
 use super::library::{PrintedLines, StopAfter, config, train};
 use super::shared_formats::{Content, FORMATS, GOOD, SAMPLES, config_of};
 use super::shared_tables::{table_config, write_table};
-use super::strategies::{assert_close, checkpoint_in, parse_strategy, train_and_compare};
+use super::strategies::{NONE, assert_close, checkpoint_in, parse_strategy, train_and_compare, train_on};
 use super::util::{if_long_tests_else, run as finish};
 
 const RINGRUN: &str = env!("CARGO_BIN_EXE_ringrun");
@@ -75,10 +76,19 @@ fn samples_of_each_format_are_not_in_memory() {
         };
         let error = train(&streamed).unwrap_err().to_string();
         assert!(error.contains("so --stream would hold all samples in memory"), "{}: {error}", format.name);
+        let gossip = Config { strategy: parse_strategy("gossip"), ..streamed };
+        for result in train_on(2, &gossip, NONE) {
+            let error = result.unwrap_err().to_string();
+            assert!(
+                error.contains("so --stream would hold all samples in memory"),
+                "{}: {error}",
+                format.name
+            );
+        }
     }
 }
 
-/// The training set has 2.3 MB of pixels: three blocks of the shuffle in blocks. The second run begins within an epoch.
+/// The training set has 1.3 MB of pixels: two blocks of the shuffle in blocks. The second run begins within an epoch.
 #[test]
 fn samples_of_several_blocks_have_the_same_order_on_each_number_of_ranks() {
     let directory = tempfile::tempdir().unwrap();
@@ -87,7 +97,7 @@ fn samples_of_several_blocks_have_the_same_order_on_each_number_of_ranks() {
         rule: Some(Rule::Sgd),
         learning_rate: Some(1e-5),
         batch_size: Some(1),
-        ..config_of(images, (images.write)(directory.path(), Content { samples: 700, ..GOOD }))
+        ..config_of(images, (images.write)(directory.path(), Content { samples: 400, ..GOOD }))
     };
     let streamed = Config { stream_directory: Some(directory.path().to_owned()), ..in_memory.clone() };
     let expected = train(&streamed).unwrap().parameters;
@@ -98,14 +108,17 @@ fn samples_of_several_blocks_have_the_same_order_on_each_number_of_ranks() {
     let checkpoint = |existing| Some(checkpoint_in(&directory.path().join("c"), existing));
     let first = Config { checkpoint: checkpoint(ExistingCheckpoint::Refuse), ..streamed.clone() };
     let stop = AtomicBool::new(false);
-    let mut observer = StopAfter { steps: 300, stop: &stop };
+    let mut observer = StopAfter { steps: 200, stop: &stop };
     assert!(run(&mut Group::solo(), &first, &stop, &mut observer).unwrap().report.stopped);
-    let resumed = Config { checkpoint: checkpoint(ExistingCheckpoint::Resume), ..streamed };
+    let resumed = Config { checkpoint: checkpoint(ExistingCheckpoint::Resume), ..streamed.clone() };
     assert_eq!(train_and_compare(2, &resumed).parameters, expected);
+    let servers = Config { strategy: parse_strategy("ps-sync"), ..streamed };
+    assert_close(&train_and_compare(2, &servers).parameters, &expected, "ps-sync");
 }
 
+/// With `tensor`, `ps-sync`, `pipeline` and `hybrid`, each rank writes all rows to its file.
 #[test]
-fn each_strategy_that_divides_batches_uses_streamed_rows() {
+fn each_synchronous_strategy_computes_the_same_from_streamed_rows() {
     let directory = tempfile::tempdir().unwrap();
     let streamed = Config {
         model: Some("mlp:8".parse().unwrap()),
@@ -115,10 +128,48 @@ fn each_strategy_that_divides_batches_uses_streamed_rows() {
         ..stream_config(directory.path())
     };
     let expected = train(&Config { stream_directory: None, ..streamed.clone() }).unwrap();
-    let all: &[(u32, &str)] = &[(2, "local-sgd:1"), (3, "allreduce")];
-    for &(n, text) in if_long_tests_else(all, &all[..1]) {
+    let all: &[(u32, &str)] = &[
+        (2, "local-sgd:1"),
+        (2, "tensor"),
+        (3, "ps-sync"),
+        (3, "allreduce"),
+        (2, "pipeline:2"),
+        (4, "hybrid:2x2"),
+    ];
+    for &(n, text) in if_long_tests_else(all, &all[..3]) {
         let found = train_and_compare(n, &Config { strategy: parse_strategy(text), ..streamed.clone() });
         assert_close(&found.parameters, &expected.parameters, text);
+    }
+}
+
+/// The table has 72,000 cells, so it is in temporary files. The order of the updates depends on the time.
+#[test]
+fn asynchronous_strategies_learn_from_streamed_rows() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("table.csv");
+    let x = |row: usize, column: usize| (row * (31 + 7 * column) % 101) as f64 / 50.0;
+    let mut text = String::new();
+    for row in 0..1200 {
+        (0..60).for_each(|column| write!(text, "{},", x(row, column)).unwrap());
+        let y: f64 = (0..60).map(|column| (column % 3) as f64 * x(row, column)).sum();
+        writeln!(text, "{y}").unwrap();
+    }
+    std::fs::write(&path, text).unwrap();
+    for (n, strategy) in [(3, "ps-async"), (2, "gossip")] {
+        let config = Config {
+            source: DataSource::Csv(path.clone()),
+            target: Some("60".into()),
+            rule: Some(Rule::Adam(AdamOptions::DEFAULT)),
+            learning_rate: Some(0.02),
+            batch_size: Some(20),
+            epochs: Some(4),
+            strategy: parse_strategy(strategy),
+            stream_directory: Some(directory.path().to_owned()),
+            ..config()
+        };
+        let r2 = train_on(n, &config, NONE).remove(0).unwrap().report.test_r2.unwrap();
+        println!("{strategy}: R² {r2}");
+        assert!(r2 > 0.8, "{strategy}: {r2}");
     }
 }
 
@@ -137,10 +188,6 @@ fn options_that_do_not_suit_streamed_rows_are_refused() {
     let digits = Config { source: DataSource::Digits, target: None, ..streamed.clone() };
     for (config, expected) in [
         (Config { stream_directory: Some(absent), ..streamed.clone() }, "absent: No such file or directory"),
-        (
-            Config { strategy: parse_strategy("gossip"), ..streamed.clone() },
-            "does not apply to --strategy gossip",
-        ),
         (
             Config { rule: Some(Rule::Accelerated), ..streamed.clone() },
             "--optimizer accelerated uses all samples",

@@ -9,7 +9,7 @@ use super::stream_file::StreamFile;
 use super::{DataError, Features};
 
 /// The number of words that are read from a file or from a source at once, if a row has fewer words.
-const BLOCK_WORDS: usize = 1 << 18;
+pub(super) const BLOCK_WORDS: usize = 1 << 18;
 /// The maximum number of rows that are read at once.
 const BLOCK_ROWS_MAX: usize = 1024;
 

@@ -197,6 +197,25 @@ impl HeldSamples {
         }
     }
 
+    /// Returns samples in memory, and the positions in them of the samples whose indices are in `indices`. If all samples are in
+    /// memory, does not copy them.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read.
+    pub(crate) fn load_batch<'a>(
+        &'a self,
+        indices: &'a [u32],
+    ) -> Result<(Cow<'a, Samples>, Cow<'a, [u32]>), DataError> {
+        match self {
+            Self::InMemory(samples) => Ok((Cow::Borrowed(samples), Cow::Borrowed(indices))),
+            Self::OnDisk(..) => {
+                let rows: Vec<usize> = indices.iter().map(|&index| index as usize).collect();
+                Ok((Cow::Owned(self.load(&rows)?), (0..indices.len() as u32).collect()))
+            }
+        }
+    }
+
     /// Returns all samples in memory.
     ///
     /// # Errors
@@ -248,9 +267,19 @@ impl Samples {
 }
 
 impl Targets {
+    /// Adds the targets of more samples of the same set. The targets of windows of a text are in the windows.
+    pub(super) fn append(&mut self, more: Self) {
+        match (self, more) {
+            (Self::Numbers(values), Self::Numbers(more)) => values.extend(more),
+            (Self::Classes(classes), Self::Classes(more)) => classes.extend(more),
+            (Self::NextTokens(_), Self::NextTokens(_)) => {}
+            _ => unreachable!("the samples of a set have targets of one kind"),
+        }
+    }
+
     /// Returns a copy of the targets with the indices `rows`. `features` are the features of the same samples, or their format if
     /// they are in a file.
-    fn select(&self, rows: &[usize], features: &Features) -> Self {
+    pub(super) fn select(&self, rows: &[usize], features: &Features) -> Self {
         match (self, features) {
             (_, Features::Tokens(windows)) => Self::NextTokens(windows.clone()),
             (Self::Numbers(values), _) => Self::Numbers(rows.iter().map(|&row| values[row]).collect()),

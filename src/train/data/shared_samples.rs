@@ -1,9 +1,11 @@
 //! A set of samples for all ranks. Either each rank holds all samples, or the samples are divided among the ranks.
 
 use std::ops::Range;
+use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
+use super::disk_features::{BLOCK_WORDS, FeatureWriter};
 use super::exact_sum::{self, ExactSum};
 use super::row_map::RowMap;
 use super::{DataError, Features, HeldSamples, Samples, Targets};
@@ -48,16 +50,6 @@ impl SharedSamples {
     /// Creates a set whose samples are the same on all ranks, and in memory: each rank passes all samples.
     pub(crate) fn held_by_each_rank(samples: Samples) -> Self {
         Self::new(HeldSamples::InMemory(samples), None)
-    }
-
-    /// Returns all samples.
-    ///
-    /// # Panics
-    ///
-    /// If the samples are divided among the ranks, or if their features are not in memory.
-    pub(crate) fn all_in_memory(&self) -> &Samples {
-        let samples = self.held.in_memory().filter(|_| self.row_map.is_none());
-        samples.expect("strategies that do not divide batches hold all samples in memory")
     }
 
     /// Returns the number of samples of all ranks together.
@@ -125,35 +117,68 @@ impl SharedSamples {
         }
     }
 
-    /// Gathers the samples of all ranks, so that each rank holds all samples in memory. `class_count` is the number of
-    /// classes, or the number of tokens in the vocabulary of a text. All ranks must call this function.
+    /// Gathers the samples of all ranks, so that each rank holds all samples: in memory, or in a temporary file in
+    /// `stream_directory` if there is one. `class_count` is the number of classes, or the number of tokens in the vocabulary of a
+    /// text. All ranks must call this function.
     pub(crate) fn gather_on_all_ranks(
         self,
         class_count: usize,
-        group: &mut Group,
+        (stream_directory, group): (Option<&Path>, &mut Group),
     ) -> Result<Self, TrainError> {
-        let Some(rows) = self.row_map else {
-            let loaded = self.held.into_memory().map_err(TrainError::from);
-            return Ok(Self::held_by_each_rank(check_all_succeeded(group, RunPhase::Data, loaded)?));
-        };
-        let all_held: Vec<usize> = (0..self.held.len()).collect();
-        let words = self.held.words_of(&all_held).map_err(TrainError::from);
-        let words = check_all_succeeded(group, RunPhase::Data, words)?;
-        let order: Vec<usize> = rows.rows_by_rank().collect();
-        let mut word_counts = vec![0; group.size().as_usize()];
-        for &row in &order {
-            word_counts[rows.holder_and_index(row).0] += self.held.words_per_sample(rows.value_count(row));
+        match (&self.row_map, stream_directory) {
+            (None, Some(_)) => Ok(self),
+            (None, None) => {
+                let loaded = self.held.into_memory().map_err(TrainError::from);
+                Ok(Self::held_by_each_rank(check_all_succeeded(group, RunPhase::Data, loaded)?))
+            }
+            (Some(rows), None) => {
+                Ok(Self::held_by_each_rank(self.gather_rows(0..rows.rows(), class_count, group)?))
+            }
+            (Some(rows), Some(directory)) => {
+                let format = self.held.feature_format();
+                let writer = FeatureWriter::create(directory, format).map_err(TrainError::from);
+                let mut writer = check_all_succeeded(group, RunPhase::Data, writer)?;
+                let mut targets = self.held.targets().select(&[], writer.format());
+                let block_rows = (BLOCK_WORDS / self.mean_words_per_sample().max(1)).max(1);
+                for start in (0..rows.rows()).step_by(block_rows) {
+                    let block = start..rows.rows().min(start + block_rows);
+                    let samples = self.gather_rows(block, class_count, group)?;
+                    let written = writer.append(&samples.features).map_err(TrainError::from);
+                    check_all_succeeded(group, RunPhase::Data, written)?;
+                    targets.append(samples.targets);
+                }
+                Ok(Self::new(HeldSamples::OnDisk(writer.finish(), targets), None))
+            }
         }
+    }
+
+    /// Returns the samples with the numbers in `range`, which are divided among the ranks. All ranks must call this function.
+    fn gather_rows(
+        &self,
+        range: Range<usize>,
+        class_count: usize,
+        group: &mut Group,
+    ) -> Result<Samples, TrainError> {
+        let rows = self.row_map.as_ref().expect("the samples are divided among the ranks");
+        let held: Vec<usize> = rows.indices_of_held_range(range.clone()).collect();
+        let words = self.held.words_of(&held).map_err(TrainError::from);
+        let words = check_all_succeeded(group, RunPhase::Data, words)?;
+        let mut rows_of_ranks = vec![Vec::new(); group.size().as_usize()];
+        range.clone().for_each(|row| rows_of_ranks[rows.holder_and_index(row).0].push(row));
+        let words_of_row = |&row: &usize| self.held.words_per_sample(rows.value_count(row));
+        let word_counts: Vec<usize> =
+            rows_of_ranks.iter().map(|rows| rows.iter().map(words_of_row).sum()).collect();
         let words = group.all_gather_uneven(&words, &word_counts)?;
+        let order = rows_of_ranks.concat();
         let value_counts = order.iter().map(|&row| rows.value_count(row));
         let mut samples = self.held.samples_from_words(&words, value_counts);
         samples.check_received_samples(class_count, group)?;
         if !order.is_sorted() {
             let mut positions = vec![0; order.len()];
-            order.iter().enumerate().for_each(|(position, &row)| positions[row] = position);
+            order.iter().enumerate().for_each(|(position, &row)| positions[row - range.start] = position);
             samples = samples.select(&positions);
         }
-        Ok(Self::held_by_each_rank(samples))
+        Ok(samples)
     }
 
     /// Moves a part of the samples out of the set, and returns this part. `fraction` is the size of the part relative

@@ -14,8 +14,9 @@ use super::requests::FinalReply;
 use super::service::DONE_PARTS_WORDS_MAX;
 use super::{GossipContext, GossipError};
 use crate::train::TrainError;
+use crate::train::assigned_batches::AssignedBatches;
 use crate::train::batch_queue::Assignment;
-use crate::train::batches::{AssignedBatches, range_of_rank};
+use crate::train::batches::range_of_rank;
 use crate::train::checkpoint::TrainingState;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
 use crate::train::model::{LossSums, OneRank, StepSeed, Workspace};
@@ -43,7 +44,7 @@ pub(super) struct Worker<'a> {
     snapshot: Vec<f32>,
     gradients: Vec<f32>,
     workspace: Workspace,
-    batches: AssignedBatches,
+    batches: AssignedBatches<'a>,
     pub(super) averages: AveragesInProgress,
     /// The number of steps that this rank has taken.
     steps: u64,
@@ -80,7 +81,7 @@ impl<'a> Worker<'a> {
             snapshot: vec![0.0; count],
             gradients: vec![0.0; count],
             workspace: setup.network.allocate_workspace(micro_batch_rows(part_len, config.micro_batches)),
-            batches: AssignedBatches::new(config.seed, setup.dataset.train.len(), setup.settings.batch_size),
+            batches: AssignedBatches::new(config.seed, setup),
             averages: AveragesInProgress::new(Arc::clone(context.links), Arc::clone(context.shared), random),
             steps: 0,
             coordinator_trainer: None,
@@ -212,13 +213,13 @@ impl<'a> Worker<'a> {
         let GossipContext { config, setup, shared, batches_per_epoch, .. } = *self.context;
         self.timer.skip();
         let data_start = Instant::now();
-        let train = setup.dataset.train.all_in_memory();
         let ranks = u64::from(self.context.size.get());
         let (batch, owner) = (number / ranks, Rank::new((number % ranks) as u32));
         let (epoch, step) = (batch / batches_per_epoch, batch % batches_per_epoch);
         let batch_indices = self.batches.batch(epoch, step);
         let indices = &batch_indices[range_of_rank(batch_indices.len(), owner, self.context.size)];
         observer.batch_started(epoch, step, indices);
+        let (samples, positions) = setup.dataset.train.held.load_batch(indices)?;
         let mut data_time = data_start.elapsed();
         shared.replica.copy_to(&mut self.snapshot);
         let work = GradientWork {
@@ -226,9 +227,9 @@ impl<'a> Worker<'a> {
             parameters: &self.snapshot,
             gradients: &mut self.gradients,
             workspace: &mut self.workspace,
-            samples: train,
+            samples: &samples,
             standardizer: setup.standardizer.as_ref(),
-            indices,
+            indices: &positions,
             batch_len: batch_indices.len(),
             micro_batches: config.micro_batches,
             step: StepSeed { seed: config.seed, step: number },

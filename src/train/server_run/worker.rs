@@ -5,8 +5,9 @@ use std::time::Instant;
 use super::work_messages::{WorkReply, WorkRequest};
 use super::{RunContext, WorkerPlace};
 use crate::train::TrainError;
+use crate::train::assigned_batches::AssignedBatches;
 use crate::train::batch_queue::Assignment;
-use crate::train::batches::{AssignedBatches, range_of_rank};
+use crate::train::batches::range_of_rank;
 use crate::train::clipping;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
 use crate::train::model::{OneRank, StepSeed};
@@ -31,18 +32,17 @@ pub(super) fn run_worker(
     parameters: &mut [f32],
 ) -> Result<WorkerTotals, TrainError> {
     let setup = context.setup;
-    let (train, batch_size) = (setup.dataset.train.all_in_memory(), setup.settings.batch_size);
+    let (train, batch_size) = (&setup.dataset.train, setup.settings.batch_size);
     let batches_per_epoch = train.len().div_ceil(batch_size) as u64;
     let micro_batches = context.config.micro_batches;
     let mut workspace =
         setup.network.allocate_workspace(micro_batch_rows(batch_size.min(train.len()), micro_batches));
     let mut gradient = vec![0.0; parameters.len()];
-    let mut batches = AssignedBatches::new(context.config.seed, train.len(), batch_size);
+    let mut batches = AssignedBatches::new(context.config.seed, setup);
     let mut totals = WorkerTotals::default();
     client.pull(parameters)?;
     let mut reply = client.exchange_note(WorkRequest::default().encode())?;
-    let started = Instant::now();
-    let mut timer = PartTimer::start();
+    let (started, mut timer) = (Instant::now(), PartTimer::start());
     loop {
         let number = match WorkReply::decode(&reply) {
             WorkReply::Work(Assignment::Batch(number)) => number,
@@ -59,15 +59,16 @@ pub(super) fn run_worker(
         let data_start = Instant::now();
         let batch = batches.batch(number / batches_per_epoch, number % batches_per_epoch);
         let indices = if context.is_synchronous { own_part_of_batch(batch, place) } else { batch };
+        let (samples, positions) = train.held.load_batch(indices)?;
         let mut data_time = data_start.elapsed();
         let work = GradientWork {
             network: &setup.network,
             parameters,
             gradients: &mut gradient,
             workspace: &mut workspace,
-            samples: train,
+            samples: &samples,
             standardizer: setup.standardizer.as_ref(),
-            indices,
+            indices: &positions,
             batch_len: batch.len(),
             micro_batches,
             step: StepSeed { seed: context.config.seed, step: number },
