@@ -157,8 +157,11 @@ mod with_candle {
             let inspection = ringtrain_stdout(place, "inspect m");
             assert!(inspection.contains("windows of 15 tokens"), "{inspection}");
         }
+        fs::write(place.join("one.txt"), "t").unwrap();
         for (line, code, expected) in [
-            ("predict --model m --data a.txt", 4, "use `ringtrain eval` for its perplexity"),
+            ("predict --model m --data a.txt --header", 2, "do not apply to a model that reads plain text"),
+            ("predict --model m --data digits", 4, "pass the name of a text file"),
+            ("predict --model m --data one.txt", 4, "the text has 1 tokens, but needs at least 2"),
             ("export --model m --output o", 2, "reads texts, and ringtrain does not export"),
             ("eval --model m --data a.txt --top-k 3", 2, "do not apply to a model that reads plain text"),
             ("eval --model m --data digits", 4, "pass the name of a text file"),
@@ -168,6 +171,40 @@ mod with_candle {
         ringtrain_stdout(place, "--model linear --task regression --epochs 1 --save-model d");
         assert_fails(place, "generate --model d", 4, "the model linear does not predict text");
         assert_fails(place, "eval --model d --data a.txt --format text", 4, "--format text is for models");
+    }
+
+    /// The tokens after the last whole window also have predictions.
+    #[test]
+    fn the_tokens_of_a_text_have_probabilities() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path();
+        write_text(place);
+        let training = "--model gpt:1,2,16 --data a.txt --context 16 --lr 0.01 --batch-size 8";
+        for tokens in ["characters", "bytes"] {
+            let line =
+                format!("{training} --epochs 20 --tokens {tokens} --test-fraction 0 --save-model {tokens}");
+            ringtrain_stdout(place, &line);
+            let evaluation = ringtrain_stdout(place, &format!("eval --model {tokens} --data a.txt --json"));
+            let evaluation: Value = serde_json::from_str(&evaluation).unwrap();
+            let counted = evaluation["tokens"].as_u64().unwrap() as usize;
+            let csv = ringtrain_stdout(place, &format!("predict --model {tokens} --data a.txt"));
+            let mut reader = csv::Reader::from_reader(csv.as_bytes());
+            assert_eq!(reader.headers().unwrap(), vec!["token", "log_probability", "prediction"]);
+            let rows: Vec<(String, f64, String)> = reader.deserialize().map(Result::unwrap).collect();
+            let text = fs::read_to_string(place.join("a.txt")).unwrap();
+            let found: String = rows.iter().map(|(token, ..)| token.as_str()).collect();
+            let dash = if tokens == "bytes" { "\\xe2\\x80\\x93" } else { "–" };
+            assert_eq!(found, text[1..].replace('–', dash), "{tokens}");
+            let loss = -rows[..counted].iter().map(|(_, value, _)| value).sum::<f64>() / counted as f64;
+            let expected = evaluation["loss"].as_f64().unwrap();
+            assert!((loss - expected).abs() < 1e-5 * expected, "{tokens}: {loss}, expected {expected}");
+            let right = rows.iter().filter(|(token, _, likeliest)| token == likeliest).count();
+            assert!(right * 2 > rows.len(), "{tokens}: {right} of {} tokens are right", rows.len());
+            ringtrain_stdout(place, &format!("predict --model {tokens} --data a.txt --output p.npy"));
+            let array = fs::read(place.join("p.npy")).unwrap();
+            let numbers = rows.iter().flat_map(|(_, value, _)| value.to_le_bytes());
+            assert!(array[128..].iter().copied().eq(numbers), "{tokens}");
+        }
     }
 
     #[test]

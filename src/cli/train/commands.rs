@@ -31,9 +31,13 @@ The output has one row for each row of the data, in the same order:
   regression      the column `prediction` holds numbers in the unit of the target
   classification  `prediction` holds the name of the most probable class, and `probability_NAME`
                   holds the probability of the class NAME
+  texts           one row for each token of the text except the first. `token` holds the token,
+                  `log_probability` the natural logarithm of its probability after the tokens before
+                  it, and `prediction` the most probable token at its place
 An output file whose name ends in .npy has one array instead:
   regression      the predicted numbers as f64
   classification  the probabilities of all classes as f32, in the shape (rows, classes)
+  texts           the values of `log_probability` as f64
 
 Exit codes:
   0   success
@@ -265,6 +269,10 @@ fn predict_new_rows(args: PredictArgs) -> Result<(), ProgramFailure> {
         check_output_is_no_input(output, &args.model_and_data.model, &input.data).map_err(usage_error)?;
     }
     let mut model = SavedModel::load(&args.model_and_data.model)?;
+    if model.description().text.is_some() && input.has_options_of_text_tables() {
+        let message = "--header, --no-header and --separator do not apply to a model that reads plain text";
+        return Err(usage_error(message.into()));
+    }
     let output = args.output.map_or(PredictionOutput::StandardOutput, PredictionOutput::from_path);
     predict::predict(&mut model, &input, &output)?;
     Ok(())

@@ -8,7 +8,6 @@ use super::Truth;
 use super::arrays::NpyRows;
 use super::samples::SampleRows;
 use super::table::TableRows;
-use super::text::NO_PREDICTIONS_MESSAGE;
 #[cfg(not(feature = "parquet"))]
 use crate::train::data::NO_PARQUET_MESSAGE;
 use crate::train::data::{DataError, DataSource, HeaderRow, NpzFile, Separator, WantedImages};
@@ -107,7 +106,7 @@ pub(super) trait RowReader {
     }
 }
 
-/// Opens new data for a model.
+/// Opens new data for a model that does not read texts.
 ///
 /// # Errors
 ///
@@ -116,9 +115,6 @@ pub(super) fn open_prediction_input(
     options: &InputOptions,
     description: &ModelDescription,
 ) -> Result<Box<dyn RowReader>, DataError> {
-    if description.text.is_some() {
-        return Err(DataError::Unsuitable(NO_PREDICTIONS_MESSAGE.into()));
-    }
     let needs_target = options.target != TargetColumn::Unread;
     Ok(match &options.data {
         PredictionInput::Table(paths) => Box::new(TableRows::open(paths, options, description)?),

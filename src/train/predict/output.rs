@@ -5,7 +5,8 @@ use std::io::{self, BufWriter, Seek as _, SeekFrom, Write};
 use std::path::PathBuf;
 
 use super::for_each_row;
-use super::input::{InputOptions, TargetColumn, open_prediction_input};
+use super::input::{InputOptions, RowReader, TargetColumn, open_prediction_input};
+use super::text::{TokenPrediction, for_each_token, read_tokens};
 use crate::train::atomic_file::ReplacementFile;
 use crate::train::data::DataError;
 use crate::train::model::{LayerError, Prediction};
@@ -15,6 +16,9 @@ use crate::types::debug_as_display;
 /// The length in bytes of the header of a `.npy` file. Any number of rows fits into a header of this length.
 const NPY_HEADER_BYTES: usize = 128;
 
+/// The columns of the predictions for a text.
+const TEXT_COLUMNS: [&str; 3] = ["token", "log_probability", "prediction"];
+
 /// Where to write predictions.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PredictionOutput {
@@ -22,7 +26,8 @@ pub enum PredictionOutput {
     StandardOutput,
     /// A file with comma-separated values.
     Csv(PathBuf),
-    /// A file in numpy's format: the probabilities of all classes as `f32`, or the predicted numbers as `f64`.
+    /// A file in numpy's format: the probabilities of all classes as `f32`, or the predicted numbers or the logarithms of the
+    /// probabilities of tokens as `f64`.
     Npy(PathBuf),
 }
 
@@ -69,10 +74,10 @@ impl PredictionOutput {
     }
 }
 
-/// Computes a prediction for each row of new data, and writes the predictions in the same order. Returns the number
-/// of rows. Memory does not grow with the number of rows of a table or of an array in row-major order. Replaces an
-/// earlier file only after all predictions are written. If the reader of standard output closes the pipe, returns
-/// without an error.
+/// Computes a prediction for each row of new data, or for each token of a text except the first, and writes the
+/// predictions in the same order. Returns their number. Memory does not grow with the number of rows of a table or of an
+/// array in row-major order. Replaces an earlier file only after all predictions are written. If the reader of standard
+/// output closes the pipe, returns without an error.
 ///
 /// # Errors
 ///
@@ -83,14 +88,21 @@ pub fn predict(
     output: &PredictionOutput,
 ) -> Result<u64, PredictError> {
     let input = InputOptions { target: TargetColumn::Unread, ..input.clone() };
-    let mut reader = open_prediction_input(&input, model.description())?;
+    let mut data = match &model.description().text {
+        Some(encoding) => OpenInput::Tokens(read_tokens(&input, encoding)?),
+        None => OpenInput::Rows(open_prediction_input(&input, model.description())?),
+    };
     let output_name = output.name();
     let fail = |source| PredictError::Output(OutputError { output_name: output_name.clone(), source });
     let mut writer = PredictionWriter::create(output, model.description()).map_err(fail)?;
-    let mut write = |writer: &mut PredictionWriter| {
-        for_each_row(model, &mut *reader, |prediction, _| writer.write(prediction).map_err(fail))
+    let result = match &mut data {
+        OpenInput::Tokens(tokens) => {
+            for_each_token(model, tokens, |prediction| writer.write_token(prediction).map_err(fail))
+        }
+        OpenInput::Rows(reader) => {
+            for_each_row(model, &mut **reader, |prediction, _| writer.write(prediction).map_err(fail))
+        }
     };
-    let result = write(&mut writer);
     match result {
         Ok(rows) => match writer.commit(rows).map_err(fail) {
             Err(error) if is_closed_pipe(&error, output) => Ok(rows),
@@ -99,6 +111,12 @@ pub fn predict(
         Err(error) if is_closed_pipe(&error, output) => Ok(0),
         Err(error) => Err(error),
     }
+}
+
+/// The new data: the tokens of a text, or rows.
+enum OpenInput {
+    Tokens(Vec<u16>),
+    Rows(Box<dyn RowReader>),
 }
 
 /// Returns whether an error says that the reader of standard output has closed the pipe.
@@ -113,7 +131,7 @@ fn is_closed_pipe(error: &PredictError, output: &PredictionOutput) -> bool {
 /// Writes predictions to an open output.
 struct PredictionWriter {
     format: PredictionFormat,
-    /// The names of the classes. Empty for regression.
+    /// The names of the classes. Empty for regression and for texts.
     classes: Vec<String>,
     /// The output file, which [`commit`](Self::commit) replaces. `None` for standard output.
     file: Option<ReplacementFile>,
@@ -141,10 +159,13 @@ impl PredictionWriter {
                     None => Box::new(io::stdout()),
                 };
                 let mut writer = csv::WriterBuilder::new().buffer_capacity(1 << 16).from_writer(sink);
-                let probabilities = classes.iter().map(|class| format!("probability_{class}"));
-                writer
-                    .write_record(std::iter::once("prediction".to_owned()).chain(probabilities))
-                    .map_err(to_io_error)?;
+                let columns = if description.text.is_some() {
+                    TEXT_COLUMNS.map(str::to_owned).to_vec()
+                } else {
+                    let probabilities = classes.iter().map(|class| format!("probability_{class}"));
+                    std::iter::once("prediction".to_owned()).chain(probabilities).collect()
+                };
+                writer.write_record(columns).map_err(to_io_error)?;
                 PredictionFormat::Csv(Box::new(writer))
             }
         };
@@ -170,6 +191,18 @@ impl PredictionWriter {
                     writer.write_field(format!("{:?}", probability as f32)).map_err(to_io_error)?;
                 }
                 writer.write_record(None::<&[u8]>).map_err(to_io_error)
+            }
+        }
+    }
+
+    /// Writes the prediction for a token.
+    fn write_token(&mut self, prediction: &TokenPrediction) -> io::Result<()> {
+        let TokenPrediction { token, log_probability, likeliest } = prediction;
+        match &mut self.format {
+            PredictionFormat::Npy(buffer) => buffer.write_all(&log_probability.to_le_bytes()),
+            PredictionFormat::Csv(writer) => {
+                let number = format!("{log_probability:?}");
+                writer.write_record([token, &number, likeliest]).map_err(to_io_error)
             }
         }
     }

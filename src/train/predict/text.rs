@@ -1,33 +1,36 @@
-//! Evaluates a model on a text, and lets the model continue a text.
+//! Evaluates a model on a text, predicts each token of a text, and lets the model continue a text.
 
-use ndarray::s;
+use std::path::PathBuf;
+
+use ndarray::{ArrayView1, s};
 use rand::Rng as _;
 
 use super::{Evaluation, InputOptions, PredictError, PredictionInput};
-use crate::train::data::text::load_windows;
+use crate::train::data::text::{TextEncoding, load_tokens, load_windows};
 use crate::train::data::{DataError, DataSource};
 use crate::train::model::LossSums;
 use crate::train::model_file::SavedModel;
-use crate::train::portable_math::exp;
+use crate::train::portable_math::{exp, ln};
 use crate::train::random::{self, RandomStream};
 
-/// The error message of `ringtrain predict` for a model for texts.
-pub(super) const NO_PREDICTIONS_MESSAGE: &str = "the model predicts the next token of a text, so there are no rows to predict; use \
-                                                 `ringtrain eval` for its perplexity, or `ringtrain generate` to continue a text";
+/// Returns the files of a text.
+fn text_files(input: &InputOptions) -> Result<&[PathBuf], DataError> {
+    match &input.data {
+        PredictionInput::Table(files) | PredictionInput::Source(DataSource::Text(files)) => Ok(files),
+        _ => Err(DataError::Unsuitable(
+            "the model reads plain text; pass the name of a text file to --data".into(),
+        )),
+    }
+}
 
 /// Computes the loss of a model on all windows of a text.
 pub(super) fn evaluate_text(
     model: &mut SavedModel,
     input: &InputOptions,
 ) -> Result<Evaluation, PredictError> {
-    let (PredictionInput::Table(files) | PredictionInput::Source(DataSource::Text(files))) = &input.data
-    else {
-        let problem = "the model reads plain text; pass the name of a text file to --data";
-        return Err(DataError::Unsuitable(problem.into()).into());
-    };
     let encoding =
         model.description().text.as_ref().expect("the caller has checked that the model is for texts");
-    let samples = load_windows(files, encoding)?;
+    let samples = load_windows(text_files(input)?, encoding)?;
     let (count, context) = (samples.len(), encoding.context);
     let mut sums = LossSums::default();
     let rows_at_once = model.inputs_mut().nrows();
@@ -36,6 +39,71 @@ pub(super) fn evaluate_text(
     }
     let loss = sums.loss / count as f64;
     Ok(Evaluation::Text { tokens: (count * context) as u64, loss, perplexity: exp(loss) })
+}
+
+/// What a model predicts for a token of a text.
+pub(super) struct TokenPrediction {
+    /// The token in the text. The bytes of a token that is not UTF-8 are written as `\xNN`.
+    pub(super) token: String,
+    /// The natural logarithm of the probability of this token.
+    pub(super) log_probability: f64,
+    /// The most probable token at this place.
+    pub(super) likeliest: String,
+}
+
+/// Reads the tokens of a text. `encoding` is that of the model.
+pub(super) fn read_tokens(input: &InputOptions, encoding: &TextEncoding) -> Result<Vec<u16>, DataError> {
+    load_tokens(text_files(input)?, encoding)
+}
+
+/// Calls `each` with each token of a text except the first. The windows are those of [`evaluate_text`], but the last
+/// window may be shorter. Returns the number of calls.
+pub(super) fn for_each_token(
+    model: &mut SavedModel,
+    tokens: &[u16],
+    mut each: impl FnMut(&TokenPrediction) -> Result<(), PredictError>,
+) -> Result<u64, PredictError> {
+    let (rows_max, context) = model.inputs_mut().dim();
+    let next_tokens = tokens.get(1..).unwrap_or_default();
+    let block = rows_max * context;
+    for (known, next) in tokens.chunks(block).zip(next_tokens.chunks(block)) {
+        // The positions after the last token may hold any tokens, because an output does not depend on later positions.
+        model.inputs_mut().fill(0.0);
+        model.inputs_mut().iter_mut().zip(known).for_each(|(input, &token)| *input = token.into());
+        let outputs = model.compute_outputs(next.len().div_ceil(context));
+        let (rows, vocabulary) = (outputs.nrows(), outputs.ncols() / context);
+        let outputs = outputs.to_shape((rows * context, vocabulary));
+        let outputs = outputs.expect("each position has one output for each token of the vocabulary");
+        let predicted: Vec<(f64, usize)> =
+            outputs.rows().into_iter().zip(next).map(log_probability).collect();
+        let tokenizer = model.tokenizer().expect("a model for texts has a tokenizer");
+        let text_of = |token| text_of_token(tokenizer.decode(token));
+        for (&token, (log_probability, likeliest)) in next.iter().zip(predicted) {
+            if !log_probability.is_finite() {
+                let problem =
+                    "the outputs of the model are not finite; train the model again with a lower --lr";
+                return Err(DataError::Unsuitable(problem.into()).into());
+            }
+            let (token, likeliest) = (text_of(token), text_of(likeliest as u16));
+            each(&TokenPrediction { token, log_probability, likeliest })?;
+        }
+    }
+    Ok(next_tokens.len() as u64)
+}
+
+/// Returns the natural logarithm of the probability of `token`, and the most probable token. `outputs` has one number for each
+/// token of the vocabulary.
+fn log_probability((outputs, &token): (ArrayView1<'_, f32>, &u16)) -> (f64, usize) {
+    let max = outputs.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let likeliest = outputs.iter().position(|&value| value == max).unwrap_or_default();
+    let difference = |value: f32| f64::from(value) - f64::from(max);
+    let sum: f64 = outputs.iter().map(|&value| exp(difference(value))).sum();
+    (difference(outputs[usize::from(token)]) - ln(sum), likeliest)
+}
+
+/// Returns the text of a token. If its bytes are not UTF-8, returns the bytes that are not ASCII as `\xNN`.
+fn text_of_token(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).unwrap_or_else(|error| error.as_bytes().escape_ascii().to_string())
 }
 
 /// How a [`TextGenerator`] chooses tokens.

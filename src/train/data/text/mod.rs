@@ -171,6 +171,20 @@ pub(crate) fn load_windows(files: &[PathBuf], encoding: &TextEncoding) -> Result
     windows.samples.into_memory()
 }
 
+/// Reads text files as tokens for a trained model. Returns an error if there are fewer than two tokens.
+pub(crate) fn load_tokens(files: &[PathBuf], encoding: &TextEncoding) -> Result<Vec<u16>, DataError> {
+    let text = StoredText::read(files, None)?;
+    let tokenizer = encoding.create_tokenizer().map_err(|problem| text.refuse(problem))?;
+    let mut tokens = Vec::new();
+    for block in text.blocks(0..text.len()) {
+        tokens.append(&mut tokenizer.encode_block(&block?).map_err(|problem| text.refuse(problem))?);
+    }
+    match tokens.len() {
+        count @ (0 | 1) => Err(text.refuse(format!("the text has {count} tokens, but needs at least 2"))),
+        _ => Ok(tokens),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::Features;
