@@ -15,7 +15,7 @@ const PICTURE_HEIGHT: f64 = 420.0;
 /// The height in pixels of the title line above the charts.
 const TITLE_HEIGHT: f64 = 34.0;
 /// A picture with n charts has a title of at most n times this number of characters.
-const TITLE_CHARACTERS_PER_CHART: usize = 70;
+const TITLE_CHARACTERS_PER_CHART: usize = 64;
 
 /// Colors that people with color blindness can distinguish (Okabe and Ito 2008).
 const BLUE: &str = "#0072b2";
@@ -74,7 +74,7 @@ fn make_title(report: &Report, characters_max: usize) -> String {
 fn loss_chart(report: &Report, loss: &Loss) -> Chart {
     let y_label = match loss {
         Loss::CrossEntropy | Loss::WeightedCrossEntropy(_) => "cross-entropy in nats",
-        Loss::SquaredError(_) => "squared error",
+        Loss::SquaredError(_) => "squared error in (unit of the target)²",
         Loss::NextToken => "nats for each token",
         Loss::Own(_) => "loss",
     };

@@ -25,6 +25,13 @@ enum AxisScale {
 /// smallest.
 const LOGARITHMIC_VALUE_RATIO_MIN: f64 = 30.0;
 
+/// If the range of the values is less than this fraction of the largest value, the curve is drawn as a horizontal line. Rounding
+/// errors cause such ranges.
+const RANGE_FRACTION_MIN: f64 = 1e-5;
+
+/// The maximum number of digits behind the point of a label. Very small numbers would otherwise need many digits.
+const DIGITS_MAX: f64 = 8.0;
+
 /// A linear axis has about this number of ticks.
 const TICK_COUNT: f64 = 7.0;
 
@@ -37,17 +44,19 @@ impl Axis {
             return Self::logarithmic(low, high);
         }
         let (low, high) = if low <= high { (low, high) } else { (0.0, 1.0) };
-        let margin = match (high - low) * 0.05 {
-            0.0 if low == 0.0 => 1.0,
-            0.0 => low.abs() * 0.1,
-            margin => margin,
+        let (range, largest) = (high - low, low.abs().max(high.abs()));
+        let margin = match largest {
+            0.0 => 1.0,
+            _ if range < RANGE_FRACTION_MIN * largest => largest * 0.1,
+            _ => range * 0.05,
         };
         Self::linear(low - margin, (high + margin).min(margin_limit.max(high)), 0.0)
     }
 
-    /// Returns a linear axis whose ticks are whole numbers.
+    /// Returns a linear axis whose ticks are whole numbers. If there is only one number, it is in the middle of the axis.
     pub(super) fn for_counts(first: u64, last: u64) -> Self {
-        Self::linear(first as f64, last.max(first + 1) as f64, 1.0)
+        let margin = if first == last { 0.5 } else { 0.0 };
+        Self::linear(first as f64 - margin, last as f64 + margin, 1.0)
     }
 
     /// Returns a linear axis from `low` to `high`. The distance between ticks is at least `step_min`.
@@ -96,12 +105,14 @@ impl Axis {
     fn label(&self, tick: f64) -> String {
         let largest = self.low.abs().max(self.high.abs());
         let step = self.tick_step.unwrap_or(tick);
-        let is_small = self.tick_step.map_or(self.low < 1e-4, |step| step < 1e-5);
+        let is_small = self.tick_step.map_or(self.low < 1e-4, |step| step < 1e-5 && largest < 1e-2);
+        // The factor prevents that a rounding error adds a digit.
+        let magnitude = (step * 1.000_001).log10().floor();
         if largest >= 1e6 || is_small {
-            // With `.2e`, labels differ if ticks differ by at least 1% of the largest value.
-            return if tick == 0.0 { "0".into() } else { shorten_exponent(&format!("{tick:.2e}")) };
+            let digits = (largest.log10().floor() - magnitude).clamp(0.0, DIGITS_MAX) as usize;
+            return if tick == 0.0 { "0".into() } else { shorten_exponent(&format!("{tick:.digits$e}")) };
         }
-        let decimals = (-step.log10().floor()).max(0.0) as usize;
+        let decimals = (-magnitude).clamp(0.0, DIGITS_MAX) as usize;
         format!("{tick:.decimals$}")
     }
 }
@@ -109,6 +120,9 @@ impl Axis {
 /// Removes zeros at the end of the mantissa: `1.20e-6` becomes `1.2e-6`.
 fn shorten_exponent(text: &str) -> String {
     let (mantissa, exponent) = text.split_once('e').unwrap_or((text, "0"));
+    if !mantissa.contains('.') {
+        return text.into();
+    }
     format!("{}e{exponent}", mantissa.trim_end_matches('0').trim_end_matches('.'))
 }
 
@@ -141,6 +155,15 @@ mod tests {
             (&[1e-6, 3.0], f64::INFINITY, "1e-6 1e-5 1e-4 1e-3 1e-2 1e-1 1e0"),
             (&[2e6, 5e6], f64::INFINITY, "2e6 2.5e6 3e6 3.5e6 4e6 4.5e6 5e6"),
             (&[7.0], f64::INFINITY, "6.4 6.6 6.8 7.0 7.2 7.4 7.6"),
+            // Regression test: before the fix, all labels of such a range were equal.
+            (&[418.95, 418.9501], f64::INFINITY, "380 400 420 440 460"),
+            (
+                &[1.2345e8, 1.2346e8],
+                f64::INFINITY,
+                "1.2345e8 1.23452e8 1.23454e8 1.23456e8 1.23458e8 1.2346e8",
+            ),
+            (&[0.5, 0.5001], f64::INFINITY, "0.50000 0.50002 0.50004 0.50006 0.50008 0.50010"),
+            (&[3.8e-9, 6.4e-9], f64::INFINITY, "4e-9 4.5e-9 5e-9 5.5e-9 6e-9 6.5e-9"),
             (&[0.0], f64::INFINITY, "-1.0 -0.5 0.0 0.5 1.0"),
             (&[], f64::INFINITY, "0.0 0.2 0.4 0.6 0.8 1.0"),
         ] {
@@ -156,7 +179,7 @@ mod tests {
     #[test]
     fn ticks_of_counts_are_whole_numbers() {
         for (first, last, expected) in
-            [(1, 1, "1 2"), (1, 3, "1 2 3"), (1, 40, "10 20 30 40"), (0, 5000, "0 1000 2000 3000 4000 5000")]
+            [(1, 1, "1"), (1, 3, "1 2 3"), (1, 40, "10 20 30 40"), (0, 5000, "0 1000 2000 3000 4000 5000")]
         {
             assert_eq!(labels(&Axis::for_counts(first, last)).join(" "), expected);
         }

@@ -5,10 +5,13 @@ use std::fmt::Write as _;
 use super::axis::Axis;
 
 /// The distances in pixels between the borders of a chart and its curves.
-const LEFT_MARGIN: f64 = 70.0;
+const LEFT_MARGIN: f64 = 96.0;
 const RIGHT_MARGIN: f64 = 20.0;
 const TOP_MARGIN: f64 = 62.0;
 const BOTTOM_MARGIN: f64 = 50.0;
+
+/// The width in pixels of a character of a tick's label, in a wide font.
+const LABEL_CHARACTER_WIDTH: f64 = 7.7;
 
 /// The maximum number of points that are drawn for a curve. Some points of longer curves are left out.
 const CURVE_POINTS_MAX: usize = 1000;
@@ -76,7 +79,9 @@ impl Chart {
         let (middle, bottom) = (plot.left + plot.width / 2.0, plot.top + plot.height);
         write_text(svg, (plot.left, plot.top - 38.0), "font-weight=\"bold\" font-size=\"14\"", &self.title);
         write_text(svg, (middle, bottom + 38.0), "text-anchor=\"middle\"", "epoch");
-        let (left, center) = (plot.left - 52.0, plot.top + plot.height / 2.0);
+        let characters = y_axis.labels().map(|(_, label)| label.chars().count()).max().unwrap_or_default();
+        let left = plot.left - 14.0 - LABEL_CHARACTER_WIDTH * characters as f64;
+        let center = plot.top + plot.height / 2.0;
         let turned = format!("text-anchor=\"middle\" transform=\"rotate(-90 {left:.1} {center:.1})\"");
         let scale = if y_axis.is_logarithmic() { ", logarithmic" } else { "" };
         write_text(svg, (left, center), &turned, &format!("{}{scale}", self.y_label));
