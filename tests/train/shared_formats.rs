@@ -450,19 +450,24 @@ fn ranks_with_different_content_of_the_same_shape_end_with_an_error() {
 
 #[test]
 fn ranks_with_different_files_end_with_an_error() {
-    for format in &FORMATS {
-        let directory = tempfile::tempdir().unwrap();
-        let sources = [SAMPLES, SAMPLES + 1].map(|samples| {
-            let place: PathBuf = directory.path().join(samples.to_string());
-            fs::create_dir(&place).unwrap();
-            (format.write)(&place, Content { samples, is_damaged: false })
-        });
-        let [first, last] = sources;
+    let directory = tempfile::tempdir().unwrap();
+    let write = |place: &str, format: &Format, samples| {
+        let place = directory.path().join(place);
+        fs::create_dir(&place).unwrap();
+        (format.write)(&place, Content { samples, is_damaged: false })
+    };
+    let formats = &FORMATS;
+    let of_same_format = formats.iter().map(|format| (format, format, SAMPLES + 1));
+    // Arrays have two files, and sparse rows have one.
+    let of_other_format = [(&formats[2], &formats[4], SAMPLES), (&formats[4], &formats[2], SAMPLES)];
+    for (case, (format, last_format, samples)) in of_same_format.chain(of_other_format).enumerate() {
+        let first = write(&format!("first {case}"), format, SAMPLES);
+        let last = write(&format!("last {case}"), last_format, samples);
         let config = config_of(format, first.clone());
         for (result, _) in run_on_ranks(vec![first.clone(), first, last], &config) {
             let error = result.unwrap_err();
             let is_expected = matches!(&error, TrainError::DataDiffer { rank, .. } if rank.get() == 2);
-            assert!(is_expected, "{}: {error}", format.name);
+            assert!(is_expected, "{}, {}: {error}", format.name, last_format.name);
         }
     }
 }

@@ -25,11 +25,12 @@ pub(crate) struct FileDigest {
 impl FileDigest {
     /// Hashes `description`, which says what this rank knows about the content of a file. If several ranks share the samples,
     /// and if the file is not a pipe, also hashes the length of the file and three blocks: at its beginning, in its middle and
-    /// at its end. A compressed file is hashed as it is stored. The last block of a `.gz` or `.zip` file has a checksum of the
-    /// whole content.
+    /// at its end. A compressed file is hashed as it is stored. The last block of a `.gz` file that is a
+    /// single stream, or of a `.zip` file with few entries, has checksums of the whole content.
     pub(crate) fn of_file(path: &Path, description: &str, share: BlocksOfRank) -> Result<Self, DataError> {
         let mut hasher = Sha256::new_with_prefix(description);
-        if share != BlocksOfRank::ALL {
+        // Opening a pipe a second time would wait for another writer.
+        if share != BlocksOfRank::ALL && std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file()) {
             hash_blocks(&open_file(path)?, &mut hasher).map_err(|error| stream_error(path, error))?;
         }
         Ok(Self { path: path.to_owned(), value: short_digest(&hasher.finalize()) })
@@ -37,11 +38,7 @@ impl FileDigest {
 }
 
 fn hash_blocks(file: &File, hasher: &mut Sha256) -> io::Result<()> {
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Ok(());
-    }
-    let len = metadata.len();
+    let len = file.metadata()?.len();
     hasher.update(len.to_le_bytes());
     let mut block = vec![0; len.min(BLOCK_BYTES) as usize];
     let last = len - block.len() as u64;

@@ -20,13 +20,16 @@ use crate::train::rank_checks::{check_all_succeeded, check_same_data};
 use crate::train::{RunPhase, TrainError};
 use crate::types::ReduceOp;
 
+/// The most files of a source that have digests.
+const DIGESTS_MAX: usize = 2;
+
 /// The samples of a source that one rank has read. The parts of the ranks follow each other in the order of the ranks.
 #[derive(Debug)]
 pub(crate) struct PartOfSource {
     pub(crate) samples: UninterpretedSamples<HeldFeatures>,
     /// The shape of the images. `None` if the samples are not images.
     pub(crate) image: Option<ImageShape>,
-    /// Digests of the files of the whole source. All ranks have the same number of digests.
+    /// Digests of the files of the whole source, at most [`DIGESTS_MAX`].
     pub(crate) digests: Vec<FileDigest>,
     /// Messages for the user, which are the same on all ranks.
     pub(crate) notes: Vec<String>,
@@ -47,8 +50,11 @@ pub(crate) fn load_parts(
 ) -> Result<UnsplitData, TrainError> {
     let share = BlocksOfRank::of_rank(group);
     let part = check_all_succeeded(group, RunPhase::Data, read(share).map_err(TrainError::from))?;
-    let values: Vec<u64> = part.digests.iter().map(|digest| digest.value).collect();
-    check_same_data(group, &values, |index| part.digests[index].path.display().to_string())?;
+    // Hosts may have data of different formats, so the ranks may have different numbers of digests.
+    let mut values = [0; DIGESTS_MAX];
+    values.iter_mut().zip(&part.digests).for_each(|(value, digest)| *value = digest.value);
+    let file = |index: usize| part.digests.get(index).map(|digest| digest.path.display().to_string());
+    check_same_data(group, &values, |index| file(index).unwrap_or_else(|| name.to_owned()))?;
     part.merge(name, share, group)
 }
 

@@ -96,8 +96,11 @@ impl RowMap {
     /// Returns the rows in `range` that this rank holds, as a range of indices into [`held_rows`](Self::held_rows).
     pub(crate) fn indices_of_held_range(&self, range: Range<usize>) -> Range<usize> {
         let held_before = |bound: usize| -> usize {
-            let blocks = self.blocks_of_rank(self.share.rank);
-            blocks.map(|block| block.end.min(bound) - block.start.min(bound)).sum()
+            let begun = self.starts[..self.held_before.len()].partition_point(|&start| start < bound);
+            let last_own = (0..begun).rev().find(|block| block % self.share.ranks == self.share.rank);
+            last_own.map_or(0, |block| {
+                self.held_before[block] + bound.min(self.starts[block + 1]) - self.starts[block]
+            })
         };
         held_before(range.start)..held_before(range.end)
     }

@@ -103,7 +103,9 @@ fn log_probability((outputs, &token): (ArrayView1<'_, f32>, &u16)) -> (f64, usiz
 
 /// Returns the text of a token. If its bytes are not UTF-8, returns the bytes that are not ASCII as `\xNN`.
 fn text_of_token(bytes: Vec<u8>) -> String {
-    String::from_utf8(bytes).unwrap_or_else(|error| error.as_bytes().escape_ascii().to_string())
+    let escape =
+        |&byte: &u8| if byte.is_ascii() { char::from(byte).to_string() } else { format!("\\x{byte:02x}") };
+    String::from_utf8(bytes).unwrap_or_else(|error| error.as_bytes().iter().map(escape).collect())
 }
 
 /// How a [`TextGenerator`] chooses tokens.
@@ -194,5 +196,22 @@ impl Iterator for TextGenerator<'_> {
         let token = self.choose_token(&outputs) as u16;
         self.tokens.push(token);
         self.model.tokenizer().map(|tokenizer| tokenizer.decode(token))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::text_of_token;
+
+    #[test]
+    fn only_bytes_that_are_neither_ascii_nor_utf_8_are_escaped() {
+        for (bytes, expected) in [
+            (&b"a\"\n"[..], "a\"\n"),
+            ("\u{e9}".as_bytes(), "\u{e9}"),
+            (b"\"\n\\\xe2", "\"\n\\\\xe2"),
+            (b"\x80\x81", "\\x80\\x81"),
+        ] {
+            assert_eq!(text_of_token(bytes.to_vec()), expected);
+        }
     }
 }

@@ -59,9 +59,12 @@ impl StoredText {
         Ok(text)
     }
 
-    /// Adds the content of more files.
+    /// Adds the content of more files. The limit of the length applies to these files alone.
     pub(super) fn append_files(&mut self, files: &[PathBuf]) -> Result<(), DataError> {
-        let mut block = Vec::new();
+        let (mut block, len_before) = (Vec::new(), self.len());
+        if len_before > 0 {
+            self.name = format!("{} and then {}", self.name, name_of_files(files));
+        }
         for path in files {
             let mut reader = open_data_file(path)?;
             let mut is_first = true;
@@ -74,7 +77,7 @@ impl StoredText {
                 let start =
                     if is_first && block.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
                 is_first = false;
-                if (self.len() + block.len() - start) as u64 > ELEMENTS_MAX {
+                if (self.len() - len_before + block.len() - start) as u64 > ELEMENTS_MAX {
                     let problem = format!("the text has more than {ELEMENTS_MAX} bytes; pass a shorter text");
                     return Err(DataError::malformed(path, problem));
                 }
@@ -162,7 +165,7 @@ impl TextBlock<'_> {
         })
     }
 
-    /// Returns the number of the line with the byte `index` of this block. The first line of the text has the number 1.
+    /// Returns the number of the line with the byte `index` of this block. The first line of the first block has the number 1.
     pub(super) fn line_number(&self, index: usize) -> usize {
         self.lines_before + count_line_ends(&self.bytes[..index]) + 1
     }
