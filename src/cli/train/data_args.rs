@@ -34,7 +34,7 @@ pub(super) struct TrainingDataArgs {
     /// For data in files that are larger than memory: hold the samples in temporary files in the directory DIR, and read them
     /// while the model is trained. The files of a table take up to 16 bytes for each cell while the table is read, and 4 bytes
     /// later; pixels take 1 byte, and tokens of a text 2 bytes. The samples of an epoch are shuffled in blocks: first blocks of
-    /// about 1 MiB, and then the samples of each 64 consecutive blocks
+    /// about 1 MiB, and then the samples of every 64 consecutive blocks
     #[arg(long, value_name = "DIR", help_heading = "Data")]
     pub(super) stream: Option<PathBuf>,
 
