@@ -40,7 +40,7 @@ pub struct Summary {
 /// progress to `observer`. Pass [`SilentObserver`](super::SilentObserver) on all ranks except rank 0.
 ///
 /// If `stop` becomes true on any rank, all ranks end after the current step. If the strategy does not exchange gradients
-/// in each step, the ranks end a little later (`docs/checkpoints.md`). The run saves a checkpoint and writes the
+/// in each step, the ranks end a little later (`docs/stop-signals.md`). The run saves a checkpoint and writes the
 /// report, but does not evaluate the model.
 ///
 /// # Errors

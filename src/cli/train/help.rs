@@ -70,16 +70,16 @@ Strategies:
   pipeline:STAGES          each of STAGES ranks holds some layers
   hybrid:PIPELINESxSTAGES  PIPELINES pipelines of STAGES ranks share each batch
 
-Only allreduce accepts --bucket-bytes, --optimizer accelerated, --reproducible and \
---shard-optimizer. With model-average, local-sgd and diloco, the ranks have equal parameters only \
-after an average, so ringtrain tests the model only after epochs that end with an average, and saves \
-it only at an average.
+Only allreduce accepts --optimizer accelerated, --reproducible and --shard-optimizer. All other \
+strategies ignore --bucket-bytes and --no-overlap. With model-average, local-sgd and diloco, the ranks \
+have equal parameters only after an average, so ringtrain tests the model only after epochs that end \
+with an average, and saves it only at an average.
 
 With ps-sync, each worker uses its part of each batch. With ps-async, each worker uses whole \
 batches. The staleness of a gradient is the number of updates since its worker received the \
 parameters. With gossip, a fast rank takes more steps than a slow rank, and the ranks have equal \
-parameters only at the end. To let a job with ps-async or gossip continue after a rank is lost, \
-start the job with ringrun --tolerate-failures.
+parameters only at the end. To let a job continue after it has lost a worker (ps-async) or any rank \
+(gossip), start the job with ringrun --tolerate-failures.
 
 With tensor, pipeline and hybrid, each rank needs less memory than with allreduce. The results of \
 tensor, pipeline, hybrid and allreduce differ only by rounding.
@@ -87,20 +87,22 @@ tensor, pipeline, hybrid and allreduce differ only by rounding.
 With --resume, ringtrain takes from the checkpoint all options that you do not pass. You may \
 change --lr, --epochs, --patience, --accumulate, --micro-batches, --compression, --bucket-bytes, --servers, \
 --shard-optimizer and the number of ranks. You may also change between the strategies allreduce, tensor, pipeline and \
-hybrid. All other options of training and data must stay the same. Without --lr, the run continues \
-with the learning rate of the checkpoint.
+hybrid. The paths of --data and --test-data may change if the samples stay the same, and the directory \
+of --stream may change. All other options of training and data must stay the same. Without --lr, the \
+run continues with the learning rate of the checkpoint.
 
-If any rank gets SIGTERM or Ctrl-C, all ranks stop after the current step, save to --checkpoint, write \
---report and --save-model, and exit with 0. The ranks do not test the model again. A second signal ends \
-the process at once. With some strategies, the ranks stop a little later:
+If any rank gets SIGTERM or Ctrl-C, all ranks stop after the current step, write the files of \
+--checkpoint, --report, --plot and --save-model, and exit with 0. Without --checkpoint and --save-model, \
+the trained parameters are lost. The ranks do not test the model again. A second signal ends the process \
+at once. With some strategies, the ranks stop a little later:
   local-sgd, diloco, model-average
              after about 0.5 s or two steps, whichever takes longer. The ranks then average their models
-  ps-async   each worker completes its batch. The servers wait at most 1 s for these gradients
+  ps-async   each worker completes its batch. Rank 0 waits at most 1 s for these gradients
   gossip     when the batches in progress are complete. The ranks then average their models
 
-After each epoch, ranks that must have equal parameters compare hashes of these parameters. If the \
-hashes differ, the job ends with exit code 16. With local-sgd, diloco and model-average, the ranks \
-compare only after epochs that end with an average.
+With allreduce and hybrid, ranks that hold the same parameters compare hashes of these parameters after \
+each epoch. With local-sgd, diloco and model-average, the ranks compare hashes before each test of the \
+model. If the hashes differ, the job ends with exit code 16.
 
 Exit codes:
   0   the run is complete, or SIGTERM or Ctrl-C stopped it
