@@ -5,9 +5,9 @@
 
 Rank 0 is the server, and three ranks are workers. In each step, a worker waits (in place of the computation of a gradient), sends
 its gradient, and receives the new parameters. The third worker waits ten times as long as the first two. For each number of
-parameters, the program prints the median and the range of the updates per second of the first two workers together. The program
-also prints this median divided by the median of two workers that only wait. The systems run alternately, so that other programs
-disturb all of them.
+parameters, the program prints the median and the range of the updates per second of the first two workers together, and of the
+ratios of the rounds. The program also prints this median divided by the median of two workers that only wait. The systems run
+alternately, so that other programs disturb all of them.
 
 The program needs Open MPI and mpi4py for the comparison with MPI, and torch for torch RPC. The program prints which systems it
 skips.
@@ -202,11 +202,13 @@ def main() -> None:
     for count in arguments.counts.split(","):
         for step in arguments.steps.split(","):
             rates: dict[str, list[float]] = {system: [] for system in systems}
-            for _ in range(rounds):
-                for system in systems:
+            for number in range(rounds):
+                # Another system begins each round, because the end of a job may still disturb the next job.
+                first = number % len(systems)
+                for system in systems[first:] + systems[:first]:
                     rates[system].append(update_rate_of_fast_workers(run_job(system, ["--job", count, step, str(seconds)])))
             print(f"{count} parameters, {float(step) * 1000:g} ms per step:")
-            ours, alone = statistics.median(rates["ringtrain"]), statistics.median(rates["alone"])
+            alone = statistics.median(rates["alone"])
             for system in systems:
                 if system == "alone" and float(step) == 0:
                     continue
@@ -214,7 +216,8 @@ def main() -> None:
                 median = statistics.median(values)
                 line = f"  {system:10} {median:9.0f} updates/s ({min(values):.0f} to {max(values):.0f})"
                 if system in ("mpi4py", "torch"):
-                    line += f", ringtrain is {ours / median:.2f} times as fast"
+                    ratios = sorted(ours / value for ours, value in zip(rates["ringtrain"], values, strict=True))
+                    line += f", ringtrain is {statistics.median(ratios):.2f} times as fast ({ratios[0]:.2f} to {ratios[-1]:.2f})"
                 if system != "alone" and float(step) > 0:
                     line += f", {median / alone:.3f} of workers that only wait"
                 print(line)
