@@ -17,8 +17,8 @@ use super::window_prefetch::WindowPrefetch;
 use crate::group::{Group, Handle};
 use crate::types::{Rank, WorldSize};
 
-/// The approximate size in bytes of the samples that a rank receives for a window.
-const WINDOW_BYTES: usize = 1 << 16;
+/// The approximate size in bytes of the samples that a rank processes in a window.
+const WINDOW_BYTES: usize = 1 << 20;
 
 /// The samples that this rank processes in a step.
 pub(crate) struct LocalBatch<'a> {
