@@ -5,7 +5,7 @@
 //! window with one all-to-all. While the ranks take the steps of a window, they already exchange the samples of the
 //! next window. A rank that holds all samples in a file reads the samples of a window from the file.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use super::TrainError;
 use super::batches::Batches;
@@ -17,8 +17,11 @@ use super::window_prefetch::WindowPrefetch;
 use crate::group::{Group, Handle};
 use crate::types::{Rank, WorldSize};
 
-/// The approximate size in bytes of the samples that a rank processes in a window.
-const WINDOW_BYTES: usize = 1 << 20;
+/// The smallest and the largest size in bytes of the samples that a rank processes in a window, if a step is not larger.
+const WINDOW_BYTES: RangeInclusive<usize> = 1 << 16..=1 << 20;
+/// The number of windows in an epoch, if it does not lead to smaller or larger windows. The ranks wait for the first window of an
+/// epoch without doing other work, so this window is only a small part of the epoch.
+const WINDOWS_PER_EPOCH: usize = 8;
 
 /// The samples that this rank processes in a step.
 pub(crate) struct LocalBatch<'a> {
@@ -184,7 +187,10 @@ impl<'a> BatchExchange<'a> {
     fn steps_of_window(&self, first_batch: usize, ranks: WorldSize) -> Range<usize> {
         let samples_per_step = self.batches.batch(0).len().div_ceil(ranks.as_usize());
         let bytes_per_step = samples_per_step * self.words_per_sample * size_of::<u32>();
-        first_batch..self.batches.count().min(first_batch + (WINDOW_BYTES / bytes_per_step).max(1))
+        let batch_count = self.batches.count();
+        let window_bytes = (batch_count * bytes_per_step / WINDOWS_PER_EPOCH)
+            .clamp(*WINDOW_BYTES.start(), *WINDOW_BYTES.end());
+        first_batch..batch_count.min(first_batch + (window_bytes / bytes_per_step).max(1))
     }
 
     /// Waits for the samples of the window that contains batch `index`, and then starts to exchange the samples of
