@@ -226,8 +226,9 @@ def run_rank(directory: Path, how: str) -> None:
     world = ring.init(timeout=30, transport=os.environ.get("TEST_TRANSPORT"))
     if world.rank == 1:
         write_atomically(directory / "pid", os.getpid())
-    world.barrier()
     try:
+        # Rank 1 may end while the other ranks are still in this barrier.
+        world.barrier()
         if world.rank == 1:
             {
                 "killed": lambda: wait_until("the process is killed", lambda: False),
