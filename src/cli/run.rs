@@ -157,6 +157,8 @@ pub fn run_ringrun(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     if let Err(code) = check_builtin_arguments(&plan) {
         return code;
     }
+    // The warnings of the library are for the ranks. ringrun prints its own warnings as messages.
+    super::log_to_stderr_from("error");
     match launch::run_job(&plan) {
         Ok(code) => code.into(),
         Err(error) => {

@@ -150,6 +150,7 @@ fn configure_resumed_run(
             message: error.to_string(),
         })?;
     let stored = stored.map_err(|message| {
+        group.report_failed_rank(Rank::ZERO);
         let message = if is_reader { message } else { format!("rank 0 failed: {message}") };
         ProgramFailure { exit: Exit::Checkpoint, message }
     })?;

@@ -328,6 +328,16 @@ impl Engine {
         self.overdue_operation.or(all.into_iter().flatten().min())
     }
 
+    /// Returns the contract and the line of the operation in which this rank was when the job failed: the operation whose
+    /// deadline has passed or, if there is none, the oldest active operation.
+    pub fn failed_operation(&self) -> Option<(Contract, Site)> {
+        let running = self.operations.iter().next().map(|(&id, _)| id);
+        let posted = self.matching.posted().map(|posted| posted.id).min();
+        let external = self.external.keys().next().copied();
+        let oldest = [running, posted, external].into_iter().flatten().min();
+        self.info_of(self.overdue_operation.or(oldest)?).map(|info| (info.contract, info.site))
+    }
+
     /// Returns the report of this rank about the operation in which it waits.
     fn waiting_report(&self) -> Option<WaitingRank> {
         let id = self.waiting_operation()?;

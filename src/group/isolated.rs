@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::Group;
+use super::failure_report::FailureReporter;
 use super::join::{JoinOptions, OPERATION_TIMEOUT, StartInputs, listen, start_error, start_group};
 use super::streams::Streams;
 use crate::rendezvous::{Member, Roster, StartError};
@@ -19,6 +20,8 @@ pub(super) struct Origin {
     pub(super) member: Member,
     /// Whether waiting threads spin before they sleep.
     pub(super) spins: bool,
+    /// Reports failures of the job to `ringrun`; `None` if `ringrun` did not start the job.
+    pub(super) failure_reporter: Option<FailureReporter>,
 }
 
 impl Group {
@@ -34,7 +37,7 @@ impl Group {
         let Some(job) = self.job.clone() else {
             return Ok(Self { timeout: self.timeout, ..Self::solo() });
         };
-        let Some(Origin { options, member, spins }) = &job.origin else {
+        let Some(Origin { options, member, spins, failure_reporter }) = &job.origin else {
             return Err(StartError::Refused("the group of one rank has no connections".into()));
         };
         let epoch = Instant::now();
@@ -65,10 +68,10 @@ impl Group {
         let members: Result<Vec<Member>, String> = members.into_iter().collect();
         let roster = Roster { members: members.map_err(StartError::Refused)? };
         let rank = self.rank();
-        start_group(
-            StartInputs { rank, listener: listener?, roster, sockets, epoch, spins: Some(*spins) },
-            &options,
-        )
+        let failure_reporter =
+            failure_reporter.as_ref().map(|reporter| reporter.for_isolated_group(self.members()));
+        let (listener, spins) = (listener?, Some(*spins));
+        start_group(StartInputs { rank, listener, roster, sockets, epoch, spins, failure_reporter }, &options)
     }
 
     /// From now on, a thread that waits for a message of this job polls up to 200 us before it sleeps, while its waits are

@@ -9,7 +9,8 @@ use std::sync::atomic::AtomicU32;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-use super::driver::Driver;
+use super::driver::{Core, Driver};
+use super::failure_report::FailureReporter;
 use super::isolated::Origin;
 use super::link_driver::LinkDriver;
 use super::selection::{AlgorithmSelection, Algorithms};
@@ -147,8 +148,21 @@ impl JoinOptions {
     }
 }
 
-/// Joins the job that the options describe.
+/// Joins the job that the options describe. If a rank was lost before the job had started, tells `ringrun`.
 pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
+    let failure_reporter = FailureReporter::of_launched_job(options);
+    let joined = join_and_report(options, failure_reporter.clone());
+    if let (Err(StartError::PeerLost { rank, host, .. }), Some(reporter)) = (&joined, &failure_reporter) {
+        reporter.report_lost_at_start(*rank, host);
+    }
+    joined
+}
+
+/// Joins the job that the options describe. `failure_reporter` reports later failures of the job.
+fn join_and_report(
+    options: &JoinOptions,
+    failure_reporter: Option<FailureReporter>,
+) -> Result<Group, StartError> {
     let epoch = Instant::now();
     let sockets = SocketOptions::new(&options.congestion, options.operation_timeout)
         .and_then(|sockets| sockets.with_pacing(options.pacing))
@@ -164,7 +178,8 @@ pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
         }
         JoinMethod::Launched(launched) => exchange_at_launcher(options, &sockets, launched)?,
     };
-    start_group(StartInputs { rank, listener, roster, sockets, epoch, spins: None }, options)
+    let spins = None;
+    start_group(StartInputs { rank, listener, roster, sockets, epoch, spins, failure_reporter }, options)
 }
 
 /// What a rank has before it opens links: its listener, and the data that the ranks of the job have exchanged.
@@ -178,11 +193,13 @@ pub(super) struct StartInputs {
     pub(super) epoch: Instant,
     /// Whether waiting threads spin before they sleep; `None` if the number of ranks on the processors decides.
     pub(super) spins: Option<bool>,
+    /// Reports failures of the job to `ringrun`.
+    pub(super) failure_reporter: Option<FailureReporter>,
 }
 
 /// Creates the group of all ranks: opens the links to both neighbours, and agrees with the other ranks on all settings.
 pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<Group, StartError> {
-    let StartInputs { rank, listener, roster, sockets, epoch, spins } = inputs;
+    let StartInputs { rank, listener, roster, sockets, epoch, spins, failure_reporter } = inputs;
     let world = WorldSize::new(roster.members.len() as u32).unwrap_or(WorldSize::ONE);
     let (shared, streams) = check_settings(&roster)?;
     let has_own_processor = roster.local_rank_and_size(rank).1 == world && world.get() <= shared.processors;
@@ -199,11 +216,12 @@ pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<
         checked_links: roster.links_with_checksums(rank),
         host_names: roster.hosts(),
     };
-    let driver = Driver::new(LinkDriver::new(settings, transport), epoch, spins, options.interrupt)
+    let core = Core::new(LinkDriver::new(settings, transport), failure_reporter.clone());
+    let driver = Driver::new(core, epoch, spins, options.interrupt)
         .map_err(|source| StartError::System { what: "an event queue", source })?;
     let (next_group, selection, initial_streams) =
         (AtomicU32::new(1), AlgorithmSelection::default(), streams.initial_count());
-    let origin = Some(Origin { options: options.clone(), member: own_member, spins });
+    let origin = Some(Origin { options: options.clone(), member: own_member, spins, failure_reporter });
     let job = SharedJob {
         driver,
         next_group,
@@ -264,7 +282,8 @@ pub(super) fn create_self_job() -> Result<SharedJob, Error> {
         checked_links: vec![false],
         host_names: vec![host_name()],
     };
-    let driver = Driver::new(LinkDriver::new(settings, transport), Instant::now(), false, None)
+    let core = Core::new(LinkDriver::new(settings, transport), None);
+    let driver = Driver::new(core, Instant::now(), false, None)
         .map_err(|error| refused("an event queue", error.to_string()))?;
     let (chunk_bytes, selection) = (CHUNK_BYTES, AlgorithmSelection::default());
     Ok(SharedJob {

@@ -21,6 +21,7 @@ mod custom_reductions;
 mod deferred_drop;
 mod driver;
 mod error;
+mod failure_report;
 mod foreign;
 mod gathered;
 mod handle;
@@ -330,6 +331,16 @@ impl Group {
         }
         let cause = Cause::Aborted { rank: self.rank, host: "this host".into(), message: message.to_owned() };
         self.abort_error.get_or_init(|| Error::Failed { cause, reported_by: None }).clone()
+    }
+
+    /// Tells `ringrun` that the program of this rank ends because `rank` failed for a reason of its own.
+    pub(crate) fn report_failed_rank(&self, rank: Rank) {
+        let origin = self.job.as_ref().and_then(|job| job.origin.as_ref());
+        if let Some(reporter) = origin.and_then(|origin| origin.failure_reporter.as_ref())
+            && let Some(&rank_in_job) = self.members.get(rank.index())
+        {
+            reporter.report_failed_rank(rank_in_job);
+        }
     }
 
     /// Closes the group. Dropping the group does the same. When the last group of a job is closed, this rank waits up to

@@ -24,7 +24,6 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
 use socket2::{Domain, Socket, Type};
 
 use super::binding::BindingPlan;
-use super::blame::blame_named_rank;
 use super::claims::ClaimRegistry;
 use super::command::Program;
 use super::environment::{JobVariables, rank_environment};
@@ -33,6 +32,7 @@ use super::outcome::{EPIPE, JobOutcome, RankStatus, exit_code, failure_report, f
 use super::output::{Output, OutputEvent, OutputSummary, stdout_incomplete_message};
 use super::output_files::OutputFiles;
 use super::rank_processes::RankProcesses;
+use super::root_cause::{blame_reported_rank, find_report};
 use super::signals::Signals;
 use super::status_line::{self, STATUS_COLUMNS_VARIABLE};
 use super::supervisor::{Supervisor, SupervisorAction};
@@ -51,9 +51,9 @@ const FIRST_SIGNAL_TOKEN: usize = 1;
 /// How long ringrun tries to kill processes that the ranks have left behind.
 const LEFTOVER_PROCESSES_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The number of open files that each rank needs: two pipes, a socket to its [`shim`], and two files of
-/// `--output-dir`.
-const OPEN_FILES_PER_RANK: u64 = 5;
+/// The number of open files that each rank needs: two pipes for its output and one for its exit record, a socket to its
+/// [`shim`], and two files of `--output-dir`.
+const OPEN_FILES_PER_RANK: u64 = 6;
 
 /// The number of open files that ringrun needs for itself: in addition to [`OPEN_FILES_PER_RANK`] files for each rank,
 /// and one file for each claimed processor.
@@ -118,8 +118,10 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     let Some(OutputSummary { last_lines, write_failures }) = job.wait_for_output()? else {
         return Ok(exit_code(outcome, &rank_statuses));
     };
-    let outcome = blame_named_rank(outcome, &rank_statuses, &last_lines);
-    let mut text = failure_report(outcome, &rank_statuses, &last_lines);
+    let exit_records = job.rank_processes.read_exit_records();
+    let outcome = blame_reported_rank(outcome, &rank_statuses, &exit_records);
+    let report = find_report(outcome, &exit_records);
+    let mut text = failure_report(outcome, &rank_statuses, (&last_lines, report));
     // Repeat the sentences about failed writes at the end, because the first copies may have scrolled away.
     text.extend(write_failures.iter().map(|sentence| format!("ringrun: {sentence}\n")));
     // Ignore the failure of this write: standard error may be closed.

@@ -14,10 +14,10 @@
 //! read environment variables.
 
 mod binding;
-mod blame;
 mod claims;
 mod command;
 mod environment;
+mod exit_pipe;
 mod job;
 mod lines;
 mod mpi4py;
@@ -27,6 +27,7 @@ mod output;
 mod output_files;
 mod processes;
 mod rank_processes;
+mod root_cause;
 mod shim;
 mod signals;
 mod status_line;

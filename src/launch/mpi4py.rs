@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
+use std::os::fd::AsFd as _;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use signal_hook::consts::SIGKILL;
 
 use super::command::Program;
+use super::exit_pipe::ExitPipe;
 use super::lines::{LastLines, LineSplitter};
 use super::mpi4py_guard::Mpi4pyGuard;
 use super::outcome::{RankEnd, format_seconds};
@@ -103,7 +105,9 @@ fn ask_interpreter(mut command: Command, timeout: Duration) -> Result<Vec<u8>, S
     command.stdin(shim_stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(cannot_run)?;
     drop(command);
-    shim_socket.allow_exec(None).map_err(cannot_run)?;
+    // The shim passes an exit pipe to every command. ringrun does not read this one, because the interpreter is no rank.
+    let (_exit_pipe, write_end) = ExitPipe::new().map_err(cannot_run)?;
+    shim_socket.allow_exec(write_end.as_fd(), None).map_err(cannot_run)?;
     let pid = Pid::from_child(&child);
     let stdout = child.stdout.take().expect("stdout was set to a pipe");
     let stderr = child.stderr.take().expect("stderr was set to a pipe");

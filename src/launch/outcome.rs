@@ -8,6 +8,7 @@ use signal_hook::consts::{SIGPIPE, SIGTERM};
 
 use crate::exit::Exit;
 use crate::types::Rank;
+use crate::wire::ExitRecord;
 
 /// The error of a write to a pipe that has no reader.
 pub(super) const EPIPE: i32 = rustix::io::Errno::PIPE.raw_os_error();
@@ -152,11 +153,12 @@ pub(super) fn exit_code(outcome: JobOutcome, rank_statuses: &[RankStatus]) -> u8
 }
 
 /// Returns the report for standard error at the end of the job, with a newline after each line. The report is empty
-/// if the job succeeded. `last_lines` holds the last output lines of each rank.
+/// if the job succeeded. `last_lines` holds the last output lines of each rank. `report` is a rank's exit record about the
+/// failure, and this rank.
 pub(super) fn failure_report(
     outcome: JobOutcome,
     rank_statuses: &[RankStatus],
-    last_lines: &[Vec<String>],
+    (last_lines, report): (&[Vec<String>], Option<(Rank, &ExitRecord)>),
 ) -> String {
     let mut text = String::new();
     let all_succeeded = rank_statuses.iter().all(RankStatus::is_success);
@@ -191,6 +193,9 @@ pub(super) fn failure_report(
         _ => None,
     };
     if let Some(rank) = blamed {
+        if let Some((reporter, record)) = report {
+            let _ = writeln!(text, "ringrun: rank {reporter} reported: {record}");
+        }
         write_last_lines(&mut text, rank, last_lines.get(rank.index()).map_or(&[], Vec::as_slice));
     }
     for (ranks, description) in
@@ -275,6 +280,7 @@ pub(super) fn format_seconds(duration: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::CauseKind;
 
     fn make_rank_statuses(ends: &[Option<RankEnd>]) -> Vec<RankStatus> {
         (0..)
@@ -319,9 +325,16 @@ mod tests {
         ends[4] = Some(RankEnd::Killed(15));
         let mut last_lines = vec![Vec::new(); 6];
         last_lines[2] = vec!["step 7".to_owned(), "step 8".to_owned()];
+        let (host, operation) = ("h".to_owned(), "barrier() at a.py:3".to_owned());
+        let record = ExitRecord { kind: CauseKind::PeerLost, ranks: vec![Rank::new(2)], host, operation };
         assert_eq!(
-            failure_report(JobOutcome::Failed(Rank::new(2)), &make_rank_statuses(&ends), &last_lines),
+            failure_report(
+                JobOutcome::Failed(Rank::new(2)),
+                &make_rank_statuses(&ends),
+                (&last_lines, Some((Rank::new(1), &record)))
+            ),
             "ringrun: rank 2 (pid 102) was killed by signal 9 (SIGKILL) after 12.3 s; the other ranks were stopped\n\
+             ringrun: rank 1 reported: a rank was lost: rank 2 on h; in barrier() at a.py:3\n\
              ringrun: last lines of rank 2:\n  | step 7\n  | step 8\n\
              ringrun: ranks 0-1,3,5 exited with code 6\n\
              ringrun: rank 4 was killed by signal 15 (SIGTERM)\n"
@@ -345,7 +358,7 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                failure_report(JobOutcome::Tolerated(Rank::new(2)), &make_rank_statuses(&ends), &[]),
+                failure_report(JobOutcome::Tolerated(Rank::new(2)), &make_rank_statuses(&ends), (&[], None)),
                 expected
             );
         }
@@ -354,11 +367,19 @@ mod tests {
     #[test]
     fn the_report_of_a_success_is_empty() {
         assert_eq!(
-            failure_report(JobOutcome::Success, &make_rank_statuses(&[Some(RankEnd::Exited(0))]), &[]),
+            failure_report(
+                JobOutcome::Success,
+                &make_rank_statuses(&[Some(RankEnd::Exited(0))]),
+                (&[], None)
+            ),
             ""
         );
         assert_eq!(
-            failure_report(JobOutcome::Terminated, &make_rank_statuses(&[Some(RankEnd::Exited(0))]), &[]),
+            failure_report(
+                JobOutcome::Terminated,
+                &make_rank_statuses(&[Some(RankEnd::Exited(0))]),
+                (&[], None)
+            ),
             ""
         );
     }

@@ -5,7 +5,7 @@
 //! ringrun, even if the process has left the process group of its rank.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::{ChildStderr, ChildStdout, Command, Stdio};
 
@@ -16,17 +16,20 @@ use rustix::process::{
 };
 use signal_hook::consts::SIGKILL;
 
+use super::exit_pipe::ExitPipe;
 use super::outcome::RankEnd;
 use super::processes;
 use super::shim::ShimSocket;
 use super::watchdog::Watchdog;
 use crate::types::Rank;
+use crate::wire::ExitRecord;
 
 /// The process of one rank.
 #[derive(Debug)]
 struct RankProcess {
     pid: Pid,
     shim_socket: ShimSocket,
+    exit_pipe: ExitPipe,
     is_running: bool,
 }
 
@@ -62,6 +65,7 @@ impl RankProcesses {
         stdin: Option<BorrowedFd<'_>>,
     ) -> io::Result<RankStreams> {
         let (shim_socket, shim_stdin) = ShimSocket::new_pair()?;
+        let (exit_pipe, write_end) = ExitPipe::new()?;
         let mut child = command
             .stdin(shim_stdin)
             .stdout(Stdio::piped())
@@ -73,9 +77,9 @@ impl RankProcesses {
         drop(command);
         let pid = Pid::from_child(&child);
         self.watchdog.watch_group(pid);
-        let permission = shim_socket.allow_exec(stdin);
+        let permission = shim_socket.allow_exec(write_end.as_fd(), stdin);
         // If `allow_exec` failed, dropping `self` kills the shim.
-        self.processes.push(RankProcess { pid, shim_socket, is_running: true });
+        self.processes.push(RankProcess { pid, shim_socket, exit_pipe, is_running: true });
         permission?;
         let stdout = child.stdout.take().expect("stdout was set to a pipe");
         let stderr = child.stderr.take().expect("stderr was set to a pipe");
@@ -85,6 +89,12 @@ impl RankProcesses {
     /// Returns the process id of each rank, in rank order.
     pub(super) fn pids(&self) -> Vec<i32> {
         self.processes.iter().map(|process| process.pid.as_raw_nonzero().get()).collect()
+    }
+
+    /// Returns the exit record of each rank, in rank order. Call this function once, after the ranks have ended.
+    pub(super) fn read_exit_records(&self) -> Vec<Option<ExitRecord>> {
+        let ranks = (0..).map(Rank::new);
+        ranks.zip(&self.processes).map(|(rank, process)| process.exit_pipe.read_record(rank)).collect()
     }
 
     /// Sends `signal` to the process group of each rank that still runs.

@@ -6,14 +6,15 @@
 //! ringrun. An exit code could not report the failure of `exec`, because the command itself may exit with 127.
 //!
 //! The standard input of the shim is a socket to ringrun. ringrun sends one byte, and the shim then executes the
-//! command. Together with this byte, ringrun sends the file that becomes the standard input of the command. Without such
-//! a file, the standard input of the command is `/dev/null`. If `exec` fails, the shim sends the 4 bytes of the `errno`.
-//! If `exec` succeeds, the socket is closed.
+//! command. Together with this byte, ringrun sends the write end of the rank's [exit pipe](super::exit_pipe), and the file
+//! that becomes the standard input of the command. Without such a file, the standard input of the command is `/dev/null`.
+//! If `exec` fails, the shim sends the 4 bytes of the `errno`. If `exec` succeeds, the socket is closed.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
+use std::iter;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode, Stdio};
@@ -28,14 +29,19 @@ use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::command::Program;
+use super::exit_pipe::make_inheritable;
 use super::topology::{self, Processor};
 use crate::exit::Exit;
+use crate::rendezvous::EXIT_PIPE_VARIABLE;
 
 /// The name (`argv[0]`) under which ringrun's executable runs as the shim.
 pub const SHIM_NAME: &str = "ring-rank";
 
 /// The byte with which ringrun tells the shim to execute the command.
 const EXEC_PERMISSION_BYTE: u8 = b'g';
+
+/// The most files that ringrun passes to a shim: the exit pipe and the standard input.
+const PASSED_FILES_MAX: usize = 2;
 
 /// The argument of the shim which says that the next argument names a program built into ringrun's executable.
 const BUILT_IN_PROGRAM_ARGUMENT: &str = "built-in";
@@ -66,22 +72,25 @@ impl ShimSocket {
     pub(super) fn new_pair() -> io::Result<(Self, Stdio)> {
         let (stream, shim_end) = UnixStream::pair()?;
         stream.set_nonblocking(true)?;
-        Ok((Self { stream }, Stdio::from(std::os::fd::OwnedFd::from(shim_end))))
+        Ok((Self { stream }, Stdio::from(OwnedFd::from(shim_end))))
     }
 
     /// Tells the shim to execute the command with the standard input `stdin`. If `stdin` is `None`, the standard input of
-    /// the command is `/dev/null`.
+    /// the command is `/dev/null`. The command inherits `exit_pipe`.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses to pass `stdin`. It is not an error if the shim has died, because the kernel notifies ringrun
+    /// If the kernel refuses to pass the files. It is not an error if the shim has died, because the kernel notifies ringrun
     /// when the process of the shim ends.
-    pub(super) fn allow_exec(&self, stdin: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    pub(super) fn allow_exec(
+        &self,
+        exit_pipe: BorrowedFd<'_>,
+        stdin: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
+        let files: Vec<BorrowedFd<'_>> = iter::once(exit_pipe).chain(stdin).collect();
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(PASSED_FILES_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        if stdin.is_some() {
-            control.push(SendAncillaryMessage::ScmRights(stdin.as_slice()));
-        }
+        control.push(SendAncillaryMessage::ScmRights(&files));
         let permission = [IoSlice::new(&[EXEC_PERMISSION_BYTE])];
         match sendmsg(&self.stream, &permission, &mut control, SendFlags::NOSIGNAL) {
             Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
@@ -116,7 +125,7 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let Ok(mut socket) = io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from) else {
         return Exit::Start.into();
     };
-    let Ok(stdin) = receive_exec_permission(&socket) else { return Exit::Start.into() };
+    let Ok(passed) = receive_exec_permission(&socket) else { return Exit::Start.into() };
     bind_to_processors(&processors);
     let mut command = if kind == BUILT_IN_PROGRAM_ARGUMENT {
         let mut command = Command::new("/proc/self/exe");
@@ -125,16 +134,30 @@ pub(super) fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     } else {
         Command::new(name)
     };
-    let error = command.args(arguments).stdin(stdin).exec();
+    // A rank that has no exit pipe still runs: ringrun then knows less about its failure. If ringrun itself runs as a rank
+    // of another job, it has inherited the variable of its own pipe.
+    command.env_remove(EXIT_PIPE_VARIABLE);
+    let inheritable = passed.exit_pipe.and_then(|write_end| make_inheritable(write_end).ok());
+    let _inherited = inheritable.map(|(inherited, (name, value))| {
+        command.env(name, value);
+        inherited
+    });
+    let error = command.args(arguments).stdin(passed.stdin).exec();
     let errno = error.raw_os_error().unwrap_or_else(|| rustix::io::Errno::INVAL.raw_os_error());
     let _ = socket.write_all(&errno.to_le_bytes());
     Exit::CommandNotFound.into()
 }
 
-/// Waits until ringrun allows the shim to execute the command. Returns the standard input of the command. Returns an
-/// error if ringrun has died.
-fn receive_exec_permission(socket: &UnixStream) -> io::Result<Stdio> {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+/// The files that ringrun passes to the shim.
+struct PassedFiles {
+    exit_pipe: Option<OwnedFd>,
+    stdin: Stdio,
+}
+
+/// Waits until ringrun allows the shim to execute the command. Returns the files for the command. Returns an error if
+/// ringrun has died.
+fn receive_exec_permission(socket: &UnixStream) -> io::Result<PassedFiles> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(PASSED_FILES_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut permission = [0];
     let received = retry_on_intr(|| {
@@ -143,11 +166,13 @@ fn receive_exec_permission(socket: &UnixStream) -> io::Result<Stdio> {
     if received.bytes == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let stdin = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+    let mut files = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
         _ => None,
     });
-    Ok(stdin.map_or_else(Stdio::null, Stdio::from))
+    let mut files = files.next().into_iter().flatten();
+    let exit_pipe = files.next();
+    Ok(PassedFiles { exit_pipe, stdin: files.next().map_or_else(Stdio::null, Stdio::from) })
 }
 
 /// Binds this process to the processors. All threads of the command inherit this binding. If the system refuses the

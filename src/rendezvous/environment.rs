@@ -4,6 +4,7 @@ use std::env;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::exit_report::{EXIT_PIPE_VARIABLE, take_exit_pipe};
 use crate::types::{Rank, WorldSize, debug_as_display};
 use crate::wire::{Secret, SecretError};
 
@@ -81,14 +82,20 @@ pub enum EnvironmentError {
 
 debug_as_display!(EnvironmentError);
 
-/// Reads the variables of `ringrun`. Returns `None` if `ringrun` did not start this process.
+/// Reads the variables of `ringrun`. Returns `None` if `ringrun` did not start this process. Also takes over the pipe to
+/// `ringrun` that this process has inherited, so that the programs that this process executes do not inherit it.
 ///
 /// # Errors
 ///
 /// [`EnvironmentError`] if variables are missing or invalid, or if another launcher, such as mpirun, started several
 /// ranks: without this error, each of these ranks would train alone.
 pub fn from_environment() -> Result<Option<LaunchedRank>, EnvironmentError> {
-    parse_environment(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    let get = |name: &str| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    let launched = parse_environment(get)?;
+    if launched.is_some() {
+        take_exit_pipe(get(EXIT_PIPE_VARIABLE).as_deref());
+    }
+    Ok(launched)
 }
 
 /// Reads the job's secret from the environment. Returns `None` if the variable is not set.

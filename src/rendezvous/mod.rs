@@ -10,6 +10,7 @@
 mod client;
 mod environment;
 mod error;
+mod exit_report;
 mod message;
 mod peers_file;
 mod server;
@@ -25,6 +26,7 @@ pub use environment::{
     EnvironmentError, LaunchedRank, SECRET_VARIABLE, from_environment, secret_from_environment,
 };
 pub use error::StartError;
+pub(crate) use exit_report::{EXIT_PIPE_VARIABLE, ReportImportance, report_to_launcher};
 pub use peers_file::{PeersFile, PeersFileError};
 pub use server::{NoticeReceiver, Server, ServerOptions, serve};
 

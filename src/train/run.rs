@@ -36,17 +36,8 @@ pub struct Summary {
     pub parameters: Vec<f32>,
 }
 
-/// Trains the model that `config` describes. All ranks of `group` must call this function. The function reports
-/// progress to `observer`. Pass [`SilentObserver`](super::SilentObserver) on all ranks except rank 0.
-///
-/// If `stop` becomes true on any rank, all ranks end after the current step. If the strategy does not exchange gradients
-/// in each step, the ranks end a little later (`docs/stop-signals.md`). The run saves a checkpoint and writes the
-/// report, but does not evaluate the model.
-///
-/// # Errors
-///
-/// See [`TrainError`]. If one rank fails, all ranks return an error.
-pub fn run(
+/// Trains the model that `config` describes. [`run`](super::run()) describes the arguments and the errors.
+pub(super) fn run_on_this_rank(
     group: &mut Group,
     config: &Config,
     stop: &AtomicBool,

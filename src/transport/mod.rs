@@ -5,6 +5,7 @@
 
 mod eviction;
 pub mod handshake;
+pub(crate) mod inherited_pipe;
 pub mod listener;
 pub mod poller;
 mod refusal_log;

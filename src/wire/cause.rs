@@ -332,14 +332,14 @@ pub(super) fn read_contract(reader: &mut Reader<'_>) -> Option<Contract> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::prelude::*;
 
     use super::*;
     use crate::wire::frame::tests::contracts;
     use crate::wire::missed_deadline::tests::missed_deadlines;
 
-    fn causes() -> impl Strategy<Value = Cause> {
+    pub(in crate::wire) fn causes() -> impl Strategy<Value = Cause> {
         let rank = || any::<u32>().prop_map(Rank::new);
         let text = || "[ -~]{0,40}";
         prop_oneof![

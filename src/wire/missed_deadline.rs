@@ -111,13 +111,9 @@ impl fmt::Display for MissedDeadline<'_> {
 }
 
 impl MissedDeadline<'_> {
-    /// Writes the culprits: the ranks that do not wait for any rank, but for which other ranks wait.
+    /// Writes the culprits.
     fn write_culprits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let awaited = self.waiting.iter().flat_map(|waiting| &waiting.awaited);
-        let mut culprits: Vec<&(Rank, String)> =
-            awaited.filter(|(rank, _)| !self.is_waiting(*rank)).collect();
-        culprits.sort();
-        culprits.dedup();
+        let culprits = awaited_culprits(self.waiting);
         for (index, (rank, host)) in culprits.iter().enumerate() {
             let prefix = if index == 0 { "all other ranks wait for" } else { " and" };
             write!(f, "{prefix} rank {rank} on {host}")?;
@@ -162,6 +158,22 @@ impl SilentLink {
     fn silence_seconds(&self) -> f64 {
         f64::from(self.silence_ms) / 1000.0
     }
+}
+
+/// Returns the ranks that are at fault for a missed deadline, in rank order, with their hosts. Returns no rank if a link is
+/// suspect.
+pub(super) fn find_culprits<'a>(waiting: &'a [WaitingRank], links: &[SilentLink]) -> Vec<&'a (Rank, String)> {
+    if links.iter().any(|link| !link.is_acknowledged) { Vec::new() } else { awaited_culprits(waiting) }
+}
+
+/// Returns the ranks that do not wait for any rank, but for which other ranks wait.
+fn awaited_culprits(waiting: &[WaitingRank]) -> Vec<&(Rank, String)> {
+    let is_waiting = |rank: Rank| waiting.iter().any(|waiting| waiting.rank == rank);
+    let awaited = waiting.iter().flat_map(|waiting| &waiting.awaited);
+    let mut culprits: Vec<&(Rank, String)> = awaited.filter(|(rank, _)| !is_waiting(*rank)).collect();
+    culprits.sort();
+    culprits.dedup();
+    culprits
 }
 
 /// Merges the waiting ranks of two causes. The order of the two arguments does not matter.

@@ -250,6 +250,9 @@ fn ringrun_reports_the_rank_that_was_killed_and_leaves_no_process() {
         let errors = done.stderr();
         assert_eq!(done.code(), Some(128 + 9), "{errors}");
         assert!(errors.contains(&format!("rank {victim}")) && errors.contains("SIGKILL"), "{errors}");
+        // The killed rank has written no exit record, so ringrun shows that of another rank.
+        assert!(errors.contains(&format!("reported: a rank was lost: rank {victim} on ")), "{errors}");
+        assert!(!errors.contains(&format!("ringrun: rank {victim} reported")), "{errors}");
         for survivor in (0..4).filter(|&rank| rank != victim) {
             let line = errors
                 .lines()

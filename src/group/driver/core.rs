@@ -11,6 +11,7 @@ use super::poll_time::PollTime;
 use super::shm::ShmTask;
 use super::shm_counters::ShmCounters;
 use crate::engine::{Failure, OpId, Timestamp};
+use crate::group::failure_report::FailureReporter;
 use crate::group::link_driver::{CompletedOperation, LinkDriver, PollOutcome};
 use crate::group::{Error, Statistics};
 use crate::reduce::Kernels;
@@ -21,7 +22,7 @@ use crate::types::{Rank, SortedMap, SortedSet};
 const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The link driver, the active operations and the results of finished operations.
-pub(super) struct Core {
+pub(in crate::group) struct Core {
     pub(super) link_driver: LinkDriver<TcpTransport>,
     pub(super) state: JobState,
     /// The active operations.
@@ -58,6 +59,8 @@ pub(super) struct Core {
     pub(super) has_failed: Arc<AtomicBool>,
     /// Statistics of operations in shared memory that run without the lock.
     pub(super) shm_counters: Arc<ShmCounters>,
+    /// Reports the failure of the job to `ringrun`; `None` if `ringrun` did not start the job.
+    failure_reporter: Option<FailureReporter>,
 }
 
 /// Whether the job runs or has failed.
@@ -80,7 +83,10 @@ pub(super) enum PollProgress {
 }
 
 impl Core {
-    pub(super) fn new(link_driver: LinkDriver<TcpTransport>) -> Self {
+    pub(in crate::group) fn new(
+        link_driver: LinkDriver<TcpTransport>,
+        failure_reporter: Option<FailureReporter>,
+    ) -> Self {
         Self {
             link_driver,
             state: JobState::Running,
@@ -101,6 +107,7 @@ impl Core {
             stage_of: BTreeMap::new(),
             has_failed: Arc::new(AtomicBool::new(false)),
             shm_counters: Arc::default(),
+            failure_reporter,
         }
     }
 
@@ -122,8 +129,12 @@ impl Core {
                 // The cause has been sent. Now the transport knows which hosts do not acknowledge data.
                 self.report_unacknowledged_links();
                 self.deferred_kernels.extend(self.link_driver.release());
+                let operation = self.link_driver.engine_mut().failed_operation();
                 let error = match self.link_driver.failure() {
                     Some(Failure { cause, reported_by }) => {
+                        if let Some(reporter) = &self.failure_reporter {
+                            reporter.report_cause(cause, operation);
+                        }
                         Error::Failed { cause: cause.clone(), reported_by: *reported_by }
                     }
                     None => return PollProgress::Blocked,

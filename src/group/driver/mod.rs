@@ -21,12 +21,13 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use self::core::{Core, JobState, PollProgress};
+pub(super) use self::core::Core;
+use self::core::{JobState, PollProgress};
 use self::core_lock::{CoreGuard, CoreLock};
 pub(super) use self::hierarchical::{Block, HierarchicalOperation};
 use self::shared::DriverShared;
 use super::hosts::HostExecutor;
-use super::link_driver::{BufferAndReduction, LinkDriver};
+use super::link_driver::BufferAndReduction;
 use super::memory::{self, BufferAccess, Memory};
 use super::profile::{Meter, mark_background_thread};
 use super::shm_executor::ShmRequest;
@@ -35,7 +36,6 @@ use crate::engine::{Envelope, OpId, OperationRequest, Pattern, Timestamp};
 use crate::reduce::Kernels;
 use crate::schedule::Schedule;
 use crate::transport::scheduling::request_short_slices;
-use crate::transport::tcp::TcpTransport;
 use crate::types::Rank;
 
 /// The maximum time for which a closing driver waits until the peers have closed their links.
@@ -85,13 +85,12 @@ impl Submission {
 
 impl Driver {
     pub(super) fn new(
-        mut link_driver: LinkDriver<TcpTransport>,
+        mut core: Core,
         epoch: Instant,
         has_own_processor: bool,
         interrupt: Option<Interrupt>,
     ) -> io::Result<Self> {
-        let poller = link_driver.transport_mut().take_poller().ok_or(io::ErrorKind::NotConnected)?;
-        let core = Core::new(link_driver);
+        let poller = core.link_driver.transport_mut().take_poller().ok_or(io::ErrorKind::NotConnected)?;
         let shared = Arc::new(DriverShared {
             waker: poller.waker(),
             meter: core.link_driver.meter().clone(),

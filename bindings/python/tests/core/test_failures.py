@@ -305,5 +305,33 @@ def test_all_ranks_raise_an_error_when_a_rank_ends(ringrun: Launcher, tmp_path: 
     assert not is_alive(pid)
 
 
+def run_quiet_rank(directory: Path) -> None:
+    """Runs one rank of `test_ringrun_blames_the_rank_at_fault_although_no_rank_prints_its_error`."""
+    world = ring.init(timeout=30)
+    write_atomically(directory / f"pid-{world.rank}", os.getpid())
+    world.barrier()
+    if world.rank == 3:
+        raised(ring.Aborted, world.abort, "there is no more paper")
+        for rank in range(3):
+            pid = int((directory / f"pid-{rank}").read_text())
+            wait_until(f"rank {rank} has ended", lambda pid=pid: not is_alive(pid))
+        os._exit(7)
+    try:
+        world.barrier()
+    except ring.JobFailed:
+        if world.rank == 0:
+            os._exit(9)
+        if world.rank == 1:
+            sys.exit(9)
+        raise ValueError("an error of the program") from None
+
+
+def test_ringrun_blames_the_rank_at_fault_although_no_rank_prints_its_error(ringrun: Launcher, tmp_path: Path):
+    """Rank 3 ends last, so only the exit records of the other ranks say that rank 3 is at fault."""
+    done = ringrun(4, HERE, "run_quiet_rank", tmp_path, code=7, flags=("--grace", "30"))
+    assert "ringrun: rank 3 (pid " in done.stderr, done
+    assert "ringrun: rank 3 reported: a rank stopped the job: rank 3 on " in done.stderr, done
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])

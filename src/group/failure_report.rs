@@ -1,0 +1,90 @@
+//! Reports failures to `ringrun`, which then knows which rank failed first.
+
+use std::sync::Arc;
+
+use super::join::{JoinMethod, JoinOptions};
+use crate::rendezvous::{ReportImportance, report_to_launcher};
+use crate::types::{Contract, Rank, Site};
+use crate::wire::{Cause, CauseKind, ExitRecord};
+
+/// Reports the failures of one job to `ringrun`.
+#[derive(Clone)]
+pub(super) struct FailureReporter {
+    importance: ReportImportance,
+    /// For each rank of this job: its rank in the job that `ringrun` has started. The two differ in isolated groups.
+    launched_ranks: Arc<[Rank]>,
+}
+
+impl FailureReporter {
+    /// Returns the reporter of a job that `ringrun` has started. Returns `None` for other jobs.
+    pub(super) fn of_launched_job(options: &JoinOptions) -> Option<Self> {
+        let JoinMethod::Launched(launched) = &options.method else { return None };
+        Some(Self { importance: ReportImportance::Job, launched_ranks: launched.world.ranks().collect() })
+    }
+
+    /// Returns the reporter of an isolated group with these ranks of this job.
+    pub(super) fn for_isolated_group(&self, members: &[Rank]) -> Self {
+        let launched_ranks = members.iter().map(|&rank| self.launched_rank(rank).unwrap_or(rank)).collect();
+        Self { importance: ReportImportance::IsolatedGroup, launched_ranks }
+    }
+
+    /// Reports that the job has failed. `operation` is the operation in which this rank was.
+    pub(super) fn report_cause(&self, cause: &Cause, operation: Option<(Contract, Site)>) {
+        let operation = operation.map(|(contract, site)| format!("{contract} at {site}"));
+        let mut record = ExitRecord::new(cause, operation.unwrap_or_default());
+        record.ranks = record.ranks.into_iter().filter_map(|rank| self.launched_rank(rank)).collect();
+        report_to_launcher(self.importance, &record);
+    }
+
+    /// Reports that a rank of the job was lost before the job had started.
+    pub(super) fn report_lost_at_start(&self, rank: Rank, host: &str) {
+        let operation = "the start of the job".into();
+        let record =
+            ExitRecord { kind: CauseKind::PeerLost, ranks: vec![rank], host: host.to_owned(), operation };
+        report_to_launcher(self.importance, &record);
+    }
+
+    /// Reports that the program of this rank ends because a rank of the job failed for a reason of its own.
+    pub(super) fn report_failed_rank(&self, rank: Rank) {
+        let ranks = self.launched_rank(rank).into_iter().collect();
+        let (host, operation) = (String::new(), String::new());
+        let record = ExitRecord { kind: CauseKind::RankFailed, ranks, host, operation };
+        report_to_launcher(ReportImportance::Program, &record);
+    }
+
+    fn launched_rank(&self, rank: Rank) -> Option<Rank> {
+        self.launched_ranks.get(rank.index()).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rendezvous::LaunchedRank;
+    use crate::types::WorldSize;
+
+    #[test]
+    fn ranks_of_isolated_groups_are_translated() {
+        let launched = LaunchedRank {
+            rank: Rank::ZERO,
+            world: WorldSize::new(6).unwrap(),
+            rendezvous: "127.0.0.1:1".parse().unwrap(),
+            job_id: [0; 16],
+            start_timeout: None,
+            local_processors: None,
+        };
+        let options = JoinOptions { method: JoinMethod::Launched(launched), ..JoinOptions::default() };
+        let job = FailureReporter::of_launched_job(&options).unwrap();
+        let outer = job.for_isolated_group(&[5, 3, 1].map(Rank::new));
+        let inner = outer.for_isolated_group(&[2, 0].map(Rank::new));
+        let ranks = |reporter: &FailureReporter| -> Vec<u32> {
+            reporter.launched_ranks.iter().map(|rank| rank.get()).collect()
+        };
+        assert_eq!(
+            (ranks(&job), ranks(&outer), ranks(&inner)),
+            (vec![0, 1, 2, 3, 4, 5], vec![5, 3, 1], vec![1, 5])
+        );
+        assert_eq!(inner.launched_rank(Rank::new(2)), None);
+        assert!(FailureReporter::of_launched_job(&JoinOptions::default()).is_none());
+    }
+}
