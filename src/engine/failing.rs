@@ -11,6 +11,11 @@ use crate::types::{Contract, INTERNAL_GROUP_BITS, Operation, Rank, Site};
 use crate::wire::cause::{AWAITED_RANKS_MAX, SilentLink, WaitingRank};
 use crate::wire::{Cause, FrameHeader, FrameKind};
 
+/// After a failure, a rank sends the cause to its peers and receives their reports for at most this time.
+pub const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
+/// A rank that leaves the job waits for at most this time until the peers have closed their links.
+pub const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// If no link to a peer can be opened, this rank waits for this time before it reports the peer as lost. Meanwhile another rank
 /// may send the root cause.
 const UNREACHABLE_DELAY: Duration = Duration::from_millis(500);

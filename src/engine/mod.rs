@@ -38,8 +38,8 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use self::external::ExternalOperation;
-pub use self::failing::Failure;
 use self::failing::UnreachablePeer;
+pub use self::failing::{DISCONNECT_TIMEOUT, Failure, NOTIFY_TIMEOUT};
 use self::history::OperationHistory;
 pub use self::link::CREDIT_BYTES;
 use self::link::{ANNOUNCED_MAX, Link};

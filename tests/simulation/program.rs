@@ -10,7 +10,7 @@ use ringtrain::engine::{OperationRequest, SendMode};
 use ringtrain::reduce;
 use ringtrain::schedule::cost::{can_run, possible_algorithms};
 use ringtrain::schedule::partition::{Partition, chunk};
-use ringtrain::schedule::{self, Schedule, double_tree};
+use ringtrain::schedule::{CollectiveSpec, Schedule};
 use ringtrain::types::{Algorithm, Contract, DType, Operation, ReduceOp};
 use ringtrain::{Rank, WorldSize};
 
@@ -142,46 +142,38 @@ impl Call {
         }
     }
 
-    /// Returns the schedule of `rank`, which is a rank in the group of this call.
+    /// Returns the schedule of `rank`, which is a rank in the group of this call. The library chooses the schedule, as it
+    /// does for a group.
     pub(crate) fn schedule(self, world: WorldSize, rank: Rank) -> Schedule {
+        let block = match self.algorithm {
+            Algorithm::DoubleTree => TREE_BLOCK_ELEMENTS_MIN.max(self.count / TREE_BLOCKS_MAX),
+            _ => RING_BLOCK_ELEMENTS,
+        };
+        let spec = self.spec(world, rank);
+        spec.map_or_else(Schedule::default, |spec| spec.schedule(self.algorithm, (world, rank), block, false))
+    }
+
+    /// Returns the description of a collective, and `None` for a message.
+    fn spec(self, world: WorldSize, rank: Rank) -> Option<CollectiveSpec> {
         let Self { count, root, .. } = self;
-        let even = Partition::even(count, world);
-        let slots = Partition::from_counts(&vec![count; world.as_usize()]).expect("the sum is small");
-        let is_direct = self.algorithm == Algorithm::Direct;
-        let is_tree = self.algorithm == Algorithm::Tree;
-        let is_double = self.algorithm == Algorithm::DoubleTree;
-        let block = TREE_BLOCK_ELEMENTS_MIN.max(count / TREE_BLOCKS_MAX);
-        match self.operation {
-            Operation::AllReduce => match self.algorithm {
-                Algorithm::OneShot => schedule::direct_exchange::all_gather(world, rank, &slots),
-                Algorithm::Doubling => schedule::doubling::all_gather(world, rank, count),
-                Algorithm::Butterfly => schedule::butterfly::all_reduce(world, rank, count),
-                Algorithm::Direct => schedule::direct_exchange::all_reduce(world, rank, count),
-                Algorithm::DoubleTree => double_tree::all_reduce(world, rank, count, block),
-                _ => schedule::all_reduce(world, rank, count, RING_BLOCK_ELEMENTS),
-            },
-            Operation::Reduce if is_tree => schedule::reduce_tree(world, rank, root, count),
-            Operation::Reduce if is_double => double_tree::reduce(world, rank, root, count, block),
-            Operation::Reduce => schedule::reduce(world, rank, root, count),
-            Operation::ReduceScatter if is_direct => {
-                schedule::direct_exchange::reduce_scatter(world, rank, &even)
-            }
-            Operation::ReduceScatter => schedule::reduce_scatter(world, rank, &even),
-            Operation::AllGather if is_direct => schedule::direct_exchange::all_gather(world, rank, &even),
-            Operation::AllGather => schedule::all_gather(world, rank, &even),
-            Operation::Broadcast if is_tree => schedule::broadcast_tree(world, rank, root, count),
-            Operation::Broadcast if is_double => double_tree::broadcast(world, rank, root, count, block),
-            Operation::Broadcast => schedule::broadcast(world, rank, root, count),
-            Operation::Gather => schedule::gather(world, rank, root, &even),
-            Operation::Scatter => schedule::scatter(world, rank, root, &even),
+        let partition = Partition::even(count, world);
+        Some(match self.operation {
+            Operation::AllReduce => CollectiveSpec::AllReduce { count },
+            Operation::Reduce => CollectiveSpec::Reduce { count, root },
+            Operation::ReduceScatter => CollectiveSpec::ReduceScatter(partition),
+            Operation::AllGather => CollectiveSpec::AllGather(partition),
+            Operation::Broadcast => CollectiveSpec::Broadcast { count, root },
+            Operation::Gather => CollectiveSpec::Gather { partition, root },
+            Operation::Scatter => CollectiveSpec::Scatter { partition, root },
             Operation::AllToAll => {
-                schedule::all_to_all(world, rank, &even, &self.received_parts(world, rank))
+                let receive = self.received_parts(world, rank);
+                CollectiveSpec::AllToAll { send: partition, receive, is_even: true }
             }
-            Operation::Scan => schedule::scan(world, rank, count),
-            Operation::Exscan => schedule::exscan(world, rank, count),
-            Operation::Barrier => schedule::barrier(world, rank),
-            Operation::Message => Schedule::default(),
-        }
+            Operation::Scan => CollectiveSpec::Scan { count },
+            Operation::Exscan => CollectiveSpec::Exscan { count },
+            Operation::Barrier => CollectiveSpec::Barrier,
+            Operation::Message => return None,
+        })
     }
 
     /// Returns the parts that this rank receives from all ranks in an all-to-all.

@@ -3,23 +3,19 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use super::OperationOutput;
 use super::hierarchical::ActiveHierarchical;
 use super::poll_time::PollTime;
 use super::shm::ShmTask;
 use super::shm_counters::ShmCounters;
-use crate::engine::{Failure, OpId, Timestamp};
+use crate::engine::{Failure, NOTIFY_TIMEOUT, OpId, Timestamp};
 use crate::group::failure_report::FailureReporter;
 use crate::group::link_driver::{CompletedOperation, LinkDriver, PollOutcome};
 use crate::group::{Error, Statistics};
 use crate::reduce::Kernels;
 use crate::transport::tcp::TcpTransport;
 use crate::types::{Rank, SortedMap, SortedSet};
-
-/// After a failure: the maximum time for sending the cause to the peers and for receiving their reports.
-const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The link driver, the active operations and the results of finished operations.
 pub(in crate::group) struct Core {

@@ -32,14 +32,12 @@ use super::memory::{self, BufferAccess, Memory};
 use super::profile::{Meter, mark_background_thread};
 use super::shm_executor::ShmRequest;
 use super::{Error, Interrupt, Statistics};
-use crate::engine::{Envelope, OpId, OperationRequest, Pattern, Timestamp};
+use crate::engine::{DISCONNECT_TIMEOUT, Envelope, OpId, OperationRequest, Pattern, Timestamp};
 use crate::reduce::Kernels;
 use crate::schedule::Schedule;
 use crate::transport::scheduling::request_short_slices;
 use crate::types::Rank;
 
-/// The maximum time for which a closing driver waits until the peers have closed their links.
-const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// After the last group is closed: the maximum time for which the driver waits for operations that are still active.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -1,0 +1,202 @@
+//! A simulated rank: runs its program on a link driver over the simulated network.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use rand::RngExt as _;
+use rand::rngs::StdRng;
+use ringtrain::engine::{DISCONNECT_TIMEOUT, Failure, NOTIFY_TIMEOUT, OpId, Pattern, Timestamp};
+use ringtrain::group::link_driver::{BufferAndReduction, LinkDriver, PollOutcome};
+use ringtrain::group::memory::Memory;
+use ringtrain::transport::sim::SimTransport;
+use ringtrain::types::Operation;
+use ringtrain::{Rank, WorldSize};
+
+use crate::program::{Call, Members};
+
+/// The virtual time after which an operation fails.
+pub(crate) const OPERATION_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A rank and its program.
+pub(crate) struct SimulatedRank {
+    pub(crate) rank: Rank,
+    pub(crate) link_driver: LinkDriver<SimTransport>,
+    pub(crate) program: Vec<Call>,
+    pub(crate) groups: Vec<Members>,
+    /// The index of the next call to begin.
+    pub(crate) next_call: usize,
+    /// For each operation in progress, the index of its call.
+    pub(crate) running: BTreeMap<OpId, usize>,
+    /// The largest number of calls that run at the same time.
+    pub(crate) running_max: usize,
+    /// The time until which the rank computes before its next call.
+    pub(crate) busy_until: Timestamp,
+    /// Whether to check the results of calls. A network that flips a bit on a link without checksums may change results.
+    pub(crate) checks_results: bool,
+    pub(crate) state: SimState,
+}
+
+/// What a rank does.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum SimState {
+    Running,
+    /// Until the time `until`, the failed rank exchanges the cause of the failure with its peers.
+    Failing {
+        call: usize,
+        until: Timestamp,
+    },
+    /// Until the time `until`, the rank sends its remaining messages and closes its links.
+    Closing {
+        outcome: SimEnd,
+        until: Timestamp,
+    },
+    Ended(SimEnd),
+}
+
+/// How a rank has ended.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum SimEnd {
+    Success,
+    Failed { call: usize, failure: Failure },
+    Killed,
+}
+
+impl SimulatedRank {
+    /// Does the work of the rank at the time `now`. After each call, the rank computes for at most `compute_max`.
+    pub(crate) fn step(&mut self, now: Timestamp, random: &mut StdRng, compute_max: Duration) {
+        match &self.state {
+            SimState::Running => self.run_program(now, random, compute_max),
+            SimState::Failing { call, until } => {
+                let call = *call;
+                if self.link_driver.notify_peers() || now >= *until {
+                    self.link_driver.release();
+                    let failure = self.link_driver.failure().expect("the link driver has failed").clone();
+                    let outcome = SimEnd::Failed { call, failure };
+                    self.state = SimState::Closing { outcome, until: now + DISCONNECT_TIMEOUT };
+                }
+            }
+            SimState::Closing { outcome, until } => {
+                let is_done = self.link_driver.disconnect() || now >= *until;
+                if is_done {
+                    self.state = SimState::Ended(outcome.clone());
+                }
+            }
+            SimState::Ended(_) => {}
+        }
+    }
+
+    fn run_program(&mut self, now: Timestamp, random: &mut StdRng, compute_max: Duration) {
+        if now < self.busy_until && self.running.is_empty() {
+            // While the rank computes, it reads no messages and accepts no links.
+            return;
+        }
+        loop {
+            let calls = self.program.len();
+            while now >= self.busy_until && self.running.len() < self.running_max && self.next_call < calls {
+                // The last barrier begins when all other calls have ended.
+                if self.next_call + 1 == calls && !self.running.is_empty() {
+                    break;
+                }
+                if !self.begin_next_call(now) {
+                    return self.start_failing(now);
+                }
+                self.next_call += 1;
+            }
+            let poll = self.link_driver.poll(now);
+            let mut is_progress = false;
+            while let Some(finished) = self.link_driver.take_completed() {
+                let call = self.running.remove(&finished.operation).expect("the operation has begun");
+                self.check_result(self.program[call], finished.memory);
+                self.busy_until = now + compute_max.mul_f64(random.random_range(0.0..1.0));
+                is_progress = true;
+            }
+            match poll {
+                PollOutcome::Failed(_) => return self.start_failing(now),
+                _ if self.running.is_empty() && self.next_call == calls => {
+                    self.state =
+                        SimState::Closing { outcome: SimEnd::Success, until: now + DISCONNECT_TIMEOUT };
+                    return;
+                }
+                PollOutcome::Busy => {}
+                PollOutcome::Blocked if is_progress && now >= self.busy_until => {}
+                PollOutcome::Blocked => return,
+            }
+        }
+    }
+
+    /// Returns the size of a call's group and this rank's rank in the group, or `None` if this rank is no member.
+    fn rank_in_group(&self, call: Call) -> Option<(WorldSize, Rank)> {
+        let members = &self.groups[call.group];
+        let rank = members.iter().position(|&member| member == self.rank)?;
+        Some((WorldSize::new(members.len() as u32)?, Rank::new(rank as u32)))
+    }
+
+    /// Begins the next call, if this rank is a member of the call's group. Returns false if the call fails at once.
+    fn begin_next_call(&mut self, now: Timestamp) -> bool {
+        let call = self.program[self.next_call];
+        let Some((world, rank)) = self.rank_in_group(call) else { return true };
+        let begin = call.to_begin(OPERATION_TIMEOUT);
+        let member = |rank: Rank| self.groups[call.group][rank.index()];
+        let memory = || Memory::owned(call.initial_buffer(world, rank));
+        let begun = if call.operation == Operation::Message {
+            if world == WorldSize::ONE {
+                return true;
+            }
+            let to = world.rank_after(call.root, 1);
+            if rank == call.root {
+                self.link_driver.send_message(now, begin, member(to), memory())
+            } else if rank == to {
+                let source = Some(member(call.root));
+                let pattern = Pattern { group: call.group as u32, source, tag: Some(0) };
+                self.link_driver.receive_message(now, begin, pattern, Memory::allocated_on_match::<f64>())
+            } else {
+                return true;
+            }
+        } else {
+            let mut schedule = call.schedule(world, rank);
+            for step in &mut schedule.steps {
+                if let Some(send) = &mut step.send {
+                    send.peer = member(send.peer);
+                }
+                if let Some(receive) = &mut step.receive {
+                    receive.peer = member(receive.peer);
+                }
+            }
+            let buffers =
+                BufferAndReduction { memory: memory(), kernels: call.kernels(), divisor: world.get() };
+            self.link_driver.begin(now, begin, schedule, buffers)
+        };
+        begun.is_ok_and(|id| {
+            self.running.insert(id, self.next_call);
+            true
+        })
+    }
+
+    fn check_result(&self, call: Call, memory: Memory) {
+        if !self.checks_results {
+            return;
+        }
+        let (world, rank) = self.rank_in_group(call).expect("the rank is a member of the group");
+        let buffer = memory.into_elements::<f64>();
+        assert!(call.is_right_result(world, rank, &buffer), "rank {} {call:?} {buffer:?}", self.rank);
+    }
+
+    fn start_failing(&mut self, now: Timestamp) {
+        let call = self.running.values().copied().min().unwrap_or(self.next_call);
+        self.state = SimState::Failing { call, until: now + NOTIFY_TIMEOUT };
+        self.link_driver.notify_peers();
+    }
+
+    /// Returns the next time at which the rank has work even if no data arrive.
+    pub(crate) fn next_event(&self, now: Timestamp) -> Option<Timestamp> {
+        let at = match &self.state {
+            SimState::Running if self.busy_until > now => {
+                Some(self.link_driver.poll_timeout().map_or(self.busy_until, |at| at.min(self.busy_until)))
+            }
+            SimState::Running => self.link_driver.poll_timeout(),
+            SimState::Failing { until, .. } | SimState::Closing { until, .. } => Some(*until),
+            SimState::Ended(_) => None,
+        };
+        at.filter(|&at| at > now)
+    }
+}
