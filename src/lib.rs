@@ -34,6 +34,13 @@
 //! that failed and its host. A failed group cannot be used again.
 //!
 //! The programs `ringrun`, `ringtrain` and `ringbench` call [`cli`]. `docs/ARCHITECTURE.md` describes the modules.
+//!
+//! Without the default feature `cli`, the package contains neither these programs nor the modules [`cli`] and
+//! [`launch`]. The feature `train` adds the module [`train`]; `cli` includes it. A program that only needs [`Group`] and
+//! [`NamedTensors`] uses `default-features = false`.
+
+// Only the programs use some functions of the other modules.
+#![cfg_attr(not(feature = "cli"), allow(dead_code, unused_imports))]
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("ringtrain runs on Linux only: it uses epoll, /proc and socket options of Linux");
@@ -42,16 +49,19 @@ compile_error!(
     "ringtrain runs on little-endian processors only: it sends elements in the byte order of memory"
 );
 
+#[cfg(feature = "cli")]
 pub mod cli;
 pub mod codec;
 pub mod engine;
 pub mod exit;
 pub mod group;
+#[cfg(feature = "cli")]
 pub mod launch;
 pub mod named;
 pub mod reduce;
 pub mod rendezvous;
 pub mod schedule;
+#[cfg(feature = "train")]
 pub mod train;
 pub mod transport;
 pub mod types;

@@ -6,6 +6,8 @@
 
 #[path = "tidy/each_rule_can_fail.rs"]
 mod each_rule_can_fail;
+#[path = "tidy/features.rs"]
+mod features;
 #[path = "tidy/pages.rs"]
 mod pages;
 #[path = "tidy/source.rs"]

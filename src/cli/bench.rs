@@ -95,7 +95,7 @@ pub fn run_ringbench(args: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(args) => args,
         Err(code) => return code,
     };
-    super::log_to_stderr();
+    super::log_to_stderr("warn");
     match join_and_bench(&args) {
         Ok(()) => Exit::Success.into(),
         Err(error) => {

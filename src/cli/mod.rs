@@ -8,14 +8,9 @@ pub mod train;
 
 pub use crate::exit;
 
-/// Writes the log to standard error: warnings and errors, or the messages that `RUST_LOG` selects. Does nothing if
-/// this process has a logger already.
-pub fn log_to_stderr() {
-    log_to_stderr_from("warn");
-}
-
-/// Does the same as [`log_to_stderr`], but without `RUST_LOG` writes the messages from `level` on.
-fn log_to_stderr_from(level: &'static str) {
+/// Writes the log to standard error: the messages from `level` on, or those that `RUST_LOG` selects. Does nothing if this
+/// process has a logger already.
+fn log_to_stderr(level: &'static str) {
     let environment = env_logger::Env::default().default_filter_or(level);
     let _ = env_logger::Builder::from_env(environment).try_init();
 }

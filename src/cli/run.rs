@@ -158,7 +158,7 @@ pub fn run_ringrun(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         return code;
     }
     // The warnings of the library are for the ranks. ringrun prints its own warnings as messages.
-    super::log_to_stderr_from("error");
+    super::log_to_stderr("error");
     match launch::run_job(&plan) {
         Ok(code) => code.into(),
         Err(error) => {

@@ -51,7 +51,7 @@ struct ProgramFailure {
 
 /// Runs `ringtrain` and returns its exit code. The first of `args` is the name of the program.
 pub fn run_ringtrain(args: impl Iterator<Item = OsString>) -> ExitCode {
-    super::log_to_stderr();
+    super::log_to_stderr("warn");
     let args: Vec<OsString> = args.collect();
     if commands::is_command(&args) {
         return match commands::run_command(&args) {

@@ -151,7 +151,11 @@ pub(crate) fn join(
 /// holds the interpreter's lock may wait for L.
 fn log_to_stderr() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(ringtrain::cli::log_to_stderr);
+    ONCE.call_once(|| {
+        let environment = env_logger::Env::default().default_filter_or("warn");
+        // Another extension module may have set a logger for this process.
+        let _ = env_logger::Builder::from_env(environment).try_init();
+    });
 }
 
 /// Joins the job in a separate thread, so that Python can run signal handlers while this function waits. If a signal
