@@ -1,12 +1,12 @@
 //! Tells `ringrun` why a rank fails: writes [`ExitRecord`]s into a pipe that the rank has inherited from `ringrun`. `ringrun`
 //! reads the pipe after the rank has ended.
 
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rustix::process::{Pid, getpid};
 
-use crate::transport::inherited_pipe::take_inherited_pipe;
+use crate::transport::inherited_pipe::InheritedPipe;
 use crate::wire::ExitRecord;
 
 /// The environment variable that names the pipe: the number of the file descriptor, a colon, and the inode of the pipe.
@@ -17,7 +17,7 @@ static EXIT_PIPE: OnceLock<Option<RankExitPipe>> = OnceLock::new();
 
 /// The write end of the pipe to `ringrun`.
 struct RankExitPipe {
-    pipe: OwnedFd,
+    pipe: InheritedPipe,
     /// The process that has taken over the pipe. A process that this process forks is not the rank.
     owner: Pid,
     /// The importance of the last record that this process has written.
@@ -41,7 +41,7 @@ pub(crate) enum ReportImportance {
 pub(super) fn take_exit_pipe(variable: Option<&str>) {
     EXIT_PIPE.get_or_init(|| {
         let variable = variable?;
-        let pipe = parse_exit_pipe(variable).and_then(|(number, inode)| take_inherited_pipe(number, inode));
+        let pipe = parse_exit_pipe(variable).and_then(|(number, inode)| InheritedPipe::take(number, inode));
         if pipe.is_none() {
             log::debug!("{EXIT_PIPE_VARIABLE}={variable} names no pipe of this process, so ringrun gets no exit record");
         }
@@ -67,7 +67,7 @@ pub(crate) fn report_to_launcher(importance: ReportImportance, record: &ExitReco
         return;
     }
     *written = Some(importance);
-    if let Err(error) = rustix::io::write(&exit_pipe.pipe, &record.encode()) {
+    if let Err(error) = exit_pipe.pipe.write(&record.encode()) {
         log::debug!("the exit record could not be written: {error}");
     }
 }
