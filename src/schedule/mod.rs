@@ -29,11 +29,10 @@ pub mod partition;
 mod ring;
 pub mod rounds;
 mod star;
+mod steps;
 #[cfg(test)]
 mod symbolic;
 mod tree;
-
-use std::ops::Range;
 
 pub use chain::{exscan, ordered_all_reduce, ordered_reduce, reduce, scan};
 pub use collective_spec::CollectiveSpec;
@@ -41,130 +40,5 @@ pub use dissemination::barrier;
 pub use pairwise_exchange::all_to_all;
 pub use ring::{all_gather, all_reduce, broadcast, reduce_scatter};
 pub use star::{gather, scatter};
+pub use steps::{Action, InboundElements, OutboundElements, Schedule, Step, StepDependency};
 pub use tree::{broadcast_tree, reduce_tree};
-
-use crate::types::Rank;
-
-/// The steps of one rank in one operation.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Schedule {
-    /// The steps. The rank sends its messages to each peer in the order of the steps. The messages from each peer
-    /// arrive in the order of the steps too.
-    pub steps: Vec<Step>,
-}
-
-/// One step: a send, a receive, or both at once.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Step {
-    /// What the step sends; `None` if the step only receives.
-    pub send: Option<OutboundElements>,
-    /// What the step receives; `None` if the step only sends.
-    pub receive: Option<InboundElements>,
-}
-
-/// Elements to send to a peer.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct OutboundElements {
-    /// The rank that receives the elements.
-    pub peer: Rank,
-    /// The elements to send. An empty range still sends a message, so that the receiver can detect in every step that
-    /// the two ranks call different operations.
-    pub range: Range<usize>,
-    /// The step whose received elements must be applied before this send.
-    pub awaited_step: Option<StepDependency>,
-}
-
-/// Elements to receive from a peer.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct InboundElements {
-    /// The rank that sends the elements.
-    pub peer: Rank,
-    /// The elements of this rank's buffer into which the data are copied or reduced. The sender's range has the same
-    /// length but may start at another index, so an offset in a message is relative to the start of the range.
-    pub range: Range<usize>,
-    /// What this rank does with the arriving elements.
-    pub action: Action,
-    /// The step whose received elements must be applied before the elements of this receive.
-    pub awaited_step: Option<StepDependency>,
-}
-
-/// A dependency on the receive of the step with this index.
-///
-/// If both steps have the same range, the dependency holds for each segment separately: a rank forwards a segment
-/// while later segments of the same range still arrive (cut-through). If the ranges differ, the rank must first apply
-/// all elements of the receive.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct StepDependency(pub usize);
-
-/// What a rank does with arriving elements.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Action {
-    /// The arriving elements replace the rank's elements.
-    Copy,
-    /// The arriving elements are reduced into the rank's elements. For a function that does not commute, the left
-    /// operand is the arriving element, and the right operand is the rank's own element.
-    Reduce,
-    /// The last contribution is reduced as in [`Action::Reduce`]. For an average, the sum is then divided by the
-    /// number of ranks.
-    ReduceLast,
-}
-
-impl Step {
-    /// Returns whether this step must send elements before the receive of the same step overwrites these elements.
-    /// `index` is the index of this step. Returns false if the step forwards the elements that it receives.
-    pub fn must_send_before_receiving(&self, index: usize) -> bool {
-        let (Some(send), Some(receive)) = (&self.send, &self.receive) else { return false };
-        let overlaps = send.range.start.max(receive.range.start) < send.range.end.min(receive.range.end);
-        overlaps && send.awaited_step.is_none_or(|StepDependency(step)| step < index)
-    }
-}
-
-impl Schedule {
-    /// Returns the ranks that this rank exchanges messages with, sorted and without duplicates.
-    pub fn peers(&self) -> Vec<Rank> {
-        let mut peers = Vec::with_capacity(2 * self.steps.len());
-        for Step { send, receive } in &self.steps {
-            peers.extend(send.as_ref().map(|send| send.peer));
-            peers.extend(receive.as_ref().map(|receive| receive.peer));
-        }
-        peers.sort_unstable();
-        peers.dedup();
-        peers
-    }
-
-    /// Returns the number of elements that all steps together send to `peer`.
-    pub fn sent_elements(&self, peer: Rank) -> usize {
-        let sends = self.steps.iter().filter_map(|step| step.send.as_ref());
-        sends.filter(|send| send.peer == peer).map(|send| send.range.len()).sum()
-    }
-
-    /// Returns the number of elements that all steps together receive from `peer`.
-    pub fn received_elements(&self, peer: Rank) -> usize {
-        let receives = self.steps.iter().filter_map(|step| step.receive.as_ref());
-        receives.filter(|receive| receive.peer == peer).map(|receive| receive.range.len()).sum()
-    }
-
-    /// Adds the step of one rank in a chain: the rank receives the range from `previous` and forwards the range to
-    /// `next`, segment by segment. On the first rank of the chain, `previous` is `None`. On the last rank, `next` is
-    /// `None`. If earlier steps of the first rank receive data, its send waits for the last of these receives.
-    fn push_chain_step(
-        &mut self,
-        previous: Option<Rank>,
-        next: Option<Rank>,
-        range: Range<usize>,
-        action: Action,
-    ) {
-        if previous.is_none() && next.is_none() {
-            return;
-        }
-        let receive =
-            previous.map(|peer| InboundElements { peer, range: range.clone(), action, awaited_step: None });
-        let awaited_step = match receive {
-            Some(_) => Some(self.steps.len()),
-            None => self.steps.iter().rposition(|step| step.receive.is_some()),
-        };
-        let send =
-            next.map(|peer| OutboundElements { peer, range, awaited_step: awaited_step.map(StepDependency) });
-        self.steps.push(Step { send, receive });
-    }
-}
