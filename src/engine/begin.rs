@@ -1,8 +1,9 @@
 //! How collectives, sends and receives begin.
 
 use super::matching::{Envelope, Pattern, PostedReceive};
-use super::operation::{OperationInfo, OperationKey, RunningOperation};
-use super::{Engine, Failure, OpId, OperationRequest, Timestamp};
+use super::operation::RunningOperation;
+use super::request::OperationInfo;
+use super::{Engine, Failure, OpId, OperationKey, OperationRequest, Timestamp};
 use crate::schedule::{Action, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Contract, Rank};
 

@@ -1,17 +1,10 @@
 //! External operations: operations that the engine does not execute. They are the operations in shared memory, and the
 //! synchronous sends of this rank to itself. The engine keeps their deadlines and the ranks for which they wait.
 
-use super::operation::{OperationInfo, OperationKey};
-use super::{Engine, Failure, OpId, OperationRequest, Timestamp, begin};
+use super::request::ExternalOperation;
+use super::{Engine, Failure, OpId, OperationKey, OperationRequest, Timestamp, begin};
 use crate::types::{Contract, Rank, Site};
 use crate::wire::{FrameHeader, FrameKind};
-
-/// The part of an external operation that the engine knows.
-pub(super) struct ExternalOperation {
-    pub(super) info: OperationInfo,
-    /// The ranks for which the operation waits.
-    pub(super) awaited: Vec<Rank>,
-}
 
 impl Engine {
     /// Begins an operation in shared memory. `sequence` is the number of the operation in its group.

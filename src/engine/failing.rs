@@ -4,38 +4,18 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::failure::{Failure, UnreachablePeer};
 use super::history::ContractAndSite;
-use super::operation::{OperationInfo, OperationKey, RunningOperation};
-use super::{Engine, FrameVerdict, OpId, Timestamp, Transmit};
+use super::operation::RunningOperation;
+use super::request::OperationInfo;
+use super::{Engine, FrameVerdict, OpId, OperationKey, Timestamp, Transmit};
 use crate::types::{Contract, INTERNAL_GROUP_BITS, Operation, Rank, Site};
 use crate::wire::cause::{AWAITED_RANKS_MAX, SilentLink, WaitingRank};
 use crate::wire::{Cause, FrameHeader, FrameKind};
 
-/// After a failure, a rank sends the cause to its peers and receives their reports for at most this time.
-pub const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
-/// A rank that leaves the job waits for at most this time until the peers have closed their links.
-pub const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// If no link to a peer can be opened, this rank waits for this time before it reports the peer as lost. Meanwhile another rank
 /// may send the root cause.
 const UNREACHABLE_DELAY: Duration = Duration::from_millis(500);
-
-/// A peer to which no link could be opened.
-pub(super) struct UnreachablePeer {
-    rank: Rank,
-    detail: String,
-    /// The time at which the engine reports the peer as lost.
-    pub(super) report_at: Timestamp,
-}
-
-/// The failure of the job.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Failure {
-    /// The root cause.
-    pub cause: Cause,
-    /// The rank that reported the cause to this rank; `None` if this rank detected the failure itself.
-    pub reported_by: Option<Rank>,
-}
 
 impl Engine {
     /// Fails the job if the deadline of an operation, or the delay for an unreachable peer, has passed.

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::Timestamp;
-use super::operation::{OperationKey, credit_cost};
+use super::operation::credit_cost;
+use super::request::{OperationKey, Timestamp};
 use super::send_queue::SendQueue;
 use crate::types::{Contract, Site};
 use crate::wire::{Cause, FrameHeader};

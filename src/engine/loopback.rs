@@ -3,7 +3,7 @@
 //! The driver copies the bytes of such a message and keeps them until a receive takes them. So a standard send is complete
 //! at once. A synchronous send is complete when a receive has matched the message.
 
-use super::external::ExternalOperation;
+use super::request::ExternalOperation;
 use super::{Engine, Envelope, Failure, OpId, OperationKey, OperationRequest, SendMode, Timestamp, begin};
 
 impl Engine {

@@ -4,8 +4,7 @@
 //! among the messages that fit. A message that arrives takes the receive that was posted first among the receives that fit.
 //! Messages with the same source and tag keep their order (MPI-4.1, section 3.5).
 
-use super::OpId;
-use super::operation::{OperationInfo, OperationKey};
+use super::request::{OpId, OperationInfo, OperationKey};
 use crate::types::{Contract, Rank, SortedMap, SortedSet};
 
 /// The messages that a receive accepts.

@@ -21,138 +21,39 @@
 mod begin;
 mod external;
 mod failing;
+mod failure;
+mod frames;
 mod history;
 mod incoming;
 mod link;
 mod loopback;
 mod matching;
 mod operation;
+mod request;
 mod send_queue;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ops::Range;
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use self::external::ExternalOperation;
-use self::failing::UnreachablePeer;
-pub use self::failing::{DISCONNECT_TIMEOUT, Failure, NOTIFY_TIMEOUT};
+use self::failure::UnreachablePeer;
+pub use self::failure::{DISCONNECT_TIMEOUT, Failure, NOTIFY_TIMEOUT};
+pub use self::frames::{FrameVerdict, Transmit};
 use self::history::OperationHistory;
 pub use self::link::CREDIT_BYTES;
 use self::link::{ANNOUNCED_MAX, Link};
 use self::matching::Matching;
 pub use self::matching::{Envelope, Pattern};
-pub use self::operation::{EAGER_BYTES, OperationKey};
-use self::operation::{NextSend, OperationInfo, OutgoingSegment, RunningOperation};
-use crate::schedule::Action;
-use crate::types::{Contract, Operation, Rank, Site, SortedMap, SortedSet, WorldSize};
+pub use self::operation::EAGER_BYTES;
+use self::operation::{NextSend, OutgoingSegment, RunningOperation};
+use self::request::{ExternalOperation, OperationInfo};
+pub use self::request::{OpId, OperationKey, OperationRequest, SendMode, Settings, Timestamp};
+use crate::types::{Contract, Operation, Rank, SortedMap, SortedSet};
 use crate::wire::cause::SilentLink;
 use crate::wire::{FrameHeader, FrameKind};
-
-/// A time, measured from an epoch that the driver chooses.
-pub type Timestamp = Duration;
-
-/// The identifier of an operation of this rank. Operations are numbered in the order in which they begin.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct OpId(u64);
-
-/// The settings of an engine, which never change.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// The rank of this process.
-    pub rank: Rank,
-    /// The number of ranks of the job.
-    pub world: WorldSize,
-    /// The number of bytes of a full segment. All ranks have the same value.
-    pub segment_bytes: usize,
-    /// Whether payloads on the link to each rank carry a CRC32C, in rank order. Both ends of a link have the same setting.
-    pub checked_links: Vec<bool>,
-    /// The name of each rank's host for error messages, in rank order.
-    pub host_names: Vec<String>,
-}
-
-impl Settings {
-    /// Whether payloads on the link to `peer` carry a CRC32C.
-    fn is_checked(&self, peer: Rank) -> bool {
-        self.checked_links.get(peer.index()).is_some_and(|&is_checked| is_checked)
-    }
-}
-
-/// The event that completes the send of a message.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum SendMode {
-    /// The send is complete when the bytes have left this rank. The receiver may not have posted a receive yet.
-    #[default]
-    Standard,
-    /// The send is complete when a receive has matched the message and the bytes have left this rank.
-    Synchronous,
-}
-
-/// The arguments that all kinds of operations need to begin.
-#[derive(Clone, Copy, Debug)]
-pub struct OperationRequest {
-    /// The group.
-    pub group: u32,
-    /// The arguments of the call that must be the same on all ranks.
-    pub contract: Contract,
-    /// If the operation takes longer than this time, the job fails.
-    pub timeout: Duration,
-    /// The part of `timeout` that has already passed, if the operation is a part of a longer operation.
-    pub spent: Duration,
-    /// The line of the caller's program that called the operation.
-    pub site: Site,
-    /// The event that completes the send of a message. Operations that send no message ignore this field.
-    pub mode: SendMode,
-}
-
-/// A frame to send. The driver sends the whole frame before any other frame to the same peer.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Transmit {
-    /// A segment: the header, then elements of the operation's buffer. If the header has a checksum field, the driver fills
-    /// it in.
-    Segment {
-        /// The operation.
-        operation: OpId,
-        /// The frame's header.
-        header: FrameHeader,
-        /// The elements to send.
-        range: Range<usize>,
-    },
-    /// A control frame: the header, then the payload.
-    Control {
-        /// The frame's header.
-        header: FrameHeader,
-        /// The payload.
-        payload: Bytes,
-    },
-}
-
-/// What the driver has to do with a frame whose header has arrived.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum FrameVerdict {
-    /// Receive the payload, apply it to the elements of `range`, and then call [`Engine::handle_applied_segment`].
-    Apply {
-        /// The operation.
-        operation: OpId,
-        /// The elements of the operation's buffer.
-        range: Range<usize>,
-        /// Whether to copy or to reduce the payload.
-        action: Action,
-    },
-    /// Receive the payload and store it under this key until [`Engine::check_stored_frame`] returns [`FrameVerdict::Apply`].
-    Store(OperationKey),
-    /// Receive the payload and pass it to [`Engine::handle_control_frame`].
-    Control,
-    /// Do nothing: the frame has no payload, and the engine has handled it.
-    Handled,
-    /// Receive the payload and throw it away, because the job has failed.
-    Discard,
-    /// Read no more from this link, because the peer broke the protocol.
-    Refuse,
-}
 
 /// The state machine of one rank.
 pub struct Engine {

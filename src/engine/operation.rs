@@ -3,59 +3,15 @@
 //! A transfer is all elements that one step of the schedule sends or receives. A long transfer is split into segments.
 
 use std::ops::Range;
-use std::time::Duration;
 
-use super::{SendMode, Timestamp};
+use super::request::{OperationInfo, OperationKey, SendMode};
 use crate::schedule::partition::segment;
 use crate::schedule::{Action, Schedule, Step, StepDependency};
-use crate::types::{Contract, Rank, Site};
+use crate::types::Rank;
 
 /// The most bytes of one operation that a rank may send to a peer before the peer's ready frame arrives. If the peer has not
 /// begun the operation, the peer stores these bytes.
 pub const EAGER_BYTES: usize = 256 << 10;
-
-/// The identifier of an operation in the headers of its frames.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum OperationKey {
-    /// A collective, identified by its number in its group.
-    Collective {
-        /// The group.
-        group: u32,
-        /// The number of the collective in the group.
-        sequence: u64,
-    },
-    /// A point-to-point message, identified by its number among the messages from one rank to another.
-    Message {
-        /// The sender.
-        from: Rank,
-        /// The receiver.
-        to: Rank,
-        /// The number of the message.
-        sequence: u64,
-    },
-}
-
-/// The identity, the contract and the deadline of an operation.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct OperationInfo {
-    pub(super) key: OperationKey,
-    /// The group of the collective or of the message.
-    pub(super) group: u32,
-    pub(super) contract: Contract,
-    pub(super) site: Site,
-    pub(super) deadline: Timestamp,
-    pub(super) timeout: Duration,
-    pub(super) mode: SendMode,
-}
-
-impl OperationInfo {
-    /// Returns the operation's number in its group, or the message's number on its link.
-    pub(super) fn sequence(&self) -> u64 {
-        match self.key {
-            OperationKey::Collective { sequence, .. } | OperationKey::Message { sequence, .. } => sequence,
-        }
-    }
-}
 
 /// An operation and its progress.
 pub(super) struct RunningOperation {

@@ -7,8 +7,7 @@
 
 use std::collections::VecDeque;
 
-use super::OpId;
-use super::operation::OperationKey;
+use super::request::{OpId, OperationKey};
 use crate::types::{SortedMap, SortedSet};
 use crate::wire::frame::HEADER_BYTES;
 

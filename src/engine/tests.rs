@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::*;
 use crate::schedule::Schedule;
-use crate::types::{Algorithm, DType};
+use crate::types::{Algorithm, DType, WorldSize};
 use crate::wire::Cause;
 
 const R0: Rank = Rank::ZERO;
