@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{Member, Roster, format_ranks};
+use super::roster::{Member, Roster, format_ranks};
 use crate::types::{Rank, WorldSize};
 use crate::wire::printable;
 
