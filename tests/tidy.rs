@@ -4,6 +4,8 @@
 //! Each rule is a function that returns the violations in a source file. For each rule, `each_rule_can_fail` has a
 //! test with a snippet of code that breaks the rule.
 
+#[path = "tidy/circles.rs"]
+mod circles;
 #[path = "tidy/each_rule_can_fail.rs"]
 mod each_rule_can_fail;
 #[path = "tidy/features.rs"]

@@ -2,6 +2,7 @@
 //! their text from the rules and keeps all offsets and line numbers.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// A source file.
@@ -47,21 +48,49 @@ impl Source {
     /// Returns every path that the code names: the paths of `use` items, with their groups expanded, and the paths in
     /// expressions and types.
     pub(crate) fn code_paths(&self) -> Vec<CodePath> {
+        let mut found = self.used_paths();
+        for root in ["crate", "super", "ringtrain", "std"] {
+            found.extend(self.paths_from(root).into_iter().filter(|path| path.segments.len() > 1));
+        }
+        found
+    }
+
+    /// Returns the paths of the `use` items, with their groups expanded.
+    pub(crate) fn used_paths(&self) -> Vec<CodePath> {
+        let mut found = Vec::new();
+        for item in self.use_items() {
+            expand_use(self.code[item.start + 3..item.end].trim(), &[], item.start, &mut found);
+        }
+        found
+    }
+
+    /// Returns the paths outside `use` items that begin with `root`. The path after `in` of a visibility, as in
+    /// `pub(in crate::group)`, does not count.
+    pub(crate) fn paths_from(&self, root: &str) -> Vec<CodePath> {
+        let items = self.use_items();
         let mut found = Vec::new();
         let mut rest = 0;
-        while let Some(at) = find_word(&self.code, "use", rest) {
-            rest = self.code[at..].find(';').map_or(self.code.len(), |end| at + end);
-            expand_use(self.code[at + 3..rest].trim(), &[], at, &mut found);
+        while let Some(at) = find_word(&self.code, root, rest) {
+            rest = at + root.len();
+            let before = self.code[..at].trim_end();
+            let is_start = !before.ends_with("::") && !before.ends_with("(in");
+            if is_start && !items.iter().any(|item| item.contains(&at)) {
+                found.push(CodePath { segments: leading_path(&self.code[at..]), at });
+            }
         }
-        for root in ["crate", "super", "ringtrain", "std"] {
-            let mut rest = 0;
-            while let Some(at) = find_word(&self.code, root, rest) {
-                rest = at + root.len();
-                let is_start = !self.code[..at].trim_end().ends_with("::");
-                let segments: Vec<String> = leading_path(&self.code[at..]);
-                if is_start && segments.len() > 1 {
-                    found.push(CodePath { segments, at });
-                }
+        found
+    }
+
+    /// Returns the offsets of the `use` items.
+    fn use_items(&self) -> Vec<Range<usize>> {
+        let mut found: Vec<Range<usize>> = Vec::new();
+        let mut rest = 0;
+        while let Some(at) = find_word(&self.code, "use", rest) {
+            rest = at + 3;
+            // `impl Trait + use<>` is not an item.
+            if !self.code[rest..].starts_with('<') {
+                rest = self.code[at..].find(';').map_or(self.code.len(), |end| at + end);
+                found.push(at..rest);
             }
         }
         found
