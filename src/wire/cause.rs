@@ -1,19 +1,18 @@
 //! The root cause of a job's failure, which all ranks report.
 
-use std::fmt;
-
 use rustix::io::Errno;
 
+use super::contract::{put_contract, read_contract};
 use super::frame::CONTROL_BYTES_MAX;
 pub use super::missed_deadline::{
     AWAITED_RANKS_MAX, SILENT_LINKS_MAX, SilentLink, WAITING_RANKS_MAX, WaitingRank,
 };
 use super::missed_deadline::{
-    MissedDeadline, SITE_BYTES_MAX, merge_links, merge_waiting_ranks, put_ranks_and_links,
+    AtCallSite, MissedDeadline, SITE_BYTES_MAX, merge_links, merge_waiting_ranks, put_ranks_and_links,
     read_ranks_and_links,
 };
 use super::reader::{Reader, put_text, truncate};
-use crate::types::{Algorithm, Contract, DType, INTERNAL_GROUP_BITS, Operation, Rank, ReduceOp};
+use crate::types::{Contract, INTERNAL_GROUP_BITS, Rank};
 
 /// The root cause of a failure. The first rank that detects the failure sends the cause to all other ranks.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -124,15 +123,6 @@ pub fn means_no_answer(detail: &str) -> bool {
 
 /// An error message of a transport contains this text if a host does not answer.
 pub const NO_ANSWER_TEXT: &str = "no connection within";
-
-/// Displays the file and line of a call, if they are known.
-pub(super) struct AtCallSite<'a>(pub(super) &'a str);
-
-impl fmt::Display for AtCallSite<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() { Ok(()) } else { write!(f, " at {}", self.0) }
-    }
-}
 
 /// The maximum length in bytes of a text in an encoded cause, such as the host or the message.
 const TEXT_BYTES_MAX: u16 = 1024;
@@ -306,29 +296,6 @@ fn put_cause_start(out: &mut Vec<u8>, kind: u8, rank: Rank, texts: &[&str]) {
     for text in texts {
         put_text(out, text, TEXT_BYTES_MAX);
     }
-}
-
-pub(super) fn put_contract(out: &mut Vec<u8>, contract: &Contract) {
-    out.push(contract.operation.to_byte());
-    out.push(contract.dtype.to_byte());
-    out.push(contract.reduction.map_or(0, ReduceOp::to_byte));
-    out.push(contract.algorithm.to_byte());
-    out.extend_from_slice(&contract.root.get().to_le_bytes());
-    out.extend_from_slice(&contract.count.to_le_bytes());
-    out.extend_from_slice(&contract.layout.to_le_bytes());
-}
-
-pub(super) fn read_contract(reader: &mut Reader<'_>) -> Option<Contract> {
-    let [operation, dtype, reduction, algorithm] = reader.array()?;
-    Some(Contract {
-        operation: Operation::from_byte(operation)?,
-        dtype: DType::from_byte(dtype)?,
-        reduction: if reduction == 0 { None } else { Some(ReduceOp::from_byte(reduction)?) },
-        algorithm: Algorithm::from_byte(algorithm)?,
-        root: Rank::new(reader.u32()?),
-        count: reader.u64()?,
-        layout: reader.u32()?,
-    })
 }
 
 #[cfg(test)]

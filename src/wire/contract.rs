@@ -1,6 +1,7 @@
-//! Encodes a [`Contract`] (the arguments of a collective call that must be the same on all ranks) as 64-bit words.
-//! Ranks exchange these words in shared memory.
+//! Encodes a [`Contract`] (the arguments of a collective call that must be the same on all ranks): as 64-bit words, which
+//! ranks exchange in shared memory, and as bytes, which are a part of the payload of a cause.
 
+use super::reader::Reader;
 use crate::types::{Algorithm, Contract, DType, Operation, Rank, ReduceOp};
 
 /// The number of 64-bit words of an encoded contract.
@@ -27,6 +28,31 @@ pub fn contract_from_words(words: &[u64]) -> Option<Contract> {
         root: Rank::new(u32::try_from(root).ok()?),
         count,
         layout: u32::try_from(layout).ok()?,
+    })
+}
+
+/// Appends the encoding of a contract in the payload of a cause.
+pub(super) fn put_contract(out: &mut Vec<u8>, contract: &Contract) {
+    out.push(contract.operation.to_byte());
+    out.push(contract.dtype.to_byte());
+    out.push(contract.reduction.map_or(0, ReduceOp::to_byte));
+    out.push(contract.algorithm.to_byte());
+    out.extend_from_slice(&contract.root.get().to_le_bytes());
+    out.extend_from_slice(&contract.count.to_le_bytes());
+    out.extend_from_slice(&contract.layout.to_le_bytes());
+}
+
+/// Reads a contract that [`put_contract`] has written.
+pub(super) fn read_contract(reader: &mut Reader<'_>) -> Option<Contract> {
+    let [operation, dtype, reduction, algorithm] = reader.array()?;
+    Some(Contract {
+        operation: Operation::from_byte(operation)?,
+        dtype: DType::from_byte(dtype)?,
+        reduction: if reduction == 0 { None } else { Some(ReduceOp::from_byte(reduction)?) },
+        algorithm: Algorithm::from_byte(algorithm)?,
+        root: Rank::new(reader.u32()?),
+        count: reader.u64()?,
+        layout: reader.u32()?,
     })
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::cause::{AtCallSite, put_contract, read_contract};
+use super::contract::{put_contract, read_contract};
 use super::frame::CONTROL_BYTES_MAX;
 use super::reader::{Reader, put_text};
 use crate::types::{Contract, Rank};
@@ -51,6 +51,15 @@ const _: () = assert!(
     WAITING_RANKS_MAX * WAITING_RANK_BYTES_MAX + SILENT_LINKS_MAX * SILENT_LINK_BYTES + 32
         <= CONTROL_BYTES_MAX
 );
+
+/// Displays the file and line of a call, if they are known.
+pub(super) struct AtCallSite<'a>(pub(super) &'a str);
+
+impl fmt::Display for AtCallSite<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, " at {}", self.0) }
+    }
+}
 
 /// A link on which a rank waits for data, and the time since the last data arrived.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
