@@ -17,7 +17,11 @@ HERE = pathlib.Path(__file__).resolve().parent
 WARM_UP = 5
 # The suffix of the keys of programs from an earlier build (--before).
 BEFORE = "-before"
-OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
+# Gloo measures only these operations.
+REDUCTIONS_AND_COPIES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
+OPERATIONS = (*REDUCTIONS_AND_COPIES, "gather", "scatter", "all_to_all", "ping_pong", "send_receive")
+# The operations that divide the buffer into equal parts, one for each rank.
+WITH_PARTS = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
 DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
 # The packages that `--install` installs. Each entry has a separate virtual environment, because both MPIs have an mpicc.
 PACKAGES = {"torch": ["torch", "numpy"], "openmpi": ["openmpi"], "mpich": ["mpich"]}
@@ -40,7 +44,7 @@ class BenchmarkCase:
 
     def smallest_size(self):
         """Returns the smallest size of the buffer, in bytes, with which each rank has an element."""
-        parts = self.world if self.operation in ("all_gather", "reduce_scatter") else 1
+        parts = self.world if self.operation in WITH_PARTS else 1
         return DTYPES[self.dtype] * parts
 
 
@@ -62,6 +66,9 @@ class ComparedProgram:
 
     def unsupported_reason(self, case):
         """Returns the reason why the program cannot measure the case, or None if it can."""
+        if case.operation == "ping_pong" and case.world != 2:
+            # The other ranks would wait, and the ranks of an MPI spin while they wait.
+            return "ping_pong is measured with 2 ranks"
         return None if case.dtype in self.dtypes else f"it has no type {case.dtype}"
 
     def extra_time_s(self, world, default_s):
@@ -174,6 +181,8 @@ class Gloo(ComparedProgram):
         return [], [("gloo", "no Python with torch was found (--install, --peers, --python or COMPARE_PYTHON)")]
 
     def unsupported_reason(self, case):
+        if case.operation not in REDUCTIONS_AND_COPIES:
+            return f"gloo_bench.py does not measure {case.operation}"
         # A sum over more than 16 ranks needs more digits than bf16 has, so an exact check is not possible.
         if case.dtype == "bf16" and case.world > 16:
             return "bf16 results can be checked with at most 16 ranks"

@@ -5,6 +5,11 @@ import statistics
 from rounds import busbw_factor
 
 GIB = 1 << 30
+# What a time means, for the operations for which the name does not say it.
+TIME_MEANINGS = {
+    "ping_pong": "half of a round trip: the round trip is a message from rank 0 to rank 1 and a message back",
+    "send_receive": "a whole exchange: each rank sends a message to the next rank and receives one from the previous rank",
+}
 
 
 def result_rows(rounds, ours, names):
@@ -21,6 +26,7 @@ def result_rows(rounds, ours, names):
         rows.append(
             {
                 "operation": key.operation,
+                "time_is": TIME_MEANINGS.get(key.operation, "the whole operation"),
                 "dtype": key.dtype,
                 "congestion_control_host": key.congestion,
                 "world_size": key.world,
@@ -115,6 +121,8 @@ def markdown_tables(data, cpu):
         sizes = sorted({size for size, _ in cells})
         title = f"**{operation} of {dtype}, {world} ranks, the host's default congestion control is {control}**"
         title += f"\n\nEach cell shows the median, the range, and in bold the time divided by that of {ours}."
+        if meaning := TIME_MEANINGS.get(operation):
+            title += f" A time is {meaning}."
         if line := data["lines"].get(control):
             title += f"\n\n{line_rates_text(line)}"
         parts.append(markdown_table(title, data["programs"], keys, sizes, lambda size, key: cell(size, key, times_text)))

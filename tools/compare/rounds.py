@@ -51,7 +51,8 @@ def busbw_factor(operation, world):
 
     The table of operations in docs/benchmarking.md shows the factor of each operation.
     """
-    return {"all_reduce": 2 * (world - 1) / world, "broadcast": 1.0}.get(operation, (world - 1) / world)
+    whole_buffer = {"broadcast": 1.0, "ping_pong": 1.0, "send_receive": 1.0}
+    return {"all_reduce": 2 * (world - 1) / world, **whole_buffer}.get(operation, (world - 1) / world)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,13 +65,13 @@ class FakeCongestionControl:
         self.set_to += (name,)
 
 
-def measure_fakes(programs, sizes=((64, 0), (1 << 20, 0)), **more):
+def measure_fakes(programs, sizes=((64, 0), (1 << 20, 0)), case=peers.BenchmarkCase("all_reduce", "f32", 2), **more):
     """Measures fake programs. Returns the rounds, and all messages except those that show only the progress."""
     options = {"rounds": 3, "congestion": ["bbr", "cubic"], "wait_idle": 0, "timeout": 1, "cpu": True, **more}
     said = []
     args = types.SimpleNamespace(**options)
     results = rounds.ComparisonRounds(args, lambda text, keep=True: said.append(text) if keep else None)
-    results.measure_all(programs, [peers.BenchmarkCase("all_reduce", "f32", 2)], list(sizes), FakeCongestionControl())
+    results.measure_all(programs, [case], list(sizes), FakeCongestionControl())
     return results, said
 
 
@@ -118,7 +118,11 @@ class ProgramTests(unittest.TestCase):
         mpi = peers.Mpi("openmpi5", "", None, None, [], {}, None)
         self.assertIn("f16", mpi.unsupported_reason(peers.BenchmarkCase("all_reduce", "f16", 2)))
         self.assertIsNone(mpi.unsupported_reason(peers.BenchmarkCase("all_reduce", "f64", 2)))
-        self.assertIsNotNone(peers.Gloo(None, None).unsupported_reason(peers.BenchmarkCase("all_reduce", "bf16", 17)))
+        gloo = peers.Gloo(None, None)
+        self.assertIsNotNone(gloo.unsupported_reason(peers.BenchmarkCase("all_reduce", "bf16", 17)))
+        self.assertIn("all_to_all", gloo.unsupported_reason(peers.BenchmarkCase("all_to_all", "f32", 2)))
+        reasons = [mpi.unsupported_reason(peers.BenchmarkCase("ping_pong", "f32", world)) for world in (2, 4)]
+        self.assertEqual(reasons, [None, "ping_pong is measured with 2 ranks"])
 
 
 class RoundTests(unittest.TestCase):
@@ -199,7 +203,16 @@ class ReportTests(unittest.TestCase):
         self.assertAlmostEqual(row["busbw_gb_per_s"], (1 << 20) / 10 / 1e3)
         self.assertEqual(rounds.busbw_factor("all_reduce", 4), 1.5)
         self.assertEqual(rounds.busbw_factor("all_gather", 4), 0.75)
+        self.assertEqual(rounds.busbw_factor("all_to_all", 4), 0.75)
         self.assertEqual(rounds.busbw_factor("broadcast", 4), 1)
+        self.assertEqual(rounds.busbw_factor("ping_pong", 2), 1)
+
+    def test_tables_of_messages_say_what_a_time_is(self):
+        programs = [FakeProgram("ringbench")]
+        results, _ = measure_fakes(programs, case=peers.BenchmarkCase("ping_pong", "f32", 2))
+        document = make_document(results, programs)
+        self.assertIn("A time is half of a round trip", report.markdown_tables(document, False))
+        self.assertTrue(all(row["time_is"].startswith("half of a round trip") for row in document["results"]))
 
 
 class BeforeAndAfterTests(unittest.TestCase):

@@ -118,7 +118,8 @@ impl<T: BenchElement> BenchBuffers<T> {
             zeros.resize(count, T::zeroed());
             zeros
         };
-        let (input, output) = (case.input_count(group.size(), group.rank()), case.output_count(group.rank()));
+        let (input, output) =
+            (case.input_count(group.size(), group.rank()), case.output_count(group.size(), group.rank()));
         if allocates && case.operation == BenchOperation::AllReduce {
             let mut shared = group.alloc(input)?;
             shared.fill(T::zeroed());
@@ -313,8 +314,8 @@ fn run_operation_once<T: BenchElement>(
         }
         BenchOperation::AllGather => group.all_gather(input)?,
         BenchOperation::Broadcast => group.broadcast(input, case.root)?,
-        BenchOperation::Gather => *output = group.gather(input, case.root)?,
-        BenchOperation::Scatter => *output = group.scatter(input, case.count, case.root)?,
+        BenchOperation::Gather => group.gather_into(input, output, case.root)?,
+        BenchOperation::Scatter => group.scatter_into(input, output, case.count, case.root)?,
         BenchOperation::AllToAll => group.all_to_all_into(input, output)?,
         BenchOperation::Scan => group.scan(input, op)?,
         BenchOperation::Exscan => *output = group.exscan(input, op)?.unwrap_or_default(),

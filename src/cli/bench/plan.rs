@@ -62,17 +62,22 @@ impl BenchCase {
             | BenchOperation::SendReceive => self.count,
             BenchOperation::Gather => chunk(self.count, world, rank).len(),
             BenchOperation::Scatter if rank == self.root => self.count,
-            BenchOperation::PingPong => self.output_count(rank),
+            BenchOperation::PingPong => self.output_count(world, rank),
             BenchOperation::Scatter | BenchOperation::Barrier => 0,
         }
     }
 
     /// Returns the number of elements in the receive buffer of `rank`. The number is 0 if the library allocates the
     /// result, or writes the result in place.
-    pub fn output_count(&self, rank: Rank) -> usize {
+    pub fn output_count(&self, world: WorldSize, rank: Rank) -> usize {
         let receives_message = self.operation.is_point_to_point() && self.operation.involves(rank);
-        let receives = receives_message || self.operation == BenchOperation::AllToAll;
-        if receives { self.count } else { 0 }
+        match self.operation {
+            BenchOperation::AllToAll => self.count,
+            BenchOperation::Gather if rank == self.root => self.count,
+            BenchOperation::Scatter => chunk(self.count, world, rank).len(),
+            _ if receives_message => self.count,
+            _ => 0,
+        }
     }
 
     /// If the operation needs equal parts, rounds the number of elements down to a multiple of the number of ranks,
