@@ -61,6 +61,7 @@ pub mod named;
 pub mod reduce;
 pub mod rendezvous;
 pub mod schedule;
+pub mod shm;
 #[cfg(feature = "train")]
 pub mod train;
 pub mod transport;

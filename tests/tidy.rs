@@ -30,9 +30,10 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("wire", &["types"]),
     ("codec", &["types"]),
     ("engine", &["types", "schedule", "wire", "reduce", "codec"]),
+    ("shm", &[]),
     ("transport", &["types", "wire"]),
     ("rendezvous", &["types", "wire", "transport"]),
-    ("group", &["types", "schedule", "wire", "reduce", "codec", "engine", "transport", "rendezvous"]),
+    ("group", &["types", "schedule", "wire", "reduce", "codec", "engine", "shm", "transport", "rendezvous"]),
     ("named", &["types", "group", "codec"]),
     ("train", &["types", "codec", "group"]),
     ("launch", &["types", "wire", "rendezvous", "exit"]),
@@ -46,6 +47,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "wire",
             "codec",
             "engine",
+            "shm",
             "transport",
             "rendezvous",
             "group",
@@ -79,11 +81,11 @@ const NAMES_ALLOWED_WITHOUT_IO: &[(&str, &str)] = &[("exit", "std::process")];
 
 const MAY_READ_THE_CLOCK: &[&str] = &["rendezvous", "group", "named", "train", "launch", "cli"];
 const MAY_READ_THE_ENVIRONMENT: &[&str] = &["rendezvous", "launch", "cli", "bin"];
-const MAY_BE_UNSAFE: &[&str] = &["transport", "reduce", "bindings"];
+const MAY_BE_UNSAFE: &[&str] = &["shm", "transport", "reduce", "bindings"];
 /// Further files that may contain `unsafe`. These files access buffers of callers and of other libraries.
 const MAY_BE_UNSAFE_FILES: &[&str] = &["src/group/memory.rs", "src/group/foreign.rs"];
 /// The modules that process bytes from other processes, and so must not panic.
-const MODULES_THAT_MUST_NOT_PANIC: &[&str] = &["wire", "engine", "transport", "rendezvous", "named"];
+const MODULES_THAT_MUST_NOT_PANIC: &[&str] = &["wire", "engine", "shm", "transport", "rendezvous", "named"];
 
 /// The folders of strategies, with names that belong to the messages of a group. The first folder sends and receives through the
 /// trait in `src/train/runtime.rs`, and the others through `src/train/peer_link.rs`.

@@ -17,7 +17,7 @@ use super::shm_executor::ShmExecutor;
 use super::{Buffer, Error, Group, Input, OwnedBuffer};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
-use crate::transport::shm::{BUFFERS_MAX, ExposedBuffer, RemoteBuffer, TOKEN_BYTES};
+use crate::shm::{BUFFERS_MAX, ExposedBuffer, RemoteBuffer, TOKEN_BYTES};
 use crate::types::{Element, Site};
 
 /// The status of a rank that has created its memory. Each rank sends its status as the first word of its report.

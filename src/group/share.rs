@@ -8,7 +8,7 @@ use super::shm_executor::ShmExecutor;
 use super::{Error, Group};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
-use crate::transport::shm::{RoundsSize, Segment, SegmentLocation, ShmRounds, TOKEN_BYTES};
+use crate::shm::{RoundsSize, Segment, SegmentLocation, ShmRounds, TOKEN_BYTES};
 use crate::types::{Rank, Site, WorldSize};
 
 /// The size of a slot in bytes. It is also the size of the block that a round transfers. With shorter slots, ranks wait for each

@@ -13,7 +13,7 @@ use super::memory::BufferAccess;
 use super::profile::Meter;
 use crate::reduce::Kernels;
 use crate::schedule::rounds::{Round, RoundPlan};
-use crate::transport::shm::{BUFFERS_MAX, ExposedBuffer, HEADER_WORDS, Header, RemoteBuffer, ShmRounds};
+use crate::shm::{BUFFERS_MAX, ExposedBuffer, HEADER_WORDS, Header, RemoteBuffer, ShmRounds};
 use crate::types::{Contract, Rank, Site};
 use crate::wire::{self, CONTRACT_WORDS};
 

@@ -10,7 +10,6 @@ pub mod listener;
 pub mod poller;
 mod refusal_log;
 pub(crate) mod scheduling;
-pub mod shm;
 pub mod sim;
 pub mod tcp;
 

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::*;
 use crate::reduce;
 use crate::schedule::CollectiveSpec;
-use crate::transport::shm::{BufferRef, RoundsSize, Segment, TOKEN_BYTES};
+use crate::shm::{BufferRef, RoundsSize, Segment, TOKEN_BYTES};
 use crate::types::{Algorithm, DType, Operation, ReduceOp, Site, WorldSize};
 
 const RANKS: u32 = 3;

@@ -8,6 +8,9 @@
 //! An [`ExposedBuffer`] is a buffer of this rank in shared memory. The other ranks map it as a [`RemoteBuffer`], and
 //! read and write its elements in place.
 
+// Bytes from other processes must not cause a panic.
+#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]
+
 mod buffer;
 mod rounds;
 mod segment;

@@ -271,7 +271,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::transport::shm::{HEADER_WORDS, RoundsSize, Segment, TOKEN_BYTES};
+    use crate::shm::{HEADER_WORDS, RoundsSize, Segment, TOKEN_BYTES};
 
     const HEADER: Header = [5; HEADER_WORDS];
 
