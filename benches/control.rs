@@ -1,8 +1,10 @@
 //! Benchmarks of the fixed costs of an operation: creating a schedule (for links) or a plan (for shared memory),
-//! encoding and decoding frame headers, and passing frames through the engine.
+//! encoding and decoding frame headers, and passing frames through the engine and through a queue in shared memory.
 
 use std::hint::black_box;
+use std::io::{IoSlice, IoSliceMut};
 use std::panic::Location;
+use std::sync::Arc;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -10,6 +12,7 @@ use ringtrain::engine::{Engine, FrameVerdict, OpId, OperationRequest, SendMode, 
 use ringtrain::schedule::partition::Partition;
 use ringtrain::schedule::rounds::{Round, RoundPlan};
 use ringtrain::schedule::{CollectiveSpec, Schedule};
+use ringtrain::shm::{HostMemoryLayout, QueueReceiver, QueueSender, Segment, TOKEN_BYTES};
 use ringtrain::types::{Algorithm, Contract, Operation};
 use ringtrain::wire::{FrameHeader, FrameKind};
 use ringtrain::{DType, Rank, ReduceOp, WorldSize};
@@ -185,5 +188,28 @@ fn bench_frames(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, bench_schedules, bench_plans, bench_headers, bench_frames);
+/// Measures how long one thread takes to write a frame to a queue in shared memory and to read it.
+fn bench_queues(c: &mut Criterion) {
+    let layout = HostMemoryLayout::new(2);
+    let segment = Segment::create(layout.bytes(), &[0; TOKEN_BYTES]).expect("the system has memory");
+    let segment = Arc::new(segment);
+    let mut sender = QueueSender::new(Arc::clone(&segment), layout, 0, 1);
+    let mut receiver = QueueReceiver::new(segment, layout, 0, 1);
+    let mut group = c.benchmark_group("queue");
+    for bytes in [72, 4 << 10, 32 << 10] {
+        let (sent, mut received) = (vec![1u8; bytes], vec![0u8; bytes]);
+        group.throughput(Throughput::Bytes(bytes as u64));
+        group.bench_function(BenchmarkId::new("write and read", bytes), |b| {
+            b.iter(|| {
+                let written = sender.write(&[IoSlice::new(&sent)], 0).expect("the receiver is correct");
+                let read =
+                    receiver.read(&mut [IoSliceMut::new(&mut received)], 0).expect("the sender is correct");
+                assert_eq!((written, read.bytes), (bytes, bytes), "the whole frame was moved");
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, bench_schedules, bench_plans, bench_headers, bench_frames, bench_queues);
 criterion_main!(benches);

@@ -1,5 +1,6 @@
 //! Memory that the ranks of one host share. In a [`ShmRounds`], each rank posts payloads and reads the payloads of the
-//! other ranks.
+//! other ranks. A queue carries the bytes of the link from one rank to another ([`QueueSender`], [`QueueReceiver`]), and
+//! [`QueueSignals`] says when a rank must be woken.
 //!
 //! The memory is an anonymous file (`memfd_create`), which has no name. The kernel frees the memory when no process maps
 //! it any more, even if the processes were killed. The size of the file is sealed, so no process can shorten the file and
@@ -12,9 +13,17 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]
 
 mod buffer;
+mod host;
+mod memory;
+mod queue;
 mod rounds;
 mod segment;
+mod signals;
 
 pub use buffer::{ExposedBuffer, RemoteBuffer};
+pub use host::HostMemoryLayout;
+pub use memory::SegmentMemory;
+pub use queue::{QueueError, QueueRead, QueueReceiver, QueueSender};
 pub use rounds::{BUFFERS_MAX, BufferRef, HEADER_WORDS, Header, PostedRound, RoundsSize, ShmRounds};
 pub use segment::{Segment, SegmentLocation, TOKEN_BYTES};
+pub use signals::QueueSignals;

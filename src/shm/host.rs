@@ -1,0 +1,157 @@
+//! The layout of the memory that the ranks of a host share in a job. It has the sleep flag of each rank, and a queue from each
+//! rank to each other rank.
+//!
+//! ```text
+//! offset                length                              content
+//! 0                     128                                 token
+//! 128                   128 x ranks                         sleep flag of each rank
+//! 128 x (1 + ranks)     queue x ranks x (ranks - 1)         queues, ordered by sender and then by receiver
+//!
+//! queue:   128                                              number of entries that the receiver has read
+//!          128                                              flag: the sender waits for space
+//!          64 x cells                                       cells, one for each entry
+//!          arena                                            payloads
+//! ```
+
+use super::memory::WORD_BYTES;
+use super::segment::TOKEN_BYTES;
+
+/// The unit of the layout in bytes: two adjacent cache lines, which some processors fetch together. Words that different
+/// ranks write do not share a unit.
+const UNIT_BYTES: usize = 128;
+/// The length of a cell in bytes: one cache line.
+pub(super) const CELL_BYTES: usize = 64;
+/// Payloads begin at multiples of this number of bytes in the arena.
+pub(super) const PAYLOAD_ALIGNMENT: usize = 64;
+/// The most bytes of a payload. The receiver copies a payload while the sender writes the next one.
+const PAYLOAD_BYTES_MAX: usize = 32 << 10;
+
+const _: () = assert!(TOKEN_BYTES <= UNIT_BYTES && UNIT_BYTES.is_multiple_of(WORD_BYTES));
+
+/// The layout of the memory of a host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HostMemoryLayout {
+    ranks: usize,
+    cell_count: usize,
+    arena_bytes: usize,
+}
+
+/// Where a queue is in the memory of a host. All offsets are in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct QueueLayout {
+    /// The offset of the word with the number of entries that the receiver has read. Only the receiver writes it.
+    pub(super) read_count: usize,
+    /// The offset of the flag that the sender sets while it waits for space. Only the sender writes it.
+    pub(super) wants_space: usize,
+    /// The offset of the first cell.
+    pub(super) cells: usize,
+    pub(super) cell_count: usize,
+    /// The offset of the arena.
+    pub(super) arena: usize,
+    pub(super) arena_bytes: usize,
+}
+
+impl HostMemoryLayout {
+    /// Returns the layout for this number of ranks. With more ranks, each queue is shorter.
+    pub const fn new(ranks: usize) -> Self {
+        let (cell_count, arena_bytes) = match ranks {
+            0..=4 => (1024, 1 << 20),
+            5..=16 => (256, 128 << 10),
+            _ => (64, 16 << 10),
+        };
+        Self { ranks, cell_count, arena_bytes }
+    }
+
+    /// Returns a layout with short queues, which fill up and begin again soon.
+    #[cfg(test)]
+    pub(crate) const fn with_short_queues(ranks: usize, cell_count: usize, arena_bytes: usize) -> Self {
+        Self { ranks, cell_count, arena_bytes }
+    }
+
+    /// Returns the number of ranks.
+    pub fn ranks(self) -> usize {
+        self.ranks
+    }
+
+    /// Returns the length of the memory in bytes.
+    pub const fn bytes(self) -> usize {
+        UNIT_BYTES * (1 + self.ranks) + self.ranks * self.ranks.saturating_sub(1) * self.queue_bytes()
+    }
+
+    /// Returns the offset of the sleep flag of a rank.
+    pub(super) fn sleep_flag(self, rank: usize) -> usize {
+        assert!(rank < self.ranks, "the rank must be below the number of ranks");
+        UNIT_BYTES * (1 + rank)
+    }
+
+    /// Returns where the queue from rank `from` to rank `to` is.
+    pub(super) fn queue(self, from: usize, to: usize) -> QueueLayout {
+        assert!(from < self.ranks && to < self.ranks && from != to, "a queue connects two ranks of the host");
+        // A rank has no queue to itself.
+        let index = from * (self.ranks - 1) + to - usize::from(to > from);
+        let read_count = UNIT_BYTES * (1 + self.ranks) + index * self.queue_bytes();
+        let wants_space = read_count + UNIT_BYTES;
+        let cells = wants_space + UNIT_BYTES;
+        let arena = cells + self.cell_count * CELL_BYTES;
+        let (cell_count, arena_bytes) = (self.cell_count, self.arena_bytes);
+        QueueLayout { read_count, wants_space, cells, cell_count, arena, arena_bytes }
+    }
+
+    const fn queue_bytes(self) -> usize {
+        2 * UNIT_BYTES + (self.cell_count * CELL_BYTES + self.arena_bytes).next_multiple_of(UNIT_BYTES)
+    }
+}
+
+impl QueueLayout {
+    /// Returns the offset of the cell for an entry.
+    pub(super) fn cell(&self, entry: u64) -> usize {
+        self.cells + (entry % self.cell_count as u64) as usize * CELL_BYTES
+    }
+
+    /// Returns the most bytes of the payload of an entry. Several payloads of this length fit into the arena.
+    pub(super) fn payload_bytes_max(&self) -> usize {
+        PAYLOAD_BYTES_MAX.min(self.arena_bytes / 4)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn flags_and_queues_do_not_overlap_and_end_at_the_end_of_the_memory() {
+        for ranks in [2, 3, 4, 7, 16, 64] {
+            let layout = HostMemoryLayout::new(ranks);
+            let flags = (0..ranks).map(|rank| (layout.sleep_flag(rank), WORD_BYTES));
+            let pairs = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
+            let queues = pairs.filter(|(from, to)| from != to).map(|(from, to)| layout.queue(from, to));
+            let parts = queues.flat_map(|queue| {
+                assert_eq!(queue.cell(queue.cell_count as u64 + 1), queue.cells + CELL_BYTES);
+                assert!(queue.payload_bytes_max() * 4 <= queue.arena_bytes);
+                [
+                    (queue.read_count, WORD_BYTES),
+                    (queue.wants_space, WORD_BYTES),
+                    (queue.cells, queue.cell_count * CELL_BYTES),
+                    (queue.arena, queue.arena_bytes),
+                ]
+            });
+            let parts: BTreeSet<(usize, usize)> =
+                std::iter::once((0, TOKEN_BYTES)).chain(flags).chain(parts).collect();
+            assert_eq!(parts.len(), 1 + ranks + 4 * ranks * (ranks - 1));
+            let mut end = 0;
+            for (start, length) in parts {
+                assert!(start >= end && start.is_multiple_of(PAYLOAD_ALIGNMENT), "{ranks} ranks");
+                end = start + length;
+            }
+            assert_eq!(end, layout.bytes());
+        }
+    }
+
+    #[test]
+    fn sixty_four_ranks_share_less_than_100_mib() {
+        assert!(HostMemoryLayout::new(2).bytes() < 3 << 20);
+        assert!(HostMemoryLayout::new(64).bytes() < 100 << 20);
+    }
+}

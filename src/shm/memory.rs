@@ -1,0 +1,173 @@
+//! Words and bytes of shared memory. The queues use shared memory only through [`SegmentMemory`], so that tests can run them
+//! on other memory than a mapped segment.
+
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use super::segment::Segment;
+
+/// The length of a word in bytes.
+pub(super) const WORD_BYTES: usize = size_of::<u64>();
+
+/// Memory that several processes read and write. Another process may change the memory at any time, so no method returns a
+/// reference into it. Words are read and written as atomics, and payloads are copied. All offsets are in bytes.
+///
+/// # Panics
+///
+/// The methods panic if a word or a range is not inside the memory, or if a word is not aligned. The caller checks every
+/// offset that another process has written.
+pub trait SegmentMemory {
+    /// Returns the length in bytes.
+    fn length(&self) -> usize;
+
+    /// Returns the value of the word at `offset`.
+    fn load(&self, offset: usize, ordering: Ordering) -> u64;
+
+    /// Sets the word at `offset`.
+    fn store(&self, offset: usize, value: u64, ordering: Ordering);
+
+    /// Sets the word at `offset`, and returns its value before.
+    fn swap(&self, offset: usize, value: u64, ordering: Ordering) -> u64;
+
+    /// Orders all earlier accesses of this thread before all later ones, as [`fence`] with [`Ordering::SeqCst`] does.
+    fn fence(&self);
+
+    /// Copies the bytes from `start` on to `target`. If another process writes these bytes meanwhile, the content of `target`
+    /// is unspecified.
+    fn read(&self, start: usize, target: &mut [u8]);
+
+    /// Copies `source` to the bytes from `start` on.
+    fn write(&self, start: usize, source: &[u8]);
+}
+
+/// Returns the address of `length` bytes at `offset` of a memory of `memory_length` bytes that begins at `base`.
+fn address(base: NonNull<u8>, memory_length: usize, offset: usize, length: usize) -> NonNull<u8> {
+    let is_inside = offset.checked_add(length).is_some_and(|end| end <= memory_length);
+    assert!(is_inside, "an access to shared memory must be inside the memory");
+    // SAFETY: the offset is inside the memory, which begins at `base`, or at its end.
+    unsafe { base.add(offset) }
+}
+
+impl Segment {
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(WORD_BYTES), "a word of shared memory must be aligned");
+        let word = address(self.base(), self.length(), offset, WORD_BYTES).cast::<AtomicU64>();
+        // SAFETY: the word is inside the mapping, which lives as long as `self`. The mapping begins at the beginning of a page,
+        // so the word is aligned. All processes access it only as an atomic.
+        unsafe { word.as_ref() }
+    }
+}
+
+impl SegmentMemory for Segment {
+    fn length(&self) -> usize {
+        Self::length(self)
+    }
+
+    fn load(&self, offset: usize, ordering: Ordering) -> u64 {
+        self.word(offset).load(ordering)
+    }
+
+    fn store(&self, offset: usize, value: u64, ordering: Ordering) {
+        self.word(offset).store(value, ordering);
+    }
+
+    fn swap(&self, offset: usize, value: u64, ordering: Ordering) -> u64 {
+        self.word(offset).swap(value, ordering)
+    }
+
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+
+    fn read(&self, start: usize, target: &mut [u8]) {
+        let source = address(self.base(), Self::length(self), start, target.len());
+        // SAFETY: the source is inside the mapping. The target is memory of this process, because no reference points into the
+        // mapping, so they do not overlap. A rank that keeps to the protocol does not write the source during the copy.
+        unsafe { ptr::copy_nonoverlapping(source.as_ptr(), target.as_mut_ptr(), target.len()) }
+    }
+
+    fn write(&self, start: usize, source: &[u8]) {
+        let target = address(self.base(), Self::length(self), start, source.len());
+        // SAFETY: as in `read`. A rank that keeps to the protocol does not read the target during the copy.
+        unsafe { ptr::copy_nonoverlapping(source.as_ptr(), target.as_ptr(), source.len()) }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Memory of this process, for tests that run several ranks as threads. Miri can check accesses to this memory.
+    pub(crate) struct HeapMemory(Box<[AtomicU64]>);
+
+    impl HeapMemory {
+        /// Creates memory of `length` bytes that are all zero.
+        pub(crate) fn new(length: usize) -> Self {
+            Self((0..length.div_ceil(WORD_BYTES)).map(|_| AtomicU64::new(0)).collect())
+        }
+
+        fn address(&self, start: usize, length: usize) -> *mut u8 {
+            let base = NonNull::from(&*self.0).cast::<u8>();
+            address(base, self.length(), start, length).as_ptr()
+        }
+    }
+
+    impl SegmentMemory for HeapMemory {
+        fn length(&self) -> usize {
+            self.0.len() * WORD_BYTES
+        }
+
+        fn load(&self, offset: usize, ordering: Ordering) -> u64 {
+            self.0[offset / WORD_BYTES].load(ordering)
+        }
+
+        fn store(&self, offset: usize, value: u64, ordering: Ordering) {
+            self.0[offset / WORD_BYTES].store(value, ordering);
+        }
+
+        fn swap(&self, offset: usize, value: u64, ordering: Ordering) -> u64 {
+            self.0[offset / WORD_BYTES].swap(value, ordering)
+        }
+
+        fn fence(&self) {
+            fence(Ordering::SeqCst);
+        }
+
+        fn read(&self, start: usize, target: &mut [u8]) {
+            let source = self.address(start, target.len());
+            // SAFETY: the source is inside the words, whose bytes may change behind a shared reference.
+            unsafe { ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) }
+        }
+
+        fn write(&self, start: usize, source: &[u8]) {
+            let target = self.address(start, source.len());
+            // SAFETY: as in `read`.
+            unsafe { ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) }
+        }
+    }
+
+    #[test]
+    fn words_and_bytes_of_a_segment_are_the_same_memory() {
+        let segment = Segment::create(4096, &[0; crate::shm::TOKEN_BYTES]).unwrap();
+        let heap = HeapMemory::new(4096);
+        for memory in [&segment as &dyn SegmentMemory, &heap] {
+            memory.write(4088, &7u64.to_le_bytes());
+            assert_eq!(memory.load(4088, Ordering::Relaxed), 7);
+            assert_eq!(memory.swap(4088, 9, Ordering::Relaxed), 7);
+            memory.store(4080, 8, Ordering::Relaxed);
+            let mut bytes = [0; 16];
+            memory.read(4080, &mut bytes);
+            assert_eq!(bytes.map(usize::from), [8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
+        }
+    }
+
+    #[test]
+    fn an_access_that_does_not_end_inside_the_memory_panics() {
+        let segment = Segment::create(4096, &[0; crate::shm::TOKEN_BYTES]).unwrap();
+        for (start, length) in [(4096, 1), (4089, 8), (usize::MAX, 2)] {
+            let write = || segment.write(start, &vec![0; length]);
+            assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(write)).is_err());
+        }
+        segment.write(4096, &[]);
+    }
+}

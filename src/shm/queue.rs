@@ -1,0 +1,301 @@
+//! A queue of entries from one rank of a host to another, in shared memory.
+//!
+//! Each entry has a cell of 64 bytes. A cell is one cache line. The bytes of an entry are in the arena, a ring of memory. The
+//! words of a cell are:
+//!
+//! | word | content |
+//! |---|---|
+//! | 0 | the stamp: the number of the entry plus 1. The sender writes the stamp last |
+//! | 1 | the kind of the entry in the lower half, the number of bytes in the arena in the upper half |
+//! | 2 | for bytes: where they begin in the arena. For a beginning: how many bytes the sender has sent over the socket |
+//!
+//! The sender reuses a cell and the memory of its bytes when the receiver has counted the entry as read.
+//!
+//! Each word of a peer is read once and then checked. A wrong word gives a [`QueueError`], and nothing is read or written
+//! outside the queue. A peer that writes wrong bytes or stops in the middle of an entry can harm only its own messages.
+
+#[cfg(test)]
+mod tests;
+
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::host::{HostMemoryLayout, PAYLOAD_ALIGNMENT, QueueLayout};
+use super::memory::{SegmentMemory, WORD_BYTES};
+/// The kind of an entry with bytes.
+const KIND_BYTES: u64 = 1;
+/// The kind of the first entry of a queue.
+const KIND_BEGIN: u64 = 2;
+/// The half of a word that contains the kind.
+const KIND_MASK: u64 = (1 << 32) - 1;
+/// If few bytes are sent and the receiver has read everything, the sender begins again at the start of the arena after this
+/// many bytes. So short messages use little memory, which stays in the caches.
+const SHORT_LAP_BYTES: u64 = 32 << 10;
+/// The most bytes for which the sender begins again at the start of the arena.
+const SHORT_BYTES_MAX: usize = 4 << 10;
+
+/// What is wrong with the words that a peer has written. The text continues a sentence about the peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueueError {
+    /// The stamp of a cell is neither the stamp of the next entry nor an earlier one.
+    #[error("it wrote the invalid entry number {0} to shared memory")]
+    Stamp(u64),
+    /// The kind of an entry is unknown, or the entry may not be at this place.
+    #[error("it wrote an entry of the invalid kind {0} to shared memory")]
+    Kind(u64),
+    /// The bytes of an entry are not inside the arena.
+    #[error(
+        "it wrote an entry of {bytes} bytes at offset {start} to shared memory, which is outside of its queue"
+    )]
+    Bytes {
+        /// The offset in the arena at which the bytes begin.
+        start: u64,
+        /// The number of bytes.
+        bytes: u64,
+    },
+    /// The receiver has counted fewer entries than before, or more entries than there are.
+    #[error("it claims to have read {0} entries of shared memory, which is impossible")]
+    ReadCount(u64),
+}
+
+/// The sender's end of a queue.
+pub struct QueueSender<M> {
+    memory: Arc<M>,
+    layout: QueueLayout,
+    /// The number of the next entry.
+    next: u64,
+    /// The number of entries that the receiver had read when this rank last looked.
+    read_count: u64,
+    /// For each cell: the position in the arena at which the bytes of its last entry end. A position counts all bytes since
+    /// the start, so the offset in the arena is the position modulo the length of the arena.
+    ends: Box<[u64]>,
+    /// The position at which the bytes of the next entry begin.
+    head: u64,
+    /// The position before which the receiver has read all bytes.
+    tail: u64,
+}
+
+/// The receiver's end of a queue.
+pub struct QueueReceiver<M> {
+    memory: Arc<M>,
+    layout: QueueLayout,
+    /// The number of the entry that this rank reads next or is reading.
+    next: u64,
+    /// The offset in the memory, and the number, of the bytes of this entry that have not been read; (0, 0) if this rank has
+    /// not begun to read it.
+    unread: (usize, usize),
+}
+
+/// The result of [`QueueReceiver::read`].
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct QueueRead {
+    /// The number of bytes that were copied.
+    pub bytes: usize,
+    /// Whether an entry has been read completely, so that the sender has more space.
+    pub has_freed_space: bool,
+}
+
+impl<M: SegmentMemory> QueueSender<M> {
+    /// Creates the sender's end of the queue from rank `from` to rank `to` of the host. The queue must be new.
+    ///
+    /// # Panics
+    ///
+    /// If the memory is too small, or if the ranks are not two ranks of the layout.
+    pub fn new(memory: Arc<M>, layout: HostMemoryLayout, from: usize, to: usize) -> Self {
+        assert!(memory.length() >= layout.bytes(), "the memory must be large enough for all ranks");
+        let layout = layout.queue(from, to);
+        let ends = vec![0; layout.cell_count].into_boxed_slice();
+        Self { memory, layout, next: 0, read_count: 0, ends, head: 0, tail: 0 }
+    }
+
+    /// Returns the number of entries that the receiver had read when this rank last looked.
+    pub fn read_count(&self) -> u64 {
+        self.read_count
+    }
+
+    /// Adds the first entry. `socket_bytes` is the number of bytes that this rank has sent to the receiver over the socket.
+    pub fn begin(&mut self, socket_bytes: u64) {
+        debug_assert_eq!(self.next, 0, "only the first entry says where the queue begins");
+        self.publish(KIND_BEGIN, 0, socket_bytes);
+    }
+
+    /// Adds one entry with the bytes of `parts` after the first `skip` bytes, or with as many of them as there is space for.
+    /// Returns the number of bytes. If the queue is full, returns 0.
+    ///
+    /// # Errors
+    ///
+    /// If the receiver has written an impossible number of read entries.
+    pub fn write(&mut self, parts: &[IoSlice<'_>], skip: usize) -> Result<usize, QueueError> {
+        let wanted = parts.iter().map(|part| part.len()).sum::<usize>().saturating_sub(skip);
+        let count = self.reserve(wanted)?;
+        if count == 0 {
+            return Ok(0);
+        }
+        let offset = self.head % self.arena_bytes();
+        let mut skip = skip;
+        let mut end = self.layout.arena + offset as usize;
+        let mut left = count;
+        for part in parts {
+            let start = skip.min(part.len());
+            skip -= start;
+            let piece = &part[start..part.len().min(start + left)];
+            self.memory.write(end, piece);
+            end += piece.len();
+            left -= piece.len();
+        }
+        self.head += count.next_multiple_of(PAYLOAD_ALIGNMENT) as u64;
+        self.publish(KIND_BYTES, count as u64, offset);
+        Ok(count)
+    }
+
+    /// Returns for how many of `wanted` bytes there is space in one entry; 0 if there is no space.
+    fn reserve(&mut self, wanted: usize) -> Result<usize, QueueError> {
+        let wanted = wanted.min(self.layout.payload_bytes_max());
+        let lap_bytes = self.head % self.arena_bytes();
+        if wanted <= SHORT_BYTES_MAX && lap_bytes >= SHORT_LAP_BYTES.min(self.arena_bytes() / 2) {
+            self.update_read_count()?;
+            if self.read_count == self.next {
+                self.head = self.head.next_multiple_of(self.arena_bytes());
+                self.tail = self.head;
+            }
+        }
+        if self.space() < wanted {
+            self.update_read_count()?;
+        }
+        Ok(wanted.min(self.space()))
+    }
+
+    /// Returns the most bytes for which there is space in one entry.
+    fn space(&self) -> usize {
+        if self.next - self.read_count == self.layout.cell_count as u64 {
+            return 0;
+        }
+        let unused = self.arena_bytes() - (self.head - self.tail);
+        // The bytes of an entry do not continue at the start of the arena.
+        let to_the_end = self.arena_bytes() - self.head % self.arena_bytes();
+        unused.min(to_the_end) as usize
+    }
+
+    /// Looks how many entries the receiver has read.
+    fn update_read_count(&mut self) -> Result<(), QueueError> {
+        // Acquire pairs with Release in `finish_entry`: the receiver has read the bytes before this rank overwrites them.
+        let read_count = self.memory.load(self.layout.read_count, Ordering::Acquire);
+        if read_count < self.read_count || read_count > self.next {
+            return Err(QueueError::ReadCount(read_count));
+        }
+        if read_count > self.read_count {
+            self.read_count = read_count;
+            self.tail = self.ends[((read_count - 1) % self.layout.cell_count as u64) as usize];
+        }
+        Ok(())
+    }
+
+    /// Writes the cell of the next entry, whose bytes end before `head`.
+    fn publish(&mut self, kind: u64, bytes: u64, word: u64) {
+        let cell = self.layout.cell(self.next);
+        self.memory.store(cell + WORD_BYTES, kind | bytes << 32, Ordering::Relaxed);
+        self.memory.store(cell + 2 * WORD_BYTES, word, Ordering::Relaxed);
+        // Release pairs with Acquire in `next_words`: a receiver that sees the stamp sees the words and the bytes.
+        self.memory.store(cell, self.next + 1, Ordering::Release);
+        self.ends[(self.next % self.layout.cell_count as u64) as usize] = self.head;
+        self.next += 1;
+    }
+
+    fn arena_bytes(&self) -> u64 {
+        self.layout.arena_bytes as u64
+    }
+}
+
+impl<M: SegmentMemory> QueueReceiver<M> {
+    /// Creates the receiver's end of the queue from rank `from` to rank `to` of the host. The queue must be new.
+    ///
+    /// # Panics
+    ///
+    /// If the memory is too small, or if the ranks are not two ranks of the layout.
+    pub fn new(memory: Arc<M>, layout: HostMemoryLayout, from: usize, to: usize) -> Self {
+        assert!(memory.length() >= layout.bytes(), "the memory must be large enough for all ranks");
+        Self { memory, layout: layout.queue(from, to), next: 0, unread: (0, 0) }
+    }
+
+    /// Returns the number of the entry that this rank reads next.
+    pub fn next_entry(&self) -> u64 {
+        self.next
+    }
+
+    /// Reads the first entry, if it is there. Returns the number of bytes that the sender has sent over the socket.
+    ///
+    /// # Errors
+    ///
+    /// If the sender has written a wrong entry.
+    pub fn read_begin(&mut self) -> Result<Option<u64>, QueueError> {
+        let Some([kind_and_bytes, socket_bytes]) = self.next_words()? else { return Ok(None) };
+        if kind_and_bytes != KIND_BEGIN || self.next != 0 {
+            return Err(QueueError::Kind(kind_and_bytes & KIND_MASK));
+        }
+        self.finish_entry();
+        Ok(Some(socket_bytes))
+    }
+
+    /// Copies bytes of one entry into `parts`, after their first `skip` bytes. Copies nothing if no entry is there.
+    ///
+    /// # Errors
+    ///
+    /// If the sender has written a wrong entry.
+    pub fn read(&mut self, parts: &mut [IoSliceMut<'_>], skip: usize) -> Result<QueueRead, QueueError> {
+        if self.unread.1 == 0 {
+            let Some([kind_and_bytes, start]) = self.next_words()? else { return Ok(QueueRead::default()) };
+            self.unread = self.check_bytes(kind_and_bytes, start)?;
+        }
+        let (mut start, mut left) = self.unread;
+        let mut skip = skip;
+        for part in parts {
+            let first = skip.min(part.len());
+            skip -= first;
+            let end = part.len().min(first + left);
+            self.memory.read(start, &mut part[first..end]);
+            start += end - first;
+            left -= end - first;
+        }
+        let bytes = self.unread.1 - left;
+        self.unread = (start, left);
+        if left == 0 {
+            self.finish_entry();
+        }
+        Ok(QueueRead { bytes, has_freed_space: left == 0 })
+    }
+
+    /// Returns the words 1 and 2 of the next cell; `None` if the entry is not there.
+    fn next_words(&self) -> Result<Option<[u64; 2]>, QueueError> {
+        let cell = self.layout.cell(self.next);
+        let stamp = self.memory.load(cell, Ordering::Acquire);
+        if stamp == self.next + 1 {
+            let word = |index: usize| self.memory.load(cell + index * WORD_BYTES, Ordering::Relaxed);
+            return Ok(Some([word(1), word(2)]));
+        }
+        // The cell still has the stamp of the entry that used it before, or no stamp.
+        let stamp_before = (self.next + 1).saturating_sub(self.layout.cell_count as u64);
+        if stamp == stamp_before { Ok(None) } else { Err(QueueError::Stamp(stamp)) }
+    }
+
+    /// Checks the words of an entry with bytes. Returns where the bytes begin in the memory, and their number.
+    fn check_bytes(&self, kind_and_bytes: u64, start: u64) -> Result<(usize, usize), QueueError> {
+        let (kind, bytes) = (kind_and_bytes & KIND_MASK, kind_and_bytes >> 32);
+        if kind != KIND_BYTES {
+            return Err(QueueError::Kind(kind));
+        }
+        let is_inside = start.checked_add(bytes).is_some_and(|end| end <= self.layout.arena_bytes as u64);
+        if bytes == 0 || !is_inside {
+            return Err(QueueError::Bytes { start, bytes });
+        }
+        Ok((self.layout.arena + start as usize, bytes as usize))
+    }
+
+    /// Counts the entry as read, so that the sender may overwrite it.
+    fn finish_entry(&mut self) {
+        self.next += 1;
+        // Release: the bytes have been read before the sender sees the number.
+        self.memory.store(self.layout.read_count, self.next, Ordering::Release);
+    }
+}

@@ -1,0 +1,207 @@
+//! Tests of queues: with two threads, with full queues, and with a peer that writes wrong words.
+
+use std::thread;
+
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use super::super::memory::tests::HeapMemory;
+use super::super::segment::{Segment, TOKEN_BYTES};
+use super::*;
+
+/// A layout whose queues fill up after 8 entries or 512 bytes.
+const SHORT: HostMemoryLayout = HostMemoryLayout::with_short_queues(2, 8, 512);
+
+fn ends<M: SegmentMemory>(memory: &Arc<M>, layout: HostMemoryLayout) -> (QueueSender<M>, QueueReceiver<M>) {
+    let sender = QueueSender::new(Arc::clone(memory), layout, 0, 1);
+    (sender, QueueReceiver::new(Arc::clone(memory), layout, 0, 1))
+}
+
+/// Returns the byte at `position` of the stream that the tests send.
+fn byte_at(position: usize) -> u8 {
+    (position.wrapping_mul(0x9E37_79B9) >> 13) as u8
+}
+
+fn write_all<M: SegmentMemory>(sender: &mut QueueSender<M>, bytes: &[u8]) -> usize {
+    sender.write(&[IoSlice::new(bytes)], 0).unwrap()
+}
+
+fn read_up_to<M: SegmentMemory>(receiver: &mut QueueReceiver<M>, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; count];
+    let read = receiver.read(&mut [IoSliceMut::new(&mut bytes)], 0).unwrap();
+    bytes.truncate(read.bytes);
+    bytes
+}
+
+/// Sends `total` bytes in entries of random lengths, each from two parts of which a random number of bytes is skipped.
+fn send_random<M: SegmentMemory>(mut sender: QueueSender<M>, total: usize, seed: u64) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut sent = 0;
+    while sent < total {
+        let length = random.random_range(1..400).min(total - sent);
+        let skip = random.random_range(0..100);
+        let bytes: Vec<u8> = (0..skip).map(|_| 0).chain((sent..sent + length).map(byte_at)).collect();
+        let (first, second) = bytes.split_at(random.random_range(0..=bytes.len()));
+        let count = sender.write(&[IoSlice::new(first), IoSlice::new(second)], skip).unwrap();
+        sent += count;
+        if count == 0 {
+            thread::yield_now();
+        }
+    }
+}
+
+/// Receives `total` bytes in pieces of random lengths, and checks them.
+fn receive_random<M: SegmentMemory>(mut receiver: QueueReceiver<M>, total: usize, seed: u64) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut received = 0;
+    while received < total {
+        let skip = random.random_range(0..50);
+        let mut bytes = vec![0; skip + random.random_range(1..300)];
+        let middle = random.random_range(0..=bytes.len());
+        let (first, second) = bytes.split_at_mut(middle);
+        let read = receiver.read(&mut [IoSliceMut::new(first), IoSliceMut::new(second)], skip).unwrap();
+        let expected = (received..received + read.bytes).map(byte_at);
+        assert!(bytes[skip..skip + read.bytes].iter().copied().eq(expected), "seed {seed}, byte {received}");
+        received += read.bytes;
+        if read.bytes == 0 {
+            thread::yield_now();
+        }
+    }
+    assert_eq!(receiver.read(&mut [IoSliceMut::new(&mut [0])], 0).unwrap(), QueueRead::default());
+}
+
+fn run_two_threads<M: SegmentMemory + Send + Sync + 'static>(memory: M, total: usize, seed: u64) {
+    let (sender, receiver) = ends(&Arc::new(memory), SHORT);
+    let sending = thread::spawn(move || send_random(sender, total, seed));
+    receive_random(receiver, total, seed + 1);
+    sending.join().unwrap();
+}
+
+#[test]
+fn two_threads_exchange_random_entries_in_order() {
+    let (seeds, total) = if cfg!(miri) { (1, 2_000) } else { (4, 500_000) };
+    for seed in 0..seeds {
+        run_two_threads(HeapMemory::new(SHORT.bytes()), total, seed);
+    }
+    if !cfg!(miri) {
+        run_two_threads(Segment::create(SHORT.bytes(), &[0; TOKEN_BYTES]).unwrap(), total, seeds);
+    }
+}
+
+#[test]
+fn a_full_queue_takes_no_entry_until_the_receiver_has_read_one() {
+    for (bytes, fitting) in [(1, 8), (64, 8), (65, 4), (128, 4)] {
+        let (mut sender, mut receiver) = ends(&Arc::new(HeapMemory::new(SHORT.bytes())), SHORT);
+        for lap in 0..20 {
+            let mut written = 0;
+            while write_all(&mut sender, &vec![lap; bytes]) > 0 {
+                written += 1;
+            }
+            assert_eq!(written, if lap == 0 { fitting } else { 1 }, "{bytes} bytes");
+            assert_eq!(read_up_to(&mut receiver, 1).len(), 1, "only a part of the entry is read");
+            if bytes > 1 {
+                assert_eq!(write_all(&mut sender, &[0]), 0, "the rest of the entry has not been read");
+                read_up_to(&mut receiver, bytes);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_entry_is_at_most_a_quarter_of_the_arena_and_ends_at_its_end() {
+    let (mut sender, mut receiver) = ends(&Arc::new(HeapMemory::new(SHORT.bytes())), SHORT);
+    assert_eq!(write_all(&mut sender, &[1; 1000]), 128);
+    assert_eq!(write_all(&mut sender, &[2; 320]), 128);
+    assert_eq!(write_all(&mut sender, &[3; 64]), 64);
+    assert_eq!(write_all(&mut sender, &[4; 128]), 128);
+    assert_eq!(write_all(&mut sender, &[5; 128]), 64, "64 bytes are left before the end");
+    assert_eq!(write_all(&mut sender, &[6; 128]), 0);
+    assert_eq!(read_up_to(&mut receiver, 1000), [1; 128]);
+    assert_eq!(write_all(&mut sender, &[6; 128]), 128, "the arena begins again");
+    for (value, count) in [(2, 128), (3, 64), (4, 128), (5, 64), (6, 128)] {
+        assert_eq!(read_up_to(&mut receiver, 1000), vec![value; count]);
+    }
+}
+
+#[test]
+fn short_messages_that_are_read_at_once_use_only_the_start_of_the_arena() {
+    let layout = HostMemoryLayout::new(2);
+    let memory = Arc::new(HeapMemory::new(layout.bytes()));
+    let (mut sender, mut receiver) = ends(&memory, layout);
+    for _ in 0..2 * layout.queue(0, 1).arena_bytes / SHORT_BYTES_MAX {
+        assert_eq!(write_all(&mut sender, &[1; SHORT_BYTES_MAX]), SHORT_BYTES_MAX);
+        assert_eq!(read_up_to(&mut receiver, SHORT_BYTES_MAX).len(), SHORT_BYTES_MAX);
+    }
+    let mut unused = vec![0; layout.queue(0, 1).arena_bytes - SHORT_LAP_BYTES as usize];
+    memory.read(layout.queue(0, 1).arena + SHORT_LAP_BYTES as usize, &mut unused);
+    assert!(unused.iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn the_first_entry_says_how_much_was_sent_over_the_socket() {
+    let (mut sender, mut receiver) = ends(&Arc::new(HeapMemory::new(SHORT.bytes())), SHORT);
+    assert_eq!(receiver.read_begin(), Ok(None));
+    sender.begin(1 << 40);
+    assert_eq!(write_all(&mut sender, b"abc"), 3);
+    assert_eq!(receiver.read(&mut [IoSliceMut::new(&mut [0])], 0), Err(QueueError::Kind(KIND_BEGIN)));
+    assert_eq!(receiver.read_begin(), Ok(Some(1 << 40)));
+    assert_eq!(receiver.read_begin(), Err(QueueError::Kind(KIND_BYTES)));
+    assert_eq!(read_up_to(&mut receiver, 9), b"abc");
+}
+
+#[test]
+fn wrong_words_of_a_peer_are_errors() {
+    let arena = SHORT.queue(0, 1).arena_bytes as u64;
+    let bytes = |kind: u64, bytes: u64| kind | bytes << 32;
+    for (stamp, kind_and_bytes, start, expected) in [
+        (2, bytes(KIND_BYTES, 1), 0, QueueError::Stamp(2)),
+        (u64::MAX, bytes(KIND_BYTES, 1), 0, QueueError::Stamp(u64::MAX)),
+        (1, bytes(0, 1), 0, QueueError::Kind(0)),
+        (1, bytes(u64::from(u32::MAX), 1), 0, QueueError::Kind(u64::from(u32::MAX))),
+        (1, bytes(KIND_BYTES, 0), 0, QueueError::Bytes { start: 0, bytes: 0 }),
+        (1, bytes(KIND_BYTES, arena + 1), 0, QueueError::Bytes { start: 0, bytes: arena + 1 }),
+        (1, bytes(KIND_BYTES, 1), arena, QueueError::Bytes { start: arena, bytes: 1 }),
+        (1, bytes(KIND_BYTES, 1), u64::MAX, QueueError::Bytes { start: u64::MAX, bytes: 1 }),
+    ] {
+        let memory = Arc::new(HeapMemory::new(SHORT.bytes()));
+        let (_, mut receiver) = ends(&memory, SHORT);
+        for (index, word) in [stamp, kind_and_bytes, start].into_iter().enumerate() {
+            memory.store(SHORT.queue(0, 1).cell(0) + index * WORD_BYTES, word, Ordering::Relaxed);
+        }
+        let error = receiver.read(&mut [IoSliceMut::new(&mut [0; 9])], 0).unwrap_err();
+        assert_eq!(error, expected);
+        assert!(error.to_string().starts_with("it wrote "));
+    }
+    for wrong_count in [9, u64::MAX] {
+        let memory = Arc::new(HeapMemory::new(SHORT.bytes()));
+        let (mut sender, _) = ends(&memory, SHORT);
+        memory.store(SHORT.queue(0, 1).read_count, wrong_count, Ordering::Relaxed);
+        let mut results = (0..9).map(|_| sender.write(&[IoSlice::new(&[1; 64])], 0));
+        assert_eq!(results.find_map(Result::err), Some(QueueError::ReadCount(wrong_count)));
+    }
+}
+
+/// A peer that overwrites random words at random times must not make this rank panic or copy bytes from outside the queue.
+#[test]
+fn random_words_of_a_peer_do_no_harm() {
+    let mut random = StdRng::seed_from_u64(5);
+    let queue = SHORT.queue(0, 1);
+    let repetitions = if cfg!(miri) { 20 } else { 2_000 };
+    for _ in 0..repetitions {
+        let memory = Arc::new(HeapMemory::new(SHORT.bytes()));
+        let (mut sender, mut receiver) = ends(&memory, SHORT);
+        for _ in 0..40 {
+            let index = random.random_range(0..(queue.arena - queue.read_count) / WORD_BYTES);
+            let value = match random.random_range(0..3) {
+                0 => random.random::<u64>(),
+                1 => random.random_range(0..40),
+                _ => random.random_range(0..1000) << 32 | 1,
+            };
+            memory.store(queue.read_count + index * WORD_BYTES, value, Ordering::Relaxed);
+            let _ = sender.write(&[IoSlice::new(&[1; 200])], random.random_range(0..200));
+            let mut bytes = [0; 300];
+            let _ = receiver.read(&mut [IoSliceMut::new(&mut bytes)], random.random_range(0..300));
+            let _ = receiver.read_begin();
+        }
+    }
+}
