@@ -31,7 +31,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("codec", &["types"]),
     ("engine", &["types", "schedule", "wire", "reduce", "codec"]),
     ("shm", &[]),
-    ("transport", &["types", "wire"]),
+    ("transport", &["types", "wire", "shm"]),
     ("rendezvous", &["types", "wire", "transport"]),
     ("group", &["types", "schedule", "wire", "reduce", "codec", "engine", "shm", "transport", "rendezvous"]),
     ("named", &["types", "group", "codec"]),

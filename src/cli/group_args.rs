@@ -187,7 +187,7 @@ impl GroupArgs {
             algorithms: self.algorithm.clone(),
             transport: self.transport.into(),
             host_id: self.host_id.clone(),
-            interrupt: None,
+            ..JoinOptions::default()
         };
         Ok(Group::join(&options)?)
     }

@@ -24,6 +24,7 @@ use crate::rendezvous::{
 };
 use crate::transport::handshake::Identity;
 use crate::transport::listener::Listener;
+use crate::transport::local_links::LinkTransport;
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, PacingRate, SocketOptions, TcpTransport};
 use crate::types::{Rank, WorldSize};
 use crate::wire::frame::SEGMENT_BYTES_MAX;
@@ -97,6 +98,10 @@ pub struct JoinOptions {
     /// The transport between ranks of one host. Rank 0's setting applies to all ranks. Default: shared memory if it is
     /// possible.
     pub transport: LocalTransport,
+    /// Whether messages between ranks of one host go through queues in shared memory, if `transport` is not TCP. Rank 0's setting
+    /// applies to all ranks.
+    #[doc(hidden)]
+    pub queues: bool,
     /// The identifier of this rank's host. Ranks with different identifiers count as ranks of different hosts. Default: an
     /// identifier of the machine and its network.
     pub host_id: Option<String>,
@@ -122,6 +127,7 @@ impl Default for JoinOptions {
             checksums: Checksums::default(),
             algorithms: Algorithms::default(),
             transport: LocalTransport::default(),
+            queues: true,
             host_id: None,
             interrupt: None,
         }
@@ -208,7 +214,8 @@ pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<
     let chunk_bytes = if has_own_processor { CHUNK_BYTES_LOCAL } else { CHUNK_BYTES };
     let congestion = sockets.congestion().map(str::to_owned);
     let own_member = roster.members[rank.index()].clone();
-    let transport = TcpTransport::new(listener, rank, roster.addresses(), sockets, streams.initial_count());
+    let sockets = TcpTransport::new(listener, rank, roster.addresses(), sockets, streams.initial_count());
+    let transport = LinkTransport::new(sockets, world);
     let settings = Settings {
         rank,
         world,
@@ -251,7 +258,7 @@ pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<
     };
     run_setup(&mut group, |group| {
         connect_ring(group)?;
-        tune::agree_on_selection(group, &options.algorithms, options.transport, streams)?;
+        tune::agree_on_selection(group, options, streams)?;
         group.share_memory()
     })?;
     Ok(group)
@@ -274,7 +281,8 @@ pub(super) fn create_self_job() -> Result<SharedJob, Error> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let listener = listen(&sockets, address, Rank::ZERO, identity)
         .map_err(|error| refused("an event queue", error.to_string()))?;
-    let transport = TcpTransport::new(listener, Rank::ZERO, vec![address], sockets, 1);
+    let sockets = TcpTransport::new(listener, Rank::ZERO, vec![address], sockets, 1);
+    let transport = LinkTransport::new(sockets, WorldSize::ONE);
     let settings = Settings {
         rank: Rank::ZERO,
         world: WorldSize::ONE,

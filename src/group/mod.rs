@@ -30,6 +30,7 @@ mod isolated;
 mod join;
 pub mod link_driver;
 mod link_io;
+mod local_queues;
 pub mod memory;
 mod messages;
 mod new_groups;

@@ -14,8 +14,8 @@ use crate::types::{Rank, Site, WorldSize};
 /// The size of a slot in bytes. It is also the size of the block that a round transfers. With shorter slots, ranks wait for each
 /// other more often. With longer slots, the slots of four ranks do not fit into the third-level cache of a processor.
 const SLOT_BYTES: usize = 512 << 10;
-/// The most ranks that share one memory. Each rank reads the slots of all other ranks.
-const RANKS_MAX: u32 = 64;
+/// The most ranks that share one memory. In rounds, each rank reads the slots of all other ranks.
+pub(super) const RANKS_MAX: u32 = 64;
 /// The number of 64-bit words in which a rank sends the location of its memory.
 pub(super) const LOCATION_WORDS: usize = 3 + TOKEN_BYTES / 8;
 
@@ -70,37 +70,50 @@ impl Group {
             )));
         }
         let size = RoundsSize { ranks: self.world.as_usize(), slot_bytes: SLOT_BYTES };
+        let rounds =
+            self.share_segment(size.bytes(), |segment| ShmRounds::new(segment, size, self.rank.index()))?;
+        Ok(rounds.map(|rounds| Arc::new(Mutex::new(ShmExecutor::new(rounds, self.meter())))))
+    }
+
+    /// Creates memory of `bytes` bytes for a group whose ranks are all on this host, or returns why that failed. All ranks of the
+    /// group have to call this method. `prepare` is called before any other rank learns that all ranks have the memory.
+    pub(super) fn share_segment<R>(
+        &self,
+        bytes: usize,
+        prepare: impl FnOnce(Segment) -> R,
+    ) -> Result<Result<R, String>, Error> {
         let (mut words, created) =
-            if self.rank == Rank::ZERO { create_segment(size) } else { ([0; LOCATION_WORDS], None) };
+            if self.rank == Rank::ZERO { create_segment(bytes) } else { ([0; LOCATION_WORDS], None) };
         let site = Site::here();
         self.run(self.broadcast_call::<u64>(LOCATION_WORDS, Rank::ZERO, site)?, &mut words)?;
         let opened = match created {
             Some(created) => created,
-            None => open_segment(size, &words),
+            None => open_segment(bytes, &words),
         };
+        // The file stays open until all ranks have opened it.
+        let opened = opened.map(|mut segment| {
+            let file = segment.take_file();
+            (prepare(segment), file)
+        });
         // Shared memory is used only if all ranks have opened it. This direct all-gather also opens the links over which ranks
         // wake each other.
-        let mut all = vec![0u64; size.ranks];
+        let mut all = vec![0u64; self.world.as_usize()];
         all[self.rank.index()] = u64::from(opened.is_ok());
         let gather_call =
             self.new_call::<u64>(CollectiveSpec::AllGather(Partition::of_equal_parts(1, self.world)), site);
         self.run(gather_call.with_direct_algorithm(), &mut all)?;
         match opened {
-            Ok(segment) if all.iter().all(|&has_opened| has_opened == 1) => {
-                let mut rounds = ShmRounds::new(segment, size, self.rank.index());
-                rounds.segment_mut().close_file();
-                Ok(Ok(Arc::new(Mutex::new(ShmExecutor::new(rounds, self.meter())))))
-            }
+            Ok((prepared, _file)) if all.iter().all(|&has_opened| has_opened == 1) => Ok(Ok(prepared)),
             Ok(_) => Ok(Err("another rank could not open the memory".into())),
             Err(error) => Ok(Err(error.to_string())),
         }
     }
 }
 
-/// Creates memory for rounds of this size. Returns the words with its location, and the memory or the error.
-fn create_segment(size: RoundsSize) -> ([u64; LOCATION_WORDS], Option<io::Result<Segment>>) {
+/// Creates memory of `bytes` bytes. Returns the words with its location, and the memory or the error.
+fn create_segment(bytes: usize) -> ([u64; LOCATION_WORDS], Option<io::Result<Segment>>) {
     let token: [u8; TOKEN_BYTES] = rand::random();
-    let segment = Segment::create(size.bytes(), &token);
+    let segment = Segment::create(bytes, &token);
     let location = segment.as_ref().ok().and_then(Segment::location);
     (location.map_or([0; LOCATION_WORDS], |location| location_to_words(location, &token)), Some(segment))
 }
@@ -132,8 +145,8 @@ pub(super) fn location_from_words(
 }
 
 /// Opens the memory whose location rank 0 of the group has sent.
-fn open_segment(size: RoundsSize, words: &[u64; LOCATION_WORDS]) -> io::Result<Segment> {
+fn open_segment(bytes: usize, words: &[u64; LOCATION_WORDS]) -> io::Result<Segment> {
     let no_memory = || io::Error::other("rank 0 of the group could not create the memory");
     let (location, token) = location_from_words(words).ok_or_else(no_memory)?;
-    Segment::open(location, size.bytes(), &token)
+    Segment::open(location, bytes, &token)
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::selection::{AlgorithmRange, AlgorithmSelection, Algorithms, RANGES_MAX};
 use super::share::LocalTransport;
 use super::streams::{self, Streams};
-use super::{Error, Group, SharedJob};
+use super::{Error, Group, JoinOptions, SharedJob};
 use crate::schedule::cost::LinkCost;
 use crate::types::{Algorithm, Rank, ReduceOp};
 
@@ -32,16 +32,20 @@ const ROUNDS_LARGE: usize = 5;
 /// In a small world, the long all-gather is timed only in every third round.
 const LONG_INTERVAL: usize = 3;
 
-/// Makes all ranks use rank 0's algorithms and transport, and measures the cost of links. All ranks have to call this function.
+/// Makes all ranks use rank 0's algorithms and transport, opens queues between the ranks of each host, and measures the cost of
+/// links. All ranks have to call this function.
 pub(super) fn agree_on_selection(
     group: &mut Group,
-    algorithms: &Algorithms,
-    transport: LocalTransport,
+    options: &JoinOptions,
     streams: Streams,
 ) -> Result<(), Error> {
-    let (algorithms, local_transport) = broadcast_options(group, algorithms, transport)?;
+    let (algorithms, local_transport, has_queues) = broadcast_options(group, options)?;
     if streams.is_measured() {
         streams::choose_by_measurement(group, local_transport)?;
+    }
+    // A rank that sleeps is woken over the only connection of a link.
+    if has_queues && local_transport != LocalTransport::Tcp && streams.initial_count() == 1 {
+        group.open_local_queues()?;
     }
     let link_cost = measure_link_cost(group)?;
     set_selection(group, AlgorithmSelection { algorithms, link_cost, local_transport });
@@ -74,15 +78,14 @@ impl Group {
     }
 }
 
-/// Sends rank 0's algorithms and transport to all ranks, and returns them.
+/// Sends rank 0's algorithms and transport, and whether its links on a host use queues, to all ranks. Returns them.
 fn broadcast_options(
     group: &mut Group,
-    algorithms: &Algorithms,
-    transport: LocalTransport,
-) -> Result<(Algorithms, LocalTransport), Error> {
-    let mut words = [0u64; 1 + RANGES_MAX * RANGE_WORDS];
-    words[0] = transport as u64;
-    for (range_words, range) in words[1..].chunks_exact_mut(RANGE_WORDS).zip(algorithms.ranges()) {
+    options: &JoinOptions,
+) -> Result<(Algorithms, LocalTransport, bool), Error> {
+    let mut words = [0u64; 2 + RANGES_MAX * RANGE_WORDS];
+    words[..2].copy_from_slice(&[options.transport as u64, u64::from(options.queues)]);
+    for (range_words, range) in words[2..].chunks_exact_mut(RANGE_WORDS).zip(options.algorithms.ranges()) {
         range_words.copy_from_slice(&[
             u64::from(range.algorithm.to_byte()),
             range.bytes_min,
@@ -94,10 +97,10 @@ fn broadcast_options(
         let algorithm = u8::try_from(words[0]).ok().and_then(Algorithm::from_byte)?;
         Some(AlgorithmRange { algorithm, bytes_min: words[1], bytes_max: words[2] })
     };
-    let algorithms = Algorithms::new(words[1..].chunks_exact(RANGE_WORDS).map_while(range).collect());
+    let algorithms = Algorithms::new(words[2..].chunks_exact(RANGE_WORDS).map_while(range).collect());
     let all = [LocalTransport::Auto, LocalTransport::Tcp, LocalTransport::Shm];
     let transport = all.into_iter().find(|&transport| transport as u64 == words[0]);
-    Ok((algorithms, transport.unwrap_or(LocalTransport::Tcp)))
+    Ok((algorithms, transport.unwrap_or(LocalTransport::Tcp), words[1] == 1))
 }
 
 /// Measures the cost of links: times short and long all-gathers on the ring and, in a small world, a direct all-gather. The

@@ -52,12 +52,12 @@ pub(super) struct QueueLayout {
 }
 
 impl HostMemoryLayout {
-    /// Returns the layout for this number of ranks. With more ranks, each queue is shorter.
+    /// Returns the layout for this number of ranks. With more ranks, each queue is shorter, but not so short that long messages
+    /// would be slower than over sockets.
     pub const fn new(ranks: usize) -> Self {
         let (cell_count, arena_bytes) = match ranks {
             0..=4 => (1024, 1 << 20),
-            5..=16 => (256, 128 << 10),
-            _ => (64, 16 << 10),
+            _ => (256, 128 << 10),
         };
         Self { ranks, cell_count, arena_bytes }
     }
@@ -150,8 +150,9 @@ mod tests {
     }
 
     #[test]
-    fn sixty_four_ranks_share_less_than_100_mib() {
+    fn queues_of_many_ranks_are_shorter() {
         assert!(HostMemoryLayout::new(2).bytes() < 3 << 20);
-        assert!(HostMemoryLayout::new(64).bytes() < 100 << 20);
+        assert!(HostMemoryLayout::new(5).bytes() < HostMemoryLayout::new(4).bytes());
+        assert!(HostMemoryLayout::new(64).bytes() < 600 << 20);
     }
 }

@@ -172,11 +172,6 @@ impl ShmRounds {
         self.rank
     }
 
-    /// Returns the shared memory, whose location this rank sends to the other ranks.
-    pub fn segment_mut(&mut self) -> &mut Segment {
-        &mut self.segment
-    }
-
     /// Returns whether this rank may write its payload for `round`: whether all other ranks have posted round `round` - 1.
     pub fn may_write(&self, round: u64) -> bool {
         round <= 1 || (0..self.size.ranks).all(|rank| rank == self.rank || self.has_posted(rank, round - 1))

@@ -93,6 +93,11 @@ impl Segment {
         self.file = None;
     }
 
+    /// Removes and returns the file. When the caller drops it, no other process can open the segment any more.
+    pub fn take_file(&mut self) -> Option<OwnedFd> {
+        self.file.take()
+    }
+
     /// Creates a second, private mapping of the memory. Call this method before [`Segment::close_file`].
     ///
     /// # Errors

@@ -7,6 +7,7 @@ mod eviction;
 pub mod handshake;
 pub(crate) mod inherited_pipe;
 pub mod listener;
+pub mod local_links;
 pub mod poller;
 mod refusal_log;
 pub(crate) mod scheduling;

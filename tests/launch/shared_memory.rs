@@ -81,10 +81,10 @@ fn a_rank_that_is_killed_during_an_all_reduce_in_shared_buffers_is_named() {
                 .args(["--alloc", "--transport", "shm", "-b", "16M", "-e", "16M", "-n", "1000000"])
                 .spawn()
                 .unwrap();
-        // Four mappings: the memory that all ranks share, and the buffers of three ranks.
+        // Five mappings: the queues between the ranks, the memory of their rounds, and the buffers of three ranks.
         let ranks = wait_for("three ranks with shared buffers", || {
             let mut found = crate::util::processes_with_environment(&mark);
-            found.retain(|&pid| count_shared_mappings(pid) == 4);
+            found.retain(|&pid| count_shared_mappings(pid) == 5);
             (found.len() == 3).then_some(found)
         });
         let of_victim = crate::util::processes_with_environment(&format!("RING_RANK={victim}"));

@@ -50,6 +50,7 @@ mod objects;
 mod profile;
 mod random_programs;
 mod shared_buffers;
+mod sleeping_ranks;
 mod special_values;
 mod streams;
 mod synchronous_sends;

@@ -43,7 +43,7 @@ fn hmac_of(parts: &[&[u8]]) -> Vec<u8> {
 
 #[test]
 fn the_limits_match_the_wire_format_page() {
-    assert_eq!((VERSION, HEADER_BYTES, SEGMENT_BYTES_MAX, CONTROL_BYTES_MAX), (7, 64, 4_194_304, 4096));
+    assert_eq!((VERSION, HEADER_BYTES, SEGMENT_BYTES_MAX, CONTROL_BYTES_MAX), (8, 64, 4_194_304, 4096));
     assert_eq!((SECRET_BYTES_MIN, SECRET_BYTES_MAX), (16, 4096));
 }
 
@@ -193,7 +193,7 @@ fn a_handshake_has_the_documented_bytes() {
     let hello = dialer.take_output();
     let mut expected = Vec::new();
     expected.extend_from_slice(b"RINGTRAI"); // 0: magic
-    expected.extend_from_slice(&[7, 0]); // 8: version
+    expected.extend_from_slice(&[8, 0]); // 8: version
     expected.push(1); // 10: purpose
     expected.extend_from_slice(&[0; 13]); // 11: reserved
     expected.extend_from_slice(&[0x02, 0x01, 0, 0]); // 24: world
@@ -214,7 +214,7 @@ fn a_handshake_has_the_documented_bytes() {
     let answer = acceptor.take_output();
     let mut expected = Vec::new();
     expected.extend_from_slice(b"RINGTRAI"); // 0: magic
-    expected.extend_from_slice(&[7, 0]); // 8: version
+    expected.extend_from_slice(&[8, 0]); // 8: version
     expected.push(0); // 10: refusal
     expected.extend_from_slice(&[0; 5]); // 11: reserved
     expected.extend_from_slice(&[0xb2; 32]); // 16: nonce

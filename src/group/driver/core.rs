@@ -4,22 +4,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::OperationOutput;
 use super::hierarchical::ActiveHierarchical;
 use super::poll_time::PollTime;
 use super::shm::ShmTask;
 use super::shm_counters::ShmCounters;
+use super::{JobTransport, OperationOutput};
 use crate::engine::{Failure, NOTIFY_TIMEOUT, OpId, Timestamp};
 use crate::group::failure_report::FailureReporter;
 use crate::group::link_driver::{CompletedOperation, LinkDriver, PollOutcome};
 use crate::group::{Error, Statistics};
 use crate::reduce::Kernels;
-use crate::transport::tcp::TcpTransport;
 use crate::types::{Rank, SortedMap, SortedSet};
 
 /// The link driver, the active operations and the results of finished operations.
 pub(in crate::group) struct Core {
-    pub(super) link_driver: LinkDriver<TcpTransport>,
+    pub(super) link_driver: LinkDriver<JobTransport>,
     pub(super) state: JobState,
     /// The active operations.
     pub(super) active_ids: SortedSet<OpId>,
@@ -80,7 +79,7 @@ pub(super) enum PollProgress {
 
 impl Core {
     pub(in crate::group) fn new(
-        link_driver: LinkDriver<TcpTransport>,
+        link_driver: LinkDriver<JobTransport>,
         failure_reporter: Option<FailureReporter>,
     ) -> Self {
         Self {
@@ -178,7 +177,7 @@ impl Core {
     fn report_unacknowledged_links(&mut self) {
         let count = self.link_driver.settings().host_names.len() as u32;
         for peer in (0..count).map(Rank::new) {
-            if self.link_driver.transport().is_retransmission_unanswered(peer) {
+            if self.link_driver.transport().sockets().is_retransmission_unanswered(peer) {
                 self.link_driver.engine_mut().report_unacknowledged(peer);
             }
         }
@@ -252,7 +251,7 @@ impl Core {
             JobState::Failing(deadline) => Some(deadline),
             _ => None,
         };
-        let transport_deadline = self.link_driver.transport().next_deadline();
+        let transport_deadline = self.link_driver.transport().sockets().next_deadline();
         notify_deadline.into_iter().chain(self.link_driver.poll_timeout()).chain(transport_deadline).min()
     }
 }

@@ -16,7 +16,7 @@ mod takeover;
 
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -35,11 +35,19 @@ use super::{Error, Interrupt, Statistics};
 use crate::engine::{DISCONNECT_TIMEOUT, Envelope, OpId, OperationRequest, Pattern, Timestamp};
 use crate::reduce::Kernels;
 use crate::schedule::Schedule;
+use crate::shm::{QueueSignals, Segment};
+use crate::transport::local_links::LinkTransport;
 use crate::transport::scheduling::request_short_slices;
+use crate::transport::tcp::TcpTransport;
 use crate::types::Rank;
 
 /// After the last group is closed: the maximum time for which the driver waits for operations that are still active.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The links of a job: TCP, and queues in shared memory between ranks of one host.
+type JobTransport = LinkTransport<TcpTransport, Segment>;
+/// What a waiting thread looks at to learn of changes of the queues.
+type JobSignals = QueueSignals<Segment>;
 
 /// A link driver over TCP, the clock and the threads that drive it. Dropping the driver closes all links.
 pub(super) struct Driver {
@@ -88,7 +96,12 @@ impl Driver {
         has_own_processor: bool,
         interrupt: Option<Interrupt>,
     ) -> io::Result<Self> {
-        let poller = core.link_driver.transport_mut().take_poller().ok_or(io::ErrorKind::NotConnected)?;
+        let poller = core
+            .link_driver
+            .transport_mut()
+            .sockets_mut()
+            .take_poller()
+            .ok_or(io::ErrorKind::NotConnected)?;
         let shared = Arc::new(DriverShared {
             waker: poller.waker(),
             meter: core.link_driver.meter().clone(),
@@ -96,6 +109,7 @@ impl Driver {
             shm_counters: Arc::clone(&core.shm_counters),
             core: CoreLock::new(core),
             poller: Mutex::new(poller),
+            skipped_polls: AtomicU32::new(0),
             changed: Condvar::new(),
             progress_work: Condvar::new(),
             epoch,
@@ -107,12 +121,28 @@ impl Driver {
 
     /// Sends on the first `count` connections of each link.
     pub(super) fn use_streams(&self, count: u8) {
-        self.shared.lock().link_driver.transport_mut().use_streams(count);
+        self.shared.lock().link_driver.transport_mut().sockets_mut().use_streams(count);
     }
 
     /// Uses only one connection of each link from now on.
     pub(super) fn use_single_connection(&self) {
-        self.shared.lock().link_driver.transport_mut().use_single_connection();
+        self.shared.lock().link_driver.transport_mut().sockets_mut().use_single_connection();
+    }
+
+    /// Adds the queues in `memory` to the links to the other ranks of this host. `ranks` are the ranks of the host, of which this
+    /// rank is number `own`.
+    pub(super) fn add_queues(&self, memory: &Arc<Segment>, ranks: &[Rank], own: usize) {
+        self.shared.lock().link_driver.transport_mut().add_queues(memory, ranks, own);
+    }
+
+    /// Removes the queues, because not all ranks of this host have added them.
+    pub(super) fn remove_queues(&self) {
+        self.shared.lock().link_driver.transport_mut().remove_queues();
+    }
+
+    /// Sends to the other ranks of this host through the queues from now on.
+    pub(super) fn change_over_to_queues(&self) {
+        self.shared.lock().link_driver.transport_mut().change_over();
     }
 
     /// Makes the time for which waiting threads poll depend on how long they waited before.
@@ -136,7 +166,7 @@ impl Driver {
 
     /// Returns the file descriptors of the open sockets.
     pub(super) fn descriptors(&self) -> Vec<RawFd> {
-        self.shared.lock().link_driver.transport().descriptors()
+        self.shared.lock().link_driver.transport().sockets().descriptors()
     }
 
     /// Returns the meter that measures how long sending, receiving, reducing and waiting take.

@@ -3,19 +3,19 @@
 
 use std::io;
 use std::panic::catch_unwind;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use mio::Waker;
 
-use super::OperationOutput;
 use super::core::{Core, JobState, PollProgress};
 use super::core_lock::{CoreGuard, CoreLock};
 use super::poll_time::must_sleep;
 use super::shm::{AwaitedPosts, SHM_SPIN_TIME};
 use super::shm_counters::ShmCounters;
+use super::{JobSignals, OperationOutput};
 use crate::engine::{OpId, Timestamp};
 use crate::group::profile::{Meter, ProfilePart};
 use crate::group::{Error, Interrupt};
@@ -25,6 +25,11 @@ use crate::transport::poller::{Event, Poller};
 /// take about 10 us.
 const SPINS_BEFORE_YIELD: u32 = 20;
 
+/// The number of times that a thread looks at the queues before it polls for events. So many looks take less time than a poll.
+const LOOKS_PER_POLL: u32 = 8;
+/// The most times in a row that a thread does not poll for events because a queue has changed.
+const SKIPPED_POLLS_MAX: u32 = 16;
+
 /// A waiting thread calls the program's interrupt function at this interval.
 const INTERRUPT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -33,6 +38,8 @@ pub(super) struct DriverShared {
     pub(super) core: CoreLock,
     /// The event queue. The thread that holds this lock waits for the sockets.
     pub(super) poller: Mutex<Poller>,
+    /// The number of times that the thread that waits has not polled for events because a queue has changed.
+    pub(super) skipped_polls: AtomicU32,
     /// Wakes the thread that waits for the sockets.
     pub(super) waker: Arc<Waker>,
     /// Signals that an operation has ended, or that no thread waits for the sockets.
@@ -222,6 +229,7 @@ impl DriverShared {
         awaited_posts: &[AwaitedPosts],
     ) -> (CoreGuard<'a>, bool) {
         core.has_socket_waiter = true;
+        let signals = core.link_driver.transport().signals();
         drop(core);
         let mut events = Vec::new();
         let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
@@ -229,7 +237,11 @@ impl DriverShared {
         let result = self.meter.time(ProfilePart::Wait, || {
             while started.elapsed() < SHM_SPIN_TIME {
                 let is_posted = awaited_posts.iter().any(AwaitedPosts::are_posted);
-                if is_posted || poller.wait(Some(Duration::ZERO), &mut events)? || !events.is_empty() {
+                let has_changed = have_queues_changed(signals.as_deref());
+                if is_posted || self.skips_poll(has_changed) {
+                    return Ok(true);
+                }
+                if poller.wait(Some(Duration::ZERO), &mut events)? || !events.is_empty() || has_changed {
                     return Ok(true);
                 }
                 if !self.has_own_processor || spins >= SPINS_BEFORE_YIELD {
@@ -248,7 +260,7 @@ impl DriverShared {
     fn handle_events(&self, events: Vec<Event>, wait_error: Option<&io::Error>) -> CoreGuard<'_> {
         let mut core = self.lock();
         core.has_socket_waiter = false;
-        core.link_driver.transport_mut().serve(self.now(), events);
+        core.link_driver.transport_mut().sockets_mut().serve(self.now(), events);
         if let Some(error) = wait_error {
             core.link_driver.abort(&format!("the operating system could not wait for sockets: {error}"));
         }
@@ -260,37 +272,43 @@ impl DriverShared {
         self.meter.time(ProfilePart::Wait, || core.yield_lock())
     }
 
-    /// Waits for the sockets, at most for `timeout`.
+    /// Waits for the sockets and the queues, at most for `timeout`.
     pub(super) fn poll<'a>(&'a self, mut core: CoreGuard<'a>, timeout: Option<Duration>) -> CoreGuard<'a> {
         core.has_socket_waiter = true;
         // A thread that waits for its own operation first polls, because waking up takes time. The progress thread does not
         // poll, because it would take the processor from the program's computation.
         let spin = if core.background.is_empty() { core.poll_time.max() } else { Duration::ZERO };
+        let signals = core.link_driver.transport().signals();
         drop(core);
         let mut events = Vec::new();
         let started = Instant::now();
-        let waited =
-            self.meter.time(ProfilePart::Wait, || self.wait_for_events(started, spin, timeout, &mut events));
+        let waited = self.meter.time(ProfilePart::Wait, || {
+            self.wait_for_events(started, (spin, timeout), signals.as_deref(), &mut events)
+        });
         let waited_time = started.elapsed();
         let mut core = self.handle_events(events, waited.err().as_ref());
         core.poll_time.record_wait(waited_time);
         core
     }
 
-    /// Waits for events of the sockets: first polls for the time `spin`, and then sleeps.
+    /// Waits for events of the sockets, or for a change of a queue: first polls for the time `spin`, and then sleeps.
     fn wait_for_events(
         &self,
         started: Instant,
-        spin: Duration,
-        timeout: Option<Duration>,
+        (spin, timeout): (Duration, Option<Duration>),
+        signals: Option<&JobSignals>,
         events: &mut Vec<Event>,
     ) -> io::Result<()> {
         let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
         let spin = timeout.map_or(spin, |timeout| spin.min(timeout));
         let (mut spins, mut polled) = (0, Duration::ZERO);
         while !spin.is_zero() {
+            let has_changed = (0..LOOKS_PER_POLL).any(|_| have_queues_changed(signals));
+            if self.skips_poll(has_changed) {
+                return Ok(());
+            }
             let is_woken = poller.wait(Some(Duration::ZERO), events)?;
-            if is_woken || !events.is_empty() {
+            if is_woken || !events.is_empty() || has_changed {
                 return Ok(());
             }
             let polled_before = std::mem::replace(&mut polled, started.elapsed());
@@ -303,7 +321,24 @@ impl DriverShared {
             }
             spins += 1;
         }
-        poller.wait(timeout, events).map(|_| ())
+        // Peers wake this rank only while its flag is set.
+        if signals.is_some_and(|signals| !signals.mark_asleep_unless_changed()) {
+            return poller.wait(Some(Duration::ZERO), events).map(|_| ());
+        }
+        let waited = poller.wait(timeout, events).map(|_| ());
+        if let Some(signals) = signals {
+            signals.mark_awake();
+        }
+        waited
+    }
+
+    /// Returns whether the thread that waits for the sockets may skip a poll for events, because a queue has changed. To look at
+    /// the queues takes far less time than a poll. But a rank that always finds a change must also handle its events.
+    fn skips_poll(&self, has_queue_changed: bool) -> bool {
+        let skipped = self.skipped_polls.load(Ordering::Relaxed);
+        let skips = has_queue_changed && skipped < SKIPPED_POLLS_MAX;
+        self.skipped_polls.store(if skips { skipped + 1 } else { 0 }, Ordering::Relaxed);
+        skips
     }
 
     /// After a failure of the job: tells the peers, releases all buffers, and returns the error.
@@ -334,4 +369,12 @@ impl DriverShared {
             }
         }
     }
+}
+
+/// Returns whether a queue of a job has changed. Without queues, nothing changes.
+fn have_queues_changed(signals: Option<&JobSignals>) -> bool {
+    signals.is_some_and(|signals| {
+        std::hint::spin_loop();
+        signals.have_changed()
+    })
 }

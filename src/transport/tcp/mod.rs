@@ -31,6 +31,7 @@ use self::read_ahead::{ReadAhead, ReadOutcome};
 use self::simultaneous_open::{LinkChoice, SimultaneousOpen};
 use super::handshake::{DialProgress, OutgoingHandshake};
 use super::listener::{AcceptedConnection, Event, HANDSHAKE_TIMEOUT, Listener};
+use super::local_links::SocketTransport;
 use super::poller::Poller;
 use super::{TransferResult, Transport};
 use crate::types::Rank;
@@ -466,6 +467,18 @@ impl Transport for TcpTransport {
 
     fn name(&self) -> &'static str {
         "tcp"
+    }
+}
+
+impl SocketTransport for TcpTransport {
+    fn wake(&mut self, peer: Rank) {
+        // The socket has space for the byte, even if this rank has not handled the event that says so. If the link is lost, an
+        // event has told the peer.
+        if let Some(LinkState::Open(stream)) = self.links.get_mut(&peer).map(|link| &mut link.state)
+            && let Err(error) = stream.write(&[0])
+        {
+            log::debug!("rank {peer} could not be woken: {error}");
+        }
     }
 }
 

@@ -1,0 +1,49 @@
+//! Queues in shared memory for the links between ranks of one host. The ranks set them up when the job starts.
+
+use std::sync::Arc;
+
+use super::share::RANKS_MAX;
+use super::{Error, Group};
+use crate::shm::HostMemoryLayout;
+use crate::types::{LOCAL_GROUP_BIT, Rank};
+
+impl Group {
+    /// Makes the links between ranks of this host go through queues in shared memory, if all these ranks can map the memory.
+    /// All ranks of the job have to call this method.
+    pub(super) fn open_local_queues(&self) -> Result<(), Error> {
+        let machine = |rank: Rank| self.machine_numbers.get(rank.index());
+        let own = machine(self.members[self.rank.index()]);
+        let members: Arc<[Rank]> =
+            self.members.iter().copied().filter(|&rank| machine(rank) == own).collect();
+        if members.len() == 1 {
+            return Ok(());
+        }
+        if members.len() > RANKS_MAX as usize {
+            log::info!(
+                "the {} ranks of this host exchange messages over TCP: there are more than {RANKS_MAX}",
+                members.len()
+            );
+            return Ok(());
+        }
+        let local = self.with_members((self.id % LOCAL_GROUP_BIT) | LOCAL_GROUP_BIT, Arc::clone(&members));
+        let Some(driver) = local.driver()? else { return Ok(()) };
+        // A rank that has its queues may get the first entry of a peer before it knows itself that all ranks have theirs. So each
+        // rank adds its queues before it reports that it has the memory.
+        let bytes = HostMemoryLayout::new(members.len()).bytes();
+        let added = local.share_segment(bytes, |memory| {
+            driver.add_queues(&Arc::new(memory), &members, local.rank.index());
+        })?;
+        match added {
+            Ok(()) => {
+                driver.change_over_to_queues();
+                // A message takes so little time that sleeping would take most of it.
+                driver.adapt_polling();
+            }
+            Err(why) => {
+                driver.remove_queues();
+                log::info!("the ranks of this host exchange messages over TCP: {why}");
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,406 @@
+//! Links to the ranks of this host, whose bytes go through queues in shared memory.
+//!
+//! Every link begins on its socket. Each direction changes over to a queue on its own: the first entry of the queue says how
+//! many bytes of the link the sender has sent over the socket. The receiver reads so many bytes from the socket, and all further
+//! bytes from the queue. So a direction can change over at any time, even in the middle of a frame.
+//!
+//! After the change-over, the socket carries only bytes that wake the receiver ([`QueueSignals`]), and its end. The receiver
+//! drops these bytes. The end of the socket is the end of the link, after all entries of the queue have been read: the entries
+//! may contain the reason.
+
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{TransferResult, Transport};
+use crate::shm::{HostMemoryLayout, QueueError, QueueReceiver, QueueSender, QueueSignals, SegmentMemory};
+use crate::types::{Rank, WorldSize};
+
+/// The most times that one call reads wake bytes from a socket. A peer sends at most a few of them.
+const WAKE_READS_MAX: usize = 256;
+
+/// Sockets that carry links.
+pub trait SocketTransport: Transport {
+    /// Sends one byte to `peer`, whose thread sleeps until its socket has data. If the link is lost, does nothing. Does not
+    /// depend on events that this rank has not handled.
+    fn wake(&mut self, peer: Rank);
+}
+
+/// Links over sockets. The links to other ranks of this host can change over to queues in shared memory.
+pub struct LinkTransport<S, M> {
+    sockets: S,
+    /// For each rank: the bytes of its link that have gone over the socket.
+    socket_bytes: Vec<SocketBytes>,
+    local: Option<LocalLinks<M>>,
+}
+
+/// The numbers of bytes of a link that have gone over its socket, without wake bytes.
+#[derive(Clone, Copy, Default)]
+struct SocketBytes {
+    sent: u64,
+    received: u64,
+}
+
+/// The links to the other ranks of this host.
+struct LocalLinks<M> {
+    links: BTreeMap<Rank, LocalLink<M>>,
+    signals: Arc<QueueSignals<M>>,
+}
+
+/// The link to another rank of this host.
+struct LocalLink<M> {
+    /// The number of the peer in [`QueueSignals`].
+    index: usize,
+    sender: QueueSender<M>,
+    receiver: QueueReceiver<M>,
+    /// Whether this rank sends through the queue.
+    is_sending: bool,
+    receiving: Receiving,
+    /// The number of bytes of the link that the peer has sent over the socket; `None` until the peer changes over.
+    socket_total: Option<u64>,
+    /// The value of [`QueueSender::read_count`] when the queue to the peer was found full.
+    full_at: Option<u64>,
+    /// Why the socket has ended.
+    socket_end: Option<String>,
+    /// What is wrong with the words of the peer, if this rank noticed it while sending.
+    problem: Option<QueueError>,
+}
+
+/// Where this rank receives the bytes of a link.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Receiving {
+    Socket,
+    Queue,
+    /// The peer has written wrong words. Only the end of the socket matters.
+    Nothing,
+}
+
+/// The socket of a link, and the signals of this rank.
+struct LinkContext<'a, S, M> {
+    peer: Rank,
+    sockets: &'a mut S,
+    socket_bytes: &'a mut SocketBytes,
+    signals: &'a QueueSignals<M>,
+}
+
+impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
+    /// Creates links that use only sockets.
+    pub fn new(sockets: S, world: WorldSize) -> Self {
+        Self { sockets, socket_bytes: vec![SocketBytes::default(); world.as_usize()], local: None }
+    }
+
+    /// Returns the sockets.
+    pub fn sockets(&self) -> &S {
+        &self.sockets
+    }
+
+    /// Returns the sockets, for example to pass events to them.
+    pub fn sockets_mut(&mut self) -> &mut S {
+        &mut self.sockets
+    }
+
+    /// Returns what a thread that waits must look at in addition to the sockets; `None` without queues.
+    pub fn signals(&self) -> Option<Arc<QueueSignals<M>>> {
+        self.local.as_ref().map(|local| Arc::clone(&local.signals))
+    }
+
+    /// Adds the queues in `memory` to the links to the other ranks of this host. From now on, this rank receives through a queue
+    /// if the peer sends through it. `ranks` are the ranks of the host, of which this rank is number `own`.
+    pub fn add_queues(&mut self, memory: &Arc<M>, ranks: &[Rank], own: usize) {
+        let layout = HostMemoryLayout::new(ranks.len());
+        self.add_queues_with_layout(memory, layout, ranks, own);
+    }
+
+    fn add_queues_with_layout(
+        &mut self,
+        memory: &Arc<M>,
+        layout: HostMemoryLayout,
+        ranks: &[Rank],
+        own: usize,
+    ) {
+        let peers = ranks.iter().enumerate().filter(|&(number, _)| number != own);
+        let links = peers.enumerate().map(|(index, (number, &rank))| {
+            let sender = QueueSender::new(Arc::clone(memory), layout, own, number);
+            let receiver = QueueReceiver::new(Arc::clone(memory), layout, number, own);
+            (rank, LocalLink::new(index, sender, receiver))
+        });
+        let links = links.collect();
+        let signals = Arc::new(QueueSignals::new(Arc::clone(memory), layout, own));
+        self.local = Some(LocalLinks { links, signals });
+    }
+
+    /// Removes the queues again. No rank of this host may have changed over.
+    pub fn remove_queues(&mut self) {
+        self.local = None;
+    }
+
+    /// Sends through the queues from now on. All ranks of this host must have added their queues.
+    pub fn change_over(&mut self) {
+        let Some(LocalLinks { links, signals }) = &mut self.local else { return };
+        for (&peer, link) in links {
+            let Some(socket_bytes) = self.socket_bytes.get_mut(peer.index()) else { continue };
+            link.begin_sending(&mut LinkContext { peer, sockets: &mut self.sockets, socket_bytes, signals });
+        }
+    }
+
+    /// Returns the link to a rank of this host and its context; `None` for a link that has no queues.
+    fn local_link(&mut self, peer: Rank) -> Option<(&mut LocalLink<M>, LinkContext<'_, S, M>)> {
+        let LocalLinks { links, signals } = self.local.as_mut()?;
+        let (link, socket_bytes) = (links.get_mut(&peer)?, self.socket_bytes.get_mut(peer.index())?);
+        Some((link, LinkContext { peer, sockets: &mut self.sockets, socket_bytes, signals }))
+    }
+}
+
+impl<S: SocketTransport, M: SegmentMemory> Transport for LinkTransport<S, M> {
+    fn connect(&mut self, now: Duration, peer: Rank) {
+        self.sockets.connect(now, peer);
+    }
+
+    fn is_open(&self, peer: Rank) -> bool {
+        self.sockets.is_open(peer)
+    }
+
+    fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> TransferResult {
+        if let Some((link, mut context)) = self.local_link(peer)
+            && link.is_sending
+        {
+            return link.send(&mut context, parts);
+        }
+        let sent = self.sockets.send(peer, parts);
+        if let (&TransferResult::Bytes(count), Some(bytes)) = (&sent, self.socket_bytes.get_mut(peer.index()))
+        {
+            bytes.sent += count as u64;
+        }
+        sent
+    }
+
+    fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
+        if let Some((link, mut context)) = self.local_link(peer) {
+            return link.receive(&mut context, parts);
+        }
+        let received = self.sockets.receive(peer, parts);
+        if let (&TransferResult::Bytes(count), Some(bytes)) =
+            (&received, self.socket_bytes.get_mut(peer.index()))
+        {
+            bytes.received += count as u64;
+        }
+        received
+    }
+
+    fn close_sending(&mut self, peer: Rank) {
+        if let Some((link, context)) = self.local_link(peer) {
+            link.full_at = None;
+            context.signals.stop_waiting_for_space(link.index);
+        }
+        self.sockets.close_sending(peer);
+    }
+
+    fn take_incoming_link(&mut self) -> Option<Rank> {
+        self.sockets.take_incoming_link()
+    }
+
+    fn name(&self) -> &'static str {
+        self.sockets.name()
+    }
+}
+
+impl<M: SegmentMemory> LocalLink<M> {
+    fn new(index: usize, sender: QueueSender<M>, receiver: QueueReceiver<M>) -> Self {
+        Self {
+            index,
+            sender,
+            receiver,
+            is_sending: false,
+            receiving: Receiving::Socket,
+            socket_total: None,
+            full_at: None,
+            socket_end: None,
+            problem: None,
+        }
+    }
+
+    /// Sends through the queue from now on.
+    fn begin_sending<S: SocketTransport>(&mut self, context: &mut LinkContext<'_, S, M>) {
+        if !self.is_sending {
+            self.is_sending = true;
+            self.sender.begin(context.socket_bytes.sent);
+            self.wake_receiver(context);
+        }
+    }
+
+    fn wake_receiver<S: SocketTransport>(&self, context: &mut LinkContext<'_, S, M>) {
+        if context.signals.must_wake_receiver(self.index) {
+            context.sockets.wake(context.peer);
+        }
+    }
+
+    /// Sends as many bytes of `parts` through the queue as there is space for.
+    fn send<S: SocketTransport>(
+        &mut self,
+        context: &mut LinkContext<'_, S, M>,
+        parts: &[IoSlice<'_>],
+    ) -> TransferResult {
+        let wanted: usize = parts.iter().map(|part| part.len()).sum();
+        let mut sent = 0;
+        while sent < wanted {
+            match self.sender.write(parts, sent) {
+                Ok(0) if sent > 0 || self.full_at == Some(self.sender.read_count()) => break,
+                // Look again after the signal: the peer may have read an entry before it could see the signal.
+                Ok(0) => {
+                    self.full_at = Some(self.sender.read_count());
+                    context.signals.wait_for_space(self.index, self.sender.read_count());
+                }
+                Ok(count) => {
+                    sent += count;
+                    if self.full_at.take().is_some() {
+                        context.signals.stop_waiting_for_space(self.index);
+                    }
+                    self.wake_receiver(context);
+                }
+                Err(error) => {
+                    self.problem = Some(error);
+                    return TransferResult::Corrupt(error.to_string());
+                }
+            }
+        }
+        if sent == 0 { TransferResult::Blocked } else { TransferResult::Bytes(sent) }
+    }
+
+    /// Receives bytes from the queue or, before the peer has changed over, from the socket.
+    fn receive<S: SocketTransport>(
+        &mut self,
+        context: &mut LinkContext<'_, S, M>,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> TransferResult {
+        if let Some(error) = self.problem.take() {
+            return self.refuse(context, error.to_string());
+        }
+        for _ in 0..WAKE_READS_MAX {
+            match self.receive_from_queue(context, parts) {
+                Ok(0) => {}
+                Ok(count) => return TransferResult::Bytes(count),
+                Err(why) => return self.refuse(context, why),
+            }
+            // Entries that the peer wrote before its socket ended were there when this rank read the queue.
+            if let Some(why) = &self.socket_end {
+                return TransferResult::Lost(why.clone());
+            }
+            if let Some(result) = self.receive_from_socket(context, parts) {
+                return result;
+            }
+        }
+        self.refuse(context, "it sent data over the connection instead of through shared memory".into())
+    }
+
+    /// Receives bytes from the queue, as many as are there. Changes over if all bytes of the socket have been received.
+    fn receive_from_queue<S: SocketTransport>(
+        &mut self,
+        context: &mut LinkContext<'_, S, M>,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> Result<usize, String> {
+        let describe = |error: QueueError| error.to_string();
+        if self.receiving == Receiving::Socket {
+            self.look_for_change_over(context).map_err(describe)?;
+            match self.socket_total.map(|total| total.cmp(&context.socket_bytes.received)) {
+                Some(Ordering::Less) => return Err("it claims to have sent fewer bytes than it did".into()),
+                Some(Ordering::Equal) => {
+                    self.receiving = Receiving::Queue;
+                    context.signals.resume_reading(self.index, self.receiver.next_entry());
+                    // The peer has changed over, so it knows that this rank has its queues, and it may sleep until this rank
+                    // wakes it. Wake bytes are allowed only after this rank has changed over, too.
+                    self.begin_sending(context);
+                }
+                Some(Ordering::Greater) | None => return Ok(0),
+            }
+        }
+        if self.receiving == Receiving::Nothing {
+            return Ok(0);
+        }
+        let wanted: usize = parts.iter().map(|part| part.len()).sum();
+        let mut received = 0;
+        while received < wanted {
+            let read = self.receiver.read(parts, received).map_err(describe)?;
+            if read.bytes == 0 {
+                break;
+            }
+            received += read.bytes;
+            if read.has_freed_space {
+                context.signals.set_next_entry(self.index, self.receiver.next_entry());
+                if context.signals.must_wake_sender(self.index) {
+                    context.sockets.wake(context.peer);
+                }
+            }
+        }
+        Ok(received)
+    }
+
+    /// Reads the first entry of the queue, if the peer has changed over.
+    fn look_for_change_over<S>(&mut self, context: &LinkContext<'_, S, M>) -> Result<(), QueueError> {
+        if self.socket_total.is_none() {
+            self.socket_total = self.receiver.read_begin()?;
+            if self.socket_total.is_some() {
+                // Entries are read after the last bytes of the socket, so a thread has to wait for the socket.
+                context.signals.stop_reading(self.index);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the socket once. Returns `None` if the caller must look at the queue again: after wake bytes, and after the end of
+    /// the socket.
+    fn receive_from_socket<S: SocketTransport>(
+        &mut self,
+        context: &mut LinkContext<'_, S, M>,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> Option<TransferResult> {
+        let mut wake_bytes = [0; 64];
+        let is_link = self.receiving == Receiving::Socket;
+        let received = if is_link {
+            context.sockets.receive(context.peer, parts)
+        } else {
+            context.sockets.receive(context.peer, &mut [IoSliceMut::new(&mut wake_bytes)])
+        };
+        match received {
+            TransferResult::Bytes(_) if !is_link => None,
+            TransferResult::Bytes(count) => match self.count_link_bytes(context, count) {
+                Ok(0) => None,
+                Ok(count) => Some(TransferResult::Bytes(count)),
+                Err(error) => Some(self.refuse(context, error.to_string())),
+            },
+            TransferResult::Lost(why) => {
+                self.socket_end = Some(why);
+                None
+            }
+            result => Some(result),
+        }
+    }
+
+    /// Counts bytes that were read from the socket. Returns how many of them are bytes of the link: a peer that has changed over
+    /// may have sent wake bytes after them. The peer wrote the first entry before it sent a wake byte.
+    fn count_link_bytes<S>(
+        &mut self,
+        context: &mut LinkContext<'_, S, M>,
+        count: usize,
+    ) -> Result<usize, QueueError> {
+        let before = context.socket_bytes.received;
+        self.look_for_change_over(context)?;
+        let left = self.socket_total.map_or(u64::MAX, |total| total.saturating_sub(before));
+        let count = left.min(count as u64);
+        context.socket_bytes.received = before + count;
+        Ok(count as usize)
+    }
+
+    /// Reads and writes the queues no more, because the peer has written wrong words.
+    fn refuse<S>(&mut self, context: &LinkContext<'_, S, M>, why: String) -> TransferResult {
+        self.receiving = Receiving::Nothing;
+        self.full_at = None;
+        context.signals.stop_reading(self.index);
+        context.signals.stop_waiting_for_space(self.index);
+        TransferResult::Corrupt(why)
+    }
+}

@@ -1,0 +1,79 @@
+//! Messages to ranks that have fallen asleep, and from ranks that sleep because they cannot send more. A lost wake-up would make
+//! a rank wait until its deadline.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use crate::util::ranks::TestTransport;
+use ringtrain::{Group, Rank};
+
+/// A rank that sleeps for ever fails after this time.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// The numbers of elements of the messages: below and above the limits of a cache line, of an entry and of a queue.
+const COUNTS: [usize; 5] = [1, 10, 600, 20_000, 300_000];
+
+/// Uses the processor for a random time, in which other ranks may fall asleep.
+fn compute(random: &mut StdRng) {
+    let until = Instant::now() + Duration::from_micros(random.random_range(0..150));
+    while Instant::now() < until {
+        std::hint::spin_loop();
+    }
+}
+
+fn message(number: usize) -> Vec<u32> {
+    (0..COUNTS[number % COUNTS.len()] as u32).map(|index| index.wrapping_mul(number as u32 + 1)).collect()
+}
+
+fn receive_and_check(group: &Group, source: Rank, number: usize) {
+    let expected = message(number);
+    let mut received = vec![7; expected.len()];
+    group.receive(&mut received, source, 0).unwrap();
+    assert!(received == expected, "message {number}");
+}
+
+/// The ranks of each pair answer each other after random times. The third rank waits in a receive meanwhile.
+fn messages_wake_ranks_that_sleep(transport: TestTransport) {
+    transport.run(3, |mut group| {
+        group.set_timeout(TIMEOUT);
+        let mut random = StdRng::seed_from_u64(u64::from(group.rank().get()));
+        for number in 0..90 {
+            let [from, to] = [number, number + 1 + number / 3 % 2].map(|rank| Rank::new(rank as u32 % 3));
+            if group.rank() == from {
+                compute(&mut random);
+                group.send(&message(number), to, 0).unwrap();
+                receive_and_check(&group, to, number + 1);
+            } else if group.rank() == to {
+                compute(&mut random);
+                receive_and_check(&group, from, number);
+                compute(&mut random);
+                group.send(&message(number + 1), from, 0).unwrap();
+            }
+        }
+    });
+}
+
+/// In each rank, one thread sends and one receives. A thread may find a queue full while the other thread of its rank sleeps.
+fn threads_of_a_rank_send_and_receive_while_others_sleep(transport: TestTransport) {
+    transport.run(2, |mut group| {
+        group.set_timeout(TIMEOUT);
+        let (messenger, peer) = (group.messenger(), group.size().rank_after(group.rank(), 1));
+        let mut random = StdRng::seed_from_u64(u64::from(group.rank().get()) + 10);
+        let mut sender_random = StdRng::seed_from_u64(random.random());
+        let sender = thread::spawn(move || {
+            for number in 0..40 {
+                compute(&mut sender_random);
+                messenger.send(&message(number), peer, 0).unwrap();
+            }
+        });
+        for number in 0..40 {
+            compute(&mut random);
+            receive_and_check(&group, peer, number);
+        }
+        sender.join().unwrap();
+    });
+}
+
+on_every_transport!(messages_wake_ranks_that_sleep, threads_of_a_rank_send_and_receive_while_others_sleep);
