@@ -34,6 +34,9 @@ struct WeakMemory {
     shared: Rc<SharedWords>,
 }
 
+/// Gives the other rank than this one a turn.
+type Preempt = Box<dyn Fn(usize)>;
+
 /// The memory that both ranks see, and their writes that are not visible yet.
 struct SharedWords {
     guarantees: Guarantees,
@@ -41,7 +44,7 @@ struct SharedWords {
     pending: [RefCell<VecDeque<PendingWrite>>; 2],
     random: RefCell<StdRng>,
     /// Gives the other rank than this one a turn, if that rank is not in the middle of a turn.
-    preempt: RefCell<Option<Box<dyn Fn(usize)>>>,
+    preempt: RefCell<Option<Preempt>>,
 }
 
 /// A write that only its own rank sees.
