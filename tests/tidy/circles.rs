@@ -65,7 +65,7 @@ const CIRCLES: &[(&str, &str)] = &[
     ("src/train/predict", "evaluation mod output text"),
     ("src/train", "runtime shard_exchange"),
     ("src/train", "trainer trainer/evaluation"),
-    ("src/transport/shm", "rounds rounds/registry"),
+    ("src/shm", "rounds rounds/registry"),
     ("src/transport/tcp/bundle", "mod receiving sending"),
     ("src/transport/tcp", "extra mod"),
 ];
