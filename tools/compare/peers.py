@@ -19,16 +19,21 @@ WARM_UP = 5
 BEFORE = "-before"
 # Gloo measures only these operations.
 REDUCTIONS_AND_COPIES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
-OPERATIONS = (*REDUCTIONS_AND_COPIES, "gather", "scatter", "all_to_all", "ping_pong", "send_receive")
+OPERATIONS = (*REDUCTIONS_AND_COPIES, "reduce", "barrier", "gather", "scatter", "all_to_all", "ping_pong", "send_receive")
 # The operations that divide the buffer into equal parts, one for each rank.
 WITH_PARTS = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
 DTYPES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
-# The packages that `--install` installs. Each entry has a separate virtual environment, because both MPIs have an mpicc.
-PACKAGES = {"torch": ["torch", "numpy"], "openmpi": ["openmpi"], "mpich": ["mpich"]}
+# The packages that `--install` installs. Each entry has a separate virtual environment, because all MPIs have an mpicc.
+PACKAGES = {
+    "torch": ["torch", "numpy"],
+    "openmpi": ["openmpi"],
+    "mpich": ["mpich"],
+    "intelmpi": ["impi-rt", "impi-devel"],
+}
 # The programs that run by default. A message names each program that is missing.
 EXPECTED = (
     *("ringbench", "ringbench-alloc", "ringbench-tcp", "gloo", "openmpi4-tcp", "openmpi4", "openmpi5-tcp", "openmpi5"),
-    *("mpich5-tcp", "mpich5"),
+    *("mpich5-tcp", "mpich5", "intelmpi2021-tcp", "intelmpi2021"),
 )
 
 
@@ -233,24 +238,28 @@ class Mpi(ComparedProgram):
             except MeasurementFailed as error:
                 failures.append(str(error))
         for key in EXPECTED:
-            if key.startswith(("openmpi", "mpich")) and key not in programs:
+            if key.startswith(MPI_KEYS) and key not in programs:
                 absent.append((key, "; ".join(["not found (--install, --peers or mpicc in PATH)", *failures])))
         return list(programs.values()), absent
 
     @staticmethod
     def compile_programs(directory, scratch, number):
         mpiexec, program = directory / "mpiexec", scratch / f"mpi_bench.{number}"
-        compiled = processes.run_commands([[directory / "mpicc", "-O2", "-o", program, HERE / "mpi_bench.c"]], 120, scratch)
+        # The mpicc of Intel MPI needs to know where it is installed.
+        variables = {**AS_ROOT, "I_MPI_ROOT": directory.parent}
+        compile_command = [directory / "mpicc", "-O2", "-o", program, HERE / "mpi_bench.c"]
+        compiled = processes.run_commands([compile_command], 120, scratch, [variables])
         if compiled.code != 0:
             raise MeasurementFailed(f"{directory / 'mpicc'} failed: {compiled.errors.strip()[-300:]}")
         # Run a program to learn which MPI this is, because mpicc and mpiexec have the same names in all MPIs.
-        probe = processes.run_commands([[mpiexec, "-n", 1, program, "all_reduce", "f32", 1]], 30, scratch, [AS_ROOT])
+        probe = processes.run_commands([[mpiexec, "-n", 1, program, "all_reduce", "f32", 1]], 30, scratch, [variables])
         version = parse_rows_and_version(probe.output)[1]
-        found = re.match(r"(Open MPI|MPICH)\D*(\d+)", version)
+        found = re.match(r"(Open MPI|MPICH|Intel\(R\) MPI)\D*(\d+)", version)
         if probe.code != 0 or not found:
             raise MeasurementFailed(f"{mpiexec} cannot start a program: {(version or probe.errors.strip())[-300:]}")
-        family, major = found.group(1), int(found.group(2))
-        kind, key = (OpenMpi, f"openmpi{major}") if family == "Open MPI" else (Mpich, f"mpich{major}")
+        family, major = found.group(1).replace("(R)", ""), int(found.group(2))
+        kind = {"Open MPI": OpenMpi, "MPICH": Mpich, "Intel MPI": IntelMpi}[family]
+        key = f"{family.replace(' ', '').lower()}{major}"
         for suffix, title, (flags, variables) in (("-tcp", " (TCP)", kind.TCP), ("", "", ([], {}))):
             yield kind(key + suffix, f"{family} {major}{title}", mpiexec, program, flags, variables, scratch)
 
@@ -266,6 +275,8 @@ class Mpi(ComparedProgram):
         return []
 
 
+# How the keys of the MPI programs start.
+MPI_KEYS = ("openmpi", "mpich", "intelmpi")
 # Without these variables, Open MPI 4 and 5 refuse to run as root. Other programs ignore the variables.
 AS_ROOT = {
     f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}": 1 for prefix in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")
@@ -295,6 +306,11 @@ class Mpich(Mpi):
         # MPICH spins and has no option like mpi_yield_when_idle. If ranks share a processor, each step takes a time slice, and
         # large sizes would take very long. So the limit is short.
         return min(default_s, self.OVERSUBSCRIBED_S) if world > processor_count() else default_s
+
+
+class IntelMpi(Mpi):
+    # Without the fabric `shm`, all messages go through libfabric.
+    TCP = ([], {"I_MPI_FABRICS": "ofi", "FI_PROVIDER": "tcp", "FI_TCP_IFACE": "lo"})
 
 
 def parse_rows_and_version(text):
@@ -340,6 +356,7 @@ def install_programs(directory, say):
         "torch": any(has_gloo(python) for python in find_in_environments(directory, "bin/python")),
         "openmpi": bool(find_in_environments(directory, "bin/ompi_info")),
         "mpich": bool(find_in_environments(directory, "bin/mpichversion")),
+        "intelmpi": bool(find_in_environments(directory, "bin/impi_info")),
     }
     for name, packages in PACKAGES.items():
         if present[name]:

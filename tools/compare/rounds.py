@@ -154,7 +154,7 @@ class ComparisonRounds:
         self.check_results(program, case, measurement)
         for size, row in measurement.rows.items():
             key = MeasurementKey(case.operation, case.dtype, control, case.world, size, program.key)
-            self.rows.setdefault(key, []).append(row)
+            self.rows.setdefault(key, []).append({**row, "round": number})
             # Use the shortest time so far. If other programs disturbed the trial, its time is too long, and the number of
             # iterations that follows from it is too small.
             counts[size] = self.iterations_and_time(size, min(counts[size][1], row["time_us"]))

@@ -12,11 +12,11 @@ import types
 import unittest
 import xml.dom.minidom
 
-import before_after
 import machine
 import peers
 import plot
 import processes
+import ratios
 import report
 import rounds
 
@@ -215,21 +215,45 @@ class ReportTests(unittest.TestCase):
         self.assertTrue(all(row["time_is"].startswith("half of a round trip") for row in document["results"]))
 
 
-class BeforeAndAfterTests(unittest.TestCase):
+class RatioTests(unittest.TestCase):
     def test_the_confidence_interval_is_that_of_the_sign_test(self):
         # For 15 values, the 4th and the 12th miss the true median with a probability of 2 * (1 + 15 + 105 + 455) / 2^15 = 3.5%.
-        self.assertEqual(before_after.median_and_confidence_interval(range(1, 16)), (8, (4, 12)))
-        self.assertEqual(before_after.median_and_confidence_interval(range(1, 7)), (3.5, (1, 6)))
-        self.assertEqual(before_after.median_and_confidence_interval([2, 1, 3]), (2, None))
+        self.assertEqual(ratios.median_and_confidence_interval(range(1, 16)), (8, (4, 12)))
+        self.assertEqual(ratios.median_and_confidence_interval(range(1, 7)), (3.5, (1, 6)))
+        self.assertEqual(ratios.median_and_confidence_interval([2, 1, 3]), (2, None))
 
     def test_each_case_is_compared_with_the_same_case_of_the_build_before(self):
         programs = [FakeProgram("ringbench", 30.0), FakeProgram("ringbench-before", 20.0), FakeProgram("gloo")]
-        rows = before_after.compare_builds(measure_fakes(programs, rounds=6)[0])
+        rows = ratios.compare_builds(measure_fakes(programs, rounds=6)[0])
         self.assertEqual([row["program"] for row in rows], ["ringbench"] * 4)
         self.assertTrue(all(row["ratio"] == 1.5 and row["interval"] == (1.5, 1.5) for row in rows))
-        self.assertAlmostEqual(before_after.geometric_mean_ratio(rows), 1.5)
-        self.assertIn("| ringbench | all_reduce | f32 | bbr | 2 | 64 | 1.500 | 1.500 - 1.500 |", before_after.ratio_table(rows))
-        self.assertEqual(before_after.compare_builds(measure_fakes([FakeProgram("ringbench")])[0]), [])
+        self.assertAlmostEqual(ratios.geometric_mean_ratio(rows), 1.5)
+        self.assertIn("| ringbench | all_reduce | f32 | bbr | 2 | 64 | 1.500 | 1.500 - 1.500 |", ratios.ratio_table(rows))
+        self.assertEqual(ratios.compare_builds(measure_fakes([FakeProgram("ringbench")])[0]), [])
+
+
+    def test_a_summary_names_the_sizes_at_which_the_program_is_slower(self):
+        ours, peer = FakeProgram("ringbench", 10.0), FakeProgram("mpich5", 10.0)
+        measure = peer.measure
+
+        def fast_at_1_mib(*anything):
+            measurement = measure(*anything)
+            measurement.rows[1 << 20]["time_us"] = 8.0
+            return measurement
+
+        peer.measure = fast_at_1_mib
+        rows = ratios.compare_with_peers(measure_fakes([ours, peer], rounds=6, congestion=["bbr"])[0], "ringbench")
+        self.assertEqual([(row["bytes"], row["ratio"]) for row in rows], [(64, 1.0), (1 << 20, 1.25)])
+        self.assertIn("| mpich5 | all_reduce | f32 | bbr | 2 | 2 | 1.12 | 1.25 (1M) | 1M |", ratios.summary_table(rows))
+        rows = ratios.compare_with_peers(measure_fakes([ours, peer], rounds=5, congestion=["bbr"])[0], "ringbench")
+        self.assertIn("| 1.25 (1M) | - |", ratios.summary_table(rows))
+
+    def test_a_round_in_which_a_program_failed_has_no_ratio(self):
+        results, _ = measure_fakes([FakeProgram("ringbench", 30.0), FakeProgram("gloo", 10.0)], rounds=3)
+        for key in results.rows:
+            if key.program == "gloo":
+                del results.rows[key][1]
+        self.assertTrue(all(row["rounds_ratio"] == [3.0, 3.0] for row in ratios.compare_with_peers(results, "ringbench")))
 
 
 class PlotTests(unittest.TestCase):
