@@ -16,27 +16,35 @@ pub(super) const WORD_BYTES: usize = size_of::<u64>();
 ///
 /// The methods panic if a word or a range is not inside the memory, or if a word is not aligned. The caller checks every
 /// offset that another process has written.
+///
+/// The methods know the line of their caller, because tests change the accesses of single lines.
 pub trait SegmentMemory {
     /// Returns the length in bytes.
     fn length(&self) -> usize;
 
     /// Returns the value of the word at `offset`.
+    #[track_caller]
     fn load(&self, offset: usize, ordering: Ordering) -> u64;
 
     /// Sets the word at `offset`.
+    #[track_caller]
     fn store(&self, offset: usize, value: u64, ordering: Ordering);
 
     /// Sets the word at `offset`, and returns its value before.
+    #[track_caller]
     fn swap(&self, offset: usize, value: u64, ordering: Ordering) -> u64;
 
     /// Orders all earlier accesses of this thread before all later ones, as [`fence`] with [`Ordering::SeqCst`] does.
+    #[track_caller]
     fn fence(&self);
 
     /// Copies the bytes from `start` on to `target`. If another process writes these bytes meanwhile, the content of `target`
     /// is unspecified.
+    #[track_caller]
     fn read(&self, start: usize, target: &mut [u8]);
 
     /// Copies `source` to the bytes from `start` on.
+    #[track_caller]
     fn write(&self, start: usize, source: &[u8]);
 }
 

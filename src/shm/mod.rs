@@ -19,6 +19,7 @@ mod queue;
 mod rounds;
 mod segment;
 mod signals;
+pub mod sim_memory;
 
 pub use buffer::{ExposedBuffer, RemoteBuffer};
 pub use host::HostMemoryLayout;
