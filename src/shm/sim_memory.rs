@@ -27,7 +27,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use super::memory::{SegmentMemory, WORD_BYTES};
 
 /// The most simulated threads.
-const THREADS_MAX: usize = 8;
+pub const THREADS_MAX: usize = 4;
 /// A thread that has not seen a store.
 const NEVER: u32 = u32::MAX;
 
@@ -158,7 +158,7 @@ impl SimMemory {
         self.state.borrow_mut().mutation = mutation;
     }
 
-    /// Runs `work` as the simulated thread with the number `thread`, which is less than 8.
+    /// Runs `work` as the simulated thread with the number `thread`, which is less than [`THREADS_MAX`].
     pub fn run_as<T>(&self, thread: usize, work: impl FnOnce() -> T) -> T {
         let before = self.thread.replace(thread);
         let result = work();
@@ -199,7 +199,7 @@ impl SimMemory {
         self.state.borrow().race.clone()
     }
 
-    /// Returns the lines of the source that have accessed the memory.
+    /// Returns the lines of the source that have accessed the memory while no line was changed.
     pub fn sites(&self) -> BTreeMap<AccessSite, AccessKind> {
         self.state.borrow().sites.clone()
     }
@@ -219,22 +219,32 @@ impl SimMemory {
         stores[0].seen = Clock::default();
     }
 
-    /// Begins an access. Returns the mutation of its line.
+    /// Begins an access to `length` bytes from `start` on. Returns the mutation of its line.
     #[track_caller]
-    fn begin(&self, is_ordered: bool, is_fence: bool) -> (RefMut<'_, SimState>, Option<Mutation>) {
+    fn begin(
+        &self,
+        (start, length): (usize, usize),
+        is_ordered: bool,
+        is_fence: bool,
+    ) -> (RefMut<'_, SimState>, Option<Mutation>) {
+        let is_inside = start.checked_add(length).is_some_and(|end| end <= self.length);
+        assert!(is_inside, "an access to shared memory must be inside the memory");
         let site = Location::caller();
         if let Some(on_access) = &*self.on_access.borrow() {
             on_access();
         }
         let mut state = self.state.borrow_mut();
-        state.sites.insert(site, AccessKind { is_ordered, is_fence });
+        if state.mutation.is_none() {
+            state.sites.insert(site, AccessKind { is_ordered, is_fence });
+        }
         let thread = &mut state.threads[self.thread.get()];
         let has_ended = thread.has_ended;
         thread.now += 1;
         let now = thread.now;
         thread.view.before[self.thread.get()] = now;
         thread.view.visible[self.thread.get()] = now;
-        let mutation = state.mutation.filter(|(mutated, _)| *mutated == site);
+        let is_mutated = |mutated: AccessSite| mutated.line() == site.line() && mutated == site;
+        let mutation = state.mutation.filter(|(mutated, _)| is_mutated(mutated));
         let mutation = if has_ended { Some(Mutation::Skip) } else { mutation.map(|(_, mutation)| mutation) };
         (state, mutation)
     }
@@ -243,15 +253,12 @@ impl SimMemory {
 impl SimState {
     /// Returns the stores of a word, and the number of the oldest store that the thread may see.
     fn stores(&mut self, offset: usize, thread: usize) -> (&mut Vec<SimStore>, usize, &mut StdRng) {
-        let initial = || SimStore {
-            value: 0,
-            seen: Clock::default(),
-            released: SimView::default(),
-            is_swap: false,
-        };
+        let initial =
+            || SimStore { value: 0, seen: Clock::default(), released: SimView::default(), is_swap: false };
         let stores = self.words.entry(offset).or_insert_with(|| vec![initial()]);
         let visible = &self.threads[thread].view.visible;
-        let must_see = |store: &SimStore| store.seen.iter().zip(visible).any(|(seen, visible)| seen <= visible);
+        let must_see =
+            |store: &SimStore| store.seen.iter().zip(visible).any(|(seen, visible)| seen <= visible);
         let oldest = stores.iter().rposition(must_see).unwrap_or(0);
         (stores, oldest, &mut self.random)
     }
@@ -259,13 +266,15 @@ impl SimState {
     /// Records that the thread has seen a store.
     fn see(&mut self, thread: usize, offset: usize, index: usize, is_acquire: bool) -> u64 {
         let SimThread { now, view, unacquired, .. } = &mut self.threads[thread];
-        let Some(store) = self.words.get_mut(&offset).and_then(|stores| stores.get_mut(index)) else { return 0 };
+        let Some(store) = self.words.get_mut(&offset).and_then(|stores| stores.get_mut(index)) else {
+            return 0;
+        };
         store.seen[thread] = store.seen[thread].min(*now);
         (if is_acquire { view } else { unacquired }).join(&store.released);
         store.value
     }
 
-    /// Inserts a store. `seen_before` is the store that a swap has replaced.
+    /// Inserts a store of `value` at the place `index` in the order of the stores of a word.
     fn insert(&mut self, thread: usize, offset: usize, (index, value): (usize, u64), is_release: bool) {
         let SimThread { now, view, fenced, .. } = self.threads[thread];
         let mut seen = [NEVER; THREADS_MAX];
@@ -277,16 +286,17 @@ impl SimState {
     }
 
     fn note_race(&mut self, thread: usize, what: &str, offset: usize) {
-        self.race.get_or_insert_with(|| format!("thread {thread} {what} byte {offset} during another access"));
+        self.race
+            .get_or_insert_with(|| format!("thread {thread} {what} byte {offset} during another access"));
     }
 }
 
 fn is_acquire(ordering: Ordering, mutation: Option<Mutation>) -> bool {
-    matches!(ordering, Ordering::Acquire | Ordering::AcqRel) && mutation.is_none()
+    !matches!(ordering, Ordering::Relaxed | Ordering::Release) && mutation.is_none()
 }
 
 fn is_release(ordering: Ordering, mutation: Option<Mutation>) -> bool {
-    matches!(ordering, Ordering::Release | Ordering::AcqRel) && mutation.is_none()
+    !matches!(ordering, Ordering::Relaxed | Ordering::Acquire) && mutation.is_none()
 }
 
 impl SegmentMemory for SimMemory {
@@ -295,19 +305,21 @@ impl SegmentMemory for SimMemory {
     }
 
     fn load(&self, offset: usize, ordering: Ordering) -> u64 {
-        self.check(offset, WORD_BYTES);
-        let (mut state, mutation) = self.begin(ordering != Ordering::Relaxed, false);
+        let (mut state, mutation) = self.begin((offset, WORD_BYTES), ordering != Ordering::Relaxed, false);
         let thread = self.thread.get();
         let (stores, oldest, random) = state.stores(offset, thread);
         let newest = stores.len() - 1;
-        let index = if random.random_bool(0.5) { newest } else { random.random_range(oldest..=newest) };
+        let index = match random.random_range(0..4) {
+            0 | 1 => newest,
+            2 => oldest,
+            _ => random.random_range(oldest..=newest),
+        };
         let value = state.see(thread, offset, index, is_acquire(ordering, mutation));
         if mutation == Some(Mutation::Skip) { 0 } else { value }
     }
 
     fn store(&self, offset: usize, value: u64, ordering: Ordering) {
-        self.check(offset, WORD_BYTES);
-        let (mut state, mutation) = self.begin(ordering != Ordering::Relaxed, false);
+        let (mut state, mutation) = self.begin((offset, WORD_BYTES), ordering != Ordering::Relaxed, false);
         if mutation == Some(Mutation::Skip) {
             return;
         }
@@ -317,13 +329,13 @@ impl SegmentMemory for SimMemory {
         // Other threads may have written later stores, but nothing comes between a swap and the store that it replaced.
         let possible: Vec<usize> =
             (oldest + 1..=end).filter(|&index| stores.get(index).is_none_or(|next| !next.is_swap)).collect();
-        let index = if random.random_bool(0.7) { end } else { possible[random.random_range(0..possible.len())] };
+        let index =
+            if random.random_bool(0.7) { end } else { possible[random.random_range(0..possible.len())] };
         state.insert(thread, offset, (index, value), is_release(ordering, mutation));
     }
 
     fn swap(&self, offset: usize, value: u64, ordering: Ordering) -> u64 {
-        self.check(offset, WORD_BYTES);
-        let (mut state, mutation) = self.begin(ordering != Ordering::Relaxed, false);
+        let (mut state, mutation) = self.begin((offset, WORD_BYTES), ordering != Ordering::Relaxed, false);
         let thread = self.thread.get();
         let (stores, oldest, random) = state.stores(offset, thread);
         let possible: Vec<usize> = (oldest..stores.len())
@@ -335,7 +347,9 @@ impl SegmentMemory for SimMemory {
         }
         let before = state.see(thread, offset, replaced, is_acquire(ordering, mutation));
         state.insert(thread, offset, (replaced + 1, value), is_release(ordering, mutation));
-        if let Some([replaced, own]) = state.words.get_mut(&offset).and_then(|s| s.get_mut(replaced..replaced + 2)) {
+        if let Some([replaced, own]) =
+            state.words.get_mut(&offset).and_then(|s| s.get_mut(replaced..replaced + 2))
+        {
             own.is_swap = true;
             // A swap also carries what the store that it replaced carries.
             own.released.join(&replaced.released);
@@ -344,7 +358,7 @@ impl SegmentMemory for SimMemory {
     }
 
     fn fence(&self) {
-        let (mut state, mutation) = self.begin(true, true);
+        let (mut state, mutation) = self.begin((0, 0), true, true);
         if mutation.is_some() {
             return;
         }
@@ -357,8 +371,7 @@ impl SegmentMemory for SimMemory {
     }
 
     fn read(&self, start: usize, target: &mut [u8]) {
-        self.check(start, target.len());
-        let (mut state, mutation) = self.begin(false, false);
+        let (mut state, mutation) = self.begin((start, target.len()), false, false);
         if mutation == Some(Mutation::Skip) {
             return;
         }
@@ -379,8 +392,7 @@ impl SegmentMemory for SimMemory {
     }
 
     fn write(&self, start: usize, source: &[u8]) {
-        self.check(start, source.len());
-        let (mut state, mutation) = self.begin(false, false);
+        let (mut state, mutation) = self.begin((start, source.len()), false, false);
         if mutation == Some(Mutation::Skip) {
             return;
         }
@@ -396,12 +408,5 @@ impl SegmentMemory for SimMemory {
             }
             state.replaced[offset] = std::mem::replace(&mut state.newest[offset], byte);
         }
-    }
-}
-
-impl SimMemory {
-    fn check(&self, start: usize, length: usize) {
-        let is_inside = start.checked_add(length).is_some_and(|end| end <= self.length);
-        assert!(is_inside, "an access to shared memory must be inside the memory");
     }
 }

@@ -27,7 +27,7 @@ enum Verdict {
 }
 use Verdict::{Allowed, Forbidden};
 
-/// Runs the threads with random turns. Returns what each thread loads, one thread after the other, and the last values of X and Y.
+/// Runs the threads with random turns. Returns what the threads load, ordered by thread, and the last values of X and Y.
 fn run(threads: &[&[Op]], seed: u64) -> (Vec<u64>, [u64; 2]) {
     let memory = SimMemory::new(16, seed);
     let mut random = StdRng::seed_from_u64(seed ^ 0xA5A5);
@@ -72,7 +72,8 @@ fn messages_are_passed_by_release_and_acquire_or_by_fences() {
         let reader = [Load(Y, load), Load(X, Relaxed)];
         check("message passing", &[&writer, &reader], verdict, |loaded, _| loaded == [1, 0]);
     }
-    for (store_fence, load_fence, verdict) in [(true, true, Forbidden), (true, false, Allowed), (false, true, Allowed)]
+    for (store_fence, load_fence, verdict) in
+        [(true, true, Forbidden), (true, false, Allowed), (false, true, Allowed)]
     {
         let mut writer = vec![Store(X, 1, Relaxed), Store(Y, 1, Relaxed)];
         let mut reader = vec![Load(Y, Relaxed), Load(X, Relaxed)];
@@ -85,8 +86,10 @@ fn messages_are_passed_by_release_and_acquire_or_by_fences() {
         check("fences", &[&writer, &reader], verdict, |loaded, _| loaded == [1, 0]);
     }
     // A fence orders relaxed stores after it with acquire loads, and release stores with relaxed loads before it.
-    let [fenced, released] =
-        [vec![Store(X, 1, Relaxed), Fence, Store(Y, 1, Relaxed)], vec![Store(X, 1, Relaxed), Store(Y, 1, Release)]];
+    let [fenced, released] = [
+        vec![Store(X, 1, Relaxed), Fence, Store(Y, 1, Relaxed)],
+        vec![Store(X, 1, Relaxed), Store(Y, 1, Release)],
+    ];
     let [acquiring, fencing] =
         [vec![Load(Y, Acquire), Load(X, Relaxed)], vec![Load(Y, Relaxed), Fence, Load(X, Relaxed)]];
     check("fence and acquire", &[&fenced, &acquiring], Forbidden, |loaded, _| loaded == [1, 0]);
@@ -131,7 +134,9 @@ fn a_word_never_goes_back() {
     check("own store", &[&own_load, &two], Forbidden, |loaded, _| loaded == [0]);
     check("own store", &[&own_load, &two], Allowed, |loaded, last| loaded == [2] && last[0] == 2);
     let load_and_store = [Load(X, Relaxed), Store(X, 1, Relaxed)];
-    check("load and store", &[&load_and_store, &two], Forbidden, |loaded, last| loaded == [2] && last[0] == 2);
+    check("load and store", &[&load_and_store, &two], Forbidden, |loaded, last| {
+        loaded == [2] && last[0] == 2
+    });
 }
 
 /// Three and four threads: what a thread has seen is also visible to threads that acquire from it.
@@ -155,7 +160,9 @@ fn visibility_is_transitive() {
         };
         let (first, second) = (reader(X, Y), reader(Y, X));
         let threads: [&[Op]; 4] = [&[Store(X, 1, Release)], &[Store(Y, 1, Release)], &first, &second];
-        check("independent reads of independent writes", &threads, verdict, |loaded, _| loaded == [1, 0, 1, 0]);
+        check("independent reads of independent writes", &threads, verdict, |loaded, _| {
+            loaded == [1, 0, 1, 0]
+        });
     }
 }
 
@@ -197,9 +204,12 @@ fn swaps_are_atomic_and_continue_a_release() {
     check("acquiring swap", &threads, Forbidden, |loaded, _| loaded == [2, 0]);
 }
 
-/// Thread 0 writes 16 bytes and sets the flag. Thread 1 looks at the flag, reads the bytes if it is set, and answers. Then thread 0
-/// writes the bytes again. Returns the bytes that thread 1 has read, and the race.
-fn pass_bytes(seed: u64, [write_flag, read_flag, answer, read_answer]: [Ordering; 4]) -> (Option<[u8; 16]>, bool) {
+/// Thread 0 writes 16 bytes and sets the flag. Thread 1 looks at the flag, reads the bytes if it is set, and answers. Then
+/// thread 0 writes the bytes again. Returns the bytes that thread 1 has read, and the race.
+fn pass_bytes(
+    seed: u64,
+    [write_flag, read_flag, answer, read_answer]: [Ordering; 4],
+) -> (Option<[u8; 16]>, bool) {
     let memory = SimMemory::new(64, seed);
     let mut bytes = None;
     memory.run_as(0, || {
