@@ -9,7 +9,7 @@ use super::message::{self, FromRank, ToRank};
 use super::server::FIRST_NOTICE_DELAY;
 use super::{Member, Roster, StartError};
 use crate::transport::handshake::{DialError, Identity, advance_handshake, random_nonce};
-use crate::transport::listener::HANDSHAKE_TIMEOUT;
+use crate::transport::incoming::HANDSHAKE_TIMEOUT;
 use crate::types::{Rank, WorldSize};
 use crate::wire::handshake::{ConnectionPurpose, Dialer, Introduction, StreamId};
 

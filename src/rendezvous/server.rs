@@ -16,7 +16,7 @@ use mio::{Token, Waker};
 use super::message::{self, AbsentRanks, FROM_RANK_BYTES_MAX, FromRank, ToRank};
 use super::{Member, Roster, StartError, is_loopback};
 use crate::transport::handshake::Identity;
-use crate::transport::listener::{Event, Listener, listen};
+use crate::transport::listener::{Listener, listen};
 use crate::types::{Rank, WorldSize};
 use crate::wire::Secret;
 use crate::wire::handshake::{ConnectionPurpose, Job};
@@ -49,7 +49,7 @@ pub fn serve(
     let roster = registry.serve_until_complete(&commands, &name)?.unwrap_or(Roster { members: Vec::new() });
     registry.send_to_all(&ToRank::Ready(roster.clone()));
     let members = roster.members.clone();
-    listener.reply_to_late_ranks(move |rank| {
+    listener.incoming.reply_to_late_ranks(move |rank| {
         let reason = match members.get(rank.index()) {
             Some(Member { host, address, .. }) => format!(
                 "the job already runs, and its rank {rank} is another process, on {host} at {address}; start each rank once"
@@ -142,7 +142,7 @@ impl Server {
                 Err(StartError::PeerLost { rank, host, detail }) => {
                     let started = registry.started;
                     let lost = message::encode(&ToRank::Lost { rank, host, detail });
-                    listener.reply_to_late_ranks(move |_| lost.clone());
+                    listener.incoming.reply_to_late_ranks(move |_| lost.clone());
                     reply_until_stopped(&mut listener, &receiver, started);
                 }
                 Err(error) => log::info!("rendezvous: {error}"),
@@ -286,7 +286,6 @@ impl<'a> RankRegistry<'a> {
         commands: &Receiver<ServerCommand>,
         name: &dyn Fn(Rank) -> String,
     ) -> Result<Option<Roster>, StartError> {
-        let mut events = Vec::new();
         while self.members.len() < self.world.as_usize() {
             let now = self.started.elapsed();
             match commands.try_recv() {
@@ -307,7 +306,7 @@ impl<'a> RankRegistry<'a> {
             }
             let next_notice = self.first_registration_and_next_notice.map(|(_, next_notice)| next_notice);
             let until = next_notice.into_iter().chain(deadline).min();
-            self.wait_and_serve(now, until, &mut events).map_err(|error| match error {
+            self.wait_and_serve(now, until).map_err(|error| match error {
                 ServeError::RankLost { rank, detail } => self.fail_for_lost_rank(rank, detail),
                 ServeError::System(source) => {
                     StartError::System { what: "waiting at the rendezvous", source }
@@ -342,16 +341,11 @@ impl<'a> RankRegistry<'a> {
         }
     }
 
-    fn wait_and_serve(
-        &mut self,
-        now: Duration,
-        until: Option<Duration>,
-        events: &mut Vec<Event>,
-    ) -> Result<(), ServeError> {
-        events.clear();
-        self.listener.wait(now, until, events).map_err(ServeError::System)?;
+    fn wait_and_serve(&mut self, now: Duration, until: Option<Duration>) -> Result<(), ServeError> {
+        let mut events = Vec::new();
+        self.listener.wait(now, until, &mut events).map_err(ServeError::System)?;
         let mut tokens: Vec<Token> = events.iter().map(|event| event.token).collect();
-        while let Some(accepted) = self.listener.take_accepted_connection(ConnectionPurpose::Rendezvous) {
+        while let Some(accepted) = self.listener.incoming.take(ConnectionPurpose::Rendezvous) {
             let client = ClientConnection {
                 stream: accepted.stream,
                 rank: accepted.introduction.from,
@@ -371,8 +365,7 @@ impl<'a> RankRegistry<'a> {
     /// Reads a client's messages, and answers them.
     fn serve_client(&mut self, token: Token) -> Result<(), ServeError> {
         let Some(mut client) = self.clients.remove(&token) else { return Ok(()) };
-        // Handle received messages before connection errors: a rank that registered and ended at once is lost, not
-        // missing.
+        // Handle received messages before connection errors: a rank that registered and ended at once is lost, not missing.
         let read_result = client.receive_bytes();
         let result =
             self.answer_received_messages(&mut client).and(read_result).and_then(|()| client.send_unsent());
@@ -421,7 +414,8 @@ impl<'a> RankRegistry<'a> {
     /// Returns the ranks that have not registered, and the processes that were refused.
     fn absent_ranks(&self) -> AbsentRanks {
         let ranks = self.world.ranks().filter(|rank| !self.members.contains_key(rank)).collect();
-        AbsentRanks { ranks, refused: self.listener.refused_ranks().map(ToString::to_string).collect() }
+        let refused = self.listener.incoming.refused_ranks().map(ToString::to_string).collect();
+        AbsentRanks { ranks, refused }
     }
 
     /// Sends all clients the error that the start timeout is over, and returns the error.

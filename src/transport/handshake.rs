@@ -1,7 +1,7 @@
 //! Performs [handshakes](crate::wire::handshake) on connections: [`OutgoingHandshake`] is the dialer's side, and both
 //! sides send and receive their messages with `advance_handshake`.
 
-use std::io;
+use std::io::{self, Read, Write};
 
 use mio::net::TcpStream;
 
@@ -28,7 +28,7 @@ pub enum DialProgress {
     Pending,
     /// The peer has accepted the connection, which may now be used.
     Ready,
-    /// The peer closed the connection before this rank had sent its proof.
+    /// The peer closed the connection before the handshake was complete.
     Closed(io::Error),
     /// The connection or the handshake failed.
     Failed(DialError),
@@ -45,35 +45,51 @@ pub enum DialError {
     Handshake(#[from] HandshakeError),
 }
 
+/// A connection that this rank opens without blocking.
+pub trait DialedStream: Read + Write {
+    /// Returns whether the peer's machine has accepted the connection.
+    ///
+    /// # Errors
+    ///
+    /// If the connection cannot be established.
+    fn is_established(&self) -> io::Result<bool>;
+}
+
+impl DialedStream for TcpStream {
+    fn is_established(&self) -> io::Result<bool> {
+        if let Ok(Some(error)) = self.take_error() {
+            return Err(error);
+        }
+        match self.peer_addr() {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
 /// The dialer's handshake on a connection.
 pub struct OutgoingHandshake {
     handshake: Dialer,
 }
 
 impl OutgoingHandshake {
-    /// Creates a handshake in which the dialer introduces itself with `introduction`.
-    pub fn new(identity: &Identity, introduction: Introduction) -> Self {
-        Self { handshake: Dialer::new(identity.secret.clone(), &identity.job, introduction, random_nonce()) }
+    /// Creates a handshake in which the dialer introduces itself with `introduction`. `nonce` must be random.
+    pub fn new(identity: &Identity, introduction: Introduction, nonce: [u8; NONCE_BYTES]) -> Self {
+        Self { handshake: Dialer::new(identity.secret.clone(), &identity.job, introduction, nonce) }
     }
 
     /// Sends and receives as much of the handshake as is possible without blocking.
-    pub fn advance(&mut self, stream: &mut TcpStream) -> DialProgress {
-        if let Ok(Some(error)) = stream.take_error() {
-            return DialProgress::Failed(error.into());
-        }
-        match stream.peer_addr() {
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotConnected => return DialProgress::Connecting,
+    pub fn advance(&mut self, stream: &mut impl DialedStream) -> DialProgress {
+        match stream.is_established() {
+            Ok(true) => {}
+            Ok(false) => return DialProgress::Connecting,
             Err(error) => return DialProgress::Failed(error.into()),
         }
         match advance_handshake(stream, &mut self.handshake) {
             Ok(true) => DialProgress::Ready,
             Ok(false) => DialProgress::Pending,
-            Err(DialError::Io(error))
-                if !self.handshake.has_produced_proof() && is_closed_by_peer(&error) =>
-            {
-                DialProgress::Closed(error)
-            }
+            Err(DialError::Io(error)) if is_closed_by_peer(&error) => DialProgress::Closed(error),
             Err(error) => DialProgress::Failed(error),
         }
     }
@@ -89,7 +105,7 @@ fn is_closed_by_peer(error: &io::Error) -> bool {
 /// arrive. Each message fits into any socket buffer, and the two sides send in turn, so a write that would block is an
 /// error. The last message of a handshake is the acceptor's verdict. If the verdict accepts the connection, this function
 /// does not send the verdict: the caller sends it.
-pub(crate) fn advance_handshake<S: io::Read + io::Write>(
+pub(crate) fn advance_handshake<S: Read + Write>(
     stream: &mut S,
     handshake: &mut dyn Handshake,
 ) -> Result<bool, DialError> {

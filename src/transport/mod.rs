@@ -5,6 +5,7 @@
 
 mod eviction;
 pub mod handshake;
+pub mod incoming;
 pub(crate) mod inherited_pipe;
 pub mod listener;
 pub mod local_links;

@@ -228,12 +228,6 @@ impl Dialer {
         Self { secret, state: DialerState::Hello, output: hello.clone(), hello, input: Vec::new() }
     }
 
-    /// Returns whether the dialer has produced its proof. Once the proof is sent, the acceptor may accept the
-    /// connection at any moment.
-    pub fn has_produced_proof(&self) -> bool {
-        self.state != DialerState::Hello
-    }
-
     fn read_hello(&mut self) -> Result<(), HandshakeError> {
         let input = std::mem::take(&mut self.input);
         let mut reader = Reader(&input);

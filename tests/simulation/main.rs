@@ -4,11 +4,15 @@
 //! smaller groups. The last call is a barrier. Some, all or none of the links carry checksums. On every network, a rank that
 //! reports success has the right result, unless a bit was flipped on a link without checksums.
 //! Every rank ends before its deadline. If a rank fails before the last barrier, no rank completes this barrier.
+//!
+//! `handshakes.rs` simulates how a process accepts the connections of ranks and of strangers.
 
+mod handshakes;
 mod many_seeds;
 mod program;
 mod rank;
 mod scenario;
+mod sockets;
 
 use std::collections::BTreeSet;
 use std::ops::Range;

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, available_parallelism};
 use std::time::Instant;
 
+use crate::handshakes::check_handshakes;
 use crate::program::OPERATIONS;
 use crate::{check_last_barrier, check_operation, check_survivors, check_without_faults};
 
@@ -17,7 +18,7 @@ const SEEDS_VARIABLE: &str = "SIM_SEEDS";
 /// A check of the networks of one seed, and its name. A check panics if it fails.
 type NamedCheck = (&'static str, fn(u64));
 
-const CHECKS: [NamedCheck; 4] = [
+const CHECKS: [NamedCheck; 5] = [
     ("without faults", check_without_faults),
     ("with faults", |seed| {
         check_last_barrier(seed);
@@ -28,6 +29,7 @@ const CHECKS: [NamedCheck; 4] = [
     ("a killed rank", |seed| {
         check_survivors(seed);
     }),
+    ("handshakes", check_handshakes),
 ];
 
 #[test]

@@ -12,7 +12,7 @@ use mio::net::TcpStream;
 use super::bundle::Bundle;
 use super::{CONNECT_TIMEOUT, Dial, LinkState, TcpLink, TcpTransport};
 use crate::transport::handshake::DialProgress;
-use crate::transport::listener::{AcceptedConnection, HANDSHAKE_TIMEOUT};
+use crate::transport::incoming::{AcceptedConnection, HANDSHAKE_TIMEOUT};
 use crate::types::Rank;
 use crate::wire::cause::NO_ANSWER_TEXT;
 use crate::wire::handshake::StreamId;

@@ -29,10 +29,11 @@ pub use self::options::{CongestionControl, SocketOptions, available_congestion_c
 pub use self::pacing::PacingRate;
 use self::read_ahead::{ReadAhead, ReadOutcome};
 use self::simultaneous_open::{LinkChoice, SimultaneousOpen};
-use super::handshake::{DialProgress, OutgoingHandshake};
-use super::listener::{AcceptedConnection, Event, HANDSHAKE_TIMEOUT, Listener};
+use super::handshake::{DialProgress, OutgoingHandshake, random_nonce};
+use super::incoming::{AcceptedConnection, HANDSHAKE_TIMEOUT};
+use super::listener::Listener;
 use super::local_links::SocketTransport;
-use super::poller::Poller;
+use super::poller::{Event, Poller};
 use super::{TransferResult, Transport};
 use crate::types::Rank;
 use crate::wire::cause::NO_ANSWER_TEXT;
@@ -160,7 +161,7 @@ impl TcpTransport {
             link.is_ended |= event.is_ended;
             self.advance_dial(now, peer);
         }
-        while let Some(accepted) = self.listener.take_accepted_connection(ConnectionPurpose::Link) {
+        while let Some(accepted) = self.listener.incoming.take(ConnectionPurpose::Link) {
             match accepted.introduction.stream.index {
                 0 => self.handle_peer_connection(now, accepted),
                 _ => self.accept_extra_connection(accepted),
@@ -184,7 +185,8 @@ impl TcpTransport {
         self.listener.registry().register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
         let (from, to) = (self.rank, peer);
         let introduction = Introduction { purpose: ConnectionPurpose::Link, from, to, stream: stream_id };
-        let handshake = OutgoingHandshake::new(self.listener.identity(), introduction);
+        let identity = self.listener.incoming.identity();
+        let handshake = OutgoingHandshake::new(identity, introduction, random_nonce());
         let deadline = Some(now + CONNECT_TIMEOUT);
         let stream_count = stream_id.total;
         Ok(Dial { stream, token, handshake, began: now, stream_count, deadline })

@@ -221,6 +221,7 @@ mod tests {
                     |to: HandshakeStage| move |state: &mut Self| state.connections[number].stage = to;
                 let is_unproved =
                     matches!(connection.stage, HandshakeStage::Connecting | HandshakeStage::Greeting);
+                let is_unread = is_unproved || connection.stage == HandshakeStage::Proved;
                 if is_unproved && is_dialer_open && self.failures > 0 {
                     offer(&|state| {
                         state.failures -= 1;
@@ -228,7 +229,7 @@ mod tests {
                         state.apply_event(dialer, SimultaneousOpen::handle_failed_dial);
                     });
                 }
-                if is_unproved && is_acceptor_open && self.early_closes > 0 {
+                if is_unread && is_acceptor_open && self.early_closes > 0 {
                     offer(&|state| {
                         state.early_closes -= 1;
                         state.connections[number].is_closed[acceptor] = true;
@@ -239,7 +240,9 @@ mod tests {
                     HandshakeStage::Greeting if is_dialer_open && is_acceptor_open => {
                         offer(&advance(HandshakeStage::Proved));
                     }
-                    HandshakeStage::Greeting if is_dialer_open => {
+                    HandshakeStage::Greeting | HandshakeStage::Proved
+                        if is_dialer_open && !is_acceptor_open =>
+                    {
                         offer(&|state| state.dial_again(dialer, number));
                     }
                     HandshakeStage::Proved if is_acceptor_open => {

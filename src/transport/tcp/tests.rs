@@ -9,7 +9,7 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::*;
 use crate::transport::handshake::Identity;
-use crate::transport::listener::PENDING_HANDSHAKES_MAX;
+use crate::transport::incoming::PENDING_HANDSHAKES_MAX;
 use crate::wire::Secret;
 use crate::wire::handshake::Job;
 

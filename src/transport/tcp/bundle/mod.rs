@@ -23,7 +23,7 @@ use mio::net::TcpStream;
 use self::receiving::{ReceiveState, RecordBuffer};
 use self::sending::SendState;
 use super::kernel::{self, SendSpace};
-use crate::transport::listener::Event;
+use crate::transport::poller::Event;
 
 /// The operations of a connection that a bundle needs. Tests implement this trait without sockets.
 pub(super) trait Connection {

@@ -1,0 +1,304 @@
+//! The connections that other processes open to this rank, until their handshakes are complete.
+//!
+//! A connection must complete the [handshake](crate::wire::handshake) within [`HANDSHAKE_TIMEOUT`], and at most
+//! [`PENDING_HANDSHAKES_MAX`] handshakes are in progress. If a handshake fails, [`IncomingConnections`] logs the failure
+//! and closes the connection, and the job continues. The owner takes a connection with [`IncomingConnections::take`]. The
+//! owner then accepts the connection with [`AcceptedConnection::confirm`], or closes the connection because it prefers
+//! another connection to the same peer.
+//!
+//! This module opens no sockets and reads no clock, so the simulation runs it with simulated connections.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use mio::Token;
+use mio::net::TcpStream;
+
+use super::eviction::EvictionOrder;
+use super::handshake::{DialError, Identity, advance_handshake};
+use super::refusal_log::RefusalLog;
+use crate::types::Rank;
+use crate::wire::handshake::{
+    Acceptor, ConnectionPurpose, Handshake as _, HandshakeError, Introduction, NONCE_BYTES,
+};
+
+/// The time-out of a handshake. If this rank calls [`IncomingConnections::expire`] late, at most 1 s of the time since the
+/// previous call counts toward the time-out.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The maximum number of handshakes in progress. If a further connection arrives, the connection that is least likely to
+/// belong to a rank is closed.
+pub const PENDING_HANDSHAKES_MAX: usize = 256;
+/// While handshakes are in progress, a rank that is not busy calls [`IncomingConnections::expire`] again after at most
+/// this time. If the rank calls later, for example after 60 s, only 1 s counts toward the time-out of the handshakes.
+const EXPIRE_INTERVAL_MAX: Duration = Duration::from_secs(1);
+/// The maximum number of refused processes that the error message about missing ranks lists.
+const REFUSED_RANKS_MAX: usize = 8;
+/// The maximum number of connections that stay open after the reply to a late rank. These connections are not closed at
+/// once, because a reset could discard the reply.
+const LATE_REPLY_CONNECTIONS_MAX: usize = 64;
+
+/// A connection whose other end has proved that it belongs to the job.
+pub struct AcceptedConnection<S = TcpStream> {
+    /// The connection, which is registered under `token`.
+    pub stream: S,
+    /// The token of the connection.
+    pub token: Token,
+    /// Which rank dialed, and for which purpose.
+    pub introduction: Introduction,
+    /// The last message of the handshake, for which the dialer waits.
+    verdict: Vec<u8>,
+}
+
+impl<S: Write> AcceptedConnection<S> {
+    /// Sends the verdict, which accepts the connection. After that, both ends use the connection for the link.
+    ///
+    /// # Errors
+    ///
+    /// If the connection is lost.
+    pub fn confirm(mut self) -> io::Result<S> {
+        // The verdict fits into the send buffer, because the connection has carried only the handshake.
+        self.stream.write_all(&self.verdict)?;
+        Ok(self.stream)
+    }
+}
+
+/// A process that the listener refused, because the process belongs to another job or has different options.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RefusedRank {
+    /// The rank that the process claims to be, or `None` if the process has not sent a rank.
+    claimed: Option<Rank>,
+    host: IpAddr,
+    reason: String,
+}
+
+impl fmt::Display for RefusedRank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { claimed, host, reason } = self;
+        match claimed {
+            Some(rank) => write!(f, "a process at {host} that says it is rank {rank} was refused: {reason}"),
+            None => write!(f, "a process at {host} was refused: {reason}"),
+        }
+    }
+}
+
+/// A connection that another process has opened, and whose handshake is in progress.
+struct IncomingHandshake<S> {
+    stream: S,
+    address: SocketAddr,
+    handshake: Acceptor,
+    /// The time that counts toward the time-out: at most [`EXPIRE_INTERVAL_MAX`] for each interval between two calls
+    /// of [`IncomingConnections::expire`].
+    elapsed: Duration,
+}
+
+/// Creates the reply to a rank that connects after the job has started, or after the start of the job has failed.
+type LateReplyFunction = Box<dyn Fn(Rank) -> Vec<u8> + Send>;
+
+/// The connections whose handshake is in progress, and the accepted connections that the owner has not taken yet.
+pub struct IncomingConnections<S> {
+    identity: Identity,
+    /// The connections whose handshake is in progress.
+    pending: BTreeMap<Token, IncomingHandshake<S>>,
+    /// The order in which pending connections are closed if there are too many.
+    eviction: EvictionOrder,
+    /// The connections whose handshake is complete, and which the owner has not taken yet.
+    accepted: VecDeque<AcceptedConnection<S>>,
+    /// The time of the last call of [`IncomingConnections::expire`].
+    expired_at: Duration,
+    pub(super) log: RefusalLog,
+    /// The first refused processes, at most [`REFUSED_RANKS_MAX`].
+    refused: VecDeque<RefusedRank>,
+    late_reply: Option<LateReplyFunction>,
+    /// The connections on which the reply to a late rank has been sent.
+    replied: VecDeque<S>,
+}
+
+impl<S: Read + Write> IncomingConnections<S> {
+    /// Creates the state without connections. The handshakes use the secret, the job and the rank in `identity`.
+    pub fn new(identity: Identity) -> Self {
+        Self {
+            identity,
+            pending: BTreeMap::new(),
+            eviction: EvictionOrder::default(),
+            accepted: VecDeque::new(),
+            expired_at: Duration::ZERO,
+            log: RefusalLog::default(),
+            refused: VecDeque::new(),
+            late_reply: None,
+            replied: VecDeque::new(),
+        }
+    }
+
+    /// Returns the secret, the job and the rank of this process.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Adds a connection from `address`, and begins its handshake. A later connection must have a higher token. `nonce` must
+    /// be random.
+    pub fn add(
+        &mut self,
+        now: Duration,
+        token: Token,
+        stream: S,
+        address: SocketAddr,
+        nonce: [u8; NONCE_BYTES],
+    ) {
+        if self.pending.len() >= PENDING_HANDSHAKES_MAX {
+            self.evict_connection(now);
+        }
+        let Identity { secret, job, rank } = self.identity.clone();
+        let handshake = Acceptor::new(secret, job, rank, nonce);
+        self.pending.insert(token, IncomingHandshake { stream, address, handshake, elapsed: Duration::ZERO });
+        self.eviction.add(token, address.ip());
+        self.continue_handshake(now, token);
+    }
+
+    /// Returns whether the handshake of this connection is in progress.
+    pub fn is_pending(&self, token: Token) -> bool {
+        self.pending.contains_key(&token)
+    }
+
+    /// Removes and returns a connection for `purpose` whose dialer has proved that it belongs to the job.
+    pub fn take(&mut self, purpose: ConnectionPurpose) -> Option<AcceptedConnection<S>> {
+        let index = self.accepted.iter().position(|accepted| accepted.introduction.purpose == purpose)?;
+        self.accepted.remove(index)
+    }
+
+    /// Returns the first refused processes, each process once, at most `REFUSED_RANKS_MAX` processes.
+    pub fn refused_ranks(&self) -> impl Iterator<Item = &RefusedRank> {
+        self.refused.iter()
+    }
+
+    /// From now on, sends the bytes that `reply(rank)` returns to each rank that connects to the rendezvous. Call this
+    /// method when the job has started, or when its start has failed.
+    pub fn reply_to_late_ranks(&mut self, reply: impl Fn(Rank) -> Vec<u8> + Send + 'static) {
+        self.late_reply = Some(Box::new(reply));
+    }
+
+    /// Returns all connections: those whose handshake is in progress, the accepted connections that wait for the owner, and
+    /// those on which the reply to a late rank has been sent.
+    pub fn streams(&self) -> impl Iterator<Item = &S> {
+        let pending = self.pending.values().map(|pending| &pending.stream);
+        pending.chain(self.accepted.iter().map(|accepted| &accepted.stream)).chain(&self.replied)
+    }
+
+    /// Returns the time at which [`IncomingConnections::expire`] must be called again, even if there is no event.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        let longest = self.pending.values().map(|pending| pending.elapsed).max();
+        let handshakes = longest.map(|longest| {
+            self.expired_at + HANDSHAKE_TIMEOUT.saturating_sub(longest).min(EXPIRE_INTERVAL_MAX)
+        });
+        handshakes.into_iter().chain(self.log.deadline()).min()
+    }
+
+    /// Advances a handshake as far as possible without blocking.
+    pub fn continue_handshake(&mut self, now: Duration, token: Token) {
+        let Some(pending) = self.pending.get_mut(&token) else { return };
+        let address = pending.address;
+        let progress = advance_handshake(&mut pending.stream, &mut pending.handshake);
+        if let Ok(false) = progress {
+            if !pending.handshake.has_received_nothing() {
+                self.eviction.mark_as_active(token, address.ip());
+            }
+            return;
+        }
+        let Some(pending) = self.remove_pending(token) else { return };
+        match progress {
+            Ok(_) => self.finish_handshake(now, pending, token),
+            // This is usually no error: the dialer has chosen another connection to this rank.
+            Err(DialError::Io(error)) if pending.handshake.requests_link() => {
+                log::debug!("{address} closed its connection: {error}");
+            }
+            Err(DialError::Io(error)) => {
+                self.log.log_or_count(now, format_args!("refused the connection from {address}: {error}"));
+            }
+            Err(DialError::Handshake(error)) => {
+                self.log.log_or_count(now, format_args!("refused the connection from {address}: {error}"));
+                self.remember_refused(pending.handshake.claimed_rank(), address.ip(), &error);
+            }
+        }
+    }
+
+    /// Updates the elapsed time of all handshakes, and closes the connections that exceed [`HANDSHAKE_TIMEOUT`].
+    pub fn expire(&mut self, now: Duration) {
+        self.log.end_interval_if_over(now);
+        let elapsed = now.saturating_sub(self.expired_at).min(EXPIRE_INTERVAL_MAX);
+        self.expired_at = now;
+        let Self { pending, eviction, log, .. } = self;
+        pending.retain(|&token, pending| {
+            pending.elapsed += elapsed;
+            let is_in_time = pending.elapsed < HANDSHAKE_TIMEOUT;
+            if !is_in_time {
+                eviction.remove(token, pending.address.ip());
+                let (address, seconds) = (pending.address, HANDSHAKE_TIMEOUT.as_secs());
+                log.log_or_count(
+                    now,
+                    format_args!("closed the connection from {address}: no handshake within {seconds} s"),
+                );
+            }
+            is_in_time
+        });
+    }
+
+    /// Closes the pending connection that is least likely to belong to a rank.
+    fn evict_connection(&mut self, now: Duration) {
+        let Some(token) = self.eviction.first() else { return };
+        let Some(IncomingHandshake { address, .. }) = self.remove_pending(token) else { return };
+        self.log.log_or_count(
+            now,
+            format_args!("closed the connection from {address}: too many connections are in their handshake"),
+        );
+    }
+
+    fn remove_pending(&mut self, token: Token) -> Option<IncomingHandshake<S>> {
+        let pending = self.pending.remove(&token)?;
+        self.eviction.remove(token, pending.address.ip());
+        Some(pending)
+    }
+
+    fn remember_refused(&mut self, claimed: Option<Rank>, host: IpAddr, error: &HandshakeError) {
+        let reason = match error {
+            HandshakeError::Secret => "its secret differs".to_owned(),
+            HandshakeError::RefusedPeer(refusal) => refusal.to_string(),
+            HandshakeError::Version { theirs } => format!("it speaks protocol version {theirs}"),
+            // The process is another program, for example a port scanner.
+            _ => return,
+        };
+        let refused = RefusedRank { claimed, host, reason };
+        if !self.refused.contains(&refused) {
+            self.refused.push_back(refused);
+            self.refused.truncate(REFUSED_RANKS_MAX);
+        }
+    }
+
+    fn finish_handshake(&mut self, now: Duration, pending: IncomingHandshake<S>, token: Token) {
+        let IncomingHandshake { mut stream, address, mut handshake, .. } = pending;
+        let Some(introduction) = handshake.introduction() else { return };
+        let mut verdict = handshake.take_output();
+        if introduction.purpose == ConnectionPurpose::Rendezvous {
+            let late = self.late_reply.as_ref().map(|reply| reply(introduction.from));
+            verdict.extend_from_slice(late.as_deref().unwrap_or_default());
+            if let Err(error) = stream.write_all(&std::mem::take(&mut verdict)) {
+                self.log.log_or_count(now, format_args!("refused the connection from {address}: {error}"));
+                return;
+            }
+            if late.is_some() {
+                let rank = introduction.from;
+                self.log.log_or_count(
+                    now,
+                    format_args!(
+                        "refused rank {rank} at {address}: the job already runs, or its start has failed"
+                    ),
+                );
+                self.replied.truncate(LATE_REPLY_CONNECTIONS_MAX - 1);
+                self.replied.push_front(stream);
+                return;
+            }
+        }
+        self.accepted.push_back(AcceptedConnection { stream, token, introduction, verdict });
+    }
+}
