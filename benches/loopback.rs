@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ringtrain::group::LocalTransport;
 use ringtrain::rendezvous::{LaunchedRank, NoticeReceiver, Server, ServerOptions};
+use ringtrain::verbs::AllToAll;
 use ringtrain::wire::Secret;
 use ringtrain::{Error, Group, JoinMethod, JoinOptions, Rank, ReduceOp, WorldSize};
 
@@ -20,7 +21,7 @@ const COLLECTIVES: [(&str, Collective, &[usize]); 6] = [
     ("all_gather", |group, buffer| group.all_gather(buffer), &[64 << 10]),
     // Rank 0 measures the time. Rank 1 is the root, so the broadcast ends on rank 0 when rank 0 has received the data.
     ("broadcast", |group, buffer| group.broadcast(buffer, Rank::new(1)), &[64 << 10]),
-    ("all_to_all", |group, buffer| group.all_to_all(&*buffer).map(drop), &[64 << 10]),
+    ("all_to_all", |group, buffer| group.call(AllToAll::new()).run_from(&*buffer).map(drop), &[64 << 10]),
     ("barrier", |group, _| group.barrier(), &[0]),
 ];
 

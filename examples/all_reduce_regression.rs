@@ -5,6 +5,7 @@
 //! ringrun -n 4 target/release/examples/all_reduce_regression
 //! ```
 
+use ringtrain::verbs::Gather;
 use ringtrain::{Group, Rank, ReduceOp};
 
 const ROWS: usize = 4000;
@@ -34,7 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         loss = sums[TRUE_WEIGHTS.len()] / ROWS as f64;
     }
     // The sums are the same on all ranks to the last bit, so the models are the same too.
-    let all = group.gather(&weights, Rank::ZERO)?;
+    let all = group.call(Gather::to(Rank::ZERO)).run_from(&weights)?;
     if group.rank() == Rank::ZERO {
         assert!(all.chunks(weights.len()).all(|other| other == weights), "all ranks hold the same model");
         println!(

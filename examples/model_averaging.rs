@@ -5,6 +5,7 @@
 //! ringrun -n 4 target/release/examples/model_averaging
 //! ```
 
+use ringtrain::verbs::{Gather, Scatter};
 use ringtrain::{Group, Rank};
 
 const ROWS: usize = 4000;
@@ -19,10 +20,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let data = if group.rank() == Rank::ZERO { make_data(&true_weights) } else { Vec::new() };
     let counts: Vec<usize> =
         group.size().ranks().map(|rank| group.chunk(ROWS, rank).len() * row_len).collect();
-    let shard = group.scatter_uneven(&data, &counts, Rank::ZERO)?;
+    let shard = group.call(Scatter::from(Rank::ZERO).counts(&counts)).run_from(&data)?;
 
     let model = fit(&shard);
-    let models = group.gather(&model, Rank::ZERO)?;
+    let models = group.call(Gather::to(Rank::ZERO)).run_from(&model)?;
     if group.rank() == Rank::ZERO {
         let ranks = f64::from(group.size().get());
         let average: Vec<f64> = (0..FEATURES)

@@ -22,6 +22,7 @@
 //!
 //! | to do this | see |
 //! |---|---|
+//! | run a collective with uneven parts, a function, compression or separate buffers | [`Group::call`], [`verbs`] |
 //! | join a job in another way, or set time-outs and algorithms | [`Group::join`], [`JoinOptions`] |
 //! | overlap communication with computation | [`Handle`], [`wait_all`] |
 //! | send messages from several threads | [`Messenger`] |
@@ -73,10 +74,11 @@ pub mod wire;
 pub use {candle_core, candle_nn};
 
 pub use codec::Compression;
+pub use group::objects::OBJECT_BYTES_MAX;
 pub use group::{
     Buffer, Error, ForeignBuffer, Group, Handle, Input, JoinMethod, JoinOptions, Messenger, OwnedBuffer,
     Profile, Received, SendMode, SendOptions, SharedBuffer, Source, Spent, Statistics, Status, test_all,
-    test_any, wait_all, wait_all_timeout, wait_any, wait_any_timeout, wait_until_any_ended,
+    test_any, verbs, wait_all, wait_all_timeout, wait_any, wait_any_timeout, wait_until_any_ended,
 };
 pub use named::{NamedError, NamedHandle, NamedOptions, NamedStatistics, NamedTensors, Stall};
 pub use rendezvous::StartError;

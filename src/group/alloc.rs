@@ -11,7 +11,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::buffer::sealed::Sealed;
-use super::out_of_place::{layout_digest, zeroed};
+use super::parts::{layout_digest, zeroed};
 use super::share::{LOCATION_WORDS, location_from_words, location_to_words};
 use super::shm_executor::ShmExecutor;
 use super::{Buffer, Error, Group, Input, OwnedBuffer};

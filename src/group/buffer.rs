@@ -34,6 +34,10 @@ pub trait Input {
 
 /// Memory that an asynchronous operation owns until the operation ends: a vector, or a
 /// [`SharedBuffer`](crate::SharedBuffer). The operation's handle returns the memory.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be owned by an asynchronous operation",
+    note = "move a vector or a buffer of `Group::alloc` into the call, or copy the input with `start_from`"
+)]
 pub trait OwnedBuffer:
     AsRef<[Self::Element]> + AsMut<[Self::Element]> + sealed::Sealed + Send + 'static
 {

@@ -1,14 +1,16 @@
 //! How the call of a collective becomes an operation.
 
-use std::borrow::Cow;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
+
+use half::{bf16, f16};
 
 use super::driver::{Driver, OperationOutput, Submission};
 use super::handle::Handle;
 use super::memory::{BufferAccess, Memory};
 use super::shm_executor::ShmRequest;
 use super::{Error, Group, OwnedBuffer, link_driver};
+use crate::codec::Compression;
 use crate::engine::{OperationRequest, SendMode};
 use crate::reduce::{self, Kernels};
 use crate::schedule::rounds::RoundPlan;
@@ -21,59 +23,26 @@ use crate::types::{
 const BLOCKS_MAX: usize = 512;
 
 /// A collective that a caller requests, and the algorithm that was chosen for it.
-pub(super) struct Call {
-    spec: CollectiveSpec,
-    reduction: Option<Reduction>,
-    algorithm: Algorithm,
+pub struct Call {
+    pub(super) spec: CollectiveSpec,
+    pub(super) reduction: Option<Reduction>,
+    pub(super) algorithm: Algorithm,
     /// Whether the whole collective runs in shared memory.
-    uses_shared_memory: bool,
+    pub(super) uses_shared_memory: bool,
+    /// For an all-reduce of `f32`: the type that the ranks send.
+    compression: Compression,
     /// Whether the reduction must be applied in rank order, because it may not commute.
     in_rank_order: bool,
     /// A digest of the lengths of uneven parts; 0 for even parts.
     layout: u32,
-    site: Site,
+    pub(super) site: Site,
 }
 
 /// The reduction of the elements at the same index of all ranks' buffers.
+#[derive(Clone)]
 pub(super) struct Reduction {
     pub(super) op: ReduceOp,
     pub(super) kernels: Kernels,
-}
-
-/// A collective, the elements on which it works, and the function that converts these elements to the result.
-pub(super) struct PreparedCollective<'a, T: Clone, R> {
-    call: Call,
-    elements: Elements<'a, T>,
-    make_result: MakeResult<'a, T, R>,
-}
-
-/// The elements on which a collective works.
-pub(super) enum Elements<'a, T: Clone> {
-    /// Elements that the collective writes. The function makes the result from these elements.
-    Written(Vec<T>),
-    /// Elements that the collective only sends. A blocking call borrows them from its caller.
-    Sent(Cow<'a, [T]>),
-}
-
-/// Makes the result from the written elements. If the collective only sent elements, the function gets an empty vector.
-type MakeResult<'a, T, R> = Box<dyn FnOnce(Vec<T>) -> R + Send + 'a>;
-
-impl<'a, T: Element, R> PreparedCollective<'a, T, R> {
-    pub(super) fn new(
-        call: Call,
-        elements: Vec<T>,
-        make_result: impl FnOnce(Vec<T>) -> R + Send + 'a,
-    ) -> Self {
-        Self { call, elements: Elements::Written(elements), make_result: Box::new(make_result) }
-    }
-
-    /// Returns a collective in which this rank only sends `elements`. `result` is the result on this rank.
-    pub(super) fn new_sending(call: Call, elements: Cow<'a, [T]>, result: R) -> Self
-    where
-        R: Send + 'a,
-    {
-        Self { call, elements: Elements::Sent(elements), make_result: Box::new(|_| result) }
-    }
 }
 
 impl Reduction {
@@ -81,14 +50,6 @@ impl Reduction {
     pub(super) fn built_in<T: Element>(op: ReduceOp) -> Result<Self, Error> {
         let kernels = reduce::kernels(T::DTYPE, op).ok_or(Error::Unsupported { op, dtype: T::DTYPE })?;
         Ok(Self { op, kernels })
-    }
-
-    /// Returns a built-in reduction for a scan. An average is not defined for a scan.
-    pub(super) fn for_scan<T: Element>(op: ReduceOp) -> Result<Self, Error> {
-        if op == ReduceOp::Average {
-            return Err(Error::Unsupported { op, dtype: T::DTYPE });
-        }
-        Self::built_in::<T>(op)
     }
 
     /// Returns a reduction with a function of the user.
@@ -101,6 +62,12 @@ impl Call {
     /// Sets the reduction.
     pub(super) fn with_reduction(mut self, reduction: Reduction) -> Self {
         self.reduction = Some(reduction);
+        self
+    }
+
+    /// Makes an all-reduce of `f32` send compressed elements.
+    pub(super) fn with_compression(mut self, compression: Compression) -> Self {
+        self.compression = compression;
         self
     }
 
@@ -136,14 +103,30 @@ impl Group {
     pub(super) fn new_call<T: Element>(&self, spec: CollectiveSpec, site: Site) -> Call {
         let uses_shared_memory = self.shm_executor.is_some() && spec.has_known_part_lengths();
         let algorithm = self.algorithm_of::<T>(spec.operation(), spec.count());
-        Call { spec, reduction: None, algorithm, uses_shared_memory, in_rank_order: false, layout: 0, site }
+        let compression = Compression::None;
+        let (reduction, in_rank_order, layout) = (None, false, 0);
+        Call { spec, reduction, algorithm, uses_shared_memory, compression, in_rank_order, layout, site }
     }
 
     /// Runs a collective that works on `elements` in place, and waits until the collective is complete.
     pub(super) fn run<T: Element>(&self, call: Call, elements: &mut [T]) -> Result<(), Error> {
+        match call.compression {
+            Compression::None => {}
+            Compression::Fp16 => {
+                return self.run_half_precision::<f16>(&call, bytemuck::cast_slice_mut(elements));
+            }
+            Compression::Bf16 => {
+                return self.run_half_precision::<bf16>(&call, bytemuck::cast_slice_mut(elements));
+            }
+        }
         let driver = self.driver()?;
         self.reduce_single_contribution(&call, elements);
         let Some(driver) = driver else { return Ok(()) };
+        if let Some((mut memory, buffers)) = self.gathered_buffers(&call, elements)? {
+            self.run_on_bytes::<T>(driver, call, bytemuck::cast_slice_mut::<T, u8>(&mut memory).into())?;
+            buffers.reduce(&memory, elements);
+            return Ok(());
+        }
         self.run_on_bytes::<T>(driver, call, bytemuck::cast_slice_mut::<T, u8>(elements).into())
     }
 
@@ -191,54 +174,29 @@ impl Group {
         driver.run(request, bytes, |memory| self.submission::<T>(call, memory)).map(|_| ())
     }
 
-    /// Runs a prepared collective, waits until it is complete, and returns its result.
-    pub(super) fn run_prepared<T: Element, R>(
-        &self,
-        prepared: PreparedCollective<'_, T, R>,
-    ) -> Result<R, Error> {
-        let PreparedCollective { call, elements, make_result } = prepared;
-        match elements {
-            Elements::Written(mut elements) => {
-                self.run(call, &mut elements)?;
-                Ok(make_result(elements))
-            }
-            Elements::Sent(elements) => {
-                self.run_sending(call, &elements)?;
-                Ok(make_result(Vec::new()))
-            }
-        }
-    }
-
-    /// Begins a prepared collective, and returns its handle.
-    pub(super) fn start_prepared<T: Element, R: Send + 'static>(
-        &self,
-        prepared: PreparedCollective<'static, T, R>,
-    ) -> Result<Handle<R>, Error> {
-        let PreparedCollective { call, elements, make_result } = prepared;
-        let (mut elements, is_result) = match elements {
-            Elements::Written(elements) => (elements, true),
-            Elements::Sent(elements) => (elements.into_owned(), false),
-        };
-        let make_result = move |elements| make_result(if is_result { elements } else { Vec::new() });
-        self.driver()?;
-        self.reduce_single_contribution(&call, &mut elements);
-        let Some(job) = &self.job else { return Ok(Handle::ready(Ok(make_result(elements)))) };
-        let request = self.operation_request::<T>(&call);
-        let id = job.driver.submit(request, self.submission::<T>(call, Memory::owned(elements)))?;
-        let make_result = move |output: OperationOutput| Ok(make_result(output.memory.into_elements()));
-        Ok(Handle::pending(Arc::clone(job), id, make_result))
-    }
-
     /// Begins a collective that works on `buffer` in place. The handle returns the buffer.
     pub(super) fn start_in_place<B: OwnedBuffer>(
         &self,
         call: Call,
         mut buffer: B,
     ) -> Result<Handle<B>, Error> {
+        match call.compression {
+            Compression::None => {}
+            Compression::Fp16 => return self.start_half_precision::<f16, B>(&call, buffer),
+            Compression::Bf16 => return self.start_half_precision::<bf16, B>(&call, buffer),
+        }
         self.driver()?;
         self.reduce_single_contribution(&call, buffer.as_mut());
         let Some(job) = &self.job else { return Ok(Handle::ready(Ok(buffer))) };
         let request = self.operation_request::<B::Element>(&call);
+        if let Some((memory, buffers)) = self.gathered_buffers(&call, buffer.as_ref())? {
+            let memory = Memory::owned(memory);
+            let id = job.driver.submit(request, self.submission::<B::Element>(call, memory))?;
+            return Ok(Handle::pending(Arc::clone(job), id, move |output: OperationOutput| {
+                buffers.reduce(&output.memory.into_elements::<B::Element>(), buffer.as_mut());
+                Ok(buffer)
+            }));
+        }
         let id = job.driver.submit(request, self.submission::<B::Element>(call, Memory::owned(buffer)))?;
         let make_result = |output: OperationOutput| output.memory.into_owned().ok_or(Error::Taken);
         Ok(Handle::pending(Arc::clone(job), id, make_result))

@@ -1,12 +1,12 @@
-//! The blocking collectives that work in place.
+//! Short forms of the collectives that programs call most.
 
 use std::ops::Range;
 
-use super::call::{Call, Reduction};
+use super::call::Reduction;
 use super::selection::GroupMedium;
-use super::{Buffer, Error, Group};
+use super::verbs::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, Scan};
+use super::{Buffer, Error, Group, Handle, OwnedBuffer};
 use crate::schedule::CollectiveSpec;
-use crate::schedule::partition::Partition;
 use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp, Site};
 
 impl Group {
@@ -31,7 +31,7 @@ impl Group {
     /// The call uses the algorithm with the lowest cost for the length ([`Group::algorithm`], `docs/algorithms.md`). With n
     /// ranks and a buffer of S bytes, each rank sends between (n-1) S bytes in one step and 2(n-1)/n S bytes in 2(n-1)
     /// steps. `f16` and `bf16` are added in `f32` and rounded after each of the n-1 additions. [`ReduceOp::PreMulSum`] adds
-    /// buffers that the caller has already multiplied. [`Group::all_reduce_scaled`] multiplies and adds.
+    /// buffers that the caller has already multiplied. [`scaled_sum`](super::verbs::scaled_sum) multiplies and adds.
     ///
     /// # Errors
     ///
@@ -41,32 +41,20 @@ impl Group {
     pub fn all_reduce<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
         let site = Site::here();
         let elements = buffer.elements_mut()?;
-        self.all_reduce_elements(elements, op, site)
+        let reduction = Reduction::built_in::<B::Element>(op)?;
+        let spec = CollectiveSpec::AllReduce { count: elements.len() };
+        self.run(self.new_call::<B::Element>(spec, site).with_reduction(reduction), elements)
     }
 
-    /// Runs an all-reduce with a built-in reduction on `elements` in place.
-    pub(super) fn all_reduce_elements<T: Element>(
-        &self,
-        elements: &mut [T],
-        op: ReduceOp,
-        site: Site,
-    ) -> Result<(), Error> {
-        if let Some(gathered) = self.gathered_all_reduce::<T>(elements, op, site)? {
-            return self.run_prepared(gathered.into_prepared(elements)).map(|_| ());
-        }
-        let call = self.all_reduce_call::<T>(elements.len(), op, site)?;
-        self.run(call, elements)
-    }
-
-    /// Returns the call of an all-reduce with a built-in reduction.
-    pub(super) fn all_reduce_call<T: Element>(
-        &self,
-        count: usize,
-        op: ReduceOp,
-        site: Site,
-    ) -> Result<Call, Error> {
-        let reduction = Reduction::built_in::<T>(op)?;
-        Ok(self.new_call::<T>(CollectiveSpec::AllReduce { count }, site).with_reduction(reduction))
+    /// Asynchronous [`Group::all_reduce`]; the handle returns the buffer, which is a vector or a buffer
+    /// of [`Group::alloc`].
+    ///
+    /// # Errors
+    ///
+    /// The same errors as [`Group::all_reduce`]. The handle returns later failures.
+    #[track_caller]
+    pub fn all_reduce_async<B: OwnedBuffer>(&mut self, buffer: B, op: ReduceOp) -> Result<Handle<B>, Error> {
+        self.call(AllReduce::new(op)).start(buffer)
     }
 
     /// Replaces the root's buffer by the reduction of all ranks' buffers. The other buffers then hold partial results.
@@ -84,22 +72,7 @@ impl Group {
         op: ReduceOp,
         root: Rank,
     ) -> Result<(), Error> {
-        let site = Site::here();
-        let elements = buffer.elements_mut()?;
-        self.run(self.reduce_call::<B::Element>(elements.len(), op, root, site)?, elements)
-    }
-
-    /// Returns the call of a reduce with a built-in reduction. Returns an error if `root` is not a rank of the group.
-    pub(super) fn reduce_call<T: Element>(
-        &self,
-        count: usize,
-        op: ReduceOp,
-        root: Rank,
-        site: Site,
-    ) -> Result<Call, Error> {
-        self.check_root(root)?;
-        let reduction = Reduction::built_in::<T>(op)?;
-        Ok(self.new_call::<T>(CollectiveSpec::Reduce { count, root }, site).with_reduction(reduction))
+        self.call(Reduce::to(root, op)).run(buffer).map(drop)
     }
 
     /// Replaces this rank's chunk ([`Group::chunk`]) of the buffer by its reduction and returns the chunk's range.
@@ -117,24 +90,7 @@ impl Group {
         buffer: &mut B,
         op: ReduceOp,
     ) -> Result<Range<usize>, Error> {
-        let site = Site::here();
-        let elements = buffer.elements_mut()?;
-        let partition = Partition::even(elements.len(), self.world);
-        let reduction = Reduction::built_in::<B::Element>(op)?;
-        self.run(self.reduce_scatter_call::<B::Element>(&partition, 0, reduction, site), elements)?;
-        Ok(partition.range(self.rank))
-    }
-
-    /// Returns the call of a reduce-scatter. `layout` is the digest of uneven parts, or 0 for even parts.
-    pub(super) fn reduce_scatter_call<T: Element>(
-        &self,
-        partition: &Partition,
-        layout: u32,
-        reduction: Reduction,
-        site: Site,
-    ) -> Call {
-        let spec = CollectiveSpec::ReduceScatter(partition.clone());
-        self.new_call::<T>(spec, site).with_reduction(reduction).with_layout(layout)
+        self.call(ReduceScatter::new(op)).run(buffer)
     }
 
     /// Copies each rank's chunk ([`Group::chunk`]) of its buffer to the buffers of all ranks.
@@ -147,15 +103,7 @@ impl Group {
     /// The same errors as [`Group::all_reduce`].
     #[track_caller]
     pub fn all_gather<B: Buffer + ?Sized>(&mut self, buffer: &mut B) -> Result<(), Error> {
-        let site = Site::here();
-        let elements = buffer.elements_mut()?;
-        let partition = Partition::even(elements.len(), self.world);
-        self.run(self.all_gather_call::<B::Element>(&partition, 0, site), elements)
-    }
-
-    /// Returns the call of an all-gather. `layout` is the digest of uneven parts, or 0 for even parts.
-    pub(super) fn all_gather_call<T: Element>(&self, partition: &Partition, layout: u32, site: Site) -> Call {
-        self.new_call::<T>(CollectiveSpec::AllGather(partition.clone()), site).with_layout(layout)
+        self.call(AllGather::new()).run(buffer).map(drop)
     }
 
     /// Copies the root's buffer to the buffers of all ranks.
@@ -168,20 +116,7 @@ impl Group {
     /// The same errors as [`Group::all_reduce`], and [`Error::InvalidRoot`].
     #[track_caller]
     pub fn broadcast<B: Buffer + ?Sized>(&mut self, buffer: &mut B, root: Rank) -> Result<(), Error> {
-        let site = Site::here();
-        let elements = buffer.elements_mut()?;
-        self.run(self.broadcast_call::<B::Element>(elements.len(), root, site)?, elements)
-    }
-
-    /// Returns the call of a broadcast. Returns an error if `root` is not a rank of the group.
-    pub(super) fn broadcast_call<T: Element>(
-        &self,
-        count: usize,
-        root: Rank,
-        site: Site,
-    ) -> Result<Call, Error> {
-        self.check_root(root)?;
-        Ok(self.new_call::<T>(CollectiveSpec::Broadcast { count, root }, site))
+        self.call(Broadcast::from(root)).run(buffer).map(drop)
     }
 
     /// Replaces each rank's buffer by the reduction of the buffers of rank 0 up to and including this rank.
@@ -193,20 +128,7 @@ impl Group {
     /// The same errors as [`Group::all_reduce`]. [`ReduceOp::Average`] is not defined.
     #[track_caller]
     pub fn scan<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
-        let site = Site::here();
-        let elements = buffer.elements_mut()?;
-        let reduction = Reduction::for_scan::<B::Element>(op)?;
-        self.run(self.scan_call::<B::Element>(elements.len(), reduction, site), elements)
-    }
-
-    /// Returns the call of a scan.
-    pub(super) fn scan_call<T: Element>(&self, count: usize, reduction: Reduction, site: Site) -> Call {
-        self.new_call::<T>(CollectiveSpec::Scan { count }, site).with_reduction(reduction)
-    }
-
-    /// Returns the call of an exscan.
-    pub(super) fn exscan_call<T: Element>(&self, count: usize, reduction: Reduction, site: Site) -> Call {
-        self.new_call::<T>(CollectiveSpec::Exscan { count }, site).with_reduction(reduction)
+        self.call(Scan::new(op)).run(buffer).map(drop)
     }
 
     /// Returns when every rank has called this method. The barrier takes ceil(log2 n) rounds of empty messages.
@@ -216,12 +138,18 @@ impl Group {
     /// The same errors as [`Group::all_reduce`].
     #[track_caller]
     pub fn barrier(&mut self) -> Result<(), Error> {
-        self.run::<u8>(self.barrier_call(Site::here()), &mut [])
+        self.run::<u8>(self.new_call::<u8>(CollectiveSpec::Barrier, Site::here()), &mut [])
     }
 
-    /// Returns the call of a barrier.
-    pub(super) fn barrier_call(&self, site: Site) -> Call {
-        self.new_call::<u8>(CollectiveSpec::Barrier, site)
+    /// Asynchronous [`Group::barrier`].
+    ///
+    /// # Errors
+    ///
+    /// The same errors as [`Group::barrier`]. The handle returns later failures.
+    #[track_caller]
+    pub fn barrier_async(&mut self) -> Result<Handle<()>, Error> {
+        let call = self.new_call::<u8>(CollectiveSpec::Barrier, Site::here());
+        Ok(self.start_in_place(call, Vec::<u8>::new())?.and_then(|_| Ok(())))
     }
 
     /// Returns an error if `root` is not a rank of the group.

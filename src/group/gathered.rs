@@ -4,95 +4,69 @@
 //! This method needs the fewest steps. The result of an element depends only on the ranks' values of this element. It does not
 //! depend on the index of the element, or on the algorithm (one-shot or doubling) that gathered the buffers.
 
-use super::call::{Call, PreparedCollective, Reduction};
-use super::out_of_place::zeroed;
+use super::call::Call;
+use super::parts::{TOTAL_TOO_LARGE, zeroed};
 use super::profile::{Meter, ProfilePart};
 use super::{Error, Group};
 use crate::reduce::Kernels;
-use crate::schedule::CollectiveSpec;
-use crate::schedule::partition::Partition;
-use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp, Site, WorldSize};
+use crate::types::{Algorithm, Element, Operation, Rank, WorldSize};
 
-/// An all-reduce that gathers the buffers of all ranks, and then reduces them.
-pub(super) struct GatheredAllReduce<T> {
-    call: Call,
-    /// The buffers of all ranks. Until the collective has run, only this rank's buffer is filled in.
-    all_buffers: Vec<T>,
-    slots: GatheredSlots,
+/// The buffers of all ranks in one memory, and how to reduce them. The buffers are in rank order and begin with that of
+/// `first_rank`. The buffer of rank 0 follows that of the last rank.
+pub(super) struct GatheredBuffers {
+    world: WorldSize,
+    first_rank: Rank,
+    /// The number of elements of one rank's buffer.
+    count: usize,
     kernels: Kernels,
     meter: Meter,
 }
 
 impl Group {
-    /// Prepares an all-reduce by gathering. Returns `None` if the group does not use this method for a buffer of this length.
-    pub(super) fn gathered_all_reduce<T: Element>(
+    /// Returns memory for the buffers of all ranks, which holds this rank's buffer. Returns `None` if the call is no all-reduce
+    /// by gathering.
+    pub(super) fn gathered_buffers<T: Element>(
         &self,
+        call: &Call,
         own_buffer: &[T],
-        op: ReduceOp,
-        site: Site,
-    ) -> Result<Option<GatheredAllReduce<T>>, Error> {
-        let algorithm = self.algorithm_of::<T>(Operation::AllReduce, own_buffer.len());
-        let first_rank = match algorithm {
+    ) -> Result<Option<(Vec<T>, GatheredBuffers)>, Error> {
+        let first_rank = match call.algorithm {
             // In shared memory, the ranks read each other's slots, and need no copies of all buffers.
-            _ if self.world == WorldSize::ONE || self.shm_executor.is_some() => return Ok(None),
+            _ if call.uses_shared_memory || self.world == WorldSize::ONE => return Ok(None),
+            _ if call.spec.operation() != Operation::AllReduce => return Ok(None),
             Algorithm::OneShot => Rank::ZERO,
             Algorithm::Doubling => self.rank,
             _ => return Ok(None),
         };
-        let slots = GatheredSlots { world: self.world, first_rank, count: own_buffer.len() };
-        let counts = vec![own_buffer.len(); self.world.as_usize()];
-        let overflows = Error::InvalidCounts("the sum of the counts is more than memory can hold");
-        let partition = Partition::from_counts(&counts).ok_or(overflows)?;
-        let reduction = Reduction::built_in::<T>(op)?;
-        let kernels = reduction.kernels.clone();
-        let mut all_buffers = zeroed(partition.total())?;
-        all_buffers[slots.range(self.rank)].copy_from_slice(own_buffer);
-        let call = self
-            .new_call::<T>(CollectiveSpec::AllReduce { count: own_buffer.len() }, site)
-            .with_reduction(reduction);
-        Ok(Some(GatheredAllReduce { call, all_buffers, slots, kernels, meter: self.meter() }))
+        let Some(reduction) = &call.reduction else { return Ok(None) };
+        let (world, count, kernels) = (self.world, own_buffer.len(), reduction.kernels.clone());
+        let buffers = GatheredBuffers { world, first_rank, count, kernels, meter: self.meter() };
+        let mut memory = zeroed(count.checked_mul(world.as_usize()).ok_or(TOTAL_TOO_LARGE)?)?;
+        memory[buffers.range(self.rank)].copy_from_slice(own_buffer);
+        Ok(Some((memory, buffers)))
     }
 }
 
-impl<T: Element> GatheredAllReduce<T> {
-    /// Returns the prepared collective. After the buffers have been gathered, it reduces them into `result` and returns `result`.
-    pub(super) fn into_prepared<'a, B: AsMut<[T]> + Send + 'a>(
-        self,
-        mut result: B,
-    ) -> PreparedCollective<'a, T, B> {
-        let Self { call, all_buffers, slots, kernels, meter } = self;
-        PreparedCollective::new(call, all_buffers, move |all_buffers| {
-            meter.time(ProfilePart::Reduce, || slots.reduce(&kernels, &all_buffers, result.as_mut()));
-            result
-        })
+impl GatheredBuffers {
+    /// Reduces the gathered buffers in rank order into `result`.
+    pub(super) fn reduce<T: Element>(&self, memory: &[T], result: &mut [T]) {
+        self.meter.time(ProfilePart::Reduce, || self.reduce_unmeasured(memory, result));
     }
-}
 
-/// The slots of the ranks' buffers in `GatheredAllReduce::all_buffers`. The slots are in rank order and begin with `first_rank`.
-/// Rank 0 follows the last rank.
-struct GatheredSlots {
-    world: WorldSize,
-    first_rank: Rank,
-    /// The number of elements of one rank's buffer.
-    count: usize,
-}
+    fn reduce_unmeasured<T: Element>(&self, memory: &[T], result: &mut [T]) {
+        result.copy_from_slice(&memory[self.range(Rank::ZERO)]);
+        let last = self.world.rank_before(Rank::ZERO, 1);
+        for rank in self.world.ranks().skip(1) {
+            let kernel = if rank == last { &self.kernels.reduce_last } else { &self.kernels.reduce };
+            let contribution = bytemuck::cast_slice(&memory[self.range(rank)]);
+            kernel.apply(bytemuck::cast_slice_mut(result), contribution, self.world.get());
+        }
+    }
 
-impl GatheredSlots {
     /// Returns the range of a rank's buffer.
     fn range(&self, rank: Rank) -> std::ops::Range<usize> {
         let n = self.world.as_usize();
         let slot = (rank.index() + n - self.first_rank.index()) % n;
         slot * self.count..(slot + 1) * self.count
-    }
-
-    /// Reduces the buffers of all ranks in rank order into `result`.
-    fn reduce<T: Element>(&self, kernels: &Kernels, all_buffers: &[T], result: &mut [T]) {
-        result.copy_from_slice(&all_buffers[self.range(Rank::ZERO)]);
-        let last = self.world.rank_before(Rank::ZERO, 1);
-        for rank in self.world.ranks().skip(1) {
-            let kernel = if rank == last { &kernels.reduce_last } else { &kernels.reduce };
-            let contribution = bytemuck::cast_slice(&all_buffers[self.range(rank)]);
-            kernel.apply(bytemuck::cast_slice_mut(result), contribution, self.world.get());
-        }
     }
 }

@@ -11,7 +11,7 @@ use crate::reduce::Kernels;
 use crate::schedule::hierarchy::{HierarchicalStages, HostLayout};
 use crate::schedule::rounds::RoundPlan;
 use crate::schedule::{CollectiveSpec, cost, double_tree};
-use crate::types::{Algorithm, Element, LOCAL_GROUP_BIT, Rank, ReduceOp, Site};
+use crate::types::{Algorithm, Element, LOCAL_GROUP_BIT, Rank, ReduceOp};
 
 /// The bytes of each slice of a block that a host sends to another host in one step of the ring, if the buffer is long enough.
 /// Meanwhile, the ranks of the host work on the next block in shared memory.
@@ -42,7 +42,7 @@ impl Group {
         let host_executors = self.new_host_executors(members)?;
         // Shared memory is used only if all ranks have it.
         let mut have_all = [u8::from(host_executors.is_ok())];
-        self.all_reduce_elements(&mut have_all, ReduceOp::Min, Site::here())?;
+        self.all_reduce(&mut have_all, ReduceOp::Min)?;
         match host_executors {
             Ok(host_executors) if have_all == [1] => {
                 self.hierarchical_data = Some(HierarchicalData { layout, host_executors });

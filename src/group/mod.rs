@@ -12,12 +12,11 @@
 //! ```
 
 mod alloc;
-mod asynchronous;
 mod buffer;
 mod call;
+mod collective;
 mod collectives;
-mod converted_all_reduces;
-mod custom_reductions;
+mod compressed;
 mod deferred_drop;
 mod driver;
 mod error;
@@ -34,16 +33,20 @@ mod local_queues;
 pub mod memory;
 mod messages;
 mod new_groups;
-mod objects;
+pub(crate) mod objects;
 mod objects_async;
-mod out_of_place;
+mod parts;
+mod plan;
 mod profile;
+mod reducers;
 mod selection;
 mod share;
 mod shm_executor;
 mod site;
 mod streams;
 mod tune;
+mod verb_plans;
+pub mod verbs;
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -62,7 +65,6 @@ pub use handle::{
 };
 pub use join::{Interrupt, JoinMethod, JoinOptions, OPERATION_TIMEOUT, SEGMENT_BYTES, START_TIMEOUT};
 pub use messages::{Messenger, Received, SendOptions, Source, Status};
-pub use objects::OBJECT_BYTES_MAX;
 pub use profile::{Profile, Spent};
 pub use selection::Algorithms;
 pub use share::LocalTransport;

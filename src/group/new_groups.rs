@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::out_of_place::layout_digest;
+use super::parts::layout_digest;
 use super::{Error, Group, GroupRetirement};
+use crate::schedule::CollectiveSpec;
+use crate::schedule::partition::Partition;
 use crate::types::{LOCAL_GROUP_BIT, Rank, Site, WorldSize};
 
 impl Group {
@@ -36,23 +38,18 @@ impl Group {
         // several threads split at the same time.
         let counter = job.next_group.fetch_add(1, Ordering::SeqCst);
         let own_entry = [colour.map_or(-1, i64::from), key, i64::from(counter)];
-        let gather = self.prepare_all_gather_with_digest(
-            &own_entry,
-            &self.equal_counts(own_entry.len()),
-            digest,
-            site,
-        )?;
-        let all = self.run_prepared(gather)?;
-        let entries: Vec<(i64, i64, i64)> =
-            all.chunks_exact(3).map(|entry| (entry[0], entry[1], entry[2])).collect();
+        let mut entries = vec![[0i64; 3]; self.world.as_usize()];
+        entries[self.rank.index()] = own_entry;
+        let spec = CollectiveSpec::AllGather(Partition::of_equal_parts(own_entry.len(), self.world));
+        self.run(self.new_call::<i64>(spec, site).with_layout(digest), entries.as_flattened_mut())?;
         if colour.is_none() {
             return Ok(None);
         }
         let mut ranks: Vec<usize> =
-            (0..entries.len()).filter(|&rank| entries[rank].0 == own_entry[0]).collect();
-        ranks.sort_by_key(|&rank| (entries[rank].1, rank));
+            (0..entries.len()).filter(|&rank| entries[rank][0] == own_entry[0]).collect();
+        ranks.sort_by_key(|&rank| (entries[rank][1], rank));
         let members: Arc<[Rank]> = ranks.iter().map(|&rank| self.members[rank]).collect();
-        let id = entries[ranks[0]].2 * self.machine_numbers.len() as i64 + i64::from(members[0].get());
+        let id = entries[ranks[0]][2] * self.machine_numbers.len() as i64 + i64::from(members[0].get());
         let id = u32::try_from(id).ok().filter(|&id| id < LOCAL_GROUP_BIT);
         let id = id.ok_or(Error::InvalidCounts("there are too many groups"))?;
         let mut group = self.with_members(id, members);

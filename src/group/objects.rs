@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::messages::{SendOptions, Source, Status};
+use super::verbs::{AllGather, Gather, Scatter};
 use super::{Error, Group};
 use crate::types::Rank;
 
@@ -49,7 +50,7 @@ impl Group {
     ) -> Result<Vec<O>, Error> {
         let encoded = encode(object);
         let lengths = self.gather_object_lengths(&encoded)?;
-        let all = self.all_gather_uneven(&encoded?, &lengths)?;
+        let all = self.call(AllGather::new().counts(&lengths)).run_from(&encoded?)?;
         split_by_lengths(&all, &lengths).map(decode).collect()
     }
 
@@ -67,7 +68,7 @@ impl Group {
         self.check_root(root)?;
         let encoded = encode(object);
         let lengths = self.gather_object_lengths(&encoded)?;
-        let all = self.gather_uneven(&encoded?, &lengths, root)?;
+        let all = self.call(Gather::to(root).counts(&lengths)).run_from(&encoded?)?;
         if self.rank == root {
             split_by_lengths(&all, &lengths).map(decode).collect()
         } else {
@@ -109,7 +110,7 @@ impl Group {
         self.broadcast(&mut lengths, root)?;
         let encoded = encoded?;
         let lengths = check_lengths(&lengths)?;
-        decode(&self.scatter_uneven(&encoded, &lengths, root)?)
+        decode(&self.call(Scatter::from(root).counts(&lengths)).run_from(&encoded)?)
     }
 
     /// Sends an object to `to`. Only [`Group::receive_object`] can receive it.
@@ -145,7 +146,7 @@ impl Group {
     #[track_caller]
     fn gather_object_lengths(&mut self, encoded: &Result<Vec<u8>, Error>) -> Result<Vec<usize>, Error> {
         let own = encoded.as_ref().map_or(u64::MAX, |bytes| bytes.len() as u64);
-        check_lengths(&self.all_gather_from(&[own])?)
+        check_lengths(&self.call(AllGather::new()).run_from(&[own])?)
     }
 }
 

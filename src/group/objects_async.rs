@@ -85,7 +85,7 @@ impl Group {
     /// # Errors
     ///
     /// [`Error::Object`] if an object cannot be encoded, on this rank and on the receiver of the object.
-    /// [`Error::InvalidCounts`] if there is not one object for each rank. The errors of [`Group::all_to_all`].
+    /// [`Error::InvalidCounts`] if there is not one object for each rank. The errors of [`Group::all_reduce`].
     #[track_caller]
     pub fn all_to_all_object<O: Serialize + DeserializeOwned + 'static>(
         &mut self,

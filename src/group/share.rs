@@ -85,7 +85,8 @@ impl Group {
         let (mut words, created) =
             if self.rank == Rank::ZERO { create_segment(bytes) } else { ([0; LOCATION_WORDS], None) };
         let site = Site::here();
-        self.run(self.broadcast_call::<u64>(LOCATION_WORDS, Rank::ZERO, site)?, &mut words)?;
+        let spec = CollectiveSpec::Broadcast { count: LOCATION_WORDS, root: Rank::ZERO };
+        self.run(self.new_call::<u64>(spec, site), &mut words)?;
         let opened = match created {
             Some(created) => created,
             None => open_segment(bytes, &words),

@@ -10,8 +10,9 @@ use half::{bf16, f16};
 
 use super::error::NamedError;
 use super::message::{Request, TENSOR_BYTES_MAX, TensorOp};
+use crate::group::verbs::{AllGather, Broadcast, ReduceScatter};
 use crate::group::{Error, Group, Handle};
-use crate::types::{DType, Element, F32Loc, F64Loc, I32Loc, I64Loc};
+use crate::types::{DType, Element, F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp};
 
 /// Locks the mutex, even if the mutex is poisoned: in the module `named`, the state behind each mutex is consistent
 /// even after a panic.
@@ -219,17 +220,31 @@ fn begin_operation_of_type<T: Element>(
     }
     let handle = match kind {
         TensorOp::AllReduce(op) => group.all_reduce_async(buffer, op),
-        TensorOp::Broadcast(root) => group.broadcast_async(buffer, root),
+        TensorOp::Broadcast(root) => group.call(Broadcast::from(root)).start(buffer),
         TensorOp::AllGather => all_gather_uneven(group, &buffer),
-        TensorOp::ReduceScatter(op) => group.reduce_scatter_async(buffer, op),
+        TensorOp::ReduceScatter(op) => start_reduce_scatter(group, buffer, op),
     };
     Box::new(FusedOperation { handle, names, parts })
+}
+
+/// Begins a reduce-scatter. The handle returns this rank's chunk.
+fn start_reduce_scatter<T: Element>(
+    group: &mut Group,
+    buffer: Vec<T>,
+    op: ReduceOp,
+) -> Result<Handle<Vec<T>>, Error> {
+    let own = group.chunk(buffer.len(), group.rank());
+    Ok(group.call(ReduceScatter::new(op)).start(buffer)?.and_then(move |mut buffer| {
+        buffer.truncate(own.end);
+        buffer.drain(..own.start);
+        Ok(buffer)
+    }))
 }
 
 /// Begins an all-gather of tensors whose lengths may differ between ranks. Gathers the lengths of all ranks first. If
 /// the sum of the lengths is too large, every rank returns an error.
 fn all_gather_uneven<T: Element>(group: &mut Group, elements: &[T]) -> Result<Handle<Vec<T>>, Error> {
-    let counts = group.all_gather_from(&[elements.len() as u64])?;
+    let counts = group.call(AllGather::new()).run_from(&[elements.len() as u64])?;
     let total = counts.iter().fold(0u64, |total, &count| total.saturating_add(count));
     if total.saturating_mul(T::DTYPE.size_bytes() as u64) > TENSOR_BYTES_MAX {
         return Err(Error::InvalidCounts(
@@ -237,7 +252,7 @@ fn all_gather_uneven<T: Element>(group: &mut Group, elements: &[T]) -> Result<Ha
         ));
     }
     let counts: Vec<usize> = counts.into_iter().map(|count| count as usize).collect();
-    group.all_gather_uneven_async(elements, &counts)
+    group.call(AllGather::new().counts(&counts)).start_from(elements)
 }
 
 impl<T: Element> BegunOperation for FusedOperation<T> {

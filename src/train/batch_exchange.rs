@@ -14,6 +14,7 @@ use super::logical_shards::{LogicalShards, part_of_batch};
 use super::partition::PartPlace;
 use super::rank_checks::abort_if_failed;
 use super::window_prefetch::WindowPrefetch;
+use crate::group::verbs::AllToAll;
 use crate::group::{Group, Handle};
 use crate::types::{Rank, WorldSize};
 
@@ -247,7 +248,7 @@ impl<'a> BatchExchange<'a> {
             .iter()
             .map(|received| received.iter().map(|&row| words_of_row(row)).sum())
             .collect();
-        let words = group.all_to_all_uneven_async(&words, &sent_words, &received_words)?;
+        let words = group.call(AllToAll::new().counts(&sent_words, &received_words)).start_from(&words)?;
         Ok(Some(PendingWindow { steps, words, rows_from_rank }))
     }
 

@@ -5,6 +5,7 @@ use half::{bf16, f16};
 
 use super::shard_exchange::{ShardSums, add_over_ranks};
 use crate::codec::{CompressedElement, Compression};
+use crate::group::verbs::{AllReduce, ReduceScatter};
 use crate::group::{Error, Group, Handle, SharedBuffer, Status};
 use crate::types::{Element, Rank, ReduceOp, WorldSize};
 
@@ -113,7 +114,7 @@ impl Runtime for Group {
     fn combine(&mut self, values: Values<'_>) -> Result<(), Error> {
         match values {
             Values::Vector(values, compression) => {
-                self.all_reduce_compressed(values, ReduceOp::Sum, compression)
+                self.call(AllReduce::new(ReduceOp::Sum).compressed(compression)).run(values).map(drop)
             }
             Values::Totals(totals) => self.all_reduce(totals, ReduceOp::Sum),
             Values::ShardSums(sums) => add_over_ranks(self, sums),
@@ -183,7 +184,13 @@ fn start_sum_of_elements<T: Element>(
             };
             buffer.resize(count, bytemuck::Zeroable::zeroed());
             fill(&mut buffer);
-            group.reduce_scatter_async(buffer, ReduceOp::Sum).map(PendingElements::OwnChunk)
+            let own = group.chunk(count, group.rank());
+            let reduced = group.call(ReduceScatter::new(ReduceOp::Sum)).start(buffer)?;
+            Ok(PendingElements::OwnChunk(reduced.and_then(move |mut buffer| {
+                buffer.truncate(own.end);
+                buffer.drain(..own.start);
+                Ok(buffer)
+            })))
         }
     }
 }

@@ -14,6 +14,7 @@ use std::ops::Range;
 use super::logical_shards::LogicalShards;
 use super::runtime::SumTarget;
 use super::summation_tree::{SiblingStack, add_elements};
+use crate::group::verbs::AllToAll;
 use crate::group::{Error, Group};
 use crate::types::Rank;
 
@@ -58,7 +59,7 @@ pub(crate) fn add_over_ranks(group: &mut Group, sums: ShardSums<'_>) -> Result<(
         let send_counts = if own.is_empty() { &zero_counts } else { &chunk_lens };
         let (output, later) = std::mem::take(&mut rest).split_at_mut(receive_counts.iter().sum());
         rest = later;
-        group.all_to_all_uneven_into(own, output, send_counts, &receive_counts)?;
+        group.call(AllToAll::new().counts(send_counts, &receive_counts)).run_into(own, output)?;
         let mut output = output;
         let mut round_parts = Vec::new();
         for count in receive_counts {

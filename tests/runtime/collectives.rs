@@ -4,6 +4,7 @@
 use crate::util::ranks::{self, TestTransport};
 use ndarray::{Array2, Array3};
 use ringtrain::engine::CREDIT_BYTES;
+use ringtrain::verbs::{AllReduce, AllToAll};
 use ringtrain::wire::frame::HEADER_BYTES;
 use ringtrain::{Compression, DType, Error, F64Loc, Rank, ReduceOp};
 
@@ -43,7 +44,7 @@ fn compressed_sums_are_close_and_equal_on_all_ranks() {
         let results = ranks::run(3, move |mut group| {
             let rank = group.rank().get() as f32;
             let mut x: Vec<f32> = (0..count).map(|i| (i % 100) as f32 * 0.01 + rank + 1.0).collect();
-            group.all_reduce_compressed(&mut x, ReduceOp::Average, compression).unwrap();
+            group.call(AllReduce::new(ReduceOp::Average).compressed(compression)).run(&mut x).unwrap();
             x
         });
         assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "{compression}: ranks differ");
@@ -121,7 +122,7 @@ fn an_all_to_all_between_two_buffers_uses_no_new_memory() {
         let faults = transport.run(2, move |mut group| {
             let (input, mut output) = (vec![1u8; bytes], vec![2u8; bytes]);
             let before = page_faults();
-            group.all_to_all_into(&input, &mut output).unwrap();
+            group.call(AllToAll::new()).run_into(&input, &mut output).unwrap();
             assert_eq!(output, input);
             page_faults() - before
         });

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::util::ranks::TestTransport;
 use crate::util::{TEST_TIMEOUT, if_long_tests_else, retry_on_busy_machine, runs_long_tests};
 use ringtrain::group::{Received, Source, wait_all};
+use ringtrain::verbs::{AllReduce, function};
 use ringtrain::{Group, JoinOptions, Rank, ReduceOp};
 
 const R0: Rank = Rank::ZERO;
@@ -147,23 +148,24 @@ fn a_reduction_function_may_own_groups_but_using_one_ends_the_job(transport: Tes
         for round in 0..20 {
             let twin = Mutex::new(group.duplicate().unwrap());
             let handle = Mutex::new(group.receive_async::<u8>(1, other, 99).unwrap());
-            let function = move |a: &u64, b: &u64| {
+            let add = move |a: &u64, b: &u64| {
                 let _captured = (&twin, &handle);
                 a + b
             };
             if round % 2 == 0 {
-                group.all_reduce_with(&mut [1u64; 10], function).unwrap();
+                group.call(AllReduce::new(function(add))).run(&mut [1u64; 10]).unwrap();
             } else {
-                drop(group.all_reduce_with_async(vec![1u64; 10], function).unwrap());
+                drop(group.call(AllReduce::new(function(add))).start(vec![1u64; 10]).unwrap());
                 group.barrier().unwrap();
             }
         }
         let twin = Mutex::new(group.duplicate().unwrap());
-        let result = group.all_reduce_with(&mut [1u64; 10], move |a, b| {
+        let add = move |a: &u64, b: &u64| {
             twin.lock().unwrap().statistics();
             a + b
-        });
-        let error = result.and_then(|()| group.barrier()).expect_err("the job ends");
+        };
+        let result = group.call(AllReduce::new(function(add))).run(&mut [1u64; 10]);
+        let error = result.and_then(|_| group.barrier()).expect_err("the job ends");
         assert!(error.to_string().contains("the program's reduction function panicked"), "{error}");
     });
 }

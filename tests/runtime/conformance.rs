@@ -12,6 +12,9 @@ use crate::util::ranks::{self, TestTransport};
 use crate::util::{if_long_tests_else, runs_long_tests};
 use half::bf16;
 use ringtrain::group::Checksums;
+use ringtrain::verbs::{
+    AllGather, AllToAll, Broadcast, Exscan, Gather, Reduce, ReduceScatter, Scan, Scatter,
+};
 use ringtrain::{DType, Element, F32Loc, Group, I64Loc, JoinOptions, Rank, ReduceOp};
 
 const WORLD_SIZES: [u32; 7] = [1, 2, 3, 4, 5, 7, 8];
@@ -127,9 +130,9 @@ fn check_reduction<T: Element>(group: &mut Group, count: usize, case: &Reduction
     let of_part = |part: &Range<usize>| part.clone().map(|index| expected(0..n, index));
 
     let all_reduced = group.all_reduce_async(own.clone(), op).unwrap();
-    let reduced = group.reduce_async(own.clone(), op, root).unwrap();
-    let scattered = group.reduce_scatter_async(own.clone(), op).unwrap();
-    let unevenly = group.reduce_scatter_uneven_async(&own, &counts, op).unwrap();
+    let reduced = group.call(Reduce::to(root, op)).start(own.clone()).unwrap();
+    let scattered = group.call(ReduceScatter::new(op)).start(own.clone()).unwrap();
+    let unevenly = group.call(ReduceScatter::new(op).counts(&counts)).start_from(&own).unwrap();
 
     let mut buffer = own.clone();
     group.all_reduce(&mut buffer, op).unwrap();
@@ -142,14 +145,19 @@ fn check_reduction<T: Element>(group: &mut Group, count: usize, case: &Reduction
     buffer.clone_from(&own);
     assert_eq!(group.reduce_scatter(&mut buffer, op).unwrap(), even_part);
     assert_elements(&buffer[even_part.clone()], of_part(&even_part), &format!("reduce_scatter {op}"), group);
-    let found = group.reduce_scatter_uneven(&own, &counts, op).unwrap();
+    let found = group.call(ReduceScatter::new(op).counts(&counts)).run_from(&own).unwrap();
     assert_elements(&found, of_part(&uneven_part), &format!("reduce_scatter_uneven {op}"), group);
 
     let found = unevenly.wait().unwrap();
     assert_elements(&found, of_part(&uneven_part), &format!("reduce_scatter_uneven_async {op}"), group);
     assert_elements(&all_reduced.wait().unwrap(), all(), &format!("all_reduce_async {op}"), group);
     let found = scattered.wait().unwrap();
-    assert_elements(&found, of_part(&even_part), &format!("reduce_scatter_async {op}"), group);
+    assert_elements(
+        &found[even_part.clone()],
+        of_part(&even_part),
+        &format!("reduce_scatter_async {op}"),
+        group,
+    );
     let found = reduced.wait().unwrap();
     if rank == root {
         assert_elements(&found, all(), &format!("reduce_async {op}"), group);
@@ -162,18 +170,17 @@ fn check_scans<T: Element>(group: &mut Group, count: usize, case: &ReductionCase
     let rank = group.rank().get();
     let own: Vec<T> = (0..count).map(|index| value(rank, index)).collect();
     let upto = |end: u32| (0..count).map(move |index| expected(0..end, index));
-    let scanned = group.scan_async(own.clone(), op).unwrap();
-    let exscanned = group.exscan_async(&own, op).unwrap();
+    let scanned = group.call(Scan::new(op)).start(own.clone()).unwrap();
+    let exscanned = group.call(Exscan::new(op)).start_from(&own).unwrap();
     let mut buffer = own.clone();
     group.scan(&mut buffer, op).unwrap();
     assert_elements(&buffer, upto(rank + 1), &format!("scan {op}"), group);
-    for (found, what) in
-        [(group.exscan(&own, op).unwrap(), "exscan"), (exscanned.wait().unwrap(), "exscan_async")]
-    {
-        assert_eq!(found.is_none(), rank == 0, "{what}");
-        if let Some(found) = found {
-            assert_elements(&found, upto(rank), &format!("{what} {op}"), group);
-        }
+    for (found, what) in [
+        (group.call(Exscan::new(op)).run_from(&own).unwrap(), "exscan"),
+        (exscanned.wait().unwrap(), "exscan_async"),
+    ] {
+        let expected: Vec<T> = if rank == 0 { Vec::new() } else { upto(rank).collect() };
+        assert_elements(&found, expected.into_iter(), &format!("{what} {op}"), group);
     }
     assert_elements(&scanned.wait().unwrap(), upto(rank + 1), &format!("scan_async {op}"), group);
 }
@@ -191,8 +198,9 @@ fn check_unrooted_data_movement<T: Element>(
     let uneven_part = part_range(&counts, rank);
 
     let mut chunks = own.clone();
-    let gathered = group.all_gather_async(own.clone()).unwrap();
-    let unevenly = group.all_gather_uneven_async(&own[uneven_part.clone()], &counts).unwrap();
+    let gathered = group.call(AllGather::new()).start(own.clone()).unwrap();
+    let unevenly =
+        group.call(AllGather::new().counts(&counts)).start_from(&own[uneven_part.clone()]).unwrap();
     group.all_gather(&mut chunks).unwrap();
     let owner = |index| size.ranks().find(|&owner| group.chunk(count, owner).contains(&index)).unwrap();
     let expected: Vec<T> = (0..count).map(|index| value(owner(index).get(), index)).collect();
@@ -201,17 +209,23 @@ fn check_unrooted_data_movement<T: Element>(
 
     let of_part = |owner: Rank| part_range(&counts, owner).map(move |index| value(owner.get(), index));
     let expected: Vec<T> = size.ranks().flat_map(of_part).collect();
-    let found = group.all_gather_uneven(&own[uneven_part.clone()], &counts).unwrap();
+    let found = group.call(AllGather::new().counts(&counts)).run_from(&own[uneven_part.clone()]).unwrap();
     assert_elements(&found, expected.iter().copied(), "all_gather_uneven", group);
     assert_elements(&unevenly.wait().unwrap(), expected.iter().copied(), "all_gather_uneven_async", group);
-    let found = group.all_gather_any(&own[uneven_part]).unwrap();
-    assert_eq!(found.iter().map(Vec::len).collect::<Vec<_>>(), counts, "all_gather_any");
-    assert_elements(&found.concat(), expected.into_iter(), "all_gather_any", group);
+    let mut output = vec![T::zeroed(); count];
+    output[uneven_part.clone()].copy_from_slice(&own[uneven_part.clone()]);
+    assert_eq!(group.call(AllGather::new().counts(&counts)).run(&mut output).unwrap(), 0..count);
+    assert_elements(&output, expected.into_iter(), "all_gather_uneven in place", group);
     // Every rank receives a whole buffer of each rank, so the buffer is kept short.
     let short = &own[..count.min(100)];
     let expected: Vec<T> =
         size.ranks().flat_map(|owner| (0..short.len()).map(move |index| value(owner.get(), index))).collect();
-    assert_elements(&group.all_gather_from(short).unwrap(), expected.into_iter(), "all_gather_from", group);
+    assert_elements(
+        &group.call(AllGather::new()).run_from(short).unwrap(),
+        expected.into_iter(),
+        "all_gather_from",
+        group,
+    );
 }
 
 /// Checks broadcast, scatter and gather.
@@ -222,28 +236,35 @@ fn check_rooted_data_movement<T: Element>(group: &mut Group, count: usize, value
     let own: Vec<T> = (0..count).map(|index| value(rank.get(), index)).collect();
     let of_root = |range: Range<usize>| range.map(|index| value(root.get(), index));
 
-    let told = group.broadcast_async(own.clone(), root).unwrap();
-    let scattered = group.scatter_async(if is_root { &own[..] } else { &[] }, count, root).unwrap();
+    let told = group.call(Broadcast::from(root)).start(own.clone()).unwrap();
+    let scattered = group
+        .call(Scatter::from(root).count(count))
+        .start_from(if is_root { &own[..] } else { &[] })
+        .unwrap();
     let each = count / size.as_usize();
-    let gathered = group.gather_async(&own[..each], root).unwrap();
+    let gathered = group.call(Gather::to(root)).start_from(&own[..each]).unwrap();
 
     let mut buffer = own.clone();
     group.broadcast(&mut buffer, root).unwrap();
     assert_elements(&buffer, of_root(0..count), "broadcast", group);
     let chunk = group.chunk(count, rank);
-    let found = group.scatter(if is_root { &own[..] } else { &[] }, count, root).unwrap();
+    let found =
+        group.call(Scatter::from(root).count(count)).run_from(if is_root { &own[..] } else { &[] }).unwrap();
     assert_elements(&found, of_root(chunk.clone()), "scatter", group);
     let own_part = part_range(&counts, rank);
-    let found = group.scatter_uneven(if is_root { &own[..] } else { &[] }, &counts, root).unwrap();
+    let found = group
+        .call(Scatter::from(root).counts(&counts))
+        .run_from(if is_root { &own[..] } else { &[] })
+        .unwrap();
     assert_elements(&found, of_root(own_part.clone()), "scatter_uneven", group);
 
     let of = |owner: Rank, range: Range<usize>| range.map(move |index| value(owner.get(), index));
     let even: Vec<T> = size.ranks().filter(|_| is_root).flat_map(|owner| of(owner, 0..each)).collect();
-    let found = group.gather(&own[..each], root).unwrap();
+    let found = group.call(Gather::to(root)).run_from(&own[..each]).unwrap();
     assert_elements(&found, even.iter().copied(), "gather", group);
     let parts = size.ranks().filter(|_| is_root).flat_map(|owner| of(owner, part_range(&counts, owner)));
     let parts: Vec<T> = parts.collect();
-    let found = group.gather_uneven(&own[own_part], &counts, root).unwrap();
+    let found = group.call(Gather::to(root).counts(&counts)).run_from(&own[own_part]).unwrap();
     assert_elements(&found, parts.into_iter(), "gather_uneven", group);
 
     assert_elements(&gathered.wait().unwrap(), even.into_iter(), "gather_async", group);
@@ -262,17 +283,22 @@ fn check_exchanges<T: Element>(group: &mut Group, count: usize, value: &dyn Fn(u
     let each = count / n;
     let own: Vec<T> = size.ranks().flat_map(|to| of_pair(rank, to, each)).collect();
     let expected: Vec<T> = size.ranks().flat_map(|from| of_pair(from, rank, each)).collect();
-    let handle = group.all_to_all_async(&own).unwrap();
+    let handle = group.call(AllToAll::new()).start_from(&own).unwrap();
     let barrier = group.barrier_async().unwrap();
-    assert_elements(&group.all_to_all(&own).unwrap(), expected.iter().copied(), "all_to_all", group);
+    assert_elements(
+        &group.call(AllToAll::new()).run_from(&own).unwrap(),
+        expected.iter().copied(),
+        "all_to_all",
+        group,
+    );
     // Parts of different lengths, some of them empty.
     let length = |from: Rank, to: Rank| (from.index() * 2 + to.index()) % 3 * each;
     let counts: Vec<usize> = size.ranks().map(|to| length(rank, to)).collect();
     let from_counts: Vec<usize> = size.ranks().map(|from| length(from, rank)).collect();
     let uneven: Vec<T> = size.ranks().flat_map(|to| of_pair(rank, to, length(rank, to))).collect();
-    let unevenly = group.all_to_all_uneven_async(&uneven, &counts, &from_counts).unwrap();
+    let unevenly = group.call(AllToAll::new().counts(&counts, &from_counts)).start_from(&uneven).unwrap();
     let parts: Vec<T> = size.ranks().flat_map(|from| of_pair(from, rank, length(from, rank))).collect();
-    let found = group.all_to_all_uneven(&uneven, &counts, &from_counts).unwrap();
+    let found = group.call(AllToAll::new().counts(&counts, &from_counts)).run_from(&uneven).unwrap();
     assert_elements(&found, parts.iter().copied(), "all_to_all_uneven", group);
     assert_elements(&unevenly.wait().unwrap(), parts.into_iter(), "all_to_all_uneven_async", group);
     barrier.wait().unwrap();

@@ -8,6 +8,9 @@ use std::time::Instant;
 
 use crate::util::ranks::TestTransport;
 use crate::util::runs_long_tests;
+use ringtrain::verbs::{
+    AllGather, AllReduce, AllToAll, Exscan, Gather, Reduce, ReduceScatter, Scatter, function,
+};
 use ringtrain::{Error, Group, Rank, ReduceOp};
 
 fn rank_numbers(ranks: &[Rank]) -> Vec<u32> {
@@ -22,7 +25,7 @@ fn check_members(transport: TestTransport, group: &mut Group, world_rank: u32, m
     if transport != TestTransport::Hosts {
         assert_eq!((group.local_rank(), group.local_size()), (group.rank(), group.size()));
     }
-    assert_eq!(group.all_gather_from(&[world_rank]).unwrap(), members);
+    assert_eq!(group.call(AllGather::new()).run_from(&[world_rank]).unwrap(), members);
     let mut sum = vec![u64::from(world_rank); 100_000];
     group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
     let expected: u64 = members.iter().map(|&member| u64::from(member)).sum();
@@ -126,15 +129,23 @@ fn a_group_of_one_gives_the_same_results_as_a_world_of_one(transport: TestTransp
             let mut values = [3u8, 0];
             group.scan(&mut values, ReduceOp::LogicalOr).unwrap();
             assert_eq!(values, [1, 0], "{what}: scan");
-            assert_eq!(group.exscan(&values, ReduceOp::Sum), Ok(None), "{what}");
-            assert_eq!(group.reduce_scatter_uneven(&[4u8], &[1], ReduceOp::LogicalOr), Ok(vec![1]), "{what}");
+            assert_eq!(group.call(Exscan::new(ReduceOp::Sum)).run_from(&values), Ok(Vec::new()), "{what}");
+            assert_eq!(
+                group.call(ReduceScatter::new(ReduceOp::LogicalOr).counts(&[1])).run_from(&[4u8]),
+                Ok(vec![1]),
+                "{what}"
+            );
             let mut mean = [6i32];
             group.all_reduce(&mut mean, ReduceOp::Average).unwrap();
-            group.all_reduce_with(&mut mean, |a, b| a + b).unwrap();
+            group.call(AllReduce::new(function(|a: &i32, b: &i32| a + b))).run(&mut mean).unwrap();
             assert_eq!(mean, [6], "{what}");
-            assert_eq!(group.all_to_all(&[1, 2]), Ok(vec![1, 2]), "{what}");
-            assert_eq!(group.scatter(&[1, 2], 2, Rank::ZERO), Ok(vec![1, 2]), "{what}");
-            assert_eq!(group.gather(&[1, 2], Rank::ZERO), Ok(vec![1, 2]), "{what}");
+            assert_eq!(group.call(AllToAll::new()).run_from(&[1, 2]), Ok(vec![1, 2]), "{what}");
+            assert_eq!(
+                group.call(Scatter::from(Rank::ZERO).count(2)).run_from(&[1, 2]),
+                Ok(vec![1, 2]),
+                "{what}"
+            );
+            assert_eq!(group.call(Gather::to(Rank::ZERO)).run_from(&[1, 2]), Ok(vec![1, 2]), "{what}");
             assert_eq!(group.all_gather_object(&"x".to_owned()), Ok(vec!["x".to_owned()]), "{what}");
             group.send(&[1], Rank::ZERO, 0).unwrap();
             let mut own = [0];
@@ -334,11 +345,12 @@ fn asynchronous_operations_accept_uneven_parts_and_custom_functions(transport: T
         let own = vec![rank as u32; counts[rank]];
         // Contributions are combined in rank order, so the digits of the result are in rank order too.
         let follow = |left: &u32, right: &u32| left * 10 + right;
-        let gathered = group.gather_uneven_async(&own, &counts, root).unwrap();
+        let gathered = group.call(Gather::to(root).counts(&counts)).start_from(&own).unwrap();
         let all = [5u32, 6, 7, 8, 9];
-        let scattered = group.scatter_uneven_async(&all, &counts, root).unwrap();
-        let everywhere = group.all_reduce_with_async(vec![rank as u32 + 1; 4], follow).unwrap();
-        let at_root = group.reduce_with_async(vec![rank as u32 + 1; 4], root, follow).unwrap();
+        let scattered = group.call(Scatter::from(root).counts(&counts)).start_from(&all).unwrap();
+        let everywhere =
+            group.call(AllReduce::new(function(follow))).start(vec![rank as u32 + 1; 4]).unwrap();
+        let at_root = group.call(Reduce::to(root, function(follow))).start(vec![rank as u32 + 1; 4]).unwrap();
         let at_root = at_root.wait().unwrap();
         assert_eq!(everywhere.wait().unwrap(), [123; 4]);
         assert_eq!(scattered.wait().unwrap(), [&all[..2], &[], &all[2..]][rank]);

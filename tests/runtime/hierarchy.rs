@@ -4,6 +4,7 @@
 use crate::util::{ranks, runs_long_tests};
 use ringtrain::group::{Algorithms, LocalTransport};
 use ringtrain::types::{Algorithm, Operation};
+use ringtrain::verbs::AllGather;
 use ringtrain::{Group, JoinMethod, JoinOptions, Rank, ReduceOp};
 
 /// The tested placements. A placement lists, for each rank, the number of its host. Hosts have consecutive or
@@ -98,7 +99,7 @@ fn hierarchical_and_direct_operations_run_at_the_same_time() {
             for &count in &counts {
                 sums.push(group.all_reduce_async(contribution(&group, count), ReduceOp::Sum).unwrap());
                 let part = vec![group.rank().get(); n * 3];
-                gathers.push(group.all_gather_async(part).unwrap());
+                gathers.push(group.call(AllGather::new()).start(part).unwrap());
                 let mut flat = vec![1.5f64; 10];
                 group.reduce_scatter(&mut flat, ReduceOp::Max).unwrap();
             }

@@ -7,6 +7,7 @@ use crate::util::TEST_TIMEOUT;
 use crate::util::ranks::TestTransport;
 use ndarray::{Array2, arr2};
 use ringtrain::group::{Received, Source, Status};
+use ringtrain::verbs::{AllGather, AllReduce};
 use ringtrain::{
     DType, Error, Group, Handle, Rank, ReduceOp, SendOptions, test_all, test_any, wait_all_timeout, wait_any,
     wait_any_timeout,
@@ -140,11 +141,11 @@ fn arrays_are_sent_and_received_in_place() {
         group.receive(&mut received, own, 0).unwrap();
         assert_eq!(received, array);
         let n = group.size().get() as f32;
-        let summed = group.all_reduce_from(&array, ReduceOp::Sum).unwrap();
+        let summed = group.call(AllReduce::new(ReduceOp::Sum)).run_from(&array).unwrap();
         assert_eq!(summed, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0].map(|element| element * n));
-        group.all_reduce_into(&array, &mut received, ReduceOp::Sum).unwrap();
+        group.call(AllReduce::new(ReduceOp::Sum)).run_into(&array, &mut received).unwrap();
         assert_eq!(received, &array * n);
-        assert_eq!(group.all_gather_from(&array.t()), Err(Error::NotContiguous));
+        assert_eq!(group.call(AllGather::new()).run_from(&array.t()), Err(Error::NotContiguous));
         assert_eq!(group.send(&array.t(), own, 0), Err(Error::NotContiguous));
     });
 }

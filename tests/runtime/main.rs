@@ -57,4 +57,5 @@ mod synchronous_sends;
 mod threads;
 #[path = "../util/mod.rs"]
 mod util;
+mod verbs;
 mod wire_format;

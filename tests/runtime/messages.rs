@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::util::ranks::TestTransport;
 use crate::util::{TEST_TIMEOUT, runs_long_tests};
 use ringtrain::group::{Received, Source, Status, wait_all, wait_any};
+use ringtrain::verbs::AllGather;
 use ringtrain::wire::Cause;
 use ringtrain::{DType, Error, Group, JoinOptions, Rank, ReduceOp};
 
@@ -361,7 +362,7 @@ fn ranks_may_leave_when_their_own_operations_are_complete(transport: TestTranspo
             match round % 3 {
                 0 => group.barrier().unwrap(),
                 1 => group.reduce(&mut element, ReduceOp::Sum, R0).unwrap(),
-                _ => assert_eq!(group.all_gather_from(&element).unwrap(), [0, 1, 2, 3]),
+                _ => assert_eq!(group.call(AllGather::new()).run_from(&element).unwrap(), [0, 1, 2, 3]),
             }
         });
     }

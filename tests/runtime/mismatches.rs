@@ -9,6 +9,9 @@ use crate::util::ranks::{self, TestTransport};
 use crate::util::{if_long_tests_else, retry_on_busy_machine};
 use ringtrain::group::at;
 use ringtrain::types::Operation;
+use ringtrain::verbs::{
+    AllGather, AllReduce, AllToAll, Gather, ReduceScatter, Scatter, function, scaled_sum,
+};
 use ringtrain::wire::Cause;
 use ringtrain::{Compression, Error, Group, JoinOptions, Rank, ReduceOp, Site};
 
@@ -206,7 +209,7 @@ fn different_operations_are_reported() {
     );
     assert_mismatch(
         "a blocking and an asynchronous operation",
-        |group| group.all_to_all(&[0u64; 60]).map(|_| ()),
+        |group| group.call(AllToAll::new()).run_from(&[0u64; 60]).map(|_| ()),
         |group| group.all_reduce_async(vec![0u64; 60], ReduceOp::BitOr)?.wait().map(|_| ()),
         ["all_to_all(60 x u64, ", "all_reduce(bor, 60 x u64, "],
     );
@@ -222,9 +225,14 @@ fn different_operations_within_one_call_are_reported() {
         ["broadcast(root 0, 1 x u64, ", "all_gather("],
     );
     assert_mismatch(
-        "parts of unknown lengths and compressed elements",
-        |group| group.all_gather_any(&[0u8; 3]).map(|_| ()),
-        |group| group.all_reduce_compressed(&mut [0f32; 3], ReduceOp::Sum, Compression::Fp16),
+        "gathered objects and compressed elements",
+        |group| group.all_gather_object(&[0u8; 3]).map(drop),
+        |group| {
+            group
+                .call(AllReduce::new(ReduceOp::Sum).compressed(Compression::Fp16))
+                .run(&mut [0f32; 3])
+                .map(drop)
+        },
         ["all_gather(", "all_reduce(sum, 3 x f16, "],
     );
 }
@@ -240,7 +248,7 @@ fn different_reductions_are_reported() {
     assert_mismatch(
         "factor",
         |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum),
-        |group| group.all_reduce_scaled(&mut [0f32; 100], 0.5),
+        |group| group.call(AllReduce::new(scaled_sum(0.5))).run(&mut [0f32; 100]).map(drop),
         ["all_reduce(sum, 100 x f32, ", "all_reduce(premulsum, 100 x f32, "],
     );
     // This test leaves out the world of 5 ranks, which uses several hosts. On several hosts only one of the two calls
@@ -248,7 +256,9 @@ fn different_reductions_are_reported() {
     assert_mismatch_in(
         &WORLD_SIZES[..3],
         "function",
-        |group| group.all_reduce_with(&mut [0f32; 100], |a, b| a + b),
+        |group| {
+            group.call(AllReduce::new(function(|a: &f32, b: &f32| a + b))).run(&mut [0f32; 100]).map(drop)
+        },
         |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum),
         ["all_reduce(custom, 100 x f32, ", "all_reduce(sum, 100 x f32, "],
     );
@@ -265,14 +275,14 @@ fn different_roots_are_reported() {
     );
     assert_mismatch_or_timeout(
         "root of a scatter",
-        |group| group.scatter(&[0f32; 100], 100, R0).map(|_| ()),
-        |group| group.scatter(&[0f32; 100], 100, R1).map(|_| ()),
+        |group| group.call(Scatter::from(R0).count(100)).run_from(&[0f32; 100]).map(|_| ()),
+        |group| group.call(Scatter::from(R1).count(100)).run_from(&[0f32; 100]).map(|_| ()),
         ["scatter(root 0, 100 x f32, ", "scatter(root 1, 100 x f32, "],
     );
     assert_mismatch_or_timeout(
         "root of a gather",
-        |group| group.gather(&[0f32; 10], R0).map(|_| ()),
-        |group| group.gather(&[0f32; 10], R1).map(|_| ()),
+        |group| group.call(Gather::to(R0)).run_from(&[0f32; 10]).map(|_| ()),
+        |group| group.call(Gather::to(R1)).run_from(&[0f32; 10]).map(|_| ()),
         ["gather(root 0, ", "gather(root 1, "],
     );
     assert_mismatch_or_timeout(
@@ -299,11 +309,11 @@ fn different_uneven_parts_are_reported() {
         "parts of an all_gather",
         |group| {
             let (counts, own) = uneven_counts(group, 1);
-            group.all_gather_uneven(&vec![0u8; own], &counts).map(|_| ())
+            group.call(AllGather::new().counts(&counts)).run_from(&vec![0u8; own]).map(|_| ())
         },
         |group| {
             let (counts, own) = uneven_counts(group, 2);
-            group.all_gather_uneven(&vec![0u8; own], &counts).map(|_| ())
+            group.call(AllGather::new().counts(&counts)).run_from(&vec![0u8; own]).map(|_| ())
         },
         [parts, "all_gather("],
     );
@@ -311,7 +321,10 @@ fn different_uneven_parts_are_reported() {
         "uneven and even parts of a reduce_scatter",
         |group| {
             let (counts, _) = uneven_counts(group, 1);
-            group.reduce_scatter_uneven(&vec![0u8; counts.len() * 10], &counts, ReduceOp::Sum).map(|_| ())
+            group
+                .call(ReduceScatter::new(ReduceOp::Sum).counts(&counts))
+                .run_from(&vec![0u8; counts.len() * 10])
+                .map(|_| ())
         },
         |group| {
             let count = group.size().as_usize() * 10;
@@ -323,11 +336,11 @@ fn different_uneven_parts_are_reported() {
         "parts of a scatter",
         |group| {
             let (counts, _) = uneven_counts(group, 1);
-            group.scatter_uneven(&vec![0u8; counts.len() * 10], &counts, R0).map(|_| ())
+            group.call(Scatter::from(R0).counts(&counts)).run_from(&vec![0u8; counts.len() * 10]).map(|_| ())
         },
         |group| {
             let (counts, _) = uneven_counts(group, 2);
-            group.scatter_uneven(&vec![0u8; counts.len() * 10], &counts, R0).map(|_| ())
+            group.call(Scatter::from(R0).counts(&counts)).run_from(&vec![0u8; counts.len() * 10]).map(|_| ())
         },
         [parts, "scatter(root 0, "],
     );
@@ -337,10 +350,11 @@ fn different_uneven_parts_are_reported() {
 /// so the ranks cannot detect the mismatch by comparing the counts in frame headers.
 #[test]
 fn different_counts_of_an_uneven_all_to_all_are_reported() {
-    const CALL_LINE: u32 = line!() + 3;
+    const CALL_LINE: u32 = line!() + 4;
     fn exchange(group: &mut Group, count: usize) -> CallResult {
         let counts = vec![count; group.size().as_usize()];
-        group.all_to_all_uneven(&vec![0u8; counts.iter().sum()], &counts, &counts).map(|_| ())
+        let input = vec![0u8; counts.iter().sum()];
+        group.call(AllToAll::new().counts(&counts, &counts)).run_from(&input).map(drop)
     }
     for (common, odd) in [(10, 11), (11, 10), (300_000, 10), (10, 300_000)] {
         for &n in world_sizes() {

@@ -9,6 +9,7 @@ use super::mismatches::{
 use crate::util::if_long_tests_else;
 use crate::util::ranks;
 use ringtrain::group::at;
+use ringtrain::verbs::AllToAll;
 use ringtrain::wire::Cause;
 use ringtrain::{Error, Group, Rank, ReduceOp, Site};
 
@@ -55,7 +56,10 @@ fn a_rank_that_never_calls_is_reported() {
         ("all_reduce(sum, 10 x f32, ", |group| all_reduce_sum(group, 10)),
         ("all_reduce(sum, 1000000 x f32, ", |group| all_reduce_sum(group, 1_000_000)),
         ("barrier(", |group| group.barrier()),
-        ("all_to_all(", |group| group.all_to_all(&vec![0u8; group.size().as_usize()]).map(|_| ())),
+        ("all_to_all(", |group| {
+            let input = vec![0u8; group.size().as_usize()];
+            group.call(AllToAll::new()).run_from(&input).map(|_| ())
+        }),
     ];
     for (expected, call) in calls {
         for &n in if_long_tests_else(&WORLD_SIZES[..], &[3]) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::util::{if_long_tests_else, ranks};
 use half::bf16;
 use ringtrain::group::LocalTransport;
+use ringtrain::verbs::{AllReduce, function};
 use ringtrain::{Element, Error, F64Loc, Group, Handle, JoinOptions, Rank, ReduceOp, SharedBuffer, wait_all};
 
 const WORLD_SIZES: [u32; 6] = [1, 2, 3, 4, 5, 8];
@@ -133,10 +134,10 @@ fn custom_functions_are_applied_in_rank_order() {
             let own = contribution::<u64>(&group, 10_001);
             let combine = |a: &u64, b: &u64| a.wrapping_mul(3).wrapping_add(*b);
             let mut expected = own.clone();
-            group.all_reduce_with(&mut expected, combine).unwrap();
+            group.call(AllReduce::new(function(combine))).run(&mut expected).unwrap();
             let mut buffer = group.alloc::<u64>(own.len()).unwrap();
             buffer.copy_from_slice(&own);
-            group.all_reduce_with(&mut buffer, combine).unwrap();
+            group.call(AllReduce::new(function(combine))).run(&mut buffer).unwrap();
             assert!(*buffer == *expected);
         });
     }
@@ -169,7 +170,14 @@ fn group_buffers_work_with_other_collectives_and_groups() {
         group.reduce(&mut buffer, ReduceOp::Sum, Rank::new(1)).unwrap();
         assert!(rank != Rank::new(1) || buffer.iter().all(|&element| element == 6));
         buffer.fill(rank.get() + 1);
-        assert!(group.all_reduce_from(&buffer, ReduceOp::Max).unwrap().iter().all(|&element| element == 3));
+        assert!(
+            group
+                .call(AllReduce::new(ReduceOp::Max))
+                .run_from(&buffer)
+                .unwrap()
+                .iter()
+                .all(|&element| element == 3)
+        );
         // The buffer belongs to `group`, so an all-reduce in the duplicate uses slots.
         let mut other = group.duplicate().unwrap();
         other.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::util::ranks::{self, TestTransport};
 use crate::util::{TEST_TIMEOUT, wait_until};
+use ringtrain::verbs::{AllReduce, function};
 use ringtrain::wire::Cause;
 use ringtrain::{Error, Group, JoinOptions, Rank, ReduceOp};
 
@@ -224,7 +225,7 @@ fn a_reduction_function_may_own_the_last_handle_of_the_job() {
             if group.rank() == R1 {
                 has_left.wait();
                 let mut buffer = [5u32];
-                group.all_reduce_with(&mut buffer, |a, b| a + b).unwrap();
+                group.call(AllReduce::new(function(|a: &u32, b: &u32| a + b))).run(&mut buffer).unwrap();
                 assert_eq!(buffer, [7]);
                 is_over.wait();
                 return;
@@ -235,7 +236,7 @@ fn a_reduction_function_may_own_the_last_handle_of_the_job() {
                 let _ = &owned;
                 a + b
             };
-            drop(group.all_reduce_with_async(vec![2u32], add).unwrap());
+            drop(group.call(AllReduce::new(function(add))).start(vec![2u32]).unwrap());
             drop(group);
             has_left.wait();
             assert!(dropped.recv_timeout(TEST_TIMEOUT).is_ok(), "the job was not dropped");

@@ -6,6 +6,7 @@
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use ringtrain::verbs::{AllGather, AllToAll, Gather, Scatter};
 use ringtrain::{Error, Rank};
 
 use crate::bytes::RECEIVED_BYTES_MAX;
@@ -98,7 +99,7 @@ fn lengths_or_refusal<T>(
     let counts: Vec<usize> =
         headers.iter().map(|&header| reason_length(header).unwrap_or_default()).collect();
     let reason = own.as_ref().err().map_or(&[][..], String::as_bytes);
-    let reasons = group.all_gather_uneven(reason, &counts)?;
+    let reasons = group.call(AllGather::new().counts(&counts)).run_from(reason)?;
     // `reasons` begins with the reason of rank `first`, because the lower ranks sent no reason.
     let reason = String::from_utf8_lossy(&reasons[..counts[first]]).into_owned();
     Ok(Err(RankRefusal { rank: Rank::new(first as u32), reason }))
@@ -201,7 +202,7 @@ impl PyGroup {
         gather: impl FnOnce(&mut ringtrain::Group, &[u8], &[usize]) -> Result<Vec<u8>, Error> + Send,
     ) -> PyResult<(Vec<u8>, Vec<usize>)> {
         self.run_unless_refused(py, own.error, move |group| {
-            let headers = group.all_gather_from(&[length_header(&own.data, Vec::len)])?;
+            let headers = group.call(AllGather::new()).run_from(&[length_header(&own.data, Vec::len)])?;
             match lengths_or_refusal(group, &headers, &own.data)? {
                 Ok(lengths) => {
                     let own = own.data.unwrap_or_default();
@@ -252,7 +253,7 @@ impl PyGroup {
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let own = Contribution::new(py, refusal, || copy_bytes(data, py));
         let gather = |group: &mut ringtrain::Group, own: &[u8], lengths: &[usize]| {
-            group.all_gather_uneven(own, lengths)
+            group.call(AllGather::new().counts(lengths)).run_from(own)
         };
         let (all, lengths) = self.exchange_lengths(py, own, gather)?;
         Ok(divide_into_python_bytes(py, &all, &lengths))
@@ -269,7 +270,7 @@ impl PyGroup {
         let root = Self::parse_rank(py, root)?;
         let own = Contribution::new(py, refusal, || copy_bytes(data, py));
         let gather = |group: &mut ringtrain::Group, own: &[u8], lengths: &[usize]| {
-            group.gather_uneven(own, lengths, root)
+            group.call(Gather::to(root).counts(lengths)).run_from(own)
         };
         let (all, lengths) = self.exchange_lengths(py, own, gather)?;
         Ok((self.rank == root).then(|| divide_into_python_bytes(py, &all, &lengths)))
@@ -294,7 +295,7 @@ impl PyGroup {
             match broadcast_lengths(group, &mut headers, &own.data, root)? {
                 Ok(lengths) => {
                     let (all, _) = own.data.unwrap_or_default();
-                    Ok(Ok(group.scatter_uneven(&all, &lengths, root)?))
+                    Ok(Ok(group.call(Scatter::from(root).counts(&lengths)).run_from(&all)?))
                 }
                 Err(refusal) => Ok(Err(refusal)),
             }
@@ -312,11 +313,14 @@ impl PyGroup {
         let n = self.size as usize;
         let own = Contribution::new(py, refusal, || concatenate(py, data, n));
         let (all, lengths) = self.run_unless_refused(py, own.error, move |group| {
-            let headers = group.all_to_all(&part_headers(&own.data, n))?;
+            let headers = group.call(AllToAll::new()).run_from(&part_headers(&own.data, n))?;
             match lengths_or_refusal(group, &headers, &own.data)? {
                 Ok(received_lengths) => {
                     let (all, lengths) = own.data.unwrap_or_default();
-                    Ok(Ok((group.all_to_all_uneven(&all, &lengths, &received_lengths)?, received_lengths)))
+                    Ok(Ok((
+                        group.call(AllToAll::new().counts(&lengths, &received_lengths)).run_from(&all)?,
+                        received_lengths,
+                    )))
                 }
                 Err(refusal) => Ok(Err(refusal)),
             }

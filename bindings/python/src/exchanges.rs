@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use pyo3::prelude::*;
-use ringtrain::{Element, Error};
+use ringtrain::verbs::{AllGather, AllToAll, Broadcast, Gather, Scatter};
 
 use crate::collectives::{BufferArg, check_same_kind, copy_result_to, discard_result, scale_counts};
 use crate::dtype::with_type;
@@ -43,11 +43,11 @@ impl PyGroup {
             let input = input.map(|input| input.elements_without_overlap::<T>(output));
             let output = output.elements_mut::<T>();
             self.collective(py, move |group| {
-                let input = match input {
-                    Some(input) => input,
-                    None => Cow::Owned(copy_own_part(group, output, &counts)?),
-                };
-                group.all_gather_uneven_into(&*input, output, &counts)
+                let all_gather = group.call(AllGather::new().counts(&counts));
+                match input {
+                    Some(input) => all_gather.run_into(&*input, output),
+                    None => all_gather.run(output).map(drop),
+                }
             })
         })
     }
@@ -72,15 +72,16 @@ impl PyGroup {
         }
         with_type!(dtype, T => {
             let own = input.as_ref().map(Region::elements::<T>);
-            let mut output = output.into_foreign::<T>(py)?;
-            self.begin_collective(py, move |group| {
-                let Some(counts) = counts else { return Ok(group.all_gather_async(output)?.and_then(discard_result)) };
-                let copied = match own {
-                    Some(_) => Vec::new(),
-                    None => copy_own_part(group, output.as_mut(), &counts)?,
-                };
-                let own = own.unwrap_or(&copied);
-                Ok(group.all_gather_uneven_async(own, &counts)?.and_then(copy_result_to(output)))
+            let output = output.into_foreign::<T>(py)?;
+            self.begin_collective(py, move |group| match (counts, own) {
+                (None, _) => Ok(group.call(AllGather::new()).start(output)?.and_then(discard_result)),
+                (Some(counts), None) => {
+                    Ok(group.call(AllGather::new().counts(&counts)).start(output)?.and_then(discard_result))
+                }
+                (Some(counts), Some(own)) => {
+                    let begun = group.call(AllGather::new().counts(&counts)).start_from(own)?;
+                    Ok(begun.and_then(copy_result_to(output)))
+                }
             })
         })
     }
@@ -111,8 +112,8 @@ impl PyGroup {
                 None => &mut [],
             };
             self.collective(py, move |group| match counts {
-                Some(counts) => group.gather_uneven_into(&*input, output, &counts, root),
-                None => group.gather_into(&*input, output, root),
+                Some(counts) => group.call(Gather::to(root).counts(&counts)).run_into(&*input, output),
+                None => group.call(Gather::to(root)).run_into(&*input, output),
             })
         })
     }
@@ -138,8 +139,8 @@ impl PyGroup {
             let input = input.elements::<T>();
             self.begin_collective(py, move |group| {
                 let begun = match counts {
-                    Some(counts) => group.gather_uneven_async(input, &counts, root)?,
-                    None => group.gather_async(input, root)?,
+                    Some(counts) => group.call(Gather::to(root).counts(&counts)).start_from(input)?,
+                    None => group.call(Gather::to(root)).start_from(input)?,
                 };
                 Ok(match output {
                     Some(output) => begun.and_then(copy_result_to(output)),
@@ -170,8 +171,8 @@ impl PyGroup {
             let output = output.elements_mut::<T>();
             let count = output.len() * self.size as usize;
             self.collective(py, move |group| match counts {
-                Some(counts) => group.scatter_uneven_into(&*input, output, &counts, root),
-                None => group.scatter_into(&*input, output, count, root),
+                Some(counts) => group.call(Scatter::from(root).counts(&counts)).run_into(&*input, output),
+                None => group.call(Scatter::from(root).count(count)).run_into(&*input, output),
             })
         })
     }
@@ -198,8 +199,8 @@ impl PyGroup {
             let input = input.as_ref().map_or(&[][..], Region::elements::<T>);
             self.begin_collective(py, move |group| {
                 let begun = match counts {
-                    Some(counts) => group.scatter_uneven_async(input, &counts, root)?,
-                    None => group.scatter_async(input, count, root)?,
+                    Some(counts) => group.call(Scatter::from(root).counts(&counts)).start_from(input)?,
+                    None => group.call(Scatter::from(root).count(count)).start_from(input)?,
                 };
                 Ok(begun.and_then(copy_result_to(output)))
             })
@@ -220,7 +221,9 @@ impl PyGroup {
         let output = self.broadcast_buffer(output, root)?;
         with_type!(output.kind.wire_type().0, T => {
             let output = output.into_foreign::<T>(py)?;
-            self.begin_collective(py, move |group| Ok(group.broadcast_async(output, root)?.and_then(discard_result)))
+            self.begin_collective(py, move |group| {
+                Ok(group.call(Broadcast::from(root)).start(output)?.and_then(discard_result))
+            })
         })
     }
 
@@ -241,8 +244,8 @@ impl PyGroup {
             let input = input.elements_without_overlap::<T>(&output);
             let output = output.elements_mut::<T>();
             self.collective(py, move |group| match counts {
-                Some((sent, received)) => group.all_to_all_uneven_into(&*input, output, &sent, &received),
-                None => group.all_to_all_into(&*input, output),
+                Some((sent, received)) => group.call(AllToAll::new().counts(&sent, &received)).run_into(&*input, output),
+                None => group.call(AllToAll::new()).run_into(&*input, output),
             })
         })
     }
@@ -264,8 +267,8 @@ impl PyGroup {
             let (output, input) = (output.into_foreign::<T>(py)?, input.elements::<T>());
             self.begin_collective(py, move |group| {
                 let begun = match counts {
-                    Some((sent, received)) => group.all_to_all_uneven_async(input, &sent, &received)?,
-                    None => group.all_to_all_async(input)?,
+                    Some((sent, received)) => group.call(AllToAll::new().counts(&sent, &received)).start_from(input)?,
+                    None => group.call(AllToAll::new()).start_from(input)?,
                 };
                 Ok(begun.and_then(copy_result_to(output)))
             })
@@ -323,15 +326,6 @@ impl PyGroup {
     fn broadcast_buffer(&self, output: BufferArg<'_, '_>, root: ringtrain::Rank) -> PyResult<Region> {
         if self.rank == root { Region::readable(output) } else { Region::writable(output) }
     }
-}
-
-/// Returns a copy of this rank's part of `all`, which has `counts[r]` elements for each rank r.
-fn copy_own_part<T: Element>(group: &ringtrain::Group, all: &[T], counts: &[usize]) -> Result<Vec<T>, Error> {
-    let refused = Error::InvalidCounts("the counts do not add up to the length of the buffer");
-    let rank = group.rank().index();
-    let own = counts.get(rank).copied().unwrap_or_default();
-    let before = counts.iter().take(rank).fold(0, |sum: usize, &count| sum.saturating_add(count));
-    all.get(before..before.saturating_add(own)).map(<[T]>::to_vec).ok_or(refused)
 }
 
 /// Returns the counts `sent` and `received`, multiplied by `scale`. Returns `None` if both arguments are `None`.

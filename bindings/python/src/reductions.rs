@@ -1,6 +1,7 @@
 //! Collectives that reduce elements.
 
 use pyo3::prelude::*;
+use ringtrain::verbs::{AllReduce, Exscan, Reduce, ReduceScatter, Scan};
 use ringtrain::{Compression, DType};
 
 use crate::collectives::{
@@ -9,7 +10,7 @@ use crate::collectives::{
 use crate::dtype::{ElementKind, with_type};
 use crate::errors;
 use crate::group::PyGroup;
-use crate::handle::{OperationResult, PyHandle};
+use crate::handle::PyHandle;
 use crate::region::Region;
 
 /// Parses the name of a compression. Returns an error if the compression does not support elements of `kind`.
@@ -40,7 +41,8 @@ impl PyGroup {
             let (output, input) = (&mut output, input.as_ref());
             return self.collective(py, move |group| {
                 output.copy_from(input);
-                group.all_reduce_compressed(output.elements_mut::<f32>(), op, compression)
+                let verb = AllReduce::new(op).compressed(compression);
+                group.call(verb).run(output.elements_mut::<f32>()).map(drop)
             });
         }
         let (output, input) = (&mut output, input.as_ref());
@@ -62,16 +64,14 @@ impl PyGroup {
         let (mut output, input) = output_and_input(output, input)?;
         let compression = parse_compression(py, compression, output.kind)?;
         let (dtype, op) = reduction_for(py, output.kind, op)?;
+        output.copy_from(input.as_ref());
         if compression != Compression::None {
-            let given = input.as_ref().unwrap_or(&output).elements::<f32>().to_vec();
             let output = output.into_foreign::<f32>(py)?;
             return self.begin_collective(py, move |group| {
-                Ok(group
-                    .all_reduce_compressed_async(given, op, compression)?
-                    .and_then(copy_result_to(output)))
+                let verb = AllReduce::new(op).compressed(compression);
+                Ok(group.call(verb).start(output)?.and_then(discard_result))
             });
         }
-        output.copy_from(input.as_ref());
         with_type!(dtype, T => {
             let output = output.into_foreign::<T>(py)?;
             self.begin_collective(py, move |group| Ok(group.all_reduce_async(output, op)?.and_then(discard_result)))
@@ -93,7 +93,7 @@ impl PyGroup {
             let (dtype, op) = reduction_for(py, input.kind, op)?;
             return with_type!(dtype, T => {
                 let elements = input.elements::<T>();
-                self.collective(py, move |group| group.reduce_from(elements, op, root).map(|_| ()))
+                self.collective(py, move |group| group.call(Reduce::to(root, op)).run_from(elements).map(|_| ()))
             });
         }
         let output = output.ok_or_else(|| errors::invalid(py, "an output for the result is needed"))?;
@@ -121,7 +121,9 @@ impl PyGroup {
             let (dtype, op) = reduction_for(py, input.kind, op)?;
             return with_type!(dtype, T => {
                 let elements = input.elements::<T>();
-                self.begin_collective(py, move |group| Ok(group.reduce_from_async(elements, op, root)?.and_then(discard_result)))
+                self.begin_collective(py, move |group| {
+                    Ok(group.call(Reduce::to(root, op)).start_from(elements)?.and_then(discard_result))
+                })
             });
         }
         let output = output.ok_or_else(|| errors::invalid(py, "an output for the result is needed"))?;
@@ -130,7 +132,9 @@ impl PyGroup {
         output.copy_from(input.as_ref());
         with_type!(dtype, T => {
             let output = output.into_foreign::<T>(py)?;
-            self.begin_collective(py, move |group| Ok(group.reduce_async(output, op, root)?.and_then(discard_result)))
+            self.begin_collective(py, move |group| {
+                Ok(group.call(Reduce::to(root, op)).start(output)?.and_then(discard_result))
+            })
         })
     }
 
@@ -151,8 +155,8 @@ impl PyGroup {
             let input = input.elements_without_overlap::<T>(&output);
             let output = output.elements_mut::<T>();
             self.collective(py, move |group| match counts {
-                Some(counts) => group.reduce_scatter_uneven_into(&*input, output, &counts, op),
-                None => group.reduce_scatter_into(&*input, output, op),
+                Some(counts) => group.call(ReduceScatter::new(op).counts(&counts)).run_into(&*input, output),
+                None => group.call(ReduceScatter::new(op)).run_into(&*input, output),
             })
         })
     }
@@ -174,8 +178,8 @@ impl PyGroup {
             let (output, input) = (output.into_foreign::<T>(py)?, input.elements::<T>());
             self.begin_collective(py, move |group| {
                 let begun = match counts {
-                    Some(counts) => group.reduce_scatter_uneven_async(input, &counts, op)?,
-                    None => group.reduce_scatter_from_async(input, op)?,
+                    Some(counts) => group.call(ReduceScatter::new(op).counts(&counts)).start_from(input)?,
+                    None => group.call(ReduceScatter::new(op)).start_from(input)?,
                 };
                 Ok(begun.and_then(copy_result_to(output)))
             })
@@ -212,7 +216,7 @@ impl PyGroup {
         output.copy_from(input.as_ref());
         with_type!(dtype, T => {
             let output = output.into_foreign::<T>(py)?;
-            self.begin_collective(py, move |group| Ok(group.scan_async(output, op)?.and_then(discard_result)))
+            self.begin_collective(py, move |group| Ok(group.call(Scan::new(op)).start(output)?.and_then(discard_result)))
         })
     }
 
@@ -230,10 +234,7 @@ impl PyGroup {
             let given = input.as_ref().unwrap_or(&output).elements::<T>().to_vec();
             let output = output.elements_mut::<T>();
             self.collective(py, move |group| {
-                if let Some(result) = group.exscan(&given, op)? {
-                    output.copy_from_slice(&result);
-                }
-                Ok(())
+                group.call(Exscan::new(op)).run_into(&given, output)
             })
         })
     }
@@ -253,8 +254,9 @@ impl PyGroup {
             let output = output.into_foreign::<T>(py)?;
             self.begin_collective(py, move |group| {
                 let copy_result_to = copy_result_to(output);
-                let finish = |result: Option<Vec<T>>| result.map_or(Ok(OperationResult::Nothing), copy_result_to);
-                Ok(group.exscan_async(&given, op)?.and_then(finish))
+                // Rank 0 has no result.
+                let finish = |result: Vec<T>| if result.is_empty() { discard_result(()) } else { copy_result_to(result) };
+                Ok(group.call(Exscan::new(op)).start_from(&given)?.and_then(finish))
             })
         })
     }

@@ -5,6 +5,7 @@ use sha2::{Digest as _, Sha256};
 use super::BenchError;
 use super::plan::BenchPlan;
 use crate::group::Group;
+use crate::group::verbs::AllGather;
 
 /// Compares the flags of every rank with the flags of rank 0.
 ///
@@ -15,7 +16,7 @@ use crate::group::Group;
 pub(super) fn check_flags_agree(group: &mut Group, plan: &BenchPlan) -> Result<(), BenchError> {
     let flags = plan.shared_flags();
     let own_digests: Vec<u64> = flags.iter().map(|(_, value)| digest(value)).collect();
-    let all_digests = group.all_gather_from(&own_digests)?;
+    let all_digests = group.call(AllGather::new()).run_from(&own_digests)?;
     let Some((digests_of_rank_0, other_digests)) = all_digests.split_at_checked(own_digests.len()) else {
         return Ok(());
     };

@@ -12,6 +12,7 @@ use super::pattern::TestPattern;
 use super::plan::{BenchCase, IterationCount};
 use super::test_values::BenchElement;
 use super::time_breakdown::RankProfile;
+use crate::group::verbs::{AllGather, AllToAll, Exscan, Gather, Scatter};
 use crate::group::{Error, Group, SharedBuffer, Spent};
 use crate::types::{Rank, ReduceOp, WorldSize};
 
@@ -280,7 +281,7 @@ fn count_early_barrier_exits(group: &mut Group, checks: u32) -> Result<Option<u6
         let entered = monotonic_nanoseconds();
         group.barrier()?;
         let left = monotonic_nanoseconds();
-        early += count_ranks_that_left_early(&group.all_gather_from(&[entered, left])?);
+        early += count_ranks_that_left_early(&group.call(AllGather::new()).run_from(&[entered, left])?);
     }
     Ok(Some(early))
 }
@@ -314,11 +315,13 @@ fn run_operation_once<T: BenchElement>(
         }
         BenchOperation::AllGather => group.all_gather(input)?,
         BenchOperation::Broadcast => group.broadcast(input, case.root)?,
-        BenchOperation::Gather => group.gather_into(input, output, case.root)?,
-        BenchOperation::Scatter => group.scatter_into(input, output, case.count, case.root)?,
-        BenchOperation::AllToAll => group.all_to_all_into(input, output)?,
+        BenchOperation::Gather => group.call(Gather::to(case.root)).run_into(input, output)?,
+        BenchOperation::Scatter => {
+            group.call(Scatter::from(case.root).count(case.count)).run_into(input, output)?;
+        }
+        BenchOperation::AllToAll => group.call(AllToAll::new()).run_into(input, output)?,
         BenchOperation::Scan => group.scan(input, op)?,
-        BenchOperation::Exscan => *output = group.exscan(input, op)?.unwrap_or_default(),
+        BenchOperation::Exscan => *output = group.call(Exscan::new(op)).run_from(input)?,
         BenchOperation::Barrier => group.barrier()?,
         BenchOperation::PingPong => ping_pong(group, buffers)?,
         BenchOperation::SendReceive => {

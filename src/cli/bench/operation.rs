@@ -16,15 +16,15 @@ pub enum BenchOperation {
     AllGather,
     /// [`Group::broadcast`](crate::Group::broadcast).
     Broadcast,
-    /// [`Group::gather`](crate::Group::gather).
+    /// [`verbs::Gather`](crate::verbs::Gather).
     Gather,
-    /// [`Group::scatter`](crate::Group::scatter).
+    /// [`verbs::Scatter`](crate::verbs::Scatter).
     Scatter,
-    /// [`Group::all_to_all`](crate::Group::all_to_all).
+    /// [`verbs::AllToAll`](crate::verbs::AllToAll).
     AllToAll,
     /// [`Group::scan`](crate::Group::scan).
     Scan,
-    /// [`Group::exscan`](crate::Group::exscan).
+    /// [`verbs::Exscan`](crate::verbs::Exscan).
     Exscan,
     /// [`Group::barrier`](crate::Group::barrier).
     Barrier,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::group::verbs::AllGather;
 use crate::group::{Error, Group, Spent};
 use crate::types::Rank;
 
@@ -54,7 +55,8 @@ impl RankProfile {
     ) -> Result<Vec<Self>, Error> {
         let own_durations: [Duration; DURATION_COUNT] =
             [total_time, spent.send, spent.receive, spent.reduce, spent.wait];
-        let all_durations = group.all_gather_from(&own_durations.map(|part| part.as_nanos() as u64))?;
+        let all_durations =
+            group.call(AllGather::new()).run_from(&own_durations.map(|part| part.as_nanos() as u64))?;
         let (all_durations, _) = all_durations.as_chunks::<DURATION_COUNT>();
         let profile = |(rank, rank_durations): (Rank, &[u64; DURATION_COUNT])| Self {
             rank: rank.get(),

@@ -15,6 +15,7 @@ use super::unsplit_data::UnsplitData;
 use super::{
     BlocksOfRank, DataError, ELEMENTS_MAX, Features, HeldFeatures, ImageShape, UninterpretedSamples,
 };
+use crate::group::verbs::AllGather;
 use crate::group::{Error, Group};
 use crate::train::rank_checks::{check_all_succeeded, check_same_data};
 use crate::train::{RunPhase, TrainError};
@@ -106,7 +107,7 @@ impl PartOfSource {
         let too_large = |what: &str| {
             DataError::Unsuitable(format!("{name} holds more than {ELEMENTS_MAX} {what}, which is the limit"))
         };
-        let row_counts = group.all_gather_from(&[samples.features.rows() as u64])?;
+        let row_counts = group.call(AllGather::new()).run_from(&[samples.features.rows() as u64])?;
         let total = row_counts.iter().try_fold(0_u64, |total, &count| total.checked_add(count));
         if total.is_none_or(|total| total > ELEMENTS_MAX) {
             return Err(too_large("samples").into());
@@ -137,7 +138,7 @@ fn merge_sparse_format(
     let mut columns = [features.format().columns() as u64];
     group.all_reduce(&mut columns, ReduceOp::Max)?;
     features.widen(columns[0] as usize);
-    group.all_gather_uneven(&features.value_counts(), &row_map.row_counts_of_ranks())
+    group.call(AllGather::new().counts(&row_map.row_counts_of_ranks())).run_from(&features.value_counts())
 }
 
 /// Converts grey images to colour images if any rank has read an image with colours.

@@ -9,6 +9,7 @@ use super::disk_features::{BLOCK_WORDS, FeatureWriter};
 use super::exact_sum::{self, ExactSum};
 use super::row_map::RowMap;
 use super::{DataError, Features, HeldSamples, Samples, Targets};
+use crate::group::verbs::AllGather;
 use crate::group::{Error, Group};
 use crate::train::batches::range_of_rank;
 use crate::train::early_stopping::hold_out_rows;
@@ -168,7 +169,7 @@ impl SharedSamples {
         let words_of_row = |&row: &usize| self.held.words_per_sample(rows.value_count(row));
         let word_counts: Vec<usize> =
             rows_of_ranks.iter().map(|rows| rows.iter().map(words_of_row).sum()).collect();
-        let words = group.all_gather_uneven(&words, &word_counts)?;
+        let words = group.call(AllGather::new().counts(&word_counts)).run_from(&words)?;
         let order = rows_of_ranks.concat();
         let value_counts = order.iter().map(|&row| rows.value_count(row));
         let mut samples = self.held.samples_from_words(&words, value_counts);

@@ -22,14 +22,14 @@ use crate::train::runtime::{Runtime, Values};
 use crate::types::WorldSize;
 
 /// The strategy `allreduce`.
-pub(crate) struct AllReduce {
+pub(crate) struct SynchronousStrategy {
     compression: Compression,
     /// The buckets that are reduced during the backward pass. If `None`, the ranks reduce all gradients after the
     /// backward pass.
     buckets: Option<Buckets>,
 }
 
-impl AllReduce {
+impl SynchronousStrategy {
     /// Creates the strategy for a model of `parameter_count` parameters. `bucket_bytes` is the size of a bucket of
     /// gradients.
     pub(crate) fn new(
@@ -46,7 +46,7 @@ impl AllReduce {
     }
 }
 
-impl Strategy for AllReduce {
+impl Strategy for SynchronousStrategy {
     fn parameter_agreement(&self) -> ParameterAgreement {
         ParameterAgreement::EveryStep
     }

@@ -19,7 +19,7 @@ mod spec;
 mod stage_messages;
 mod tensor_parallel;
 
-use self::allreduce::AllReduce;
+use self::allreduce::SynchronousStrategy;
 use self::diloco::DiLoCo;
 use self::local_sgd::LocalSgd;
 use self::local_training::LocalTraining;
@@ -151,12 +151,12 @@ pub(crate) fn create(
         return Ok(Box::new(ShardedOptimizer::new(shard_step, compression)));
     }
     Ok(match config.strategy {
-        // With a parameter server and with gossip, rank 0 uses `AllReduce` alone, to test and save the model.
+        // With a parameter server and with gossip, rank 0 uses `SynchronousStrategy` alone, to test and save the model.
         StrategySpec::AllReduce
         | StrategySpec::PsSync
         | StrategySpec::PsAsync { .. }
         | StrategySpec::Gossip { .. } => {
-            Box::new(AllReduce::new(group.size(), count, config.bucket_bytes, compression))
+            Box::new(SynchronousStrategy::new(group.size(), count, config.bucket_bytes, compression))
         }
         StrategySpec::ModelAverage { epochs } => {
             Box::new(LocalTraining::new(ModelAverage { epochs }, compression))

@@ -1,5 +1,6 @@
 //! Tests of custom reduction functions, scaled sums and compressed sums.
 
+use ringtrain::verbs::{AllReduce, Exscan, Reduce, ReduceScatter, Scan, function, scaled_sum};
 use ringtrain::{Compression, Rank, ReduceOp};
 
 use super::{WORLD_SIZES, assert_elements, contributed_value, long_count, tested_lengths};
@@ -30,17 +31,22 @@ fn functions_that_do_not_commute_are_applied_in_rank_order() {
                 };
                 let expected: Vec<u64> = (0..count).map(whole).collect();
                 let mut buffer = own.clone();
-                group.all_reduce_with(&mut buffer, |&first, &second| compose_affine(first, second)).unwrap();
+                group
+                    .call(AllReduce::new(function(|&first, &second| compose_affine(first, second))))
+                    .run(&mut buffer)
+                    .unwrap();
                 assert_elements(&buffer, expected.iter().copied(), "all_reduce_with", &group);
-                let handle =
-                    group.all_reduce_with_async(own.clone(), |&first, &second| compose_affine(first, second));
+                let handle = group
+                    .call(AllReduce::new(function(|&first, &second| compose_affine(first, second))))
+                    .start(own.clone());
                 assert_elements(&handle.unwrap().wait().unwrap(), expected.into_iter(), "async", &group);
                 let expected: Vec<u64> = (0..count).map(whole).collect();
                 let roots = if count == long_count() { 1..2.min(n) } else { 0..n };
                 for root in roots.map(Rank::new) {
                     buffer.clone_from(&own);
                     group
-                        .reduce_with(&mut buffer, root, |&first, &second| compose_affine(first, second))
+                        .call(Reduce::to(root, function(|&first, &second| compose_affine(first, second))))
+                        .run(&mut buffer)
                         .unwrap();
                     if rank == root {
                         assert_elements(&buffer, expected.iter().copied(), "reduce_with", &group);
@@ -63,11 +69,11 @@ fn scaled_sums_multiply_each_contribution_before_the_sum() {
                 let expected = |index| (0..n).map(|rank| scaled(rank, index)).sum();
                 let mut floats: Vec<f64> =
                     (0..count).map(|index| contributed_value(ReduceOp::Sum, rank, index)).collect();
-                group.all_reduce_scaled(&mut floats, f64::from(rank + 1)).unwrap();
+                group.call(AllReduce::new(scaled_sum(f64::from(rank + 1)))).run(&mut floats).unwrap();
                 assert_elements(&floats, (0..count).map(expected), "all_reduce_scaled", &group);
                 let mut integers: Vec<i32> =
                     (0..count).map(|index| contributed_value(ReduceOp::Sum, rank, index)).collect();
-                group.all_reduce_scaled(&mut integers, rank as i32 + 1).unwrap();
+                group.call(AllReduce::new(scaled_sum(rank as i32 + 1))).run(&mut integers).unwrap();
                 let expected = (0..count).map(|index| expected(index) as i32);
                 assert_elements(&integers, expected, "all_reduce_scaled", &group);
             }
@@ -90,18 +96,24 @@ fn scans_apply_functions_that_do_not_commute_in_rank_order() {
                             .expect("a rank")
                     }
                 };
-                let scanned = group.scan_with_async(own.clone(), |&a, &b| compose_affine(a, b)).unwrap();
-                let exscanned = group.exscan_with_async(&own, |&a, &b| compose_affine(a, b)).unwrap();
+                let scanned = group
+                    .call(Scan::new(function(|&a, &b| compose_affine(a, b))))
+                    .start(own.clone())
+                    .unwrap();
+                let exscanned = group
+                    .call(Exscan::new(function(|&a, &b| compose_affine(a, b))))
+                    .start_from(&own)
+                    .unwrap();
                 let mut buffer = own.clone();
-                group.scan_with(&mut buffer, |&a, &b| compose_affine(a, b)).unwrap();
+                group.call(Scan::new(function(|&a, &b| compose_affine(a, b)))).run(&mut buffer).unwrap();
                 assert_elements(&buffer, (0..count).map(upto(rank + 1)), "scan_with", &group);
                 for found in [
-                    group.exscan_with(&own, |&a, &b| compose_affine(a, b)).unwrap(),
+                    group.call(Exscan::new(function(|&a, &b| compose_affine(a, b)))).run_from(&own).unwrap(),
                     exscanned.wait().unwrap(),
                 ] {
-                    assert_eq!(found.is_none(), rank == 0);
-                    let Some(found) = found else { continue };
-                    assert_elements(&found, (0..count).map(upto(rank)), "exscan_with", &group);
+                    let expected: Vec<u64> =
+                        if rank == 0 { Vec::new() } else { (0..count).map(upto(rank)).collect() };
+                    assert_elements(&found, expected.into_iter(), "exscan with a function", &group);
                 }
                 let found = scanned.wait().unwrap();
                 assert_elements(&found, (0..count).map(upto(rank + 1)), "scan_with_async", &group);
@@ -127,15 +139,18 @@ fn reduce_scatter_accepts_custom_functions() {
                 let own: Vec<u64> = (0..count).map(|index| number(rank.get(), index)).collect();
                 let expected = |index| (0..n).map(|rank| number(rank, index)).reduce(gcd).expect("a rank");
                 let chunk = group.chunk(count, rank);
-                let handle = group.reduce_scatter_with_async(own.clone(), move |&a, &b| gcd(a, b)).unwrap();
+                let handle = group
+                    .call(ReduceScatter::new(function(move |&a, &b| gcd(a, b))))
+                    .start(own.clone())
+                    .unwrap();
                 let mut buffer = own;
                 assert_eq!(
-                    group.reduce_scatter_with(&mut buffer, move |&a, &b| gcd(a, b)),
+                    group.call(ReduceScatter::new(function(move |&a, &b| gcd(a, b)))).run(&mut buffer),
                     Ok(chunk.clone())
                 );
                 let what = "reduce_scatter_with";
                 assert_elements(&buffer[chunk.clone()], chunk.clone().map(expected), what, &group);
-                assert_elements(&handle.wait().unwrap(), chunk.map(expected), what, &group);
+                assert_elements(&handle.wait().unwrap()[chunk.clone()], chunk.map(expected), what, &group);
             }
         });
     }
@@ -154,14 +169,21 @@ fn blocking_and_asynchronous_calls_of_compressed_sums_give_the_same_bits() {
                     let mut own: Vec<f32> =
                         (0..count).map(|index| ((index + rank as usize) % 1000) as f32 * 0.1).collect();
                     if rank.is_multiple_of(2) {
-                        let handle = group.all_reduce_compressed_async(own, ReduceOp::Sum, compression);
+                        let handle =
+                            group.call(AllReduce::new(ReduceOp::Sum).compressed(compression)).start(own);
                         own = handle.unwrap().wait().unwrap();
                     } else {
-                        group.all_reduce_compressed(&mut own, ReduceOp::Sum, compression).unwrap();
+                        group
+                            .call(AllReduce::new(ReduceOp::Sum).compressed(compression))
+                            .run(&mut own)
+                            .unwrap();
                     }
                     bits.extend(own.into_iter().map(f32::to_bits));
                 }
-                let scaled = group.all_reduce_scaled_async(vec![1i64, 10], i64::from(rank) + 1).unwrap();
+                let scaled = group
+                    .call(AllReduce::new(scaled_sum(i64::from(rank) + 1)))
+                    .start(vec![1i64, 10])
+                    .unwrap();
                 let sum: i64 = (1..=i64::from(group.size().get())).sum();
                 assert_eq!(scaled.wait().unwrap(), [sum, 10 * sum]);
                 bits

@@ -3,6 +3,9 @@
 use std::ops::Range;
 
 use rand::RngExt as _;
+use ringtrain::verbs::{
+    AllGather, AllReduce, AllToAll, Broadcast, Exscan, Gather, ReduceScatter, Scan, Scatter, function,
+};
 use ringtrain::{Group, Rank};
 
 use super::program::CollectiveKind;
@@ -82,7 +85,10 @@ impl ProgramRunner {
         let root_rank = Rank::new(root as u32);
         match kind {
             CollectiveKind::AllReduceWith => {
-                group.all_reduce_with(&mut own, |&first, &second| compose_affine(first, second)).unwrap();
+                group
+                    .call(AllReduce::new(function(|&first, &second| compose_affine(first, second))))
+                    .run(&mut own)
+                    .unwrap();
                 assert!(own == reduce_in_rank_order(contributions, compose_affine), "{description}");
             }
             CollectiveKind::AllReduce if self.rng.random_bool(0.5) => {
@@ -94,20 +100,20 @@ impl ProgramRunner {
                 self.check_handle_result_or_drop_handle(handle, whole, description);
             }
             CollectiveKind::Scan => {
-                let handle = group.scan_async(own, op).unwrap();
+                let handle = group.call(Scan::new(op)).start(own).unwrap();
                 self.check_handle_result_or_drop_handle(handle, combined(0..me + 1), description);
             }
             CollectiveKind::Exscan => {
-                let handle = group.exscan_async(&own, op).unwrap();
+                let handle = group.call(Exscan::new(op)).start_from(&own).unwrap();
                 self.check_handle_result_or_drop_handle(
                     handle,
-                    (me > 0).then(|| combined(0..me)),
+                    if me > 0 { combined(0..me) } else { Vec::new() },
                     description,
                 );
             }
             CollectiveKind::ReduceScatter => {
                 let counts = uneven_counts(contributions.len(), own.len());
-                let handle = group.reduce_scatter_uneven_async(&own, &counts, op).unwrap();
+                let handle = group.call(ReduceScatter::new(op).counts(&counts)).start_from(&own).unwrap();
                 self.check_handle_result_or_drop_handle(
                     handle,
                     whole[part_range(&counts, me)].to_vec(),
@@ -142,28 +148,34 @@ impl ProgramRunner {
         let (handle, expected) = match kind {
             CollectiveKind::AllGather => {
                 let handle = group
-                    .all_gather_uneven_async(&contributions[me][part_range(&counts, me)], &counts)
+                    .call(AllGather::new().counts(&counts))
+                    .start_from(&contributions[me][part_range(&counts, me)])
                     .unwrap();
                 (handle, of_parts())
             }
             CollectiveKind::Gather => {
                 let found = group
-                    .gather_uneven(&contributions[me][part_range(&counts, me)], &counts, root_rank)
+                    .call(Gather::to(root_rank).counts(&counts))
+                    .run_from(&contributions[me][part_range(&counts, me)])
                     .unwrap();
                 assert!(found == if me == root { of_parts() } else { Vec::new() }, "{description}");
                 return;
             }
             CollectiveKind::Scatter => {
                 let input = if me == root { &contributions[root][..] } else { &[] };
-                let handle = group.scatter_async(input, contributions[me].len(), root_rank).unwrap();
+                let handle = group
+                    .call(Scatter::from(root_rank).count(contributions[me].len()))
+                    .start_from(input)
+                    .unwrap();
                 (handle, contributions[root][group.chunk(contributions[me].len(), group.rank())].to_vec())
             }
             CollectiveKind::Broadcast => {
-                let handle = group.broadcast_async(contributions[me].clone(), root_rank).unwrap();
+                let handle = group.call(Broadcast::from(root_rank)).start(contributions[me].clone()).unwrap();
                 (handle, contributions[root].clone())
             }
             _ => {
-                let handle = group.all_to_all_async(&contributions[me][..each * size]).unwrap();
+                let handle =
+                    group.call(AllToAll::new()).start_from(&contributions[me][..each * size]).unwrap();
                 (
                     handle,
                     contributions

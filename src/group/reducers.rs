@@ -1,0 +1,133 @@
+//! How a collective reduces elements: with a built-in reduction, a function of the caller, a scaled sum, or a built-in reduction
+//! of compressed elements.
+
+use std::ops::Mul;
+
+use self::sealed::SetsReduction;
+use super::Error;
+use super::call::{Call, Reduction};
+use crate::codec::Compression;
+use crate::types::{Element, Operation, ReduceOp};
+
+/// Reduces elements of type `T`: a [`ReduceOp`], a function of the caller ([`function`]) or a scaled sum ([`scaled_sum`]).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a reduction of elements of type `{T}`",
+    note = "pass a `ReduceOp`, or your own function as `verbs::function(...)`",
+    note = "a function and a factor have the element type of the buffer; a compressed all-reduce takes `f32`"
+)]
+pub trait Reducer<T: Element>: SetsReduction<T> {}
+
+/// A reduction with a function of the caller; see [`function`].
+#[derive(Clone)]
+pub struct Function<T> {
+    reduction: Reduction,
+    element: std::marker::PhantomData<fn(T) -> T>,
+}
+
+/// A sum that multiplies the elements of this rank by a factor; see [`scaled_sum`].
+#[derive(Clone, Copy, Debug)]
+pub struct ScaledSum<T>(T);
+
+/// A built-in reduction of `f32` that sends compressed elements; see
+/// [`AllReduce::compressed`](super::verbs::AllReduce::compressed).
+#[derive(Clone, Copy, Debug)]
+pub struct Compressed {
+    pub(super) op: ReduceOp,
+    pub(super) compression: Compression,
+}
+
+/// Returns a reduction with a function of the caller. The function must be associative. It need not commute, except in a
+/// reduce-scatter, which reduces each part in a different order of the ranks. The other verbs call the function in rank order,
+/// as `function(lower ranks, higher ranks)`.
+///
+/// An all-reduce with a function uses a pipelined chain through all ranks and back: 2(n-1) hops, in which each rank sends up to
+/// 2S bytes.
+///
+/// ```
+/// use ringtrain::Group;
+/// use ringtrain::verbs::{AllReduce, function};
+///
+/// let mut group = Group::from_environment()?;
+/// let mut longest = vec![3u32, 5];
+/// group.call(AllReduce::new(function(|a: &u32, b: &u32| *a.max(b)))).run(&mut longest)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn function<T: Element>(function: impl Fn(&T, &T) -> T + Send + Sync + 'static) -> Function<T> {
+    Function { reduction: Reduction::custom(function), element: std::marker::PhantomData }
+}
+
+/// Returns a sum that first multiplies each element of this rank by `factor` (`ncclRedOpCreatePreMulSum` in NCCL). Each rank
+/// may pass another factor.
+///
+/// ```
+/// use ringtrain::Group;
+/// use ringtrain::verbs::{AllReduce, scaled_sum};
+///
+/// let mut group = Group::solo();
+/// let mut gradients = [2.0f32, 4.0];
+/// group.call(AllReduce::new(scaled_sum(0.5))).run(&mut gradients)?;
+/// assert_eq!(gradients, [1.0, 2.0]);
+/// # Ok::<(), ringtrain::Error>(())
+/// ```
+pub fn scaled_sum<T: Element + Mul<Output = T>>(factor: T) -> ScaledSum<T> {
+    ScaledSum(factor)
+}
+
+impl<T: Element> Reducer<T> for ReduceOp {}
+impl<T: Element> Reducer<T> for Function<T> {}
+impl<T: Element + Mul<Output = T>> Reducer<T> for ScaledSum<T> {}
+impl Reducer<f32> for Compressed {}
+
+impl<T: Element> SetsReduction<T> for ReduceOp {
+    fn reduce(&self, call: Call) -> Result<Call, Error> {
+        let is_scan = matches!(call.spec.operation(), Operation::Scan | Operation::Exscan);
+        if is_scan && *self == Self::Average {
+            return Err(Error::Unsupported { op: *self, dtype: T::DTYPE });
+        }
+        Ok(call.with_reduction(Reduction::built_in::<T>(*self)?))
+    }
+}
+
+impl<T: Element> SetsReduction<T> for Function<T> {
+    fn reduce(&self, call: Call) -> Result<Call, Error> {
+        let operation = call.spec.operation();
+        let call = call.with_reduction(self.reduction.clone());
+        // Scans always reduce in rank order. A reduce-scatter cannot.
+        let is_ordered = matches!(operation, Operation::AllReduce | Operation::Reduce);
+        Ok(if is_ordered { call.in_rank_order() } else { call })
+    }
+}
+
+impl<T: Element + Mul<Output = T>> SetsReduction<T> for ScaledSum<T> {
+    fn reduce(&self, call: Call) -> Result<Call, Error> {
+        SetsReduction::<T>::reduce(&ReduceOp::PreMulSum, call)
+    }
+
+    fn prepare(&self, input: &mut [T]) {
+        for element in input {
+            *element = *element * self.0;
+        }
+    }
+}
+
+impl SetsReduction<f32> for Compressed {
+    fn reduce(&self, call: Call) -> Result<Call, Error> {
+        Ok(SetsReduction::<f32>::reduce(&self.op, call)?.with_compression(self.compression))
+    }
+}
+
+/// The trait [`SetsReduction`](sealed::SetsReduction), which only this crate can implement.
+pub(super) mod sealed {
+    use crate::group::Error;
+    use crate::group::call::Call;
+    use crate::types::Element;
+
+    /// Sets the reduction of a call.
+    pub trait SetsReduction<T: Element> {
+        /// Returns the call with this reduction.
+        fn reduce(&self, call: Call) -> Result<Call, Error>;
+
+        /// Changes the input before the call begins.
+        fn prepare(&self, _input: &mut [T]) {}
+    }
+}

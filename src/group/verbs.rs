@@ -1,0 +1,372 @@
+//! The verbs of collectives. [`Group::call`](super::Group::call) takes a verb with its options, and a method of
+//! [`Collective`] runs it.
+//!
+//! | verb | input of a rank | result of a rank | in place |
+//! |---|---|---|---|
+//! | [`AllReduce`] | the buffer | the reduction of all buffers | replaces the buffer |
+//! | [`Reduce`] | the buffer | on the root: the reduction of all buffers | replaces the root's buffer |
+//! | [`ReduceScatter`] | the buffer | the rank's part of the reduction | replaces the rank's part of the buffer |
+//! | [`Scan`], [`Exscan`] | the buffer | the reduction up to this rank, or of the lower ranks | replaces the buffer |
+//! | [`AllGather`] | the rank's part | the parts of all ranks | the rank's part is in its place in the buffer |
+//! | [`Gather`] | the rank's part | on the root: the parts of all ranks | the rank's part is in its place in the buffer |
+//! | [`Broadcast`] | on the root: the buffer | the root's buffer | replaces the buffers of the other ranks |
+//! | [`Scatter`] | on the root: all parts | the rank's part | goes to its place in the buffer |
+//! | [`AllToAll`] | one part for each rank | one part of each rank | replaces the buffer |
+//!
+//! The rank's part of a buffer is [`Group::chunk`](super::Group::chunk), or has the length in `counts`. Combinations that have
+//! no meaning do not compile. For example, a broadcast into a new vector needs a count, because the other ranks have no
+//! input:
+//!
+//! ```compile_fail
+//! # use ringtrain::{Group, Rank, verbs::Broadcast};
+//! # let mut group = Group::solo();
+//! group.call(Broadcast::from(Rank::ZERO)).run_from(&[1.0f32]);
+//! ```
+//!
+//! An exchange of uneven parts has an output of another length than the input, so it does not work in place:
+//!
+//! ```compile_fail
+//! # use ringtrain::{Group, verbs::AllToAll};
+//! # let mut group = Group::solo();
+//! group.call(AllToAll::new().counts(&[1], &[1])).run(&mut [1.0f32]);
+//! ```
+//!
+//! Only `f32` can be compressed, and only an all-reduce compresses:
+//!
+//! ```compile_fail
+//! # use ringtrain::{Compression, Group, ReduceOp, verbs::AllReduce};
+//! # let mut group = Group::solo();
+//! group.call(AllReduce::new(ReduceOp::Sum).compressed(Compression::Bf16)).run(&mut [1.0f64]);
+//! ```
+//!
+//! ```compile_fail
+//! # use ringtrain::{Compression, Group, ReduceOp, verbs::Scan};
+//! # let mut group = Group::solo();
+//! group.call(Scan::new(ReduceOp::Sum).compressed(Compression::Bf16)).run(&mut [1.0f32]);
+//! ```
+//!
+//! A function has the element type of the buffer:
+//!
+//! ```compile_fail
+//! # use ringtrain::{Group, verbs::{AllReduce, function}};
+//! # let mut group = Group::solo();
+//! group.call(AllReduce::new(function(|a: &u32, b: &u32| a + b))).run(&mut [1u64]);
+//! ```
+
+use crate::codec::Compression;
+use crate::types::{Rank, ReduceOp};
+
+pub use super::collective::Collective;
+pub use super::plan::{InPlace, OutOfPlace};
+pub use super::reducers::{Compressed, Function, Reducer, ScaledSum, function, scaled_sum};
+
+macro_rules! reducing_verbs {
+    ($($(#[$docs:meta])* $verb:ident;)+) => { $(
+        $(#[$docs])*
+        #[derive(Clone, Debug)]
+        #[must_use = "pass the verb to `Group::call`"]
+        pub struct $verb<R> {
+            pub(super) reducer: R,
+        }
+
+        impl<R> $verb<R> {
+            /// Creates the verb with a [`Reducer`].
+            pub fn new(reducer: R) -> Self {
+                Self { reducer }
+            }
+        }
+    )+ };
+}
+
+reducing_verbs! {
+    /// Every rank gets the reduction of all ranks' buffers; see [`Group::all_reduce`](super::Group::all_reduce).
+    ///
+    /// ```
+    /// use ringtrain::verbs::AllReduce;
+    /// use ringtrain::{Compression, Group, ReduceOp};
+    ///
+    /// let mut group = Group::solo();
+    /// let input = [1.0f32, 2.0];
+    /// let sum = group.call(AllReduce::new(ReduceOp::Sum)).run_from(&input)?;
+    /// assert_eq!(sum, [1.0, 2.0]);
+    /// // An asynchronous all-reduce owns its buffer. This one sends `bf16`.
+    /// let verb = AllReduce::new(ReduceOp::Average).compressed(Compression::Bf16);
+    /// let handle = group.call(verb).start(sum)?;
+    /// println!("{:?}", handle.wait()?);
+    /// # Ok::<(), ringtrain::Error>(())
+    /// ```
+    AllReduce;
+    /// Each rank gets the reduction of the buffers of rank 0 up to and including this rank. [`ReduceOp::Average`] is not
+    /// defined. The call uses a pipelined chain in rank order: n-1 hops, in which each rank except the last sends S bytes.
+    ///
+    /// ```
+    /// use ringtrain::verbs::Scan;
+    /// use ringtrain::{Group, ReduceOp};
+    ///
+    /// let mut group = Group::from_environment()?;
+    /// let samples_so_far = group.call(Scan::new(ReduceOp::Sum)).run_from(&[100u64])?;
+    /// println!("the samples of this rank end at {}", samples_so_far[0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    Scan;
+    /// Each rank gets the reduction of the buffers of all lower ranks. Rank 0 has no result: it gets an empty vector, and its
+    /// buffer or output does not change. [`ReduceOp::Average`] is not defined. The call uses a pipelined chain in rank order:
+    /// n-1 hops, in which each rank except the last sends 2S bytes.
+    ///
+    /// ```
+    /// use ringtrain::verbs::Exscan;
+    /// use ringtrain::{Group, ReduceOp};
+    ///
+    /// let mut group = Group::from_environment()?;
+    /// let mut first_sample = [0u64];
+    /// group.call(Exscan::new(ReduceOp::Sum)).run_into(&[100u64], &mut first_sample)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    Exscan;
+}
+
+impl AllReduce<ReduceOp> {
+    /// Sends compressed elements, in blocks of 2^20 elements. All ranks get the same bits. The result is rounded to the
+    /// precision of the compressed type, and so is each partial result on the way. An asynchronous call keeps all blocks active
+    /// at the same time, and their compressed elements take half as much memory as the buffer.
+    pub fn compressed(self, compression: Compression) -> AllReduce<Compressed> {
+        AllReduce { reducer: Compressed { op: self.reducer, compression } }
+    }
+}
+
+/// The root gets the reduction of all ranks' buffers. The other ranks have no result, and their buffers in place then hold
+/// partial results; see [`Group::reduce`](super::Group::reduce).
+///
+/// ```
+/// use ringtrain::verbs::Reduce;
+/// use ringtrain::{Group, Rank, ReduceOp};
+///
+/// let mut group = Group::from_environment()?;
+/// let largest = group.call(Reduce::to(Rank::ZERO, ReduceOp::Max)).run_from(&[1.0f32, 2.0])?;
+/// assert_eq!(largest.is_empty(), group.rank() != Rank::ZERO);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "pass the verb to `Group::call`"]
+pub struct Reduce<R> {
+    pub(super) reducer: R,
+    pub(super) root: Rank,
+}
+
+impl<R> Reduce<R> {
+    /// Creates the verb with a [`Reducer`]. The root gets the result.
+    pub fn to(root: Rank, reducer: R) -> Self {
+        Self { reducer, root }
+    }
+}
+
+/// Each rank gets its part of the reduction of all ranks' buffers; see [`Group::reduce_scatter`](super::Group::reduce_scatter). A
+/// function of the caller must commute.
+///
+/// ```
+/// use ringtrain::verbs::ReduceScatter;
+/// use ringtrain::{Group, ReduceOp};
+///
+/// let mut group = Group::solo();
+/// let mut gradients = vec![1.0f32; 8];
+/// let own = group.call(ReduceScatter::new(ReduceOp::Sum)).run(&mut gradients)?;
+/// println!("{:?}", &gradients[own]);
+/// // With these counts, rank 0 gets 8 elements.
+/// let part = group.call(ReduceScatter::new(ReduceOp::Sum).counts(&[8])).run_from(&gradients)?;
+/// assert_eq!(part.len(), 8);
+/// # Ok::<(), ringtrain::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "pass the verb to `Group::call`"]
+pub struct ReduceScatter<R> {
+    pub(super) reducer: R,
+    pub(super) counts: Option<Vec<usize>>,
+}
+
+impl<R> ReduceScatter<R> {
+    /// Creates the verb with a [`Reducer`] and even parts.
+    pub fn new(reducer: R) -> Self {
+        Self { reducer, counts: None }
+    }
+
+    /// Gives `counts[r]` elements to rank r. The parts are in rank order.
+    pub fn counts(self, counts: &[usize]) -> Self {
+        Self { counts: Some(counts.to_vec()), ..self }
+    }
+}
+
+/// Every rank gets the parts of all ranks, in rank order; see [`Group::all_gather`](super::Group::all_gather). Without `counts`,
+/// separate inputs must have the same length on all ranks.
+///
+/// ```
+/// use ringtrain::Group;
+/// use ringtrain::verbs::AllGather;
+///
+/// let mut group = Group::from_environment()?;
+/// let losses = group.call(AllGather::new()).run_from(&[0.5f32])?;
+/// assert_eq!(losses.len(), group.size().as_usize());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "pass the verb to `Group::call`"]
+pub struct AllGather {
+    pub(super) counts: Option<Vec<usize>>,
+}
+
+impl AllGather {
+    /// Creates the verb with even parts.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The part of rank r has `counts[r]` elements. All ranks pass the same counts.
+    pub fn counts(self, counts: &[usize]) -> Self {
+        Self { counts: Some(counts.to_vec()) }
+    }
+}
+
+/// The root gets the parts of all ranks, in rank order. The other ranks have no result. Without `counts`, separate inputs must
+/// have the same length on all ranks. Each rank sends its part to the root.
+///
+/// ```
+/// use ringtrain::verbs::Gather;
+/// use ringtrain::{Group, Rank};
+///
+/// let mut group = Group::from_environment()?;
+/// let predictions = group.call(Gather::to(Rank::ZERO)).run_from(&[0.25f32, 0.75])?;
+/// assert_eq!(predictions.is_empty(), group.rank() != Rank::ZERO);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "pass the verb to `Group::call`"]
+pub struct Gather {
+    pub(super) root: Rank,
+    pub(super) counts: Option<Vec<usize>>,
+}
+
+impl Gather {
+    /// Creates the verb with even parts.
+    pub fn to(root: Rank) -> Self {
+        Self { root, counts: None }
+    }
+
+    /// The part of rank r has `counts[r]` elements. All ranks pass the same counts.
+    pub fn counts(self, counts: &[usize]) -> Self {
+        Self { counts: Some(counts.to_vec()), ..self }
+    }
+}
+
+/// Every rank gets the root's buffer; see [`Group::broadcast`](super::Group::broadcast).
+///
+/// ```
+/// use ringtrain::verbs::Broadcast;
+/// use ringtrain::{Group, Rank};
+///
+/// let mut group = Group::solo();
+/// let handle = group.call(Broadcast::from(Rank::ZERO)).start(vec![1.0f32, 2.0])?;
+/// let model = handle.wait()?;
+/// // Only the root needs an input, so all ranks pass its length.
+/// let copy = group.call(Broadcast::from(Rank::ZERO).count(2)).run_from(&model)?;
+/// assert_eq!(copy, model);
+/// # Ok::<(), ringtrain::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "pass the verb to `Group::call`"]
+pub struct Broadcast<N = ()> {
+    pub(super) root: Rank,
+    pub(super) count: N,
+}
+
+impl Broadcast {
+    /// Creates the verb for buffers in place.
+    pub fn from(root: Rank) -> Self {
+        Self { root, count: () }
+    }
+
+    /// Takes separate inputs. The root's input has `count` elements, and all ranks pass this count. The inputs of the other
+    /// ranks are ignored.
+    pub fn count(self, count: usize) -> Broadcast<usize> {
+        Broadcast { root: self.root, count }
+    }
+}
+
+/// Each rank gets one part of the root's buffer.
+///
+/// ```
+/// use ringtrain::verbs::Scatter;
+/// use ringtrain::{Group, Rank};
+///
+/// let mut group = Group::from_environment()?;
+/// let count = 10 * group.size().as_usize();
+/// let all = if group.rank() == Rank::ZERO { vec![1.0f32; count] } else { Vec::new() };
+/// let own = group.call(Scatter::from(Rank::ZERO).count(count)).run_from(&all)?;
+/// assert_eq!(own.len(), 10);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "pass the verb to `Group::call`"]
+pub struct Scatter<N = ()> {
+    pub(super) root: Rank,
+    pub(super) parts: N,
+}
+
+impl Scatter {
+    /// Creates the verb for buffers in place, which have the same length on all ranks. Only the rank's part changes.
+    pub fn from(root: Rank) -> Self {
+        Self { root, parts: () }
+    }
+
+    /// Takes separate inputs. The root's input has `count` elements in even parts, and all ranks pass this count. The inputs of
+    /// the other ranks are ignored.
+    pub fn count(self, count: usize) -> Scatter<usize> {
+        Scatter { root: self.root, parts: count }
+    }
+
+    /// Takes separate inputs. The root's input has `counts[r]` elements for rank r, and all ranks pass the same counts. The
+    /// inputs of the other ranks are ignored.
+    pub fn counts(self, counts: &[usize]) -> Scatter<Vec<usize>> {
+        Scatter { root: self.root, parts: counts.to_vec() }
+    }
+}
+
+/// Every rank sends one part of its input to each rank, and gets one part from each rank, in rank order. The exchange takes n-1
+/// steps, in which each rank sends (n-1)/n S bytes.
+///
+/// ```
+/// use ringtrain::Group;
+/// use ringtrain::verbs::AllToAll;
+///
+/// let mut group = Group::from_environment()?;
+/// let n = group.size().as_usize();
+/// let received = group.call(AllToAll::new()).run_from(&vec![1.0f32; 2 * n])?;
+/// let (sent, received_counts) = (vec![2; n], vec![2; n]);
+/// let uneven = group.call(AllToAll::new().counts(&sent, &received_counts)).run_from(&received)?;
+/// assert_eq!(uneven, received);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "pass the verb to `Group::call`"]
+pub struct AllToAll<N = ()> {
+    pub(super) counts: N,
+}
+
+impl AllToAll {
+    /// Creates the verb with parts of the same length. If n does not divide the length, the call returns
+    /// [`Error::InvalidCounts`](super::Error::InvalidCounts).
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sends `sent[r]` elements to rank r, and receives `received[r]` elements from rank r. If a rank's count differs from the
+    /// count of the other rank, the job fails.
+    pub fn counts(self, sent: &[usize], received: &[usize]) -> AllToAll<ExchangedCounts> {
+        AllToAll { counts: ExchangedCounts { sent: sent.to_vec(), received: received.to_vec() } }
+    }
+}
+
+/// How many elements a rank sends to each rank and receives from each rank; see [`AllToAll::counts`].
+#[derive(Clone, Debug)]
+pub struct ExchangedCounts {
+    pub(super) sent: Vec<usize>,
+    pub(super) received: Vec<usize>,
+}
