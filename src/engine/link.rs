@@ -11,6 +11,8 @@ use crate::wire::{Cause, FrameHeader};
 /// The most bytes of early data of all operations that a rank may have sent to one peer and that the peer has not consumed. Early
 /// data are data that the peer may have to store, because the peer may not have begun their operation.
 pub const CREDIT_BYTES: u64 = 1 << 20;
+/// The most frames of early data that a rank may have sent to one peer and that the peer has not consumed.
+pub const CREDIT_FRAMES_MAX: usize = CREDIT_BYTES as usize / credit_cost(0);
 /// The most operations that a rank may have announced to one peer and that the peer has not begun. At this limit, the rank
 /// delays further announcements.
 pub(super) const ANNOUNCED_MAX: usize = 1 << 20;

@@ -2,10 +2,14 @@
 
 use std::sync::Arc;
 
-use super::share::RANKS_MAX;
 use super::{Error, Group};
+use crate::engine::{CREDIT_BYTES, CREDIT_FRAMES_MAX};
 use crate::shm::HostMemoryLayout;
 use crate::types::{LOCAL_GROUP_BIT, Rank};
+
+// Early data must fit into a queue while the receiver computes: a send of early data completes at once, and a rank that
+// leaves does not wait until they are read. A frame needs less space than credit, which counts 128 bytes for its header.
+const _: () = assert!(HostMemoryLayout::has_space_for(CREDIT_FRAMES_MAX, CREDIT_BYTES as usize));
 
 impl Group {
     /// Makes the links between ranks of this host go through queues in shared memory, if all these ranks can map the memory.
@@ -18,10 +22,10 @@ impl Group {
         if members.len() == 1 {
             return Ok(());
         }
-        if members.len() > RANKS_MAX as usize {
+        if members.len() > HostMemoryLayout::RANKS_MAX {
+            let (ranks, most) = (members.len(), HostMemoryLayout::RANKS_MAX);
             log::info!(
-                "the {} ranks of this host exchange messages over TCP: there are more than {RANKS_MAX}",
-                members.len()
+                "the {ranks} ranks of this host exchange messages over TCP: there are more than {most}"
             );
             return Ok(());
         }

@@ -25,6 +25,10 @@ pub(super) const CELL_BYTES: usize = 64;
 pub(super) const PAYLOAD_ALIGNMENT: usize = 64;
 /// The most bytes of a payload. The receiver copies a payload while the sender writes the next one.
 const PAYLOAD_BYTES_MAX: usize = 32 << 10;
+/// The number of cells of a queue, 8,192 for data and 1,024 for control frames.
+const CELL_COUNT: usize = 9 << 10;
+/// The length of the arena of a queue in bytes, 1 MiB for data and 64 KiB for control frames.
+const ARENA_BYTES: usize = (1 << 20) + (64 << 10);
 
 const _: () = assert!(TOKEN_BYTES <= UNIT_BYTES && UNIT_BYTES.is_multiple_of(WORD_BYTES));
 
@@ -52,14 +56,21 @@ pub(super) struct QueueLayout {
 }
 
 impl HostMemoryLayout {
-    /// Returns the layout for this number of ranks. With more ranks, each queue is shorter, but not so short that long messages
-    /// would be slower than over sockets.
+    /// The most ranks of a host that have queues. Each pair of ranks has two queues, so with more ranks the memory that a job may
+    /// use grows fast.
+    pub const RANKS_MAX: usize = 16;
+
+    /// Returns whether a queue has space for `frames` frames that the receiver has not read. `bytes` is the sum of their lengths,
+    /// each rounded up to a multiple of 64.
+    pub const fn has_space_for(frames: usize, bytes: usize) -> bool {
+        // A frame has one entry more for each 32 KiB, and one more at the end of the arena, where its bytes are divided.
+        let cells = frames + bytes / PAYLOAD_BYTES_MAX + 1;
+        cells <= CELL_COUNT && bytes <= ARENA_BYTES
+    }
+
+    /// Returns the layout for this number of ranks.
     pub const fn new(ranks: usize) -> Self {
-        let (cell_count, arena_bytes) = match ranks {
-            0..=4 => (1024, 1 << 20),
-            _ => (256, 128 << 10),
-        };
-        Self { ranks, cell_count, arena_bytes }
+        Self { ranks, cell_count: CELL_COUNT, arena_bytes: ARENA_BYTES }
     }
 
     /// Returns a layout with short queues, which fill up and begin again soon.
@@ -122,7 +133,7 @@ mod tests {
 
     #[test]
     fn flags_and_queues_do_not_overlap_and_end_at_the_end_of_the_memory() {
-        for ranks in [2, 3, 4, 7, 16, 64] {
+        for ranks in [2, 3, 4, 7, 16] {
             let layout = HostMemoryLayout::new(ranks);
             let flags = (0..ranks).map(|rank| (layout.sleep_flag(rank), WORD_BYTES));
             let pairs = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
@@ -150,9 +161,8 @@ mod tests {
     }
 
     #[test]
-    fn queues_of_many_ranks_are_shorter() {
-        assert!(HostMemoryLayout::new(2).bytes() < 3 << 20);
-        assert!(HostMemoryLayout::new(5).bytes() < HostMemoryLayout::new(4).bytes());
-        assert!(HostMemoryLayout::new(64).bytes() < 600 << 20);
+    fn the_memory_of_a_host_is_limited() {
+        assert!(HostMemoryLayout::new(2).bytes() < 4 << 20);
+        assert!(HostMemoryLayout::new(HostMemoryLayout::RANKS_MAX).bytes() < 400 << 20);
     }
 }

@@ -12,7 +12,9 @@
 //! The sender reuses a cell and the memory of its bytes when the receiver has counted the entry as read.
 //!
 //! Each word of a peer is read once and then checked. A wrong word gives a [`QueueError`], and nothing is read or written
-//! outside the queue. A peer that writes wrong bytes or stops in the middle of an entry can harm only its own messages.
+//! outside the queue. A rank that stops in the middle of an entry harms only its own messages. Every rank of the host can
+//! write to the whole memory, so a rank that writes outside its queues can harm all messages of the host, and can make ranks
+//! wait until their deadlines.
 
 #[cfg(test)]
 mod tests;

@@ -69,6 +69,8 @@ struct LocalLink<M> {
     socket_end: Option<String>,
     /// What is wrong with the words of the peer, if this rank noticed it while sending.
     problem: Option<QueueError>,
+    /// Whether this rank has closed its sending direction.
+    is_closed: bool,
 }
 
 /// Where this rank receives the bytes of a link.
@@ -194,6 +196,7 @@ impl<S: SocketTransport, M: SegmentMemory> Transport for LinkTransport<S, M> {
 
     fn close_sending(&mut self, peer: Rank) {
         if let Some((link, context)) = self.local_link(peer) {
+            link.is_closed = true;
             link.full_at = None;
             context.signals.stop_waiting_for_space(link.index);
         }
@@ -221,6 +224,7 @@ impl<M: SegmentMemory> LocalLink<M> {
             full_at: None,
             socket_end: None,
             problem: None,
+            is_closed: false,
         }
     }
 
@@ -288,7 +292,9 @@ impl<M: SegmentMemory> LocalLink<M> {
             }
             // Entries that the peer wrote before its socket ended were there when this rank read the queue.
             if let Some(why) = &self.socket_end {
-                return TransferResult::Lost(why.clone());
+                let result = TransferResult::Lost(why.clone());
+                self.stop_waiting(context);
+                return result;
             }
             if let Some(result) = self.receive_from_socket(context, parts) {
                 return result;
@@ -331,7 +337,9 @@ impl<M: SegmentMemory> LocalLink<M> {
             received += read.bytes;
             if read.has_freed_space {
                 context.signals.set_next_entry(self.index, self.receiver.next_entry());
-                if context.signals.must_wake_sender(self.index) {
+                // After this rank has closed its sending direction, it cannot wake the peer. So it must not clear the
+                // peer's sleep flag, because then no other rank would wake the peer.
+                if !self.is_closed && context.signals.must_wake_sender(self.index) {
                     context.sockets.wake(context.peer);
                 }
             }
@@ -398,9 +406,15 @@ impl<M: SegmentMemory> LocalLink<M> {
     /// Reads and writes the queues no more, because the peer has written wrong words.
     fn refuse<S>(&mut self, context: &LinkContext<'_, S, M>, why: String) -> TransferResult {
         self.receiving = Receiving::Nothing;
+        self.stop_waiting(context);
+        TransferResult::Corrupt(why)
+    }
+
+    /// Records that this rank waits no more for entries or space. Otherwise, a link that is never read again would keep this rank
+    /// awake.
+    fn stop_waiting<S>(&mut self, context: &LinkContext<'_, S, M>) {
         self.full_at = None;
         context.signals.stop_reading(self.index);
         context.signals.stop_waiting_for_space(self.index);
-        TransferResult::Corrupt(why)
     }
 }

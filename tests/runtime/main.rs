@@ -40,6 +40,7 @@ mod hierarchy;
 mod idle_strangers;
 mod isolated;
 mod joining;
+mod leaving_ranks;
 mod links;
 mod loopback;
 mod messages;

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use crate::util::ranks::TestTransport;
 use crate::util::{TEST_TIMEOUT, runs_long_tests};
 use ringtrain::group::{Received, Source, Status, wait_all, wait_any};
-use ringtrain::verbs::AllGather;
 use ringtrain::wire::Cause;
 use ringtrain::{DType, Error, Group, JoinOptions, Rank, ReduceOp};
 
@@ -338,36 +337,6 @@ fn messages_of_a_rank_that_has_left_can_still_be_received(transport: TestTranspo
     });
 }
 
-/// The sender drops the handles of its sends and then its group.
-fn a_message_whose_handle_was_dropped_still_arrives(transport: TestTransport) {
-    transport.run(2, |mut group| {
-        if group.rank() == R0 {
-            for number in 0..3 {
-                drop(group.send_async(message_elements(number, 300_000), R1, 1).unwrap());
-            }
-            return;
-        }
-        for number in 0..3 {
-            assert!(receive(&mut group, 300_000, R0, 1) == message_elements(number, 300_000));
-        }
-    });
-}
-
-/// The job runs one operation. A rank may complete the operation and close its group, while another rank still waits
-/// for data of a third rank.
-fn ranks_may_leave_when_their_own_operations_are_complete(transport: TestTransport) {
-    for round in 0..20 {
-        transport.run(4, move |mut group| {
-            let mut element = [group.rank().get()];
-            match round % 3 {
-                0 => group.barrier().unwrap(),
-                1 => group.reduce(&mut element, ReduceOp::Sum, R0).unwrap(),
-                _ => assert_eq!(group.call(AllGather::new()).run_from(&element).unwrap(), [0, 1, 2, 3]),
-            }
-        });
-    }
-}
-
 fn wait_any_returns_each_message_once(transport: TestTransport) {
     transport.run(3, |group| {
         if group.rank() != R0 {
@@ -474,8 +443,6 @@ on_every_transport! {
     neighbours_exchange_long_messages_without_a_deadlock,
     segments_longer_than_the_eager_limit_are_delivered,
     messages_of_a_rank_that_has_left_can_still_be_received,
-    a_message_whose_handle_was_dropped_still_arrives,
-    ranks_may_leave_when_their_own_operations_are_complete,
     wait_any_returns_each_message_once,
     a_message_that_is_too_long_fails_both_ranks,
     a_message_of_another_type_fails_both_ranks,
