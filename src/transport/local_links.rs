@@ -50,6 +50,8 @@ struct SocketBytes {
 struct LocalLinks<M> {
     links: BTreeMap<Rank, LocalLink<M>>,
     signals: Arc<QueueSignals<M>>,
+    /// Whether wake bytes have been read since the last [`LinkTransport::take_wake_bytes`].
+    has_wake_bytes: bool,
 }
 
 /// The link to another rank of this host.
@@ -88,6 +90,7 @@ struct LinkContext<'a, S, M> {
     sockets: &'a mut S,
     socket_bytes: &'a mut SocketBytes,
     signals: &'a QueueSignals<M>,
+    has_wake_bytes: &'a mut bool,
 }
 
 impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
@@ -133,7 +136,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         });
         let links = links.collect();
         let signals = Arc::new(QueueSignals::new(Arc::clone(memory), layout, own));
-        self.local = Some(LocalLinks { links, signals });
+        self.local = Some(LocalLinks { links, signals, has_wake_bytes: false });
     }
 
     /// Removes the queues again. No rank of this host may have changed over.
@@ -143,18 +146,25 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
 
     /// Sends through the queues from now on. All ranks of this host must have added their queues.
     pub fn change_over(&mut self) {
-        let Some(LocalLinks { links, signals }) = &mut self.local else { return };
+        let Some(LocalLinks { links, signals, has_wake_bytes }) = &mut self.local else { return };
         for (&peer, link) in links {
             let Some(socket_bytes) = self.socket_bytes.get_mut(peer.index()) else { continue };
-            link.begin_sending(&mut LinkContext { peer, sockets: &mut self.sockets, socket_bytes, signals });
+            let sockets = &mut self.sockets;
+            link.begin_sending(&mut LinkContext { peer, sockets, socket_bytes, signals, has_wake_bytes });
         }
+    }
+
+    /// Returns whether wake bytes have been read since the last call. If another thread than the reader sleeps, the reader must
+    /// wake it: the sleep flag is cleared, and the system reports no event for bytes that have been read.
+    pub fn take_wake_bytes(&mut self) -> bool {
+        self.local.as_mut().is_some_and(|local| std::mem::take(&mut local.has_wake_bytes))
     }
 
     /// Returns the link to a rank of this host and its context; `None` for a link that has no queues.
     fn local_link(&mut self, peer: Rank) -> Option<(&mut LocalLink<M>, LinkContext<'_, S, M>)> {
-        let LocalLinks { links, signals } = self.local.as_mut()?;
+        let LocalLinks { links, signals, has_wake_bytes } = self.local.as_mut()?;
         let (link, socket_bytes) = (links.get_mut(&peer)?, self.socket_bytes.get_mut(peer.index())?);
-        Some((link, LinkContext { peer, sockets: &mut self.sockets, socket_bytes, signals }))
+        Some((link, LinkContext { peer, sockets: &mut self.sockets, socket_bytes, signals, has_wake_bytes }))
     }
 }
 
@@ -374,7 +384,10 @@ impl<M: SegmentMemory> LocalLink<M> {
             context.sockets.receive(context.peer, &mut [IoSliceMut::new(&mut wake_bytes)])
         };
         match received {
-            TransferResult::Bytes(_) if !is_link => None,
+            TransferResult::Bytes(_) if !is_link => {
+                *context.has_wake_bytes = true;
+                None
+            }
             TransferResult::Bytes(count) => match self.count_link_bytes(context, count) {
                 Ok(0) => None,
                 Ok(count) => Some(TransferResult::Bytes(count)),
@@ -398,6 +411,7 @@ impl<M: SegmentMemory> LocalLink<M> {
         let before = context.socket_bytes.received;
         self.look_for_change_over(context)?;
         let left = self.socket_total.map_or(u64::MAX, |total| total.saturating_sub(before));
+        *context.has_wake_bytes |= left < count as u64;
         let count = left.min(count as u64);
         context.socket_bytes.received = before + count;
         Ok(count as usize)

@@ -76,4 +76,30 @@ fn threads_of_a_rank_send_and_receive_while_others_sleep(transport: TestTranspor
     });
 }
 
-on_every_transport!(messages_wake_ranks_that_sleep, threads_of_a_rank_send_and_receive_while_others_sleep);
+/// The progress thread of each rank sleeps in a receive that completes last. The other thread of the rank tests its receives
+/// before it waits for them, so it may read the byte that was sent to wake the progress thread.
+fn a_thread_that_tests_takes_no_wake_up_from_a_thread_that_sleeps(transport: TestTransport) {
+    transport.run(2, |mut group| {
+        group.set_timeout(TIMEOUT);
+        let peer = group.size().rank_after(group.rank(), 1);
+        let pending = group.receive_async::<u8>(1, peer, 9).unwrap();
+        let mut random = StdRng::seed_from_u64(u64::from(group.rank().get()) + 20);
+        for number in 0..300_u32 {
+            let handle = group.receive_async::<u32>(1, peer, 1).unwrap();
+            compute(&mut random);
+            group.send(&[number], peer, 1).unwrap();
+            let tests = random.random_range(0..20);
+            let is_complete = (0..tests).any(|_| handle.test());
+            let received = handle.wait().unwrap();
+            assert_eq!(received.elements, [number], "{is_complete}");
+        }
+        group.send(&[0u8], peer, 9).unwrap();
+        pending.wait().unwrap();
+    });
+}
+
+on_every_transport!(
+    messages_wake_ranks_that_sleep,
+    threads_of_a_rank_send_and_receive_while_others_sleep,
+    a_thread_that_tests_takes_no_wake_up_from_a_thread_that_sleeps
+);

@@ -315,7 +315,9 @@ impl Driver {
     /// Does all work of the job that needs no waiting. Returns whether the operation `id` has ended.
     pub(super) fn test(&self, id: OpId) -> bool {
         let mut core = self.shared.lock();
-        if core.active_ids.contains(&id) && matches!(core.poll(self.shared.now()), PollProgress::Progress) {
+        if core.active_ids.contains(&id)
+            && matches!(self.shared.poll_core(&mut core, self.shared.now()), PollProgress::Progress)
+        {
             self.shared.wake_all(&mut core);
         }
         let has_ended = !core.active_ids.contains(&id);

@@ -188,7 +188,7 @@ impl DriverShared {
         now: Timestamp,
         until: Option<Timestamp>,
     ) -> CoreGuard<'a> {
-        match core.poll(now) {
+        match self.poll_core(&mut core, now) {
             PollProgress::Progress => {
                 self.wake_all(&mut core);
                 core
@@ -219,6 +219,16 @@ impl DriverShared {
                 }
             }
         }
+    }
+
+    /// Does the work that needs no waiting. If this thread has read a wake byte that was for the thread that waits for the
+    /// sockets, wakes that thread. The peer sends no other wake byte before that thread has set the sleep flag again.
+    pub(super) fn poll_core(&self, core: &mut Core, now: Timestamp) -> PollProgress {
+        let progress = core.poll(now);
+        if core.link_driver.transport_mut().take_wake_bytes() && core.has_socket_waiter {
+            let _ = self.waker.wake();
+        }
+        progress
     }
 
     /// Polls shared memory and the sockets for a short time. Returns whether there is work. If there is no work, the caller

@@ -96,7 +96,7 @@ impl Driver {
         for peer in peers {
             core.link_driver.engine_mut().send_wake_frame(peer);
         }
-        if matches!(core.poll(self.shared.now()), PollProgress::Progress) {
+        if matches!(self.shared.poll_core(&mut core, self.shared.now()), PollProgress::Progress) {
             self.shared.wake_waiters(&mut core);
         }
         if core.has_socket_waiter {

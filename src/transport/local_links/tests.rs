@@ -267,3 +267,19 @@ fn a_peer_that_claims_to_have_read_too_much_is_refused() {
     assert!(results.iter().any(|result| matches!(result, TransferResult::Corrupt(_))));
     assert!(matches!(receive(&mut one, 4), Err(TransferResult::Corrupt(why)) if why.contains("impossible")));
 }
+
+/// A thread that reads wake bytes while another thread of its rank sleeps has to wake that thread.
+#[test]
+fn a_rank_knows_that_it_has_read_wake_bytes() {
+    let ([mut one, mut other], memories) = new_ranks(7);
+    add_queues(&mut one, &memories[0]);
+    add_queues(&mut other, &memories[1]);
+    one.links.change_over();
+    assert_eq!(receive(&mut other, 1), Err(TransferResult::Blocked));
+    assert!(!other.links.take_wake_bytes());
+    assert!(other.links.signals().unwrap().mark_asleep_unless_changed());
+    assert_eq!(one.links.send(one.peer(), &[IoSlice::new(b"a")]), TransferResult::Bytes(1));
+    assert_eq!(receive(&mut other, 2), Ok(b"a".to_vec()));
+    assert_eq!(receive(&mut other, 2), Err(TransferResult::Blocked));
+    assert!(other.links.take_wake_bytes() && !other.links.take_wake_bytes());
+}
