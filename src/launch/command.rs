@@ -18,14 +18,14 @@ const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// The program that each rank executes.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Program {
+pub enum LaunchedProgram {
     /// A program that is built into ringrun's executable.
     BuiltIn(OsString),
     /// A program that is not built in. The field is the path of the program, or a name to look up on `PATH`.
     Named(OsString),
 }
 
-impl Program {
+impl LaunchedProgram {
     /// Finds the program with this name and checks that the ranks can execute the program. `path` is the `PATH` of
     /// the ranks, and `directory` is the working directory of the ranks.
     pub(super) fn find(name: &OsStr, path: Option<&OsStr>, directory: &Path) -> Result<Self, LaunchError> {
@@ -113,7 +113,8 @@ mod tests {
 
     #[test]
     fn built_in_programs_need_no_path() {
-        let found = Program::find(OsStr::new("ringtrain"), Some(OsStr::new("")), Path::new("/")).unwrap();
-        assert_eq!(found, Program::BuiltIn("ringtrain".into()));
+        let found =
+            LaunchedProgram::find(OsStr::new("ringtrain"), Some(OsStr::new("")), Path::new("/")).unwrap();
+        assert_eq!(found, LaunchedProgram::BuiltIn("ringtrain".into()));
     }
 }

@@ -25,7 +25,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::binding::BindingPlan;
 use super::claims::ClaimRegistry;
-use super::command::Program;
+use super::command::LaunchedProgram;
 use super::environment::{JobVariables, rank_environment};
 use super::mpi4py::{self, SearchPaths};
 use super::outcome::{EPIPE, JobOutcome, RankStatus, exit_code, failure_report, format_seconds};
@@ -64,7 +64,7 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     let directory = working_directory(plan)?;
     let mut variables = user_variables(plan)?;
     let path = variables.get(&OsString::from("PATH")).cloned().or_else(|| env::var_os("PATH"));
-    let program = Program::find(&plan.program, path.as_deref(), &directory)?;
+    let program = LaunchedProgram::find(&plan.program, path.as_deref(), &directory)?;
     let python_path = env::var_os("PYTHONPATH");
     let search_paths =
         SearchPaths { directory: &directory, path: path.as_deref(), python_path: python_path.as_deref() };

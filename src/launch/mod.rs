@@ -42,7 +42,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-pub use command::Program;
+pub use command::LaunchedProgram;
 pub use environment::{JobVariables, RINGRUN_VARIABLE_PREFIX, rank_environment};
 pub use outcome::{JobOutcome, RankEnd};
 pub use shim::SHIM_NAME;

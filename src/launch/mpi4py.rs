@@ -20,7 +20,7 @@ use std::time::Duration;
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use signal_hook::consts::SIGKILL;
 
-use super::command::Program;
+use super::command::LaunchedProgram;
 use super::exit_pipe::ExitPipe;
 use super::lines::{LastLines, LineSplitter};
 use super::mpi4py_guard::Mpi4pyGuard;
@@ -81,7 +81,7 @@ fn find_mpi4py_directory(
 ) -> Result<PathBuf, LaunchError> {
     let interpreter = choose_interpreter(&plan.program);
     let mpi4py_error = |why| LaunchError::Mpi4py { interpreter: interpreter.to_owned(), why };
-    let program = Program::find(interpreter, search.path, search.directory)
+    let program = LaunchedProgram::find(interpreter, search.path, search.directory)
         .map_err(|error| mpi4py_error(error.to_string()))?;
     let mut command = shim::shim_command(&program, &["-m", FIND_MPI4PY_MODULE].map(OsString::from), &[]);
     command.current_dir(search.directory).envs(variables);

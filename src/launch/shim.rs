@@ -28,7 +28,7 @@ use rustix::net::{
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::command::Program;
+use super::command::LaunchedProgram;
 use super::exit_pipe::make_inheritable;
 use super::topology::{self, Processor};
 use crate::exit::Exit;
@@ -50,12 +50,16 @@ const NAMED_PROGRAM_ARGUMENT: &str = "named";
 
 /// Returns the command that starts a rank through the shim. The rank is bound to `processors`. If `processors` is
 /// empty, the rank is not bound.
-pub(super) fn shim_command(program: &Program, arguments: &[OsString], processors: &[Processor]) -> Command {
+pub(super) fn shim_command(
+    program: &LaunchedProgram,
+    arguments: &[OsString],
+    processors: &[Processor],
+) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg0(SHIM_NAME).arg(getpid().to_string()).arg(topology::format_processor_list(processors));
     match program {
-        Program::BuiltIn(name) => command.arg(BUILT_IN_PROGRAM_ARGUMENT).arg(name),
-        Program::Named(name) => command.arg(NAMED_PROGRAM_ARGUMENT).arg(name),
+        LaunchedProgram::BuiltIn(name) => command.arg(BUILT_IN_PROGRAM_ARGUMENT).arg(name),
+        LaunchedProgram::Named(name) => command.arg(NAMED_PROGRAM_ARGUMENT).arg(name),
     };
     command.args(arguments);
     command
