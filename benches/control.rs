@@ -1,4 +1,4 @@
-//! Benchmarks of the fixed costs of an operation: creating a schedule (for links) or a plan (for shared memory),
+//! Benchmarks of the fixed costs of an operation: creating a schedule (for links) or a program (for shared memory),
 //! encoding and decoding frame headers, and passing frames through the engine and through a queue in shared memory.
 
 use std::hint::black_box;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ringtrain::engine::{Engine, FrameVerdict, OpId, OperationRequest, SendMode, Settings, Transmit};
 use ringtrain::schedule::partition::Partition;
-use ringtrain::schedule::rounds::{Round, RoundPlan};
+use ringtrain::schedule::plan::{SharedSlots, plan};
 use ringtrain::schedule::{CollectiveSpec, Schedule};
 use ringtrain::shm::{HostMemoryLayout, QueueReceiver, QueueSender, Segment, TOKEN_BYTES};
 use ringtrain::types::{Algorithm, Contract, Operation};
@@ -59,18 +59,15 @@ fn bench_schedules(c: &mut Criterion) {
     group.finish();
 }
 
-/// Measures how long one rank takes to create the plan of a collective in shared memory, with all its rounds.
-fn bench_plans(c: &mut Criterion) {
-    let mut group = c.benchmark_group("plan");
+/// Measures how long one rank takes to create the program of a collective in shared memory.
+fn bench_programs(c: &mut Criterion) {
+    let mut group = c.benchmark_group("program");
     for ranks in [2, 8, 64] {
         for (count, name) in [(16, "all_reduce of 16"), (COUNT, "all_reduce of 16 Mi")] {
-            let mut round = Round::default();
             group.bench_function(BenchmarkId::new(name, ranks), |b| {
-                b.iter(|| {
-                    let collective = CollectiveSpec::AllReduce { count: black_box(count) };
-                    let plan = RoundPlan::new(world_size(ranks), Rank::ZERO, SLOT, SLOT / 8, collective);
-                    (0..plan.round_count()).for_each(|number| plan.fill_round(number, &mut round));
-                });
+                let slots = SharedSlots { world: world_size(ranks), rank: Rank::ZERO, slot_len: SLOT };
+                let collective = CollectiveSpec::AllReduce { count };
+                b.iter(|| plan(black_box(&collective), slots, count <= SLOT / 8));
             });
         }
     }
@@ -211,5 +208,5 @@ fn bench_queues(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, bench_schedules, bench_plans, bench_headers, bench_frames, bench_queues);
+criterion_group!(benches, bench_schedules, bench_programs, bench_headers, bench_frames, bench_queues);
 criterion_main!(benches);

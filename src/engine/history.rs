@@ -38,7 +38,7 @@ impl OperationHistory {
         sequence
     }
 
-    /// Records an operation in shared memory. The executor of the shared memory has assigned its number.
+    /// Records an operation in shared memory. The number comes from the rounds of the shared memory.
     pub(super) fn record_numbered(&mut self, group: u32, sequence: u64, contract_and_site: ContractAndSite) {
         let history = self.histories.entry(group).or_default();
         if history.iter().all(|entry| entry.0 != sequence) {

@@ -11,9 +11,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::buffer::sealed::Sealed;
+use super::host_rounds::HostRounds;
 use super::parts::{layout_digest, zeroed};
 use super::share::{LOCATION_WORDS, location_from_words, location_to_words};
-use super::shm_executor::ShmExecutor;
 use super::{Buffer, Error, Group, Input, OwnedBuffer};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
@@ -68,9 +68,9 @@ enum BufferKind<T: Element> {
 struct SharedElements<T> {
     /// This rank's memory, which the other ranks can access.
     exposed: ExposedBuffer,
-    /// The executor holds a weak reference to this value. `None` tells the executor that the buffer has been dropped.
+    /// The rounds hold a weak reference to this value. `None` tells them that the buffer has been dropped.
     alive: Option<Arc<()>>,
-    shm_executor: Weak<Mutex<ShmExecutor>>,
+    host_rounds: Weak<Mutex<HostRounds>>,
     element: PhantomData<T>,
 }
 
@@ -93,12 +93,12 @@ impl Group {
     #[track_caller]
     pub fn alloc<T: Element>(&mut self, count: usize) -> Result<SharedBuffer<T>, Error> {
         let site = Site::here();
-        let Some(shm_executor) = self.shm_executor.clone() else {
+        let Some(host_rounds) = self.host_rounds.clone() else {
             self.driver()?;
             log::info!("group {} has no shared memory, so its buffers use ordinary memory", self.id);
             return SharedBuffer::private(count);
         };
-        match self.try_to_alloc(&shm_executor, count, site)? {
+        match self.try_to_alloc(&host_rounds, count, site)? {
             Ok(shared) => Ok(SharedBuffer(BufferKind::Shared(shared))),
             Err(why) => {
                 log::info!("a buffer of group {} uses ordinary memory: {why}", self.id);
@@ -110,11 +110,11 @@ impl Group {
     /// Allocates a buffer that all ranks can access, or returns why that failed.
     fn try_to_alloc<T: Element>(
         &self,
-        shm_executor: &Arc<Mutex<ShmExecutor>>,
+        host_rounds: &Arc<Mutex<HostRounds>>,
         count: usize,
         site: Site,
     ) -> Result<Result<SharedElements<T>, String>, Error> {
-        let has_max_buffers = lock(shm_executor).has_max_buffers();
+        let has_max_buffers = lock(host_rounds).has_max_buffers();
         let bytes = count.checked_mul(size_of::<T>()).filter(|&bytes| isize::try_from(bytes).is_ok());
         let (report, created) = match bytes {
             None => (report_without_memory(SIZE_OVERFLOWS), None),
@@ -143,9 +143,9 @@ impl Group {
             (Some(Ok(mut exposed)), Ok(others)) if have_opened.iter().all(|&[is_open]| is_open == 1) => {
                 exposed.close_file();
                 let alive = Arc::new(());
-                lock(shm_executor).register_buffer(&mut exposed, Arc::downgrade(&alive), others);
-                let shm_executor = Arc::downgrade(shm_executor);
-                Ok(Ok(SharedElements { exposed, alive: Some(alive), shm_executor, element: PhantomData }))
+                lock(host_rounds).register_buffer(&mut exposed, Arc::downgrade(&alive), others);
+                let host_rounds = Arc::downgrade(host_rounds);
+                Ok(Ok(SharedElements { exposed, alive: Some(alive), host_rounds, element: PhantomData }))
             }
             (_, Err(error)) => Ok(Err(error.to_string())),
             _ => Ok(Err("another rank could not open the memory of a peer".into())),
@@ -191,8 +191,8 @@ fn open_memory(report: &[u64; REPORT_WORDS]) -> io::Result<RemoteBuffer> {
     RemoteBuffer::open(location, bytes, &token)
 }
 
-fn lock(shm_executor: &Mutex<ShmExecutor>) -> MutexGuard<'_, ShmExecutor> {
-    shm_executor.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(host_rounds: &Mutex<HostRounds>) -> MutexGuard<'_, HostRounds> {
+    host_rounds.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<T: Element> SharedBuffer<T> {
@@ -211,11 +211,11 @@ impl<T> Drop for SharedElements<T> {
     fn drop(&mut self) {
         self.exposed.withdraw();
         self.alive = None;
-        // If another thread holds the executor, that thread or a later call removes the buffer.
-        if let Some(shm_executor) = self.shm_executor.upgrade()
-            && let Ok(mut shm_executor) = shm_executor.try_lock()
+        // If another thread holds the rounds, that thread or a later call removes the buffer.
+        if let Some(host_rounds) = self.host_rounds.upgrade()
+            && let Ok(mut host_rounds) = host_rounds.try_lock()
         {
-            shm_executor.remove_dropped_buffers();
+            host_rounds.remove_dropped_buffers();
         }
     }
 }

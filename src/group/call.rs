@@ -7,13 +7,12 @@ use half::{bf16, f16};
 
 use super::driver::{Driver, OperationOutput, Submission};
 use super::handle::Handle;
+use super::host_rounds::ShmRequest;
 use super::memory::{BufferAccess, Memory};
-use super::shm_executor::ShmRequest;
 use super::{Error, Group, OwnedBuffer, link_driver};
 use crate::codec::Compression;
 use crate::engine::{OperationRequest, SendMode};
 use crate::reduce::{self, Kernels};
-use crate::schedule::rounds::RoundPlan;
 use crate::schedule::{CollectiveSpec, Schedule, double_tree};
 use crate::types::{
     Algorithm, Contract, DType, Element, HOSTS_GROUP_BIT, Operation, Rank, ReduceOp, Site, WorldSize,
@@ -101,7 +100,7 @@ impl Call {
 impl Group {
     /// Returns a call without a reduction and with even parts, on elements of type `T`.
     pub(super) fn new_call<T: Element>(&self, spec: CollectiveSpec, site: Site) -> Call {
-        let uses_shared_memory = self.shm_executor.is_some() && spec.has_known_part_lengths();
+        let uses_shared_memory = self.host_rounds.is_some() && spec.has_known_part_lengths();
         let algorithm = self.algorithm_of::<T>(spec.operation(), spec.count());
         let compression = Compression::None;
         let (reduction, in_rank_order, layout) = (None, false, 0);
@@ -157,13 +156,13 @@ impl Group {
         bytes: BufferAccess<'_>,
     ) -> Result<(), Error> {
         let request = self.operation_request::<T>(&call);
-        if let Some(shm_executor) = self.shm_executor.as_ref().filter(|_| call.uses_shared_memory) {
-            let mut shm_executor = shm_executor.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(host_rounds) = self.host_rounds.as_ref().filter(|_| call.uses_shared_memory) {
+            let mut host_rounds = host_rounds.lock().unwrap_or_else(PoisonError::into_inner);
             // If asynchronous operations are active in the shared memory, this operation has to queue behind them.
-            if !shm_executor.is_busy() {
-                let shm_request = self.shm_request::<T>(call, shm_executor.slot_bytes());
+            if !host_rounds.is_busy() {
+                let shm_request = self.shm_request(call);
                 return driver.run_in_shared_memory(
-                    &mut shm_executor,
+                    &mut host_rounds,
                     &self.members,
                     request,
                     shm_request,
@@ -246,10 +245,9 @@ impl Group {
 
     /// Returns the operation that the driver has to begin for a call. Its kind depends on the transport that the call uses.
     fn submission<T: Element>(&self, call: Call, memory: Memory) -> Submission {
-        if let Some(shm_executor) = self.shm_executor.as_ref().filter(|_| call.uses_shared_memory) {
-            let slot_bytes = shm_executor.lock().unwrap_or_else(PoisonError::into_inner).slot_bytes();
-            let executor = (Arc::clone(shm_executor), Arc::clone(&self.members));
-            return Submission::SharedMemory(executor, self.shm_request::<T>(call, slot_bytes), memory);
+        if let Some(host_rounds) = self.host_rounds.as_ref().filter(|_| call.uses_shared_memory) {
+            let rounds = (Arc::clone(host_rounds), Arc::clone(&self.members));
+            return Submission::SharedMemory(rounds, self.shm_request(call), memory);
         }
         let is_hierarchical = call.algorithm == Algorithm::Hierarchy;
         if let Some(hierarchical_data) = self.hierarchical_data.as_ref().filter(|_| is_hierarchical) {
@@ -295,12 +293,9 @@ impl Group {
         block_elements.max(count.div_ceil(BLOCKS_MAX))
     }
 
-    /// Returns the request to execute a call in shared memory.
-    fn shm_request<T: Element>(&self, call: Call, slot_bytes: usize) -> ShmRequest {
-        let slot_elements = slot_bytes / size_of::<T>();
-        let one_shot_elements_max = if call.algorithm == Algorithm::OneShot { slot_elements } else { 0 };
-        let kernels = call.reduction.map(|reduction| reduction.kernels);
-        let plan = RoundPlan::new(self.world, self.rank, slot_elements, one_shot_elements_max, call.spec);
-        ShmRequest { plan, kernels, divisor: self.world.get() }
+    /// Returns the request to run a call in shared memory.
+    fn shm_request(&self, call: Call) -> ShmRequest {
+        let (spec, kernels) = call.into_spec_and_kernels();
+        ShmRequest { spec, kernels, divisor: self.world.get() }
     }
 }

@@ -13,7 +13,7 @@ impl Group {
     /// Returns the algorithm of `operation` on a buffer of `bytes` bytes. A reduction with a function of the
     /// caller may use another algorithm.
     pub fn algorithm(&self, operation: Operation, bytes: usize) -> Algorithm {
-        let medium = match (&self.shm_executor, &self.hierarchical_data) {
+        let medium = match (&self.host_rounds, &self.hierarchical_data) {
             (Some(_), _) => GroupMedium::SharedMemory,
             (None, Some(_)) => GroupMedium::Hosts,
             (None, None) => GroupMedium::Links,

@@ -1,15 +1,14 @@
 //! Hierarchical collectives of groups with several hosts and several ranks on a host ([`HostLayout`]), and their shared memory.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::call::Call;
 use super::driver::{Block, HierarchicalOperation};
+use super::host_rounds::{HostRounds, ShmRequest};
 use super::memory::Memory;
-use super::shm_executor::{ShmExecutor, ShmRequest};
 use super::{Error, Group};
 use crate::reduce::Kernels;
 use crate::schedule::hierarchy::{HierarchicalStages, HostLayout};
-use crate::schedule::rounds::RoundPlan;
 use crate::schedule::{CollectiveSpec, cost, double_tree};
 use crate::types::{Algorithm, Element, LOCAL_GROUP_BIT, Rank, ReduceOp};
 
@@ -19,15 +18,15 @@ const CHUNK_BYTES: usize = 512 << 10;
 /// The most blocks of a hierarchical operation.
 const BLOCKS_MAX: usize = 64;
 
-/// An executor in shared memory, and the world ranks that use this memory.
-pub(super) type HostExecutor = (Arc<Mutex<ShmExecutor>>, Arc<[Rank]>);
+/// The rounds in a shared memory, and the world ranks that use this memory.
+pub(super) type RoundsAndMembers = (Arc<Mutex<HostRounds>>, Arc<[Rank]>);
 
 /// The data for hierarchical collectives of a group.
 pub(super) struct HierarchicalData {
     pub(super) layout: HostLayout,
-    /// One executor for the first stage and one for the last stage, so that an operation that waits for the network does not
+    /// Rounds for the first stage and rounds for the last stage, so that an operation that waits for the network does not
     /// delay the first stage of the following operation. `None` if this rank is alone on its host.
-    pub(super) host_executors: Option<[HostExecutor; 2]>,
+    pub(super) stage_rounds: Option<[RoundsAndMembers; 2]>,
 }
 
 impl Group {
@@ -39,13 +38,13 @@ impl Group {
         let Some(layout) = HostLayout::new(&machines, self.rank) else { return Ok(Ok(())) };
         let member = |rank: &Rank| self.members[rank.index()];
         let members: Arc<[Rank]> = layout.local_ranks().iter().map(member).collect();
-        let host_executors = self.new_host_executors(members)?;
+        let stage_rounds = self.new_stage_rounds(members)?;
         // Shared memory is used only if all ranks have it.
-        let mut have_all = [u8::from(host_executors.is_ok())];
+        let mut have_all = [u8::from(stage_rounds.is_ok())];
         self.all_reduce(&mut have_all, ReduceOp::Min)?;
-        match host_executors {
-            Ok(host_executors) if have_all == [1] => {
-                self.hierarchical_data = Some(HierarchicalData { layout, host_executors });
+        match stage_rounds {
+            Ok(stage_rounds) if have_all == [1] => {
+                self.hierarchical_data = Some(HierarchicalData { layout, stage_rounds });
                 Ok(Ok(()))
             }
             Ok(_) => Ok(Err("ranks of another host could not share memory".into())),
@@ -53,21 +52,21 @@ impl Group {
         }
     }
 
-    /// Creates the executors of this host's ranks, or returns why that failed. Returns no executors for a rank that is alone on
+    /// Creates the rounds of this host's ranks, or returns why that failed. Returns no rounds for a rank that is alone on
     /// its host.
-    fn new_host_executors(
+    fn new_stage_rounds(
         &self,
         members: Arc<[Rank]>,
-    ) -> Result<Result<Option<[HostExecutor; 2]>, String>, Error> {
+    ) -> Result<Result<Option<[RoundsAndMembers; 2]>, String>, Error> {
         if members.len() == 1 {
             return Ok(Ok(None));
         }
         let local = self.with_members((self.id % LOCAL_GROUP_BIT) | LOCAL_GROUP_BIT, Arc::clone(&members));
-        let first_on_host = match local.new_shm_executor()? {
+        let first_on_host = match local.new_host_rounds()? {
             Ok(first_on_host) => (first_on_host, Arc::clone(&members)),
             Err(why) => return Ok(Err(why)),
         };
-        Ok(local.new_shm_executor()?.map(|last_on_host| Some([first_on_host, (last_on_host, members)])))
+        Ok(local.new_host_rounds()?.map(|last_on_host| Some([first_on_host, (last_on_host, members)])))
     }
 
     /// Divides a call into blocks, and returns the hierarchical operation.
@@ -86,17 +85,10 @@ impl Group {
         let blocks = (0..count.max(1)).step_by(block_elements).map(|start| {
             let range = start..count.min(start + block_elements);
             let stages = self.stages::<T>(layout, &spec.with_count(range.len()));
-            let slot_elements = hierarchical_data
-                .host_executors
-                .as_ref()
-                .map(|[(shm_executor, _), _]| slot_bytes(shm_executor) / size_of::<T>());
             // For an average, the reduction on each host only adds. The reduction between the hosts divides the sums.
             let host_kernels = kernels.as_ref().map(Kernels::without_division);
-            let (world, rank) = layout.local_world_and_rank();
-            let shm_request = |spec, kernels| {
-                let plan = RoundPlan::new(world, rank, slot_elements?, 0, spec);
-                Some(ShmRequest { plan, kernels, divisor: 1 })
-            };
+            let is_alone = hierarchical_data.stage_rounds.is_none();
+            let shm_request = |spec, kernels| (!is_alone).then_some(ShmRequest { spec, kernels, divisor: 1 });
             Block {
                 bytes: range.start * size_of::<T>()..range.end * size_of::<T>(),
                 first_on_host: shm_request(stages.first_on_host, host_kernels),
@@ -106,7 +98,7 @@ impl Group {
         });
         let blocks = blocks.collect();
         HierarchicalOperation {
-            host_executors: hierarchical_data.host_executors.clone(),
+            stage_rounds: hierarchical_data.stage_rounds.clone(),
             blocks,
             memory,
             kernels,
@@ -127,8 +119,4 @@ impl Group {
         self.to_world_ranks(&mut stages.between_hosts);
         stages
     }
-}
-
-fn slot_bytes(shm_executor: &Mutex<ShmExecutor>) -> usize {
-    shm_executor.lock().unwrap_or_else(PoisonError::into_inner).slot_bytes()
 }

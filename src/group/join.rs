@@ -250,7 +250,7 @@ pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<
         object_operations: 0,
         self_job: Arc::default(),
         abort_error: Arc::default(),
-        shm_executor: None,
+        host_rounds: None,
         hierarchical_data: None,
         // While the ranks agree on settings, this group must be the only owner of the job. So the retirement does not own the
         // job. The engine keeps the data of group 0 until the job ends.

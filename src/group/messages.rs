@@ -101,7 +101,7 @@ impl Group {
             object_operations: 0,
             self_job: Arc::clone(&self.self_job),
             abort_error: Arc::clone(&self.abort_error),
-            shm_executor: None,
+            host_rounds: None,
             hierarchical_data: None,
             retirement: Arc::clone(&self.retirement),
         }))

@@ -24,6 +24,7 @@ mod failure_report;
 mod foreign;
 mod gathered;
 mod handle;
+mod host_rounds;
 mod hosts;
 mod isolated;
 mod join;
@@ -41,7 +42,6 @@ mod profile;
 mod reducers;
 mod selection;
 mod share;
-mod shm_executor;
 mod site;
 mod streams;
 mod tune;
@@ -74,11 +74,11 @@ pub use streams::Streams;
 pub use crate::engine::SendMode;
 
 use self::driver::Driver;
+use self::host_rounds::HostRounds;
 use self::hosts::HierarchicalData;
 use self::isolated::Origin;
 use self::profile::Meter;
 use self::selection::AlgorithmSelection;
-use self::shm_executor::ShmExecutor;
 use crate::rendezvous::StartError;
 use crate::schedule::partition;
 use crate::types::{HOSTS_GROUP_BIT, Rank, WorldSize};
@@ -152,7 +152,7 @@ pub struct Group {
     /// In a world of one rank: the error that all calls return after [`Group::abort`].
     abort_error: Arc<OnceLock<Error>>,
     /// Executes the collectives in shared memory; `None` if not all members share memory.
-    shm_executor: Option<Arc<Mutex<ShmExecutor>>>,
+    host_rounds: Option<Arc<Mutex<HostRounds>>>,
     /// The data for hierarchical collectives; `None` if all members are on one host, or if the members on a host do not share
     /// memory.
     hierarchical_data: Option<HierarchicalData>,
@@ -187,7 +187,7 @@ impl Group {
             object_operations: 0,
             self_job: Arc::default(),
             abort_error: Arc::default(),
-            shm_executor: None,
+            host_rounds: None,
             hierarchical_data: None,
             retirement: Arc::new(GroupRetirement(None)),
         }
@@ -252,7 +252,7 @@ impl Group {
     pub fn transport(&self) -> &'static str {
         match &self.job {
             None => "none",
-            Some(_) if self.shm_executor.is_some() => "shm",
+            Some(_) if self.host_rounds.is_some() => "shm",
             Some(_) if self.hierarchical_data.is_some() => "shm+tcp",
             Some(_) => "tcp",
         }

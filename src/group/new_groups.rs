@@ -109,7 +109,7 @@ impl Group {
             object_operations: 0,
             self_job: Arc::default(),
             abort_error: Arc::default(),
-            shm_executor: None,
+            host_rounds: None,
             hierarchical_data: None,
             retirement: Arc::new(GroupRetirement(self.job.clone().map(|job| (job, id)))),
         }

@@ -4,10 +4,11 @@
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use super::shm_executor::ShmExecutor;
+use super::host_rounds::HostRounds;
 use super::{Error, Group};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
+use crate::schedule::program::RankSet;
 use crate::shm::{RoundsSize, Segment, SegmentLocation, ShmRounds, TOKEN_BYTES};
 use crate::types::{Rank, Site, WorldSize};
 
@@ -15,7 +16,7 @@ use crate::types::{Rank, Site, WorldSize};
 /// other more often. With longer slots, the slots of four ranks do not fit into the third-level cache of a processor.
 const SLOT_BYTES: usize = 512 << 10;
 /// The most ranks that share one memory. In rounds, each rank reads the slots of all other ranks.
-pub(super) const RANKS_MAX: u32 = 64;
+pub(super) const RANKS_MAX: u32 = RankSet::RANKS_MAX;
 /// The number of 64-bit words in which a rank sends the location of its memory.
 pub(super) const LOCATION_WORDS: usize = 3 + TOKEN_BYTES / 8;
 
@@ -44,7 +45,7 @@ impl Group {
             return Ok(());
         }
         let shared = if self.local_size() == self.world {
-            self.new_shm_executor()?.map(|shm_executor| self.shm_executor = Some(shm_executor))
+            self.new_host_rounds()?.map(|host_rounds| self.host_rounds = Some(host_rounds))
         } else {
             self.share_memory_on_each_host()?
         };
@@ -62,7 +63,7 @@ impl Group {
 
     /// Creates shared memory for a group whose ranks are all on this host, or returns why that failed. All ranks of the group
     /// have to call this method.
-    pub(super) fn new_shm_executor(&self) -> Result<Result<Arc<Mutex<ShmExecutor>>, String>, Error> {
+    pub(super) fn new_host_rounds(&self) -> Result<Result<Arc<Mutex<HostRounds>>, String>, Error> {
         if self.world.get() > RANKS_MAX {
             return Ok(Err(format!(
                 "at most {RANKS_MAX} ranks can share memory, and the group has {}",
@@ -72,7 +73,7 @@ impl Group {
         let size = RoundsSize { ranks: self.world.as_usize(), slot_bytes: SLOT_BYTES };
         let rounds =
             self.share_segment(size.bytes(), |segment| ShmRounds::new(segment, size, self.rank.index()))?;
-        Ok(rounds.map(|rounds| Arc::new(Mutex::new(ShmExecutor::new(rounds, self.meter())))))
+        Ok(rounds.map(|rounds| Arc::new(Mutex::new(HostRounds::new(rounds, self.meter())))))
     }
 
     /// Creates memory of `bytes` bytes for a group whose ranks are all on this host, or returns why that failed. All ranks of the

@@ -23,11 +23,13 @@ pub mod direct_exchange;
 mod dissemination;
 pub mod double_tree;
 pub mod doubling;
+pub mod execution;
 pub mod hierarchy;
 mod pairwise_exchange;
 pub mod partition;
+pub mod plan;
+pub mod program;
 mod ring;
-pub mod rounds;
 mod star;
 mod steps;
 #[cfg(test)]

@@ -22,8 +22,8 @@ const CIRCLES: &[(&str, &str)] = &[
         "src/group",
         "alloc buffer call driver/core driver/core_lock driver/hierarchical driver/mod driver/shared \
          driver/shm driver/shm_counters error failure_report foreign handle hosts isolated join link_driver \
-         link_io memory messages mod parts selection share shm_executor \
-         shm_executor/copy_and_reduce streams tune",
+         link_io memory messages mod parts selection share host_rounds \
+         host_rounds/apply streams tune",
     ),
     (
         "src/launch",

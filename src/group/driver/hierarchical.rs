@@ -8,18 +8,18 @@ use super::OperationOutput;
 use super::core::Core;
 use super::shm::{ShmTask, lock};
 use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
-use crate::group::hosts::HostExecutor;
+use crate::group::host_rounds::{ShmOperation, ShmRequest};
+use crate::group::hosts::RoundsAndMembers;
 use crate::group::link_driver::BufferAndReduction;
 use crate::group::memory::{Memory, SplitBuffer};
-use crate::group::shm_executor::{ShmOperation, ShmRequest};
 use crate::reduce::Kernels;
 use crate::schedule::Schedule;
 use crate::types::INTERNAL_GROUP_BITS;
 
 /// A hierarchical operation to begin.
 pub(in crate::group) struct HierarchicalOperation {
-    /// The executors of the first and of the third stage; `None` if this rank is alone on its host.
-    pub(in crate::group) host_executors: Option<[HostExecutor; 2]>,
+    /// The rounds of the first and of the third stage; `None` if this rank is alone on its host.
+    pub(in crate::group) stage_rounds: Option<[RoundsAndMembers; 2]>,
     pub(in crate::group) blocks: Vec<Block>,
     /// The whole buffer.
     pub(in crate::group) memory: Memory,
@@ -47,7 +47,7 @@ pub(super) struct ActiveHierarchical {
     request: OperationRequest,
     /// The time at which the operation began.
     began: Timestamp,
-    host_executors: Option<[HostExecutor; 2]>,
+    stage_rounds: Option<[RoundsAndMembers; 2]>,
     kernels: Option<Kernels>,
     divisor: u32,
     /// The stages that each block has not begun.
@@ -71,15 +71,15 @@ impl Core {
         request: OperationRequest,
         hierarchical: HierarchicalOperation,
     ) -> Result<OpId, Failure> {
-        let HierarchicalOperation { host_executors, blocks, memory, kernels, divisor } = hierarchical;
+        let HierarchicalOperation { stage_rounds, blocks, memory, kernels, divisor } = hierarchical;
         let contract_and_site = (request.contract, request.site);
         let id = self.link_driver.assign_number(request.group & !INTERNAL_GROUP_BITS, contract_and_site)?;
         let ranges: Vec<Range<usize>> = blocks.iter().map(|block| block.bytes.clone()).collect();
         let (whole, parts) = memory.into_parts(&ranges);
         let engine = self.link_driver.engine_mut();
-        let mut add_shm_stage = |executor_index: usize, shm_request: Option<ShmRequest>| {
-            let (shm_executor, _) = &host_executors.as_ref()?[executor_index];
-            let shm_operation = lock(shm_executor).add_operation(contract_and_site, shm_request?);
+        let mut add_shm_stage = |stage_index: usize, shm_request: Option<ShmRequest>| {
+            let (host_rounds, _) = &stage_rounds.as_ref()?[stage_index];
+            let shm_operation = lock(host_rounds).add_operation(contract_and_site, shm_request?);
             // With the record, the engine detects a rank of this host that later calls a different operation.
             engine.record_external(request.group, shm_operation.sequence(), contract_and_site);
             Some(shm_operation)
@@ -98,7 +98,7 @@ impl Core {
             whole,
             request,
             began: now,
-            host_executors,
+            stage_rounds,
             kernels,
             divisor,
             remaining,
@@ -157,21 +157,21 @@ impl Core {
         Ok(())
     }
 
-    /// Begins a stage of a block in shared memory. `executor_index` is 0 for the first stage, and 1 for the last stage.
+    /// Begins a stage of a block in shared memory. `stage_index` is 0 for the first stage, and 1 for the last stage.
     fn start_shm_stage(
         &mut self,
         now: Timestamp,
         block: (OpId, usize),
-        executor_index: usize,
+        stage_index: usize,
         shm_operation: ShmOperation,
         memory: Memory,
     ) -> Result<(), Failure> {
         let Some(hierarchical) = self.hierarchical_operations.get(&block.0) else { return Ok(()) };
-        let Some(host_executors) = &hierarchical.host_executors else { return Ok(()) };
-        let (request, host_executor) =
-            (hierarchical.stage_request(now), host_executors[executor_index].clone());
+        let Some(stage_rounds) = &hierarchical.stage_rounds else { return Ok(()) };
+        let (request, rounds_and_members) =
+            (hierarchical.stage_request(now), stage_rounds[stage_index].clone());
         let stage = self.link_driver.engine_mut().begin_external(now, request, shm_operation.sequence())?;
-        self.shm_tasks.insert(stage, ShmTask::new(request.group, host_executor, shm_operation, memory));
+        self.shm_tasks.insert(stage, ShmTask::new(request.group, rounds_and_members, shm_operation, memory));
         self.stage_of.insert(stage, block);
         Ok(())
     }

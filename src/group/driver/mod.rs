@@ -26,11 +26,11 @@ use self::core::{JobState, PollProgress};
 use self::core_lock::{CoreGuard, CoreLock};
 pub(super) use self::hierarchical::{Block, HierarchicalOperation};
 use self::shared::DriverShared;
-use super::hosts::HostExecutor;
+use super::host_rounds::ShmRequest;
+use super::hosts::RoundsAndMembers;
 use super::link_driver::BufferAndReduction;
 use super::memory::{self, BufferAccess, Memory};
 use super::profile::{Meter, mark_background_thread};
-use super::shm_executor::ShmRequest;
 use super::{Error, Interrupt, Statistics};
 use crate::engine::{DISCONNECT_TIMEOUT, Envelope, OpId, OperationRequest, Pattern, Timestamp};
 use crate::reduce::Kernels;
@@ -60,7 +60,7 @@ pub(super) enum Submission {
     /// A collective over links. The schedule names ranks of the world.
     Collective(Schedule, BufferAndReduction),
     /// A collective in shared memory.
-    SharedMemory(HostExecutor, ShmRequest, Memory),
+    SharedMemory(RoundsAndMembers, ShmRequest, Memory),
     /// A hierarchical collective: in shared memory on each host, and over links between hosts.
     Hierarchical(HierarchicalOperation),
     /// The send of a message. The receiver is this rank of the world.
@@ -239,8 +239,8 @@ impl Driver {
             Submission::Collective(schedule, buffer_and_reduction) => {
                 link_driver.begin(now, request, schedule, buffer_and_reduction)
             }
-            Submission::SharedMemory(host_executor, shm_request, memory) => {
-                core.begin_shm(now, request, host_executor, shm_request, memory)
+            Submission::SharedMemory(rounds_and_members, shm_request, memory) => {
+                core.begin_shm(now, request, rounds_and_members, shm_request, memory)
             }
             Submission::Hierarchical(hierarchical) => core.begin_hierarchical(now, request, hierarchical),
             Submission::Send(to, memory) => link_driver.send_message(now, request, to, memory),

@@ -12,12 +12,13 @@ use super::shm_counters::OperationTimer;
 use super::{Driver, OperationOutput};
 use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
 use crate::group::Error;
-use crate::group::hosts::HostExecutor;
+use crate::group::host_rounds::{HostRounds, ShmCall, ShmOperation, ShmPoll, ShmRequest};
+use crate::group::hosts::RoundsAndMembers;
 use crate::group::link_io::catch_reduction_panic;
 use crate::group::memory::{BufferAccess, Memory};
 use crate::group::profile::ProfilePart;
-use crate::group::shm_executor::{ShmContract, ShmExecutor, ShmOperation, ShmPoll, ShmRequest};
 use crate::reduce::Kernels;
+use crate::schedule::program::RankSet;
 use crate::types::{Contract, Rank};
 
 /// The time for which a thread polls shared memory before it sleeps. The other ranks usually need less time for a round.
@@ -27,11 +28,11 @@ pub(super) const SHM_SPIN_TIME: Duration = Duration::from_micros(200);
 const SPINS_BEFORE_YIELD: u32 = 500;
 
 impl Driver {
-    /// Runs an operation in shared memory, and waits until it is complete. `members` are the world ranks of the executor's
-    /// ranks.
+    /// Runs an operation in shared memory, and waits until it is complete. `members` are the world ranks that share
+    /// the memory.
     pub(in crate::group) fn run_in_shared_memory(
         &self,
-        shm_executor: &mut ShmExecutor,
+        host_rounds: &mut HostRounds,
         members: &[Rank],
         request: OperationRequest,
         shm_request: ShmRequest,
@@ -40,13 +41,13 @@ impl Driver {
         if self.shared.has_failed.load(Ordering::Acquire) {
             return Err(self.shared.fail(self.shared.lock()));
         }
-        let mut shm_operation = shm_executor.add_operation((request.contract, request.site), shm_request);
+        let mut shm_operation = host_rounds.add_operation((request.contract, request.site), shm_request);
         let mut timer = OperationTimer::new(shm_operation.sequence(), memory.len());
         let mut engine_id = None;
         let mut sleeping_peers = Vec::new();
         let result = loop {
             let poll = catch_reduction_panic(|| {
-                shm_executor
+                host_rounds
                     .poll(&mut shm_operation, &mut memory, |rank| sleeping_peers.push(members[rank.index()]))
             });
             if !sleeping_peers.is_empty() {
@@ -55,10 +56,10 @@ impl Driver {
             match poll {
                 Ok(ShmPoll::Done) => break Ok(()),
                 Ok(ShmPoll::Waits) => {}
-                Ok(ShmPoll::Mismatch(own_contract, rank, contract)) => {
+                Ok(ShmPoll::Mismatch(own_call, rank, contract)) => {
                     let mut core = self.shared.lock();
-                    core.record_contracts(request.group, shm_executor);
-                    core.report_mismatch(request.group, own_contract, (members[rank.index()], contract));
+                    core.record_calls(request.group, host_rounds);
+                    core.report_mismatch(request.group, own_call, (members[rank.index()], contract));
                     break Err(self.shared.fail(core));
                 }
                 Ok(ShmPoll::Invalid(rank, what)) => {
@@ -69,19 +70,19 @@ impl Driver {
                 Err(_) => break Err(self.abort("the program's reduction function panicked")),
             }
             if self.shared.meter.time(ProfilePart::Wait, || {
-                self.shared.spin_until(&mut timer, || shm_executor.is_ready(&shm_operation))
+                self.shared.spin_until(&mut timer, || host_rounds.is_ready(&shm_operation))
             }) {
                 continue;
             }
-            let registered = self.register_with_engine(&mut engine_id, request, shm_executor, &shm_operation);
+            let registered = self.register_with_engine(&mut engine_id, request, host_rounds, &shm_operation);
             if let Err(error) =
-                registered.and_then(|id| self.sleep_until_posted(shm_executor, &shm_operation, members, id))
+                registered.and_then(|id| self.sleep_until_posted(host_rounds, &shm_operation, members, id))
             {
                 break Err(error);
             }
         };
         if result.is_err() {
-            shm_executor.stop_exposing(&shm_operation, &memory);
+            host_rounds.stop_exposing(&shm_operation, &memory);
         }
         if let Some(id) = engine_id {
             self.shared.lock().link_driver.engine_mut().end_external(id);
@@ -110,7 +111,7 @@ impl Driver {
         &self,
         engine_id: &mut Option<OpId>,
         request: OperationRequest,
-        shm_executor: &ShmExecutor,
+        host_rounds: &mut HostRounds,
         shm_operation: &ShmOperation,
     ) -> Result<OpId, Error> {
         if let Some(id) = *engine_id {
@@ -118,7 +119,7 @@ impl Driver {
         }
         let mut core = self.shared.lock();
         let now = self.shared.now();
-        core.record_contracts(request.group, shm_executor);
+        core.record_calls(request.group, host_rounds);
         match core.link_driver.engine_mut().begin_external(now, request, shm_operation.sequence()) {
             Ok(id) => Ok(*engine_id.insert(id)),
             Err(_) => Err(self.shared.fail(core)),
@@ -128,7 +129,7 @@ impl Driver {
     /// Sleeps until the ranks have posted for which the operation waits. `id` is the operation's identifier in the engine.
     fn sleep_until_posted(
         &self,
-        shm_executor: &ShmExecutor,
+        host_rounds: &HostRounds,
         shm_operation: &ShmOperation,
         members: &[Rank],
         id: OpId,
@@ -137,14 +138,14 @@ impl Driver {
         let mut core = self.shared.lock();
         let slept = loop {
             // A peer that wakes this rank clears the sleep flag. Set it again, because the operation may wait for more peers.
-            shm_executor.rounds().mark_asleep();
-            if shm_executor.is_ready(shm_operation) {
-                shm_executor.rounds().mark_awake();
+            host_rounds.rounds().mark_asleep();
+            if host_rounds.is_ready(shm_operation) {
+                host_rounds.rounds().mark_awake();
                 break Ok(());
             }
             // A peer that has left without its post will never post. In this case `set_awaited_ranks` fails the job.
             let awaited =
-                shm_executor.awaited_ranks(shm_operation).map(|rank| members[rank.index()]).collect();
+                host_rounds.awaited_ranks(shm_operation).map(|rank| members[rank.index()]).collect();
             core.link_driver.engine_mut().set_awaited_ranks(id, awaited);
             if let JobState::Failed(error) = &core.state {
                 break Err(error.clone());
@@ -168,7 +169,7 @@ impl Driver {
 /// operation, or a blocking operation that has to wait for earlier operations.
 pub(super) struct ShmTask {
     group: u32,
-    shm_executor: Arc<Mutex<ShmExecutor>>,
+    host_rounds: Arc<Mutex<HostRounds>>,
     members: Arc<[Rank]>,
     shm_operation: ShmOperation,
     memory: Memory,
@@ -177,16 +178,16 @@ pub(super) struct ShmTask {
 impl ShmTask {
     pub(super) fn new(
         group: u32,
-        (shm_executor, members): HostExecutor,
+        (host_rounds, members): RoundsAndMembers,
         shm_operation: ShmOperation,
         memory: Memory,
     ) -> Self {
-        Self { group, shm_executor, members, shm_operation, memory }
+        Self { group, host_rounds, members, shm_operation, memory }
     }
 
     /// Ends a failed operation, so that peers no longer access its buffer. Returns the reduction functions.
     pub(super) fn abandon(mut self) -> Option<Kernels> {
-        lock(&self.shm_executor).stop_exposing(&self.shm_operation, &self.memory.access());
+        lock(&self.host_rounds).stop_exposing(&self.shm_operation, &self.memory.access());
         self.shm_operation.into_kernels()
     }
 }
@@ -197,23 +198,22 @@ impl Core {
         &mut self,
         now: Timestamp,
         request: OperationRequest,
-        host_executor: HostExecutor,
+        rounds_and_members: RoundsAndMembers,
         shm_request: ShmRequest,
         memory: Memory,
     ) -> Result<OpId, Failure> {
-        let mut shm_executor = lock(&host_executor.0);
-        let shm_operation = shm_executor.add_operation((request.contract, request.site), shm_request);
-        self.record_contracts(request.group, &shm_executor);
-        drop(shm_executor);
+        let mut host_rounds = lock(&rounds_and_members.0);
+        let shm_operation = host_rounds.add_operation((request.contract, request.site), shm_request);
+        self.record_calls(request.group, &mut host_rounds);
+        drop(host_rounds);
         let id = self.link_driver.engine_mut().begin_external(now, request, shm_operation.sequence())?;
-        self.shm_tasks.insert(id, ShmTask::new(request.group, host_executor, shm_operation, memory));
+        self.shm_tasks.insert(id, ShmTask::new(request.group, rounds_and_members, shm_operation, memory));
         Ok(id)
     }
 
-    /// Passes the contracts of the last operations to the engine, so that the engine detects a rank that calls a different
-    /// operation.
-    fn record_contracts(&mut self, group: u32, shm_executor: &ShmExecutor) {
-        for ShmContract { sequence, contract, site, .. } in shm_executor.history() {
+    /// Passes the last calls to the engine, so that the engine detects a rank that calls a different operation.
+    fn record_calls(&mut self, group: u32, host_rounds: &mut HostRounds) {
+        for ShmCall { sequence, contract, site } in host_rounds.take_unrecorded() {
             self.link_driver.engine_mut().record_external(group, sequence, (contract, site));
         }
     }
@@ -222,9 +222,10 @@ impl Core {
     fn report_mismatch(
         &mut self,
         group: u32,
-        ShmContract { sequence, contract, site, .. }: ShmContract,
+        own_call: ShmCall,
         peer_and_contract: (Rank, Option<Contract>),
     ) {
+        let ShmCall { sequence, contract, site } = own_call;
         let engine = self.link_driver.engine_mut();
         engine.report_mismatch((group, sequence), (contract, site), peer_and_contract);
     }
@@ -234,27 +235,27 @@ impl Core {
         let ids: Vec<OpId> = self.shm_tasks.keys().copied().collect();
         let mut has_ended = false;
         for id in ids {
-            let Some(ShmTask { group, shm_executor, members, shm_operation, memory }) =
+            let Some(ShmTask { group, host_rounds, members, shm_operation, memory }) =
                 self.shm_tasks.get_mut(&id)
             else {
                 continue;
             };
-            let mut shm_executor = lock(shm_executor);
-            if !shm_executor.is_oldest(shm_operation) {
+            let mut host_rounds = lock(host_rounds);
+            if !host_rounds.is_oldest(shm_operation) {
                 continue;
             }
             let link_driver = &mut self.link_driver;
             let poll = catch_reduction_panic(|| {
-                shm_executor.poll(shm_operation, &mut memory.access(), |rank| {
+                host_rounds.poll(shm_operation, &mut memory.access(), |rank| {
                     link_driver.engine_mut().send_wake_frame(members[rank.index()]);
                 })
             });
-            drop(shm_executor);
+            drop(host_rounds);
             match poll {
                 Ok(ShmPoll::Waits) => {}
-                Ok(ShmPoll::Mismatch(own_contract, rank, contract)) => {
+                Ok(ShmPoll::Mismatch(own_call, rank, contract)) => {
                     let (group, peer) = (*group, members[rank.index()]);
-                    self.report_mismatch(group, own_contract, (peer, contract));
+                    self.report_mismatch(group, own_call, (peer, contract));
                 }
                 Ok(ShmPoll::Invalid(rank, what)) => {
                     let peer = members[rank.index()];
@@ -283,11 +284,11 @@ impl Core {
             return Vec::new();
         }
         let awaited = |task: &ShmTask| {
-            let shm_executor = lock(&task.shm_executor);
-            let (round, ranks) = shm_executor
+            let host_rounds = lock(&task.host_rounds);
+            let (round, ranks) = host_rounds
                 .is_oldest(&task.shm_operation)
-                .then(|| shm_executor.awaited_round_and_ranks(&task.shm_operation))?;
-            Some(AwaitedPosts { shm_executor: Arc::clone(&task.shm_executor), round, ranks })
+                .then(|| host_rounds.awaited_round_and_ranks(&task.shm_operation))?;
+            Some(AwaitedPosts { host_rounds: Arc::clone(&task.host_rounds), round, ranks })
         };
         self.shm_tasks.values().filter_map(awaited).collect()
     }
@@ -300,17 +301,17 @@ impl Core {
             return false;
         }
         let mut is_ready = false;
-        for (&id, ShmTask { shm_executor, members, shm_operation, .. }) in &self.shm_tasks {
-            let shm_executor = lock(shm_executor);
-            if !shm_executor.is_oldest(shm_operation) {
+        for (&id, ShmTask { host_rounds, members, shm_operation, .. }) in &self.shm_tasks {
+            let host_rounds = lock(host_rounds);
+            if !host_rounds.is_oldest(shm_operation) {
                 continue;
             }
             self.link_driver.engine_mut().set_awaited_ranks(
                 id,
-                shm_executor.awaited_ranks(shm_operation).map(|rank| members[rank.index()]).collect(),
+                host_rounds.awaited_ranks(shm_operation).map(|rank| members[rank.index()]).collect(),
             );
-            shm_executor.rounds().mark_asleep();
-            is_ready |= shm_executor.is_ready(shm_operation);
+            host_rounds.rounds().mark_asleep();
+            is_ready |= host_rounds.is_ready(shm_operation);
         }
         // `set_awaited_ranks` fails the job if an awaited rank has left.
         is_ready || self.link_driver.failure().is_some()
@@ -319,29 +320,29 @@ impl Core {
 
 /// The posts of a round in shared memory for which an operation waits.
 pub(super) struct AwaitedPosts {
-    shm_executor: Arc<Mutex<ShmExecutor>>,
+    host_rounds: Arc<Mutex<HostRounds>>,
     round: u64,
     /// The ranks that have to post, numbered within the shared memory.
-    ranks: Vec<usize>,
+    ranks: RankSet,
 }
 
 impl AwaitedPosts {
-    /// Returns whether all these ranks have posted. Also returns true if another thread holds the executor, because the operation
+    /// Returns whether all these ranks have posted. Also returns true if another thread holds the rounds, because the operation
     /// may have ended.
     pub(super) fn are_posted(&self) -> bool {
-        let shm_executor = match self.shm_executor.try_lock() {
-            Ok(shm_executor) => shm_executor,
+        let host_rounds = match self.host_rounds.try_lock() {
+            Ok(host_rounds) => host_rounds,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return true,
         };
-        self.ranks.iter().all(|&rank| shm_executor.rounds().has_posted(rank, self.round))
+        self.ranks.indices().all(|rank| host_rounds.rounds().has_posted(rank, self.round))
     }
 }
 
-/// Locks an executor, even if a thread panicked while it held the lock: the executor catches panics of reduction functions
-/// itself, so its state is valid.
-pub(super) fn lock(shm_executor: &Mutex<ShmExecutor>) -> MutexGuard<'_, ShmExecutor> {
-    shm_executor.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks the rounds, even if a thread panicked while it held the lock: panics of reduction functions are caught, so the state is
+/// valid.
+pub(super) fn lock(host_rounds: &Mutex<HostRounds>) -> MutexGuard<'_, HostRounds> {
+    host_rounds.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl super::shared::DriverShared {

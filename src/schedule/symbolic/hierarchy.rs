@@ -6,7 +6,8 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::super::CollectiveSpec;
 use super::super::hierarchy::{HierarchicalStages, HostLayout};
-use super::super::rounds::RoundPlan;
+use super::super::plan::{SharedSlots, plan};
+use super::super::program::Program;
 use super::rounds::simulate_rounds;
 use super::{
     MoveOrder, Proof, SimulatedWorld, SymbolicValue, all_contributions, own_contribution, proof_limits,
@@ -73,11 +74,12 @@ fn simulate_stage_on_hosts(
         };
         let initial =
             ranks.iter().enumerate().map(|(local, rank)| with_local_rank(local, &buffers[rank.index()]));
-        let plan = |local: Rank| RoundPlan::new(local_world, local, slot_len, 0, stage(ranks[local.index()]));
         let slot_len = slot_len.max(local_world.as_usize());
-        for (rank, buffer) in
-            ranks.iter().zip(simulate_rounds(local_world, slot_len, &plan, initial.collect()))
-        {
+        let slots = |rank| SharedSlots { world: local_world, rank, slot_len };
+        let programs =
+            local_world.ranks().map(|local| plan(&stage(ranks[local.index()]), slots(local), false));
+        let programs: Vec<Program> = programs.collect();
+        for (rank, buffer) in ranks.iter().zip(simulate_rounds(slot_len, &programs, initial.collect())) {
             buffers[rank.index()] =
                 if is_first { convert_local_to_group_ranks(buffer, ranks) } else { buffer };
         }

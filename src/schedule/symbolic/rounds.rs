@@ -3,10 +3,13 @@
 //! before any rank takes. Real ranks may be one round apart, but get the same results, because a rank takes only
 //! elements that were posted in its own round.
 
-use super::super::Action;
+use std::sync::Arc;
+
 use super::super::CollectiveSpec;
+use super::super::execution::Execution;
 use super::super::partition::Partition;
-use super::super::rounds::{OrderedReduce, Round, RoundPlan};
+use super::super::plan::{SharedSlots, plan};
+use super::super::program::{Program, RankSet, RoundWork};
 use super::{
     SymbolicValue, all_contributions, every_part, own_contribution, own_part, proof_limits, tested_lengths,
     tested_partition, tested_roots,
@@ -27,13 +30,9 @@ fn run_and_check(
         let world = WorldSize::new(ranks).unwrap();
         for count in tested_lengths(world) {
             for slot_len in [world.as_usize(), 2 * world.as_usize() + 1, 1000] {
-                let plan = |rank| RoundPlan::new(world, rank, slot_len, 0, spec(world, count));
-                let buffers = simulate_rounds(
-                    world,
-                    slot_len,
-                    &plan,
-                    world.ranks().map(|r| initial(world, r, count)).collect(),
-                );
+                let initial = world.ranks().map(|rank| initial(world, rank, count)).collect();
+                let buffers =
+                    simulate_rounds(slot_len, &programs(world, slot_len, &spec(world, count)), initial);
                 for rank in world.ranks() {
                     check(world, rank, count, &buffers[rank.index()]);
                 }
@@ -42,115 +41,127 @@ fn run_and_check(
     }
 }
 
-/// Runs a plan on all ranks, of which none can access the buffer of another rank. Returns the final buffers.
-pub(super) fn simulate_rounds(
-    world: WorldSize,
-    slot_len: usize,
-    plan: &impl Fn(Rank) -> RoundPlan,
-    buffers: Vec<Vec<SymbolicValue>>,
-) -> Vec<Vec<SymbolicValue>> {
-    simulate_rounds_with_shared_buffers(world, slot_len, plan, buffers, &|_| false)
+/// Returns the program of each rank. No all-reduce is one-shot.
+fn programs(world: WorldSize, slot_len: usize, spec: &CollectiveSpec) -> Vec<Program> {
+    world.ranks().map(|rank| plan(spec, SharedSlots { world, rank, slot_len }, false)).collect()
 }
 
-/// Runs a plan on all ranks, and returns the final buffers. If `shares_buffer` returns true for a rank, other ranks can
-/// access its buffer: in a round with `in_place_reduce`, the rank posts the address of its buffer and no elements.
-fn simulate_rounds_with_shared_buffers(
-    world: WorldSize,
+/// Runs the programs of all ranks, of which none can access the buffer of another rank. Returns the final buffers.
+pub(super) fn simulate_rounds(
     slot_len: usize,
-    plan: &impl Fn(Rank) -> RoundPlan,
-    mut buffers: Vec<Vec<SymbolicValue>>,
-    shares_buffer: &impl Fn(Rank) -> bool,
+    programs: &[Program],
+    buffers: Vec<Vec<SymbolicValue>>,
 ) -> Vec<Vec<SymbolicValue>> {
-    let rounds = plan(Rank::ZERO).round_count();
-    let mut round = Round::default();
-    let empty_slots = || vec![vec![SymbolicValue::UNSPECIFIED; slot_len]; world.as_usize()];
-    let mut next_slots = empty_slots();
-    for number in 0..rounds {
+    let order: Vec<usize> = (0..programs.len()).collect();
+    simulate_rounds_with_shared_buffers(slot_len, programs, buffers, &|_| false, &order).0
+}
+
+/// Runs the programs of all ranks. Returns the final buffers and the number of rounds. If `shares_buffer` returns true for a
+/// rank, other ranks can access its buffer: in a first round in which ranks may post addresses, the rank posts the address
+/// of its buffer and no elements. In each round, the ranks work in this `order`, one after another.
+fn simulate_rounds_with_shared_buffers(
+    slot_len: usize,
+    programs: &[Program],
+    mut buffers: Vec<Vec<SymbolicValue>>,
+    shares_buffer: &impl Fn(usize) -> bool,
+    order: &[usize],
+) -> (Vec<Vec<SymbolicValue>>, usize) {
+    let world = programs.len();
+    let empty_slots = || vec![vec![SymbolicValue::UNSPECIFIED; slot_len]; world];
+    let executions = programs.iter().map(|program| Execution::new(Arc::new(program.clone())));
+    let mut executions: Vec<Execution> = executions.collect();
+    let (mut rounds, mut next_slots) = (0, empty_slots());
+    loop {
+        let may_expose = executions[0].may_expose();
+        let exposes = |rank: usize| may_expose && shares_buffer(rank);
         let mut slots = std::mem::replace(&mut next_slots, empty_slots());
-        for rank in world.ranks() {
-            assert_eq!(plan(rank).round_count(), rounds, "all ranks have the same number of rounds");
-            plan(rank).fill_round(number, &mut round);
-            if round.in_place_reduce.is_some() && shares_buffer(rank) {
-                continue;
-            }
-            for write in &round.slot_writes {
-                let values = &buffers[rank.index()][write.range.clone()];
-                let target =
-                    &mut slots[rank.index()][write.slot_offset..write.slot_offset + write.range.len()];
-                assert!(
-                    target.iter().all(|&value| value == SymbolicValue::UNSPECIFIED),
-                    "posted elements do not overlap"
-                );
+        for rank in (0..world).filter(|&rank| !exposes(rank)) {
+            let (round, block) = executions[rank].round();
+            for write in &round.writes {
+                let values = &buffers[rank][write.elements.block(block)];
+                let target = &mut slots[rank][write.slot_offset..write.slot_offset + values.len()];
+                let is_empty = target.iter().all(|&value| value == SymbolicValue::UNSPECIFIED);
+                assert!(is_empty, "posted elements do not overlap");
                 target.copy_from_slice(values);
             }
         }
-        for rank in world.ranks() {
-            plan(rank).fill_round(number, &mut round);
-            if let Some(ordered_reduce) = &round.ordered_reduce {
+        if (0..world).all(exposes) {
+            executions.iter_mut().for_each(Execution::handle_all_exposed);
+        }
+        for &rank in order {
+            executions[rank].handle_posted();
+            work((rank, &executions[rank]), &mut buffers, (&slots, &mut next_slots[rank]), &exposes);
+        }
+        rounds += 1;
+        let are_done: Vec<bool> = executions.iter_mut().map(Execution::handle_worked).collect();
+        assert!(
+            are_done.iter().all(|&is_done| is_done == are_done[0]),
+            "all ranks have the same number of rounds"
+        );
+        if are_done[0] {
+            return (buffers, rounds);
+        }
+    }
+}
+
+/// Does the work of one rank in a round. `slots` are the posts of all ranks, and `next_slot` is what the rank posts in the next
+/// round. If `exposes` returns true for a rank, its buffer is read instead of its slot.
+fn work(
+    (rank, execution): (usize, &Execution),
+    buffers: &mut [Vec<SymbolicValue>],
+    (slots, next_slot): (&[Vec<SymbolicValue>], &mut [SymbolicValue]),
+    exposes: &impl Fn(usize) -> bool,
+) {
+    let sources: Vec<usize> = execution.awaited().unwrap().indices().collect();
+    let (round, block) = execution.round();
+    assert!(!sources.contains(&rank), "a rank does not wait for itself");
+    match &round.work {
+        RoundWork::Take(takes) => {
+            let takes_from: RankSet = takes.iter().map(|take| take.from).collect();
+            assert_eq!(takes_from.count(), takes.len(), "a rank takes from each slot at most once");
+            for take in takes {
                 assert!(
-                    round.slot_reads.is_empty(),
-                    "in a round with an ordered reduction, no rank takes elements"
+                    sources.contains(&take.from.index()),
+                    "a rank waits for the slots from which it takes"
                 );
-                for from in
-                    world.ranks().filter(|&from| round.in_place_reduce.is_some() && shares_buffer(from))
-                {
-                    let shared = &buffers[from.index()][ordered_reduce.range.clone()];
-                    slots[from.index()]
-                        [ordered_reduce.slot_offset..ordered_reduce.slot_offset + shared.len()]
-                        .copy_from_slice(shared);
-                }
-                let next = &mut next_slots[rank.index()];
-                let result = reduce_in_order(world, rank, ordered_reduce, &buffers[rank.index()], &slots);
-                if ordered_reduce.is_posted_next {
-                    next[..result.len()].copy_from_slice(&result);
-                }
-                buffers[rank.index()][ordered_reduce.range.clone()].copy_from_slice(&result);
+                let target = take.elements.block(block);
+                let slot = &slots[take.from.index()][take.slot_offset..];
+                buffers[rank][target.clone()].copy_from_slice(&slot[..target.len()]);
             }
-            let mut sources: Vec<Rank> = round.slot_reads.iter().map(|read| read.from).collect();
-            sources.sort_unstable();
-            sources.dedup();
-            assert_eq!(sources.len(), round.slot_reads.len(), "a rank takes from each slot at most once");
-            for read in &round.slot_reads {
-                let buffer = &mut buffers[rank.index()];
-                let arrived =
-                    &slots[read.from.index()][read.slot_offset..read.slot_offset + read.range.len()];
-                for (mine, &arrived) in buffer[read.range.clone()].iter_mut().zip(arrived) {
-                    if read.action == Action::Copy {
-                        *mine = arrived;
-                        continue;
-                    }
-                    assert_eq!(mine.element, arrived.element, "different elements are reduced");
-                    assert!(mine.comes_just_before(arrived), "out of rank order");
-                    mine.ranks |= arrived.ranks;
-                    let is_last = read.action == Action::ReduceLast;
-                    let has_all = mine.ranks == u64::MAX >> (64 - world.get());
-                    assert_eq!(is_last, has_all, "the last contribution completes the result");
+        }
+        RoundWork::Fold(fold) => {
+            let target = fold.elements.block(block);
+            let contribution_of = |from: usize| {
+                assert!(from == rank || sources.contains(&from), "a rank waits for every contribution");
+                if from == rank || exposes(from) {
+                    buffers[from][target.clone()].to_vec()
+                } else {
+                    slots[from][fold.slot_offset..fold.slot_offset + target.len()].to_vec()
                 }
+            };
+            let result = reduce_in_order((0..fold.ranks as usize).map(contribution_of));
+            if fold.ranks > 0 {
+                buffers[rank][target].copy_from_slice(&result);
+            }
+            if fold.is_posted_next {
+                next_slot[..result.len()].copy_from_slice(&result);
+            }
+        }
+        RoundWork::FoldInPlace(range) => {
+            assert_eq!(sources.len() + 1, buffers.len(), "a rank waits for the addresses of all ranks");
+            let result = reduce_in_order(buffers.iter().map(|buffer| buffer[range.clone()].to_vec()));
+            for buffer in buffers {
+                buffer[range.clone()].copy_from_slice(&result);
             }
         }
     }
-    buffers
 }
 
-/// Reduces the contributions of all ranks in rank order. Reads the contribution of `rank` from `buffer`, and every
-/// other contribution from the slot of its rank.
-fn reduce_in_order(
-    world: WorldSize,
-    rank: Rank,
-    ordered_reduce: &OrderedReduce,
-    buffer: &[SymbolicValue],
-    slots: &[Vec<SymbolicValue>],
-) -> Vec<SymbolicValue> {
-    let mut result: Vec<SymbolicValue> = Vec::new();
-    for from in world.ranks() {
-        let in_slot = ordered_reduce.slot_offset..ordered_reduce.slot_offset + ordered_reduce.range.len();
-        let arrived =
-            if from == rank { &buffer[ordered_reduce.range.clone()] } else { &slots[from.index()][in_slot] };
-        if from == Rank::ZERO {
-            result = arrived.to_vec();
-            continue;
-        }
-        for (sum, &arrived) in result.iter_mut().zip(arrived) {
+/// Reduces contributions in their order.
+fn reduce_in_order(mut contributions: impl Iterator<Item = Vec<SymbolicValue>>) -> Vec<SymbolicValue> {
+    let mut result = contributions.next().unwrap_or_default();
+    for contribution in contributions {
+        for (sum, arrived) in result.iter_mut().zip(contribution) {
             assert_eq!(sum.element, arrived.element, "different elements are reduced");
             assert!(sum.comes_just_before(arrived), "out of rank order");
             sum.ranks |= arrived.ranks;
@@ -167,13 +178,11 @@ fn all_reduce_gives_every_rank_every_contribution_in_order() {
     });
     for ranks in 1..=RANKS_MAX {
         let world = WorldSize::new(ranks).unwrap();
-        let plan = |rank| RoundPlan::new(world, rank, 100, 97, CollectiveSpec::AllReduce { count: 97 });
-        let buffers = simulate_rounds(
-            world,
-            100,
-            &plan,
-            world.ranks().map(|rank| own_contribution(world, rank, 97)).collect(),
-        );
+        let slots = |rank| SharedSlots { world, rank, slot_len: 100 };
+        let spec = CollectiveSpec::AllReduce { count: 97 };
+        let one_shot: Vec<Program> = world.ranks().map(|rank| plan(&spec, slots(rank), true)).collect();
+        let initial = world.ranks().map(|rank| own_contribution(world, rank, 97)).collect();
+        let buffers = simulate_rounds(100, &one_shot, initial);
         assert!(buffers.iter().all(|buffer| *buffer == all_contributions(world, 97)));
     }
 }
@@ -184,42 +193,26 @@ fn all_reduce_gives_every_rank_every_contribution_in_order() {
 fn in_place_all_reduce_gives_every_rank_every_contribution_in_order() {
     for ranks in 1..=proof_limits().world_size_max {
         let world = WorldSize::new(ranks).unwrap();
-        let counts = tested_lengths(world).into_iter().filter(|&count| count > 0);
-        for (count, is_reversed) in counts.flat_map(|count| [(count, false), (count, true)]) {
-            let mut buffers: Vec<Vec<SymbolicValue>> =
-                world.ranks().map(|rank| own_contribution(world, rank, count)).collect();
-            let mut order: Vec<Rank> = world.ranks().collect();
+        for (count, is_reversed) in
+            tested_lengths(world).into_iter().flat_map(|count| [(count, false), (count, true)])
+        {
+            let mut order: Vec<usize> = (0..world.as_usize()).collect();
             if is_reversed {
                 order.reverse();
             }
-            let mut round = Round::default();
-            let mut times_reduced = vec![0; count];
-            for rank in order {
-                let mut plan = RoundPlan::new(world, rank, 7, 0, CollectiveSpec::AllReduce { count });
-                plan.fill_round(0, &mut round);
-                let range = round.in_place_reduce.take().expect("the first round can be done in place").range;
-                times_reduced[range.clone()].iter_mut().for_each(|times| *times += 1);
-                let ordered_reduce =
-                    OrderedReduce { range: range.clone(), slot_offset: range.start, is_posted_next: false };
-                let result = reduce_in_order(world, rank, &ordered_reduce, &buffers[rank.index()], &buffers);
-                for buffer in &mut buffers {
-                    buffer[range.clone()].copy_from_slice(&result);
-                }
-                plan.reduce_remaining_rounds_in_place();
-                assert_eq!(plan.round_count(), 2, "an in-place all-reduce has two rounds for any length");
-                plan.fill_round(1, &mut round);
-                assert!(
-                    round.slot_writes.is_empty()
-                        && round.ordered_reduce.is_none()
-                        && round.in_place_reduce.is_none()
-                );
-                let mut awaited: Vec<Rank> =
-                    round.slot_reads.iter().map(|read| read.from).chain([rank]).collect();
-                awaited.sort_unstable();
-                assert!(awaited.into_iter().eq(world.ranks()), "no rank leaves before all are done");
-            }
-            assert!(times_reduced.iter().all(|&times| times == 1), "one rank reduces each element");
+            let programs = programs(world, 7, &CollectiveSpec::AllReduce { count });
+            let initial = world.ranks().map(|rank| own_contribution(world, rank, count)).collect();
+            let (buffers, rounds) =
+                simulate_rounds_with_shared_buffers(64, &programs, initial, &|_| true, &order);
+            assert_eq!(rounds, 2, "an in-place all-reduce has two rounds for any length");
             assert!(buffers.iter().all(|buffer| *buffer == all_contributions(world, count)));
+            for program in &programs {
+                let in_place = program.if_all_expose.as_ref().unwrap();
+                let [first, last] = &in_place.phases[0].rounds[..] else { panic!("two rounds") };
+                assert_eq!(first.sources, program.phases[0].rounds[0].sources);
+                assert!(last.writes.is_empty() && last.work == RoundWork::Take([].into()));
+                assert_eq!(last.sources.count() + 1, programs.len(), "no rank leaves before all are done");
+            }
         }
     }
 }
@@ -230,14 +223,15 @@ fn in_place_all_reduce_gives_every_rank_every_contribution_in_order() {
 fn all_reduce_uses_slots_if_only_some_buffers_are_shared() {
     for ranks in 2..=RANKS_MAX {
         let world = WorldSize::new(ranks).unwrap();
+        let order: Vec<usize> = (0..world.as_usize()).collect();
         for count in tested_lengths(world) {
-            for shares_buffer in [|rank: Rank| rank.get() == 1, |rank: Rank| rank.get() > 0] {
+            for shares_buffer in [|rank: usize| rank == 1, |rank: usize| rank > 0] {
                 let slot_len = 2 * world.as_usize() + 1;
-                let plan =
-                    |rank| RoundPlan::new(world, rank, slot_len, 0, CollectiveSpec::AllReduce { count });
+                let programs = programs(world, slot_len, &CollectiveSpec::AllReduce { count });
                 let initial = world.ranks().map(|rank| own_contribution(world, rank, count)).collect();
-                let buffers =
-                    simulate_rounds_with_shared_buffers(world, slot_len, &plan, initial, &shares_buffer);
+                let (buffers, rounds) =
+                    simulate_rounds_with_shared_buffers(slot_len, &programs, initial, &shares_buffer, &order);
+                assert_eq!(rounds, 2 * count.div_ceil(slot_len).max(1));
                 assert!(buffers.iter().all(|buffer| *buffer == all_contributions(world, count)));
             }
         }
@@ -372,17 +366,12 @@ fn all_to_all_gives_each_rank_the_parts_for_it() {
 }
 
 #[test]
-fn a_barrier_waits_for_all_ranks() {
-    let mut round = Round::default();
+fn ranks_synchronise_even_if_all_buffers_are_empty() {
     let world = WorldSize::new(5).unwrap();
-    RoundPlan::new(world, Rank::new(3), 0, 0, CollectiveSpec::Barrier).fill_round(0, &mut round);
-    let mut awaited: Vec<u32> = round.slot_reads.iter().map(|read| read.from.get()).collect();
-    awaited.sort_unstable();
-    assert_eq!(awaited, [0, 1, 2, 4]);
-    let partition = Partition::even(0, world);
-    assert_eq!(
-        RoundPlan::new(world, Rank::ZERO, 9, 0, CollectiveSpec::AllGather(partition)).round_count(),
-        1,
-        "ranks synchronise even if all buffers are empty"
-    );
+    for spec in [CollectiveSpec::Barrier, CollectiveSpec::AllGather(Partition::even(0, world))] {
+        let program = plan(&spec, SharedSlots { world, rank: Rank::new(3), slot_len: 9 }, false);
+        let mut execution = Execution::new(Arc::new(program));
+        let awaited: Vec<usize> = execution.round().0.sources.indices().collect();
+        assert_eq!((awaited, execution.handle_worked()), (vec![0, 1, 2, 4], true));
+    }
 }

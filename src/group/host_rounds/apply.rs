@@ -2,18 +2,18 @@
 
 use std::ops::Range;
 
-use super::{ShmExecutor, ShmOperation};
+use super::{HostRounds, RoundWork, ShmOperation};
 use crate::group::memory::BufferAccess;
 use crate::group::profile::ProfilePart;
 use crate::schedule::Action;
-use crate::schedule::rounds::{OrderedReduce, SlotWrite};
+use crate::schedule::program::{Fold, SlotWrite, Take};
 
 /// The size of a piece in bytes. Copies and reductions work on one piece at a time. The contributions of several ranks to one
 /// piece fit into the first-level cache of a processor.
 pub(super) const PIECE_BYTES: usize = 16 << 10;
 
-impl ShmExecutor {
-    /// Copies the elements that the plan of the round names into this rank's slot, and posts the round.
+impl HostRounds {
+    /// Copies the elements that the current round names into this rank's slot, and posts the round.
     pub(super) fn post_elements(
         &mut self,
         round: u64,
@@ -21,32 +21,61 @@ impl ShmExecutor {
         memory: &BufferAccess<'_>,
     ) {
         let mut started = self.meter.start();
-        let end =
-            self.current_round.slot_writes.iter().map(|write| write.slot_offset + write.range.len()).max();
-        let bytes = end.unwrap_or_default() * shm_operation.element_bytes;
+        let (current, block) = shm_operation.execution.round();
+        let length =
+            |SlotWrite { elements, slot_offset }: &SlotWrite| slot_offset + elements.block(block).len();
+        let bytes = current.writes.iter().map(length).max().unwrap_or_default() * shm_operation.element_bytes;
         let slot = if bytes == 0 { &mut [] } else { self.rounds.payload_mut(round, bytes) };
-        for SlotWrite { range, slot_offset } in &self.current_round.slot_writes {
+        for SlotWrite { elements, slot_offset } in &current.writes {
             let start = slot_offset * shm_operation.element_bytes;
-            let bytes = memory.bytes(shm_operation.bytes(range));
+            let bytes = memory.bytes(shm_operation.bytes(&elements.block(block)));
             slot[start..start + bytes.len()].copy_from_slice(bytes);
         }
-        self.rounds.post(round, &shm_operation.contract.header);
+        self.rounds.post(round, &shm_operation.header);
         self.meter.end(ProfilePart::Send, &mut started);
     }
 
-    /// Reduces the contributions of all ranks in rank order, piece by piece. The contribution of a rank that posted the address
-    /// of its buffer is read from this buffer, and every other contribution from the slot of its rank.
-    pub(super) fn reduce_in_rank_order(
+    /// Does the work of the current round. All sources have posted the round.
+    pub(super) fn apply(&mut self, round: u64, shm_operation: &ShmOperation, memory: &mut BufferAccess<'_>) {
+        let (current, block) = shm_operation.execution.round();
+        match &current.work {
+            RoundWork::Take(takes) => self.take(round, shm_operation, (takes, block), memory),
+            RoundWork::Fold(fold) => self.fold(round, shm_operation, (fold, block), memory),
+            RoundWork::FoldInPlace(range) => self.fold_in_place(round, shm_operation, range, memory),
+        }
+    }
+
+    /// Reads elements from the slots of other ranks.
+    fn take(
+        &self,
+        round: u64,
+        shm_operation: &ShmOperation,
+        (takes, block): (&[Take], usize),
+        memory: &mut BufferAccess<'_>,
+    ) {
+        let mut started = self.meter.start();
+        for Take { from, slot_offset, elements } in takes {
+            let all_bytes = shm_operation.bytes(&elements.block(block));
+            let Some(posted) = self.rounds.read_post(from.index(), round) else { return };
+            for piece in pieces(&all_bytes) {
+                let start = slot_offset * shm_operation.element_bytes + piece.start - all_bytes.start;
+                memory.bytes_mut(&piece).copy_from_slice(posted.bytes(start..start + piece.len()));
+            }
+            self.meter.end(ProfilePart::Receive, &mut started);
+        }
+    }
+
+    /// Reduces the contributions of the first ranks in rank order, piece by piece. The contribution of a rank that posted the
+    /// address of its buffer is read from this buffer, and every other contribution from the slot of its rank.
+    fn fold(
         &mut self,
         round: u64,
         shm_operation: &ShmOperation,
-        ordered_reduce: &OrderedReduce,
+        (fold, block): (&Fold, usize),
         memory: &mut BufferAccess<'_>,
     ) {
-        let (all_bytes, slot_start) = (
-            shm_operation.bytes(&ordered_reduce.range),
-            ordered_reduce.slot_offset * shm_operation.element_bytes,
-        );
+        let all_bytes = shm_operation.bytes(&fold.elements.block(block));
+        let slot_start = fold.slot_offset * shm_operation.element_bytes;
         let mut started = self.meter.start();
         for piece in pieces(&all_bytes) {
             let start = piece.start - all_bytes.start;
@@ -57,14 +86,11 @@ impl ShmExecutor {
                 None => Some(rounds.read_post(from, round)?.bytes(slot_range.clone())),
                 exposed => exposed,
             };
-            shm_operation.reduce(
-                (rounds.rank(), rounds.size().ranks),
-                own,
-                &mut self.lower_ranks_piece,
-                contribution_of,
-            );
+            let world = (rounds.rank(), rounds.size().ranks);
+            let ranks = fold.ranks as usize;
+            shm_operation.reduce(world, ranks, own, &mut self.lower_ranks_piece, contribution_of);
             self.meter.end(ProfilePart::Reduce, &mut started);
-            if ordered_reduce.is_posted_next {
+            if fold.is_posted_next {
                 self.rounds.payload_mut(round + 1, all_bytes.len())[start..start + own.len()]
                     .copy_from_slice(own);
                 self.meter.end(ProfilePart::Send, &mut started);
@@ -74,7 +100,7 @@ impl ShmExecutor {
 
     /// Reduces elements of all ranks' buffers in place, piece by piece. Each reduced piece is written to the buffers of all ranks
     /// while it is in the first-level cache.
-    pub(super) fn reduce_in_place(
+    fn fold_in_place(
         &mut self,
         round: u64,
         shm_operation: &ShmOperation,
@@ -86,7 +112,7 @@ impl ShmExecutor {
         for piece in pieces(&shm_operation.bytes(range)) {
             let own = memory.bytes_mut(&piece);
             let rounds = &self.rounds;
-            shm_operation.reduce((rank, ranks), own, &mut self.lower_ranks_piece, |from| {
+            shm_operation.reduce((rank, ranks), ranks, own, &mut self.lower_ranks_piece, |from| {
                 rounds.exposed_bytes(from, round, &piece)
             });
             self.meter.end(ProfilePart::Reduce, &mut started);
@@ -96,42 +122,27 @@ impl ShmExecutor {
             self.meter.end(ProfilePart::Send, &mut started);
         }
     }
-
-    /// Reads the elements that the plan of the round names from the slots of other ranks. These ranks have posted the round.
-    pub(super) fn read_slots(&self, round: u64, shm_operation: &ShmOperation, memory: &mut BufferAccess<'_>) {
-        let mut reads = &self.current_round.slot_reads[..];
-        let mut started = self.meter.start();
-        while let Some(first) = reads.first() {
-            // Several reads may reduce into the same elements. Such reads are done together, piece by piece.
-            let same_range = reads.iter().take_while(|read| read.range == first.range).count();
-            let (current, rest) = reads.split_at(same_range);
-            reads = rest;
-            let all_bytes = shm_operation.bytes(&first.range);
-            for start in all_bytes.clone().step_by(PIECE_BYTES) {
-                let own = memory.bytes_mut(&(start..all_bytes.end.min(start + PIECE_BYTES)));
-                for read in current {
-                    let Some(posted) = self.rounds.read_post(read.from.index(), round) else { return };
-                    let slot_start = read.slot_offset * shm_operation.element_bytes + start - all_bytes.start;
-                    shm_operation.apply(read.action, own, posted.bytes(slot_start..slot_start + own.len()));
-                    self.meter.end(ProfilePart::of(read.action), &mut started);
-                }
-            }
-        }
-    }
 }
 
 impl ShmOperation {
-    /// Reduces the contributions of all ranks to a piece, in rank order. `own` holds this rank's contribution and receives the
-    /// result. `lower` is scratch memory for one piece.
+    /// Reduces the contributions of the first `count` ranks to a piece, in rank order. `own` receives the result. It holds this
+    /// rank's contribution if this rank is one of the first ranks. `lower` is scratch memory for one piece.
     fn reduce<'a>(
         &self,
         (rank, ranks): (usize, usize),
+        count: usize,
         own: &mut [u8],
         lower: &mut [u64],
         contribution_of: impl Fn(usize) -> Option<&'a [u8]>,
     ) {
-        let action = |from| if from + 1 == ranks { Action::ReduceLast } else { Action::Reduce };
-        if rank > 0
+        let action = |from: usize| match from {
+            0 => Action::Copy,
+            from if from + 1 == ranks => Action::ReduceLast,
+            _ => Action::Reduce,
+        };
+        let contributes = rank < count;
+        if contributes
+            && rank > 0
             && let Some(rank_0) = contribution_of(0)
         {
             let lower = &mut bytemuck::cast_slice_mut(lower)[..own.len()];
@@ -143,7 +154,7 @@ impl ShmOperation {
             }
             self.apply_as_left_operand(action(rank), own, if rank > 1 { lower } else { rank_0 });
         }
-        for from in rank + 1..ranks {
+        for from in if contributes { rank + 1..count } else { 0..count } {
             let Some(arrived) = contribution_of(from) else { return };
             self.apply(action(from), own, arrived);
         }

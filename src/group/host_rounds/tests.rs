@@ -4,7 +4,7 @@ use super::*;
 use crate::reduce;
 use crate::schedule::CollectiveSpec;
 use crate::shm::{BufferRef, RoundsSize, Segment, TOKEN_BYTES};
-use crate::types::{Algorithm, DType, Operation, ReduceOp, Site, WorldSize};
+use crate::types::{Algorithm, DType, Operation, ReduceOp, Site};
 
 const RANKS: u32 = 3;
 /// The number of elements of a slot.
@@ -15,13 +15,9 @@ const TOKEN: [u8; TOKEN_BYTES] = [6; TOKEN_BYTES];
 
 /// A rank with one shared buffer.
 struct ShmRank {
-    shm_executor: ShmExecutor,
+    host_rounds: HostRounds,
     own: ExposedBuffer,
     _alive: Arc<()>,
-}
-
-fn world() -> WorldSize {
-    WorldSize::new(RANKS).unwrap()
 }
 
 fn new_ranks() -> Vec<ShmRank> {
@@ -35,19 +31,19 @@ fn new_ranks() -> Vec<ShmRank> {
     let locations: Vec<_> = own.iter().map(|own| own.location().unwrap()).collect();
     let segments = std::iter::once(created).chain(opened);
     let rank_state = |(rank, (segment, mut own)): (usize, (Segment, ExposedBuffer))| {
-        let mut shm_executor = ShmExecutor::new(ShmRounds::new(segment, size, rank), Meter::default());
+        let mut host_rounds = HostRounds::new(ShmRounds::new(segment, size, rank), Meter::default());
         let others = locations.iter().enumerate().filter(|(other, _)| *other != rank);
         let others =
             others.map(|(_, location)| RemoteBuffer::open(*location, bytes, &TOKEN).unwrap()).collect();
         let alive = Arc::new(());
-        shm_executor.register_buffer(&mut own, Arc::downgrade(&alive), others);
-        ShmRank { shm_executor, own, _alive: alive }
+        host_rounds.register_buffer(&mut own, Arc::downgrade(&alive), others);
+        ShmRank { host_rounds, own, _alive: alive }
     };
     segments.zip(own).enumerate().map(rank_state).collect()
 }
 
 /// Begins an operation on one rank.
-fn begin(shm_executor: &mut ShmExecutor, spec: CollectiveSpec) -> ShmOperation {
+fn begin(host_rounds: &mut HostRounds, spec: CollectiveSpec) -> ShmOperation {
     let contract = Contract {
         operation: spec.operation(),
         dtype: DType::F32,
@@ -57,10 +53,8 @@ fn begin(shm_executor: &mut ShmExecutor, spec: CollectiveSpec) -> ShmOperation {
         count: spec.count() as u64,
         layout: 0,
     };
-    let rank = Rank::new(shm_executor.rounds.rank() as u32);
     let kernels = reduce::kernels(DType::F32, ReduceOp::Sum);
-    let plan = RoundPlan::new(world(), rank, SLOT, 0, spec);
-    shm_executor.add_operation((contract, Site::here()), ShmRequest { plan, kernels, divisor: RANKS })
+    host_rounds.add_operation((contract, Site::here()), ShmRequest { spec, kernels, divisor: RANKS })
 }
 
 /// Runs an all-reduce. `uses_shared_buffer` says which ranks use their shared buffers. Returns the number of rounds and the
@@ -69,8 +63,8 @@ fn all_reduce(uses_shared_buffer: impl Fn(usize) -> bool) -> (u64, Vec<Vec<f32>>
     let mut ranks = new_ranks();
     let mut private = vec![vec![0f32; COUNT]; ranks.len()];
     let mut operations = Vec::new();
-    for (rank, ShmRank { shm_executor, own, .. }) in ranks.iter_mut().enumerate() {
-        operations.push(begin(shm_executor, CollectiveSpec::AllReduce { count: COUNT }));
+    for (rank, ShmRank { host_rounds, own, .. }) in ranks.iter_mut().enumerate() {
+        operations.push(begin(host_rounds, CollectiveSpec::AllReduce { count: COUNT }));
         let elements = bytemuck::cast_slice_mut(own.bytes_mut());
         for elements in [&mut private[rank][..], elements] {
             elements.iter_mut().enumerate().for_each(|(index, element)| *element = (index * 4 + rank) as f32);
@@ -78,13 +72,13 @@ fn all_reduce(uses_shared_buffer: impl Fn(usize) -> bool) -> (u64, Vec<Vec<f32>>
     }
     let mut is_done = vec![false; ranks.len()];
     while is_done.contains(&false) {
-        for (rank, ShmRank { shm_executor, own, .. }) in ranks.iter_mut().enumerate() {
+        for (rank, ShmRank { host_rounds, own, .. }) in ranks.iter_mut().enumerate() {
             if is_done[rank] {
                 continue;
             }
             let private = bytemuck::cast_slice_mut(&mut private[rank]);
             let bytes = if uses_shared_buffer(rank) { own.bytes_mut() } else { private };
-            let poll = shm_executor.poll(&mut operations[rank], &mut BufferAccess::from(bytes), |_| {});
+            let poll = host_rounds.poll(&mut operations[rank], &mut BufferAccess::from(bytes), |_| {});
             assert!(matches!(poll, ShmPoll::Done | ShmPoll::Waits));
             is_done[rank] = matches!(poll, ShmPoll::Done);
         }
@@ -93,7 +87,7 @@ fn all_reduce(uses_shared_buffer: impl Fn(usize) -> bool) -> (u64, Vec<Vec<f32>>
         let own: &[f32] = bytemuck::cast_slice(rank_state.own.bytes());
         if uses_shared_buffer(rank) { own.to_vec() } else { private[rank].clone() }
     };
-    (ranks[0].shm_executor.last_round, ranks.iter().enumerate().map(result).collect())
+    (ranks[0].host_rounds.last_round, ranks.iter().enumerate().map(result).collect())
 }
 
 #[test]
@@ -137,13 +131,13 @@ fn an_invalid_buffer_address_is_reported_with_the_rank_that_posted_it() {
         let mut ranks = new_ranks();
         let bytes = spec.count() * size_of::<f32>();
         let mut operations: Vec<ShmOperation> =
-            ranks.iter_mut().map(|rank_state| begin(&mut rank_state.shm_executor, spec.clone())).collect();
-        let header = operations[1].contract.header;
-        ranks[1].shm_executor.rounds.post_exposed(1, &header, buffer_ref);
-        ranks[2].shm_executor.rounds.post(1, &header);
-        let ShmRank { shm_executor, own, .. } = &mut ranks[0];
+            ranks.iter_mut().map(|rank_state| begin(&mut rank_state.host_rounds, spec.clone())).collect();
+        let header = operations[1].header;
+        ranks[1].host_rounds.rounds.post_exposed(1, &header, buffer_ref);
+        ranks[2].host_rounds.rounds.post(1, &header);
+        let ShmRank { host_rounds, own, .. } = &mut ranks[0];
         let memory = &mut own.bytes_mut()[..bytes];
-        match shm_executor.poll(&mut operations[0], &mut BufferAccess::from(memory), |_| {}) {
+        match host_rounds.poll(&mut operations[0], &mut BufferAccess::from(memory), |_| {}) {
             ShmPoll::Invalid(rank, what) => {
                 assert_eq!(rank, Rank::new(1));
                 assert!(what.contains(expected), "{what}");

@@ -1,0 +1,213 @@
+//! Makes the programs of collectives in shared memory.
+//!
+//! Contributions are reduced in rank order; the lower rank is the left operand. The result depends only on the
+//! contributions, and not on the index of an element, the size of the slots, or the algorithm. A custom reduction
+//! function need not commute.
+//!
+//! If all ranks can access the buffers of all ranks, an all-reduce of any length has two rounds. In the first round
+//! each rank posts the address of its buffer. When all ranks have posted, each rank reduces its own chunk of all
+//! buffers and writes the result into all buffers. In the second round each rank signals that it is done. A rank
+//! leaves the operation when all ranks have signalled.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::CollectiveSpec;
+use super::partition::{Partition, chunk};
+use super::program::{Blocks, Fold, Phase, Program, RankSet, Round, RoundWork, SlotWrite, Take};
+use crate::types::{Rank, WorldSize};
+
+/// The ranks that share memory, as one of them sees them. The comments call this rank "this rank".
+#[derive(Clone, Copy, Debug)]
+pub struct SharedSlots {
+    /// The number of ranks that share memory.
+    pub world: WorldSize,
+    /// This rank.
+    pub rank: Rank,
+    /// The number of elements in a slot.
+    pub slot_len: usize,
+}
+
+/// Returns the program of this rank for a collective. If a slot has fewer elements than there are ranks, it counts as having
+/// as many. If `is_one_shot` is true and an all-reduce fits into a slot, the all-reduce has one round, in which every rank
+/// reduces all elements.
+///
+/// # Panics
+///
+/// If not all ranks know the lengths of all parts, which determine the number of rounds.
+pub fn plan(spec: &CollectiveSpec, slots: SharedSlots, is_one_shot: bool) -> Program {
+    assert!(spec.has_known_part_lengths(), "every rank must know the lengths of all parts");
+    let is_one_shot = is_one_shot && spec.count() <= slots.slot_len;
+    let slots = SharedSlots { slot_len: slots.slot_len.max(slots.world.as_usize()), ..slots };
+    match spec {
+        CollectiveSpec::AllReduce { count } if !is_one_shot => {
+            let in_place = reduce_in_place(*count, slots.world, slots.rank);
+            Program { if_all_expose: Some(Arc::new(in_place)), ..two_shot(*count, None, slots) }
+        }
+        CollectiveSpec::Reduce { count, root } => two_shot(*count, Some(*root), slots),
+        _ => {
+            let (sources, work) = slots.work(spec);
+            let round = Round { writes: slots.writes(spec).into(), sources, work };
+            let phase = Phase { rounds: [round].into(), times: slots.block_count(spec).max(1) };
+            Program { phases: [phase].into(), if_all_expose: None }
+        }
+    }
+}
+
+/// The collectives in which each round does the same with one block.
+impl SharedSlots {
+    /// Returns the number of elements for each rank in a slot that is divided among all ranks.
+    fn len_per_rank(self) -> usize {
+        self.slot_len / self.world.as_usize()
+    }
+
+    /// Returns the other ranks, starting with the successor of this rank.
+    fn others(self) -> impl Iterator<Item = Rank> {
+        (1..self.world.get()).map(move |distance| self.world.rank_after(self.rank, distance))
+    }
+
+    /// Returns the number of blocks, so that each block fits into its place in a slot.
+    fn block_count(self, spec: &CollectiveSpec) -> usize {
+        let longest = |partition: &Partition| {
+            self.world.ranks().map(|rank| partition.range(rank).len()).max().unwrap_or_default()
+        };
+        match spec {
+            CollectiveSpec::ReduceScatter(parts)
+            | CollectiveSpec::Scatter { partition: parts, .. }
+            | CollectiveSpec::AllToAll { send: parts, .. } => longest(parts).div_ceil(self.len_per_rank()),
+            CollectiveSpec::AllGather(parts) | CollectiveSpec::Gather { partition: parts, .. } => {
+                longest(parts).div_ceil(self.slot_len)
+            }
+            _ => spec.count().div_ceil(self.slot_len),
+        }
+    }
+
+    /// Returns the elements that this rank posts.
+    fn writes(self, spec: &CollectiveSpec) -> Vec<SlotWrite> {
+        let all = |range| vec![write(Blocks::of(range, self.slot_len), 0)];
+        match spec {
+            CollectiveSpec::Broadcast { root, .. } if *root != self.rank => vec![],
+            CollectiveSpec::AllReduce { count }
+            | CollectiveSpec::Broadcast { count, .. }
+            | CollectiveSpec::Scan { count }
+            | CollectiveSpec::Exscan { count } => all(0..*count),
+            CollectiveSpec::AllGather(partition) => all(partition.range(self.rank)),
+            CollectiveSpec::Gather { partition, root } if *root != self.rank => {
+                all(0..partition.range(self.rank).len())
+            }
+            CollectiveSpec::Scatter { root, .. } if *root != self.rank => vec![],
+            CollectiveSpec::ReduceScatter(parts)
+            | CollectiveSpec::Scatter { partition: parts, .. }
+            | CollectiveSpec::AllToAll { send: parts, .. } => {
+                let per_rank = self.len_per_rank();
+                let part_of = |to: Rank| write(Blocks::of(parts.range(to), per_rank), to.index() * per_rank);
+                self.others().map(part_of).collect()
+            }
+            CollectiveSpec::Barrier | CollectiveSpec::Reduce { .. } | CollectiveSpec::Gather { .. } => vec![],
+        }
+    }
+
+    /// Returns the ranks for which this rank waits, and what it does with their posts.
+    fn work(self, spec: &CollectiveSpec) -> (RankSet, RoundWork) {
+        let per_rank = self.len_per_rank();
+        let own_offset = self.rank.index() * per_rank;
+        let whole_slots = |range| Blocks::of(range, self.slot_len);
+        let fold = |ranks: u32, slot_offset, elements| {
+            let fold = Fold { ranks, slot_offset, elements, is_posted_next: false };
+            (RankSet::first_without(ranks, self.rank), RoundWork::Fold(fold))
+        };
+        match spec {
+            CollectiveSpec::Barrier => signals(self.world, self.rank),
+            CollectiveSpec::AllReduce { count } => fold(self.world.get(), 0, whole_slots(0..*count)),
+            CollectiveSpec::Scan { count } => fold(self.rank.get() + 1, 0, whole_slots(0..*count)),
+            CollectiveSpec::Exscan { count } => fold(self.rank.get(), 0, whole_slots(*count..2 * count)),
+            CollectiveSpec::ReduceScatter(partition) => {
+                let own = Blocks::of(partition.range(self.rank), per_rank);
+                fold(self.world.get(), own_offset, own)
+            }
+            CollectiveSpec::Broadcast { count, root } if *root != self.rank => {
+                take_all([take(*root, 0, whole_slots(0..*count))])
+            }
+            CollectiveSpec::Scatter { partition, root } if *root != self.rank => {
+                let own = Blocks::of(0..partition.range(self.rank).len(), per_rank);
+                take_all([take(*root, own_offset, own)])
+            }
+            CollectiveSpec::Gather { root, .. } if *root != self.rank => take_all([]),
+            CollectiveSpec::AllGather(parts) | CollectiveSpec::Gather { partition: parts, .. } => {
+                take_all(self.others().map(|from| take(from, 0, whole_slots(parts.range(from)))))
+            }
+            CollectiveSpec::AllToAll { send, receive, .. } => take_all(self.others().map(|from| {
+                let part = receive.range(from);
+                let elements = Blocks::of(send.total() + part.start..send.total() + part.end, per_rank);
+                take(from, own_offset, elements)
+            })),
+            CollectiveSpec::Broadcast { .. }
+            | CollectiveSpec::Scatter { .. }
+            | CollectiveSpec::Reduce { .. } => take_all([]),
+        }
+    }
+}
+
+/// Returns a two-shot reduction. Of each block of a slot's length, each rank reduces one chunk. Only the last block may be
+/// shorter, so it is a phase of its own.
+fn two_shot(count: usize, root: Option<Rank>, slots: SharedSlots) -> Program {
+    let full_blocks = count.saturating_sub(1) / slots.slot_len;
+    let first = two_shot_phase(0..slots.slot_len, full_blocks, root, slots);
+    let last = two_shot_phase(full_blocks * slots.slot_len..count, 1, root, slots);
+    let phases = [first, last].into_iter().filter(|phase| phase.times > 0).collect();
+    Program { phases, if_all_expose: None }
+}
+
+/// Returns the two rounds that reduce each of `times` blocks. In the first round every rank posts a block and reduces its own
+/// chunk of all ranks' blocks. In the second round every rank posts its reduced chunk, and `root` takes all chunks. If `root`
+/// is `None`, every rank takes all chunks.
+fn two_shot_phase(block: Range<usize>, times: usize, root: Option<Rank>, slots: SharedSlots) -> Phase {
+    let SharedSlots { world, rank, slot_len } = slots;
+    let chunk_of = |rank| {
+        let chunk = chunk(block.len(), world, rank);
+        block.start + chunk.start..block.start + chunk.end
+    };
+    let repeated = |range| Blocks::repeated(range, slot_len);
+    let own = chunk_of(rank);
+    let slot_offset = own.start - block.start;
+    // This rank does not post the elements of its own chunk, because only this rank reduces them.
+    let writes = [
+        write(repeated(block.start..own.start), 0),
+        write(repeated(own.end..block.end), own.end - block.start),
+    ];
+    let fold = Fold { ranks: world.get(), slot_offset, elements: repeated(own), is_posted_next: true };
+    let sources = RankSet::first_without(world.get(), rank);
+    let reduce = Round { writes: writes.into(), sources, work: RoundWork::Fold(fold) };
+    let takes = slots.others().filter(|_| root.is_none_or(|root| root == rank));
+    let (sources, work) = take_all(takes.map(|from| take(from, 0, repeated(chunk_of(from)))));
+    let share = Round { writes: [].into(), sources, work };
+    Phase { rounds: [reduce, share].into(), times }
+}
+
+/// Returns an all-reduce of buffers that all ranks can access.
+fn reduce_in_place(count: usize, world: WorldSize, rank: Rank) -> Program {
+    let (sources, done) = signals(world, rank);
+    let round = |work| Round { writes: [].into(), sources, work };
+    let rounds = [round(RoundWork::FoldInPlace(chunk(count, world, rank))), round(done)];
+    Program { phases: [Phase { rounds: rounds.into(), times: 1 }].into(), if_all_expose: None }
+}
+
+/// Returns the sources and the work of a round in which this rank waits for the signals of all other ranks.
+fn signals(world: WorldSize, rank: Rank) -> (RankSet, RoundWork) {
+    (RankSet::first_without(world.get(), rank), RoundWork::Take([].into()))
+}
+
+/// Returns the sources and the work of a round in which a rank copies elements. The rank also waits for a source whose block
+/// is empty.
+fn take_all(takes: impl IntoIterator<Item = Take>) -> (RankSet, RoundWork) {
+    let takes: Box<[Take]> = takes.into_iter().collect();
+    (takes.iter().map(|take| take.from).collect(), RoundWork::Take(takes))
+}
+
+fn take(from: Rank, slot_offset: usize, elements: Blocks) -> Take {
+    Take { from, slot_offset, elements }
+}
+
+fn write(elements: Blocks, slot_offset: usize) -> SlotWrite {
+    SlotWrite { elements, slot_offset }
+}

@@ -1,0 +1,152 @@
+//! Programs of ranks that share memory. A program lists what one rank does in one operation, as a sequence of rounds. Every
+//! rank has a slot in the shared memory. In each round, every rank *posts* data: the rank copies the data into its slot and
+//! signals that the data are there. Then the rank *takes* or *folds* data from the slots of ranks that have posted: it copies
+//! the data into its own buffer, or reduces the data in rank order. If the data do not fit into a slot, each round handles one
+//! block of the data.
+//!
+//! A program does not change while it runs, so a group makes a program once and runs it in many operations.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::types::Rank;
+
+/// What one rank does in one operation. The programs of all ranks have the same number of rounds, which is at least one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Program {
+    /// The phases, one after another.
+    pub phases: Box<[Phase]>,
+    /// The program that the ranks run instead if all ranks post the addresses of their buffers in the first round, and not
+    /// elements; `None` if the ranks must not post addresses. Its first round has the same sources.
+    pub if_all_expose: Option<Arc<Program>>,
+}
+
+/// Rounds that are repeated. Repetition k works on block k of each [`Blocks`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Phase {
+    /// The rounds of one repetition, one after another.
+    pub rounds: Box<[Round]>,
+    /// The number of repetitions.
+    pub times: usize,
+}
+
+/// What one rank does in a round.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Round {
+    /// The elements that the rank posts. If this list is empty, the rank posts only a signal, or the result of the
+    /// [`Fold`] of the round before.
+    pub writes: Box<[SlotWrite]>,
+    /// The other ranks that must have posted the round before this rank does its work.
+    pub sources: RankSet,
+    /// What the rank does when the sources have posted.
+    pub work: RoundWork,
+}
+
+/// What a rank does with the posts of a round.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum RoundWork {
+    /// The rank copies elements from slots into its buffer, in this order.
+    Take(Box<[Take]>),
+    /// The rank reduces elements.
+    Fold(Fold),
+    /// The rank reads these elements in the buffers of all ranks, reduces them in rank order, and writes the result into the
+    /// buffers of all ranks. No other rank reads or writes these elements.
+    FoldInPlace(Range<usize>),
+}
+
+/// Elements that a rank copies into its slot.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SlotWrite {
+    /// The elements of the rank's buffer.
+    pub elements: Blocks,
+    /// The index of the first element in the slot.
+    pub slot_offset: usize,
+}
+
+/// Elements that a rank copies from another rank's slot.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Take {
+    /// The rank that owns the slot.
+    pub from: Rank,
+    /// The index of the first element in the slot.
+    pub slot_offset: usize,
+    /// The elements of the rank's buffer that are replaced.
+    pub elements: Blocks,
+}
+
+/// Contributions that a rank reduces in rank order; the lower rank is the left operand. The rank reads its own contribution
+/// from its buffer, and the contributions of other ranks from their slots, or from their buffers if they posted addresses.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Fold {
+    /// The number of contributions. They come from the first ranks.
+    pub ranks: u32,
+    /// The index of the first element in the slot of each other rank.
+    pub slot_offset: usize,
+    /// The elements of the rank's buffer that the result replaces.
+    pub elements: Blocks,
+    /// Whether the rank also posts the result in the next round, at the beginning of its slot. The rank copies the result to
+    /// the slot while the result is still in the processor's L1 cache.
+    pub is_posted_next: bool,
+}
+
+/// A range of elements that is divided into blocks: one for each repetition of a phase.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Blocks {
+    start: usize,
+    /// The end of the range. A block that would begin after the end is empty.
+    end: usize,
+    /// The distance between the beginnings of two blocks.
+    stride: usize,
+    /// The length of a block that the range does not cut off.
+    length: usize,
+}
+
+/// A set of ranks that share memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RankSet(u64);
+
+impl Blocks {
+    /// Divides a range into blocks of `length` elements.
+    pub fn of(range: Range<usize>, length: usize) -> Self {
+        Self { start: range.start, end: range.end, stride: length, length }
+    }
+
+    /// Returns blocks that are as long as `first`. Each block begins `stride` elements after the block before.
+    pub fn repeated(first: Range<usize>, stride: usize) -> Self {
+        Self { start: first.start, end: usize::MAX, stride, length: first.len() }
+    }
+
+    /// Returns the elements of block `number`, counted from 0.
+    pub fn block(&self, number: usize) -> Range<usize> {
+        let start = self.end.min(self.start + number * self.stride);
+        start..self.end.min(start + self.length)
+    }
+}
+
+impl RankSet {
+    /// The highest number of ranks.
+    pub const RANKS_MAX: u32 = u64::BITS;
+
+    /// Returns the ranks from 0 to `count` - 1 without `excluded`.
+    pub fn first_without(count: u32, excluded: Rank) -> Self {
+        (0..count).map(Rank::new).filter(|&rank| rank != excluded).collect()
+    }
+
+    /// Returns the indices of the ranks, in ascending order.
+    pub fn indices(self) -> impl Iterator<Item = usize> {
+        std::iter::successors(Some(self.0), |left| Some(left & left.wrapping_sub(1)))
+            .take_while(|&left| left != 0)
+            .map(|left| left.trailing_zeros() as usize)
+    }
+
+    /// Returns the number of ranks.
+    pub fn count(self) -> usize {
+        self.0.count_ones() as usize
+    }
+}
+
+impl FromIterator<Rank> for RankSet {
+    fn from_iter<I: IntoIterator<Item = Rank>>(ranks: I) -> Self {
+        Self(ranks.into_iter().fold(0, |set, rank| set | 1 << rank.get()))
+    }
+}
