@@ -1,7 +1,6 @@
 //! Runs several submitted tensors as one operation of the group, and passes each result to the handle of its tensor.
 //! The tensors have the same kind of operation and the same element type.
 
-use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,8 +10,8 @@ use half::{bf16, f16};
 use super::error::NamedError;
 use super::message::{Request, TENSOR_BYTES_MAX, TensorOp};
 use crate::group::verbs::{AllGather, Broadcast, ReduceScatter};
-use crate::group::{Error, Group, Handle};
-use crate::types::{DType, Element, F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp};
+use crate::group::{Error, Group, Handle, OwnedBuffer};
+use crate::types::{DType, Element, F32Loc, F64Loc, I32Loc, I64Loc};
 
 /// Locks the mutex, even if the mutex is poisoned: in the module `named`, the state behind each mutex is consistent
 /// even after a panic.
@@ -109,33 +108,93 @@ impl<R> ResultReceiver<R> {
     }
 }
 
-/// A submitted tensor of any element type.
+/// A submitted tensor in memory of any kind, and the promise of its result.
 pub(super) trait TensorPayload: Send {
     /// Makes the handle of this tensor return `error`.
     fn fail(self: Box<Self>, error: NamedError);
-    /// Converts the tensor to `Any`, so that it can be downcast to a [`SubmittedTensor`] of its element type.
-    fn into_any(self: Box<Self>) -> Box<dyn Any>;
-}
-
-/// A submitted tensor with elements of type `T`.
-pub(super) struct SubmittedTensor<T> {
-    pub(super) elements: Vec<T>,
-    /// The function that this rank applies to its result.
-    pub(super) post_process: PostProcess<T>,
-    pub(super) promise: Promise<Vec<T>>,
+    /// The bytes of the tensor's elements.
+    fn bytes(&self) -> &[u8];
+    /// Begins the operation on this tensor alone, which is not fused. An all-reduce and a broadcast use the tensor's own memory.
+    fn begin_alone(self: Box<Self>, group: &mut Group, request: Request) -> Box<dyn BegunOperation>;
+    /// Copies the result of a fused operation to the tensor, and passes the tensor to its handle.
+    fn deliver(self: Box<Self>, result: &[u8]);
 }
 
 /// The function that this rank applies to its result, if there is one.
 pub(super) type PostProcess<T> = Option<Box<dyn FnOnce(&mut [T]) + Send>>;
 
-impl<T: Element> TensorPayload for SubmittedTensor<T> {
+/// A tensor whose result has the same length, and therefore replaces the tensor's elements.
+pub(super) struct TensorInPlace<B: OwnedBuffer> {
+    pub(super) buffer: B,
+    pub(super) post_process: PostProcess<B::Element>,
+    pub(super) promise: Promise<B>,
+}
+
+impl<B: OwnedBuffer> TensorPayload for TensorInPlace<B> {
     fn fail(self: Box<Self>, error: NamedError) {
         self.promise.fulfil(Err(error));
     }
 
-    fn into_any(self: Box<Self>) -> Box<dyn Any> {
-        self
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(self.buffer.as_ref())
     }
+
+    fn begin_alone(self: Box<Self>, group: &mut Group, request: Request) -> Box<dyn BegunOperation> {
+        let Self { buffer, post_process, promise } = *self;
+        let handle = match request.signature.kind {
+            TensorOp::Broadcast(root) => group.call(Broadcast::from(root)).start(buffer),
+            TensorOp::AllReduce(op) => group.all_reduce_async(buffer, op),
+            // `NamedTensors` submits tensors for other operations as `TensorWithNewResult`.
+            _ => Err(Error::Taken),
+        };
+        let finish = move |buffer: &mut B| {
+            if let Some(post_process) = post_process {
+                post_process(buffer.as_mut());
+            }
+        };
+        Box::new(OperationOnOne { handle, name: request.name, promise, finish })
+    }
+
+    fn deliver(mut self: Box<Self>, result: &[u8]) {
+        bytemuck::cast_slice_mut(self.buffer.as_mut()).copy_from_slice(result);
+        if let Some(post_process) = self.post_process {
+            post_process(self.buffer.as_mut());
+        }
+        self.promise.fulfil(Ok(self.buffer));
+    }
+}
+
+/// A tensor whose result has another length than the tensor: a tensor for an all-gather or a reduce-scatter. The coordinator
+/// fuses no such tensors.
+pub(super) struct TensorWithNewResult<B: OwnedBuffer> {
+    pub(super) buffer: B,
+    pub(super) promise: Promise<Vec<B::Element>>,
+}
+
+impl<B: OwnedBuffer> TensorPayload for TensorWithNewResult<B> {
+    fn fail(self: Box<Self>, error: NamedError) {
+        self.promise.fulfil(Err(error));
+    }
+
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(self.buffer.as_ref())
+    }
+
+    fn begin_alone(self: Box<Self>, group: &mut Group, request: Request) -> Box<dyn BegunOperation> {
+        let elements = self.buffer.as_ref();
+        let handle = match request.signature.kind {
+            TensorOp::ReduceScatter(op) => group.call(ReduceScatter::new(op)).start_from(elements),
+            _ => all_gather_uneven(group, elements),
+        };
+        Box::new(OperationOnOne {
+            handle,
+            name: request.name,
+            promise: self.promise,
+            finish: |_: &mut Vec<_>| (),
+        })
+    }
+
+    fn deliver(self: Box<Self>, _: &[u8]) {}
 }
 
 /// The request for a tensor, and the tensor that this rank has submitted. The tensor is `None` if this rank has
@@ -149,96 +208,85 @@ pub(super) trait BegunOperation: Send {
     fn wait_and_deliver(self: Box<Self>, on_end: &mut dyn FnMut(&[String])) -> Result<(), Error>;
 }
 
-/// The range of a tensor in the operation's buffer, the promise of the tensor's result, and the function to apply to
-/// the result. If this rank has joined, and contributes zeros, there is no promise and no function.
-type FusedPart<T> = (Range<usize>, Option<(Promise<Vec<T>>, PostProcess<T>)>);
+/// An operation on one tensor, whose result is of type `R`.
+struct OperationOnOne<R, F> {
+    /// The handle of the operation, or the error if the operation could not begin.
+    handle: Result<Handle<R>, Error>,
+    name: String,
+    promise: Promise<R>,
+    /// The function to apply to the result.
+    finish: F,
+}
 
-/// An operation on one or more tensors with elements of type `T`.
+/// The range of a tensor in the operation's buffer in bytes, and the tensor if this rank has submitted it.
+type FusedPart = (Range<usize>, Option<Box<dyn TensorPayload>>);
+
+/// An operation on several tensors with elements of type `T`, or on zeros that this rank contributes to other ranks' tensors.
 struct FusedOperation<T> {
     /// The handle of the operation, or the error if the operation could not begin.
     handle: Result<Handle<Vec<T>>, Error>,
     /// The names of the tensors that this rank has submitted.
     names: Vec<String>,
-    parts: Vec<FusedPart<T>>,
+    parts: Vec<FusedPart>,
 }
 
 /// Begins one operation on all `items`, which must have the same operation and element type. Returns `None` if
 /// `items` is empty.
-pub(super) fn begin_operation(group: &mut Group, items: Vec<TensorToRun>) -> Option<Box<dyn BegunOperation>> {
-    let dtype = items.first()?.0.signature.dtype;
+pub(super) fn begin_operation(
+    group: &mut Group,
+    mut items: Vec<TensorToRun>,
+) -> Option<Box<dyn BegunOperation>> {
+    let is_single = items.len() == 1;
+    let (first, payload) = items.first_mut()?;
+    let dtype = first.signature.dtype;
+    if let Some(payload) = payload.take_if(|_| is_single) {
+        return Some(payload.begin_alone(group, first.clone()));
+    }
     Some(match dtype {
-        DType::F16 => begin_operation_of_type::<f16>(group, items),
-        DType::Bf16 => begin_operation_of_type::<bf16>(group, items),
-        DType::F32 => begin_operation_of_type::<f32>(group, items),
-        DType::F64 => begin_operation_of_type::<f64>(group, items),
-        DType::I8 => begin_operation_of_type::<i8>(group, items),
-        DType::U8 => begin_operation_of_type::<u8>(group, items),
-        DType::I16 => begin_operation_of_type::<i16>(group, items),
-        DType::U16 => begin_operation_of_type::<u16>(group, items),
-        DType::I32 => begin_operation_of_type::<i32>(group, items),
-        DType::U32 => begin_operation_of_type::<u32>(group, items),
-        DType::I64 => begin_operation_of_type::<i64>(group, items),
-        DType::U64 => begin_operation_of_type::<u64>(group, items),
-        DType::F32Loc => begin_operation_of_type::<F32Loc>(group, items),
-        DType::F64Loc => begin_operation_of_type::<F64Loc>(group, items),
-        DType::I32Loc => begin_operation_of_type::<I32Loc>(group, items),
-        DType::I64Loc => begin_operation_of_type::<I64Loc>(group, items),
+        DType::F16 => begin_fused::<f16>(group, items),
+        DType::Bf16 => begin_fused::<bf16>(group, items),
+        DType::F32 => begin_fused::<f32>(group, items),
+        DType::F64 => begin_fused::<f64>(group, items),
+        DType::I8 => begin_fused::<i8>(group, items),
+        DType::U8 => begin_fused::<u8>(group, items),
+        DType::I16 => begin_fused::<i16>(group, items),
+        DType::U16 => begin_fused::<u16>(group, items),
+        DType::I32 => begin_fused::<i32>(group, items),
+        DType::U32 => begin_fused::<u32>(group, items),
+        DType::I64 => begin_fused::<i64>(group, items),
+        DType::U64 => begin_fused::<u64>(group, items),
+        DType::F32Loc => begin_fused::<F32Loc>(group, items),
+        DType::F64Loc => begin_fused::<F64Loc>(group, items),
+        DType::I32Loc => begin_fused::<I32Loc>(group, items),
+        DType::I64Loc => begin_fused::<I64Loc>(group, items),
     })
 }
 
-/// Does the same as [`begin_operation`] for elements of type `T`. `items` is not empty.
-fn begin_operation_of_type<T: Element>(
-    group: &mut Group,
-    items: Vec<TensorToRun>,
-) -> Box<dyn BegunOperation> {
+/// Copies the tensors to one buffer, and begins the operation on this buffer. For a tensor that this rank has not submitted, the
+/// buffer has zeros. `items` is not empty.
+fn begin_fused<T: Element>(group: &mut Group, items: Vec<TensorToRun>) -> Box<dyn BegunOperation> {
     let kind = items[0].0.signature.kind;
-    let is_single = items.len() == 1;
     let element_count: usize = items.iter().map(|(request, _)| request.signature.count as usize).sum();
-    let mut buffer = Vec::new();
-    if !is_single {
-        buffer.reserve_exact(element_count);
-    }
+    let mut buffer: Vec<T> = Vec::with_capacity(element_count);
     let (mut names, mut parts) = (Vec::with_capacity(items.len()), Vec::with_capacity(items.len()));
-    let mut start = 0;
     for (request, payload) in items {
-        let count = request.signature.count as usize;
-        let submitted = payload.and_then(|payload| payload.into_any().downcast::<SubmittedTensor<T>>().ok());
-        let (elements, promise) = match submitted {
-            Some(submitted) => {
+        let start = size_of_val(&buffer[..]);
+        match &payload {
+            Some(payload) => {
                 names.push(request.name);
-                (submitted.elements, Some((submitted.promise, submitted.post_process)))
+                buffer.extend_from_slice(bytemuck::cast_slice(payload.bytes()));
             }
-            None => (vec![T::zeroed(); count], None),
-        };
-        if is_single {
-            buffer = elements;
-        } else {
-            buffer.extend_from_slice(&elements);
+            None => buffer.resize(buffer.len() + request.signature.count as usize, T::zeroed()),
         }
-        parts.push((start..start + count, promise));
-        start += count;
+        parts.push((start..size_of_val(&buffer[..]), payload));
     }
     let handle = match kind {
         TensorOp::AllReduce(op) => group.all_reduce_async(buffer, op),
         TensorOp::Broadcast(root) => group.call(Broadcast::from(root)).start(buffer),
         TensorOp::AllGather => all_gather_uneven(group, &buffer),
-        TensorOp::ReduceScatter(op) => start_reduce_scatter(group, buffer, op),
+        TensorOp::ReduceScatter(op) => group.call(ReduceScatter::new(op)).start_from(&buffer[..]),
     };
     Box::new(FusedOperation { handle, names, parts })
-}
-
-/// Begins a reduce-scatter. The handle returns this rank's chunk.
-fn start_reduce_scatter<T: Element>(
-    group: &mut Group,
-    buffer: Vec<T>,
-    op: ReduceOp,
-) -> Result<Handle<Vec<T>>, Error> {
-    let own = group.chunk(buffer.len(), group.rank());
-    Ok(group.call(ReduceScatter::new(op)).start(buffer)?.and_then(move |mut buffer| {
-        buffer.truncate(own.end);
-        buffer.drain(..own.start);
-        Ok(buffer)
-    }))
 }
 
 /// Begins an all-gather of tensors whose lengths may differ between ranks. Gathers the lengths of all ranks first. If
@@ -255,32 +303,46 @@ fn all_gather_uneven<T: Element>(group: &mut Group, elements: &[T]) -> Result<Ha
     group.call(AllGather::new().counts(&counts)).start_from(elements)
 }
 
+impl<R: Send, F: FnOnce(&mut R) + Send> BegunOperation for OperationOnOne<R, F> {
+    fn wait_and_deliver(self: Box<Self>, on_end: &mut dyn FnMut(&[String])) -> Result<(), Error> {
+        let Self { handle, name, promise, finish } = *self;
+        let result = handle.and_then(Handle::wait);
+        // Release the name before the result is visible, because a thread that gets the result may submit a tensor with the
+        // same name at once.
+        on_end(&[name]);
+        match result {
+            Ok(mut result) => {
+                finish(&mut result);
+                promise.fulfil(Ok(result));
+                Ok(())
+            }
+            Err(error) => {
+                promise.fulfil(Err(error.clone().into()));
+                // If the result of an all-gather is too long, this tensor fails on all ranks, but the job continues
+                // with other tensors.
+                if matches!(error, Error::InvalidCounts(_)) { Ok(()) } else { Err(error) }
+            }
+        }
+    }
+}
+
 impl<T: Element> BegunOperation for FusedOperation<T> {
     fn wait_and_deliver(self: Box<Self>, on_end: &mut dyn FnMut(&[String])) -> Result<(), Error> {
         let Self { handle, names, parts } = *self;
         let result = handle.and_then(Handle::wait);
-        // Release the names before any result is visible, because a thread that gets a result may submit a tensor
-        // with the same name at once.
+        // As in `OperationOnOne`.
         on_end(&names);
-        let mut fused = match result {
-            Ok(elements) => elements,
+        let submitted = parts.into_iter().filter_map(|(range, payload)| Some((range, payload?)));
+        match result {
+            Ok(elements) => {
+                let bytes: &[u8] = bytemuck::cast_slice(&elements);
+                submitted.for_each(|(range, payload)| payload.deliver(&bytes[range]));
+                Ok(())
+            }
             Err(error) => {
-                let promises = parts.into_iter().filter_map(|(_, promise)| promise);
-                promises.for_each(|(promise, _)| promise.fulfil(Err(error.clone().into())));
-                // If the result of an all-gather is too long, this tensor fails on all ranks, but the job continues
-                // with other tensors.
-                return if matches!(error, Error::InvalidCounts(_)) { Ok(()) } else { Err(error) };
+                submitted.for_each(|(_, payload)| payload.fail(error.clone().into()));
+                Err(error)
             }
-        };
-        let is_single = parts.len() == 1;
-        for (range, promise) in parts {
-            let Some((promise, post_process)) = promise else { continue };
-            let mut elements = if is_single { std::mem::take(&mut fused) } else { fused[range].to_vec() };
-            if let Some(post_process) = post_process {
-                post_process(&mut elements);
-            }
-            promise.fulfil(Ok(elements));
         }
-        Ok(())
     }
 }

@@ -39,7 +39,7 @@ mod runtime;
 mod stalls;
 
 use std::ops::Mul;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -49,11 +49,14 @@ pub use message::{NAME_BYTES_MAX, TENSOR_BYTES_MAX};
 pub use stalls::Stall;
 
 use self::coordinator::{Coordinator, CoordinatorLimits};
-use self::execute::{PostProcess, ReadySignal, ResultReceiver, SubmittedTensor, lock, new_promise};
+use self::execute::{
+    PostProcess, Promise, ReadySignal, ResultReceiver, TensorInPlace, TensorPayload, TensorWithNewResult,
+    lock, new_promise,
+};
 use self::message::{SLOTS_MAX, Signature, TensorOp};
 use self::runtime::NamedTensorsState;
 use self::stalls::StallWatch;
-use crate::group::{Error, Group};
+use crate::group::{Error, Group, OwnedBuffer};
 use crate::types::{Element, Rank, ReduceOp};
 
 /// The largest number of operations that run at the same time. While one operation sends and receives, the next
@@ -148,19 +151,22 @@ impl NamedTensors {
     /// Submits a tensor for an all-reduce: the result is the reduction of the tensors with this name on all ranks, as
     /// in [`Group::all_reduce`]. A rank that has joined ([`NamedTensors::join`]) contributes zeros.
     ///
+    /// The handle returns the buffer. A tensor that is not fused with other tensors is reduced in the buffer, without a
+    /// copy.
+    ///
     /// # Errors
     ///
     /// [`NamedError::InFlight`], [`NamedError::Limit`], [`NamedError::HasJoined`], [`NamedError::Closed`],
     /// [`Error::Unsupported`], or the failure of the job. If the tensor does not fit the tensors of other ranks, the
     /// handle returns the error.
-    pub fn all_reduce<T: Element>(
+    pub fn all_reduce<B: OwnedBuffer>(
         &self,
         name: &str,
-        elements: Vec<T>,
+        buffer: B,
         op: ReduceOp,
-    ) -> Result<NamedHandle<Vec<T>>, NamedError> {
-        check_op_applies_to::<T>(op)?;
-        self.submit(name, elements, TensorOp::AllReduce(op), None)
+    ) -> Result<NamedHandle<B>, NamedError> {
+        check_op_applies_to::<B::Element>(op)?;
+        self.submit_in_place(name, TensorOp::AllReduce(op), buffer, None)
     }
 
     /// Submits a tensor as [`NamedTensors::all_reduce`] does, but first multiplies its elements by `prescale`, and later
@@ -170,22 +176,26 @@ impl NamedTensors {
     /// # Errors
     ///
     /// The errors of [`NamedTensors::all_reduce`].
-    pub fn all_reduce_scaled<T: Element + Mul<Output = T>>(
+    pub fn all_reduce_scaled<B>(
         &self,
         name: &str,
-        mut elements: Vec<T>,
+        mut buffer: B,
         op: ReduceOp,
-        (prescale, postscale): (T, T),
-    ) -> Result<NamedHandle<Vec<T>>, NamedError> {
-        check_op_applies_to::<T>(op)?;
-        let multiply = |elements: &mut [T], factor: T| {
+        (prescale, postscale): (B::Element, B::Element),
+    ) -> Result<NamedHandle<B>, NamedError>
+    where
+        B: OwnedBuffer,
+        B::Element: Mul<Output = B::Element>,
+    {
+        check_op_applies_to::<B::Element>(op)?;
+        let multiply = |elements: &mut [B::Element], factor: B::Element| {
             for element in elements {
                 *element = *element * factor;
             }
         };
-        multiply(&mut elements, prescale);
-        let post_process: PostProcess<T> = Some(Box::new(move |result| multiply(result, postscale)));
-        self.submit(name, elements, TensorOp::AllReduce(op), post_process)
+        multiply(buffer.as_mut(), prescale);
+        let post_process: PostProcess<B::Element> = Some(Box::new(move |result| multiply(result, postscale)));
+        self.submit_in_place(name, TensorOp::AllReduce(op), buffer, post_process)
     }
 
     /// Submits a tensor for a reduce-scatter: the result is this rank's chunk ([`Group::chunk`]) of the reduction of
@@ -194,33 +204,35 @@ impl NamedTensors {
     /// # Errors
     ///
     /// The errors of [`NamedTensors::all_reduce`].
-    pub fn reduce_scatter<T: Element>(
+    pub fn reduce_scatter<B: OwnedBuffer>(
         &self,
         name: &str,
-        elements: Vec<T>,
+        buffer: B,
         op: ReduceOp,
-    ) -> Result<NamedHandle<Vec<T>>, NamedError> {
-        check_op_applies_to::<T>(op)?;
-        self.submit(name, elements, TensorOp::ReduceScatter(op), None)
+    ) -> Result<NamedHandle<Vec<B::Element>>, NamedError> {
+        check_op_applies_to::<B::Element>(op)?;
+        let count = buffer.as_ref().len() as u64;
+        let signature = Signature { kind: TensorOp::ReduceScatter(op), dtype: B::Element::DTYPE, count };
+        self.submit(name, signature, |promise| TensorWithNewResult { buffer, promise })
     }
 
     /// Submits a tensor for a broadcast: the result is the tensor with this name on the root, as in
-    /// [`Group::broadcast`]. All ranks must submit a tensor of the same length.
+    /// [`Group::broadcast`]. All ranks must submit a tensor of the same length. The handle returns the buffer.
     ///
     /// # Errors
     ///
     /// The errors of [`NamedTensors::all_reduce`], and [`Error::InvalidRoot`].
-    pub fn broadcast<T: Element>(
+    pub fn broadcast<B: OwnedBuffer>(
         &self,
         name: &str,
-        elements: Vec<T>,
+        buffer: B,
         root: Rank,
-    ) -> Result<NamedHandle<Vec<T>>, NamedError> {
+    ) -> Result<NamedHandle<B>, NamedError> {
         let world = lock(&self.shared.local).client.world();
         if !world.contains(root) {
             return Err(Error::InvalidRoot { root, world }.into());
         }
-        self.submit(name, elements, TensorOp::Broadcast(root), None)
+        self.submit_in_place(name, TensorOp::Broadcast(root), buffer, None)
     }
 
     /// Submits a tensor for an all-gather: the result is the concatenation of the tensors with this name on all
@@ -230,32 +242,40 @@ impl NamedTensors {
     ///
     /// The errors of [`NamedTensors::all_reduce`]. If the result has more than [`TENSOR_BYTES_MAX`] bytes, the handle
     /// returns [`Error::InvalidCounts`] on every rank.
-    pub fn all_gather<T: Element>(
+    pub fn all_gather<B: OwnedBuffer>(
         &self,
         name: &str,
-        elements: Vec<T>,
-    ) -> Result<NamedHandle<Vec<T>>, NamedError> {
-        self.submit(name, elements, TensorOp::AllGather, None)
+        buffer: B,
+    ) -> Result<NamedHandle<Vec<B::Element>>, NamedError> {
+        let signature = Signature { kind: TensorOp::AllGather, dtype: B::Element::DTYPE, count: 0 };
+        self.submit(name, signature, |promise| TensorWithNewResult { buffer, promise })
+    }
+
+    /// Submits a tensor whose result has the same length.
+    fn submit_in_place<B: OwnedBuffer>(
+        &self,
+        name: &str,
+        kind: TensorOp,
+        buffer: B,
+        post_process: PostProcess<B::Element>,
+    ) -> Result<NamedHandle<B>, NamedError> {
+        let signature = Signature { kind, dtype: B::Element::DTYPE, count: buffer.as_ref().len() as u64 };
+        self.submit(name, signature, |promise| TensorInPlace { buffer, post_process, promise })
     }
 
     /// Submits a tensor, and wakes the reporter, which reports the tensor to the coordinator.
-    fn submit<T: Element>(
+    fn submit<R, P: TensorPayload + 'static>(
         &self,
         name: &str,
-        elements: Vec<T>,
-        kind: TensorOp,
-        post_process: PostProcess<T>,
-    ) -> Result<NamedHandle<Vec<T>>, NamedError> {
-        let count = if kind == TensorOp::AllGather { 0 } else { elements.len() as u64 };
-        let signature = Signature { kind, dtype: T::DTYPE, count };
+        signature: Signature,
+        payload: impl FnOnce(Promise<R>) -> P,
+    ) -> Result<NamedHandle<R>, NamedError> {
         let (promise, receiver) = new_promise();
         let mut local = lock(&self.shared.local);
         if let Some(error) = &local.end_reason {
             return Err(error.clone());
         }
-        local
-            .client
-            .submit(name, signature, || Box::new(SubmittedTensor { elements, post_process, promise }))?;
+        local.client.submit(name, signature, || Box::new(payload(promise)))?;
         drop(local);
         self.shared.changed.notify_all();
         Ok(NamedHandle(receiver))
@@ -273,6 +293,15 @@ impl NamedTensors {
     /// [`NamedError::HasJoined`] if another thread of this rank has joined, [`NamedError::Closed`], or the failure of
     /// the job.
     pub fn join(&self) -> Result<Rank, NamedError> {
+        self.join_async()?.wait()
+    }
+
+    /// Declares that this rank has no more data, as [`NamedTensors::join`] does, but does not wait.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`NamedTensors::join`].
+    pub fn join_async(&self) -> Result<NamedHandle<Rank>, NamedError> {
         let (promise, receiver) = new_promise();
         let mut local = lock(&self.shared.local);
         if let Some(error) = &local.end_reason {
@@ -282,7 +311,7 @@ impl NamedTensors {
         local.join_promise = Some(promise);
         drop(local);
         self.shared.changed.notify_all();
-        receiver.wait()
+        Ok(NamedHandle(receiver))
     }
 
     /// Returns the tensors, joins and closes that have waited for other ranks longer than
@@ -315,10 +344,23 @@ impl NamedTensors {
         }
     }
 
-    /// Closes this rank, and waits until all ranks have closed or the job has failed.
-    fn close_and_wait(&mut self) {
+    /// Declares that this rank will submit no more tensors, as [`NamedTensors::close`] does, but does not wait.
+    pub fn begin_close(&self) {
         lock(&self.shared.local).client.close();
         self.shared.changed.notify_all();
+    }
+
+    /// Waits at most `timeout` until all ranks have closed or the job has failed. Returns whether this has happened.
+    pub fn wait_until_closed(&self, timeout: Duration) -> bool {
+        let local = lock(&self.shared.local);
+        let waited =
+            self.shared.changed.wait_timeout_while(local, timeout, |local| local.end_reason.is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.end_reason.is_some()
+    }
+
+    /// Closes this rank, and waits until all ranks have closed or the job has failed.
+    fn close_and_wait(&mut self) {
+        self.begin_close();
         for thread in self.threads.drain(..) {
             // `join` returns an error only if the thread has panicked, and these threads do not panic.
             let _ = thread.join();

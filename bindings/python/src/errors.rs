@@ -5,7 +5,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 use ringtrain::train::{GossipError, ParameterServerError};
 use ringtrain::wire::Cause;
-use ringtrain::{Error, Rank, StartError};
+use ringtrain::{Error, NamedError, Rank, StartError};
 
 const MODULE: &str = "ringtrain._errors";
 const CLASS_NAMES: [&str; 14] = [
@@ -159,6 +159,47 @@ fn with_culprit(py: Python<'_>, error: PyErr, cause: &Cause) -> PyErr {
             }
         }
         _ => error,
+    }
+}
+
+/// The error of an operation that has ended.
+#[derive(Clone)]
+pub(crate) enum OperationError {
+    Group(Error),
+    /// The error of an operation on a named tensor. The text says which operation on which tensor failed.
+    Named(NamedError, String),
+}
+
+impl From<Error> for OperationError {
+    fn from(error: Error) -> Self {
+        Self::Group(error)
+    }
+}
+
+impl OperationError {
+    pub(crate) fn into_python(self, py: Python<'_>) -> PyErr {
+        match self {
+            Self::Group(error) => from_error(py, &error),
+            Self::Named(error, operation) => {
+                let raised = from_named(py, &error);
+                // The other errors already name the tensor. If the note cannot be added, the exception is raised without it.
+                if matches!(error, NamedError::Job(_)) {
+                    let _ = raised.value(py).call_method1("add_note", (format!("in {operation}"),));
+                }
+                raised
+            }
+        }
+    }
+}
+
+/// Makes the exception for an error of named tensors.
+pub(crate) fn from_named(py: Python<'_>, error: &NamedError) -> PyErr {
+    match error {
+        NamedError::Job(error) => from_error(py, error),
+        NamedError::InFlight(_) | NamedError::Limit { .. } | NamedError::Disagreement { .. } => {
+            invalid(py, error.to_string())
+        }
+        _ => base_error(py, error.to_string()),
     }
 }
 

@@ -4,13 +4,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
-use ringtrain::{Error, Status};
+use pyo3::types::{PyByteArray, PyBytes};
+use ringtrain::{Rank, Status};
 
+use crate::errors::OperationError;
 use crate::interrupt::SIGNAL_CHECK_INTERVAL;
+use crate::named::NamedOperation;
 use crate::{deferred_drop, errors, fork};
 
-/// The interval at which `wait_any` tests operations for which other threads wait.
+/// The interval at which `wait_any` tests operations on named tensors, and operations for which other threads wait.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The result of an operation.
@@ -22,6 +24,10 @@ pub(crate) enum OperationResult {
     Message(Status),
     /// The bytes of a message, and its status.
     Bytes(Arc<Vec<u8>>, Status),
+    /// The bytes that the ranks have gathered. The program may change them.
+    Gathered(Arc<Vec<u8>>),
+    /// A rank of the group.
+    Rank(Rank),
 }
 
 impl OperationResult {
@@ -38,6 +44,8 @@ impl OperationResult {
                 let values = (status.source.get(), status.tag, status.count);
                 values.into_pyobject(py)?.into_any().unbind()
             }
+            Self::Gathered(bytes) => PyByteArray::new(py, &bytes).into_any().unbind(),
+            Self::Rank(rank) => rank.get().into_pyobject(py)?.into_any().unbind(),
             Self::Bytes(bytes, status) => {
                 let values = (PyBytes::new(py, &bytes), status.source.get(), status.tag);
                 values.into_pyobject(py)?.into_any().unbind()
@@ -46,12 +54,47 @@ impl OperationResult {
     }
 }
 
+/// An operation that has not ended.
+enum BegunHandle {
+    OfGroup(ringtrain::Handle<OperationResult>),
+    OfNamedTensor(NamedOperation),
+}
+
+impl BegunHandle {
+    fn wait_timeout(self, timeout: Duration) -> Result<Outcome, Self> {
+        match self {
+            Self::OfGroup(handle) => {
+                handle.wait_timeout(timeout).map(|result| result.map_err(Into::into)).map_err(Self::OfGroup)
+            }
+            Self::OfNamedTensor(operation) => operation.wait_timeout(timeout).map_err(Self::OfNamedTensor),
+        }
+    }
+
+    fn test(&self) -> bool {
+        match self {
+            Self::OfGroup(handle) => handle.test(),
+            Self::OfNamedTensor(operation) => operation.test(),
+        }
+    }
+
+    /// Cancels a receive. Returns whether this was possible.
+    fn cancel(&mut self) -> bool {
+        match self {
+            Self::OfGroup(handle) => handle.cancel(),
+            Self::OfNamedTensor(_) => false,
+        }
+    }
+}
+
+/// The result of an operation, or its error.
+pub(crate) type Outcome = Result<OperationResult, OperationError>;
+
 enum PyHandleState {
-    Running(ringtrain::Handle<OperationResult>),
+    Running(BegunHandle),
     /// One thread has taken the handle and waits for the operation. Other threads wait until the first thread puts
     /// the handle back.
     Waiting,
-    Ended(Result<OperationResult, Error>),
+    Ended(Outcome),
     Cancelled,
 }
 
@@ -66,7 +109,16 @@ pub(crate) struct PyHandle {
 
 impl PyHandle {
     pub(crate) fn new(handle: ringtrain::Handle<OperationResult>) -> Self {
-        Self { state: Mutex::new(PyHandleState::Running(handle)), returned: Condvar::new() }
+        Self::running(BegunHandle::OfGroup(handle))
+    }
+
+    /// Makes the handle of an operation on a named tensor.
+    pub(crate) fn of_named_tensor(operation: NamedOperation) -> Self {
+        Self::running(BegunHandle::OfNamedTensor(operation))
+    }
+
+    fn running(operation: BegunHandle) -> Self {
+        Self { state: Mutex::new(PyHandleState::Running(operation)), returned: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, PyHandleState> {
@@ -109,7 +161,7 @@ impl PyHandle {
                 return Err(errors::base_error(py, "the receive was cancelled"));
             }
         };
-        result.map_err(|error| errors::from_error(py, &error))?.into_python(py)
+        result.map_err(|error| error.into_python(py))?.into_python(py)
     }
 
     /// Waits for the operation. Runs Python's signal handlers while waiting.
@@ -189,14 +241,14 @@ impl Drop for PyHandle {
     }
 }
 
-/// Waits at most `patience` until one of the operations has ended. If another thread waits for one of the operations,
-/// this function returns after [`POLL_INTERVAL`].
+/// Waits at most `patience` until one of the operations has ended. If another thread waits for one of the operations, or
+/// an operation is on a named tensor, this function returns after [`POLL_INTERVAL`].
 fn wait_for_any(handles: &[&PyHandle], patience: Duration) {
     let (mut owners, mut running) = (Vec::new(), Vec::new());
     for &handle in handles {
         let mut state = handle.lock();
         match std::mem::replace(&mut *state, PyHandleState::Waiting) {
-            PyHandleState::Running(operation) => {
+            PyHandleState::Running(BegunHandle::OfGroup(operation)) => {
                 owners.push(handle);
                 running.push(operation);
             }
@@ -210,7 +262,7 @@ fn wait_for_any(handles: &[&PyHandle], patience: Duration) {
         ringtrain::wait_until_any_ended(&running, patience);
     }
     for (owner, operation) in owners.into_iter().zip(running) {
-        *owner.lock() = PyHandleState::Running(operation);
+        *owner.lock() = PyHandleState::Running(BegunHandle::OfGroup(operation));
         owner.returned.notify_all();
     }
 }

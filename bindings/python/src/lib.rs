@@ -20,6 +20,7 @@ mod handle;
 mod interrupt;
 mod join;
 mod messages;
+mod named;
 mod parameter_server;
 mod reductions;
 mod region;
@@ -34,6 +35,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<group::PyGroup>()?;
     module.add_class::<handle::PyHandle>()?;
     module.add_class::<join::Rendezvous>()?;
+    module.add_class::<named::PyNamedTensors>()?;
     module.add_class::<parameter_server::PyParameterServer>()?;
     module.add_class::<region::PyMemory>()?;
     module.add_class::<shared::PySharedBuffer>()?;

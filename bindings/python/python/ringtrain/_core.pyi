@@ -93,8 +93,8 @@ class Handle:
     message yet is cancelled."""
     def wait(self, timeout: float | None = None) -> Any:
         """Waits for the operation and returns its result: `None` for collectives and sends, `(source, tag, count)` for
-        `receive_async`, `(bytes, source, tag)` for `receive_bytes_async`. Raises `StillRunning` after `timeout` seconds. Several
-        calls, also from several threads, return the same result."""
+        `receive_async`, `(bytes, source, tag)` for `receive_bytes_async`, or what the function that began the operation says.
+        Raises `StillRunning` after `timeout` seconds. Several calls, also from several threads, return the same result."""
     def test(self) -> bool:
         """Returns whether the operation has ended, with a result or an error. Makes progress without waiting."""
     def cancel(self) -> bool:
@@ -122,6 +122,38 @@ class Gossip:
     def abort(self, message: str) -> None:
         """Ends the connections. The other ranks count this rank as lost, with this message."""
     def close(self) -> None: ...
+
+@final
+class NamedTensors:
+    """Collectives of a group on tensors with names. Each rank may submit the tensors in any order and from any thread. Creating
+    this object is a collective: all ranks must create it. If a tensor waits for another rank for `stall_warning` seconds (60
+    by default), rank 0 logs a warning. After `stall_abort` seconds (by default never), the job ends.
+
+    `output` holds this rank's elements, and receives the result. If `input` is not None, the elements are copied from it. A name
+    may be used again when the tensor has its result. The error of a handle names the tensor and, if a rank is at fault, the
+    rank."""
+    def __init__(self, group: Group, stall_warning: float | None = None, stall_abort: float | None = None) -> None: ...
+    is_closed: bool
+    stalls: list[tuple[str | None, list[int], float]]
+    """On rank 0, the tensors that have waited longer than `stall_warning`: the name, the missing ranks in the job, and the
+    seconds that the tensor had waited. The name of a join or close is None."""
+    def all_reduce(self, name: str, output: AnyBuffer, op: str = "sum", input: AnyBuffer | None = None) -> Handle: ...
+    def broadcast(self, name: str, output: AnyBuffer, root: int) -> Handle: ...
+    def reduce_scatter(self, name: str, output: AnyBuffer, input: AnyBuffer, op: str = "sum") -> Handle:
+        """`output` receives this rank's part of the result. The first ranks have one element more if the elements cannot be
+        divided evenly."""
+    def all_gather_bytes(self, name: str, data: AnyBuffer) -> Handle:
+        """The handle returns a `bytearray` with the bytes of all ranks, in rank order."""
+    def join(self) -> Handle:
+        """Declares that this rank has no more data. Until all ranks have joined, it contributes zeros to sums and averages, and
+        may submit no tensor. The handle returns the rank that joined last."""
+    def statistics(self) -> dict[str, int]:
+        """The numbers of submitted tensors, of those found in the cache, of operations and of reports."""
+    def abort(self, message: str) -> None:
+        """Ends the job on all ranks. Their errors contain `message`."""
+    def close(self, timeout: float | None = None) -> None:
+        """Waits until all ranks have closed. Afterwards, this rank can submit no tensors. Raises `StillRunning` after `timeout`
+        seconds."""
 
 @final
 class ParameterServer:
