@@ -155,6 +155,7 @@ def test_a_disagreement_fails_only_its_tensor():
             waiting = tensors.all_reduce("twice", np.ones(1))
         else:
             raised(ring.StillRunning, tensors.close, 0.01)
+        group.barrier()
         assert _core.wait_any([waiting]) == 0 and waiting.test()
         waiting.wait()
 
@@ -199,8 +200,12 @@ def test_every_waiting_tensor_gets_the_error_of_a_rank_that_aborts():
     def work(group: ring.Group) -> None:
         tensors = _core.NamedTensors(group.core)
         if group.rank == 1:
+            # The other ranks have created their named tensors when they send.
+            for other in (0, 2):
+                group.receive(np.zeros(1), other)
             tensors.abort("the disk is full")
             return
+        group.send(np.ones(1), 1)
         handles = [tensors.all_reduce(f"t{index}", np.ones(index)) for index in range(3)]
         for index, handle in enumerate(handles):
             error = raised(ring.Aborted, handle.wait)
