@@ -1,16 +1,20 @@
 """Tests of `_core.NamedTensors`: the ranks submit tensors by name, in any order and from several threads."""
 
+import os
 import random
+import signal
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ringtrain as ring
-from ranks import raised, run_in_threads, threads_of_process, wait_until
+from ranks import Launcher, raised, run_in_threads, threads_of_process, wait_until, write_atomically
 from ringtrain import _core
 
+HERE = Path(__file__)
 SEED = 41
 
 
@@ -229,3 +233,30 @@ def test_an_operation_keeps_its_array_alive_without_its_handle():
         )
 
     run_with_named_tensors(1, work)
+
+
+def run_rank(directory: Path) -> None:
+    """Runs one rank of `test_the_error_after_a_killed_rank_names_the_rank_and_the_tensor`."""
+    world = ring.init(timeout=30)
+    tensors = _core.NamedTensors(world.core)
+    if os.fork() == 0:
+        raised(ring.Forked, tensors.all_reduce, "child", np.ones(1))
+        raised(ring.Forked, tensors.close)
+        os._exit(0)
+    assert os.wait()[1] == 0
+    handle = tensors.all_reduce(f"tensor {world.rank}", np.ones(1))
+    world.barrier()
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    error = raised(ring.PeerLost, handle.wait)
+    assert error.rank == 1 and error.__notes__ == [f"in the all-reduce of tensor `tensor {world.rank}`"]
+    write_atomically(directory / f"saw-{world.rank}", "")
+
+
+def test_the_error_after_a_killed_rank_names_the_rank_and_the_tensor(ringrun: Launcher, tmp_path: Path):
+    done = ringrun(3, HERE, "run_rank", tmp_path, code=128 + 9, flags=("--grace", "10"))
+    assert all((tmp_path / f"saw-{rank}").exists() for rank in (0, 2)), done
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](Path(sys.argv[2]))

@@ -68,6 +68,7 @@ def test_ranks_connect_by_address(run_by_address: Launch) -> None:
         pytest.param(3, "kill_last_rank", marks=FULL),
         pytest.param(2, "kill_last_rank_with_hook", marks=FULL),
         pytest.param(3, "kill_last_rank_in_distributed_optimizer", marks=FULL),
+        pytest.param(3, "kill_last_rank_in_allreduce", marks=FULL),
     ],
 )
 def test_a_killed_rank_is_named_within_two_seconds(launch: Launch, n: int, failure: str) -> None:
@@ -111,6 +112,12 @@ def test_the_benchmark_runs(launch: Launch) -> None:
     that training with ringtrain and training with Gloo give the same losses."""
     output = check_output(launch(2, "../../../benchmarks/torch_compare.py", "--smoke"))
     assert output.count("ratio") == 5
+
+
+@FULL
+def test_the_benchmark_of_blocking_calls_runs(launch: Launch) -> None:
+    output = check_output(launch(2, "../../../benchmarks/horovod_latency.py", "--smoke"))
+    assert output.count(" us") == 5
 
 
 @FULL

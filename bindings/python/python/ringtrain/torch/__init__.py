@@ -23,7 +23,8 @@ if not _torch.distributed.is_available():
 from ringtrain.torch import backend as _backend
 from ringtrain.torch import hooks
 from ringtrain.torch.compression import Compression, Compressor
-from ringtrain.torch.horovod import (
+from ringtrain.torch.horovod import init, is_initialized, join, local_rank, local_size, rank, shutdown, size
+from ringtrain.torch.operations import (
     Average,
     Handle,
     Max,
@@ -42,24 +43,23 @@ from ringtrain.torch.horovod import (
     broadcast_,
     broadcast_async,
     broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
     grouped_allreduce,
     grouped_allreduce_,
     grouped_allreduce_async,
-    init,
-    is_initialized,
-    join,
-    local_rank,
-    local_size,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
     metric_average,
     poll,
-    rank,
     reducescatter,
-    shutdown,
-    size,
+    reducescatter_async,
     synchronize,
 )
 from ringtrain.torch.optimizer import DistributedOptimizer
 from ringtrain.torch.process_group import RingProcessGroup
+from ringtrain.torch.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ringtrain.torch.state import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
 _backend.register()
@@ -72,9 +72,11 @@ __all__ = [
     "Handle",
     "Max",
     "Min",
+    "ProcessSet",
     "Product",
     "RingProcessGroup",
     "Sum",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -91,9 +93,15 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "global_process_set",
+    "grouped_allgather",
+    "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "hooks",
     "init",
     "is_initialized",
@@ -104,6 +112,8 @@ __all__ = [
     "poll",
     "rank",
     "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
     "shutdown",
     "size",
     "synchronize",

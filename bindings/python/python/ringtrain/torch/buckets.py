@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +21,15 @@ from ringtrain.torch.compression import Compressor
 BYTES = 4 << 20
 
 Parameter = torch.nn.Parameter
+
+# The reducers of this process. A weak set would not keep their order.
+_reducers: weakref.WeakValueDictionary[int, GradientReducer] = weakref.WeakValueDictionary()
+_reducer_numbers = itertools.count()
+
+
+def open_reducers() -> list[GradientReducer]:
+    """Returns the reducers of this process whose groups are open, in the order of their creation."""
+    return [reducer for _, reducer in sorted(_reducers.items()) if not reducer.is_closed()]
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,7 @@ class GradientReducer:
         self._place = {p: (bucket, index) for bucket in self._buckets for index, p in enumerate(bucket.parameters)}
         self._count = dict.fromkeys(parameters, 0)
         self._begun = 0
+        _reducers[next(_reducer_numbers)] = self
         for p in parameters:
             p.register_post_accumulate_grad_hook(self._take_gradient)
 
@@ -65,6 +78,24 @@ class GradientReducer:
     def is_reducing(self) -> bool:
         """Returns whether the reduction of a bucket has begun since `synchronize` last completed."""
         return self._begun > 0
+
+    def is_closed(self) -> bool:
+        """Returns whether the group of this reducer has been closed, for example because the job has ended."""
+        return self._resource.group.is_closed
+
+    def contribute_zeros(self) -> None:
+        """Takes part in the reductions of the other ranks with zeros, until all ranks do so. Afterwards, all buckets are zero."""
+        if self._begun:
+            self.synchronize()
+        group, is_training = self._resource.group, bool(self._buckets)
+        timeout = group.timeout
+        # The ranks that still train may use another optimizer, or compute something else, for any time.
+        group.timeout = math.inf
+        while is_training:
+            for bucket in self._buckets:
+                bucket.begin_all_reduce(self._settings, is_training=False)
+            is_training = any([bucket.finish_with_zeros(self._settings) for bucket in self._buckets])
+        group.timeout = timeout
 
     def synchronize(self) -> None:
         """Begins the reduction of the remaining buckets, waits for all buckets, and sets the parameters' gradients to the
@@ -110,13 +141,25 @@ class GradientReducer:
         bucket.take_gradient(index, gradient)
 
 
+class NoReducer:
+    """Takes the place of a `GradientReducer` on a rank that is not in the process set."""
+
+    def set_passes(self, passes: int) -> None: ...
+
+    def is_reducing(self) -> bool:
+        return False
+
+    def synchronize(self) -> None: ...
+
+
 class Bucket:
     """Gradients of one type, concatenated in one tensor. For gradients on a CPU, the memory of this tensor comes from
     `Group.alloc`.
 
     After the gradients, the bucket has one additional element for each parameter, called the parameter's mark. A rank
     sets the mark to 1 if it has the parameter's gradient, otherwise to 0. After the reduction, a parameter's mark is
-    above zero if any rank had the parameter's gradient.
+    above zero if any rank had the parameter's gradient. One more mark says whether the rank still trains. This mark is 0 if
+    the rank has called `join` and contributes zeros.
     """
 
     def __init__(self, group: _core.Group, parameters: Sequence[Parameter]) -> None:
@@ -124,7 +167,8 @@ class Bucket:
         self.parameters = parameters
         first = parameters[0]
         self._count = sum(p.numel() for p in parameters)
-        total = self._count + len(parameters)
+        mark_count = len(parameters) + 1
+        total = self._count + mark_count
         name = tensors.ELEMENT_TYPES.get(first.dtype)
         if name is None or not first.dtype.is_floating_point:
             raise _core.Unsupported(f"gradients of type {first.dtype} cannot be reduced")
@@ -135,7 +179,7 @@ class Bucket:
         else:
             self._flat = torch.empty(total, dtype=first.dtype, device=first.device)
         self._flat.zero_()
-        parts = self._flat.split([p.numel() for p in parameters] + [len(parameters)])
+        parts = self._flat.split([p.numel() for p in parameters] + [mark_count])
         self._views = [part.view(p.shape) for part, p in zip(parts[:-1], parameters, strict=True)]
         self._marks = parts[-1]
         self.taken = [False] * len(parameters)
@@ -150,12 +194,12 @@ class Bucket:
             view.copy_(gradient.detach())
         self.taken[index] = True
 
-    def begin_all_reduce(self, settings: ReducerSettings) -> None:
+    def begin_all_reduce(self, settings: ReducerSettings, is_training: bool = True) -> None:
         """Begins the reduction. For parameters without a gradient, this rank contributes zeros."""
         for view, taken in zip(self._views, self.taken, strict=True):
             if not taken:
                 view.zero_()
-        self._marks.copy_(torch.tensor(self.taken, dtype=self._flat.dtype))
+        self._marks.copy_(torch.tensor([*self.taken, is_training], dtype=self._flat.dtype))
         if settings.predivide != 1.0:
             self._flat[: self._count].div_(settings.predivide)
         packed, self._context = settings.compression.compress(self._flat)
@@ -176,18 +220,27 @@ class Bucket:
 
     def finish_all_reduce(self, settings: ReducerSettings) -> None:
         """Waits for the reduction and sets the gradients of the parameters to the results."""
+        marks = self._wait(settings)[:-1]
+        if settings.predivide != 1.0:
+            self._flat[: self._count].mul_(settings.predivide)
+        for p, view, mark in zip(self.parameters, self._views, marks, strict=True):
+            if mark > 0 and (p.grad is None or p.grad.data_ptr() != view.data_ptr() or p.grad.is_sparse):
+                p.grad = view
+        self.taken = [False] * len(self.parameters)
+
+    def finish_with_zeros(self, settings: ReducerSettings) -> bool:
+        """Waits for the reduction, and returns whether any rank still trains."""
+        return self._wait(settings)[-1] > 0
+
+    def _wait(self, settings: ReducerSettings) -> list[float]:
+        """Waits for the reduction, and returns the marks."""
         if self._handle is not None:
             self._handle.wait()
             self._handle = None
         if self._packed is not None and self._packed is not self._flat:
             self._flat.copy_(settings.compression.decompress(self._packed, self._context))
         self._packed = None
-        if settings.predivide != 1.0:
-            self._flat[: self._count].mul_(settings.predivide)
-        for p, view, mark in zip(self.parameters, self._views, self._marks.tolist(), strict=True):
-            if mark > 0 and (p.grad is None or p.grad.data_ptr() != view.data_ptr() or p.grad.is_sparse):
-                p.grad = view
-        self.taken = [False] * len(self.parameters)
+        return self._marks.tolist()
 
 
 def _divide_into_buckets(parameters: Sequence[Parameter], bucket_bytes: int) -> list[list[Parameter]]:

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from ringtrain.torch import buckets, horovod
+from ringtrain.torch import buckets, operations
 from ringtrain.torch.compression import Compression, Compressor
+from ringtrain.torch.process_sets import ProcessSet, global_process_set
 
 Parameter = torch.nn.Parameter
 
@@ -19,12 +20,12 @@ def DistributedOptimizer(
     named_parameters: Iterable[tuple[str, Parameter]] | None = None,
     compression: type[Compressor] = Compression.none,
     backward_passes_per_step: int = 1,
-    op: str = horovod.Average,
+    op: str = operations.Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Any = None,
     sparse_as_dense: bool = False,
-    process_set: Any = None,
+    process_set: ProcessSet = global_process_set,
     *,
     bucket_bytes: int = buckets.BYTES,
 ) -> torch.optim.Optimizer:
@@ -44,10 +45,11 @@ def DistributedOptimizer(
     converted to dense ones. Without `sparse_as_dense`, sparse gradients raise `ringtrain.InvalidArgument`.
     `num_groups` and `groups` have no effect. (They tell Horovod to fuse gradients.)
 
-    Raises ValueError in the same cases as Horovod. Raises NotImplementedError if `process_set` is set, or if `op` is
-    neither Average nor Sum.
+    With `process_set`, only the ranks of this set average their gradients. On other ranks, the optimizer averages nothing.
+
+    Raises ValueError in the same cases as Horovod. Raises NotImplementedError if `op` is neither Average nor Sum.
     """
-    _check_arguments(optimizer, op, gradient_predivide_factor, process_set)
+    _check_arguments(optimizer, op, gradient_predivide_factor)
     # The buckets use the order of the optimizer's parameters. The names are only for Horovod's checks and for error messages.
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     names = _parameter_names(optimizer, named_parameters)
@@ -56,9 +58,13 @@ def DistributedOptimizer(
     wrapped = subclass.__new__(subclass)
     # If a scheduler has patched the wrapped optimizer's `step`, then `step` is in its `__dict__`. Do not copy that method.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
-    scale = gradient_predivide_factor if op == horovod.Average else 1.0
+    scale = gradient_predivide_factor if op == operations.Average else 1.0
     settings = buckets.ReducerSettings(op, compression, scale, backward_passes_per_step, sparse_as_dense, bucket_bytes)
-    wrapped._reducer = buckets.GradientReducer(horovod.world().duplicate(), parameters, names, settings)
+    if process_set.included() is False:
+        wrapped._reducer = buckets.NoReducer()
+    else:
+        group = process_set.members().group.duplicate()
+        wrapped._reducer = buckets.GradientReducer(group, parameters, names, settings)
     wrapped._should_synchronize = True
     return wrapped
 
@@ -66,7 +72,7 @@ def DistributedOptimizer(
 class _DistributedOptimizerMixin:
     """The methods of a DistributedOptimizer that differ from those of the wrapped optimizer."""
 
-    _reducer: buckets.GradientReducer
+    _reducer: buckets.GradientReducer | buckets.NoReducer
     _should_synchronize: bool
 
     def synchronize(self) -> None:
@@ -116,15 +122,13 @@ class _DistributedOptimizerMixin:
         raise NotImplementedError("add_param_group is not implemented on a DistributedOptimizer; add parameters before making it")
 
 
-def _check_arguments(optimizer: torch.optim.Optimizer, op: str, predivide: float, process_set: Any) -> None:
+def _check_arguments(optimizer: torch.optim.Optimizer, op: str, predivide: float) -> None:
     if isinstance(optimizer, _DistributedOptimizerMixin):
         raise ValueError("the optimizer is already a DistributedOptimizer")
-    if op not in (horovod.Average, horovod.Sum):
+    if op not in (operations.Average, operations.Sum):
         raise NotImplementedError(f"DistributedOptimizer supports Average and Sum, not {op!r}")
-    if predivide != 1.0 and op != horovod.Average:
+    if predivide != 1.0 and op != operations.Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if process_set is not None:
-        raise NotImplementedError("process sets are not implemented; use torch.distributed.new_group and DistributedDataParallel")
 
 
 def _parameter_names(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Parameter]] | None) -> dict[Parameter, str]:

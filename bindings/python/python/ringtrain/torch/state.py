@@ -8,35 +8,45 @@ from typing import Any
 
 import torch
 
-from ringtrain.torch import horovod, tensors
+from ringtrain.torch import gathering, operations, tensors
+from ringtrain.torch.process_sets import ProcessSet, global_process_set, world
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Returns the root's object on every rank. Objects are sent as pickles. Only processes that know the job's secret
     can join the job and send pickles.
     """
-    group = horovod.world()
-    if group.rank == root_rank:
-        group.broadcast_bytes(pickle.dumps(obj), root_rank)
-        return obj
-    return pickle.loads(group.broadcast_bytes(None, root_rank))
+    members = process_set.members()
+    is_root = members.rank_in_group(root_rank) == members.group.rank
+    # Only the root contributes bytes to this all-gather.
+    data = pickle.dumps(obj) if is_root else b""
+    gathered = members.named.all_gather_bytes(members.tensor_name("broadcast_object", name), data).wait()
+    return obj if is_root else pickle.loads(gathered)
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Returns every rank's object, in rank order."""
-    return [pickle.loads(data) for data in horovod.world().all_gather_bytes(pickle.dumps(obj))]
+    members = process_set.members()
+    data = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
+    handle = gathering.gather_parts(members, members.tensor_name("allgather_object", name), "", data)
+    return [pickle.loads(part.numpy().tobytes()) for _, part in gathering.split_parts(handle.wait())]
 
 
-def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int) -> None:
-    """Copies the root's parameters to every rank. `params` is a `state_dict()` or `named_parameters()`. The order of the
-    parameters must be the same on all ranks. Values that are not tensors are ignored."""
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
+    """Copies the root's parameters to every rank. `params` is a `state_dict()` or `named_parameters()`. The ranks may have the
+    parameters in different orders. Values that are not tensors are ignored."""
     named = params.items() if isinstance(params, Mapping) else params
-    found = [tensor for _, tensor in named if isinstance(tensor, torch.Tensor)]
-    for handle in [horovod.broadcast_async_(tensor, root_rank) for tensor in found]:
+    found = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
+    handles = [operations.broadcast_async_(tensor, root_rank, name, process_set) for name, tensor in found]
+    for handle in handles:
         handle.wait()
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
     """Copies the root's optimizer state and settings to every rank. The optimizers of other ranks may have no state yet.
 
     Raises ValueError for `torch.optim.LBFGS`, because its state contains objects that are not tensors.
@@ -45,12 +55,12 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) 
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     found: list[torch.Tensor] = []
     layout = _without_tensors(optimizer.state_dict(), found)
-    is_root = horovod.rank() == root_rank
-    layout = broadcast_object(layout, root_rank)
+    is_root = world().rank == root_rank
+    layout = broadcast_object(layout, root_rank, process_set=process_set)
     if not is_root:
         found = []
         state = _with_tensors(layout, found)
-    handles = [horovod.broadcast_async_(tensor, root_rank) for tensor in found]
+    handles = [operations.broadcast_async_(tensor, root_rank, process_set=process_set) for tensor in found]
     for handle in handles:
         handle.wait()
     if not is_root:

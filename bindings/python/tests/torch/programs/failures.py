@@ -120,6 +120,22 @@ def kill_last_rank_in_distributed_optimizer(rank: int) -> None:
             return
 
 
+def kill_last_rank_in_allreduce(rank: int) -> None:
+    """Kills a rank while the other ranks wait for its tensor. The errors name the rank and the tensor."""
+    hvd.init()
+    for step in range(1000):
+        if rank == hvd.size() - 1 and step == 5:
+            print_line(f"killed at {time.time():.3f}")
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            hvd.allreduce(torch.ones(3), name="loss")
+        except RuntimeError as error:
+            when = time.time()
+            assert error.rank == hvd.size() - 1 and error.__notes__ == ["in the all-reduce of tensor `allreduce.loss`"], error
+            print_line(f"rank {rank} raised at {when:.3f} in step {step}: {error}")
+            return
+
+
 def run_until_interrupt(rank: int) -> None:
     """Runs until SIGINT: rank 1 waits in a collective, and rank 0 computes."""
     dist.all_reduce(torch.ones(3))

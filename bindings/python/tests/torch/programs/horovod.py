@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import any_order
 import checks
 import torch
 from checks import raised
@@ -32,7 +33,6 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 def check_init_and_ranks(rank: int, n: int) -> None:
     assert hvd.is_initialized() and (hvd.local_rank(), hvd.local_size()) == (rank, n)
     hvd.init()
-    assert raised(NotImplementedError, hvd.join).args[0].startswith("ringtrain.torch.join")
     hvd.barrier()
 
 
@@ -311,5 +311,5 @@ if __name__ == "__main__":
     assert not hvd.is_initialized()
     assert "init()" in str(raised(core.Error, hvd.rank))
     hvd.init()
-    checks.run(globals(), hvd.rank(), hvd.size(), only=arguments.only)
+    checks.run(globals() | vars(any_order), hvd.rank(), hvd.size(), only=arguments.only)
     hvd.shutdown()
