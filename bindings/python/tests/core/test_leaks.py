@@ -8,6 +8,7 @@ import numpy as np
 
 import ringtrain as ring
 from ranks import Cases, file_descriptors, resident_bytes, threads_of_process
+from ringtrain import _core
 
 cases = Cases(__file__, sizes=(1, 2), timeout=40.0)
 
@@ -57,6 +58,21 @@ def asynchronous_all_reduces_leak_nothing(world):
             pending.clear()
 
     check_no_growth(world, 10_000, operation)
+
+
+@cases
+def named_tensors_leak_nothing(world):
+    tensors = _core.NamedTensors(world.core)
+    x = np.ones(100)
+
+    def operation(k) -> None:
+        # The handle of the second tensor is dropped before its operation ends.
+        waiting = tensors.all_reduce(f"number {k}", x, "max")
+        tensors.all_gather_bytes(f"bytes {k}", bytes(100))
+        waiting.wait()
+
+    check_no_growth(world, 20_000, operation)
+    tensors.close()
 
 
 @cases

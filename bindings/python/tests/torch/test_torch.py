@@ -100,6 +100,11 @@ def test_an_uncaught_exception_reaches_the_other_ranks(launch: Launch) -> None:
 
 
 @FULL
+def test_a_rank_that_leaves_during_training_is_named(launch: Launch) -> None:
+    assert "rank 1 raised the error" in check_output(launch(2, "failures.py", "--only", "leave_during_training"))
+
+
+@FULL
 def test_errors_of_a_subgroup_name_global_ranks(launch: Launch) -> None:
     job = launch(3, "failures.py", "--only", "kill_rank_of_subgroup", options=["--grace", "100"])
     require_no_crash(job)

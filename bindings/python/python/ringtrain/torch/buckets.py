@@ -96,6 +96,7 @@ class GradientReducer:
                 bucket.begin_all_reduce(self._settings, is_training=False)
             is_training = any([bucket.finish_with_zeros(self._settings) for bucket in self._buckets])
         group.timeout = timeout
+        self._count = dict.fromkeys(self._count, 0)
 
     def synchronize(self) -> None:
         """Begins the reduction of the remaining buckets, waits for all buckets, and sets the parameters' gradients to the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -29,7 +30,10 @@ class Members:
         """Returns the name of a tensor for an operation of this kind. Without a name, the tensor gets a number, as in Horovod:
         the ranks must begin their operations without names in the same order."""
         if name is not None:
-            return f"{kind}.{name}"
+            full_name = f"{kind}.{name}"
+            # The library accepts names of at most 256 bytes.
+            short = len(full_name.encode()) <= 256
+            return full_name if short else f"{full_name[:40]}...{hashlib.sha256(full_name.encode()).hexdigest()}"
         return f"{kind}.noname.{next(self._counts.setdefault(kind, itertools.count(1)))}"
 
     def begin_join(self) -> _core.Handle:

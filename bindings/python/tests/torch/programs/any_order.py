@@ -48,6 +48,12 @@ def check_operations_in_different_orders(rank: int, n: int) -> None:
         assert torch.equal(group[0], largest) and torch.equal(group[1], 2 * largest), group
 
 
+def check_long_names(rank: int, n: int) -> None:
+    names = ["long" * 100 + letter for letter in "ab"]
+    handles = [hvd.allreduce_async(torch.ones(1), name=name, op=hvd.Sum) for name in (names if rank else names[::-1])]
+    assert all(handle.wait().item() == n for handle in handles)
+
+
 def check_gradient_of_reducescatter(rank: int, n: int) -> None:
     for op, factor in ((hvd.Average, 1.0), (hvd.Sum, float(n))):
         mine = torch.ones(2 * n, 3).requires_grad_()
@@ -139,6 +145,30 @@ def check_join_with_two_optimizers(rank: int, n: int) -> None:
                 plain[which].step()
             hvd.broadcast_parameters(models[which].state_dict(), root_rank=0)
             assert_same_parameters(models[which], expected[which])
+
+
+def check_join_after_an_odd_number_of_passes(rank: int, n: int) -> None:
+    """With two passes for each step, `join` discards the gradients of a single pass."""
+    model = make_model(7)
+    optimizer = hvd.DistributedOptimizer(make_sgd(model), backward_passes_per_step=2)
+    for step in range(2):
+        for half in range(2):
+            batch_loss(model, rank, 2 * step + half).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        before = [p.detach().clone() for p in model.parameters()]
+        batch_loss(model, rank, 9).backward()
+        hvd.join()
+        assert all(torch.equal(p, old) and not p.grad.any() for p, old in zip(model.parameters(), before, strict=True))
+    expected = make_model(7)
+    plain = make_sgd(expected)
+    for step in range(2):
+        plain.zero_grad()
+        for other in range(n):
+            for half in range(2):
+                (batch_loss(expected, other, 2 * step + half) / n).backward()
+        plain.step()
+    assert_same_parameters(model, expected)
 
 
 def check_operations_that_need_joined_ranks(rank: int, n: int) -> None:

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringtrain.torch as hvd
 from ringtrain import _core as core
+from ringtrain.torch import process_sets
 
 
 def print_line(text: str) -> None:
@@ -118,6 +119,20 @@ def kill_last_rank_in_distributed_optimizer(rank: int) -> None:
             assert f"rank {hvd.size() - 1}" in str(error), error
             print_line(f"rank {rank} raised at {when:.3f} in step {step}: {error}")
             return
+
+
+def leave_during_training(rank: int) -> None:
+    """Rank 0 leaves while rank 1 waits for it in a step of a `DistributedOptimizer`, which uses no named tensors."""
+    process_sets._CLOSE_SECONDS = 0.1
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(nn.Linear(3, 3).parameters(), lr=0.01))
+    if rank == 0:
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+        return
+    error = checks.raised(core.Aborted, optimizer.step)
+    assert error.rank == 0 and "this rank ended, and the other ranks still ran 0.1 s later" in str(error), error
+    print_line("rank 1 raised the error")
 
 
 def kill_last_rank_in_allreduce(rank: int) -> None:
