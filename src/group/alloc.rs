@@ -8,11 +8,13 @@ use std::fmt;
 use std::io;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::buffer::sealed::Sealed;
 use super::host_rounds::HostRounds;
 use super::parts::{layout_digest, zeroed};
+use super::rounds_home::RoundsHome;
 use super::share::{LOCATION_WORDS, location_from_words, location_to_words};
 use super::{Buffer, Error, Group, Input, OwnedBuffer};
 use crate::schedule::CollectiveSpec;
@@ -40,10 +42,10 @@ const LAYOUT: [usize; 2] = [REPORT_WORDS, 0x616c_6c6f];
 /// the buffer, or of a part of it, then needs no copies to slots or sockets. All other operations treat the buffer as
 /// ordinary memory.
 ///
-/// Dropping the buffer frees the memory on this rank at once. Another rank unmaps the memory when it next calls
-/// [`Group::alloc`] or drops such a buffer, if no operation is active there at this time. The memory has no name in the
-/// file system. The buffer may outlive its group. After a failed operation, no other rank accesses the part of the
-/// buffer that the operation used.
+/// Dropping the buffer frees the memory on this rank at once. Another rank unmaps the memory when it calls [`Group::alloc`],
+/// or when it calls a collective of the group after it has dropped such a buffer itself, if no operation is active there at
+/// this time. The memory has no name in the file system. The buffer may outlive its group. After a failed operation, no other
+/// rank accesses the part of the buffer that the operation used.
 ///
 /// ```
 /// use ringtrain::{Group, ReduceOp};
@@ -70,7 +72,8 @@ struct SharedElements<T> {
     exposed: ExposedBuffer,
     /// The rounds hold a weak reference to this value. `None` tells them that the buffer has been dropped.
     alive: Option<Arc<()>>,
-    host_rounds: Weak<Mutex<HostRounds>>,
+    /// Makes the next operation remove dropped buffers.
+    has_dropped_buffers: Arc<AtomicBool>,
     element: PhantomData<T>,
 }
 
@@ -93,12 +96,12 @@ impl Group {
     #[track_caller]
     pub fn alloc<T: Element>(&mut self, count: usize) -> Result<SharedBuffer<T>, Error> {
         let site = Site::here();
-        let Some(host_rounds) = self.host_rounds.clone() else {
-            self.driver()?;
+        if self.host_rounds.is_none() {
+            self.check_abort()?;
             log::info!("group {} has no shared memory, so its buffers use ordinary memory", self.id);
             return SharedBuffer::private(count);
-        };
-        match self.try_to_alloc(&host_rounds, count, site)? {
+        }
+        match self.try_to_alloc(count, site)? {
             Ok(shared) => Ok(SharedBuffer(BufferKind::Shared(shared))),
             Err(why) => {
                 log::info!("a buffer of group {} uses ordinary memory: {why}", self.id);
@@ -109,12 +112,11 @@ impl Group {
 
     /// Allocates a buffer that all ranks can access, or returns why that failed.
     fn try_to_alloc<T: Element>(
-        &self,
-        host_rounds: &Arc<Mutex<HostRounds>>,
+        &mut self,
         count: usize,
         site: Site,
     ) -> Result<Result<SharedElements<T>, String>, Error> {
-        let has_max_buffers = lock(host_rounds).has_max_buffers();
+        let has_max_buffers = self.with_rounds(HostRounds::has_max_buffers).unwrap_or(false);
         let bytes = count.checked_mul(size_of::<T>()).filter(|&bytes| isize::try_from(bytes).is_ok());
         let (report, created) = match bytes {
             None => (report_without_memory(SIZE_OVERFLOWS), None),
@@ -143,17 +145,37 @@ impl Group {
             (Some(Ok(mut exposed)), Ok(others)) if have_opened.iter().all(|&[is_open]| is_open == 1) => {
                 exposed.close_file();
                 let alive = Arc::new(());
-                lock(host_rounds).register_buffer(&mut exposed, Arc::downgrade(&alive), others);
-                let host_rounds = Arc::downgrade(host_rounds);
-                Ok(Ok(SharedElements { exposed, alive: Some(alive), host_rounds, element: PhantomData }))
+                let has_dropped_buffers = self.with_rounds(|host_rounds| {
+                    host_rounds.register_buffer(&mut exposed, Arc::downgrade(&alive), others)
+                });
+                let shared = |has_dropped_buffers| SharedElements {
+                    exposed,
+                    alive: Some(alive),
+                    has_dropped_buffers,
+                    element: PhantomData,
+                };
+                Ok(has_dropped_buffers.map(shared).ok_or_else(|| "the job has failed".into()))
             }
             (_, Err(error)) => Ok(Err(error.to_string())),
             _ => Ok(Err("another rank could not open the memory of a peer".into())),
         }
     }
 
+    /// Calls `use_rounds` with the rounds of the group, which the core may have. Returns `None` if the job has failed.
+    fn with_rounds<R>(&mut self, use_rounds: impl FnOnce(&mut HostRounds) -> R) -> Option<R> {
+        match (&mut self.host_rounds, &self.job) {
+            (Some(RoundsHome::Owned(host_rounds)), _) => Some(use_rounds(host_rounds)),
+            (Some(RoundsHome::InCore), Some(job)) => job.driver.with_rounds(self.id, use_rounds),
+            _ => None,
+        }
+    }
+
     /// Gathers `N` words from every rank, and returns the words in rank order.
-    fn gather_words<const N: usize>(&self, own_words: [u64; N], site: Site) -> Result<Vec<[u64; N]>, Error> {
+    fn gather_words<const N: usize>(
+        &mut self,
+        own_words: [u64; N],
+        site: Site,
+    ) -> Result<Vec<[u64; N]>, Error> {
         let mut all = vec![[0u64; N]; self.world.as_usize()];
         all[self.rank.index()] = own_words;
         let spec = CollectiveSpec::AllGather(Partition::of_equal_parts(N, self.world));
@@ -191,10 +213,6 @@ fn open_memory(report: &[u64; REPORT_WORDS]) -> io::Result<RemoteBuffer> {
     RemoteBuffer::open(location, bytes, &token)
 }
 
-fn lock(host_rounds: &Mutex<HostRounds>) -> MutexGuard<'_, HostRounds> {
-    host_rounds.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl<T: Element> SharedBuffer<T> {
     fn private(count: usize) -> Result<Self, Error> {
         zeroed(count).map(|elements| Self(BufferKind::Private(elements)))
@@ -211,12 +229,7 @@ impl<T> Drop for SharedElements<T> {
     fn drop(&mut self) {
         self.exposed.withdraw();
         self.alive = None;
-        // If another thread holds the rounds, that thread or a later call removes the buffer.
-        if let Some(host_rounds) = self.host_rounds.upgrade()
-            && let Ok(mut host_rounds) = host_rounds.try_lock()
-        {
-            host_rounds.remove_dropped_buffers();
-        }
+        self.has_dropped_buffers.store(true, Ordering::Release);
     }
 }
 

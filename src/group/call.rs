@@ -1,11 +1,10 @@
 //! How the call of a collective becomes an operation.
 
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use half::{bf16, f16};
 
-use super::driver::{Driver, OperationOutput, Submission};
+use super::driver::{OperationOutput, Submission};
 use super::handle::Handle;
 use super::host_rounds::ShmRequest;
 use super::memory::{BufferAccess, Memory};
@@ -90,6 +89,12 @@ impl Call {
         (self.spec, self.reduction.map(|reduction| reduction.kernels))
     }
 
+    /// Returns the request to run the call in the shared memory of `world` ranks.
+    fn into_shm_request(self, world: WorldSize) -> ShmRequest {
+        let (spec, kernels) = self.into_spec_and_kernels();
+        ShmRequest { spec, kernels, divisor: world.get() }
+    }
+
     /// Sets the digest of the lengths of uneven parts.
     pub(super) fn with_layout(mut self, layout: u32) -> Self {
         self.layout = layout;
@@ -108,7 +113,7 @@ impl Group {
     }
 
     /// Runs a collective that works on `elements` in place, and waits until the collective is complete.
-    pub(super) fn run<T: Element>(&self, call: Call, elements: &mut [T]) -> Result<(), Error> {
+    pub(super) fn run<T: Element>(&mut self, call: Call, elements: &mut [T]) -> Result<(), Error> {
         match call.compression {
             Compression::None => {}
             Compression::Fp16 => {
@@ -118,64 +123,52 @@ impl Group {
                 return self.run_half_precision::<bf16>(&call, bytemuck::cast_slice_mut(elements));
             }
         }
-        let driver = self.driver()?;
+        self.check_abort()?;
         self.reduce_single_contribution(&call, elements);
-        let Some(driver) = driver else { return Ok(()) };
         if let Some((mut memory, buffers)) = self.gathered_buffers(&call, elements)? {
-            self.run_on_bytes::<T>(driver, call, bytemuck::cast_slice_mut::<T, u8>(&mut memory).into())?;
+            self.run_on_bytes::<T>(call, bytemuck::cast_slice_mut::<T, u8>(&mut memory).into())?;
             buffers.reduce(&memory, elements);
             return Ok(());
         }
-        self.run_on_bytes::<T>(driver, call, bytemuck::cast_slice_mut::<T, u8>(elements).into())
+        self.run_on_bytes::<T>(call, bytemuck::cast_slice_mut::<T, u8>(elements).into())
     }
 
     /// Runs a collective in which this rank only sends `elements`, and waits until the collective is complete.
-    pub(super) fn run_sending<T: Element>(&self, call: Call, elements: &[T]) -> Result<(), Error> {
-        let Some(driver) = self.driver()? else { return Ok(()) };
-        self.run_on_bytes::<T>(driver, call, bytemuck::cast_slice::<T, u8>(elements).into())
+    pub(super) fn run_sending<T: Element>(&mut self, call: Call, elements: &[T]) -> Result<(), Error> {
+        self.run_on_bytes::<T>(call, bytemuck::cast_slice::<T, u8>(elements).into())
     }
 
     /// Runs a collective that reads `input` and writes `output`, and waits until the collective is complete. The collective sees
     /// one buffer: the input followed by the output.
     pub(super) fn run_with_output<T: Element>(
-        &self,
+        &mut self,
         call: Call,
         input: &[T],
         output: &mut [T],
     ) -> Result<(), Error> {
-        let Some(driver) = self.driver()? else { return Ok(()) };
         let (input, output) = (bytemuck::cast_slice::<T, u8>(input), bytemuck::cast_slice_mut(output));
-        self.run_on_bytes::<T>(driver, call, (input, output).into())
+        self.run_on_bytes::<T>(call, (input, output).into())
     }
 
-    /// Runs a collective on the bytes of its buffer, in shared memory or by the driver.
-    fn run_on_bytes<T: Element>(
-        &self,
-        driver: &Driver,
-        call: Call,
-        bytes: BufferAccess<'_>,
-    ) -> Result<(), Error> {
+    /// Runs a collective on the bytes of its buffer, in shared memory or by the driver. In a world of one rank, does nothing.
+    fn run_on_bytes<T: Element>(&mut self, call: Call, bytes: BufferAccess<'_>) -> Result<(), Error> {
         let request = self.operation_request::<T>(&call);
-        if let Some(host_rounds) = self.host_rounds.as_ref().filter(|_| call.uses_shared_memory) {
-            let mut host_rounds = host_rounds.lock().unwrap_or_else(PoisonError::into_inner);
-            // If asynchronous operations are active in the shared memory, this operation has to queue behind them.
-            if !host_rounds.is_busy() {
-                let shm_request = self.shm_request(call);
-                return driver.run_in_shared_memory(
-                    &mut host_rounds,
-                    &self.members,
-                    request,
-                    shm_request,
-                    bytes,
-                );
-            }
+        let Some(job) = &self.job else { return self.check_abort() };
+        // If asynchronous operations use the rounds, this operation has to queue behind them.
+        if let Some(home) = self.host_rounds.as_mut().filter(|_| call.uses_shared_memory)
+            && let Some(host_rounds) = home.take_back(&job.driver, self.id)
+        {
+            let shm_request = call.into_shm_request(self.world);
+            return job.driver.run_in_shared_memory(host_rounds, &self.members, request, shm_request, bytes);
         }
-        driver.run(request, bytes, |memory| self.submission::<T>(call, memory)).map(|_| ())
+        self.hand_over_rounds(&call);
+        let Some(job) = &self.job else { return Ok(()) };
+        job.driver.run(request, bytes, |memory| self.submission::<T>(call, memory)).map(|_| ())
     }
 
     /// Begins a collective that works on `buffer` in place. The handle returns the buffer.
     pub(super) fn start_in_place<B: OwnedBuffer>(
-        &self,
+        &mut self,
         call: Call,
         mut buffer: B,
     ) -> Result<Handle<B>, Error> {
@@ -184,21 +177,22 @@ impl Group {
             Compression::Fp16 => return self.start_half_precision::<f16, B>(&call, buffer),
             Compression::Bf16 => return self.start_half_precision::<bf16, B>(&call, buffer),
         }
-        self.driver()?;
+        self.check_abort()?;
         self.reduce_single_contribution(&call, buffer.as_mut());
-        let Some(job) = &self.job else { return Ok(Handle::ready(Ok(buffer))) };
+        let Some(job) = self.job.clone() else { return Ok(Handle::ready(Ok(buffer))) };
         let request = self.operation_request::<B::Element>(&call);
         if let Some((memory, buffers)) = self.gathered_buffers(&call, buffer.as_ref())? {
             let memory = Memory::owned(memory);
             let id = job.driver.submit(request, self.submission::<B::Element>(call, memory))?;
-            return Ok(Handle::pending(Arc::clone(job), id, move |output: OperationOutput| {
+            return Ok(Handle::pending(job, id, move |output: OperationOutput| {
                 buffers.reduce(&output.memory.into_elements::<B::Element>(), buffer.as_mut());
                 Ok(buffer)
             }));
         }
+        self.hand_over_rounds(&call);
         let id = job.driver.submit(request, self.submission::<B::Element>(call, Memory::owned(buffer)))?;
         let make_result = |output: OperationOutput| output.memory.into_owned().ok_or(Error::Taken);
-        Ok(Handle::pending(Arc::clone(job), id, make_result))
+        Ok(Handle::pending(job, id, make_result))
     }
 
     /// Reduces the elements if no other rank contributes to the result: in a world of one rank, and on rank 0 of a scan or
@@ -211,12 +205,11 @@ impl Group {
         }
     }
 
-    /// Returns the driver; `None` in a world of one rank. After [`Group::abort`] in a world of one rank, returns the error.
-    pub(super) fn driver(&self) -> Result<Option<&Driver>, Error> {
+    /// Returns the error after [`Group::abort`] in a world of one rank. In other worlds, the driver returns the error.
+    pub(super) fn check_abort(&self) -> Result<(), Error> {
         match (&self.job, self.abort_error.get()) {
-            (Some(job), _) => Ok(Some(&job.driver)),
             (None, Some(error)) => Err(error.clone()),
-            (None, None) => Ok(None),
+            _ => Ok(()),
         }
     }
 
@@ -245,9 +238,8 @@ impl Group {
 
     /// Returns the operation that the driver has to begin for a call. Its kind depends on the transport that the call uses.
     fn submission<T: Element>(&self, call: Call, memory: Memory) -> Submission {
-        if let Some(host_rounds) = self.host_rounds.as_ref().filter(|_| call.uses_shared_memory) {
-            let rounds = (Arc::clone(host_rounds), Arc::clone(&self.members));
-            return Submission::SharedMemory(rounds, self.shm_request(call), memory);
+        if call.uses_shared_memory {
+            return Submission::SharedMemory(call.into_shm_request(self.world), memory);
         }
         let is_hierarchical = call.algorithm == Algorithm::Hierarchy;
         if let Some(hierarchical_data) = self.hierarchical_data.as_ref().filter(|_| is_hierarchical) {
@@ -291,11 +283,5 @@ impl Group {
         let chunk_bytes = self.job.as_ref().map_or(1 << 20, |job| job.chunk_bytes);
         let block_elements = self.world.as_usize() * (chunk_bytes / size_of::<T>());
         block_elements.max(count.div_ceil(BLOCKS_MAX))
-    }
-
-    /// Returns the request to run a call in shared memory.
-    fn shm_request(&self, call: Call) -> ShmRequest {
-        let (spec, kernels) = call.into_spec_and_kernels();
-        ShmRequest { spec, kernels, divisor: self.world.get() }
     }
 }

@@ -13,7 +13,7 @@ const COMPRESSED_BLOCK_ELEMENTS: usize = 1 << 20;
 impl Group {
     /// Runs an all-reduce of `elements`, which are `f32`, and sends elements of type `H`, one block after the other.
     pub(super) fn run_half_precision<H: CompressedElement>(
-        &self,
+        &mut self,
         call: &Call,
         elements: &mut [f32],
     ) -> Result<(), Error> {
@@ -33,7 +33,7 @@ impl Group {
     /// Begins an all-reduce of `buffer`, which has elements of `f32`, and sends elements of type `H`. All blocks are active at
     /// the same time.
     pub(super) fn start_half_precision<H: CompressedElement, B: OwnedBuffer>(
-        &self,
+        &mut self,
         call: &Call,
         mut buffer: B,
     ) -> Result<Handle<B>, Error> {

@@ -25,6 +25,12 @@ pub(super) fn record_lock_released() -> Deferred {
     if LOCKS.get() == 0 { DEFERRED.take() } else { Vec::new() }
 }
 
+/// Returns whether this thread holds a core lock.
+pub(super) fn holds_lock() -> bool {
+    // A thread that is exiting has no thread-local variables and holds no lock.
+    LOCKS.try_with(|locks| locks.get() > 0).unwrap_or(false)
+}
+
 /// Returns whether this thread has deferred drops.
 pub(super) fn has_deferred_drops() -> bool {
     DEFERRED.with_borrow(|deferred| !deferred.is_empty())
@@ -32,9 +38,7 @@ pub(super) fn has_deferred_drops() -> bool {
 
 /// Drops a value now, or, if this thread holds a core lock, after the lock is released.
 pub(super) fn drop_without_lock(value: Box<dyn Any + Send>) {
-    // A thread that is exiting has no thread-local variables and holds no lock.
-    let holds_lock = LOCKS.try_with(|locks| locks.get() > 0).unwrap_or(false);
-    if holds_lock {
+    if holds_lock() {
         DEFERRED.with_borrow_mut(|deferred| deferred.push(value));
     }
 }

@@ -7,6 +7,7 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use super::memory::BufferAccess;
@@ -43,6 +44,8 @@ pub(super) struct HostRounds {
     unrecorded: VecDeque<ShmCall>,
     /// The contract of the last posted round, if this rank has not compared it with the contracts of all other ranks.
     unchecked_contract: Option<(ShmCall, Header)>,
+    /// Whether the program has dropped a shared buffer. The next operation then removes the dropped buffers.
+    has_dropped_buffers: Arc<AtomicBool>,
     meter: Meter,
 }
 
@@ -109,6 +112,7 @@ impl HostRounds {
             lower_ranks_piece: vec![0; apply::PIECE_BYTES / size_of::<u64>()],
             unrecorded: VecDeque::new(),
             unchecked_contract: None,
+            has_dropped_buffers: Arc::default(),
             meter,
         }
     }
@@ -124,6 +128,9 @@ impl HostRounds {
         (contract, site): (Contract, Site),
         shm_request: ShmRequest,
     ) -> ShmOperation {
+        if self.has_dropped_buffers.load(Ordering::Acquire) && !self.is_busy() {
+            self.remove_dropped_buffers();
+        }
         let ShmRequest { spec, kernels, divisor } = shm_request;
         let call = ShmCall { sequence: self.next_sequence, contract, site };
         self.next_sequence += 1;
@@ -186,19 +193,22 @@ impl HostRounds {
     }
 
     /// Registers one shared buffer of each rank: `own` is this rank's buffer, and `others` are the other ranks' buffers in rank
-    /// order. The owner of this rank's buffer must drop the value behind `alive` before it unmaps the buffer.
+    /// order. The owner of this rank's buffer must drop the value behind `alive` before it unmaps the buffer, and then set the
+    /// returned flag.
     pub(super) fn register_buffer(
         &mut self,
         own: &mut ExposedBuffer,
         alive: Weak<()>,
         others: Vec<RemoteBuffer>,
-    ) {
+    ) -> Arc<AtomicBool> {
         self.rounds.register_buffer(own, alive, others);
+        Arc::clone(&self.has_dropped_buffers)
     }
 
     /// Removes buffers that were dropped. Unmaps them if no operation is active.
-    pub(super) fn remove_dropped_buffers(&mut self) {
+    fn remove_dropped_buffers(&mut self) {
         let is_busy = self.is_busy();
+        self.has_dropped_buffers.store(is_busy, Ordering::Relaxed);
         self.rounds.unmap_dropped_buffers(is_busy);
     }
 

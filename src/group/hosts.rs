@@ -1,11 +1,12 @@
 //! Hierarchical collectives of groups with several hosts and several ranks on a host ([`HostLayout`]), and their shared memory.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::call::Call;
 use super::driver::{Block, HierarchicalOperation};
-use super::host_rounds::{HostRounds, ShmRequest};
+use super::host_rounds::ShmRequest;
 use super::memory::Memory;
+use super::rounds_home::RoundsHome;
 use super::{Error, Group};
 use crate::reduce::Kernels;
 use crate::schedule::hierarchy::{HierarchicalStages, HostLayout};
@@ -18,15 +19,17 @@ const CHUNK_BYTES: usize = 512 << 10;
 /// The most blocks of a hierarchical operation.
 const BLOCKS_MAX: usize = 64;
 
-/// The rounds in a shared memory, and the world ranks that use this memory.
-pub(super) type RoundsAndMembers = (Arc<Mutex<HostRounds>>, Arc<[Rank]>);
+/// The rounds of the first and of the last stage.
+type StageRounds = [RoundsHome; 2];
 
 /// The data for hierarchical collectives of a group.
 pub(super) struct HierarchicalData {
     pub(super) layout: HostLayout,
     /// Rounds for the first stage and rounds for the last stage, so that an operation that waits for the network does not
     /// delay the first stage of the following operation. `None` if this rank is alone on its host.
-    pub(super) stage_rounds: Option<[RoundsAndMembers; 2]>,
+    pub(super) stage_rounds: Option<StageRounds>,
+    /// The world ranks of this host's members.
+    pub(super) local_members: Arc<[Rank]>,
 }
 
 impl Group {
@@ -38,13 +41,14 @@ impl Group {
         let Some(layout) = HostLayout::new(&machines, self.rank) else { return Ok(Ok(())) };
         let member = |rank: &Rank| self.members[rank.index()];
         let members: Arc<[Rank]> = layout.local_ranks().iter().map(member).collect();
-        let stage_rounds = self.new_stage_rounds(members)?;
+        let stage_rounds = self.new_stage_rounds(&members)?;
         // Shared memory is used only if all ranks have it.
         let mut have_all = [u8::from(stage_rounds.is_ok())];
         self.all_reduce(&mut have_all, ReduceOp::Min)?;
         match stage_rounds {
             Ok(stage_rounds) if have_all == [1] => {
-                self.hierarchical_data = Some(HierarchicalData { layout, stage_rounds });
+                self.hierarchical_data =
+                    Some(HierarchicalData { layout, stage_rounds, local_members: members });
                 Ok(Ok(()))
             }
             Ok(_) => Ok(Err("ranks of another host could not share memory".into())),
@@ -54,19 +58,18 @@ impl Group {
 
     /// Creates the rounds of this host's ranks, or returns why that failed. Returns no rounds for a rank that is alone on
     /// its host.
-    fn new_stage_rounds(
-        &self,
-        members: Arc<[Rank]>,
-    ) -> Result<Result<Option<[RoundsAndMembers; 2]>, String>, Error> {
+    fn new_stage_rounds(&self, members: &Arc<[Rank]>) -> Result<Result<Option<StageRounds>, String>, Error> {
         if members.len() == 1 {
             return Ok(Ok(None));
         }
-        let local = self.with_members((self.id % LOCAL_GROUP_BIT) | LOCAL_GROUP_BIT, Arc::clone(&members));
+        let mut local = self.with_members((self.id % LOCAL_GROUP_BIT) | LOCAL_GROUP_BIT, Arc::clone(members));
         let first_on_host = match local.new_host_rounds()? {
-            Ok(first_on_host) => (first_on_host, Arc::clone(&members)),
+            Ok(first_on_host) => first_on_host,
             Err(why) => return Ok(Err(why)),
         };
-        Ok(local.new_host_rounds()?.map(|last_on_host| Some([first_on_host, (last_on_host, members)])))
+        Ok(local
+            .new_host_rounds()?
+            .map(|last_on_host| Some([first_on_host, last_on_host].map(RoundsHome::Owned))))
     }
 
     /// Divides a call into blocks, and returns the hierarchical operation.
@@ -97,13 +100,7 @@ impl Group {
             }
         });
         let blocks = blocks.collect();
-        HierarchicalOperation {
-            stage_rounds: hierarchical_data.stage_rounds.clone(),
-            blocks,
-            memory,
-            kernels,
-            divisor: self.world.get(),
-        }
+        HierarchicalOperation { blocks, memory, kernels, divisor: self.world.get() }
     }
 
     /// Returns the three stages of a block. The schedule of the second stage names world ranks.

@@ -29,22 +29,24 @@ impl Group {
             );
             return Ok(());
         }
-        let local = self.with_members((self.id % LOCAL_GROUP_BIT) | LOCAL_GROUP_BIT, Arc::clone(&members));
-        let Some(driver) = local.driver()? else { return Ok(()) };
+        let mut local =
+            self.with_members((self.id % LOCAL_GROUP_BIT) | LOCAL_GROUP_BIT, Arc::clone(&members));
+        let Some(job) = &self.job else { return Ok(()) };
+        let own = local.rank.index();
         // A rank that has its queues may get the first entry of a peer before it knows itself that all ranks have theirs. So each
         // rank adds its queues before it reports that it has the memory.
         let bytes = HostMemoryLayout::new(members.len()).bytes();
         let added = local.share_segment(bytes, |memory| {
-            driver.add_queues(&Arc::new(memory), &members, local.rank.index());
+            job.driver.add_queues(&Arc::new(memory), &members, own);
         })?;
         match added {
             Ok(()) => {
-                driver.change_over_to_queues();
+                job.driver.change_over_to_queues();
                 // A message takes so little time that sleeping would take most of it.
-                driver.adapt_polling();
+                job.driver.adapt_polling();
             }
             Err(why) => {
-                driver.remove_queues();
+                job.driver.remove_queues();
                 log::info!("the ranks of this host exchange messages over TCP: {why}");
             }
         }

@@ -470,7 +470,7 @@ impl Group {
     /// Returns the job that carries messages. In a world of one rank, this is a job for messages of the rank to itself. The first
     /// call creates this job.
     fn message_job(&self) -> Result<&Arc<SharedJob>, Error> {
-        self.driver()?;
+        self.check_abort()?;
         if let Some(job) = self.job.as_ref().or_else(|| self.self_job.get()) {
             return Ok(job);
         }

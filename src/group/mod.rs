@@ -40,6 +40,7 @@ mod parts;
 mod plan;
 mod profile;
 mod reducers;
+mod rounds_home;
 mod selection;
 mod share;
 mod site;
@@ -52,7 +53,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 pub use crate::rendezvous::Checksums;
@@ -74,10 +75,10 @@ pub use streams::Streams;
 pub use crate::engine::SendMode;
 
 use self::driver::Driver;
-use self::host_rounds::HostRounds;
 use self::hosts::HierarchicalData;
 use self::isolated::Origin;
 use self::profile::Meter;
+use self::rounds_home::RoundsHome;
 use self::selection::AlgorithmSelection;
 use crate::rendezvous::StartError;
 use crate::schedule::partition;
@@ -151,8 +152,8 @@ pub struct Group {
     self_job: Arc<OnceLock<Arc<SharedJob>>>,
     /// In a world of one rank: the error that all calls return after [`Group::abort`].
     abort_error: Arc<OnceLock<Error>>,
-    /// Executes the collectives in shared memory; `None` if not all members share memory.
-    host_rounds: Option<Arc<Mutex<HostRounds>>>,
+    /// The rounds of collectives in shared memory; `None` if not all members share memory.
+    host_rounds: Option<RoundsHome>,
     /// The data for hierarchical collectives; `None` if all members are on one host, or if the members on a host do not share
     /// memory.
     hierarchical_data: Option<HierarchicalData>,

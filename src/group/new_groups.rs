@@ -24,14 +24,14 @@ impl Group {
 
     /// Splits the group as [`Group::split`] does. Fails the job if the ranks pass different digests.
     fn split_with_digest(
-        &self,
+        &mut self,
         colour: Option<u32>,
         key: i64,
         digest: u32,
         site: Site,
     ) -> Result<Option<Self>, Error> {
         let Some(job) = self.job.clone() else {
-            self.driver()?;
+            self.check_abort()?;
             return Ok(colour.map(|_| Self { timeout: self.timeout, ..Self::solo() }));
         };
         // A new group's number consists of its first member and of a counter of this member. So the number is unique, even if

@@ -133,7 +133,7 @@ fn keep_range<T>(mut elements: Vec<T>, range: Range<usize>) -> Vec<T> {
 impl Group {
     /// Runs a verb on a buffer in place. Returns the range of the buffer that holds this rank's result.
     pub(super) fn run_verb_in_place<T: Element>(
-        &self,
+        &mut self,
         verb: &impl PlansInPlace<T>,
         buffer: &mut [T],
         site: Site,
@@ -157,7 +157,7 @@ impl Group {
 
     /// Runs a verb on `input`, and returns this rank's result.
     pub(super) fn run_verb_from<T: Element>(
-        &self,
+        &mut self,
         verb: &impl Plans<T>,
         input: &[T],
         site: Site,
@@ -184,7 +184,7 @@ impl Group {
 
     /// Runs a verb on `input`, and writes this rank's result to `output`.
     pub(super) fn run_verb_into<T: Element, B: Buffer<Element = T> + ?Sized>(
-        &self,
+        &mut self,
         verb: &impl Plans<T>,
         input: &[T],
         output: &mut B,
@@ -221,7 +221,7 @@ impl Group {
 
     /// Begins a verb on an owned buffer in place. The handle returns the buffer.
     pub(super) fn start_verb_in_place<B: OwnedBuffer>(
-        &self,
+        &mut self,
         verb: &impl PlansInPlace<B::Element>,
         mut buffer: B,
         site: Site,
@@ -250,7 +250,7 @@ impl Group {
 
     /// Begins a verb on a copy of `input`. The handle returns this rank's result.
     pub(super) fn start_verb_from<T: Element>(
-        &self,
+        &mut self,
         verb: &impl Plans<T>,
         input: &[T],
         site: Site,

@@ -2,9 +2,9 @@
 //! authenticated links.
 
 use std::io;
-use std::sync::{Arc, Mutex};
 
 use super::host_rounds::HostRounds;
+use super::rounds_home::RoundsHome;
 use super::{Error, Group};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
@@ -45,7 +45,7 @@ impl Group {
             return Ok(());
         }
         let shared = if self.local_size() == self.world {
-            self.new_host_rounds()?.map(|host_rounds| self.host_rounds = Some(host_rounds))
+            self.new_host_rounds()?.map(|host_rounds| self.host_rounds = Some(RoundsHome::Owned(host_rounds)))
         } else {
             self.share_memory_on_each_host()?
         };
@@ -63,7 +63,7 @@ impl Group {
 
     /// Creates shared memory for a group whose ranks are all on this host, or returns why that failed. All ranks of the group
     /// have to call this method.
-    pub(super) fn new_host_rounds(&self) -> Result<Result<Arc<Mutex<HostRounds>>, String>, Error> {
+    pub(super) fn new_host_rounds(&mut self) -> Result<Result<Box<HostRounds>, String>, Error> {
         if self.world.get() > RANKS_MAX {
             return Ok(Err(format!(
                 "at most {RANKS_MAX} ranks can share memory, and the group has {}",
@@ -71,15 +71,15 @@ impl Group {
             )));
         }
         let size = RoundsSize { ranks: self.world.as_usize(), slot_bytes: SLOT_BYTES };
-        let rounds =
-            self.share_segment(size.bytes(), |segment| ShmRounds::new(segment, size, self.rank.index()))?;
-        Ok(rounds.map(|rounds| Arc::new(Mutex::new(HostRounds::new(rounds, self.meter())))))
+        let rank = self.rank.index();
+        let rounds = self.share_segment(size.bytes(), |segment| ShmRounds::new(segment, size, rank))?;
+        Ok(rounds.map(|rounds| Box::new(HostRounds::new(rounds, self.meter()))))
     }
 
     /// Creates memory of `bytes` bytes for a group whose ranks are all on this host, or returns why that failed. All ranks of the
     /// group have to call this method. `prepare` is called before any other rank learns that all ranks have the memory.
     pub(super) fn share_segment<R>(
-        &self,
+        &mut self,
         bytes: usize,
         prepare: impl FnOnce(Segment) -> R,
     ) -> Result<Result<R, String>, Error> {

@@ -14,6 +14,7 @@
 
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 mod registry;
@@ -73,12 +74,18 @@ impl RoundsSize {
 
 /// One rank's access to the shared memory of a group of ranks.
 pub struct ShmRounds {
-    segment: Segment,
-    size: RoundsSize,
+    posts: Posts,
     rank: usize,
     next_post: NextPost,
     /// The buffers that the ranks can expose.
     registry: BufferRegistry,
+}
+
+/// The posts of all ranks. A thread can look for posts while another thread uses the [`ShmRounds`].
+#[derive(Clone)]
+pub struct Posts {
+    segment: Arc<Segment>,
+    size: RoundsSize,
 }
 
 /// The payload that this rank posts next.
@@ -159,12 +166,18 @@ impl ShmRounds {
             size.ring_buffer_bytes() / CACHE_LINE_PAIR_BYTES < EXPOSED_PLACE,
             "a stamp must be able to count the units of a ring buffer"
         );
-        Self { segment, size, rank, next_post: NextPost::default(), registry: BufferRegistry::default() }
+        let posts = Posts { segment: Arc::new(segment), size };
+        Self { posts, rank, next_post: NextPost::default(), registry: BufferRegistry::default() }
     }
 
     /// Returns the sizes that determine the memory layout.
     pub fn size(&self) -> RoundsSize {
-        self.size
+        self.posts.size
+    }
+
+    /// Returns the posts of all ranks.
+    pub fn posts(&self) -> &Posts {
+        &self.posts
     }
 
     /// Returns this rank's number among the ranks that share the memory.
@@ -174,12 +187,13 @@ impl ShmRounds {
 
     /// Returns whether this rank may write its payload for `round`: whether all other ranks have posted round `round` - 1.
     pub fn may_write(&self, round: u64) -> bool {
-        round <= 1 || (0..self.size.ranks).all(|rank| rank == self.rank || self.has_posted(rank, round - 1))
+        round <= 1
+            || (0..self.posts.size.ranks).all(|rank| rank == self.rank || self.has_posted(rank, round - 1))
     }
 
     /// Returns whether `rank` has posted `round` or a later round with the same parity.
     pub fn has_posted(&self, rank: usize, round: u64) -> bool {
-        self.post_header(rank, round).stamp.load(Ordering::Acquire) >> PLACE_BITS >= round
+        self.posts.has_posted(rank, round)
     }
 
     /// Returns this rank's payload of `bytes` bytes for `round`. The caller writes the payload and then calls
@@ -208,12 +222,12 @@ impl ShmRounds {
     /// Reserves memory for the payload of `round`.
     fn reserve_payload(&mut self, round: u64, bytes: usize) {
         assert!(
-            bytes <= self.size.slot_bytes.max(SHORT_PAYLOAD_BYTES_MAX),
+            bytes <= self.posts.size.slot_bytes.max(SHORT_PAYLOAD_BYTES_MAX),
             "a payload must not be longer than a slot"
         );
         let mut place = 0;
         if bytes > SHORT_PAYLOAD_BYTES_MAX {
-            let start = if self.next_post.cursor + bytes > self.size.ring_buffer_bytes() {
+            let start = if self.next_post.cursor + bytes > self.posts.size.ring_buffer_bytes() {
                 0
             } else {
                 self.next_post.cursor
@@ -230,7 +244,7 @@ impl ShmRounds {
         if self.next_post.round != round {
             self.reserve_payload(round, 0);
         }
-        let post_header = self.post_header(self.rank, round);
+        let post_header = self.posts.header(self.rank, round);
         for (word, value) in post_header.words.iter().zip(header) {
             word.store(*value, Ordering::Relaxed);
         }
@@ -240,7 +254,7 @@ impl ShmRounds {
     /// Returns the post of `rank` in `round`. Returns `None` if `rank` has not posted this round, or if this rank has already
     /// posted the next round.
     pub fn read_post(&self, rank: usize, round: u64) -> Option<PostedRound<'_>> {
-        let post_header = self.post_header(rank, round);
+        let post_header = self.posts.header(rank, round);
         let stamp = post_header.stamp.load(Ordering::Acquire);
         // After this rank has posted the next round, `rank` may overwrite the post.
         if stamp >> PLACE_BITS != round || self.has_posted(self.rank, round + 1) {
@@ -251,7 +265,9 @@ impl ShmRounds {
         let (place, payload_bytes_max) = match place {
             0 => (0, SHORT_PAYLOAD_BYTES_MAX),
             EXPOSED_PLACE => (0, BUFFER_REF_BYTES),
-            _ => (place, self.size.ring_buffer_bytes().checked_sub((place - 1) * CACHE_LINE_PAIR_BYTES)?),
+            _ => {
+                (place, self.posts.size.ring_buffer_bytes().checked_sub((place - 1) * CACHE_LINE_PAIR_BYTES)?)
+            }
         };
         let is_exposed = stamp as usize & EXPOSED_PLACE == EXPOSED_PLACE;
         let start = self.payload_address(rank, round, place);
@@ -275,12 +291,45 @@ impl ShmRounds {
         // The fence pairs with the fence in `mark_asleep`: either this rank sees that the sleeping rank has set its
         // flag, or the sleeping rank sees this rank's post when the sleeping rank checks again.
         fence(Ordering::SeqCst);
-        for rank in (0..self.size.ranks).filter(|&rank| rank != self.rank) {
+        for rank in (0..self.posts.size.ranks).filter(|&rank| rank != self.rank) {
             let sleep_flag = self.sleep_flag(rank);
             if sleep_flag.load(Ordering::Relaxed) != 0 && sleep_flag.swap(0, Ordering::SeqCst) != 0 {
                 wake(rank);
             }
         }
+    }
+
+    fn sleep_flag(&self, rank: usize) -> &AtomicU32 {
+        assert!(rank < self.posts.size.ranks, "the rank must be below the number of ranks");
+        // SAFETY: the flag is inside the mapping and aligned, and all processes access it only as an atomic.
+        unsafe { self.posts.segment.base().add(self.posts.rank_offset(rank)).cast::<AtomicU32>().as_ref() }
+    }
+
+    /// Returns the address of the payload of `rank` in `round`, at [`NextPost::place`] `place`.
+    fn payload_address(&self, rank: usize, round: u64, place: usize) -> *mut u8 {
+        assert!(rank < self.posts.size.ranks, "the rank must be below the number of ranks");
+        assert!(
+            place <= self.posts.size.ring_buffer_bytes() / CACHE_LINE_PAIR_BYTES,
+            "the place must be in the ring buffer"
+        );
+        let offset = match place {
+            0 => self.posts.header_offset(rank, round) + size_of::<PostHeader>(),
+            _ => {
+                self.posts.rank_offset(rank)
+                    + CACHE_LINE_PAIR_BYTES
+                    + 2 * POST_HEADER_STRIDE
+                    + (place - 1) * CACHE_LINE_PAIR_BYTES
+            }
+        };
+        // SAFETY: the payload begins inside the mapping.
+        unsafe { self.posts.segment.base().add(offset).as_ptr() }
+    }
+}
+
+impl Posts {
+    /// Returns whether `rank` has posted `round` or a later round with the same parity.
+    pub fn has_posted(&self, rank: usize, round: u64) -> bool {
+        self.header(rank, round).stamp.load(Ordering::Acquire) >> PLACE_BITS >= round
     }
 
     /// Returns the offset in bytes of the memory of `rank`.
@@ -290,40 +339,14 @@ impl ShmRounds {
     }
 
     /// Returns the offset in bytes of the post header of `rank` for `round`.
-    fn post_header_offset(&self, rank: usize, round: u64) -> usize {
+    fn header_offset(&self, rank: usize, round: u64) -> usize {
         self.rank_offset(rank) + CACHE_LINE_PAIR_BYTES + (round % 2) as usize * POST_HEADER_STRIDE
     }
 
-    fn sleep_flag(&self, rank: usize) -> &AtomicU32 {
-        assert!(rank < self.size.ranks, "the rank must be below the number of ranks");
-        // SAFETY: the flag is inside the mapping and aligned, and all processes access it only as an atomic.
-        unsafe { self.segment.base().add(self.rank_offset(rank)).cast::<AtomicU32>().as_ref() }
-    }
-
-    fn post_header(&self, rank: usize, round: u64) -> &PostHeader {
+    fn header(&self, rank: usize, round: u64) -> &PostHeader {
         assert!(rank < self.size.ranks, "the rank must be below the number of ranks");
         // SAFETY: the header is inside the mapping and aligned, and all processes access its words only as atomics.
-        unsafe { self.segment.base().add(self.post_header_offset(rank, round)).cast::<PostHeader>().as_ref() }
-    }
-
-    /// Returns the address of the payload of `rank` in `round`, at [`NextPost::place`] `place`.
-    fn payload_address(&self, rank: usize, round: u64, place: usize) -> *mut u8 {
-        assert!(rank < self.size.ranks, "the rank must be below the number of ranks");
-        assert!(
-            place <= self.size.ring_buffer_bytes() / CACHE_LINE_PAIR_BYTES,
-            "the place must be in the ring buffer"
-        );
-        let offset = match place {
-            0 => self.post_header_offset(rank, round) + size_of::<PostHeader>(),
-            _ => {
-                self.rank_offset(rank)
-                    + CACHE_LINE_PAIR_BYTES
-                    + 2 * POST_HEADER_STRIDE
-                    + (place - 1) * CACHE_LINE_PAIR_BYTES
-            }
-        };
-        // SAFETY: the payload begins inside the mapping.
-        unsafe { self.segment.base().add(offset).as_ptr() }
+        unsafe { self.segment.base().add(self.header_offset(rank, round)).cast::<PostHeader>().as_ref() }
     }
 }
 

@@ -23,7 +23,7 @@ const CIRCLES: &[(&str, &str)] = &[
         "alloc buffer call driver/core driver/core_lock driver/hierarchical driver/mod driver/shared \
          driver/shm driver/shm_counters error failure_report foreign handle hosts isolated join link_driver \
          link_io memory messages mod parts selection share host_rounds \
-         host_rounds/apply streams tune",
+         host_rounds/apply rounds_home streams tune",
     ),
     (
         "src/launch",

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::hierarchical::ActiveHierarchical;
 use super::poll_time::PollTime;
-use super::shm::ShmTask;
+use super::shm::{CoreRounds, RoundsKey, ShmTask};
 use super::shm_counters::ShmCounters;
 use super::{JobTransport, OperationOutput};
 use crate::engine::{Failure, NOTIFY_TIMEOUT, OpId, Timestamp};
@@ -46,6 +46,8 @@ pub(in crate::group) struct Core {
     pub(super) statistics: Statistics,
     /// The active operations in shared memory that their callers do not execute themselves.
     pub(super) shm_tasks: BTreeMap<OpId, ShmTask>,
+    /// The rounds in which the core executes operations.
+    pub(super) rounds: BTreeMap<RoundsKey, CoreRounds>,
     /// The active hierarchical operations.
     pub(super) hierarchical_operations: BTreeMap<OpId, ActiveHierarchical>,
     /// For each active stage of a hierarchical operation: the operation and the index of its block.
@@ -98,6 +100,7 @@ impl Core {
             busy_since: None,
             statistics: Statistics::default(),
             shm_tasks: BTreeMap::new(),
+            rounds: BTreeMap::new(),
             hierarchical_operations: BTreeMap::new(),
             stage_of: BTreeMap::new(),
             has_failed: Arc::new(AtomicBool::new(false)),
@@ -196,8 +199,7 @@ impl Core {
     fn fail_active_operations(&mut self, now: Timestamp) -> bool {
         let JobState::Failed(error) = &self.state else { return false };
         let error = error.clone();
-        let shm_tasks = std::mem::take(&mut self.shm_tasks);
-        self.deferred_kernels.extend(shm_tasks.into_values().filter_map(ShmTask::abandon));
+        self.abandon_shm();
         self.abandon_hierarchical();
         let active_ids: Vec<OpId> = self.active_ids.iter().copied().collect();
         for &id in &active_ids {

@@ -54,6 +54,7 @@ impl CoreLock {
             !link_io::is_reducing(),
             "a reduction function must not use groups or handles, and must not drop them"
         );
+        debug_assert!(!deferred_drop::holds_lock(), "a thread must not lock two cores, or one core twice");
         let _contender = Contender::new(&self.contenders);
         let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         deferred_drop::record_lock_taken();

@@ -6,10 +6,9 @@ use std::ops::Range;
 
 use super::OperationOutput;
 use super::core::Core;
-use super::shm::{ShmTask, lock};
+use super::shm::{NO_ROUNDS, ShmTask};
 use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
 use crate::group::host_rounds::{ShmOperation, ShmRequest};
-use crate::group::hosts::RoundsAndMembers;
 use crate::group::link_driver::BufferAndReduction;
 use crate::group::memory::{Memory, SplitBuffer};
 use crate::reduce::Kernels;
@@ -18,8 +17,6 @@ use crate::types::INTERNAL_GROUP_BITS;
 
 /// A hierarchical operation to begin.
 pub(in crate::group) struct HierarchicalOperation {
-    /// The rounds of the first and of the third stage; `None` if this rank is alone on its host.
-    pub(in crate::group) stage_rounds: Option<[RoundsAndMembers; 2]>,
     pub(in crate::group) blocks: Vec<Block>,
     /// The whole buffer.
     pub(in crate::group) memory: Memory,
@@ -47,7 +44,6 @@ pub(super) struct ActiveHierarchical {
     request: OperationRequest,
     /// The time at which the operation began.
     began: Timestamp,
-    stage_rounds: Option<[RoundsAndMembers; 2]>,
     kernels: Option<Kernels>,
     divisor: u32,
     /// The stages that each block has not begun.
@@ -71,15 +67,19 @@ impl Core {
         request: OperationRequest,
         hierarchical: HierarchicalOperation,
     ) -> Result<OpId, Failure> {
-        let HierarchicalOperation { stage_rounds, blocks, memory, kernels, divisor } = hierarchical;
+        let HierarchicalOperation { blocks, memory, kernels, divisor } = hierarchical;
         let contract_and_site = (request.contract, request.site);
         let id = self.link_driver.assign_number(request.group & !INTERNAL_GROUP_BITS, contract_and_site)?;
+        let has_rounds = self.rounds.contains_key(&(request.group, 0));
+        if blocks.iter().any(|block| block.first_on_host.is_some() != has_rounds) {
+            return Err(self.link_driver.abort(NO_ROUNDS));
+        }
         let ranges: Vec<Range<usize>> = blocks.iter().map(|block| block.bytes.clone()).collect();
         let (whole, parts) = memory.into_parts(&ranges);
         let engine = self.link_driver.engine_mut();
         let mut add_shm_stage = |stage_index: usize, shm_request: Option<ShmRequest>| {
-            let (host_rounds, _) = &stage_rounds.as_ref()?[stage_index];
-            let shm_operation = lock(host_rounds).add_operation(contract_and_site, shm_request?);
+            let host_rounds = &mut self.rounds.get_mut(&(request.group, stage_index))?.host_rounds;
+            let shm_operation = host_rounds.add_operation(contract_and_site, shm_request?);
             // With the record, the engine detects a rank of this host that later calls a different operation.
             engine.record_external(request.group, shm_operation.sequence(), contract_and_site);
             Some(shm_operation)
@@ -94,16 +94,8 @@ impl Core {
             });
         }
         let unfinished_blocks = remaining.len();
-        let active = ActiveHierarchical {
-            whole,
-            request,
-            began: now,
-            stage_rounds,
-            kernels,
-            divisor,
-            remaining,
-            unfinished_blocks,
-        };
+        let active =
+            ActiveHierarchical { whole, request, began: now, kernels, divisor, remaining, unfinished_blocks };
         // Insert the operation before the stages begin: the operation owns the whole buffer, which must outlive the parts.
         self.hierarchical_operations.insert(id, active);
         for (block, (shm_operation, memory)) in first_stages.into_iter().zip(parts).enumerate() {
@@ -167,11 +159,10 @@ impl Core {
         memory: Memory,
     ) -> Result<(), Failure> {
         let Some(hierarchical) = self.hierarchical_operations.get(&block.0) else { return Ok(()) };
-        let Some(stage_rounds) = &hierarchical.stage_rounds else { return Ok(()) };
-        let (request, rounds_and_members) =
-            (hierarchical.stage_request(now), stage_rounds[stage_index].clone());
+        let request = hierarchical.stage_request(now);
         let stage = self.link_driver.engine_mut().begin_external(now, request, shm_operation.sequence())?;
-        self.shm_tasks.insert(stage, ShmTask::new(request.group, rounds_and_members, shm_operation, memory));
+        let key = (request.group, stage_index);
+        self.shm_tasks.insert(stage, ShmTask { key, shm_operation, memory });
         self.stage_of.insert(stage, block);
         Ok(())
     }

@@ -26,8 +26,8 @@ use self::core::{JobState, PollProgress};
 use self::core_lock::{CoreGuard, CoreLock};
 pub(super) use self::hierarchical::{Block, HierarchicalOperation};
 use self::shared::DriverShared;
-use super::host_rounds::ShmRequest;
-use super::hosts::RoundsAndMembers;
+pub(super) use self::shm::{CoreRounds, RoundsKey};
+use super::host_rounds::{HostRounds, ShmRequest};
 use super::link_driver::BufferAndReduction;
 use super::memory::{self, BufferAccess, Memory};
 use super::profile::{Meter, mark_background_thread};
@@ -59,8 +59,8 @@ pub(super) struct Driver {
 pub(super) enum Submission {
     /// A collective over links. The schedule names ranks of the world.
     Collective(Schedule, BufferAndReduction),
-    /// A collective in shared memory.
-    SharedMemory(RoundsAndMembers, ShmRequest, Memory),
+    /// A collective in shared memory. The core has the rounds.
+    SharedMemory(ShmRequest, Memory),
     /// A hierarchical collective: in shared memory on each host, and over links between hosts.
     Hierarchical(HierarchicalOperation),
     /// The send of a message. The receiver is this rank of the world.
@@ -82,7 +82,7 @@ impl Submission {
     fn kernels(&self) -> Option<Kernels> {
         match self {
             Self::Collective(_, buffer_and_reduction) => buffer_and_reduction.kernels.clone(),
-            Self::SharedMemory(_, shm_request, _) => shm_request.kernels.clone(),
+            Self::SharedMemory(shm_request, _) => shm_request.kernels.clone(),
             Self::Hierarchical(hierarchical) => hierarchical.kernels.clone(),
             Self::Send(..) | Self::Receive(..) => None,
         }
@@ -239,8 +239,8 @@ impl Driver {
             Submission::Collective(schedule, buffer_and_reduction) => {
                 link_driver.begin(now, request, schedule, buffer_and_reduction)
             }
-            Submission::SharedMemory(rounds_and_members, shm_request, memory) => {
-                core.begin_shm(now, request, rounds_and_members, shm_request, memory)
+            Submission::SharedMemory(shm_request, memory) => {
+                core.begin_shm(now, request, shm_request, memory)
             }
             Submission::Hierarchical(hierarchical) => core.begin_hierarchical(now, request, hierarchical),
             Submission::Send(to, memory) => link_driver.send_message(now, request, to, memory),
@@ -360,7 +360,26 @@ impl Driver {
 
     /// Records that a group was dropped.
     pub(super) fn retire_group(&self, group: u32) {
-        self.shared.lock().link_driver.retire_group(group);
+        self.shared.lock().retire_group(group);
+    }
+
+    /// Gives the core the rounds in which it executes operations.
+    pub(super) fn add_rounds(&self, key: RoundsKey, rounds: CoreRounds) {
+        self.shared.lock().rounds.insert(key, rounds);
+    }
+
+    /// Takes the rounds that a group has handed over; `None` if an operation uses them, or if the job has failed.
+    pub(super) fn take_rounds(&self, group: u32) -> Option<Box<HostRounds>> {
+        self.shared.lock().take_rounds(group)
+    }
+
+    /// Calls `use_rounds` with the rounds that a group has handed over. Returns `None` if the job has failed.
+    pub(super) fn with_rounds<R>(
+        &self,
+        group: u32,
+        use_rounds: impl FnOnce(&mut HostRounds) -> R,
+    ) -> Option<R> {
+        self.shared.lock().rounds.get_mut(&(group, 0)).map(|rounds| use_rounds(&mut rounds.host_rounds))
     }
 
     /// Fails the job because the program of this rank aborts it. `message` is the reason.

@@ -4,7 +4,7 @@
 use std::io;
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use super::shm_counters::ShmCounters;
 use super::{JobSignals, OperationOutput};
 use crate::engine::{OpId, Timestamp};
 use crate::group::profile::{Meter, ProfilePart};
-use crate::group::{Error, Interrupt};
+use crate::group::{Error, Interrupt, deferred_drop};
 use crate::transport::poller::{Event, Poller};
 
 /// The number of times that a thread polls for events before it also yields its processor between the polls. So many polls
@@ -67,6 +67,15 @@ impl DriverShared {
 
     pub(super) fn lock(&self) -> CoreGuard<'_> {
         self.core.lock()
+    }
+
+    /// Locks the event queue. A thread must not hold the lock of the core meanwhile, because waiting takes long.
+    fn lock_poller(&self) -> MutexGuard<'_, Poller> {
+        debug_assert!(
+            !deferred_drop::holds_lock(),
+            "a thread releases the core before it locks the event queue"
+        );
+        self.poller.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the time of the next call of the interrupt function; `None` if the program has set no such function.
@@ -242,7 +251,7 @@ impl DriverShared {
         let signals = core.link_driver.transport().signals();
         drop(core);
         let mut events = Vec::new();
-        let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut poller = self.lock_poller();
         let (started, mut spins) = (Instant::now(), 0);
         let result = self.meter.time(ProfilePart::Wait, || {
             while started.elapsed() < SHM_SPIN_TIME {
@@ -309,7 +318,7 @@ impl DriverShared {
         signals: Option<&JobSignals>,
         events: &mut Vec<Event>,
     ) -> io::Result<()> {
-        let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut poller = self.lock_poller();
         let spin = timeout.map_or(spin, |timeout| spin.min(timeout));
         let (mut spins, mut polled) = (0, Duration::ZERO);
         while !spin.is_zero() {

@@ -2,23 +2,23 @@
 //! socket has data: a peer that posts elements for a sleeping rank sends a wake frame to this rank. So a sleeping thread also
 //! notices that a peer has exited or that the job has failed.
 
+use std::mem;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::core::{Core, JobState, PollProgress};
 use super::shm_counters::OperationTimer;
 use super::{Driver, OperationOutput};
-use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
+use crate::engine::{Engine, Failure, OpId, OperationRequest, Timestamp};
 use crate::group::Error;
 use crate::group::host_rounds::{HostRounds, ShmCall, ShmOperation, ShmPoll, ShmRequest};
-use crate::group::hosts::RoundsAndMembers;
 use crate::group::link_io::catch_reduction_panic;
 use crate::group::memory::{BufferAccess, Memory};
 use crate::group::profile::ProfilePart;
-use crate::reduce::Kernels;
 use crate::schedule::program::RankSet;
+use crate::shm::Posts;
 use crate::types::{Contract, Rank};
 
 /// The time for which a thread polls shared memory before it sleeps. The other ranks usually need less time for a round.
@@ -58,8 +58,9 @@ impl Driver {
                 Ok(ShmPoll::Waits) => {}
                 Ok(ShmPoll::Mismatch(own_call, rank, contract)) => {
                     let mut core = self.shared.lock();
-                    core.record_calls(request.group, host_rounds);
-                    core.report_mismatch(request.group, own_call, (members[rank.index()], contract));
+                    record_calls(core.link_driver.engine_mut(), request.group, host_rounds);
+                    let peer = members[rank.index()];
+                    report_mismatch(core.link_driver.engine_mut(), request.group, own_call, (peer, contract));
                     break Err(self.shared.fail(core));
                 }
                 Ok(ShmPoll::Invalid(rank, what)) => {
@@ -119,7 +120,7 @@ impl Driver {
         }
         let mut core = self.shared.lock();
         let now = self.shared.now();
-        core.record_calls(request.group, host_rounds);
+        record_calls(core.link_driver.engine_mut(), request.group, host_rounds);
         match core.link_driver.engine_mut().begin_external(now, request, shm_operation.sequence()) {
             Ok(id) => Ok(*engine_id.insert(id)),
             Err(_) => Err(self.shared.fail(core)),
@@ -165,69 +166,87 @@ impl Driver {
     }
 }
 
+/// The message of a job that fails because of an error in this library: a group must hand over its rounds before an operation.
+pub(super) const NO_ROUNDS: &str = "a group began an operation without its shared memory";
+
+/// Identifies a shared memory: the number of its group, and the index of its stage in a hierarchical operation.
+pub(in crate::group) type RoundsKey = (u32, usize);
+
+/// Rounds in which the core executes operations: rounds that a group has handed over, or rounds of hierarchical operations.
+pub(in crate::group) struct CoreRounds {
+    pub(super) host_rounds: Box<HostRounds>,
+    /// The world ranks that share the memory.
+    members: Arc<[Rank]>,
+    /// Whether the group was dropped. The rounds are then dropped after their last operation.
+    is_retired: bool,
+}
+
+impl CoreRounds {
+    pub(in crate::group) fn new(host_rounds: Box<HostRounds>, members: Arc<[Rank]>) -> Self {
+        Self { host_rounds, members, is_retired: false }
+    }
+}
+
 /// An operation in shared memory that its caller does not execute itself: an asynchronous operation, a stage of a hierarchical
 /// operation, or a blocking operation that has to wait for earlier operations.
 pub(super) struct ShmTask {
-    group: u32,
-    host_rounds: Arc<Mutex<HostRounds>>,
-    members: Arc<[Rank]>,
-    shm_operation: ShmOperation,
-    memory: Memory,
-}
-
-impl ShmTask {
-    pub(super) fn new(
-        group: u32,
-        (host_rounds, members): RoundsAndMembers,
-        shm_operation: ShmOperation,
-        memory: Memory,
-    ) -> Self {
-        Self { group, host_rounds, members, shm_operation, memory }
-    }
-
-    /// Ends a failed operation, so that peers no longer access its buffer. Returns the reduction functions.
-    pub(super) fn abandon(mut self) -> Option<Kernels> {
-        lock(&self.host_rounds).stop_exposing(&self.shm_operation, &self.memory.access());
-        self.shm_operation.into_kernels()
-    }
+    pub(super) key: RoundsKey,
+    pub(super) shm_operation: ShmOperation,
+    pub(super) memory: Memory,
 }
 
 impl Core {
-    /// Begins an asynchronous operation in shared memory.
+    /// Begins an asynchronous operation in shared memory. The group must have handed over its rounds.
     pub(super) fn begin_shm(
         &mut self,
         now: Timestamp,
         request: OperationRequest,
-        rounds_and_members: RoundsAndMembers,
         shm_request: ShmRequest,
         memory: Memory,
     ) -> Result<OpId, Failure> {
-        let mut host_rounds = lock(&rounds_and_members.0);
+        let key = (request.group, 0);
+        let Some(CoreRounds { host_rounds, .. }) = self.rounds.get_mut(&key) else {
+            return Err(self.link_driver.abort(NO_ROUNDS));
+        };
         let shm_operation = host_rounds.add_operation((request.contract, request.site), shm_request);
-        self.record_calls(request.group, &mut host_rounds);
-        drop(host_rounds);
-        let id = self.link_driver.engine_mut().begin_external(now, request, shm_operation.sequence())?;
-        self.shm_tasks.insert(id, ShmTask::new(request.group, rounds_and_members, shm_operation, memory));
+        let engine = self.link_driver.engine_mut();
+        record_calls(engine, request.group, host_rounds);
+        let id = engine.begin_external(now, request, shm_operation.sequence())?;
+        self.shm_tasks.insert(id, ShmTask { key, shm_operation, memory });
         Ok(id)
     }
 
-    /// Passes the last calls to the engine, so that the engine detects a rank that calls a different operation.
-    fn record_calls(&mut self, group: u32, host_rounds: &mut HostRounds) {
-        for ShmCall { sequence, contract, site } in host_rounds.take_unrecorded() {
-            self.link_driver.engine_mut().record_external(group, sequence, (contract, site));
+    /// Returns the rounds that a group has handed over, if no operation uses them.
+    pub(super) fn take_rounds(&mut self, group: u32) -> Option<Box<HostRounds>> {
+        let key = (group, 0);
+        if self.rounds.get(&key)?.host_rounds.is_busy() {
+            return None;
         }
+        self.rounds.remove(&key).map(|rounds| rounds.host_rounds)
     }
 
-    /// Fails the job because a peer called a different operation than this rank.
-    fn report_mismatch(
-        &mut self,
-        group: u32,
-        own_call: ShmCall,
-        peer_and_contract: (Rank, Option<Contract>),
-    ) {
-        let ShmCall { sequence, contract, site } = own_call;
-        let engine = self.link_driver.engine_mut();
-        engine.report_mismatch((group, sequence), (contract, site), peer_and_contract);
+    /// Records that a group was dropped. Drops its rounds when no operation uses them any more.
+    pub(super) fn retire_group(&mut self, group: u32) {
+        self.link_driver.retire_group(group);
+        self.rounds
+            .range_mut((group, 0)..=(group, usize::MAX))
+            .for_each(|(_, rounds)| rounds.is_retired = true);
+        self.drop_retired_rounds();
+    }
+
+    fn drop_retired_rounds(&mut self) {
+        self.rounds.retain(|_, rounds| !rounds.is_retired || rounds.host_rounds.is_busy());
+    }
+
+    /// After a failure: ends all operations in shared memory, so that peers no longer access their buffers.
+    pub(super) fn abandon_shm(&mut self) {
+        for ShmTask { key, shm_operation, mut memory } in mem::take(&mut self.shm_tasks).into_values() {
+            if let Some(CoreRounds { host_rounds, .. }) = self.rounds.get_mut(&key) {
+                host_rounds.stop_exposing(&shm_operation, &memory.access());
+            }
+            self.deferred_kernels.extend(shm_operation.into_kernels());
+        }
+        self.rounds.clear();
     }
 
     /// Continues the operations in `shm_tasks`. Returns whether any of them has ended.
@@ -235,34 +254,26 @@ impl Core {
         let ids: Vec<OpId> = self.shm_tasks.keys().copied().collect();
         let mut has_ended = false;
         for id in ids {
-            let Some(ShmTask { group, host_rounds, members, shm_operation, memory }) =
-                self.shm_tasks.get_mut(&id)
-            else {
-                continue;
-            };
-            let mut host_rounds = lock(host_rounds);
+            let Self { shm_tasks, rounds, link_driver, .. } = self;
+            let Some(ShmTask { key, shm_operation, memory }) = shm_tasks.get_mut(&id) else { continue };
+            let Some(CoreRounds { host_rounds, members, .. }) = rounds.get_mut(key) else { continue };
             if !host_rounds.is_oldest(shm_operation) {
                 continue;
             }
-            let link_driver = &mut self.link_driver;
+            let engine = link_driver.engine_mut();
             let poll = catch_reduction_panic(|| {
                 host_rounds.poll(shm_operation, &mut memory.access(), |rank| {
-                    link_driver.engine_mut().send_wake_frame(members[rank.index()]);
+                    engine.send_wake_frame(members[rank.index()]);
                 })
             });
-            drop(host_rounds);
             match poll {
                 Ok(ShmPoll::Waits) => {}
                 Ok(ShmPoll::Mismatch(own_call, rank, contract)) => {
-                    let (group, peer) = (*group, members[rank.index()]);
-                    self.report_mismatch(group, own_call, (peer, contract));
+                    report_mismatch(engine, key.0, own_call, (members[rank.index()], contract));
                 }
-                Ok(ShmPoll::Invalid(rank, what)) => {
-                    let peer = members[rank.index()];
-                    self.link_driver.engine_mut().report_misbehavior(peer, what);
-                }
+                Ok(ShmPoll::Invalid(rank, what)) => engine.report_misbehavior(members[rank.index()], what),
                 Ok(ShmPoll::Done) => {
-                    self.link_driver.engine_mut().end_external(id);
+                    engine.end_external(id);
                     if let Some(ShmTask { memory, shm_operation, .. }) = self.shm_tasks.remove(&id) {
                         self.deferred_kernels.extend(shm_operation.into_kernels());
                         self.handle_success(id, now, OperationOutput { memory, envelope: None });
@@ -270,9 +281,12 @@ impl Core {
                     }
                 }
                 Err(_) => {
-                    self.link_driver.abort("the program's reduction function panicked");
+                    link_driver.abort("the program's reduction function panicked");
                 }
             }
+        }
+        if has_ended {
+            self.drop_retired_rounds();
         }
         has_ended
     }
@@ -284,16 +298,16 @@ impl Core {
             return Vec::new();
         }
         let awaited = |task: &ShmTask| {
-            let host_rounds = lock(&task.host_rounds);
+            let CoreRounds { host_rounds, .. } = self.rounds.get(&task.key)?;
             let (round, ranks) = host_rounds
                 .is_oldest(&task.shm_operation)
                 .then(|| host_rounds.awaited_round_and_ranks(&task.shm_operation))?;
-            Some(AwaitedPosts { host_rounds: Arc::clone(&task.host_rounds), round, ranks })
+            Some(AwaitedPosts { posts: host_rounds.rounds().posts().clone(), round, ranks })
         };
         self.shm_tasks.values().filter_map(awaited).collect()
     }
 
-    /// Sets the sleep flag of this rank in every shared memory in which this rank waits. Returns true if there is work, so that
+    /// Sets the sleep flag of this rank in every shared memory in which the core waits. Returns true if there is work, so that
     /// the thread must not sleep.
     pub(super) fn prepare_to_sleep(&mut self) -> bool {
         // After a failure this rank waits only for reports of the peers, and these reports come over links.
@@ -301,8 +315,8 @@ impl Core {
             return false;
         }
         let mut is_ready = false;
-        for (&id, ShmTask { host_rounds, members, shm_operation, .. }) in &self.shm_tasks {
-            let host_rounds = lock(host_rounds);
+        for (&id, ShmTask { key, shm_operation, .. }) in &self.shm_tasks {
+            let Some(CoreRounds { host_rounds, members, .. }) = self.rounds.get(key) else { continue };
             if !host_rounds.is_oldest(shm_operation) {
                 continue;
             }
@@ -318,31 +332,37 @@ impl Core {
     }
 }
 
+/// Passes the last calls to the engine, so that the engine detects a rank that calls a different operation.
+fn record_calls(engine: &mut Engine, group: u32, host_rounds: &mut HostRounds) {
+    for ShmCall { sequence, contract, site } in host_rounds.take_unrecorded() {
+        engine.record_external(group, sequence, (contract, site));
+    }
+}
+
+/// Fails the job because a peer called a different operation than this rank.
+fn report_mismatch(
+    engine: &mut Engine,
+    group: u32,
+    own_call: ShmCall,
+    peer_and_contract: (Rank, Option<Contract>),
+) {
+    let ShmCall { sequence, contract, site } = own_call;
+    engine.report_mismatch((group, sequence), (contract, site), peer_and_contract);
+}
+
 /// The posts of a round in shared memory for which an operation waits.
 pub(super) struct AwaitedPosts {
-    host_rounds: Arc<Mutex<HostRounds>>,
+    posts: Posts,
     round: u64,
     /// The ranks that have to post, numbered within the shared memory.
     ranks: RankSet,
 }
 
 impl AwaitedPosts {
-    /// Returns whether all these ranks have posted. Also returns true if another thread holds the rounds, because the operation
-    /// may have ended.
+    /// Returns whether all these ranks have posted.
     pub(super) fn are_posted(&self) -> bool {
-        let host_rounds = match self.host_rounds.try_lock() {
-            Ok(host_rounds) => host_rounds,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return true,
-        };
-        self.ranks.indices().all(|rank| host_rounds.rounds().has_posted(rank, self.round))
+        self.ranks.indices().all(|rank| self.posts.has_posted(rank, self.round))
     }
-}
-
-/// Locks the rounds, even if a thread panicked while it held the lock: panics of reduction functions are caught, so the state is
-/// valid.
-pub(super) fn lock(host_rounds: &Mutex<HostRounds>) -> MutexGuard<'_, HostRounds> {
-    host_rounds.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl super::shared::DriverShared {

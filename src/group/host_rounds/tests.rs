@@ -17,7 +17,8 @@ const TOKEN: [u8; TOKEN_BYTES] = [6; TOKEN_BYTES];
 struct ShmRank {
     host_rounds: HostRounds,
     own: ExposedBuffer,
-    _alive: Arc<()>,
+    alive: Arc<()>,
+    has_dropped_buffers: Arc<AtomicBool>,
 }
 
 fn new_ranks() -> Vec<ShmRank> {
@@ -36,8 +37,8 @@ fn new_ranks() -> Vec<ShmRank> {
         let others =
             others.map(|(_, location)| RemoteBuffer::open(*location, bytes, &TOKEN).unwrap()).collect();
         let alive = Arc::new(());
-        host_rounds.register_buffer(&mut own, Arc::downgrade(&alive), others);
-        ShmRank { host_rounds, own, _alive: alive }
+        let has_dropped_buffers = host_rounds.register_buffer(&mut own, Arc::downgrade(&alive), others);
+        ShmRank { host_rounds, own, alive, has_dropped_buffers }
     };
     segments.zip(own).enumerate().map(rank_state).collect()
 }
@@ -100,6 +101,19 @@ fn an_all_reduce_of_shared_buffers_takes_two_rounds() {
         assert_eq!(rounds, if case == 0 { 2 } else { rounds_with_slots }, "case {case}");
         assert!(results.iter().all(|result| *result == expected), "case {case}");
     }
+}
+
+#[test]
+fn the_next_operation_removes_a_dropped_buffer() {
+    let ShmRank { mut host_rounds, own, alive, has_dropped_buffers } = new_ranks().remove(0);
+    begin(&mut host_rounds, CollectiveSpec::Barrier);
+    drop((alive, own));
+    has_dropped_buffers.store(true, Ordering::Release);
+    begin(&mut host_rounds, CollectiveSpec::Barrier);
+    assert_eq!(host_rounds.rounds.own_buffer_count(), 1, "an operation is active");
+    host_rounds.oldest_sequence = host_rounds.next_sequence;
+    begin(&mut host_rounds, CollectiveSpec::Barrier);
+    assert_eq!(host_rounds.rounds.own_buffer_count(), 0);
 }
 
 /// A rank checks the buffer address that another rank posts before it accesses memory.

@@ -82,7 +82,7 @@ impl ShmRounds {
         others: impl IntoIterator<Item = RemoteBuffer>,
     ) {
         let mut others = others.into_iter();
-        let buffers = (0..self.size.ranks).map(|rank| if rank == self.rank { None } else { others.next() });
+        let buffers = (0..self.size().ranks).map(|rank| if rank == self.rank { None } else { others.next() });
         let buffers = buffers.collect();
         let number = self.registry.count;
         self.registry.count += 1;
@@ -153,7 +153,7 @@ impl ShmRounds {
     ) -> Result<bool, (usize, &'static str)> {
         let mut locations = std::mem::take(&mut self.registry.exposed_parts.locations);
         locations.clear();
-        for rank in 0..self.size.ranks {
+        for rank in 0..self.size().ranks {
             let location = if rank == self.rank {
                 Ok(None)
             } else {
@@ -163,7 +163,7 @@ impl ShmRounds {
         }
         let exposed = locations.iter().flatten().count();
         self.registry.exposed_parts = ExposedParts { round, part_bytes: bytes, locations };
-        Ok(exposed + 1 == self.size.ranks)
+        Ok(exposed + 1 == self.size().ranks)
     }
 
     /// Reads and checks the location that `rank` has posted in `round`. Returns `None` if `rank` has posted elements instead.

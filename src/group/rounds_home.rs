@@ -1,0 +1,58 @@
+//! Who has the state of a group's rounds in shared memory: the group, or the core. A blocking collective runs in the thread that
+//! calls it, and uses the rounds of the group without a lock. Asynchronous collectives run in the core.
+
+use std::mem;
+use std::sync::Arc;
+
+use super::Group;
+use super::call::Call;
+use super::driver::{CoreRounds, Driver, RoundsKey};
+use super::host_rounds::HostRounds;
+use crate::types::{Algorithm, HOSTS_GROUP_BIT, Rank};
+
+/// Where the state of a group's rounds is.
+pub(super) enum RoundsHome {
+    /// The group owns the rounds.
+    Owned(Box<HostRounds>),
+    /// The group has handed the rounds over to the core, because of an asynchronous operation.
+    InCore,
+}
+
+impl RoundsHome {
+    /// Returns the rounds. Takes them back from the core, if no operation of `group` uses them. Otherwise returns `None`.
+    pub(super) fn take_back(&mut self, driver: &Driver, group: u32) -> Option<&mut HostRounds> {
+        if let Self::InCore = self
+            && let Some(host_rounds) = driver.take_rounds(group)
+        {
+            *self = Self::Owned(host_rounds);
+        }
+        match self {
+            Self::Owned(host_rounds) => Some(host_rounds),
+            Self::InCore => None,
+        }
+    }
+
+    /// Hands the rounds over to the core, unless the core already has them. `members` are the world ranks that share the memory.
+    fn hand_over(&mut self, driver: &Driver, key: RoundsKey, members: &Arc<[Rank]>) {
+        if let Self::Owned(host_rounds) = mem::replace(self, Self::InCore) {
+            driver.add_rounds(key, CoreRounds::new(host_rounds, Arc::clone(members)));
+        }
+    }
+}
+
+impl Group {
+    /// Hands the rounds that the operation of a call uses over to the core.
+    pub(super) fn hand_over_rounds(&mut self, call: &Call) {
+        let Some(job) = &self.job else { return };
+        if let Some(home) = self.host_rounds.as_mut().filter(|_| call.uses_shared_memory) {
+            home.hand_over(&job.driver, (self.id, 0), &self.members);
+        }
+        if call.algorithm == Algorithm::Hierarchy
+            && let Some(hierarchical) = &mut self.hierarchical_data
+        {
+            for (stage, home) in hierarchical.stage_rounds.iter_mut().flatten().enumerate() {
+                home.hand_over(&job.driver, (self.id | HOSTS_GROUP_BIT, stage), &hierarchical.local_members);
+            }
+        }
+    }
+}
