@@ -73,9 +73,8 @@ impl HostMemoryLayout {
         Self { ranks, cell_count: CELL_COUNT, arena_bytes: ARENA_BYTES }
     }
 
-    /// Returns a layout with short queues, which fill up and begin again soon.
-    #[cfg(test)]
-    pub(crate) const fn with_short_queues(ranks: usize, cell_count: usize, arena_bytes: usize) -> Self {
+    /// Returns a layout with short queues, which fill up and begin again soon, for tests.
+    pub const fn with_short_queues(ranks: usize, cell_count: usize, arena_bytes: usize) -> Self {
         Self { ranks, cell_count, arena_bytes }
     }
 

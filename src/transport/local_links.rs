@@ -27,7 +27,8 @@ const WAKE_READS_MAX: usize = 256;
 /// Sockets that carry links.
 pub trait SocketTransport: Transport {
     /// Sends one byte to `peer`, whose thread sleeps until its socket has data. If the link is lost, does nothing. Does not
-    /// depend on events that this rank has not handled.
+    /// depend on events that this rank has not handled. Knows the line of its caller, because tests lose the bytes of a line.
+    #[track_caller]
     fn wake(&mut self, peer: Rank);
 }
 
@@ -121,7 +122,8 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         self.add_queues_with_layout(memory, layout, ranks, own);
     }
 
-    fn add_queues_with_layout(
+    /// Like [`Self::add_queues`], with another layout of the memory.
+    pub fn add_queues_with_layout(
         &mut self,
         memory: &Arc<M>,
         layout: HostMemoryLayout,

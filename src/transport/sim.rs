@@ -9,12 +9,14 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{IoSlice, IoSliceMut};
+use std::panic::Location;
 use std::rc::Rc;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
+use super::local_links::SocketTransport;
 use super::{TransferResult, Transport};
 use crate::types::Rank;
 
@@ -34,9 +36,16 @@ pub struct SimConfig {
     pub window_bytes: usize,
     /// Each send or receive moves a random number of bytes, from 1 to this maximum.
     pub piece_bytes_max: usize,
+    /// The maximum of the random delay that is added for each wake byte.
+    pub wake_delay: Duration,
+    /// The line of the source whose wake bytes are lost, as if the line were missing.
+    pub lost_wakes: Option<WakeSite>,
     /// The faults, with their times.
     pub faults: Vec<Fault>,
 }
+
+/// A line of the source that sends wake bytes.
+pub type WakeSite = &'static Location<'static>;
 
 /// A fault at a moment of virtual time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -96,7 +105,9 @@ pub struct SimNetwork {
     /// The requested links. The key holds the lower rank and then the higher rank.
     links: BTreeMap<(Rank, Rank), SimLink>,
     bytes_moved: u64,
-    killed: BTreeSet<Rank>,
+    wake_sites: BTreeSet<WakeSite>,
+    /// The ranks whose process has ended, each with the time at which the other ranks notice that.
+    killed: BTreeMap<Rank, Duration>,
     /// The ranks whose process is stopped. Data from these ranks and data to these ranks do not move.
     stalled: BTreeSet<Rank>,
 }
@@ -123,10 +134,17 @@ struct SimPipe {
     free_at: Duration,
     /// Whether a bit of the next piece is flipped.
     corrupts_next: bool,
-    /// Whether the sender has closed its direction.
-    is_finished: bool,
+    /// When the receiver notices that the sender has closed its direction.
+    finished_at: Option<Duration>,
     /// Whether the link is broken.
     is_cut: bool,
+}
+
+impl SimPipe {
+    /// Returns whether the receiver notices that the sender has closed its direction, or was killed.
+    fn has_ended(&self, killed_at: Option<Duration>, now: Duration) -> bool {
+        self.in_flight.is_empty() && self.finished_at.into_iter().chain(killed_at).any(|at| at <= now)
+    }
 }
 
 impl SimNetwork {
@@ -140,7 +158,8 @@ impl SimNetwork {
             pipes: BTreeMap::new(),
             links: BTreeMap::new(),
             bytes_moved: 0,
-            killed: BTreeSet::new(),
+            wake_sites: BTreeSet::new(),
+            killed: BTreeMap::new(),
             stalled: BTreeSet::new(),
         }))
     }
@@ -156,9 +175,48 @@ impl SimNetwork {
         self.bytes_moved
     }
 
+    /// Returns the lines of the source that have sent wake bytes.
+    pub fn wake_sites(&self) -> &BTreeSet<WakeSite> {
+        &self.wake_sites
+    }
+
+    /// Returns a number that changes when anything changes that wakes a rank that waits for its sockets: data or requests for
+    /// links that have arrived, and links that have opened or ended or can send again.
+    pub fn events_of(&self, rank: Rank) -> u64 {
+        let mut events = 0_u64;
+        let mut add = |number: u64| events = (events ^ number).wrapping_mul(0x100_0000_01B3).rotate_left(5);
+        for (&(from, to), pipe) in &self.pipes {
+            if to == rank {
+                let arrived = pipe.in_flight.iter().filter(|piece| piece.0 <= self.now);
+                add(arrived.map(|piece| piece.1.len() as u64).sum());
+                add(u64::from(pipe.has_ended(self.killed.get(&from).copied(), self.now)));
+            } else if from == rank {
+                let is_full = pipe.in_flight_bytes >= self.config.window_bytes || pipe.free_at > self.now;
+                add(u64::from(is_full) + 2 * u64::from(self.killed.contains_key(&to)));
+            }
+            add(u64::from(pipe.is_cut));
+        }
+        for (&(a, b), link) in self.links.iter().filter(|((a, b), _)| *a == rank || *b == rank) {
+            add(u64::from(self.is_open(rank, if a == rank { b } else { a })));
+            add(u64::from(link.request_arrives_at <= self.now));
+        }
+        events
+    }
+
+    /// Ends a rank's process. The rank's links close when all data that the rank had sent have arrived.
+    pub fn kill(&mut self, rank: Rank) {
+        self.killed.insert(rank, self.now + self.config.latency);
+        self.stalled.remove(&rank);
+    }
+
+    /// Stops a rank's process.
+    pub fn stall(&mut self, rank: Rank) {
+        self.stalled.insert(rank);
+    }
+
     /// Returns whether the rank's process has been killed.
     pub fn is_killed(&self, rank: Rank) -> bool {
-        self.killed.contains(&rank)
+        self.killed.contains_key(&rank)
     }
 
     /// Returns whether the rank's process has been stopped.
@@ -170,7 +228,7 @@ impl SimNetwork {
     /// Returns `None` if no event is due.
     pub fn next_event(&self) -> Option<Duration> {
         let arrivals = self.pipes.iter().filter(|((from, to), _)| {
-            !self.stalled.contains(from) && !self.stalled.contains(to) && !self.killed.contains(to)
+            !self.stalled.contains(from) && !self.stalled.contains(to) && !self.killed.contains_key(to)
         });
         let arrivals = arrivals.flat_map(|(_, pipe)| pipe.in_flight.iter().map(|piece| piece.0));
         let links = self
@@ -178,8 +236,10 @@ impl SimNetwork {
             .values()
             .map(|link| link.open_times.map_or(link.request_arrives_at, |(requester, _)| requester));
         let frees = self.pipes.values().map(|pipe| pipe.free_at);
+        let ends =
+            self.pipes.values().filter_map(|pipe| pipe.finished_at).chain(self.killed.values().copied());
         let faults = self.config.faults.iter().map(Fault::time);
-        arrivals.chain(links).chain(frees).chain(faults).filter(|&at| at > self.now).min()
+        arrivals.chain(ends).chain(links).chain(frees).chain(faults).filter(|&at| at > self.now).min()
     }
 
     /// Opens a link without a delay, before the run begins.
@@ -232,13 +292,7 @@ impl SimNetwork {
         self.now = self.now.max(now);
         while self.config.faults.first().is_some_and(|fault| fault.time() <= self.now) {
             match self.config.faults.remove(0) {
-                Fault::Kill { rank, .. } => {
-                    self.killed.insert(rank);
-                    self.stalled.remove(&rank);
-                    for ((from, _), pipe) in &mut self.pipes {
-                        pipe.is_finished |= *from == rank;
-                    }
-                }
+                Fault::Kill { rank, .. } => self.kill(rank),
                 Fault::Cut { a, b, .. } => {
                     for link in [(a, b), (b, a)] {
                         let pipe = self.pipes.entry(link).or_default();
@@ -249,15 +303,13 @@ impl SimNetwork {
                 Fault::Corrupt { from, to, .. } => {
                     self.pipes.entry((from, to)).or_default().corrupts_next = true;
                 }
-                Fault::Stall { rank, .. } => {
-                    self.stalled.insert(rank);
-                }
+                Fault::Stall { rank, .. } => self.stall(rank),
             }
         }
     }
 
     fn send(&mut self, from: Rank, to: Rank, parts: &[IoSlice<'_>]) -> TransferResult {
-        if self.killed.contains(&to) || self.killed.contains(&from) {
+        if self.killed.contains_key(&to) || self.killed.contains_key(&from) {
             return TransferResult::Lost("the simulated process was killed".into());
         }
         let is_open = self.is_open(from, to);
@@ -290,16 +342,33 @@ impl SimNetwork {
         TransferResult::Bytes(length)
     }
 
+    /// Sends a wake byte, for which a socket always has space.
+    fn wake(&mut self, from: Rank, to: Rank, site: WakeSite) {
+        self.wake_sites.insert(site);
+        let is_lost =
+            self.killed.contains_key(&from) || self.killed.contains_key(&to) || !self.is_open(from, to);
+        if is_lost || self.config.lost_wakes == Some(site) {
+            return;
+        }
+        let delay = self.config.wake_delay.mul_f64(self.random.random_range(0.0..1.0)) + self.jitter();
+        let pipe = self.pipes.entry((from, to)).or_default();
+        if !pipe.is_cut {
+            pipe.last_arrival = pipe.last_arrival.max(self.now + self.config.latency + delay);
+            pipe.in_flight.push_back((pipe.last_arrival, VecDeque::from([0])));
+            pipe.in_flight_bytes += 1;
+        }
+    }
+
     fn receive(&mut self, from: Rank, to: Rank, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
         let (now, config, random) = (self.now, &self.config, &mut self.random);
-        let is_killed = self.killed.contains(&from);
+        let killed_at = self.killed.get(&from).copied();
         let pipe = self.pipes.entry((from, to)).or_default();
         if pipe.is_cut {
             return TransferResult::Lost("the simulated link was cut".into());
         }
         let has_arrived = pipe.in_flight.front().is_some_and(|piece| piece.0 <= now);
         if !has_arrived || self.stalled.contains(&from) {
-            let has_ended = pipe.in_flight.is_empty() && (pipe.is_finished || is_killed);
+            let has_ended = pipe.has_ended(killed_at, now);
             return if has_ended {
                 TransferResult::Lost("the peer closed the connection".into())
             } else {
@@ -362,7 +431,8 @@ impl Transport for SimTransport {
     fn close_sending(&mut self, peer: Rank) {
         let mut network = self.network.borrow_mut();
         if network.is_open(self.rank, peer) {
-            network.pipes.entry((self.rank, peer)).or_default().is_finished = true;
+            let ends_at = network.now + network.config.latency;
+            network.pipes.entry((self.rank, peer)).or_default().finished_at.get_or_insert(ends_at);
         }
     }
 
@@ -383,5 +453,11 @@ impl Transport for SimTransport {
 
     fn name(&self) -> &'static str {
         "simulated"
+    }
+}
+
+impl SocketTransport for SimTransport {
+    fn wake(&mut self, peer: Rank) {
+        self.network.borrow_mut().wake(self.rank, peer, Location::caller());
     }
 }

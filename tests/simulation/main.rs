@@ -1,13 +1,15 @@
 //! Tests of the engine over a simulated network in virtual time, for thousands of seeds, with and without faults.
 //!
 //! All ranks run the same random program: collectives and messages, several at once, in the group of all ranks and in
-//! smaller groups. The last call is a barrier. Some, all or none of the links carry checksums. On every network, a rank that
+//! smaller groups. The last call is a barrier. Some, all or none of the links carry checksums. Some ranks share hosts, and have
+//! queues to each other in simulated shared memory. On every network, a rank that
 //! reports success has the right result, unless a bit was flipped on a link without checksums.
 //! Every rank ends before its deadline. If a rank fails before the last barrier, no rank completes this barrier.
 //!
 //! `handshakes.rs` simulates how a process accepts the connections of ranks and of strangers.
 
 mod handshakes;
+mod job;
 mod many_seeds;
 mod program;
 mod rank;
@@ -18,16 +20,18 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 
+use job::MemoryFaultKind;
 use program::Call;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
-use rank::SimEnd;
+use rank::{OPERATION_TIMEOUT, SimEnd};
 use ringtrain::engine::EAGER_BYTES;
+use ringtrain::shm::sim_memory::THREADS_MAX;
 use ringtrain::transport::sim::Fault;
 use ringtrain::types::{Algorithm, Operation, ReduceOp};
 use ringtrain::wire::Cause;
 use ringtrain::{Rank, WorldSize};
-use scenario::Scenario;
+use scenario::{Scenario, SimRun};
 
 /// Each test divides its number of networks by this divisor. Miri takes seconds for each network, but a few networks
 /// are enough to find undefined behaviour.
@@ -58,13 +62,58 @@ fn has_many_seeds() -> bool {
 
 /// Checks that a random program completes on a network without faults.
 fn check_without_faults(seed: u64) {
-    let outcomes = Scenario::random(seed, false).run(seed);
-    assert!(outcomes.iter().all(|outcome| *outcome == SimEnd::Success), "seed {seed}: {outcomes:?}");
+    let run = Scenario::random(seed, false).run_and_observe(seed);
+    assert!(is_on_time(&run), "seed {seed}: {:?} at {:?}", run.outcomes, run.ended_at);
+    assert_eq!(run.sleepless_times, 0, "seed {seed}: a rank that can do nothing does not sleep");
+}
+
+/// Returns whether all ranks succeed before the first deadline. A rank whose wake byte is lost wakes up at a deadline.
+fn is_on_time(run: &SimRun) -> bool {
+    run.outcomes.iter().all(|outcome| *outcome == SimEnd::Success) && run.ended_at < OPERATION_TIMEOUT
 }
 
 #[test]
 fn every_program_completes_on_a_network_without_faults() {
     seeds(2000).for_each(check_without_faults);
+}
+
+/// The wake bytes of each line of the source are lost. This test also shows that the test above can fail.
+#[test]
+fn each_wake_byte_is_needed() {
+    let run = |seed, lost_wakes| {
+        let mut scenario = Scenario::random(seed, false);
+        scenario.hosts = vec![scenario.world.ranks().take(THREADS_MAX).collect()];
+        scenario.queue_size = (4, 256);
+        scenario.config.lost_wakes = lost_wakes;
+        scenario.run_and_observe(seed)
+    };
+    let sites: BTreeSet<_> = (0..4).flat_map(|seed| run(seed, None).wake_sites).collect();
+    assert_eq!(sites.len(), 2, "{sites:?}");
+    for site in sites {
+        assert!(
+            (0..200).any(|seed| !is_on_time(&run(seed, Some(site)))),
+            "no seed needs the wake byte of {site}"
+        );
+    }
+}
+
+/// A word of shared memory changes, as if a rank wrote wrong words. No rank panics, and every rank ends.
+fn check_wrong_words(seed: u64) -> bool {
+    let mut scenario = Scenario::random(seed, false);
+    let mut random = StdRng::seed_from_u64(seed);
+    scenario.hosts = vec![scenario.world.ranks().take(THREADS_MAX).collect()];
+    for _ in 0..random.random_range(1..4) {
+        scenario.add_memory_fault(MemoryFaultKind::Corrupt, &mut random);
+    }
+    has_failed(&scenario.run(seed))
+}
+
+#[test]
+fn wrong_words_in_shared_memory_make_no_rank_panic_or_wait_for_ever() {
+    let networks = seeds(1000);
+    let count = networks.end - networks.start;
+    let failed = networks.filter(|&seed| check_wrong_words(seed)).count() as u64;
+    assert!(!has_many_seeds() || failed > 0 && failed < count, "{failed} of {count} programs failed");
 }
 
 /// The receiver stores only the first part of each message. The sender sends the rest of the message later.
@@ -85,6 +134,7 @@ fn long_messages_complete_if_a_receive_waits_for_an_earlier_receive() {
         };
         scenario.program = cases.map(call).into_iter().chain([Call::BARRIER]).collect();
         scenario.segment_bytes = 4096;
+        scenario.queue_size = (16, 4096);
         scenario.config.bandwidth = 200_000_000;
         scenario.config.window_bytes = 64 << 10;
         scenario.config.piece_bytes_max = 16 << 10;
@@ -152,9 +202,14 @@ fn every_operation_gives_right_results_or_fails_on_faulty_networks() {
 fn check_survivors(seed: u64) -> u64 {
     let mut scenario = Scenario::random(seed, false);
     let mut random = StdRng::seed_from_u64(seed);
-    let victim = Rank::new(random.random_range(0..scenario.world.get()));
+    let mut victim = Rank::new(random.random_range(0..scenario.world.get()));
     scenario.config.faults =
         vec![Fault::Kill { rank: victim, at: Duration::from_micros(random.random_range(0..4000)) }];
+    if seed.is_multiple_of(2) {
+        // The rank is killed between two accesses to shared memory.
+        scenario.config.faults.clear();
+        victim = scenario.add_memory_fault(MemoryFaultKind::Kill, &mut random);
+    }
     let mut named = 0;
     for outcome in scenario.run(seed) {
         let SimEnd::Failed { failure, .. } = outcome else { continue };
@@ -191,6 +246,7 @@ fn a_stopped_rank_is_named_at_the_deadline() {
     ];
     scenario.groups = vec![scenario.world.ranks().collect()];
     scenario.checked_links = vec![vec![true; 4]; 4];
+    scenario.hosts = vec![scenario.groups[0].clone()];
     scenario.config.faults = vec![Fault::Stall { rank: Rank::new(2), at: Duration::ZERO }];
     let mut causes = BTreeSet::new();
     for outcome in scenario.run(1) {

@@ -1,6 +1,9 @@
 //! A simulated rank: runs its program on a link driver over the simulated network.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::RngExt as _;
@@ -8,7 +11,10 @@ use rand::rngs::StdRng;
 use ringtrain::engine::{DISCONNECT_TIMEOUT, Failure, NOTIFY_TIMEOUT, OpId, Pattern, Timestamp};
 use ringtrain::group::link_driver::{BufferAndReduction, LinkDriver, PollOutcome};
 use ringtrain::group::memory::Memory;
-use ringtrain::transport::sim::SimTransport;
+use ringtrain::shm::QueueSignals;
+use ringtrain::shm::sim_memory::SimMemory;
+use ringtrain::transport::local_links::LinkTransport;
+use ringtrain::transport::sim::{SimNetwork, SimTransport};
 use ringtrain::types::Operation;
 use ringtrain::{Rank, WorldSize};
 
@@ -20,7 +26,13 @@ pub(crate) const OPERATION_TIMEOUT: Duration = Duration::from_secs(5);
 /// A rank and its program.
 pub(crate) struct SimulatedRank {
     pub(crate) rank: Rank,
-    pub(crate) link_driver: LinkDriver<SimTransport>,
+    pub(crate) network: Rc<RefCell<SimNetwork>>,
+    pub(crate) link_driver: LinkDriver<LinkTransport<SimTransport, SimMemory>>,
+    /// The memory of the host; `None` if the rank has no queues.
+    pub(crate) host: Option<HostMemory>,
+    /// How the rank sleeps. Only a rank with queues sleeps, because the others do nothing before an event.
+    pub(crate) sleep: Option<Sleep>,
+    pub(crate) random: StdRng,
     pub(crate) program: Vec<Call>,
     pub(crate) groups: Vec<Members>,
     /// The index of the next call to begin.
@@ -34,6 +46,23 @@ pub(crate) struct SimulatedRank {
     /// Whether to check the results of calls. A network that flips a bit on a link without checksums may change results.
     pub(crate) checks_results: bool,
     pub(crate) state: SimState,
+}
+
+/// The shared memory of a host, as a rank uses it.
+#[derive(Clone)]
+pub(crate) struct HostMemory {
+    pub(crate) memory: Arc<SimMemory>,
+    pub(crate) thread: usize,
+    pub(crate) signals: Arc<QueueSignals<SimMemory>>,
+    /// When the rank begins to send through the queues.
+    pub(crate) change_over_at: Timestamp,
+}
+
+/// What wakes a rank that sleeps.
+pub(crate) struct Sleep {
+    at: Option<Timestamp>,
+    /// The rank wakes when [`SimNetwork::events_of`] changes.
+    events: u64,
 }
 
 /// What a rank does.
@@ -62,10 +91,51 @@ pub(crate) enum SimEnd {
 }
 
 impl SimulatedRank {
-    /// Does the work of the rank at the time `now`. After each call, the rank computes for at most `compute_max`.
-    pub(crate) fn step(&mut self, now: Timestamp, random: &mut StdRng, compute_max: Duration) {
+    /// Does the work of the rank at the time `now`, unless the rank sleeps. After each call of its program, the rank computes
+    /// for at most `compute_max`. Returns whether a rank with queues may have more work at this time.
+    pub(crate) fn take_turn(&mut self, now: Timestamp, compute_max: Duration) -> bool {
+        let Some(host) = self.host.clone() else {
+            self.step(now, compute_max);
+            return false;
+        };
+        host.memory.run_as(host.thread, || self.take_turn_with_queues(now, compute_max, &host))
+    }
+
+    fn take_turn_with_queues(&mut self, now: Timestamp, compute_max: Duration, host: &HostMemory) -> bool {
+        let events = self.network.borrow().events_of(self.rank);
+        if let Some(sleep) = &self.sleep {
+            if sleep.events == events && sleep.at.is_none_or(|at| at > now) {
+                return false;
+            }
+            self.sleep = None;
+            host.signals.mark_awake();
+        }
+        if now >= host.change_over_at {
+            self.link_driver.transport_mut().change_over();
+        }
+        self.step(now, compute_max);
+        if matches!(self.state, SimState::Ended(_)) || self.is_computing(now) {
+            return false;
+        }
+        // A rank sleeps when its sockets have nothing more and its queues have not changed. It may also look again before that.
+        let is_quiet = self.network.borrow().events_of(self.rank) == events;
+        if !is_quiet || self.random.random_bool(0.2) || !host.signals.mark_asleep_unless_changed() {
+            return true;
+        }
+        let change_over_at = Some(host.change_over_at).filter(|&at| at > now);
+        let at = self.next_event(now).into_iter().chain(change_over_at).min();
+        self.sleep = Some(Sleep { at, events });
+        false
+    }
+
+    /// Returns whether the rank computes, so that it reads no messages and accepts no links.
+    fn is_computing(&self, now: Timestamp) -> bool {
+        self.state == SimState::Running && now < self.busy_until && self.running.is_empty()
+    }
+
+    fn step(&mut self, now: Timestamp, compute_max: Duration) {
         match &self.state {
-            SimState::Running => self.run_program(now, random, compute_max),
+            SimState::Running => self.run_program(now, compute_max),
             SimState::Failing { call, until } => {
                 let call = *call;
                 if self.link_driver.notify_peers() || now >= *until {
@@ -85,9 +155,8 @@ impl SimulatedRank {
         }
     }
 
-    fn run_program(&mut self, now: Timestamp, random: &mut StdRng, compute_max: Duration) {
-        if now < self.busy_until && self.running.is_empty() {
-            // While the rank computes, it reads no messages and accepts no links.
+    fn run_program(&mut self, now: Timestamp, compute_max: Duration) {
+        if self.is_computing(now) {
             return;
         }
         loop {
@@ -107,7 +176,7 @@ impl SimulatedRank {
             while let Some(finished) = self.link_driver.take_completed() {
                 let call = self.running.remove(&finished.operation).expect("the operation has begun");
                 self.check_result(self.program[call], finished.memory);
-                self.busy_until = now + compute_max.mul_f64(random.random_range(0.0..1.0));
+                self.busy_until = now + compute_max.mul_f64(self.random.random_range(0.0..1.0));
                 is_progress = true;
             }
             match poll {
@@ -173,7 +242,10 @@ impl SimulatedRank {
     }
 
     fn check_result(&self, call: Call, memory: Memory) {
-        if !self.checks_results {
+        // A rank that is killed or stopped in the middle of a turn reads wrong bytes until the end of the turn.
+        let has_ended =
+            self.network.borrow().is_killed(self.rank) || self.network.borrow().is_stalled(self.rank);
+        if !self.checks_results || has_ended {
             return;
         }
         let (world, rank) = self.rank_in_group(call).expect("the rank is a member of the group");

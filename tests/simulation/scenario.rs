@@ -1,19 +1,24 @@
 //! A simulated job: its ranks, their program and the network. The seed determines everything.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use ringtrain::engine::{DISCONNECT_TIMEOUT, NOTIFY_TIMEOUT, Settings};
 use ringtrain::group::link_driver::LinkDriver;
-use ringtrain::transport::sim::{Fault, SimConfig, SimNetwork, SimTransport};
+use ringtrain::shm::HostMemoryLayout;
+use ringtrain::shm::sim_memory::{SimMemory, THREADS_MAX};
+use ringtrain::transport::local_links::LinkTransport;
+use ringtrain::transport::sim::{Fault, SimConfig, SimNetwork, SimTransport, WakeSite};
 use ringtrain::{Rank, WorldSize};
 
+use crate::job::{MemoryFault, MemoryFaultKind, SimulatedJob};
 use crate::program::{Call, Members};
-use crate::rank::{OPERATION_TIMEOUT, SimEnd, SimState, SimulatedRank};
+use crate::rank::{HostMemory, OPERATION_TIMEOUT, SimEnd, SimState, SimulatedRank};
 
 /// The parameters of a simulation. The seed of the simulation determines all parameters.
 pub(crate) struct Scenario {
@@ -26,6 +31,28 @@ pub(crate) struct Scenario {
     /// For each pair of ranks, whether the payloads on their link carry checksums.
     pub(crate) checked_links: Vec<Vec<bool>>,
     pub(crate) compute_max: Duration,
+    /// The ranks of each host that have queues to each other.
+    pub(crate) hosts: Vec<Members>,
+    /// The numbers of cells and of bytes of a queue.
+    pub(crate) queue_size: (usize, usize),
+    pub(crate) memory_faults: Vec<MemoryFault>,
+}
+
+/// What happened in a simulation.
+pub(crate) struct SimRun {
+    pub(crate) outcomes: Vec<SimEnd>,
+    /// The virtual time at which the last rank ended.
+    pub(crate) ended_at: Duration,
+    /// How often a rank that could do nothing did not sleep.
+    pub(crate) sleepless_times: u64,
+    /// The lines of the source that have sent wake bytes.
+    pub(crate) wake_sites: BTreeSet<WakeSite>,
+}
+
+/// The shared memory of a host.
+struct SimHost<'a> {
+    memory: Arc<SimMemory>,
+    ranks: &'a [Rank],
 }
 
 impl Scenario {
@@ -49,71 +76,121 @@ impl Scenario {
             bandwidth: random.random_range(1_000_000..100_000_000),
             window_bytes: random.random_range(64..4096),
             piece_bytes_max: random.random_range(1..600),
+            wake_delay: Duration::ZERO,
+            lost_wakes: None,
             faults,
         };
         let segment_bytes = 8 * random.random_range(1..40);
         let compute_max = Duration::from_micros(random.random_range(0..300));
         let running_max = random.random_range(1..5);
         let checked_links = random_checked_links(&mut random, world);
-        Self { world, groups, program, running_max, config, segment_bytes, checked_links, compute_max }
+        let mut scenario = Self {
+            world,
+            groups,
+            program,
+            running_max,
+            config,
+            segment_bytes,
+            checked_links,
+            compute_max,
+            hosts: random_hosts(&mut random, world),
+            queue_size: [(4, 256), (8, 512), (16, 4096)][random.random_range(0..3)],
+            memory_faults: Vec::new(),
+        };
+        scenario.config.wake_delay = Duration::from_micros([0, 100, 5000][random.random_range(0..3)]);
+        if with_faults && random.random_bool(0.3) {
+            let kinds = [MemoryFaultKind::Kill, MemoryFaultKind::Stall];
+            scenario.add_memory_fault(kinds[random.random_range(0..2)], &mut random);
+        }
+        scenario
+    }
+
+    /// Adds a fault at a random access of a random rank to shared memory. Without queues, the fault does not happen.
+    pub(crate) fn add_memory_fault(&mut self, kind: MemoryFaultKind, random: &mut StdRng) -> Rank {
+        let rank = Rank::new(random.random_range(0..self.world.get()));
+        self.memory_faults.push(MemoryFault { rank, access: random.random_range(0..2000), kind });
+        rank
+    }
+
+    fn layout(&self, ranks: &[Rank]) -> HostMemoryLayout {
+        let (cell_count, arena_bytes) = self.queue_size;
+        HostMemoryLayout::with_short_queues(ranks.len(), cell_count, arena_bytes)
     }
 
     /// Runs the job. Returns how each rank has ended.
     pub(crate) fn run(&self, seed: u64) -> Vec<SimEnd> {
+        self.run_and_observe(seed).outcomes
+    }
+
+    /// Runs the job. Returns how each rank has ended, and what happened.
+    pub(crate) fn run_and_observe(&self, seed: u64) -> SimRun {
         let network = SimNetwork::new(self.config.clone());
-        let mut random = StdRng::seed_from_u64(seed ^ 0x5eed);
-        let mut ranks: Vec<_> = self.world.ranks().map(|rank| self.new_rank(rank, &network)).collect();
+        let hosts: Vec<SimHost<'_>> =
+            self.hosts.iter().zip(0..).map(|(host, n)| self.new_host(host, seed ^ n)).collect();
+        let host_of = |rank: Rank| {
+            hosts.iter().find_map(|host| Some((host, host.ranks.iter().position(|&member| member == rank)?)))
+        };
+        let ranks = self.world.ranks();
+        let job = Rc::new(SimulatedJob {
+            seed,
+            network: Rc::clone(&network),
+            ranks: ranks.map(|rank| RefCell::new(self.new_rank(rank, &network, host_of(rank)))).collect(),
+            memories: self
+                .world
+                .ranks()
+                .map(|rank| host_of(rank).map(|(host, thread)| (Arc::clone(&host.memory), thread)))
+                .collect(),
+            faults: self.memory_faults.clone(),
+            compute_max: self.compute_max,
+            sleepless_times: Cell::new(0),
+            random: RefCell::new(StdRng::seed_from_u64(seed ^ 0x5eed)),
+            running: RefCell::default(),
+            accesses: vec![Cell::new(0); self.world.as_usize()],
+        });
         // Each call has a time limit, and so has the whole simulation.
         let limit =
             (OPERATION_TIMEOUT + NOTIFY_TIMEOUT + DISCONNECT_TIMEOUT) * (self.program.len() as u32 + 2);
-        loop {
-            let now = network.borrow().now();
-            assert!(now < limit, "seed {seed}: the program has not ended after {now:?} of virtual time");
-            let moved_before = network.borrow().bytes_moved();
-            for rank in &mut ranks {
-                let (killed, stalled) =
-                    (network.borrow().is_killed(rank.rank), network.borrow().is_stalled(rank.rank));
-                if killed && !matches!(rank.state, SimState::Ended(_)) {
-                    rank.state = SimState::Ended(SimEnd::Killed);
-                }
-                if !stalled {
-                    rank.step(now, &mut random, self.compute_max);
-                }
-            }
-            let is_over = |rank: &SimulatedRank| {
-                matches!(rank.state, SimState::Ended(_)) || network.borrow().is_stalled(rank.rank)
-            };
-            if ranks.iter().all(is_over) {
-                break;
-            }
-            if network.borrow().bytes_moved() != moved_before {
-                // Continue at the same virtual time: a rank that reads bytes makes room for further bytes.
-                continue;
-            }
-            let awake = ranks.iter().filter(|rank| !network.borrow().is_stalled(rank.rank));
-            let next = awake.filter_map(|rank| rank.next_event(now)).min();
-            let next = next.into_iter().chain(network.borrow().next_event()).min();
-            let next = next.unwrap_or_else(|| panic!("seed {seed}: a rank waits, but no event can wake it"));
-            network.borrow_mut().advance(next);
+        let ended_at = job.run(limit);
+        if !self.corrupts_memory() {
+            let races: Vec<String> = hosts.iter().filter_map(|host| host.memory.race()).collect();
+            assert!(races.is_empty(), "seed {seed}: {races:?}");
         }
-        ranks
-            .into_iter()
-            .map(|rank| match rank.state {
-                SimState::Ended(outcome) => outcome,
-                // A rank that a fault has stopped does not end. Count it as killed.
-                _ => SimEnd::Killed,
-            })
-            .collect()
+        let outcomes = job.ranks.iter().map(|rank| match &rank.borrow().state {
+            SimState::Ended(outcome) => outcome.clone(),
+            // A rank that a fault has stopped does not end. Count it as killed.
+            _ => SimEnd::Killed,
+        });
+        let wake_sites = network.borrow().wake_sites().clone();
+        SimRun {
+            outcomes: outcomes.collect(),
+            ended_at,
+            wake_sites,
+            sleepless_times: job.sleepless_times.get(),
+        }
     }
 
-    /// Returns whether the network flips a bit on a link without checksums.
+    #[expect(clippy::arc_with_non_send_sync, reason = "all ranks are simulated in one thread")]
+    fn new_host<'a>(&self, ranks: &'a [Rank], seed: u64) -> SimHost<'a> {
+        SimHost { memory: Arc::new(SimMemory::new(self.layout(ranks).bytes(), seed)), ranks }
+    }
+
+    fn corrupts_memory(&self) -> bool {
+        self.memory_faults.iter().any(|fault| fault.kind == MemoryFaultKind::Corrupt)
+    }
+
+    /// Returns whether the network flips a bit on a link without checksums, or a word of shared memory changes.
     fn may_change_results(&self) -> bool {
-        self.config.faults.iter().any(|fault| {
+        self.corrupts_memory() || self.config.faults.iter().any(|fault| {
             matches!(fault, Fault::Corrupt { from, to, .. } if !self.checked_links[from.index()][to.index()])
         })
     }
 
-    fn new_rank(&self, rank: Rank, network: &Rc<RefCell<SimNetwork>>) -> SimulatedRank {
+    fn new_rank(
+        &self,
+        rank: Rank,
+        network: &Rc<RefCell<SimNetwork>>,
+        host: Option<(&SimHost<'_>, usize)>,
+    ) -> SimulatedRank {
         let settings = Settings {
             rank,
             world: self.world,
@@ -121,15 +198,36 @@ impl Scenario {
             checked_links: self.checked_links[rank.index()].clone(),
             host_names: self.world.ranks().map(|rank| format!("host{rank}")).collect(),
         };
-        let mut link_driver = LinkDriver::new(settings, SimTransport::new(Rc::clone(network), rank));
-        // Open the links to both neighbours on the ring before the program begins.
-        for neighbour in [self.world.rank_after(rank, 1), self.world.rank_before(rank, 1)] {
+        let mut transport = LinkTransport::new(SimTransport::new(Rc::clone(network), rank), self.world);
+        if let Some((host, own)) = host {
+            transport.add_queues_with_layout(&host.memory, self.layout(host.ranks), host.ranks, own);
+        }
+        let signals = transport.signals();
+        let mut link_driver = LinkDriver::new(settings, transport);
+        // Open the links to both neighbours on the ring and to the ranks of the host before the program begins.
+        let neighbours = [self.world.rank_after(rank, 1), self.world.rank_before(rank, 1)];
+        let same_host = host.map_or(&[][..], |(host, _)| host.ranks);
+        for neighbour in
+            neighbours.into_iter().chain(same_host.iter().copied().filter(|&other| other != rank))
+        {
             network.borrow_mut().open_link(rank, neighbour);
             link_driver.connect(Duration::ZERO, neighbour);
         }
+        let mut random = StdRng::seed_from_u64(self.config.seed ^ u64::from(rank.get()));
+        let change_over_at = Duration::from_micros(random.random_range(0..2000));
+        let host = host.zip(signals).map(|((host, thread), signals)| HostMemory {
+            memory: Arc::clone(&host.memory),
+            thread,
+            signals,
+            change_over_at,
+        });
         SimulatedRank {
             rank,
+            network: Rc::clone(network),
             link_driver,
+            host,
+            sleep: None,
+            random,
             program: self.program.clone(),
             groups: self.groups.clone(),
             next_call: 0,
@@ -162,6 +260,22 @@ fn random_checked_links(random: &mut StdRng, world: WorldSize) -> Vec<Vec<bool>>
         checked_links[high][low] = is_checked;
     }
     checked_links
+}
+
+/// Divides the ranks among hosts. Returns the ranks of each host with several ranks.
+fn random_hosts(random: &mut StdRng, world: WorldSize) -> Vec<Members> {
+    let mut hosts = vec![Members::new(); random.random_range(0..4)];
+    for rank in world.ranks() {
+        let index = random.random_range(0..4);
+        if let Some(host) = hosts.get_mut(index).filter(|host| host.len() < THREADS_MAX) {
+            host.push(rank);
+        }
+    }
+    if let [host] = &mut hosts[..] {
+        *host = world.ranks().take(THREADS_MAX).collect();
+    }
+    hosts.retain(|host| host.len() > 1);
+    hosts
 }
 
 fn random_fault(random: &mut StdRng, world: WorldSize) -> Fault {

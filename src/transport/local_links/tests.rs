@@ -227,6 +227,19 @@ fn entries_that_a_peer_wrote_before_its_end_are_received() {
     }
 }
 
+/// Prevents a rank that never sleeps: it does not read a link that is lost, so later entries of this link must not keep it awake.
+#[test]
+fn an_entry_of_a_lost_link_keeps_no_rank_awake() {
+    let ([mut one, mut other], memories) = new_ranks(1);
+    add_queues(&mut one, &memories[0]);
+    add_queues(&mut other, &memories[1]);
+    one.links.change_over();
+    one.links.close_sending(one.peer());
+    assert_eq!(receive(&mut other, 4), Err(TransferResult::Lost("it ended".into())));
+    assert_eq!(one.links.send(one.peer(), &[IoSlice::new(b"late")]), TransferResult::Bytes(4));
+    assert!(other.links.signals().is_some_and(|signals| signals.mark_asleep_unless_changed()));
+}
+
 #[test]
 fn a_peer_that_claims_a_wrong_number_of_bytes_or_sends_data_over_the_socket_is_refused() {
     for (claimed, wake_bytes, expected) in [
