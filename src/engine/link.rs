@@ -6,7 +6,7 @@ use super::operation::credit_cost;
 use super::request::{OperationKey, Timestamp};
 use super::send_queue::SendQueue;
 use crate::types::{Contract, Site};
-use crate::wire::{Cause, FrameHeader};
+use crate::wire::{Cause, FrameHeader, FrameKind};
 
 /// The most bytes of early data of all operations that a rank may have sent to one peer and that the peer has not consumed. Early
 /// data are data that the peer may have to store, because the peer may not have begun their operation.
@@ -77,6 +77,11 @@ impl Link {
         self.credit_spent += credit_cost(bytes) as u64;
     }
 
+    /// Returns the number of the next message to the peer.
+    pub(super) fn next_message(&self) -> u64 {
+        self.messages_sent
+    }
+
     /// Assigns a number to the next message to the peer, and stores the call site of the message. Returns the number.
     pub(super) fn number_message(&mut self, site: Site) -> u64 {
         if self.message_sites.len() == SITES_MAX {
@@ -136,14 +141,14 @@ impl Link {
         self.stored_segments.get(&key).copied().unwrap_or_default()
     }
 
-    /// Counts a segment of `bytes` bytes that came on credit and has been applied. If the peer needs a credit frame now, returns
-    /// the total of consumed bytes.
-    pub(super) fn count_consumed_segment(&mut self, bytes: usize) -> Option<u64> {
+    /// Counts a segment of `bytes` bytes that came on credit and has been applied. Adds a credit frame if the peer needs one now.
+    pub(super) fn return_credit(&mut self, bytes: usize) {
         self.bytes_consumed += credit_cost(bytes) as u64;
         if self.bytes_consumed - self.bytes_consumed_reported < CREDIT_BYTES / 2 {
-            return None;
+            return;
         }
         self.bytes_consumed_reported = self.bytes_consumed;
-        Some(self.bytes_consumed)
+        let offset = self.bytes_consumed;
+        self.control_frames.push_back(FrameHeader { kind: FrameKind::Credit, offset, ..FrameHeader::EMPTY });
     }
 }

@@ -141,6 +141,11 @@ impl Matching {
         self.unexpected_messages
     }
 
+    /// Returns whether there is a message that no receive has matched.
+    pub(super) fn has_arrived_messages(&self) -> bool {
+        !self.arrived.is_empty()
+    }
+
     /// Returns whether there is a receive that has not matched a message.
     pub(super) fn has_posted(&self) -> bool {
         !self.posted.is_empty()

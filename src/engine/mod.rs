@@ -19,6 +19,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]
 
 mod begin;
+mod direct;
 mod external;
 mod failing;
 mod failure;
@@ -252,14 +253,8 @@ impl Engine {
         if was_stored && let Some(key) = key {
             link.forget_stored_segment(key, bytes, header.eager);
         }
-        if header.eager
-            && let Some(consumed) = link.count_consumed_segment(bytes)
-        {
-            link.control_frames.push_back(FrameHeader {
-                kind: FrameKind::Credit,
-                offset: consumed,
-                ..FrameHeader::EMPTY
-            });
+        if header.eager {
+            link.return_credit(bytes);
         }
         if let Some(running) = self.operations.get_mut(&operation) {
             running.record_applied_segment(peer);

@@ -51,6 +51,11 @@ impl SendQueue {
         }
     }
 
+    /// Returns whether there are messages that have sent no frame.
+    pub(super) fn has_unopened_messages(&self) -> bool {
+        !self.unopened.is_empty()
+    }
+
     /// Returns the number of operations that take turns.
     pub(super) fn runnable_count(&self) -> usize {
         self.runnable.len()

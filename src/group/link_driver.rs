@@ -3,8 +3,9 @@
 //! [`LinkDriver::poll`] does all work that needs no waiting. This method reads the clock only for a profile, so tests can run it
 //! on a simulated network.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
+pub mod direct;
+
+use std::collections::{BTreeMap, btree_map::Entry};
 use std::io::IoSliceMut;
 
 pub use super::link_io::ByteCounters;
@@ -20,7 +21,6 @@ use crate::wire::frame::HEADER_BYTES;
 
 /// The most times that one [`LinkDriver::poll`] sends and receives on every link. Then it returns to its caller.
 const TRANSFER_ROUNDS_MAX: usize = 64;
-
 /// The most bytes that are read at a time in order to discard them.
 const DISCARD_BYTES: usize = 16 << 10;
 

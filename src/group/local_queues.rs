@@ -41,7 +41,7 @@ impl Group {
         })?;
         match added {
             Ok(()) => {
-                job.driver.change_over_to_queues();
+                job.driver.change_over_to_queues(&members, local.rank.index());
                 // A message takes so little time that sleeping would take most of it.
                 job.driver.adapt_polling();
             }

@@ -133,7 +133,7 @@ impl Group {
         let request = self.send_request::<B::Element>(elements.len(), options.into(), site)?;
         let to = self.world_rank(to)?;
         let bytes: &[u8] = bytemuck::cast_slice(elements);
-        self.message_job()?.driver.run(request, bytes, |memory| Submission::Send(to, memory)).map(|_| ())
+        self.message_job()?.driver.send(request, to, bytes)
     }
 
     /// Starts a [`Group::send`] and returns its handle, which returns the buffer.
@@ -162,6 +162,9 @@ impl Group {
     ) -> Result<Handle<B>, Error> {
         let to = self.world_rank(to)?;
         let job = self.message_job()?;
+        if job.driver.try_send_directly(&request, to, bytemuck::cast_slice(elements.as_ref())) {
+            return Ok(Handle::ready(Ok(elements)));
+        }
         let id = job.driver.submit(request, Submission::Send(to, Memory::owned(elements)))?;
         let make_result = |output: OperationOutput| output.memory.into_owned().ok_or(Error::Taken);
         Ok(Handle::pending(Arc::clone(job), id, make_result))
@@ -185,15 +188,6 @@ impl Group {
         let elements = buffer.elements_mut()?;
         let (request, pattern) =
             self.receive_request_and_pattern::<B::Element>(elements.len(), source.into(), tag.into(), site)?;
-        self.receive_into(request, pattern, elements)
-    }
-
-    fn receive_into<T: Element>(
-        &self,
-        request: OperationRequest,
-        pattern: Pattern,
-        elements: &mut [T],
-    ) -> Result<Status, Error> {
         self.receive_with(request, pattern, elements, |memory| memory)
     }
 
@@ -210,7 +204,7 @@ impl Group {
             return Err(Error::NothingSent);
         }
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(elements);
-        let envelope = driver.run(request, bytes, |memory| Submission::Receive(pattern, convert(memory)))?;
+        let envelope = driver.receive(request, pattern, bytes, convert)?;
         envelope.map(|envelope| self.status(&envelope)).ok_or(Error::Taken)
     }
 
@@ -359,9 +353,12 @@ impl Group {
             self.receive_request_and_pattern::<B::Element>(buffer.len(), source, receive_tag, site)?;
         let driver = &self.message_job()?.driver;
         let bytes: &[u8] = bytemuck::cast_slice(elements);
+        if driver.try_send_directly(&send_request, to, bytes) {
+            return self.receive_with(receive_request, pattern, buffer, |memory| memory);
+        }
         memory::lend(bytes, |memory| {
             let sent = driver.begin(send_request, Submission::Send(to, memory), true)?;
-            let received = self.receive_into(receive_request, pattern, buffer);
+            let received = self.receive_with(receive_request, pattern, buffer, |memory| memory);
             // The send must end even if the receive has failed, because the send uses the borrowed elements.
             driver.wait_for_borrowed(sent).unwrap_or(Err(Error::Taken))?;
             received

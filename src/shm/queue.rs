@@ -6,8 +6,10 @@
 //! | word | content |
 //! |---|---|
 //! | 0 | the stamp: the number of the entry plus 1. The sender writes the stamp last |
-//! | 1 | the kind of the entry in the lower half, the number of bytes in the arena in the upper half |
+//! | 1 | the kind of the entry in the lower half, the number of its bytes in the upper half |
 //! | 2 | for bytes: where they begin in the arena. For a beginning: how many bytes the sender has sent over the socket |
+//! | 3, 4 | for a message: its label |
+//! | 5 to 7 | the bytes of a message of at most 24 bytes, which are not in the arena |
 //!
 //! The sender reuses a cell and the memory of its bytes when the receiver has counted the entry as read.
 //!
@@ -25,10 +27,15 @@ use std::sync::atomic::Ordering;
 
 use super::host::{HostMemoryLayout, PAYLOAD_ALIGNMENT, QueueLayout};
 use super::memory::{SegmentMemory, WORD_BYTES};
+
 /// The kind of an entry with bytes.
 const KIND_BYTES: u64 = 1;
 /// The kind of the first entry of a queue.
 const KIND_BEGIN: u64 = 2;
+/// The kind of an entry that begins a message, and that contains all its bytes.
+const KIND_MESSAGE: u64 = 3;
+/// The most bytes of a message that are in its cell.
+const BYTES_IN_CELL_MAX: usize = 3 * WORD_BYTES;
 /// The half of a word that contains the kind.
 const KIND_MASK: u64 = (1 << 32) - 1;
 /// If few bytes are sent and the receiver has read everything, the sender begins again at the start of the arena after this
@@ -60,6 +67,18 @@ pub enum QueueError {
     /// The receiver has counted fewer entries than before, or more entries than there are.
     #[error("it claims to have read {0} entries of shared memory, which is impossible")]
     ReadCount(u64),
+    /// The label of a message is wrong.
+    #[error("it wrote a message with the invalid label {0:#x} to shared memory")]
+    Label(u64),
+}
+
+/// A message that is one entry of a queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QueueMessage {
+    /// What the sender says about the message.
+    pub label: [u64; 2],
+    /// The number of bytes.
+    pub bytes: usize,
 }
 
 /// The sender's end of a queue.
@@ -88,6 +107,17 @@ pub struct QueueReceiver<M> {
     /// The offset in the memory, and the number, of the bytes of this entry that have not been read; (0, 0) if this rank has
     /// not begun to read it.
     unread: (usize, usize),
+}
+
+/// What the next entry of a queue is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NextEntry {
+    /// There is no entry.
+    Nothing,
+    /// Bytes of the link.
+    Bytes,
+    /// A whole message, of which nothing has been read.
+    Message(QueueMessage),
 }
 
 /// The result of [`QueueReceiver::read`].
@@ -152,6 +182,58 @@ impl<M: SegmentMemory> QueueSender<M> {
         Ok(count)
     }
 
+    /// Adds one entry with a whole message. Returns false if there is no space, or if the message is too long for an entry.
+    ///
+    /// # Errors
+    ///
+    /// The same errors as [`QueueSender::write`].
+    pub fn write_message(&mut self, label: [u64; 2], payload: &[u8]) -> Result<bool, QueueError> {
+        let bytes = payload.len();
+        let cell = self.layout.cell(self.next);
+        let mut start = 0;
+        if bytes <= BYTES_IN_CELL_MAX {
+            if !self.has_cell() {
+                self.update_read_count()?;
+            }
+            if !self.has_cell() {
+                return Ok(false);
+            }
+            self.memory.write(cell + 5 * WORD_BYTES, payload);
+        } else {
+            if !self.reserve_whole(bytes)? {
+                return Ok(false);
+            }
+            start = self.head % self.arena_bytes();
+            self.memory.write(self.layout.arena + start as usize, payload);
+            self.head += bytes.next_multiple_of(PAYLOAD_ALIGNMENT) as u64;
+        }
+        self.memory.store(cell + 3 * WORD_BYTES, label[0], Ordering::Relaxed);
+        self.memory.store(cell + 4 * WORD_BYTES, label[1], Ordering::Relaxed);
+        self.publish(KIND_MESSAGE, bytes as u64, start);
+        Ok(true)
+    }
+
+    /// Returns whether there is space for an entry of exactly `bytes` bytes, which begins at `head`.
+    fn reserve_whole(&mut self, bytes: usize) -> Result<bool, QueueError> {
+        if self.reserve(bytes)? == bytes {
+            return Ok(true);
+        }
+        // The rest of the arena may be too short, and the space at its start long enough.
+        let start = self.head.next_multiple_of(self.arena_bytes());
+        let has_space = bytes <= self.layout.payload_bytes_max()
+            && self.has_cell()
+            && start + bytes as u64 <= self.tail + self.arena_bytes();
+        if has_space {
+            self.head = start;
+        }
+        Ok(has_space)
+    }
+
+    /// Returns whether a cell is free, as far as this rank knows.
+    fn has_cell(&self) -> bool {
+        self.next - self.read_count < self.layout.cell_count as u64
+    }
+
     /// Returns for how many of `wanted` bytes there is space in one entry; 0 if there is no space.
     fn reserve(&mut self, wanted: usize) -> Result<usize, QueueError> {
         let wanted = wanted.min(self.layout.payload_bytes_max());
@@ -171,7 +253,7 @@ impl<M: SegmentMemory> QueueSender<M> {
 
     /// Returns the most bytes for which there is space in one entry.
     fn space(&self) -> usize {
-        if self.next - self.read_count == self.layout.cell_count as u64 {
+        if !self.has_cell() {
             return 0;
         }
         let unused = self.arena_bytes() - (self.head - self.tail);
@@ -240,7 +322,50 @@ impl<M: SegmentMemory> QueueReceiver<M> {
         Ok(Some(socket_bytes))
     }
 
-    /// Copies bytes of one entry into `parts`, after their first `skip` bytes. Copies nothing if no entry is there.
+    /// Returns what the next entry is. An entry that has been read in part counts as bytes.
+    ///
+    /// # Errors
+    ///
+    /// If the sender has written a wrong entry.
+    pub fn peek(&self) -> Result<NextEntry, QueueError> {
+        if self.unread.1 > 0 {
+            return Ok(NextEntry::Bytes);
+        }
+        let Some([kind_and_bytes, _]) = self.next_words()? else { return Ok(NextEntry::Nothing) };
+        if kind_and_bytes & KIND_MASK != KIND_MESSAGE {
+            return Ok(NextEntry::Bytes);
+        }
+        let cell = self.layout.cell(self.next);
+        let word = |index: usize| self.memory.load(cell + index * WORD_BYTES, Ordering::Relaxed);
+        let bytes = (kind_and_bytes >> 32) as usize;
+        Ok(NextEntry::Message(QueueMessage { label: [word(3), word(4)], bytes }))
+    }
+
+    /// Begins to read the message that [`QueueReceiver::peek`] has returned: [`QueueReceiver::read`] then copies its bytes. If
+    /// the message has no bytes, its entry has been read.
+    ///
+    /// # Errors
+    ///
+    /// If the sender has written a wrong entry, or has changed it.
+    pub fn begin_message(&mut self, message: &QueueMessage) -> Result<(), QueueError> {
+        let Some([kind_and_bytes, start]) = self.next_words()? else { return Ok(()) };
+        let bytes = message.bytes as u64;
+        if kind_and_bytes != (KIND_MESSAGE | bytes << 32) {
+            return Err(QueueError::Kind(kind_and_bytes & KIND_MASK));
+        }
+        if message.bytes <= BYTES_IN_CELL_MAX {
+            self.unread = (self.layout.cell(self.next) + 5 * WORD_BYTES, message.bytes);
+        } else {
+            self.unread = self.check_bytes(bytes, start)?;
+        }
+        if bytes == 0 {
+            self.finish_entry();
+        }
+        Ok(())
+    }
+
+    /// Copies bytes of one entry into `parts`, after their first `skip` bytes. Copies nothing if no entry is there, or if the
+    /// entry is a message that [`QueueReceiver::begin_message`] has not begun.
     ///
     /// # Errors
     ///
@@ -248,7 +373,12 @@ impl<M: SegmentMemory> QueueReceiver<M> {
     pub fn read(&mut self, parts: &mut [IoSliceMut<'_>], skip: usize) -> Result<QueueRead, QueueError> {
         if self.unread.1 == 0 {
             let Some([kind_and_bytes, start]) = self.next_words()? else { return Ok(QueueRead::default()) };
-            self.unread = self.check_bytes(kind_and_bytes, start)?;
+            match kind_and_bytes & KIND_MASK {
+                KIND_BYTES => {}
+                KIND_MESSAGE => return Ok(QueueRead::default()),
+                kind => return Err(QueueError::Kind(kind)),
+            }
+            self.unread = self.check_bytes(kind_and_bytes >> 32, start)?;
         }
         let (mut start, mut left) = self.unread;
         let mut skip = skip;
@@ -281,12 +411,8 @@ impl<M: SegmentMemory> QueueReceiver<M> {
         if stamp == stamp_before { Ok(None) } else { Err(QueueError::Stamp(stamp)) }
     }
 
-    /// Checks the words of an entry with bytes. Returns where the bytes begin in the memory, and their number.
-    fn check_bytes(&self, kind_and_bytes: u64, start: u64) -> Result<(usize, usize), QueueError> {
-        let (kind, bytes) = (kind_and_bytes & KIND_MASK, kind_and_bytes >> 32);
-        if kind != KIND_BYTES {
-            return Err(QueueError::Kind(kind));
-        }
+    /// Checks where the bytes of an entry are in the arena. Returns where they begin in the memory, and their number.
+    fn check_bytes(&self, bytes: u64, start: u64) -> Result<(usize, usize), QueueError> {
         let is_inside = start.checked_add(bytes).is_some_and(|end| end <= self.layout.arena_bytes as u64);
         if bytes == 0 || !is_inside {
             return Err(QueueError::Bytes { start, bytes });

@@ -114,13 +114,21 @@ impl<M: SegmentMemory> QueueSignals<M> {
         self.peers.iter().any(|peer| self.has_changed(peer))
     }
 
-    fn has_changed(&self, peer: &PeerSignals) -> bool {
+    /// Returns whether the peer has written the entry that this rank reads next.
+    pub fn has_entry(&self, peer: usize) -> bool {
+        self.peers.get(peer).is_some_and(|peer| self.is_written(peer))
+    }
+
+    fn is_written(&self, peer: &PeerSignals) -> bool {
         let next_entry = peer.next_entry.load(Ordering::Relaxed);
-        let has_entry = next_entry != DOES_NOT_READ
+        next_entry != DOES_NOT_READ
             // The stamp is larger if this rank has read the entry, and the peer has used the cell again.
-            && self.memory.load(peer.incoming.cell(next_entry), Ordering::Relaxed) > next_entry;
+            && self.memory.load(peer.incoming.cell(next_entry), Ordering::Relaxed) > next_entry
+    }
+
+    fn has_changed(&self, peer: &PeerSignals) -> bool {
         let full_at = peer.full_at.load(Ordering::Relaxed);
-        has_entry
+        self.is_written(peer)
             || (full_at != HAS_SPACE
                 && self.memory.load(peer.outgoing.read_count, Ordering::Relaxed) != full_at)
     }

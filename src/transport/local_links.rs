@@ -8,6 +8,8 @@
 //! drops these bytes. The end of the socket is the end of the link, after all entries of the queue have been read: the entries
 //! may contain the reason.
 
+mod message;
+mod messages;
 #[cfg(test)]
 mod tests;
 
@@ -17,9 +19,13 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::message::{LocalMessage, NextFrame};
 use super::{TransferResult, Transport};
-use crate::shm::{HostMemoryLayout, QueueError, QueueReceiver, QueueSender, QueueSignals, SegmentMemory};
+use crate::shm::{
+    HostMemoryLayout, NextEntry, QueueError, QueueReceiver, QueueSender, QueueSignals, SegmentMemory,
+};
 use crate::types::{Rank, WorldSize};
+use crate::wire::frame::HEADER_BYTES;
 
 /// The most times that one call reads wake bytes from a socket. A peer sends at most a few of them.
 const WAKE_READS_MAX: usize = 256;
@@ -74,6 +80,10 @@ struct LocalLink<M> {
     problem: Option<QueueError>,
     /// Whether this rank has closed its sending direction.
     is_closed: bool,
+    /// The header of the message that is being read as a frame.
+    header: [u8; HEADER_BYTES],
+    /// How many of the last bytes of `header` have not been read.
+    header_left: usize,
 }
 
 /// Where this rank receives the bytes of a link.
@@ -237,6 +247,8 @@ impl<M: SegmentMemory> LocalLink<M> {
             socket_end: None,
             problem: None,
             is_closed: false,
+            header: [0; HEADER_BYTES],
+            header_left: 0,
         }
     }
 
@@ -342,21 +354,57 @@ impl<M: SegmentMemory> LocalLink<M> {
         let wanted: usize = parts.iter().map(|part| part.len()).sum();
         let mut received = 0;
         while received < wanted {
+            if self.header_left == 0 && self.begin_frame().map_err(describe)? {
+                self.report_freed_space(context);
+            }
+            if self.header_left > 0 {
+                received += self.take_header(parts, received);
+                continue;
+            }
             let read = self.receiver.read(parts, received).map_err(describe)?;
             if read.bytes == 0 {
                 break;
             }
             received += read.bytes;
             if read.has_freed_space {
-                context.signals.set_next_entry(self.index, self.receiver.next_entry());
-                // After this rank has closed its sending direction, it cannot wake the peer. So it must not clear the
-                // peer's sleep flag, because then no other rank would wake the peer.
-                if !self.is_closed && context.signals.must_wake_sender(self.index) {
-                    context.sockets.wake(context.peer);
-                }
+                self.report_freed_space(context);
             }
         }
         Ok(received)
+    }
+
+    /// If the next entry is a message, begins to read it as a frame. Returns whether an entry without bytes has been read.
+    fn begin_frame(&mut self) -> Result<bool, QueueError> {
+        let NextEntry::Message(entry) = self.receiver.peek()? else { return Ok(false) };
+        let message = LocalMessage::from_entry(&entry)?;
+        self.receiver.begin_message(&entry)?;
+        self.header = message.header().encode();
+        self.header_left = self.header.len();
+        Ok(message.bytes == 0)
+    }
+
+    /// Copies the unread bytes of `header` into `parts`, after their first `skip` bytes. Returns the number of bytes.
+    fn take_header(&mut self, parts: &mut [IoSliceMut<'_>], mut skip: usize) -> usize {
+        let left = self.header_left;
+        for part in parts {
+            let first = skip.min(part.len());
+            skip -= first;
+            let unread = &self.header[HEADER_BYTES - self.header_left..];
+            let count = unread.len().min(part.len() - first);
+            part[first..first + count].copy_from_slice(&unread[..count]);
+            self.header_left -= count;
+        }
+        left - self.header_left
+    }
+
+    /// Tells the peer, if it waits for that, that an entry has been read.
+    fn report_freed_space<S: SocketTransport>(&self, context: &mut LinkContext<'_, S, M>) {
+        context.signals.set_next_entry(self.index, self.receiver.next_entry());
+        // After this rank has closed its sending direction, it cannot wake the peer. So it must not clear the peer's sleep
+        // flag, because then no other rank would wake the peer.
+        if !self.is_closed && context.signals.must_wake_sender(self.index) {
+            context.sockets.wake(context.peer);
+        }
     }
 
     /// Reads the first entry of the queue, if the peer has changed over.

@@ -62,9 +62,15 @@ fn has_many_seeds() -> bool {
 
 /// Checks that a random program completes on a network without faults.
 fn check_without_faults(seed: u64) {
-    let run = Scenario::random(seed, false).run_and_observe(seed);
+    check_run_without_faults(&Scenario::random(seed, false), seed);
+}
+
+/// Checks that the program of a scenario completes on its network, which has no faults.
+fn check_run_without_faults(scenario: &Scenario, seed: u64) -> SimRun {
+    let run = scenario.run_and_observe(seed);
     assert!(is_on_time(&run), "seed {seed}: {:?} at {:?}", run.outcomes, run.ended_at);
     assert_eq!(run.sleepless_times, 0, "seed {seed}: a rank that can do nothing does not sleep");
+    run
 }
 
 /// Returns whether all ranks succeed before the first deadline. A rank whose wake byte is lost wakes up at a deadline.
@@ -75,6 +81,29 @@ fn is_on_time(run: &SimRun) -> bool {
 #[test]
 fn every_program_completes_on_a_network_without_faults() {
     seeds(2000).for_each(check_without_faults);
+}
+
+/// Checks a program of messages between ranks of one host. Returns the number of messages that were sent or received without
+/// an operation.
+fn check_messages_of_a_host(seed: u64) -> u64 {
+    let mut scenario = Scenario::random(seed, false);
+    let mut random = StdRng::seed_from_u64(seed);
+    scenario.hosts = vec![scenario.world.ranks().take(THREADS_MAX).collect()];
+    scenario.checked_links.iter_mut().for_each(|links| links.fill(false));
+    scenario.queue_size = (16, 4096);
+    scenario.program.clear();
+    for _ in 0..30 {
+        let call = Call::random_call_of(Operation::Message, &mut random, &scenario.groups);
+        scenario.program.push(Call { count: call.count % 20, ..call });
+    }
+    scenario.program.push(Call::BARRIER);
+    check_run_without_faults(&scenario, seed).direct_messages
+}
+
+#[test]
+fn messages_with_and_without_operations_arrive_in_order() {
+    let direct_messages: u64 = seeds(2000).map(check_messages_of_a_host).sum();
+    assert!(!has_many_seeds() || direct_messages > 0);
 }
 
 /// The wake bytes of each line of the source are lost. This test also shows that the test above can fail.

@@ -10,7 +10,10 @@ use std::time::Instant;
 
 use crate::handshakes::check_handshakes;
 use crate::program::OPERATIONS;
-use crate::{check_last_barrier, check_operation, check_survivors, check_without_faults, check_wrong_words};
+use crate::{
+    check_last_barrier, check_messages_of_a_host, check_operation, check_survivors, check_without_faults,
+    check_wrong_words,
+};
 
 /// The environment variable with the seeds: the first seed, a colon, and the number of seeds.
 const SEEDS_VARIABLE: &str = "SIM_SEEDS";
@@ -18,7 +21,7 @@ const SEEDS_VARIABLE: &str = "SIM_SEEDS";
 /// A check of the networks of one seed, and its name. A check panics if it fails.
 type NamedCheck = (&'static str, fn(u64));
 
-const CHECKS: [NamedCheck; 6] = [
+const CHECKS: [NamedCheck; 7] = [
     ("without faults", check_without_faults),
     ("with faults", |seed| {
         check_last_barrier(seed);
@@ -28,6 +31,9 @@ const CHECKS: [NamedCheck; 6] = [
     }),
     ("a killed rank", |seed| {
         check_survivors(seed);
+    }),
+    ("messages of a host", |seed| {
+        check_messages_of_a_host(seed);
     }),
     ("handshakes", check_handshakes),
     ("wrong words", |seed| {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 use ringtrain::engine::{DISCONNECT_TIMEOUT, Failure, NOTIFY_TIMEOUT, OpId, Pattern, Timestamp};
+use ringtrain::group::link_driver::direct::DirectReceive;
 use ringtrain::group::link_driver::{BufferAndReduction, LinkDriver, PollOutcome};
 use ringtrain::group::memory::Memory;
 use ringtrain::shm::QueueSignals;
@@ -41,6 +42,8 @@ pub(crate) struct SimulatedRank {
     pub(crate) running: BTreeMap<OpId, usize>,
     /// The largest number of calls that run at the same time.
     pub(crate) running_max: usize,
+    /// The number of messages that this rank sent or received without an operation.
+    pub(crate) direct_messages: u64,
     /// The time until which the rank computes before its next call.
     pub(crate) busy_until: Timestamp,
     /// Whether to check the results of calls. A network that flips a bit on a link without checksums may change results.
@@ -200,10 +203,40 @@ impl SimulatedRank {
         Some((WorldSize::new(members.len() as u32)?, Rank::new(rank as u32)))
     }
 
+    /// Sends or receives a message without an operation if that is possible. Returns whether the call has ended.
+    fn try_directly(&mut self, now: Timestamp, call: Call, (world, rank): (WorldSize, Rank)) -> bool {
+        let to = world.rank_after(call.root, 1);
+        if call.operation != Operation::Message || world == WorldSize::ONE || ![call.root, to].contains(&rank)
+        {
+            return false;
+        }
+        let request = call.to_begin(OPERATION_TIMEOUT);
+        let [from, to] = [call.root, to].map(|rank| self.groups[call.group][rank.index()]);
+        if rank == call.root {
+            let own = call.initial_buffer(world, rank);
+            return self.link_driver.try_send_directly(&request, to, bytemuck::cast_slice(&own));
+        }
+        let pattern = Pattern { group: call.group as u32, source: Some(from), tag: Some(0) };
+        let mut received = vec![0.0; call.count];
+        let target = bytemuck::cast_slice_mut(&mut received);
+        match self.link_driver.try_receive_directly(&request, (pattern, from), target, Some(now)) {
+            DirectReceive::Received(envelope) => {
+                assert_eq!((envelope.source, envelope.contract.count), (from, call.count as u64));
+                self.check_result(call, Memory::owned(received));
+                true
+            }
+            DirectReceive::NotYet | DirectReceive::NeedsOperation => false,
+        }
+    }
+
     /// Begins the next call, if this rank is a member of the call's group. Returns false if the call fails at once.
     fn begin_next_call(&mut self, now: Timestamp) -> bool {
         let call = self.program[self.next_call];
         let Some((world, rank)) = self.rank_in_group(call) else { return true };
+        if self.random.random_bool(0.7) && self.try_directly(now, call, (world, rank)) {
+            self.direct_messages += 1;
+            return true;
+        }
         let begin = call.to_begin(OPERATION_TIMEOUT);
         let member = |rank: Rank| self.groups[call.group][rank.index()];
         let memory = || Memory::owned(call.initial_buffer(world, rank));

@@ -45,6 +45,8 @@ pub(crate) struct SimRun {
     pub(crate) ended_at: Duration,
     /// How often a rank that could do nothing did not sleep.
     pub(crate) sleepless_times: u64,
+    /// The number of messages that ranks sent or received without an operation.
+    pub(crate) direct_messages: u64,
     /// The lines of the source that have sent wake bytes.
     pub(crate) wake_sites: BTreeSet<WakeSite>,
 }
@@ -165,6 +167,7 @@ impl Scenario {
             outcomes: outcomes.collect(),
             ended_at,
             wake_sites,
+            direct_messages: job.ranks.iter().map(|rank| rank.borrow().direct_messages).sum(),
             sleepless_times: job.sleepless_times.get(),
         }
     }
@@ -233,6 +236,7 @@ impl Scenario {
             next_call: 0,
             running: BTreeMap::new(),
             running_max: self.running_max,
+            direct_messages: 0,
             busy_until: Duration::ZERO,
             checks_results: !self.may_change_results(),
             state: SimState::Running,

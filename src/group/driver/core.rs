@@ -30,6 +30,8 @@ pub(in crate::group) struct Core {
     pub(super) has_socket_waiter: bool,
     /// How long a thread polls the sockets before it sleeps.
     pub(super) poll_time: PollTime,
+    /// The number of messages that went without operations, modulo a limit.
+    pub(super) direct_messages: u32,
     /// The number of threads that wait for a change and have not been woken.
     pub(super) waiters: usize,
     /// The number of times that the waiting threads have been woken.
@@ -92,6 +94,7 @@ impl Core {
             dropped_handles: SortedSet::default(),
             has_socket_waiter: false,
             poll_time: PollTime::default(),
+            direct_messages: 0,
             waiters: 0,
             changes: 0,
             deferred_kernels: Vec::new(),

@@ -7,7 +7,9 @@
 
 mod core;
 mod core_lock;
+mod direct;
 mod hierarchical;
+mod local_peers;
 mod poll_time;
 mod shared;
 mod shm;
@@ -17,7 +19,7 @@ mod takeover;
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -25,6 +27,7 @@ pub(super) use self::core::Core;
 use self::core::{JobState, PollProgress};
 use self::core_lock::{CoreGuard, CoreLock};
 pub(super) use self::hierarchical::{Block, HierarchicalOperation};
+use self::local_peers::LocalPeers;
 use self::shared::DriverShared;
 pub(super) use self::shm::{CoreRounds, RoundsKey};
 use super::host_rounds::{HostRounds, ShmRequest};
@@ -110,6 +113,7 @@ impl Driver {
             core: CoreLock::new(core),
             poller: Mutex::new(poller),
             skipped_polls: AtomicU32::new(0),
+            local_peers: OnceLock::new(),
             changed: Condvar::new(),
             progress_work: Condvar::new(),
             epoch,
@@ -140,9 +144,13 @@ impl Driver {
         self.shared.lock().link_driver.transport_mut().remove_queues();
     }
 
-    /// Sends to the other ranks of this host through the queues from now on.
-    pub(super) fn change_over_to_queues(&self) {
-        self.shared.lock().link_driver.transport_mut().change_over();
+    /// Sends to the other ranks of this host through the queues from now on. `ranks` and `own` are as for `add_queues`.
+    pub(super) fn change_over_to_queues(&self, ranks: &[Rank], own: usize) {
+        let mut core = self.shared.lock();
+        core.link_driver.transport_mut().change_over();
+        if let Some(signals) = core.link_driver.transport().signals() {
+            self.shared.local_peers.get_or_init(|| LocalPeers::new(signals, ranks, own));
+        }
     }
 
     /// Makes the time for which waiting threads poll depend on how long they waited before.

@@ -4,7 +4,7 @@
 use std::io;
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use mio::Waker;
 
 use super::core::{Core, JobState, PollProgress};
 use super::core_lock::{CoreGuard, CoreLock};
+use super::local_peers::LocalPeers;
 use super::poll_time::must_sleep;
 use super::shm::{AwaitedPosts, SHM_SPIN_TIME};
 use super::shm_counters::ShmCounters;
@@ -40,6 +41,8 @@ pub(super) struct DriverShared {
     pub(super) poller: Mutex<Poller>,
     /// The number of times that the thread that waits has not polled for events because a queue has changed.
     pub(super) skipped_polls: AtomicU32,
+    /// The ranks of this host, from when on messages to them go through queues.
+    pub(super) local_peers: OnceLock<LocalPeers>,
     /// Wakes the thread that waits for the sockets.
     pub(super) waker: Arc<Waker>,
     /// Signals that an operation has ended, or that no thread waits for the sockets.

@@ -368,7 +368,7 @@ impl AwaitedPosts {
 impl super::shared::DriverShared {
     /// Calls `is_ready` for a short time until it returns true, and returns whether it has returned true. If there are fewer
     /// processors than ranks, the thread yields from the start, because the awaited rank may need this processor.
-    fn spin_until(&self, timer: &mut OperationTimer, is_ready: impl Fn() -> bool) -> bool {
+    pub(super) fn spin_until(&self, timer: &mut OperationTimer, is_ready: impl Fn() -> bool) -> bool {
         if self.has_own_processor {
             for _ in 0..SPINS_BEFORE_YIELD {
                 if is_ready() {

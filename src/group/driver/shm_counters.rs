@@ -37,6 +37,11 @@ impl OperationTimer {
         Self { began: is_timed.then(Instant::now), weight: if is_short { SAMPLE_INTERVAL as u32 } else { 1 } }
     }
 
+    /// Returns whether the operation is timed.
+    pub(super) fn is_timed(&self) -> bool {
+        self.began.is_some()
+    }
+
     /// Marks the operation as long. Every long operation is timed and counts only for itself.
     pub(super) fn mark_long(&mut self) {
         self.weight = 1;
@@ -45,6 +50,11 @@ impl OperationTimer {
 }
 
 impl ShmCounters {
+    /// Starts to time the next operation, which works on `bytes` bytes.
+    pub(super) fn start_timer(&self, bytes: usize) -> OperationTimer {
+        OperationTimer::new(self.operations.load(Ordering::Relaxed), bytes)
+    }
+
     /// Counts an operation that has ended. A failed operation counts only for the times.
     pub(super) fn count(&self, timer: &OperationTimer, is_successful: bool) {
         let add = |counter: &AtomicU64, increment: u64| counter.fetch_add(increment, Ordering::Relaxed);

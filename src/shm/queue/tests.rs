@@ -1,5 +1,6 @@
 //! Tests of queues: with two threads, with full queues, and with a peer that writes wrong words.
 
+use std::collections::VecDeque;
 use std::thread;
 
 use rand::rngs::StdRng;
@@ -202,6 +203,45 @@ fn random_words_of_a_peer_do_no_harm() {
             let mut bytes = [0; 300];
             let _ = receiver.read(&mut [IoSliceMut::new(&mut bytes)], random.random_range(0..300));
             let _ = receiver.read_begin();
+            let _ = sender.write_message([value, value], &vec![2; random.random_range(0..200)]);
+            if let Ok(NextEntry::Message(message)) = receiver.peek() {
+                let _ = receiver.begin_message(&message);
+            }
         }
     }
+}
+
+/// Messages of all lengths go through a queue that is nearly always full, so they also begin anew at the start of the arena.
+#[test]
+fn messages_of_all_lengths_arrive_whole() {
+    let memory = Arc::new(HeapMemory::new(SHORT.bytes()));
+    let (mut sender, mut receiver) = ends(&memory, SHORT);
+    let mut random = StdRng::seed_from_u64(6);
+    let longest = SHORT.queue(0, 1).payload_bytes_max();
+    let (mut sent, mut received, mut full) = (VecDeque::new(), 0, 0);
+    for number in 0..if cfg!(miri) { 50 } else { 3_000 } {
+        let payload: Vec<u8> = (0..random.random_range(0..longest + 2)).map(|_| random.random()).collect();
+        if sender.write_message([number, !number], &payload).unwrap() {
+            sent.push_back((number, payload));
+        } else {
+            full += 1;
+        }
+        while sent.len() > random.random_range(0..9) {
+            let (number, payload) = sent.pop_front().unwrap();
+            let message = QueueMessage { label: [number, !number], bytes: payload.len() };
+            assert_eq!(receiver.peek(), Ok(NextEntry::Message(message)));
+            // The message may arrive between a look at the queue and this call.
+            assert!(read_up_to(&mut receiver, longest).is_empty());
+            receiver.begin_message(&message).unwrap();
+            if payload.is_empty() {
+                received += 1;
+                continue;
+            }
+            assert!(receiver.read(&mut [IoSliceMut::new(&mut [])], 0).is_ok());
+            assert_eq!(read_up_to(&mut receiver, longest), payload);
+            received += 1;
+        }
+    }
+    assert_eq!(receiver.peek().map(|next| next == NextEntry::Nothing), Ok(sent.is_empty()));
+    assert!(full > 0 && received > 0);
 }

@@ -9,6 +9,8 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::*;
 use crate::shm::{Segment, TOKEN_BYTES};
+use crate::types::DType;
+use crate::wire::FrameHeader;
 
 /// A layout whose queues fill up after 8 entries or 512 bytes.
 const SHORT: HostMemoryLayout = HostMemoryLayout::with_short_queues(2, 8, 512);
@@ -279,6 +281,85 @@ fn a_peer_that_claims_to_have_read_too_much_is_refused() {
         (0..9).map(|_| one.links.send(one.peer(), &[IoSlice::new(&[1; 64])])).collect();
     assert!(results.iter().any(|result| matches!(result, TransferResult::Corrupt(_))));
     assert!(matches!(receive(&mut one, 4), Err(TransferResult::Corrupt(why)) if why.contains("impossible")));
+}
+
+/// Receives `length` bytes of the link.
+fn receive_exactly(rank: &mut StreamRank, length: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while bytes.len() < length {
+        let next = receive(rank, (length - bytes.len()).min(50));
+        assert_ne!(next, Err(TransferResult::Blocked), "a byte is missing");
+        bytes.extend(next.unwrap());
+    }
+    bytes
+}
+
+/// A rank may receive each message whole or as a frame. Both ways give the same message, in order with the bytes between
+/// messages.
+#[test]
+fn messages_are_received_whole_or_as_frames() {
+    let mut random = StdRng::seed_from_u64(8);
+    let ([mut one, mut other], memories) = new_ranks(4);
+    add_queues(&mut one, &memories[0]);
+    add_queues(&mut other, &memories[1]);
+    one.links.change_over();
+    assert_eq!(receive(&mut other, 1), Err(TransferResult::Blocked));
+    let (to, from) = (one.peer(), other.peer());
+    let (mut whole, mut as_frames) = (0, 0);
+    for sequence in 0..2_000 {
+        let payload: Vec<u8> = (0..4 * random.random_range(0..40)).map(|_| random.random()).collect();
+        let (group, tag, bytes) = (random.random(), random.random_range(0..u32::MAX), payload.len());
+        let message = LocalMessage { group, tag, sequence, dtype: DType::F32, bytes };
+        // The payload of an entry is at most a quarter of the arena.
+        let is_sent = one.links.send_message(to, &message, &payload);
+        assert_eq!(is_sent, bytes <= 128, "{bytes} bytes");
+        if !is_sent {
+            assert_eq!(one.links.send(to, &[IoSlice::new(&payload)]), TransferResult::Bytes(bytes));
+            assert_eq!(other.links.next_frame(from), NextFrame::Other);
+            assert_eq!(receive_exactly(&mut other, bytes), payload);
+        } else if random.random_bool(0.5) {
+            assert_eq!(other.links.next_frame(from), NextFrame::Message(message));
+            let mut target = vec![7; bytes + 3];
+            assert!(other.links.receive_message(from, &message, &mut target));
+            assert_eq!((&target[..bytes], &target[bytes..]), (&payload[..], &[7; 3][..]));
+            whole += 1;
+        } else {
+            let header = FrameHeader::decode(&receive_exactly(&mut other, HEADER_BYTES).try_into().unwrap());
+            let header = header.unwrap();
+            assert_eq!(header, message.header());
+            assert_eq!((header.contract.count, header.contract.layout), (bytes as u64 / 4, tag));
+            let is_empty = other.links.next_frame(from) == NextFrame::Nothing;
+            assert_eq!(is_empty, bytes == 0, "the payload follows");
+            assert_eq!(receive_exactly(&mut other, bytes), payload);
+            as_frames += 1;
+        }
+        assert_eq!(other.links.next_frame(from), NextFrame::Nothing);
+    }
+    assert!(whole > 500 && as_frames > 500);
+}
+
+#[test]
+fn a_message_with_a_wrong_label_is_refused_and_a_full_queue_takes_no_message() {
+    for (label, bytes, expected) in
+        [(255, 8, "invalid label 0xff"), (u64::from(DType::F64.to_byte()), 9, "label")]
+    {
+        let ([mut one, mut other], memories) = new_ranks(5);
+        add_queues(&mut one, &memories[0]);
+        add_queues(&mut other, &memories[1]);
+        let mut liar = QueueSender::new(Arc::clone(&memories[0]), SHORT, 0, 1);
+        liar.begin(0);
+        assert_eq!(receive(&mut other, 1), Err(TransferResult::Blocked));
+        assert_eq!(liar.write_message([0, label], &vec![1; bytes]), Ok(true));
+        assert_eq!(other.links.next_frame(other.peer()), NextFrame::Other);
+        let result = receive(&mut other, 100);
+        assert!(matches!(&result, Err(TransferResult::Corrupt(why)) if why.contains(expected)), "{result:?}");
+    }
+    let ([mut one, _other], memories) = new_ranks(6);
+    add_queues(&mut one, &memories[0]);
+    one.links.change_over();
+    let message = LocalMessage { group: 0, tag: 0, sequence: 0, dtype: DType::U8, bytes: 24 };
+    let sent = (0..20).filter(|_| one.links.send_message(Rank::new(1), &message, &[0; 24])).count();
+    assert_eq!(sent, 7, "the first of eight cells begins the queue");
 }
 
 /// A thread that reads wake bytes while another thread of its rank sleeps has to wake that thread.

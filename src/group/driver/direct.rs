@@ -1,0 +1,114 @@
+//! Messages between ranks of a host without operations. A thread that sends or receives such a message does not enter the tables
+//! of the engine, and a thread that waits for one polls only the queue of its sender, for a short time.
+
+use super::core::{Core, JobState};
+use super::shm::SHM_SPIN_TIME;
+use super::{Driver, Submission};
+use crate::engine::{Envelope, OperationRequest, Pattern};
+use crate::group::Error;
+use crate::group::link_driver::direct::DirectReceive;
+use crate::group::memory::Memory;
+use crate::group::profile::ProfilePart;
+use crate::types::Rank;
+
+/// One of so many messages becomes an operation, so that a rank which only exchanges messages also learns of other events.
+const MESSAGES_PER_OPERATION: u32 = 1024;
+
+impl Core {
+    /// Returns whether the next message may go without an operation.
+    fn may_be_direct(&mut self) -> bool {
+        self.direct_messages = (self.direct_messages + 1) % MESSAGES_PER_OPERATION;
+        self.direct_messages != 0 && matches!(self.state, JobState::Running)
+    }
+}
+
+impl Driver {
+    /// Sends a message, and returns when its bytes have left this rank.
+    pub(in crate::group) fn send(
+        &self,
+        request: OperationRequest,
+        to: Rank,
+        bytes: &[u8],
+    ) -> Result<(), Error> {
+        if self.try_send_directly(&request, to, bytes) {
+            return Ok(());
+        }
+        self.run(request, bytes, |memory| Submission::Send(to, memory)).map(|_| ())
+    }
+
+    /// Receives a message that fits the pattern into the start of `bytes`. If only an operation can receive the message,
+    /// `convert` makes its memory.
+    pub(in crate::group) fn receive(
+        &self,
+        mut request: OperationRequest,
+        pattern: Pattern,
+        bytes: &mut [u8],
+        convert: impl FnOnce(Memory) -> Memory,
+    ) -> Result<Option<Envelope>, Error> {
+        if let Some(envelope) = self.try_receive_directly(&mut request, pattern, bytes) {
+            return Ok(Some(envelope));
+        }
+        self.run(request, bytes, |memory| Submission::Receive(pattern, convert(memory)))
+    }
+
+    /// Sends a message without an operation. Returns false if it was not sent, and needs an operation.
+    pub(in crate::group) fn try_send_directly(
+        &self,
+        request: &OperationRequest,
+        to: Rank,
+        bytes: &[u8],
+    ) -> bool {
+        if self.shared.local_peers.get().and_then(|local| local.number_of(to)).is_none() {
+            return false;
+        }
+        let timer = self.shared.shm_counters.start_timer(bytes.len());
+        let mut core = self.shared.lock();
+        let is_sent = core.may_be_direct() && core.link_driver.try_send_directly(request, to, bytes);
+        drop(core);
+        if is_sent {
+            self.shared.shm_counters.count(&timer, true);
+        }
+        is_sent
+    }
+
+    /// Receives a message without an operation. Returns `None` if that needs an operation. Adds the time for which this
+    /// thread has waited to the request.
+    fn try_receive_directly(
+        &self,
+        request: &mut OperationRequest,
+        pattern: Pattern,
+        bytes: &mut [u8],
+    ) -> Option<Envelope> {
+        let source = pattern.source?;
+        let local = self.shared.local_peers.get()?;
+        let number = local.number_of(source)?;
+        let mut timer = self.shared.shm_counters.start_timer(bytes.len());
+        loop {
+            let now = timer.is_timed().then(|| self.shared.now());
+            let mut core = self.shared.lock();
+            if !core.may_be_direct() {
+                return None;
+            }
+            let sought = (pattern, source);
+            match core.link_driver.try_receive_directly(request, sought, bytes, now) {
+                DirectReceive::Received(envelope) => {
+                    core.poll_time.record_received_message();
+                    drop(core);
+                    self.shared.shm_counters.count(&timer, true);
+                    return Some(envelope);
+                }
+                DirectReceive::NeedsOperation => return None,
+                DirectReceive::NotYet => {}
+            }
+            drop(core);
+            let has_arrived = self.shared.meter.time(ProfilePart::Wait, || {
+                self.shared.spin_until(&mut timer, || local.signals.has_entry(number))
+            });
+            if !has_arrived {
+                request.spent += SHM_SPIN_TIME;
+                self.shared.lock().poll_time.record_wait(SHM_SPIN_TIME);
+                return None;
+            }
+        }
+    }
+}

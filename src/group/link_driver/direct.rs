@@ -1,0 +1,87 @@
+//! Messages between ranks of a host that need no operation: the link driver moves them between the caller's buffer and a queue.
+
+use super::LinkDriver;
+use crate::engine::{Envelope, OperationRequest, Pattern, SendMode, Timestamp};
+use crate::group::link_io::IncomingFrame;
+use crate::group::profile::ProfilePart;
+use crate::shm::SegmentMemory;
+use crate::transport::local_links::{LinkTransport, LocalMessage, NextFrame, SocketTransport};
+use crate::types::Rank;
+use crate::wire::frame::HEADER_BYTES;
+
+/// The result of [`LinkDriver::try_receive_directly`].
+pub enum DirectReceive {
+    /// The message is in the buffer.
+    Received(Envelope),
+    /// Nothing has arrived from the source.
+    NotYet,
+    /// Only an operation can receive the message.
+    NeedsOperation,
+}
+
+impl<S: SocketTransport, M: SegmentMemory> LinkDriver<LinkTransport<S, M>> {
+    /// Sends a message without an operation. Returns false if it was not sent, and needs an operation.
+    pub fn try_send_directly(&mut self, request: &OperationRequest, to: Rank, payload: &[u8]) -> bool {
+        let Self { engine, transport, links, operations, counters, .. } = self;
+        let is_between_frames =
+            |peer| links.get(peer).is_some_and(|link| link.outgoing.is_none() && !link.is_closed_for_sending);
+        if request.mode != SendMode::Standard || !is_between_frames(&to) {
+            return false;
+        }
+        let Some(sequence) = engine.next_direct_send(to, payload.len()) else { return false };
+        let message = LocalMessage {
+            group: request.group,
+            tag: request.contract.layout,
+            sequence,
+            dtype: request.contract.dtype,
+            bytes: payload.len(),
+        };
+        let mut started = operations.meter.start();
+        let is_sent = transport.send_message(to, &message, payload);
+        operations.meter.end(ProfilePart::Send, &mut started);
+        if is_sent {
+            counters.bytes_sent += (HEADER_BYTES + payload.len()) as u64;
+            engine.record_direct_send(to, payload.len(), request.site);
+        }
+        is_sent
+    }
+
+    /// Receives a message into the start of `target`, if it is the next thing that arrives from `source` and fits the pattern.
+    /// `now` is the time, if the caller knows it.
+    pub fn try_receive_directly(
+        &mut self,
+        request: &OperationRequest,
+        (pattern, source): (Pattern, Rank),
+        target: &mut [u8],
+        now: Option<Timestamp>,
+    ) -> DirectReceive {
+        let Self { engine, transport, links, operations, counters, .. } = self;
+        let is_between_frames =
+            |link: &super::LinkIo| matches!(link.incoming, IncomingFrame::Header) && link.header_filled == 0;
+        let Some(sequence) = engine.next_direct_receive(source) else { return DirectReceive::NeedsOperation };
+        if !links.get(&source).is_some_and(is_between_frames) {
+            return DirectReceive::NeedsOperation;
+        }
+        let message = match transport.next_frame(source) {
+            NextFrame::Nothing => return DirectReceive::NotYet,
+            NextFrame::Other => return DirectReceive::NeedsOperation,
+            NextFrame::Message(message) => message,
+        };
+        let fits = message.group == pattern.group
+            && pattern.tag.is_none_or(|tag| tag == message.tag)
+            && message.dtype == request.contract.dtype
+            && message.bytes <= target.len()
+            && message.sequence == sequence;
+        let mut started = operations.meter.start();
+        if !fits || !transport.receive_message(source, &message, target) {
+            return DirectReceive::NeedsOperation;
+        }
+        operations.meter.end(ProfilePart::Receive, &mut started);
+        counters.bytes_received += (HEADER_BYTES + message.bytes) as u64;
+        if engine.record_direct_receive(source, message.bytes, now) {
+            self.send_control_frames();
+        }
+        let LocalMessage { group, tag, .. } = message;
+        DirectReceive::Received(Envelope { group, source, tag, contract: message.contract() })
+    }
+}
