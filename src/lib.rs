@@ -50,6 +50,10 @@ compile_error!(
     "ringtrain runs on little-endian processors only: it sends elements in the byte order of memory"
 );
 
+// A simulation in this crate uses programs of tests/simulation, which call this crate by its name.
+#[cfg(test)]
+extern crate self as ringtrain;
+
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod codec;

@@ -3,6 +3,8 @@
 
 mod apply;
 #[cfg(test)]
+mod simulation;
+#[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
@@ -17,7 +19,9 @@ use crate::schedule::CollectiveSpec;
 use crate::schedule::execution::Execution;
 use crate::schedule::plan::{SharedSlots, plan};
 use crate::schedule::program::{Program, RankSet, RoundWork};
-use crate::shm::{BUFFERS_MAX, ExposedBuffer, HEADER_WORDS, Header, RemoteBuffer, ShmRounds};
+use crate::shm::{
+    BUFFERS_MAX, ExposedBuffer, HEADER_WORDS, Header, RemoteBuffer, RoundsMemory, Segment, ShmRounds,
+};
 use crate::types::{Algorithm, Contract, Rank, Site, WorldSize};
 use crate::wire::{self, CONTRACT_WORDS};
 
@@ -27,9 +31,9 @@ const UNRECORDED_MAX: usize = 8;
 const PROGRAMS_MAX: usize = 8;
 
 /// One rank's part of the rounds in a shared memory.
-pub(super) struct HostRounds {
+pub(super) struct HostRounds<M = Segment> {
     /// The shared memory.
-    rounds: ShmRounds,
+    rounds: ShmRounds<M>,
     /// The number of the last round that this rank has completed.
     last_round: u64,
     /// The number that the next operation gets.
@@ -101,8 +105,8 @@ pub(super) struct ShmRequest {
     pub(super) divisor: u32,
 }
 
-impl HostRounds {
-    pub(super) fn new(rounds: ShmRounds, meter: Meter) -> Self {
+impl<M: RoundsMemory> HostRounds<M> {
+    pub(super) fn new(rounds: ShmRounds<M>, meter: Meter) -> Self {
         Self {
             rounds,
             last_round: 0,
@@ -118,7 +122,7 @@ impl HostRounds {
     }
 
     /// Returns the shared memory, for example to set the sleep flag of this rank.
-    pub(super) fn rounds(&self) -> &ShmRounds {
+    pub(super) fn rounds(&self) -> &ShmRounds<M> {
         &self.rounds
     }
 
@@ -185,7 +189,7 @@ impl HostRounds {
 }
 
 /// Shared buffers of the group ([`super::SharedBuffer`]).
-impl HostRounds {
+impl<M: RoundsMemory> HostRounds<M> {
     /// Returns whether this rank has the maximum number of shared buffers.
     pub(super) fn has_max_buffers(&mut self) -> bool {
         self.remove_dropped_buffers();
@@ -221,7 +225,7 @@ impl HostRounds {
     }
 }
 
-impl HostRounds {
+impl<M: RoundsMemory> HostRounds<M> {
     /// Executes an operation as far as possible without waiting. The operation must be the oldest that is not complete.
     /// `memory` is the whole buffer of the operation. Calls `wake` for each sleeping rank that has to learn of a post.
     ///

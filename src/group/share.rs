@@ -2,6 +2,7 @@
 //! authenticated links.
 
 use std::io;
+use std::sync::Arc;
 
 use super::host_rounds::HostRounds;
 use super::rounds_home::RoundsHome;
@@ -72,7 +73,8 @@ impl Group {
         }
         let size = RoundsSize { ranks: self.world.as_usize(), slot_bytes: SLOT_BYTES };
         let rank = self.rank.index();
-        let rounds = self.share_segment(size.bytes(), |segment| ShmRounds::new(segment, size, rank))?;
+        let rounds =
+            self.share_segment(size.bytes(), |segment| ShmRounds::new(Arc::new(segment), size, rank))?;
         Ok(rounds.map(|rounds| Box::new(HostRounds::new(rounds, self.meter()))))
     }
 

@@ -1,6 +1,7 @@
-//! Words and bytes of shared memory. The queues use shared memory only through [`SegmentMemory`], so that tests can run them
-//! on other memory than a mapped segment.
+//! Words and bytes of shared memory. The queues use shared memory only through [`SegmentMemory`], and the rounds through
+//! [`RoundsMemory`], so that tests can run them on other memory than a mapped segment.
 
+use std::ops::Deref;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -46,6 +47,22 @@ pub trait SegmentMemory {
     /// Copies `source` to the bytes from `start` on.
     #[track_caller]
     fn write(&self, start: usize, source: &[u8]);
+}
+
+/// Shared memory whose bytes a rank may use in place while no other rank writes them.
+pub trait RoundsMemory: SegmentMemory {
+    /// Bytes of this memory, or of memory of this process.
+    type Bytes<'a>: Deref<Target = [u8]> + From<&'a [u8]>
+    where
+        Self: 'a;
+
+    /// Returns the `length` bytes from `start` on. Simulated memory returns a copy.
+    ///
+    /// # Safety
+    ///
+    /// No thread of any process may write the bytes while the result is in use.
+    #[track_caller]
+    unsafe fn bytes(&self, start: usize, length: usize) -> Self::Bytes<'_>;
 }
 
 /// Returns the address of `length` bytes at `offset` of a memory of `memory_length` bytes that begins at `base`.
@@ -98,6 +115,16 @@ impl SegmentMemory for Segment {
         let target = address(self.base(), Self::length(self), start, source.len());
         // SAFETY: as in `read`. A rank that keeps to the protocol does not read the target during the copy.
         unsafe { ptr::copy_nonoverlapping(source.as_ptr(), target.as_ptr(), source.len()) }
+    }
+}
+
+impl RoundsMemory for Segment {
+    type Bytes<'a> = &'a [u8];
+
+    unsafe fn bytes(&self, start: usize, length: usize) -> &[u8] {
+        let bytes = address(self.base(), Self::length(self), start, length);
+        // SAFETY: the bytes are inside the mapping, which lives as long as `self`. The caller guarantees the rest.
+        unsafe { std::slice::from_raw_parts(bytes.as_ptr(), length) }
     }
 }
 

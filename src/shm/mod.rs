@@ -23,7 +23,7 @@ pub mod sim_memory;
 
 pub use buffer::{ExposedBuffer, RemoteBuffer};
 pub use host::HostMemoryLayout;
-pub use memory::SegmentMemory;
+pub use memory::{RoundsMemory, SegmentMemory};
 pub use queue::{NextEntry, QueueError, QueueMessage, QueueRead, QueueReceiver, QueueSender};
 pub use rounds::{BUFFERS_MAX, BufferRef, HEADER_WORDS, Header, PostedRound, Posts, RoundsSize, ShmRounds};
 pub use segment::{Segment, SegmentLocation, TOKEN_BYTES};

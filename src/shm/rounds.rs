@@ -7,20 +7,20 @@
 //!
 //! A rank overwrites the payload of round r in round r + 2 at the earliest, after every other rank has posted round r + 1.
 //! A rank that has posted round r + 1 no longer reads payloads of round r. [`ShmRounds::may_write`] returns whether this
-//! condition holds, and [`ShmRounds::payload_mut`] panics if it does not hold.
+//! condition holds, and [`ShmRounds::write_payload`] panics if it does not hold.
 //!
 //! A write is slow if another processor has just read the same memory and still has the memory in its cache. The ring buffer
 //! is therefore larger than a processor's second-level cache.
 
-use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::Ordering;
 
 mod registry;
 
 use self::registry::{BUFFER_REF_BYTES, BufferRegistry};
 pub use self::registry::{BUFFERS_MAX, BufferRef};
+use super::memory::{RoundsMemory, WORD_BYTES};
 use super::segment::{Segment, TOKEN_BYTES};
 
 /// The unit of the memory layout in bytes: two adjacent cache lines, which some processors fetch together. The data of each
@@ -31,7 +31,7 @@ const SHORT_PAYLOAD_BYTES_MAX: usize = 4 << 10;
 /// The number of payloads of maximum length for which a ring buffer has space. At least three are necessary: for
 /// the payload that other ranks read, for the payload that this rank writes, and for the unused space at the end.
 const RING_BUFFER_SLOTS: usize = 4;
-/// The number of bits of [`PostHeader::stamp`] that contain the place of the payload ([`NextPost::place`]).
+/// The number of bits of a stamp, the first word of a post header, that contain the place of the payload ([`NextPost::place`]).
 const PLACE_BITS: u32 = 16;
 /// The place in the stamp of a rank that exposes its elements. In this case, the payload follows the header, and contains
 /// only the location of the elements ([`BufferRef`]).
@@ -73,19 +73,26 @@ impl RoundsSize {
 }
 
 /// One rank's access to the shared memory of a group of ranks.
-pub struct ShmRounds {
-    posts: Posts,
+pub struct ShmRounds<M = Segment> {
+    posts: Posts<M>,
     rank: usize,
+    /// The last round that this rank has posted.
+    posted: u64,
     next_post: NextPost,
     /// The buffers that the ranks can expose.
     registry: BufferRegistry,
 }
 
 /// The posts of all ranks. A thread can look for posts while another thread uses the [`ShmRounds`].
-#[derive(Clone)]
-pub struct Posts {
-    segment: Arc<Segment>,
+pub struct Posts<M = Segment> {
+    memory: Arc<M>,
     size: RoundsSize,
+}
+
+impl<M> Clone for Posts<M> {
+    fn clone(&self) -> Self {
+        Self { memory: Arc::clone(&self.memory), size: self.size }
+    }
 }
 
 /// The payload that this rank posts next.
@@ -103,71 +110,65 @@ struct NextPost {
 }
 
 /// The post of a rank in one round.
-pub struct PostedRound<'a> {
+pub struct PostedRound<'a, M> {
     /// The words of the post header without its stamp.
     pub header: Header,
     /// Whether the rank has posted the location of its elements instead of the elements
     /// ([`ShmRounds::read_exposed_locations`]).
     pub is_exposed: bool,
-    /// The address of the first byte of the payload.
-    start: *const u8,
+    /// The offset of the first byte of the payload.
+    start: usize,
     /// The number of bytes from `start` to the end of the memory that a payload at this place can use.
     payload_bytes_max: usize,
-    rounds: PhantomData<&'a ShmRounds>,
+    memory: &'a M,
 }
 
-/// The header of a post. A short payload directly follows the header.
-#[repr(C)]
-struct PostHeader {
-    /// The number of the round and, in the lowest [`PLACE_BITS`] bits, the place of the payload.
-    stamp: AtomicU64,
-    /// The words of [`Header`].
-    words: [AtomicU64; HEADER_WORDS],
-}
-
+/// The length in bytes of a post header: the stamp, with the number of the round and, in the lowest [`PLACE_BITS`] bits,
+/// the place of the payload; and then the words of [`Header`]. A short payload directly follows the header.
+const POST_HEADER_BYTES: usize = (1 + HEADER_WORDS) * WORD_BYTES;
 /// The distance in bytes between a rank's two post headers.
 const POST_HEADER_STRIDE: usize =
-    (size_of::<PostHeader>() + SHORT_PAYLOAD_BYTES_MAX).next_multiple_of(CACHE_LINE_PAIR_BYTES);
+    (POST_HEADER_BYTES + SHORT_PAYLOAD_BYTES_MAX).next_multiple_of(CACHE_LINE_PAIR_BYTES);
 
 const _: () = assert!(
-    size_of::<PostHeader>() == 64
-        && size_of::<PostHeader>() <= CACHE_LINE_PAIR_BYTES
+    POST_HEADER_BYTES == 64
+        && POST_HEADER_BYTES <= CACHE_LINE_PAIR_BYTES
         && TOKEN_BYTES <= CACHE_LINE_PAIR_BYTES
 );
 
-impl<'a> PostedRound<'a> {
+impl<'a, M: RoundsMemory> PostedRound<'a, M> {
     /// Returns the bytes of the payload in `range`.
     ///
     /// # Panics
     ///
     /// If the range ends after the memory that a payload at this place can use.
-    pub fn bytes(&self, range: Range<usize>) -> &'a [u8] {
+    pub fn bytes(&self, range: Range<usize>) -> M::Bytes<'a> {
         assert!(
             range.start <= range.end && range.end <= self.payload_bytes_max,
             "the range must end inside the memory of the payload"
         );
-        // SAFETY: the bytes are inside the mapping. Their owner overwrites them only after this rank has posted the next
-        // round. To post, this rank borrows the `ShmRounds` mutably, so the borrow `'a` has ended by then.
-        unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
+        // SAFETY: the owner of the bytes overwrites them only after this rank has posted the next round. To
+        // post, this rank borrows the `ShmRounds` mutably, so the borrow `'a` has ended by then.
+        unsafe { self.memory.bytes(self.start + range.start, range.len()) }
     }
 }
 
-impl ShmRounds {
-    /// Creates the access of the rank with the number `rank` (from 0 to `size.ranks` - 1) to the shared memory `segment`.
+impl<M: RoundsMemory> ShmRounds<M> {
+    /// Creates the access of the rank with the number `rank` (from 0 to `size.ranks` - 1) to the shared memory.
     ///
     /// # Panics
     ///
     /// If the memory is smaller than [`RoundsSize::bytes`], if `rank` is too large, or if a ring buffer has more units than
     /// a stamp can count.
-    pub fn new(segment: Segment, size: RoundsSize, rank: usize) -> Self {
-        assert!(segment.length() >= size.bytes(), "the memory must be large enough for all ranks");
+    pub fn new(memory: Arc<M>, size: RoundsSize, rank: usize) -> Self {
+        assert!(memory.length() >= size.bytes(), "the memory must be large enough for all ranks");
         assert!(rank < size.ranks, "the rank must be below the number of ranks");
         assert!(
             size.ring_buffer_bytes() / CACHE_LINE_PAIR_BYTES < EXPOSED_PLACE,
             "a stamp must be able to count the units of a ring buffer"
         );
-        let posts = Posts { segment: Arc::new(segment), size };
-        Self { posts, rank, next_post: NextPost::default(), registry: BufferRegistry::default() }
+        let posts = Posts { memory, size };
+        Self { posts, rank, posted: 0, next_post: NextPost::default(), registry: BufferRegistry::default() }
     }
 
     /// Returns the sizes that determine the memory layout.
@@ -176,7 +177,7 @@ impl ShmRounds {
     }
 
     /// Returns the posts of all ranks.
-    pub fn posts(&self) -> &Posts {
+    pub fn posts(&self) -> &Posts<M> {
         &self.posts
     }
 
@@ -196,27 +197,22 @@ impl ShmRounds {
         self.posts.has_posted(rank, round)
     }
 
-    /// Returns this rank's payload of `bytes` bytes for `round`. The caller writes the payload and then calls
-    /// [`ShmRounds::post`]. A further call for the same round returns the same payload.
+    /// Copies `source` to this rank's payload for `round`, from byte `start` of the payload on. The payload has `bytes`
+    /// bytes. Call this method for each part of the payload, and then [`ShmRounds::post`].
     ///
     /// # Panics
     ///
     /// If other ranks may still read earlier contents of the memory ([`ShmRounds::may_write`]), if this rank has already
-    /// posted the round, or if `bytes` is larger than the maximum length of a payload.
-    pub fn payload_mut(&mut self, round: u64, bytes: usize) -> &mut [u8] {
-        assert!(
-            self.may_write(round) && !self.has_posted(self.rank, round),
-            "another rank may read this memory"
-        );
+    /// posted the round, if `bytes` is larger than the maximum length of a payload, or if the payload ends before `source`.
+    pub fn write_payload(&mut self, round: u64, bytes: usize, (start, source): (usize, &[u8])) {
         if self.next_post.round != round {
+            assert!(self.may_write(round), "another rank may read this memory");
             self.reserve_payload(round, bytes);
         }
         let NextPost { place, length, .. } = self.next_post;
-        let start = self.payload_address(self.rank, round, place);
-        // SAFETY: the payload is inside the mapping. Other ranks read payloads only of rounds r that this rank has posted,
-        // and only until they post round r + 1. This payload is not posted, and overlaps only payloads that are at least
-        // two rounds older. Because of `&mut self`, no other thread of this process uses the payload.
-        unsafe { std::slice::from_raw_parts_mut(start, length) }
+        assert!(start + source.len() <= length, "the payload must be long enough");
+        assert!(self.posted < round, "another rank may read this memory");
+        self.posts.memory.write(self.payload_offset(self.rank, round, place) + start, source);
     }
 
     /// Reserves memory for the payload of `round`.
@@ -238,29 +234,31 @@ impl ShmRounds {
         (self.next_post.round, self.next_post.place, self.next_post.length) = (round, place, bytes);
     }
 
-    /// Posts this rank's payload and header for `round`. The payload is empty if [`ShmRounds::payload_mut`] was not
-    /// called for this round.
+    /// Posts this rank's payload and header for `round`. The payload is empty if [`ShmRounds::write_payload`]
+    /// was not called for this round.
     pub fn post(&mut self, round: u64, header: &Header) {
         if self.next_post.round != round {
             self.reserve_payload(round, 0);
         }
-        let post_header = self.posts.header(self.rank, round);
-        for (word, value) in post_header.words.iter().zip(header) {
-            word.store(*value, Ordering::Relaxed);
+        let (memory, stamp) = (&*self.posts.memory, self.posts.header_offset(self.rank, round));
+        for (index, value) in header.iter().enumerate() {
+            memory.store(stamp + (1 + index) * WORD_BYTES, *value, Ordering::Relaxed);
         }
-        post_header.stamp.store(round << PLACE_BITS | self.next_post.place as u64, Ordering::Release);
+        memory.store(stamp, round << PLACE_BITS | self.next_post.place as u64, Ordering::Release);
+        self.posted = round;
     }
 
     /// Returns the post of `rank` in `round`. Returns `None` if `rank` has not posted this round, or if this rank has already
     /// posted the next round.
-    pub fn read_post(&self, rank: usize, round: u64) -> Option<PostedRound<'_>> {
-        let post_header = self.posts.header(rank, round);
-        let stamp = post_header.stamp.load(Ordering::Acquire);
+    pub fn read_post(&self, rank: usize, round: u64) -> Option<PostedRound<'_, M>> {
+        let (memory, offset) = (&*self.posts.memory, self.posts.header_offset(rank, round));
+        let stamp = memory.load(offset, Ordering::Acquire);
         // After this rank has posted the next round, `rank` may overwrite the post.
-        if stamp >> PLACE_BITS != round || self.has_posted(self.rank, round + 1) {
+        if stamp >> PLACE_BITS != round || self.posted > round {
             return None;
         }
-        let header = std::array::from_fn(|index| post_header.words[index].load(Ordering::Relaxed));
+        let header =
+            std::array::from_fn(|index| memory.load(offset + (1 + index) * WORD_BYTES, Ordering::Relaxed));
         let place = (stamp & ((1 << PLACE_BITS) - 1)) as usize;
         let (place, payload_bytes_max) = match place {
             0 => (0, SHORT_PAYLOAD_BYTES_MAX),
@@ -270,71 +268,60 @@ impl ShmRounds {
             }
         };
         let is_exposed = stamp as usize & EXPOSED_PLACE == EXPOSED_PLACE;
-        let start = self.payload_address(rank, round, place);
-        Some(PostedRound { header, is_exposed, start, payload_bytes_max, rounds: PhantomData })
+        let start = self.payload_offset(rank, round, place);
+        Some(PostedRound { header, is_exposed, start, payload_bytes_max, memory })
     }
 
     /// Tells the other ranks that this rank is about to sleep, so that the next rank that posts wakes this rank. After this
     /// call, check again for posts before you sleep.
     pub fn mark_asleep(&self) {
-        self.sleep_flag(self.rank).store(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        self.posts.memory.store(self.posts.sleep_flag(self.rank), 1, Ordering::Relaxed);
+        self.posts.memory.fence();
     }
 
     /// Tells the other ranks that this rank is awake.
     pub fn mark_awake(&self) {
-        self.sleep_flag(self.rank).store(0, Ordering::Relaxed);
+        self.posts.memory.store(self.posts.sleep_flag(self.rank), 0, Ordering::Relaxed);
     }
 
     /// Calls `wake` with each rank that sleeps, and marks the rank as awake. Call this method after a post.
     pub fn wake_sleepers(&self, mut wake: impl FnMut(usize)) {
         // The fence pairs with the fence in `mark_asleep`: either this rank sees that the sleeping rank has set its
         // flag, or the sleeping rank sees this rank's post when the sleeping rank checks again.
-        fence(Ordering::SeqCst);
+        self.posts.memory.fence();
         for rank in (0..self.posts.size.ranks).filter(|&rank| rank != self.rank) {
-            let sleep_flag = self.sleep_flag(rank);
-            if sleep_flag.load(Ordering::Relaxed) != 0 && sleep_flag.swap(0, Ordering::SeqCst) != 0 {
+            let (memory, sleep_flag) = (&*self.posts.memory, self.posts.sleep_flag(rank));
+            if memory.load(sleep_flag, Ordering::Relaxed) != 0
+                && memory.swap(sleep_flag, 0, Ordering::Relaxed) != 0
+            {
                 wake(rank);
             }
         }
     }
 
-    fn sleep_flag(&self, rank: usize) -> &AtomicU32 {
-        assert!(rank < self.posts.size.ranks, "the rank must be below the number of ranks");
-        // SAFETY: the flag is inside the mapping and aligned, and all processes access it only as an atomic.
-        unsafe { self.posts.segment.base().add(self.posts.rank_offset(rank)).cast::<AtomicU32>().as_ref() }
-    }
-
-    /// Returns the address of the payload of `rank` in `round`, at [`NextPost::place`] `place`.
-    fn payload_address(&self, rank: usize, round: u64, place: usize) -> *mut u8 {
-        assert!(rank < self.posts.size.ranks, "the rank must be below the number of ranks");
-        assert!(
-            place <= self.posts.size.ring_buffer_bytes() / CACHE_LINE_PAIR_BYTES,
-            "the place must be in the ring buffer"
-        );
-        let offset = match place {
-            0 => self.posts.header_offset(rank, round) + size_of::<PostHeader>(),
+    /// Returns the offset of the payload of `rank` in `round`, at [`NextPost::place`] `place`.
+    fn payload_offset(&self, rank: usize, round: u64, place: usize) -> usize {
+        match place {
+            0 => self.posts.header_offset(rank, round) + POST_HEADER_BYTES,
             _ => {
                 self.posts.rank_offset(rank)
                     + CACHE_LINE_PAIR_BYTES
                     + 2 * POST_HEADER_STRIDE
                     + (place - 1) * CACHE_LINE_PAIR_BYTES
             }
-        };
-        // SAFETY: the payload begins inside the mapping.
-        unsafe { self.posts.segment.base().add(offset).as_ptr() }
+        }
     }
 }
 
-impl Posts {
+impl<M: RoundsMemory> Posts<M> {
     /// Returns whether `rank` has posted `round` or a later round with the same parity.
     pub fn has_posted(&self, rank: usize, round: u64) -> bool {
-        self.header(rank, round).stamp.load(Ordering::Acquire) >> PLACE_BITS >= round
+        self.memory.load(self.header_offset(rank, round), Ordering::Acquire) >> PLACE_BITS >= round
     }
 
     /// Returns the offset in bytes of the memory of `rank`.
     fn rank_offset(&self, rank: usize) -> usize {
-        debug_assert!(rank < self.size.ranks, "the rank must be below the number of ranks");
+        assert!(rank < self.size.ranks, "the rank must be below the number of ranks");
         CACHE_LINE_PAIR_BYTES + rank * self.size.bytes_per_rank()
     }
 
@@ -343,10 +330,9 @@ impl Posts {
         self.rank_offset(rank) + CACHE_LINE_PAIR_BYTES + (round % 2) as usize * POST_HEADER_STRIDE
     }
 
-    fn header(&self, rank: usize, round: u64) -> &PostHeader {
-        assert!(rank < self.size.ranks, "the rank must be below the number of ranks");
-        // SAFETY: the header is inside the mapping and aligned, and all processes access its words only as atomics.
-        unsafe { self.segment.base().add(self.header_offset(rank, round)).cast::<PostHeader>().as_ref() }
+    /// Returns the offset in bytes of the sleep flag of `rank`.
+    fn sleep_flag(&self, rank: usize) -> usize {
+        self.rank_offset(rank)
     }
 }
 
@@ -364,14 +350,14 @@ mod tests {
         let others = (1..size.ranks).map(|_| Segment::open(location, size.bytes(), &token).unwrap());
         let segments: Vec<Segment> = others.collect();
         let segments = std::iter::once(first).chain(segments);
-        segments.enumerate().map(|(rank, segment)| ShmRounds::new(segment, size, rank)).collect()
+        segments.enumerate().map(|(rank, segment)| ShmRounds::new(Arc::new(segment), size, rank)).collect()
     }
 
     #[test]
     fn a_payload_can_be_read_from_its_post_until_the_reader_posts_the_next_round() {
         let mut all_ranks = all_ranks(RoundsSize { ranks: 2, slot_bytes: 256 });
         assert!(all_ranks[0].read_post(1, 1).is_none());
-        all_ranks[1].payload_mut(1, 3).copy_from_slice(b"one");
+        all_ranks[1].write_payload(1, 3, (0, b"one"));
         assert!(all_ranks[0].read_post(1, 1).is_none(), "the payload has been written, but not posted");
         all_ranks[1].post(1, &[9; HEADER_WORDS]);
         let posted = all_ranks[0].read_post(1, 1).unwrap();
@@ -396,7 +382,7 @@ mod tests {
     fn writing_memory_that_another_rank_may_read_panics() {
         let mut all_ranks = all_ranks(RoundsSize { ranks: 2, slot_bytes: 128 });
         all_ranks[0].post(1, &[0; HEADER_WORDS]);
-        all_ranks[0].payload_mut(2, 1);
+        all_ranks[0].write_payload(2, 1, (0, &[7]));
     }
 
     #[test]
@@ -425,7 +411,8 @@ mod tests {
                     thread::yield_now();
                 }
                 let fill = (round as usize * 3 + rounds.rank()) as u8;
-                rounds.payload_mut(round, length(round, rounds.rank())).fill(fill);
+                let payload = vec![fill; length(round, rounds.rank())];
+                rounds.write_payload(round, payload.len(), (0, &payload));
                 rounds.post(round, &[round; HEADER_WORDS]);
                 for rank in 0..size.ranks {
                     let posted = loop {

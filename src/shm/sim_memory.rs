@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::memory::{SegmentMemory, WORD_BYTES};
+use super::memory::{RoundsMemory, SegmentMemory, WORD_BYTES};
 
 /// The most simulated threads.
 pub const THREADS_MAX: usize = 4;
@@ -408,5 +408,15 @@ impl SegmentMemory for SimMemory {
             }
             state.replaced[offset] = std::mem::replace(&mut state.newest[offset], byte);
         }
+    }
+}
+
+impl RoundsMemory for SimMemory {
+    type Bytes<'a> = Vec<u8>;
+
+    unsafe fn bytes(&self, start: usize, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.read(start, &mut bytes);
+        bytes
     }
 }

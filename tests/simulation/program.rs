@@ -154,7 +154,7 @@ impl Call {
     }
 
     /// Returns the description of a collective, and `None` for a message.
-    fn spec(self, world: WorldSize, rank: Rank) -> Option<CollectiveSpec> {
+    pub(crate) fn spec(self, world: WorldSize, rank: Rank) -> Option<CollectiveSpec> {
         let Self { count, root, .. } = self;
         let partition = Partition::even(count, world);
         Some(match self.operation {

@@ -1,18 +1,19 @@
 //! Copies and reductions in shared memory: writing to slots, reading from slots, and reducing in place.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use super::{HostRounds, RoundWork, ShmOperation};
 use crate::group::memory::BufferAccess;
 use crate::group::profile::ProfilePart;
 use crate::schedule::Action;
 use crate::schedule::program::{Fold, SlotWrite, Take};
+use crate::shm::RoundsMemory;
 
 /// The size of a piece in bytes. Copies and reductions work on one piece at a time. The contributions of several ranks to one
 /// piece fit into the first-level cache of a processor.
 pub(super) const PIECE_BYTES: usize = 16 << 10;
 
-impl HostRounds {
+impl<M: RoundsMemory> HostRounds<M> {
     /// Copies the elements that the current round names into this rank's slot, and posts the round.
     pub(super) fn post_elements(
         &mut self,
@@ -25,11 +26,10 @@ impl HostRounds {
         let length =
             |SlotWrite { elements, slot_offset }: &SlotWrite| slot_offset + elements.block(block).len();
         let bytes = current.writes.iter().map(length).max().unwrap_or_default() * shm_operation.element_bytes;
-        let slot = if bytes == 0 { &mut [] } else { self.rounds.payload_mut(round, bytes) };
         for SlotWrite { elements, slot_offset } in &current.writes {
             let start = slot_offset * shm_operation.element_bytes;
-            let bytes = memory.bytes(shm_operation.bytes(&elements.block(block)));
-            slot[start..start + bytes.len()].copy_from_slice(bytes);
+            let source = memory.bytes(shm_operation.bytes(&elements.block(block)));
+            self.rounds.write_payload(round, bytes, (start, source));
         }
         self.rounds.post(round, &shm_operation.header);
         self.meter.end(ProfilePart::Send, &mut started);
@@ -59,7 +59,7 @@ impl HostRounds {
             let Some(posted) = self.rounds.read_post(from.index(), round) else { return };
             for piece in pieces(&all_bytes) {
                 let start = slot_offset * shm_operation.element_bytes + piece.start - all_bytes.start;
-                memory.bytes_mut(&piece).copy_from_slice(posted.bytes(start..start + piece.len()));
+                memory.bytes_mut(&piece).copy_from_slice(&posted.bytes(start..start + piece.len()));
             }
             self.meter.end(ProfilePart::Receive, &mut started);
         }
@@ -84,15 +84,14 @@ impl HostRounds {
             let rounds = &self.rounds;
             let contribution_of = |from: usize| match rounds.exposed_bytes(from, round, &piece) {
                 None => Some(rounds.read_post(from, round)?.bytes(slot_range.clone())),
-                exposed => exposed,
+                Some(exposed) => Some(exposed.into()),
             };
             let world = (rounds.rank(), rounds.size().ranks);
             let ranks = fold.ranks as usize;
             shm_operation.reduce(world, ranks, own, &mut self.lower_ranks_piece, contribution_of);
             self.meter.end(ProfilePart::Reduce, &mut started);
             if fold.is_posted_next {
-                self.rounds.payload_mut(round + 1, all_bytes.len())[start..start + own.len()]
-                    .copy_from_slice(own);
+                self.rounds.write_payload(round + 1, all_bytes.len(), (start, own));
                 self.meter.end(ProfilePart::Send, &mut started);
             }
         }
@@ -127,13 +126,13 @@ impl HostRounds {
 impl ShmOperation {
     /// Reduces the contributions of the first `count` ranks to a piece, in rank order. `own` receives the result. It holds this
     /// rank's contribution if this rank is one of the first ranks. `lower` is scratch memory for one piece.
-    fn reduce<'a>(
+    fn reduce<B: Deref<Target = [u8]>>(
         &self,
         (rank, ranks): (usize, usize),
         count: usize,
         own: &mut [u8],
         lower: &mut [u64],
-        contribution_of: impl Fn(usize) -> Option<&'a [u8]>,
+        contribution_of: impl Fn(usize) -> Option<B>,
     ) {
         let action = |from: usize| match from {
             0 => Action::Copy,
@@ -147,16 +146,16 @@ impl ShmOperation {
         {
             let lower = &mut bytemuck::cast_slice_mut(lower)[..own.len()];
             if rank > 1 {
-                lower.copy_from_slice(rank_0);
+                lower.copy_from_slice(&rank_0);
             }
             for arrived in (1..rank).filter_map(&contribution_of) {
-                self.apply(Action::Reduce, lower, arrived);
+                self.apply(Action::Reduce, lower, &arrived);
             }
-            self.apply_as_left_operand(action(rank), own, if rank > 1 { lower } else { rank_0 });
+            self.apply_as_left_operand(action(rank), own, if rank > 1 { lower } else { &rank_0 });
         }
         for from in if contributes { rank + 1..count } else { 0..count } {
             let Some(arrived) = contribution_of(from) else { return };
-            self.apply(action(from), own, arrived);
+            self.apply(action(from), own, &arrived);
         }
     }
 

@@ -32,7 +32,8 @@ fn new_ranks() -> Vec<ShmRank> {
     let locations: Vec<_> = own.iter().map(|own| own.location().unwrap()).collect();
     let segments = std::iter::once(created).chain(opened);
     let rank_state = |(rank, (segment, mut own)): (usize, (Segment, ExposedBuffer))| {
-        let mut host_rounds = HostRounds::new(ShmRounds::new(segment, size, rank), Meter::default());
+        let mut host_rounds =
+            HostRounds::new(ShmRounds::new(Arc::new(segment), size, rank), Meter::default());
         let others = locations.iter().enumerate().filter(|(other, _)| *other != rank);
         let others =
             others.map(|(_, location)| RemoteBuffer::open(*location, bytes, &TOKEN).unwrap()).collect();

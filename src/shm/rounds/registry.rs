@@ -12,6 +12,7 @@ use std::sync::Weak;
 use rustix::param::page_size;
 
 use super::super::buffer::{ExposedBuffer, RemoteBuffer};
+use super::super::memory::RoundsMemory;
 use super::super::segment::SparePages;
 use super::{EXPOSED_PLACE, Header, ShmRounds};
 
@@ -67,7 +68,7 @@ struct ExposedParts {
     locations: Vec<Option<BufferRef>>,
 }
 
-impl ShmRounds {
+impl<M: RoundsMemory> ShmRounds<M> {
     /// Returns the number of this rank's own registered buffers.
     pub fn own_buffer_count(&self) -> usize {
         self.registry.own.len()
@@ -128,12 +129,10 @@ impl ShmRounds {
     }
 
     /// Posts the round with the location of exposed elements instead of a payload. Do not call
-    /// [`ShmRounds::payload_mut`] for this round.
+    /// [`ShmRounds::write_payload`] for this round.
     pub fn post_exposed(&mut self, round: u64, header: &Header, buffer_ref: BufferRef) {
-        let words = self.payload_mut(round, BUFFER_REF_BYTES);
-        let (buffer, offset) = words.split_at_mut(size_of::<u64>());
-        buffer.copy_from_slice(&buffer_ref.buffer.to_le_bytes());
-        offset.copy_from_slice(&buffer_ref.offset.to_le_bytes());
+        let words = [buffer_ref.buffer, buffer_ref.offset].map(u64::to_le_bytes);
+        self.write_payload(round, BUFFER_REF_BYTES, (0, words.as_flattened()));
         self.next_post.place = EXPOSED_PLACE;
         self.post(round, header);
     }
@@ -177,8 +176,9 @@ impl ShmRounds {
         let Some(posted) = self.read_post(rank, round).filter(|posted| posted.is_exposed) else {
             return Ok(None);
         };
-        let (words, _) = posted.bytes(0..BUFFER_REF_BYTES).as_chunks();
-        let [buffer, offset] = [0, 1].map(|index| u64::from_le_bytes(words[index]));
+        let posted = posted.bytes(0..BUFFER_REF_BYTES);
+        let (words, _) = posted.as_chunks();
+        let [buffer, offset]: [u64; 2] = [0, 1].map(|index| u64::from_le_bytes(words[index]));
         let remote = self.registry.buffer(buffer, rank);
         let remote = remote.ok_or("it posted a location in a buffer that this rank does not know")?;
         let start = usize::try_from(offset).ok();
@@ -224,7 +224,7 @@ impl ShmRounds {
     /// Returns the address of the bytes in `range` of the part that `rank` has exposed in `round`.
     fn exposed_address(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<*mut u8> {
         let ExposedParts { round: exposed_round, part_bytes, locations } = &self.registry.exposed_parts;
-        if *exposed_round != round || self.has_posted(self.rank, round + 1) {
+        if *exposed_round != round || self.posted > round {
             return None;
         }
         let BufferRef { buffer, offset } = (*locations.get(rank)?)?;
@@ -302,7 +302,7 @@ mod tests {
         let second = Segment::open(first.location().unwrap(), size.bytes(), &token).unwrap();
         let views = [first, second].into_iter().enumerate();
         let mut ranks: Vec<RankWithBuffer> = views
-            .map(|(rank, s)| RankWithBuffer { rounds: ShmRounds::new(s, size, rank), own: None })
+            .map(|(rank, s)| RankWithBuffer { rounds: ShmRounds::new(Arc::new(s), size, rank), own: None })
             .collect();
         register_buffer(&mut ranks, length);
         ranks

@@ -1,0 +1,441 @@
+//! Runs collectives of the ranks of a host on [`SimMemory`], with other ranks between any two accesses. The ranks sleep whenever
+//! they can. The tests show that no result is wrong, no two ranks access the same bytes at the same time, and no wake-up is lost.
+//! They also kill ranks, let ranks call different operations, and change each line that accesses the memory.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use super::*;
+use crate::shm::RoundsSize;
+use crate::shm::sim_memory::{AccessKind, AccessSite, Mutation, SimMemory, THREADS_MAX};
+
+#[expect(dead_code, reason = "the programs are also those of tests/simulation")]
+#[path = "../../../tests/simulation/program.rs"]
+mod program;
+
+use self::program::{Call, OPERATIONS};
+use crate::types::Operation;
+
+/// Ranks that need more turns make no progress.
+const TURNS_MAX: usize = 50_000;
+/// A rank that does not sleep more often without progress does not sleep although it can do nothing.
+const REFUSALS_MAX: usize = 3;
+/// How probable it is that another rank takes a turn before an access.
+const PREEMPTION: f64 = 0.15;
+/// The number of seeds among which one must fail if the source is wrong.
+const FAILING_SEEDS: u64 = 1_000;
+/// The source of the lines that access the memory.
+const ROUNDS_SOURCE: &str = include_str!("../../shm/rounds.rs");
+/// The lines that may be skipped: the ranks only send more wake frames than they have to.
+const MAY_BE_SKIPPED: [&str; 2] = [
+    "self.posts.memory.store(self.posts.sleep_flag(self.rank), 0, Ordering::Relaxed);",
+    "&& memory.swap(sleep_flag, 0, Ordering::Relaxed) != 0",
+];
+/// The lines that may be relaxed: before a rank writes its payload, it also compares the headers of all other ranks.
+const MAY_BE_RELAXED: [&str; 1] =
+    ["self.memory.load(self.header_offset(rank, round), Ordering::Acquire) >> PLACE_BITS >= round"];
+
+/// What goes wrong in a run.
+#[derive(Clone, Copy, Default, Debug)]
+struct Disturbance {
+    /// The line of the source that is changed.
+    mutation: Option<(AccessSite, Mutation)>,
+    /// The rank that is killed, and the number of its accesses before that.
+    kill: Option<(usize, u64)>,
+    /// The rank that calls another operation.
+    odd_rank: Option<usize>,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum HostRankStatus {
+    Works,
+    FallsAsleep,
+    Sleeps,
+    Completed,
+    /// The rank has found that this rank called another operation.
+    FoundMismatch(Rank),
+    Killed,
+}
+
+/// The ranks of a host.
+struct SimHost {
+    memory: Arc<SimMemory>,
+    world: WorldSize,
+    /// A rank in the middle of a turn is borrowed.
+    ranks: Vec<RefCell<RoundsRank>>,
+    status: Vec<Cell<HostRankStatus>>,
+    wake_ups: Vec<Cell<usize>>,
+    accesses: Vec<Cell<u64>>,
+    kill: Option<(usize, u64)>,
+    random: RefCell<StdRng>,
+    problem: RefCell<Option<String>>,
+}
+
+struct RoundsRank {
+    host_rounds: HostRounds<SimMemory>,
+    program: Vec<Call>,
+    /// The operation in progress, and its buffer.
+    running: Option<(ShmOperation, Vec<f64>)>,
+    /// The index of the current call.
+    call: usize,
+    /// How often the rank has not fallen asleep since its last progress.
+    refusals: usize,
+}
+
+impl SimHost {
+    #[expect(clippy::arc_with_non_send_sync, reason = "all ranks are simulated in one thread")]
+    fn new(seed: u64, disturbance: Disturbance) -> Self {
+        let mut random = StdRng::seed_from_u64(seed);
+        let ranks = random.random_range(2..=THREADS_MAX);
+        // Slots of one element for each rank, slots after headers, and slots in ring buffers.
+        let slot_bytes = [32, 256, 4608][random.random_range(0..3)];
+        let size = RoundsSize { ranks, slot_bytes };
+        let memory = Arc::new(SimMemory::new(size.bytes(), seed));
+        memory.set_mutation(disturbance.mutation);
+        let world = WorldSize::new(ranks as u32).unwrap();
+        let program = random_program(&mut random, world, slot_bytes);
+        let odd_index = random.random_range(0..program.len() - 1);
+        let is_other_root = random.random_bool(0.5);
+        let new_rank = |rank: usize| {
+            let mut program = program.clone();
+            let call = &mut program[odd_index];
+            match disturbance.odd_rank {
+                Some(_) if is_other_root => {
+                    (call.operation, call.root) = (Operation::Broadcast, Rank::ZERO);
+                    if disturbance.odd_rank == Some(rank) {
+                        call.root = Rank::new(1);
+                    }
+                }
+                Some(odd_rank) if odd_rank == rank => {
+                    (call.operation, call.count) = (Operation::AllGather, call.count + 1);
+                }
+                _ => {}
+            }
+            let rounds = ShmRounds::new(Arc::clone(&memory), size, rank);
+            let host_rounds = HostRounds::new(rounds, Meter::default());
+            RefCell::new(RoundsRank { host_rounds, program, running: None, call: 0, refusals: 0 })
+        };
+        Self {
+            world,
+            ranks: (0..ranks).map(new_rank).collect(),
+            memory,
+            status: vec![Cell::new(HostRankStatus::Works); ranks],
+            wake_ups: vec![Cell::new(0); ranks],
+            accesses: vec![Cell::new(0); ranks],
+            kill: disturbance.kill.filter(|(rank, _)| *rank < ranks),
+            random: RefCell::new(random),
+            problem: RefCell::default(),
+        }
+    }
+
+    fn can_run(&self, rank: usize) -> bool {
+        self.ranks[rank].try_borrow_mut().is_ok()
+            && match self.status[rank].get() {
+                HostRankStatus::Works | HostRankStatus::FallsAsleep => true,
+                HostRankStatus::Sleeps => self.wake_ups[rank].get() > 0,
+                HostRankStatus::Completed | HostRankStatus::FoundMismatch(_) | HostRankStatus::Killed => {
+                    false
+                }
+            }
+    }
+
+    /// Lets a random rank take a turn. Returns false if no rank can do anything.
+    fn run_any(&self) -> bool {
+        let ranks: Vec<usize> = (0..self.ranks.len()).filter(|&rank| self.can_run(rank)).collect();
+        if ranks.is_empty() {
+            return false;
+        }
+        let rank = ranks[self.random.borrow_mut().random_range(0..ranks.len())];
+        let turn = self.memory.run_as(rank, || catch_unwind(AssertUnwindSafe(|| self.take_turn(rank))));
+        // A rank that is killed in the middle of a turn reads wrong values until the end of the turn.
+        match turn {
+            _ if self.status[rank].get() == HostRankStatus::Killed => {}
+            Ok(status) => self.status[rank].set(status),
+            Err(_) => self.note("a rank panicked"),
+        }
+        true
+    }
+
+    fn take_turn(&self, rank: usize) -> HostRankStatus {
+        let mut state = self.ranks[rank].borrow_mut();
+        match self.status[rank].get() {
+            HostRankStatus::FallsAsleep => {
+                let RoundsRank { host_rounds, running, refusals, .. } = &mut *state;
+                let (operation, _) = running.as_ref().expect("the rank waits for an operation");
+                host_rounds.rounds().mark_asleep();
+                if !host_rounds.is_ready(operation) {
+                    return HostRankStatus::Sleeps;
+                }
+                host_rounds.rounds().mark_awake();
+                *refusals += 1;
+                if *refusals > REFUSALS_MAX {
+                    self.note("a rank that can do nothing does not sleep");
+                }
+                HostRankStatus::Works
+            }
+            HostRankStatus::Sleeps => {
+                self.wake_ups[rank].set(0);
+                HostRankStatus::FallsAsleep
+            }
+            _ => self.work(rank, &mut state),
+        }
+    }
+
+    /// Continues the current call.
+    fn work(&self, rank: usize, state: &mut RoundsRank) -> HostRankStatus {
+        let own = Rank::new(rank as u32);
+        let RoundsRank { host_rounds, program, running, call, refusals } = state;
+        let current = program[*call];
+        let (operation, buffer) = running.get_or_insert_with(|| {
+            let mut request = current.to_begin(Duration::ZERO);
+            // The buffers of rounds have no slots, so the programs have no one-shot algorithms.
+            if current.count.is_multiple_of(3) {
+                request.contract.algorithm = Algorithm::OneShot;
+            }
+            let spec = current.spec(self.world, own).expect("a collective has a description");
+            let shm_request = ShmRequest { spec, kernels: current.kernels(), divisor: self.world.get() };
+            let operation = host_rounds.add_operation((request.contract, request.site), shm_request);
+            (operation, current.initial_buffer(self.world, own))
+        });
+        let round = host_rounds.last_round;
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(buffer);
+        let poll =
+            host_rounds.poll(operation, &mut BufferAccess::from(bytes), |sleeper| self.wake(rank, sleeper));
+        if host_rounds.last_round > round {
+            *refusals = 0;
+        }
+        match poll {
+            ShmPoll::Done => {
+                if self.status[rank].get() != HostRankStatus::Killed
+                    && !current.is_right_result(self.world, own, buffer)
+                {
+                    self.note(&format!("rank {rank} has a wrong result of {current:?}"));
+                }
+                (*running, *call) = (None, *call + 1);
+                if *call == program.len() { HostRankStatus::Completed } else { HostRankStatus::Works }
+            }
+            ShmPoll::Waits if self.random.borrow_mut().random_bool(0.3) => HostRankStatus::Works,
+            ShmPoll::Waits => HostRankStatus::FallsAsleep,
+            ShmPoll::Mismatch(_, other, _) => HostRankStatus::FoundMismatch(other),
+            ShmPoll::Invalid(..) => {
+                self.note("a rank posted invalid values");
+                HostRankStatus::Works
+            }
+        }
+    }
+
+    fn wake(&self, rank: usize, sleeper: Rank) {
+        if self.status[rank].get() != HostRankStatus::Killed {
+            self.wake_ups[sleeper.index()].set(1);
+        }
+    }
+
+    /// Called before each access to the memory.
+    fn before_access(&self) {
+        let rank = self.memory.thread();
+        let access = self.accesses[rank].get();
+        self.accesses[rank].set(access + 1);
+        if self.kill == Some((rank, access)) {
+            self.status[rank].set(HostRankStatus::Killed);
+            self.memory.end_thread(rank);
+        }
+        let preempts = self.random.borrow_mut().random_bool(PREEMPTION);
+        if preempts {
+            self.run_any();
+        }
+    }
+
+    /// Runs the ranks until none can do anything. The end of a killed rank wakes all other ranks.
+    fn run(&self) {
+        let mut has_woken = self.kill.is_none();
+        for _ in 0..TURNS_MAX {
+            if self.problem.borrow().is_some() || self.memory.race().is_some() {
+                return;
+            }
+            if self.run_any() {
+                continue;
+            }
+            if has_woken {
+                return;
+            }
+            has_woken = true;
+            self.memory.settle();
+            self.wake_ups.iter().for_each(|wake_ups| wake_ups.set(1));
+        }
+        self.note("the ranks make no progress");
+    }
+
+    /// Returns whether the ranks for which a rank sleeps, directly or through other ranks that wait, include one of `culprits`.
+    fn waits_for(&self, rank: usize, culprits: &BTreeSet<usize>) -> bool {
+        let (mut reached, mut next) = (BTreeSet::new(), vec![rank]);
+        while let Some(rank) = next.pop() {
+            let state = self.ranks[rank].borrow();
+            if let (HostRankStatus::Sleeps, Some((operation, _))) = (self.status[rank].get(), &state.running)
+            {
+                let awaited = || state.host_rounds.awaited_ranks(operation).map(Rank::index).collect();
+                let awaited: Vec<usize> = self.memory.run_as(rank, awaited);
+                next.extend(awaited.into_iter().filter(|&awaited| reached.insert(awaited)));
+            }
+        }
+        !reached.is_disjoint(culprits)
+    }
+
+    /// Returns what is wrong after the ranks have run.
+    fn check(&self, odd_rank: Option<usize>) -> Result<(), String> {
+        if let Some(problem) = self.problem.borrow().clone().or_else(|| self.memory.race()) {
+            return Err(problem);
+        }
+        self.memory.settle();
+        let status: Vec<HostRankStatus> = self.status.iter().map(Cell::get).collect();
+        let has_ended = |status: &HostRankStatus| {
+            matches!(status, HostRankStatus::Killed | HostRankStatus::FoundMismatch(_))
+        };
+        let culprits: BTreeSet<usize> =
+            status.iter().enumerate().filter(|(_, status)| has_ended(status)).map(|(rank, _)| rank).collect();
+        let has_completed = status.contains(&HostRankStatus::Completed);
+        if let Some(odd_rank) = odd_rank {
+            let names = |(rank, status): (usize, &HostRankStatus)| match status {
+                HostRankStatus::FoundMismatch(other) => rank == odd_rank || other.index() == odd_rank,
+                _ => true,
+            };
+            if has_completed || culprits.is_empty() || !status.iter().enumerate().all(names) {
+                return Err(format!("rank {odd_rank} called another operation: {status:?}"));
+            }
+        } else if status.iter().any(|status| matches!(status, HostRankStatus::FoundMismatch(_))) {
+            return Err(format!("all ranks called the same operations: {status:?}"));
+        }
+        for (rank, status) in status.iter().enumerate() {
+            let waits_for_itself = || self.waits_for(rank, &BTreeSet::from([rank]));
+            if *status == HostRankStatus::Sleeps && (!self.waits_for(rank, &culprits) || waits_for_itself()) {
+                return Err(format!("a wake-up is lost, or rank {rank} waits for a wrong rank"));
+            }
+        }
+        Ok(())
+    }
+
+    fn note(&self, problem: &str) {
+        self.problem.borrow_mut().get_or_insert(problem.into());
+    }
+}
+
+/// Returns up to 4 collectives and a barrier.
+fn random_program(random: &mut StdRng, world: WorldSize, slot_bytes: usize) -> Vec<Call> {
+    let groups = [world.ranks().collect()];
+    let mut program = Vec::new();
+    for _ in 0..random.random_range(1..=4) {
+        let operation = OPERATIONS[random.random_range(0..OPERATIONS.len() - 1)];
+        let call = Call::random_call_of(operation, random, &groups);
+        let count_max = if slot_bytes > 256 { 1500 } else { 60 };
+        let count = if operation == Operation::Barrier { 0 } else { random.random_range(0..count_max) };
+        program.push(Call { algorithm: Algorithm::Direct, count, ..call });
+    }
+    program.push(Call { algorithm: Algorithm::Direct, ..Call::BARRIER });
+    program
+}
+
+/// Runs the ranks of a host. Returns the lines that have accessed the memory and the statuses, or what went wrong.
+fn run_host(
+    seed: u64,
+    disturbance: Disturbance,
+) -> Result<(BTreeMap<AccessSite, AccessKind>, Vec<HostRankStatus>), String> {
+    let host = Rc::new(SimHost::new(seed, disturbance));
+    let weak = Rc::downgrade(&host);
+    host.memory.set_on_access(Some(Box::new(move || {
+        if let Some(host) = weak.upgrade() {
+            host.before_access();
+        }
+    })));
+    host.run();
+    host.memory.set_on_access(None);
+    host.check(disturbance.odd_rank)?;
+    Ok((host.memory.sites(), host.status.iter().map(Cell::get).collect()))
+}
+
+/// Runs many seeds, all of which must pass. Returns how many runs all ranks completed.
+fn check_seeds(count: u64, disturbance: impl Fn(&mut StdRng) -> Disturbance) -> u64 {
+    let count = if cfg!(miri) { 2 } else { count };
+    let mut completed = 0;
+    for seed in 0..count {
+        let disturbance = disturbance(&mut StdRng::seed_from_u64(seed ^ 0xD15));
+        let (_, status) =
+            run_host(seed, disturbance).unwrap_or_else(|problem| panic!("seed {seed}: {problem}"));
+        completed += u64::from(status.iter().all(|status| *status == HostRankStatus::Completed));
+    }
+    completed
+}
+
+fn check_right_results(count: u64) {
+    let completed = check_seeds(count, |_| Disturbance::default());
+    assert!(cfg!(miri) || completed == count, "{completed} of {count}");
+}
+
+fn check_killed_ranks(count: u64) {
+    let completed = check_seeds(count, |random| {
+        let kill = (random.random_range(0..2), random.random_range(0..300));
+        Disturbance { kill: Some(kill), ..Disturbance::default() }
+    });
+    assert!(cfg!(miri) || completed < count / 2, "{completed} of {count}");
+}
+
+fn check_different_operations(count: u64) {
+    let odd_rank = |random: &mut StdRng| Disturbance {
+        odd_rank: Some(random.random_range(0..2)),
+        ..Disturbance::default()
+    };
+    assert_eq!(check_seeds(count, odd_rank), 0);
+}
+
+#[test]
+fn no_result_is_wrong_and_no_wake_up_is_lost() {
+    check_right_results(200);
+}
+
+#[test]
+fn all_ranks_wait_for_a_killed_rank() {
+    check_killed_ranks(300);
+}
+
+#[test]
+fn a_rank_that_calls_another_operation_is_found() {
+    check_different_operations(300);
+}
+
+#[test]
+#[ignore = "tools/simulate runs this test"]
+fn many_seeds_pass_all_checks() {
+    for check in [check_right_results, check_killed_ranks, check_different_operations] {
+        check(10_000);
+    }
+}
+
+/// Each release, acquire and fence is relaxed, and each load, store, swap, read and write is skipped. This test also shows that
+/// the other tests can fail.
+#[test]
+#[cfg_attr(miri, ignore = "Miri would need hours")]
+fn each_line_that_accesses_the_memory_is_needed() {
+    let sites: BTreeMap<AccessSite, AccessKind> =
+        (0..20).flat_map(|seed| run_host(seed, Disturbance::default()).unwrap().0).collect();
+    let (mut needed, mut unneeded) = (0, Vec::new());
+    for (site, kind) in sites {
+        let text = ROUNDS_SOURCE.lines().nth(site.line() as usize - 1).unwrap().trim();
+        let may_be_relaxed = !kind.is_ordered || MAY_BE_RELAXED.contains(&text);
+        let relaxed = (!may_be_relaxed).then_some(Mutation::Relax);
+        let skipped = (!kind.is_fence && !MAY_BE_SKIPPED.contains(&text)).then_some(Mutation::Skip);
+        for mutation in relaxed.into_iter().chain(skipped) {
+            let disturbance = Disturbance { mutation: Some((site, mutation)), ..Disturbance::default() };
+            let is_found = (0..FAILING_SEEDS).any(|seed| run_host(seed, disturbance).is_err());
+            needed += usize::from(is_found);
+            if !is_found {
+                unneeded.push(format!("{mutation:?} line {}: {text}", site.line()));
+            }
+        }
+    }
+    assert!(unneeded.is_empty(), "no seed fails with these changes: {unneeded:#?}");
+    assert!(needed >= 13, "only {needed} changes were tested");
+}
