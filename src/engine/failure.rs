@@ -10,6 +10,9 @@ use crate::wire::Cause;
 pub const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
 /// A rank that leaves the job waits for at most this time until the peers have closed their links.
 pub const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The longest time for which a rank that leaves waits until its peers' machines have accepted its last messages. A machine
+/// accepts no more bytes while its process does not read and the receive buffer is full.
+pub const DELIVERY_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The failure of the job.
 #[derive(Clone, PartialEq, Eq, Debug)]

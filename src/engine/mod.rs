@@ -41,7 +41,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use self::failure::UnreachablePeer;
-pub use self::failure::{DISCONNECT_TIMEOUT, Failure, NOTIFY_TIMEOUT};
+pub use self::failure::{DELIVERY_TIMEOUT, DISCONNECT_TIMEOUT, Failure, NOTIFY_TIMEOUT};
 pub use self::frames::{FrameVerdict, Transmit};
 use self::history::OperationHistory;
 use self::link::{ANNOUNCED_MAX, Link};

@@ -1,9 +1,9 @@
 //! Connects the engine to a transport: sends the engine's frames, and copies or reduces the segments that arrive.
 //!
-//! [`LinkDriver::poll`] does all work that needs no waiting. This method reads the clock only for a profile, so tests can run it
-//! on a simulated network.
+//! [`LinkDriver::poll`] does all work that needs no waiting. It reads the clock only for a profile, so simulations can run it.
 
 pub mod direct;
+mod leaving;
 
 use std::collections::{BTreeMap, btree_map::Entry};
 use std::io::IoSliceMut;
@@ -304,11 +304,11 @@ impl<T: Transport> LinkDriver<T> {
 
     /// Cancels the operation if it is a receive that has not matched a message, and returns true. Otherwise returns false.
     pub fn cancel(&mut self, operation: OpId) -> bool {
-        let is_cancelled = self.engine.cancel(operation);
-        if is_cancelled {
-            self.operations.active.remove(&operation);
+        if !self.engine.cancel(operation) {
+            return false;
         }
-        is_cancelled
+        self.operations.active.remove(&operation);
+        true
     }
 
     /// Records that a group was dropped.
@@ -347,8 +347,8 @@ impl<T: Transport> LinkDriver<T> {
         for peer in self.peers.clone() {
             while self.send(peer) {}
             self.close_and_drain(peer);
-            all_closed &=
-                !self.transport.is_open(peer) || self.links.get(&peer).is_none_or(|link| link.is_lost);
+            let is_lost = self.links.get(&peer).is_none_or(|link| link.is_lost);
+            all_closed &= is_lost || !self.transport.is_open(peer);
         }
         all_closed
     }

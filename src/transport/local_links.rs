@@ -225,6 +225,10 @@ impl<S: SocketTransport, M: SegmentMemory> Transport for LinkTransport<S, M> {
         self.sockets.close_sending(peer);
     }
 
+    fn has_unacknowledged_bytes(&self, peer: Rank) -> bool {
+        self.sockets.has_unacknowledged_bytes(peer)
+    }
+
     fn take_incoming_link(&mut self) -> Option<Rank> {
         self.sockets.take_incoming_link()
     }

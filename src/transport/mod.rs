@@ -53,6 +53,12 @@ pub trait Transport {
     /// Closes the sending direction of the link to `peer`. Data from the peer can still be received.
     fn close_sending(&mut self, peer: Rank);
 
+    /// Returns whether the kernel of the peer's machine has not yet acknowledged bytes that this rank has sent. If this rank
+    /// closes the link, such bytes may be lost.
+    fn has_unacknowledged_bytes(&self, _peer: Rank) -> bool {
+        false
+    }
+
     /// Returns a peer that has opened a link without a request of this rank, or `None` if there is no such peer. Each such
     /// link is reported once.
     fn take_incoming_link(&mut self) -> Option<Rank>;

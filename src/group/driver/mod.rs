@@ -35,7 +35,9 @@ use super::link_driver::BufferAndReduction;
 use super::memory::{self, BufferAccess, Memory};
 use super::profile::{Meter, mark_background_thread};
 use super::{Error, Interrupt, Statistics};
-use crate::engine::{DISCONNECT_TIMEOUT, Envelope, OpId, OperationRequest, Pattern, Timestamp};
+use crate::engine::{
+    DELIVERY_TIMEOUT, DISCONNECT_TIMEOUT, Envelope, OpId, OperationRequest, Pattern, Timestamp,
+};
 use crate::reduce::Kernels;
 use crate::schedule::Schedule;
 use crate::shm::{QueueSignals, Segment};
@@ -46,6 +48,8 @@ use crate::types::Rank;
 
 /// After the last group is closed: the maximum time for which the driver waits for operations that are still active.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+/// A rank that leaves looks this often whether its last messages have been accepted.
+const DELIVERY_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The links of a job: TCP, and queues in shared memory between ranks of one host.
 type JobTransport = LinkTransport<TcpTransport, Segment>;
@@ -408,6 +412,31 @@ impl Driver {
         self.shared.now()
     }
 
+    /// Waits until the machines of the peers have accepted everything that this rank has sent. Otherwise messages could be lost:
+    /// if a peer sends this rank a frame after the socket is closed, the kernel discards what the peer's machine has not
+    /// accepted.
+    fn deliver_last_messages(&self) {
+        let shared = &self.shared;
+        let deadline = shared.now() + DELIVERY_TIMEOUT;
+        let mut core = shared.lock();
+        while core.link_driver.failure().is_none() {
+            let peers = core.link_driver.peers_with_undelivered_bytes();
+            if peers.is_empty() {
+                return;
+            }
+            if shared.now() >= deadline {
+                let limit = DELIVERY_TIMEOUT.as_secs();
+                log::warn!(
+                    "the last messages to the ranks {peers:?} may be lost: they were not read within {limit} s"
+                );
+                return;
+            }
+            // An acknowledgement is no event.
+            core = shared.poll(core, Some(DELIVERY_CHECK_INTERVAL));
+            core.link_driver.disconnect();
+        }
+    }
+
     /// Starts the progress thread, if it does not run.
     fn ensure_progress_thread(&self) -> Result<(), Error> {
         let mut progress_thread = self.progress_thread.lock().unwrap_or_else(PoisonError::into_inner);
@@ -456,5 +485,7 @@ impl Drop for Driver {
             let timeout = deadline.saturating_sub(shared.now());
             core = shared.poll(core, Some(timeout));
         }
+        drop(core);
+        self.deliver_last_messages();
     }
 }

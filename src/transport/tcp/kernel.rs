@@ -41,6 +41,12 @@ pub(super) fn send_space<S: AsFd>(socket: &S) -> io::Result<SendSpace> {
     Ok(SendSpace { queued, free: value(libc::SK_MEMINFO_SNDBUF).saturating_sub(queued) })
 }
 
+/// Returns whether the other host has not acknowledged everything that was sent on a socket. A socket that has failed has nothing
+/// left to acknowledge.
+pub(super) fn has_unacknowledged_bytes<S: AsFd>(socket: &S) -> bool {
+    send_space(socket).is_ok_and(|space| space.queued > 0)
+}
+
 /// Returns whether a socket accepts bytes now. After a result of false, the kernel reports an event when the socket
 /// accepts bytes again.
 pub(super) fn is_writable<S: AsFd>(socket: &S) -> io::Result<bool> {

@@ -16,6 +16,7 @@ mod simultaneous_open;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt::Display;
 use std::io::{self, IoSlice, IoSliceMut, Write as _};
 use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
@@ -215,22 +216,8 @@ impl TcpTransport {
             {
                 self.dial_again(now, peer);
             }
-            DialProgress::Closed(error) => {
-                self.update_opening_link(
-                    now,
-                    peer,
-                    &format!("no connection: {error}"),
-                    SimultaneousOpen::handle_failed_dial,
-                );
-            }
-            DialProgress::Failed(error) => {
-                self.update_opening_link(
-                    now,
-                    peer,
-                    &format!("no connection: {error}"),
-                    SimultaneousOpen::handle_failed_dial,
-                );
-            }
+            DialProgress::Closed(error) => self.fail_dial(now, peer, &error),
+            DialProgress::Failed(error) => self.fail_dial(now, peer, &error),
         }
     }
 
@@ -244,15 +231,13 @@ impl TcpTransport {
                 self.peers_by_token.remove(&opening.ours.token);
                 opening.ours = dial;
             }
-            Err(error) => {
-                self.update_opening_link(
-                    now,
-                    peer,
-                    &format!("no connection: {error}"),
-                    SimultaneousOpen::handle_failed_dial,
-                );
-            }
+            Err(error) => self.fail_dial(now, peer, &error),
         }
+    }
+
+    fn fail_dial(&mut self, now: Duration, peer: Rank, error: &dyn Display) {
+        let why = format!("no connection: {error}");
+        self.update_opening_link(now, peer, &why, SimultaneousOpen::handle_failed_dial);
     }
 
     /// Handles the first connection of a link that a peer has opened.
@@ -270,9 +255,7 @@ impl TcpTransport {
             // After a simultaneous open, a second connection is normal: the peer sent its proof on this connection
             // before the other connection was chosen.
             Some(LinkState::Open(_) | LinkState::Bundled(_) | LinkState::Lost(_)) => {
-                log::debug!(
-                    "closed a connection of rank {peer}, because there is already a link to this rank"
-                );
+                log::debug!("closed a second connection of rank {peer}");
             }
         }
     }
@@ -453,13 +436,19 @@ impl Transport for TcpTransport {
         match self.links.get_mut(&peer).map(|link| &mut link.state) {
             Some(LinkState::Open(stream)) => {
                 if let Err(error) = stream.shutdown(Shutdown::Write) {
-                    log::debug!(
-                        "the sending direction of the link to rank {peer} could not be closed: {error}"
-                    );
+                    log::debug!("the sending direction to rank {peer} could not be closed: {error}");
                 }
             }
             Some(LinkState::Bundled(bundle)) => bundle.close_sending(),
             _ => {}
+        }
+    }
+
+    fn has_unacknowledged_bytes(&self, peer: Rank) -> bool {
+        match self.links.get(&peer).map(|link| &link.state) {
+            Some(LinkState::Open(stream)) => kernel::has_unacknowledged_bytes(stream),
+            Some(LinkState::Bundled(bundle)) => bundle.connections().any(kernel::has_unacknowledged_bytes),
+            _ => false,
         }
     }
 
