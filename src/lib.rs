@@ -29,7 +29,7 @@
 //! | reduce in place in shared memory | [`Group::alloc`], [`SharedBuffer`] |
 //! | reduce tensors by name, in any order | [`NamedTensors`] |
 //! | find out why a call failed | [`Error`], [`wire::Cause`] |
-//! | find the cost of each collective | [`schedule`] |
+//! | find the cost of each collective | `docs/algorithms.md` |
 //!
 //! If a rank fails, then the calls of all other ranks return an error with the same cause. The cause names the rank
 //! that failed and its host. A failed group cannot be used again.
@@ -50,14 +50,10 @@ compile_error!(
     "ringtrain runs on little-endian processors only: it sends elements in the byte order of memory"
 );
 
-// A simulation in this crate uses programs of tests/simulation, which call this crate by its name.
-#[cfg(test)]
-extern crate self as ringtrain;
-
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod codec;
-pub mod engine;
+mod engine;
 pub mod exit;
 pub mod group;
 #[cfg(feature = "cli")]
@@ -65,11 +61,13 @@ pub mod launch;
 pub mod named;
 pub mod reduce;
 pub mod rendezvous;
-pub mod schedule;
-pub mod shm;
+mod schedule;
+mod shm;
+#[cfg(test)]
+mod simulation;
 #[cfg(feature = "train")]
 pub mod train;
-pub mod transport;
+mod transport;
 pub mod types;
 pub mod wire;
 

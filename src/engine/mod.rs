@@ -48,6 +48,7 @@ use self::link::{ANNOUNCED_MAX, Link};
 pub use self::link::{CREDIT_BYTES, CREDIT_FRAMES_MAX};
 use self::matching::Matching;
 pub use self::matching::{Envelope, Pattern};
+#[cfg(test)]
 pub use self::operation::EAGER_BYTES;
 use self::operation::{NextSend, OutgoingSegment, RunningOperation};
 use self::request::{ExternalOperation, OperationInfo};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::types::{Contract, Rank, Site, WorldSize};
+use crate::types::{Contract, Rank, Site};
 
 /// A time, measured from an epoch that the driver chooses.
 pub type Timestamp = Duration;
@@ -16,8 +16,6 @@ pub struct OpId(pub(super) u64);
 pub struct Settings {
     /// The rank of this process.
     pub rank: Rank,
-    /// The number of ranks of the job.
-    pub world: WorldSize,
     /// The number of bytes of a full segment. All ranks have the same value.
     pub segment_bytes: usize,
     /// Whether payloads on the link to each rank carry a CRC32C, in rank order. Both ends of a link have the same setting.

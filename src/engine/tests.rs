@@ -25,9 +25,8 @@ struct Pair {
 impl Pair {
     fn new(segment_bytes: usize, announced_max: usize) -> Self {
         let new_rank = |rank| {
-            let world = WorldSize::new(2).unwrap();
             let host_names = vec!["a".into(), "b".into()];
-            let settings = Settings { rank, world, segment_bytes, checked_links: Vec::new(), host_names };
+            let settings = Settings { rank, segment_bytes, checked_links: Vec::new(), host_names };
             let mut engine = Engine::new(settings);
             engine.announced_max = announced_max;
             EngineState { engine, stored: BTreeMap::new() }

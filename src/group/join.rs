@@ -218,7 +218,6 @@ pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<
     let transport = LinkTransport::new(sockets, world);
     let settings = Settings {
         rank,
-        world,
         segment_bytes: shared.segment_bytes,
         checked_links: roster.links_with_checksums(rank),
         host_names: roster.hosts(),
@@ -285,7 +284,6 @@ pub(super) fn create_self_job() -> Result<SharedJob, Error> {
     let transport = LinkTransport::new(sockets, WorldSize::ONE);
     let settings = Settings {
         rank: Rank::ZERO,
-        world: WorldSize::ONE,
         segment_bytes: SEGMENT_BYTES,
         checked_links: vec![false],
         host_names: vec![host_name()],

@@ -26,7 +26,7 @@ enum TestAction {
 type BegunTensor = (String, Option<(usize, usize)>);
 
 /// The state of one rank, with the messages from and to the coordinator that have not been delivered.
-struct SimulatedRank {
+struct TestedRank {
     client: Client<(usize, usize)>,
     actions: VecDeque<TestAction>,
     reports: VecDeque<RankReport>,
@@ -43,7 +43,7 @@ struct SimulatedRank {
 
 struct SimulatedGroup {
     coordinator: Coordinator,
-    ranks: Vec<SimulatedRank>,
+    ranks: Vec<TestedRank>,
     size: WorldSize,
 }
 
@@ -61,7 +61,7 @@ impl SimulatedGroup {
         let job_ranks: Arc<[Rank]> = size.ranks().collect();
         let limits = CoordinatorLimits { fusion_bytes, cache_capacity, running_operations_max: 2 };
         let watch = StallWatch::new(Duration::from_secs(1), None);
-        let rank_state = |actions: Vec<TestAction>| SimulatedRank {
+        let rank_state = |actions: Vec<TestAction>| TestedRank {
             client: Client::new(size),
             actions: actions.into(),
             reports: VecDeque::new(),
@@ -208,7 +208,7 @@ proptest! {
             actions_by_rank.iter().map(|actions| actions.iter().filter(is_submission).count()).collect();
         let mut group = SimulatedGroup::new(actions_by_rank, cache_capacity, fusion_bytes);
         group.run(&choices);
-        let names = |rank_state: &SimulatedRank| -> Vec<Vec<String>> {
+        let names = |rank_state: &TestedRank| -> Vec<Vec<String>> {
             rank_state.begun.iter().map(|run| run.iter().map(|(name, _)| name.clone()).collect()).collect()
         };
         let names_on_rank_0 = names(&group.ranks[0]);
@@ -223,7 +223,7 @@ proptest! {
         // If several ranks contribute to a tensor in one operation, they contribute their data of the same step.
         for (operation, names) in names_on_rank_0.iter().enumerate() {
             for tensor in 0..names.len() {
-                let contribution = |rank_state: &SimulatedRank| rank_state.begun[operation][tensor].1;
+                let contribution = |rank_state: &TestedRank| rank_state.begun[operation][tensor].1;
                 let mut contributions = group.ranks.iter().filter_map(contribution);
                 let first = contributions.next();
                 prop_assert!(first.is_some() && contributions.all(|other| Some(other) == first));

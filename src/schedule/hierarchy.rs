@@ -75,11 +75,6 @@ impl HostLayout {
         &self.hosts[self.host]
     }
 
-    /// Returns the number of ranks on this rank's host, and this rank's local rank.
-    pub fn local_world_and_rank(&self) -> (WorldSize, Rank) {
-        (world_size(self.local_ranks().len()), Rank::new(self.local as u32))
-    }
-
     /// Returns the number of hosts.
     pub fn host_count(&self) -> WorldSize {
         world_size(self.hosts.len())

@@ -32,8 +32,6 @@ pub mod program;
 mod ring;
 mod star;
 mod steps;
-#[cfg(test)]
-mod symbolic;
 mod tree;
 
 pub use chain::{exscan, ordered_all_reduce, ordered_reduce, reduce, scan};

@@ -70,11 +70,6 @@ impl Partition {
         self.bounds.len() - 1
     }
 
-    /// Returns whether the partition has no parts.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Panics if the number of parts differs from the number of ranks of `world`.
     pub(super) fn assert_fits(&self, world: WorldSize) {
         assert_eq!(self.len(), world.as_usize(), "a partition must have one part for each rank");
@@ -119,10 +114,10 @@ mod tests {
         let partition = Partition::from_counts(&[3, 0, 2]).unwrap();
         let ranges = [0, 1, 2].map(|rank| partition.range(Rank::new(rank)));
         assert_eq!(ranges, [0..3, 3..3, 3..5]);
-        assert_eq!((partition.total(), partition.len(), partition.is_empty()), (5, 3, false));
+        assert_eq!((partition.total(), partition.len()), (5, 3));
         assert_eq!(Partition::from_counts(&[1, usize::MAX]), None);
         let no_ranks = Partition::from_counts(&[]).unwrap();
-        assert_eq!((no_ranks.total(), no_ranks.is_empty()), (0, true));
+        assert_eq!((no_ranks.total(), no_ranks.len()), (0, 0));
     }
 
     #[test]

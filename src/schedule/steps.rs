@@ -91,18 +91,6 @@ impl Schedule {
         peers
     }
 
-    /// Returns the number of elements that all steps together send to `peer`.
-    pub fn sent_elements(&self, peer: Rank) -> usize {
-        let sends = self.steps.iter().filter_map(|step| step.send.as_ref());
-        sends.filter(|send| send.peer == peer).map(|send| send.range.len()).sum()
-    }
-
-    /// Returns the number of elements that all steps together receive from `peer`.
-    pub fn received_elements(&self, peer: Rank) -> usize {
-        let receives = self.steps.iter().filter_map(|step| step.receive.as_ref());
-        receives.filter(|receive| receive.peer == peer).map(|receive| receive.range.len()).sum()
-    }
-
     /// Adds the step of one rank in a chain: the rank receives the range from `previous` and forwards the range to
     /// `next`, segment by segment. On the first rank of the chain, `previous` is `None`. On the last rank, `next` is
     /// `None`. If earlier steps of the first rank receive data, its send waits for the last of these receives.

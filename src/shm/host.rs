@@ -74,6 +74,7 @@ impl HostMemoryLayout {
     }
 
     /// Returns a layout with short queues, which fill up and begin again soon, for tests.
+    #[cfg(test)]
     pub const fn with_short_queues(ranks: usize, cell_count: usize, arena_bytes: usize) -> Self {
         Self { ranks, cell_count, arena_bytes }
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use super::segment::Segment;
 
 /// The length of a word in bytes.
-pub(super) const WORD_BYTES: usize = size_of::<u64>();
+pub const WORD_BYTES: usize = size_of::<u64>();
 
 /// Memory that several processes read and write. Another process may change the memory at any time, so no method returns a
 /// reference into it. Words are read and written as atomics, and payloads are copied. All offsets are in bytes.

@@ -19,12 +19,13 @@ mod queue;
 mod rounds;
 mod segment;
 mod signals;
-pub mod sim_memory;
 
 pub use buffer::{ExposedBuffer, RemoteBuffer};
 pub use host::HostMemoryLayout;
 pub use memory::{RoundsMemory, SegmentMemory};
-pub use queue::{NextEntry, QueueError, QueueMessage, QueueRead, QueueReceiver, QueueSender};
-pub use rounds::{BUFFERS_MAX, BufferRef, HEADER_WORDS, Header, PostedRound, Posts, RoundsSize, ShmRounds};
+pub use queue::{NextEntry, QueueError, QueueMessage, QueueReceiver, QueueSender};
+pub use rounds::{BUFFERS_MAX, HEADER_WORDS, Header, Posts, RoundsSize, ShmRounds};
 pub use segment::{Segment, SegmentLocation, TOKEN_BYTES};
 pub use signals::QueueSignals;
+#[cfg(test)]
+pub use {memory::WORD_BYTES, rounds::BufferRef};

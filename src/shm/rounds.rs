@@ -18,8 +18,10 @@ use std::sync::atomic::Ordering;
 
 mod registry;
 
+pub use self::registry::BUFFERS_MAX;
+#[cfg(test)]
+pub use self::registry::BufferRef;
 use self::registry::{BUFFER_REF_BYTES, BufferRegistry};
-pub use self::registry::{BUFFERS_MAX, BufferRef};
 use super::memory::{RoundsMemory, WORD_BYTES};
 use super::segment::{Segment, TOKEN_BYTES};
 

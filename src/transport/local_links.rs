@@ -232,10 +232,6 @@ impl<S: SocketTransport, M: SegmentMemory> Transport for LinkTransport<S, M> {
     fn take_incoming_link(&mut self) -> Option<Rank> {
         self.sockets.take_incoming_link()
     }
-
-    fn name(&self) -> &'static str {
-        self.sockets.name()
-    }
 }
 
 impl<M: SegmentMemory> LocalLink<M> {

@@ -12,7 +12,6 @@ pub mod local_links;
 pub mod poller;
 mod refusal_log;
 pub(crate) mod scheduling;
-pub mod sim;
 pub mod tcp;
 
 use std::io::{IoSlice, IoSliceMut};
@@ -62,7 +61,4 @@ pub trait Transport {
     /// Returns a peer that has opened a link without a request of this rank, or `None` if there is no such peer. Each such
     /// link is reported once.
     fn take_incoming_link(&mut self) -> Option<Rank>;
-
-    /// Returns the name of the transport, as benchmarks print it.
-    fn name(&self) -> &'static str;
 }

@@ -1,9 +1,9 @@
 //! Tests of collectives of values with an index (`MinLoc` and `MaxLoc`), compressed sums, arrays, refused arguments,
 //! statistics and page faults.
 
+use crate::messages::CREDIT_BYTES;
 use crate::util::ranks::{self, TestTransport};
 use ndarray::{Array2, Array3};
-use ringtrain::engine::CREDIT_BYTES;
 use ringtrain::verbs::{AllReduce, AllToAll};
 use ringtrain::wire::frame::HEADER_BYTES;
 use ringtrain::{Compression, DType, Error, F64Loc, Rank, ReduceOp};

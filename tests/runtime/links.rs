@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use crate::util::{ranks, runs_long_tests};
 use ringtrain::group::{Source, wait_all};
-use ringtrain::transport::tcp::CONNECT_TIMEOUT;
 use ringtrain::{JoinOptions, Rank, ReduceOp};
 
+/// The time after which a rank that opens a connection and gets no answer is lost.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const TAG: u32 = 7;
 
 /// Sets a deadline that is long enough for every test, and short enough to end a hanging test soon.

@@ -17,7 +17,7 @@ const SHORT_LENGTH: usize = 8 << 10;
 const HEADER_BYTES: u64 = 64;
 /// A rank stores at most this number of bytes of messages from one peer before receives for these messages are
 /// posted.
-const CREDIT_BYTES: u64 = 1 << 20;
+pub(crate) const CREDIT_BYTES: u64 = 1 << 20;
 
 /// Returns the elements of the message with this number. No two messages have an element in common.
 fn message_elements(number: u64, count: usize) -> Vec<u64> {

@@ -110,7 +110,7 @@ impl Source {
         depth
     }
 
-    /// Returns the files that this file declares as modules only for tests: `#[cfg(test)] mod symbolic;`.
+    /// Returns the files that this file declares as modules only for tests: `#[cfg(test)] mod tests;`.
     pub(crate) fn test_files(&self) -> Vec<String> {
         let Some((folder, _)) = self.path.rsplit_once('/') else { return Vec::new() };
         let mut found = Vec::new();
@@ -144,7 +144,9 @@ pub(crate) fn read_all(root: &Path, folders: &[&str]) -> Vec<Source> {
         .collect();
     let for_tests: Vec<String> = sources.iter().flat_map(Source::test_files).collect();
     for source in &mut sources {
-        if for_tests.contains(&source.path) || source.path.starts_with("tests/") {
+        if for_tests.contains(&source.path)
+            || ["tests/", "src/simulation/"].iter().any(|folder| source.path.starts_with(folder))
+        {
             source.shipped = source.shipped.chars().map(|c| if c == '\n' { c } else { ' ' }).collect();
         }
     }

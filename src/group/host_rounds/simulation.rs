@@ -13,13 +13,9 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::*;
 use crate::shm::RoundsSize;
-use crate::shm::sim_memory::{AccessKind, AccessSite, Mutation, SimMemory, THREADS_MAX};
+use crate::simulation::memory::{AccessKind, AccessSite, Mutation, SimMemory, THREADS_MAX};
 
-#[expect(dead_code, reason = "the programs are also those of tests/simulation")]
-#[path = "../../../tests/simulation/program.rs"]
-mod program;
-
-use self::program::{Call, OPERATIONS};
+use crate::simulation::program::{OPERATIONS, SimCall};
 use crate::types::Operation;
 
 /// Ranks that need more turns make no progress.
@@ -79,7 +75,7 @@ struct SimHost {
 
 struct RoundsRank {
     host_rounds: HostRounds<SimMemory>,
-    program: Vec<Call>,
+    program: Vec<SimCall>,
     /// The operation in progress, and its buffer.
     running: Option<(ShmOperation, Vec<f64>)>,
     /// The index of the current call.
@@ -325,17 +321,17 @@ impl SimHost {
 }
 
 /// Returns up to 4 collectives and a barrier.
-fn random_program(random: &mut StdRng, world: WorldSize, slot_bytes: usize) -> Vec<Call> {
+fn random_program(random: &mut StdRng, world: WorldSize, slot_bytes: usize) -> Vec<SimCall> {
     let groups = [world.ranks().collect()];
     let mut program = Vec::new();
     for _ in 0..random.random_range(1..=4) {
         let operation = OPERATIONS[random.random_range(0..OPERATIONS.len() - 1)];
-        let call = Call::random_call_of(operation, random, &groups);
+        let call = SimCall::random_call_of(operation, random, &groups);
         let count_max = if slot_bytes > 256 { 1500 } else { 60 };
         let count = if operation == Operation::Barrier { 0 } else { random.random_range(0..count_max) };
-        program.push(Call { algorithm: Algorithm::Direct, count, ..call });
+        program.push(SimCall { algorithm: Algorithm::Direct, count, ..call });
     }
-    program.push(Call { algorithm: Algorithm::Direct, ..Call::BARRIER });
+    program.push(SimCall { algorithm: Algorithm::Direct, ..SimCall::BARRIER });
     program
 }
 

@@ -11,8 +11,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::super::queue::{QueueError, QueueReceiver, QueueSender};
-use super::super::sim_memory::{AccessKind, AccessSite, Mutation, SimMemory, SimView};
 use super::*;
+use crate::simulation::memory::{AccessKind, AccessSite, Mutation, SimMemory, SimView};
 
 /// A layout whose queues fill up after 4 entries or 256 bytes.
 const SHORT: HostMemoryLayout = HostMemoryLayout::with_short_queues(2, 4, 256);

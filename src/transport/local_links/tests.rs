@@ -67,10 +67,6 @@ impl Transport for FakeSocket {
     fn take_incoming_link(&mut self) -> Option<Rank> {
         None
     }
-
-    fn name(&self) -> &'static str {
-        "fake"
-    }
 }
 
 impl SocketTransport for FakeSocket {

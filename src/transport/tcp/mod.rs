@@ -26,7 +26,7 @@ use mio::{Interest, Token};
 
 use self::bundle::Bundle;
 use self::extra::ExtraConnectionDial;
-pub use self::options::{CongestionControl, SocketOptions, available_congestion_controls};
+pub use self::options::{CongestionControl, SocketOptions};
 pub use self::pacing::PacingRate;
 use self::read_ahead::{ReadAhead, ReadOutcome};
 use self::simultaneous_open::{LinkChoice, SimultaneousOpen};
@@ -454,10 +454,6 @@ impl Transport for TcpTransport {
 
     fn take_incoming_link(&mut self) -> Option<Rank> {
         self.incoming_links.pop_front()
-    }
-
-    fn name(&self) -> &'static str {
-        "tcp"
     }
 }
 

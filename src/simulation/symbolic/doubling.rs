@@ -1,7 +1,7 @@
 //! Proof of the all-gather in which every step doubles the amount of data that a rank has.
 
-use super::super::doubling;
 use super::{Proof, SymbolicValue};
+use crate::schedule::doubling;
 use crate::types::Rank;
 
 #[test]

@@ -4,15 +4,15 @@
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::super::CollectiveSpec;
-use super::super::hierarchy::{HierarchicalStages, HostLayout};
-use super::super::plan::{SharedSlots, plan};
-use super::super::program::Program;
 use super::rounds::simulate_rounds;
 use super::{
     MoveOrder, Proof, SimulatedWorld, SymbolicValue, all_contributions, own_contribution, proof_limits,
     tested_lengths, tested_roots,
 };
+use crate::schedule::CollectiveSpec;
+use crate::schedule::hierarchy::{HierarchicalStages, HostLayout};
+use crate::schedule::plan::{SharedSlots, plan};
+use crate::schedule::program::Program;
 use crate::types::{Algorithm, Rank, WorldSize};
 
 /// Returns the number of ranks in the largest random placement.
@@ -60,9 +60,10 @@ fn simulate_stage_on_hosts(
     slot_len: usize,
     is_first: bool,
 ) -> Vec<Vec<SymbolicValue>> {
-    for layout in layouts.iter().filter(|layout| layout.local_world_and_rank().1 == Rank::ZERO) {
-        let (local_world, ranks) = (layout.local_world_and_rank().0, layout.local_ranks());
-        if local_world == WorldSize::ONE {
+    for (rank, layout) in layouts.iter().enumerate() {
+        let ranks = layout.local_ranks();
+        let local_world = WorldSize::new(ranks.len() as u32).expect("every host has a rank");
+        if local_world == WorldSize::ONE || ranks[0].index() != rank {
             continue;
         }
         let with_local_rank = |local: usize, buffer: &[SymbolicValue]| {

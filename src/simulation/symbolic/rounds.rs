@@ -5,15 +5,15 @@
 
 use std::sync::Arc;
 
-use super::super::CollectiveSpec;
-use super::super::execution::Execution;
-use super::super::partition::Partition;
-use super::super::plan::{SharedSlots, plan};
-use super::super::program::{Program, RankSet, RoundWork};
 use super::{
     SymbolicValue, all_contributions, every_part, own_contribution, own_part, proof_limits, tested_lengths,
     tested_partition, tested_roots,
 };
+use crate::schedule::CollectiveSpec;
+use crate::schedule::execution::Execution;
+use crate::schedule::partition::Partition;
+use crate::schedule::plan::{SharedSlots, plan};
+use crate::schedule::program::{Program, RankSet, RoundWork};
 use crate::types::{Rank, WorldSize};
 
 /// The number of ranks in the largest tested world. Under Miri, tests run a thousand times slower, so the largest world

@@ -8,18 +8,18 @@ use std::time::Duration;
 
 use rand::RngExt as _;
 use rand::rngs::StdRng;
-use ringtrain::engine::{DISCONNECT_TIMEOUT, Failure, NOTIFY_TIMEOUT, OpId, Pattern, Timestamp};
-use ringtrain::group::link_driver::direct::DirectReceive;
-use ringtrain::group::link_driver::{BufferAndReduction, LinkDriver, PollOutcome};
-use ringtrain::group::memory::Memory;
-use ringtrain::shm::QueueSignals;
-use ringtrain::shm::sim_memory::SimMemory;
-use ringtrain::transport::local_links::LinkTransport;
-use ringtrain::transport::sim::{SimNetwork, SimTransport};
-use ringtrain::types::Operation;
-use ringtrain::{Rank, WorldSize};
 
-use crate::program::{Call, Members};
+use crate::engine::{DISCONNECT_TIMEOUT, Failure, NOTIFY_TIMEOUT, OpId, Pattern, Timestamp};
+use crate::group::link_driver::direct::DirectReceive;
+use crate::group::link_driver::{BufferAndReduction, LinkDriver, PollOutcome};
+use crate::group::memory::Memory;
+use crate::shm::QueueSignals;
+use crate::simulation::memory::SimMemory;
+use crate::simulation::network::{SimNetwork, SimTransport};
+use crate::simulation::program::{Members, SimCall};
+use crate::transport::local_links::LinkTransport;
+use crate::types::Operation;
+use crate::{Rank, WorldSize};
 
 /// The virtual time after which an operation fails.
 pub(crate) const OPERATION_TIMEOUT: Duration = Duration::from_secs(5);
@@ -34,7 +34,7 @@ pub(crate) struct SimulatedRank {
     /// How the rank sleeps. Only a rank with queues sleeps, because the others do nothing before an event.
     pub(crate) sleep: Option<Sleep>,
     pub(crate) random: StdRng,
-    pub(crate) program: Vec<Call>,
+    pub(crate) program: Vec<SimCall>,
     pub(crate) groups: Vec<Members>,
     /// The index of the next call to begin.
     pub(crate) next_call: usize,
@@ -48,7 +48,7 @@ pub(crate) struct SimulatedRank {
     pub(crate) busy_until: Timestamp,
     /// Whether to check the results of calls. A network that flips a bit on a link without checksums may change results.
     pub(crate) checks_results: bool,
-    pub(crate) state: SimState,
+    pub(crate) state: SimRankState,
 }
 
 /// The shared memory of a host, as a rank uses it.
@@ -70,7 +70,7 @@ pub(crate) struct Sleep {
 
 /// What a rank does.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum SimState {
+pub(crate) enum SimRankState {
     Running,
     /// Until the time `until`, the failed rank exchanges the cause of the failure with its peers.
     Failing {
@@ -117,7 +117,7 @@ impl SimulatedRank {
             self.link_driver.transport_mut().change_over();
         }
         self.step(now, compute_max);
-        if matches!(self.state, SimState::Ended(_)) || self.is_computing(now) {
+        if matches!(self.state, SimRankState::Ended(_)) || self.is_computing(now) {
             return false;
         }
         // A rank sleeps when its sockets have nothing more and its queues have not changed. It may also look again before that.
@@ -133,28 +133,28 @@ impl SimulatedRank {
 
     /// Returns whether the rank computes, so that it reads no messages and accepts no links.
     fn is_computing(&self, now: Timestamp) -> bool {
-        self.state == SimState::Running && now < self.busy_until && self.running.is_empty()
+        self.state == SimRankState::Running && now < self.busy_until && self.running.is_empty()
     }
 
     fn step(&mut self, now: Timestamp, compute_max: Duration) {
         match &self.state {
-            SimState::Running => self.run_program(now, compute_max),
-            SimState::Failing { call, until } => {
+            SimRankState::Running => self.run_program(now, compute_max),
+            SimRankState::Failing { call, until } => {
                 let call = *call;
                 if self.link_driver.notify_peers() || now >= *until {
                     self.link_driver.release();
                     let failure = self.link_driver.failure().expect("the link driver has failed").clone();
                     let outcome = SimEnd::Failed { call, failure };
-                    self.state = SimState::Closing { outcome, until: now + DISCONNECT_TIMEOUT };
+                    self.state = SimRankState::Closing { outcome, until: now + DISCONNECT_TIMEOUT };
                 }
             }
-            SimState::Closing { outcome, until } => {
+            SimRankState::Closing { outcome, until } => {
                 let is_done = self.link_driver.disconnect() || now >= *until;
                 if is_done {
-                    self.state = SimState::Ended(outcome.clone());
+                    self.state = SimRankState::Ended(outcome.clone());
                 }
             }
-            SimState::Ended(_) => {}
+            SimRankState::Ended(_) => {}
         }
     }
 
@@ -186,7 +186,7 @@ impl SimulatedRank {
                 PollOutcome::Failed(_) => return self.start_failing(now),
                 _ if self.running.is_empty() && self.next_call == calls => {
                     self.state =
-                        SimState::Closing { outcome: SimEnd::Success, until: now + DISCONNECT_TIMEOUT };
+                        SimRankState::Closing { outcome: SimEnd::Success, until: now + DISCONNECT_TIMEOUT };
                     return;
                 }
                 PollOutcome::Busy => {}
@@ -197,14 +197,14 @@ impl SimulatedRank {
     }
 
     /// Returns the size of a call's group and this rank's rank in the group, or `None` if this rank is no member.
-    fn rank_in_group(&self, call: Call) -> Option<(WorldSize, Rank)> {
+    fn rank_in_group(&self, call: SimCall) -> Option<(WorldSize, Rank)> {
         let members = &self.groups[call.group];
         let rank = members.iter().position(|&member| member == self.rank)?;
         Some((WorldSize::new(members.len() as u32)?, Rank::new(rank as u32)))
     }
 
     /// Sends or receives a message without an operation if that is possible. Returns whether the call has ended.
-    fn try_directly(&mut self, now: Timestamp, call: Call, (world, rank): (WorldSize, Rank)) -> bool {
+    fn try_directly(&mut self, now: Timestamp, call: SimCall, (world, rank): (WorldSize, Rank)) -> bool {
         let to = world.rank_after(call.root, 1);
         if call.operation != Operation::Message || world == WorldSize::ONE || ![call.root, to].contains(&rank)
         {
@@ -274,7 +274,7 @@ impl SimulatedRank {
         })
     }
 
-    fn check_result(&self, call: Call, memory: Memory) {
+    fn check_result(&self, call: SimCall, memory: Memory) {
         // A rank that is killed or stopped in the middle of a turn reads wrong bytes until the end of the turn.
         let has_ended =
             self.network.borrow().is_killed(self.rank) || self.network.borrow().is_stalled(self.rank);
@@ -288,19 +288,19 @@ impl SimulatedRank {
 
     fn start_failing(&mut self, now: Timestamp) {
         let call = self.running.values().copied().min().unwrap_or(self.next_call);
-        self.state = SimState::Failing { call, until: now + NOTIFY_TIMEOUT };
+        self.state = SimRankState::Failing { call, until: now + NOTIFY_TIMEOUT };
         self.link_driver.notify_peers();
     }
 
     /// Returns the next time at which the rank has work even if no data arrive.
     pub(crate) fn next_event(&self, now: Timestamp) -> Option<Timestamp> {
         let at = match &self.state {
-            SimState::Running if self.busy_until > now => {
+            SimRankState::Running if self.busy_until > now => {
                 Some(self.link_driver.poll_timeout().map_or(self.busy_until, |at| at.min(self.busy_until)))
             }
-            SimState::Running => self.link_driver.poll_timeout(),
-            SimState::Failing { until, .. } | SimState::Closing { until, .. } => Some(*until),
-            SimState::Ended(_) => None,
+            SimRankState::Running => self.link_driver.poll_timeout(),
+            SimRankState::Failing { until, .. } | SimRankState::Closing { until, .. } => Some(*until),
+            SimRankState::Ended(_) => None,
         };
         at.filter(|&at| at > now)
     }

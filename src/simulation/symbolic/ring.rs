@@ -1,9 +1,9 @@
 //! Proofs of the all-reduce and the broadcast on the ring. `partitioned_collectives.rs` has the proofs of the reduce-scatter and
 //! the all-gather on the ring.
 
-use super::super::partition::chunk;
-use super::super::{all_reduce, broadcast};
 use super::{Proof, all_contributions, own_contribution, proof_limits, tested_roots};
+use crate::schedule::partition::chunk;
+use crate::schedule::{all_reduce, broadcast};
 use crate::types::{Rank, WorldSize};
 
 #[test]

@@ -16,8 +16,8 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::local_links::SocketTransport;
-use super::{TransferResult, Transport};
+use crate::transport::local_links::SocketTransport;
+use crate::transport::{TransferResult, Transport};
 use crate::types::Rank;
 
 /// The properties of a simulated network.
@@ -449,10 +449,6 @@ impl Transport for SimTransport {
         let new_peer = new_peers.next()?;
         self.peers.insert(new_peer);
         Some(new_peer)
-    }
-
-    fn name(&self) -> &'static str {
-        "simulated"
     }
 }
 

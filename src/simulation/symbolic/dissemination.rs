@@ -1,7 +1,7 @@
 //! Proof of the schedule of the barrier.
 
-use super::super::{Schedule, barrier};
 use super::{MoveOrder, Proof, SimulatedWorld, proof_limits};
+use crate::schedule::{Schedule, barrier};
 use crate::types::WorldSize;
 
 /// All ranks but the rank `late` enter the barrier and make all moves that they can. No rank may leave the barrier.

@@ -1,7 +1,7 @@
 //! Proof of the butterfly all-reduce.
 
-use super::super::{Schedule, butterfly};
 use super::{Proof, all_contributions, own_contribution};
+use crate::schedule::{Schedule, butterfly};
 use crate::types::WorldSize;
 
 #[test]

@@ -1,7 +1,7 @@
 //! The lengths, roots, partitions and buffers with which schedules are proved.
 
-use super::super::partition::Partition;
 use super::{SymbolicValue, proof_limits};
+use crate::schedule::partition::Partition;
 use crate::types::{Rank, WorldSize};
 
 /// Returns the lengths to test, in elements.

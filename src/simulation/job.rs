@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use rand::RngExt as _;
 use rand::rngs::StdRng;
-use ringtrain::Rank;
-use ringtrain::shm::sim_memory::SimMemory;
-use ringtrain::transport::sim::SimNetwork;
 
-use crate::rank::{SimEnd, SimState, SimulatedRank};
+use crate::Rank;
+use crate::simulation::memory::SimMemory;
+use crate::simulation::network::SimNetwork;
+use crate::simulation::rank::{SimEnd, SimRankState, SimulatedRank};
 
 /// If the ranks have more turns at one moment of virtual time, a rank that can do nothing does not sleep.
 const TURNS_MAX: usize = 2_000;
@@ -120,15 +120,15 @@ impl SimulatedJob {
     }
 
     fn is_over(&self, rank: &SimulatedRank) -> bool {
-        matches!(rank.state, SimState::Ended(_)) || self.network.borrow().is_stalled(rank.rank)
+        matches!(rank.state, SimRankState::Ended(_)) || self.network.borrow().is_stalled(rank.rank)
     }
 
     /// Lets a rank run that is not in the middle of a turn. Returns whether it may have more work at this time.
     fn take_turn(&self, index: usize) -> bool {
         let Ok(mut rank) = self.ranks[index].try_borrow_mut() else { return false };
         let (now, killed) = (self.network.borrow().now(), self.network.borrow().is_killed(rank.rank));
-        if killed && !matches!(rank.state, SimState::Ended(_)) {
-            rank.state = SimState::Ended(SimEnd::Killed);
+        if killed && !matches!(rank.state, SimRankState::Ended(_)) {
+            rank.state = SimRankState::Ended(SimEnd::Killed);
         }
         if self.is_over(&rank) {
             return false;

@@ -25,8 +25,8 @@ use rand::{RngExt as _, SeedableRng as _};
 use self::test_inputs::{
     all_contributions, every_part, own_contribution, own_part, tested_lengths, tested_partition, tested_roots,
 };
-use super::partition::segment;
-use super::{Action, Schedule, StepDependency};
+use crate::schedule::partition::segment;
+use crate::schedule::{Action, Schedule, StepDependency};
 use crate::types::{Rank, WorldSize};
 
 /// The limits of the proofs.
@@ -49,6 +49,20 @@ fn proof_limits() -> ProofLimits {
         let is_full = std::env::var_os("TEST_FULL").is_some();
         let (world_size_max, random_order_count) = if is_full { (64, 8) } else { (12, 2) };
         ProofLimits { world_size_max, count_max: 97, random_order_count }
+    }
+}
+
+impl Schedule {
+    /// Returns the number of elements that all steps together send to `peer`.
+    fn sent_elements(&self, peer: Rank) -> usize {
+        let sends = self.steps.iter().filter_map(|step| step.send.as_ref());
+        sends.filter(|send| send.peer == peer).map(|send| send.range.len()).sum()
+    }
+
+    /// Returns the number of elements that all steps together receive from `peer`.
+    fn received_elements(&self, peer: Rank) -> usize {
+        let receives = self.steps.iter().filter_map(|step| step.receive.as_ref());
+        receives.filter(|receive| receive.peer == peer).map(|receive| receive.range.len()).sum()
     }
 }
 

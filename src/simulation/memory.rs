@@ -13,7 +13,6 @@
 //!
 //! A test can also change one access of the source, as if the source were wrong ([`Mutation`]).
 
-#[cfg(test)]
 mod tests;
 
 use std::cell::{Cell, RefCell, RefMut};
@@ -24,7 +23,7 @@ use std::sync::atomic::Ordering;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::memory::{RoundsMemory, SegmentMemory, WORD_BYTES};
+use crate::shm::{RoundsMemory, SegmentMemory, WORD_BYTES};
 
 /// The most simulated threads.
 pub const THREADS_MAX: usize = 4;

@@ -1,8 +1,8 @@
 //! Proofs of the schedules of the double tree, with one block and with several blocks in each half of the buffer.
 
-use super::super::double_tree::{all_reduce, block_bytes, broadcast, reduce};
-use super::super::{Schedule, StepDependency};
 use super::{Proof, all_contributions, own_contribution, proof_limits, tested_roots};
+use crate::schedule::double_tree::{all_reduce, block_bytes, broadcast, reduce};
+use crate::schedule::{Schedule, StepDependency};
 use crate::types::{Rank, WorldSize};
 
 /// Two lengths of a block, in elements. With the first length, each half of the buffer is one block. With the second

@@ -13,15 +13,17 @@ use std::time::Duration;
 use mio::Token;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
-use ringtrain::Rank;
-use ringtrain::transport::handshake::{DialError, DialProgress, Identity, OutgoingHandshake};
-use ringtrain::transport::incoming::{HANDSHAKE_TIMEOUT, IncomingConnections};
-use ringtrain::wire::handshake::{
+
+use crate::Rank;
+use crate::simulation::sockets::{
+    Cut, EndId, SharedSocketNetwork, SimulatedSocket, SocketNetwork, open_connection,
+};
+use crate::transport::handshake::{DialError, DialProgress, Identity, OutgoingHandshake};
+use crate::transport::incoming::{HANDSHAKE_TIMEOUT, IncomingConnections};
+use crate::wire::handshake::{
     ConnectionPurpose, Dialer, Handshake as _, HandshakeError, Introduction, Job, Refusal, StreamId,
 };
-use ringtrain::wire::{Secret, VERSION};
-
-use crate::sockets::{Cut, EndId, SharedSocketNetwork, SimulatedSocket, SocketNetwork, open_connection};
+use crate::wire::{Secret, VERSION};
 
 /// The number of ranks of the simulated job. The accepting rank is rank 0.
 const WORLD: u32 = 5;
@@ -363,5 +365,5 @@ pub(crate) fn check_handshakes(seed: u64) {
 
 #[test]
 fn members_are_accepted_and_all_other_processes_are_refused() {
-    crate::seeds(10_000).for_each(check_handshakes);
+    crate::simulation::seeds(10_000).for_each(check_handshakes);
 }

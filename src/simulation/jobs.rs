@@ -5,68 +5,32 @@
 //! queues to each other in simulated shared memory. On every network, a rank that
 //! reports success has the right result, unless a bit was flipped on a link without checksums.
 //! Every rank ends before its deadline. If a rank fails before the last barrier, no rank completes this barrier.
-//!
-//! `handshakes.rs` simulates how a process accepts the connections of ranks and of strangers.
-
-mod handshakes;
-mod job;
-mod many_seeds;
-mod program;
-mod rank;
-mod scenario;
-mod sockets;
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 use std::time::Duration;
 
-use job::MemoryFaultKind;
-use program::Call;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
-use rank::{OPERATION_TIMEOUT, SimEnd};
-use ringtrain::engine::EAGER_BYTES;
-use ringtrain::shm::sim_memory::THREADS_MAX;
-use ringtrain::transport::sim::Fault;
-use ringtrain::types::{Algorithm, Operation, ReduceOp};
-use ringtrain::wire::Cause;
-use ringtrain::{Rank, WorldSize};
-use scenario::{Scenario, SimRun};
 
-/// Each test divides its number of networks by this divisor. Miri takes seconds for each network, but a few networks
-/// are enough to find undefined behaviour.
-fn network_count_divisor() -> u64 {
-    if cfg!(miri) {
-        1000
-    } else if std::env::var_os("TEST_FULL").is_some() {
-        1
-    } else {
-        100
-    }
-}
-
-/// Returns the seed in the variable `SIM_SEED`. If `SIM_SEED` is set, the tests simulate only this seed.
-fn seed_of_environment() -> Option<u64> {
-    std::env::var("SIM_SEED").ok().map(|seed| seed.parse().expect("SIM_SEED must be a number"))
-}
-
-/// Returns the seeds to simulate: only `SIM_SEED` if it is set, or else `count / network_count_divisor()` seeds.
-fn seeds(count: u64) -> Range<u64> {
-    seed_of_environment().map_or(0..count.div_ceil(network_count_divisor()), |seed| seed..seed + 1)
-}
-
-/// Returns whether a test simulates so many networks that some programs certainly complete and some certainly fail.
-fn has_many_seeds() -> bool {
-    !cfg!(miri) && seed_of_environment().is_none()
-}
+use super::job::MemoryFaultKind;
+use super::program::SimCall;
+use super::rank::{OPERATION_TIMEOUT, SimEnd};
+use super::scenario::{Scenario, SimRun};
+use super::{has_many_seeds, network_count_divisor, seeds};
+use crate::engine::EAGER_BYTES;
+use crate::simulation::memory::THREADS_MAX;
+use crate::simulation::network::Fault;
+use crate::types::{Algorithm, Operation, ReduceOp};
+use crate::wire::Cause;
+use crate::{Rank, WorldSize};
 
 /// Checks that a random program completes on a network without faults.
-fn check_without_faults(seed: u64) {
+pub(super) fn check_without_faults(seed: u64) {
     check_run_without_faults(&Scenario::random(seed, false), seed);
 }
 
 /// Checks that the program of a scenario completes on its network, which has no faults.
-fn check_run_without_faults(scenario: &Scenario, seed: u64) -> SimRun {
+pub(super) fn check_run_without_faults(scenario: &Scenario, seed: u64) -> SimRun {
     let run = scenario.run_and_observe(seed);
     assert!(is_on_time(&run), "seed {seed}: {:?} at {:?}", run.outcomes, run.ended_at);
     assert_eq!(run.sleepless_times, 0, "seed {seed}: a rank that can do nothing does not sleep");
@@ -85,7 +49,7 @@ fn every_program_completes_on_a_network_without_faults() {
 
 /// Checks a program of messages between ranks of one host. Returns the number of messages that were sent or received without
 /// an operation.
-fn check_messages_of_a_host(seed: u64) -> u64 {
+pub(super) fn check_messages_of_a_host(seed: u64) -> u64 {
     let mut scenario = Scenario::random(seed, false);
     let mut random = StdRng::seed_from_u64(seed);
     scenario.hosts = vec![scenario.world.ranks().take(THREADS_MAX).collect()];
@@ -93,10 +57,10 @@ fn check_messages_of_a_host(seed: u64) -> u64 {
     scenario.queue_size = (16, 4096);
     scenario.program.clear();
     for _ in 0..30 {
-        let call = Call::random_call_of(Operation::Message, &mut random, &scenario.groups);
-        scenario.program.push(Call { count: call.count % 20, ..call });
+        let call = SimCall::random_call_of(Operation::Message, &mut random, &scenario.groups);
+        scenario.program.push(SimCall { count: call.count % 20, ..call });
     }
-    scenario.program.push(Call::BARRIER);
+    scenario.program.push(SimCall::BARRIER);
     check_run_without_faults(&scenario, seed).direct_messages
 }
 
@@ -127,7 +91,7 @@ fn each_wake_byte_is_needed() {
 }
 
 /// A word of shared memory changes, as if a rank wrote wrong words. No rank panics, and every rank ends.
-fn check_wrong_words(seed: u64) -> bool {
+pub(super) fn check_wrong_words(seed: u64) -> bool {
     let mut scenario = Scenario::random(seed, false);
     let mut random = StdRng::seed_from_u64(seed);
     scenario.hosts = vec![scenario.world.ranks().take(THREADS_MAX).collect()];
@@ -158,10 +122,10 @@ fn long_messages_complete_if_a_receive_waits_for_an_earlier_receive() {
         let mut scenario = Scenario::random(seed, false);
         let mut random = StdRng::seed_from_u64(seed);
         let call = |(operation, algorithm)| {
-            let call = Call::random_call_of(operation, &mut random, &scenario.groups);
-            Call { algorithm, count: 2 * EAGER_BYTES * 5 / 4 / 8, ..call }
+            let call = SimCall::random_call_of(operation, &mut random, &scenario.groups);
+            SimCall { algorithm, count: 2 * EAGER_BYTES * 5 / 4 / 8, ..call }
         };
-        scenario.program = cases.map(call).into_iter().chain([Call::BARRIER]).collect();
+        scenario.program = cases.map(call).into_iter().chain([SimCall::BARRIER]).collect();
         scenario.segment_bytes = 4096;
         scenario.queue_size = (16, 4096);
         scenario.config.bandwidth = 200_000_000;
@@ -174,7 +138,7 @@ fn long_messages_complete_if_a_receive_waits_for_an_earlier_receive() {
 
 /// Checks that no rank completes the last barrier after another rank failed. The simulation also checks every result, and that
 /// no rank waits forever. Returns whether a rank failed.
-fn check_last_barrier(seed: u64) -> bool {
+pub(super) fn check_last_barrier(seed: u64) -> bool {
     let scenario = Scenario::random(seed, true);
     let barrier = scenario.program.len() - 1;
     let outcomes = scenario.run(seed);
@@ -205,18 +169,18 @@ fn no_rank_completes_the_last_barrier_after_another_rank_failed() {
 
 /// Checks a program that repeats a single operation on a network with faults. The simulation checks every result, and that no
 /// rank waits forever. Returns whether a rank failed.
-fn check_operation(operation: Operation, seed: u64) -> bool {
+pub(super) fn check_operation(operation: Operation, seed: u64) -> bool {
     let mut scenario = Scenario::random(seed, true);
     let mut random = StdRng::seed_from_u64(seed);
     for call in scenario.program.iter_mut().rev().skip(1) {
-        *call = Call::random_call_of(operation, &mut random, &scenario.groups);
+        *call = SimCall::random_call_of(operation, &mut random, &scenario.groups);
     }
     has_failed(&scenario.run(seed))
 }
 
 #[test]
 fn every_operation_gives_right_results_or_fails_on_faulty_networks() {
-    for operation in program::OPERATIONS {
+    for operation in super::program::OPERATIONS {
         let failed = seeds(1000).filter(|&seed| check_operation(operation, seed)).count() as u64;
         let per_mille = failed * network_count_divisor();
         assert!(
@@ -228,7 +192,7 @@ fn every_operation_gives_right_results_or_fails_on_faulty_networks() {
 
 /// Checks that the error of every rank names a rank that was killed, if there are no other faults. Returns the number of ranks
 /// that failed.
-fn check_survivors(seed: u64) -> u64 {
+pub(super) fn check_survivors(seed: u64) -> u64 {
     let mut scenario = Scenario::random(seed, false);
     let mut random = StdRng::seed_from_u64(seed);
     let mut victim = Rank::new(random.random_range(0..scenario.world.get()));
@@ -263,7 +227,7 @@ fn a_stopped_rank_is_named_at_the_deadline() {
     let mut scenario = Scenario::random(1, false);
     scenario.world = WorldSize::new(4).unwrap();
     scenario.program = vec![
-        Call {
+        SimCall {
             group: 0,
             operation: Operation::AllReduce,
             op: ReduceOp::Sum,
@@ -271,7 +235,7 @@ fn a_stopped_rank_is_named_at_the_deadline() {
             root: Rank::ZERO,
             algorithm: Algorithm::Ring,
         },
-        Call::BARRIER,
+        SimCall::BARRIER,
     ];
     scenario.groups = vec![scenario.world.ranks().collect()];
     scenario.checked_links = vec![vec![true; 4]; 4];

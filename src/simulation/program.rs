@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use rand::RngExt as _;
 use rand::rngs::StdRng;
-use ringtrain::engine::{OperationRequest, SendMode};
-use ringtrain::reduce;
-use ringtrain::schedule::cost::{can_run, possible_algorithms};
-use ringtrain::schedule::partition::{Partition, chunk};
-use ringtrain::schedule::{CollectiveSpec, Schedule};
-use ringtrain::types::{Algorithm, Contract, DType, Operation, ReduceOp};
-use ringtrain::{Rank, WorldSize};
+
+use crate::engine::{OperationRequest, SendMode};
+use crate::reduce;
+use crate::schedule::cost::{can_run, possible_algorithms};
+use crate::schedule::partition::{Partition, chunk};
+use crate::schedule::{CollectiveSpec, Schedule};
+use crate::types::{Algorithm, Contract, DType, Operation, ReduceOp};
+use crate::{Rank, WorldSize};
 
 /// The number of elements in a block of the ring all-reduce. In a long buffer, the last block is shorter than
 /// the other blocks.
@@ -24,7 +25,7 @@ const TREE_BLOCKS_MAX: usize = 100;
 
 /// One call of an operation. All ranks of the group make the same call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Call {
+pub(crate) struct SimCall {
     /// The index of the group in the list of groups.
     pub(crate) group: usize,
     pub(crate) operation: Operation,
@@ -54,7 +55,7 @@ pub(crate) const OPERATIONS: [Operation; 12] = [
     Operation::Message,
 ];
 
-impl Call {
+impl SimCall {
     pub(crate) const BARRIER: Self = Self {
         group: 0,
         operation: Operation::Barrier,

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use rand::RngExt as _;
 use rand::rngs::StdRng;
-use ringtrain::transport::handshake::DialedStream;
+
+use crate::transport::handshake::DialedStream;
 
 /// The number of an end of a connection.
 pub(crate) type EndId = usize;

@@ -8,23 +8,23 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
-use ringtrain::engine::{DISCONNECT_TIMEOUT, NOTIFY_TIMEOUT, Settings};
-use ringtrain::group::link_driver::LinkDriver;
-use ringtrain::shm::HostMemoryLayout;
-use ringtrain::shm::sim_memory::{SimMemory, THREADS_MAX};
-use ringtrain::transport::local_links::LinkTransport;
-use ringtrain::transport::sim::{Fault, SimConfig, SimNetwork, SimTransport, WakeSite};
-use ringtrain::{Rank, WorldSize};
 
-use crate::job::{MemoryFault, MemoryFaultKind, SimulatedJob};
-use crate::program::{Call, Members};
-use crate::rank::{HostMemory, OPERATION_TIMEOUT, SimEnd, SimState, SimulatedRank};
+use crate::engine::{DISCONNECT_TIMEOUT, NOTIFY_TIMEOUT, Settings};
+use crate::group::link_driver::LinkDriver;
+use crate::shm::HostMemoryLayout;
+use crate::simulation::job::{MemoryFault, MemoryFaultKind, SimulatedJob};
+use crate::simulation::memory::{SimMemory, THREADS_MAX};
+use crate::simulation::network::{Fault, SimConfig, SimNetwork, SimTransport, WakeSite};
+use crate::simulation::program::{Members, SimCall};
+use crate::simulation::rank::{HostMemory, OPERATION_TIMEOUT, SimEnd, SimRankState, SimulatedRank};
+use crate::transport::local_links::LinkTransport;
+use crate::{Rank, WorldSize};
 
 /// The parameters of a simulation. The seed of the simulation determines all parameters.
 pub(crate) struct Scenario {
     pub(crate) world: WorldSize,
     pub(crate) groups: Vec<Members>,
-    pub(crate) program: Vec<Call>,
+    pub(crate) program: Vec<SimCall>,
     pub(crate) running_max: usize,
     pub(crate) config: SimConfig,
     pub(crate) segment_bytes: usize,
@@ -52,7 +52,7 @@ pub(crate) struct SimRun {
 }
 
 /// The shared memory of a host.
-struct SimHost<'a> {
+struct ScenarioHost<'a> {
     memory: Arc<SimMemory>,
     ranks: &'a [Rank],
 }
@@ -62,9 +62,9 @@ impl Scenario {
         let mut random = StdRng::seed_from_u64(seed);
         let world = WorldSize::new(random.random_range(2..=6)).unwrap();
         let groups = random_groups(&mut random, world);
-        let mut program: Vec<Call> =
-            (0..random.random_range(1..8)).map(|_| Call::random(&mut random, &groups)).collect();
-        program.push(Call::BARRIER);
+        let mut program: Vec<SimCall> =
+            (0..random.random_range(1..8)).map(|_| SimCall::random(&mut random, &groups)).collect();
+        program.push(SimCall::BARRIER);
         let mut faults = Vec::new();
         if with_faults {
             for _ in 0..random.random_range(1..=2) {
@@ -127,7 +127,7 @@ impl Scenario {
     /// Runs the job. Returns how each rank has ended, and what happened.
     pub(crate) fn run_and_observe(&self, seed: u64) -> SimRun {
         let network = SimNetwork::new(self.config.clone());
-        let hosts: Vec<SimHost<'_>> =
+        let hosts: Vec<ScenarioHost<'_>> =
             self.hosts.iter().zip(0..).map(|(host, n)| self.new_host(host, seed ^ n)).collect();
         let host_of = |rank: Rank| {
             hosts.iter().find_map(|host| Some((host, host.ranks.iter().position(|&member| member == rank)?)))
@@ -158,7 +158,7 @@ impl Scenario {
             assert!(races.is_empty(), "seed {seed}: {races:?}");
         }
         let outcomes = job.ranks.iter().map(|rank| match &rank.borrow().state {
-            SimState::Ended(outcome) => outcome.clone(),
+            SimRankState::Ended(outcome) => outcome.clone(),
             // A rank that a fault has stopped does not end. Count it as killed.
             _ => SimEnd::Killed,
         });
@@ -173,8 +173,8 @@ impl Scenario {
     }
 
     #[expect(clippy::arc_with_non_send_sync, reason = "all ranks are simulated in one thread")]
-    fn new_host<'a>(&self, ranks: &'a [Rank], seed: u64) -> SimHost<'a> {
-        SimHost { memory: Arc::new(SimMemory::new(self.layout(ranks).bytes(), seed)), ranks }
+    fn new_host<'a>(&self, ranks: &'a [Rank], seed: u64) -> ScenarioHost<'a> {
+        ScenarioHost { memory: Arc::new(SimMemory::new(self.layout(ranks).bytes(), seed)), ranks }
     }
 
     fn corrupts_memory(&self) -> bool {
@@ -192,11 +192,10 @@ impl Scenario {
         &self,
         rank: Rank,
         network: &Rc<RefCell<SimNetwork>>,
-        host: Option<(&SimHost<'_>, usize)>,
+        host: Option<(&ScenarioHost<'_>, usize)>,
     ) -> SimulatedRank {
         let settings = Settings {
             rank,
-            world: self.world,
             segment_bytes: self.segment_bytes,
             checked_links: self.checked_links[rank.index()].clone(),
             host_names: self.world.ranks().map(|rank| format!("host{rank}")).collect(),
@@ -239,7 +238,7 @@ impl Scenario {
             direct_messages: 0,
             busy_until: Duration::ZERO,
             checks_results: !self.may_change_results(),
-            state: SimState::Running,
+            state: SimRankState::Running,
         }
     }
 }

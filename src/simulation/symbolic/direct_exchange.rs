@@ -2,11 +2,11 @@
 
 use std::ops::RangeInclusive;
 
-use super::super::direct_exchange;
-use super::super::partition::{Partition, chunk};
 use super::{
     Proof, SymbolicValue, all_contributions, every_part, own_contribution, own_part, tested_partition,
 };
+use crate::schedule::direct_exchange;
+use crate::schedule::partition::{Partition, chunk};
 use crate::types::WorldSize;
 
 /// Returns the world sizes for the proofs of algorithms in which every rank sends to every other rank. The sizes are

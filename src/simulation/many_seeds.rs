@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, available_parallelism};
 use std::time::Instant;
 
-use crate::handshakes::check_handshakes;
-use crate::program::OPERATIONS;
-use crate::{
+use super::jobs::{
     check_last_barrier, check_messages_of_a_host, check_operation, check_survivors, check_without_faults,
     check_wrong_words,
 };
+use crate::simulation::handshakes::check_handshakes;
+use crate::simulation::program::OPERATIONS;
 
 /// The environment variable with the seeds: the first seed, a colon, and the number of seeds.
 const SEEDS_VARIABLE: &str = "SIM_SEEDS";
@@ -69,7 +69,7 @@ fn the_networks_of_many_seeds_pass_all_checks() {
     let mut failures = failures.into_inner().expect("no thread panics with the lock");
     failures.sort_unstable();
     for (seed, name) in &failures {
-        println!("failed: {name}; repeat it with SIM_SEED={seed} cargo test --locked --test simulation");
+        println!("failed: {name}; repeat it with SIM_SEED={seed} cargo test --locked --lib simulation::");
     }
     let networks = count * CHECKS.len() as u64;
     println!("{networks} networks, {} failures, {:.1} s", failures.len(), started.elapsed().as_secs_f64());
