@@ -56,7 +56,7 @@ impl Engine {
         let step =
             Step { send: Some(OutboundElements { peer: to, range, awaited_step: None }), receive: None };
         let id = self.new_id();
-        self.start_transfers(id, operation_info(now, request, key), Schedule { steps: vec![step] })
+        self.start_transfers(id, operation_info(now, request, key), vec![step].into())
     }
 
     /// Begins to receive a message into the start of a buffer. The contract's count is the most elements that the message may
@@ -189,7 +189,7 @@ impl Engine {
             return Ok(());
         }
         let info = OperationInfo { key, contract: envelope.contract, ..info };
-        let schedule = Schedule { steps: vec![Step { send: None, receive: Some(receive) }] };
+        let schedule: Schedule = vec![Step { send: None, receive: Some(receive) }].into();
         self.start_transfers(id, info, schedule).map(|_| ())
     }
 }

@@ -7,18 +7,17 @@ use half::{bf16, f16};
 use super::driver::{OperationOutput, Submission};
 use super::handle::Handle;
 use super::host_rounds::ShmRequest;
+use super::link_driver::BufferAndReduction;
 use super::memory::{BufferAccess, Memory};
-use super::{Error, Group, OwnedBuffer, link_driver};
+use super::{Error, Group, OwnedBuffer};
 use crate::codec::Compression;
 use crate::engine::{OperationRequest, SendMode};
 use crate::reduce::{self, Kernels};
-use crate::schedule::{CollectiveSpec, Schedule, double_tree};
+use crate::schedule::CollectiveSpec;
+use crate::schedule::topology::{Medium, Topology};
 use crate::types::{
     Algorithm, Contract, DType, Element, HOSTS_GROUP_BIT, Operation, Rank, ReduceOp, Site, WorldSize,
 };
-
-/// The most blocks of an all-reduce on the ring. The limit keeps the schedule of a long buffer small.
-const BLOCKS_MAX: usize = 512;
 
 /// A collective that a caller requests, and the algorithm that was chosen for it.
 pub struct Call {
@@ -84,15 +83,10 @@ impl Call {
         self
     }
 
-    /// Returns the collective and its reduction functions.
-    pub(super) fn into_spec_and_kernels(self) -> (CollectiveSpec, Option<Kernels>) {
-        (self.spec, self.reduction.map(|reduction| reduction.kernels))
-    }
-
     /// Returns the request to run the call in the shared memory of `world` ranks.
     fn into_shm_request(self, world: WorldSize) -> ShmRequest {
-        let (spec, kernels) = self.into_spec_and_kernels();
-        ShmRequest { spec, kernels, divisor: world.get() }
+        let kernels = self.reduction.map(|reduction| reduction.kernels);
+        ShmRequest { spec: self.spec, kernels, divisor: world.get() }
     }
 
     /// Sets the digest of the lengths of uneven parts.
@@ -125,11 +119,6 @@ impl Group {
         }
         self.check_abort()?;
         self.reduce_single_contribution(&call, elements);
-        if let Some((mut memory, buffers)) = self.gathered_buffers(&call, elements)? {
-            self.run_on_bytes::<T>(call, bytemuck::cast_slice_mut::<T, u8>(&mut memory).into())?;
-            buffers.reduce(&memory, elements);
-            return Ok(());
-        }
         self.run_on_bytes::<T>(call, bytemuck::cast_slice_mut::<T, u8>(elements).into())
     }
 
@@ -181,14 +170,6 @@ impl Group {
         self.reduce_single_contribution(&call, buffer.as_mut());
         let Some(job) = self.job.clone() else { return Ok(Handle::ready(Ok(buffer))) };
         let request = self.operation_request::<B::Element>(&call);
-        if let Some((memory, buffers)) = self.gathered_buffers(&call, buffer.as_ref())? {
-            let memory = Memory::owned(memory);
-            let id = job.driver.submit(request, self.submission::<B::Element>(call, memory))?;
-            return Ok(Handle::pending(job, id, move |output: OperationOutput| {
-                buffers.reduce(&output.memory.into_elements::<B::Element>(), buffer.as_mut());
-                Ok(buffer)
-            }));
-        }
         self.hand_over_rounds(&call);
         let id = job.driver.submit(request, self.submission::<B::Element>(call, Memory::owned(buffer)))?;
         let make_result = |output: OperationOutput| output.memory.into_owned().ok_or(Error::Taken);
@@ -236,52 +217,20 @@ impl Group {
         }
     }
 
-    /// Returns the operation that the driver has to begin for a call. Its kind depends on the transport that the call uses.
+    /// Returns the operation that the driver has to begin for a call.
     fn submission<T: Element>(&self, call: Call, memory: Memory) -> Submission {
-        if call.uses_shared_memory {
-            return Submission::SharedMemory(call.into_shm_request(self.world), memory);
-        }
-        let is_hierarchical = call.algorithm == Algorithm::Hierarchy;
-        if let Some(hierarchical_data) = self.hierarchical_data.as_ref().filter(|_| is_hierarchical) {
-            return Submission::Hierarchical(self.hierarchical_operation::<T>(
-                hierarchical_data,
-                call,
-                memory,
-            ));
-        }
-        let block_elements = self.block_elements::<T>(&call);
-        let world_and_rank = (self.world, self.rank);
-        let mut schedule =
-            call.spec.schedule(call.algorithm, world_and_rank, block_elements, call.in_rank_order);
-        self.to_world_ranks(&mut schedule);
-        let kernels = call.reduction.map(|reduction| reduction.kernels);
-        Submission::Collective(
-            schedule,
-            link_driver::BufferAndReduction { memory, kernels, divisor: self.world.get() },
-        )
-    }
-
-    /// Replaces the ranks of the group in a schedule by ranks of the world.
-    pub(super) fn to_world_ranks(&self, schedule: &mut Schedule) {
-        for step in &mut schedule.steps {
-            if let Some(send) = &mut step.send {
-                send.peer = self.members[send.peer.index()];
+        let medium = match &self.hierarchical_data {
+            _ if call.uses_shared_memory => Medium::SharedMemory,
+            Some(hierarchical_data) if call.algorithm == Algorithm::Hierarchy => {
+                Medium::Hosts(&hierarchical_data.layout)
             }
-            if let Some(receive) = &mut step.receive {
-                receive.peer = self.members[receive.peer.index()];
-            }
-        }
-    }
-
-    /// Returns the number of elements of a block, for an algorithm that divides the buffer into blocks.
-    fn block_elements<T: Element>(&self, call: &Call) -> usize {
-        let count = call.spec.count();
-        if call.algorithm == Algorithm::DoubleTree {
-            let bytes = double_tree::block_bytes(count.saturating_mul(size_of::<T>()) as u64);
-            return (bytes as usize / size_of::<T>()).max(1);
-        }
+            _ => Medium::Links,
+        };
         let chunk_bytes = self.job.as_ref().map_or(1 << 20, |job| job.chunk_bytes);
-        let block_elements = self.world.as_usize() * (chunk_bytes / size_of::<T>());
-        block_elements.max(count.div_ceil(BLOCKS_MAX))
+        let (world, rank, members) = (self.world, self.rank, &self.members);
+        let topology = Topology { world, rank, members, medium, chunk_bytes };
+        let blocks = topology.plan(&call.spec, call.algorithm, call.in_rank_order, size_of::<T>());
+        let kernels = call.reduction.map(|reduction| reduction.kernels);
+        Submission::Collective(blocks, BufferAndReduction { memory, kernels, divisor: world.get() })
     }
 }

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use super::join::{JoinMethod, JoinOptions};
 use crate::rendezvous::{ReportImportance, report_to_launcher};
-use crate::types::{Contract, Rank, Site};
+use crate::types::{Contract, Rank, Site, WorldSize};
 use crate::wire::{Cause, CauseKind, ExitRecord};
 
 /// Reports the failures of one job to `ringrun`.
@@ -16,10 +15,9 @@ pub(super) struct FailureReporter {
 }
 
 impl FailureReporter {
-    /// Returns the reporter of a job that `ringrun` has started. Returns `None` for other jobs.
-    pub(super) fn of_launched_job(options: &JoinOptions) -> Option<Self> {
-        let JoinMethod::Launched(launched) = &options.method else { return None };
-        Some(Self { importance: ReportImportance::Job, launched_ranks: launched.world.ranks().collect() })
+    /// Returns the reporter of a job of `world` ranks that `ringrun` has started.
+    pub(super) fn of_launched_job(world: WorldSize) -> Self {
+        Self { importance: ReportImportance::Job, launched_ranks: world.ranks().collect() }
     }
 
     /// Returns the reporter of an isolated group with these ranks of this job.
@@ -60,21 +58,11 @@ impl FailureReporter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rendezvous::LaunchedRank;
     use crate::types::WorldSize;
 
     #[test]
     fn ranks_of_isolated_groups_are_translated() {
-        let launched = LaunchedRank {
-            rank: Rank::ZERO,
-            world: WorldSize::new(6).unwrap(),
-            rendezvous: "127.0.0.1:1".parse().unwrap(),
-            job_id: [0; 16],
-            start_timeout: None,
-            local_processors: None,
-        };
-        let options = JoinOptions { method: JoinMethod::Launched(launched), ..JoinOptions::default() };
-        let job = FailureReporter::of_launched_job(&options).unwrap();
+        let job = FailureReporter::of_launched_job(WorldSize::new(6).unwrap());
         let outer = job.for_isolated_group(&[5, 3, 1].map(Rank::new));
         let inner = outer.for_isolated_group(&[2, 0].map(Rank::new));
         let ranks = |reporter: &FailureReporter| -> Vec<u32> {
@@ -85,6 +73,5 @@ mod tests {
             (vec![0, 1, 2, 3, 4, 5], vec![5, 3, 1], vec![1, 5])
         );
         assert_eq!(inner.launched_rank(Rank::new(2)), None);
-        assert!(FailureReporter::of_launched_job(&JoinOptions::default()).is_none());
     }
 }

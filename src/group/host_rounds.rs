@@ -27,6 +27,9 @@ use crate::wire::{self, CONTRACT_WORDS};
 
 /// The most calls that the engine has not recorded. The other ranks are at most a few operations behind this rank.
 const UNRECORDED_MAX: usize = 8;
+/// The size of a piece in bytes. Copies and reductions work on one piece at a time. The contributions of several ranks to one
+/// piece fit into the first-level cache of a processor.
+const PIECE_BYTES: usize = 16 << 10;
 /// The most programs that are stored.
 const PROGRAMS_MAX: usize = 8;
 
@@ -113,7 +116,7 @@ impl<M: RoundsMemory> HostRounds<M> {
             next_sequence: 0,
             oldest_sequence: 0,
             programs: Vec::new(),
-            lower_ranks_piece: vec![0; apply::PIECE_BYTES / size_of::<u64>()],
+            lower_ranks_piece: vec![0; PIECE_BYTES / size_of::<u64>()],
             unrecorded: VecDeque::new(),
             unchecked_contract: None,
             has_dropped_buffers: Arc::default(),

@@ -2,22 +2,10 @@
 
 use std::sync::Arc;
 
-use super::call::Call;
-use super::driver::{Block, HierarchicalOperation};
-use super::host_rounds::ShmRequest;
-use super::memory::Memory;
 use super::rounds_home::RoundsHome;
 use super::{Error, Group};
-use crate::reduce::Kernels;
-use crate::schedule::hierarchy::{HierarchicalStages, HostLayout};
-use crate::schedule::{CollectiveSpec, cost, double_tree};
-use crate::types::{Algorithm, Element, LOCAL_GROUP_BIT, Rank, ReduceOp};
-
-/// The bytes of each slice of a block that a host sends to another host in one step of the ring, if the buffer is long enough.
-/// Meanwhile, the ranks of the host work on the next block in shared memory.
-const CHUNK_BYTES: usize = 512 << 10;
-/// The most blocks of a hierarchical operation.
-const BLOCKS_MAX: usize = 64;
+use crate::schedule::hierarchy::HostLayout;
+use crate::types::{LOCAL_GROUP_BIT, Rank, ReduceOp};
 
 /// The rounds of the first and of the last stage.
 type StageRounds = [RoundsHome; 2];
@@ -70,50 +58,5 @@ impl Group {
         Ok(local
             .new_host_rounds()?
             .map(|last_on_host| Some([first_on_host, last_on_host].map(RoundsHome::Owned))))
-    }
-
-    /// Divides a call into blocks, and returns the hierarchical operation.
-    pub(super) fn hierarchical_operation<T: Element>(
-        &self,
-        hierarchical_data: &HierarchicalData,
-        call: Call,
-        memory: Memory,
-    ) -> HierarchicalOperation {
-        let (spec, kernels) = call.into_spec_and_kernels();
-        let (count, layout) = (spec.count(), &hierarchical_data.layout);
-        let chunk_elements = CHUNK_BYTES / size_of::<T>();
-        let block_elements =
-            layout.host_count().as_usize() * layout.slice_count().as_usize() * chunk_elements;
-        let block_elements = block_elements.max(count.div_ceil(BLOCKS_MAX));
-        let blocks = (0..count.max(1)).step_by(block_elements).map(|start| {
-            let range = start..count.min(start + block_elements);
-            let stages = self.stages::<T>(layout, &spec.with_count(range.len()));
-            // For an average, the reduction on each host only adds. The reduction between the hosts divides the sums.
-            let host_kernels = kernels.as_ref().map(Kernels::without_division);
-            let is_alone = hierarchical_data.stage_rounds.is_none();
-            let shm_request = |spec, kernels| (!is_alone).then_some(ShmRequest { spec, kernels, divisor: 1 });
-            Block {
-                bytes: range.start * size_of::<T>()..range.end * size_of::<T>(),
-                first_on_host: shm_request(stages.first_on_host, host_kernels),
-                between_hosts: stages.between_hosts,
-                last_on_host: shm_request(stages.last_on_host, None),
-            }
-        });
-        let blocks = blocks.collect();
-        HierarchicalOperation { blocks, memory, kernels, divisor: self.world.get() }
-    }
-
-    /// Returns the three stages of a block. The schedule of the second stage names world ranks.
-    fn stages<T: Element>(&self, layout: &HostLayout, spec: &CollectiveSpec) -> HierarchicalStages {
-        let slice_elements = spec.count().div_ceil(layout.slice_count().as_usize());
-        let slice_bytes = slice_elements.saturating_mul(size_of::<T>()) as u64;
-        let algorithm = cost::cheapest_between_hosts(spec.operation(), layout.host_count(), slice_bytes);
-        let block_elements = match algorithm {
-            Algorithm::DoubleTree => double_tree::block_bytes(slice_bytes) as usize / size_of::<T>(),
-            _ => slice_elements,
-        };
-        let mut stages = layout.stages(spec, algorithm, block_elements.max(1));
-        self.to_world_ranks(&mut stages.between_hosts);
-        stages
     }
 }

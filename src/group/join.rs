@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU32;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-use super::driver::{Core, Driver};
+use super::driver::{Core, Driver, Interrupt};
 use super::failure_report::FailureReporter;
 use super::isolated::Origin;
 use super::link_driver::LinkDriver;
@@ -109,10 +109,6 @@ pub struct JoinOptions {
     pub interrupt: Option<Interrupt>,
 }
 
-/// A function that a thread calls about twenty times a second while it waits for an operation. If the function returns
-/// true, this rank aborts the job. Bindings need it for languages whose signal handlers run in the waiting thread itself.
-pub type Interrupt = fn() -> bool;
-
 impl Default for JoinOptions {
     fn default() -> Self {
         Self {
@@ -156,7 +152,10 @@ impl JoinOptions {
 
 /// Joins the job that the options describe. If a rank was lost before the job had started, tells `ringrun`.
 pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
-    let failure_reporter = FailureReporter::of_launched_job(options);
+    let failure_reporter = match &options.method {
+        JoinMethod::Launched(launched) => Some(FailureReporter::of_launched_job(launched.world)),
+        _ => None,
+    };
     let joined = join_and_report(options, failure_reporter.clone());
     if let (Err(StartError::PeerLost { rank, host, .. }), Some(reporter)) = (&joined, &failure_reporter) {
         reporter.report_lost_at_start(*rank, host);

@@ -2,6 +2,7 @@
 //!
 //! [`LinkDriver::poll`] does all work that needs no waiting. It reads the clock only for a profile, so simulations can run it.
 
+mod begin;
 pub mod direct;
 mod leaving;
 
@@ -12,11 +13,11 @@ pub use super::link_io::ByteCounters;
 use super::link_io::{ActiveOperation, ActiveOperations, FramePayload, IncomingFrame, LinkIo, OutgoingFrame};
 use super::memory::Memory;
 use super::profile::{Meter, ProfilePart};
-use crate::engine::{Engine, Envelope, Failure, OpId, OperationRequest, Pattern, Settings, Timestamp};
+use crate::engine::{Engine, Envelope, Failure, OpId, Pattern, Settings, Timestamp};
 use crate::reduce::Kernels;
-use crate::schedule::{Action, Schedule};
+use crate::schedule::Action;
 use crate::transport::{TransferResult, Transport};
-use crate::types::{Contract, Rank, Site};
+use crate::types::Rank;
 use crate::wire::frame::HEADER_BYTES;
 
 /// The most times that one [`LinkDriver::poll`] sends and receives on every link. Then it returns to its caller.
@@ -126,109 +127,14 @@ impl<T: Transport> LinkDriver<T> {
         }
     }
 
-    /// Begins the next collective of a group.
-    ///
-    /// # Errors
-    ///
-    /// The same errors as [`Engine::begin`].
-    pub fn begin(
-        &mut self,
-        now: Timestamp,
-        request: OperationRequest,
-        schedule: Schedule,
-        buffer_and_reduction: BufferAndReduction,
-    ) -> Result<OpId, Failure> {
-        for peer in schedule.peers() {
-            self.connect(now, peer);
-        }
-        let id = self.engine.begin(now, request, schedule)?;
-        self.add_operation(id, request, buffer_and_reduction);
-        Ok(id)
-    }
-
-    /// Begins to send a message to `to`. The contract's `layout` is the tag of the message.
-    ///
-    /// # Errors
-    ///
-    /// The same errors as [`Engine::send`].
-    pub fn send_message(
-        &mut self,
-        now: Timestamp,
-        request: OperationRequest,
-        to: Rank,
-        memory: Memory,
-    ) -> Result<OpId, Failure> {
-        self.connect(now, to);
-        let id = self.engine.send(now, request, to)?;
-        self.add_operation(id, request, BufferAndReduction { memory, kernels: None, divisor: 1 });
-        if to == self.settings.rank {
-            self.operations.copy_message_to_self(id, request.contract.count as usize);
-            self.operations.deliver_messages_to_self(&mut self.engine);
-        }
-        Ok(id)
-    }
-
-    /// Begins to receive a message that fits the pattern.
-    ///
-    /// # Errors
-    ///
-    /// The same errors as [`Engine::receive`].
-    pub fn receive_message(
-        &mut self,
-        now: Timestamp,
-        request: OperationRequest,
-        pattern: Pattern,
-        memory: Memory,
-    ) -> Result<OpId, Failure> {
-        if let Some(source) = pattern.source {
-            self.connect(now, source);
-        }
-        let id = self.engine.receive(now, request, pattern)?;
-        self.add_operation(id, request, BufferAndReduction { memory, kernels: None, divisor: 1 });
-        self.operations.deliver_messages_to_self(&mut self.engine);
-        Ok(id)
-    }
-
     /// Returns the envelope of the oldest message that fits the pattern and that no receive has matched.
     pub fn probe(&self, pattern: &Pattern) -> Option<Envelope> {
         self.engine.probe(pattern)
     }
 
-    /// Assigns the next number of a group to an operation of several internal operations. See [`Engine::assign_number`].
-    ///
-    /// # Errors
-    ///
-    /// The failure, if a rank has already sent a frame of a different operation with this number.
-    pub fn assign_number(
-        &mut self,
-        group: u32,
-        contract_and_site: (Contract, Site),
-    ) -> Result<OpId, Failure> {
-        let (id, key) = self.engine.assign_number(group, contract_and_site)?;
-        // The engine checks the frames that arrive from now on. A frame that arrived earlier is stored, and is checked here.
-        if let Some((peer, header)) = self.operations.first_stored(key) {
-            self.engine.handle_late_frame(peer, &header);
-        }
-        self.engine.failure().map_or(Ok(id), |failure| Err(failure.clone()))
-    }
-
     /// Returns the engine, for calls about external operations.
     pub fn engine_mut(&mut self) -> &mut Engine {
         &mut self.engine
-    }
-
-    /// Adds an operation that the engine has begun, and applies its stored frames.
-    fn add_operation(
-        &mut self,
-        id: OpId,
-        request: OperationRequest,
-        BufferAndReduction { memory, kernels, divisor }: BufferAndReduction,
-    ) {
-        let element_bytes = request.contract.dtype.size_bytes();
-        self.operations.active.insert(id, ActiveOperation { memory, element_bytes, kernels, divisor });
-        if let Some(key) = self.engine.key_of(id) {
-            self.operations.apply_stored(key, &mut self.engine);
-        }
     }
 
     /// Sends and receives on all links until no link sends or receives more bytes, but at most 64 times on each link.
@@ -296,6 +202,16 @@ impl<T: Transport> LinkDriver<T> {
     pub fn take_completed(&mut self) -> Option<CompletedOperation> {
         let (operation, envelope) = self.engine.take_completed()?;
         let (memory, kernels) = match self.operations.active.remove(&operation) {
+            Some(ActiveOperation {
+                memory,
+                kernels: Some(kernels),
+                divisor,
+                gathering: Some(gathering),
+                ..
+            }) => {
+                let finish = || gathering.finish(&memory, &kernels, divisor);
+                (self.operations.meter.time(ProfilePart::Reduce, finish), Some(kernels))
+            }
             Some(active) => (active.memory, active.kernels),
             None => (Memory::none(), None),
         };

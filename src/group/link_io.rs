@@ -9,6 +9,7 @@ use std::thread;
 
 use bytes::Bytes;
 
+use super::gathering::Gathering;
 use super::memory::Memory;
 use super::profile::{Meter, ProfilePart};
 use crate::engine::{Engine, FrameVerdict, OpId, OperationKey, Transmit};
@@ -52,6 +53,8 @@ pub(super) struct ActiveOperation {
     pub(super) kernels: Option<Kernels>,
     /// The number by which an average divides the sum.
     pub(super) divisor: u32,
+    /// The buffer, if the memory is a workspace.
+    pub(super) gathering: Option<Box<Gathering>>,
 }
 
 /// The active operations, and the data that wait for an operation.

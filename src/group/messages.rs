@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use super::driver::{OperationOutput, Submission};
 use super::memory::{self, Memory};
+use super::message_status::Status;
 use super::{Buffer, Error, Group, Handle, Input, OwnedBuffer, SharedJob, join};
 use crate::engine::{Envelope, OperationRequest, Pattern, SendMode};
-use crate::types::{ANY_TAG, Contract, DType, Element, Operation, Rank, Site, WorldSize};
+use crate::types::{ANY_TAG, Contract, Element, Operation, Rank, Site, WorldSize};
 
 /// The sender of a message to receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,19 +47,6 @@ impl From<u32> for SendOptions {
     fn from(tag: u32) -> Self {
         Self { tag, mode: SendMode::Standard }
     }
-}
-
-/// The sender, tag, type and length of a message.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Status {
-    /// The sender.
-    pub source: Rank,
-    /// The tag.
-    pub tag: u32,
-    /// The type of the elements.
-    pub dtype: DType,
-    /// The number of elements.
-    pub count: usize,
 }
 
 /// A message and its status.

@@ -22,7 +22,7 @@ mod driver;
 mod error;
 mod failure_report;
 mod foreign;
-mod gathered;
+mod gathering;
 mod handle;
 mod host_rounds;
 mod hosts;
@@ -32,6 +32,7 @@ pub(crate) mod link_driver;
 mod link_io;
 mod local_queues;
 pub(crate) mod memory;
+mod message_status;
 mod messages;
 mod new_groups;
 pub(crate) mod objects;
@@ -44,6 +45,7 @@ mod rounds_home;
 mod selection;
 mod share;
 mod site;
+mod statistics;
 mod streams;
 mod tune;
 mod verb_plans;
@@ -59,17 +61,20 @@ use std::time::Duration;
 pub use crate::rendezvous::Checksums;
 pub use alloc::SharedBuffer;
 pub use buffer::{Buffer, Input, OwnedBuffer};
+pub use driver::Interrupt;
 pub use error::Error;
 pub use foreign::ForeignBuffer;
 pub use handle::{
     Handle, test_all, test_any, wait_all, wait_all_timeout, wait_any, wait_any_timeout, wait_until_any_ended,
 };
-pub use join::{Interrupt, JoinMethod, JoinOptions, OPERATION_TIMEOUT, SEGMENT_BYTES, START_TIMEOUT};
-pub use messages::{Messenger, Received, SendOptions, Source, Status};
+pub use join::{JoinMethod, JoinOptions, OPERATION_TIMEOUT, SEGMENT_BYTES, START_TIMEOUT};
+pub use message_status::Status;
+pub use messages::{Messenger, Received, SendOptions, Source};
 pub use profile::{Profile, Spent};
 pub use selection::Algorithms;
 pub use share::LocalTransport;
 pub use site::at;
+pub use statistics::Statistics;
 pub use streams::Streams;
 
 pub use crate::engine::SendMode;
@@ -84,23 +89,6 @@ use crate::rendezvous::StartError;
 use crate::schedule::partition;
 use crate::types::{HOSTS_GROUP_BIT, Rank, WorldSize};
 pub use crate::wire::Cause;
-
-/// Statistics of a job on this rank, in all groups of the job.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Statistics {
-    /// The number of completed operations.
-    pub operations: u64,
-    /// The bytes that this rank sent, with frame headers.
-    pub bytes_sent: u64,
-    /// The bytes that this rank received, with frame headers.
-    pub bytes_received: u64,
-    /// The time during which at least one operation was active, including the wait for slower ranks. Of eight short
-    /// operations in shared memory, only one is timed, and its time counts eight times. Such operations take less time
-    /// than reading the clock.
-    pub communication: Duration,
-    /// The part of the communication time in which callers waited for operations, and so did no other work.
-    pub exposed: Duration,
-}
 
 /// The state that all groups of a job share.
 struct SharedJob {

@@ -3,7 +3,8 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::messages::{SendOptions, Source, Status};
+use super::message_status::Status;
+use super::messages::{SendOptions, Source};
 use super::verbs::{AllGather, Gather, Scatter};
 use super::{Error, Group};
 use crate::types::Rank;

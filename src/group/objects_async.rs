@@ -7,7 +7,8 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::messages::{Received, SendOptions, Source, Status};
+use super::message_status::Status;
+use super::messages::{Received, SendOptions, Source};
 use super::objects::{OBJECT_BYTES_MAX, decode, encode};
 use super::{Error, Group, Handle};
 use crate::engine::{OperationRequest, Pattern};

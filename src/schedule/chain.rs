@@ -55,7 +55,7 @@ pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
         send: next.map(|peer| OutboundElements { peer, range: prefix.clone(), awaited_step }),
         receive: previous.map(|peer| InboundElements { peer, range, action, awaited_step: None }),
     };
-    Schedule { steps: vec![step(prefix.clone(), Action::Reduce), step(result, Action::Copy)] }
+    vec![step(prefix.clone(), Action::Reduce), step(result, Action::Copy)].into()
 }
 
 /// Reduces to `root` in rank order, for a function that is associative but does not commute. If the last rank is the

@@ -2,8 +2,8 @@
 
 use super::partition::Partition;
 use super::{
-    Schedule, all_gather, all_reduce, all_to_all, barrier, broadcast, broadcast_tree, butterfly,
-    direct_exchange, ordered_all_reduce,
+    GatherWorkspace, Schedule, all_gather, all_reduce, all_to_all, barrier, broadcast, broadcast_tree,
+    butterfly, direct_exchange, ordered_all_reduce,
 };
 use super::{
     double_tree, doubling, exscan, gather, ordered_reduce, reduce, reduce_scatter, reduce_tree, scan, scatter,
@@ -151,9 +151,8 @@ impl CollectiveSpec {
     /// number of elements in a block of the ring all-reduce, or in a message of the double tree. `in_rank_order` must
     /// be true if the reduction does not commute.
     ///
-    /// For an all-reduce with [`Algorithm::OneShot`] or [`Algorithm::Doubling`], the schedule only gathers the buffers
-    /// of all ranks, and the caller reduces the buffers. The buffer of the schedule has a slot of `count` elements for
-    /// each rank. For `OneShot` the slots are in rank order. For `Doubling` the rank's own slot is the first slot.
+    /// For an all-reduce with [`Algorithm::OneShot`] or [`Algorithm::Doubling`], the schedule gathers the buffers of all
+    /// ranks in a [`GatherWorkspace`].
     ///
     /// # Panics
     ///
@@ -173,9 +172,16 @@ impl CollectiveSpec {
             Self::AllReduce { count } if in_rank_order => ordered_all_reduce(world, rank, *count),
             Self::AllReduce { count } => match algorithm {
                 Algorithm::OneShot => {
-                    direct_exchange::all_gather(world, rank, &Partition::of_equal_parts(*count, world))
+                    let slots = Partition::of_equal_parts(*count, world);
+                    let workspace = GatherWorkspace { world, rank, first: Rank::ZERO, count: *count };
+                    let schedule = direct_exchange::all_gather(world, rank, &slots);
+                    Schedule { workspace: Some(workspace), ..schedule }
                 }
-                Algorithm::Doubling => doubling::all_gather(world, rank, *count),
+                Algorithm::Doubling => {
+                    let workspace = GatherWorkspace { world, rank, first: rank, count: *count };
+                    let schedule = doubling::all_gather(world, rank, *count);
+                    Schedule { workspace: Some(workspace), ..schedule }
+                }
                 Algorithm::Direct => direct_exchange::all_reduce(world, rank, *count),
                 Algorithm::Butterfly => butterfly::all_reduce(world, rank, *count),
                 Algorithm::DoubleTree => double_tree::all_reduce(world, rank, *count, block),

@@ -95,7 +95,12 @@ pub fn has_hierarchical_algorithm(operation: Operation) -> bool {
 
 /// Returns whether an algorithm can run in a world of this size on a buffer of `bytes` bytes.
 pub fn can_run(algorithm: Algorithm, world: WorldSize, bytes: u64) -> bool {
-    algorithm != Algorithm::Butterfly || (world.get().is_power_of_two() && bytes <= BUTTERFLY_BYTES_MAX)
+    match algorithm {
+        Algorithm::Butterfly => world.get().is_power_of_two() && bytes <= BUTTERFLY_BYTES_MAX,
+        // The workspace must not be longer than memory can be.
+        Algorithm::OneShot | Algorithm::Doubling => bytes.checked_mul(world.get().into()).is_some(),
+        _ => true,
+    }
 }
 
 /// Returns the algorithms that an operation can use in shared memory.

@@ -30,5 +30,5 @@ pub fn barrier(world: WorldSize, rank: Rank) -> Schedule {
         });
         distance *= 2;
     }
-    Schedule { steps }
+    steps.into()
 }

@@ -16,8 +16,15 @@
 use std::ops::Range;
 
 use super::partition::Partition;
-use super::{CollectiveSpec, Schedule, StepDependency, barrier};
+use super::stages::{Block, CollectiveStage};
+use super::{CollectiveSpec, Schedule, StepDependency, barrier, cost, double_tree};
 use crate::types::{Algorithm, Rank, WorldSize};
+
+/// The bytes of each slice of a block that a host sends to another host in one step of the ring, if the buffer is long enough.
+/// Meanwhile, the ranks of the host work on the next block in shared memory.
+const CHUNK_BYTES: usize = 512 << 10;
+/// The most blocks of a hierarchical operation.
+const BLOCKS_MAX: usize = 64;
 
 /// The placement of a group's ranks on hosts, as seen by one rank of the group. The comments call this rank "this
 /// rank".
@@ -29,17 +36,6 @@ pub struct HostLayout {
     host: usize,
     /// The local rank: the index of this rank among the ranks of its host.
     local: usize,
-}
-
-/// The three stages of a hierarchical operation on one rank. The stages run one after another.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct HierarchicalStages {
-    /// The first stage, among the ranks of this host. The ranks in this specification are local ranks.
-    pub first_on_host: CollectiveSpec,
-    /// The second stage, among ranks of different hosts. The ranks in this schedule are ranks of the group.
-    pub between_hosts: Schedule,
-    /// The third stage, among the ranks of this host. The ranks in this specification are local ranks.
-    pub last_on_host: CollectiveSpec,
 }
 
 impl HostLayout {
@@ -85,28 +81,43 @@ impl HostLayout {
         world_size(self.hosts.iter().map(Vec::len).max().unwrap_or(1))
     }
 
-    /// Returns the stages of this rank for the operation `spec`. `algorithm` is the algorithm between hosts. If
-    /// `algorithm` divides a slice into blocks, each block has `block` elements.
+    /// Returns the blocks of this rank for the operation `spec` on elements of `element_bytes` bytes. The peers are ranks of the
+    /// group.
     ///
     /// # Panics
     ///
     /// If the operation has no hierarchical algorithm
     /// ([`has_hierarchical_algorithm`](super::cost::has_hierarchical_algorithm)).
-    pub fn stages(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> HierarchicalStages {
+    pub fn blocks(&self, spec: &CollectiveSpec, element_bytes: usize) -> Vec<Block> {
+        let (count, slices) = (spec.count(), self.slice_count().as_usize());
+        let block_elements = self.host_count().as_usize() * slices * (CHUNK_BYTES / element_bytes);
+        let block_elements = block_elements.max(count.div_ceil(BLOCKS_MAX));
+        let starts = (0..count.max(1)).step_by(block_elements);
+        let block = |start: usize| {
+            let elements = start..count.min(start + block_elements);
+            let slice_elements = elements.len().div_ceil(slices);
+            let slice_bytes = slice_elements.saturating_mul(element_bytes) as u64;
+            let algorithm = cost::cheapest_between_hosts(spec.operation(), self.host_count(), slice_bytes);
+            let message_elements = match algorithm {
+                Algorithm::DoubleTree => double_tree::block_bytes(slice_bytes) as usize / element_bytes,
+                _ => slice_elements,
+            };
+            let stages = self.stages(&spec.with_count(elements.len()), algorithm, message_elements.max(1));
+            Block { elements, stages }
+        };
+        starts.map(block).collect()
+    }
+
+    /// Returns the stages of this rank for the operation `spec`: the first stage on the host, the stage between hosts, and the
+    /// last stage on the host. A rank that is alone on its host has only the stage between hosts. `algorithm` is the algorithm
+    /// between hosts. If it divides a slice into blocks, each block has `block` elements.
+    pub fn stages(&self, spec: &CollectiveSpec, algorithm: Algorithm, block: usize) -> Vec<CollectiveStage> {
         let local_root = |root: Rank| self.hosts[self.host].iter().position(|&rank| rank == root);
         let (count, root) = (spec.count(), spec.root());
         let parts = self.carried_parts(count);
         let (gather, barrier) = (CollectiveSpec::AllGather(parts.clone()), CollectiveSpec::Barrier);
         let (first_on_host, last_on_host) = match spec {
-            CollectiveSpec::Barrier => {
-                let between_hosts =
-                    if self.local == 0 { self.barrier_of_first_ranks() } else { Schedule::default() };
-                return HierarchicalStages {
-                    first_on_host: barrier.clone(),
-                    between_hosts,
-                    last_on_host: barrier,
-                };
-            }
+            CollectiveSpec::Barrier => (barrier.clone(), barrier),
             CollectiveSpec::AllReduce { .. } => (CollectiveSpec::ReduceScatter(parts), gather),
             // In the third stage, all ranks of the root's host get the result, although only the root needs it.
             CollectiveSpec::Reduce { .. } => (
@@ -119,11 +130,20 @@ impl HostLayout {
             },
             _ => unreachable!("no hierarchy for {spec:?}"),
         };
-        HierarchicalStages {
-            first_on_host,
-            between_hosts: self.schedule_between_hosts(spec, algorithm, block),
-            last_on_host,
+        let between_hosts = match spec {
+            CollectiveSpec::Barrier if self.local == 0 => self.barrier_of_first_ranks(),
+            CollectiveSpec::Barrier => Schedule::default(),
+            _ => self.schedule_between_hosts(spec, algorithm, block),
+        };
+        let between_hosts = CollectiveStage::OverLinks(between_hosts);
+        if self.local_ranks().len() == 1 {
+            return vec![between_hosts];
         }
+        vec![
+            CollectiveStage::OnHost(0, first_on_host),
+            between_hosts,
+            CollectiveStage::OnHost(1, last_on_host),
+        ]
     }
 
     /// Returns this rank's schedule between hosts. The schedule reduces or copies each slice that this rank carries
@@ -143,19 +163,18 @@ impl HostLayout {
                 _ => CollectiveSpec::AllReduce { count },
             };
             let first_step = all.steps.len();
-            let schedule = spec.schedule(algorithm, host_as_rank, block, false);
+            let mut schedule = spec.schedule(algorithm, host_as_rank, block, false);
+            schedule.rename_peers(|host| self.carrier_of_slice(host.index(), slice));
             all.steps.extend(schedule.steps.into_iter().map(|mut step| {
                 let in_buffer = |part: &Range<usize>| range.start + part.start..range.start + part.end;
                 let shift_dependency = |awaited_step: Option<StepDependency>| {
                     awaited_step.map(|StepDependency(step)| StepDependency(first_step + step))
                 };
                 if let Some(send) = &mut step.send {
-                    send.peer = self.carrier_of_slice(send.peer.index(), slice);
                     send.range = in_buffer(&send.range);
                     send.awaited_step = shift_dependency(send.awaited_step);
                 }
                 if let Some(receive) = &mut step.receive {
-                    receive.peer = self.carrier_of_slice(receive.peer.index(), slice);
                     receive.range = in_buffer(&receive.range);
                     receive.awaited_step = shift_dependency(receive.awaited_step);
                 }
@@ -168,12 +187,7 @@ impl HostLayout {
     /// Returns the schedule of a barrier among the first rank of each host.
     fn barrier_of_first_ranks(&self) -> Schedule {
         let mut schedule = barrier(self.host_count(), Rank::new(self.host as u32));
-        for step in &mut schedule.steps {
-            let peers = step.send.as_mut().map(|send| &mut send.peer).into_iter();
-            for peer in peers.chain(step.receive.as_mut().map(|receive| &mut receive.peer)) {
-                *peer = self.hosts[peer.index()][0];
-            }
-        }
+        schedule.rename_peers(|host| self.hosts[host.index()][0]);
         schedule
     }
 

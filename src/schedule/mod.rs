@@ -30,8 +30,10 @@ pub mod partition;
 pub mod plan;
 pub mod program;
 mod ring;
+pub mod stages;
 mod star;
 mod steps;
+pub mod topology;
 mod tree;
 
 pub use chain::{exscan, ordered_all_reduce, ordered_reduce, reduce, scan};
@@ -40,5 +42,5 @@ pub use dissemination::barrier;
 pub use pairwise_exchange::all_to_all;
 pub use ring::{all_gather, all_reduce, broadcast, reduce_scatter};
 pub use star::{gather, scatter};
-pub use steps::{Action, InboundElements, OutboundElements, Schedule, Step, StepDependency};
+pub use steps::{Action, GatherWorkspace, InboundElements, OutboundElements, Schedule, Step, StepDependency};
 pub use tree::{broadcast_tree, reduce_tree};

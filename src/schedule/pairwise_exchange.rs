@@ -35,5 +35,5 @@ pub fn all_to_all(world: WorldSize, rank: Rank, send: &Partition, receive: &Part
             receive: Some(InboundElements { peer: from, range, action: Action::Copy, awaited_step: None }),
         }
     };
-    Schedule { steps: (1..world.get()).map(step).collect() }
+    (1..world.get()).map(step).collect::<Vec<Step>>().into()
 }

@@ -25,10 +25,10 @@ pub fn gather(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -
         }
     };
     if rank == root {
-        return Schedule { steps: ranks_except_root(world, root).map(step).collect() };
+        return ranks_except_root(world, root).map(step).collect::<Vec<Step>>().into();
     }
     let send = OutboundElements { peer: root, range: 0..partition.range(rank).len(), awaited_step: None };
-    Schedule { steps: vec![Step { send: Some(send), receive: None }] }
+    vec![Step { send: Some(send), receive: None }].into()
 }
 
 /// Scatters from `root`: this is [`gather`] with the direction of every message reversed. The root sends S bytes
@@ -44,11 +44,11 @@ pub fn scatter(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) 
         Step { send: Some(OutboundElements { peer, range, awaited_step: None }), receive: None }
     };
     if rank == root {
-        return Schedule { steps: ranks_except_root(world, root).map(step).collect() };
+        return ranks_except_root(world, root).map(step).collect::<Vec<Step>>().into();
     }
     let range = 0..partition.range(rank).len();
     let receive = InboundElements { peer: root, range, action: Action::Copy, awaited_step: None };
-    Schedule { steps: vec![Step { send: None, receive: Some(receive) }] }
+    vec![Step { send: None, receive: Some(receive) }].into()
 }
 
 /// Returns every rank but the root, starting with the root's successor.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::types::Rank;
+use crate::types::{Rank, WorldSize};
 
 /// The steps of one rank in one operation.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -10,6 +10,22 @@ pub struct Schedule {
     /// The steps. The rank sends its messages to each peer in the order of the steps. The messages from each peer
     /// arrive in the order of the steps too.
     pub steps: Vec<Step>,
+    /// The memory on which the steps work instead of the rank's buffer; `None` if the steps work on the buffer.
+    pub workspace: Option<GatherWorkspace>,
+}
+
+/// Memory with a slot for the buffer of each rank. Before the first step, this rank copies its buffer into its own slot. After
+/// the last step, it reduces the slots of all ranks in rank order, and the result replaces its buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GatherWorkspace {
+    /// The number of ranks.
+    pub world: WorldSize,
+    /// This rank.
+    pub rank: Rank,
+    /// The rank whose slot is the first. The slots are in rank order, and the slot of rank 0 follows that of the last rank.
+    pub first: Rank,
+    /// The number of elements of each slot.
+    pub count: usize,
 }
 
 /// One step: a send, a receive, or both at once.
@@ -78,7 +94,37 @@ impl Step {
     }
 }
 
+impl GatherWorkspace {
+    /// Returns the elements of a rank's slot.
+    pub fn slot(&self, rank: Rank) -> Range<usize> {
+        let n = self.world.as_usize();
+        let slot = (rank.index() + n - self.first.index()) % n;
+        slot * self.count..(slot + 1) * self.count
+    }
+
+    /// Returns the number of elements of all slots.
+    pub fn elements(&self) -> usize {
+        self.world.as_usize() * self.count
+    }
+}
+
+impl From<Vec<Step>> for Schedule {
+    fn from(steps: Vec<Step>) -> Self {
+        Self { steps, workspace: None }
+    }
+}
+
 impl Schedule {
+    /// Replaces each peer by the rank that `name` returns for it.
+    pub fn rename_peers(&mut self, name: impl Fn(Rank) -> Rank) {
+        for Step { send, receive } in &mut self.steps {
+            let peers = send.iter_mut().map(|send| &mut send.peer);
+            for peer in peers.chain(receive.iter_mut().map(|receive| &mut receive.peer)) {
+                *peer = name(*peer);
+            }
+        }
+    }
+
     /// Returns the ranks that this rank exchanges messages with, sorted and without duplicates.
     pub fn peers(&self) -> Vec<Rank> {
         let mut peers = Vec::with_capacity(2 * self.steps.len());

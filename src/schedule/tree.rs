@@ -31,7 +31,7 @@ pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Sc
     } else if let Some(last) = steps.last_mut().and_then(|step| step.receive.as_mut()) {
         last.action = Action::ReduceLast;
     }
-    Schedule { steps }
+    steps.into()
 }
 
 /// Broadcasts from `root` in ceil(log2 n) rounds. The root sends ceil(log2 n) S bytes. A leaf of the tree sends no
@@ -53,7 +53,7 @@ pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
             receive: None,
         });
     }
-    Schedule { steps }
+    steps.into()
 }
 
 /// The position of one rank in the tree.

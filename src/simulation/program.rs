@@ -133,16 +133,6 @@ impl SimCall {
         reduces.then_some(self.op)
     }
 
-    /// In some algorithms every rank gets the elements of all ranks and reduces them itself, so its buffer has a slot
-    /// for each rank. Returns the rank whose elements are in the first slot, or `None` if the call has no slots.
-    fn owner_of_first_slot(self, rank: Rank) -> Option<Rank> {
-        match (self.operation, self.algorithm) {
-            (Operation::AllReduce, Algorithm::OneShot) => Some(Rank::ZERO),
-            (Operation::AllReduce, Algorithm::Doubling) => Some(rank),
-            _ => None,
-        }
-    }
-
     /// Returns the schedule of `rank`, which is a rank in the group of this call. The library chooses the schedule, as it
     /// does for a group.
     pub(crate) fn schedule(self, world: WorldSize, rank: Rank) -> Schedule {
@@ -183,13 +173,6 @@ impl SimCall {
         Partition::from_counts(&vec![own; world.as_usize()]).expect("the sum is small")
     }
 
-    /// Returns the range of `rank`'s slot in a buffer whose first slot belongs to the rank `first`.
-    fn slot_range(self, world: WorldSize, first: Rank, rank: Rank) -> std::ops::Range<usize> {
-        let n = world.as_usize();
-        let start = (rank.index() + n - first.index()) % n * self.count;
-        start..start + self.count
-    }
-
     /// Returns the contribution of `rank` to the element `index`.
     fn contribution(rank: Rank, index: usize) -> f64 {
         f64::from(rank.get() + 1) * 64.0 + (index % 7) as f64
@@ -200,12 +183,6 @@ impl SimCall {
         let own = chunk(self.count, world, rank);
         let all =
             |count: usize| (0..count).map(|index| Self::contribution(rank, index)).collect::<Vec<f64>>();
-        if let Some(first) = self.owner_of_first_slot(rank) {
-            let mut buffer = vec![0.0; world.as_usize() * self.count];
-            let own = self.slot_range(world, first, rank);
-            buffer[own].copy_from_slice(&all(self.count));
-            return buffer;
-        }
         match self.operation {
             Operation::Gather if rank != self.root => all(self.count).drain(own).collect(),
             Operation::Scatter if rank != self.root => vec![0.0; own.len()],
@@ -234,13 +211,6 @@ impl SimCall {
         };
         let reduced =
             |ranks: std::ops::Range<u32>, index| self.expected_element(ranks.map(Rank::new), world, index);
-        if let Some(first) = self.owner_of_first_slot(rank) {
-            let has_slot_of = |from: Rank| {
-                let slot = &buffer[self.slot_range(world, first, from)];
-                (0..count).all(|index| slot[index] == Self::contribution(from, index))
-            };
-            return world.ranks().all(has_slot_of);
-        }
         let all_ranks = 0..world.get();
         let each = |expected: &dyn Fn(usize) -> f64| (0..count).all(|index| buffer[index] == expected(index));
         match self.operation {

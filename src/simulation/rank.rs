@@ -256,14 +256,7 @@ impl SimulatedRank {
             }
         } else {
             let mut schedule = call.schedule(world, rank);
-            for step in &mut schedule.steps {
-                if let Some(send) = &mut step.send {
-                    send.peer = member(send.peer);
-                }
-                if let Some(receive) = &mut step.receive {
-                    receive.peer = member(receive.peer);
-                }
-            }
+            schedule.rename_peers(member);
             let buffers =
                 BufferAndReduction { memory: memory(), kernels: call.kernels(), divisor: world.get() };
             self.link_driver.begin(now, begin, schedule, buffers)

@@ -20,10 +20,7 @@ const CIRCLES: &[(&str, &str)] = &[
     ("src/cli/train", "args checkpoint_args config_file invocation option_set"),
     (
         "src/group",
-        "alloc buffer call driver/core driver/core_lock driver/hierarchical driver/mod driver/shared \
-         driver/shm driver/shm_counters error failure_report foreign handle hosts isolated join link_driver \
-         link_io memory messages mod parts selection share host_rounds \
-         host_rounds/apply rounds_home streams tune",
+        "alloc call handle hosts isolated join messages mod parts rounds_home selection share streams tune",
     ),
     (
         "src/launch",

@@ -4,17 +4,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::hierarchical::ActiveHierarchical;
 use super::poll_time::PollTime;
-use super::shm::{CoreRounds, RoundsKey, ShmTask};
 use super::shm_counters::ShmCounters;
-use super::{JobTransport, OperationOutput};
+use super::tasks::{CoreRounds, OperationOutput, RoundsKey, ShmTask, StagedCollective};
 use crate::engine::{Failure, NOTIFY_TIMEOUT, OpId, Timestamp};
 use crate::group::failure_report::FailureReporter;
 use crate::group::link_driver::{CompletedOperation, LinkDriver, PollOutcome};
 use crate::group::{Error, Statistics};
 use crate::reduce::Kernels;
+use crate::shm::Segment;
+use crate::transport::local_links::LinkTransport;
+use crate::transport::tcp::TcpTransport;
 use crate::types::{Rank, SortedMap, SortedSet};
+
+/// The links of a job: TCP, and queues in shared memory between ranks of one host.
+type JobTransport = LinkTransport<TcpTransport, Segment>;
 
 /// The link driver, the active operations and the results of finished operations.
 pub(in crate::group) struct Core {
@@ -50,9 +54,9 @@ pub(in crate::group) struct Core {
     pub(super) shm_tasks: BTreeMap<OpId, ShmTask>,
     /// The rounds in which the core executes operations.
     pub(super) rounds: BTreeMap<RoundsKey, CoreRounds>,
-    /// The active hierarchical operations.
-    pub(super) hierarchical_operations: BTreeMap<OpId, ActiveHierarchical>,
-    /// For each active stage of a hierarchical operation: the operation and the index of its block.
+    /// The active collectives of several stages.
+    pub(super) staged_collectives: BTreeMap<OpId, StagedCollective>,
+    /// For each active stage of such a collective: the collective and the index of its block.
     pub(super) stage_of: BTreeMap<OpId, (OpId, usize)>,
     /// Whether the job has failed and the peers have been told. Threads read this flag without the lock.
     pub(super) has_failed: Arc<AtomicBool>,
@@ -104,7 +108,7 @@ impl Core {
             statistics: Statistics::default(),
             shm_tasks: BTreeMap::new(),
             rounds: BTreeMap::new(),
-            hierarchical_operations: BTreeMap::new(),
+            staged_collectives: BTreeMap::new(),
             stage_of: BTreeMap::new(),
             has_failed: Arc::new(AtomicBool::new(false)),
             shm_counters: Arc::default(),
@@ -189,7 +193,7 @@ impl Core {
         }
     }
 
-    /// Handles the success of an operation, or of a stage of a hierarchical operation.
+    /// Handles the success of an operation, or of a stage of a collective.
     pub(super) fn handle_success(&mut self, id: OpId, now: Timestamp, output: OperationOutput) {
         let OperationOutput { memory, envelope } = output;
         if let Err(memory) = self.handle_stage_success(now, id, memory) {
@@ -203,7 +207,7 @@ impl Core {
         let JobState::Failed(error) = &self.state else { return false };
         let error = error.clone();
         self.abandon_shm();
-        self.abandon_hierarchical();
+        self.abandon_staged();
         let active_ids: Vec<OpId> = self.active_ids.iter().copied().collect();
         for &id in &active_ids {
             self.record_result(id, now, Err(error.clone()));

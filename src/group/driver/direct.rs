@@ -2,7 +2,7 @@
 //! of the engine, and a thread that waits for one polls only the queue of its sender, for a short time.
 
 use super::core::{Core, JobState};
-use super::shm::SHM_SPIN_TIME;
+use super::tasks::SHM_SPIN_TIME;
 use super::{Driver, Submission};
 use crate::engine::{Envelope, OperationRequest, Pattern};
 use crate::group::Error;

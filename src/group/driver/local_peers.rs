@@ -5,16 +5,19 @@ use std::sync::Arc;
 use crate::shm::{QueueSignals, Segment};
 use crate::types::Rank;
 
+/// What a waiting thread looks at to learn of changes of the queues.
+pub(super) type JobSignals = QueueSignals<Segment>;
+
 /// The ranks of this host, and the queues between them.
 pub(super) struct LocalPeers {
-    pub(super) signals: Arc<QueueSignals<Segment>>,
+    pub(super) signals: Arc<JobSignals>,
     /// For each rank of the job: its number in `signals`; `None` if there is no queue between the two ranks.
     numbers: Vec<Option<usize>>,
 }
 
 impl LocalPeers {
     /// Creates the peers of rank number `own` of this host. `ranks` are all ranks of the host.
-    pub(super) fn new(signals: Arc<QueueSignals<Segment>>, ranks: &[Rank], own: usize) -> Self {
+    pub(super) fn new(signals: Arc<JobSignals>, ranks: &[Rank], own: usize) -> Self {
         let mut numbers = vec![None; ranks.iter().map(|rank| rank.index() + 1).max().unwrap_or(0)];
         let peers = ranks.iter().enumerate().filter(|&(number, _)| number != own);
         for (number, (_, rank)) in peers.enumerate() {

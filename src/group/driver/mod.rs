@@ -8,13 +8,14 @@
 mod core;
 mod core_lock;
 mod direct;
-mod hierarchical;
 mod local_peers;
 mod poll_time;
 mod shared;
 mod shm;
 mod shm_counters;
+mod stages;
 mod takeover;
+mod tasks;
 
 use std::io;
 use std::os::fd::RawFd;
@@ -26,35 +27,28 @@ use std::time::{Duration, Instant};
 pub(super) use self::core::Core;
 use self::core::{JobState, PollProgress};
 use self::core_lock::{CoreGuard, CoreLock};
-pub(super) use self::hierarchical::{Block, HierarchicalOperation};
 use self::local_peers::LocalPeers;
 use self::shared::DriverShared;
-pub(super) use self::shm::{CoreRounds, RoundsKey};
-use super::host_rounds::{HostRounds, ShmRequest};
+pub use self::shared::Interrupt;
+pub(super) use self::tasks::{CoreRounds, OperationOutput, RoundsKey};
+use super::host_rounds::HostRounds;
 use super::link_driver::BufferAndReduction;
 use super::memory::{self, BufferAccess, Memory};
 use super::profile::{Meter, mark_background_thread};
-use super::{Error, Interrupt, Statistics};
+use super::{Error, Statistics};
 use crate::engine::{
     DELIVERY_TIMEOUT, DISCONNECT_TIMEOUT, Envelope, OpId, OperationRequest, Pattern, Timestamp,
 };
 use crate::reduce::Kernels;
-use crate::schedule::Schedule;
-use crate::shm::{QueueSignals, Segment};
-use crate::transport::local_links::LinkTransport;
+use crate::schedule::stages::Block;
+use crate::shm::Segment;
 use crate::transport::scheduling::request_short_slices;
-use crate::transport::tcp::TcpTransport;
 use crate::types::Rank;
 
 /// After the last group is closed: the maximum time for which the driver waits for operations that are still active.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 /// A rank that leaves looks this often whether its last messages have been accepted.
 const DELIVERY_CHECK_INTERVAL: Duration = Duration::from_millis(10);
-
-/// The links of a job: TCP, and queues in shared memory between ranks of one host.
-type JobTransport = LinkTransport<TcpTransport, Segment>;
-/// What a waiting thread looks at to learn of changes of the queues.
-type JobSignals = QueueSignals<Segment>;
 
 /// A link driver over TCP, the clock and the threads that drive it. Dropping the driver closes all links.
 pub(super) struct Driver {
@@ -64,24 +58,12 @@ pub(super) struct Driver {
 
 /// An operation that the driver has to begin.
 pub(super) enum Submission {
-    /// A collective over links. The schedule names ranks of the world.
-    Collective(Schedule, BufferAndReduction),
-    /// A collective in shared memory. The core has the rounds.
-    SharedMemory(ShmRequest, Memory),
-    /// A hierarchical collective: in shared memory on each host, and over links between hosts.
-    Hierarchical(HierarchicalOperation),
+    /// A collective. If it has stages in shared memory, the core has the rounds.
+    Collective(Vec<Block>, BufferAndReduction),
     /// The send of a message. The receiver is this rank of the world.
     Send(Rank, Memory),
     /// The receive of a message that fits the pattern.
     Receive(Pattern, Memory),
-}
-
-/// The output of an operation that has completed successfully.
-pub(super) struct OperationOutput {
-    /// The buffer.
-    pub(super) memory: Memory,
-    /// For a receive: the envelope of the message.
-    pub(super) envelope: Option<Envelope>,
 }
 
 impl Submission {
@@ -89,8 +71,6 @@ impl Submission {
     fn kernels(&self) -> Option<Kernels> {
         match self {
             Self::Collective(_, buffer_and_reduction) => buffer_and_reduction.kernels.clone(),
-            Self::SharedMemory(shm_request, _) => shm_request.kernels.clone(),
-            Self::Hierarchical(hierarchical) => hierarchical.kernels.clone(),
             Self::Send(..) | Self::Receive(..) => None,
         }
     }
@@ -248,13 +228,9 @@ impl Driver {
         }
         let link_driver = &mut core.link_driver;
         let begun = match submission {
-            Submission::Collective(schedule, buffer_and_reduction) => {
-                link_driver.begin(now, request, schedule, buffer_and_reduction)
+            Submission::Collective(blocks, buffer_and_reduction) => {
+                core.begin_collective(now, request, blocks, buffer_and_reduction)
             }
-            Submission::SharedMemory(shm_request, memory) => {
-                core.begin_shm(now, request, shm_request, memory)
-            }
-            Submission::Hierarchical(hierarchical) => core.begin_hierarchical(now, request, hierarchical),
             Submission::Send(to, memory) => link_driver.send_message(now, request, to, memory),
             Submission::Receive(pattern, memory) => {
                 link_driver.receive_message(now, request, pattern, memory)

@@ -12,14 +12,13 @@ use mio::Waker;
 
 use super::core::{Core, JobState, PollProgress};
 use super::core_lock::{CoreGuard, CoreLock};
-use super::local_peers::LocalPeers;
+use super::local_peers::{JobSignals, LocalPeers};
 use super::poll_time::must_sleep;
-use super::shm::{AwaitedPosts, SHM_SPIN_TIME};
 use super::shm_counters::ShmCounters;
-use super::{JobSignals, OperationOutput};
+use super::tasks::{AwaitedPosts, OperationOutput, SHM_SPIN_TIME};
 use crate::engine::{OpId, Timestamp};
 use crate::group::profile::{Meter, ProfilePart};
-use crate::group::{Error, Interrupt, deferred_drop};
+use crate::group::{Error, deferred_drop};
 use crate::transport::poller::{Event, Poller};
 
 /// The number of times that a thread polls for events before it also yields its processor between the polls. So many polls
@@ -33,6 +32,10 @@ const SKIPPED_POLLS_MAX: u32 = 16;
 
 /// A waiting thread calls the program's interrupt function at this interval.
 const INTERRUPT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// A function that a thread calls about twenty times a second while it waits for an operation. If the function returns
+/// true, this rank aborts the job. Bindings need it for languages whose signal handlers run in the waiting thread itself.
+pub type Interrupt = fn() -> bool;
 
 /// The core, and the objects with which the threads that share the core wait for each other.
 pub(super) struct DriverShared {

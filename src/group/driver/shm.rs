@@ -3,26 +3,22 @@
 //! notices that a peer has exited or that the job has failed.
 
 use std::mem;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use super::Driver;
 use super::core::{Core, JobState, PollProgress};
 use super::shm_counters::OperationTimer;
-use super::{Driver, OperationOutput};
+use super::tasks::{AwaitedPosts, CoreRounds, OperationOutput, SHM_SPIN_TIME, ShmTask};
 use crate::engine::{Engine, Failure, OpId, OperationRequest, Timestamp};
 use crate::group::Error;
 use crate::group::host_rounds::{HostRounds, ShmCall, ShmOperation, ShmPoll, ShmRequest};
 use crate::group::link_io::catch_reduction_panic;
 use crate::group::memory::{BufferAccess, Memory};
 use crate::group::profile::ProfilePart;
-use crate::schedule::program::RankSet;
-use crate::shm::Posts;
 use crate::types::{Contract, Rank};
 
-/// The time for which a thread polls shared memory before it sleeps. The other ranks usually need less time for a round.
-pub(super) const SHM_SPIN_TIME: Duration = Duration::from_micros(200);
 /// The number of times that a thread polls shared memory before it also yields its processor between the polls. So many polls
 /// take a few microseconds.
 const SPINS_BEFORE_YIELD: u32 = 500;
@@ -167,52 +163,37 @@ impl Driver {
 }
 
 /// The message of a job that fails because of an error in this library: a group must hand over its rounds before an operation.
-pub(super) const NO_ROUNDS: &str = "a group began an operation without its shared memory";
-
-/// Identifies a shared memory: the number of its group, and the index of its stage in a hierarchical operation.
-pub(in crate::group) type RoundsKey = (u32, usize);
-
-/// Rounds in which the core executes operations: rounds that a group has handed over, or rounds of hierarchical operations.
-pub(in crate::group) struct CoreRounds {
-    pub(super) host_rounds: Box<HostRounds>,
-    /// The world ranks that share the memory.
-    members: Arc<[Rank]>,
-    /// Whether the group was dropped. The rounds are then dropped after their last operation.
-    is_retired: bool,
-}
-
-impl CoreRounds {
-    pub(in crate::group) fn new(host_rounds: Box<HostRounds>, members: Arc<[Rank]>) -> Self {
-        Self { host_rounds, members, is_retired: false }
-    }
-}
-
-/// An operation in shared memory that its caller does not execute itself: an asynchronous operation, a stage of a hierarchical
-/// operation, or a blocking operation that has to wait for earlier operations.
-pub(super) struct ShmTask {
-    pub(super) key: RoundsKey,
-    pub(super) shm_operation: ShmOperation,
-    pub(super) memory: Memory,
-}
+const NO_ROUNDS: &str = "a group began an operation without its shared memory";
 
 impl Core {
-    /// Begins an asynchronous operation in shared memory. The group must have handed over its rounds.
-    pub(super) fn begin_shm(
+    /// Adds an operation to the shared memory with this number. The group must have handed over its rounds.
+    pub(super) fn new_shm_task(
         &mut self,
-        now: Timestamp,
         request: OperationRequest,
+        memory_number: usize,
         shm_request: ShmRequest,
         memory: Memory,
-    ) -> Result<OpId, Failure> {
-        let key = (request.group, 0);
+    ) -> Result<ShmTask, Failure> {
+        let key = (request.group, memory_number);
         let Some(CoreRounds { host_rounds, .. }) = self.rounds.get_mut(&key) else {
             return Err(self.link_driver.abort(NO_ROUNDS));
         };
         let shm_operation = host_rounds.add_operation((request.contract, request.site), shm_request);
-        let engine = self.link_driver.engine_mut();
-        record_calls(engine, request.group, host_rounds);
-        let id = engine.begin_external(now, request, shm_operation.sequence())?;
-        self.shm_tasks.insert(id, ShmTask { key, shm_operation, memory });
+        // With the record, the engine detects a rank of this host that calls a different operation.
+        record_calls(self.link_driver.engine_mut(), request.group, host_rounds);
+        Ok(ShmTask { key, shm_operation, memory })
+    }
+
+    /// Begins an operation in shared memory.
+    pub(super) fn begin_shm_task(
+        &mut self,
+        now: Timestamp,
+        request: OperationRequest,
+        task: ShmTask,
+    ) -> Result<OpId, Failure> {
+        let sequence = task.shm_operation.sequence();
+        let id = self.link_driver.engine_mut().begin_external(now, request, sequence)?;
+        self.shm_tasks.insert(id, task);
         Ok(id)
     }
 
@@ -348,21 +329,6 @@ fn report_mismatch(
 ) {
     let ShmCall { sequence, contract, site } = own_call;
     engine.report_mismatch((group, sequence), (contract, site), peer_and_contract);
-}
-
-/// The posts of a round in shared memory for which an operation waits.
-pub(super) struct AwaitedPosts {
-    posts: Posts,
-    round: u64,
-    /// The ranks that have to post, numbered within the shared memory.
-    ranks: RankSet,
-}
-
-impl AwaitedPosts {
-    /// Returns whether all these ranks have posted.
-    pub(super) fn are_posted(&self) -> bool {
-        self.ranks.indices().all(|rank| self.posts.has_posted(rank, self.round))
-    }
 }
 
 impl super::shared::DriverShared {

@@ -2,16 +2,12 @@
 
 use std::ops::{Deref, Range};
 
-use super::{HostRounds, RoundWork, ShmOperation};
+use super::{HostRounds, PIECE_BYTES, RoundWork, ShmOperation};
 use crate::group::memory::BufferAccess;
 use crate::group::profile::ProfilePart;
 use crate::schedule::Action;
 use crate::schedule::program::{Fold, SlotWrite, Take};
 use crate::shm::RoundsMemory;
-
-/// The size of a piece in bytes. Copies and reductions work on one piece at a time. The contributions of several ranks to one
-/// piece fit into the first-level cache of a processor.
-pub(super) const PIECE_BYTES: usize = 16 << 10;
 
 impl<M: RoundsMemory> HostRounds<M> {
     /// Copies the elements that the current round names into this rank's slot, and posts the round.

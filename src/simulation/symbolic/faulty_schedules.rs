@@ -16,7 +16,7 @@ fn exchange_schedules(sent: [usize; 2], received: [usize; 2], action: Action) ->
             receive: Some(InboundElements { peer, range: 0..received[rank], action, awaited_step: None }),
         }
     };
-    [0, 1].map(|rank| Schedule { steps: vec![step(rank)] }).into()
+    [0, 1].map(|rank| vec![step(rank)].into()).into()
 }
 
 fn run_schedules(schedules: Vec<Schedule>, order: &mut MoveOrder) {
@@ -100,7 +100,7 @@ fn a_reduction_in_order_of_arrival_is_found() {
                 .collect(),
             _ => vec![Step { send: Some(send_to(Rank::ZERO)), receive: None }],
         };
-        Schedule { steps }
+        steps.into()
     };
     Proof { worlds: 3..=3, ..Proof::new() }.run(build, own_contribution, |_, _, _, _| ());
 }

@@ -9,10 +9,11 @@ use super::{
     MoveOrder, Proof, SimulatedWorld, SymbolicValue, all_contributions, own_contribution, proof_limits,
     tested_lengths, tested_roots,
 };
-use crate::schedule::CollectiveSpec;
-use crate::schedule::hierarchy::{HierarchicalStages, HostLayout};
+use crate::schedule::hierarchy::HostLayout;
 use crate::schedule::plan::{SharedSlots, plan};
 use crate::schedule::program::Program;
+use crate::schedule::stages::CollectiveStage;
+use crate::schedule::{CollectiveSpec, Schedule};
 use crate::types::{Algorithm, Rank, WorldSize};
 
 /// Returns the number of ranks in the largest random placement.
@@ -39,6 +40,24 @@ fn tested_placements() -> Vec<Vec<u32>> {
     }
     all.truncate(if cfg!(miri) { 3 } else { usize::MAX });
     all
+}
+
+/// Returns the schedule of the stage between hosts.
+fn between_hosts(stages: &[CollectiveStage]) -> Schedule {
+    let schedule = |stage: &CollectiveStage| match stage {
+        CollectiveStage::OverLinks(schedule) => Some(schedule.clone()),
+        CollectiveStage::OnHost(..) => None,
+    };
+    stages.iter().find_map(schedule).expect("every rank has a stage between hosts")
+}
+
+/// Returns the collective of a host in the shared memory with this number.
+fn on_host(stages: &[CollectiveStage], memory_number: usize) -> CollectiveSpec {
+    let spec = |stage: &CollectiveStage| match stage {
+        CollectiveStage::OnHost(number, spec) if *number == memory_number => Some(spec.clone()),
+        _ => None,
+    };
+    stages.iter().find_map(spec).expect("a host with several ranks has a stage in each shared memory")
 }
 
 /// Replaces the local ranks in the values of a buffer by ranks of the group. `group_ranks` contains the rank in the
@@ -107,25 +126,25 @@ fn run_and_check(
             if algorithm == Algorithm::Butterfly && !layouts[0].host_count().get().is_power_of_two() {
                 continue;
             }
-            let stages: Vec<HierarchicalStages> =
+            let stages: Vec<Vec<CollectiveStage>> =
                 layouts.iter().map(|layout| layout.stages(&spec(world, count), algorithm, 5)).collect();
-            let schedules: Vec<_> = stages.iter().map(|stages| stages.between_hosts.clone()).collect();
+            let schedules: Vec<_> = stages.iter().map(|stages| between_hosts(stages)).collect();
             Proof { receives_may_wait: true, ..Proof::new() }.check_schedules(&schedules);
             for (seed, segment_len, slot_len) in [(0, 1, 1), (1, 3, 1000), (2, usize::MAX >> 1, 7)] {
                 let buffers = world.ranks().map(|rank| own_contribution(world, rank, count)).collect();
-                let first_on_host = |rank: Rank| stages[rank.index()].first_on_host.clone();
+                let first_on_host = |rank: Rank| on_host(&stages[rank.index()], 0);
                 let buffers = simulate_stage_on_hosts(&layouts, first_on_host, buffers, slot_len, true);
-                let mut between_hosts = SimulatedWorld::new(schedules.clone(), buffers, segment_len);
-                between_hosts.run(&mut match seed {
+                let mut links = SimulatedWorld::new(schedules.clone(), buffers, segment_len);
+                links.run(&mut match seed {
                     0 => MoveOrder::Eager,
                     1 => MoveOrder::Lockstep,
                     _ => MoveOrder::Random(Box::new(StdRng::seed_from_u64(seed))),
                 });
                 let completions: Vec<u32> =
-                    between_hosts.ranks.iter().flat_map(|rank| rank.completions.clone()).collect();
+                    links.ranks.iter().flat_map(|rank| rank.completions.clone()).collect();
                 let total = completions.iter().sum::<u32>();
-                let buffers = between_hosts.ranks.into_iter().map(|rank| rank.buffer).collect();
-                let last_on_host = |rank: Rank| stages[rank.index()].last_on_host.clone();
+                let buffers = links.ranks.into_iter().map(|rank| rank.buffer).collect();
+                let last_on_host = |rank: Rank| on_host(&stages[rank.index()], 1);
                 let buffers = simulate_stage_on_hosts(&layouts, last_on_host, buffers, slot_len, false);
                 for rank in world.ranks() {
                     check(world, rank, count, &buffers[rank.index()], total);
@@ -179,10 +198,10 @@ fn broadcast_gives_every_rank_the_roots_buffer() {
 fn only_the_first_ranks_of_hosts_exchange_messages_in_a_barrier() {
     run_and_check(&[Algorithm::Dissemination], |_, _| CollectiveSpec::Barrier, |_, _, _, _, _| {});
     let layout = |rank| HostLayout::new(&[0, 0, 1, 1, 2], Rank::new(rank)).unwrap();
-    let between_hosts =
-        |rank| layout(rank).stages(&CollectiveSpec::Barrier, Algorithm::Dissemination, 1).between_hosts;
-    assert_eq!(between_hosts(0).peers(), [Rank::new(2), Rank::new(4)]);
-    assert!(between_hosts(1).steps.is_empty() && between_hosts(3).steps.is_empty());
+    let schedule =
+        |rank| between_hosts(&layout(rank).stages(&CollectiveSpec::Barrier, Algorithm::Dissemination, 1));
+    assert_eq!(schedule(0).peers(), [Rank::new(2), Rank::new(4)]);
+    assert!(schedule(1).steps.is_empty() && schedule(3).steps.is_empty());
 }
 
 #[test]
@@ -191,9 +210,8 @@ fn every_rank_carries_a_slice_and_sends_only_to_other_hosts() {
         let world = WorldSize::new(host_ids.len() as u32).unwrap();
         for rank in world.ranks() {
             let Some(layout) = HostLayout::new(&host_ids, rank) else { continue };
-            let schedule = layout
-                .stages(&CollectiveSpec::AllReduce { count: 1000 }, Algorithm::Ring, 1000)
-                .between_hosts;
+            let stages = layout.stages(&CollectiveSpec::AllReduce { count: 1000 }, Algorithm::Ring, 1000);
+            let schedule = between_hosts(&stages);
             assert!(!schedule.steps.is_empty(), "every rank carries a slice: {host_ids:?}");
             let is_local = |peer: &Rank| layout.local_ranks().contains(peer);
             assert!(!schedule.peers().iter().any(is_local), "ranks of one host exchange no messages");

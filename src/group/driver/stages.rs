@@ -1,0 +1,147 @@
+//! Collectives. Each block of the buffer passes its stages one after another: shared memory of the host, and links. Several
+//! blocks are in different stages at the same time. A collective of one stage is a single operation of the engine. In a
+//! hierarchical collective, each stage of each block is an operation, and the collective has a number of its own.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use super::core::Core;
+use super::tasks::{OperationOutput, PendingStage, ShmTask, StagedCollective};
+use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
+use crate::group::host_rounds::ShmRequest;
+use crate::group::link_driver::BufferAndReduction;
+use crate::group::memory::Memory;
+use crate::reduce::Kernels;
+use crate::schedule::Schedule;
+use crate::schedule::stages::{Block, CollectiveStage};
+use crate::types::{Algorithm, INTERNAL_GROUP_BITS};
+
+impl Core {
+    /// Begins a collective whose buffer passes the stages of `blocks`.
+    pub(super) fn begin_collective(
+        &mut self,
+        now: Timestamp,
+        request: OperationRequest,
+        mut blocks: Vec<Block>,
+        buffer_and_reduction: BufferAndReduction,
+    ) -> Result<OpId, Failure> {
+        if request.contract.algorithm == Algorithm::Hierarchy {
+            return self.begin_staged(now, request, blocks, buffer_and_reduction);
+        }
+        let stage = blocks.pop().and_then(|mut block| block.stages.pop());
+        match stage.unwrap_or_else(|| CollectiveStage::OverLinks(Schedule::default())) {
+            CollectiveStage::OverLinks(schedule) => {
+                self.link_driver.begin(now, request, schedule, buffer_and_reduction)
+            }
+            CollectiveStage::OnHost(memory_number, spec) => {
+                let BufferAndReduction { memory, kernels, divisor } = buffer_and_reduction;
+                let shm_request = ShmRequest { spec, kernels, divisor };
+                let task = self.new_shm_task(request, memory_number, shm_request, memory)?;
+                self.begin_shm_task(now, request, task)
+            }
+        }
+    }
+
+    /// Begins a collective of several stages.
+    fn begin_staged(
+        &mut self,
+        now: Timestamp,
+        request: OperationRequest,
+        blocks: Vec<Block>,
+        buffer_and_reduction: BufferAndReduction,
+    ) -> Result<OpId, Failure> {
+        let BufferAndReduction { memory, kernels, divisor } = buffer_and_reduction;
+        let contract_and_site = (request.contract, request.site);
+        let id = self.link_driver.assign_number(request.group & !INTERNAL_GROUP_BITS, contract_and_site)?;
+        let element_bytes = request.contract.dtype.size_bytes();
+        let bytes = |elements: &Range<usize>| elements.start * element_bytes..elements.end * element_bytes;
+        let ranges: Vec<Range<usize>> = blocks.iter().map(|block| bytes(&block.elements)).collect();
+        let mut remaining = Vec::with_capacity(blocks.len());
+        for block in blocks {
+            let stages = block.stages.into_iter().map(|stage| match stage {
+                CollectiveStage::OverLinks(schedule) => Ok(PendingStage::OverLinks(schedule)),
+                CollectiveStage::OnHost(memory_number, spec) => {
+                    // On each host the ranks only add. The reduction between the hosts divides the sums.
+                    let kernels = kernels.as_ref().map(Kernels::without_division);
+                    let shm_request = ShmRequest { spec, kernels, divisor: 1 };
+                    let task = self.new_shm_task(request, memory_number, shm_request, Memory::none())?;
+                    Ok(PendingStage::OnHost(Box::new(task)))
+                }
+            });
+            remaining.push(stages.collect::<Result<VecDeque<_>, Failure>>()?);
+        }
+        let unfinished_blocks = remaining.len();
+        let (whole, parts) = memory.into_parts(&ranges);
+        let staged =
+            StagedCollective { whole, request, began: now, kernels, divisor, remaining, unfinished_blocks };
+        // Insert the collective before its stages begin: it owns the whole buffer, which must outlive the parts.
+        self.staged_collectives.insert(id, staged);
+        for (block, memory) in parts.into_iter().enumerate() {
+            self.start_next_stage(now, (id, block), memory)?;
+        }
+        Ok(id)
+    }
+
+    /// Handles the success of a stage of a block. Returns the memory as an error if `stage` is not a stage of a collective of
+    /// several stages.
+    pub(super) fn handle_stage_success(
+        &mut self,
+        now: Timestamp,
+        stage: OpId,
+        memory: Memory,
+    ) -> Result<(), Memory> {
+        let Some(block) = self.stage_of.remove(&stage) else { return Err(memory) };
+        // If this call fails, the engine has recorded the failure, and all operations fail.
+        let _ = self.start_next_stage(now, block, memory);
+        Ok(())
+    }
+
+    /// Begins the next stage of a block. `block` is the collective and the index of the block. After the last stage, counts the
+    /// block as complete.
+    fn start_next_stage(
+        &mut self,
+        now: Timestamp,
+        block: (OpId, usize),
+        memory: Memory,
+    ) -> Result<(), Failure> {
+        let Some(staged) = self.staged_collectives.get_mut(&block.0) else { return Ok(()) };
+        let Some(stage) = staged.remaining[block.1].pop_front() else {
+            drop(memory);
+            self.count_complete_block(now, block.0);
+            return Ok(());
+        };
+        // All stages share the timeout of the whole collective.
+        let request = OperationRequest { spent: now.saturating_sub(staged.began), ..staged.request };
+        let id = match stage {
+            PendingStage::OnHost(task) => self.begin_shm_task(now, request, ShmTask { memory, ..*task })?,
+            PendingStage::OverLinks(schedule) => {
+                let (kernels, divisor) = (staged.kernels.clone(), staged.divisor);
+                let buffer_and_reduction = BufferAndReduction { memory, kernels, divisor };
+                self.link_driver.begin(now, request, schedule, buffer_and_reduction)?
+            }
+        };
+        self.stage_of.insert(id, block);
+        Ok(())
+    }
+
+    /// Counts a complete block of the collective `id`. After the last block, stores the result of the collective.
+    fn count_complete_block(&mut self, now: Timestamp, id: OpId) {
+        let Some(staged) = self.staged_collectives.get_mut(&id) else { return };
+        staged.unfinished_blocks -= 1;
+        if staged.unfinished_blocks == 0
+            && let Some(staged) = self.staged_collectives.remove(&id)
+        {
+            self.statistics.operations += 1;
+            self.deferred_kernels.extend(staged.kernels);
+            let output = OperationOutput { memory: staged.whole.into_whole(), envelope: None };
+            self.record_result(id, now, Ok(output));
+        }
+    }
+
+    /// Ends all collectives of several stages after a failure. The parts of their buffers must have been dropped before.
+    pub(super) fn abandon_staged(&mut self) {
+        self.stage_of.clear();
+        let staged_collectives = std::mem::take(&mut self.staged_collectives);
+        self.deferred_kernels.extend(staged_collectives.into_values().filter_map(|staged| staged.kernels));
+    }
+}

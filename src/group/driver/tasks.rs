@@ -1,0 +1,87 @@
+//! What the core executes besides operations over links: operations in shared memory, and collectives of several stages.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::{Envelope, OperationRequest, Timestamp};
+use crate::group::host_rounds::{HostRounds, ShmOperation};
+use crate::group::memory::{Memory, SplitBuffer};
+use crate::reduce::Kernels;
+use crate::schedule::Schedule;
+use crate::schedule::program::RankSet;
+use crate::shm::Posts;
+use crate::types::Rank;
+
+/// The time for which a thread polls shared memory before it sleeps. The other ranks usually need less time for a round.
+pub(super) const SHM_SPIN_TIME: Duration = Duration::from_micros(200);
+
+/// The output of an operation that has completed successfully.
+pub(in crate::group) struct OperationOutput {
+    /// The buffer.
+    pub(in crate::group) memory: Memory,
+    /// For a receive: the envelope of the message.
+    pub(in crate::group) envelope: Option<Envelope>,
+}
+
+/// Identifies a shared memory: the number of its group, and the index of its stage in a hierarchical operation.
+pub(in crate::group) type RoundsKey = (u32, usize);
+
+/// Rounds in which the core executes operations: rounds that a group has handed over, or rounds of hierarchical operations.
+pub(in crate::group) struct CoreRounds {
+    pub(super) host_rounds: Box<HostRounds>,
+    /// The world ranks that share the memory.
+    pub(super) members: Arc<[Rank]>,
+    /// Whether the group was dropped. The rounds are then dropped after their last operation.
+    pub(super) is_retired: bool,
+}
+
+impl CoreRounds {
+    pub(in crate::group) fn new(host_rounds: Box<HostRounds>, members: Arc<[Rank]>) -> Self {
+        Self { host_rounds, members, is_retired: false }
+    }
+}
+
+/// An operation in shared memory that its caller does not execute itself: an asynchronous operation, a stage of a hierarchical
+/// operation, or a blocking operation that has to wait for earlier operations.
+pub(super) struct ShmTask {
+    pub(super) key: RoundsKey,
+    pub(super) shm_operation: ShmOperation,
+    pub(super) memory: Memory,
+}
+
+/// The posts of a round in shared memory for which an operation waits.
+pub(super) struct AwaitedPosts {
+    pub(super) posts: Posts,
+    pub(super) round: u64,
+    /// The ranks that have to post, numbered within the shared memory.
+    pub(super) ranks: RankSet,
+}
+
+impl AwaitedPosts {
+    /// Returns whether all these ranks have posted.
+    pub(super) fn are_posted(&self) -> bool {
+        self.ranks.indices().all(|rank| self.posts.has_posted(rank, self.round))
+    }
+}
+
+/// An active collective of several stages.
+pub(super) struct StagedCollective {
+    pub(super) whole: SplitBuffer,
+    pub(super) request: OperationRequest,
+    /// The time at which the collective began.
+    pub(super) began: Timestamp,
+    pub(super) kernels: Option<Kernels>,
+    pub(super) divisor: u32,
+    /// The stages that each block has not begun.
+    pub(super) remaining: Vec<VecDeque<PendingStage>>,
+    /// The number of blocks that are not complete.
+    pub(super) unfinished_blocks: usize,
+}
+
+/// A stage that a block has not begun. All ranks of a host add their operations to the shared memory in the same order, so the
+/// operation is added before the stage begins.
+pub(super) enum PendingStage {
+    OnHost(Box<ShmTask>),
+    OverLinks(Schedule),
+}

@@ -1,0 +1,83 @@
+//! The plan of a collective among the ranks of a group, which depends on what connects them.
+
+use super::hierarchy::HostLayout;
+use super::stages::{Block, CollectiveStage};
+use super::{CollectiveSpec, double_tree};
+use crate::types::{Algorithm, Rank, WorldSize};
+
+/// The most blocks of an all-reduce on the ring. The limit keeps the schedule of a long buffer small.
+const RING_BLOCKS_MAX: usize = 512;
+
+/// What connects the ranks of a group.
+#[derive(Clone, Copy, Debug)]
+pub enum Medium<'a> {
+    /// Links.
+    Links,
+    /// Memory that all ranks share.
+    SharedMemory,
+    /// Memory that the ranks of each host share, and links between hosts.
+    Hosts(&'a HostLayout),
+}
+
+/// A group, as one of its ranks sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Topology<'a> {
+    /// The number of ranks.
+    pub world: WorldSize,
+    /// This rank.
+    pub rank: Rank,
+    /// The ranks of the job that are the ranks of the group.
+    pub members: &'a [Rank],
+    /// What connects the ranks.
+    pub medium: Medium<'a>,
+    /// The bytes of each rank's chunk of a block in an all-reduce on the ring.
+    pub chunk_bytes: usize,
+}
+
+impl Topology<'_> {
+    /// Returns the plan of this rank for a collective with elements of `element_bytes` bytes. `in_rank_order` must be true if
+    /// the reduction does not commute.
+    ///
+    /// # Panics
+    ///
+    /// If the arguments do not fit together, for instance because a partition does not have one part for each rank.
+    pub fn plan(
+        &self,
+        spec: &CollectiveSpec,
+        algorithm: Algorithm,
+        in_rank_order: bool,
+        element_bytes: usize,
+    ) -> Vec<Block> {
+        let whole = |stage| vec![Block { elements: 0..spec.count(), stages: vec![stage] }];
+        let mut blocks = match self.medium {
+            Medium::SharedMemory => whole(CollectiveStage::OnHost(0, spec.clone())),
+            Medium::Hosts(layout) => layout.blocks(spec, element_bytes),
+            Medium::Links => {
+                let block = self.block_elements(spec.count(), algorithm, element_bytes);
+                let world_and_rank = (self.world, self.rank);
+                whole(CollectiveStage::OverLinks(spec.schedule(
+                    algorithm,
+                    world_and_rank,
+                    block,
+                    in_rank_order,
+                )))
+            }
+        };
+        for stage in blocks.iter_mut().flat_map(|block| &mut block.stages) {
+            if let CollectiveStage::OverLinks(schedule) = stage {
+                schedule.rename_peers(|peer| self.members[peer.index()]);
+            }
+        }
+        blocks
+    }
+
+    /// Returns the number of elements of a message in a double tree, or of a block of the ring, in a buffer of `count` elements.
+    fn block_elements(&self, count: usize, algorithm: Algorithm, element_bytes: usize) -> usize {
+        if algorithm == Algorithm::DoubleTree {
+            let bytes = double_tree::block_bytes(count.saturating_mul(element_bytes) as u64);
+            return (bytes as usize / element_bytes).max(1);
+        }
+        let block_elements = self.world.as_usize() * (self.chunk_bytes / element_bytes);
+        block_elements.max(count.div_ceil(RING_BLOCKS_MAX))
+    }
+}
