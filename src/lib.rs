@@ -61,6 +61,7 @@ pub mod launch;
 pub mod named;
 pub mod reduce;
 pub mod rendezvous;
+mod runtime;
 mod schedule;
 mod shm;
 #[cfg(test)]

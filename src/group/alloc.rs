@@ -11,12 +11,12 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::buffer::sealed::Sealed;
-use super::host_rounds::HostRounds;
 use super::parts::{layout_digest, zeroed};
 use super::rounds_home::RoundsHome;
 use super::share::{LOCATION_WORDS, location_from_words, location_to_words};
 use super::{Buffer, Error, Group, Input, OwnedBuffer};
+use crate::runtime::buffer::sealed::Sealed;
+use crate::runtime::host_rounds::HostRounds;
 use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
 use crate::shm::{BUFFERS_MAX, ExposedBuffer, RemoteBuffer, TOKEN_BYTES};

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use half::{bf16, f16};
 
-use super::driver::{OperationOutput, Submission};
 use super::handle::Handle;
-use super::host_rounds::ShmRequest;
-use super::link_driver::BufferAndReduction;
-use super::memory::{BufferAccess, Memory};
 use super::{Error, Group, OwnedBuffer};
 use crate::codec::Compression;
 use crate::engine::{OperationRequest, SendMode};
 use crate::reduce::{self, Kernels};
+use crate::runtime::driver::{OperationOutput, Submission};
+use crate::runtime::host_rounds::ShmRequest;
+use crate::runtime::link_driver::BufferAndReduction;
+use crate::runtime::memory::{BufferAccess, Memory};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::topology::{Medium, Topology};
 use crate::types::{

@@ -2,9 +2,9 @@
 
 use std::any::Any;
 
-use super::buffer::OwnedBuffer;
-use super::buffer::sealed::Sealed;
-use super::deferred_drop;
+use crate::runtime::buffer::OwnedBuffer;
+use crate::runtime::buffer::sealed::Sealed;
+use crate::runtime::deferred_drop;
 use crate::types::Element;
 
 /// The elements of another language's array, as a buffer for asynchronous operations. The buffer holds an owner, for example a

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::driver::OperationOutput;
 use super::{Error, SharedJob};
 use crate::engine::OpId;
+use crate::runtime::driver::OperationOutput;
 
 /// If handles belong to several jobs, a thread waits for the operations of one job for this time before it waits for those of
 /// the next job.

@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::Group;
-use super::failure_report::FailureReporter;
 use super::join::{JoinOptions, OPERATION_TIMEOUT, StartInputs, listen, start_error, start_group};
 use super::streams::Streams;
 use crate::rendezvous::{Member, Roster, StartError};
+use crate::runtime::failure_report::FailureReporter;
 use crate::transport::handshake::Identity;
 use crate::transport::tcp::SocketOptions;
 use crate::types::Rank;

@@ -9,10 +9,7 @@ use std::sync::atomic::AtomicU32;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-use super::driver::{Core, Driver, Interrupt};
-use super::failure_report::FailureReporter;
 use super::isolated::Origin;
-use super::link_driver::LinkDriver;
 use super::selection::{AlgorithmSelection, Algorithms};
 use super::share::LocalTransport;
 use super::streams::Streams;
@@ -22,6 +19,9 @@ use crate::rendezvous::{
     Checksums, LaunchedRank, Member, PeersFile, Registration, Roster, SharedSettings, StartError,
     from_environment, host_name, is_loopback, machine_id, register, secret_from_environment, serve,
 };
+use crate::runtime::driver::{Core, Driver, Interrupt};
+use crate::runtime::failure_report::FailureReporter;
+use crate::runtime::link_driver::LinkDriver;
 use crate::transport::handshake::Identity;
 use crate::transport::listener::Listener;
 use crate::transport::local_links::LinkTransport;

@@ -4,11 +4,11 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::driver::{OperationOutput, Submission};
-use super::memory::{self, Memory};
-use super::message_status::Status;
 use super::{Buffer, Error, Group, Handle, Input, OwnedBuffer, SharedJob, join};
 use crate::engine::{Envelope, OperationRequest, Pattern, SendMode};
+use crate::runtime::driver::{OperationOutput, Submission};
+use crate::runtime::memory::{self, Memory};
+use crate::runtime::message_status::Status;
 use crate::types::{ANY_TAG, Contract, Element, Operation, Rank, Site, WorldSize};
 
 /// The sender of a message to receive.

@@ -12,40 +12,27 @@
 //! ```
 
 mod alloc;
-mod buffer;
 mod call;
 mod collective;
 mod collectives;
 mod compressed;
-mod deferred_drop;
-mod driver;
-mod error;
-mod failure_report;
 mod foreign;
-mod gathering;
 mod handle;
-mod host_rounds;
 mod hosts;
 mod isolated;
 mod join;
-pub(crate) mod link_driver;
-mod link_io;
 mod local_queues;
-pub(crate) mod memory;
-mod message_status;
 mod messages;
 mod new_groups;
 pub(crate) mod objects;
 mod objects_async;
 mod parts;
 mod plan;
-mod profile;
 mod reducers;
 mod rounds_home;
 mod selection;
 mod share;
 mod site;
-mod statistics;
 mod streams;
 mod tune;
 mod verb_plans;
@@ -59,33 +46,33 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 pub use crate::rendezvous::Checksums;
+pub use crate::runtime::buffer::{Buffer, Input, OwnedBuffer};
+pub use crate::runtime::driver::Interrupt;
+pub use crate::runtime::error::Error;
+pub use crate::runtime::message_status::Status;
+pub use crate::runtime::profile::{Profile, Spent};
+pub use crate::runtime::statistics::Statistics;
 pub use alloc::SharedBuffer;
-pub use buffer::{Buffer, Input, OwnedBuffer};
-pub use driver::Interrupt;
-pub use error::Error;
 pub use foreign::ForeignBuffer;
 pub use handle::{
     Handle, test_all, test_any, wait_all, wait_all_timeout, wait_any, wait_any_timeout, wait_until_any_ended,
 };
 pub use join::{JoinMethod, JoinOptions, OPERATION_TIMEOUT, SEGMENT_BYTES, START_TIMEOUT};
-pub use message_status::Status;
 pub use messages::{Messenger, Received, SendOptions, Source};
-pub use profile::{Profile, Spent};
 pub use selection::Algorithms;
 pub use share::LocalTransport;
 pub use site::at;
-pub use statistics::Statistics;
 pub use streams::Streams;
 
 pub use crate::engine::SendMode;
 
-use self::driver::Driver;
 use self::hosts::HierarchicalData;
 use self::isolated::Origin;
-use self::profile::Meter;
 use self::rounds_home::RoundsHome;
 use self::selection::AlgorithmSelection;
 use crate::rendezvous::StartError;
+use crate::runtime::driver::Driver;
+use crate::runtime::profile::Meter;
 use crate::schedule::partition;
 use crate::types::{HOSTS_GROUP_BIT, Rank, WorldSize};
 pub use crate::wire::Cause;

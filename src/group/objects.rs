@@ -3,10 +3,10 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::message_status::Status;
 use super::messages::{SendOptions, Source};
 use super::verbs::{AllGather, Gather, Scatter};
 use super::{Error, Group};
+use crate::runtime::message_status::Status;
 use crate::types::Rank;
 
 /// The maximum length of an encoded object in bytes. A receiver allocates the length that the sender announces, up to this limit.

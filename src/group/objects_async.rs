@@ -7,11 +7,11 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::message_status::Status;
 use super::messages::{Received, SendOptions, Source};
 use super::objects::{OBJECT_BYTES_MAX, decode, encode};
 use super::{Error, Group, Handle};
 use crate::engine::{OperationRequest, Pattern};
+use crate::runtime::message_status::Status;
 use crate::types::{ANY_TAG, OBJECTS_GROUP_BIT, Rank, Site};
 
 impl Group {

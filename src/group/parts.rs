@@ -1,7 +1,7 @@
 //! The parts of a buffer, one for each rank: their lengths, their digest, and memory for them.
 
-use super::memory;
 use super::{Buffer, Error, Group};
+use crate::runtime::memory;
 use crate::schedule::partition::Partition;
 use crate::types::Element;
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::Group;
 use super::call::Call;
-use super::driver::{CoreRounds, Driver, RoundsKey};
-use super::host_rounds::HostRounds;
+use crate::runtime::driver::{CoreRounds, Driver, RoundsKey};
+use crate::runtime::host_rounds::HostRounds;
 use crate::types::{Algorithm, HOSTS_GROUP_BIT, Rank};
 
 /// Where the state of a group's rounds is.

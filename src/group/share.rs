@@ -4,9 +4,9 @@
 use std::io;
 use std::sync::Arc;
 
-use super::host_rounds::HostRounds;
 use super::rounds_home::RoundsHome;
 use super::{Error, Group};
+use crate::runtime::host_rounds::HostRounds;
 use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
 use crate::schedule::program::RankSet;

@@ -10,9 +10,9 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 
 use crate::engine::{DISCONNECT_TIMEOUT, Failure, NOTIFY_TIMEOUT, OpId, Pattern, Timestamp};
-use crate::group::link_driver::direct::DirectReceive;
-use crate::group::link_driver::{BufferAndReduction, LinkDriver, PollOutcome};
-use crate::group::memory::Memory;
+use crate::runtime::link_driver::direct::DirectReceive;
+use crate::runtime::link_driver::{BufferAndReduction, LinkDriver, PollOutcome};
+use crate::runtime::memory::Memory;
 use crate::shm::QueueSignals;
 use crate::simulation::memory::SimMemory;
 use crate::simulation::network::{SimNetwork, SimTransport};

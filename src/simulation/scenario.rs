@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use crate::engine::{DISCONNECT_TIMEOUT, NOTIFY_TIMEOUT, Settings};
-use crate::group::link_driver::LinkDriver;
+use crate::runtime::link_driver::LinkDriver;
 use crate::shm::HostMemoryLayout;
 use crate::simulation::job::{MemoryFault, MemoryFaultKind, SimulatedJob};
 use crate::simulation::memory::{SimMemory, THREADS_MAX};

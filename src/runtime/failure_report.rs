@@ -8,7 +8,7 @@ use crate::wire::{Cause, CauseKind, ExitRecord};
 
 /// Reports the failures of one job to `ringrun`.
 #[derive(Clone)]
-pub(super) struct FailureReporter {
+pub(crate) struct FailureReporter {
     importance: ReportImportance,
     /// For each rank of this job: its rank in the job that `ringrun` has started. The two differ in isolated groups.
     launched_ranks: Arc<[Rank]>,
@@ -16,18 +16,18 @@ pub(super) struct FailureReporter {
 
 impl FailureReporter {
     /// Returns the reporter of a job of `world` ranks that `ringrun` has started.
-    pub(super) fn of_launched_job(world: WorldSize) -> Self {
+    pub(crate) fn of_launched_job(world: WorldSize) -> Self {
         Self { importance: ReportImportance::Job, launched_ranks: world.ranks().collect() }
     }
 
     /// Returns the reporter of an isolated group with these ranks of this job.
-    pub(super) fn for_isolated_group(&self, members: &[Rank]) -> Self {
+    pub(crate) fn for_isolated_group(&self, members: &[Rank]) -> Self {
         let launched_ranks = members.iter().map(|&rank| self.launched_rank(rank).unwrap_or(rank)).collect();
         Self { importance: ReportImportance::IsolatedGroup, launched_ranks }
     }
 
     /// Reports that the job has failed. `operation` is the operation in which this rank was.
-    pub(super) fn report_cause(&self, cause: &Cause, operation: Option<(Contract, Site)>) {
+    pub(crate) fn report_cause(&self, cause: &Cause, operation: Option<(Contract, Site)>) {
         let operation = operation.map(|(contract, site)| format!("{contract} at {site}"));
         let mut record = ExitRecord::new(cause, operation.unwrap_or_default());
         record.ranks = record.ranks.into_iter().filter_map(|rank| self.launched_rank(rank)).collect();
@@ -35,7 +35,7 @@ impl FailureReporter {
     }
 
     /// Reports that a rank of the job was lost before the job had started.
-    pub(super) fn report_lost_at_start(&self, rank: Rank, host: &str) {
+    pub(crate) fn report_lost_at_start(&self, rank: Rank, host: &str) {
         let operation = "the start of the job".into();
         let record =
             ExitRecord { kind: CauseKind::PeerLost, ranks: vec![rank], host: host.to_owned(), operation };
@@ -43,7 +43,7 @@ impl FailureReporter {
     }
 
     /// Reports that the program of this rank ends because a rank of the job failed for a reason of its own.
-    pub(super) fn report_failed_rank(&self, rank: Rank) {
+    pub(crate) fn report_failed_rank(&self, rank: Rank) {
         let ranks = self.launched_rank(rank).into_iter().collect();
         let (host, operation) = (String::new(), String::new());
         let record = ExitRecord { kind: CauseKind::RankFailed, ranks, host, operation };

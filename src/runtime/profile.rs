@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::schedule::Action;
 
 /// How long a job's operations on this rank have sent, received, reduced and waited while the profile was on
-/// ([`Group::set_profiling`](super::Group::set_profiling)).
+/// ([`Group::set_profiling`](crate::Group::set_profiling)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Profile {
     /// The times in the program's threads, within calls of this library. The rest of a call's time is preparation and
@@ -53,7 +53,7 @@ impl Spent {
 
 /// A part of the work of operations. [`Spent`] has a field for each part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum ProfilePart {
+pub(crate) enum ProfilePart {
     Send,
     Receive,
     Reduce,
@@ -62,7 +62,7 @@ pub(super) enum ProfilePart {
 
 impl ProfilePart {
     /// Returns the part of the profile to which the time of this action belongs.
-    pub(super) fn of(action: Action) -> Self {
+    pub(crate) fn of(action: Action) -> Self {
         match action {
             Action::Copy => Self::Receive,
             Action::Reduce | Action::ReduceLast => Self::Reduce,
@@ -72,7 +72,7 @@ impl ProfilePart {
 
 /// Measures the profile of a job. While the profile is off, a measurement costs only the reading of a flag.
 #[derive(Clone, Default)]
-pub(super) struct Meter(Arc<ProfileCounters>);
+pub(crate) struct Meter(Arc<ProfileCounters>);
 
 /// The times of a job on this rank, in nanoseconds.
 #[derive(Default)]
@@ -91,18 +91,18 @@ thread_local! {
 }
 
 /// Makes the times of this thread count as [`Profile::background`].
-pub(super) fn mark_background_thread() {
+pub(crate) fn mark_background_thread() {
     IN_BACKGROUND.set(true);
 }
 
 impl Meter {
     /// Switches the profile on or off.
-    pub(super) fn switch(&self, is_on: bool) {
+    pub(crate) fn switch(&self, is_on: bool) {
         self.0.is_on.store(is_on, Ordering::Relaxed);
     }
 
     /// Returns the times that have been measured since the start of the job.
-    pub(super) fn profile(&self) -> Profile {
+    pub(crate) fn profile(&self) -> Profile {
         let spent = |parts: &PartTimes| {
             let time_of =
                 |part: ProfilePart| Duration::from_nanos(parts[part as usize].load(Ordering::Relaxed));
@@ -117,13 +117,13 @@ impl Meter {
     }
 
     /// Returns the current time; `None` while the profile is off.
-    pub(super) fn start(&self) -> Option<Instant> {
+    pub(crate) fn start(&self) -> Option<Instant> {
         self.0.is_on.load(Ordering::Relaxed).then(Instant::now)
     }
 
     /// Adds the time since `started` to `part`, and sets `started` to the current time. So the clock is read only once between
     /// two parts that follow each other.
-    pub(super) fn end(&self, part: ProfilePart, started: &mut Option<Instant>) {
+    pub(crate) fn end(&self, part: ProfilePart, started: &mut Option<Instant>) {
         if let Some(since) = started {
             let now = Instant::now();
             let parts = if IN_BACKGROUND.get() { &self.0.background } else { &self.0.calls };
@@ -133,7 +133,7 @@ impl Meter {
     }
 
     /// Runs `work` and adds its time to `part`.
-    pub(super) fn time<R>(&self, part: ProfilePart, work: impl FnOnce() -> R) -> R {
+    pub(crate) fn time<R>(&self, part: ProfilePart, work: impl FnOnce() -> R) -> R {
         let mut started = self.start();
         let result = work();
         self.end(part, &mut started);

@@ -34,7 +34,7 @@ const PIECE_BYTES: usize = 16 << 10;
 const PROGRAMS_MAX: usize = 8;
 
 /// One rank's part of the rounds in a shared memory.
-pub(super) struct HostRounds<M = Segment> {
+pub(crate) struct HostRounds<M = Segment> {
     /// The shared memory.
     rounds: ShmRounds<M>,
     /// The number of the last round that this rank has completed.
@@ -66,14 +66,14 @@ struct ProgramKey {
 
 /// A call of an operation: its number in the shared memory, this rank's contract, and the line of the call.
 #[derive(Clone, Copy)]
-pub(super) struct ShmCall {
-    pub(super) sequence: u64,
-    pub(super) contract: Contract,
-    pub(super) site: Site,
+pub(crate) struct ShmCall {
+    pub(crate) sequence: u64,
+    pub(crate) contract: Contract,
+    pub(crate) site: Site,
 }
 
 /// An operation in shared memory.
-pub(super) struct ShmOperation {
+pub(crate) struct ShmOperation {
     execution: Execution,
     call: ShmCall,
     /// The contract and the number as they are written to shared memory.
@@ -87,7 +87,7 @@ pub(super) struct ShmOperation {
 }
 
 /// The result of [`HostRounds::poll`].
-pub(super) enum ShmPoll {
+pub(crate) enum ShmPoll {
     /// The operation is complete.
     Done,
     /// The operation waits for posts of other ranks.
@@ -99,17 +99,17 @@ pub(super) enum ShmPoll {
 }
 
 /// The arguments with which an operation in shared memory begins.
-pub(super) struct ShmRequest {
+pub(crate) struct ShmRequest {
     /// The collective. Its ranks are numbered within the shared memory.
-    pub(super) spec: CollectiveSpec,
+    pub(crate) spec: CollectiveSpec,
     /// The reduction functions; `None` for an operation without a reduction.
-    pub(super) kernels: Option<Kernels>,
+    pub(crate) kernels: Option<Kernels>,
     /// The number by which an average divides the sum: the number of ranks.
-    pub(super) divisor: u32,
+    pub(crate) divisor: u32,
 }
 
 impl<M: RoundsMemory> HostRounds<M> {
-    pub(super) fn new(rounds: ShmRounds<M>, meter: Meter) -> Self {
+    pub(crate) fn new(rounds: ShmRounds<M>, meter: Meter) -> Self {
         Self {
             rounds,
             last_round: 0,
@@ -125,12 +125,12 @@ impl<M: RoundsMemory> HostRounds<M> {
     }
 
     /// Returns the shared memory, for example to set the sleep flag of this rank.
-    pub(super) fn rounds(&self) -> &ShmRounds<M> {
+    pub(crate) fn rounds(&self) -> &ShmRounds<M> {
         &self.rounds
     }
 
     /// Adds an operation. Operations must be executed in the order in which they are added.
-    pub(super) fn add_operation(
+    pub(crate) fn add_operation(
         &mut self,
         (contract, site): (Contract, Site),
         shm_request: ShmRequest,
@@ -186,7 +186,7 @@ impl<M: RoundsMemory> HostRounds<M> {
     }
 
     /// Returns the last calls, without those that an earlier call of this method has returned. The engine has to record them.
-    pub(super) fn take_unrecorded(&mut self) -> impl Iterator<Item = ShmCall> {
+    pub(crate) fn take_unrecorded(&mut self) -> impl Iterator<Item = ShmCall> {
         self.unrecorded.drain(..)
     }
 }
@@ -194,7 +194,7 @@ impl<M: RoundsMemory> HostRounds<M> {
 /// Shared buffers of the group ([`super::SharedBuffer`]).
 impl<M: RoundsMemory> HostRounds<M> {
     /// Returns whether this rank has the maximum number of shared buffers.
-    pub(super) fn has_max_buffers(&mut self) -> bool {
+    pub(crate) fn has_max_buffers(&mut self) -> bool {
         self.remove_dropped_buffers();
         self.rounds.own_buffer_count() >= BUFFERS_MAX
     }
@@ -202,7 +202,7 @@ impl<M: RoundsMemory> HostRounds<M> {
     /// Registers one shared buffer of each rank: `own` is this rank's buffer, and `others` are the other ranks' buffers in rank
     /// order. The owner of this rank's buffer must drop the value behind `alive` before it unmaps the buffer, and then set the
     /// returned flag.
-    pub(super) fn register_buffer(
+    pub(crate) fn register_buffer(
         &mut self,
         own: &mut ExposedBuffer,
         alive: Weak<()>,
@@ -221,7 +221,7 @@ impl<M: RoundsMemory> HostRounds<M> {
 
     /// After an operation has failed: makes the other ranks stop accessing the operation's buffer, because the buffer returns to
     /// its owner.
-    pub(super) fn stop_exposing(&mut self, shm_operation: &ShmOperation, memory: &BufferAccess<'_>) {
+    pub(crate) fn stop_exposing(&mut self, shm_operation: &ShmOperation, memory: &BufferAccess<'_>) {
         if let Some(bytes) = memory.all_writable().filter(|_| shm_operation.is_exposed) {
             self.rounds.stop_exposing(bytes);
         }
@@ -235,7 +235,7 @@ impl<M: RoundsMemory> HostRounds<M> {
     /// # Panics
     ///
     /// If a reduction function of the user panics.
-    pub(super) fn poll(
+    pub(crate) fn poll(
         &mut self,
         shm_operation: &mut ShmOperation,
         memory: &mut BufferAccess<'_>,
@@ -329,17 +329,17 @@ impl<M: RoundsMemory> HostRounds<M> {
     }
 
     /// Returns whether there is an operation that is not complete.
-    pub(super) fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         self.oldest_sequence != self.next_sequence
     }
 
     /// Returns whether an operation is the oldest that is not complete.
-    pub(super) fn is_oldest(&self, shm_operation: &ShmOperation) -> bool {
+    pub(crate) fn is_oldest(&self, shm_operation: &ShmOperation) -> bool {
         self.oldest_sequence == shm_operation.sequence()
     }
 
     /// Returns whether [`HostRounds::poll`] would make progress.
-    pub(super) fn is_ready(&self, shm_operation: &ShmOperation) -> bool {
+    pub(crate) fn is_ready(&self, shm_operation: &ShmOperation) -> bool {
         let round = self.last_round + 1;
         match shm_operation.execution.awaited() {
             Some(sources) => sources.indices().all(|from| self.rounds.has_posted(from, round)),
@@ -348,7 +348,7 @@ impl<M: RoundsMemory> HostRounds<M> {
     }
 
     /// Returns a round, and the ranks that have to post this round before [`HostRounds::poll`] makes progress.
-    pub(super) fn awaited_round_and_ranks(&self, shm_operation: &ShmOperation) -> (u64, RankSet) {
+    pub(crate) fn awaited_round_and_ranks(&self, shm_operation: &ShmOperation) -> (u64, RankSet) {
         match shm_operation.execution.awaited() {
             Some(sources) => (self.last_round + 1, sources),
             None => (self.last_round, self.other_ranks()),
@@ -356,7 +356,7 @@ impl<M: RoundsMemory> HostRounds<M> {
     }
 
     /// Returns the ranks for whose posts an operation waits. The operation must be the oldest that is not complete.
-    pub(super) fn awaited_ranks(&self, shm_operation: &ShmOperation) -> impl Iterator<Item = Rank> {
+    pub(crate) fn awaited_ranks(&self, shm_operation: &ShmOperation) -> impl Iterator<Item = Rank> {
         let (round, ranks) = self.awaited_round_and_ranks(shm_operation);
         let ranks = ranks.indices().filter(move |&rank| !self.rounds.has_posted(rank, round));
         ranks.map(|rank| Rank::new(rank as u32))
@@ -384,12 +384,12 @@ impl ShmCall {
 
 impl ShmOperation {
     /// Returns the operation's number in this shared memory.
-    pub(super) fn sequence(&self) -> u64 {
+    pub(crate) fn sequence(&self) -> u64 {
         self.call.sequence
     }
 
     /// Returns the reduction functions.
-    pub(super) fn into_kernels(self) -> Option<Kernels> {
+    pub(crate) fn into_kernels(self) -> Option<Kernels> {
         self.kernels
     }
 

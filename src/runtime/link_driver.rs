@@ -103,7 +103,7 @@ impl<T: Transport> LinkDriver<T> {
     }
 
     /// Returns the meter that measures how long sending, receiving and reducing take.
-    pub(super) fn meter(&self) -> &Meter {
+    pub(crate) fn meter(&self) -> &Meter {
         &self.operations.meter
     }
 

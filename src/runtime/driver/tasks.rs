@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::{Envelope, OperationRequest, Timestamp};
-use crate::group::host_rounds::{HostRounds, ShmOperation};
-use crate::group::memory::{Memory, SplitBuffer};
 use crate::reduce::Kernels;
+use crate::runtime::host_rounds::{HostRounds, ShmOperation};
+use crate::runtime::memory::{Memory, SplitBuffer};
 use crate::schedule::Schedule;
 use crate::schedule::program::RankSet;
 use crate::shm::Posts;
@@ -17,18 +17,18 @@ use crate::types::Rank;
 pub(super) const SHM_SPIN_TIME: Duration = Duration::from_micros(200);
 
 /// The output of an operation that has completed successfully.
-pub(in crate::group) struct OperationOutput {
+pub(crate) struct OperationOutput {
     /// The buffer.
-    pub(in crate::group) memory: Memory,
+    pub(crate) memory: Memory,
     /// For a receive: the envelope of the message.
-    pub(in crate::group) envelope: Option<Envelope>,
+    pub(crate) envelope: Option<Envelope>,
 }
 
 /// Identifies a shared memory: the number of its group, and the index of its stage in a hierarchical operation.
-pub(in crate::group) type RoundsKey = (u32, usize);
+pub(crate) type RoundsKey = (u32, usize);
 
 /// Rounds in which the core executes operations: rounds that a group has handed over, or rounds of hierarchical operations.
-pub(in crate::group) struct CoreRounds {
+pub(crate) struct CoreRounds {
     pub(super) host_rounds: Box<HostRounds>,
     /// The world ranks that share the memory.
     pub(super) members: Arc<[Rank]>,
@@ -37,7 +37,7 @@ pub(in crate::group) struct CoreRounds {
 }
 
 impl CoreRounds {
-    pub(in crate::group) fn new(host_rounds: Box<HostRounds>, members: Arc<[Rank]>) -> Self {
+    pub(crate) fn new(host_rounds: Box<HostRounds>, members: Arc<[Rank]>) -> Self {
         Self { host_rounds, members, is_retired: false }
     }
 }

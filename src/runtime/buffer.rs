@@ -2,7 +2,7 @@
 
 use ndarray::{ArrayBase, Data, DataMut, Dimension};
 
-use super::Error;
+use super::error::Error;
 use crate::types::Element;
 
 /// Memory that a collective reads and writes in place.
@@ -50,7 +50,7 @@ impl<T: Element> OwnedBuffer for Vec<T> {
 }
 
 /// The trait [`Sealed`](sealed::Sealed), which only this crate can implement.
-pub(super) mod sealed {
+pub(crate) mod sealed {
     use crate::types::Element;
 
     /// A buffer whose elements keep their address when the buffer is moved.

@@ -2,8 +2,8 @@
 
 use super::LinkDriver;
 use crate::engine::{Envelope, OperationRequest, Pattern, SendMode, Timestamp};
-use crate::group::link_io::IncomingFrame;
-use crate::group::profile::ProfilePart;
+use crate::runtime::link_io::IncomingFrame;
+use crate::runtime::profile::ProfilePart;
 use crate::shm::SegmentMemory;
 use crate::transport::local_links::{LinkTransport, LocalMessage, NextFrame, SocketTransport};
 use crate::types::Rank;

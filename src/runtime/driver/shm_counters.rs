@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::group::Statistics;
+use crate::runtime::statistics::Statistics;
 
 /// Operations on at most this number of bytes are short.
 const SHORT_BYTES: usize = 4 << 10;

@@ -1,6 +1,6 @@
 //! The errors of a group's operations.
 
-use super::Status;
+use super::message_status::Status;
 use crate::types::{DType, Rank, ReduceOp, WorldSize, debug_as_display};
 use crate::wire::Cause;
 
@@ -119,42 +119,5 @@ fn accepted_types(op: ReduceOp) -> &'static str {
         | ReduceOp::LogicalOr
         | ReduceOp::LogicalXor
         | ReduceOp::PreMulSum => "it takes plain numbers",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::group::Group;
-
-    #[test]
-    fn an_undefined_reduction_does_not_affect_the_group() {
-        let mut group = Group::solo();
-        let (op, dtype) = (ReduceOp::BitAnd, DType::F32);
-        assert_eq!(group.all_reduce(&mut [1.5f32], op), Err(Error::Unsupported { op, dtype }));
-        assert!(group.reduce_scatter(&mut [1u8], ReduceOp::Custom).is_err());
-        assert_eq!(group.statistics().operations, 0);
-        let mut values = [2u8, 0];
-        assert_eq!(group.all_reduce(&mut values, ReduceOp::LogicalAnd), Ok(()));
-        assert_eq!(values, [1, 0]);
-    }
-
-    /// If `main` returns an error, Rust prints the error with `Debug`.
-    #[test]
-    fn debug_prints_the_same_as_display() {
-        let cause = Cause::PeerLeft { rank: Rank::new(1), host: "h".into() };
-        let error = Error::Failed { cause, reported_by: Some(Rank::new(2)) };
-        assert_eq!(format!("{error:?}"), error.to_string());
-        assert!(error.to_string().starts_with("rank 1 on h closed its group"), "{error}");
-    }
-
-    #[test]
-    fn the_error_of_an_undefined_reduction_names_the_types_that_have_it() {
-        let text = |op, dtype| Error::Unsupported { op, dtype }.to_string();
-        assert_eq!(
-            text(ReduceOp::Max, DType::F32Loc),
-            "max on f32_loc is not defined: it takes plain numbers"
-        );
-        assert_eq!(text(ReduceOp::BitOr, DType::F16), "bor on f16 is not defined: it takes integers");
     }
 }

@@ -12,11 +12,11 @@ use super::core::{Core, JobState, PollProgress};
 use super::shm_counters::OperationTimer;
 use super::tasks::{AwaitedPosts, CoreRounds, OperationOutput, SHM_SPIN_TIME, ShmTask};
 use crate::engine::{Engine, Failure, OpId, OperationRequest, Timestamp};
-use crate::group::Error;
-use crate::group::host_rounds::{HostRounds, ShmCall, ShmOperation, ShmPoll, ShmRequest};
-use crate::group::link_io::catch_reduction_panic;
-use crate::group::memory::{BufferAccess, Memory};
-use crate::group::profile::ProfilePart;
+use crate::runtime::error::Error;
+use crate::runtime::host_rounds::{HostRounds, ShmCall, ShmOperation, ShmPoll, ShmRequest};
+use crate::runtime::link_io::catch_reduction_panic;
+use crate::runtime::memory::{BufferAccess, Memory};
+use crate::runtime::profile::ProfilePart;
 use crate::types::{Contract, Rank};
 
 /// The number of times that a thread polls shared memory before it also yields its processor between the polls. So many polls
@@ -26,7 +26,7 @@ const SPINS_BEFORE_YIELD: u32 = 500;
 impl Driver {
     /// Runs an operation in shared memory, and waits until it is complete. `members` are the world ranks that share
     /// the memory.
-    pub(in crate::group) fn run_in_shared_memory(
+    pub(crate) fn run_in_shared_memory(
         &self,
         host_rounds: &mut HostRounds,
         members: &[Rank],

@@ -7,7 +7,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::core::Core;
-use crate::group::{deferred_drop, link_io};
+use crate::runtime::{deferred_drop, link_io};
 
 /// The lock of the core.
 pub(super) struct CoreLock {

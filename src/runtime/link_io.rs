@@ -25,12 +25,12 @@ thread_local! {
 }
 
 /// Returns whether this thread is in a reduction, which may call a function of the user.
-pub(super) fn is_reducing() -> bool {
+pub(crate) fn is_reducing() -> bool {
     REDUCING.get()
 }
 
 /// Runs a reduction. Returns an error if it panics: a reduction function of the user may panic in any thread.
-pub(super) fn catch_reduction_panic<R>(reduce: impl FnOnce() -> R) -> thread::Result<R> {
+pub(crate) fn catch_reduction_panic<R>(reduce: impl FnOnce() -> R) -> thread::Result<R> {
     REDUCING.set(true);
     let result = catch_unwind(AssertUnwindSafe(reduce));
     REDUCING.set(false);
@@ -47,59 +47,59 @@ pub struct ByteCounters {
 }
 
 /// The buffer and the reduction of an active operation.
-pub(super) struct ActiveOperation {
-    pub(super) memory: Memory,
-    pub(super) element_bytes: usize,
-    pub(super) kernels: Option<Kernels>,
+pub(crate) struct ActiveOperation {
+    pub(crate) memory: Memory,
+    pub(crate) element_bytes: usize,
+    pub(crate) kernels: Option<Kernels>,
     /// The number by which an average divides the sum.
-    pub(super) divisor: u32,
+    pub(crate) divisor: u32,
     /// The buffer, if the memory is a workspace.
-    pub(super) gathering: Option<Box<Gathering>>,
+    pub(crate) gathering: Option<Box<Gathering>>,
 }
 
 /// The active operations, and the data that wait for an operation.
 #[derive(Default)]
-pub(super) struct ActiveOperations {
-    pub(super) active: SortedMap<OpId, ActiveOperation>,
+pub(crate) struct ActiveOperations {
+    pub(crate) active: SortedMap<OpId, ActiveOperation>,
     /// The segments that have arrived too early, by operation and sender, in the order of their arrival.
-    pub(super) stored: BTreeMap<(OperationKey, Rank), VecDeque<StoredFrame>>,
+    pub(crate) stored: BTreeMap<(OperationKey, Rank), VecDeque<StoredFrame>>,
     /// The bytes of the messages from this rank to itself that no receive has matched, by the operation that sends the message.
     messages_to_self: BTreeMap<OpId, Vec<u8>>,
-    pub(super) meter: Meter,
+    pub(crate) meter: Meter,
 }
 
 /// A byte buffer that is aligned for every element type.
 #[derive(Default)]
-pub(super) struct AlignedBytes {
+pub(crate) struct AlignedBytes {
     words: Vec<u64>,
     length: usize,
 }
 
 /// A segment that has arrived too early to be applied.
-pub(super) struct StoredFrame {
-    pub(super) header: FrameHeader,
+pub(crate) struct StoredFrame {
+    pub(crate) header: FrameHeader,
     payload: AlignedBytes,
 }
 
 /// The state of one link.
-pub(super) struct LinkIo {
-    pub(super) incoming: IncomingFrame,
+pub(crate) struct LinkIo {
+    pub(crate) incoming: IncomingFrame,
     /// The header of the next incoming frame. The first `header_filled` bytes have arrived.
-    pub(super) header: [u8; HEADER_BYTES],
-    pub(super) header_filled: usize,
-    pub(super) outgoing: Option<OutgoingFrame>,
+    pub(crate) header: [u8; HEADER_BYTES],
+    pub(crate) header_filled: usize,
+    pub(crate) outgoing: Option<OutgoingFrame>,
     /// The payload of a segment that will be reduced. It is at most one segment long.
-    pub(super) scratch: AlignedBytes,
+    pub(crate) scratch: AlignedBytes,
     /// Whether a byte has been sent or received, which shows that the link was opened.
-    pub(super) has_opened: bool,
+    pub(crate) has_opened: bool,
     /// Whether the link is closed, or could not be opened.
-    pub(super) is_lost: bool,
+    pub(crate) is_lost: bool,
     /// Whether this rank sends nothing more on the link.
-    pub(super) is_closed_for_sending: bool,
+    pub(crate) is_closed_for_sending: bool,
 }
 
 /// The part of the incoming data that is being received. `filled` is the number of bytes of the payload that have arrived.
-pub(super) enum IncomingFrame {
+pub(crate) enum IncomingFrame {
     /// The header of the next frame.
     Header,
     /// The payload of a segment that is applied as soon as it is complete.
@@ -115,15 +115,15 @@ pub(super) enum IncomingFrame {
 }
 
 /// A frame that is being sent.
-pub(super) struct OutgoingFrame {
-    pub(super) header: [u8; HEADER_BYTES],
-    pub(super) payload: FramePayload,
+pub(crate) struct OutgoingFrame {
+    pub(crate) header: [u8; HEADER_BYTES],
+    pub(crate) payload: FramePayload,
     /// The number of bytes of header and payload that have been sent.
-    pub(super) sent: usize,
+    pub(crate) sent: usize,
 }
 
 /// The payload of a frame that is being sent.
-pub(super) enum FramePayload {
+pub(crate) enum FramePayload {
     /// A segment: these bytes of the operation's buffer.
     Segment(OpId, Range<usize>),
     /// The payload of a control frame.
@@ -136,7 +136,7 @@ impl AlignedBytes {
     }
 
     /// Sets the length to `length` bytes. The content is unspecified.
-    pub(super) fn resize(&mut self, length: usize) {
+    pub(crate) fn resize(&mut self, length: usize) {
         let words = length.div_ceil(size_of::<u64>());
         if self.words.len() < words {
             self.words.resize(words, 0);
@@ -144,18 +144,18 @@ impl AlignedBytes {
         self.length = length;
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &bytemuck::cast_slice(&self.words)[..self.length]
     }
 
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.words)[..self.length]
     }
 }
 
 impl ActiveOperations {
     /// Releases all buffers. Returns the reduction functions.
-    pub(super) fn release(&mut self) -> Vec<Kernels> {
+    pub(crate) fn release(&mut self) -> Vec<Kernels> {
         self.stored.clear();
         self.messages_to_self.clear();
         let active = std::mem::take(&mut self.active);
@@ -190,14 +190,14 @@ impl ActiveOperations {
     }
 
     /// Returns the sender and the header of the first frame that is stored for an operation.
-    pub(super) fn first_stored(&self, key: OperationKey) -> Option<(Rank, FrameHeader)> {
+    pub(crate) fn first_stored(&self, key: OperationKey) -> Option<(Rank, FrameHeader)> {
         let (&(_, peer), frames) =
             self.stored.range((key, Rank::ZERO)..=(key, Rank::new(u32::MAX))).next()?;
         Some((peer, frames.front()?.header))
     }
 
     /// Applies those stored segments of an operation that may be applied now.
-    pub(super) fn apply_stored(&mut self, key: OperationKey, engine: &mut Engine) {
+    pub(crate) fn apply_stored(&mut self, key: OperationKey, engine: &mut Engine) {
         let (lowest, highest) = ((key, Rank::ZERO), (key, Rank::new(u32::MAX)));
         while !self.stored.is_empty() {
             let applicable = self.stored.range(lowest..=highest).find_map(|(&key_and_peer, frames)| {
@@ -238,7 +238,7 @@ impl ActiveOperations {
     }
 
     /// Copies the message that an operation sends to this rank itself.
-    pub(super) fn copy_message_to_self(&mut self, operation: OpId, count: usize) {
+    pub(crate) fn copy_message_to_self(&mut self, operation: OpId, count: usize) {
         let Some(active_operation) = self.active.get(&operation) else { return };
         let bytes =
             active_operation.memory.bytes(0..count * active_operation.element_bytes).unwrap_or_default();
@@ -246,7 +246,7 @@ impl ActiveOperations {
     }
 
     /// Copies the matched messages of this rank to itself into the buffers of the receives.
-    pub(super) fn deliver_messages_to_self(&mut self, engine: &mut Engine) {
+    pub(crate) fn deliver_messages_to_self(&mut self, engine: &mut Engine) {
         while let Some((send, receive)) = engine.take_self_delivery() {
             let Some(bytes) = self.messages_to_self.remove(&send) else { continue };
             let count = engine.envelope(receive).map_or(0, |envelope| envelope.contract.count as usize);
@@ -257,7 +257,7 @@ impl ActiveOperations {
 }
 
 impl LinkIo {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             incoming: IncomingFrame::Header,
             header: [0; HEADER_BYTES],
@@ -271,7 +271,7 @@ impl LinkIo {
     }
 
     /// Reports to the engine that the link is lost, or that it could not be opened.
-    pub(super) fn handle_loss(&mut self, peer: Rank, detail: &str, engine: &mut Engine) {
+    pub(crate) fn handle_loss(&mut self, peer: Rank, detail: &str, engine: &mut Engine) {
         self.is_lost = true;
         if self.has_opened {
             engine.handle_lost_link(peer, detail);
@@ -281,18 +281,18 @@ impl LinkIo {
     }
 
     /// Fails the job because bytes from the peer are corrupt. Then nothing more is read from the peer.
-    pub(super) fn refuse(&mut self, peer: Rank, detail: String, engine: &mut Engine) {
+    pub(crate) fn refuse(&mut self, peer: Rank, detail: String, engine: &mut Engine) {
         engine.report_corrupt_bytes(peer, detail);
         self.incoming = IncomingFrame::Refused;
     }
 
     /// Returns whether this rank continues to read from the link after a send has failed.
-    pub(super) fn is_readable(&self) -> bool {
+    pub(crate) fn is_readable(&self) -> bool {
         !matches!(self.incoming, IncomingFrame::Refused)
     }
 
     /// Counts `count` received bytes, first for the payload and then for the next header.
-    pub(super) fn count_received(&mut self, count: usize) {
+    pub(crate) fn count_received(&mut self, count: usize) {
         let (filled, length) = match &mut self.incoming {
             IncomingFrame::Header => {
                 self.header_filled += count;
@@ -313,7 +313,7 @@ impl LinkIo {
     }
 
     /// Handles the payload and the header that have been received completely. A payload and the next header may arrive together.
-    pub(super) fn handle_complete_frames(
+    pub(crate) fn handle_complete_frames(
         &mut self,
         peer: Rank,
         engine: &mut Engine,
@@ -433,13 +433,13 @@ fn check_payload_crc(peer: Rank, header: &FrameHeader, payload: &[u8], engine: &
 
 impl OutgoingFrame {
     /// Returns the bytes of the header and of the payload that have not been sent.
-    pub(super) fn unsent<'a>(&'a self, payload: &'a [u8]) -> [IoSlice<'a>; 2] {
+    pub(crate) fn unsent<'a>(&'a self, payload: &'a [u8]) -> [IoSlice<'a>; 2] {
         let sent_header = self.sent.min(HEADER_BYTES);
         [IoSlice::new(&self.header[sent_header..]), IoSlice::new(&payload[self.sent - sent_header..])]
     }
 
     /// Returns a frame of which nothing has been sent. Computes the checksum of a segment's payload if the link uses checksums.
-    pub(super) fn new(transmit: Transmit, operations: &ActiveOperations) -> Self {
+    pub(crate) fn new(transmit: Transmit, operations: &ActiveOperations) -> Self {
         match transmit {
             Transmit::Control { header, payload } => {
                 Self { header: header.encode(), payload: FramePayload::Control(payload), sent: 0 }

@@ -69,7 +69,7 @@ impl Memory {
     }
 
     /// Returns memory for a message of any length: this memory if the message fits into it, and new memory for a longer message.
-    pub(super) fn or_allocated_if_longer<T: Element>(self) -> Self {
+    pub(crate) fn or_allocated_if_longer<T: Element>(self) -> Self {
         let Self(MemoryKind::AllocatedOnMatch(allocate)) = Self::allocated_on_match::<T>() else {
             return self;
         };
@@ -78,7 +78,7 @@ impl Memory {
 
     /// Allocates the memory for a message of `count` elements, unless it is already allocated. Returns whether there is enough
     /// memory.
-    pub(super) fn allocate_for_message(&mut self, count: usize) -> bool {
+    pub(crate) fn allocate_for_message(&mut self, count: usize) -> bool {
         let allocate = match &mut self.0 {
             MemoryKind::Owned(_) | MemoryKind::Borrowed(_) => return true,
             MemoryKind::AllocatedOnMatch(allocate) => *allocate,
@@ -97,7 +97,7 @@ impl Memory {
     }
 
     /// Returns a range of the bytes; `None` if they are not allocated or the range is too long.
-    pub(super) fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
+    pub(crate) fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
         match &self.0 {
             MemoryKind::Owned(owned) => owned.bytes().get(range),
             MemoryKind::Borrowed(borrowed) => borrowed.bytes(range),
@@ -106,7 +106,7 @@ impl Memory {
     }
 
     /// Returns access to the whole buffer. The buffer is empty if it has not been allocated.
-    pub(super) fn access(&mut self) -> BufferAccess<'_> {
+    pub(crate) fn access(&mut self) -> BufferAccess<'_> {
         match &mut self.0 {
             MemoryKind::Owned(owned) => owned.bytes_mut().into(),
             MemoryKind::Borrowed(borrowed) => borrowed.access(),
@@ -115,7 +115,7 @@ impl Memory {
     }
 
     /// Returns a range of the bytes; `None` if they are not allocated or may not be written, or the range is too long.
-    pub(super) fn bytes_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
+    pub(crate) fn bytes_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         match &mut self.0 {
             MemoryKind::Owned(owned) => owned.bytes_mut().get_mut(range),
             MemoryKind::Borrowed(borrowed) => borrowed.bytes_mut(&range),
@@ -129,7 +129,7 @@ impl Memory {
     /// # Panics
     ///
     /// If the ranges overlap, are not in ascending order, or exceed the buffer.
-    pub(super) fn into_parts(mut self, ranges: &[Range<usize>]) -> (SplitBuffer, Vec<Self>) {
+    pub(crate) fn into_parts(mut self, ranges: &[Range<usize>]) -> (SplitBuffer, Vec<Self>) {
         let token = Arc::new(());
         let whole = BorrowedMemory::new(self.access(), &token);
         let mut end = 0;
@@ -152,7 +152,7 @@ impl Memory {
     }
 
     /// Returns the buffer that the operation owned; `None` if it owned no buffer of this type.
-    pub(super) fn into_owned<B: OwnedBuffer>(self) -> Option<B> {
+    pub(crate) fn into_owned<B: OwnedBuffer>(self) -> Option<B> {
         match self.0 {
             MemoryKind::Owned(owned) => owned.into_any().downcast().ok().map(|elements| *elements),
             MemoryKind::Borrowed(_) | MemoryKind::AllocatedOnMatch(_) | MemoryKind::Fitting { .. } => None,
@@ -161,7 +161,7 @@ impl Memory {
 }
 
 /// A buffer whose parts are in use. As with [`lend`], the process aborts if this owner is dropped before all parts.
-pub(super) struct SplitBuffer {
+pub(crate) struct SplitBuffer {
     /// This field is dropped first, so that the check runs before the buffer is freed.
     parts_check: BorrowCheck,
     whole: Memory,
@@ -169,7 +169,7 @@ pub(super) struct SplitBuffer {
 
 impl SplitBuffer {
     /// Returns the whole buffer. All parts must have been dropped.
-    pub(super) fn into_whole(self) -> Memory {
+    pub(crate) fn into_whole(self) -> Memory {
         let Self { parts_check, whole } = self;
         drop(parts_check);
         whole
@@ -177,21 +177,21 @@ impl SplitBuffer {
 }
 
 /// Returns `count` zeros; `None` if there is not enough memory. The number may come from another rank, so it may be very large.
-pub(super) fn zeroed<T: Element>(count: usize) -> Option<Vec<T>> {
+pub(crate) fn zeroed<T: Element>(count: usize) -> Option<Vec<T>> {
     bytemuck::allocation::try_zeroed_slice_box(count).ok().map(Vec::from)
 }
 
 /// Access to the buffer of an operation: an input, which the operation only reads, followed by an output, which it may also
 /// write. Input and output may be separate memories, but the offsets count through both.
 #[derive(Default)]
-pub(super) struct BufferAccess<'a> {
+pub(crate) struct BufferAccess<'a> {
     input: &'a [u8],
     output: &'a mut [u8],
 }
 
 impl BufferAccess<'_> {
     /// Returns the number of bytes of input and output together.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.input.len() + self.output.len()
     }
 
@@ -200,7 +200,7 @@ impl BufferAccess<'_> {
     /// # Panics
     ///
     /// If the buffer ends before the range does, or the range begins in the input and ends in the output.
-    pub(super) fn bytes(&self, range: Range<usize>) -> &[u8] {
+    pub(crate) fn bytes(&self, range: Range<usize>) -> &[u8] {
         range_of(self.input, self.output, range).expect("the range is in the input or in the output")
     }
 
@@ -209,13 +209,13 @@ impl BufferAccess<'_> {
     /// # Panics
     ///
     /// If the range is not completely in the output.
-    pub(super) fn bytes_mut(&mut self, range: &Range<usize>) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self, range: &Range<usize>) -> &mut [u8] {
         let range = output_range(self.input.len(), range);
         range.and_then(|range| self.output.get_mut(range)).expect("the range is in the output")
     }
 
     /// Returns the whole buffer, or `None` if a part of it is input, which must not be written.
-    pub(super) fn all_writable(&self) -> Option<&[u8]> {
+    pub(crate) fn all_writable(&self) -> Option<&[u8]> {
         self.input.is_empty().then_some(&*self.output)
     }
 }
@@ -251,7 +251,7 @@ impl<'a> From<(&'a [u8], &'a mut [u8])> for BufferAccess<'a> {
 
 /// Lends `bytes` to `work` as the memory of an operation. This memory must be dropped before `work` returns. Otherwise the
 /// process aborts, because the caller would use or free its buffer while another thread still uses it.
-pub(super) fn lend<'a, R>(bytes: impl Into<BufferAccess<'a>>, work: impl FnOnce(Memory) -> R) -> R {
+pub(crate) fn lend<'a, R>(bytes: impl Into<BufferAccess<'a>>, work: impl FnOnce(Memory) -> R) -> R {
     let token = Arc::new(());
     let borrowed = BorrowedMemory::new(bytes.into(), &token);
     // The check also runs if `work` panics.

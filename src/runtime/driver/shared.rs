@@ -17,8 +17,9 @@ use super::poll_time::must_sleep;
 use super::shm_counters::ShmCounters;
 use super::tasks::{AwaitedPosts, OperationOutput, SHM_SPIN_TIME};
 use crate::engine::{OpId, Timestamp};
-use crate::group::profile::{Meter, ProfilePart};
-use crate::group::{Error, deferred_drop};
+use crate::runtime::deferred_drop;
+use crate::runtime::error::Error;
+use crate::runtime::profile::{Meter, ProfilePart};
 use crate::transport::poller::{Event, Poller};
 
 /// The number of times that a thread polls for events before it also yields its processor between the polls. So many polls

@@ -56,7 +56,10 @@ fn begin(host_rounds: &mut HostRounds, spec: CollectiveSpec) -> ShmOperation {
         layout: 0,
     };
     let kernels = reduce::kernels(DType::F32, ReduceOp::Sum);
-    host_rounds.add_operation((contract, Site::here()), ShmRequest { spec, kernels, divisor: RANKS })
+    host_rounds.add_operation(
+        (contract, Site::from(std::panic::Location::caller())),
+        ShmRequest { spec, kernels, divisor: RANKS },
+    )
 }
 
 /// Runs an all-reduce. `uses_shared_buffer` says which ranks use their shared buffers. Returns the number of rounds and the

@@ -5,10 +5,10 @@ use super::core::{Core, JobState};
 use super::tasks::SHM_SPIN_TIME;
 use super::{Driver, Submission};
 use crate::engine::{Envelope, OperationRequest, Pattern};
-use crate::group::Error;
-use crate::group::link_driver::direct::DirectReceive;
-use crate::group::memory::Memory;
-use crate::group::profile::ProfilePart;
+use crate::runtime::error::Error;
+use crate::runtime::link_driver::direct::DirectReceive;
+use crate::runtime::memory::Memory;
+use crate::runtime::profile::ProfilePart;
 use crate::types::Rank;
 
 /// One of so many messages becomes an operation, so that a rank which only exchanges messages also learns of other events.
@@ -24,12 +24,7 @@ impl Core {
 
 impl Driver {
     /// Sends a message, and returns when its bytes have left this rank.
-    pub(in crate::group) fn send(
-        &self,
-        request: OperationRequest,
-        to: Rank,
-        bytes: &[u8],
-    ) -> Result<(), Error> {
+    pub(crate) fn send(&self, request: OperationRequest, to: Rank, bytes: &[u8]) -> Result<(), Error> {
         if self.try_send_directly(&request, to, bytes) {
             return Ok(());
         }
@@ -38,7 +33,7 @@ impl Driver {
 
     /// Receives a message that fits the pattern into the start of `bytes`. If only an operation can receive the message,
     /// `convert` makes its memory.
-    pub(in crate::group) fn receive(
+    pub(crate) fn receive(
         &self,
         mut request: OperationRequest,
         pattern: Pattern,
@@ -52,12 +47,7 @@ impl Driver {
     }
 
     /// Sends a message without an operation. Returns false if it was not sent, and needs an operation.
-    pub(in crate::group) fn try_send_directly(
-        &self,
-        request: &OperationRequest,
-        to: Rank,
-        bytes: &[u8],
-    ) -> bool {
+    pub(crate) fn try_send_directly(&self, request: &OperationRequest, to: Rank, bytes: &[u8]) -> bool {
         if self.shared.local_peers.get().and_then(|local| local.number_of(to)).is_none() {
             return false;
         }

@@ -3,8 +3,8 @@
 use std::ops::{Deref, Range};
 
 use super::{HostRounds, PIECE_BYTES, RoundWork, ShmOperation};
-use crate::group::memory::BufferAccess;
-use crate::group::profile::ProfilePart;
+use crate::runtime::memory::BufferAccess;
+use crate::runtime::profile::ProfilePart;
 use crate::schedule::Action;
 use crate::schedule::program::{Fold, SlotWrite, Take};
 use crate::shm::RoundsMemory;

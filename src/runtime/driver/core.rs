@@ -8,10 +8,11 @@ use super::poll_time::PollTime;
 use super::shm_counters::ShmCounters;
 use super::tasks::{CoreRounds, OperationOutput, RoundsKey, ShmTask, StagedCollective};
 use crate::engine::{Failure, NOTIFY_TIMEOUT, OpId, Timestamp};
-use crate::group::failure_report::FailureReporter;
-use crate::group::link_driver::{CompletedOperation, LinkDriver, PollOutcome};
-use crate::group::{Error, Statistics};
 use crate::reduce::Kernels;
+use crate::runtime::error::Error;
+use crate::runtime::failure_report::FailureReporter;
+use crate::runtime::link_driver::{CompletedOperation, LinkDriver, PollOutcome};
+use crate::runtime::statistics::Statistics;
 use crate::shm::Segment;
 use crate::transport::local_links::LinkTransport;
 use crate::transport::tcp::TcpTransport;
@@ -21,7 +22,7 @@ use crate::types::{Rank, SortedMap, SortedSet};
 type JobTransport = LinkTransport<TcpTransport, Segment>;
 
 /// The link driver, the active operations and the results of finished operations.
-pub(in crate::group) struct Core {
+pub(crate) struct Core {
     pub(super) link_driver: LinkDriver<JobTransport>,
     pub(super) state: JobState,
     /// The active operations.
@@ -86,7 +87,7 @@ pub(super) enum PollProgress {
 }
 
 impl Core {
-    pub(in crate::group) fn new(
+    pub(crate) fn new(
         link_driver: LinkDriver<JobTransport>,
         failure_reporter: Option<FailureReporter>,
     ) -> Self {

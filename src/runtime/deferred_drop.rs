@@ -15,29 +15,29 @@ thread_local! {
 }
 
 /// Records that this thread has taken a core lock.
-pub(super) fn record_lock_taken() {
+pub(crate) fn record_lock_taken() {
     LOCKS.set(LOCKS.get() + 1);
 }
 
 /// Records that this thread has released a core lock, and returns the values to drop.
-pub(super) fn record_lock_released() -> Deferred {
+pub(crate) fn record_lock_released() -> Deferred {
     LOCKS.set(LOCKS.get() - 1);
     if LOCKS.get() == 0 { DEFERRED.take() } else { Vec::new() }
 }
 
 /// Returns whether this thread holds a core lock.
-pub(super) fn holds_lock() -> bool {
+pub(crate) fn holds_lock() -> bool {
     // A thread that is exiting has no thread-local variables and holds no lock.
     LOCKS.try_with(|locks| locks.get() > 0).unwrap_or(false)
 }
 
 /// Returns whether this thread has deferred drops.
-pub(super) fn has_deferred_drops() -> bool {
+pub(crate) fn has_deferred_drops() -> bool {
     DEFERRED.with_borrow(|deferred| !deferred.is_empty())
 }
 
 /// Drops a value now, or, if this thread holds a core lock, after the lock is released.
-pub(super) fn drop_without_lock(value: Box<dyn Any + Send>) {
+pub(crate) fn drop_without_lock(value: Box<dyn Any + Send>) {
     if holds_lock() {
         DEFERRED.with_borrow_mut(|deferred| deferred.push(value));
     }

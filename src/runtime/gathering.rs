@@ -10,7 +10,7 @@ use crate::schedule::GatherWorkspace;
 use crate::types::Rank;
 
 /// An operation whose schedule works on a workspace.
-pub(super) struct Gathering {
+pub(crate) struct Gathering {
     workspace: GatherWorkspace,
     element_bytes: usize,
     /// The buffer of the operation. The memory on which the schedule works is the workspace.
@@ -20,7 +20,7 @@ pub(super) struct Gathering {
 impl Gathering {
     /// Returns memory for the workspace, which holds a copy of `buffer` in this rank's slot. Returns `None` if there is not
     /// enough memory.
-    pub(super) fn begin(
+    pub(crate) fn begin(
         workspace: GatherWorkspace,
         mut buffer: Memory,
         element_bytes: usize,
@@ -33,7 +33,7 @@ impl Gathering {
     }
 
     /// Reduces the gathered buffers in rank order into the buffer of the operation, and returns this buffer.
-    pub(super) fn finish(self, gathered: &Memory, kernels: &Kernels, divisor: u32) -> Memory {
+    pub(crate) fn finish(self, gathered: &Memory, kernels: &Kernels, divisor: u32) -> Memory {
         let Self { workspace, element_bytes, mut buffer } = self;
         let slot = |rank| gathered.bytes(slot_bytes(&workspace, rank, element_bytes)).unwrap_or_default();
         let result = buffer.bytes_mut(0..workspace.count * element_bytes).unwrap_or_default();

@@ -24,18 +24,19 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-pub(super) use self::core::Core;
+pub(crate) use self::core::Core;
 use self::core::{JobState, PollProgress};
 use self::core_lock::{CoreGuard, CoreLock};
 use self::local_peers::LocalPeers;
 use self::shared::DriverShared;
 pub use self::shared::Interrupt;
-pub(super) use self::tasks::{CoreRounds, OperationOutput, RoundsKey};
+pub(crate) use self::tasks::{CoreRounds, OperationOutput, RoundsKey};
+use super::error::Error;
 use super::host_rounds::HostRounds;
 use super::link_driver::BufferAndReduction;
 use super::memory::{self, BufferAccess, Memory};
 use super::profile::{Meter, mark_background_thread};
-use super::{Error, Statistics};
+use super::statistics::Statistics;
 use crate::engine::{
     DELIVERY_TIMEOUT, DISCONNECT_TIMEOUT, Envelope, OpId, OperationRequest, Pattern, Timestamp,
 };
@@ -51,13 +52,13 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 const DELIVERY_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A link driver over TCP, the clock and the threads that drive it. Dropping the driver closes all links.
-pub(super) struct Driver {
+pub(crate) struct Driver {
     shared: Arc<DriverShared>,
     progress_thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// An operation that the driver has to begin.
-pub(super) enum Submission {
+pub(crate) enum Submission {
     /// A collective. If it has stages in shared memory, the core has the rounds.
     Collective(Vec<Block>, BufferAndReduction),
     /// The send of a message. The receiver is this rank of the world.
@@ -77,7 +78,7 @@ impl Submission {
 }
 
 impl Driver {
-    pub(super) fn new(
+    pub(crate) fn new(
         mut core: Core,
         epoch: Instant,
         has_own_processor: bool,
@@ -108,28 +109,28 @@ impl Driver {
     }
 
     /// Sends on the first `count` connections of each link.
-    pub(super) fn use_streams(&self, count: u8) {
+    pub(crate) fn use_streams(&self, count: u8) {
         self.shared.lock().link_driver.transport_mut().sockets_mut().use_streams(count);
     }
 
     /// Uses only one connection of each link from now on.
-    pub(super) fn use_single_connection(&self) {
+    pub(crate) fn use_single_connection(&self) {
         self.shared.lock().link_driver.transport_mut().sockets_mut().use_single_connection();
     }
 
     /// Adds the queues in `memory` to the links to the other ranks of this host. `ranks` are the ranks of the host, of which this
     /// rank is number `own`.
-    pub(super) fn add_queues(&self, memory: &Arc<Segment>, ranks: &[Rank], own: usize) {
+    pub(crate) fn add_queues(&self, memory: &Arc<Segment>, ranks: &[Rank], own: usize) {
         self.shared.lock().link_driver.transport_mut().add_queues(memory, ranks, own);
     }
 
     /// Removes the queues, because not all ranks of this host have added them.
-    pub(super) fn remove_queues(&self) {
+    pub(crate) fn remove_queues(&self) {
         self.shared.lock().link_driver.transport_mut().remove_queues();
     }
 
     /// Sends to the other ranks of this host through the queues from now on. `ranks` and `own` are as for `add_queues`.
-    pub(super) fn change_over_to_queues(&self, ranks: &[Rank], own: usize) {
+    pub(crate) fn change_over_to_queues(&self, ranks: &[Rank], own: usize) {
         let mut core = self.shared.lock();
         core.link_driver.transport_mut().change_over();
         if let Some(signals) = core.link_driver.transport().signals() {
@@ -138,11 +139,11 @@ impl Driver {
     }
 
     /// Makes the time for which waiting threads poll depend on how long they waited before.
-    pub(super) fn adapt_polling(&self) {
+    pub(crate) fn adapt_polling(&self) {
         self.shared.lock().poll_time.adapt_to_waits();
     }
 
-    pub(super) fn statistics(&self) -> Statistics {
+    pub(crate) fn statistics(&self) -> Statistics {
         let core = self.shared.lock();
         let counters = core.link_driver.counters();
         let current = core.busy_since.map_or(Duration::ZERO, |since| self.shared.now().saturating_sub(since));
@@ -157,23 +158,23 @@ impl Driver {
     }
 
     /// Returns the file descriptors of the open sockets.
-    pub(super) fn descriptors(&self) -> Vec<RawFd> {
+    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
         self.shared.lock().link_driver.transport().sockets().descriptors()
     }
 
     /// Returns the meter that measures how long sending, receiving, reducing and waiting take.
-    pub(super) fn meter(&self) -> &Meter {
+    pub(crate) fn meter(&self) -> &Meter {
         &self.shared.meter
     }
 
     /// Opens the link to a peer, if it is not open.
-    pub(super) fn connect(&self, peer: Rank) {
+    pub(crate) fn connect(&self, peer: Rank) {
         let now = self.shared.now();
         self.shared.lock().link_driver.connect(now, peer);
     }
 
     /// Runs an operation on a buffer of the caller, and waits until it is complete.
-    pub(super) fn run<'a>(
+    pub(crate) fn run<'a>(
         &self,
         request: OperationRequest,
         bytes: impl Into<BufferAccess<'a>>,
@@ -191,14 +192,14 @@ impl Driver {
     }
 
     /// Begins an asynchronous operation. [`Driver::wait`] returns its result.
-    pub(super) fn submit(&self, request: OperationRequest, submission: Submission) -> Result<OpId, Error> {
+    pub(crate) fn submit(&self, request: OperationRequest, submission: Submission) -> Result<OpId, Error> {
         self.ensure_progress_thread()?;
         self.begin(request, submission, false)
     }
 
     /// Begins an operation. If `is_awaited` is true, the caller waits for the operation at once, and the progress thread does not
     /// drive the operation.
-    pub(super) fn begin(
+    pub(crate) fn begin(
         &self,
         request: OperationRequest,
         submission: Submission,
@@ -254,7 +255,7 @@ impl Driver {
     }
 
     /// Waits for the result of an operation. Returns `None` if the operation has not ended at the time `until`.
-    pub(super) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<OperationOutput, Error>> {
+    pub(crate) fn wait(&self, id: OpId, until: Option<Timestamp>) -> Option<Result<OperationOutput, Error>> {
         let started = self.shared.now();
         let takeover = self.shared.take_over_driving(std::iter::once(id));
         let result = self.shared.wait(self.shared.lock(), id, started, until);
@@ -264,7 +265,7 @@ impl Driver {
 
     /// Waits for the result of an operation on a borrowed buffer. The operation uses the buffer until it ends, so an interrupt
     /// of the program must fail the job.
-    pub(super) fn wait_for_borrowed(&self, id: OpId) -> Option<Result<OperationOutput, Error>> {
+    pub(crate) fn wait_for_borrowed(&self, id: OpId) -> Option<Result<OperationOutput, Error>> {
         self.wait_with_lock(self.shared.lock(), id, self.shared.now())
     }
 
@@ -290,7 +291,7 @@ impl Driver {
 
     /// Waits until all operations of any one list have ended, and returns the index of this list. Returns `None` if no list has
     /// ended at the time `until`.
-    pub(super) fn wait_any(&self, lists: &[&[OpId]], until: Option<Timestamp>) -> Option<usize> {
+    pub(crate) fn wait_any(&self, lists: &[&[OpId]], until: Option<Timestamp>) -> Option<usize> {
         let started = self.shared.now();
         let ended =
             |core: &mut Core| lists.iter().position(|ids| ids.iter().all(|id| !core.active_ids.contains(id)));
@@ -301,7 +302,7 @@ impl Driver {
     }
 
     /// Does all work of the job that needs no waiting. Returns whether the operation `id` has ended.
-    pub(super) fn test(&self, id: OpId) -> bool {
+    pub(crate) fn test(&self, id: OpId) -> bool {
         let mut core = self.shared.lock();
         if core.active_ids.contains(&id)
             && matches!(self.shared.poll_core(&mut core, self.shared.now()), PollProgress::Progress)
@@ -318,7 +319,7 @@ impl Driver {
     }
 
     /// Waits until the time `until` for a message that fits the pattern and that no receive has matched. Returns its envelope.
-    pub(super) fn probe(&self, pattern: Pattern, until: Timestamp) -> Result<Option<Envelope>, Error> {
+    pub(crate) fn probe(&self, pattern: Pattern, until: Timestamp) -> Result<Option<Envelope>, Error> {
         let mut core = self.shared.lock();
         let now = self.shared.now();
         core.link_driver.set_probing(true);
@@ -337,32 +338,32 @@ impl Driver {
     }
 
     /// Discards the result of an operation, because its handle was dropped.
-    pub(super) fn discard_result(&self, id: OpId) {
+    pub(crate) fn discard_result(&self, id: OpId) {
         self.shared.lock().discard_result(id, self.shared.now());
     }
 
     /// Cancels the operation if it is a receive that has not matched a message, and returns true. Otherwise returns false.
-    pub(super) fn cancel(&self, id: OpId) -> bool {
+    pub(crate) fn cancel(&self, id: OpId) -> bool {
         self.shared.lock().cancel(id, self.shared.now())
     }
 
     /// Records that a group was dropped.
-    pub(super) fn retire_group(&self, group: u32) {
+    pub(crate) fn retire_group(&self, group: u32) {
         self.shared.lock().retire_group(group);
     }
 
     /// Gives the core the rounds in which it executes operations.
-    pub(super) fn add_rounds(&self, key: RoundsKey, rounds: CoreRounds) {
+    pub(crate) fn add_rounds(&self, key: RoundsKey, rounds: CoreRounds) {
         self.shared.lock().rounds.insert(key, rounds);
     }
 
     /// Takes the rounds that a group has handed over; `None` if an operation uses them, or if the job has failed.
-    pub(super) fn take_rounds(&self, group: u32) -> Option<Box<HostRounds>> {
+    pub(crate) fn take_rounds(&self, group: u32) -> Option<Box<HostRounds>> {
         self.shared.lock().take_rounds(group)
     }
 
     /// Calls `use_rounds` with the rounds that a group has handed over. Returns `None` if the job has failed.
-    pub(super) fn with_rounds<R>(
+    pub(crate) fn with_rounds<R>(
         &self,
         group: u32,
         use_rounds: impl FnOnce(&mut HostRounds) -> R,
@@ -371,20 +372,20 @@ impl Driver {
     }
 
     /// Fails the job because the program of this rank aborts it. `message` is the reason.
-    pub(super) fn abort(&self, message: &str) -> Error {
+    pub(crate) fn abort(&self, message: &str) -> Error {
         let mut core = self.shared.lock();
         core.link_driver.abort(message);
         self.shared.fail(core)
     }
 
     /// Returns the host of a rank of the job, for use in errors: its name and address.
-    pub(super) fn host(&self, rank: Rank) -> String {
+    pub(crate) fn host(&self, rank: Rank) -> String {
         let core = self.shared.lock();
         core.link_driver.settings().host_names.get(rank.index()).cloned().unwrap_or_default()
     }
 
     /// Returns the time since the epoch.
-    pub(super) fn now(&self) -> Timestamp {
+    pub(crate) fn now(&self) -> Timestamp {
         self.shared.now()
     }
 

@@ -2,9 +2,9 @@
 
 use super::{BufferAndReduction, LinkDriver};
 use crate::engine::{Failure, OpId, OperationRequest, Pattern, Timestamp};
-use crate::group::gathering::Gathering;
-use crate::group::link_io::ActiveOperation;
-use crate::group::memory::Memory;
+use crate::runtime::gathering::Gathering;
+use crate::runtime::link_io::ActiveOperation;
+use crate::runtime::memory::Memory;
 use crate::schedule::Schedule;
 use crate::transport::Transport;
 use crate::types::{Contract, Rank, Site};
