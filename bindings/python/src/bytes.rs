@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 
+use crate::collectives::Ended;
 use crate::errors;
 use crate::group::PyGroup;
 use crate::handle::{OperationResult, PyHandle};
@@ -17,7 +18,7 @@ pub(crate) const RECEIVED_BYTES_MAX: usize = 1 << 34;
 
 #[pymethods]
 impl PyGroup {
-    #[pyo3(signature = (data, to, tag = 0, synchronous = false))]
+    #[pyo3(signature = (data, to, tag = 0, synchronous = false, *, async_op = false))]
     fn send_bytes(
         &self,
         py: Python<'_>,
@@ -25,31 +26,30 @@ impl PyGroup {
         to: i64,
         tag: i64,
         synchronous: bool,
-    ) -> PyResult<()> {
+        async_op: bool,
+    ) -> Ended {
         let (region, to) = (Region::readable(data)?, Self::parse_rank(py, to)?);
         let options = send_options(py, tag, synchronous)?;
-        let bytes = region.elements::<u8>();
-        self.with_messenger(py, |messenger| messenger.send(bytes, to, options))
+        self.send_region::<u8>(py, region, to, options, async_op.into())
     }
 
-    #[pyo3(signature = (data, to, tag = 0, synchronous = false))]
-    fn send_bytes_async(
+    #[pyo3(signature = (source = None, tag = None, *, async_op = false))]
+    fn receive_bytes(
         &self,
         py: Python<'_>,
-        data: &Bound<'_, PyAny>,
-        to: i64,
-        tag: i64,
-        synchronous: bool,
-    ) -> PyResult<PyHandle> {
-        let (to, options) = (Self::parse_rank(py, to)?, send_options(py, tag, synchronous)?);
-        let bytes = Region::readable(data)?.into_foreign::<u8>(py)?;
-        let sent = self.with_messenger(py, |messenger| messenger.send_async(bytes, to, options))?;
-        Ok(PyHandle::new(sent.and_then(|_| Ok(OperationResult::Nothing))))
-    }
-
-    #[pyo3(signature = (source = None, tag = None))]
-    fn receive_bytes(&self, py: Python<'_>, source: Option<i64>, tag: Option<i64>) -> PyResult<Py<PyAny>> {
-        let handle = self.receive_bytes_async(py, source, tag)?;
+        source: Option<i64>,
+        tag: Option<i64>,
+        async_op: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let (source, tag) = source_and_tag(py, source, tag)?;
+        let received = self
+            .with_messenger(py, |messenger| messenger.receive_async::<u8>(RECEIVED_BYTES_MAX, source, tag))?;
+        let handle = PyHandle::new(received.and_then(|received: ringtrain::Received<u8>| {
+            Ok(OperationResult::Bytes(Arc::new(received.elements), received.status))
+        }));
+        if async_op {
+            return handle.into_python(py);
+        }
         let received = handle.wait_for(py, None);
         if received.is_err() {
             // Cancel the failed receive. If this receive matched a message later, the message would be lost.
@@ -58,48 +58,25 @@ impl PyGroup {
         received?.ok_or_else(|| errors::base_error(py, "the message has not arrived"))
     }
 
-    #[pyo3(signature = (source = None, tag = None))]
-    fn receive_bytes_async(
-        &self,
-        py: Python<'_>,
-        source: Option<i64>,
-        tag: Option<i64>,
-    ) -> PyResult<PyHandle> {
-        let (source, tag) = source_and_tag(py, source, tag)?;
-        let received = self
-            .with_messenger(py, |messenger| messenger.receive_async::<u8>(RECEIVED_BYTES_MAX, source, tag))?;
-        let bytes = |received: ringtrain::Received<u8>| {
-            Ok(OperationResult::Bytes(Arc::new(received.elements), received.status))
-        };
-        Ok(PyHandle::new(received.and_then(bytes)))
-    }
-
-    #[pyo3(signature = (buffer, source = None, tag = None))]
+    #[pyo3(signature = (buffer, source = None, tag = None, *, async_op = false))]
     fn receive_into_bytes(
         &self,
         py: Python<'_>,
         buffer: &Bound<'_, PyAny>,
         source: Option<i64>,
         tag: Option<i64>,
+        async_op: bool,
     ) -> PyResult<Py<PyAny>> {
         let (mut region, (source, tag)) = (Region::writable(buffer)?, source_and_tag(py, source, tag)?);
-        let bytes = region.elements_mut::<u8>();
-        let status = self.with_messenger(py, |messenger| messenger.receive_fitting(bytes, source, tag))?;
-        OperationResult::Message(status).into_python(py)
-    }
-
-    #[pyo3(signature = (buffer, source = None, tag = None))]
-    fn receive_into_bytes_async(
-        &self,
-        py: Python<'_>,
-        buffer: &Bound<'_, PyAny>,
-        source: Option<i64>,
-        tag: Option<i64>,
-    ) -> PyResult<PyHandle> {
-        let (source, tag) = source_and_tag(py, source, tag)?;
-        let bytes = Region::writable(buffer)?.into_foreign::<u8>(py)?;
+        if !async_op {
+            let bytes = region.elements_mut::<u8>();
+            let status =
+                self.with_messenger(py, |messenger| messenger.receive_fitting(bytes, source, tag))?;
+            return OperationResult::Message(status).into_python(py);
+        }
+        let bytes = region.into_foreign::<u8>(py)?;
         let received =
             self.with_messenger(py, |messenger| messenger.receive_fitting_async(bytes, source, tag))?;
-        Ok(PyHandle::new(received.and_then(|(_, status)| Ok(OperationResult::Message(status)))))
+        PyHandle::new(received.and_then(|(_, status)| Ok(OperationResult::Message(status)))).into_python(py)
     }
 }

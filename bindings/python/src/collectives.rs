@@ -1,6 +1,9 @@
-//! Functions that several collectives on buffers use.
+//! How collectives on buffers begin and end.
+
+use std::borrow::Cow;
 
 use pyo3::prelude::*;
+use ringtrain::verbs::{InPlace, OutOfPlace};
 use ringtrain::{DType, Element, Error, ForeignBuffer, ReduceOp};
 
 use crate::dtype::ElementKind;
@@ -57,16 +60,36 @@ pub(crate) fn scale_counts(
     counts.map(|counts| counts.into_iter().map(scale_count).collect()).transpose()
 }
 
-/// Returns a function that copies the result of an operation to `output`.
+/// How a call ends. Python chooses with the argument `async_op`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// The call waits for the operation, and returns `None`.
+    Wait,
+    /// The call only begins the operation, and returns its handle.
+    Handle,
+}
+
+impl From<bool> for Ending {
+    fn from(async_op: bool) -> Self {
+        if async_op { Self::Handle } else { Self::Wait }
+    }
+}
+
+/// What a collective returns: the handle of an asynchronous call, or `None`.
+pub(crate) type Ended = PyResult<Option<PyHandle>>;
+
+/// Returns a function that copies the result of an operation to `output`. Discards the result if there is no output.
 pub(crate) fn copy_result_to<T: Element>(
-    mut output: ForeignBuffer<T>,
+    output: Option<ForeignBuffer<T>>,
 ) -> impl FnOnce(Vec<T>) -> Result<OperationResult, Error> + Send {
     move |result| {
-        let output = output.as_mut();
-        if output.len() != result.len() {
-            return Err(Error::InvalidCounts("the output and the result have different lengths"));
+        if let Some(mut output) = output {
+            let output = output.as_mut();
+            if output.len() != result.len() {
+                return Err(Error::InvalidCounts("the output and the result have different lengths"));
+            }
+            output.copy_from_slice(&result);
         }
-        output.copy_from_slice(&result);
         Ok(OperationResult::Nothing)
     }
 }
@@ -79,12 +102,54 @@ pub(crate) fn discard_result<R>(_: R) -> Result<OperationResult, Error> {
 }
 
 impl PyGroup {
-    /// Begins an asynchronous collective.
-    pub(crate) fn begin_collective(
+    /// Runs or begins a collective that works on `buffer` in place. If there is an `input`, its elements are first copied to
+    /// `buffer`, which has the same length.
+    pub(crate) fn in_place<T: Element, V: InPlace<T> + Send>(
         &self,
         py: Python<'_>,
-        begin: impl FnOnce(&mut ringtrain::Group) -> Result<ringtrain::Handle<OperationResult>, Error> + Send,
-    ) -> PyResult<PyHandle> {
-        self.collective(py, begin).map(PyHandle::new)
+        verb: V,
+        (mut buffer, input): (Region, Option<Region>),
+        ending: Ending,
+    ) -> Ended {
+        if ending == Ending::Wait {
+            let (buffer, input) = (&mut buffer, input.as_ref());
+            let run = move |group: &mut ringtrain::Group| {
+                buffer.copy_from(input);
+                group.call(verb).run(buffer.elements_mut::<T>()).map(drop)
+            };
+            return self.collective(py, run).map(|()| None);
+        }
+        buffer.copy_from(input.as_ref());
+        let buffer = buffer.into_foreign::<T>(py)?;
+        let begin =
+            |group: &mut ringtrain::Group| Ok(group.call(verb).start(buffer)?.and_then(discard_result));
+        Ok(Some(PyHandle::new(self.collective(py, begin)?)))
+    }
+
+    /// Runs or begins a collective that reads `input` and writes its result to `output`. A rank that sends nothing has no input,
+    /// and a rank that gets no result has no output.
+    pub(crate) fn out_of_place<T: Element, V: OutOfPlace<T> + Send>(
+        &self,
+        py: Python<'_>,
+        verb: V,
+        (mut output, input): (Option<Region>, Option<Region>),
+        ending: Ending,
+    ) -> Ended {
+        if ending == Ending::Wait {
+            let input = match (&input, &output) {
+                (Some(input), Some(output)) => input.elements_without_overlap::<T>(output),
+                (Some(input), None) => input.elements::<T>().into(),
+                (None, _) => Cow::default(),
+            };
+            let output = output.as_mut().map(Region::elements_mut::<T>).unwrap_or_default();
+            let run = move |group: &mut ringtrain::Group| group.call(verb).run_into(&*input, output);
+            return self.collective(py, run).map(|()| None);
+        }
+        let output = output.map(|output| output.into_foreign::<T>(py)).transpose()?;
+        let input = input.as_ref().map(Region::elements::<T>).unwrap_or_default();
+        let begin = |group: &mut ringtrain::Group| {
+            Ok(group.call(verb).start_from(input)?.and_then(copy_result_to(output)))
+        };
+        Ok(Some(PyHandle::new(self.collective(py, begin)?)))
     }
 }

@@ -1,7 +1,7 @@
 //! A lock that lets only one thread at a time use a group.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, ThreadId};
 
 use ringtrain::{Group, Messenger};
 
@@ -19,6 +19,19 @@ pub(crate) enum LockError {
     Nested,
 }
 
+/// A thread, for as long as it lives. The standard library counts the references to the thread of its own identifier.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct ThreadId(usize);
+
+impl ThreadId {
+    fn current() -> Self {
+        thread_local! {
+            static MARK: u8 = const { 0 };
+        }
+        MARK.with(|mark| Self(std::ptr::from_ref(mark) as usize))
+    }
+}
+
 /// The state of the group: free, in use by a thread, or dropped.
 enum Holder {
     /// No thread uses the group.
@@ -34,6 +47,8 @@ enum Holder {
 pub(crate) struct GroupLock {
     holder: Mutex<Holder>,
     returned: Condvar,
+    /// The number of threads that wait for `returned`. To notify a condition variable is a system call.
+    waiters: AtomicUsize,
     messenger: Mutex<Option<Arc<Messenger>>>,
 }
 
@@ -49,13 +64,14 @@ impl GroupLock {
             messenger: Mutex::new(Some(messenger)),
             holder: Mutex::new(Holder::Free(Box::new(group))),
             returned: Condvar::new(),
+            waiters: AtomicUsize::new(0),
         }
     }
 
     /// Waits until no other thread uses the group, and then calls `work` with the group. The caller must not hold the
     /// interpreter's lock.
     pub(crate) fn with_group<R>(&self, work: impl FnOnce(&mut Group) -> R) -> Result<R, LockError> {
-        let own = thread::current().id();
+        let own = ThreadId::current();
         let mut holder = lock(&self.holder);
         let group = loop {
             match std::mem::replace(&mut *holder, Holder::Thread { id: own, is_closing: false }) {
@@ -74,10 +90,13 @@ impl GroupLock {
                     }
                 }
             }
+            // Only threads that have locked `holder` change or read this number.
+            self.waiters.fetch_add(1, Ordering::Relaxed);
             let (guard, waited) = self
                 .returned
                 .wait_timeout(holder, SIGNAL_CHECK_INTERVAL)
                 .unwrap_or_else(PoisonError::into_inner);
+            self.waiters.fetch_sub(1, Ordering::Relaxed);
             holder = guard;
             if waited.timed_out() {
                 drop(holder);
@@ -154,8 +173,11 @@ impl Drop for GroupGuard<'_> {
             _ => (Holder::Free(group), None),
         };
         *holder = next;
+        let has_waiters = self.lock.waiters.load(Ordering::Relaxed) > 0;
         drop(holder);
-        self.lock.returned.notify_one();
+        if has_waiters {
+            self.lock.returned.notify_one();
+        }
         drop(closed);
     }
 }

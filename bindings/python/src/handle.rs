@@ -117,6 +117,10 @@ impl PyHandle {
         Self::running(BegunHandle::OfNamedTensor(operation))
     }
 
+    pub(crate) fn into_python(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(Py::new(py, self)?.into_any())
+    }
+
     fn running(operation: BegunHandle) -> Self {
         Self { state: Mutex::new(PyHandleState::Running(operation)), returned: Condvar::new() }
     }

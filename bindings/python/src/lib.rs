@@ -3,6 +3,7 @@
 //! `python/ringtrain/_core.pyi` documents the functions of this module. Each call finds the memory of its arguments, releases the
 //! interpreter's lock, and calls the Rust library.
 
+mod array_group;
 mod buffer_view;
 mod byte_collectives;
 mod bytes;
@@ -21,6 +22,7 @@ mod interrupt;
 mod join;
 mod messages;
 mod named;
+mod numpy_array;
 mod parameter_server;
 mod reductions;
 mod region;
@@ -31,6 +33,7 @@ use pyo3::prelude::*;
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<array_group::PyArrayGroup>()?;
     module.add_class::<gossip::PyGossip>()?;
     module.add_class::<group::PyGroup>()?;
     module.add_class::<handle::PyHandle>()?;

@@ -1,8 +1,9 @@
 //! Messages of elements from one rank to another.
 
 use pyo3::prelude::*;
-use ringtrain::{ReduceOp, SendMode, SendOptions, Source};
+use ringtrain::{Element, Rank, ReduceOp, SendMode, SendOptions, Source, Status};
 
+use crate::collectives::{Ended, Ending, discard_result};
 use crate::dtype::with_type;
 use crate::errors;
 use crate::fork;
@@ -35,7 +36,7 @@ pub(crate) fn parse_reduction(py: Python<'_>, name: &str) -> PyResult<ReduceOp> 
 
 #[pymethods]
 impl PyGroup {
-    #[pyo3(signature = (buffer, to, tag = 0, synchronous = false))]
+    #[pyo3(signature = (buffer, to, tag = 0, synchronous = false, *, async_op = false))]
     fn send(
         &self,
         py: Python<'_>,
@@ -43,30 +44,36 @@ impl PyGroup {
         to: i64,
         tag: i64,
         synchronous: bool,
-    ) -> PyResult<()> {
+        async_op: bool,
+    ) -> Ended {
         let (region, to) = (Region::readable(buffer)?, Self::parse_rank(py, to)?);
         let options = send_options(py, tag, synchronous)?;
-        with_type!(region.kind.wire_type().0, T => {
-            let elements = region.elements::<T>();
-            self.with_messenger(py, |messenger| messenger.send(elements, to, options))
-        })
+        with_type!(region.kind.wire_type().0, T => self.send_region::<T>(py, region, to, options, async_op.into()))
     }
 
-    #[pyo3(signature = (buffer, source = None, tag = None))]
+    #[pyo3(signature = (buffer, source = None, tag = None, *, async_op = false))]
     fn receive(
         &self,
         py: Python<'_>,
         buffer: &Bound<'_, PyAny>,
         source: Option<i64>,
         tag: Option<i64>,
+        async_op: bool,
     ) -> PyResult<Py<PyAny>> {
         let (mut region, (source, tag)) = (Region::writable(buffer)?, source_and_tag(py, source, tag)?);
-        let scale = region.kind.wire_type().1;
-        let status = with_type!(region.kind.wire_type().0, T => {
-            let elements = region.elements_mut::<T>();
-            self.with_messenger(py, |messenger| messenger.receive(elements, source, tag))?
-        });
-        OperationResult::message(status, scale).into_python(py)
+        let (dtype, scale) = region.kind.wire_type();
+        if !async_op {
+            let status = self.receive_region(py, &mut region, source, tag)?;
+            return OperationResult::Message(status).into_python(py);
+        }
+        let received = with_type!(dtype, T => {
+            let elements = region.into_foreign::<T>(py)?;
+            self.with_messenger(py, |messenger| {
+                let received = messenger.receive_into_async(elements, source, tag)?;
+                Ok(received.and_then(move |(_, status)| Ok(OperationResult::message(status, scale))))
+            })
+        })?;
+        PyHandle::new(received).into_python(py)
     }
 
     #[pyo3(signature = (buffer, to, send_tag, output, source, receive_tag))]
@@ -101,46 +108,6 @@ impl PyGroup {
         OperationResult::message(status, scale).into_python(py)
     }
 
-    #[pyo3(signature = (buffer, to, tag = 0, synchronous = false))]
-    fn send_async(
-        &self,
-        py: Python<'_>,
-        buffer: &Bound<'_, PyAny>,
-        to: i64,
-        tag: i64,
-        synchronous: bool,
-    ) -> PyResult<PyHandle> {
-        let (region, to) = (Region::readable(buffer)?, Self::parse_rank(py, to)?);
-        let options = send_options(py, tag, synchronous)?;
-        with_type!(region.kind.wire_type().0, T => {
-            let elements = region.into_foreign::<T>(py)?;
-            self.with_messenger(py, |messenger| {
-                messenger.send_async(elements, to, options).map(|sent| sent.and_then(|_| Ok(OperationResult::Nothing)))
-            })
-        })
-        .map(PyHandle::new)
-    }
-
-    #[pyo3(signature = (buffer, source = None, tag = None))]
-    fn receive_async(
-        &self,
-        py: Python<'_>,
-        buffer: &Bound<'_, PyAny>,
-        source: Option<i64>,
-        tag: Option<i64>,
-    ) -> PyResult<PyHandle> {
-        let (region, (source, tag)) = (Region::writable(buffer)?, source_and_tag(py, source, tag)?);
-        let (dtype, scale) = region.kind.wire_type();
-        with_type!(dtype, T => {
-            let elements = region.into_foreign::<T>(py)?;
-            self.with_messenger(py, |messenger| {
-                let received = messenger.receive_into_async(elements, source, tag)?;
-                Ok(received.and_then(move |(_, status)| Ok(OperationResult::message(status, scale))))
-            })
-        })
-        .map(PyHandle::new)
-    }
-
     #[pyo3(signature = (source = None, tag = None, timeout = 0.0))]
     fn probe(
         &self,
@@ -163,5 +130,43 @@ impl PyGroup {
             fork::fail_if_forked(py)?;
             py.check_signals()?;
         }
+    }
+}
+
+impl PyGroup {
+    /// Sends the elements of a region. `T` is their type, or `u8`.
+    pub(crate) fn send_region<T: Element>(
+        &self,
+        py: Python<'_>,
+        region: Region,
+        to: Rank,
+        options: SendOptions,
+        ending: Ending,
+    ) -> Ended {
+        if ending == Ending::Wait {
+            let elements = region.elements::<T>();
+            return self.with_messenger(py, |messenger| messenger.send(elements, to, options)).map(|()| None);
+        }
+        let elements = region.into_foreign::<T>(py)?;
+        let sent = self.with_messenger(py, |messenger| {
+            messenger.send_async(elements, to, options).map(|sent| sent.and_then(discard_result))
+        })?;
+        Ok(Some(PyHandle::new(sent)))
+    }
+
+    /// Receives a message into the beginning of a region, and waits for it.
+    pub(crate) fn receive_region(
+        &self,
+        py: Python<'_>,
+        region: &mut Region,
+        source: Source,
+        tag: Option<u32>,
+    ) -> PyResult<Status> {
+        let (dtype, scale) = region.kind.wire_type();
+        let status = with_type!(dtype, T => {
+            let elements = region.elements_mut::<T>();
+            self.with_messenger(py, |messenger| messenger.receive(elements, source, tag))?
+        });
+        Ok(Status { count: status.count / scale.max(1), ..status })
     }
 }

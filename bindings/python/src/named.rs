@@ -182,7 +182,7 @@ impl PyNamedTensors {
         let what = format!("the reduce-scatter of tensor `{name}`");
         with_type!(dtype, T => {
             let (output, input) = (output.into_foreign::<T>(py)?, input.into_foreign::<T>(py)?);
-            self.begin(py, what, |tensors| tensors.reduce_scatter(name, input, op), copy_result_to(output))
+            self.begin(py, what, |tensors| tensors.reduce_scatter(name, input, op), copy_result_to(Some(output)))
         })
     }
 

@@ -2,15 +2,14 @@
 
 use pyo3::prelude::*;
 use ringtrain::verbs::{AllReduce, Exscan, Reduce, ReduceScatter, Scan};
-use ringtrain::{Compression, DType};
+use ringtrain::{Compression, DType, Rank};
 
 use crate::collectives::{
-    BufferArg, check_same_kind, copy_result_to, discard_result, output_and_input, reduction_for, scale_counts,
+    BufferArg, Ended, Ending, check_same_kind, output_and_input, reduction_for, scale_counts,
 };
 use crate::dtype::{ElementKind, with_type};
 use crate::errors;
 use crate::group::PyGroup;
-use crate::handle::PyHandle;
 use crate::region::Region;
 
 /// Parses the name of a compression. Returns an error if the compression does not support elements of `kind`.
@@ -25,7 +24,7 @@ fn parse_compression(py: Python<'_>, name: Option<&str>, kind: ElementKind) -> P
 
 #[pymethods]
 impl PyGroup {
-    #[pyo3(signature = (output, op = "sum", input = None, compression = None))]
+    #[pyo3(signature = (output, op = "sum", input = None, compression = None, *, async_op = false))]
     fn all_reduce(
         &self,
         py: Python<'_>,
@@ -33,52 +32,12 @@ impl PyGroup {
         op: &str,
         input: Option<BufferArg<'_, '_>>,
         compression: Option<&str>,
-    ) -> PyResult<()> {
-        let (mut output, input) = output_and_input(output, input)?;
-        let compression = parse_compression(py, compression, output.kind)?;
-        let (dtype, op) = reduction_for(py, output.kind, op)?;
-        if compression != Compression::None {
-            let (output, input) = (&mut output, input.as_ref());
-            return self.collective(py, move |group| {
-                output.copy_from(input);
-                let verb = AllReduce::new(op).compressed(compression);
-                group.call(verb).run(output.elements_mut::<f32>()).map(drop)
-            });
-        }
-        let (output, input) = (&mut output, input.as_ref());
-        with_type!(dtype, T => self.collective(py, move |group| {
-            output.copy_from(input);
-            group.all_reduce(output.elements_mut::<T>(), op)
-        }))
+        async_op: bool,
+    ) -> Ended {
+        self.all_reduce_regions(py, output_and_input(output, input)?, op, compression, async_op.into())
     }
 
-    #[pyo3(signature = (output, op = "sum", input = None, compression = None))]
-    fn all_reduce_async(
-        &self,
-        py: Python<'_>,
-        output: BufferArg<'_, '_>,
-        op: &str,
-        input: Option<BufferArg<'_, '_>>,
-        compression: Option<&str>,
-    ) -> PyResult<PyHandle> {
-        let (mut output, input) = output_and_input(output, input)?;
-        let compression = parse_compression(py, compression, output.kind)?;
-        let (dtype, op) = reduction_for(py, output.kind, op)?;
-        output.copy_from(input.as_ref());
-        if compression != Compression::None {
-            let output = output.into_foreign::<f32>(py)?;
-            return self.begin_collective(py, move |group| {
-                let verb = AllReduce::new(op).compressed(compression);
-                Ok(group.call(verb).start(output)?.and_then(discard_result))
-            });
-        }
-        with_type!(dtype, T => {
-            let output = output.into_foreign::<T>(py)?;
-            self.begin_collective(py, move |group| Ok(group.all_reduce_async(output, op)?.and_then(discard_result)))
-        })
-    }
-
-    #[pyo3(signature = (output, op, root, input = None))]
+    #[pyo3(signature = (output, op, root, input = None, *, async_op = false))]
     fn reduce(
         &self,
         py: Python<'_>,
@@ -86,59 +45,24 @@ impl PyGroup {
         op: &str,
         root: i64,
         input: Option<BufferArg<'_, '_>>,
-    ) -> PyResult<()> {
+        async_op: bool,
+    ) -> Ended {
         let root = Self::parse_rank(py, root)?;
         if let Some(input) = input.filter(|_| self.rank != root) {
             let input = Region::readable(input)?;
             let (dtype, op) = reduction_for(py, input.kind, op)?;
+            let verb = Reduce::to(root, op);
             return with_type!(dtype, T => {
-                let elements = input.elements::<T>();
-                self.collective(py, move |group| group.call(Reduce::to(root, op)).run_from(elements).map(|_| ()))
+                self.out_of_place::<T, _>(py, verb, (None, Some(input)), async_op.into())
             });
         }
         let output = output.ok_or_else(|| errors::invalid(py, "an output for the result is needed"))?;
-        let (mut output, input) = output_and_input(output, input)?;
-        let (dtype, op) = reduction_for(py, output.kind, op)?;
-        let (output, input) = (&mut output, input.as_ref());
-        with_type!(dtype, T => self.collective(py, move |group| {
-            output.copy_from(input);
-            group.reduce(output.elements_mut::<T>(), op, root)
-        }))
+        let regions = output_and_input(output, input)?;
+        let (dtype, op) = reduction_for(py, regions.0.kind, op)?;
+        with_type!(dtype, T => self.in_place::<T, _>(py, Reduce::to(root, op), regions, async_op.into()))
     }
 
-    #[pyo3(signature = (output, op, root, input = None))]
-    fn reduce_async(
-        &self,
-        py: Python<'_>,
-        output: Option<BufferArg<'_, '_>>,
-        op: &str,
-        root: i64,
-        input: Option<BufferArg<'_, '_>>,
-    ) -> PyResult<PyHandle> {
-        let root = Self::parse_rank(py, root)?;
-        if let Some(input) = input.filter(|_| self.rank != root) {
-            let input = Region::readable(input)?;
-            let (dtype, op) = reduction_for(py, input.kind, op)?;
-            return with_type!(dtype, T => {
-                let elements = input.elements::<T>();
-                self.begin_collective(py, move |group| {
-                    Ok(group.call(Reduce::to(root, op)).start_from(elements)?.and_then(discard_result))
-                })
-            });
-        }
-        let output = output.ok_or_else(|| errors::invalid(py, "an output for the result is needed"))?;
-        let (mut output, input) = output_and_input(output, input)?;
-        let (dtype, op) = reduction_for(py, output.kind, op)?;
-        output.copy_from(input.as_ref());
-        with_type!(dtype, T => {
-            let output = output.into_foreign::<T>(py)?;
-            self.begin_collective(py, move |group| {
-                Ok(group.call(Reduce::to(root, op)).start(output)?.and_then(discard_result))
-            })
-        })
-    }
-
-    #[pyo3(signature = (output, input, op = "sum", counts = None))]
+    #[pyo3(signature = (output, input, op = "sum", counts = None, *, async_op = false))]
     fn reduce_scatter(
         &self,
         py: Python<'_>,
@@ -146,118 +70,74 @@ impl PyGroup {
         input: BufferArg<'_, '_>,
         op: &str,
         counts: Option<Vec<i64>>,
-    ) -> PyResult<()> {
-        let (mut output, input) = (Region::writable(output)?, Region::readable(input)?);
-        check_same_kind(py, &output, &input)?;
-        let (dtype, op) = reduction_for(py, output.kind, op)?;
-        let counts = scale_counts(py, counts, 1)?;
-        with_type!(dtype, T => {
-            let input = input.elements_without_overlap::<T>(&output);
-            let output = output.elements_mut::<T>();
-            self.collective(py, move |group| match counts {
-                Some(counts) => group.call(ReduceScatter::new(op).counts(&counts)).run_into(&*input, output),
-                None => group.call(ReduceScatter::new(op)).run_into(&*input, output),
-            })
-        })
-    }
-
-    #[pyo3(signature = (output, input, op = "sum", counts = None))]
-    fn reduce_scatter_async(
-        &self,
-        py: Python<'_>,
-        output: BufferArg<'_, '_>,
-        input: BufferArg<'_, '_>,
-        op: &str,
-        counts: Option<Vec<i64>>,
-    ) -> PyResult<PyHandle> {
+        async_op: bool,
+    ) -> Ended {
         let (output, input) = (Region::writable(output)?, Region::readable(input)?);
         check_same_kind(py, &output, &input)?;
         let (dtype, op) = reduction_for(py, output.kind, op)?;
-        let counts = scale_counts(py, counts, 1)?;
-        with_type!(dtype, T => {
-            let (output, input) = (output.into_foreign::<T>(py)?, input.elements::<T>());
-            self.begin_collective(py, move |group| {
-                let begun = match counts {
-                    Some(counts) => group.call(ReduceScatter::new(op).counts(&counts)).start_from(input)?,
-                    None => group.call(ReduceScatter::new(op)).start_from(input)?,
-                };
-                Ok(begun.and_then(copy_result_to(output)))
-            })
-        })
+        let verb = ReduceScatter::new(op);
+        let verb = if let Some(counts) = scale_counts(py, counts, 1)? { verb.counts(&counts) } else { verb };
+        let regions = (Some(output), Some(input));
+        with_type!(dtype, T => self.out_of_place::<T, _>(py, verb, regions, async_op.into()))
     }
 
-    #[pyo3(signature = (output, op = "sum", input = None))]
+    #[pyo3(signature = (output, op = "sum", input = None, *, async_op = false))]
     fn scan(
         &self,
         py: Python<'_>,
         output: BufferArg<'_, '_>,
         op: &str,
         input: Option<BufferArg<'_, '_>>,
-    ) -> PyResult<()> {
-        let (mut output, input) = output_and_input(output, input)?;
-        let (dtype, op) = reduction_for(py, output.kind, op)?;
-        let (output, input) = (&mut output, input.as_ref());
-        with_type!(dtype, T => self.collective(py, move |group| {
-            output.copy_from(input);
-            group.scan(output.elements_mut::<T>(), op)
-        }))
+        async_op: bool,
+    ) -> Ended {
+        let regions = output_and_input(output, input)?;
+        let (dtype, op) = reduction_for(py, regions.0.kind, op)?;
+        with_type!(dtype, T => self.in_place::<T, _>(py, Scan::new(op), regions, async_op.into()))
     }
 
-    #[pyo3(signature = (output, op = "sum", input = None))]
-    fn scan_async(
-        &self,
-        py: Python<'_>,
-        output: BufferArg<'_, '_>,
-        op: &str,
-        input: Option<BufferArg<'_, '_>>,
-    ) -> PyResult<PyHandle> {
-        let (mut output, input) = output_and_input(output, input)?;
-        let (dtype, op) = reduction_for(py, output.kind, op)?;
-        output.copy_from(input.as_ref());
-        with_type!(dtype, T => {
-            let output = output.into_foreign::<T>(py)?;
-            self.begin_collective(py, move |group| Ok(group.call(Scan::new(op)).start(output)?.and_then(discard_result)))
-        })
-    }
-
-    #[pyo3(signature = (output, op = "sum", input = None))]
+    #[pyo3(signature = (output, op = "sum", input = None, *, async_op = false))]
     fn exscan(
         &self,
         py: Python<'_>,
         output: BufferArg<'_, '_>,
         op: &str,
         input: Option<BufferArg<'_, '_>>,
-    ) -> PyResult<()> {
-        let (mut output, input) = output_and_input(output, input)?;
-        let (dtype, op) = reduction_for(py, output.kind, op)?;
-        with_type!(dtype, T => {
-            let given = input.as_ref().unwrap_or(&output).elements::<T>().to_vec();
-            let output = output.elements_mut::<T>();
-            self.collective(py, move |group| {
-                group.call(Exscan::new(op)).run_into(&given, output)
-            })
-        })
-    }
-
-    #[pyo3(signature = (output, op = "sum", input = None))]
-    fn exscan_async(
-        &self,
-        py: Python<'_>,
-        output: BufferArg<'_, '_>,
-        op: &str,
-        input: Option<BufferArg<'_, '_>>,
-    ) -> PyResult<PyHandle> {
+        async_op: bool,
+    ) -> Ended {
         let (output, input) = output_and_input(output, input)?;
         let (dtype, op) = reduction_for(py, output.kind, op)?;
-        with_type!(dtype, T => {
-            let given = input.as_ref().unwrap_or(&output).elements::<T>().to_vec();
-            let output = output.into_foreign::<T>(py)?;
-            self.begin_collective(py, move |group| {
-                let copy_result_to = copy_result_to(output);
-                // Rank 0 has no result.
-                let finish = |result: Vec<T>| if result.is_empty() { discard_result(()) } else { copy_result_to(result) };
-                Ok(group.call(Exscan::new(op)).start_from(&given)?.and_then(finish))
-            })
-        })
+        let (verb, ending) = (Exscan::new(op), async_op.into());
+        if self.rank == Rank::ZERO {
+            // Rank 0 has no result, so its output does not change.
+            let input = input.unwrap_or(output);
+            return with_type!(dtype, T => match ending {
+                Ending::Handle => self.out_of_place::<T, _>(py, verb, (None, Some(input)), ending),
+                Ending::Wait => {
+                    let input = input.elements::<T>();
+                    self.collective(py, |group| group.call(verb).run_from(input).map(|_| None))
+                }
+            });
+        }
+        with_type!(dtype, T => self.in_place::<T, _>(py, verb, (output, input), ending))
+    }
+}
+
+impl PyGroup {
+    /// Runs or begins an all-reduce of an output and an input as [`output_and_input`] returns them.
+    pub(crate) fn all_reduce_regions(
+        &self,
+        py: Python<'_>,
+        regions: (Region, Option<Region>),
+        op: &str,
+        compression: Option<&str>,
+        ending: Ending,
+    ) -> Ended {
+        let compression = parse_compression(py, compression, regions.0.kind)?;
+        let (dtype, op) = reduction_for(py, regions.0.kind, op)?;
+        let verb = AllReduce::new(op);
+        if compression != Compression::None {
+            return self.in_place::<f32, _>(py, verb.compressed(compression), regions, ending);
+        }
+        with_type!(dtype, T => self.in_place::<T, _>(py, verb, regions, ending))
     }
 }

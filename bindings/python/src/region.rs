@@ -11,6 +11,7 @@ use crate::deferred_drop::DeferredDrop;
 use crate::dtype::ElementKind;
 use crate::errors;
 use crate::group::PyGroup;
+use crate::numpy_array::PlainArray;
 use crate::shared::PySharedBuffer;
 
 /// A buffer of `count` elements at `address`. The caller guarantees that the elements stay valid as long as
@@ -78,7 +79,9 @@ impl Region {
     /// Returns the elements of a buffer that an operation only reads.
     pub(crate) fn readable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = object.py();
-        let region = if let Ok(shared) = object.cast::<PySharedBuffer>() {
+        let region = if let Some(array) = PlainArray::of(object) {
+            Self::of_array(&array, object)
+        } else if let Ok(shared) = object.cast::<PySharedBuffer>() {
             // The element type comes from the shared buffer, because the buffer protocol has no format for some
             // types, such as bf16.
             Self { kind: shared.get().kind(), ..Self::from_buffer_protocol(object)? }
@@ -107,6 +110,26 @@ impl Region {
             return Err(errors::invalid(object.py(), "the buffer to write to is read-only"));
         }
         Ok(region)
+    }
+
+    /// Returns the elements of a numpy array that an operation writes only if [`PlainArray::is_writable`].
+    pub(crate) fn of_array(array: &PlainArray<'_>, object: &Bound<'_, PyAny>) -> Self {
+        Self {
+            start: array.start(),
+            count: array.count(),
+            kind: array.kind,
+            is_writable: array.is_writable(),
+            owner: Owner::Object(object.clone().unbind()),
+        }
+    }
+
+    /// Returns the buffer of a broadcast. The root only reads the buffer, so the root's buffer may be read-only.
+    pub(crate) fn to_broadcast(object: &Bound<'_, PyAny>, is_root: bool) -> PyResult<Self> {
+        if is_root {
+            Ok(Self { is_writable: true, ..Self::readable(object)? })
+        } else {
+            Self::writable(object)
+        }
     }
 
     fn from_buffer_protocol(object: &Bound<'_, PyAny>) -> PyResult<Self> {
@@ -180,9 +203,9 @@ impl Region {
         if count == 0 || !self.is_writable {
             return &mut [];
         }
-        // SAFETY: as in `elements`. If another argument overlaps with this region, operations read a copy of that
-        // argument (`elements_without_overlap`). The caller guarantees that no other Python thread uses the elements during
-        // the operation.
+        // SAFETY: as in `elements`. The root of a broadcast does not write. If another argument overlaps with this region,
+        // operations read a copy of that argument (`elements_without_overlap`). The caller guarantees that no other Python
+        // thread uses the elements during the operation.
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), count) }
     }
 
@@ -198,16 +221,6 @@ impl Region {
         let (own, others) = (self.start as usize, other.start as usize);
         let is_empty = self.bytes() == 0 || other.bytes() == 0;
         !is_empty && own < others + other.bytes() && others < own + self.bytes()
-    }
-
-    /// Returns the elements to pass to a broadcast, even if the region is read-only: the root only reads the
-    /// elements.
-    pub(crate) fn elements_to_broadcast<T: Element>(&mut self) -> &mut [T] {
-        let is_writable = std::mem::replace(&mut self.is_writable, true);
-        let start = std::ptr::from_mut(self.elements_mut::<T>());
-        self.is_writable = is_writable;
-        // SAFETY: `start` points to the slice above, and no other reference to this slice exists.
-        unsafe { &mut *start }
     }
 
     /// Copies the elements of `input`, if there is one, to this region. Both regions have the same length, and they

@@ -93,7 +93,7 @@ class Handle:
     message yet is cancelled."""
     def wait(self, timeout: float | None = None) -> Any:
         """Waits for the operation and returns its result: `None` for collectives and sends, `(source, tag, count)` for
-        `receive_async`, `(bytes, source, tag)` for `receive_bytes_async`, or what the function that began the operation says.
+        `receive`, `(bytes, source, tag)` for `receive_bytes`, or what the function that began the operation says.
         Raises `StillRunning` after `timeout` seconds. Several calls, also from several threads, return the same result."""
     def test(self) -> bool:
         """Returns whether the operation has ended, with a result or an error. Makes progress without waiting."""
@@ -261,86 +261,102 @@ class Group:
 
     # Collectives write to `output`. If `input` is None, the operation is in place and reads its data from `output`. `counts` has
     # the number of elements of each rank, if these numbers differ. `compression` is None, "fp16" or "bf16" (for f32 only).
+    #
+    # With `async_op`, a collective or message only begins, and the call returns its handle. Do not use the buffers before
+    # `Handle.wait` has returned. Otherwise the call waits, and returns what `Handle.wait` would return.
     def all_reduce(
-        self, output: AnyBuffer, op: str = "sum", input: AnyBuffer | None = None, compression: str | None = None
-    ) -> None: ...
-    def reduce(self, output: AnyBuffer, op: str, root: int, input: AnyBuffer | None = None) -> None:
+        self,
+        output: AnyBuffer,
+        op: str = "sum",
+        input: AnyBuffer | None = None,
+        compression: str | None = None,
+        *,
+        async_op: bool = False,
+    ) -> Handle | None: ...
+    def reduce(
+        self, output: AnyBuffer | None, op: str, root: int, input: AnyBuffer | None = None, *, async_op: bool = False
+    ) -> Handle | None:
         """On a rank that is not the root, `output` is not used if `input` is passed. If `input` is None, `output` holds partial
         results afterwards."""
     def reduce_scatter(
-        self, output: AnyBuffer, input: AnyBuffer, op: str = "sum", counts: Sequence[int] | None = None
-    ) -> None: ...
-    def all_gather(self, output: AnyBuffer, input: AnyBuffer | None, counts: Sequence[int] | None = None) -> None:
+        self,
+        output: AnyBuffer,
+        input: AnyBuffer,
+        op: str = "sum",
+        counts: Sequence[int] | None = None,
+        *,
+        async_op: bool = False,
+    ) -> Handle | None: ...
+    def all_gather(
+        self, output: AnyBuffer, input: AnyBuffer | None, counts: Sequence[int] | None = None, *, async_op: bool = False
+    ) -> Handle | None:
         """If `input` is None, this rank's part must already be at its position in `output`."""
-    def gather(self, output: AnyBuffer | None, input: AnyBuffer, root: int, counts: Sequence[int] | None = None) -> None:
+    def gather(
+        self,
+        output: AnyBuffer | None,
+        input: AnyBuffer,
+        root: int,
+        counts: Sequence[int] | None = None,
+        *,
+        async_op: bool = False,
+    ) -> Handle | None:
         """Only the root uses `output`."""
-    def scatter(self, output: AnyBuffer, input: AnyBuffer | None, root: int, counts: Sequence[int] | None = None) -> None:
+    def scatter(
+        self,
+        output: AnyBuffer,
+        input: AnyBuffer | None,
+        root: int,
+        counts: Sequence[int] | None = None,
+        *,
+        async_op: bool = False,
+    ) -> Handle | None:
         """Only the root uses `input`."""
-    def broadcast(self, output: AnyBuffer, root: int) -> None: ...
+    def broadcast(self, output: AnyBuffer, root: int, *, async_op: bool = False) -> Handle | None: ...
     def all_to_all(
         self,
         output: AnyBuffer,
         input: AnyBuffer,
         send_counts: Sequence[int] | None = None,
         receive_counts: Sequence[int] | None = None,
-    ) -> None: ...
-    def scan(self, output: AnyBuffer, op: str = "sum", input: AnyBuffer | None = None) -> None: ...
-    def exscan(self, output: AnyBuffer, op: str = "sum", input: AnyBuffer | None = None) -> None:
+        *,
+        async_op: bool = False,
+    ) -> Handle | None: ...
+    def scan(
+        self, output: AnyBuffer, op: str = "sum", input: AnyBuffer | None = None, *, async_op: bool = False
+    ) -> Handle | None: ...
+    def exscan(
+        self, output: AnyBuffer, op: str = "sum", input: AnyBuffer | None = None, *, async_op: bool = False
+    ) -> Handle | None:
         """On rank 0, `output` does not change."""
-    def barrier(self) -> None: ...
-
-    # The asynchronous forms. Do not use the buffers before `Handle.wait` has returned.
-    def all_reduce_async(
-        self, output: AnyBuffer, op: str = "sum", input: AnyBuffer | None = None, compression: str | None = None
-    ) -> Handle: ...
-    def reduce_async(self, output: AnyBuffer, op: str, root: int, input: AnyBuffer | None = None) -> Handle: ...
-    def reduce_scatter_async(
-        self, output: AnyBuffer, input: AnyBuffer, op: str = "sum", counts: Sequence[int] | None = None
-    ) -> Handle: ...
-    def all_gather_async(self, output: AnyBuffer, input: AnyBuffer | None, counts: Sequence[int] | None = None) -> Handle: ...
-    def gather_async(
-        self, output: AnyBuffer | None, input: AnyBuffer, root: int, counts: Sequence[int] | None = None
-    ) -> Handle: ...
-    def scatter_async(
-        self, output: AnyBuffer, input: AnyBuffer | None, root: int, counts: Sequence[int] | None = None
-    ) -> Handle: ...
-    def broadcast_async(self, output: AnyBuffer, root: int) -> Handle: ...
-    def all_to_all_async(
-        self,
-        output: AnyBuffer,
-        input: AnyBuffer,
-        send_counts: Sequence[int] | None = None,
-        receive_counts: Sequence[int] | None = None,
-    ) -> Handle: ...
-    def scan_async(self, output: AnyBuffer, op: str = "sum", input: AnyBuffer | None = None) -> Handle: ...
-    def exscan_async(self, output: AnyBuffer, op: str = "sum", input: AnyBuffer | None = None) -> Handle: ...
-    def barrier_async(self) -> Handle: ...
+    def barrier(self, *, async_op: bool = False) -> Handle | None: ...
 
     # Messages. Tags are 0 to 2**32 - 2. A source or tag of None matches any source or tag. A message must have the type of the
     # receive's buffer and no more elements than the buffer. A synchronous send completes only when a receive has matched the
     # message.
-    def send(self, buffer: AnyBuffer, to: int, tag: int = 0, synchronous: bool = False) -> None: ...
-    def receive(self, buffer: AnyBuffer, source: int | None = None, tag: int | None = None) -> tuple[int, int, int]:
-        """Returns `(source, tag, count)`."""
+    def send(
+        self, buffer: AnyBuffer, to: int, tag: int = 0, synchronous: bool = False, *, async_op: bool = False
+    ) -> Handle | None: ...
+    def receive(self, buffer: AnyBuffer, source: int | None = None, tag: int | None = None, *, async_op: bool = False) -> Any:
+        """The result is `(source, tag, count)`."""
     def send_receive(
         self, buffer: AnyBuffer, to: int, send_tag: int, output: AnyBuffer, source: int | None, receive_tag: int | None
     ) -> tuple[int, int, int]: ...
-    def send_async(self, buffer: AnyBuffer, to: int, tag: int = 0, synchronous: bool = False) -> Handle: ...
-    def receive_async(self, buffer: AnyBuffer, source: int | None = None, tag: int | None = None) -> Handle: ...
     def probe(self, source: int | None = None, tag: int | None = None, timeout: float = 0.0) -> tuple[int, int, int, str] | None:
         """Returns `(source, tag, count, dtype)` of the next message that no receive has matched, or `None` after `timeout`
         seconds."""
 
     # Messages of bytes. Only the sender needs to know the length. The messages have the type "u8". Buffers of any type can be
     # sent.
-    def send_bytes(self, data: AnyBuffer, to: int, tag: int = 0, synchronous: bool = False) -> None: ...
-    def receive_bytes(self, source: int | None = None, tag: int | None = None) -> tuple[bytes, int, int]: ...
-    def send_bytes_async(self, data: AnyBuffer, to: int, tag: int = 0, synchronous: bool = False) -> Handle: ...
-    def receive_bytes_async(self, source: int | None = None, tag: int | None = None) -> Handle: ...
-    def receive_into_bytes(self, buffer: AnyBuffer, source: int | None = None, tag: int | None = None) -> tuple[int, int, int]:
-        """Receives bytes into the beginning of a buffer of any type. Returns the source, the tag and the number of
+    def send_bytes(
+        self, data: AnyBuffer, to: int, tag: int = 0, synchronous: bool = False, *, async_op: bool = False
+    ) -> Handle | None: ...
+    def receive_bytes(self, source: int | None = None, tag: int | None = None, *, async_op: bool = False) -> Any:
+        """The result is `(bytes, source, tag)`."""
+    def receive_into_bytes(
+        self, buffer: AnyBuffer, source: int | None = None, tag: int | None = None, *, async_op: bool = False
+    ) -> Any:
+        """Receives bytes into the beginning of a buffer of any type. The result has the source, the tag and the number of
         bytes. If the message is longer than the buffer, only this rank raises `Truncated`."""
-    def receive_into_bytes_async(self, buffer: AnyBuffer, source: int | None = None, tag: int | None = None) -> Handle: ...
 
     # Collectives of bytes. A rank that cannot contribute data passes the reason as `refusal`. Every other rank then raises an
     # `Error` that names that rank and the reason.
@@ -361,3 +377,27 @@ class Group:
         """Ends the job on every rank. Returns the error that all ranks get."""
     def close(self) -> None:
         """Closes the group. Later calls on the group raise `Error`."""
+
+class ArrayGroup:
+    """The base class of `ringtrain.Group`. If the arguments are numpy arrays that need no conversion, and `out` is passed, a
+    method runs its operation itself. Otherwise it calls the method of the subclass that has the same name with an underscore in
+    front."""
+
+    def __init__(self, core: Group) -> None: ...
+    def all_reduce(self, x: Any, op: str = "sum", *, out: Any = None, compression: str | None = None) -> Any: ...
+    def reduce_scatter(self, x: Any, op: str = "sum", *, out: Any = None, counts: Sequence[int] | None = None) -> Any: ...
+    def broadcast(self, x: Any, root: int = 0, *, out: Any = None) -> Any: ...
+    def all_gather(self, x: Any, *, out: Any = None, counts: Sequence[int] | None = None) -> Any: ...
+    def gather(self, x: Any, root: int = 0, *, out: Any = None, counts: Sequence[int] | None = None) -> Any: ...
+    def scatter(self, x: Any, root: int = 0, *, out: Any = None, counts: Sequence[int] | None = None) -> Any: ...
+    def all_to_all(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        send_counts: Sequence[int] | None = None,
+        receive_counts: Sequence[int] | None = None,
+    ) -> Any: ...
+    def barrier(self) -> None: ...
+    def send(self, x: Any, to: int, tag: int = 0, *, synchronous: bool = False) -> None: ...
+    def receive(self, out: Any, source: int | None = None, tag: int | None = None) -> Any: ...

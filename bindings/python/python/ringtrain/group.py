@@ -22,7 +22,7 @@ from .arrays import (
     rows_per_part,
     scalar_or_array,
 )
-from .handles import Handle
+from .handles import Handle, end_call
 from .objects import ObjectCollectives
 
 
@@ -35,7 +35,7 @@ class Status(NamedTuple):
     """The number of elements."""
 
 
-class Group(ObjectCollectives):
+class Group(_core.ArrayGroup, ObjectCollectives):
     """A group of ranks of a job.
 
     All ranks of a group call the same collectives in the same order, with arrays of the same shape and type. If their
@@ -58,6 +58,8 @@ class Group(ObjectCollectives):
     On booleans, "sum" is the logical or, and "prod" is the logical and. Complex numbers can be reduced only with
     "sum" and "avg".
     """
+
+    _Status = Status
 
     def __init__(self, core: _core.Group) -> None:
         self.core = core
@@ -148,49 +150,41 @@ class Group(ObjectCollectives):
         shared = self.core.alloc(min(count, sys.maxsize), arrays.dtype_name(dtype))
         return np.frombuffer(shared, dtype=dtype, count=count).reshape(shape)
 
+    # `ArrayGroup` has the blocking forms of the following operations. It passes arguments that need a conversion to the methods
+    # with an underscore, whose first parameter says whether the call only begins the operation.
+
     # Reductions
 
-    def all_reduce(self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None, compression: str | None = None) -> Any:
-        """Reduces the arrays of all ranks and returns the result on every rank. The bits of the result are the same
-        on all ranks.
-
-        With `compression` "fp16" or "bf16", float32 elements are sent as 16-bit floats.
-        """
+    def _all_reduce(self, async_op: bool, x: ArrayLike, op: str, out: NDArray | None, compression: str | None) -> Any:
         array = as_contiguous(x)
         result = result_array(out, array.shape, array.dtype)
-        target = as_reducible(result, op)
         source = None if result is array else as_reducible(array, op)
-        self.core.all_reduce(target, op, source, compression)
-        return scalar_or_array(result, x)
+        handle = self.core.all_reduce(as_reducible(result, op), op, source, compression, async_op=async_op)
+        return end_call(handle, lambda: scalar_or_array(result, x))
 
     def all_reduce_async(
         self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None, compression: str | None = None
     ) -> Handle:
         """Begins an `all_reduce` and returns its handle. `Handle.wait` returns the result."""
+        return self._all_reduce(True, x, op, out, compression)
+
+    def _reduce(self, async_op: bool, x: ArrayLike, op: str, root: int, out: NDArray | None) -> Any:
         array = as_contiguous(x)
+        if self.rank != root:
+            handle = self.core.reduce(None, op, root, as_reducible(array, op), async_op=async_op)
+            return end_call(handle, lambda: None)
         result = result_array(out, array.shape, array.dtype)
-        target = as_reducible(result, op)
         source = None if result is array else as_reducible(array, op)
-        return Handle(self.core.all_reduce_async(target, op, source, compression), lambda _: scalar_or_array(result, x))
+        handle = self.core.reduce(as_reducible(result, op), op, root, source, async_op=async_op)
+        return end_call(handle, lambda: scalar_or_array(result, x))
 
     def reduce(self, x: ArrayLike, op: str = "sum", root: int = 0, *, out: NDArray | None = None) -> Any:
         """Reduces the arrays of all ranks. Returns the result on the root, and `None` on the other ranks."""
-        array = as_contiguous(x)
-        if self.rank != root:
-            self.core.reduce(None, op, root, as_reducible(array, op))
-            return None
-        result = result_array(out, array.shape, array.dtype)
-        self.core.reduce(as_reducible(result, op), op, root, None if result is array else as_reducible(array, op))
-        return scalar_or_array(result, x)
+        return self._reduce(False, x, op, root, out)
 
     def reduce_async(self, x: ArrayLike, op: str = "sum", root: int = 0, *, out: NDArray | None = None) -> Handle:
         """Begins a `reduce` and returns its handle."""
-        array = as_contiguous(x)
-        if self.rank != root:
-            return Handle(self.core.reduce_async(None, op, root, as_reducible(array, op)), lambda _: None)
-        result = result_array(out, array.shape, array.dtype)
-        source = None if result is array else as_reducible(array, op)
-        return Handle(self.core.reduce_async(as_reducible(result, op), op, root, source), lambda _: scalar_or_array(result, x))
+        return self._reduce(True, x, op, root, out)
 
     def _reduce_scatter_arguments(
         self, x: ArrayLike, op: str, out: NDArray | None, counts: Sequence[int] | None
@@ -206,71 +200,56 @@ class Group(ObjectCollectives):
             scaled = [2 * count for count in scaled]
         return array, result, scaled
 
-    def reduce_scatter(
-        self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None, counts: Sequence[int] | None = None
-    ) -> NDArray:
-        """Reduces the arrays of all ranks and returns this rank's rows of the result. With n ranks, rank r gets the r-th of n
-        equal parts of the rows. With `counts`, rank r gets `counts[r]` rows."""
+    def _reduce_scatter(self, async_op: bool, x: ArrayLike, op: str, out: NDArray | None, counts: Sequence[int] | None) -> Any:
         array, result, scaled = self._reduce_scatter_arguments(x, op, out, counts)
-        self.core.reduce_scatter(as_reducible(result, op), as_reducible(array, op), op, scaled)
-        return result
+        source = as_reducible(array, op)
+        handle = self.core.reduce_scatter(as_reducible(result, op), source, op, scaled, async_op=async_op)
+        return end_call(handle, lambda: result)
 
     def reduce_scatter_async(
         self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None, counts: Sequence[int] | None = None
     ) -> Handle:
         """Begins a `reduce_scatter` and returns its handle."""
-        array, result, scaled = self._reduce_scatter_arguments(x, op, out, counts)
-        handle = self.core.reduce_scatter_async(as_reducible(result, op), as_reducible(array, op), op, scaled)
-        return Handle(handle, lambda _: result)
+        return self._reduce_scatter(True, x, op, out, counts)
 
-    def scan(self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None) -> Any:
-        """Returns, on rank r, the reduction of the arrays of ranks 0 to r."""
-        array = as_contiguous(x)
-        result = result_array(out, array.shape, array.dtype)
-        self.core.scan(as_reducible(result, op), op, None if result is array else as_reducible(array, op))
-        return scalar_or_array(result, x)
-
-    def scan_async(self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None) -> Handle:
-        """Begins a `scan` and returns its handle."""
+    def _scan(self, async_op: bool, x: ArrayLike, op: str, out: NDArray | None, *, is_exclusive: bool = False) -> Any:
         array = as_contiguous(x)
         result = result_array(out, array.shape, array.dtype)
         source = None if result is array else as_reducible(array, op)
-        return Handle(self.core.scan_async(as_reducible(result, op), op, source), lambda _: scalar_or_array(result, x))
+        scan = self.core.exscan if is_exclusive else self.core.scan
+        handle = scan(as_reducible(result, op), op, source, async_op=async_op)
+        return end_call(handle, lambda: None if is_exclusive and self.rank == 0 else scalar_or_array(result, x))
+
+    def scan(self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None) -> Any:
+        """Returns, on rank r, the reduction of the arrays of ranks 0 to r."""
+        return self._scan(False, x, op, out)
+
+    def scan_async(self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None) -> Handle:
+        """Begins a `scan` and returns its handle."""
+        return self._scan(True, x, op, out)
 
     def exscan(self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None) -> Any:
         """Returns, on rank r, the reduction of the arrays of ranks 0 to r-1. On rank 0, `exscan` returns `None` and
         does not change `out`."""
-        array = as_contiguous(x)
-        result = result_array(out, array.shape, array.dtype)
-        self.core.exscan(as_reducible(result, op), op, None if result is array else as_reducible(array, op))
-        return None if self.rank == 0 else scalar_or_array(result, x)
+        return self._scan(False, x, op, out, is_exclusive=True)
 
     def exscan_async(self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None) -> Handle:
         """Begins an `exscan` and returns its handle."""
-        array = as_contiguous(x)
-        result = result_array(out, array.shape, array.dtype)
-        source = None if result is array else as_reducible(array, op)
-        handle = self.core.exscan_async(as_reducible(result, op), op, source)
-        return Handle(handle, lambda _: None if self.rank == 0 else scalar_or_array(result, x))
+        return self._scan(True, x, op, out, is_exclusive=True)
 
     # Collectives without a reduction
 
-    def broadcast(self, x: ArrayLike, root: int = 0, *, out: NDArray | None = None) -> Any:
-        """Returns the root's array on every rank. The other ranks pass an array of the same shape and type."""
+    def _broadcast(self, async_op: bool, x: ArrayLike, root: int, out: NDArray | None) -> Any:
         array = as_contiguous(x)
         result = result_array(out, array.shape, array.dtype)
         if self.rank == root and result is not array:
             result[...] = array
-        self.core.broadcast(as_sendable(result), root)
-        return scalar_or_array(result, x)
+        handle = self.core.broadcast(as_sendable(result), root, async_op=async_op)
+        return end_call(handle, lambda: scalar_or_array(result, x))
 
     def broadcast_async(self, x: ArrayLike, root: int = 0, *, out: NDArray | None = None) -> Handle:
         """Begins a `broadcast` and returns its handle."""
-        array = as_contiguous(x)
-        result = result_array(out, array.shape, array.dtype)
-        if self.rank == root and result is not array:
-            result[...] = array
-        return Handle(self.core.broadcast_async(as_sendable(result), root), lambda _: scalar_or_array(result, x))
+        return self._broadcast(True, x, root, out)
 
     def _gather_arguments(
         self, array: NDArray, out: NDArray | None, counts: Sequence[int] | None
@@ -290,19 +269,15 @@ class Group(ObjectCollectives):
             raise InvalidArgument(f"this rank's array has shape {array.shape}, but counts has {counts[self.rank]} rows for it")
         return element_counts(list(counts), array.shape[1:])
 
-    def all_gather(self, x: ArrayLike, *, out: NDArray | None = None, counts: Sequence[int] | None = None) -> NDArray:
-        """Returns the arrays of all n ranks, stacked in rank order to an array of shape (n, *shape). With `counts`,
-        the array of rank r has `counts[r]` rows, and the arrays are concatenated along their first dimension."""
+    def _all_gather(self, async_op: bool, x: ArrayLike, out: NDArray | None, counts: Sequence[int] | None) -> Any:
         array = as_contiguous(x)
         result, scaled = self._gather_arguments(array, out, counts)
-        self.core.all_gather(as_sendable(result), as_sendable(array), scaled)
-        return result
+        handle = self.core.all_gather(as_sendable(result), as_sendable(array), scaled, async_op=async_op)
+        return end_call(handle, lambda: result)
 
     def all_gather_async(self, x: ArrayLike, *, out: NDArray | None = None, counts: Sequence[int] | None = None) -> Handle:
         """Begins an `all_gather` and returns its handle."""
-        array = as_contiguous(x)
-        result, scaled = self._gather_arguments(array, out, counts)
-        return Handle(self.core.all_gather_async(as_sendable(result), as_sendable(array), scaled), lambda _: result)
+        return self._all_gather(True, x, out, counts)
 
     def all_gather_list(self, x: ArrayLike) -> list[NDArray]:
         """Returns a list of the arrays of all ranks, in rank order. The arrays may have different numbers of rows. To
@@ -312,40 +287,21 @@ class Group(ObjectCollectives):
         parts = np.split(self.all_gather(array, counts=counts), np.cumsum(counts)[:-1])
         return list(parts)
 
-    def gather(
-        self,
-        x: ArrayLike,
-        root: int = 0,
-        *,
-        out: NDArray | None = None,
-        counts: Sequence[int] | None = None,
-    ) -> NDArray | None:
-        """Gathers the arrays of all ranks on the root. The root gets what `all_gather` would return, and the other
-        ranks get `None`."""
+    def _gather(self, async_op: bool, x: ArrayLike, root: int, out: NDArray | None, counts: Sequence[int] | None) -> Any:
         array = as_contiguous(x)
-        if self.rank != root:
-            scaled = self._check_own_count(array, counts)
-            self.core.gather(None, as_sendable(array), root, scaled)
-            return None
-        result, scaled = self._gather_arguments(array, out, counts)
-        self.core.gather(as_sendable(result), as_sendable(array), root, scaled)
-        return result
+        if self.rank == root:
+            result, scaled = self._gather_arguments(array, out, counts)
+            target = as_sendable(result)
+        else:
+            result, target, scaled = None, None, self._check_own_count(array, counts)
+        handle = self.core.gather(target, as_sendable(array), root, scaled, async_op=async_op)
+        return end_call(handle, lambda: result)
 
     def gather_async(
-        self,
-        x: ArrayLike,
-        root: int = 0,
-        *,
-        out: NDArray | None = None,
-        counts: Sequence[int] | None = None,
+        self, x: ArrayLike, root: int = 0, *, out: NDArray | None = None, counts: Sequence[int] | None = None
     ) -> Handle:
         """Begins a `gather` and returns its handle."""
-        array = as_contiguous(x)
-        if self.rank != root:
-            scaled = self._check_own_count(array, counts)
-            return Handle(self.core.gather_async(None, as_sendable(array), root, scaled), lambda _: None)
-        result, scaled = self._gather_arguments(array, out, counts)
-        return Handle(self.core.gather_async(as_sendable(result), as_sendable(array), root, scaled), lambda _: result)
+        return self._gather(True, x, root, out, counts)
 
     def _scatter_arguments(
         self, x: ArrayLike | None, root: int, out: NDArray | None, counts: Sequence[int] | None
@@ -376,25 +332,11 @@ class Group(ObjectCollectives):
         scaled = None if counts is None else element_counts(list(counts), out.shape[1:])
         return array, check_writable(out), scaled
 
-    def scatter(
-        self,
-        x: ArrayLike | None,
-        root: int = 0,
-        *,
-        out: NDArray | None = None,
-        counts: Sequence[int] | None = None,
-    ) -> NDArray:
-        """Divides the root's array among the n ranks: rank r gets the r-th of n equal parts of its rows, or
-        `counts[r]` rows. The other ranks pass `None` for `x`.
-
-        Either all ranks pass `out` or none does. Without `out`, the root first sends the shape and type of its array
-        to the other ranks. If the root cannot send its array, it sends the reason instead, and the other ranks raise
-        an `Error` with this reason. With `out`, the other ranks wait until their deadline if the root cannot send its
-        array.
-        """
+    def _scatter(self, async_op: bool, x: ArrayLike | None, root: int, out: NDArray | None, counts: Sequence[int] | None) -> Any:
         array, result, scaled = self._scatter_arguments(x, root, out, counts)
-        self.core.scatter(as_sendable(result), None if array is None else as_sendable(array), root, scaled)
-        return result
+        source = None if array is None else as_sendable(array)
+        handle = self.core.scatter(as_sendable(result), source, root, scaled, async_op=async_op)
+        return end_call(handle, lambda: result)
 
     def scatter_async(
         self,
@@ -406,9 +348,7 @@ class Group(ObjectCollectives):
     ) -> Handle:
         """Begins a `scatter` and returns its handle. Without `out`, the call first waits for the shape and type from
         the root."""
-        array, result, scaled = self._scatter_arguments(x, root, out, counts)
-        source = None if array is None else as_sendable(array)
-        return Handle(self.core.scatter_async(as_sendable(result), source, root, scaled), lambda _: result)
+        return self._scatter(True, x, root, out, counts)
 
     def _all_to_all_arguments(
         self,
@@ -429,20 +369,17 @@ class Group(ObjectCollectives):
         result = result_array(out, (sum(receive_counts), *row), array.dtype)
         return array, result, element_counts(list(send_counts), row), element_counts(list(receive_counts), row)
 
-    def all_to_all(
+    def _all_to_all(
         self,
+        async_op: bool,
         x: ArrayLike,
-        *,
-        out: NDArray | None = None,
-        send_counts: Sequence[int] | None = None,
-        receive_counts: Sequence[int] | None = None,
-    ) -> NDArray:
-        """Sends the r-th of n equal parts of the rows of `x` to rank r. Returns the parts that this rank received,
-        concatenated in rank order. With `send_counts` and `receive_counts`, this rank sends `send_counts[r]` rows to
-        rank r and receives `receive_counts[r]` rows from rank r."""
+        out: NDArray | None,
+        send_counts: Sequence[int] | None,
+        receive_counts: Sequence[int] | None,
+    ) -> Any:
         array, result, sent, received = self._all_to_all_arguments(x, out, send_counts, receive_counts)
-        self.core.all_to_all(as_sendable(result), as_sendable(array), sent, received)
-        return result
+        handle = self.core.all_to_all(as_sendable(result), as_sendable(array), sent, received, async_op=async_op)
+        return end_call(handle, lambda: result)
 
     def all_to_all_async(
         self,
@@ -453,16 +390,11 @@ class Group(ObjectCollectives):
         receive_counts: Sequence[int] | None = None,
     ) -> Handle:
         """Begins an `all_to_all` and returns its handle."""
-        array, result, sent, received = self._all_to_all_arguments(x, out, send_counts, receive_counts)
-        return Handle(self.core.all_to_all_async(as_sendable(result), as_sendable(array), sent, received), lambda _: result)
-
-    def barrier(self) -> None:
-        """Waits until every rank has called `barrier`."""
-        self.core.barrier()
+        return self._all_to_all(True, x, out, send_counts, receive_counts)
 
     def barrier_async(self) -> Handle:
         """Begins a `barrier` and returns its handle."""
-        return Handle(self.core.barrier_async(), lambda _: None)
+        return end_call(self.core.barrier(async_op=True), lambda: None)
 
     def _check_counts(self, counts: Sequence[int], total: int | None) -> None:
         if len(counts) != self.size or min(counts) < 0:
@@ -472,26 +404,21 @@ class Group(ObjectCollectives):
 
     # Messages
 
-    def send(self, x: ArrayLike, to: int, tag: int = 0, *, synchronous: bool = False) -> None:
-        """Sends an array to rank `to`. After `send` has returned, you may change the array. With `synchronous`, the
-        call returns only after a receive has matched the message. The receiver must pass an `out` of the type of `x`,
-        with at least as many elements as `x`."""
-        self.core.send(as_sendable(as_contiguous(x)), to, tag, synchronous)
+    def _send(self, async_op: bool, x: ArrayLike, to: int, tag: int, synchronous: bool) -> Any:
+        handle = self.core.send(as_sendable(as_contiguous(x)), to, tag, synchronous, async_op=async_op)
+        return end_call(handle, lambda: None)
 
     def send_async(self, x: ArrayLike, to: int, tag: int = 0, *, synchronous: bool = False) -> Handle:
         """Begins a `send` and returns its handle."""
-        return Handle(self.core.send_async(as_sendable(as_contiguous(x)), to, tag, synchronous), lambda _: None)
+        return self._send(True, x, to, tag, synchronous)
 
-    def receive(self, out: NDArray, source: int | None = None, tag: int | None = None) -> Status:
-        """Receives an array into the beginning of `out`. If `source` is `None`, the message may come from any rank.
-        If `tag` is `None`, the message may have any tag. The message must have the type of `out` and at most as many
-        elements as `out`; otherwise the job fails with a `Mismatch`."""
-        return Status(*self.core.receive(as_sendable(check_writable(out)), source, tag))
+    def _receive(self, async_op: bool, out: NDArray, source: int | None, tag: int | None) -> Any:
+        received = self.core.receive(as_sendable(check_writable(out)), source, tag, async_op=async_op)
+        return Handle(received, lambda status: Status(*status)) if async_op else Status(*received)
 
     def receive_async(self, out: NDArray, source: int | None = None, tag: int | None = None) -> Handle:
         """Begins a `receive` and returns its handle. `Handle.wait` returns the `Status`."""
-        target = as_sendable(check_writable(out))
-        return Handle(self.core.receive_async(target, source, tag), lambda status: Status(*status))
+        return self._receive(True, out, source, tag)
 
     def send_receive(
         self,

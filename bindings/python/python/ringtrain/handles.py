@@ -38,6 +38,11 @@ class Handle:
         return self._core.cancel()
 
 
+def end_call(handle: _core.Handle | None, make_result: Callable[[], Any]) -> Any:
+    """Returns the result of a blocking call, which has no handle, or the handle of an asynchronous call."""
+    return make_result() if handle is None else Handle(handle, lambda _: make_result())
+
+
 def wait_all(handles: Sequence[Handle], timeout: float | None = None) -> list[Any]:
     """Waits for all operations and returns their results in the order of `handles`. Raises `StillRunning` if the wait for
     one operation takes longer than `timeout` seconds."""

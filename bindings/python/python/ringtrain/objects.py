@@ -88,7 +88,7 @@ class ObjectCollectives:
 
     def send_object_async(self, value: Any, to: int, tag: int = 0, *, synchronous: bool = False) -> Handle:
         """Begins a `send_object` and returns its handle. You may change the object as soon as the call has returned."""
-        return Handle(self.core.send_bytes_async(_pickle_object(value), to, tag, synchronous), lambda _: None)
+        return Handle(self.core.send_bytes(_pickle_object(value), to, tag, synchronous, async_op=True), lambda _: None)
 
     def receive_object(self, source: int | None = None, tag: int | None = None) -> tuple[Any, int, int]:
         """Receives an object. Returns the object, the rank that sent it, and the tag. If `source` is `None`, the message may
@@ -98,5 +98,5 @@ class ObjectCollectives:
 
     def receive_object_async(self, source: int | None = None, tag: int | None = None) -> Handle:
         """Begins a `receive_object` and returns its handle. `Handle.wait` returns the object, its source and its tag."""
-        received = self.core.receive_bytes_async(source, tag)
+        received = self.core.receive_bytes(source, tag, async_op=True)
         return Handle(received, lambda result: (pickle.loads(result[0]), result[1], result[2]))

@@ -359,6 +359,37 @@ def collectives_accept_scalars_lists_and_arrays_without_dimensions(world):
 
 
 @cases
+def calls_with_and_without_a_conversion_of_arrays_agree(world):
+    """Every second rank passes arrays that the compiled module takes as they are. The other ranks pass arrays to convert."""
+    n, rank = world.size, world.rank
+    calls = {
+        "all_reduce": (lambda x, out: world.all_reduce(x, "max", out=out), lambda shape: shape),
+        "reduce_scatter": (lambda x, out: world.reduce_scatter(x, "max", out=out), lambda shape: (shape[0] // n, *shape[1:])),
+        "broadcast": (lambda x, out: world.broadcast(x, n - 1, out=out), lambda shape: shape),
+        "all_gather": (lambda x, out: world.all_gather(x, out=out), lambda shape: (n, *shape)),
+        "gather": (lambda x, out: world.gather(x, n - 1, out=out), lambda shape: (n, *shape)),
+        "scatter": (lambda x, out: world.scatter(x, n - 1, out=out), lambda shape: (shape[0] // n, *shape[1:])),
+        "all_to_all": (lambda x, out: world.all_to_all(x, out=out), lambda shape: shape),
+    }
+    for (name, (call, result_shape)), dtype, shape in itertools.product(
+        calls.items(), (*NUMBERS, "bool"), ((n,), (2 * n, 3), (n, 0))
+    ):
+        what = f"{name} of {dtype} {shape}"
+        x = make_sample(dtype, shape, rank)
+        copy = np.repeat(x, 2, axis=0)[::2]
+        before = x.copy()
+        results = []
+        for is_direct in (True, rank % 2 == 0, False):
+            out = np.full(result_shape(shape), 9).astype(dtype)
+            result = call(x if is_direct else copy, out)
+            assert result is (out if name != "gather" or rank == n - 1 else None), what
+            results.append(out)
+        for result in results:
+            assert_same(result, results[-1], what)
+        assert_same(x, before, what)
+
+
+@cases
 def inputs_may_have_any_layout(world):
     n, rank = world.size, world.rank
     base = make_sample("float32", (6 * n, 8), rank, 10)

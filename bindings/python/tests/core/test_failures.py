@@ -61,6 +61,21 @@ def test_a_mismatch_names_the_two_ranks(what, n):
     assert len({str(error).split(" (reported by")[0] for error in errors}) == 1, errors
 
 
+def test_an_error_names_the_lines_of_calls_that_earlier_rounds_have_made():
+    def work(group):
+        x = np.zeros(4)
+        for k in range(3):
+            if group.rank == 0 or k < 2:
+                group.all_reduce(x, out=x)
+            if group.rank == 1 or k < 2:
+                group.broadcast(x, out=x)
+
+    first = work.__code__.co_firstlineno
+    for error in check_all_ranks_raised(run_in_threads(2, work), ring.Mismatch):
+        for line in (first + 4, first + 6):
+            assert f"{HERE.name}:{line}" in str(error), error
+
+
 def test_a_failed_job_stays_failed_in_every_call():
     def work(group):
         twin = group.duplicate()

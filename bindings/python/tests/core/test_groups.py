@@ -308,7 +308,7 @@ def operations_accept_memory_at_an_address(world):
     assert repr(memory)
     world.core.all_reduce(memory)
     assert owner.tolist() == [world.size] * 10
-    handle = world.core.all_reduce_async(_core.Memory(owner, owner.ctypes.data, 5, "f32"), "max")
+    handle = world.core.all_reduce(_core.Memory(owner, owner.ctypes.data, 5, "f32"), "max", async_op=True)
     assert handle.wait() is None
     words = np.full(4, 0x3F80, np.uint16)  # 1.0 as bf16
     world.core.all_reduce(_core.Memory(words, words.ctypes.data, 4, "bf16"))

@@ -78,6 +78,22 @@ def a_receive_matches_its_source_and_tag(world):
 
 
 @cases
+def each_receive_returns_its_own_status(world):
+    n, rank = world.size, world.rank
+    right, left = (rank + 1) % n, (rank - 1) % n
+    got = np.empty(3)
+    # A group keeps the last status, so each of these differs from the previous one in one value, and some are the same.
+    kept = []
+    for tag, count in ((1, 3), (1, 3), (2, 3), (2, 2), (2, 2), (1, 3)):
+        world.send(np.full(count, float(tag)), right, tag)
+        status = world.receive(got, left)
+        assert type(status) is ring.Status and status == ring.Status(left, tag, count)
+        assert (got[:count] == tag).all()
+        kept.append(status)
+    assert [status[1:] for status in kept] == [(1, 3), (1, 3), (2, 3), (2, 2), (2, 2), (1, 3)]
+
+
+@cases
 def messages_of_a_source_and_tag_stay_in_order(world):
     n, rank = world.size, world.rank
     for k in range(200):
@@ -147,9 +163,9 @@ def buffers_of_any_type_are_sent_as_bytes(world):
         np.zeros((3, 0)),
     ):
         expected = bytes(memoryview(data)) if not isinstance(data, np.generic) else data.tobytes()
-        core.send_bytes_async(data, right, 1)
+        core.send_bytes(data, right, 1, async_op=True)
         assert core.receive_bytes(left, 1) == (expected, left, 1)
-        core.send_bytes_async(data, right, 1)
+        core.send_bytes(data, right, 1, async_op=True)
         buffer = np.zeros(40, np.uint8)
         assert core.receive_into_bytes(buffer, left, 1) == (left, 1, len(expected))
         assert buffer[: len(expected)].tobytes() == expected
@@ -162,15 +178,15 @@ def a_message_of_more_bytes_than_the_array_fails_only_the_receive(world):
     n, rank = world.size, world.rank
     core, right, left = world.core, (rank + 1) % n, (rank - 1) % n
     for length in (9, 300_000):
-        core.send_bytes_async(b"x" * length, right, 3)
-        core.send_bytes_async(b"the next", right, 3)
+        core.send_bytes(b"x" * length, right, 3, async_op=True)
+        core.send_bytes(b"the next", right, 3, async_op=True)
         buffer = np.zeros(2, np.float32)
         error = raised(ring.Truncated, core.receive_into_bytes, buffer, left, 3)
         assert isinstance(error, ring.InvalidArgument)
         assert (error.source, error.tag, error.count) == (left, 3, length)
         assert core.receive_into_bytes(buffer, left, 3) == (left, 3, 8) and buffer.tobytes() == b"the next"
-        core.send_bytes_async(b"y" * length, right, 3)
-        handle = core.receive_into_bytes_async(buffer, left, 3)
+        core.send_bytes(b"y" * length, right, 3, async_op=True)
+        handle = core.receive_into_bytes(buffer, left, 3, async_op=True)
         raised(ring.Truncated, handle.wait)
         raised(ring.Truncated, handle.wait)
     assert world.all_reduce(1) == n

@@ -85,7 +85,7 @@ def test_the_module_has_every_name_of_the_stub(name: str):
 def test_the_stub_has_every_name_of_the_module():
     for name in vars(_core):
         assert name.startswith("__") or name in STUB_NAMES, f"{name} is not in {STUB.name}"
-    for kind in ("Gossip", "Group", "Handle", "Memory", "ParameterServer", "Rendezvous", "Shared"):
+    for kind in ("ArrayGroup", "Gossip", "Group", "Handle", "Memory", "ParameterServer", "Rendezvous", "Shared"):
         for name in vars(getattr(_core, kind)):
             assert name.startswith("__") or f"{kind}.{name}" in STUB_NAMES, f"{kind}.{name} is not in {STUB.name}"
         assert getattr(_core, kind).__module__ == "ringtrain._core"

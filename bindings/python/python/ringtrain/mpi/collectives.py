@@ -36,7 +36,7 @@ class Collectives:
     def _begin(self, plan: Plan) -> Request:
         operation, arguments, finish = plan
         try:
-            handle = getattr(self._group, operation + "_async")(*arguments)
+            handle = getattr(self._group, operation)(*arguments, async_op=True)
         except _Error as error:
             raise to_mpi_exception(error) from error
         return Request._of(handle, None if finish is None else _after(finish))

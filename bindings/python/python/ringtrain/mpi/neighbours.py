@@ -45,11 +45,11 @@ class Neighbours:
             for place, (rank, block) in enumerate(zip(self._neighbours(), incoming, strict=True)):
                 if rank != c.PROC_NULL:
                     memory = block.receive_memory()
-                    handles.append(neighbour_group.receive_into_bytes_async(memory, rank, place))
+                    handles.append(neighbour_group.receive_into_bytes(memory, rank, place, async_op=True))
                     settled.append((block, memory))
             for place, (rank, data) in enumerate(zip(self._neighbours(), outgoing, strict=True)):
                 if rank != c.PROC_NULL:
-                    handles.append(neighbour_group.send_bytes_async(data, rank, place ^ 1))
+                    handles.append(neighbour_group.send_bytes(data, rank, place ^ 1, async_op=True))
         except _core.Error as error:
             raise to_mpi_exception(error) from error
 
@@ -164,7 +164,7 @@ class Neighbours:
         neighbour_group = self._state.neighbour_group
         try:
             sent = [
-                neighbour_group.send_bytes_async(message, rank, place ^ 1)
+                neighbour_group.send_bytes(message, rank, place ^ 1, async_op=True)
                 for place, (rank, message) in enumerate(zip(ranks, messages, strict=True))
                 if rank != c.PROC_NULL
             ]

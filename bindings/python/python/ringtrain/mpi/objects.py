@@ -73,7 +73,7 @@ class Objects:
             return Request._of(CompletedHandle())
         self._check_destination(dest, tag)  # type: ignore[attr-defined]
         try:
-            return Request._of(self._group.send_bytes_async(pickle.dumps(obj), dest, tag, synchronous))
+            return Request._of(self._group.send_bytes(pickle.dumps(obj), dest, tag, synchronous, async_op=True))
         except _Error as error:
             raise to_mpi_exception(error) from error
 
@@ -96,7 +96,7 @@ class Objects:
             return Request._of(CompletedHandle(NO_PROCESS), _return_outcome)
         source_or_any, tag_or_any = self._parse_source_and_tag(source, tag)  # type: ignore[attr-defined]
         try:
-            return Request._of(self._group.receive_bytes_async(source_or_any, tag_or_any), _unpickle_message)
+            return Request._of(self._group.receive_bytes(source_or_any, tag_or_any, async_op=True), _unpickle_message)
         except _Error as error:
             raise to_mpi_exception(error) from error
 

@@ -100,7 +100,7 @@ class PointToPoint:
         self._check_destination(dest, tag)
         data = parse_block(buf, False).send_memory()
         try:
-            return Request._of(self._group.send_bytes_async(data, dest, tag, synchronous))
+            return Request._of(self._group.send_bytes(data, dest, tag, synchronous, async_op=True))
         except _Error as error:
             raise to_mpi_exception(error) from error
 
@@ -112,7 +112,7 @@ class PointToPoint:
         block = parse_block(buf, True)
         place = block.receive_memory()
         try:
-            handle = self._group.receive_into_bytes_async(place, source_or_any, tag_or_any)
+            handle = self._group.receive_into_bytes(place, source_or_any, tag_or_any, async_op=True)
         except _Error as error:
             raise to_mpi_exception(error) from error
         return Request._of(handle, _store_function(block, place))

@@ -208,11 +208,11 @@ class Bucket:
         self._packed = packed
         if not packed.is_cpu:
             cuda.all_reduce_on_gpu(
-                packed, lambda host: self._group.all_reduce_async(tensors.as_memory(host), settings.op, None, wire)
+                packed, lambda host: self._group.all_reduce(tensors.as_memory(host), settings.op, None, wire, async_op=True)
             )
             return
         memory = self._shared if packed is self._flat and self._can_pass_shared_memory() else tensors.as_memory(packed)
-        self._handle = self._group.all_reduce_async(memory, settings.op, None, wire)
+        self._handle = self._group.all_reduce(memory, settings.op, None, wire, async_op=True)
 
     def _can_pass_shared_memory(self) -> bool:
         """Returns whether the bucket is in shared memory and Python's buffer protocol has a format for its elements.

@@ -29,7 +29,7 @@ class PointToPoint:
         """Begins to send a tensor. Do not change the tensor before `wait` returns."""
         [source] = tensor
         memory = tensors.as_memory(tensors.readable_on_host(source), False)
-        return self._begin_message("send", lambda: self._group.send_async(memory, to, _check_tag(tag)), tensor)
+        return self._begin_message("send", lambda: self._group.send(memory, to, _check_tag(tag), async_op=True), tensor)
 
     def recv(self, tensor: list[torch.Tensor], source: int, tag: int = 0) -> dist._Work:
         """Begins to receive a message, which must not have more elements than the tensor."""
@@ -61,7 +61,7 @@ class PointToPoint:
         """The part of rank 0 in a monitored barrier: waits for a message of every other rank, and answers with a message that
         says whether a rank is missing."""
         deadline = time.monotonic() + limit
-        arrivals = {rank: self._group.receive_bytes_async(rank, tag) for rank in range(1, self.size())}
+        arrivals = {rank: self._group.receive_bytes(rank, tag, async_op=True) for rank in range(1, self.size())}
         missing: list[int] = []
         for rank, arrival in arrivals.items():
             # With a limit of 0, `wait` still finds a rank that arrived before the deadline.
@@ -73,7 +73,7 @@ class PointToPoint:
                 missing.append(rank)
         named = missing if wait_all_ranks else missing[:1]
         answer = _PASSED if not missing else self._missing_sentence(named, limit).encode()
-        for sent in [self._group.send_bytes_async(answer, rank, tag) for rank in range(1, self.size())]:
+        for sent in [self._group.send_bytes(answer, rank, tag, async_op=True) for rank in range(1, self.size())]:
             if not missing:
                 sent.wait()
         if missing:
@@ -86,7 +86,7 @@ class PointToPoint:
         self._group.send_bytes(b"", 0, tag)
         # Wait for up to 2 * `limit` seconds. Rank 0 may enter the barrier up to `limit` seconds after this rank, and then waits
         # up to `limit` seconds for other ranks.
-        answer = self._group.receive_bytes_async(0, tag)
+        answer = self._group.receive_bytes(0, tag, async_op=True)
         try:
             data, _, _ = answer.wait(2 * limit)
         except _core.StillRunning:
@@ -103,7 +103,9 @@ class PointToPoint:
         [target] = tensor
         host, back = tensors.writable_on_host(target, keep=False)
         memory = tensors.as_memory(host)
-        return self._begin_message(name, lambda: self._group.receive_async(memory, source, _check_tag(tag)), tensor, back)
+        return self._begin_message(
+            name, lambda: self._group.receive(memory, source, _check_tag(tag), async_op=True), tensor, back
+        )
 
     def _begin_message(self, name: str, begin: Any, outputs: list[torch.Tensor], back: Any = None) -> dist._Work:
         """Calls `begin`, which begins to send or receive, and returns the `Work` of the message. Torch's profiler shows the

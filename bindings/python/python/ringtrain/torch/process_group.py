@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -176,7 +177,7 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
             )
         if not target.is_cpu and tensors.reduction_name(op, target.dtype) != "premulsum" and target.is_contiguous():
             name = tensors.reduction_name(op, target.dtype)
-            begin = self._group.all_reduce_async
+            begin = partial(self._group.all_reduce, async_op=True)
             return self._all_reduce_now(
                 lambda: cuda.all_reduce_on_gpu(target, lambda host: begin(tensors.as_memory(host), name)), target, options
             )
@@ -331,7 +332,7 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
         event = profiling.begin_event(name)
         try:
             with self._with_timeout(limit):
-                handle = getattr(self._group, name + "_async")(*arguments)
+                handle = getattr(self._group, name)(*arguments, async_op=True)
         except _core.Error as error:
             profiling.end_event(event)
             raise self._with_global_rank(error) from None
