@@ -18,8 +18,8 @@ pub(super) struct Origin {
     pub(super) options: JoinOptions,
     /// This rank's entry in the list of the job's ranks.
     pub(super) member: Member,
-    /// Whether waiting threads spin before they sleep.
-    pub(super) spins: bool,
+    /// The number of ranks on this machine for each of its processors, rounded up.
+    pub(super) ranks_per_processor: u32,
     /// Reports failures of the job to `ringrun`; `None` if `ringrun` did not start the job.
     pub(super) failure_reporter: Option<FailureReporter>,
 }
@@ -37,7 +37,7 @@ impl Group {
         let Some(job) = self.job.clone() else {
             return Ok(Self { timeout: self.timeout, ..Self::solo() });
         };
-        let Some(Origin { options, member, spins, failure_reporter }) = &job.origin else {
+        let Some(Origin { options, member, ranks_per_processor, failure_reporter }) = &job.origin else {
             return Err(StartError::Refused("the group of one rank has no connections".into()));
         };
         let epoch = Instant::now();
@@ -70,8 +70,11 @@ impl Group {
         let rank = self.rank();
         let failure_reporter =
             failure_reporter.as_ref().map(|reporter| reporter.for_isolated_group(self.members()));
-        let (listener, spins) = (listener?, Some(*spins));
-        start_group(StartInputs { rank, listener, roster, sockets, epoch, spins, failure_reporter }, &options)
+        let (listener, ranks_per_processor) = (listener?, Some(*ranks_per_processor));
+        start_group(
+            StartInputs { rank, listener, roster, sockets, epoch, ranks_per_processor, failure_reporter },
+            &options,
+        )
     }
 
     /// From now on, a thread that waits for a message of this job polls up to 200 us before it sleeps, while its waits are

@@ -183,8 +183,11 @@ fn join_and_report(
         }
         JoinMethod::Launched(launched) => exchange_at_launcher(options, &sockets, launched)?,
     };
-    let spins = None;
-    start_group(StartInputs { rank, listener, roster, sockets, epoch, spins, failure_reporter }, options)
+    let ranks_per_processor = None;
+    start_group(
+        StartInputs { rank, listener, roster, sockets, epoch, ranks_per_processor, failure_reporter },
+        options,
+    )
 }
 
 /// What a rank has before it opens links: its listener, and the data that the ranks of the job have exchanged.
@@ -196,20 +199,22 @@ pub(super) struct StartInputs {
     pub(super) sockets: SocketOptions,
     /// The start of the engine's clock.
     pub(super) epoch: Instant,
-    /// Whether waiting threads spin before they sleep; `None` if the number of ranks on the processors decides.
-    pub(super) spins: Option<bool>,
+    /// The number of ranks on this machine for each of its processors, rounded up; `None` to count them.
+    pub(super) ranks_per_processor: Option<u32>,
     /// Reports failures of the job to `ringrun`.
     pub(super) failure_reporter: Option<FailureReporter>,
 }
 
 /// Creates the group of all ranks: opens the links to both neighbours, and agrees with the other ranks on all settings.
 pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<Group, StartError> {
-    let StartInputs { rank, listener, roster, sockets, epoch, spins, failure_reporter } = inputs;
+    let StartInputs { rank, listener, roster, sockets, epoch, ranks_per_processor, failure_reporter } =
+        inputs;
     let world = WorldSize::new(roster.members.len() as u32).unwrap_or(WorldSize::ONE);
     let (shared, streams) = check_settings(&roster)?;
     let has_own_processor = roster.local_rank_and_size(rank).1 == world && world.get() <= shared.processors;
-    let spins = spins
-        .unwrap_or_else(|| roster.count_ranks_on_same_processors(rank) <= local_processors(options) as usize);
+    let ranks_per_processor = ranks_per_processor.unwrap_or_else(|| {
+        (roster.count_ranks_on_same_processors(rank) as u32).div_ceil(local_processors(options).max(1))
+    });
     let chunk_bytes = if has_own_processor { CHUNK_BYTES_LOCAL } else { CHUNK_BYTES };
     let congestion = sockets.congestion().map(str::to_owned);
     let own_member = roster.members[rank.index()].clone();
@@ -222,11 +227,12 @@ pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<
         host_names: roster.hosts(),
     };
     let core = Core::new(LinkDriver::new(settings, transport), failure_reporter.clone());
-    let driver = Driver::new(core, epoch, spins, options.interrupt)
+    let driver = Driver::new(core, epoch, ranks_per_processor, options.interrupt)
         .map_err(|source| StartError::System { what: "an event queue", source })?;
     let (next_group, selection, initial_streams) =
         (AtomicU32::new(1), AlgorithmSelection::default(), streams.initial_count());
-    let origin = Some(Origin { options: options.clone(), member: own_member, spins, failure_reporter });
+    let origin =
+        Some(Origin { options: options.clone(), member: own_member, ranks_per_processor, failure_reporter });
     let job = SharedJob {
         driver,
         next_group,
@@ -288,7 +294,7 @@ pub(super) fn create_self_job() -> Result<SharedJob, Error> {
         host_names: vec![host_name()],
     };
     let core = Core::new(LinkDriver::new(settings, transport), None);
-    let driver = Driver::new(core, Instant::now(), false, None)
+    let driver = Driver::new(core, Instant::now(), 1, None)
         .map_err(|error| refused("an event queue", error.to_string()))?;
     let (chunk_bytes, selection) = (CHUNK_BYTES, AlgorithmSelection::default());
     Ok(SharedJob {

@@ -157,7 +157,7 @@ impl AlgorithmSelection {
             // With shared memory on each host, the operation always costs less than over links alone.
             _ if is_hierarchical => Algorithm::Hierarchy,
             [only] => *only,
-            _ if medium == GroupMedium::SharedMemory => cost::cheapest_in_shared_memory(bytes),
+            _ if medium == GroupMedium::SharedMemory => cost::cheapest_in_shared_memory(world, bytes),
             _ => self.link_cost.cheapest(operation, world, bytes),
         })
     }

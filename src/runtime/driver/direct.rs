@@ -2,7 +2,6 @@
 //! of the engine, and a thread that waits for one polls only the queue of its sender, for a short time.
 
 use super::core::{Core, JobState};
-use super::tasks::SHM_SPIN_TIME;
 use super::{Driver, Submission};
 use crate::engine::{Envelope, OperationRequest, Pattern};
 use crate::runtime::error::Error;
@@ -95,8 +94,8 @@ impl Driver {
                 self.shared.spin_until(&mut timer, || local.signals.has_entry(number))
             });
             if !has_arrived {
-                request.spent += SHM_SPIN_TIME;
-                self.shared.lock().poll_time.record_wait(SHM_SPIN_TIME);
+                request.spent += self.shared.shm_spin_time;
+                self.shared.lock().poll_time.record_wait(self.shared.shm_spin_time);
                 return None;
             }
         }

@@ -30,6 +30,7 @@ use self::core_lock::{CoreGuard, CoreLock};
 use self::local_peers::LocalPeers;
 use self::shared::DriverShared;
 pub use self::shared::Interrupt;
+use self::tasks::SHM_SPIN_TIME;
 pub(crate) use self::tasks::{CoreRounds, OperationOutput, RoundsKey};
 use super::error::Error;
 use super::host_rounds::HostRounds;
@@ -48,6 +49,8 @@ use crate::types::Rank;
 
 /// After the last group is closed: the maximum time for which the driver waits for operations that are still active.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+/// If more ranks share a processor, a rank in shared memory polls no longer than with this number.
+const RANKS_PER_PROCESSOR_MAX: u32 = 64;
 /// A rank that leaves looks this often whether its last messages have been accepted.
 const DELIVERY_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -81,7 +84,7 @@ impl Driver {
     pub(crate) fn new(
         mut core: Core,
         epoch: Instant,
-        has_own_processor: bool,
+        ranks_per_processor: u32,
         interrupt: Option<Interrupt>,
     ) -> io::Result<Self> {
         let poller = core
@@ -102,7 +105,8 @@ impl Driver {
             changed: Condvar::new(),
             progress_work: Condvar::new(),
             epoch,
-            has_own_processor,
+            has_own_processor: ranks_per_processor <= 1,
+            shm_spin_time: SHM_SPIN_TIME * ranks_per_processor.clamp(1, RANKS_PER_PROCESSOR_MAX),
             interrupt,
         });
         Ok(Self { shared, progress_thread: Mutex::new(None) })

@@ -15,7 +15,7 @@ use super::core_lock::{CoreGuard, CoreLock};
 use super::local_peers::{JobSignals, LocalPeers};
 use super::poll_time::must_sleep;
 use super::shm_counters::ShmCounters;
-use super::tasks::{AwaitedPosts, OperationOutput, SHM_SPIN_TIME};
+use super::tasks::{AwaitedPosts, OperationOutput};
 use crate::engine::{OpId, Timestamp};
 use crate::runtime::deferred_drop;
 use crate::runtime::error::Error;
@@ -57,6 +57,8 @@ pub(super) struct DriverShared {
     pub(super) epoch: Instant,
     /// Whether this host has at least one processor for each of its ranks.
     pub(super) has_own_processor: bool,
+    /// How long a thread polls shared memory before it sleeps.
+    pub(super) shm_spin_time: Duration,
     /// The program's function that says whether a waiting thread should abort the job.
     pub(super) interrupt: Option<Interrupt>,
     /// Whether the job has failed and the peers have been told.
@@ -261,7 +263,7 @@ impl DriverShared {
         let mut poller = self.lock_poller();
         let (started, mut spins) = (Instant::now(), 0);
         let result = self.meter.time(ProfilePart::Wait, || {
-            while started.elapsed() < SHM_SPIN_TIME {
+            while started.elapsed() < self.shm_spin_time {
                 let is_posted = awaited_posts.iter().any(AwaitedPosts::are_posted);
                 let has_changed = have_queues_changed(signals.as_deref());
                 if is_posted || self.skips_poll(has_changed) {

@@ -10,7 +10,7 @@ use std::time::Instant;
 use super::Driver;
 use super::core::{Core, JobState, PollProgress};
 use super::shm_counters::OperationTimer;
-use super::tasks::{AwaitedPosts, CoreRounds, OperationOutput, SHM_SPIN_TIME, ShmTask};
+use super::tasks::{AwaitedPosts, CoreRounds, OperationOutput, ShmTask};
 use crate::engine::{Engine, Failure, OpId, OperationRequest, Timestamp};
 use crate::runtime::error::Error;
 use crate::runtime::host_rounds::{HostRounds, ShmCall, ShmOperation, ShmPoll, ShmRequest};
@@ -351,7 +351,7 @@ impl super::shared::DriverShared {
                 return true;
             }
             thread::yield_now();
-            if started.elapsed() >= SHM_SPIN_TIME {
+            if started.elapsed() >= self.shm_spin_time {
                 return false;
             }
         }

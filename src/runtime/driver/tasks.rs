@@ -13,7 +13,9 @@ use crate::schedule::program::RankSet;
 use crate::shm::Posts;
 use crate::types::Rank;
 
-/// The time for which a thread polls shared memory before it sleeps. The other ranks usually need less time for a round.
+/// The time for which a thread polls shared memory before it sleeps, if each rank has a processor. The other ranks usually need
+/// less time for a round. If n ranks share a processor, each gets the processor for 1/n of the time, so a thread polls n times
+/// as long. While it polls, it yields the processor to the other ranks.
 pub(super) const SHM_SPIN_TIME: Duration = Duration::from_micros(200);
 
 /// The output of an operation that has completed successfully.
