@@ -12,10 +12,13 @@ use crate::wire::printable;
 
 /// The maximum length in bytes of a message from a rank.
 pub(super) const FROM_RANK_BYTES_MAX: usize = 4096;
-/// The maximum length in bytes of one member in an encoded roster.
-const MEMBER_BYTES_MAX: usize = 1024;
+/// The maximum length in bytes of one member in an encoded roster. The rendezvous refuses a longer member.
+pub(super) const MEMBER_BYTES_MAX: usize = 1024;
 /// The size in bytes of the length field that begins each message.
 const LENGTH_PREFIX_BYTES: usize = 4;
+
+/// The maximum number of characters of an error about an invalid message. The peers receive this error.
+const ERROR_CHARACTERS_MAX: usize = 200;
 
 const _: () = assert!(FROM_RANK_BYTES_MAX > MEMBER_BYTES_MAX);
 
@@ -134,6 +137,11 @@ pub(super) fn encode<M: Serialize>(message: &M) -> Vec<u8> {
     out
 }
 
+/// Returns the first characters of an error. The errors of a parser contain texts of the peer, which may be long.
+fn excerpt(error: &str) -> String {
+    error.chars().take(ERROR_CHARACTERS_MAX).collect()
+}
+
 /// Removes and decodes the first message in `input`. Returns `None` if the message has not arrived completely.
 ///
 /// # Errors
@@ -149,8 +157,9 @@ pub(super) fn decode<M: DeserializeOwned + Printable>(
         return Err(format!("it announces a message of {length} bytes, more than {bytes_max}"));
     }
     let Some(body) = rest.get(..length) else { return Ok(None) };
-    let mut message: M = serde_json::from_slice(body)
-        .map_err(|error| format!("it sent an invalid message: {}", printable(&error.to_string())))?;
+    let mut message: M = serde_json::from_slice(body).map_err(|error| {
+        format!("it sent an invalid message: {}", printable(&excerpt(&error.to_string())))
+    })?;
     message.make_printable();
     input.drain(..LENGTH_PREFIX_BYTES + length);
     Ok(Some(message))

@@ -13,16 +13,20 @@ mod error;
 mod exit_report;
 mod message;
 mod peers_file;
+pub(crate) mod registration;
+pub(crate) mod registry;
 mod roster;
 mod server;
 
-pub use client::{Registration, register};
+pub use client::register;
 pub use environment::{
     EnvironmentError, LaunchedRank, SECRET_VARIABLE, from_environment, secret_from_environment,
 };
 pub use error::StartError;
 pub(crate) use exit_report::{EXIT_PIPE_VARIABLE, ReportImportance, report_to_launcher};
 pub use peers_file::{PeersFile, PeersFileError};
+pub use registration::Registration;
+pub use registry::NoticeReceiver;
 pub(crate) use roster::is_loopback;
 pub use roster::{Checksums, Member, Roster, SharedSettings, host_name, machine_id};
-pub use server::{NoticeReceiver, Server, ServerOptions, serve};
+pub use server::{Server, ServerOptions, serve};

@@ -14,6 +14,7 @@ use super::jobs::{
 };
 use crate::simulation::handshakes::check_handshakes;
 use crate::simulation::program::OPERATIONS;
+use crate::simulation::registrations::check_registrations;
 
 /// The environment variable with the seeds: the first seed, a colon, and the number of seeds.
 const SEEDS_VARIABLE: &str = "SIM_SEEDS";
@@ -21,7 +22,7 @@ const SEEDS_VARIABLE: &str = "SIM_SEEDS";
 /// A check of the networks of one seed, and its name. A check panics if it fails.
 type NamedCheck = (&'static str, fn(u64));
 
-const CHECKS: [NamedCheck; 7] = [
+const CHECKS: [NamedCheck; 8] = [
     ("without faults", check_without_faults),
     ("with faults", |seed| {
         check_last_barrier(seed);
@@ -36,6 +37,9 @@ const CHECKS: [NamedCheck; 7] = [
         check_messages_of_a_host(seed);
     }),
     ("handshakes", check_handshakes),
+    ("registrations", |seed| {
+        check_registrations(seed);
+    }),
     ("wrong words", |seed| {
         check_wrong_words(seed);
     }),

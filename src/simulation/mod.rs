@@ -9,6 +9,7 @@ pub(crate) mod memory;
 mod network;
 pub(crate) mod program;
 mod rank;
+mod registrations;
 mod scenario;
 mod sockets;
 mod symbolic;

@@ -32,6 +32,8 @@ pub(crate) struct SocketNetwork {
     pub(crate) random: StdRng,
     latency: Duration,
     piece_bytes_max: usize,
+    /// The maximum number of bytes that an end has not read. At this limit, the other end cannot write.
+    pub(crate) window_bytes: usize,
     ends: BTreeMap<EndId, SimulatedEnd>,
     next_end: EndId,
     /// The changes of ends that have not been reported.
@@ -51,6 +53,8 @@ struct SimulatedEnd {
     ends_at: Option<Duration>,
     /// The time at which the connection is reset.
     resets_at: Option<Duration>,
+    /// Whether this end could not write because the other end has not read enough.
+    is_blocked: bool,
 }
 
 /// A shared simulated network.
@@ -65,6 +69,7 @@ impl SocketNetwork {
             random,
             latency,
             piece_bytes_max,
+            window_bytes: usize::MAX,
             ends: BTreeMap::new(),
             next_end: 2,
             changes: BTreeSet::new(),
@@ -120,6 +125,7 @@ pub(crate) fn open_connection(
             cut: cut.map(|cut| (cut.after_bytes, cut.is_reported)),
             ends_at: None,
             resets_at: None,
+            is_blocked: false,
         };
         state.ends.insert(id, end);
         state.changes.insert((established_at, id));
@@ -147,7 +153,7 @@ impl DialedStream for SimulatedSocket {
 impl Read for SimulatedSocket {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut network = self.network.borrow_mut();
-        let SocketNetwork { now, random, ends, .. } = &mut *network;
+        let SocketNetwork { now, random, ends, changes, latency, .. } = &mut *network;
         let end = ends.get_mut(&self.id).expect("the end is open");
         // A reset discards the bytes that the process has not read.
         if end.resets_at.is_some_and(|at| at <= *now) {
@@ -164,6 +170,10 @@ impl Read for SimulatedSocket {
         if piece.is_empty() {
             end.arriving.pop_front();
         }
+        let peer = end.peer;
+        if ends.get_mut(&peer).is_some_and(|peer| std::mem::take(&mut peer.is_blocked)) {
+            changes.insert((*now + *latency, peer));
+        }
         Ok(count)
     }
 }
@@ -179,7 +189,14 @@ impl Write for SimulatedSocket {
         }
         let peer = own.peer;
         // If the peer has closed its end, this end learns so later.
+        let window_bytes = network.window_bytes;
         let Some(end) = network.ends.get_mut(&peer) else { return Ok(count) };
+        let unread: usize = end.arriving.iter().map(|piece| piece.1.len()).sum();
+        let count = count.min(window_bytes.saturating_sub(unread));
+        if count == 0 {
+            network.ends.entry(self.id).and_modify(|own| own.is_blocked = true);
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         end.last_arrival = end.last_arrival.max(arrives);
         let arrives = end.last_arrival;
         let kept = end.cut.map_or(count, |(left, _)| left.min(count));

@@ -179,6 +179,13 @@ impl<S: Read + Write> IncomingConnections<S> {
         self.late_reply = Some(Box::new(reply));
     }
 
+    /// Keeps a connection open on which the last reply has been sent. If the connection were closed while bytes of the
+    /// other end arrive, the kernel would reset it, and the other end could lose the reply.
+    pub fn keep_open(&mut self, stream: S) {
+        self.replied.truncate(LATE_REPLY_CONNECTIONS_MAX - 1);
+        self.replied.push_front(stream);
+    }
+
     /// Returns all connections: those whose handshake is in progress, the accepted connections that wait for the owner, and
     /// those on which the reply to a late rank has been sent.
     pub fn streams(&self) -> impl Iterator<Item = &S> {
@@ -294,9 +301,7 @@ impl<S: Read + Write> IncomingConnections<S> {
                         "refused rank {rank} at {address}: the job already runs, or its start has failed"
                     ),
                 );
-                self.replied.truncate(LATE_REPLY_CONNECTIONS_MAX - 1);
-                self.replied.push_front(stream);
-                return;
+                return self.keep_open(stream);
             }
         }
         self.accepted.push_back(AcceptedConnection { stream, token, introduction, verdict });

@@ -14,7 +14,7 @@ const TIMEOUT_MAX: Duration = Duration::from_hours(24);
 /// The token of [`Poller::waker`]. [`Poller::wait`] does not return events with this token.
 const WAKER: Token = Token(1);
 /// The lowest token that the owner of a poller may give to a socket.
-pub(super) const FIRST_TOKEN: usize = 2;
+pub(crate) const FIRST_TOKEN: usize = 2;
 
 /// An event on a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
