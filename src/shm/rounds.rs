@@ -33,6 +33,10 @@ const SHORT_PAYLOAD_BYTES_MAX: usize = 4 << 10;
 /// The number of payloads of maximum length for which a ring buffer has space. At least three are necessary: for
 /// the payload that other ranks read, for the payload that this rank writes, and for the unused space at the end.
 const RING_BUFFER_SLOTS: usize = 4;
+/// The number of bytes that the payloads in the ring buffers of all ranks use together, unless they are too long for that. With
+/// more memory, the ranks would read memory that is in no cache, and each rank has a page fault for every page that it reads for
+/// the first time.
+const USED_BYTES_OF_ALL_RANKS: usize = 8 << 20;
 /// The number of bits of a stamp, the first word of a post header, that contain the place of the payload ([`NextPost::place`]).
 const PLACE_BITS: u32 = 16;
 /// The place in the stamp of a rank that exposes its elements. In this case, the payload follows the header, and contains
@@ -70,7 +74,7 @@ impl RoundsSize {
     }
 
     const fn ring_buffer_bytes(self) -> usize {
-        RING_BUFFER_SLOTS * self.slot_bytes.next_multiple_of(CACHE_LINE_PAIR_BYTES)
+        RING_BUFFER_SLOTS * in_units(self.slot_bytes)
     }
 }
 
@@ -137,6 +141,28 @@ const _: () = assert!(
         && POST_HEADER_BYTES <= CACHE_LINE_PAIR_BYTES
         && TOKEN_BYTES <= CACHE_LINE_PAIR_BYTES
 );
+
+impl NextPost {
+    /// Reserves memory for a payload. The payload does not overlap the payload of the round before, which other ranks may
+    /// still read.
+    fn reserve(&mut self, round: u64, bytes: usize, size: RoundsSize) {
+        self.place = 0;
+        if bytes > SHORT_PAYLOAD_BYTES_MAX {
+            // If the cursor is so far that the payload has to begin at 0, the payload before begins after the end of this one.
+            let separate = 2 * in_units(bytes) + in_units(self.length);
+            let end_max = separate.max(USED_BYTES_OF_ALL_RANKS / size.ranks).min(size.ring_buffer_bytes());
+            let start = if self.cursor + bytes > end_max { 0 } else { self.cursor };
+            self.place = start / CACHE_LINE_PAIR_BYTES + 1;
+            self.cursor = in_units(start + bytes);
+        }
+        (self.round, self.length) = (round, bytes);
+    }
+}
+
+/// Rounds a number of bytes up to whole units of the memory layout.
+const fn in_units(bytes: usize) -> usize {
+    bytes.next_multiple_of(CACHE_LINE_PAIR_BYTES)
+}
 
 impl<'a, M: RoundsMemory> PostedRound<'a, M> {
     /// Returns the bytes of the payload in `range`.
@@ -223,17 +249,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
             bytes <= self.posts.size.slot_bytes.max(SHORT_PAYLOAD_BYTES_MAX),
             "a payload must not be longer than a slot"
         );
-        let mut place = 0;
-        if bytes > SHORT_PAYLOAD_BYTES_MAX {
-            let start = if self.next_post.cursor + bytes > self.posts.size.ring_buffer_bytes() {
-                0
-            } else {
-                self.next_post.cursor
-            };
-            place = start / CACHE_LINE_PAIR_BYTES + 1;
-            self.next_post.cursor = (start + bytes).next_multiple_of(CACHE_LINE_PAIR_BYTES);
-        }
-        (self.next_post.round, self.next_post.place, self.next_post.length) = (round, place, bytes);
+        self.next_post.reserve(round, bytes, self.posts.size);
     }
 
     /// Posts this rank's payload and header for `round`. The payload is empty if [`ShmRounds::write_payload`]
@@ -385,6 +401,47 @@ mod tests {
         let mut all_ranks = all_ranks(RoundsSize { ranks: 2, slot_bytes: 128 });
         all_ranks[0].post(1, &[0; HEADER_WORDS]);
         all_ranks[0].write_payload(2, 1, (0, &[7]));
+    }
+
+    #[test]
+    fn a_payload_does_not_overlap_the_payload_before_and_many_ranks_use_little_memory() {
+        let slot_bytes = 512 << 10;
+        for ranks in [2, 4, 16, 64] {
+            let size = RoundsSize { ranks, slot_bytes };
+            let mut next = NextPost::default();
+            let mut reserve = |round, bytes| {
+                next.reserve(round, bytes, size);
+                let start = next.place.checked_sub(1)? * CACHE_LINE_PAIR_BYTES;
+                (start + bytes <= size.ring_buffer_bytes()).then_some(start..start + bytes)
+            };
+            // A long payload, then short and long ones in an irregular order, and then only payloads of 16 KiB.
+            let mut before = reserve(1, slot_bytes);
+            let mut random = ranks;
+            for round in 2..5000 {
+                random =
+                    random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let limit = [slot_bytes, 20_000, 5000][(random >> 40) % 3];
+                let bytes = if round < 4000 { (random >> 33) % (limit + 1) } else { 16 << 10 };
+                let reserved = reserve(round, bytes);
+                assert_eq!(
+                    reserved.is_some(),
+                    bytes > SHORT_PAYLOAD_BYTES_MAX,
+                    "a payload must be in the ring buffer"
+                );
+                if let (Some(before), Some(reserved)) = (&before, &reserved) {
+                    assert!(
+                        before.end <= reserved.start || reserved.end <= before.start,
+                        "{before:?} {reserved:?}"
+                    );
+                }
+                before = reserved;
+                let used_max = USED_BYTES_OF_ALL_RANKS / ranks;
+                assert!(
+                    round < 4010 || before.as_ref().is_some_and(|range| range.end <= used_max),
+                    "{before:?}"
+                );
+            }
+        }
     }
 
     #[test]
