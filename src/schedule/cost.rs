@@ -30,9 +30,13 @@ const DIRECT_PART_BYTES_MAX: u64 = 256 << 10;
 /// The largest buffer, in bytes, for which every rank reduces all elements in shared memory. If each rank reduced only
 /// a part of the elements, the operation would need a second round to exchange the reduced parts.
 const ONE_SHOT_BYTES_MAX: u64 = 16 << 10;
-/// The largest size in bytes of the buffers of all ranks together for which every rank reduces all elements in shared
-/// memory. Each of n ranks reduces n buffers, so the work of all ranks grows with the square of n.
-const ONE_SHOT_TOTAL_BYTES_MAX: u64 = 256 << 10;
+/// The largest size in bytes of the buffers of all ranks together for which every rank reduces all elements of buffers of more
+/// than [`ALWAYS_ONE_SHOT_BYTES_MAX`] bytes in shared memory. Each of n ranks reduces n buffers, so the work of all ranks
+/// grows with the square of n.
+const ONE_SHOT_TOTAL_BYTES_MAX: u64 = 64 << 10;
+/// The largest buffer, in bytes, for which every rank reduces all elements in shared memory, for any number of ranks. A
+/// second round takes longer than the additional work.
+const ALWAYS_ONE_SHOT_BYTES_MAX: u64 = 4 << 10;
 /// The largest size in bytes of a workspace. In the one-shot and the doubling algorithm, every rank gets the buffers of
 /// all ranks, and stores these buffers in its workspace.
 const WORKSPACE_BYTES_MAX: u64 = 1 << 20;
@@ -118,7 +122,7 @@ pub fn possible_algorithms_in_shared_memory(operation: Operation) -> &'static [A
 pub fn cheapest_in_shared_memory(world: WorldSize, bytes: u64) -> Algorithm {
     let total = bytes.saturating_mul(world.get().into());
     let is_short = bytes <= ONE_SHOT_BYTES_MAX && total <= ONE_SHOT_TOTAL_BYTES_MAX;
-    if is_short { Algorithm::OneShot } else { Algorithm::Direct }
+    if is_short || bytes <= ALWAYS_ONE_SHOT_BYTES_MAX { Algorithm::OneShot } else { Algorithm::Direct }
 }
 
 /// Returns the cheapest algorithm between hosts for one slice of `bytes` bytes, with the cost of
@@ -245,9 +249,15 @@ mod tests {
 
     #[test]
     fn in_shared_memory_all_ranks_reduce_all_elements_only_if_they_are_few() {
-        let cases = [(2, 16 << 10, true), (2, (16 << 10) + 1, false), (16, 16 << 10, true)];
-        let cases =
-            cases.into_iter().chain([(17, 16 << 10, false), (64, 4 << 10, true), (65, 4 << 10, false)]);
+        let cases = [
+            (2, 16 << 10, true),
+            (2, (16 << 10) + 1, false),
+            (4, 16 << 10, true),
+            (5, 16 << 10, false),
+            (8, 8 << 10, true),
+            (64, 4 << 10, true),
+            (64, (4 << 10) + 1, false),
+        ];
         for (ranks, bytes, is_one_shot) in cases {
             let chosen = cheapest_in_shared_memory(WorldSize::new(ranks).unwrap(), bytes);
             assert_eq!(chosen == Algorithm::OneShot, is_one_shot, "{ranks} ranks, {bytes} bytes");
