@@ -20,7 +20,8 @@ use crate::schedule::execution::Execution;
 use crate::schedule::plan::{SharedSlots, plan};
 use crate::schedule::program::{Program, RankSet, RoundWork};
 use crate::shm::{
-    BUFFERS_MAX, ExposedBuffer, HEADER_WORDS, Header, RemoteBuffer, RoundsMemory, Segment, ShmRounds,
+    BUFFERS_MAX, ExposedBuffer, HEADER_WORDS, Header, LEAD_MAX, RemoteBuffer, RoundsMemory, Segment,
+    ShmRounds,
 };
 use crate::types::{Algorithm, Contract, Rank, Site, WorldSize};
 use crate::wire::{self, CONTRACT_WORDS};
@@ -49,8 +50,9 @@ pub(crate) struct HostRounds<M = Segment> {
     lower_ranks_piece: Vec<u64>,
     /// The last calls, without those that the engine has recorded. A short operation does not lock the engine.
     unrecorded: VecDeque<ShmCall>,
-    /// The contract of the last posted round, if this rank has not compared it with the contracts of all other ranks.
-    unchecked_contract: Option<(ShmCall, Header)>,
+    /// The calls and headers of the last rounds, as far as this rank has not compared them with those of all other ranks: at
+    /// most [`LEAD_MAX`] rounds.
+    unchecked: VecDeque<(ShmCall, Header)>,
     /// Whether the program has dropped a shared buffer. The next operation then removes the dropped buffers.
     has_dropped_buffers: Arc<AtomicBool>,
     meter: Meter,
@@ -118,7 +120,7 @@ impl<M: RoundsMemory> HostRounds<M> {
             programs: Vec::new(),
             lower_ranks_piece: vec![0; PIECE_BYTES / size_of::<u64>()],
             unrecorded: VecDeque::new(),
-            unchecked_contract: None,
+            unchecked: VecDeque::with_capacity(LEAD_MAX as usize),
             has_dropped_buffers: Arc::default(),
             meter,
         }
@@ -244,10 +246,10 @@ impl<M: RoundsMemory> HostRounds<M> {
         loop {
             let round = self.last_round + 1;
             if shm_operation.execution.awaited().is_none() {
-                if !self.rounds.may_write(round) {
+                if !self.rounds.may_write(round, shm_operation.payload_bytes()) {
                     return ShmPoll::Waits;
                 }
-                if let Some(mismatch) = self.check_previous_round() {
+                if let Err(mismatch) = self.check_rounds(LEAD_MAX as usize - 1) {
                     return mismatch;
                 }
                 self.post(round, shm_operation, memory);
@@ -255,7 +257,8 @@ impl<M: RoundsMemory> HostRounds<M> {
                 self.rounds.wake_sleepers(|rank| wake(Rank::new(rank as u32)));
             }
             let may_expose = shm_operation.execution.may_expose();
-            let sources = shm_operation.execution.round().0.sources;
+            let (current, block) = shm_operation.execution.round();
+            let sources = current.sources;
             for from in sources.indices() {
                 let Some(posted) = self.rounds.read_post(from, round) else { return ShmPoll::Waits };
                 let from = Rank::new(from as u32);
@@ -270,10 +273,19 @@ impl<M: RoundsMemory> HostRounds<M> {
                         "it posted a buffer address in a round without in-place reduction",
                     );
                 }
+                let needed_bytes = current.taken_len(from, block) * shm_operation.element_bytes;
+                if !posted.is_exposed && needed_bytes > posted.payload_bytes_max {
+                    return ShmPoll::Invalid(from, "it posted a payload that does not end inside its memory");
+                }
             }
-            let has_checked_all = sources.count() + 1 >= self.rounds.size().ranks;
-            self.unchecked_contract =
-                (!has_checked_all).then_some((shm_operation.call, shm_operation.header));
+            if sources.count() + 1 >= self.rounds.size().ranks {
+                self.rounds.handle_all_read(round);
+                if let Err(mismatch) = self.check_rounds(0) {
+                    return mismatch;
+                }
+            } else {
+                self.unchecked.push_back((shm_operation.call, shm_operation.header));
+            }
             if may_expose && let Err(invalid) = self.read_exposed_locations(round, shm_operation, memory) {
                 return invalid;
             }
@@ -315,17 +327,23 @@ impl<M: RoundsMemory> HostRounds<M> {
         Ok(())
     }
 
-    /// Compares the contracts of all ranks in the previous round, and returns a mismatch. In that round, this rank may have
-    /// compared only the contracts of the ranks whose slots it read. Now all ranks have posted that round.
-    fn check_previous_round(&mut self) -> Option<ShmPoll> {
-        let (own_call, own_header) = self.unchecked_contract.take()?;
-        let headers = self
-            .other_ranks()
-            .indices()
-            .filter_map(|rank| Some((rank, self.rounds.read_post(rank, self.last_round)?.header)));
-        headers
-            .into_iter()
-            .find_map(|(rank, header)| own_call.find_mismatch(&own_header, Rank::new(rank as u32), &header))
+    /// Compares the contracts of all ranks in the oldest unchecked rounds, so that at most `left` rounds are unchecked. All ranks
+    /// must have posted these rounds. In its rounds, this rank may have compared only the contracts of the ranks whose slots it
+    /// read.
+    fn check_rounds(&mut self, left: usize) -> Result<(), ShmPoll> {
+        while self.unchecked.len() > left {
+            let round = self.last_round + 1 - self.unchecked.len() as u64;
+            let Some((own_call, own_header)) = self.unchecked.pop_front() else { break };
+            for rank in self.other_ranks().indices() {
+                if let Some((_, header)) = self.rounds.posts().header(rank, round)
+                    && let Some(mismatch) =
+                        own_call.find_mismatch(&own_header, Rank::new(rank as u32), &header)
+                {
+                    return Err(mismatch);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Returns whether there is an operation that is not complete.
@@ -340,25 +358,23 @@ impl<M: RoundsMemory> HostRounds<M> {
 
     /// Returns whether [`HostRounds::poll`] would make progress.
     pub(crate) fn is_ready(&self, shm_operation: &ShmOperation) -> bool {
-        let round = self.last_round + 1;
-        match shm_operation.execution.awaited() {
-            Some(sources) => sources.indices().all(|from| self.rounds.has_posted(from, round)),
-            None => self.rounds.may_write(round),
-        }
+        let (round, ranks) = self.awaited_round_and_ranks(shm_operation);
+        ranks.indices().all(|rank| self.rounds.posts().has_posted(rank, round))
     }
 
     /// Returns a round, and the ranks that have to post this round before [`HostRounds::poll`] makes progress.
     pub(crate) fn awaited_round_and_ranks(&self, shm_operation: &ShmOperation) -> (u64, RankSet) {
+        let round = self.last_round + 1;
         match shm_operation.execution.awaited() {
-            Some(sources) => (self.last_round + 1, sources),
-            None => (self.last_round, self.other_ranks()),
+            Some(sources) => (round, sources),
+            None => (ShmRounds::<M>::awaited_round(round, shm_operation.payload_bytes()), self.other_ranks()),
         }
     }
 
     /// Returns the ranks for whose posts an operation waits. The operation must be the oldest that is not complete.
     pub(crate) fn awaited_ranks(&self, shm_operation: &ShmOperation) -> impl Iterator<Item = Rank> {
         let (round, ranks) = self.awaited_round_and_ranks(shm_operation);
-        let ranks = ranks.indices().filter(move |&rank| !self.rounds.has_posted(rank, round));
+        let ranks = ranks.indices().filter(move |&rank| !self.rounds.posts().has_posted(rank, round));
         ranks.map(|rank| Rank::new(rank as u32))
     }
 
@@ -391,6 +407,12 @@ impl ShmOperation {
     /// Returns the reduction functions.
     pub(crate) fn into_kernels(self) -> Option<Kernels> {
         self.kernels
+    }
+
+    /// Returns the length in bytes of the payload of the current round, unless the round before has already written it.
+    fn payload_bytes(&self) -> usize {
+        let (current, block) = self.execution.round();
+        current.written_len(block) * self.element_bytes
     }
 
     /// Returns the byte range of a range of elements.

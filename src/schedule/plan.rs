@@ -56,9 +56,15 @@ pub fn plan(spec: &CollectiveSpec, slots: SharedSlots, is_one_shot: bool) -> Pro
 
 /// The collectives in which each round does the same with one block.
 impl SharedSlots {
-    /// Returns the number of elements for each rank in a slot that is divided among all ranks.
-    fn len_per_rank(self) -> usize {
-        self.slot_len / self.world.as_usize()
+    /// Returns the length of the longest part.
+    fn longest(self, parts: &Partition) -> usize {
+        self.world.ranks().map(|rank| parts.range(rank).len()).max().unwrap_or_default()
+    }
+
+    /// Returns the number of elements for each rank in a slot that is divided among all ranks. Short parts are close together, so
+    /// that they fit into a short payload.
+    fn len_per_rank(self, parts: &Partition) -> usize {
+        self.longest(parts).clamp(1, self.slot_len / self.world.as_usize())
     }
 
     /// Returns the other ranks, starting with the successor of this rank.
@@ -68,15 +74,14 @@ impl SharedSlots {
 
     /// Returns the number of blocks, so that each block fits into its place in a slot.
     fn block_count(self, spec: &CollectiveSpec) -> usize {
-        let longest = |partition: &Partition| {
-            self.world.ranks().map(|rank| partition.range(rank).len()).max().unwrap_or_default()
-        };
         match spec {
             CollectiveSpec::ReduceScatter(parts)
             | CollectiveSpec::Scatter { partition: parts, .. }
-            | CollectiveSpec::AllToAll { send: parts, .. } => longest(parts).div_ceil(self.len_per_rank()),
+            | CollectiveSpec::AllToAll { send: parts, .. } => {
+                self.longest(parts).div_ceil(self.len_per_rank(parts))
+            }
             CollectiveSpec::AllGather(parts) | CollectiveSpec::Gather { partition: parts, .. } => {
-                longest(parts).div_ceil(self.slot_len)
+                self.longest(parts).div_ceil(self.slot_len)
             }
             _ => spec.count().div_ceil(self.slot_len),
         }
@@ -99,7 +104,7 @@ impl SharedSlots {
             CollectiveSpec::ReduceScatter(parts)
             | CollectiveSpec::Scatter { partition: parts, .. }
             | CollectiveSpec::AllToAll { send: parts, .. } => {
-                let per_rank = self.len_per_rank();
+                let per_rank = self.len_per_rank(parts);
                 let part_of = |to: Rank| write(Blocks::of(parts.range(to), per_rank), to.index() * per_rank);
                 self.others().map(part_of).collect()
             }
@@ -109,8 +114,6 @@ impl SharedSlots {
 
     /// Returns the ranks for which this rank waits, and what it does with their posts.
     fn work(self, spec: &CollectiveSpec) -> (RankSet, RoundWork) {
-        let per_rank = self.len_per_rank();
-        let own_offset = self.rank.index() * per_rank;
         let whole_slots = |range| Blocks::of(range, self.slot_len);
         let fold = |ranks: u32, slot_offset, elements| {
             let fold = Fold { ranks, slot_offset, elements, is_posted_next: false };
@@ -122,24 +125,26 @@ impl SharedSlots {
             CollectiveSpec::Scan { count } => fold(self.rank.get() + 1, 0, whole_slots(0..*count)),
             CollectiveSpec::Exscan { count } => fold(self.rank.get(), 0, whole_slots(*count..2 * count)),
             CollectiveSpec::ReduceScatter(partition) => {
+                let per_rank = self.len_per_rank(partition);
                 let own = Blocks::of(partition.range(self.rank), per_rank);
-                fold(self.world.get(), own_offset, own)
+                fold(self.world.get(), self.rank.index() * per_rank, own)
             }
             CollectiveSpec::Broadcast { count, root } if *root != self.rank => {
                 take_all([take(*root, 0, whole_slots(0..*count))])
             }
             CollectiveSpec::Scatter { partition, root } if *root != self.rank => {
+                let per_rank = self.len_per_rank(partition);
                 let own = Blocks::of(0..partition.range(self.rank).len(), per_rank);
-                take_all([take(*root, own_offset, own)])
+                take_all([take(*root, self.rank.index() * per_rank, own)])
             }
             CollectiveSpec::Gather { root, .. } if *root != self.rank => take_all([]),
             CollectiveSpec::AllGather(parts) | CollectiveSpec::Gather { partition: parts, .. } => {
                 take_all(self.others().map(|from| take(from, 0, whole_slots(parts.range(from)))))
             }
             CollectiveSpec::AllToAll { send, receive, .. } => take_all(self.others().map(|from| {
-                let part = receive.range(from);
+                let (part, per_rank) = (receive.range(from), self.len_per_rank(send));
                 let elements = Blocks::of(send.total() + part.start..send.total() + part.end, per_rank);
-                take(from, own_offset, elements)
+                take(from, self.rank.index() * per_rank, elements)
             })),
             CollectiveSpec::Broadcast { .. }
             | CollectiveSpec::Scatter { .. }

@@ -123,6 +123,27 @@ impl Blocks {
     }
 }
 
+impl Round {
+    /// Returns the number of elements of the slot that the rank writes, up to the end of the last of [`Round::writes`].
+    pub fn written_len(&self, block: usize) -> usize {
+        let end = |SlotWrite { elements, slot_offset }: &SlotWrite| slot_offset + elements.block(block).len();
+        self.writes.iter().map(end).max().unwrap_or_default()
+    }
+
+    /// Returns the number of elements of the slot of `from` that the rank needs, up to the end of the last one.
+    pub fn taken_len(&self, from: Rank, block: usize) -> usize {
+        let (slot_offset, elements) = match &self.work {
+            RoundWork::Take(takes) => match takes.iter().find(|take| take.from == from) {
+                Some(take) => (take.slot_offset, take.elements.block(block)),
+                None => return 0,
+            },
+            RoundWork::Fold(fold) => (fold.slot_offset, fold.elements.block(block)),
+            RoundWork::FoldInPlace(_) => return 0,
+        };
+        if elements.is_empty() { 0 } else { slot_offset + elements.len() }
+    }
+}
+
 impl RankSet {
     /// The highest number of ranks.
     pub const RANKS_MAX: u32 = u64::BITS;

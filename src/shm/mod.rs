@@ -24,7 +24,7 @@ pub use buffer::{ExposedBuffer, RemoteBuffer};
 pub use host::HostMemoryLayout;
 pub use memory::{RoundsMemory, SegmentMemory};
 pub use queue::{NextEntry, QueueError, QueueMessage, QueueReceiver, QueueSender};
-pub use rounds::{BUFFERS_MAX, HEADER_WORDS, Header, Posts, RoundsSize, ShmRounds};
+pub use rounds::{BUFFERS_MAX, HEADER_WORDS, Header, LEAD_MAX, Posts, RoundsSize, ShmRounds};
 pub use segment::{Segment, SegmentLocation, TOKEN_BYTES};
 pub use signals::QueueSignals;
 #[cfg(test)]

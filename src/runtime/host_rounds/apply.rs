@@ -19,9 +19,7 @@ impl<M: RoundsMemory> HostRounds<M> {
     ) {
         let mut started = self.meter.start();
         let (current, block) = shm_operation.execution.round();
-        let length =
-            |SlotWrite { elements, slot_offset }: &SlotWrite| slot_offset + elements.block(block).len();
-        let bytes = current.writes.iter().map(length).max().unwrap_or_default() * shm_operation.element_bytes;
+        let bytes = shm_operation.payload_bytes();
         for SlotWrite { elements, slot_offset } in &current.writes {
             let start = slot_offset * shm_operation.element_bytes;
             let source = memory.bytes(shm_operation.bytes(&elements.block(block)));
@@ -55,7 +53,8 @@ impl<M: RoundsMemory> HostRounds<M> {
             let Some(posted) = self.rounds.read_post(from.index(), round) else { return };
             for piece in pieces(&all_bytes) {
                 let start = slot_offset * shm_operation.element_bytes + piece.start - all_bytes.start;
-                memory.bytes_mut(&piece).copy_from_slice(&posted.bytes(start..start + piece.len()));
+                let Some(bytes) = posted.bytes(start..start + piece.len()) else { return };
+                memory.bytes_mut(&piece).copy_from_slice(&bytes);
             }
             self.meter.end(ProfilePart::Receive, &mut started);
         }
@@ -79,7 +78,7 @@ impl<M: RoundsMemory> HostRounds<M> {
             let own = memory.bytes_mut(&piece);
             let rounds = &self.rounds;
             let contribution_of = |from: usize| match rounds.exposed_bytes(from, round, &piece) {
-                None => Some(rounds.read_post(from, round)?.bytes(slot_range.clone())),
+                None => rounds.read_post(from, round)?.bytes(slot_range.clone()),
                 Some(exposed) => Some(exposed.into()),
             };
             let world = (rounds.rank(), rounds.size().ranks);

@@ -320,14 +320,14 @@ impl SimHost {
     }
 }
 
-/// Returns up to 4 collectives and a barrier.
+/// Returns up to 8 collectives and a barrier.
 fn random_program(random: &mut StdRng, world: WorldSize, slot_bytes: usize) -> Vec<SimCall> {
     let groups = [world.ranks().collect()];
     let mut program = Vec::new();
-    for _ in 0..random.random_range(1..=4) {
+    for _ in 0..random.random_range(1..=8) {
         let operation = OPERATIONS[random.random_range(0..OPERATIONS.len() - 1)];
         let call = SimCall::random_call_of(operation, random, &groups);
-        let count_max = if slot_bytes > 256 { 1500 } else { 60 };
+        let count_max = if slot_bytes > 256 { 4000 } else { 60 };
         let count = if operation == Operation::Barrier { 0 } else { random.random_range(0..count_max) };
         program.push(SimCall { algorithm: Algorithm::Direct, count, ..call });
     }

@@ -120,6 +120,35 @@ fn the_next_operation_removes_a_dropped_buffer() {
     assert_eq!(host_rounds.rounds.own_buffer_count(), 0);
 }
 
+/// Regression test: a wrong stamp near the end of the ring buffer caused a panic, and one after the end a wait without end.
+#[test]
+fn a_payload_that_does_not_end_in_the_ring_buffer_is_reported_with_the_rank_that_posted_it() {
+    // A ring buffer has 8 units of 128 bytes: 4 slots of 256 bytes. The reduction needs 88 bytes, and the broadcast 256 bytes.
+    for place in [0, 7, 8, 9, 60_000] {
+        for (last_place, spec) in [
+            (8, CollectiveSpec::AllReduce { count: SLOT }),
+            (7, CollectiveSpec::Broadcast { count: SLOT, root: Rank::new(1) }),
+        ] {
+            let is_valid = place <= last_place;
+            let mut ranks = new_ranks();
+            let mut operations: Vec<ShmOperation> =
+                ranks.iter_mut().map(|rank_state| begin(&mut rank_state.host_rounds, spec.clone())).collect();
+            let header = operations[1].header;
+            ranks[1].host_rounds.rounds.post_with_place(1, &header, place);
+            let mut bytes = [0; SLOT * size_of::<f32>()];
+            let memory = &mut BufferAccess::from(&mut bytes[..]);
+            match ranks[0].host_rounds.poll(&mut operations[0], memory, |_| {}) {
+                ShmPoll::Invalid(rank, what) => {
+                    assert_eq!((rank, is_valid), (Rank::new(1), false));
+                    assert!(what.contains("does not end inside"), "{what}");
+                }
+                ShmPoll::Done | ShmPoll::Waits => assert!(is_valid, "place {place} was not detected"),
+                ShmPoll::Mismatch(..) => panic!("the contracts are equal"),
+            }
+        }
+    }
+}
+
 /// A rank checks the buffer address that another rank posts before it accesses memory.
 #[test]
 fn an_invalid_buffer_address_is_reported_with_the_rank_that_posted_it() {

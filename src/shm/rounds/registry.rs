@@ -176,7 +176,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
         let Some(posted) = self.read_post(rank, round).filter(|posted| posted.is_exposed) else {
             return Ok(None);
         };
-        let posted = posted.bytes(0..BUFFER_REF_BYTES);
+        let posted = posted.bytes(0..BUFFER_REF_BYTES).ok_or("it posted no location")?;
         let (words, _) = posted.as_chunks();
         let [buffer, offset]: [u64; 2] = [0, 1].map(|index| u64::from_le_bytes(words[index]));
         let remote = self.registry.buffer(buffer, rank);

@@ -1,0 +1,137 @@
+use std::thread;
+
+use super::*;
+
+/// Returns one [`ShmRounds`] for each rank, all on the same memory.
+fn all_ranks(size: RoundsSize) -> Vec<ShmRounds> {
+    let token = [1; TOKEN_BYTES];
+    let first = Segment::create(size.bytes(), &token).unwrap();
+    let location = first.location().unwrap();
+    let others = (1..size.ranks).map(|_| Segment::open(location, size.bytes(), &token).unwrap());
+    let segments: Vec<Segment> = others.collect();
+    let segments = std::iter::once(first).chain(segments);
+    segments.enumerate().map(|(rank, segment)| ShmRounds::new(Arc::new(segment), size, rank)).collect()
+}
+
+#[test]
+fn a_payload_can_be_read_from_its_post_until_the_reader_posts_the_next_round() {
+    let mut all_ranks = all_ranks(RoundsSize { ranks: 2, slot_bytes: 256 });
+    assert!(all_ranks[0].read_post(1, 1).is_none());
+    all_ranks[1].write_payload(1, 3, (0, b"one"));
+    assert!(all_ranks[0].read_post(1, 1).is_none(), "the payload has been written, but not posted");
+    all_ranks[1].post(1, &[9; HEADER_WORDS]);
+    let posted = all_ranks[0].read_post(1, 1).unwrap();
+    assert_eq!((posted.bytes(0..3), posted.header), (Some(&b"one"[..]), [9; HEADER_WORDS]));
+    for round in 2..=LEAD_MAX {
+        assert!(all_ranks[1].may_write(round, 1));
+        all_ranks[1].post(round, &[0; HEADER_WORDS]);
+    }
+    assert!(
+        !all_ranks[1].may_write(LEAD_MAX + 1, 1),
+        "rank 0 has not posted round 1, so it may still read older headers"
+    );
+    all_ranks[0].post(1, &[0; HEADER_WORDS]);
+    assert!(all_ranks[1].may_write(LEAD_MAX + 1, SHORT_PAYLOAD_BYTES_MAX));
+    assert!(!all_ranks[1].may_write(LEAD_MAX + 1, SHORT_PAYLOAD_BYTES_MAX + 1));
+    assert!(all_ranks[0].read_post(1, 1).is_some(), "the next rounds use other headers");
+    all_ranks[0].post(2, &[0; HEADER_WORDS]);
+    assert!(
+        all_ranks[0].read_post(1, 1).is_none(),
+        "rank 0 has posted the next round, so it must not read the payload of round 1"
+    );
+    assert!(all_ranks[0].posts().header(1, 1).is_some());
+}
+
+#[test]
+#[should_panic(expected = "another rank may read this memory")]
+fn writing_memory_that_another_rank_may_read_panics() {
+    let mut all_ranks = all_ranks(RoundsSize { ranks: 2, slot_bytes: 128 });
+    all_ranks[0].post(1, &[0; HEADER_WORDS]);
+    all_ranks[0].write_payload(1 + LEAD_MAX, 1, (0, &[7]));
+}
+
+#[test]
+fn a_payload_does_not_overlap_the_payload_before_and_many_ranks_use_little_memory() {
+    let slot_bytes = 512 << 10;
+    for ranks in [2, 4, 16, 64] {
+        let size = RoundsSize { ranks, slot_bytes };
+        let mut next = NextPost::default();
+        let mut reserve = |round, bytes| {
+            next.reserve(round, bytes, size);
+            let start = next.place.checked_sub(1)? * CACHE_LINE_PAIR_BYTES;
+            (start + bytes <= size.ring_buffer_bytes()).then_some(start..start + bytes)
+        };
+        // A long payload, then short and long ones in an irregular order, and then only payloads of 16 KiB.
+        let mut before = reserve(1, slot_bytes);
+        let mut random = ranks;
+        for round in 2..5000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let limit = [slot_bytes, 20_000, 5000][(random >> 40) % 3];
+            let bytes = if round < 4000 { (random >> 33) % (limit + 1) } else { 16 << 10 };
+            let reserved = reserve(round, bytes);
+            assert_eq!(
+                reserved.is_some(),
+                bytes > SHORT_PAYLOAD_BYTES_MAX,
+                "a payload must be in the ring buffer"
+            );
+            if let (Some(before), Some(reserved)) = (&before, &reserved) {
+                assert!(
+                    before.end <= reserved.start || reserved.end <= before.start,
+                    "{before:?} {reserved:?}"
+                );
+            }
+            before = reserved;
+            let used_max = USED_BYTES_OF_ALL_RANKS / ranks;
+            assert!(round < 4010 || before.as_ref().is_some_and(|range| range.end <= used_max), "{before:?}");
+        }
+    }
+}
+
+#[test]
+fn each_sleeping_rank_is_woken_once() {
+    let all_ranks = all_ranks(RoundsSize { ranks: 3, slot_bytes: 128 });
+    all_ranks[2].mark_asleep();
+    let mut woken = Vec::new();
+    for _ in 0..2 {
+        all_ranks[0].wake_sleepers(|rank| woken.push(rank));
+    }
+    assert_eq!(woken, [2]);
+    all_ranks[1].mark_asleep();
+    all_ranks[1].mark_awake();
+    all_ranks[0].wake_sleepers(|_| panic!("rank 1 is awake"));
+}
+
+#[test]
+fn threads_read_complete_payloads_in_every_round() {
+    let size = RoundsSize { ranks: 3, slot_bytes: 9000 };
+    // Short payloads, long payloads, and payloads after which unused space stays at the end of the ring buffer.
+    let length = |round: u64, rank: usize| [5, 9000, 4097, 8191, 4096, 0][(round as usize + rank) % 6];
+    let last = if cfg!(miri) { 20 } else { 2000 };
+    let run_rounds = move |mut rounds: ShmRounds| {
+        for round in 1..=last {
+            while !rounds.may_write(round, length(round, rounds.rank())) {
+                thread::yield_now();
+            }
+            let fill = (round as usize * 3 + rounds.rank()) as u8;
+            let payload = vec![fill; length(round, rounds.rank())];
+            rounds.write_payload(round, payload.len(), (0, &payload));
+            rounds.post(round, &[round; HEADER_WORDS]);
+            for rank in 0..size.ranks {
+                let posted = loop {
+                    match rounds.read_post(rank, round) {
+                        Some(posted) => break posted,
+                        None => thread::yield_now(),
+                    }
+                };
+                assert_eq!(posted.header, [round; HEADER_WORDS]);
+                let payload = posted.bytes(0..length(round, rank)).unwrap();
+                assert!(payload.iter().all(|&byte| byte == (round as usize * 3 + rank) as u8));
+            }
+        }
+    };
+    let threads: Vec<_> =
+        all_ranks(size).into_iter().map(|rounds| thread::spawn(move || run_rounds(rounds))).collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
