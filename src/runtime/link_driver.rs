@@ -348,7 +348,7 @@ impl<T: Transport> LinkDriver<T> {
         let mut started = operations.meter.start();
         // The call that reads a payload also reads the next header. That saves a system call for each segment.
         let (target, next_header) = match incoming {
-            IncomingFrame::Refused => return false,
+            IncomingFrame::Direct { .. } | IncomingFrame::Refused => return false,
             IncomingFrame::Header => (&mut header[*header_filled..], None),
             IncomingFrame::Control { payload, filled, .. } => (&mut payload[*filled..], None),
             IncomingFrame::Discarded { left } => {

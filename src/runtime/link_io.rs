@@ -15,6 +15,7 @@ use super::profile::{Meter, ProfilePart};
 use crate::engine::{Engine, FrameVerdict, OpId, OperationKey, Transmit};
 use crate::reduce::Kernels;
 use crate::schedule::Action;
+use crate::transport::local_links::LocalMessage;
 use crate::types::{Rank, SortedMap};
 use crate::wire::FrameHeader;
 use crate::wire::frame::HEADER_BYTES;
@@ -110,6 +111,8 @@ pub(crate) enum IncomingFrame {
     Control { header: FrameHeader, payload: Vec<u8>, filled: usize },
     /// A payload that is thrown away; `left` bytes of it have not arrived.
     Discarded { left: usize },
+    /// A message that a thread receives without an operation (`link_driver/direct.rs`). Only this thread reads the link now.
+    Direct { message: LocalMessage, filled: usize },
     /// Nothing more is read from this link, because the peer broke the protocol.
     Refused,
 }
@@ -305,7 +308,7 @@ impl LinkIo {
                 *left -= count;
                 return;
             }
-            IncomingFrame::Refused => return,
+            IncomingFrame::Direct { .. } | IncomingFrame::Refused => return,
         };
         let payload_count = count.min(length - *filled);
         *filled += payload_count;
@@ -378,6 +381,34 @@ impl LinkIo {
                 IncomingFrame::Segment { header, operation, bytes, action, filled: 0 }
             }
         }
+    }
+
+    /// Receives the rest of a message as a frame with this header. The first bytes of its payload have been received.
+    pub(crate) fn receive_rest(
+        &mut self,
+        peer: Rank,
+        header: FrameHeader,
+        first_bytes: &[u8],
+        engine: &mut Engine,
+        operations: &mut ActiveOperations,
+    ) {
+        self.incoming = self.handle_header(peer, header, engine, operations);
+        let count = first_bytes.len();
+        match &mut self.incoming {
+            IncomingFrame::Stored { payload, .. } => {
+                payload.bytes_mut()[..count].copy_from_slice(first_bytes)
+            }
+            IncomingFrame::Segment { operation, bytes, .. } => {
+                let active_operation = operations.active.get_mut(operation);
+                let target = active_operation.and_then(|active| active.memory.bytes_mut(bytes.clone()));
+                if let Some(target) = target {
+                    target[..count].copy_from_slice(first_bytes);
+                }
+            }
+            _ => {}
+        }
+        self.count_received(count);
+        self.handle_complete_frames(peer, engine, operations);
     }
 
     /// Applies the segment that has been received completely, if its checksum is correct.

@@ -25,6 +25,8 @@ pub(super) const CELL_BYTES: usize = 64;
 pub(super) const PAYLOAD_ALIGNMENT: usize = 64;
 /// The most bytes of a payload. The receiver copies a payload while the sender writes the next one.
 const PAYLOAD_BYTES_MAX: usize = 32 << 10;
+/// The number of bytes in the entries of a message that is longer than [`PAYLOAD_BYTES_MAX`].
+pub(super) const PIECE_BYTES: usize = 8 << 10;
 /// The number of cells of a queue, 8,192 for data and 1,024 for control frames.
 const CELL_COUNT: usize = 9 << 10;
 /// The length of the arena of a queue in bytes, 1 MiB for data and 64 KiB for control frames.
@@ -63,8 +65,8 @@ impl HostMemoryLayout {
     /// Returns whether a queue has space for `frames` frames that the receiver has not read. `bytes` is the sum of their lengths,
     /// each rounded up to a multiple of 64.
     pub const fn has_space_for(frames: usize, bytes: usize) -> bool {
-        // A frame has one entry more for each 32 KiB, and one more at the end of the arena, where its bytes are divided.
-        let cells = frames + bytes / PAYLOAD_BYTES_MAX + 1;
+        // A long message has an entry for each 8 KiB, and one more at the end of the arena, where its bytes are divided.
+        let cells = frames + bytes / PIECE_BYTES + 1;
         cells <= CELL_COUNT && bytes <= ARENA_BYTES
     }
 

@@ -9,7 +9,10 @@
 //! | 1 | the kind of the entry in the lower half, the number of its bytes in the upper half |
 //! | 2 | for bytes: where they begin in the arena. For a beginning: how many bytes the sender has sent over the socket |
 //! | 3, 4 | for a message: its label |
-//! | 5 to 7 | the bytes of a message of at most 24 bytes, which are not in the arena |
+//! | 5 to 7 | the bytes of a message of at most 24 bytes, which are not in the arena. Otherwise word 5 is the length of the message |
+//!
+//! A message may be longer than its entry. The next entries then have kind "bytes", and contain the rest of the message. So the
+//! receiver can copy the first bytes while the sender still writes the next ones.
 //!
 //! The sender reuses a cell and the memory of its bytes when the receiver has counted the entry as read.
 //!
@@ -25,25 +28,19 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::host::{HostMemoryLayout, PAYLOAD_ALIGNMENT, QueueLayout};
+use super::host::{HostMemoryLayout, PAYLOAD_ALIGNMENT, PIECE_BYTES, QueueLayout};
 use super::memory::{SegmentMemory, WORD_BYTES};
 
 /// The kind of an entry with bytes.
 const KIND_BYTES: u64 = 1;
 /// The kind of the first entry of a queue.
 const KIND_BEGIN: u64 = 2;
-/// The kind of an entry that begins a message, and that contains all its bytes.
+/// The kind of an entry that begins a message.
 const KIND_MESSAGE: u64 = 3;
 /// The most bytes of a message that are in its cell.
 const BYTES_IN_CELL_MAX: usize = 3 * WORD_BYTES;
 /// The half of a word that contains the kind.
 const KIND_MASK: u64 = (1 << 32) - 1;
-/// If few bytes are sent and the receiver has read everything, the sender begins again at the start of the arena after this
-/// many bytes. So short messages use little memory, which stays in the caches.
-const SHORT_LAP_BYTES: u64 = 32 << 10;
-/// The most bytes for which the sender begins again at the start of the arena.
-const SHORT_BYTES_MAX: usize = 4 << 10;
-
 /// What is wrong with the words that a peer has written. The text continues a sentence about the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -72,13 +69,15 @@ pub enum QueueError {
     Label(u64),
 }
 
-/// A message that is one entry of a queue.
+/// A message that begins with the next entry of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueMessage {
     /// What the sender says about the message.
     pub label: [u64; 2],
-    /// The number of bytes.
+    /// The number of bytes of the message.
     pub bytes: usize,
+    /// The number of its bytes that are in the entry. The other bytes are in the entries after it.
+    pub first_bytes: usize,
 }
 
 /// The sender's end of a queue.
@@ -116,7 +115,7 @@ pub enum NextEntry {
     Nothing,
     /// Bytes of the link.
     Bytes,
-    /// A whole message, of which nothing has been read.
+    /// A message, of which nothing has been read.
     Message(QueueMessage),
 }
 
@@ -182,15 +181,13 @@ impl<M: SegmentMemory> QueueSender<M> {
         Ok(count)
     }
 
-    /// Adds one entry with a whole message. Returns false if there is no space, or if the message is too long for an entry.
+    /// Adds the entries of a whole message. Returns false if there is no space for all of them.
     ///
     /// # Errors
     ///
     /// The same errors as [`QueueSender::write`].
     pub fn write_message(&mut self, label: [u64; 2], payload: &[u8]) -> Result<bool, QueueError> {
         let bytes = payload.len();
-        let cell = self.layout.cell(self.next);
-        let mut start = 0;
         if bytes <= BYTES_IN_CELL_MAX {
             if !self.has_cell() {
                 self.update_read_count()?;
@@ -198,19 +195,51 @@ impl<M: SegmentMemory> QueueSender<M> {
             if !self.has_cell() {
                 return Ok(false);
             }
-            self.memory.write(cell + 5 * WORD_BYTES, payload);
-        } else {
-            if !self.reserve_whole(bytes)? {
-                return Ok(false);
-            }
-            start = self.head % self.arena_bytes();
-            self.memory.write(self.layout.arena + start as usize, payload);
-            self.head += bytes.next_multiple_of(PAYLOAD_ALIGNMENT) as u64;
+            self.memory.write(self.layout.cell(self.next) + 5 * WORD_BYTES, payload);
+            self.publish_message(label, bytes, 0);
+            return Ok(true);
         }
+        let piece_bytes = self.piece_bytes(bytes);
+        if piece_bytes < bytes && !self.has_space_for(bytes) {
+            self.update_read_count()?;
+        }
+        if !self.reserve_whole(piece_bytes)? || (piece_bytes < bytes && !self.has_space_for(bytes)) {
+            return Ok(false);
+        }
+        let start = self.head % self.arena_bytes();
+        self.memory.write(self.layout.arena + start as usize, &payload[..piece_bytes]);
+        self.head += piece_bytes.next_multiple_of(PAYLOAD_ALIGNMENT) as u64;
+        self.memory.store(self.layout.cell(self.next) + 5 * WORD_BYTES, bytes as u64, Ordering::Relaxed);
+        self.publish_message(label, piece_bytes, start);
+        let mut sent = piece_bytes;
+        while sent < bytes {
+            // An entry is shorter at the end of the arena. There is space, so no entry is empty.
+            sent += self.write(&[IoSlice::new(&payload[sent..bytes.min(sent + piece_bytes)])], 0)?;
+        }
+        Ok(true)
+    }
+
+    /// Returns the most bytes of a message of `bytes` bytes in one entry.
+    fn piece_bytes(&self, bytes: usize) -> usize {
+        let bytes_max = self.layout.payload_bytes_max();
+        bytes.min(if bytes > bytes_max { bytes_max.min(PIECE_BYTES) } else { bytes_max })
+    }
+
+    /// Writes the cell of a message with `bytes` bytes, which begin at `start` in the arena if they are not in the cell.
+    fn publish_message(&mut self, label: [u64; 2], bytes: usize, start: u64) {
+        let cell = self.layout.cell(self.next);
         self.memory.store(cell + 3 * WORD_BYTES, label[0], Ordering::Relaxed);
         self.memory.store(cell + 4 * WORD_BYTES, label[1], Ordering::Relaxed);
         self.publish(KIND_MESSAGE, bytes as u64, start);
-        Ok(true)
+    }
+
+    /// Returns whether there is space for a message of `bytes` bytes, as far as this rank knows. An entry of the message may
+    /// also end at the end of the arena.
+    fn has_space_for(&self, bytes: usize) -> bool {
+        let entries = 2 + bytes / self.piece_bytes(bytes);
+        let unused = self.arena_bytes() - (self.head - self.tail);
+        self.next - self.read_count + entries as u64 <= self.layout.cell_count as u64
+            && (bytes + entries * PAYLOAD_ALIGNMENT) as u64 <= unused
     }
 
     /// Returns whether there is space for an entry of exactly `bytes` bytes, which begins at `head`.
@@ -237,14 +266,6 @@ impl<M: SegmentMemory> QueueSender<M> {
     /// Returns for how many of `wanted` bytes there is space in one entry; 0 if there is no space.
     fn reserve(&mut self, wanted: usize) -> Result<usize, QueueError> {
         let wanted = wanted.min(self.layout.payload_bytes_max());
-        let lap_bytes = self.head % self.arena_bytes();
-        if wanted <= SHORT_BYTES_MAX && lap_bytes >= SHORT_LAP_BYTES.min(self.arena_bytes() / 2) {
-            self.update_read_count()?;
-            if self.read_count == self.next {
-                self.head = self.head.next_multiple_of(self.arena_bytes());
-                self.tail = self.head;
-            }
-        }
         if self.space() < wanted {
             self.update_read_count()?;
         }
@@ -337,24 +358,28 @@ impl<M: SegmentMemory> QueueReceiver<M> {
         }
         let cell = self.layout.cell(self.next);
         let word = |index: usize| self.memory.load(cell + index * WORD_BYTES, Ordering::Relaxed);
-        let bytes = (kind_and_bytes >> 32) as usize;
-        Ok(NextEntry::Message(QueueMessage { label: [word(3), word(4)], bytes }))
+        let first_bytes = (kind_and_bytes >> 32) as usize;
+        let bytes = if first_bytes <= BYTES_IN_CELL_MAX { first_bytes } else { word(5) as usize };
+        if bytes < first_bytes {
+            return Err(QueueError::Bytes { start: 0, bytes: bytes as u64 });
+        }
+        Ok(NextEntry::Message(QueueMessage { label: [word(3), word(4)], bytes, first_bytes }))
     }
 
-    /// Begins to read the message that [`QueueReceiver::peek`] has returned: [`QueueReceiver::read`] then copies its bytes. If
-    /// the message has no bytes, its entry has been read.
+    /// Begins to read the message that [`QueueReceiver::peek`] has returned: [`QueueReceiver::read`] then copies its first bytes.
+    /// If the message has no bytes, its entry has been read.
     ///
     /// # Errors
     ///
     /// If the sender has written a wrong entry, or has changed it.
     pub fn begin_message(&mut self, message: &QueueMessage) -> Result<(), QueueError> {
         let Some([kind_and_bytes, start]) = self.next_words()? else { return Ok(()) };
-        let bytes = message.bytes as u64;
+        let bytes = message.first_bytes as u64;
         if kind_and_bytes != (KIND_MESSAGE | bytes << 32) {
             return Err(QueueError::Kind(kind_and_bytes & KIND_MASK));
         }
-        if message.bytes <= BYTES_IN_CELL_MAX {
-            self.unread = (self.layout.cell(self.next) + 5 * WORD_BYTES, message.bytes);
+        if message.first_bytes <= BYTES_IN_CELL_MAX {
+            self.unread = (self.layout.cell(self.next) + 5 * WORD_BYTES, message.first_bytes);
         } else {
             self.unread = self.check_bytes(bytes, start)?;
         }

@@ -219,11 +219,19 @@ impl SimulatedRank {
         let pattern = Pattern { group: call.group as u32, source: Some(from), tag: Some(0) };
         let mut received = vec![0.0; call.count];
         let target = bytemuck::cast_slice_mut(&mut received);
-        match self.link_driver.try_receive_directly(&request, (pattern, from), target, Some(now)) {
+        let mut result = self.link_driver.try_receive_directly(&request, (pattern, from), target, Some(now));
+        while matches!(result, DirectReceive::Begun) && self.random.random_bool(0.9) {
+            result = self.link_driver.continue_receive(from, target, Some(now));
+        }
+        match result {
             DirectReceive::Received(envelope) => {
                 assert_eq!((envelope.source, envelope.contract.count), (from, call.count as u64));
                 self.check_result(call, Memory::owned(received));
                 true
+            }
+            DirectReceive::Begun => {
+                self.link_driver.interrupt_receive(from, target);
+                false
             }
             DirectReceive::NotYet | DirectReceive::NeedsOperation => false,
         }

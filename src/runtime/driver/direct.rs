@@ -72,14 +72,18 @@ impl Driver {
         let local = self.shared.local_peers.get()?;
         let number = local.number_of(source)?;
         let mut timer = self.shared.shm_counters.start_timer(bytes.len());
+        let mut has_begun = false;
         loop {
             let now = timer.is_timed().then(|| self.shared.now());
             let mut core = self.shared.lock();
-            if !core.may_be_direct() {
-                return None;
-            }
-            let sought = (pattern, source);
-            match core.link_driver.try_receive_directly(request, sought, bytes, now) {
+            let received = if has_begun {
+                core.link_driver.continue_receive(source, bytes, now)
+            } else if core.may_be_direct() {
+                core.link_driver.try_receive_directly(request, (pattern, source), bytes, now)
+            } else {
+                DirectReceive::NeedsOperation
+            };
+            match received {
                 DirectReceive::Received(envelope) => {
                     core.poll_time.record_received_message();
                     drop(core);
@@ -88,6 +92,7 @@ impl Driver {
                 }
                 DirectReceive::NeedsOperation => return None,
                 DirectReceive::NotYet => {}
+                DirectReceive::Begun => has_begun = true,
             }
             drop(core);
             let has_arrived = self.shared.meter.time(ProfilePart::Wait, || {
@@ -95,7 +100,11 @@ impl Driver {
             });
             if !has_arrived {
                 request.spent += self.shared.shm_spin_time;
-                self.shared.lock().poll_time.record_wait(self.shared.shm_spin_time);
+                let mut core = self.shared.lock();
+                if has_begun {
+                    core.link_driver.interrupt_receive(source, bytes);
+                }
+                core.poll_time.record_wait(self.shared.shm_spin_time);
                 return None;
             }
         }

@@ -5,16 +5,24 @@ use crate::engine::{Envelope, OperationRequest, Pattern, SendMode, Timestamp};
 use crate::runtime::link_io::IncomingFrame;
 use crate::runtime::profile::ProfilePart;
 use crate::shm::SegmentMemory;
+use crate::transport::TransferResult;
 use crate::transport::local_links::{LinkTransport, LocalMessage, NextFrame, SocketTransport};
 use crate::types::Rank;
 use crate::wire::frame::HEADER_BYTES;
 
-/// The result of [`LinkDriver::try_receive_directly`].
+/// How often a rank looks for the next bytes of a message before it releases its lock. The sender writes them without a pause,
+/// unless its processor does something else.
+const LOOKS_FOR_NEXT_BYTES: u32 = 200;
+
+/// The result of [`LinkDriver::try_receive_directly`] and [`LinkDriver::continue_receive`].
 pub enum DirectReceive {
     /// The message is in the buffer.
     Received(Envelope),
     /// Nothing has arrived from the source.
     NotYet,
+    /// A part of the message is in the buffer. The caller must pass the same buffer to [`LinkDriver::continue_receive`], or call
+    /// [`LinkDriver::interrupt_receive`].
+    Begun,
     /// Only an operation can receive the message.
     NeedsOperation,
 }
@@ -55,7 +63,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<LinkTransport<S, M>> {
         target: &mut [u8],
         now: Option<Timestamp>,
     ) -> DirectReceive {
-        let Self { engine, transport, links, operations, counters, .. } = self;
+        let Self { engine, transport, links, .. } = self;
         let is_between_frames =
             |link: &super::LinkIo| matches!(link.incoming, IncomingFrame::Header) && link.header_filled == 0;
         let Some(sequence) = engine.next_direct_receive(source) else { return DirectReceive::NeedsOperation };
@@ -72,16 +80,58 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<LinkTransport<S, M>> {
             && message.dtype == request.contract.dtype
             && message.bytes <= target.len()
             && message.sequence == sequence;
-        let mut started = operations.meter.start();
-        if !fits || !transport.receive_message(source, &message, target) {
+        if !fits || !transport.begin_message(source, &message) {
             return DirectReceive::NeedsOperation;
         }
+        if let Some(link) = links.get_mut(&source) {
+            link.incoming = IncomingFrame::Direct { message, filled: 0 };
+        }
+        self.continue_receive(source, target, now)
+    }
+
+    /// Receives more of the message of which a part is already in `target`.
+    pub fn continue_receive(
+        &mut self,
+        source: Rank,
+        target: &mut [u8],
+        now: Option<Timestamp>,
+    ) -> DirectReceive {
+        let Self { engine, transport, links, operations, counters, .. } = self;
+        let Some(link) = links.get_mut(&source) else { return DirectReceive::NeedsOperation };
+        let IncomingFrame::Direct { message, filled } = &mut link.incoming else {
+            return DirectReceive::NeedsOperation;
+        };
+        let mut started = operations.meter.start();
+        let mut looks = 0;
+        while *filled < message.bytes {
+            match transport.receive_from_queue(source, &mut target[*filled..message.bytes]) {
+                TransferResult::Bytes(count) => (*filled, looks) = (*filled + count, 0),
+                TransferResult::Blocked if looks < LOOKS_FOR_NEXT_BYTES => looks += 1,
+                TransferResult::Blocked => return DirectReceive::Begun,
+                TransferResult::Lost(why) | TransferResult::Corrupt(why) => {
+                    link.refuse(source, why, engine);
+                    return DirectReceive::NeedsOperation;
+                }
+            }
+        }
         operations.meter.end(ProfilePart::Receive, &mut started);
-        counters.bytes_received += (HEADER_BYTES + message.bytes) as u64;
-        if engine.record_direct_receive(source, message.bytes, now) {
+        let LocalMessage { group, tag, bytes, .. } = *message;
+        let contract = message.contract();
+        link.incoming = IncomingFrame::Header;
+        counters.bytes_received += (HEADER_BYTES + bytes) as u64;
+        if engine.record_direct_receive(source, bytes, now) {
             self.send_control_frames();
         }
-        let LocalMessage { group, tag, .. } = message;
-        DirectReceive::Received(Envelope { group, source, tag, contract: message.contract() })
+        DirectReceive::Received(Envelope { group, source, tag, contract })
+    }
+
+    /// Makes the message of which a part is already in `target` a frame that the link driver receives. An operation can then
+    /// receive the message.
+    pub fn interrupt_receive(&mut self, source: Rank, target: &[u8]) {
+        let Self { engine, links, operations, .. } = self;
+        let Some(link) = links.get_mut(&source) else { return };
+        if let IncomingFrame::Direct { message, filled } = link.incoming {
+            link.receive_rest(source, message.header(), &target[..filled], engine, operations);
+        }
     }
 }

@@ -1,14 +1,15 @@
-//! Whole messages as entries of a queue. An entry has the fields of a frame in a shorter form, so a rank that reads the link as
-//! bytes reads the frame, and a rank that waits for this message reads the message without the frame.
+//! Messages in a queue without a frame. The first entry of a message has the fields of the frame in a shorter form, so a rank
+//! that reads the link as bytes reads the frame, and a rank that waits for this message reads the message without the frame.
 
 use crate::shm::{QueueError, QueueMessage};
 use crate::types::{Algorithm, Contract, DType, Operation, Rank};
+use crate::wire::frame::SEGMENT_BYTES_MAX;
 use crate::wire::{FrameHeader, FrameKind};
 
 /// The bits of a label's second word below the number of the message: the element type.
 const DTYPE_BITS: u32 = 8;
 
-/// A message that is one entry of a queue.
+/// A message that goes through a queue without a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LocalMessage {
     /// The group.
@@ -28,7 +29,7 @@ pub struct LocalMessage {
 pub enum NextFrame {
     /// Nothing has arrived.
     Nothing,
-    /// A message that can be received with `LinkTransport::receive_message`.
+    /// A message that can be received with `LinkTransport::begin_message`.
     Message(LocalMessage),
     /// Something else, or this rank does not know. It must be received as bytes.
     Other,
@@ -41,12 +42,13 @@ impl LocalMessage {
         [u64::from(self.group) | u64::from(self.tag) << 32, dtype | self.sequence << DTYPE_BITS]
     }
 
-    /// Returns the message that an entry contains.
+    /// Returns the message that begins with an entry.
     pub(super) fn from_entry(entry: &QueueMessage) -> Result<Self, QueueError> {
         let [group_and_tag, dtype_and_sequence] = entry.label;
         let dtype =
             DType::from_byte(dtype_and_sequence as u8).ok_or(QueueError::Label(dtype_and_sequence))?;
-        if !entry.bytes.is_multiple_of(dtype.size_bytes()) {
+        let is_valid = entry.bytes.is_multiple_of(dtype.size_bytes()) && entry.bytes <= SEGMENT_BYTES_MAX;
+        if !is_valid {
             return Err(QueueError::Label(dtype_and_sequence));
         }
         Ok(Self {
@@ -72,7 +74,7 @@ impl LocalMessage {
     }
 
     /// Returns the header of the frame that the entry stands for.
-    pub(super) fn header(&self) -> FrameHeader {
+    pub(crate) fn header(&self) -> FrameHeader {
         FrameHeader {
             kind: FrameKind::Data,
             group: self.group,

@@ -1,15 +1,16 @@
-//! Sends and receives messages that are entries of a queue. A link also receives such an entry as the bytes of a frame.
+//! Sends and receives messages that go through a queue without a frame. A link can also receive these messages as frames.
 
 use std::io::IoSliceMut;
 
 use super::message::{LocalMessage, NextFrame};
 use super::{LinkTransport, Receiving, SocketTransport};
-use crate::shm::{NextEntry, QueueMessage, SegmentMemory};
+use crate::shm::{NextEntry, SegmentMemory};
+use crate::transport::TransferResult;
 use crate::types::Rank;
 
 impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
-    /// Sends a whole message. Returns false if it was not sent: there is no space, the message is too long, or the link has no
-    /// queue. The caller must not be in the middle of a frame.
+    /// Sends a whole message. Returns false if it was not sent: there is no space, or the link has no queue. The caller must not be
+    /// in the middle of a frame.
     pub fn send_message(&mut self, peer: Rank, message: &LocalMessage, payload: &[u8]) -> bool {
         let Some((link, mut context)) = self.local_link(peer) else { return false };
         if !link.is_sending || link.full_at.is_some() || link.problem.is_some() {
@@ -44,24 +45,33 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         }
     }
 
-    /// Receives the message that [`LinkTransport::next_frame`] has returned. Returns false if the peer has changed its entry.
-    pub fn receive_message(&mut self, peer: Rank, message: &LocalMessage, target: &mut [u8]) -> bool {
+    /// Begins to receive the message that [`LinkTransport::next_frame`] has returned. Returns false if the peer has changed its
+    /// entry. [`LinkTransport::receive_from_queue`] then returns the bytes of the message, without the header of a frame.
+    pub fn begin_message(&mut self, peer: Rank, message: &LocalMessage) -> bool {
         let Some((link, mut context)) = self.local_link(peer) else { return false };
-        let entry = QueueMessage { label: message.label(), bytes: message.bytes };
-        let received =
-            link.receiver.begin_message(&entry).and_then(|()| match target.get_mut(..message.bytes) {
-                Some([]) | None => Ok(()),
-                Some(target) => link.receiver.read(&mut [IoSliceMut::new(target)], 0).map(|_| ()),
-            });
-        match received {
-            Ok(()) => {
-                link.report_freed_space(&mut context);
-                true
+        let begun = match link.receiver.peek() {
+            Ok(NextEntry::Message(entry)) if LocalMessage::from_entry(&entry) == Ok(*message) => {
+                link.receiver.begin_message(&entry)
             }
-            Err(error) => {
-                link.problem = Some(error);
-                false
-            }
+            _ => return false,
+        };
+        if let Err(error) = begun {
+            link.problem = Some(error);
+            return false;
+        }
+        if message.bytes == 0 {
+            link.report_freed_space(&mut context);
+        }
+        true
+    }
+
+    /// Receives bytes from the queue, as many as are there, and does not read the socket.
+    pub fn receive_from_queue(&mut self, peer: Rank, target: &mut [u8]) -> TransferResult {
+        let Some((link, mut context)) = self.local_link(peer) else { return TransferResult::Blocked };
+        match link.receive_from_queue(&mut context, &mut [IoSliceMut::new(target)]) {
+            Ok(0) => TransferResult::Blocked,
+            Ok(count) => TransferResult::Bytes(count),
+            Err(why) => link.refuse(&context, why),
         }
     }
 }

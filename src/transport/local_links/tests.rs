@@ -274,7 +274,7 @@ fn a_peer_that_claims_to_have_read_too_much_is_refused() {
     }
     while liar.read(&mut [IoSliceMut::new(&mut [0; 8])], 0).is_ok_and(|read| read.bytes > 0) {}
     let results: Vec<TransferResult> =
-        (0..9).map(|_| one.links.send(one.peer(), &[IoSlice::new(&[1; 64])])).collect();
+        (0..9).map(|_| one.links.send(one.peer(), &[IoSlice::new(&[1; 128])])).collect();
     assert!(results.iter().any(|result| matches!(result, TransferResult::Corrupt(_))));
     assert!(matches!(receive(&mut one, 4), Err(TransferResult::Corrupt(why)) if why.contains("impossible")));
 }
@@ -301,14 +301,15 @@ fn messages_are_received_whole_or_as_frames() {
     one.links.change_over();
     assert_eq!(receive(&mut other, 1), Err(TransferResult::Blocked));
     let (to, from) = (one.peer(), other.peer());
-    let (mut whole, mut as_frames) = (0, 0);
+    let (mut whole, mut as_frames, mut divided) = (0, 0, 0);
     for sequence in 0..2_000 {
-        let payload: Vec<u8> = (0..4 * random.random_range(0..40)).map(|_| random.random()).collect();
+        let payload: Vec<u8> = (0..4 * random.random_range(0..110)).map(|_| random.random()).collect();
         let (group, tag, bytes) = (random.random(), random.random_range(0..u32::MAX), payload.len());
         let message = LocalMessage { group, tag, sequence, dtype: DType::F32, bytes };
-        // The payload of an entry is at most a quarter of the arena.
+        // An entry has at most 128 bytes, and the arena 512.
         let is_sent = one.links.send_message(to, &message, &payload);
-        assert_eq!(is_sent, bytes <= 128, "{bytes} bytes");
+        assert!(is_sent || bytes > 200, "{bytes} bytes");
+        divided += u32::from(is_sent && bytes > 128);
         if !is_sent {
             assert_eq!(one.links.send(to, &[IoSlice::new(&payload)]), TransferResult::Bytes(bytes));
             assert_eq!(other.links.next_frame(from), NextFrame::Other);
@@ -316,7 +317,9 @@ fn messages_are_received_whole_or_as_frames() {
         } else if random.random_bool(0.5) {
             assert_eq!(other.links.next_frame(from), NextFrame::Message(message));
             let mut target = vec![7; bytes + 3];
-            assert!(other.links.receive_message(from, &message, &mut target));
+            assert!(other.links.begin_message(from, &message));
+            let received = other.links.receive_from_queue(from, &mut target[..bytes]);
+            assert!(received == TransferResult::Bytes(bytes) || bytes == 0, "{received:?}");
             assert_eq!((&target[..bytes], &target[bytes..]), (&payload[..], &[7; 3][..]));
             whole += 1;
         } else {
@@ -331,7 +334,7 @@ fn messages_are_received_whole_or_as_frames() {
         }
         assert_eq!(other.links.next_frame(from), NextFrame::Nothing);
     }
-    assert!(whole > 500 && as_frames > 500);
+    assert!(whole > 300 && as_frames > 300 && divided > 300);
 }
 
 #[test]
