@@ -456,4 +456,12 @@ impl SocketTransport for SimTransport {
     fn wake(&mut self, peer: Rank) {
         self.network.borrow_mut().wake(self.rank, peer, Location::caller());
     }
+
+    fn next_deadline(&self) -> Option<Duration> {
+        None
+    }
+
+    fn is_retransmission_unanswered(&self, _peer: Rank) -> bool {
+        false
+    }
 }

@@ -36,6 +36,13 @@ pub trait SocketTransport: Transport {
     /// depend on events that this rank has not handled. Knows the line of its caller, because tests lose the bytes of a line.
     #[track_caller]
     fn wake(&mut self, peer: Rank);
+
+    /// Returns when the sockets must be served again, even if there is no event.
+    fn next_deadline(&self) -> Option<Duration>;
+
+    /// Returns whether the kernel has sent data to `peer` again, and the host of `peer` has not answered since then. If
+    /// only the peer's program hangs, its host still answers.
+    fn is_retransmission_unanswered(&self, peer: Rank) -> bool;
 }
 
 /// Links over sockets. The links to other ranks of this host can change over to queues in shared memory.

@@ -13,17 +13,15 @@ use crate::runtime::error::Error;
 use crate::runtime::failure_report::FailureReporter;
 use crate::runtime::link_driver::{CompletedOperation, LinkDriver, PollOutcome};
 use crate::runtime::statistics::Statistics;
-use crate::shm::Segment;
-use crate::transport::local_links::LinkTransport;
+use crate::shm::{RoundsMemory, Segment};
+use crate::transport::local_links::{LinkTransport, SocketTransport};
 use crate::transport::tcp::TcpTransport;
 use crate::types::{Rank, SortedMap, SortedSet};
 
-/// The links of a job: TCP, and queues in shared memory between ranks of one host.
-type JobTransport = LinkTransport<TcpTransport, Segment>;
-
-/// The link driver, the active operations and the results of finished operations.
-pub(crate) struct Core {
-    pub(super) link_driver: LinkDriver<JobTransport>,
+/// The link driver, the active operations and the results of finished operations. The links go over the sockets `S`, and through
+/// queues in memory of the kind `M` between ranks of one host. Simulations have other sockets and other memory than jobs.
+pub(crate) struct Core<S = TcpTransport, M = Segment> {
+    pub(super) link_driver: LinkDriver<LinkTransport<S, M>>,
     pub(super) state: JobState,
     /// The active operations.
     pub(super) active_ids: SortedSet<OpId>,
@@ -54,7 +52,7 @@ pub(crate) struct Core {
     /// The active operations in shared memory that their callers do not execute themselves.
     pub(super) shm_tasks: BTreeMap<OpId, ShmTask>,
     /// The rounds in which the core executes operations.
-    pub(super) rounds: BTreeMap<RoundsKey, CoreRounds>,
+    pub(super) rounds: BTreeMap<RoundsKey, CoreRounds<M>>,
     /// The active collectives of several stages.
     pub(super) staged_collectives: BTreeMap<OpId, StagedCollective>,
     /// For each active stage of such a collective: the collective and the index of its block.
@@ -86,9 +84,9 @@ pub(super) enum PollProgress {
     Blocked,
 }
 
-impl Core {
+impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     pub(crate) fn new(
-        link_driver: LinkDriver<JobTransport>,
+        link_driver: LinkDriver<LinkTransport<S, M>>,
         failure_reporter: Option<FailureReporter>,
     ) -> Self {
         Self {

@@ -8,12 +8,14 @@ use crate::runtime::error::Error;
 use crate::runtime::link_driver::direct::DirectReceive;
 use crate::runtime::memory::Memory;
 use crate::runtime::profile::ProfilePart;
+use crate::shm::RoundsMemory;
+use crate::transport::local_links::SocketTransport;
 use crate::types::Rank;
 
 /// One of so many messages becomes an operation, so that a rank which only exchanges messages also learns of other events.
 const MESSAGES_PER_OPERATION: u32 = 1024;
 
-impl Core {
+impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     /// Returns whether the next message may go without an operation.
     fn may_be_direct(&mut self) -> bool {
         self.direct_messages = (self.direct_messages + 1) % MESSAGES_PER_OPERATION;

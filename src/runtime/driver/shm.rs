@@ -17,6 +17,8 @@ use crate::runtime::host_rounds::{HostRounds, ShmCall, ShmOperation, ShmPoll, Sh
 use crate::runtime::link_io::catch_reduction_panic;
 use crate::runtime::memory::{BufferAccess, Memory};
 use crate::runtime::profile::ProfilePart;
+use crate::shm::RoundsMemory;
+use crate::transport::local_links::SocketTransport;
 use crate::types::{Contract, Rank};
 
 /// The number of times that a thread polls shared memory before it also yields its processor between the polls. So many polls
@@ -165,7 +167,7 @@ impl Driver {
 /// The message of a job that fails because of an error in this library: a group must hand over its rounds before an operation.
 const NO_ROUNDS: &str = "a group began an operation without its shared memory";
 
-impl Core {
+impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     /// Adds an operation to the shared memory with this number. The group must have handed over its rounds.
     pub(super) fn new_shm_task(
         &mut self,
@@ -198,7 +200,7 @@ impl Core {
     }
 
     /// Returns the rounds that a group has handed over, if no operation uses them.
-    pub(super) fn take_rounds(&mut self, group: u32) -> Option<Box<HostRounds>> {
+    pub(super) fn take_rounds(&mut self, group: u32) -> Option<Box<HostRounds<M>>> {
         let key = (group, 0);
         if self.rounds.get(&key)?.host_rounds.is_busy() {
             return None;
@@ -274,7 +276,7 @@ impl Core {
 
     /// Returns the posts in shared memory for which this rank waits. Returns no posts if the progress thread drives operations,
     /// because the progress thread must not poll.
-    pub(super) fn awaited_posts(&self) -> Vec<AwaitedPosts> {
+    pub(super) fn awaited_posts(&self) -> Vec<AwaitedPosts<M>> {
         if !self.background.is_empty() || !matches!(self.state, JobState::Running) {
             return Vec::new();
         }
@@ -314,7 +316,7 @@ impl Core {
 }
 
 /// Passes the last calls to the engine, so that the engine detects a rank that calls a different operation.
-fn record_calls(engine: &mut Engine, group: u32, host_rounds: &mut HostRounds) {
+fn record_calls<M: RoundsMemory>(engine: &mut Engine, group: u32, host_rounds: &mut HostRounds<M>) {
     for ShmCall { sequence, contract, site } in host_rounds.take_unrecorded() {
         engine.record_external(group, sequence, (contract, site));
     }

@@ -14,9 +14,11 @@ use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::memory::Memory;
 use crate::schedule::Schedule;
 use crate::schedule::stages::{Block, CollectiveStage};
+use crate::shm::RoundsMemory;
+use crate::transport::local_links::SocketTransport;
 use crate::types::{Algorithm, INTERNAL_GROUP_BITS};
 
-impl Core {
+impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     /// Begins a collective whose buffer passes the stages of `blocks`.
     pub(super) fn begin_collective(
         &mut self,

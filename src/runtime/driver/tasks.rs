@@ -10,7 +10,7 @@ use crate::runtime::host_rounds::{HostRounds, ShmOperation};
 use crate::runtime::memory::{Memory, SplitBuffer};
 use crate::schedule::Schedule;
 use crate::schedule::program::RankSet;
-use crate::shm::Posts;
+use crate::shm::{Posts, RoundsMemory, Segment};
 use crate::types::Rank;
 
 /// The time for which a thread polls shared memory before it sleeps, if each rank has a processor. The other ranks usually need
@@ -30,16 +30,16 @@ pub(crate) struct OperationOutput {
 pub(crate) type RoundsKey = (u32, usize);
 
 /// Rounds in which the core executes operations: rounds that a group has handed over, or rounds of hierarchical operations.
-pub(crate) struct CoreRounds {
-    pub(super) host_rounds: Box<HostRounds>,
+pub(crate) struct CoreRounds<M = Segment> {
+    pub(super) host_rounds: Box<HostRounds<M>>,
     /// The world ranks that share the memory.
     pub(super) members: Arc<[Rank]>,
     /// Whether the group was dropped. The rounds are then dropped after their last operation.
     pub(super) is_retired: bool,
 }
 
-impl CoreRounds {
-    pub(crate) fn new(host_rounds: Box<HostRounds>, members: Arc<[Rank]>) -> Self {
+impl<M> CoreRounds<M> {
+    pub(crate) fn new(host_rounds: Box<HostRounds<M>>, members: Arc<[Rank]>) -> Self {
         Self { host_rounds, members, is_retired: false }
     }
 }
@@ -53,14 +53,14 @@ pub(super) struct ShmTask {
 }
 
 /// The posts of a round in shared memory for which an operation waits.
-pub(super) struct AwaitedPosts {
-    pub(super) posts: Posts,
+pub(super) struct AwaitedPosts<M = Segment> {
+    pub(super) posts: Posts<M>,
     pub(super) round: u64,
     /// The ranks that have to post, numbered within the shared memory.
     pub(super) ranks: RankSet,
 }
 
-impl AwaitedPosts {
+impl<M: RoundsMemory> AwaitedPosts<M> {
     /// Returns whether all these ranks have posted.
     pub(super) fn are_posted(&self) -> bool {
         self.ranks.indices().all(|rank| self.posts.has_posted(rank, self.round))

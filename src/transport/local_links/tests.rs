@@ -74,6 +74,14 @@ impl SocketTransport for FakeSocket {
         self.outgoing.borrow_mut().bytes.push_back(0xEE);
         self.wake_count += 1;
     }
+
+    fn next_deadline(&self) -> Option<Duration> {
+        None
+    }
+
+    fn is_retransmission_unanswered(&self, _peer: Rank) -> bool {
+        false
+    }
 }
 
 /// A rank that sends a stream to its only peer, and checks the stream that it receives.

@@ -340,29 +340,6 @@ impl TcpTransport {
         }
         self.expire_extra_connections(now);
     }
-
-    /// Returns whether the kernel has sent data to `peer` again, and the host of `peer` has not answered since then. If
-    /// only the peer's program hangs, its host still answers.
-    pub fn is_retransmission_unanswered(&self, peer: Rank) -> bool {
-        match self.links.get(&peer).map(|link| &link.state) {
-            Some(LinkState::Open(stream)) => kernel::is_retransmission_unanswered(stream),
-            Some(LinkState::Bundled(bundle)) => {
-                bundle.connections().any(kernel::is_retransmission_unanswered)
-            }
-            _ => false,
-        }
-    }
-
-    /// Returns when [`TcpTransport::serve`] must be called again, even if there is no event.
-    pub fn next_deadline(&self) -> Option<Duration> {
-        let extras = self.extras.values().filter_map(ExtraConnectionDial::deadline);
-        self.links
-            .values()
-            .filter_map(connect_deadline)
-            .chain(extras)
-            .chain(self.listener.next_deadline())
-            .min()
-    }
 }
 
 /// Returns the time by which the peer's machine must accept this rank's connection. Returns `None` if the machine has
@@ -465,6 +442,26 @@ impl SocketTransport for TcpTransport {
             && let Err(error) = stream.write(&[0])
         {
             log::debug!("rank {peer} could not be woken: {error}");
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Duration> {
+        let extras = self.extras.values().filter_map(ExtraConnectionDial::deadline);
+        self.links
+            .values()
+            .filter_map(connect_deadline)
+            .chain(extras)
+            .chain(self.listener.next_deadline())
+            .min()
+    }
+
+    fn is_retransmission_unanswered(&self, peer: Rank) -> bool {
+        match self.links.get(&peer).map(|link| &link.state) {
+            Some(LinkState::Open(stream)) => kernel::is_retransmission_unanswered(stream),
+            Some(LinkState::Bundled(bundle)) => {
+                bundle.connections().any(kernel::is_retransmission_unanswered)
+            }
+            _ => false,
         }
     }
 }
