@@ -260,7 +260,9 @@ impl<M: RoundsMemory> HostRounds<M> {
             let (current, block) = shm_operation.execution.round();
             let sources = current.sources;
             for from in sources.indices() {
-                let Some(posted) = self.rounds.read_post(from, round) else { return ShmPoll::Waits };
+                let Some(posted) = self.rounds.read_post(from, round) else {
+                    return self.waits_for(from, round);
+                };
                 let from = Rank::new(from as u32);
                 if let Some(mismatch) =
                     shm_operation.call.find_mismatch(&shm_operation.header, from, &posted.header)
@@ -296,6 +298,15 @@ impl<M: RoundsMemory> HostRounds<M> {
                 return ShmPoll::Done;
             }
         }
+    }
+
+    /// Returns the result of [`HostRounds::poll`] if the rank `from` has not posted `round`.
+    fn waits_for(&self, from: usize, round: u64) -> ShmPoll {
+        // This rank would look for the post again and again, and would not sleep.
+        if self.rounds.posts().is_ahead(from, round) {
+            return ShmPoll::Invalid(Rank::new(from as u32), "it posted the number of a wrong round");
+        }
+        ShmPoll::Waits
     }
 
     /// Posts the round: the address of the buffer if the round allows that and all ranks can access the buffer, and elements

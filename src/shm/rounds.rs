@@ -366,6 +366,12 @@ impl<M: RoundsMemory> Posts<M> {
         self.memory.load(self.header_offset(rank, round), Ordering::Acquire) >> PLACE_BITS >= round
     }
 
+    /// Returns whether the header of `rank` for `round` has the number of a later round. A rank that keeps to the protocol writes
+    /// that number only after this rank has posted later rounds.
+    pub fn is_ahead(&self, rank: usize, round: u64) -> bool {
+        self.memory.load(self.header_offset(rank, round), Ordering::Relaxed) >> PLACE_BITS > round
+    }
+
     /// Returns the stamp and the other words of the header of `rank` in `round`. Returns `None` if the rank has not posted the
     /// round. A rank may read the headers of the last [`LEAD_MAX`] rounds that it has posted.
     pub fn header(&self, rank: usize, round: u64) -> Option<(u64, Header)> {

@@ -193,3 +193,18 @@ fn an_invalid_buffer_address_is_reported_with_the_rank_that_posted_it() {
         }
     }
 }
+
+/// Without this check, a rank would look for the post again and again, without sleeping and without a deadline.
+#[test]
+fn a_rank_that_posts_the_number_of_a_wrong_round_is_named() {
+    let [first, second, ..] = &mut new_ranks()[..] else { panic!("there are several ranks") };
+    let mut operation = begin(&mut first.host_rounds, CollectiveSpec::AllReduce { count: SLOT });
+    let mut elements = [0f32; SLOT];
+    let mut memory = BufferAccess::from(bytemuck::cast_slice_mut::<f32, u8>(&mut elements));
+    let poll = first.host_rounds.poll(&mut operation, &mut memory, |_| ());
+    assert!(matches!(poll, ShmPoll::Waits));
+    // This round has the same header as the first round.
+    second.host_rounds.rounds.post(1 + 2 * LEAD_MAX, &[0; HEADER_WORDS]);
+    let poll = first.host_rounds.poll(&mut operation, &mut memory, |_| ());
+    assert!(matches!(poll, ShmPoll::Invalid(rank, _) if rank == Rank::new(1)));
+}
