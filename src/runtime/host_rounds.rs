@@ -3,7 +3,7 @@
 
 mod apply;
 #[cfg(test)]
-mod simulation;
+pub(crate) mod simulation;
 #[cfg(test)]
 mod tests;
 

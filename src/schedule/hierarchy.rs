@@ -36,6 +36,8 @@ pub struct HostLayout {
     host: usize,
     /// The local rank: the index of this rank among the ranks of its host.
     local: usize,
+    /// The bytes of each slice of a block that a host sends to another host in one step of the ring.
+    chunk_bytes: usize,
 }
 
 impl HostLayout {
@@ -63,7 +65,13 @@ impl HostLayout {
             .find_map(|(host, ranks)| Some((host, local_rank(ranks)?)))
             .expect("`host_ids` has an entry for the rank");
         let is_useful = hosts.len() > 1 && hosts.len() < host_ids.len();
-        is_useful.then_some(Self { hosts, host, local })
+        is_useful.then_some(Self { hosts, host, local, chunk_bytes: CHUNK_BYTES })
+    }
+
+    /// Returns this layout with shorter blocks, so that short buffers have several blocks.
+    #[cfg(test)]
+    pub fn with_chunk_bytes(self, chunk_bytes: usize) -> Self {
+        Self { chunk_bytes, ..self }
     }
 
     /// Returns the ranks of this rank's host.
@@ -90,7 +98,7 @@ impl HostLayout {
     /// ([`has_hierarchical_algorithm`](super::cost::has_hierarchical_algorithm)).
     pub fn blocks(&self, spec: &CollectiveSpec, element_bytes: usize) -> Vec<Block> {
         let (count, slices) = (spec.count(), self.slice_count().as_usize());
-        let block_elements = self.host_count().as_usize() * slices * (CHUNK_BYTES / element_bytes);
+        let block_elements = self.host_count().as_usize() * slices * (self.chunk_bytes / element_bytes);
         let block_elements = block_elements.max(count.div_ceil(BLOCKS_MAX));
         let starts = (0..count.max(1)).step_by(block_elements);
         let block = |start: usize| {

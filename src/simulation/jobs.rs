@@ -13,8 +13,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::job::MemoryFaultKind;
-use super::program::SimCall;
-use super::rank::{OPERATION_TIMEOUT, SimEnd};
+use super::program::{OPERATIONS, SimCall};
+use super::rank::{OPERATION_TIMEOUT, SimCounts, SimEnd};
 use super::scenario::{Scenario, SimRun};
 use super::{has_many_seeds, network_count_divisor, seeds};
 use crate::engine::EAGER_BYTES;
@@ -44,7 +44,11 @@ fn is_on_time(run: &SimRun) -> bool {
 
 #[test]
 fn every_program_completes_on_a_network_without_faults() {
-    seeds(2000).for_each(check_without_faults);
+    let run = |seed| check_run_without_faults(&Scenario::random(seed, false), seed).counts;
+    let counts = seeds(2000).map(run).fold(SimCounts::default(), SimCounts::add);
+    println!("{counts:?}");
+    let SimCounts { in_shared_memory, blocking, hierarchical, .. } = counts;
+    assert!(!has_many_seeds() || [in_shared_memory, blocking, hierarchical].iter().all(|count| *count > 0));
 }
 
 /// Checks a program of messages between ranks of one host. Returns the number of messages that were sent or received without
@@ -54,14 +58,14 @@ pub(super) fn check_messages_of_a_host(seed: u64) -> u64 {
     let mut random = StdRng::seed_from_u64(seed);
     scenario.hosts = vec![scenario.world.ranks().take(THREADS_MAX).collect()];
     scenario.checked_links.iter_mut().for_each(|links| links.fill(false));
-    scenario.queue_size = (16, 4096);
+    (scenario.memory_use.has_queues, scenario.memory_use.queue_size) = (true, (16, 4096));
     scenario.program.clear();
     for _ in 0..30 {
         let call = SimCall::random_call_of(Operation::Message, &mut random, &scenario.groups);
         scenario.program.push(SimCall { count: call.count % 20, ..call });
     }
     scenario.program.push(SimCall::BARRIER);
-    check_run_without_faults(&scenario, seed).direct_messages
+    check_run_without_faults(&scenario, seed).counts.direct_messages
 }
 
 #[test]
@@ -76,7 +80,7 @@ fn each_wake_byte_is_needed() {
     let run = |seed, lost_wakes| {
         let mut scenario = Scenario::random(seed, false);
         scenario.hosts = vec![scenario.world.ranks().take(THREADS_MAX).collect()];
-        scenario.queue_size = (4, 256);
+        (scenario.memory_use.has_queues, scenario.memory_use.queue_size) = (true, (4, 256));
         scenario.config.lost_wakes = lost_wakes;
         scenario.run_and_observe(seed)
     };
@@ -109,6 +113,38 @@ fn wrong_words_in_shared_memory_make_no_rank_panic_or_wait_for_ever() {
     assert!(!has_many_seeds() || failed > 0 && failed < count, "{failed} of {count} programs failed");
 }
 
+/// Checks that all ranks fail if one of them calls another collective than the others, and that each error names this rank.
+pub(super) fn check_wrong_calls(seed: u64) {
+    let mut scenario = Scenario::random(seed, false);
+    let mut random = StdRng::seed_from_u64(seed);
+    let odd_rank = Rank::new(random.random_range(0..scenario.world.get()));
+    let index = random.random_range(0..scenario.program.len() - 1);
+    let operations = OPERATIONS.len() - 1;
+    let call = SimCall::random_call_of(
+        OPERATIONS[random.random_range(0..operations)],
+        &mut random,
+        &scenario.groups[..1],
+    );
+    scenario.program[index] = call;
+    scenario.odd_call = Some((odd_rank, index));
+    // If the ranks name different roots, it is possible that each rank waits for a message, and no rank sends one.
+    let may_time_out = call.operation.has_root() && !scenario.shares_memory(&scenario.groups[0]);
+    for outcome in scenario.run(seed) {
+        let SimEnd::Failed { failure, .. } = &outcome else { panic!("seed {seed}: {outcome:?}") };
+        let names_odd_rank = match &failure.cause {
+            Cause::Mismatch { first, second, .. } => [*first, *second].contains(&odd_rank),
+            Cause::Timeout { .. } => may_time_out,
+            _ => false,
+        };
+        assert!(names_odd_rank, "seed {seed}: rank {odd_rank} calls another operation: {failure:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_calls_another_collective_is_named() {
+    seeds(2000).for_each(check_wrong_calls);
+}
+
 /// The receiver stores only the first part of each message. The sender sends the rest of the message later.
 #[test]
 fn long_messages_complete_if_a_receive_waits_for_an_earlier_receive() {
@@ -127,7 +163,8 @@ fn long_messages_complete_if_a_receive_waits_for_an_earlier_receive() {
         };
         scenario.program = cases.map(call).into_iter().chain([SimCall::BARRIER]).collect();
         scenario.segment_bytes = 4096;
-        scenario.queue_size = (16, 4096);
+        scenario.memory_use.queue_size = (16, 4096);
+        scenario.memory_use.slot_bytes = None;
         scenario.config.bandwidth = 200_000_000;
         scenario.config.window_bytes = 64 << 10;
         scenario.config.piece_bytes_max = 16 << 10;
@@ -180,7 +217,7 @@ pub(super) fn check_operation(operation: Operation, seed: u64) -> bool {
 
 #[test]
 fn every_operation_gives_right_results_or_fails_on_faulty_networks() {
-    for operation in super::program::OPERATIONS {
+    for operation in OPERATIONS {
         let failed = seeds(1000).filter(|&seed| check_operation(operation, seed)).count() as u64;
         let per_mille = failed * network_count_divisor();
         assert!(

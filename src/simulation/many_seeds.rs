@@ -10,8 +10,9 @@ use std::time::Instant;
 
 use super::jobs::{
     check_last_barrier, check_messages_of_a_host, check_operation, check_survivors, check_without_faults,
-    check_wrong_words,
+    check_wrong_calls, check_wrong_words,
 };
+use crate::runtime::host_rounds::simulation::check_rounds;
 use crate::simulation::handshakes::check_handshakes;
 use crate::simulation::program::OPERATIONS;
 use crate::simulation::registrations::check_registrations;
@@ -22,7 +23,7 @@ const SEEDS_VARIABLE: &str = "SIM_SEEDS";
 /// A check of the networks of one seed, and its name. A check panics if it fails.
 type NamedCheck = (&'static str, fn(u64));
 
-const CHECKS: [NamedCheck; 8] = [
+const CHECKS: [NamedCheck; 10] = [
     ("without faults", check_without_faults),
     ("with faults", |seed| {
         check_last_barrier(seed);
@@ -43,6 +44,8 @@ const CHECKS: [NamedCheck; 8] = [
     ("wrong words", |seed| {
         check_wrong_words(seed);
     }),
+    ("wrong calls", check_wrong_calls),
+    ("rounds", check_rounds),
 ];
 
 #[test]
@@ -75,7 +78,7 @@ fn the_networks_of_many_seeds_pass_all_checks() {
     for (seed, name) in &failures {
         println!("failed: {name}; repeat it with SIM_SEED={seed} cargo test --locked --lib simulation::");
     }
-    let networks = count * CHECKS.len() as u64;
-    println!("{networks} networks, {} failures, {:.1} s", failures.len(), started.elapsed().as_secs_f64());
-    assert!(failures.is_empty(), "{} networks failed", failures.len());
+    let checks = count * CHECKS.len() as u64;
+    println!("{checks} checks, {} failures, {:.1} s", failures.len(), started.elapsed().as_secs_f64());
+    assert!(failures.is_empty(), "{} checks failed", failures.len());
 }

@@ -16,8 +16,9 @@
 mod tests;
 
 use std::cell::{Cell, RefCell, RefMut};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::Location;
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use rand::rngs::StdRng;
@@ -27,6 +28,8 @@ use crate::shm::{RoundsMemory, SegmentMemory, WORD_BYTES};
 
 /// The most simulated threads.
 pub const THREADS_MAX: usize = 4;
+/// The number of bytes of a chunk.
+const CHUNK_BYTES: usize = 1024;
 /// A thread that has not seen a store.
 const NEVER: u32 = u32::MAX;
 
@@ -63,9 +66,16 @@ pub struct SimView {
     visible: Clock,
 }
 
-/// Shared memory of simulated threads.
+/// Shared memory of simulated threads, or a part of it.
 pub struct SimMemory {
+    /// The offset of the first byte of this part.
+    base: usize,
     length: usize,
+    whole: Rc<SimWhole>,
+}
+
+/// The whole of a shared memory, of which a [`SimMemory`] is a part.
+struct SimWhole {
     thread: Cell<usize>,
     state: RefCell<SimState>,
     on_access: RefCell<Option<Box<dyn Fn()>>>,
@@ -76,12 +86,12 @@ struct SimState {
     threads: [SimThread; THREADS_MAX],
     /// For each word that has been accessed, its stores in their order.
     words: BTreeMap<usize, Vec<SimStore>>,
+    /// The words that have been set since the last [`SimMemory::settle`].
+    unsettled: BTreeSet<usize>,
     /// What happens before the last fence of any thread.
     before_fences: Clock,
-    newest: Vec<u8>,
-    /// The bytes that the last writes have replaced.
-    replaced: Vec<u8>,
-    blocks: Vec<ByteBlock>,
+    /// The bytes, in chunks of [`CHUNK_BYTES`] bytes. A chunk that has not been accessed has only zeros.
+    chunks: Vec<Option<Box<Chunk>>>,
     race: Option<String>,
     sites: BTreeMap<AccessSite, AccessKind>,
     mutation: Option<(AccessSite, Mutation)>,
@@ -110,6 +120,14 @@ struct SimStore {
     is_swap: bool,
 }
 
+/// Adjacent bytes.
+struct Chunk {
+    newest: [u8; CHUNK_BYTES],
+    /// The bytes that the last writes have replaced.
+    replaced: [u8; CHUNK_BYTES],
+    blocks: [ByteBlock; CHUNK_BYTES / WORD_BYTES],
+}
+
 /// The last accesses to the bytes of a word.
 #[derive(Clone, Copy, Default)]
 struct ByteBlock {
@@ -136,58 +154,68 @@ impl SimMemory {
             random: StdRng::seed_from_u64(seed),
             threads: Default::default(),
             words: BTreeMap::new(),
+            unsettled: BTreeSet::new(),
             before_fences: Clock::default(),
-            newest: vec![0; length],
-            replaced: vec![0; length],
-            blocks: vec![ByteBlock::default(); length.div_ceil(WORD_BYTES)],
+            chunks: (0..length.div_ceil(CHUNK_BYTES)).map(|_| None).collect(),
             race: None,
             sites: BTreeMap::new(),
             mutation: None,
         };
-        Self { length, thread: Cell::new(0), state: RefCell::new(state), on_access: RefCell::default() }
+        let whole =
+            SimWhole { thread: Cell::new(0), state: RefCell::new(state), on_access: RefCell::default() };
+        Self { base: 0, length, whole: Rc::new(whole) }
+    }
+
+    /// Returns the part of `length` bytes that begins at `start`. All parts have the same threads.
+    pub fn part(&self, start: usize, length: usize) -> Self {
+        assert!(start + length <= self.length, "a part must be inside the memory");
+        Self { base: self.base + start, length, whole: Rc::clone(&self.whole) }
     }
 
     /// Calls `on_access` before each access. The function may let other threads run.
     pub fn set_on_access(&self, on_access: Option<Box<dyn Fn()>>) {
-        *self.on_access.borrow_mut() = on_access;
+        *self.whole.on_access.borrow_mut() = on_access;
     }
 
     /// Changes the accesses of one line of the source.
     pub fn set_mutation(&self, mutation: Option<(AccessSite, Mutation)>) {
-        self.state.borrow_mut().mutation = mutation;
+        self.whole.state.borrow_mut().mutation = mutation;
     }
 
     /// Runs `work` as the simulated thread with the number `thread`, which is less than [`THREADS_MAX`].
     pub fn run_as<T>(&self, thread: usize, work: impl FnOnce() -> T) -> T {
-        let before = self.thread.replace(thread);
+        let before = self.whole.thread.replace(thread);
         let result = work();
-        self.thread.set(before);
+        self.whole.thread.set(before);
         result
     }
 
     /// Returns the simulated thread that runs.
     pub fn thread(&self) -> usize {
-        self.thread.get()
+        self.whole.thread.get()
     }
 
     /// Ends a thread, as if its process were killed. Its further accesses change nothing.
     pub fn end_thread(&self, thread: usize) {
-        self.state.borrow_mut().threads[thread].has_ended = true;
+        self.whole.state.borrow_mut().threads[thread].has_ended = true;
     }
 
     /// Returns what the running thread knows, for example when it unlocks a mutex.
     pub fn view(&self) -> SimView {
-        self.state.borrow().threads[self.thread.get()].view
+        self.whole.state.borrow().threads[self.whole.thread.get()].view
     }
 
     /// Adds what another thread knew to what the running thread knows, for example when it locks a mutex.
     pub fn acquire_view(&self, view: &SimView) {
-        self.state.borrow_mut().threads[self.thread.get()].view.join(view);
+        self.whole.state.borrow_mut().threads[self.whole.thread.get()].view.join(view);
     }
 
     /// Makes all stores visible to all threads, because time has passed. That does not order accesses to bytes.
     pub fn settle(&self) {
-        for stores in self.state.borrow_mut().words.values_mut() {
+        let mut state = self.whole.state.borrow_mut();
+        let SimState { words, unsettled, .. } = &mut *state;
+        for offset in std::mem::take(unsettled) {
+            let Some(stores) = words.get_mut(&offset) else { continue };
             stores.drain(..stores.len() - 1);
             stores[0].seen = Clock::default();
         }
@@ -195,17 +223,17 @@ impl SimMemory {
 
     /// Returns the first data race.
     pub fn race(&self) -> Option<String> {
-        self.state.borrow().race.clone()
+        self.whole.state.borrow().race.clone()
     }
 
     /// Returns the lines of the source that have accessed the memory while no line was changed.
     pub fn sites(&self) -> BTreeMap<AccessSite, AccessKind> {
-        self.state.borrow().sites.clone()
+        self.whole.state.borrow().sites.clone()
     }
 
     /// Sets a random word among those that have been accessed. The words of queues are random, or similar to right ones.
     pub fn corrupt_word(&self, random: &mut StdRng) {
-        let mut state = self.state.borrow_mut();
+        let mut state = self.whole.state.borrow_mut();
         let count = state.words.len();
         let Some(stores) = state.words.values_mut().nth(random.random_range(0..count.max(1))) else { return };
         let newest = stores[stores.len() - 1].value;
@@ -229,19 +257,19 @@ impl SimMemory {
         let is_inside = start.checked_add(length).is_some_and(|end| end <= self.length);
         assert!(is_inside, "an access to shared memory must be inside the memory");
         let site = Location::caller();
-        if let Some(on_access) = &*self.on_access.borrow() {
+        if let Some(on_access) = &*self.whole.on_access.borrow() {
             on_access();
         }
-        let mut state = self.state.borrow_mut();
+        let mut state = self.whole.state.borrow_mut();
         if state.mutation.is_none() {
             state.sites.insert(site, AccessKind { is_ordered, is_fence });
         }
-        let thread = &mut state.threads[self.thread.get()];
+        let thread = &mut state.threads[self.whole.thread.get()];
         let has_ended = thread.has_ended;
         thread.now += 1;
         let now = thread.now;
-        thread.view.before[self.thread.get()] = now;
-        thread.view.visible[self.thread.get()] = now;
+        thread.view.before[self.whole.thread.get()] = now;
+        thread.view.visible[self.whole.thread.get()] = now;
         let is_mutated = |mutated: AccessSite| mutated.line() == site.line() && mutated == site;
         let mutation = state.mutation.filter(|(mutated, _)| is_mutated(mutated));
         let mutation = if has_ended { Some(Mutation::Skip) } else { mutation.map(|(_, mutation)| mutation) };
@@ -250,6 +278,15 @@ impl SimMemory {
 }
 
 impl SimState {
+    /// Returns the chunk of a byte, and the index of the byte in the chunk.
+    fn chunk(&mut self, offset: usize) -> (&mut Chunk, usize) {
+        let new_chunk = || {
+            let blocks = [ByteBlock::default(); CHUNK_BYTES / WORD_BYTES];
+            Box::new(Chunk { newest: [0; CHUNK_BYTES], replaced: [0; CHUNK_BYTES], blocks })
+        };
+        (self.chunks[offset / CHUNK_BYTES].get_or_insert_with(new_chunk), offset % CHUNK_BYTES)
+    }
+
     /// Returns the stores of a word, and the number of the oldest store that the thread may see.
     fn stores(&mut self, offset: usize, thread: usize) -> (&mut Vec<SimStore>, usize, &mut StdRng) {
         let initial =
@@ -279,6 +316,7 @@ impl SimState {
         let mut seen = [NEVER; THREADS_MAX];
         seen[thread] = now;
         let released = if is_release { view } else { fenced };
+        self.unsettled.insert(offset);
         if let Some(stores) = self.words.get_mut(&offset) {
             stores.insert(index, SimStore { value, seen, released, is_swap: false });
         }
@@ -305,7 +343,7 @@ impl SegmentMemory for SimMemory {
 
     fn load(&self, offset: usize, ordering: Ordering) -> u64 {
         let (mut state, mutation) = self.begin((offset, WORD_BYTES), ordering != Ordering::Relaxed, false);
-        let thread = self.thread.get();
+        let (thread, offset) = (self.whole.thread.get(), self.base + offset);
         let (stores, oldest, random) = state.stores(offset, thread);
         let newest = stores.len() - 1;
         let index = match random.random_range(0..4) {
@@ -322,7 +360,7 @@ impl SegmentMemory for SimMemory {
         if mutation == Some(Mutation::Skip) {
             return;
         }
-        let thread = self.thread.get();
+        let (thread, offset) = (self.whole.thread.get(), self.base + offset);
         let (stores, oldest, random) = state.stores(offset, thread);
         let end = stores.len();
         // Other threads may have written later stores, but nothing comes between a swap and the store that it replaced.
@@ -335,7 +373,7 @@ impl SegmentMemory for SimMemory {
 
     fn swap(&self, offset: usize, value: u64, ordering: Ordering) -> u64 {
         let (mut state, mutation) = self.begin((offset, WORD_BYTES), ordering != Ordering::Relaxed, false);
-        let thread = self.thread.get();
+        let (thread, offset) = (self.whole.thread.get(), self.base + offset);
         let (stores, oldest, random) = state.stores(offset, thread);
         let possible: Vec<usize> = (oldest..stores.len())
             .filter(|&index| stores.get(index + 1).is_none_or(|next| !next.is_swap))
@@ -362,7 +400,7 @@ impl SegmentMemory for SimMemory {
             return;
         }
         let SimState { threads, before_fences, .. } = &mut *state;
-        let SimThread { view, fenced, unacquired, .. } = &mut threads[self.thread.get()];
+        let SimThread { view, fenced, unacquired, .. } = &mut threads[self.whole.thread.get()];
         view.join(unacquired);
         join(before_fences, &view.before);
         join(&mut view.visible, before_fences);
@@ -374,17 +412,19 @@ impl SegmentMemory for SimMemory {
         if mutation == Some(Mutation::Skip) {
             return;
         }
-        let thread = self.thread.get();
+        let thread = self.whole.thread.get();
         let SimThread { now, view, .. } = state.threads[thread];
-        for (offset, target) in (start..).zip(target) {
-            let block = &mut state.blocks[offset / WORD_BYTES];
+        for (offset, target) in (self.base + start..).zip(target) {
+            let (chunk, index) = state.chunk(offset);
+            let block = &mut chunk.blocks[index / WORD_BYTES];
             block.read[thread] = now;
             let is_race = block.written > view.before[block.writer];
-            *target = state.newest[offset];
+            let replaced = chunk.replaced[index];
+            *target = chunk.newest[index];
             if is_race {
                 state.note_race(thread, "reads", offset);
                 if state.random.random_bool(0.5) {
-                    *target = state.replaced[offset];
+                    *target = replaced;
                 }
             }
         }
@@ -395,17 +435,18 @@ impl SegmentMemory for SimMemory {
         if mutation == Some(Mutation::Skip) {
             return;
         }
-        let thread = self.thread.get();
+        let thread = self.whole.thread.get();
         let SimThread { now, view, .. } = state.threads[thread];
-        for (offset, &byte) in (start..).zip(source) {
-            let block = &mut state.blocks[offset / WORD_BYTES];
+        for (offset, &byte) in (self.base + start..).zip(source) {
+            let (chunk, index) = state.chunk(offset);
+            let block = &mut chunk.blocks[index / WORD_BYTES];
             let is_race = block.written > view.before[block.writer]
                 || block.read.iter().zip(&view.before).any(|(read, before)| read > before);
             (block.writer, block.written) = (thread, now);
+            chunk.replaced[index] = std::mem::replace(&mut chunk.newest[index], byte);
             if is_race {
                 state.note_race(thread, "writes", offset);
             }
-            state.replaced[offset] = std::mem::replace(&mut state.newest[offset], byte);
         }
     }
 }

@@ -2,6 +2,7 @@
 //! determines everything that happens. `docs/simulation.md` says what the simulations show.
 
 mod handshakes;
+mod hosts;
 mod job;
 mod jobs;
 mod many_seeds;

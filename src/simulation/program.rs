@@ -12,7 +12,7 @@ use crate::reduce;
 use crate::schedule::cost::{can_run, possible_algorithms};
 use crate::schedule::partition::{Partition, chunk};
 use crate::schedule::{CollectiveSpec, Schedule};
-use crate::types::{Algorithm, Contract, DType, Operation, ReduceOp};
+use crate::types::{Algorithm, Contract, DType, HOSTS_GROUP_BIT, Operation, ReduceOp};
 use crate::{Rank, WorldSize};
 
 /// The number of elements in a block of the ring all-reduce. In a long buffer, the last block is shorter than
@@ -94,6 +94,15 @@ impl SimCall {
         }
     }
 
+    /// Returns another call of a collective of `world` ranks: with another root, or of another operation.
+    pub(crate) fn other_call(self, world: WorldSize) -> Self {
+        if self.operation.has_root() && self.count.is_multiple_of(2) {
+            return Self { root: world.rank_after(self.root, 1), ..self };
+        }
+        let (operation, algorithm) = (Operation::AllGather, Algorithm::Ring);
+        Self { operation, algorithm, count: self.count + 1, ..self }
+    }
+
     /// Returns the description of this call for the engine.
     pub(crate) fn to_begin(self, timeout: Duration) -> OperationRequest {
         let reduces = self.reduction().is_some();
@@ -107,8 +116,9 @@ impl SimCall {
             count: self.count as u64,
             layout: 0,
         };
+        let group_bit = if self.algorithm == Algorithm::Hierarchy { HOSTS_GROUP_BIT } else { 0 };
         OperationRequest {
-            group: self.group as u32,
+            group: self.group as u32 | group_bit,
             contract,
             timeout,
             spent: Duration::ZERO,

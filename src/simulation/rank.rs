@@ -1,7 +1,9 @@
-//! A simulated rank: runs its program on a link driver over the simulated network.
+//! A simulated rank: runs its program on the core of a driver, over the simulated network and in simulated shared memory.
+
+mod calls;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,16 +11,17 @@ use std::time::Duration;
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 
-use crate::engine::{DISCONNECT_TIMEOUT, Failure, NOTIFY_TIMEOUT, OpId, Pattern, Timestamp};
-use crate::runtime::link_driver::direct::DirectReceive;
-use crate::runtime::link_driver::{BufferAndReduction, LinkDriver, PollOutcome};
-use crate::runtime::memory::Memory;
+use crate::engine::{DISCONNECT_TIMEOUT, Failure, OpId, Timestamp};
+use crate::runtime::driver::{BlockingCollective, Core, PollProgress, SleepDecision};
+use crate::runtime::error::Error;
+use crate::runtime::host_rounds::{HostRounds, ShmPoll};
+use crate::runtime::memory::{BufferAccess, Memory};
 use crate::shm::QueueSignals;
+use crate::simulation::hosts::SimGroup;
 use crate::simulation::memory::SimMemory;
 use crate::simulation::network::{SimNetwork, SimTransport};
-use crate::simulation::program::{Members, SimCall};
-use crate::transport::local_links::LinkTransport;
-use crate::types::Operation;
+use crate::simulation::program::SimCall;
+use crate::types::HOSTS_GROUP_BIT;
 use crate::{Rank, WorldSize};
 
 /// The virtual time after which an operation fails.
@@ -28,22 +31,30 @@ pub(crate) const OPERATION_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct SimulatedRank {
     pub(crate) rank: Rank,
     pub(crate) network: Rc<RefCell<SimNetwork>>,
-    pub(crate) link_driver: LinkDriver<LinkTransport<SimTransport, SimMemory>>,
-    /// The memory of the host; `None` if the rank has no queues.
+    pub(crate) core: Core<SimTransport, SimMemory>,
+    /// The memory of the host; `None` if the rank shares no memory.
     pub(crate) host: Option<HostMemory>,
-    /// How the rank sleeps. Only a rank with queues sleeps, because the others do nothing before an event.
+    /// How the rank sleeps. Only a rank that shares memory sleeps, because the others do nothing before an event.
     pub(crate) sleep: Option<Sleep>,
     pub(crate) random: StdRng,
     pub(crate) program: Vec<SimCall>,
-    pub(crate) groups: Vec<Members>,
+    pub(crate) groups: Vec<SimGroup>,
     /// The index of the next call to begin.
     pub(crate) next_call: usize,
     /// For each operation in progress, the index of its call.
     pub(crate) running: BTreeMap<OpId, usize>,
+    /// The same for operations whose handles were dropped.
+    pub(crate) dropped: BTreeMap<OpId, usize>,
+    /// The collective that the rank executes itself.
+    pub(crate) blocking: Option<BlockingCall>,
+    /// The rounds of groups that have taken them back from the core.
+    pub(crate) rounds: BTreeMap<u32, Box<HostRounds<SimMemory>>>,
+    /// The groups that were dropped.
+    pub(crate) retired: BTreeSet<u32>,
     /// The largest number of calls that run at the same time.
     pub(crate) running_max: usize,
-    /// The number of messages that this rank sent or received without an operation.
-    pub(crate) direct_messages: u64,
+    /// How often this rank did what not all programs do.
+    pub(crate) counts: SimCounts,
     /// The time until which the rank computes before its next call.
     pub(crate) busy_until: Timestamp,
     /// Whether to check the results of calls. A network that flips a bit on a link without checksums may change results.
@@ -51,12 +62,37 @@ pub(crate) struct SimulatedRank {
     pub(crate) state: SimRankState,
 }
 
+/// How often ranks did what not all programs do.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct SimCounts {
+    /// Messages that were sent or received without an operation.
+    pub(crate) direct_messages: u64,
+    /// Collectives in shared memory.
+    pub(crate) in_shared_memory: u64,
+    /// The collectives in shared memory that the rank executed itself.
+    pub(crate) blocking: u64,
+    /// Hierarchical collectives.
+    pub(crate) hierarchical: u64,
+}
+
+impl SimCounts {
+    pub(crate) fn add(self, other: Self) -> Self {
+        Self {
+            direct_messages: self.direct_messages + other.direct_messages,
+            in_shared_memory: self.in_shared_memory + other.in_shared_memory,
+            blocking: self.blocking + other.blocking,
+            hierarchical: self.hierarchical + other.hierarchical,
+        }
+    }
+}
+
 /// The shared memory of a host, as a rank uses it.
 #[derive(Clone)]
 pub(crate) struct HostMemory {
     pub(crate) memory: Arc<SimMemory>,
     pub(crate) thread: usize,
-    pub(crate) signals: Arc<QueueSignals<SimMemory>>,
+    /// The signals of the queues; `None` if the rank has no queues.
+    pub(crate) signals: Option<Arc<QueueSignals<SimMemory>>>,
     /// When the rank begins to send through the queues.
     pub(crate) change_over_at: Timestamp,
 }
@@ -68,15 +104,20 @@ pub(crate) struct Sleep {
     events: u64,
 }
 
+/// A collective in shared memory that the rank executes itself, with its buffer and the rounds of its group.
+pub(crate) struct BlockingCall {
+    call: usize,
+    collective: BlockingCollective,
+    host_rounds: Box<HostRounds<SimMemory>>,
+    buffer: Vec<f64>,
+    /// Whether the collective has found a problem, which fails the job.
+    has_failed: bool,
+}
+
 /// What a rank does.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum SimRankState {
     Running,
-    /// Until the time `until`, the failed rank exchanges the cause of the failure with its peers.
-    Failing {
-        call: usize,
-        until: Timestamp,
-    },
     /// Until the time `until`, the rank sends its remaining messages and closes its links.
     Closing {
         outcome: SimEnd,
@@ -95,34 +136,43 @@ pub(crate) enum SimEnd {
 
 impl SimulatedRank {
     /// Does the work of the rank at the time `now`, unless the rank sleeps. After each call of its program, the rank computes
-    /// for at most `compute_max`. Returns whether a rank with queues may have more work at this time.
+    /// for at most `compute_max`. Returns whether a rank that shares memory may have more work at this time.
     pub(crate) fn take_turn(&mut self, now: Timestamp, compute_max: Duration) -> bool {
         let Some(host) = self.host.clone() else {
             self.step(now, compute_max);
             return false;
         };
-        host.memory.run_as(host.thread, || self.take_turn_with_queues(now, compute_max, &host))
+        host.memory.run_as(host.thread, || self.take_turn_on_host(now, compute_max, &host))
     }
 
-    fn take_turn_with_queues(&mut self, now: Timestamp, compute_max: Duration, host: &HostMemory) -> bool {
+    fn take_turn_on_host(&mut self, now: Timestamp, compute_max: Duration, host: &HostMemory) -> bool {
         let events = self.network.borrow().events_of(self.rank);
         if let Some(sleep) = &self.sleep {
             if sleep.events == events && sleep.at.is_none_or(|at| at > now) {
                 return false;
             }
             self.sleep = None;
-            host.signals.mark_awake();
+            if let Some(signals) = &host.signals {
+                signals.mark_awake();
+            }
         }
         if now >= host.change_over_at {
-            self.link_driver.transport_mut().change_over();
+            self.core.link_driver.transport_mut().change_over();
         }
-        self.step(now, compute_max);
+        if !self.step(now, compute_max) {
+            return true;
+        }
         if matches!(self.state, SimRankState::Ended(_)) || self.is_computing(now) {
             return false;
         }
-        // A rank sleeps when its sockets have nothing more and its queues have not changed. It may also look again before that.
+        // A rank sleeps when its sockets have nothing more, and its rounds and queues have not changed. It may also look again
+        // before that.
         let is_quiet = self.network.borrow().events_of(self.rank) == events;
-        if !is_quiet || self.random.random_bool(0.2) || !host.signals.mark_asleep_unless_changed() {
+        let may_sleep = is_quiet
+            && !self.random.random_bool(0.2)
+            && !self.core.prepare_to_sleep()
+            && host.signals.as_ref().is_none_or(|signals| signals.mark_asleep_unless_changed());
+        if !may_sleep {
             return true;
         }
         let change_over_at = Some(host.change_over_at).filter(|&at| at > now);
@@ -133,146 +183,155 @@ impl SimulatedRank {
 
     /// Returns whether the rank computes, so that it reads no messages and accepts no links.
     fn is_computing(&self, now: Timestamp) -> bool {
-        self.state == SimRankState::Running && now < self.busy_until && self.running.is_empty()
+        self.state == SimRankState::Running
+            && now < self.busy_until
+            && self.running.is_empty()
+            && self.blocking.is_none()
     }
 
-    fn step(&mut self, now: Timestamp, compute_max: Duration) {
+    /// Does the work of the rank. Returns false if the rank must not sleep, because it polls shared memory.
+    fn step(&mut self, now: Timestamp, compute_max: Duration) -> bool {
         match &self.state {
-            SimRankState::Running => self.run_program(now, compute_max),
-            SimRankState::Failing { call, until } => {
-                let call = *call;
-                if self.link_driver.notify_peers() || now >= *until {
-                    self.link_driver.release();
-                    let failure = self.link_driver.failure().expect("the link driver has failed").clone();
-                    let outcome = SimEnd::Failed { call, failure };
-                    self.state = SimRankState::Closing { outcome, until: now + DISCONNECT_TIMEOUT };
-                }
-            }
+            SimRankState::Running => return self.run_program(now, compute_max),
             SimRankState::Closing { outcome, until } => {
-                let is_done = self.link_driver.disconnect() || now >= *until;
+                let is_done = self.core.link_driver.disconnect() || now >= *until;
                 if is_done {
                     self.state = SimRankState::Ended(outcome.clone());
                 }
             }
             SimRankState::Ended(_) => {}
         }
+        true
     }
 
-    fn run_program(&mut self, now: Timestamp, compute_max: Duration) {
+    /// Runs the program as far as possible. Returns false if the rank must not sleep.
+    fn run_program(&mut self, now: Timestamp, compute_max: Duration) -> bool {
         if self.is_computing(now) {
-            return;
+            return true;
         }
         loop {
-            let calls = self.program.len();
-            while now >= self.busy_until && self.running.len() < self.running_max && self.next_call < calls {
-                // The last barrier begins when all other calls have ended.
-                if self.next_call + 1 == calls && !self.running.is_empty() {
-                    break;
-                }
-                if !self.begin_next_call(now) {
-                    return self.start_failing(now);
-                }
-                self.next_call += 1;
+            self.begin_calls(now);
+            if !self.continue_blocking_call(now, compute_max) {
+                return false;
             }
-            let poll = self.link_driver.poll(now);
-            let mut is_progress = false;
-            while let Some(finished) = self.link_driver.take_completed() {
-                let call = self.running.remove(&finished.operation).expect("the operation has begun");
-                self.check_result(self.program[call], finished.memory);
-                self.busy_until = now + compute_max.mul_f64(self.random.random_range(0.0..1.0));
-                is_progress = true;
+            let progress = self.core.poll(now);
+            self.core.deferred_kernels.clear();
+            let has_ended = self.take_results(now, compute_max);
+            if let Some(Error::Failed { cause, reported_by }) = self.core.error() {
+                let blocking = self.blocking.as_ref().map(|blocking| blocking.call);
+                let running = self.running.values().chain(self.dropped.values()).copied().chain(blocking);
+                let call = running.min().unwrap_or(self.next_call);
+                self.close(now, SimEnd::Failed { call, failure: Failure { cause, reported_by } });
+                return true;
             }
-            match poll {
-                PollOutcome::Failed(_) => return self.start_failing(now),
-                _ if self.running.is_empty() && self.next_call == calls => {
-                    self.state =
-                        SimRankState::Closing { outcome: SimEnd::Success, until: now + DISCONNECT_TIMEOUT };
-                    return;
-                }
-                PollOutcome::Busy => {}
-                PollOutcome::Blocked if is_progress && now >= self.busy_until => {}
-                PollOutcome::Blocked => return,
+            self.dropped.retain(|id, _| self.core.active_ids.contains(id));
+            let is_idle = self.core.active_ids.is_empty() && self.blocking.is_none();
+            if self.next_call == self.program.len() && is_idle {
+                let has_retired = |key: &(u32, usize)| self.retired.contains(&(key.0 & !HOSTS_GROUP_BIT));
+                assert!(!self.core.rounds.keys().any(has_retired), "the rounds of a dropped group stay");
+                self.close(now, SimEnd::Success);
+                return true;
+            }
+            match progress {
+                PollProgress::Progress | PollProgress::Busy => {}
+                PollProgress::Blocked if has_ended && now >= self.busy_until => {}
+                PollProgress::Blocked => return true,
             }
         }
+    }
+
+    fn close(&mut self, now: Timestamp, outcome: SimEnd) {
+        self.state = SimRankState::Closing { outcome, until: now + DISCONNECT_TIMEOUT };
+    }
+
+    /// Begins the next calls, unless the job has failed.
+    fn begin_calls(&mut self, now: Timestamp) {
+        let calls = self.program.len();
+        while now >= self.busy_until
+            && self.running.len() < self.running_max
+            && self.next_call < calls
+            && self.blocking.is_none()
+            && self.core.link_driver.failure().is_none()
+        {
+            // The last barrier begins when all other calls have ended.
+            if self.next_call + 1 == calls && !self.core.active_ids.is_empty() {
+                break;
+            }
+            if !self.begin_next_call(now) {
+                return;
+            }
+            self.next_call += 1;
+            if self.blocking.is_none() {
+                self.drop_unused_groups();
+            }
+        }
+    }
+
+    /// Continues the collective that the rank executes itself. Returns false if the rank polls the collective again before it
+    /// does anything else.
+    fn continue_blocking_call(&mut self, now: Timestamp, compute_max: Duration) -> bool {
+        let Some(mut blocking) = self.blocking.take_if(|blocking| !blocking.has_failed) else { return true };
+        let BlockingCall { call, collective, host_rounds, buffer, has_failed } = &mut blocking;
+        let (call, members) = (*call, &self.groups[self.program[*call].group].members[..]);
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(buffer);
+        let poll = collective.poll((&mut **host_rounds, members), &mut BufferAccess::from(bytes));
+        if collective.has_sleeping_peers() {
+            collective.wake_peers(&mut self.core);
+            self.core.poll(now);
+        }
+        let may_sleep = match poll {
+            Some(ShmPoll::Done) => {
+                if let Some(id) = collective.engine_id() {
+                    self.core.link_driver.engine_mut().end_external(id);
+                }
+                self.rounds.insert(self.program[call].group as u32, blocking.host_rounds);
+                self.check_result(self.program[call], Memory::owned(blocking.buffer));
+                self.busy_until = now + compute_max.mul_f64(self.random.random_range(0.0..1.0));
+                return true;
+            }
+            Some(ShmPoll::Waits) if self.random.random_bool(0.3) => false,
+            Some(ShmPoll::Waits) => {
+                let sleep = collective.fall_asleep((&mut **host_rounds, members), &mut self.core, now);
+                !matches!(sleep, SleepDecision::Posted)
+            }
+            poll => {
+                collective.fail((&mut **host_rounds, members), &mut self.core, poll.as_ref());
+                *has_failed = true;
+                true
+            }
+        };
+        self.blocking = Some(blocking);
+        may_sleep
+    }
+
+    /// Takes the results of operations that have ended successfully. Returns whether any has ended.
+    fn take_results(&mut self, now: Timestamp, compute_max: Duration) -> bool {
+        let ended: Vec<(OpId, usize)> = self.running.iter().map(|(&id, &call)| (id, call)).collect();
+        let mut has_ended = false;
+        for (id, call) in ended {
+            let Some(Ok(output)) = self.core.results.remove(&id) else { continue };
+            self.running.remove(&id);
+            self.check_result(self.program[call], output.memory);
+            self.busy_until = now + compute_max.mul_f64(self.random.random_range(0.0..1.0));
+            has_ended = true;
+        }
+        has_ended
     }
 
     /// Returns the size of a call's group and this rank's rank in the group, or `None` if this rank is no member.
     fn rank_in_group(&self, call: SimCall) -> Option<(WorldSize, Rank)> {
-        let members = &self.groups[call.group];
+        let members = &self.groups[call.group].members;
         let rank = members.iter().position(|&member| member == self.rank)?;
         Some((WorldSize::new(members.len() as u32)?, Rank::new(rank as u32)))
     }
 
-    /// Sends or receives a message without an operation if that is possible. Returns whether the call has ended.
-    fn try_directly(&mut self, now: Timestamp, call: SimCall, (world, rank): (WorldSize, Rank)) -> bool {
-        let to = world.rank_after(call.root, 1);
-        if call.operation != Operation::Message || world == WorldSize::ONE || ![call.root, to].contains(&rank)
-        {
-            return false;
+    /// Returns how the rank has ended.
+    pub(crate) fn end(&self) -> SimEnd {
+        match &self.state {
+            SimRankState::Ended(outcome) => outcome.clone(),
+            // A rank that a fault has stopped does not end. Count it as killed.
+            _ => SimEnd::Killed,
         }
-        let request = call.to_begin(OPERATION_TIMEOUT);
-        let [from, to] = [call.root, to].map(|rank| self.groups[call.group][rank.index()]);
-        if rank == call.root {
-            let own = call.initial_buffer(world, rank);
-            return self.link_driver.try_send_directly(&request, to, bytemuck::cast_slice(&own));
-        }
-        let pattern = Pattern { group: call.group as u32, source: Some(from), tag: Some(0) };
-        let mut received = vec![0.0; call.count];
-        let target = bytemuck::cast_slice_mut(&mut received);
-        let mut result = self.link_driver.try_receive_directly(&request, (pattern, from), target, Some(now));
-        while matches!(result, DirectReceive::Begun) && self.random.random_bool(0.9) {
-            result = self.link_driver.continue_receive(from, target, Some(now));
-        }
-        match result {
-            DirectReceive::Received(envelope) => {
-                assert_eq!((envelope.source, envelope.contract.count), (from, call.count as u64));
-                self.check_result(call, Memory::owned(received));
-                true
-            }
-            DirectReceive::Begun => {
-                self.link_driver.interrupt_receive(from, target);
-                false
-            }
-            DirectReceive::NotYet | DirectReceive::NeedsOperation => false,
-        }
-    }
-
-    /// Begins the next call, if this rank is a member of the call's group. Returns false if the call fails at once.
-    fn begin_next_call(&mut self, now: Timestamp) -> bool {
-        let call = self.program[self.next_call];
-        let Some((world, rank)) = self.rank_in_group(call) else { return true };
-        if self.random.random_bool(0.7) && self.try_directly(now, call, (world, rank)) {
-            self.direct_messages += 1;
-            return true;
-        }
-        let begin = call.to_begin(OPERATION_TIMEOUT);
-        let member = |rank: Rank| self.groups[call.group][rank.index()];
-        let memory = || Memory::owned(call.initial_buffer(world, rank));
-        let begun = if call.operation == Operation::Message {
-            if world == WorldSize::ONE {
-                return true;
-            }
-            let to = world.rank_after(call.root, 1);
-            if rank == call.root {
-                self.link_driver.send_message(now, begin, member(to), memory())
-            } else if rank == to {
-                let source = Some(member(call.root));
-                let pattern = Pattern { group: call.group as u32, source, tag: Some(0) };
-                self.link_driver.receive_message(now, begin, pattern, Memory::allocated_on_match::<f64>())
-            } else {
-                return true;
-            }
-        } else {
-            let mut schedule = call.schedule(world, rank);
-            schedule.rename_peers(member);
-            let buffers =
-                BufferAndReduction { memory: memory(), kernels: call.kernels(), divisor: world.get() };
-            self.link_driver.begin(now, begin, schedule, buffers)
-        };
-        begun.is_ok_and(|id| {
-            self.running.insert(id, self.next_call);
-            true
-        })
     }
 
     fn check_result(&self, call: SimCall, memory: Memory) {
@@ -287,20 +346,14 @@ impl SimulatedRank {
         assert!(call.is_right_result(world, rank, &buffer), "rank {} {call:?} {buffer:?}", self.rank);
     }
 
-    fn start_failing(&mut self, now: Timestamp) {
-        let call = self.running.values().copied().min().unwrap_or(self.next_call);
-        self.state = SimRankState::Failing { call, until: now + NOTIFY_TIMEOUT };
-        self.link_driver.notify_peers();
-    }
-
     /// Returns the next time at which the rank has work even if no data arrive.
     pub(crate) fn next_event(&self, now: Timestamp) -> Option<Timestamp> {
         let at = match &self.state {
-            SimRankState::Running if self.busy_until > now => {
-                Some(self.link_driver.poll_timeout().map_or(self.busy_until, |at| at.min(self.busy_until)))
+            SimRankState::Running => {
+                let computes_until = Some(self.busy_until).filter(|&at| at > now);
+                computes_until.into_iter().chain(self.core.next_deadline()).min()
             }
-            SimRankState::Running => self.link_driver.poll_timeout(),
-            SimRankState::Failing { until, .. } | SimRankState::Closing { until, .. } => Some(*until),
+            SimRankState::Closing { until, .. } => Some(*until),
             SimRankState::Ended(_) => None,
         };
         at.filter(|&at| at > now)

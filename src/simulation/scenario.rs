@@ -10,14 +10,18 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use crate::engine::{DISCONNECT_TIMEOUT, NOTIFY_TIMEOUT, Settings};
+use crate::runtime::driver::Core;
 use crate::runtime::link_driver::LinkDriver;
-use crate::shm::HostMemoryLayout;
+use crate::simulation::hosts::{MemoryUse, SimGroup, SimulatedHost};
 use crate::simulation::job::{MemoryFault, MemoryFaultKind, SimulatedJob};
-use crate::simulation::memory::{SimMemory, THREADS_MAX};
+use crate::simulation::memory::THREADS_MAX;
 use crate::simulation::network::{Fault, SimConfig, SimNetwork, SimTransport, WakeSite};
 use crate::simulation::program::{Members, SimCall};
-use crate::simulation::rank::{HostMemory, OPERATION_TIMEOUT, SimEnd, SimRankState, SimulatedRank};
+use crate::simulation::rank::{
+    HostMemory, OPERATION_TIMEOUT, SimCounts, SimEnd, SimRankState, SimulatedRank,
+};
 use crate::transport::local_links::LinkTransport;
+use crate::wire::Cause;
 use crate::{Rank, WorldSize};
 
 /// The parameters of a simulation. The seed of the simulation determines all parameters.
@@ -31,11 +35,12 @@ pub(crate) struct Scenario {
     /// For each pair of ranks, whether the payloads on their link carry checksums.
     pub(crate) checked_links: Vec<Vec<bool>>,
     pub(crate) compute_max: Duration,
-    /// The ranks of each host that have queues to each other.
+    /// The ranks of each host whose ranks share memory.
     pub(crate) hosts: Vec<Members>,
-    /// The numbers of cells and of bytes of a queue.
-    pub(crate) queue_size: (usize, usize),
+    pub(crate) memory_use: MemoryUse,
     pub(crate) memory_faults: Vec<MemoryFault>,
+    /// The rank that makes another call than the others, and the index of this call.
+    pub(crate) odd_call: Option<(Rank, usize)>,
 }
 
 /// What happened in a simulation.
@@ -45,16 +50,10 @@ pub(crate) struct SimRun {
     pub(crate) ended_at: Duration,
     /// How often a rank that could do nothing did not sleep.
     pub(crate) sleepless_times: u64,
-    /// The number of messages that ranks sent or received without an operation.
-    pub(crate) direct_messages: u64,
+    /// How often the ranks did what not all programs do.
+    pub(crate) counts: SimCounts,
     /// The lines of the source that have sent wake bytes.
     pub(crate) wake_sites: BTreeSet<WakeSite>,
-}
-
-/// The shared memory of a host.
-struct ScenarioHost<'a> {
-    memory: Arc<SimMemory>,
-    ranks: &'a [Rank],
 }
 
 impl Scenario {
@@ -96,8 +95,9 @@ impl Scenario {
             checked_links,
             compute_max,
             hosts: random_hosts(&mut random, world),
-            queue_size: [(4, 256), (8, 512), (16, 4096)][random.random_range(0..3)],
+            memory_use: random_memory_use(&mut random),
             memory_faults: Vec::new(),
+            odd_call: None,
         };
         scenario.config.wake_delay = Duration::from_micros([0, 100, 5000][random.random_range(0..3)]);
         if with_faults && random.random_bool(0.3) {
@@ -107,16 +107,12 @@ impl Scenario {
         scenario
     }
 
-    /// Adds a fault at a random access of a random rank to shared memory. Without queues, the fault does not happen.
+    /// Adds a fault at a random access of a random rank to shared memory. If the rank shares no memory, the fault does not
+    /// happen.
     pub(crate) fn add_memory_fault(&mut self, kind: MemoryFaultKind, random: &mut StdRng) -> Rank {
         let rank = Rank::new(random.random_range(0..self.world.get()));
         self.memory_faults.push(MemoryFault { rank, access: random.random_range(0..2000), kind });
         rank
-    }
-
-    fn layout(&self, ranks: &[Rank]) -> HostMemoryLayout {
-        let (cell_count, arena_bytes) = self.queue_size;
-        HostMemoryLayout::with_short_queues(ranks.len(), cell_count, arena_bytes)
     }
 
     /// Runs the job. Returns how each rank has ended.
@@ -127,8 +123,9 @@ impl Scenario {
     /// Runs the job. Returns how each rank has ended, and what happened.
     pub(crate) fn run_and_observe(&self, seed: u64) -> SimRun {
         let network = SimNetwork::new(self.config.clone());
-        let hosts: Vec<ScenarioHost<'_>> =
-            self.hosts.iter().zip(0..).map(|(host, n)| self.new_host(host, seed ^ n)).collect();
+        let new_host =
+            |(ranks, n): (&Members, u64)| SimulatedHost::new(ranks, &self.groups, self.memory_use, seed ^ n);
+        let hosts: Vec<SimulatedHost> = self.hosts.iter().zip(0..).map(new_host).collect();
         let host_of = |rank: Rank| {
             hosts.iter().find_map(|host| Some((host, host.ranks.iter().position(|&member| member == rank)?)))
         };
@@ -157,24 +154,45 @@ impl Scenario {
             let races: Vec<String> = hosts.iter().filter_map(|host| host.memory.race()).collect();
             assert!(races.is_empty(), "seed {seed}: {races:?}");
         }
-        let outcomes = job.ranks.iter().map(|rank| match &rank.borrow().state {
-            SimRankState::Ended(outcome) => outcome.clone(),
-            // A rank that a fault has stopped does not end. Count it as killed.
-            _ => SimEnd::Killed,
-        });
+        let outcomes: Vec<SimEnd> = job.ranks.iter().map(|rank| rank.borrow().end()).collect();
+        // The core catches the panics of reduction functions, and aborts the job.
+        let is_aborted = |end: &SimEnd| match end {
+            SimEnd::Failed { failure, .. } => matches!(failure.cause, Cause::Aborted { .. }),
+            SimEnd::Success | SimEnd::Killed => false,
+        };
+        assert!(!outcomes.iter().any(is_aborted), "seed {seed}: {outcomes:?}");
         let wake_sites = network.borrow().wake_sites().clone();
         SimRun {
-            outcomes: outcomes.collect(),
+            outcomes,
             ended_at,
             wake_sites,
-            direct_messages: job.ranks.iter().map(|rank| rank.borrow().direct_messages).sum(),
+            counts: job
+                .ranks
+                .iter()
+                .map(|rank| rank.borrow().counts)
+                .fold(SimCounts::default(), SimCounts::add),
             sleepless_times: job.sleepless_times.get(),
         }
     }
 
-    #[expect(clippy::arc_with_non_send_sync, reason = "all ranks are simulated in one thread")]
-    fn new_host<'a>(&self, ranks: &'a [Rank], seed: u64) -> ScenarioHost<'a> {
-        ScenarioHost { memory: Arc::new(SimMemory::new(self.layout(ranks).bytes(), seed)), ranks }
+    /// Returns whether the ranks of a group share memory for their collectives.
+    pub(crate) fn shares_memory(&self, group: &[Rank]) -> bool {
+        let is_on = |host: &Members| group.iter().all(|rank| host.contains(rank));
+        self.memory_use.slot_bytes.is_some() && self.hosts.iter().any(is_on)
+    }
+
+    /// Returns the calls of a rank.
+    fn program_of(&self, rank: Rank) -> impl Iterator<Item = SimCall> {
+        self.program.iter().enumerate().map(move |(index, &call)| {
+            if self.odd_call == Some((rank, index)) { call.other_call(self.world) } else { call }
+        })
+    }
+
+    /// Returns a number for the host of each rank. A rank that shares no memory is alone on its host.
+    fn host_ids(&self) -> Vec<u32> {
+        let alone = self.hosts.len() as u32;
+        let host_of = |rank: Rank| self.hosts.iter().position(|host| host.contains(&rank));
+        self.world.ranks().map(|rank| host_of(rank).map_or(alone + rank.get(), |host| host as u32)).collect()
     }
 
     fn corrupts_memory(&self) -> bool {
@@ -192,7 +210,7 @@ impl Scenario {
         &self,
         rank: Rank,
         network: &Rc<RefCell<SimNetwork>>,
-        host: Option<(&ScenarioHost<'_>, usize)>,
+        host: Option<(&SimulatedHost, usize)>,
     ) -> SimulatedRank {
         let settings = Settings {
             rank,
@@ -201,14 +219,14 @@ impl Scenario {
             host_names: self.world.ranks().map(|rank| format!("host{rank}")).collect(),
         };
         let mut transport = LinkTransport::new(SimTransport::new(Rc::clone(network), rank), self.world);
-        if let Some((host, own)) = host {
-            transport.add_queues_with_layout(&host.memory, self.layout(host.ranks), host.ranks, own);
+        if let Some((SimulatedHost { queues: Some((memory, layout)), ranks, .. }, own)) = host {
+            transport.add_queues_with_layout(memory, *layout, ranks, own);
         }
         let signals = transport.signals();
         let mut link_driver = LinkDriver::new(settings, transport);
         // Open the links to both neighbours on the ring and to the ranks of the host before the program begins.
         let neighbours = [self.world.rank_after(rank, 1), self.world.rank_before(rank, 1)];
-        let same_host = host.map_or(&[][..], |(host, _)| host.ranks);
+        let same_host = host.map_or(&[][..], |(host, _)| &host.ranks[..]);
         for neighbour in
             neighbours.into_iter().chain(same_host.iter().copied().filter(|&other| other != rank))
         {
@@ -217,29 +235,49 @@ impl Scenario {
         }
         let mut random = StdRng::seed_from_u64(self.config.seed ^ u64::from(rank.get()));
         let change_over_at = Duration::from_micros(random.random_range(0..2000));
-        let host = host.zip(signals).map(|((host, thread), signals)| HostMemory {
+        let mut core = Core::new(link_driver, None);
+        core.rounds.extend(host.into_iter().flat_map(|(host, _)| host.rounds_of(rank)));
+        let host = host.map(|(host, thread)| HostMemory {
             memory: Arc::clone(&host.memory),
             thread,
             signals,
             change_over_at,
         });
+        let host_ids = self.host_ids();
+        let new_group = |members: &Members| SimGroup::new(members, &host_ids, rank, self.memory_use);
+        let groups: Vec<SimGroup> = self.groups.iter().map(new_group).collect();
         SimulatedRank {
             rank,
             network: Rc::clone(network),
-            link_driver,
+            core,
             host,
             sleep: None,
             random,
-            program: self.program.clone(),
-            groups: self.groups.clone(),
+            program: self.program_of(rank).map(|call| groups[call.group].with_algorithm(call)).collect(),
+            groups,
             next_call: 0,
             running: BTreeMap::new(),
+            dropped: BTreeMap::new(),
+            blocking: None,
+            rounds: BTreeMap::new(),
+            retired: BTreeSet::new(),
             running_max: self.running_max,
-            direct_messages: 0,
+            counts: SimCounts::default(),
             busy_until: Duration::ZERO,
             checks_results: !self.may_change_results(),
             state: SimRankState::Running,
         }
+    }
+}
+
+fn random_memory_use(random: &mut StdRng) -> MemoryUse {
+    // Slots of one element for each rank, slots after headers, and slots in ring buffers.
+    let slot_bytes = [32, 256, 4608][random.random_range(0..3)];
+    MemoryUse {
+        has_queues: random.random_bool(0.8),
+        queue_size: [(4, 256), (8, 512), (16, 4096)][random.random_range(0..3)],
+        slot_bytes: random.random_bool(0.7).then_some(slot_bytes),
+        chunk_bytes: [32, 512][random.random_range(0..2)],
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::poll_time::PollTime;
 use super::shm_counters::ShmCounters;
-use super::tasks::{CoreRounds, OperationOutput, RoundsKey, ShmTask, StagedCollective};
-use crate::engine::{Failure, NOTIFY_TIMEOUT, OpId, Timestamp};
+use super::tasks::{CoreRounds, OperationOutput, RoundsKey, ShmTask, StagedCollective, Submission};
+use crate::engine::{Failure, NOTIFY_TIMEOUT, OpId, OperationRequest, Timestamp};
 use crate::reduce::Kernels;
 use crate::runtime::error::Error;
 use crate::runtime::failure_report::FailureReporter;
@@ -21,12 +21,14 @@ use crate::types::{Rank, SortedMap, SortedSet};
 /// The link driver, the active operations and the results of finished operations. The links go over the sockets `S`, and through
 /// queues in memory of the kind `M` between ranks of one host. Simulations have other sockets and other memory than jobs.
 pub(crate) struct Core<S = TcpTransport, M = Segment> {
-    pub(super) link_driver: LinkDriver<LinkTransport<S, M>>,
-    pub(super) state: JobState,
+    pub(crate) link_driver: LinkDriver<LinkTransport<S, M>>,
+    /// After a failure of the job: until this time, this rank tells the peers and receives their reports. `None` until the core
+    /// has noticed the failure. The engine of the link driver has the failure itself.
+    notify_until: Option<Timestamp>,
     /// The active operations.
-    pub(super) active_ids: SortedSet<OpId>,
+    pub(crate) active_ids: SortedSet<OpId>,
     /// The results of ended operations that no thread has taken.
-    pub(super) results: SortedMap<OpId, Result<OperationOutput, Error>>,
+    pub(crate) results: SortedMap<OpId, Result<OperationOutput, Error>>,
     /// Active operations whose handles were dropped. Their results are discarded.
     pub(super) dropped_handles: SortedSet<OpId>,
     /// Whether a thread waits for the sockets.
@@ -41,7 +43,7 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     pub(super) changes: u64,
     /// Reduction functions of finished operations. The thread that holds the lock drops them after it has released the lock,
     /// because dropping a function of the user may run code that takes the lock.
-    pub(super) deferred_kernels: Vec<Kernels>,
+    pub(crate) deferred_kernels: Vec<Kernels>,
     /// The active operations that the progress thread drives, because no other thread waits for them.
     pub(super) background: SortedSet<OpId>,
     /// Whether the driver is being dropped, so that the progress thread must end.
@@ -52,7 +54,7 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     /// The active operations in shared memory that their callers do not execute themselves.
     pub(super) shm_tasks: BTreeMap<OpId, ShmTask>,
     /// The rounds in which the core executes operations.
-    pub(super) rounds: BTreeMap<RoundsKey, CoreRounds<M>>,
+    pub(crate) rounds: BTreeMap<RoundsKey, CoreRounds<M>>,
     /// The active collectives of several stages.
     pub(super) staged_collectives: BTreeMap<OpId, StagedCollective>,
     /// For each active stage of such a collective: the collective and the index of its block.
@@ -65,17 +67,9 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     failure_reporter: Option<FailureReporter>,
 }
 
-/// Whether the job runs or has failed.
-pub(super) enum JobState {
-    Running,
-    /// The job has failed. Until this time, this rank tells the peers and receives their reports.
-    Failing(Timestamp),
-    /// The job has failed, and the peers have been told. All operations return this error.
-    Failed(Error),
-}
-
 /// The result of [`Core::poll`].
-pub(super) enum PollProgress {
+#[derive(PartialEq, Eq)]
+pub(crate) enum PollProgress {
     /// An event has happened for which other threads may wait.
     Progress,
     /// More work can be done now.
@@ -91,7 +85,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     ) -> Self {
         Self {
             link_driver,
-            state: JobState::Running,
+            notify_until: None,
             active_ids: SortedSet::default(),
             results: SortedMap::default(),
             dropped_handles: SortedSet::default(),
@@ -115,40 +109,37 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         }
     }
 
+    /// Begins an operation. If `is_awaited` is false, the progress thread drives it. Returns `None` if the job has failed.
+    pub(crate) fn begin(
+        &mut self,
+        now: Timestamp,
+        request: OperationRequest,
+        submission: Submission,
+        is_awaited: bool,
+    ) -> Option<OpId> {
+        let begun = match submission {
+            Submission::Collective(blocks, buffer_and_reduction) => {
+                self.begin_collective(now, request, blocks, buffer_and_reduction)
+            }
+            Submission::Send(to, memory) => self.link_driver.send_message(now, request, to, memory),
+            Submission::Receive(pattern, memory) => {
+                self.link_driver.receive_message(now, request, pattern, memory)
+            }
+        };
+        let id = begun.ok()?;
+        self.active_ids.insert(id);
+        self.busy_since.get_or_insert(now);
+        self.shm_counters.does_core_count.store(true, Ordering::Relaxed);
+        if !is_awaited {
+            self.background.insert(id);
+        }
+        Some(id)
+    }
+
     /// Does all work that needs no waiting, and stores the results of the operations that have ended.
-    pub(super) fn poll(&mut self, now: Timestamp) -> PollProgress {
-        match &self.state {
-            JobState::Failed(_) => {
-                return if self.fail_active_operations(now) {
-                    PollProgress::Progress
-                } else {
-                    PollProgress::Blocked
-                };
-            }
-            JobState::Failing(deadline) => {
-                let is_over = now >= *deadline;
-                if !self.link_driver.notify_peers() && !is_over {
-                    return PollProgress::Blocked;
-                }
-                // The cause has been sent. Now the transport knows which hosts do not acknowledge data.
-                self.report_unacknowledged_links();
-                self.deferred_kernels.extend(self.link_driver.release());
-                let operation = self.link_driver.engine_mut().failed_operation();
-                let error = match self.link_driver.failure() {
-                    Some(Failure { cause, reported_by }) => {
-                        if let Some(reporter) = &self.failure_reporter {
-                            reporter.report_cause(cause, operation);
-                        }
-                        Error::Failed { cause: cause.clone(), reported_by: *reported_by }
-                    }
-                    None => return PollProgress::Blocked,
-                };
-                self.state = JobState::Failed(error);
-                self.has_failed.store(true, Ordering::Release);
-                self.fail_active_operations(now);
-                return PollProgress::Progress;
-            }
-            JobState::Running => {}
+    pub(crate) fn poll(&mut self, now: Timestamp) -> PollProgress {
+        if let Some(until) = self.notify_until {
+            return self.poll_after_failure(now, until);
         }
         let events_before = (self.link_driver.unexpected_messages(), self.link_driver.wake_events());
         if self.link_driver.poll_timeout().is_some_and(|due| now >= due) {
@@ -173,13 +164,52 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         match poll {
             // The failure may have been detected in shared memory, after the link driver was polled.
             _ if self.link_driver.failure().is_some() => {
-                self.state = JobState::Failing(now + NOTIFY_TIMEOUT);
+                self.notify_until = Some(now + NOTIFY_TIMEOUT);
                 PollProgress::Busy
             }
             _ if is_progress => PollProgress::Progress,
             PollOutcome::Busy => PollProgress::Busy,
             PollOutcome::Blocked | PollOutcome::Failed(_) => PollProgress::Blocked,
         }
+    }
+
+    /// After a failure: tells the peers, at most until the time `until`. Then fails all active operations.
+    fn poll_after_failure(&mut self, now: Timestamp, until: Timestamp) -> PollProgress {
+        if let Some(error) = self.error() {
+            let has_failed_any = self.fail_active_operations(now, &error);
+            return if has_failed_any { PollProgress::Progress } else { PollProgress::Blocked };
+        }
+        if !self.link_driver.notify_peers() && now < until {
+            return PollProgress::Blocked;
+        }
+        // The cause has been sent. Now the transport knows which hosts do not acknowledge data.
+        self.report_unacknowledged_links();
+        self.deferred_kernels.extend(self.link_driver.release());
+        let operation = self.link_driver.engine_mut().failed_operation();
+        if let (Some(Failure { cause, .. }), Some(reporter)) =
+            (self.link_driver.failure(), &self.failure_reporter)
+        {
+            reporter.report_cause(cause, operation);
+        }
+        self.has_failed.store(true, Ordering::Release);
+        if let Some(error) = self.error() {
+            self.fail_active_operations(now, &error);
+        }
+        PollProgress::Progress
+    }
+
+    /// Returns the error of all operations, if the job has failed and the peers have been told.
+    pub(crate) fn error(&self) -> Option<Error> {
+        let failure = self.link_driver.failure().filter(|_| self.has_failed.load(Ordering::Relaxed));
+        failure.map(|Failure { cause, reported_by }| Error::Failed {
+            cause: cause.clone(),
+            reported_by: *reported_by,
+        })
+    }
+
+    /// Returns whether the core has noticed no failure of the job.
+    pub(super) fn is_running(&self) -> bool {
+        self.notify_until.is_none()
     }
 
     /// Tells the engine which hosts do not acknowledge the data of this rank.
@@ -202,9 +232,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     }
 
     /// Fails all active operations after the failure of the job. Returns whether there were any active operations.
-    fn fail_active_operations(&mut self, now: Timestamp) -> bool {
-        let JobState::Failed(error) = &self.state else { return false };
-        let error = error.clone();
+    fn fail_active_operations(&mut self, now: Timestamp, error: &Error) -> bool {
         self.abandon_shm();
         self.abandon_staged();
         let active_ids: Vec<OpId> = self.active_ids.iter().copied().collect();
@@ -216,14 +244,14 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
 
     /// Discards the result of an operation, because its handle was dropped. If the operation is a receive that has not matched a
     /// message, cancels the receive.
-    pub(super) fn discard_result(&mut self, id: OpId, now: Timestamp) {
+    pub(crate) fn discard_result(&mut self, id: OpId, now: Timestamp) {
         if self.results.remove(&id).is_none() && self.active_ids.contains(&id) && !self.cancel(id, now) {
             self.dropped_handles.insert(id);
         }
     }
 
     /// Cancels the operation if it is a receive that has not matched a message, and returns true. Otherwise returns false.
-    pub(super) fn cancel(&mut self, id: OpId, now: Timestamp) -> bool {
+    pub(crate) fn cancel(&mut self, id: OpId, now: Timestamp) -> bool {
         let is_cancelled = self.link_driver.cancel(id);
         if is_cancelled {
             self.active_ids.remove(&id);
@@ -254,12 +282,9 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     }
 
     /// Returns the earliest time at which [`Core::poll`] has to be called even if no event comes.
-    pub(super) fn next_deadline(&self) -> Option<Timestamp> {
-        let notify_deadline = match self.state {
-            JobState::Failing(deadline) => Some(deadline),
-            _ => None,
-        };
+    pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
+        let notify_until = self.notify_until.filter(|_| !self.has_failed.load(Ordering::Relaxed));
         let transport_deadline = self.link_driver.transport().sockets().next_deadline();
-        notify_deadline.into_iter().chain(self.link_driver.poll_timeout()).chain(transport_deadline).min()
+        notify_until.into_iter().chain(self.link_driver.poll_timeout()).chain(transport_deadline).min()
     }
 }

@@ -1,7 +1,7 @@
 //! Messages between ranks of a host without operations. A thread that sends or receives such a message does not enter the tables
 //! of the engine, and a thread that waits for one polls only the queue of its sender, for a short time.
 
-use super::core::{Core, JobState};
+use super::core::Core;
 use super::{Driver, Submission};
 use crate::engine::{Envelope, OperationRequest, Pattern};
 use crate::runtime::error::Error;
@@ -17,9 +17,9 @@ const MESSAGES_PER_OPERATION: u32 = 1024;
 
 impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     /// Returns whether the next message may go without an operation.
-    fn may_be_direct(&mut self) -> bool {
+    pub(crate) fn may_be_direct(&mut self) -> bool {
         self.direct_messages = (self.direct_messages + 1) % MESSAGES_PER_OPERATION;
-        self.direct_messages != 0 && matches!(self.state, JobState::Running)
+        self.direct_messages != 0 && self.is_running()
     }
 }
 

@@ -5,6 +5,7 @@
 //! them waits for the sockets, and the others wait for this thread. The progress thread drives the operations for which no
 //! thread waits. It starts with the first such operation, and sleeps while there are none.
 
+mod blocking;
 mod core;
 mod core_lock;
 mod direct;
@@ -19,30 +20,28 @@ mod tasks;
 
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-pub(crate) use self::core::Core;
-use self::core::{JobState, PollProgress};
+#[cfg(test)]
+pub(crate) use self::blocking::{BlockingCollective, SleepDecision};
+pub(crate) use self::core::{Core, PollProgress};
 use self::core_lock::{CoreGuard, CoreLock};
 use self::local_peers::LocalPeers;
 use self::shared::DriverShared;
 pub use self::shared::Interrupt;
 use self::tasks::SHM_SPIN_TIME;
-pub(crate) use self::tasks::{CoreRounds, OperationOutput, RoundsKey};
+pub(crate) use self::tasks::{CoreRounds, OperationOutput, RoundsKey, Submission};
 use super::error::Error;
 use super::host_rounds::HostRounds;
-use super::link_driver::BufferAndReduction;
 use super::memory::{self, BufferAccess, Memory};
 use super::profile::{Meter, mark_background_thread};
 use super::statistics::Statistics;
 use crate::engine::{
     DELIVERY_TIMEOUT, DISCONNECT_TIMEOUT, Envelope, OpId, OperationRequest, Pattern, Timestamp,
 };
-use crate::reduce::Kernels;
-use crate::schedule::stages::Block;
 use crate::shm::Segment;
 use crate::transport::scheduling::request_short_slices;
 use crate::types::Rank;
@@ -58,26 +57,6 @@ const DELIVERY_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 pub(crate) struct Driver {
     shared: Arc<DriverShared>,
     progress_thread: Mutex<Option<JoinHandle<()>>>,
-}
-
-/// An operation that the driver has to begin.
-pub(crate) enum Submission {
-    /// A collective. If it has stages in shared memory, the core has the rounds.
-    Collective(Vec<Block>, BufferAndReduction),
-    /// The send of a message. The receiver is this rank of the world.
-    Send(Rank, Memory),
-    /// The receive of a message that fits the pattern.
-    Receive(Pattern, Memory),
-}
-
-impl Submission {
-    /// Returns the reduction functions of the operation.
-    fn kernels(&self) -> Option<Kernels> {
-        match self {
-            Self::Collective(_, buffer_and_reduction) => buffer_and_reduction.kernels.clone(),
-            Self::Send(..) | Self::Receive(..) => None,
-        }
-    }
 }
 
 impl Driver {
@@ -224,32 +203,15 @@ impl Driver {
         is_awaited: bool,
         mut core: CoreGuard<'a>,
     ) -> Result<(CoreGuard<'a>, OpId), Error> {
-        // Both returns release the lock before this function drops the submission.
-        if let JobState::Failed(error) = &core.state {
-            return Err(error.clone());
-        }
+        // This return releases the lock before this function drops the submission.
         if core.link_driver.failure().is_some() {
             return Err(self.shared.fail(core));
         }
-        let link_driver = &mut core.link_driver;
-        let begun = match submission {
-            Submission::Collective(blocks, buffer_and_reduction) => {
-                core.begin_collective(now, request, blocks, buffer_and_reduction)
-            }
-            Submission::Send(to, memory) => link_driver.send_message(now, request, to, memory),
-            Submission::Receive(pattern, memory) => {
-                link_driver.receive_message(now, request, pattern, memory)
-            }
+        let Some(id) = core.begin(now, request, submission, is_awaited) else {
+            return Err(self.shared.fail(core));
         };
-        let Ok(id) = begun else { return Err(self.shared.fail(core)) };
-        core.active_ids.insert(id);
-        core.busy_since.get_or_insert(now);
-        core.shm_counters.does_core_count.store(true, Ordering::Relaxed);
-        if !is_awaited {
-            core.background.insert(id);
-            if !core.has_socket_waiter {
-                self.shared.progress_work.notify_one();
-            }
+        if !is_awaited && !core.has_socket_waiter {
+            self.shared.progress_work.notify_one();
         }
         if core.has_socket_waiter {
             // The thread that waits for the sockets must learn of this operation and its deadline.
@@ -333,9 +295,9 @@ impl Driver {
             core = self.shared.drive_once(core, now, Some(now));
         }
         drop(core);
-        let found = self.shared.wait_until(Some(until), |core| match &core.state {
-            JobState::Failed(error) => Some(Err(error.clone())),
-            _ => core.link_driver.probe(&pattern).map(Ok),
+        let found = self.shared.wait_until(Some(until), |core| match core.error() {
+            Some(error) => Some(Err(error)),
+            None => core.link_driver.probe(&pattern).map(Ok),
         });
         self.shared.lock().link_driver.set_probing(false);
         found.transpose()

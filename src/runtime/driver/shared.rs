@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use mio::Waker;
 
-use super::core::{Core, JobState, PollProgress};
+use super::core::{Core, PollProgress};
 use super::core_lock::{CoreGuard, CoreLock};
 use super::local_peers::{JobSignals, LocalPeers};
 use super::poll_time::must_sleep;
@@ -372,8 +372,8 @@ impl DriverShared {
     /// After a failure of the job: tells the peers, releases all buffers, and returns the error.
     pub(super) fn fail<'a>(&'a self, mut core: CoreGuard<'a>) -> Error {
         loop {
-            if let JobState::Failed(error) = &core.state {
-                return error.clone();
+            if let Some(error) = core.error() {
+                return error;
             }
             core = self.drive(core, self.now(), None);
         }

@@ -8,18 +8,19 @@ use std::thread;
 use std::time::Instant;
 
 use super::Driver;
-use super::core::{Core, JobState, PollProgress};
+use super::blocking::{BlockingCollective, FUNCTION_PANICKED, SleepDecision, record_calls, report_mismatch};
+use super::core::{Core, PollProgress};
 use super::shm_counters::OperationTimer;
 use super::tasks::{AwaitedPosts, CoreRounds, OperationOutput, ShmTask};
-use crate::engine::{Engine, Failure, OpId, OperationRequest, Timestamp};
+use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
 use crate::runtime::error::Error;
-use crate::runtime::host_rounds::{HostRounds, ShmCall, ShmOperation, ShmPoll, ShmRequest};
+use crate::runtime::host_rounds::{HostRounds, ShmPoll, ShmRequest};
 use crate::runtime::link_io::catch_reduction_panic;
 use crate::runtime::memory::{BufferAccess, Memory};
 use crate::runtime::profile::ProfilePart;
 use crate::shm::RoundsMemory;
 use crate::transport::local_links::SocketTransport;
-use crate::types::{Contract, Rank};
+use crate::types::Rank;
 
 /// The number of times that a thread polls shared memory before it also yields its processor between the polls. So many polls
 /// take a few microseconds.
@@ -39,63 +40,44 @@ impl Driver {
         if self.shared.has_failed.load(Ordering::Acquire) {
             return Err(self.shared.fail(self.shared.lock()));
         }
-        let mut shm_operation = host_rounds.add_operation((request.contract, request.site), shm_request);
-        let mut timer = OperationTimer::new(shm_operation.sequence(), memory.len());
-        let mut engine_id = None;
-        let mut sleeping_peers = Vec::new();
+        let mut collective = BlockingCollective::new(host_rounds, request, shm_request);
+        let mut timer = OperationTimer::new(collective.sequence(), memory.len());
         let result = loop {
-            let poll = catch_reduction_panic(|| {
-                host_rounds
-                    .poll(&mut shm_operation, &mut memory, |rank| sleeping_peers.push(members[rank.index()]))
-            });
-            if !sleeping_peers.is_empty() {
-                self.send_wake_frames(sleeping_peers.drain(..));
+            let poll = collective.poll((&mut *host_rounds, members), &mut memory);
+            if collective.has_sleeping_peers() {
+                self.wake_peers(&mut collective);
             }
             match poll {
-                Ok(ShmPoll::Done) => break Ok(()),
-                Ok(ShmPoll::Waits) => {}
-                Ok(ShmPoll::Mismatch(own_call, rank, contract)) => {
+                Some(ShmPoll::Done) => break Ok(()),
+                Some(ShmPoll::Waits) => {}
+                poll => {
                     let mut core = self.shared.lock();
-                    record_calls(core.link_driver.engine_mut(), request.group, host_rounds);
-                    let peer = members[rank.index()];
-                    report_mismatch(core.link_driver.engine_mut(), request.group, own_call, (peer, contract));
+                    collective.fail((&mut *host_rounds, members), &mut core, poll.as_ref());
                     break Err(self.shared.fail(core));
                 }
-                Ok(ShmPoll::Invalid(rank, what)) => {
-                    let mut core = self.shared.lock();
-                    core.link_driver.engine_mut().report_misbehavior(members[rank.index()], what);
-                    break Err(self.shared.fail(core));
-                }
-                Err(_) => break Err(self.abort("the program's reduction function panicked")),
             }
-            if self.shared.meter.time(ProfilePart::Wait, || {
-                self.shared.spin_until(&mut timer, || host_rounds.is_ready(&shm_operation))
-            }) {
+            let is_ready = || collective.is_ready(host_rounds);
+            if self.shared.meter.time(ProfilePart::Wait, || self.shared.spin_until(&mut timer, is_ready)) {
                 continue;
             }
-            let registered = self.register_with_engine(&mut engine_id, request, host_rounds, &shm_operation);
-            if let Err(error) =
-                registered.and_then(|id| self.sleep_until_posted(host_rounds, &shm_operation, members, id))
-            {
+            if let Err(error) = self.sleep_until_posted(&mut collective, (&mut *host_rounds, members)) {
                 break Err(error);
             }
         };
         if result.is_err() {
-            host_rounds.stop_exposing(&shm_operation, &memory);
+            collective.stop_exposing(host_rounds, &memory);
         }
-        if let Some(id) = engine_id {
+        if let Some(id) = collective.engine_id() {
             self.shared.lock().link_driver.engine_mut().end_external(id);
         }
         self.shared.shm_counters.count(&timer, result.is_ok());
         result
     }
 
-    /// Sends wake frames to sleeping peers at once, because this thread may not poll the link driver for a while.
-    fn send_wake_frames(&self, peers: impl Iterator<Item = Rank>) {
+    /// Wakes sleeping peers at once, because this thread may not poll the link driver for a while.
+    fn wake_peers(&self, collective: &mut BlockingCollective) {
         let mut core = self.shared.lock();
-        for peer in peers {
-            core.link_driver.engine_mut().send_wake_frame(peer);
-        }
+        collective.wake_peers(&mut core);
         if matches!(self.shared.poll_core(&mut core, self.shared.now()), PollProgress::Progress) {
             self.shared.wake_waiters(&mut core);
         }
@@ -104,50 +86,22 @@ impl Driver {
         }
     }
 
-    /// Registers a long operation with the engine, and returns the operation's identifier. The engine then checks the deadline of
-    /// the operation and the peers for which it waits.
-    fn register_with_engine(
-        &self,
-        engine_id: &mut Option<OpId>,
-        request: OperationRequest,
-        host_rounds: &mut HostRounds,
-        shm_operation: &ShmOperation,
-    ) -> Result<OpId, Error> {
-        if let Some(id) = *engine_id {
-            return Ok(id);
-        }
-        let mut core = self.shared.lock();
-        let now = self.shared.now();
-        record_calls(core.link_driver.engine_mut(), request.group, host_rounds);
-        match core.link_driver.engine_mut().begin_external(now, request, shm_operation.sequence()) {
-            Ok(id) => Ok(*engine_id.insert(id)),
-            Err(_) => Err(self.shared.fail(core)),
-        }
-    }
-
-    /// Sleeps until the ranks have posted for which the operation waits. `id` is the operation's identifier in the engine.
+    /// Sleeps until the ranks have posted for which the collective waits.
     fn sleep_until_posted(
         &self,
-        host_rounds: &HostRounds,
-        shm_operation: &ShmOperation,
-        members: &[Rank],
-        id: OpId,
+        collective: &mut BlockingCollective,
+        (host_rounds, members): (&mut HostRounds, &[Rank]),
     ) -> Result<(), Error> {
         let mut interrupt_check = self.shared.next_interrupt_check(self.shared.now());
         let mut core = self.shared.lock();
-        let slept = loop {
-            // A peer that wakes this rank clears the sleep flag. Set it again, because the operation may wait for more peers.
-            host_rounds.rounds().mark_asleep();
-            if host_rounds.is_ready(shm_operation) {
-                host_rounds.rounds().mark_awake();
-                break Ok(());
-            }
-            // A peer that has left without its post will never post. In this case `set_awaited_ranks` fails the job.
-            let awaited =
-                host_rounds.awaited_ranks(shm_operation).map(|rank| members[rank.index()]).collect();
-            core.link_driver.engine_mut().set_awaited_ranks(id, awaited);
-            if let JobState::Failed(error) = &core.state {
-                break Err(error.clone());
+        loop {
+            match collective.fall_asleep((&mut *host_rounds, members), &mut core, self.shared.now()) {
+                SleepDecision::Posted => {
+                    self.shared.pass_on_driving(&mut core);
+                    return Ok(());
+                }
+                SleepDecision::Failed => return Err(self.shared.fail(core)),
+                SleepDecision::Allowed => {}
             }
             core = self.shared.drive(core, self.shared.now(), interrupt_check);
             if interrupt_check.is_some_and(|interrupt_check| self.shared.now() >= interrupt_check) {
@@ -158,9 +112,7 @@ impl Driver {
                 interrupt_check = self.shared.next_interrupt_check(self.shared.now());
                 core = self.shared.lock();
             }
-        };
-        self.shared.pass_on_driving(&mut core);
-        slept
+        }
     }
 }
 
@@ -200,7 +152,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     }
 
     /// Returns the rounds that a group has handed over, if no operation uses them.
-    pub(super) fn take_rounds(&mut self, group: u32) -> Option<Box<HostRounds<M>>> {
+    pub(crate) fn take_rounds(&mut self, group: u32) -> Option<Box<HostRounds<M>>> {
         let key = (group, 0);
         if self.rounds.get(&key)?.host_rounds.is_busy() {
             return None;
@@ -209,7 +161,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     }
 
     /// Records that a group was dropped. Drops its rounds when no operation uses them any more.
-    pub(super) fn retire_group(&mut self, group: u32) {
+    pub(crate) fn retire_group(&mut self, group: u32) {
         self.link_driver.retire_group(group);
         self.rounds
             .range_mut((group, 0)..=(group, usize::MAX))
@@ -264,7 +216,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
                     }
                 }
                 Err(_) => {
-                    link_driver.abort("the program's reduction function panicked");
+                    link_driver.abort(FUNCTION_PANICKED);
                 }
             }
         }
@@ -277,7 +229,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     /// Returns the posts in shared memory for which this rank waits. Returns no posts if the progress thread drives operations,
     /// because the progress thread must not poll.
     pub(super) fn awaited_posts(&self) -> Vec<AwaitedPosts<M>> {
-        if !self.background.is_empty() || !matches!(self.state, JobState::Running) {
+        if !self.background.is_empty() || !self.is_running() {
             return Vec::new();
         }
         let awaited = |task: &ShmTask| {
@@ -292,9 +244,9 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
 
     /// Sets the sleep flag of this rank in every shared memory in which the core waits. Returns true if there is work, so that
     /// the thread must not sleep.
-    pub(super) fn prepare_to_sleep(&mut self) -> bool {
+    pub(crate) fn prepare_to_sleep(&mut self) -> bool {
         // After a failure this rank waits only for reports of the peers, and these reports come over links.
-        if !matches!(self.state, JobState::Running) {
+        if !self.is_running() {
             return false;
         }
         let mut is_ready = false;
@@ -313,24 +265,6 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         // `set_awaited_ranks` fails the job if an awaited rank has left.
         is_ready || self.link_driver.failure().is_some()
     }
-}
-
-/// Passes the last calls to the engine, so that the engine detects a rank that calls a different operation.
-fn record_calls<M: RoundsMemory>(engine: &mut Engine, group: u32, host_rounds: &mut HostRounds<M>) {
-    for ShmCall { sequence, contract, site } in host_rounds.take_unrecorded() {
-        engine.record_external(group, sequence, (contract, site));
-    }
-}
-
-/// Fails the job because a peer called a different operation than this rank.
-fn report_mismatch(
-    engine: &mut Engine,
-    group: u32,
-    own_call: ShmCall,
-    peer_and_contract: (Rank, Option<Contract>),
-) {
-    let ShmCall { sequence, contract, site } = own_call;
-    engine.report_mismatch((group, sequence), (contract, site), peer_and_contract);
 }
 
 impl super::shared::DriverShared {

@@ -4,12 +4,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::{Envelope, OperationRequest, Timestamp};
+use crate::engine::{Envelope, OperationRequest, Pattern, Timestamp};
 use crate::reduce::Kernels;
 use crate::runtime::host_rounds::{HostRounds, ShmOperation};
+use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::memory::{Memory, SplitBuffer};
 use crate::schedule::Schedule;
 use crate::schedule::program::RankSet;
+use crate::schedule::stages::Block;
 use crate::shm::{Posts, RoundsMemory, Segment};
 use crate::types::Rank;
 
@@ -17,6 +19,26 @@ use crate::types::Rank;
 /// less time for a round. If n ranks share a processor, each gets the processor for 1/n of the time, so a thread polls n times
 /// as long. While it polls, it yields the processor to the other ranks.
 pub(super) const SHM_SPIN_TIME: Duration = Duration::from_micros(200);
+
+/// An operation that the driver has to begin.
+pub(crate) enum Submission {
+    /// A collective. If it has stages in shared memory, the core has the rounds.
+    Collective(Vec<Block>, BufferAndReduction),
+    /// The send of a message. The receiver is this rank of the world.
+    Send(Rank, Memory),
+    /// The receive of a message that fits the pattern.
+    Receive(Pattern, Memory),
+}
+
+impl Submission {
+    /// Returns the reduction functions of the operation.
+    pub(super) fn kernels(&self) -> Option<Kernels> {
+        match self {
+            Self::Collective(_, buffer_and_reduction) => buffer_and_reduction.kernels.clone(),
+            Self::Send(..) | Self::Receive(..) => None,
+        }
+    }
+}
 
 /// The output of an operation that has completed successfully.
 pub(crate) struct OperationOutput {

@@ -1,0 +1,178 @@
+//! How a simulated rank begins the calls of its program.
+
+use super::{BlockingCall, OPERATION_TIMEOUT, SimulatedRank};
+use crate::engine::{OpId, OperationRequest, Pattern, Timestamp};
+use crate::runtime::driver::{BlockingCollective, CoreRounds, Submission};
+use crate::runtime::host_rounds::ShmRequest;
+use crate::runtime::link_driver::BufferAndReduction;
+use crate::runtime::link_driver::direct::DirectReceive;
+use crate::runtime::memory::Memory;
+use crate::schedule::stages::{Block, CollectiveStage};
+use crate::schedule::topology::Topology;
+use crate::simulation::hosts::SimMedium;
+use crate::simulation::program::SimCall;
+use crate::types::{Algorithm, HOSTS_GROUP_BIT, Operation};
+use crate::{Rank, WorldSize};
+use rand::RngExt as _;
+
+impl SimulatedRank {
+    /// Begins a collective in shared memory that the rank executes itself, unless operations in the core use the rounds of its
+    /// group.
+    fn begin_blocking_call(
+        &mut self,
+        call: SimCall,
+        request: OperationRequest,
+        (world, rank): (WorldSize, Rank),
+    ) -> bool {
+        let is_shared = matches!(self.groups[call.group].medium, SimMedium::SharedMemory);
+        let Some(spec) = call.spec(world, rank).filter(|_| is_shared && self.random.random_bool(0.5)) else {
+            return false;
+        };
+        let taken = self.rounds.remove(&request.group);
+        let Some(mut host_rounds) = taken.or_else(|| self.core.take_rounds(request.group)) else {
+            return false;
+        };
+        let shm_request = ShmRequest { spec, kernels: call.kernels(), divisor: world.get() };
+        let collective = BlockingCollective::new(&mut host_rounds, request, shm_request);
+        let buffer = call.initial_buffer(world, rank);
+        self.blocking =
+            Some(BlockingCall { call: self.next_call, collective, host_rounds, buffer, has_failed: false });
+        self.counts.blocking += 1;
+        true
+    }
+
+    /// Hands the rounds of a group over to the core.
+    fn hand_over_rounds(&mut self, group: usize) {
+        if let Some(host_rounds) = self.rounds.remove(&(group as u32)) {
+            let members = self.groups[group].members.iter().copied().collect();
+            self.core.rounds.insert((group as u32, 0), CoreRounds::new(host_rounds, members));
+        }
+    }
+
+    /// Drops some of the groups that no further call uses.
+    pub(super) fn drop_unused_groups(&mut self) {
+        for group in 1..self.groups.len() {
+            let number = group as u32;
+            let is_unused = self.program[self.next_call..].iter().all(|call| call.group != group);
+            if is_unused && self.random.random_bool(0.5) && self.retired.insert(number) {
+                self.rounds.remove(&number);
+                self.core.retire_group(number);
+                self.core.retire_group(number | HOSTS_GROUP_BIT);
+            }
+        }
+    }
+
+    /// Sends or receives a message without an operation if that is possible. Returns whether the call has ended.
+    fn try_directly(&mut self, now: Timestamp, call: SimCall, (world, rank): (WorldSize, Rank)) -> bool {
+        let to = world.rank_after(call.root, 1);
+        if call.operation != Operation::Message
+            || world == WorldSize::ONE
+            || ![call.root, to].contains(&rank)
+            || !self.core.may_be_direct()
+        {
+            return false;
+        }
+        let request = call.to_begin(OPERATION_TIMEOUT);
+        let [from, to] = [call.root, to].map(|rank| self.groups[call.group].members[rank.index()]);
+        let link_driver = &mut self.core.link_driver;
+        if rank == call.root {
+            let own = call.initial_buffer(world, rank);
+            return link_driver.try_send_directly(&request, to, bytemuck::cast_slice(&own));
+        }
+        let pattern = Pattern { group: call.group as u32, source: Some(from), tag: Some(0) };
+        let mut received = vec![0.0; call.count];
+        let target = bytemuck::cast_slice_mut(&mut received);
+        let mut result = link_driver.try_receive_directly(&request, (pattern, from), target, Some(now));
+        while matches!(result, DirectReceive::Begun) && self.random.random_bool(0.9) {
+            result = link_driver.continue_receive(from, target, Some(now));
+        }
+        match result {
+            DirectReceive::Received(envelope) => {
+                assert_eq!((envelope.source, envelope.contract.count), (from, call.count as u64));
+                self.check_result(call, Memory::owned(received));
+                true
+            }
+            DirectReceive::Begun => {
+                link_driver.interrupt_receive(from, target);
+                false
+            }
+            DirectReceive::NotYet | DirectReceive::NeedsOperation => false,
+        }
+    }
+
+    /// Begins the next call, if this rank is a member of the call's group. Returns false if the call fails at once.
+    pub(super) fn begin_next_call(&mut self, now: Timestamp) -> bool {
+        let call = self.program[self.next_call];
+        let Some((world, rank)) = self.rank_in_group(call) else { return true };
+        if self.random.random_bool(0.7) && self.try_directly(now, call, (world, rank)) {
+            self.counts.direct_messages += 1;
+            return true;
+        }
+        let request = call.to_begin(OPERATION_TIMEOUT);
+        if self.begin_blocking_call(call, request, (world, rank)) {
+            return true;
+        }
+        self.hand_over_rounds(call.group);
+        let Some(submission) = self.submission(call, (world, rank)) else { return true };
+        let is_receive = matches!(submission, Submission::Receive(..));
+        let Some(mut id) = self.core.begin(now, request, submission, true) else { return false };
+        // A receive that is cancelled and begins again is still the last one.
+        if is_receive && self.random.random_bool(0.2) && self.core.cancel(id, now) {
+            let Some(again) = self.begin_again(now, request, call, (world, rank)) else { return false };
+            id = again;
+        }
+        if !is_receive && self.random.random_bool(0.1) {
+            self.core.discard_result(id, now);
+            self.dropped.insert(id, self.next_call);
+        } else {
+            self.running.insert(id, self.next_call);
+        }
+        true
+    }
+
+    fn begin_again(
+        &mut self,
+        now: Timestamp,
+        request: OperationRequest,
+        call: SimCall,
+        world_and_rank: (WorldSize, Rank),
+    ) -> Option<OpId> {
+        let submission = self.submission(call, world_and_rank)?;
+        self.core.begin(now, request, submission, true)
+    }
+
+    /// Returns what this rank submits for a call; `None` if the rank takes no part in the call.
+    fn submission(&mut self, call: SimCall, (world, rank): (WorldSize, Rank)) -> Option<Submission> {
+        let group = &self.groups[call.group];
+        let member = |rank: Rank| group.members[rank.index()];
+        let memory = || Memory::owned(call.initial_buffer(world, rank));
+        if call.operation == Operation::Message {
+            let to = world.rank_after(call.root, 1);
+            return match rank {
+                _ if world == WorldSize::ONE => None,
+                rank if rank == call.root => Some(Submission::Send(member(to), memory())),
+                rank if rank == to => {
+                    let source = Some(member(call.root));
+                    let pattern = Pattern { group: call.group as u32, source, tag: Some(0) };
+                    Some(Submission::Receive(pattern, Memory::allocated_on_match::<f64>()))
+                }
+                _ => None,
+            };
+        }
+        let blocks = if let (Some(medium), Some(spec)) = (group.medium_of(call), call.spec(world, rank)) {
+            let counts = &mut self.counts;
+            match call.algorithm {
+                Algorithm::Hierarchy => counts.hierarchical += 1,
+                _ => counts.in_shared_memory += 1,
+            }
+            let topology = Topology { world, rank, members: &group.members, medium, chunk_bytes: 8 };
+            topology.plan(&spec, call.algorithm, false, size_of::<f64>())
+        } else {
+            let mut schedule = call.schedule(world, rank);
+            schedule.rename_peers(member);
+            vec![Block { elements: 0..call.count, stages: vec![CollectiveStage::OverLinks(schedule)] }]
+        };
+        let buffer = BufferAndReduction { memory: memory(), kernels: call.kernels(), divisor: world.get() };
+        Some(Submission::Collective(blocks, buffer))
+    }
+}
