@@ -80,8 +80,8 @@ pub use codec::Compression;
 pub use group::objects::OBJECT_BYTES_MAX;
 pub use group::{
     Buffer, Error, ForeignBuffer, Group, Handle, Input, JoinMethod, JoinOptions, Messenger, OwnedBuffer,
-    Profile, Received, SendMode, SendOptions, SharedBuffer, Source, Spent, Statistics, Status, test_all,
-    test_any, verbs, wait_all, wait_all_timeout, wait_any, wait_any_timeout, wait_until_any_ended,
+    Profile, Received, SendMode, SendOptions, SharedBuffer, Source, Spent, Statistics, Status, verbs,
+    wait_all, wait_any,
 };
 pub use named::{NamedError, NamedHandle, NamedOptions, NamedStatistics, NamedTensors, Stall};
 pub use rendezvous::StartError;

@@ -324,10 +324,7 @@ wire_enum! {
 
 /// The bits that mark internal operations in a group's number on the wire. A group's own number has none of these
 /// bits.
-pub const INTERNAL_GROUP_BITS: u32 = OBJECTS_GROUP_BIT | HOSTS_GROUP_BIT | LOCAL_GROUP_BIT;
-/// The bit that marks the messages of asynchronous collectives of objects, for example of an asynchronous
-/// `broadcast_object`.
-pub const OBJECTS_GROUP_BIT: u32 = 1 << 31;
+pub const INTERNAL_GROUP_BITS: u32 = HOSTS_GROUP_BIT | LOCAL_GROUP_BIT;
 /// The bit that marks operations between the hosts of a group.
 pub const HOSTS_GROUP_BIT: u32 = 1 << 30;
 /// The bit that marks the operations with which the ranks of a group on one host set up their shared memory.

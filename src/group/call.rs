@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use super::handle::Handle;
 use super::{Error, Group, OwnedBuffer};
-use crate::codec::Compression;
+use crate::codec::{CompressedElement, Compression};
 use crate::engine::{OperationRequest, SendMode};
 use crate::reduce::{self, Kernels};
 use crate::runtime::driver::{OperationOutput, Submission};
@@ -18,6 +18,10 @@ use crate::schedule::topology::{Medium, Topology};
 use crate::types::{
     Algorithm, Contract, DType, Element, HOSTS_GROUP_BIT, Operation, Rank, ReduceOp, Site, WorldSize,
 };
+
+/// The number of elements that a compressed all-reduce converts at a time. The converted elements take 2 MiB of memory and 2 MiB
+/// on the wire.
+const COMPRESSED_BLOCK_ELEMENTS: usize = 1 << 20;
 
 /// A collective that a caller requests, and the algorithm that was chosen for it.
 pub struct Call {
@@ -232,5 +236,73 @@ impl Group {
         let blocks = topology.plan(&call.spec, call.algorithm, call.in_rank_order, size_of::<T>());
         let kernels = call.reduction.map(|reduction| reduction.kernels);
         Submission::Collective(blocks, BufferAndReduction { memory, kernels, divisor: world.get() })
+    }
+
+    /// Hands the rounds that the operation of a call uses over to the core.
+    fn hand_over_rounds(&mut self, call: &Call) {
+        let Some(job) = &self.job else { return };
+        if let Some(home) = self.host_rounds.as_mut().filter(|_| call.uses_shared_memory) {
+            home.hand_over(&job.driver, (self.id, 0), &self.members);
+        }
+        if call.algorithm == Algorithm::Hierarchy
+            && let Some(hierarchical) = &mut self.hierarchical_data
+        {
+            for (stage, home) in hierarchical.stage_rounds.iter_mut().flatten().enumerate() {
+                home.hand_over(&job.driver, (self.id | HOSTS_GROUP_BIT, stage), &hierarchical.local_members);
+            }
+        }
+    }
+
+    /// Runs an all-reduce of `elements`, which are `f32`, and sends elements of type `H`, one block after the other.
+    fn run_half_precision<H: CompressedElement>(
+        &mut self,
+        call: &Call,
+        elements: &mut [f32],
+    ) -> Result<(), Error> {
+        let mut narrow = vec![H::ZERO; elements.len().min(COMPRESSED_BLOCK_ELEMENTS)];
+        // An empty buffer still takes part, so that the ranks can detect different lengths.
+        for start in (0..elements.len().max(1)).step_by(COMPRESSED_BLOCK_ELEMENTS) {
+            let end = elements.len().min(start + COMPRESSED_BLOCK_ELEMENTS);
+            let block = &mut elements[start..end];
+            let narrow = &mut narrow[..block.len()];
+            H::encode(block, narrow);
+            self.run(self.half_precision_call::<H>(call, narrow.len())?, narrow)?;
+            H::decode(narrow, block);
+        }
+        Ok(())
+    }
+
+    /// Begins an all-reduce of `buffer`, which has elements of `f32`, and sends elements of type `H`. All blocks are active at
+    /// the same time.
+    fn start_half_precision<H: CompressedElement, B: OwnedBuffer>(
+        &mut self,
+        call: &Call,
+        mut buffer: B,
+    ) -> Result<Handle<B>, Error> {
+        let elements: &[f32] = bytemuck::cast_slice::<B::Element, f32>(buffer.as_ref());
+        let mut blocks = Vec::new();
+        for start in (0..elements.len().max(1)).step_by(COMPRESSED_BLOCK_ELEMENTS) {
+            let end = elements.len().min(start + COMPRESSED_BLOCK_ELEMENTS);
+            let mut narrow = vec![H::ZERO; end - start];
+            H::encode(&elements[start..end], &mut narrow);
+            let block_call = self.half_precision_call::<H>(call, narrow.len())?;
+            blocks.push(self.start_in_place(block_call, narrow)?);
+        }
+        Ok(Handle::joined(blocks, move |blocks: Vec<Vec<H>>| {
+            let elements: &mut [f32] = bytemuck::cast_slice_mut::<B::Element, f32>(buffer.as_mut());
+            for (elements, block) in elements.chunks_mut(COMPRESSED_BLOCK_ELEMENTS).zip(&blocks) {
+                H::decode(block, elements);
+            }
+            Ok(buffer)
+        }))
+    }
+
+    /// Returns the call of one block of a compressed all-reduce.
+    fn half_precision_call<H: Element>(&self, call: &Call, count: usize) -> Result<Call, Error> {
+        let block_call = self.new_call::<H>(CollectiveSpec::AllReduce { count }, call.site);
+        match &call.reduction {
+            Some(reduction) => Ok(block_call.with_reduction(Reduction::built_in::<H>(reduction.op)?)),
+            None => Ok(block_call),
+        }
     }
 }

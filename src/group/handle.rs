@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Error, SharedJob};
+use super::Error;
+use super::state::SharedJob;
 use crate::engine::OpId;
 use crate::runtime::driver::OperationOutput;
 
@@ -144,18 +145,8 @@ impl<R> Handle<R> {
     ///
     /// Returns the handle if the operation has not ended. The operation continues.
     pub fn wait_timeout(self, timeout: Duration) -> Result<Result<R, Error>, Self> {
-        if self.ends_within(timeout) { Ok(self.wait()) } else { Err(self) }
-    }
-
-    /// Waits at most `timeout` for the operation to end, and returns whether it has ended. Does not take the result.
-    pub(crate) fn ends_within(&self, timeout: Duration) -> bool {
-        match &self.0 {
-            HandleState::Pending(Pending { job, ids, .. }) => {
-                let until = job.driver.now().saturating_add(timeout);
-                job.driver.wait_any(&[ids], Some(until)).is_some()
-            }
-            HandleState::Ready(_) | HandleState::Taken => true,
-        }
+        let has_ended = wait_any(std::slice::from_ref(&self), Some(timeout)).is_some();
+        if has_ended { Ok(self.wait()) } else { Err(self) }
     }
 }
 
@@ -178,81 +169,6 @@ pub fn wait_all<R>(handles: impl IntoIterator<Item = Handle<R>>) -> Result<Vec<R
     handles.into_iter().map(Handle::wait).collect()
 }
 
-/// [`wait_all`] with a limit of `timeout`.
-///
-/// # Errors
-///
-/// Returns all handles in their order if not all operations have ended in time. The operations continue.
-pub fn wait_all_timeout<R>(
-    handles: Vec<Handle<R>>,
-    timeout: Duration,
-) -> Result<Result<Vec<R>, Error>, Vec<Handle<R>>> {
-    let started = Instant::now();
-    let ends_in_time = |handle: &Handle<R>| handle.ends_within(timeout.saturating_sub(started.elapsed()));
-    if handles.iter().all(ends_in_time) { Ok(wait_all(handles)) } else { Err(handles) }
-}
-
-/// Waits until one operation has ended, removes its handle from the list, and returns its index and result. Returns
-/// `None` if the list is empty. The other handles keep their order: the handles after the removed one move up by one.
-///
-/// The handles may belong to different jobs.
-///
-/// # Errors
-///
-/// The error of the operation that has ended.
-pub fn wait_any<R>(handles: &mut Vec<Handle<R>>) -> Result<Option<(usize, R)>, Error> {
-    take_ended(handles, None)
-}
-
-/// [`wait_any`] with a limit of `timeout`. Returns `None` and leaves the list unchanged if no operation has ended in time.
-///
-/// # Errors
-///
-/// The same errors as [`wait_any`].
-pub fn wait_any_timeout<R>(
-    handles: &mut Vec<Handle<R>>,
-    timeout: Duration,
-) -> Result<Option<(usize, R)>, Error> {
-    take_ended(handles, Some(timeout))
-}
-
-/// Waits until one of the operations has ended, for at most `timeout`. Returns the index of the operation's handle. Returns
-/// `None` after `timeout`, or if there are no handles. The list does not change.
-///
-/// The handles may belong to different jobs.
-pub fn wait_until_any_ended<R>(handles: &[Handle<R>], timeout: Duration) -> Option<usize> {
-    first_ended(handles, Some(timeout))
-}
-
-/// [`wait_any`] without waiting. Returns `None` and leaves the list unchanged if no operation has ended.
-///
-/// # Errors
-///
-/// The same errors as [`wait_any`].
-pub fn test_any<R>(handles: &mut Vec<Handle<R>>) -> Result<Option<(usize, R)>, Error> {
-    match handles.iter().position(Handle::test) {
-        Some(index) => handles.remove(index).wait().map(|result| Some((index, result))),
-        None => Ok(None),
-    }
-}
-
-/// Returns whether all operations have ended, with success or failure. If this function returns true, [`wait_all`] returns
-/// at once.
-pub fn test_all<R>(handles: &[Handle<R>]) -> bool {
-    handles.iter().all(Handle::test)
-}
-
-/// Waits at most `timeout` until one operation has ended, and removes its handle from the list.
-fn take_ended<R>(
-    handles: &mut Vec<Handle<R>>,
-    timeout: Option<Duration>,
-) -> Result<Option<(usize, R)>, Error> {
-    match first_ended(handles, timeout) {
-        Some(index) => handles.remove(index).wait().map(|result| Some((index, result))),
-        None => Ok(None),
-    }
-}
-
 /// The handles of one job: their indices in the list, and the operations of each handle.
 struct JobHandles<'a> {
     job: &'a Arc<SharedJob>,
@@ -260,8 +176,28 @@ struct JobHandles<'a> {
     operations: Vec<&'a [OpId]>,
 }
 
-/// Waits at most `timeout` until all operations of any one handle have ended, and returns the index of this handle.
-fn first_ended<R>(handles: &[Handle<R>], timeout: Option<Duration>) -> Option<usize> {
+/// Waits until one of the operations has ended, at most for `timeout`. Returns the index of the operation's handle. Returns
+/// `None` after `timeout`, or if there are no handles. The list does not change.
+///
+/// The handles may belong to different jobs.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use ringtrain::{Group, Rank, wait_any};
+///
+/// let group = Group::solo();
+/// let mut handles = vec![];
+/// for tag in 0..3 {
+///     handles.push(group.receive_async::<u8>(1, Rank::ZERO, tag)?);
+/// }
+/// assert_eq!(wait_any(&handles, Some(Duration::ZERO)), None);
+/// group.send(&[7u8], Rank::ZERO, 2)?;
+/// let index = wait_any(&handles, None).expect("one message has been sent");
+/// assert_eq!(handles.remove(index).wait()?.elements, [7]);
+/// # Ok::<(), ringtrain::Error>(())
+/// ```
+pub fn wait_any<R>(handles: &[Handle<R>], timeout: Option<Duration>) -> Option<usize> {
     let mut jobs: Vec<JobHandles<'_>> = Vec::new();
     for (index, handle) in handles.iter().enumerate() {
         let HandleState::Pending(Pending { job, ids, .. }) = &handle.0 else { return Some(index) };

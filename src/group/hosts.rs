@@ -3,22 +3,10 @@
 use std::sync::Arc;
 
 use super::rounds_home::RoundsHome;
+use super::state::{HierarchicalData, StageRounds};
 use super::{Error, Group};
 use crate::schedule::hierarchy::HostLayout;
 use crate::types::{LOCAL_GROUP_BIT, Rank, ReduceOp};
-
-/// The rounds of the first and of the last stage.
-type StageRounds = [RoundsHome; 2];
-
-/// The data for hierarchical collectives of a group.
-pub(super) struct HierarchicalData {
-    pub(super) layout: HostLayout,
-    /// Rounds for the first stage and rounds for the last stage, so that an operation that waits for the network does not
-    /// delay the first stage of the following operation. `None` if this rank is alone on its host.
-    pub(super) stage_rounds: Option<StageRounds>,
-    /// The world ranks of this host's members.
-    pub(super) local_members: Arc<[Rank]>,
-}
 
 impl Group {
     /// Creates shared memory for the ranks of each host. If any host cannot create the memory, returns the reason, and no host

@@ -4,25 +4,15 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::Group;
-use super::join::{JoinOptions, OPERATION_TIMEOUT, StartInputs, listen, start_error, start_group};
+use super::join::{StartInputs, listen, start_error, start_group};
+use super::options::{JoinOptions, OPERATION_TIMEOUT};
+use super::state::Origin;
 use super::streams::Streams;
 use crate::rendezvous::{Member, Roster, StartError};
-use crate::runtime::failure_report::FailureReporter;
 use crate::transport::handshake::Identity;
 use crate::transport::tcp::SocketOptions;
 use crate::types::Rank;
 use crate::wire::handshake::Job;
-
-/// The options with which this rank joined its job. The rank starts isolated jobs with the same options.
-pub(super) struct Origin {
-    pub(super) options: JoinOptions,
-    /// This rank's entry in the list of the job's ranks.
-    pub(super) member: Member,
-    /// The number of ranks on this machine for each of its processors, rounded up.
-    pub(super) ranks_per_processor: u32,
-    /// Reports failures of the job to `ringrun`; `None` if `ringrun` did not start the job.
-    pub(super) failure_reporter: Option<FailureReporter>,
-}
 
 impl Group {
     /// Starts a separate job of the ranks of this group, with connections of its own. All ranks of this group must call

@@ -7,33 +7,30 @@ use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::thread::available_parallelism;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::isolated::Origin;
-use super::selection::{AlgorithmSelection, Algorithms};
-use super::share::LocalTransport;
+use super::options::{JoinMethod, JoinOptions, OPERATION_TIMEOUT, SEGMENT_BYTES};
+use super::selection::AlgorithmSelection;
+use super::state::{Origin, SharedJob};
 use super::streams::Streams;
-use super::{Error, Group, GroupRetirement, SharedJob, tune};
+use super::{Error, Group, tune};
 use crate::engine::Settings;
 use crate::rendezvous::{
-    Checksums, LaunchedRank, Member, PeersFile, Registration, Roster, SharedSettings, StartError,
-    from_environment, host_name, is_loopback, machine_id, register, secret_from_environment, serve,
+    LaunchedRank, Member, PeersFile, Registration, Roster, SharedSettings, StartError, host_name,
+    is_loopback, machine_id, register, serve,
 };
-use crate::runtime::driver::{Core, Driver, Interrupt};
+use crate::runtime::driver::{Core, Driver};
 use crate::runtime::failure_report::FailureReporter;
 use crate::runtime::link_driver::LinkDriver;
 use crate::transport::handshake::Identity;
 use crate::transport::listener::Listener;
 use crate::transport::local_links::LinkTransport;
-use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, PacingRate, SocketOptions, TcpTransport};
+use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, SocketOptions, TcpTransport};
 use crate::types::{Rank, WorldSize};
 use crate::wire::frame::SEGMENT_BYTES_MAX;
 use crate::wire::handshake;
 use crate::wire::{Cause, Secret};
 
-/// The default size of a segment in bytes. A segment fits into the L2 cache between its receive and its reduction, and is
-/// large enough that the cost of a system call does not matter.
-pub const SEGMENT_BYTES: usize = 256 << 10;
 /// The bytes of each rank's chunk of a block in an all-reduce on the ring. To send a chunk takes much longer than the latency of
 /// a network, and longer than a time slice of a processor. Between its reduction and its copy, a block still fits into the
 /// last-level cache.
@@ -41,117 +38,33 @@ pub(super) const CHUNK_BYTES: usize = 2 << 20;
 /// The value of [`CHUNK_BYTES`] if all ranks are on one host and each rank has its own processor. In this case latency does not
 /// matter, and a block fits into the L2 cache.
 const CHUNK_BYTES_LOCAL: usize = 256 << 10;
-/// The default time within which all ranks must have started.
-pub const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// The default maximum time of one operation.
-pub const OPERATION_TIMEOUT: Duration = Duration::from_mins(1);
-
 /// The group number of the operations in which the ranks agree on settings. With a separate number, the first operation of the
 /// program is operation 0 of the group of all ranks.
 const SETUP_GROUP: u32 = u32::MAX;
 
-const _: () = assert!(SEGMENT_BYTES <= SEGMENT_BYTES_MAX);
-const _: () = assert!(CONNECT_TIMEOUT.as_millis() < OPERATION_TIMEOUT.as_millis());
-
-/// How the ranks of a job find each other.
-#[derive(Clone, Debug)]
-pub enum JoinMethod {
-    /// The job has one rank.
-    Alone,
-    /// A file contains the address of every rank.
-    Peers {
-        /// The file.
-        file: PeersFile,
-        /// This process's rank.
-        rank: Rank,
-        /// The IP address to listen on, instead of the address in the file. The port is the one in the file.
-        bind: Option<IpAddr>,
-    },
-    /// The rendezvous of a launcher sends the addresses of all ranks.
-    Launched(LaunchedRank),
-}
-
-/// The options with which a rank joins its job.
-#[derive(Clone, Debug)]
-pub struct JoinOptions {
-    /// How the ranks find each other.
-    pub method: JoinMethod,
-    /// The secret of the job's ranks, which authenticates connections.
-    pub secret: Secret,
-    /// The time within which all ranks must have started. Default [`START_TIMEOUT`].
-    pub start_timeout: Duration,
-    /// The maximum time of one operation. Default [`OPERATION_TIMEOUT`].
-    pub operation_timeout: Duration,
-    /// The congestion control of this rank's sockets.
-    pub congestion: CongestionControl,
-    /// The maximum rate at which each of this rank's links sends, usually the rate of the network. With a maximum rate, a
-    /// link sends evenly and not in bursts. Default: no maximum.
-    pub pacing: Option<PacingRate>,
-    /// The number of connections of each link. Rank 0's setting applies to all ranks. Default: one.
-    pub streams: Streams,
-    /// The size of a segment in bytes. Rank 0's setting applies to all ranks. Default [`SEGMENT_BYTES`].
-    pub segment_bytes: usize,
-    /// Which links carry a CRC32C of each payload. Rank 0's setting applies to all ranks. Default: links between hosts.
-    pub checksums: Checksums,
-    /// The algorithms of operations. Rank 0's setting applies to all ranks. Default: the algorithm with the lowest cost.
-    pub algorithms: Algorithms,
-    /// The transport between ranks of one host. Rank 0's setting applies to all ranks. Default: shared memory if it is
-    /// possible.
-    pub transport: LocalTransport,
-    /// Whether messages between ranks of one host go through queues in shared memory, if `transport` is not TCP. Rank 0's setting
-    /// applies to all ranks.
-    #[doc(hidden)]
-    pub queues: bool,
-    /// The identifier of this rank's host. Ranks with different identifiers count as ranks of different hosts. Default: an
-    /// identifier of the machine and its network.
-    pub host_id: Option<String>,
-    /// A function that waiting threads call. If it returns true, this rank aborts the job. Default: none.
-    pub interrupt: Option<Interrupt>,
-}
-
-impl Default for JoinOptions {
-    fn default() -> Self {
-        Self {
-            method: JoinMethod::Alone,
-            secret: Secret::none(),
-            start_timeout: START_TIMEOUT,
-            operation_timeout: OPERATION_TIMEOUT,
-            congestion: CongestionControl::default(),
-            pacing: None,
-            streams: Streams::default(),
-            segment_bytes: SEGMENT_BYTES,
-            checksums: Checksums::default(),
-            algorithms: Algorithms::default(),
-            transport: LocalTransport::default(),
-            queues: true,
-            host_id: None,
-            interrupt: None,
-        }
-    }
-}
-
-impl JoinOptions {
-    /// Returns the options that `ringrun` has set for this process. Without `ringrun`, returns the options of a world of one
-    /// rank.
+impl Group {
+    /// Joins the job that the options describe. Returns when every rank is connected to its two neighbours in rank
+    /// order.
     ///
     /// # Errors
     ///
-    /// [`StartError`] if the environment has only some of the variables, or if another launcher has started several
-    /// ranks.
+    /// [`StartError`], which names the missing ranks, or says what is wrong and on which rank.
+    pub fn join(options: &JoinOptions) -> Result<Self, StartError> {
+        join(options)
+    }
+
+    /// Joins the job for which `ringrun` has started this process. Without `ringrun`, creates a group of this process alone.
+    ///
+    /// # Errors
+    ///
+    /// The same errors as [`Group::join`] and [`JoinOptions::from_environment`].
     pub fn from_environment() -> Result<Self, StartError> {
-        let launched = from_environment()?;
-        let start_timeout = launched.as_ref().and_then(|launched| launched.start_timeout);
-        Ok(Self {
-            method: launched.map_or(JoinMethod::Alone, JoinMethod::Launched),
-            secret: secret_from_environment()?.unwrap_or_else(Secret::none),
-            start_timeout: start_timeout.unwrap_or(START_TIMEOUT),
-            ..Self::default()
-        })
+        Self::join(&JoinOptions::from_environment()?)
     }
 }
 
 /// Joins the job that the options describe. If a rank was lost before the job had started, tells `ringrun`.
-pub(super) fn join(options: &JoinOptions) -> Result<Group, StartError> {
+fn join(options: &JoinOptions) -> Result<Group, StartError> {
     let failure_reporter = match &options.method {
         JoinMethod::Launched(launched) => Some(FailureReporter::of_launched_job(launched.world)),
         _ => None,
@@ -251,14 +164,9 @@ pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<
         local_rank_and_size: roster.local_rank_and_size(rank),
         machine_numbers: roster.machine_numbers(),
         timeout: options.operation_timeout,
-        object_operations: 0,
-        self_job: Arc::default(),
-        abort_error: Arc::default(),
-        host_rounds: None,
-        hierarchical_data: None,
         // While the ranks agree on settings, this group must be the only owner of the job. So the retirement does not own the
         // job. The engine keeps the data of group 0 until the job ends.
-        retirement: Arc::new(GroupRetirement(None)),
+        ..Group::solo()
     };
     run_setup(&mut group, |group| {
         connect_ring(group)?;

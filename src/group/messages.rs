@@ -4,7 +4,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Buffer, Error, Group, Handle, Input, OwnedBuffer, SharedJob, join};
+use super::state::SharedJob;
+use super::{Buffer, Error, Group, Handle, Input, OwnedBuffer, join};
 use crate::engine::{Envelope, OperationRequest, Pattern, SendMode};
 use crate::runtime::driver::{OperationOutput, Submission};
 use crate::runtime::memory::{self, Memory};
@@ -58,6 +59,33 @@ pub struct Received<T> {
     pub status: Status,
 }
 
+/// What happens if a message is longer than the buffer of its receive.
+#[derive(Clone, Copy)]
+enum TooLong {
+    /// The job fails.
+    FailsJob,
+    /// The message is discarded, and its receive fails.
+    FailsReceive,
+}
+
+impl TooLong {
+    /// Returns the most elements of a message that a receive into a buffer of `room` elements accepts.
+    fn count_max(self, room: usize) -> usize {
+        match self {
+            Self::FailsJob => room,
+            Self::FailsReceive => usize::MAX,
+        }
+    }
+
+    /// Returns the memory that a receive into `memory` needs.
+    fn adapt<T: Element>(self, memory: Memory) -> Memory {
+        match self {
+            Self::FailsJob => memory,
+            Self::FailsReceive => memory.or_allocated_if_longer::<T>(),
+        }
+    }
+}
+
 /// Sends and receives a group's messages from several threads at the same time. It gives access to all methods of
 /// [`Group`] that take `&self`. These methods do not wait for a collective of another thread.
 ///
@@ -86,12 +114,10 @@ impl Group {
             local_rank_and_size: self.local_rank_and_size,
             machine_numbers: Arc::clone(&self.machine_numbers),
             timeout: self.timeout,
-            object_operations: 0,
             self_job: Arc::clone(&self.self_job),
             abort_error: Arc::clone(&self.abort_error),
-            host_rounds: None,
-            hierarchical_data: None,
             retirement: Arc::clone(&self.retirement),
+            ..Self::solo()
         }))
     }
 
@@ -138,16 +164,6 @@ impl Group {
     ) -> Result<Handle<B>, Error> {
         let request =
             self.send_request::<B::Element>(elements.as_ref().len(), options.into(), Site::here())?;
-        self.submit_send(request, elements, to)
-    }
-
-    /// Begins a send to rank `to` of the group, and returns its handle.
-    pub(super) fn submit_send<B: OwnedBuffer>(
-        &self,
-        request: OperationRequest,
-        elements: B,
-        to: Rank,
-    ) -> Result<Handle<B>, Error> {
         let to = self.world_rank(to)?;
         let job = self.message_job()?;
         if job.driver.try_send_directly(&request, to, bytemuck::cast_slice(elements.as_ref())) {
@@ -173,27 +189,7 @@ impl Group {
         tag: impl Into<Option<u32>>,
     ) -> Result<Status, Error> {
         let site = Site::here();
-        let elements = buffer.elements_mut()?;
-        let (request, pattern) =
-            self.receive_request_and_pattern::<B::Element>(elements.len(), source.into(), tag.into(), site)?;
-        self.receive_with(request, pattern, elements, |memory| memory)
-    }
-
-    /// Receives a message into memory that `convert` makes from the caller's elements.
-    fn receive_with<T: Element>(
-        &self,
-        request: OperationRequest,
-        pattern: Pattern,
-        elements: &mut [T],
-        convert: impl FnOnce(Memory) -> Memory,
-    ) -> Result<Status, Error> {
-        let driver = &self.message_job()?.driver;
-        if self.accepts_only_own_messages(pattern) && driver.probe(pattern, driver.now())?.is_none() {
-            return Err(Error::NothingSent);
-        }
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(elements);
-        let envelope = driver.receive(request, pattern, bytes, convert)?;
-        envelope.map(|envelope| self.status(&envelope)).ok_or(Error::Taken)
+        self.receive_elements(buffer.elements_mut()?, (source.into(), tag.into()), TooLong::FailsJob, site)
     }
 
     /// Receives as [`Group::receive`] does, but a message that is longer than the buffer does not fail the job. Such a message
@@ -210,12 +206,33 @@ impl Group {
         tag: impl Into<Option<u32>>,
     ) -> Result<Status, Error> {
         let site = Site::here();
-        let elements = buffer.elements_mut()?;
+        self.receive_elements(
+            buffer.elements_mut()?,
+            (source.into(), tag.into()),
+            TooLong::FailsReceive,
+            site,
+        )
+    }
+
+    /// Receives a message into the beginning of `elements`.
+    fn receive_elements<T: Element>(
+        &self,
+        elements: &mut [T],
+        (source, tag): (Source, Option<u32>),
+        too_long: TooLong,
+        site: Site,
+    ) -> Result<Status, Error> {
         let room = elements.len();
         let (request, pattern) =
-            self.receive_request_and_pattern::<B::Element>(usize::MAX, source.into(), tag.into(), site)?;
-        let convert = |memory: Memory| memory.or_allocated_if_longer::<B::Element>();
-        self.receive_with(request, pattern, elements, convert).and_then(|status| check_length(status, room))
+            self.receive_request_and_pattern::<T>(too_long.count_max(room), source, tag, site)?;
+        let driver = &self.message_job()?.driver;
+        if self.accepts_only_own_messages(pattern) && driver.probe(pattern, driver.now())?.is_none() {
+            return Err(Error::NothingSent);
+        }
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(elements);
+        let envelope = driver.receive(request, pattern, bytes, |memory| too_long.adapt::<T>(memory))?;
+        let envelope = envelope.ok_or(Error::Taken)?;
+        check_length(status(&self.members, &envelope), room)
     }
 
     /// Asynchronous [`Group::receive_fitting`]; the handle returns the buffer and the status if the message fits.
@@ -230,19 +247,7 @@ impl Group {
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<Handle<(B, Status)>, Error> {
-        let room = buffer.as_ref().len();
-        let (request, pattern) = self.receive_request_and_pattern::<B::Element>(
-            usize::MAX,
-            source.into(),
-            tag.into(),
-            Site::here(),
-        )?;
-        self.submit_receive_into(
-            request,
-            pattern,
-            Memory::owned(buffer).or_allocated_if_longer::<B::Element>(),
-            room,
-        )
+        self.receive_into_owned(buffer, (source.into(), tag.into()), TooLong::FailsReceive, Site::here())
     }
 
     /// Asynchronously receives a message of at most `count_max` elements. The receive allocates the memory that the message
@@ -261,7 +266,10 @@ impl Group {
         let site = Site::here();
         let (request, pattern) =
             self.receive_request_and_pattern::<T>(count_max, source.into(), tag.into(), site)?;
-        self.submit_receive(request, pattern)
+        let memory = Memory::none().or_allocated_if_longer::<T>();
+        self.submit_receive(request, pattern, memory, |memory, status| {
+            Ok(Received { elements: memory.into_owned().unwrap_or_default(), status })
+        })
     }
 
     /// Asynchronously receives a message into the beginning of `buffer`; the handle returns the buffer and the status.
@@ -276,44 +284,41 @@ impl Group {
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<Handle<(B, Status)>, Error> {
-        let count = buffer.as_ref().len();
-        let (request, pattern) =
-            self.receive_request_and_pattern::<B::Element>(count, source.into(), tag.into(), Site::here())?;
-        self.submit_receive_into(request, pattern, Memory::owned(buffer), count)
+        self.receive_into_owned(buffer, (source.into(), tag.into()), TooLong::FailsJob, Site::here())
     }
 
-    /// Begins a receive into `memory` of `room` elements. The handle returns the owned buffer and the status.
-    fn submit_receive_into<B: OwnedBuffer>(
+    /// Begins to receive a message into the beginning of `buffer`.
+    fn receive_into_owned<B: OwnedBuffer>(
+        &self,
+        buffer: B,
+        (source, tag): (Source, Option<u32>),
+        too_long: TooLong,
+        site: Site,
+    ) -> Result<Handle<(B, Status)>, Error> {
+        let room = buffer.as_ref().len();
+        let (request, pattern) =
+            self.receive_request_and_pattern::<B::Element>(too_long.count_max(room), source, tag, site)?;
+        let memory = too_long.adapt::<B::Element>(Memory::owned(buffer));
+        self.submit_receive(request, pattern, memory, move |memory, status| {
+            let status = check_length(status, room)?;
+            Ok((memory.into_owned().ok_or(Error::Taken)?, status))
+        })
+    }
+
+    /// Begins to receive a message into `memory`. `make_result` makes the result from the memory and the status.
+    fn submit_receive<R>(
         &self,
         request: OperationRequest,
         pattern: Pattern,
         memory: Memory,
-        room: usize,
-    ) -> Result<Handle<(B, Status)>, Error> {
+        make_result: impl FnOnce(Memory, Status) -> Result<R, Error> + Send + 'static,
+    ) -> Result<Handle<R>, Error> {
         let job = self.message_job()?;
         let id = job.driver.submit(request, Submission::Receive(pattern, memory))?;
         let members = Arc::clone(&self.members);
         Ok(Handle::pending(Arc::clone(job), id, move |output: OperationOutput| {
             let envelope = output.envelope.ok_or(Error::Taken)?;
-            let status = check_length(status(&members, &envelope), room)?;
-            Ok((output.memory.into_owned().ok_or(Error::Taken)?, status))
-        }))
-    }
-
-    /// Begins a receive that allocates the memory that the message needs.
-    pub(super) fn submit_receive<T: Element>(
-        &self,
-        request: OperationRequest,
-        pattern: Pattern,
-    ) -> Result<Handle<Received<T>>, Error> {
-        let job = self.message_job()?;
-        let id =
-            job.driver.submit(request, Submission::Receive(pattern, Memory::allocated_on_match::<T>()))?;
-        let members = Arc::clone(&self.members);
-        Ok(Handle::pending(Arc::clone(job), id, move |output: OperationOutput| {
-            let envelope = output.envelope.ok_or(Error::Taken)?;
-            let status = status(&members, &envelope);
-            Ok(Received { elements: output.memory.into_elements(), status })
+            make_result(output.memory, status(&members, &envelope))
         }))
     }
 
@@ -337,43 +342,29 @@ impl Group {
         let (elements, buffer) = (elements.elements()?, buffer.elements_mut()?);
         let send_request = self.send_request::<I::Element>(elements.len(), send_tag.into(), site)?;
         let to = self.world_rank(to)?;
-        let (receive_request, pattern) =
-            self.receive_request_and_pattern::<B::Element>(buffer.len(), source, receive_tag, site)?;
         let driver = &self.message_job()?.driver;
         let bytes: &[u8] = bytemuck::cast_slice(elements);
+        let mut receive = || self.receive_elements(buffer, (source, receive_tag), TooLong::FailsJob, site);
         if driver.try_send_directly(&send_request, to, bytes) {
-            return self.receive_with(receive_request, pattern, buffer, |memory| memory);
+            return receive();
         }
         memory::lend(bytes, |memory| {
             let sent = driver.begin(send_request, Submission::Send(to, memory), true)?;
-            let received = self.receive_with(receive_request, pattern, buffer, |memory| memory);
+            let received = receive();
             // The send must end even if the receive has failed, because the send uses the borrowed elements.
             driver.wait_for_borrowed(sent).unwrap_or(Err(Error::Taken))?;
             received
         })
     }
 
-    /// Returns the status of a message that has arrived and that no receive has matched (`MPI_Iprobe`). The message is not
-    /// received.
-    ///
-    /// # Errors
-    ///
-    /// The same errors as [`Group::send`].
-    pub fn probe_now(
-        &self,
-        source: impl Into<Source>,
-        tag: impl Into<Option<u32>>,
-    ) -> Result<Option<Status>, Error> {
-        self.probe_for(source, tag, Duration::ZERO)
-    }
-
     /// Waits until a message has arrived that no receive has matched (`MPI_Probe`). The message is not received. Returns
-    /// `None` after `timeout`. Returns `None` at once if only this rank itself could send the message and has not sent it.
+    /// `None` after `timeout`, which may be zero (`MPI_Iprobe`). Returns `None` at once if only this rank itself could send
+    /// the message and has not sent it.
     ///
     /// # Errors
     ///
     /// The same errors as [`Group::send`].
-    pub fn probe_for(
+    pub fn probe(
         &self,
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
@@ -383,11 +374,11 @@ impl Group {
         let driver = &self.message_job()?.driver;
         let timeout = if self.accepts_only_own_messages(pattern) { Duration::ZERO } else { timeout };
         let until = driver.now().saturating_add(timeout);
-        Ok(driver.probe(pattern, until)?.map(|envelope| self.status(&envelope)))
+        Ok(driver.probe(pattern, until)?.map(|envelope| status(&self.members, &envelope)))
     }
 
     /// Returns the arguments with which the engine begins a send.
-    pub(super) fn send_request<T: Element>(
+    fn send_request<T: Element>(
         &self,
         count: usize,
         SendOptions { tag, mode }: SendOptions,
@@ -400,7 +391,7 @@ impl Group {
     }
 
     /// Returns the arguments with which the engine begins a receive, and the pattern of the messages that the receive accepts.
-    pub(super) fn receive_request_and_pattern<T: Element>(
+    fn receive_request_and_pattern<T: Element>(
         &self,
         count_max: usize,
         source: Source,
@@ -461,10 +452,6 @@ impl Group {
         }
         let job = join::create_self_job()?;
         Ok(self.self_job.get_or_init(|| Arc::new(job)))
-    }
-
-    fn status(&self, envelope: &Envelope) -> Status {
-        status(&self.members, envelope)
     }
 }
 

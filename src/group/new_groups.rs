@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::parts::layout_digest;
-use super::{Error, Group, GroupRetirement};
+use super::state::GroupRetirement;
+use super::{Error, Group};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
 use crate::types::{LOCAL_GROUP_BIT, Rank, Site, WorldSize};
@@ -106,12 +107,8 @@ impl Group {
             members,
             machine_numbers: Arc::clone(&self.machine_numbers),
             timeout: self.timeout,
-            object_operations: 0,
-            self_job: Arc::default(),
-            abort_error: Arc::default(),
-            host_rounds: None,
-            hierarchical_data: None,
             retirement: Arc::new(GroupRetirement(self.job.clone().map(|job| (job, id)))),
+            ..Self::solo()
         }
     }
 }

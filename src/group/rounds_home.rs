@@ -4,11 +4,9 @@
 use std::mem;
 use std::sync::Arc;
 
-use super::Group;
-use super::call::Call;
 use crate::runtime::driver::{CoreRounds, Driver, RoundsKey};
 use crate::runtime::host_rounds::HostRounds;
-use crate::types::{Algorithm, HOSTS_GROUP_BIT, Rank};
+use crate::types::Rank;
 
 /// Where the state of a group's rounds is.
 pub(super) enum RoundsHome {
@@ -33,26 +31,9 @@ impl RoundsHome {
     }
 
     /// Hands the rounds over to the core, unless the core already has them. `members` are the world ranks that share the memory.
-    fn hand_over(&mut self, driver: &Driver, key: RoundsKey, members: &Arc<[Rank]>) {
+    pub(super) fn hand_over(&mut self, driver: &Driver, key: RoundsKey, members: &Arc<[Rank]>) {
         if let Self::Owned(host_rounds) = mem::replace(self, Self::InCore) {
             driver.add_rounds(key, CoreRounds::new(host_rounds, Arc::clone(members)));
-        }
-    }
-}
-
-impl Group {
-    /// Hands the rounds that the operation of a call uses over to the core.
-    pub(super) fn hand_over_rounds(&mut self, call: &Call) {
-        let Some(job) = &self.job else { return };
-        if let Some(home) = self.host_rounds.as_mut().filter(|_| call.uses_shared_memory) {
-            home.hand_over(&job.driver, (self.id, 0), &self.members);
-        }
-        if call.algorithm == Algorithm::Hierarchy
-            && let Some(hierarchical) = &mut self.hierarchical_data
-        {
-            for (stage, home) in hierarchical.stage_rounds.iter_mut().flatten().enumerate() {
-                home.hand_over(&job.driver, (self.id | HOSTS_GROUP_BIT, stage), &hierarchical.local_members);
-            }
         }
     }
 }

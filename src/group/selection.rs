@@ -3,12 +3,23 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::share::LocalTransport;
 use crate::schedule::cost::{self, LinkCost};
 use crate::types::{Algorithm, Operation, WorldSize};
 
 /// The most ranges of buffer sizes for which algorithms can be requested.
 pub(super) const RANGES_MAX: usize = 16;
+
+/// The transport between ranks of one host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LocalTransport {
+    /// Shared memory if possible, TCP otherwise.
+    #[default]
+    Auto,
+    /// TCP.
+    Tcp,
+    /// Shared memory. Joining fails if shared memory is not possible.
+    Shm,
+}
 
 /// The requested algorithms, by the number of bytes of the buffer. Without a request, an operation uses the algorithm with
 /// the lowest cost.

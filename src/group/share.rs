@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::rounds_home::RoundsHome;
+use super::selection::LocalTransport;
 use super::{Error, Group};
 use crate::runtime::host_rounds::HostRounds;
 use crate::schedule::CollectiveSpec;
@@ -20,18 +21,6 @@ const SLOT_BYTES: usize = 512 << 10;
 pub(super) const RANKS_MAX: u32 = RankSet::RANKS_MAX;
 /// The number of 64-bit words in which a rank sends the location of its memory.
 pub(super) const LOCATION_WORDS: usize = 3 + TOKEN_BYTES / 8;
-
-/// The transport between ranks of one host.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum LocalTransport {
-    /// Shared memory if possible, TCP otherwise.
-    #[default]
-    Auto,
-    /// TCP.
-    Tcp,
-    /// Shared memory. Joining fails if shared memory is not possible.
-    Shm,
-}
 
 impl Group {
     /// Creates shared memory for the group, if shared memory is possible and TCP was not requested. All ranks of the group have

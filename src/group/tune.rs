@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::selection::{AlgorithmRange, AlgorithmSelection, Algorithms, RANGES_MAX};
-use super::share::LocalTransport;
-use super::streams::{self, Streams};
-use super::{Error, Group, JoinOptions, SharedJob};
+use super::options::JoinOptions;
+use super::selection::{AlgorithmRange, AlgorithmSelection, Algorithms, LocalTransport, RANGES_MAX};
+use super::state::{Group, SharedJob};
+use super::streams::{MEASURED_STREAMS, Streams};
+use crate::runtime::error::Error;
 use crate::schedule::cost::LinkCost;
 use crate::types::{Algorithm, Rank, ReduceOp};
 
@@ -32,6 +33,22 @@ const ROUNDS_LARGE: usize = 5;
 /// In a small world, the long all-gather is timed only in every third round.
 const LONG_INTERVAL: usize = 3;
 
+/// Several connections are used only if they reduce the time at least by this fraction.
+const MIN_GAIN: f64 = 0.1;
+/// The number of times that each number of connections is timed, after one warm-up. The median counts.
+const STREAM_ROUNDS: usize = 5;
+/// The intended time of one measurement in nanoseconds. All measurements together take some 50 ms. Networks that limit the rate
+/// of a connection often let the first 100 KB pass at full speed, so a measurement must be longer.
+const MEASUREMENT_NS: f64 = 4e6;
+/// The number of bytes that each rank sends in a probe, from which the length of the measurements is computed.
+const PROBE_BYTES: usize = 64 << 10;
+/// The number of probes. The fastest one counts.
+const PROBES: usize = 3;
+/// The least bytes that each rank sends in a measurement.
+const MEASUREMENT_BYTES_MIN: usize = 64 << 10;
+/// The most bytes that each rank sends in a measurement.
+const MEASUREMENT_BYTES_MAX: usize = 8 << 20;
+
 /// Makes all ranks use rank 0's algorithms and transport, opens queues between the ranks of each host, and measures the cost of
 /// links. All ranks have to call this function.
 pub(super) fn agree_on_selection(
@@ -41,7 +58,7 @@ pub(super) fn agree_on_selection(
 ) -> Result<(), Error> {
     let (algorithms, local_transport, has_queues) = broadcast_options(group, options)?;
     if streams.is_measured() {
-        streams::choose_by_measurement(group, local_transport)?;
+        choose_streams_by_measurement(group, local_transport)?;
     }
     // A rank that sleeps is woken over the only connection of a link.
     if has_queues && local_transport != LocalTransport::Tcp && streams.initial_count() == 1 {
@@ -56,17 +73,6 @@ pub(super) fn agree_on_selection(
 /// Sets the algorithm selection of the job.
 fn set_selection(group: &mut Group, selection: AlgorithmSelection) {
     group.with_job(|job| job.selection = selection);
-}
-
-/// Makes every operation that has a ring algorithm use the ring.
-pub(super) fn use_ring(group: &mut Group) {
-    set_selection(
-        group,
-        AlgorithmSelection {
-            algorithms: "ring".parse().unwrap_or_default(),
-            ..AlgorithmSelection::default()
-        },
-    );
 }
 
 impl Group {
@@ -147,7 +153,61 @@ fn time_all_gather(group: &mut Group, algorithm: &str, bytes: usize) -> Result<f
 }
 
 /// Returns the median of the times. There must be at least one time.
-pub(super) fn median(mut times: Vec<f64>) -> f64 {
+fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times[times.len() / 2]
+}
+
+/// Measures whether one connection or several connections are faster on the ring, and uses the faster number for each link. All
+/// ranks of the job have to call this function, before the job is used for anything else. All ranks choose the same number.
+fn choose_streams_by_measurement(group: &mut Group, local_transport: LocalTransport) -> Result<(), Error> {
+    // Ranks that share memory send little data over links.
+    let shares_memory = local_transport != LocalTransport::Tcp && group.local_size() == group.size();
+    let count = if shares_memory { 1 } else { measure_faster_count(group)? };
+    group.with_job(|job| {
+        if count == 1 {
+            job.driver.use_single_connection();
+        } else {
+            job.driver.use_streams(count);
+        }
+        job.streams = count;
+    });
+    Ok(())
+}
+
+/// Measures an all-gather with one connection and with several connections, and returns the faster number of connections.
+fn measure_faster_count(group: &mut Group) -> Result<u8, Error> {
+    // The first call opens the connections, so its time does not count.
+    time_with_streams(group, MEASURED_STREAMS, PROBE_BYTES)?;
+    let mut probe_ns = [f64::INFINITY];
+    for _ in 0..PROBES {
+        probe_ns[0] = probe_ns[0].min(time_with_streams(group, 1, PROBE_BYTES)?);
+    }
+    group.all_reduce(&mut probe_ns, ReduceOp::Max)?;
+    let bytes = (PROBE_BYTES as f64 * MEASUREMENT_NS / probe_ns[0])
+        .clamp(MEASUREMENT_BYTES_MIN as f64, MEASUREMENT_BYTES_MAX as f64) as usize;
+    let mut times = [Vec::new(), Vec::new()];
+    for round in 0..=STREAM_ROUNDS {
+        // Measure both numbers in turns, so that other load affects both alike.
+        for (count, times) in [1, MEASURED_STREAMS].into_iter().zip(&mut times) {
+            let time_ns = time_with_streams(group, count, bytes)?;
+            if round > 0 {
+                times.push(time_ns);
+            }
+        }
+    }
+    let mut medians = times.map(median);
+    group.all_reduce(&mut medians, ReduceOp::Max)?;
+    let [one_ns, several_ns] = medians;
+    log::debug!(
+        "{bytes} bytes take {one_ns} ns with 1 connection and {several_ns} ns with {MEASURED_STREAMS}"
+    );
+    Ok(if several_ns <= one_ns * (1.0 - MIN_GAIN) { MEASURED_STREAMS } else { 1 })
+}
+
+/// Returns the time in nanoseconds of an all-gather of `bytes` bytes from each rank on the ring, with `count` connections for
+/// each link.
+fn time_with_streams(group: &mut Group, count: u8, bytes: usize) -> Result<f64, Error> {
+    group.with_job(|job| job.driver.use_streams(count));
+    time_all_gather(group, "ring", bytes)
 }

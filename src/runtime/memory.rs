@@ -31,95 +31,94 @@ impl<B: OwnedBuffer> ErasedBuffer for B {
     }
 }
 
+/// A buffer without elements. Its box needs no allocation.
+struct NoElements;
+
+impl ErasedBuffer for NoElements {
+    fn bytes(&self) -> &[u8] {
+        &[]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut []
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}
+
 /// The buffer of an operation.
-pub struct Memory(MemoryKind);
+pub struct Memory {
+    kind: MemoryKind,
+    /// How to allocate memory for a longer message, when the length of the message is known.
+    if_longer: Option<Allocation>,
+}
 
 enum MemoryKind {
     /// A buffer that the operation owns.
     Owned(Box<dyn ErasedBuffer>),
     /// A buffer of the caller, or a part of another operation's buffer.
     Borrowed(BorrowedMemory),
-    /// Memory that is allocated when the length of the message is known. The function returns `None` if there is not enough
-    /// memory.
-    AllocatedOnMatch(fn(usize) -> Option<Box<dyn ErasedBuffer>>),
-    /// `memory` if the message fits into it, and otherwise memory that is allocated when the length of the message is known.
-    Fitting {
-        memory: Box<Memory>,
-        element_bytes: usize,
-        allocate: fn(usize) -> Option<Box<dyn ErasedBuffer>>,
-    },
+}
+
+/// Allocates memory for elements of one type.
+#[derive(Clone, Copy)]
+struct Allocation {
+    element_bytes: usize,
+    /// Returns memory for this number of elements; `None` if there is not enough memory.
+    allocate: fn(usize) -> Option<Box<dyn ErasedBuffer>>,
 }
 
 impl Memory {
     /// Returns memory without elements.
     pub fn none() -> Self {
-        Self::owned(Vec::<u8>::new())
+        MemoryKind::Owned(Box::new(NoElements)).into()
     }
 
     /// Returns memory that the operation owns until it has ended.
     pub fn owned(elements: impl OwnedBuffer) -> Self {
-        Self(MemoryKind::Owned(Box::new(elements)))
-    }
-
-    /// Returns memory that is allocated when the length of the received message is known.
-    pub fn allocated_on_match<T: Element>() -> Self {
-        Self(MemoryKind::AllocatedOnMatch(|count| {
-            zeroed::<T>(count).map(|elements| Box::new(elements) as Box<dyn ErasedBuffer>)
-        }))
+        MemoryKind::Owned(Box::new(elements)).into()
     }
 
     /// Returns memory for a message of any length: this memory if the message fits into it, and new memory for a longer message.
     pub(crate) fn or_allocated_if_longer<T: Element>(self) -> Self {
-        let Self(MemoryKind::AllocatedOnMatch(allocate)) = Self::allocated_on_match::<T>() else {
-            return self;
-        };
-        Self(MemoryKind::Fitting { memory: Box::new(self), element_bytes: size_of::<T>(), allocate })
+        let allocate = |count| zeroed::<T>(count).map(|elements| Box::new(elements) as Box<dyn ErasedBuffer>);
+        Self { if_longer: Some(Allocation { element_bytes: size_of::<T>(), allocate }), ..self }
     }
 
-    /// Allocates the memory for a message of `count` elements, unless it is already allocated. Returns whether there is enough
-    /// memory.
+    /// Allocates the memory for a message of `count` elements, if it needs more memory. Returns whether there is enough memory.
     pub(crate) fn allocate_for_message(&mut self, count: usize) -> bool {
-        let allocate = match &mut self.0 {
-            MemoryKind::Owned(_) | MemoryKind::Borrowed(_) => return true,
-            MemoryKind::AllocatedOnMatch(allocate) => *allocate,
-            MemoryKind::Fitting { memory, element_bytes, allocate } => {
-                let count_max = memory.access().len() / *element_bytes;
-                if count <= count_max {
-                    *self = std::mem::replace(&mut **memory, Self::none());
-                    return true;
-                }
-                *allocate
-            }
-        };
+        let Some(Allocation { element_bytes, allocate }) = self.if_longer.take() else { return true };
+        if count <= self.access().len() / element_bytes {
+            return true;
+        }
         let Some(owned) = allocate(count) else { return false };
-        self.0 = MemoryKind::Owned(owned);
+        self.kind = MemoryKind::Owned(owned);
         true
     }
 
-    /// Returns a range of the bytes; `None` if they are not allocated or the range is too long.
+    /// Returns a range of the bytes; `None` if the range is too long.
     pub(crate) fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
-        match &self.0 {
+        match &self.kind {
             MemoryKind::Owned(owned) => owned.bytes().get(range),
             MemoryKind::Borrowed(borrowed) => borrowed.bytes(range),
-            MemoryKind::AllocatedOnMatch(_) | MemoryKind::Fitting { .. } => None,
         }
     }
 
-    /// Returns access to the whole buffer. The buffer is empty if it has not been allocated.
+    /// Returns access to the whole buffer.
     pub(crate) fn access(&mut self) -> BufferAccess<'_> {
-        match &mut self.0 {
+        match &mut self.kind {
             MemoryKind::Owned(owned) => owned.bytes_mut().into(),
             MemoryKind::Borrowed(borrowed) => borrowed.access(),
-            MemoryKind::AllocatedOnMatch(_) | MemoryKind::Fitting { .. } => BufferAccess::default(),
         }
     }
 
-    /// Returns a range of the bytes; `None` if they are not allocated or may not be written, or the range is too long.
+    /// Returns a range of the bytes; `None` if they may not be written, or the range is too long.
     pub(crate) fn bytes_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
-        match &mut self.0 {
+        match &mut self.kind {
             MemoryKind::Owned(owned) => owned.bytes_mut().get_mut(range),
             MemoryKind::Borrowed(borrowed) => borrowed.bytes_mut(&range),
-            MemoryKind::AllocatedOnMatch(_) | MemoryKind::Fitting { .. } => None,
         }
     }
 
@@ -139,24 +138,25 @@ impl Memory {
                 "the parts overlap or exceed the buffer"
             );
             end = range.end;
-            Self(MemoryKind::Borrowed(whole.part(range, &token)))
+            MemoryKind::Borrowed(whole.part(range, &token)).into()
         };
         let parts = ranges.iter().map(part).collect();
         drop(whole);
         (SplitBuffer { parts_check: BorrowCheck(token), whole: self }, parts)
     }
 
-    /// Returns the elements that the operation owned. Returns an empty vector if it owned no vector of this type.
-    pub fn into_elements<T: Element>(self) -> Vec<T> {
-        self.into_owned().unwrap_or_default()
-    }
-
     /// Returns the buffer that the operation owned; `None` if it owned no buffer of this type.
     pub(crate) fn into_owned<B: OwnedBuffer>(self) -> Option<B> {
-        match self.0 {
+        match self.kind {
             MemoryKind::Owned(owned) => owned.into_any().downcast().ok().map(|elements| *elements),
-            MemoryKind::Borrowed(_) | MemoryKind::AllocatedOnMatch(_) | MemoryKind::Fitting { .. } => None,
+            MemoryKind::Borrowed(_) => None,
         }
+    }
+}
+
+impl From<MemoryKind> for Memory {
+    fn from(kind: MemoryKind) -> Self {
+        Self { kind, if_longer: None }
     }
 }
 
@@ -256,7 +256,7 @@ pub(crate) fn lend<'a, R>(bytes: impl Into<BufferAccess<'a>>, work: impl FnOnce(
     let borrowed = BorrowedMemory::new(bytes.into(), &token);
     // The check also runs if `work` panics.
     let _check = BorrowCheck(token);
-    work(Memory(MemoryKind::Borrowed(borrowed)))
+    work(MemoryKind::Borrowed(borrowed).into())
 }
 
 /// A caller's buffer that an operation borrows, or a part of an operation's buffer. Only [`lend`] and [`Memory::into_parts`]
@@ -339,38 +339,36 @@ mod tests {
         let mut owned = Memory::owned(vec![1u32, 2, 3]);
         owned.bytes_mut(4..8).unwrap().copy_from_slice(&7u32.to_ne_bytes());
         assert!(owned.bytes(8..13).is_none());
-        assert_eq!(owned.into_elements::<u32>(), [1, 7, 3]);
+        assert_eq!(owned.into_owned::<Vec<u32>>().unwrap(), [1, 7, 3]);
 
         let mut borrowed = [1u8, 2, 3];
         lend(&mut borrowed[..], |mut lent| {
             // The progress thread also uses the memory in another thread.
             std::thread::spawn(move || {
                 lent.bytes_mut(0..2).unwrap().fill(9);
-                assert!(lent.into_elements::<u8>().is_empty());
+                assert!(lent.into_owned::<Vec<u8>>().is_none());
             })
             .join()
             .unwrap();
         });
         assert_eq!(borrowed, [9, 9, 3]);
 
-        let mut later = Memory::allocated_on_match::<f64>();
-        assert!(later.bytes(0..0).is_none());
-        assert!(later.allocate_for_message(2));
-        assert!(later.allocate_for_message(5));
-        assert_eq!(later.into_elements::<f64>(), [0.0, 0.0]);
-        assert!(Memory::owned(vec![1u8]).into_elements::<f32>().is_empty());
-        assert!(!Memory::allocated_on_match::<f64>().allocate_for_message(usize::MAX));
+        assert!(Memory::owned(vec![1u8]).into_owned::<Vec<f32>>().is_none());
     }
 
     #[test]
     fn a_message_that_does_not_fit_gets_new_memory() {
         for (count, fits) in [(0, true), (2, true), (3, false)] {
             let mut memory = Memory::owned(vec![7u16, 7]).or_allocated_if_longer::<u16>();
-            assert!(memory.bytes_mut(0..0).is_none());
             assert!(memory.allocate_for_message(count));
-            let elements: Vec<u16> = memory.into_elements();
+            // Only the first call allocates memory.
+            assert!(memory.allocate_for_message(5));
+            let elements: Vec<u16> = memory.into_owned().unwrap();
             assert_eq!(elements, if fits { vec![7, 7] } else { vec![0; 3] });
         }
+        let mut new = Memory::none().or_allocated_if_longer::<f64>();
+        assert!(new.allocate_for_message(2));
+        assert_eq!(new.into_owned::<Vec<f64>>().unwrap(), [0.0, 0.0]);
         assert!(!Memory::owned(vec![7u16]).or_allocated_if_longer::<u16>().allocate_for_message(usize::MAX));
     }
 
@@ -391,7 +389,8 @@ mod tests {
             }
             split.into_whole()
         };
-        assert_eq!(work(Memory::owned(vec![0u8; 7])).into_elements::<u8>(), [7, 7, 0, 9, 9, 9, 0]);
+        let whole = work(Memory::owned(vec![0u8; 7]));
+        assert_eq!(whole.into_owned::<Vec<u8>>().unwrap(), [7, 7, 0, 9, 9, 9, 0]);
         let mut lent = [0u8; 6];
         lend(&mut lent[..], |memory| drop(work(memory)));
         assert_eq!(lent, [7, 7, 0, 9, 9, 9]);

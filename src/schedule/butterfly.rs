@@ -1,7 +1,7 @@
 //! An all-reduce in which each rank exchanges its whole buffer with one partner after another. In the comments, n is
 //! the number of ranks and S the size of the buffer in bytes.
 
-use super::{Action, InboundElements, OutboundElements, Schedule, Step, StepDependency};
+use super::{Action, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Creates an all-reduce in log2 n steps, for worlds whose size is a power of two. Each rank sends S log2 n bytes.
@@ -24,12 +24,11 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let mut distance = 1;
     while distance < world.get() {
         let peer = Rank::new(rank.get() ^ distance);
-        let awaited_step = schedule.steps.len().checked_sub(1).map(StepDependency);
+        let awaited_step = schedule.last_step();
         distance *= 2;
         let action = if distance == world.get() { Action::ReduceLast } else { Action::Reduce };
-        let send = OutboundElements { peer, range: 0..count, awaited_step };
-        let receive = InboundElements { peer, range: 0..count, action, awaited_step };
-        schedule.steps.push(Step { send: Some(send), receive: Some(receive) });
+        let receive = Step::receive(peer, 0..count, action, awaited_step);
+        schedule.steps.push(Step::send(peer, 0..count, awaited_step).and(receive));
     }
     schedule
 }

@@ -10,7 +10,7 @@
 //! pairwise exchange.
 
 use super::partition::Partition;
-use super::{Action, InboundElements, OutboundElements, Schedule, Step, StepDependency};
+use super::{Action, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Creates a reduce-scatter: each rank sends its contribution to each part to the owner of the part, and reduces n-1
@@ -27,16 +27,11 @@ pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Sc
     partition.assert_fits(world);
     let mut schedule = Schedule::default();
     for distance in 1..world.get() {
-        let to = world.rank_after(rank, distance);
+        let (to, from) = (world.rank_after(rank, distance), world.rank_before(rank, distance));
         let is_last = distance + 1 == world.get();
-        let receive = InboundElements {
-            peer: world.rank_before(rank, distance),
-            range: partition.range(rank),
-            action: if is_last { Action::ReduceLast } else { Action::Reduce },
-            awaited_step: schedule.steps.len().checked_sub(1).map(StepDependency),
-        };
-        let send = OutboundElements { peer: to, range: partition.range(to), awaited_step: None };
-        schedule.steps.push(Step { send: Some(send), receive: Some(receive) });
+        let action = if is_last { Action::ReduceLast } else { Action::Reduce };
+        let receive = Step::receive(from, partition.range(rank), action, schedule.last_step());
+        schedule.steps.push(Step::send(to, partition.range(to), None).and(receive));
     }
     schedule
 }
@@ -69,16 +64,10 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 /// Adds the steps of an all-gather. If the schedule already has the steps of a reduce-scatter, the sends of the
 /// all-gather wait for the last receive of the reduce-scatter.
 fn push_all_gather(schedule: &mut Schedule, world: WorldSize, rank: Rank, partition: &Partition) {
-    let awaited_step = schedule.steps.len().checked_sub(1).map(StepDependency);
+    let awaited_step = schedule.last_step();
     for distance in 1..world.get() {
         let (to, from) = (world.rank_after(rank, distance), world.rank_before(rank, distance));
-        let receive = InboundElements {
-            peer: from,
-            range: partition.range(from),
-            action: Action::Copy,
-            awaited_step: None,
-        };
-        let send = OutboundElements { peer: to, range: partition.range(rank), awaited_step };
-        schedule.steps.push(Step { send: Some(send), receive: Some(receive) });
+        let receive = Step::receive(from, partition.range(from), Action::Copy, None);
+        schedule.steps.push(Step::send(to, partition.range(rank), awaited_step).and(receive));
     }
 }

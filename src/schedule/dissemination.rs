@@ -3,7 +3,7 @@
 //! The algorithm is from Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", International
 //! Journal of Parallel Programming 17 (1988).
 
-use super::{Action, InboundElements, OutboundElements, Schedule, Step, StepDependency};
+use super::{Action, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Synchronises n ranks in ceil(log2 n) rounds. In round k, counted from 0, rank r sends an empty message to rank r +
@@ -11,24 +11,14 @@ use crate::types::{Rank, WorldSize};
 /// message of the previous round. After the last round, each rank has therefore heard from all ranks, directly or
 /// through other ranks, and knows that all ranks have entered the barrier.
 pub fn barrier(world: WorldSize, rank: Rank) -> Schedule {
-    let mut steps = Vec::new();
+    let mut schedule = Schedule::default();
     let mut distance = 1;
     while distance < world.get() {
-        let awaited_step = steps.len().checked_sub(1).map(StepDependency);
-        steps.push(Step {
-            send: Some(OutboundElements {
-                peer: world.rank_after(rank, distance),
-                range: 0..0,
-                awaited_step,
-            }),
-            receive: Some(InboundElements {
-                peer: world.rank_before(rank, distance),
-                range: 0..0,
-                action: Action::Copy,
-                awaited_step,
-            }),
-        });
+        let (to, from) = (world.rank_after(rank, distance), world.rank_before(rank, distance));
+        let awaited_step = schedule.last_step();
+        let receive = Step::receive(from, 0..0, Action::Copy, awaited_step);
+        schedule.steps.push(Step::send(to, 0..0, awaited_step).and(receive));
         distance *= 2;
     }
-    steps.into()
+    schedule
 }

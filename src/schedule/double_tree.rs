@@ -18,7 +18,7 @@
 
 use std::ops::Range;
 
-use super::{Action, InboundElements, OutboundElements, Schedule, Step, StepDependency};
+use super::{Action, Schedule, Step, StepDependency};
 use crate::types::{Rank, WorldSize};
 
 /// The largest number of blocks in one half of the buffer. The limit keeps the schedules of long buffers small.
@@ -155,13 +155,11 @@ impl TreeNeighbours {
             for (index, &peer) in self.children.iter().enumerate() {
                 let is_last = self.parent.is_none() && index + 1 == self.children.len();
                 let action = if is_last { Action::ReduceLast } else { Action::Reduce };
-                let receive = InboundElements { peer, range: range.clone(), action, awaited_step };
-                awaited_step = Some(StepDependency(schedule.steps.len()));
-                schedule.steps.push(Step { send: None, receive: Some(receive) });
+                schedule.steps.push(Step::receive(peer, range.clone(), action, awaited_step));
+                awaited_step = schedule.last_step();
             }
             if let Some(peer) = self.parent {
-                let send = Some(OutboundElements { peer, range, awaited_step });
-                schedule.steps.push(Step { send, receive: None });
+                schedule.steps.push(Step::send(peer, range, awaited_step));
             }
             last_steps.push(awaited_step);
         }
@@ -181,14 +179,11 @@ impl TreeNeighbours {
         for (index, range) in split_into_blocks(half, block).enumerate() {
             let mut awaited_step = reduced.get(index).copied().flatten();
             if let Some(peer) = self.parent {
-                awaited_step = Some(StepDependency(schedule.steps.len()));
-                let receive =
-                    InboundElements { peer, range: range.clone(), action: Action::Copy, awaited_step: None };
-                schedule.steps.push(Step { send: None, receive: Some(receive) });
+                schedule.steps.push(Step::receive(peer, range.clone(), Action::Copy, None));
+                awaited_step = schedule.last_step();
             }
             for &peer in self.children.iter().rev() {
-                let send = Some(OutboundElements { peer, range: range.clone(), awaited_step });
-                schedule.steps.push(Step { send, receive: None });
+                schedule.steps.push(Step::send(peer, range.clone(), awaited_step));
             }
         }
     }

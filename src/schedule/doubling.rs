@@ -1,7 +1,7 @@
 //! An all-gather in which every step doubles the amount of data that a rank has. In the comments, n is the number of
 //! ranks.
 
-use super::{Action, InboundElements, OutboundElements, Schedule, Step, StepDependency};
+use super::{Action, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Creates an all-gather of `count` elements from each rank in ceil(log2 n) steps, for any n. Each rank sends
@@ -27,19 +27,10 @@ pub fn all_gather(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let mut distance = 1;
     while distance < n {
         let slots = distance.min(n - distance);
-        let awaited_step = schedule.steps.len().checked_sub(1).map(StepDependency);
-        let send = OutboundElements {
-            peer: world.rank_before(rank, distance as u32),
-            range: 0..slots * count,
-            awaited_step,
-        };
-        let receive = InboundElements {
-            peer: world.rank_after(rank, distance as u32),
-            range: distance * count..(distance + slots) * count,
-            action: Action::Copy,
-            awaited_step,
-        };
-        schedule.steps.push(Step { send: Some(send), receive: Some(receive) });
+        let (to, from) = (world.rank_before(rank, distance as u32), world.rank_after(rank, distance as u32));
+        let (awaited_step, received) = (schedule.last_step(), distance * count..(distance + slots) * count);
+        let receive = Step::receive(from, received, Action::Copy, awaited_step);
+        schedule.steps.push(Step::send(to, 0..slots * count, awaited_step).and(receive));
         distance *= 2;
     }
     schedule

@@ -1,7 +1,7 @@
 //! The all-to-all: every rank exchanges messages with every other rank. In the comments, n is the number of ranks.
 
 use super::partition::Partition;
-use super::{Action, InboundElements, OutboundElements, Schedule, Step};
+use super::{Action, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Exchanges one part between each pair of ranks (all-to-all) in n-1 steps. If all parts have the same length, each
@@ -30,10 +30,7 @@ pub fn all_to_all(world: WorldSize, rank: Rank, send: &Partition, receive: &Part
         let (to, from) = (world.rank_after(rank, distance), world.rank_before(rank, distance));
         let part = receive.range(from);
         let range = receive_start + part.start..receive_start + part.end;
-        Step {
-            send: Some(OutboundElements { peer: to, range: send.range(to), awaited_step: None }),
-            receive: Some(InboundElements { peer: from, range, action: Action::Copy, awaited_step: None }),
-        }
+        Step::send(to, send.range(to), None).and(Step::receive(from, range, Action::Copy, None))
     };
     (1..world.get()).map(step).collect::<Vec<Step>>().into()
 }

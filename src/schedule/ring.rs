@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::partition::Partition;
-use super::{Action, InboundElements, OutboundElements, Schedule, Step, StepDependency};
+use super::{Action, Schedule, Step, StepDependency};
 use crate::types::{Rank, WorldSize};
 
 /// Creates a reduce-scatter in n-1 steps: each rank gets its part of the reduction. Each rank sends all parts except
@@ -89,7 +89,7 @@ impl RingPosition<'_> {
         for hop in 0..hops {
             let action = if hop + 1 == hops { Action::ReduceLast } else { Action::Reduce };
             // The first hop sends this rank's own contribution and depends on no receive.
-            let awaited_step = (hop > 0).then(|| StepDependency(schedule.steps.len() - 1));
+            let awaited_step = schedule.last_step().filter(|_| hop > 0);
             schedule.steps.push(self.ring_step(hop + 1, action, awaited_step));
         }
     }
@@ -98,7 +98,7 @@ impl RingPosition<'_> {
     /// step of the all-gather sends the result of the last step of the reduce-scatter.
     fn push_all_gather(&self, schedule: &mut Schedule) {
         for hop in 0..self.world.get() - 1 {
-            let awaited_step = schedule.steps.len().checked_sub(1).map(StepDependency);
+            let awaited_step = schedule.last_step();
             schedule.steps.push(self.ring_step(hop, Action::Copy, awaited_step));
         }
     }
@@ -106,13 +106,9 @@ impl RingPosition<'_> {
     /// Returns the step that sends part r - `distance` and receives part r - `distance` - 1 (modulo n), where r is
     /// this rank.
     fn ring_step(&self, distance: u32, action: Action, awaited_step: Option<StepDependency>) -> Step {
-        let peer = self.world.rank_before(self.rank, 1);
-        let range = self.part_before(distance + 1);
-        let to = self.world.rank_after(self.rank, 1);
-        Step {
-            send: Some(OutboundElements { peer: to, range: self.part_before(distance), awaited_step }),
-            receive: Some(InboundElements { peer, range, action, awaited_step: None }),
-        }
+        let (to, from) = (self.world.rank_after(self.rank, 1), self.world.rank_before(self.rank, 1));
+        let receive = Step::receive(from, self.part_before(distance + 1), action, None);
+        Step::send(to, self.part_before(distance), awaited_step).and(receive)
     }
 
     /// Returns the range in the buffer of part r - `distance` (modulo n), where r is this rank.

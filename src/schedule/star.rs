@@ -2,7 +2,7 @@
 //! define n, S, B and s.
 
 use super::partition::Partition;
-use super::{Action, InboundElements, OutboundElements, Schedule, Step};
+use super::{Action, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Gathers to `root` in one round. Each rank except the root sends its own part. The root receives S bytes minus its
@@ -17,18 +17,13 @@ use crate::types::{Rank, WorldSize};
 /// If the partition does not have `world` parts.
 pub fn gather(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -> Schedule {
     partition.assert_fits(world);
-    let step = |peer| {
-        let range = partition.range(peer);
-        Step {
-            send: None,
-            receive: Some(InboundElements { peer, range, action: Action::Copy, awaited_step: None }),
-        }
+    let steps: Vec<Step> = if rank == root {
+        let step = |peer| Step::receive(peer, partition.range(peer), Action::Copy, None);
+        ranks_except_root(world, root).map(step).collect()
+    } else {
+        vec![Step::send(root, 0..partition.range(rank).len(), None)]
     };
-    if rank == root {
-        return ranks_except_root(world, root).map(step).collect::<Vec<Step>>().into();
-    }
-    let send = OutboundElements { peer: root, range: 0..partition.range(rank).len(), awaited_step: None };
-    vec![Step { send: Some(send), receive: None }].into()
+    steps.into()
 }
 
 /// Scatters from `root`: this is [`gather`] with the direction of every message reversed. The root sends S bytes
@@ -39,16 +34,13 @@ pub fn gather(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -
 /// If the partition does not have `world` parts.
 pub fn scatter(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -> Schedule {
     partition.assert_fits(world);
-    let step = |peer| {
-        let range = partition.range(peer);
-        Step { send: Some(OutboundElements { peer, range, awaited_step: None }), receive: None }
+    let steps: Vec<Step> = if rank == root {
+        let step = |peer| Step::send(peer, partition.range(peer), None);
+        ranks_except_root(world, root).map(step).collect()
+    } else {
+        vec![Step::receive(root, 0..partition.range(rank).len(), Action::Copy, None)]
     };
-    if rank == root {
-        return ranks_except_root(world, root).map(step).collect::<Vec<Step>>().into();
-    }
-    let range = 0..partition.range(rank).len();
-    let receive = InboundElements { peer: root, range, action: Action::Copy, awaited_step: None };
-    vec![Step { send: None, receive: Some(receive) }].into()
+    steps.into()
 }
 
 /// Returns every rank but the root, starting with the root's successor.

@@ -85,6 +85,26 @@ pub enum Action {
 }
 
 impl Step {
+    /// Returns a step that only sends.
+    pub(super) fn send(peer: Rank, range: Range<usize>, awaited_step: Option<StepDependency>) -> Self {
+        Self { send: Some(OutboundElements { peer, range, awaited_step }), receive: None }
+    }
+
+    /// Returns a step that only receives.
+    pub(super) fn receive(
+        peer: Rank,
+        range: Range<usize>,
+        action: Action,
+        awaited_step: Option<StepDependency>,
+    ) -> Self {
+        Self { send: None, receive: Some(InboundElements { peer, range, action, awaited_step }) }
+    }
+
+    /// Returns the step that does what this step and `other` do, at once. One of them sends and the other one receives.
+    pub(super) fn and(self, other: Self) -> Self {
+        Self { send: self.send.or(other.send), receive: self.receive.or(other.receive) }
+    }
+
     /// Returns whether this step must send elements before the receive of the same step overwrites these elements.
     /// `index` is the index of this step. Returns false if the step forwards the elements that it receives.
     pub fn must_send_before_receiving(&self, index: usize) -> bool {
@@ -115,6 +135,11 @@ impl From<Vec<Step>> for Schedule {
 }
 
 impl Schedule {
+    /// Returns the dependency on the last step, or `None` if there are no steps.
+    pub(super) fn last_step(&self) -> Option<StepDependency> {
+        self.steps.len().checked_sub(1).map(StepDependency)
+    }
+
     /// Replaces each peer by the rank that `name` returns for it.
     pub fn rename_peers(&mut self, name: impl Fn(Rank) -> Rank) {
         for Step { send, receive } in &mut self.steps {

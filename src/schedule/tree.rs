@@ -6,7 +6,7 @@
 //! `d+1`, `d+2`, `d+4` and so on: one child d + p for each power of two p below the lowest set bit of d, if d + p is less
 //! than n. The root, 0, has the children 1, 2, 4 and so on. For example, 12 has the parent 8 and the children 13 and 14.
 
-use super::{Action, InboundElements, OutboundElements, Schedule, Step, StepDependency};
+use super::{Action, Schedule, Step};
 use crate::types::{Rank, WorldSize};
 
 /// Reduces to `root` in ceil(log2 n) rounds. Each rank except the root sends S bytes. The root receives ceil(log2 n) S
@@ -18,20 +18,18 @@ use crate::types::{Rank, WorldSize};
 /// contains the result, and the buffers of all ranks except the root contain partial results.
 pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let position = TreePosition::new(world, rank, root);
-    let mut steps: Vec<Step> = Vec::new();
+    let mut schedule = Schedule::default();
     for child in position.children() {
-        let awaited_step = steps.len().checked_sub(1).map(StepDependency);
-        let receive = InboundElements { peer: child, range: 0..count, action: Action::Reduce, awaited_step };
-        steps.push(Step { send: None, receive: Some(receive) });
+        let awaited_step = schedule.last_step();
+        schedule.steps.push(Step::receive(child, 0..count, Action::Reduce, awaited_step));
     }
     if let Some(parent) = position.parent() {
-        let awaited_step = steps.len().checked_sub(1).map(StepDependency);
-        let send = Some(OutboundElements { peer: parent, range: 0..count, awaited_step });
-        steps.push(Step { send, receive: None });
-    } else if let Some(last) = steps.last_mut().and_then(|step| step.receive.as_mut()) {
+        let awaited_step = schedule.last_step();
+        schedule.steps.push(Step::send(parent, 0..count, awaited_step));
+    } else if let Some(last) = schedule.steps.last_mut().and_then(|step| step.receive.as_mut()) {
         last.action = Action::ReduceLast;
     }
-    steps.into()
+    schedule
 }
 
 /// Broadcasts from `root` in ceil(log2 n) rounds. The root sends ceil(log2 n) S bytes. A leaf of the tree sends no
@@ -40,20 +38,14 @@ pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Sc
 /// A rank sends first to the child with the largest subtree, because that subtree has the longest path.
 pub fn broadcast_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let position = TreePosition::new(world, rank, root);
-    let mut steps: Vec<Step> = Vec::new();
-    if let Some(peer) = position.parent() {
-        let receive =
-            Some(InboundElements { peer, range: 0..count, action: Action::Copy, awaited_step: None });
-        steps.push(Step { send: None, receive });
+    let mut schedule = Schedule::default();
+    if let Some(parent) = position.parent() {
+        schedule.steps.push(Step::receive(parent, 0..count, Action::Copy, None));
     }
-    let awaited_step = steps.len().checked_sub(1).map(StepDependency);
-    for peer in position.children().into_iter().rev() {
-        steps.push(Step {
-            send: Some(OutboundElements { peer, range: 0..count, awaited_step }),
-            receive: None,
-        });
-    }
-    steps.into()
+    let awaited_step = schedule.last_step();
+    let children = position.children().into_iter().rev();
+    schedule.steps.extend(children.map(|child| Step::send(child, 0..count, awaited_step)));
+    schedule
 }
 
 /// The position of one rank in the tree.

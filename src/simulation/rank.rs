@@ -342,7 +342,7 @@ impl SimulatedRank {
             return;
         }
         let (world, rank) = self.rank_in_group(call).expect("the rank is a member of the group");
-        let buffer = memory.into_elements::<f64>();
+        let buffer = memory.into_owned::<Vec<f64>>().unwrap_or_default();
         assert!(call.is_right_result(world, rank, &buffer), "rank {} {call:?} {buffer:?}", self.rank);
     }
 

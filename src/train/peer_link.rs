@@ -4,9 +4,10 @@
 //! Parameter servers and gossip send and receive only through this file. So a change of the messages of [`Group`] changes this
 //! file, but no strategy.
 
+use std::slice;
 use std::time::Duration;
 
-use crate::group::{Cause, Error, Group, Handle, Messenger, Received};
+use crate::group::{Cause, Error, Group, Handle, Messenger, Received, wait_any};
 use crate::types::Rank;
 
 /// A rank waits at most this long for a request. One year is in effect no limit: the peer may compute for any time between two
@@ -172,7 +173,7 @@ impl PendingReply {
     /// Waits until the reply has arrived or will never arrive, at most for `timeout`. Returns `false` if `timeout` passes
     /// first.
     pub(crate) fn ends_within(&self, timeout: Duration) -> bool {
-        self.reply.ends_within(timeout)
+        wait_any(slice::from_ref(&self.reply), Some(timeout)).is_some()
     }
 
     /// Waits for the reply.

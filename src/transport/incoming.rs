@@ -17,7 +17,7 @@ use std::time::Duration;
 use mio::Token;
 use mio::net::TcpStream;
 
-use super::eviction::EvictionOrder;
+use super::eviction::{self, PendingConnection};
 use super::handshake::{DialError, Identity, advance_handshake};
 use super::refusal_log::RefusalLog;
 use crate::types::Rank;
@@ -102,8 +102,6 @@ pub struct IncomingConnections<S> {
     identity: Identity,
     /// The connections whose handshake is in progress.
     pending: BTreeMap<Token, IncomingHandshake<S>>,
-    /// The order in which pending connections are closed if there are too many.
-    eviction: EvictionOrder,
     /// The connections whose handshake is complete, and which the owner has not taken yet.
     accepted: VecDeque<AcceptedConnection<S>>,
     /// The time of the last call of [`IncomingConnections::expire`].
@@ -122,7 +120,6 @@ impl<S: Read + Write> IncomingConnections<S> {
         Self {
             identity,
             pending: BTreeMap::new(),
-            eviction: EvictionOrder::default(),
             accepted: VecDeque::new(),
             expired_at: Duration::ZERO,
             log: RefusalLog::default(),
@@ -153,7 +150,6 @@ impl<S: Read + Write> IncomingConnections<S> {
         let Identity { secret, job, rank } = self.identity.clone();
         let handshake = Acceptor::new(secret, job, rank, nonce);
         self.pending.insert(token, IncomingHandshake { stream, address, handshake, elapsed: Duration::ZERO });
-        self.eviction.add(token, address.ip());
         self.continue_handshake(now, token);
     }
 
@@ -208,12 +204,9 @@ impl<S: Read + Write> IncomingConnections<S> {
         let address = pending.address;
         let progress = advance_handshake(&mut pending.stream, &mut pending.handshake);
         if let Ok(false) = progress {
-            if !pending.handshake.has_received_nothing() {
-                self.eviction.mark_as_active(token, address.ip());
-            }
             return;
         }
-        let Some(pending) = self.remove_pending(token) else { return };
+        let Some(pending) = self.pending.remove(&token) else { return };
         match progress {
             Ok(_) => self.finish_handshake(now, pending, token),
             // This is usually no error: the dialer has chosen another connection to this rank.
@@ -235,12 +228,11 @@ impl<S: Read + Write> IncomingConnections<S> {
         self.log.end_interval_if_over(now);
         let elapsed = now.saturating_sub(self.expired_at).min(EXPIRE_INTERVAL_MAX);
         self.expired_at = now;
-        let Self { pending, eviction, log, .. } = self;
-        pending.retain(|&token, pending| {
+        let Self { pending, log, .. } = self;
+        pending.retain(|_, pending| {
             pending.elapsed += elapsed;
             let is_in_time = pending.elapsed < HANDSHAKE_TIMEOUT;
             if !is_in_time {
-                eviction.remove(token, pending.address.ip());
                 let (address, seconds) = (pending.address, HANDSHAKE_TIMEOUT.as_secs());
                 log.log_or_count(
                     now,
@@ -253,18 +245,17 @@ impl<S: Read + Write> IncomingConnections<S> {
 
     /// Closes the pending connection that is least likely to belong to a rank.
     fn evict_connection(&mut self, now: Duration) {
-        let Some(token) = self.eviction.first() else { return };
-        let Some(IncomingHandshake { address, .. }) = self.remove_pending(token) else { return };
+        let connections = self.pending.iter().map(|(&token, pending)| PendingConnection {
+            token,
+            address: pending.address.ip(),
+            is_silent: pending.handshake.has_received_nothing(),
+        });
+        let Some(token) = eviction::choose(connections) else { return };
+        let Some(IncomingHandshake { address, .. }) = self.pending.remove(&token) else { return };
         self.log.log_or_count(
             now,
             format_args!("closed the connection from {address}: too many connections are in their handshake"),
         );
-    }
-
-    fn remove_pending(&mut self, token: Token) -> Option<IncomingHandshake<S>> {
-        let pending = self.pending.remove(&token)?;
-        self.eviction.remove(token, pending.address.ip());
-        Some(pending)
     }
 
     fn remember_refused(&mut self, claimed: Option<Rank>, host: IpAddr, error: &HandshakeError) {

@@ -69,7 +69,7 @@ fn a_receive_whose_handle_is_dropped_is_cancelled(transport: TestTransport) {
             assert!(!matched.cancel(), "the receive has matched its message");
             assert_eq!(matched.wait().unwrap().elements, [7]);
             let started = Instant::now();
-            let late = group.probe_for(R0, 9, Duration::from_secs(3));
+            let late = group.probe(R0, 9, Duration::from_secs(3));
             assert!(late == Ok(None) && started.elapsed() >= Duration::from_secs(3), "{late:?}");
             group.set_timeout(TEST_TIMEOUT);
             group.send(&[0u8], R0, 2).unwrap();

@@ -171,7 +171,7 @@ fn a_duplicate_has_separate_messages_and_collectives(transport: TestTransport) {
             let mut buffer = [0u8];
             world.receive(&mut buffer, other, 5).unwrap();
             assert_eq!(buffer, [2]);
-            assert!(world.probe_now(other, None).unwrap().is_none());
+            assert!(world.probe(other, None, std::time::Duration::ZERO).unwrap().is_none());
             twin.receive(&mut buffer, other, None).unwrap();
             assert_eq!(buffer, [1]);
         }

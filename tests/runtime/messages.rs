@@ -206,15 +206,15 @@ fn a_probe_describes_a_message_without_receiving_it(transport: TestTransport) {
         // arrived at least in part.
         receive(&mut group, 1, R1, 19);
         let expected = Status { source: R1, tag: 17, dtype: DType::U64, count: 123 };
-        assert_eq!(group.probe_now(R1, 17), Ok(Some(expected)));
-        assert_eq!(group.probe_for(Source::Any, None, TEST_TIMEOUT), Ok(Some(expected)));
-        assert_eq!(group.probe_now(R1, 99), Ok(None));
-        let long = group.probe_now(R1, 18).unwrap().expect("the message has begun to come");
+        assert_eq!(group.probe(R1, 17, Duration::ZERO), Ok(Some(expected)));
+        assert_eq!(group.probe(Source::Any, None, TEST_TIMEOUT), Ok(Some(expected)));
+        assert_eq!(group.probe(R1, 99, Duration::ZERO), Ok(None));
+        let long = group.probe(R1, 18, Duration::ZERO).unwrap().expect("the message has begun to come");
         assert_eq!(long.count, 100_000);
         assert_eq!(receive(&mut group, long.count, R1, 18), message_elements(6, 100_000));
         assert_eq!(receive(&mut group, expected.count, R1, 17), message_elements(5, 123));
-        assert_eq!(group.probe_now(Source::Any, None), Ok(None));
-        assert_eq!(group.probe_for(Source::Any, None, Duration::from_millis(20)), Ok(None));
+        assert_eq!(group.probe(Source::Any, None, Duration::ZERO), Ok(None));
+        assert_eq!(group.probe(Source::Any, None, Duration::from_millis(20)), Ok(None));
         group.barrier().unwrap();
     });
 }
@@ -225,7 +225,7 @@ fn a_probe_waits_for_a_message(transport: TestTransport) {
         if group.rank() == R1 {
             group.send(&[1u8], R0, 3).unwrap();
         } else {
-            let found = group.probe_for(R1, None, TEST_TIMEOUT).unwrap().expect("the message comes");
+            let found = group.probe(R1, None, TEST_TIMEOUT).unwrap().expect("the message comes");
             assert_eq!((found.tag, found.count), (3, 1));
             group.receive(&mut [0u8], R1, None).unwrap();
         }
@@ -248,7 +248,7 @@ fn a_probe_returns_while_another_operation_runs(transport: TestTransport) {
             } else {
                 group.send(&[1u8], R1, 2).unwrap();
                 let started = Instant::now();
-                assert!(group.probe_for(R1, 3, TEST_TIMEOUT / 6).unwrap().is_some());
+                assert!(group.probe(R1, 3, TEST_TIMEOUT / 6).unwrap().is_some());
                 assert!(started.elapsed() < TEST_TIMEOUT / 6, "the probe took {:?}", started.elapsed());
                 group.receive(&mut [0u8], R1, 3).unwrap();
             }
@@ -258,13 +258,14 @@ fn a_probe_returns_while_another_operation_runs(transport: TestTransport) {
     });
 }
 
-/// Repeated calls of `probe_now` find the message, although none of these calls waits.
+/// Repeated calls of `probe` find the message, although none of these calls waits.
 fn repeated_probes_find_a_message(transport: TestTransport) {
     transport.run(2, |mut group| {
         if group.rank() == R1 {
             group.send(&[1u8], R0, 3).unwrap();
         } else {
-            let found = crate::util::wait_for("the message comes", || group.probe_now(R1, None).unwrap());
+            let found =
+                crate::util::wait_for("the message comes", || group.probe(R1, None, Duration::ZERO).unwrap());
             assert_eq!((found.tag, found.count), (3, 1));
             group.receive(&mut [0u8], R1, None).unwrap();
         }
@@ -347,7 +348,8 @@ fn wait_any_returns_each_message_once(transport: TestTransport) {
         let mut handles: Vec<_> =
             [R1, Rank::new(2)].map(|source| group.receive_async::<u64>(50_000, source, 5).unwrap()).into();
         let mut sources = Vec::new();
-        while let Some((_, Received { elements, status })) = wait_any(&mut handles).unwrap() {
+        while let Some(index) = wait_any(&handles, None) {
+            let Received { elements, status } = handles.remove(index).wait().unwrap();
             assert_eq!(elements, message_elements(status.source.get().into(), 50_000));
             sources.push(status.source.get());
         }
@@ -420,13 +422,13 @@ fn invalid_ranks_and_tags_are_refused_before_anything_is_sent(transport: TestTra
             matches!(group.send(&[1u8], peer, 0), Err(Error::InvalidPeer { peer: found, .. }) if found == peer)
         );
         assert!(matches!(group.receive(&mut [1u8], peer, 0), Err(Error::InvalidPeer { .. })));
-        assert!(matches!(group.probe_now(peer, 0), Err(Error::InvalidPeer { .. })));
+        assert!(matches!(group.probe(peer, 0, Duration::ZERO), Err(Error::InvalidPeer { .. })));
         // `u32::MAX` stands for any tag, so no message can have this tag.
         let other = Rank::new(1 - own.get());
         assert_eq!(group.send(&[1u8], other, u32::MAX), Err(Error::InvalidTag));
         assert_eq!(group.receive(&mut [1u8], other, u32::MAX), Err(Error::InvalidTag));
         assert_eq!(group.receive_async::<u8>(1, other, u32::MAX).map(|_| ()), Err(Error::InvalidTag));
-        assert_eq!(group.probe_now(other, u32::MAX), Err(Error::InvalidTag));
+        assert_eq!(group.probe(other, u32::MAX, Duration::ZERO), Err(Error::InvalidTag));
         group.barrier().unwrap();
     });
 }

@@ -3,7 +3,9 @@
 use crate::util::TEST_TIMEOUT;
 use crate::util::ranks::TestTransport;
 use ringtrain::group::{Source, wait_all};
-use ringtrain::{Rank, SendOptions, test_all};
+use std::time::Duration;
+
+use ringtrain::{Rank, SendOptions};
 
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
@@ -17,7 +19,7 @@ fn a_synchronous_send_completes_only_when_a_receive_has_matched_it(transport: Te
         for count in [0, 1, 8 << 10, 300_000] {
             let content = vec![count as u64; count];
             if group.rank() == R1 {
-                assert!(group.probe_for(R0, 1, TEST_TIMEOUT).unwrap().is_some());
+                assert!(group.probe(R0, 1, TEST_TIMEOUT).unwrap().is_some());
                 group.send(&[0u8], R0, PROBED_TAG).unwrap();
                 group.receive(&mut [0u8], R0, MAY_RECEIVE_TAG).unwrap();
                 let mut buffer = vec![0u64; count];
@@ -61,12 +63,12 @@ fn a_sparse_exchange_by_synchronous_sends_and_a_barrier_loses_no_message(transpo
                 .collect();
             let (mut received, mut barrier) = (Vec::new(), None);
             loop {
-                if let Some(status) = group.probe_now(Source::Any, tag).unwrap() {
+                if let Some(status) = group.probe(Source::Any, tag, Duration::ZERO).unwrap() {
                     let mut buffer = vec![0u64; status.count];
                     group.receive(&mut buffer, status.source, tag).unwrap();
                     assert_eq!(buffer, vec![u64::from(status.source.get()); 1 + status.source.index()]);
                     received.push(u64::from(status.source.get()));
-                } else if barrier.is_none() && test_all(&sent) {
+                } else if barrier.is_none() && sent.iter().all(ringtrain::Handle::test) {
                     barrier = Some(group.barrier_async().unwrap());
                 } else if barrier.as_ref().is_some_and(ringtrain::Handle::test) {
                     break;

@@ -19,10 +19,6 @@ const CIRCLES: &[(&str, &str)] = &[
     ("src/cli", "train train/commands train/generate"),
     ("src/cli/train", "args checkpoint_args config_file invocation option_set"),
     (
-        "src/group",
-        "alloc call handle hosts isolated join messages mod parts rounds_home selection share streams tune",
-    ),
-    (
         "src/launch",
         "binding command job mod mpi4py output output_files rank_processes shim supervisor terminal_writer \
          watchdog",
@@ -63,8 +59,6 @@ const CIRCLES: &[(&str, &str)] = &[
     ("src/train", "runtime shard_exchange"),
     ("src/train", "trainer trainer/evaluation"),
     ("src/shm", "rounds rounds/registry"),
-    ("src/transport/tcp/bundle", "mod receiving sending"),
-    ("src/transport/tcp", "extra mod"),
 ];
 
 /// For each file, the files that it imports, each with the line of the first import.

@@ -263,7 +263,7 @@ fn wait_for_any(handles: &[&PyHandle], patience: Duration) {
         handles[0].wait_until_ended(POLL_INTERVAL);
     } else {
         let patience = if owners.len() < handles.len() { patience.min(POLL_INTERVAL) } else { patience };
-        ringtrain::wait_until_any_ended(&running, patience);
+        ringtrain::wait_any(&running, Some(patience));
     }
     for (owner, operation) in owners.into_iter().zip(running) {
         *owner.lock() = PyHandleState::Running(BegunHandle::OfGroup(operation));

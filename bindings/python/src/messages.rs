@@ -120,7 +120,7 @@ impl PyGroup {
             (source_and_tag(py, source, tag)?, duration_from_seconds(py, timeout)?);
         loop {
             let patience = left.min(SIGNAL_CHECK_INTERVAL);
-            let found = self.with_messenger(py, |messenger| messenger.probe_for(source, tag, patience))?;
+            let found = self.with_messenger(py, |messenger| messenger.probe(source, tag, patience))?;
             left -= patience;
             if found.is_some() || left.is_zero() {
                 return Ok(found.map(|status| {

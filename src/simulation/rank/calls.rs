@@ -154,7 +154,7 @@ impl SimulatedRank {
                 rank if rank == to => {
                     let source = Some(member(call.root));
                     let pattern = Pattern { group: call.group as u32, source, tag: Some(0) };
-                    Some(Submission::Receive(pattern, Memory::allocated_on_match::<f64>()))
+                    Some(Submission::Receive(pattern, Memory::none().or_allocated_if_longer::<f64>()))
                 }
                 _ => None,
             };

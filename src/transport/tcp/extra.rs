@@ -3,52 +3,23 @@
 //! connection has a separate handshake. If an extra connection cannot be opened, the link works without this
 //! connection.
 
-use std::os::fd::{AsRawFd as _, RawFd};
 use std::time::Duration;
 
 use mio::Token;
 use mio::net::TcpStream;
 
 use super::bundle::Bundle;
-use super::{CONNECT_TIMEOUT, Dial, LinkState, TcpLink, TcpTransport};
+use super::{CONNECT_TIMEOUT, Dial, TcpLink, TcpTransport};
 use crate::transport::handshake::DialProgress;
 use crate::transport::incoming::{AcceptedConnection, HANDSHAKE_TIMEOUT};
 use crate::types::Rank;
 use crate::wire::cause::NO_ANSWER_TEXT;
 use crate::wire::handshake::StreamId;
 
-/// An extra connection that this rank is opening.
-pub(super) struct ExtraConnectionDial {
-    peer: Rank,
-    stream_id: StreamId,
-    dial: Dial,
-}
-
-impl ExtraConnectionDial {
-    /// Returns the time by which the peer's machine must accept the connection, or `None` if the machine has accepted
-    /// the connection.
-    pub(super) fn deadline(&self) -> Option<Duration> {
-        self.dial.deadline
-    }
-
-    /// Returns the file descriptor of the connection.
-    pub(super) fn descriptor(&self) -> RawFd {
-        self.dial.stream.as_raw_fd()
-    }
-}
-
 impl TcpTransport {
-    /// Returns the bundle of connections to `peer`, if the link to `peer` is open and may have several connections.
-    fn bundle(&mut self, peer: Rank) -> Option<&mut Bundle<TcpStream>> {
-        match self.links.get_mut(&peer) {
-            Some(TcpLink { state: LinkState::Bundled(bundle), .. }) => Some(bundle),
-            _ => None,
-        }
-    }
-
     /// Begins to open the extra connections of a link that this rank has dialed.
     pub(super) fn open_extra_connections(&mut self, now: Duration, peer: Rank) {
-        let Some(bundle) = self.bundle(peer) else { return };
+        let Some(bundle) = self.bundle_mut(peer) else { return };
         let total = bundle.stream_count();
         bundle.expect_connections(usize::from(total) - 1);
         for index in 1..total {
@@ -59,7 +30,7 @@ impl TcpTransport {
     fn open_extra_connection(&mut self, now: Duration, peer: Rank, stream_id: StreamId) {
         match self.open_connection(now, peer, stream_id) {
             Ok(dial) => {
-                self.extras.insert(dial.token, ExtraConnectionDial { peer, stream_id, dial });
+                self.extras.insert(dial.token, dial);
             }
             Err(error) => self.handle_failed_extra_connection(peer, stream_id, &error.to_string()),
         }
@@ -67,38 +38,37 @@ impl TcpTransport {
 
     /// Advances the opening of an extra connection as far as possible without blocking.
     pub(super) fn advance_extra_connection(&mut self, now: Duration, token: Token) {
-        let Some(mut extra) = self.extras.remove(&token) else { return };
-        let dial = &mut extra.dial;
+        let Some(mut dial) = self.extras.remove(&token) else { return };
+        let (peer, stream_id) = (dial.peer, dial.stream_id);
         match dial.handshake.advance(&mut dial.stream) {
             DialProgress::Connecting => {}
             DialProgress::Pending => dial.deadline = None,
             DialProgress::Ready => {
-                let ExtraConnectionDial { peer, stream_id: StreamId { index, .. }, dial } = extra;
                 self.peers_by_token.insert(token, peer);
-                if let Some(bundle) = self.bundle(peer) {
+                if let Some(bundle) = self.bundle_mut(peer) {
                     bundle.decrement_expected_connections();
-                    bundle.add_connection(index, dial.stream, token);
+                    bundle.add_connection(stream_id.index, dial.stream, token);
                 }
                 return;
             }
             // This rank was too slow in the handshake, so this rank dials again, as it does for the first connection
             // of a link.
             DialProgress::Closed(_) if now >= dial.began + HANDSHAKE_TIMEOUT => {
-                return self.open_extra_connection(now, extra.peer, extra.stream_id);
+                return self.open_extra_connection(now, peer, stream_id);
             }
             DialProgress::Closed(error) => {
-                return self.handle_failed_extra_connection(extra.peer, extra.stream_id, &error.to_string());
+                return self.handle_failed_extra_connection(peer, stream_id, &error.to_string());
             }
             DialProgress::Failed(error) => {
-                return self.handle_failed_extra_connection(extra.peer, extra.stream_id, &error.to_string());
+                return self.handle_failed_extra_connection(peer, stream_id, &error.to_string());
             }
         }
-        self.extras.insert(token, extra);
+        self.extras.insert(token, dial);
     }
 
     fn handle_failed_extra_connection(&mut self, peer: Rank, stream_id: StreamId, why: &str) {
         let StreamId { index, total } = stream_id;
-        if let Some(bundle) = self.bundle(peer) {
+        if let Some(bundle) = self.bundle_mut(peer) {
             if bundle.is_connection_missing(index) {
                 log::info!("the link to rank {peer} works without connection {index} of {total}: {why}");
             }
@@ -108,15 +78,15 @@ impl TcpTransport {
 
     /// Gives up the extra connections that the peer's machine has not accepted before their deadline.
     pub(super) fn expire_extra_connections(&mut self, now: Duration) {
-        let is_late = |extra: &ExtraConnectionDial| extra.deadline().is_some_and(|deadline| now >= deadline);
+        let is_late = |dial: &Dial| dial.deadline.is_some_and(|deadline| now >= deadline);
         let late: Vec<Token> =
-            self.extras.iter().filter(|(_, extra)| is_late(extra)).map(|(&token, _)| token).collect();
+            self.extras.iter().filter(|(_, dial)| is_late(dial)).map(|(&token, _)| token).collect();
         for token in late {
             // The deadline has passed, but the connection may have been established while this rank was outside the
             // library.
             self.advance_extra_connection(now, token);
             if self.extras.get(&token).is_some_and(is_late)
-                && let Some(ExtraConnectionDial { peer, stream_id, .. }) = self.extras.remove(&token)
+                && let Some(Dial { peer, stream_id, .. }) = self.extras.remove(&token)
             {
                 let why = format!("{NO_ANSWER_TEXT} {} s", CONNECT_TIMEOUT.as_secs());
                 self.handle_failed_extra_connection(peer, stream_id, &why);
@@ -129,7 +99,7 @@ impl TcpTransport {
     pub(super) fn accept_extra_connection(&mut self, accepted: AcceptedConnection) {
         let (peer, token) = (accepted.introduction.from, accepted.token);
         let StreamId { index, total } = accepted.introduction.stream;
-        let is_needed = |bundle: &mut Bundle<TcpStream>| {
+        let is_needed = |bundle: &Bundle<TcpStream>| {
             bundle.stream_count() == total && bundle.is_connection_missing(index)
         };
         if !self.bundle(peer).is_some_and(is_needed) {
@@ -143,7 +113,7 @@ impl TcpTransport {
         match self.apply_options_and_confirm(accepted) {
             Ok(stream) => {
                 self.peers_by_token.insert(token, peer);
-                if let Some(bundle) = self.bundle(peer) {
+                if let Some(bundle) = self.bundle_mut(peer) {
                     bundle.add_connection(index, stream, token);
                 }
             }
@@ -162,7 +132,7 @@ impl TcpTransport {
         self.used_streams = count.clamp(1, self.streams);
         let used = self.used_streams;
         for link in self.links.values_mut() {
-            if let LinkState::Bundled(bundle) = &mut link.state {
+            if let TcpLink::Open(bundle) = link {
                 bundle.use_streams(used.into());
                 for connection in bundle.connections() {
                     if let Err(error) = self.options.apply_pacing(connection, bundle.stream_count().min(used))
@@ -180,7 +150,7 @@ impl TcpTransport {
         self.use_streams(1);
         self.streams = 1;
         for link in self.links.values_mut() {
-            if let LinkState::Bundled(bundle) = &mut link.state {
+            if let TcpLink::Open(bundle) = link {
                 bundle.use_single_connection();
             }
         }

@@ -1,8 +1,8 @@
 //! TCP links. Two ranks that communicate have one link, which is opened when it is first needed.
 //!
 //! The rank that needs a link dials the other rank. If both ranks dial, `simultaneous_open` decides which connection
-//! becomes the link. A link may consist of several connections (`bundle`). The rank that dialed the first connection
-//! also opens the extra connections (`extra`).
+//! becomes the link. A link is a bundle of one or several connections (`bundle`). The rank that dialed the first
+//! connection also opens the extra connections (`extra`).
 
 mod bundle;
 mod descriptors;
@@ -10,25 +10,22 @@ mod extra;
 mod kernel;
 mod options;
 mod pacing;
-mod read_ahead;
 mod simultaneous_open;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt::Display;
-use std::io::{self, IoSlice, IoSliceMut, Write as _};
-use std::net::{Shutdown, SocketAddr};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use mio::net::TcpStream;
 use mio::{Interest, Token};
 
 use self::bundle::Bundle;
-use self::extra::ExtraConnectionDial;
 pub use self::options::{CongestionControl, SocketOptions};
 pub use self::pacing::PacingRate;
-use self::read_ahead::{ReadAhead, ReadOutcome};
 use self::simultaneous_open::{LinkChoice, SimultaneousOpen};
 use super::handshake::{DialProgress, OutgoingHandshake, random_nonce};
 use super::incoming::{AcceptedConnection, HANDSHAKE_TIMEOUT};
@@ -60,56 +57,34 @@ pub struct TcpTransport {
     /// The peer of each connection of a link, by the token of the connection.
     peers_by_token: HashMap<Token, Rank>,
     /// The extra connections that are being opened.
-    extras: BTreeMap<Token, ExtraConnectionDial>,
+    extras: BTreeMap<Token, Dial>,
     /// The peers that have opened a link to this rank without a request of this rank.
     incoming_links: VecDeque<Rank>,
 }
 
 /// The link to one peer.
-struct TcpLink {
-    state: LinkState,
-    is_readable: bool,
-    is_writable: bool,
-    /// Whether the peer has closed its sending direction.
-    is_ended: bool,
-    read_ahead: ReadAhead,
-}
-
-enum LinkState {
+enum TcpLink {
     /// This rank dials the peer, and the peer may dial this rank at the same time.
     Opening(Box<SimultaneousOpen<Dial, AcceptedConnection>>),
-    /// The link is open and has one connection.
-    Open(TcpStream),
-    /// The link is open and has several connections.
-    Bundled(Box<Bundle<TcpStream>>),
+    /// The link is open.
+    Open(Box<Bundle<TcpStream>>),
     /// The link is lost, for this reason.
     Lost(String),
 }
 
 /// A connection that this rank opens.
 struct Dial {
+    peer: Rank,
+    /// The number of the connection, and the number of connections that the link will have.
+    stream_id: StreamId,
     stream: TcpStream,
     token: Token,
     handshake: OutgoingHandshake,
     /// The time at which this rank began to open the connection.
     began: Duration,
-    /// The number of connections that the link will have.
-    stream_count: u8,
     /// The time by which the peer's machine must accept the connection; `None` once the machine has accepted the
     /// connection.
     deadline: Option<Duration>,
-}
-
-impl TcpLink {
-    fn new(state: LinkState, is_ready: bool) -> Self {
-        Self {
-            state,
-            is_readable: is_ready,
-            is_writable: is_ready,
-            is_ended: false,
-            read_ahead: ReadAhead::default(),
-        }
-    }
 }
 
 impl TcpTransport {
@@ -152,15 +127,10 @@ impl TcpTransport {
                 continue;
             }
             let Some(&peer) = self.peers_by_token.get(&event.token) else { continue };
-            let Some(link) = self.links.get_mut(&peer) else { continue };
-            if let LinkState::Bundled(bundle) = &mut link.state {
-                bundle.handle_event(event);
-                continue;
+            match self.links.get_mut(&peer) {
+                Some(TcpLink::Open(bundle)) => bundle.handle_event(event),
+                _ => self.advance_dial(now, peer),
             }
-            link.is_readable |= event.is_readable;
-            link.is_writable |= event.is_writable;
-            link.is_ended |= event.is_ended;
-            self.advance_dial(now, peer);
         }
         while let Some(accepted) = self.listener.incoming.take(ConnectionPurpose::Link) {
             match accepted.introduction.stream.index {
@@ -189,8 +159,7 @@ impl TcpTransport {
         let identity = self.listener.incoming.identity();
         let handshake = OutgoingHandshake::new(identity, introduction, random_nonce());
         let deadline = Some(now + CONNECT_TIMEOUT);
-        let stream_count = stream_id.total;
-        Ok(Dial { stream, token, handshake, began: now, stream_count, deadline })
+        Ok(Dial { peer, stream_id, stream, token, handshake, began: now, deadline })
     }
 
     /// Returns the number of connections among which the pacing rate of a link is divided.
@@ -200,9 +169,7 @@ impl TcpTransport {
 
     /// Advances the opening of a link as far as possible without blocking.
     fn advance_dial(&mut self, now: Duration, peer: Rank) {
-        let Some(TcpLink { state: LinkState::Opening(opening), .. }) = self.links.get_mut(&peer) else {
-            return;
-        };
+        let Some(TcpLink::Opening(opening)) = self.links.get_mut(&peer) else { return };
         let dial = &mut opening.ours;
         match dial.handshake.advance(&mut dial.stream) {
             DialProgress::Connecting => {}
@@ -223,9 +190,7 @@ impl TcpTransport {
 
     fn dial_again(&mut self, now: Duration, peer: Rank) {
         let dialed = self.dial(now, peer);
-        let Some(TcpLink { state: LinkState::Opening(opening), .. }) = self.links.get_mut(&peer) else {
-            return;
-        };
+        let Some(TcpLink::Opening(opening)) = self.links.get_mut(&peer) else { return };
         match dialed {
             Ok(dial) => {
                 self.peers_by_token.remove(&opening.ours.token);
@@ -243,29 +208,29 @@ impl TcpTransport {
     /// Handles the first connection of a link that a peer has opened.
     fn handle_peer_connection(&mut self, now: Duration, accepted: AcceptedConnection) {
         let peer = accepted.introduction.from;
-        match self.links.get(&peer).map(|link| &link.state) {
+        match self.links.get(&peer) {
             None => {
-                let state = self.accept_link(peer, accepted);
-                self.links.insert(peer, TcpLink::new(state, true));
+                let link = self.accept_link(peer, accepted);
+                self.links.insert(peer, link);
                 self.incoming_links.push_back(peer);
             }
-            Some(LinkState::Opening(_)) => {
+            Some(TcpLink::Opening(_)) => {
                 self.update_opening_link(now, peer, "", |opening| opening.handle_peer_dial(accepted));
             }
             // After a simultaneous open, a second connection is normal: the peer sent its proof on this connection
             // before the other connection was chosen.
-            Some(LinkState::Open(_) | LinkState::Bundled(_) | LinkState::Lost(_)) => {
+            Some(TcpLink::Open(_) | TcpLink::Lost(_)) => {
                 log::debug!("closed a second connection of rank {peer}");
             }
         }
     }
 
-    fn accept_link(&mut self, peer: Rank, accepted: AcceptedConnection) -> LinkState {
+    fn accept_link(&mut self, peer: Rank, accepted: AcceptedConnection) -> TcpLink {
         let (token, stream_count) = (accepted.token, accepted.introduction.stream.total);
         self.peers_by_token.insert(token, peer);
         match self.apply_options_and_confirm(accepted) {
             Ok(stream) => self.new_open_link(stream, token, stream_count),
-            Err((problem, error)) => LinkState::Lost(format!("its connection {problem}: {error}")),
+            Err((problem, error)) => TcpLink::Lost(format!("its connection {problem}: {error}")),
         }
     }
 
@@ -281,17 +246,14 @@ impl TcpTransport {
         accepted.confirm().map_err(|error| ("could not be confirmed", error))
     }
 
-    /// Creates the state of an open link from its first connection.
-    fn new_open_link(&self, stream: TcpStream, token: Token, stream_count: u8) -> LinkState {
-        if stream_count == 1 {
-            return LinkState::Open(stream);
-        }
+    /// Creates an open link from its first connection.
+    fn new_open_link(&self, stream: TcpStream, token: Token, stream_count: u8) -> TcpLink {
         let mut bundle = Bundle::new(stream, token, stream_count);
         bundle.use_streams(self.used_streams.into());
         if self.streams == 1 {
             bundle.use_single_connection();
         }
-        LinkState::Bundled(Box::new(bundle))
+        TcpLink::Open(Box::new(bundle))
     }
 
     /// Applies an event to a link that is being opened, and stores the new state of the link. If the event means that
@@ -303,23 +265,21 @@ impl TcpTransport {
         why: &str,
         event: impl FnOnce(SimultaneousOpen<Dial, AcceptedConnection>) -> LinkChoice<Dial, AcceptedConnection>,
     ) {
-        let Some(TcpLink { state: LinkState::Opening(opening), .. }) = self.links.remove(&peer) else {
-            return;
-        };
+        let Some(TcpLink::Opening(opening)) = self.links.remove(&peer) else { return };
         let (own_token, mut is_ours) = (opening.ours.token, false);
-        let state = match event(*opening) {
-            LinkChoice::Waiting(opening) => LinkState::Opening(Box::new(opening)),
+        let link = match event(*opening) {
+            LinkChoice::Waiting(opening) => TcpLink::Opening(Box::new(opening)),
             LinkChoice::Ours(dial) => {
                 is_ours = true;
-                self.new_open_link(dial.stream, dial.token, dial.stream_count)
+                self.new_open_link(dial.stream, dial.token, dial.stream_id.total)
             }
             LinkChoice::Theirs(accepted) => {
                 self.peers_by_token.remove(&own_token);
                 self.accept_link(peer, accepted)
             }
-            LinkChoice::Lost => LinkState::Lost(why.to_owned()),
+            LinkChoice::Lost => TcpLink::Lost(why.to_owned()),
         };
-        self.links.insert(peer, TcpLink::new(state, true));
+        self.links.insert(peer, link);
         if is_ours {
             self.open_extra_connections(now, peer);
         }
@@ -340,13 +300,29 @@ impl TcpTransport {
         }
         self.expire_extra_connections(now);
     }
+
+    /// Returns the connections of the link to `peer`, if the link is open.
+    fn bundle(&self, peer: Rank) -> Option<&Bundle<TcpStream>> {
+        match self.links.get(&peer) {
+            Some(TcpLink::Open(bundle)) => Some(bundle),
+            _ => None,
+        }
+    }
+
+    /// Returns the connections of the link to `peer`, if the link is open.
+    fn bundle_mut(&mut self, peer: Rank) -> Option<&mut Bundle<TcpStream>> {
+        match self.links.get_mut(&peer) {
+            Some(TcpLink::Open(bundle)) => Some(bundle),
+            _ => None,
+        }
+    }
 }
 
 /// Returns the time by which the peer's machine must accept this rank's connection. Returns `None` if the machine has
 /// accepted the connection, or if the link is not being opened.
 fn connect_deadline(link: &TcpLink) -> Option<Duration> {
-    match &link.state {
-        LinkState::Opening(opening) => opening.ours.deadline,
+    match link {
+        TcpLink::Opening(opening) => opening.ours.deadline,
         _ => None,
     }
 }
@@ -356,77 +332,41 @@ impl Transport for TcpTransport {
         if self.links.contains_key(&peer) {
             return;
         }
-        let state = match self.dial(now, peer) {
-            Ok(dial) => LinkState::Opening(Box::new(SimultaneousOpen::new(self.rank, peer, dial))),
-            Err(error) => LinkState::Lost(format!("no connection: {error}")),
+        let link = match self.dial(now, peer) {
+            Ok(dial) => TcpLink::Opening(Box::new(SimultaneousOpen::new(self.rank, peer, dial))),
+            Err(error) => TcpLink::Lost(format!("no connection: {error}")),
         };
-        self.links.insert(peer, TcpLink::new(state, false));
+        self.links.insert(peer, link);
     }
 
     fn is_open(&self, peer: Rank) -> bool {
-        self.links
-            .get(&peer)
-            .is_some_and(|link| matches!(link.state, LinkState::Open(_) | LinkState::Bundled(_)))
+        self.bundle(peer).is_some()
     }
 
     fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> TransferResult {
-        let Some(link) = self.links.get_mut(&peer) else { return TransferResult::Blocked };
-        let stream = match &mut link.state {
-            LinkState::Open(stream) if link.is_writable => stream,
-            LinkState::Bundled(bundle) => return bundle.send(parts),
-            LinkState::Lost(why) => return TransferResult::Lost(why.clone()),
-            _ => return TransferResult::Blocked,
-        };
-        match stream.write_vectored(parts) {
-            Ok(count) => TransferResult::Bytes(count),
-            Err(error) => blocked_or_lost(&error, &mut link.is_writable),
+        match self.links.get_mut(&peer) {
+            Some(TcpLink::Open(bundle)) => bundle.send(parts),
+            Some(TcpLink::Lost(why)) => TransferResult::Lost(why.clone()),
+            Some(TcpLink::Opening(_)) | None => TransferResult::Blocked,
         }
     }
 
     fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
-        let Some(link) = self.links.get_mut(&peer) else { return TransferResult::Blocked };
-        if let LinkState::Bundled(bundle) = &mut link.state {
-            return bundle.receive(parts);
-        }
-        let read_ahead_count = link.read_ahead.take_into(parts);
-        if read_ahead_count > 0 {
-            return TransferResult::Bytes(read_ahead_count);
-        }
-        let stream = match &mut link.state {
-            LinkState::Open(stream) if link.is_readable => stream,
-            LinkState::Lost(why) => return TransferResult::Lost(why.clone()),
-            _ => return TransferResult::Blocked,
-        };
-        match link.read_ahead.read(stream, parts) {
-            Ok(ReadOutcome { count: 0, .. }) => {
-                TransferResult::Lost("it closed the connection without saying why".into())
-            }
-            Ok(ReadOutcome { count, was_emptied }) => {
-                link.is_readable = !was_emptied || link.is_ended;
-                TransferResult::Bytes(count)
-            }
-            Err(error) => blocked_or_lost(&error, &mut link.is_readable),
+        match self.links.get_mut(&peer) {
+            Some(TcpLink::Open(bundle)) => bundle.receive(parts),
+            Some(TcpLink::Lost(why)) => TransferResult::Lost(why.clone()),
+            Some(TcpLink::Opening(_)) | None => TransferResult::Blocked,
         }
     }
 
     fn close_sending(&mut self, peer: Rank) {
-        match self.links.get_mut(&peer).map(|link| &mut link.state) {
-            Some(LinkState::Open(stream)) => {
-                if let Err(error) = stream.shutdown(Shutdown::Write) {
-                    log::debug!("the sending direction to rank {peer} could not be closed: {error}");
-                }
-            }
-            Some(LinkState::Bundled(bundle)) => bundle.close_sending(),
-            _ => {}
+        if let Some(bundle) = self.bundle_mut(peer) {
+            bundle.close_sending();
         }
     }
 
     fn has_unacknowledged_bytes(&self, peer: Rank) -> bool {
-        match self.links.get(&peer).map(|link| &link.state) {
-            Some(LinkState::Open(stream)) => kernel::has_unacknowledged_bytes(stream),
-            Some(LinkState::Bundled(bundle)) => bundle.connections().any(kernel::has_unacknowledged_bytes),
-            _ => false,
-        }
+        self.bundle(peer).is_some_and(|bundle| bundle.connections().any(kernel::has_unacknowledged_bytes))
     }
 
     fn take_incoming_link(&mut self) -> Option<Rank> {
@@ -436,17 +376,14 @@ impl Transport for TcpTransport {
 
 impl SocketTransport for TcpTransport {
     fn wake(&mut self, peer: Rank) {
-        // The socket has space for the byte, even if this rank has not handled the event that says so. If the link is lost, an
-        // event has told the peer.
-        if let Some(LinkState::Open(stream)) = self.links.get_mut(&peer).map(|link| &mut link.state)
-            && let Err(error) = stream.write(&[0])
-        {
-            log::debug!("rank {peer} could not be woken: {error}");
+        // If the link is lost, an event has told the peer.
+        if let Some(bundle) = self.bundle_mut(peer) {
+            bundle.send_wake_byte();
         }
     }
 
     fn next_deadline(&self) -> Option<Duration> {
-        let extras = self.extras.values().filter_map(ExtraConnectionDial::deadline);
+        let extras = self.extras.values().filter_map(|dial| dial.deadline);
         self.links
             .values()
             .filter_map(connect_deadline)
@@ -456,25 +393,6 @@ impl SocketTransport for TcpTransport {
     }
 
     fn is_retransmission_unanswered(&self, peer: Rank) -> bool {
-        match self.links.get(&peer).map(|link| &link.state) {
-            Some(LinkState::Open(stream)) => kernel::is_retransmission_unanswered(stream),
-            Some(LinkState::Bundled(bundle)) => {
-                bundle.connections().any(kernel::is_retransmission_unanswered)
-            }
-            _ => false,
-        }
-    }
-}
-
-/// Returns the result of a send or receive that gave `error`. If the socket would block, sets `is_ready` to false.
-fn blocked_or_lost(error: &io::Error, is_ready: &mut bool) -> TransferResult {
-    match error.kind() {
-        io::ErrorKind::WouldBlock => {
-            *is_ready = false;
-            TransferResult::Blocked
-        }
-        // The socket is still ready, so `is_ready` stays true, and the next call tries again.
-        io::ErrorKind::Interrupted => TransferResult::Blocked,
-        _ => TransferResult::Lost(error.to_string()),
+        self.bundle(peer).is_some_and(|bundle| bundle.connections().any(kernel::is_retransmission_unanswered))
     }
 }

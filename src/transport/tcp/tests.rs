@@ -37,8 +37,8 @@ impl TestRank {
     }
 
     fn loss_reason(&self, peer: u32) -> Option<&str> {
-        match &self.transport.links.get(&Rank::new(peer))?.state {
-            LinkState::Lost(why) => Some(why),
+        match self.transport.links.get(&Rank::new(peer))? {
+            TcpLink::Lost(why) => Some(why),
             _ => None,
         }
     }
@@ -54,13 +54,8 @@ impl TestRank {
 
     /// Returns the addresses of the first connection's two ends, in sorted order.
     fn connection_addresses(&self, peer: u32) -> [SocketAddr; 2] {
-        let state = &self.transport.links[&Rank::new(peer)].state;
-        let stream = match state {
-            LinkState::Open(stream) => Some(stream),
-            LinkState::Bundled(bundle) => bundle.connections().next(),
-            _ => None,
-        };
-        let stream = stream.expect("the link should be open");
+        let bundle = self.transport.bundle(Rank::new(peer)).expect("the link should be open");
+        let stream = bundle.connections().next().expect("the first connection is open");
         let mut ends = [stream.local_addr().unwrap(), stream.peer_addr().unwrap()];
         ends.sort();
         ends
@@ -273,9 +268,7 @@ fn the_connection_of_the_higher_rank_is_used_if_the_lower_rank_fails() {
     ranks[0].connect(Duration::ZERO, 1);
     ranks[1].connect(Duration::ZERO, 0);
     let peers_connection_waits = |ranks: &[TestRank]| {
-        let LinkState::Opening(opening) = &ranks[0].transport.links[&Rank::new(1)].state else {
-            return false;
-        };
+        let TcpLink::Opening(opening) = &ranks[0].transport.links[&Rank::new(1)] else { return false };
         opening.peer_connection().is_some()
     };
     handle_events_until(&mut ranks, &[0, 1], Duration::ZERO, peers_connection_waits);
@@ -321,64 +314,10 @@ fn a_dialer_that_claims_the_acceptors_rank_is_refused() {
     assert!(!ranks[1].transport.is_open(Rank::new(1)));
 }
 
-/// Receives until at least `count` bytes have arrived or the link is lost. Each call of `receive` gets parts with
-/// these `lengths`. Returns the bytes, and the reason if the link was lost.
-fn receive_all(ranks: &mut [TestRank], lengths: &[usize], count: usize) -> (Vec<u8>, Option<String>) {
-    let (mut received, started) = (Vec::new(), std::time::Instant::now());
-    while received.len() < count {
-        assert!(started.elapsed() < DELIVERY_TIMEOUT, "timed out after {} bytes", received.len());
-        let mut buffers: Vec<Vec<u8>> = lengths.iter().map(|&length| vec![0; length]).collect();
-        let mut parts: Vec<IoSliceMut<'_>> =
-            buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer)).collect();
-        match ranks[1].transport.receive(Rank::ZERO, &mut parts) {
-            TransferResult::Bytes(moved) => received.extend(buffers.concat().into_iter().take(moved)),
-            TransferResult::Blocked => ranks[1].wait_and_handle_events(SECOND, Duration::from_millis(1)),
-            TransferResult::Lost(why) | TransferResult::Corrupt(why) => return (received, Some(why)),
-        }
-    }
-    (received, None)
-}
-
-/// With random lengths of sends and receives, all bytes arrive in order, and the end of the stream follows the last
-/// byte.
-#[test]
-fn bytes_that_were_read_ahead_are_received_in_order() {
-    let mut random = StdRng::seed_from_u64(7);
-    for round in 0..60 {
-        let mut ranks = make_test_ranks(2);
-        ranks[0].connect(Duration::ZERO, 1);
-        handle_events_until(&mut ranks, &[0, 1], Duration::ZERO, is_link_open);
-        let mut sent = Vec::new();
-        for _ in 0..random.random_range(1..6) {
-            let length = random.random_range(1..9000);
-            let bytes: Vec<u8> = (0..length).map(|_| random.random()).collect();
-            let moved = ranks[0].transport.send(Rank::new(1), &[IoSlice::new(&bytes)]);
-            assert_eq!(moved, TransferResult::Bytes(length));
-            sent.extend(bytes);
-            if random.random_bool(0.5) {
-                let lengths: Vec<usize> = (0..random.random_range(1..3))
-                    .map(|_| random.random_range(1..if round % 2 == 0 { 100 } else { 6000 }))
-                    .collect();
-                let (received, lost) = receive_all(&mut ranks, &lengths, random.random_range(1..=sent.len()));
-                assert_eq!((&received[..], lost), (&sent[..received.len()], None));
-                sent.drain(..received.len());
-            }
-        }
-        ranks[0].transport.close_sending(Rank::new(1));
-        let (received, lost) = receive_all(&mut ranks, &[64], usize::MAX);
-        assert!(
-            received == sent && lost.is_some_and(|why| why.contains("closed the connection")),
-            "round {round}"
-        );
-    }
-}
-
 /// Returns whether `ranks[index]` has `count` open connections.
 fn has_connections(ranks: &[TestRank], index: usize, count: usize) -> bool {
-    match &ranks[index].transport.links[&Rank::new(1 - index as u32)].state {
-        LinkState::Bundled(bundle) => bundle.connections().count() == count,
-        _ => false,
-    }
+    let bundle = ranks[index].transport.bundle(Rank::new(1 - index as u32));
+    bundle.is_some_and(|bundle| bundle.connections().count() == count)
 }
 
 /// Returns two ranks whose link has `stream_count` connections, all of which are open.

@@ -1,7 +1,8 @@
-//! A link with several connections. Several connections are faster than one in two cases: one connection cannot use
-//! the whole bandwidth of the network, or one processor core cannot process the data of one connection fast enough.
+//! The connections of a link: one, or several. Several connections are faster than one in two cases: one connection cannot
+//! use the whole bandwidth of the network, or one processor core cannot process the data of one connection fast enough.
 //!
-//! The caller sees one ordered stream of bytes, as on any link. The sender divides the stream into numbered
+//! The caller sees one ordered stream of bytes. A single connection carries these bytes as they are. With several connections,
+//! the sender divides the stream into numbered
 //! [records](crate::wire::record), and writes each record on a connection that has free buffer space. The
 //! receiver reads the record with the next number directly into its destination. Later records stay in the kernel's
 //! receive buffers, except for at most 4 KiB that the receiver reads ahead on each connection. So a slow receiver makes the
@@ -20,10 +21,13 @@ use std::net::Shutdown;
 use mio::Token;
 use mio::net::TcpStream;
 
-use self::receiving::{ReceiveState, RecordBuffer};
-use self::sending::SendState;
 use super::kernel::{self, SendSpace};
 use crate::transport::poller::Event;
+use crate::wire::record::RECORD_HEADER_BYTES;
+
+/// The most slices that one system call reads or writes: up to three parts of the caller, and the header of a record or bytes
+/// that are read ahead. If the caller has more parts, they are moved by further calls.
+const SLICES_MAX: usize = 4;
 
 /// The operations of a connection that a bundle needs. Tests implement this trait without sockets.
 pub(super) trait Connection {
@@ -66,7 +70,7 @@ impl Connection for TcpStream {
     }
 }
 
-/// A link with several connections.
+/// A link with one or several connections.
 pub(super) struct Bundle<P> {
     /// The connections by their number; `None` for a connection that is not open.
     streams: Vec<Option<Stream<P>>>,
@@ -115,20 +119,80 @@ struct PendingRecord {
     left: Option<usize>,
 }
 
+/// The state of the sending direction of a link.
+#[derive(Default)]
+struct SendState {
+    /// The number of the next record.
+    next_record: u64,
+    /// A record of which only a part has been written. No other record can begin before this record is complete.
+    /// Partial writes are rare, because the sender checks the free buffer space before a write.
+    partial: Option<PartialRecord>,
+    /// Whether the next record is the last record of the link.
+    is_last: bool,
+}
+
+/// A record of which only a part is written.
+struct PartialRecord {
+    /// The number of the connection.
+    stream: usize,
+    header: [u8; RECORD_HEADER_BYTES],
+    /// The number of bytes of the header that are written.
+    written: usize,
+    /// The number of unwritten bytes after the header; `None` for the last record, which has no fixed length.
+    left: Option<usize>,
+}
+
+/// The state of the receiving direction of a link.
+#[derive(Default)]
+struct ReceiveState {
+    /// The number of the record that is received next.
+    next_record: u64,
+    /// The number of the connection that carries the next record; `None` while this connection is not known.
+    current: Option<usize>,
+    /// Whether the link's last record has begun. All further bytes of the link belong to this record, which arrives
+    /// on the first connection.
+    is_in_last_record: bool,
+    /// An error in the received data that has not been reported yet.
+    fault: Option<String>,
+    /// Whether an error in the received data has been reported. After such an error, the link receives data in any order,
+    /// and the caller ignores these data.
+    is_corrupt: bool,
+}
+
+/// Bytes that were read from a connection before a caller requested them: record headers, and the bytes after the
+/// headers.
+#[derive(Default)]
+struct RecordBuffer {
+    /// The memory of the buffer. The bytes from `start` to `end` have not been taken yet.
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// Whether a read has found the connection empty, so that an event will report further data.
+    has_blocked: bool,
+}
+
 impl<P: Connection> Bundle<P> {
     /// Creates a link with `stream_count` connections, of which only the first one is open.
     pub(super) fn new(first: P, token: Token, stream_count: u8) -> Self {
-        let mut streams: Vec<_> = std::iter::repeat_with(|| None).take(stream_count.into()).collect();
-        if let Some(entry) = streams.first_mut() {
-            *entry = Some(Stream::new(first, token));
+        let mut first = Stream::new(first, token);
+        let (mut sending, mut receiving) = (SendState::default(), ReceiveState::default());
+        if stream_count == 1 {
+            // The single connection has no headers: each direction is in its last record from the start.
+            let header = [0; RECORD_HEADER_BYTES];
+            sending.partial =
+                Some(PartialRecord { stream: 0, header, written: RECORD_HEADER_BYTES, left: None });
+            receiving.is_in_last_record = true;
+            receiving.current = Some(0);
+            first.head = Some(PendingRecord { number: 0, left: None });
         }
+        let others = std::iter::repeat_with(|| None).take(usize::from(stream_count).saturating_sub(1));
         Self {
-            streams,
+            streams: std::iter::once(Some(first)).chain(others).collect(),
             used: stream_count.into(),
             expected_connections: 0,
             is_sending_closed: false,
-            sending: SendState::default(),
-            receiving: ReceiveState::default(),
+            sending,
+            receiving,
         }
     }
 
@@ -175,6 +239,15 @@ impl<P: Connection> Bundle<P> {
     /// connections.
     pub(super) fn use_single_connection(&mut self) {
         self.sending.is_last = true;
+    }
+
+    /// Sends one byte on the first connection, even if no event has said that the connection has space for the byte.
+    pub(super) fn send_wake_byte(&mut self) {
+        if let Some(Some(stream)) = self.streams.first_mut()
+            && let Err(error) = stream.connection.write(&[IoSlice::new(&[0])])
+        {
+            log::debug!("a peer could not be woken: {error}");
+        }
     }
 
     /// Returns the open connections.

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSliceMut};
 
-use super::{Bundle, Connection, ConnectionEnd, PendingRecord, Stream};
+use super::{Bundle, Connection, ConnectionEnd, PendingRecord, RecordBuffer, SLICES_MAX, Stream};
 use crate::transport::TransferResult;
 use crate::wire::record::{RECORD_HEADER_BYTES, RecordHeader};
 
@@ -10,35 +10,6 @@ use crate::wire::record::{RECORD_HEADER_BYTES, RecordHeader};
 /// receiver copies these bytes from a buffer.
 const READ_AHEAD_BYTES: usize = 4 << 10;
 const ENDED_WITHOUT_REASON: &str = "it closed the connection without saying why";
-
-/// The state of the receiving direction of a link.
-#[derive(Default)]
-pub(super) struct ReceiveState {
-    /// The number of the record that is received next.
-    next_record: u64,
-    /// The number of the connection that carries the next record; `None` while this connection is not known.
-    current: Option<usize>,
-    /// Whether the link's last record has begun. All further bytes of the link belong to this record, which arrives
-    /// on the first connection.
-    pub(super) is_in_last_record: bool,
-    /// An error in the received data that has not been reported yet.
-    fault: Option<String>,
-    /// Whether an error in the received data has been reported. After such an error, the link receives data in any order,
-    /// and the caller ignores these data.
-    is_corrupt: bool,
-}
-
-/// Bytes that were read from a connection before a caller requested them: record headers, and the bytes after the
-/// headers.
-#[derive(Default)]
-pub(super) struct RecordBuffer {
-    /// The memory of the buffer. The bytes from `start` to `end` have not been taken yet.
-    bytes: Vec<u8>,
-    start: usize,
-    end: usize,
-    /// Whether a read has found the connection empty, so that an event will report further data.
-    has_blocked: bool,
-}
 
 /// Why no bytes can be received.
 enum ReceiveStop {
@@ -232,7 +203,7 @@ impl<P: Connection> Stream<P> {
         wanted: usize,
         left: Option<usize>,
     ) -> Result<usize, ReceiveStop> {
-        let mut slices = subslices(parts, skip, wanted);
+        let (mut slices, wanted) = subslices(parts, skip, wanted);
         let from_ahead = self.buffer.take_into(&mut slices);
         if from_ahead > 0 {
             return Ok(from_ahead);
@@ -250,7 +221,7 @@ impl<P: Connection> Stream<P> {
             Some(left) if left == wanted => RECORD_HEADER_BYTES,
             _ => 0,
         };
-        slices.push(IoSliceMut::new(&mut self.buffer.make_space()[..beyond]));
+        slices[SLICES_MAX - 1] = IoSliceMut::new(&mut self.buffer.make_space()[..beyond]);
         let read = self.connection.read(&mut slices);
         // During a long read, more data may have arrived. Pass 0 to `handle_read` after a long read, so that
         // `handle_read` assumes that the connection is still readable.
@@ -329,14 +300,20 @@ impl RecordBuffer {
     }
 }
 
-/// Returns the slices of `parts` that cover `length` bytes, beginning at position `skip`.
-fn subslices<'a>(parts: &'a mut [IoSliceMut<'_>], mut skip: usize, mut length: usize) -> Vec<IoSliceMut<'a>> {
-    let mut slices = Vec::with_capacity(parts.len() + 1);
-    for part in parts {
+/// Returns slices of the first `parts` that cover `length` bytes or fewer, beginning at position `skip`, and the number of bytes
+/// that they cover. The last slice is empty.
+fn subslices<'a>(
+    parts: &'a mut [IoSliceMut<'_>],
+    mut skip: usize,
+    length: usize,
+) -> ([IoSliceMut<'a>; SLICES_MAX], usize) {
+    let mut slices = std::array::from_fn(|_| IoSliceMut::new(&mut []));
+    let mut covered = 0;
+    for (slice, part) in slices[..SLICES_MAX - 1].iter_mut().zip(parts) {
         let skipped = skip.min(part.len());
-        let taken = length.min(part.len() - skipped);
-        slices.push(IoSliceMut::new(&mut part[skipped..skipped + taken]));
-        (skip, length) = (skip - skipped, length - taken);
+        let taken = (length - covered).min(part.len() - skipped);
+        *slice = IoSliceMut::new(&mut part[skipped..skipped + taken]);
+        (skip, covered) = (skip - skipped, covered + taken);
     }
-    slices
+    (slices, covered)
 }

@@ -3,7 +3,7 @@
 
 use std::io::{self, IoSlice};
 
-use super::{Bundle, Connection, Stream};
+use super::{Bundle, Connection, PartialRecord, SLICES_MAX, SendState, Stream};
 use crate::transport::TransferResult;
 use crate::transport::tcp::kernel::SendSpace;
 use crate::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, RecordHeader};
@@ -20,29 +20,6 @@ const LONG_RECORD_BYTES_MIN: usize = (64 << 10) + 64;
 const LONG_RECORD_BYTES_MAX: usize = (256 << 10) + 64;
 
 const _: () = assert!(LONG_RECORD_BYTES_MAX <= RECORD_BYTES_MAX as usize);
-
-/// The state of the sending direction of a link.
-#[derive(Default)]
-pub(super) struct SendState {
-    /// The number of the next record.
-    next_record: u64,
-    /// A record of which only a part has been written. No other record can begin before this record is complete.
-    /// Partial writes are rare, because the sender checks the free buffer space before a write.
-    partial: Option<PartialRecord>,
-    /// Whether the next record is the last record of the link.
-    pub(super) is_last: bool,
-}
-
-/// A record of which only a part is written.
-struct PartialRecord {
-    /// The number of the connection.
-    stream: usize,
-    header: [u8; RECORD_HEADER_BYTES],
-    /// The number of bytes of the header that are written.
-    written: usize,
-    /// The number of unwritten bytes after the header; `None` for the last record, which has no fixed length.
-    left: Option<usize>,
-}
 
 impl SendState {
     /// Returns whether the header of the last record is written. All further bytes of the link belong to this last
@@ -68,13 +45,13 @@ impl PartialRecord {
         mut skip: usize,
     ) -> io::Result<usize> {
         let header = self.header;
-        let mut slices = Vec::with_capacity(parts.len() + 1);
-        slices.push(IoSlice::new(&header[self.written..]));
+        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        slices[0] = IoSlice::new(&header[self.written..]);
         let mut left = self.left.unwrap_or(usize::MAX);
-        for part in parts {
+        for (slice, part) in slices[1..].iter_mut().zip(parts) {
             let skipped = skip.min(part.len());
             let taken = left.min(part.len() - skipped);
-            slices.push(IoSlice::new(&part[skipped..skipped + taken]));
+            *slice = IoSlice::new(&part[skipped..skipped + taken]);
             (skip, left) = (skip - skipped, left - taken);
         }
         let count = connection.write(&slices)?;

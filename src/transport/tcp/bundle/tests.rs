@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 
 use super::*;
 use crate::transport::TransferResult;
-use crate::wire::record::{RECORD_HEADER_BYTES, RecordHeader};
+use crate::wire::record::RecordHeader;
 
 /// One direction of a connection.
 #[derive(Default)]

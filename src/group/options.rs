@@ -1,0 +1,123 @@
+//! The options with which a rank joins its job.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::selection::{Algorithms, LocalTransport};
+use super::streams::Streams;
+use crate::rendezvous::{
+    Checksums, LaunchedRank, PeersFile, StartError, from_environment, secret_from_environment,
+};
+use crate::runtime::driver::Interrupt;
+use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, PacingRate};
+use crate::types::Rank;
+use crate::wire::Secret;
+use crate::wire::frame::SEGMENT_BYTES_MAX;
+
+/// The default size of a segment in bytes. A segment fits into the L2 cache between its receive and its reduction, and is
+/// large enough that the cost of a system call does not matter.
+pub const SEGMENT_BYTES: usize = 256 << 10;
+/// The default time within which all ranks must have started.
+pub const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// The default maximum time of one operation.
+pub const OPERATION_TIMEOUT: Duration = Duration::from_mins(1);
+
+const _: () = assert!(SEGMENT_BYTES <= SEGMENT_BYTES_MAX);
+const _: () = assert!(CONNECT_TIMEOUT.as_millis() < OPERATION_TIMEOUT.as_millis());
+
+/// How the ranks of a job find each other.
+#[derive(Clone, Debug)]
+pub enum JoinMethod {
+    /// The job has one rank.
+    Alone,
+    /// A file contains the address of every rank.
+    Peers {
+        /// The file.
+        file: PeersFile,
+        /// This process's rank.
+        rank: Rank,
+        /// The IP address to listen on, instead of the address in the file. The port is the one in the file.
+        bind: Option<IpAddr>,
+    },
+    /// The rendezvous of a launcher sends the addresses of all ranks.
+    Launched(LaunchedRank),
+}
+
+/// The options with which a rank joins its job.
+#[derive(Clone, Debug)]
+pub struct JoinOptions {
+    /// How the ranks find each other.
+    pub method: JoinMethod,
+    /// The secret of the job's ranks, which authenticates connections.
+    pub secret: Secret,
+    /// The time within which all ranks must have started. Default [`START_TIMEOUT`].
+    pub start_timeout: Duration,
+    /// The maximum time of one operation. Default [`OPERATION_TIMEOUT`].
+    pub operation_timeout: Duration,
+    /// The congestion control of this rank's sockets.
+    pub congestion: CongestionControl,
+    /// The maximum rate at which each of this rank's links sends, usually the rate of the network. With a maximum rate, a
+    /// link sends evenly and not in bursts. Default: no maximum.
+    pub pacing: Option<PacingRate>,
+    /// The number of connections of each link. Rank 0's setting applies to all ranks. Default: one.
+    pub streams: Streams,
+    /// The size of a segment in bytes. Rank 0's setting applies to all ranks. Default [`SEGMENT_BYTES`].
+    pub segment_bytes: usize,
+    /// Which links carry a CRC32C of each payload. Rank 0's setting applies to all ranks. Default: links between hosts.
+    pub checksums: Checksums,
+    /// The algorithms of operations. Rank 0's setting applies to all ranks. Default: the algorithm with the lowest cost.
+    pub algorithms: Algorithms,
+    /// The transport between ranks of one host. Rank 0's setting applies to all ranks. Default: shared memory if it is
+    /// possible.
+    pub transport: LocalTransport,
+    /// Whether messages between ranks of one host go through queues in shared memory, if `transport` is not TCP. Rank 0's setting
+    /// applies to all ranks.
+    #[doc(hidden)]
+    pub queues: bool,
+    /// The identifier of this rank's host. Ranks with different identifiers count as ranks of different hosts. Default: an
+    /// identifier of the machine and its network.
+    pub host_id: Option<String>,
+    /// A function that waiting threads call. If it returns true, this rank aborts the job. Default: none.
+    pub interrupt: Option<Interrupt>,
+}
+
+impl Default for JoinOptions {
+    fn default() -> Self {
+        Self {
+            method: JoinMethod::Alone,
+            secret: Secret::none(),
+            start_timeout: START_TIMEOUT,
+            operation_timeout: OPERATION_TIMEOUT,
+            congestion: CongestionControl::default(),
+            pacing: None,
+            streams: Streams::default(),
+            segment_bytes: SEGMENT_BYTES,
+            checksums: Checksums::default(),
+            algorithms: Algorithms::default(),
+            transport: LocalTransport::default(),
+            queues: true,
+            host_id: None,
+            interrupt: None,
+        }
+    }
+}
+
+impl JoinOptions {
+    /// Returns the options that `ringrun` has set for this process. Without `ringrun`, returns the options of a world of one
+    /// rank.
+    ///
+    /// # Errors
+    ///
+    /// [`StartError`] if the environment has only some of the variables, or if another launcher has started several
+    /// ranks.
+    pub fn from_environment() -> Result<Self, StartError> {
+        let launched = from_environment()?;
+        let start_timeout = launched.as_ref().and_then(|launched| launched.start_timeout);
+        Ok(Self {
+            method: launched.map_or(JoinMethod::Alone, JoinMethod::Launched),
+            secret: secret_from_environment()?.unwrap_or_else(Secret::none),
+            start_timeout: start_timeout.unwrap_or(START_TIMEOUT),
+            ..Self::default()
+        })
+    }
+}

@@ -1,0 +1,276 @@
+//! The state of a group and of its job.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::os::fd::RawFd;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use super::options::{JoinOptions, OPERATION_TIMEOUT};
+use super::rounds_home::RoundsHome;
+use super::selection::AlgorithmSelection;
+use crate::rendezvous::Member;
+use crate::runtime::driver::{Driver, Interrupt};
+use crate::runtime::error::Error;
+use crate::runtime::failure_report::FailureReporter;
+use crate::runtime::profile::{Meter, Profile};
+use crate::runtime::statistics::Statistics;
+use crate::schedule::hierarchy::HostLayout;
+use crate::schedule::partition;
+use crate::types::{HOSTS_GROUP_BIT, Rank, WorldSize};
+use crate::wire::Cause;
+
+/// The state that all groups of a job share.
+pub(super) struct SharedJob {
+    pub(super) driver: Driver,
+    /// A counter for numbering new groups whose first member is this rank.
+    pub(super) next_group: AtomicU32,
+    /// The name of the congestion control; `None` for the host's default.
+    pub(super) congestion: Option<String>,
+    /// The number of connections of each link.
+    pub(super) streams: u8,
+    /// An all-reduce on the ring divides a long buffer into blocks. Each rank's chunk of a block has this many bytes. All ranks
+    /// have the same value.
+    pub(super) chunk_bytes: usize,
+    /// Selects the algorithm of each operation. All ranks have the same value.
+    pub(super) selection: AlgorithmSelection,
+    /// The data that [`Group::isolated`] needs to start another job; `None` for a world of one.
+    pub(super) origin: Option<Origin>,
+}
+
+/// The options with which this rank joined its job. The rank starts isolated jobs with the same options.
+pub(super) struct Origin {
+    pub(super) options: JoinOptions,
+    /// This rank's entry in the list of the job's ranks.
+    pub(super) member: Member,
+    /// The number of ranks on this machine for each of its processors, rounded up.
+    pub(super) ranks_per_processor: u32,
+    /// Reports failures of the job to `ringrun`; `None` if `ringrun` did not start the job.
+    pub(super) failure_reporter: Option<FailureReporter>,
+}
+
+/// The rounds of the first and of the last stage.
+pub(super) type StageRounds = [RoundsHome; 2];
+
+/// The data for hierarchical collectives of a group.
+pub(super) struct HierarchicalData {
+    pub(super) layout: HostLayout,
+    /// Rounds for the first stage and rounds for the last stage, so that an operation that waits for the network does not
+    /// delay the first stage of the following operation. `None` if this rank is alone on its host.
+    pub(super) stage_rounds: Option<StageRounds>,
+    /// The world ranks of this host's members.
+    pub(super) local_members: Arc<[Rank]>,
+}
+
+/// A group of ranks of a job, from the view of one rank.
+///
+/// All ranks of a group have to call the same collectives in the same order, with buffers of the same length and
+/// element type. If the calls differ, the job fails with an error that shows the calls of two ranks and their lines.
+/// Different groups can be used at the same time. A collective blocks until this rank's part is done, or returns a
+/// [`Handle`]. Ranks that get the same result get the same bits.
+///
+/// If a peer dies, the current or next call of every rank returns an error that names the peer. After a failed
+/// operation, the content of the buffer is unspecified, and every later call of any group returns the same error.
+///
+/// The ranks of a group are numbered from 0. Error messages show the ranks in the whole job.
+pub struct Group {
+    /// `None` for a world of one rank, which has no links.
+    pub(super) job: Option<Arc<SharedJob>>,
+    /// The group's number in the job. The group of all ranks has number 0.
+    pub(super) id: u32,
+    /// The members' ranks in the job, in the order of their ranks in the group.
+    pub(super) members: Arc<[Rank]>,
+    pub(super) rank: Rank,
+    pub(super) world: WorldSize,
+    /// This rank's number among the group's ranks on its host, and the number of these ranks.
+    pub(super) local_rank_and_size: (Rank, WorldSize),
+    /// For each rank of the job, the number of the rank's machine. Ranks with the same number are on the same machine.
+    pub(super) machine_numbers: Arc<[u32]>,
+    /// The maximum time of one operation.
+    pub(super) timeout: Duration,
+    /// In a world of one rank: the job that carries the rank's messages to itself. The first message creates this job.
+    pub(super) self_job: Arc<OnceLock<Arc<SharedJob>>>,
+    /// In a world of one rank: the error that all calls return after [`Group::abort`].
+    pub(super) abort_error: Arc<OnceLock<Error>>,
+    /// The rounds of collectives in shared memory; `None` if not all members share memory.
+    pub(super) host_rounds: Option<RoundsHome>,
+    /// The data for hierarchical collectives; `None` if all members are on one host, or if the members on a host do not share
+    /// memory.
+    pub(super) hierarchical_data: Option<HierarchicalData>,
+    /// When the group and all its messengers have been dropped, this value tells the engine.
+    pub(super) retirement: Arc<GroupRetirement>,
+}
+
+/// Tells the engine, when this value is dropped, that a group was dropped. Holds the job and the number of the group.
+pub(super) struct GroupRetirement(pub(super) Option<(Arc<SharedJob>, u32)>);
+
+impl Drop for GroupRetirement {
+    fn drop(&mut self) {
+        if let Some((job, id)) = &self.0 {
+            job.driver.retire_group(*id);
+            job.driver.retire_group(*id | HOSTS_GROUP_BIT);
+        }
+    }
+}
+
+impl Group {
+    /// Creates a group of this process alone. Every collective returns at once, and messages go to the rank itself.
+    pub fn solo() -> Self {
+        Self {
+            job: None,
+            id: 0,
+            members: Arc::from([Rank::ZERO]),
+            rank: Rank::ZERO,
+            world: WorldSize::ONE,
+            local_rank_and_size: (Rank::ZERO, WorldSize::ONE),
+            machine_numbers: Arc::from([0]),
+            timeout: OPERATION_TIMEOUT,
+            self_job: Arc::default(),
+            abort_error: Arc::default(),
+            host_rounds: None,
+            hierarchical_data: None,
+            retirement: Arc::new(GroupRetirement(None)),
+        }
+    }
+
+    /// Returns this process's rank in the group.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// Returns the number of ranks of the group.
+    pub fn size(&self) -> WorldSize {
+        self.world
+    }
+
+    /// Returns this process's number among the group's ranks on its host.
+    pub fn local_rank(&self) -> Rank {
+        self.local_rank_and_size.0
+    }
+
+    /// Returns the number of the group's ranks on this host.
+    pub fn local_size(&self) -> WorldSize {
+        self.local_rank_and_size.1
+    }
+
+    /// Returns the members' ranks in the job, in the order of their ranks in the group.
+    pub fn members(&self) -> &[Rank] {
+        &self.members
+    }
+
+    /// Returns the number of connections of each link; 0 in a world of one rank.
+    pub fn streams(&self) -> u8 {
+        self.job.as_ref().map_or(0, |job| job.streams)
+    }
+
+    /// Returns the congestion control that links use; `None` for the host's default or a world of one rank.
+    pub fn congestion_control(&self) -> Option<&str> {
+        self.job.as_ref().and_then(|job| job.congestion.as_deref())
+    }
+
+    /// Returns the transport: `tcp`, `shm` (shared memory), `shm+tcp` (shared memory within hosts and TCP between
+    /// hosts), or `none` in a world of one rank.
+    pub fn transport(&self) -> &'static str {
+        match &self.job {
+            None => "none",
+            Some(_) if self.host_rounds.is_some() => "shm",
+            Some(_) if self.hierarchical_data.is_some() => "shm+tcp",
+            Some(_) => "tcp",
+        }
+    }
+
+    /// Returns the maximum time of one operation.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Sets the maximum time of each operation of this group that begins from now on.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
+    /// Returns the job's statistics on this rank, in all groups.
+    pub fn statistics(&self) -> Statistics {
+        self.job.as_ref().map(|job| job.driver.statistics()).unwrap_or_default()
+    }
+
+    /// Switches the profile of the job's operations on this rank ([`Group::profile`]) on or off, for all groups. At first,
+    /// the profile is off. While the profile is on, the clock is read twice for each attempt to send, to receive or to wait,
+    /// and for each segment that is reduced. In a world of one rank, the profile stays empty.
+    pub fn set_profiling(&self, is_on: bool) {
+        self.meter().switch(is_on);
+    }
+
+    /// Returns how long the job's operations on this rank, in all groups, have sent, received, reduced and waited while
+    /// the profile was on.
+    pub fn profile(&self) -> Profile {
+        self.meter().profile()
+    }
+
+    /// Returns the file descriptors of the job's sockets. If a program forks, the child process should close its copies of
+    /// these descriptors. Otherwise peers do not notice when the parent process ends. The child process must not use or drop
+    /// the group.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        let job = self.job.as_ref().or_else(|| self.self_job.get());
+        job.map(|job| job.driver.descriptors()).unwrap_or_default()
+    }
+
+    /// Returns the host of a rank of the group, for use in errors: its name and address.
+    pub(crate) fn host(&self, rank: Rank) -> String {
+        let rank_in_job = self.members[rank.index()];
+        self.job.as_ref().map_or_else(|| "this host".into(), |job| job.driver.host(rank_in_job))
+    }
+
+    /// Returns the interrupt function with which this rank joined its job.
+    pub(crate) fn interrupt(&self) -> Option<Interrupt> {
+        self.job.as_ref()?.origin.as_ref()?.options.interrupt
+    }
+
+    /// Returns the meter of the job's profile. In a world of one rank, the meter measures nothing.
+    pub(super) fn meter(&self) -> Meter {
+        self.job.as_ref().map(|job| job.driver.meter().clone()).unwrap_or_default()
+    }
+
+    /// Returns the data that decide which algorithm an operation uses.
+    pub(super) fn selection(&self) -> Cow<'_, AlgorithmSelection> {
+        self.job
+            .as_ref()
+            .map_or_else(|| Cow::Owned(AlgorithmSelection::default()), |job| Cow::Borrowed(&job.selection))
+    }
+
+    /// Returns the chunk of `rank`: the range of elements that belong to `rank` in [`Group::reduce_scatter`] and
+    /// [`Group::all_gather`] of a buffer of `count` elements. The chunks are in rank order, and their lengths differ by at
+    /// most one element.
+    pub fn chunk(&self, count: usize, rank: Rank) -> Range<usize> {
+        partition::chunk(count, self.world, rank)
+    }
+
+    /// Fails the job on every rank with an error that shows this rank and `message`. Returns this error.
+    pub fn abort(&self, message: &str) -> Error {
+        if let Some(job) = &self.job {
+            return job.driver.abort(message);
+        }
+        if let Some(job) = self.self_job.get() {
+            job.driver.abort(message);
+        }
+        let cause = Cause::Aborted { rank: self.rank, host: "this host".into(), message: message.to_owned() };
+        self.abort_error.get_or_init(|| Error::Failed { cause, reported_by: None }).clone()
+    }
+
+    /// Tells `ringrun` that the program of this rank ends because `rank` failed for a reason of its own.
+    pub(crate) fn report_failed_rank(&self, rank: Rank) {
+        let origin = self.job.as_ref().and_then(|job| job.origin.as_ref());
+        if let Some(reporter) = origin.and_then(|origin| origin.failure_reporter.as_ref())
+            && let Some(&rank_in_job) = self.members.get(rank.index())
+        {
+            reporter.report_failed_rank(rank_in_job);
+        }
+    }
+
+    /// Closes the group. Dropping the group does the same. When the last group of a job is closed, this rank waits up to
+    /// five seconds for operations whose handles were dropped. Then it sends all peers a goodbye and closes every connection.
+    pub fn close(self) {
+        drop(self);
+    }
+}
