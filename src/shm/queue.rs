@@ -74,10 +74,8 @@ pub enum QueueError {
 pub struct QueueMessage {
     /// What the sender says about the message.
     pub label: [u64; 2],
-    /// The number of bytes of the message.
+    /// The number of bytes of the message. Those that are not in this entry are in the entries after it.
     pub bytes: usize,
-    /// The number of its bytes that are in the entry. The other bytes are in the entries after it.
-    pub first_bytes: usize,
 }
 
 /// The sender's end of a queue.
@@ -363,7 +361,7 @@ impl<M: SegmentMemory> QueueReceiver<M> {
         if bytes < first_bytes {
             return Err(QueueError::Bytes { start: 0, bytes: bytes as u64 });
         }
-        Ok(NextEntry::Message(QueueMessage { label: [word(3), word(4)], bytes, first_bytes }))
+        Ok(NextEntry::Message(QueueMessage { label: [word(3), word(4)], bytes }))
     }
 
     /// Begins to read the message that [`QueueReceiver::peek`] has returned: [`QueueReceiver::read`] then copies its first bytes.
@@ -374,16 +372,19 @@ impl<M: SegmentMemory> QueueReceiver<M> {
     /// If the sender has written a wrong entry, or has changed it.
     pub fn begin_message(&mut self, message: &QueueMessage) -> Result<(), QueueError> {
         let Some([kind_and_bytes, start]) = self.next_words()? else { return Ok(()) };
-        let bytes = message.first_bytes as u64;
-        if kind_and_bytes != (KIND_MESSAGE | bytes << 32) {
+        let first_bytes = kind_and_bytes >> 32;
+        let is_valid = kind_and_bytes & KIND_MASK == KIND_MESSAGE
+            && (first_bytes == message.bytes as u64
+                || (BYTES_IN_CELL_MAX as u64 + 1..message.bytes as u64).contains(&first_bytes));
+        if !is_valid {
             return Err(QueueError::Kind(kind_and_bytes & KIND_MASK));
         }
-        if message.first_bytes <= BYTES_IN_CELL_MAX {
-            self.unread = (self.layout.cell(self.next) + 5 * WORD_BYTES, message.first_bytes);
+        if first_bytes <= BYTES_IN_CELL_MAX as u64 {
+            self.unread = (self.layout.cell(self.next) + 5 * WORD_BYTES, first_bytes as usize);
         } else {
-            self.unread = self.check_bytes(bytes, start)?;
+            self.unread = self.check_bytes(first_bytes, start)?;
         }
-        if bytes == 0 {
+        if first_bytes == 0 {
             self.finish_entry();
         }
         Ok(())

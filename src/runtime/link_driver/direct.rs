@@ -63,7 +63,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<LinkTransport<S, M>> {
         target: &mut [u8],
         now: Option<Timestamp>,
     ) -> DirectReceive {
-        let Self { engine, transport, links, .. } = self;
+        let Self { engine, transport, links, operations, .. } = self;
         let is_between_frames =
             |link: &super::LinkIo| matches!(link.incoming, IncomingFrame::Header) && link.header_filled == 0;
         let Some(sequence) = engine.next_direct_receive(source) else { return DirectReceive::NeedsOperation };
@@ -80,11 +80,19 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<LinkTransport<S, M>> {
             && message.dtype == request.contract.dtype
             && message.bytes <= target.len()
             && message.sequence == sequence;
-        if !fits || !transport.begin_message(source, &message) {
+        let mut started = operations.meter.start();
+        if !fits {
             return DirectReceive::NeedsOperation;
         }
+        let Some(filled) = transport.receive_message(source, &message, target) else {
+            return DirectReceive::NeedsOperation;
+        };
+        operations.meter.end(ProfilePart::Receive, &mut started);
+        if filled == message.bytes {
+            return self.record_received(source, &message, now);
+        }
         if let Some(link) = links.get_mut(&source) {
-            link.incoming = IncomingFrame::Direct { message, filled: 0 };
+            link.incoming = IncomingFrame::Direct { message, filled };
         }
         self.continue_receive(source, target, now)
     }
@@ -96,11 +104,12 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<LinkTransport<S, M>> {
         target: &mut [u8],
         now: Option<Timestamp>,
     ) -> DirectReceive {
-        let Self { engine, transport, links, operations, counters, .. } = self;
+        let Self { engine, transport, links, operations, .. } = self;
         let Some(link) = links.get_mut(&source) else { return DirectReceive::NeedsOperation };
         let IncomingFrame::Direct { message, filled } = &mut link.incoming else {
             return DirectReceive::NeedsOperation;
         };
+        let message = *message;
         let mut started = operations.meter.start();
         let mut looks = 0;
         while *filled < message.bytes {
@@ -115,14 +124,23 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<LinkTransport<S, M>> {
             }
         }
         operations.meter.end(ProfilePart::Receive, &mut started);
-        let LocalMessage { group, tag, bytes, .. } = *message;
-        let contract = message.contract();
         link.incoming = IncomingFrame::Header;
-        counters.bytes_received += (HEADER_BYTES + bytes) as u64;
-        if engine.record_direct_receive(source, bytes, now) {
+        self.record_received(source, &message, now)
+    }
+
+    /// Records that a whole message has been received without an operation.
+    fn record_received(
+        &mut self,
+        source: Rank,
+        message: &LocalMessage,
+        now: Option<Timestamp>,
+    ) -> DirectReceive {
+        let LocalMessage { group, tag, bytes, .. } = *message;
+        self.counters.bytes_received += (HEADER_BYTES + bytes) as u64;
+        if self.engine.record_direct_receive(source, bytes, now) {
             self.send_control_frames();
         }
-        DirectReceive::Received(Envelope { group, source, tag, contract })
+        DirectReceive::Received(Envelope { group, source, tag, contract: message.contract() })
     }
 
     /// Makes the message of which a part is already in `target` a frame that the link driver receives. An operation can then

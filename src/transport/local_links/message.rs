@@ -29,7 +29,7 @@ pub struct LocalMessage {
 pub enum NextFrame {
     /// Nothing has arrived.
     Nothing,
-    /// A message that can be received with `LinkTransport::begin_message`.
+    /// A message that can be received with `LinkTransport::receive_message`.
     Message(LocalMessage),
     /// Something else, or this rank does not know. It must be received as bytes.
     Other,

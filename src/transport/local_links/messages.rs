@@ -4,7 +4,7 @@ use std::io::IoSliceMut;
 
 use super::message::{LocalMessage, NextFrame};
 use super::{LinkTransport, Receiving, SocketTransport};
-use crate::shm::{NextEntry, SegmentMemory};
+use crate::shm::{NextEntry, QueueMessage, SegmentMemory};
 use crate::transport::TransferResult;
 use crate::types::Rank;
 
@@ -45,24 +45,32 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         }
     }
 
-    /// Begins to receive the message that [`LinkTransport::next_frame`] has returned. Returns false if the peer has changed its
-    /// entry. [`LinkTransport::receive_from_queue`] then returns the bytes of the message, without the header of a frame.
-    pub fn begin_message(&mut self, peer: Rank, message: &LocalMessage) -> bool {
-        let Some((link, mut context)) = self.local_link(peer) else { return false };
-        let begun = match link.receiver.peek() {
-            Ok(NextEntry::Message(entry)) if LocalMessage::from_entry(&entry) == Ok(*message) => {
-                link.receiver.begin_message(&entry)
+    /// Receives the message that [`LinkTransport::next_frame`] has returned, as far as its first entry contains it, and returns the
+    /// number of bytes. [`LinkTransport::receive_from_queue`] then returns the other bytes. Returns `None` if the peer has changed
+    /// the entry.
+    pub fn receive_message(
+        &mut self,
+        peer: Rank,
+        message: &LocalMessage,
+        target: &mut [u8],
+    ) -> Option<usize> {
+        let (link, mut context) = self.local_link(peer)?;
+        let entry = QueueMessage { label: message.label(), bytes: message.bytes };
+        let received =
+            link.receiver.begin_message(&entry).and_then(|()| match target.get_mut(..message.bytes) {
+                Some([]) | None => Ok(0),
+                Some(target) => link.receiver.read(&mut [IoSliceMut::new(target)], 0).map(|read| read.bytes),
+            });
+        match received {
+            Ok(count) => {
+                link.report_freed_space(&mut context);
+                Some(count)
             }
-            _ => return false,
-        };
-        if let Err(error) = begun {
-            link.problem = Some(error);
-            return false;
+            Err(error) => {
+                link.problem = Some(error);
+                None
+            }
         }
-        if message.bytes == 0 {
-            link.report_freed_space(&mut context);
-        }
-        true
     }
 
     /// Receives bytes from the queue, as many as are there, and does not read the socket.
