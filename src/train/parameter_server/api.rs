@@ -240,7 +240,8 @@ impl ParameterServer {
     ///
     /// # Errors
     ///
-    /// [`ParameterServerError::ServerLost`], or [`ParameterServerError::Refused`] if a synchronous server has lost a worker.
+    /// [`ParameterServerError::ServerLost`], or [`ParameterServerError::Refused`] if a synchronous server has lost a worker. If a
+    /// server is lost while it sends the parameters, some of `parameters` may have their new values.
     ///
     /// # Panics
     ///

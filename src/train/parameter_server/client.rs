@@ -6,6 +6,7 @@ use super::error::{ParameterServerError, RefusalReason};
 use super::links::ShardLayout;
 use super::message::{
     HEADER_WORDS, ReplyHeader, ReplyStatus, RequestHeader, RequestKind, StrategyNote, payload_words_max,
+    receive_header, receive_words, send_with_payload, send_words,
 };
 use super::shard::PushOutcome;
 use crate::group::Messenger;
@@ -269,9 +270,10 @@ impl ServerLink {
         wants_parameters: bool,
     ) -> Result<(), ParameterServerError> {
         self.wants_parameters = wants_parameters;
-        let payload = &gradient[self.range.clone()];
-        self.buffer[HEADER_WORDS..][..payload.len()].copy_from_slice(bytemuck::cast_slice(payload));
-        self.send_request(RequestKind::Push, note, payload.len())
+        self.encode_header(RequestKind::Push, note, 0);
+        let payload = bytemuck::cast_slice(&gradient[self.range.clone()]);
+        let sent = send_with_payload(&self.link, &mut self.buffer, payload, MessageChannel::Request);
+        sent.map_err(|failure| self.server_lost_error(&failure))
     }
 
     /// Sends the gradients of the parameters that are in `ranges` and on this server.
@@ -319,11 +321,15 @@ impl ServerLink {
         ranges: usize,
         words: usize,
     ) -> Result<(), ParameterServerError> {
+        self.encode_header(kind, note, ranges);
+        let sent = send_words(&self.link, &mut self.buffer[..HEADER_WORDS + words], MessageChannel::Request);
+        sent.map_err(|failure| self.server_lost_error(&failure))
+    }
+
+    fn encode_header(&mut self, kind: RequestKind, note: StrategyNote, ranges: usize) {
         let (version, wants_parameters) = (self.version, self.wants_parameters);
         let header = RequestHeader { kind, ranges: ranges as u32, wants_parameters, version, note };
         header.encode(&mut self.buffer);
-        let sent = self.link.send(&self.buffer[..HEADER_WORDS + words], MessageChannel::Request);
-        sent.map_err(|failure| self.server_lost_error(&failure))
     }
 
     /// Writes the ranges to `buffer` after the header. Returns the index of the word after the ranges.
@@ -339,9 +345,14 @@ impl ServerLink {
 
     /// Receives a reply, and returns its header and its payload. Returns an error if the server refused the request.
     fn receive_reply(&mut self) -> Result<(ReplyHeader, &[u32]), ParameterServerError> {
-        let server = self.link.peer;
-        let received = self.link.receive(&mut self.buffer, MessageChannel::Reply);
+        let received = receive_words(&self.link, &mut self.buffer, MessageChannel::Reply);
         let count = received.map_err(|failure| self.server_lost_error(&failure))?;
+        self.decode_reply(count)
+    }
+
+    /// Decodes the first `count` words of `buffer`, which are a reply. Returns an error if the server refused the request.
+    fn decode_reply(&self, count: usize) -> Result<(ReplyHeader, &[u32]), ParameterServerError> {
+        let server = self.link.peer;
         let Some((header, payload)) = ReplyHeader::decode(&self.buffer[..count]) else {
             return Err(wrong_length_error(server));
         };
@@ -357,24 +368,44 @@ impl ServerLink {
     fn receive_parameters(
         &mut self,
         note: StrategyNote,
-        parameters: Option<&mut [f32]>,
+        mut parameters: Option<&mut [f32]>,
     ) -> Result<ReplyHeader, ParameterServerError> {
         loop {
-            let (range, server) = (self.range.clone(), self.link.peer);
-            let (header, payload) = self.receive_reply()?;
+            let header = match parameters.as_deref_mut() {
+                Some(parameters) => {
+                    let own = bytemuck::cast_slice_mut(&mut parameters[self.range.clone()]);
+                    self.receive_reply_into(own)?
+                }
+                None => self.receive_reply()?.0,
+            };
             if header.status == ReplyStatus::Waiting {
                 self.send_request(RequestKind::Await, note, 0)?;
                 continue;
             }
-            if let Some(parameters) = parameters {
-                if payload.len() != range.len() {
-                    return Err(wrong_length_error(server));
-                }
-                parameters[range].copy_from_slice(bytemuck::cast_slice(payload));
+            if parameters.is_some() {
                 self.version = header.version;
             }
             return Ok(header);
         }
+    }
+
+    /// Receives a reply, and its parameters into `target` unless the status is [`ReplyStatus::Waiting`].
+    fn receive_reply_into(&mut self, target: &mut [u32]) -> Result<ReplyHeader, ParameterServerError> {
+        let received = receive_header(&self.link, &mut self.buffer, MessageChannel::Reply);
+        let (count, is_long) = received.map_err(|failure| self.server_lost_error(&failure))?;
+        let (header, payload) = self.decode_reply(count)?;
+        if is_long {
+            let received = self.link.receive(target, MessageChannel::Reply);
+            let words = received.map_err(|failure| self.server_lost_error(&failure))?;
+            return if words == target.len() { Ok(header) } else { Err(wrong_length_error(self.link.peer)) };
+        }
+        if header.status != ReplyStatus::Waiting {
+            if payload.len() != target.len() {
+                return Err(wrong_length_error(self.link.peer));
+            }
+            target.copy_from_slice(payload);
+        }
+        Ok(header)
     }
 
     fn server_lost_error(&self, failure: &LinkFailure) -> ParameterServerError {

@@ -1,10 +1,18 @@
 //! The requests of clients and the replies of servers.
 //!
-//! Every message is a vector of 32-bit words: a header of [`HEADER_WORDS`] words, and a payload. A push without ranges,
+//! A request or a reply is a vector of 32-bit words: a header of [`HEADER_WORDS`] words, and a payload. A push without ranges,
 //! and the reply to a pull without ranges, have one word of payload for each parameter of the shard: the bits of an f32.
+//!
+//! A short payload is sent together with its header. A payload of more than [`JOINED_PAYLOAD_WORDS_MAX`] words is a message of
+//! its own, so that a client need not copy its gradient behind a header, nor the parameters from behind a header.
+
+use crate::train::peer_link::{LinkFailure, MessageChannel, PeerLink};
 
 /// The number of words of a header.
-pub(super) const HEADER_WORDS: usize = 20;
+pub(super) const HEADER_WORDS: usize = 21;
+/// The largest number of words of a payload that is sent together with its header. Longer messages between ranks of one host
+/// would not fit into an entry of a queue (32 KiB).
+pub(super) const JOINED_PAYLOAD_WORDS_MAX: usize = (32 << 10) / 4 - HEADER_WORDS;
 /// The number of 64-bit words of a [`StrategyNote`].
 pub(crate) const NOTE_WORDS: usize = 7;
 
@@ -22,6 +30,63 @@ pub(super) const fn payload_words_max(shard_len: usize) -> usize {
 /// Numbers that a training strategy attaches to a request or to a reply. The parameter server does not interpret
 /// these numbers.
 pub(crate) type StrategyNote = [u64; NOTE_WORDS];
+
+/// Sends a header and its payload. `buffer` begins with the encoded header, and has space for a short payload after it.
+pub(super) fn send_with_payload(
+    link: &PeerLink,
+    buffer: &mut [u32],
+    payload: &[u32],
+    channel: MessageChannel,
+) -> Result<(), LinkFailure> {
+    buffer[PAYLOAD_WORDS_AT] = payload.len() as u32;
+    if payload.len() > JOINED_PAYLOAD_WORDS_MAX {
+        link.send(&buffer[..HEADER_WORDS], channel)?;
+        return link.send(payload, channel);
+    }
+    let words = HEADER_WORDS + payload.len();
+    buffer[HEADER_WORDS..words].copy_from_slice(payload);
+    link.send(&buffer[..words], channel)
+}
+
+/// Sends `words`: an encoded header and its payload.
+pub(super) fn send_words(
+    link: &PeerLink,
+    words: &mut [u32],
+    channel: MessageChannel,
+) -> Result<(), LinkFailure> {
+    let payload_words = words.len() - HEADER_WORDS;
+    words[PAYLOAD_WORDS_AT] = payload_words as u32;
+    if payload_words > JOINED_PAYLOAD_WORDS_MAX {
+        let (header, payload) = words.split_at(HEADER_WORDS);
+        link.send(header, channel)?;
+        return link.send(payload, channel);
+    }
+    link.send(words, channel)
+}
+
+/// Receives a header, and its payload if it is short. Returns the number of words received, and whether the payload follows as a
+/// message of its own.
+pub(super) fn receive_header(
+    link: &PeerLink,
+    buffer: &mut [u32],
+    channel: MessageChannel,
+) -> Result<(usize, bool), LinkFailure> {
+    let count = link.receive(buffer, channel)?;
+    let is_long = count == HEADER_WORDS && buffer[PAYLOAD_WORDS_AT] as usize > JOINED_PAYLOAD_WORDS_MAX;
+    Ok((count, is_long))
+}
+
+/// Receives a header and its payload. Returns the number of words.
+pub(super) fn receive_words(
+    link: &PeerLink,
+    buffer: &mut [u32],
+    channel: MessageChannel,
+) -> Result<usize, LinkFailure> {
+    match receive_header(link, buffer, channel)? {
+        (count, false) => Ok(count),
+        (count, true) => Ok(count + link.receive(&mut buffer[HEADER_WORDS..], channel)?),
+    }
+}
 
 /// The kind of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -143,8 +208,11 @@ impl ReplyHeader {
     }
 }
 
-/// The fields of a header in the order of their words: code, count, version (2 words), note (14 words), extra (2
-/// words). The low word of a 64-bit number comes first.
+/// The index of the word of a header that has the number of words of the payload. The functions that send a message write it.
+const PAYLOAD_WORDS_AT: usize = 2;
+
+/// The fields of a header in the order of their words: code, count, number of words of the payload, version (2 words), note (14
+/// words), extra (2 words). The low word of a 64-bit number comes first.
 struct HeaderFields {
     /// The kind of a request or the status of a reply.
     code: u32,
@@ -161,7 +229,7 @@ impl HeaderFields {
         words[0] = self.code;
         words[1] = self.count;
         let numbers = std::iter::once(self.version).chain(self.note).chain([self.extra]);
-        for (pair, number) in words[2..HEADER_WORDS].chunks_exact_mut(2).zip(numbers) {
+        for (pair, number) in words[3..HEADER_WORDS].chunks_exact_mut(2).zip(numbers) {
             pair.copy_from_slice(&[number as u32, (number >> 32) as u32]);
         }
     }
@@ -169,9 +237,9 @@ impl HeaderFields {
     fn decode(words: &[u32]) -> Option<(Self, &[u32])> {
         let (header, payload) = words.split_at_checked(HEADER_WORDS)?;
         let number = |at: usize| u64::from(header[at]) | u64::from(header[at + 1]) << 32;
-        let note = std::array::from_fn(|index| number(4 + 2 * index));
+        let note = std::array::from_fn(|index| number(5 + 2 * index));
         let extra = number(HEADER_WORDS - 2);
-        Some((Self { code: header[0], count: header[1], version: number(2), note, extra }, payload))
+        Some((Self { code: header[0], count: header[1], version: number(3), note, extra }, payload))
     }
 }
 

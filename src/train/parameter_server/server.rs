@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::error::RefusalReason;
 use super::message::{
     HEADER_WORDS, REFUSAL_TEXT_WORDS_MAX, ReplyHeader, ReplyStatus, RequestHeader, RequestKind, StrategyNote,
-    payload_words_max,
+    payload_words_max, receive_words, send_words,
 };
 use super::shard::{PushOutcome, Shard, StalenessRule};
 use crate::train::peer_link::{MessageChannel, PeerLink};
@@ -140,7 +140,7 @@ impl<'a> ShardServer<'a> {
         let mut request = vec![0_u32; HEADER_WORDS + payload_words_max(len)];
         let mut reply = Vec::new();
         loop {
-            let received = match link.receive(&mut request, MessageChannel::Request) {
+            let received = match receive_words(link, &mut request, MessageChannel::Request) {
                 Ok(count) => count,
                 Err(failure) => return LinkOutcome::Lost(failure.problem().to_owned()),
             };
@@ -151,7 +151,7 @@ impl<'a> ShardServer<'a> {
             if let Err(problem) = self.answer(client, header, payload, &mut reply) {
                 return abort_link(link, &problem);
             }
-            if let Err(failure) = link.send(&reply, MessageChannel::Reply) {
+            if let Err(failure) = send_words(link, &mut reply, MessageChannel::Reply) {
                 return LinkOutcome::Lost(failure.problem().to_owned());
             }
             if header.kind == RequestKind::Close {
@@ -186,8 +186,9 @@ impl<'a> ShardServer<'a> {
             RequestKind::Pull => reply.extend_from_slice(bytemuck::cast_slice(&state.shard.parameters)),
             RequestKind::Push | RequestKind::Await => {
                 let gradient = (header.kind == RequestKind::Push).then(|| bytemuck::cast_slice_mut(payload));
-                (state, status, staleness) = self.push(state, client, &header, gradient)?;
-                if status != ReplyStatus::Waiting && header.wants_parameters {
+                (state, status, staleness) = self.push(state, client, &header, gradient, reply)?;
+                let has_parameters = reply.len() > HEADER_WORDS;
+                if status != ReplyStatus::Waiting && header.wants_parameters && !has_parameters {
                     reply.extend_from_slice(bytemuck::cast_slice(&state.shard.parameters));
                 }
             }
@@ -260,24 +261,28 @@ impl<'a> ShardServer<'a> {
     }
 
     /// Performs a push, or a [`RequestKind::Await`] if `gradient` is `None`. An asynchronous server applies the
-    /// gradient. A synchronous server stores the gradient, and waits up to [`REPLY_DELAY_MAX`] until the step is
-    /// complete. Returns the status of the reply and the staleness of the gradient.
+    /// gradient, and appends the new parameters to `reply` if the client wants them. A synchronous server stores the gradient,
+    /// and waits up to [`REPLY_DELAY_MAX`] until the step is complete. Returns the status of the reply and the staleness of the
+    /// gradient.
     fn push<'s>(
         &'s self,
         mut state: MutexGuard<'s, ServerState<'a>>,
         client: usize,
         header: &RequestHeader,
         gradient: Option<&mut [f32]>,
+        reply: &mut Vec<u32>,
     ) -> Result<(MutexGuard<'s, ServerState<'a>>, ReplyStatus, u64), String> {
         if state.failure.is_some() || state.lost_client.is_some() {
             return Ok((state, ReplyStatus::Waiting, 0));
         }
         let (workers, factor) = match (self.update_mode, gradient) {
             (UpdateMode::Asynchronous(rule), Some(gradient)) => {
-                let outcome = if self.handler.wants_gradient(client, &header.note) {
-                    state.shard.push(gradient, header.version, rule)
-                } else {
+                let outcome = if !self.handler.wants_gradient(client, &header.note) {
                     PushOutcome::Unwanted
+                } else if header.wants_parameters {
+                    state.shard.push_and_copy(gradient, header.version, rule, reply)
+                } else {
+                    state.shard.push(gradient, header.version, rule)
                 };
                 self.handler.record_push_outcome(client, &header.note, outcome);
                 let (status, staleness) = status_and_staleness(outcome);

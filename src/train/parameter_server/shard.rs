@@ -7,6 +7,9 @@ use crate::train::optimizer::Optimizer;
 /// Each value of staleness below this number has its own count. All other values have one common count.
 const SEPARATE_STALENESS_COUNTS: usize = 1023;
 
+/// [`Shard::push_and_copy`] updates and copies so many parameters at a time (8 KiB).
+const COPIED_BLOCK: usize = 2048;
+
 /// How a server treats gradients that were computed with old parameters.
 ///
 /// The staleness of a gradient is the number of updates of the shard between the pull of the parameters and the push
@@ -107,6 +110,34 @@ impl<'a> Shard<'a> {
         self.push_update(pulled_version, rule, |optimizer, parameters| optimizer.step(parameters, gradient))
     }
 
+    /// Does the same as [`push`](Self::push), and appends the bits of the new parameters to `copy`. If the gradient is too stale,
+    /// appends nothing. Copies each block of parameters while it is still in the first-level cache, if the optimizer does not
+    /// change the parameters again at the end of the step.
+    pub(crate) fn push_and_copy(
+        &mut self,
+        gradient: &mut [f32],
+        pulled_version: u64,
+        rule: StalenessRule,
+        copy: &mut Vec<u32>,
+    ) -> PushOutcome {
+        self.push_update(pulled_version, rule, |optimizer, parameters| {
+            if optimizer.clip_norm.is_some() || !optimizer.rule.updates_elements_independently() {
+                optimizer.step(parameters, gradient);
+                copy.extend_from_slice(bytemuck::cast_slice(parameters));
+                return;
+            }
+            optimizer.begin_step();
+            let mut start = 0;
+            for block in gradient.chunks_mut(COPIED_BLOCK) {
+                let range = start..start + block.len();
+                start = range.end;
+                optimizer.update_range(range.clone(), parameters, block);
+                copy.extend_from_slice(bytemuck::cast_slice(&parameters[range]));
+            }
+            optimizer.finish_step(parameters);
+        })
+    }
+
     /// Updates only the parameters in `ranges`, and the optimizer state of these parameters. The ranges must be
     /// ascending and must not overlap. `gradients` holds the gradients of all ranges, in the order of `ranges`,
     /// computed with version `pulled_version` of the parameters.
@@ -157,7 +188,7 @@ impl<'a> Shard<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::train::optimizer::Rule;
+    use crate::train::optimizer::{AdamOptions, Rule};
 
     fn make_shard(rule: Rule, parameters: &[f32]) -> Shard<'static> {
         let optimizer = Optimizer::new(rule, 0.0, 0.0, parameters.len());
@@ -190,6 +221,29 @@ mod tests {
             plain.staleness,
             StalenessCounts { accepted: vec![1, 1, 1, 1], dropped: 0, sum: 6, max: 3 }
         );
+    }
+
+    #[test]
+    fn the_copy_after_a_push_has_the_new_parameters() {
+        let adam = AdamOptions::DEFAULT;
+        for rule in [Rule::Sgd, Rule::Nesterov { momentum: 0.9 }, Rule::Adam(adam), Rule::Lamb(adam)] {
+            // The last block is shorter than the others.
+            let initial: Vec<f32> = (0..2 * COPIED_BLOCK + 5).map(|index| index as f32 * 0.01).collect();
+            let (mut copied, mut plain) = (make_shard(rule, &initial), make_shard(rule, &initial));
+            for version in 0..2 {
+                let gradient: Vec<f32> = initial.iter().map(|value| (value + version as f32).sin()).collect();
+                let mut copy = vec![7];
+                copied.push_and_copy(&mut gradient.clone(), version, ANY_STALENESS, &mut copy);
+                plain.push(&mut gradient.clone(), version, ANY_STALENESS);
+                assert_eq!(copied.parameters, plain.parameters, "{rule:?}");
+                assert_eq!(copied.optimizer, plain.optimizer, "{rule:?}");
+                assert_eq!(bytemuck::cast_slice::<_, f32>(&copy[1..]), plain.parameters, "{rule:?}");
+            }
+            let mut copy = Vec::new();
+            let fresh = StalenessRule { max: 0, ..ANY_STALENESS };
+            let outcome = copied.push_and_copy(&mut initial.clone(), 0, fresh, &mut copy);
+            assert_eq!((outcome, copy.len()), (PushOutcome::Stale { staleness: 2 }, 0));
+        }
     }
 
     #[test]

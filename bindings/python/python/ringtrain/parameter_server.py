@@ -129,7 +129,7 @@ class ParameterServer:
         """The number of this worker among the workers, from 0; `None` on a server. Use this number to choose the
         worker's data."""
         self._gradient = np.empty_like(self._values)
-        # With one array and one server, a pull writes directly to this array. A pull that fails writes nothing.
+        # With one array and one server, a pull writes directly to this array.
         array = self._parameters.single_array() if servers == 1 else None
         self._pulls_into_array = array is not None
         received = self._values if array is None else array
@@ -145,9 +145,10 @@ class ParameterServer:
     def pull(self) -> None:
         """Receives the current parameters from all servers and writes them to the program's arrays or tensors.
 
-        Raises `PeerLost` if a server is lost: the exception's `rank` is the server, and the parameters do not change. Raises
-        `JobFailed` if a synchronous server has lost a worker. Only workers may call `pull`, `push`, `push_pull`, `push_rows`,
-        `pull_rows` and `set_learning_rate`."""
+        Raises `PeerLost` if a server is lost: the exception's `rank` is the server, and the parameters do not change, unless the
+        server is lost while it sends them: then some of them may have their new values. Raises `JobFailed` if a synchronous
+        server has lost a worker. Only workers may call `pull`, `push`, `push_pull`, `push_rows`, `pull_rows` and
+        `set_learning_rate`."""
         self._check_worker()
         with self._lock:
             self._core.pull(self._received)

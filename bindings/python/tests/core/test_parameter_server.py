@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,35 @@ def test_asynchronous_workers_solve_a_least_squares_problem():
     # The final parameters of a worker may lack the last gradients of the other workers.
     for w in results[2:]:
         assert np.abs(w - TRUTH).max() < 1, w
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_long_gradients_and_parameters_arrive_whole(servers: int, synchronous: bool):
+    """Up to 8,171 parameters travel with the header of their message, and more as a message of their own."""
+    for count in (8171 * servers, 8171 * servers + 1, 40_000):
+        gradient = np.arange(count, dtype=np.float32) % 1000
+
+        def run_worker(server: ring.ParameterServer, values: np.ndarray, gradient: np.ndarray = gradient) -> None:
+            expected = np.ones_like(values)
+            server.pull()
+            assert np.array_equal(values, expected)
+            assert server.push(gradient) == (True, 0)
+            server.pull()
+            expected -= np.float32(0.5) * gradient
+            assert np.array_equal(values, expected)
+            assert server.push_pull(-gradient) == (True, 0)
+            expected += np.float32(0.5) * gradient
+            assert np.array_equal(values, expected)
+            if not synchronous:
+                rows = np.arange(0, values.size, 2)
+                assert server.push_rows(0, rows, gradient[rows])
+                server.pull_rows(0, rows)
+                expected[rows] -= np.float32(0.5) * gradient[rows]
+                assert np.array_equal(values, expected)
+
+        ones = partial(np.ones, count, np.float32)
+        run_on_ranks(servers + 1, run_worker, ones, servers=servers, synchronous=synchronous, lr=0.5, weight_decay=0.0)
 
 
 def test_synchronous_workers_compute_what_one_process_computes():

@@ -134,11 +134,12 @@ def test_the_benchmark_of_models_runs(run_benchmark: Launch) -> None:
 
 @FULL
 def test_the_benchmark_of_parameter_servers_runs(run_benchmark: Launch) -> None:
-    """Runs two short jobs for each system that is installed: one that computes gradients, and one that pauses."""
+    """Runs two short jobs for each system that is installed: one that computes gradients, and one that pauses. The program
+    `ringtrain` always computes."""
     sizes = ("--counts", "1000", "--batches", "32", "--pauses", "0.005")
     output = check_output(run_benchmark("compare_parameter_servers.py", "--smoke", *sizes))
     skipped = [line for line in output.splitlines() if line.startswith("SKIPPED")]
-    assert output.count("updates/s") == 2 * (4 - len(skipped)), output
+    assert output.count("updates/s") == 2 * (4 - len(skipped)) + 1, output
     if skipped:
         pytest.skip(f"NOT TESTED: a part of the comparison of parameter servers. {'; '.join(skipped)}")
 
