@@ -396,7 +396,7 @@ impl LinkIo {
         let count = first_bytes.len();
         match &mut self.incoming {
             IncomingFrame::Stored { payload, .. } => {
-                payload.bytes_mut()[..count].copy_from_slice(first_bytes)
+                payload.bytes_mut()[..count].copy_from_slice(first_bytes);
             }
             IncomingFrame::Segment { operation, bytes, .. } => {
                 let active_operation = operations.active.get_mut(operation);
