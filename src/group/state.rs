@@ -68,7 +68,7 @@ pub(super) struct HierarchicalData {
 /// All ranks of a group have to call the same collectives in the same order, with buffers of the same length and
 /// element type. If the calls differ, the job fails with an error that shows the calls of two ranks and their lines.
 /// Different groups can be used at the same time. A collective blocks until this rank's part is done, or returns a
-/// [`Handle`]. Ranks that get the same result get the same bits.
+/// [`Handle`](super::Handle). Ranks that get the same result get the same bits.
 ///
 /// If a peer dies, the current or next call of every rank returns an error that names the peer. After a failed
 /// operation, the content of the buffer is unspecified, and every later call of any group returns the same error.
