@@ -342,6 +342,8 @@ impl Group {
         let (elements, buffer) = (elements.elements()?, buffer.elements_mut()?);
         let send_request = self.send_request::<I::Element>(elements.len(), send_tag.into(), site)?;
         let to = self.world_rank(to)?;
+        // Check the arguments of the receive before anything is sent.
+        self.pattern(source, receive_tag)?;
         let driver = &self.message_job()?.driver;
         let bytes: &[u8] = bytemuck::cast_slice(elements);
         let mut receive = || self.receive_elements(buffer, (source, receive_tag), TooLong::FailsJob, site);

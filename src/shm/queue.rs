@@ -9,7 +9,8 @@
 //! | 1 | the kind of the entry in the lower half, the number of its bytes in the upper half |
 //! | 2 | for bytes: where they begin in the arena. For a beginning: how many bytes the sender has sent over the socket |
 //! | 3, 4 | for a message: its label |
-//! | 5 to 7 | the bytes of a message of at most 24 bytes, which are not in the arena. Otherwise word 5 is the length of the message |
+//! | 5 to 7 | the bytes of a message of at most 24 bytes, which are not in the arena |
+//! | 5 | the length of a longer message |
 //!
 //! A message may be longer than its entry. The next entries then have kind "bytes", and contain the rest of the message. So the
 //! receiver can copy the first bytes while the sender still writes the next ones.
@@ -41,6 +42,7 @@ const KIND_MESSAGE: u64 = 3;
 const BYTES_IN_CELL_MAX: usize = 3 * WORD_BYTES;
 /// The half of a word that contains the kind.
 const KIND_MASK: u64 = (1 << 32) - 1;
+
 /// What is wrong with the words that a peer has written. The text continues a sentence about the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -429,7 +429,13 @@ fn invalid_ranks_and_tags_are_refused_before_anything_is_sent(transport: TestTra
         assert_eq!(group.receive(&mut [1u8], other, u32::MAX), Err(Error::InvalidTag));
         assert_eq!(group.receive_async::<u8>(1, other, u32::MAX).map(|_| ()), Err(Error::InvalidTag));
         assert_eq!(group.probe(other, u32::MAX, Duration::ZERO), Err(Error::InvalidTag));
+        let exchange = |source, tag| {
+            group.send_receive((&[1u8], other, 3), (&mut [0u8], Source::Rank(source), Some(tag))).unwrap_err()
+        };
+        assert!(matches!(exchange(peer, 3), Error::InvalidPeer { .. }));
+        assert_eq!(exchange(other, u32::MAX), Error::InvalidTag);
         group.barrier().unwrap();
+        assert_eq!(group.probe(Source::Any, None, Duration::ZERO), Ok(None), "no message was sent");
     });
 }
 

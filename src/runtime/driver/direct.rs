@@ -88,6 +88,10 @@ impl Driver {
             match received {
                 DirectReceive::Received(envelope) => {
                     core.poll_time.record_received_message();
+                    // The thread that waits for the sockets did not read this link meanwhile.
+                    if has_begun && core.has_socket_waiter {
+                        let _ = self.shared.waker.wake();
+                    }
                     drop(core);
                     self.shared.shm_counters.count(&timer, true);
                     return Some(envelope);

@@ -116,7 +116,10 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<LinkTransport<S, M>> {
             match transport.receive_from_queue(source, &mut target[*filled..message.bytes]) {
                 TransferResult::Bytes(count) => (*filled, looks) = (*filled + count, 0),
                 TransferResult::Blocked if looks < LOOKS_FOR_NEXT_BYTES => looks += 1,
-                TransferResult::Blocked => return DirectReceive::Begun,
+                TransferResult::Blocked => {
+                    operations.meter.end(ProfilePart::Receive, &mut started);
+                    return DirectReceive::Begun;
+                }
                 TransferResult::Lost(why) | TransferResult::Corrupt(why) => {
                     link.refuse(source, why, engine);
                     return DirectReceive::NeedsOperation;
@@ -146,9 +149,10 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<LinkTransport<S, M>> {
     /// Makes the message of which a part is already in `target` a frame that the link driver receives. An operation can then
     /// receive the message.
     pub fn interrupt_receive(&mut self, source: Rank, target: &[u8]) {
-        let Self { engine, links, operations, .. } = self;
+        let Self { engine, links, operations, counters, .. } = self;
         let Some(link) = links.get_mut(&source) else { return };
         if let IncomingFrame::Direct { message, filled } = link.incoming {
+            counters.bytes_received += (HEADER_BYTES + filled) as u64;
             link.receive_rest(source, message.header(), &target[..filled], engine, operations);
         }
     }

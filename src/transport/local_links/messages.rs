@@ -9,8 +9,8 @@ use crate::transport::TransferResult;
 use crate::types::Rank;
 
 impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
-    /// Sends a whole message. Returns false if it was not sent: there is no space, or the link has no queue. The caller must not be
-    /// in the middle of a frame.
+    /// Sends a whole message. Returns false if it was not sent: there is no space, or the link has no queue. The caller must not
+    /// be in the middle of a frame.
     pub fn send_message(&mut self, peer: Rank, message: &LocalMessage, payload: &[u8]) -> bool {
         let Some((link, mut context)) = self.local_link(peer) else { return false };
         if !link.is_sending || link.full_at.is_some() || link.problem.is_some() {
@@ -45,9 +45,9 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         }
     }
 
-    /// Receives the message that [`LinkTransport::next_frame`] has returned, as far as its first entry contains it, and returns the
-    /// number of bytes. [`LinkTransport::receive_from_queue`] then returns the other bytes. Returns `None` if the peer has changed
-    /// the entry.
+    /// Receives the message that [`LinkTransport::next_frame`] has returned, as far as its first entry contains it, and returns
+    /// the number of bytes. [`LinkTransport::receive_from_queue`] then returns the other bytes. Returns `None` if the peer has
+    /// changed the entry.
     pub fn receive_message(
         &mut self,
         peer: Rank,

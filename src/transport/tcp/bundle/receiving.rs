@@ -309,11 +309,17 @@ fn subslices<'a>(
 ) -> ([IoSliceMut<'a>; SLICES_MAX], usize) {
     let mut slices = std::array::from_fn(|_| IoSliceMut::new(&mut []));
     let mut covered = 0;
-    for (slice, part) in slices[..SLICES_MAX - 1].iter_mut().zip(parts) {
+    let mut free_slices = slices[..SLICES_MAX - 1].iter_mut();
+    for part in parts {
         let skipped = skip.min(part.len());
+        skip -= skipped;
         let taken = (length - covered).min(part.len() - skipped);
+        if taken == 0 {
+            continue;
+        }
+        let Some(slice) = free_slices.next() else { break };
         *slice = IoSliceMut::new(&mut part[skipped..skipped + taken]);
-        (skip, covered) = (skip - skipped, covered + taken);
+        covered += taken;
     }
     (slices, covered)
 }

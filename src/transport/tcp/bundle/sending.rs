@@ -48,11 +48,17 @@ impl PartialRecord {
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         slices[0] = IoSlice::new(&header[self.written..]);
         let mut left = self.left.unwrap_or(usize::MAX);
-        for (slice, part) in slices[1..].iter_mut().zip(parts) {
+        let mut free_slices = slices[1..].iter_mut();
+        for part in parts {
             let skipped = skip.min(part.len());
+            skip -= skipped;
             let taken = left.min(part.len() - skipped);
+            if taken == 0 {
+                continue;
+            }
+            let Some(slice) = free_slices.next() else { break };
             *slice = IoSlice::new(&part[skipped..skipped + taken]);
-            (skip, left) = (skip - skipped, left - taken);
+            left -= taken;
         }
         let count = connection.write(&slices)?;
         let header_count = count.min(RECORD_HEADER_BYTES - self.written);
