@@ -211,12 +211,13 @@ impl SimulatedRank {
         }
         loop {
             self.begin_calls(now);
+            let was_blocking = self.blocking.is_some();
             if !self.continue_blocking_call(now, compute_max) {
                 return false;
             }
             let progress = self.core.poll(now);
             self.core.deferred_kernels.clear();
-            let has_ended = self.take_results(now, compute_max);
+            let has_ended = self.take_results(now, compute_max) | (was_blocking && self.blocking.is_none());
             if let Some(Error::Failed { cause, reported_by }) = self.core.error() {
                 let blocking = self.blocking.as_ref().map(|blocking| blocking.call);
                 let running = self.running.values().chain(self.dropped.values()).copied().chain(blocking);
