@@ -113,7 +113,8 @@ fn wrong_words_in_shared_memory_make_no_rank_panic_or_wait_for_ever() {
     assert!(!has_many_seeds() || failed > 0 && failed < count, "{failed} of {count} programs failed");
 }
 
-/// Checks that all ranks fail if one of them calls another collective than the others, and that each error names this rank.
+/// Checks that ranks fail if one of them calls another collective than the others, and that each error names this rank. All ranks
+/// fail, unless they notice the wrong call only during the last barrier.
 pub(super) fn check_wrong_calls(seed: u64) {
     let mut scenario = Scenario::random(seed, false);
     let mut random = StdRng::seed_from_u64(seed);
@@ -129,8 +130,18 @@ pub(super) fn check_wrong_calls(seed: u64) {
     scenario.odd_call = Some((odd_rank, index));
     // If the ranks name different roots, it is possible that each rank waits for a message, and no rank sends one.
     let may_time_out = call.operation.has_root() && !scenario.shares_memory(&scenario.groups[0]);
-    for outcome in scenario.run(seed) {
-        let SimEnd::Failed { failure, .. } = &outcome else { panic!("seed {seed}: {outcome:?}") };
+    let outcomes = scenario.run(seed);
+    assert!(
+        has_failed(&outcomes),
+        "seed {seed}: no rank noticed that rank {odd_rank} calls another operation"
+    );
+    let barrier = scenario.program.len() - 1;
+    let failed_early = has_failed_before(&outcomes, barrier);
+    for outcome in &outcomes {
+        let SimEnd::Failed { failure, .. } = outcome else {
+            assert!(*outcome == SimEnd::Success && !failed_early, "seed {seed}: {outcomes:?}");
+            continue;
+        };
         let names_odd_rank = match &failure.cause {
             Cause::Mismatch { first, second, .. } => [*first, *second].contains(&odd_rank),
             Cause::Timeout { .. } => may_time_out,
@@ -179,13 +190,17 @@ pub(super) fn check_last_barrier(seed: u64) -> bool {
     let scenario = Scenario::random(seed, true);
     let barrier = scenario.program.len() - 1;
     let outcomes = scenario.run(seed);
-    let failed_early =
-        outcomes.iter().any(|outcome| matches!(outcome, SimEnd::Failed { call, .. } if *call < barrier));
+    let failed_early = has_failed_before(&outcomes, barrier);
     let succeeded = outcomes.iter().filter(|outcome| **outcome == SimEnd::Success).count();
     if failed_early {
         assert_eq!(succeeded, 0, "seed {seed}: some ranks completed the barrier: {outcomes:?}");
     }
     has_failed(&outcomes)
+}
+
+/// Returns whether a rank failed before the call with this index.
+fn has_failed_before(outcomes: &[SimEnd], index: usize) -> bool {
+    outcomes.iter().any(|outcome| matches!(outcome, SimEnd::Failed { call, .. } if *call < index))
 }
 
 fn has_failed(outcomes: &[SimEnd]) -> bool {
