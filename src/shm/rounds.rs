@@ -5,8 +5,8 @@
 //! Longer payloads are written one after another into the rank's ring buffer. To post, a rank writes the payload, and then
 //! the number of the round, for which the other ranks wait.
 //!
-//! A rank that has posted round r + 1 no longer reads payloads of round r. Before a rank posts round r + [`LEAD_MAX`], it reads
-//! the headers of all ranks in round r, and compares them. So a rank may post round r when all other ranks have posted round
+//! A rank that has posted round r + 1 no longer reads payloads of round r. Before a rank posts round r + [`LEAD_MAX`], it
+//! compares its header with that of the next rank in round r. So a rank may post round r when all other ranks have posted round
 //! r - [`LEAD_MAX`]: no rank reads a header of round r - [`HEADERS`] any more. A payload in the ring buffer does not overlap
 //! the payload of the round before, but it may overlap earlier ones, so it has to wait until all other ranks have posted the
 //! round before. [`ShmRounds::may_write`] returns whether these conditions hold, and [`ShmRounds::write_payload`] panics if
@@ -237,13 +237,18 @@ impl<M: RoundsMemory> ShmRounds<M> {
     /// Returns whether this rank may write a payload of `bytes` bytes for `round`.
     pub fn may_write(&mut self, round: u64, bytes: usize) -> bool {
         let awaited = Self::awaited_round(round, bytes);
-        if self.posted_by_all < awaited
-            && (0..self.posts.size.ranks)
-                .all(|rank| rank == self.rank || self.posts.has_posted(rank, awaited))
-        {
-            self.posted_by_all = awaited;
+        // A rank that is far ahead of the others looks at all of them only once in `LEAD_MAX / 2` rounds.
+        for candidate in [(awaited + LEAD_MAX / 2).min(self.posted), awaited] {
+            if self.posted_by_all < awaited && candidate >= awaited && self.have_others_posted(candidate) {
+                self.posted_by_all = candidate;
+            }
         }
         self.posted_by_all >= awaited
+    }
+
+    /// Returns whether all other ranks have posted `round`, which must be one of the last [`LEAD_MAX`] rounds of this rank.
+    fn have_others_posted(&self, round: u64) -> bool {
+        (0..self.posts.size.ranks).all(|rank| rank == self.rank || self.posts.has_posted(rank, round))
     }
 
     /// Records that this rank has read the posts of all other ranks in `round`, so that it need not look for them again.
