@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::call::Call;
 use super::parts::{output_elements, zeroed};
 use super::{Buffer, Error, Group, Handle, OwnedBuffer};
+use crate::shm::copy_to_buffer;
 use crate::types::{Element, Site};
 
 /// A call, and the places of the rank's input and result in the memory on which the call works.
@@ -130,6 +131,13 @@ fn keep_range<T>(mut elements: Vec<T>, range: Range<usize>) -> Vec<T> {
     elements
 }
 
+/// Copies a part of the input to its place in the output.
+fn copy_part<T: Element>(output: &mut [T], place: &Range<usize>, part: &[T]) {
+    let output_bytes = size_of_val(output);
+    let target = bytemuck::cast_slice_mut(&mut output[place.clone()]);
+    copy_to_buffer(target, bytemuck::cast_slice(part), output_bytes);
+}
+
 impl Group {
     /// Runs a verb on a buffer in place. Returns the range of the buffer that holds this rank's result.
     pub(super) fn run_verb_in_place<T: Element>(
@@ -175,7 +183,7 @@ impl Group {
             }
             MemoryAccess::InputThenOutput(own_input, own_output) => {
                 let mut output = zeroed(plan.result.len())?;
-                output[own_output.clone()].copy_from_slice(&input[own_input.clone()]);
+                copy_part(&mut output, own_output, &input[own_input.clone()]);
                 self.run_with_output(plan.call, input, &mut output)?;
                 Ok(output)
             }
@@ -198,14 +206,14 @@ impl Group {
         match &plan.access {
             MemoryAccess::Sent => {
                 self.run_sending(plan.call, input)?;
-                output.copy_from_slice(&input[plan.result]);
+                copy_part(output, &(0..output.len()), &input[plan.result]);
             }
             MemoryAccess::InputThenOutput(own_input, own_output) => {
-                output[own_output.clone()].copy_from_slice(&input[own_input.clone()]);
+                copy_part(output, own_output, &input[own_input.clone()]);
                 self.run_with_output(plan.call, input, output)?;
             }
             MemoryAccess::Written if output.len() == plan.count && plan.result == (0..plan.count) => {
-                output[plan.input.clone()].copy_from_slice(input);
+                copy_part(output, &plan.input, input);
                 verb.prepare(&mut output[plan.input]);
                 self.run(plan.call, output)?;
             }

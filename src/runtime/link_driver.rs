@@ -347,6 +347,7 @@ impl<T: Transport> LinkDriver<T> {
         let LinkIo { incoming, header, header_filled, scratch, .. } = link;
         let mut started = operations.meter.start();
         // The call that reads a payload also reads the next header. That saves a system call for each segment.
+        let mut buffer_bytes = 0;
         let (target, next_header) = match incoming {
             IncomingFrame::Direct { .. } | IncomingFrame::Refused => return false,
             IncomingFrame::Header => (&mut header[*header_filled..], None),
@@ -361,7 +362,12 @@ impl<T: Transport> LinkDriver<T> {
             IncomingFrame::Segment { operation, bytes, action, filled, .. } => {
                 let target = if *action == Action::Copy {
                     let active = operations.active.get_mut(operation);
-                    active.and_then(|active| active.memory.bytes_mut(bytes.clone())).unwrap_or_default()
+                    active
+                        .and_then(|active| {
+                            buffer_bytes = active.memory.access().len();
+                            active.memory.bytes_mut(bytes.clone())
+                        })
+                        .unwrap_or_default()
                 } else {
                     scratch.bytes_mut()
                 };
@@ -369,7 +375,10 @@ impl<T: Transport> LinkDriver<T> {
             }
         };
         let moved = match next_header {
-            Some(header) => transport.receive(peer, &mut [IoSliceMut::new(target), IoSliceMut::new(header)]),
+            Some(header) => {
+                let parts = &mut [IoSliceMut::new(target), IoSliceMut::new(header)];
+                transport.receive_into_buffer(peer, parts, buffer_bytes)
+            }
             None => transport.receive(peer, &mut [IoSliceMut::new(target)]),
         };
         operations.meter.end(ProfilePart::Receive, &mut started);

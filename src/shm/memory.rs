@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use super::copy::copy_past_caches;
 use super::segment::Segment;
 
 /// The length of a word in bytes.
@@ -43,6 +44,12 @@ pub trait SegmentMemory {
     /// is unspecified.
     #[track_caller]
     fn read(&self, start: usize, target: &mut [u8]);
+
+    /// Does the same as [`SegmentMemory::read`], for a target that is longer than the caches or a part of such a buffer.
+    #[track_caller]
+    fn read_past_caches(&self, start: usize, target: &mut [u8]) {
+        self.read(start, target);
+    }
 
     /// Copies `source` to the bytes from `start` on.
     #[track_caller]
@@ -109,6 +116,12 @@ impl SegmentMemory for Segment {
         // SAFETY: the source is inside the mapping. The target is memory of this process, because no reference points into the
         // mapping, so they do not overlap. A rank that keeps to the protocol does not write the source during the copy.
         unsafe { ptr::copy_nonoverlapping(source.as_ptr(), target.as_mut_ptr(), target.len()) }
+    }
+
+    fn read_past_caches(&self, start: usize, target: &mut [u8]) {
+        let source = address(self.base(), Self::length(self), start, target.len());
+        // SAFETY: as in `read`.
+        copy_past_caches(target, unsafe { std::slice::from_raw_parts(source.as_ptr(), target.len()) });
     }
 
     fn write(&self, start: usize, source: &[u8]) {

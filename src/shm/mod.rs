@@ -13,6 +13,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]
 
 mod buffer;
+mod copy;
 mod host;
 mod memory;
 mod queue;
@@ -21,6 +22,7 @@ mod segment;
 mod signals;
 
 pub use buffer::{ExposedBuffer, RemoteBuffer};
+pub use copy::{copy_to_buffer, exceeds_caches};
 pub use host::HostMemoryLayout;
 pub use memory::{RoundsMemory, SegmentMemory};
 pub use queue::{NextEntry, QueueError, QueueMessage, QueueReceiver, QueueSender};

@@ -106,6 +106,8 @@ pub struct QueueReceiver<M> {
     /// The offset in the memory, and the number, of the bytes of this entry that have not been read; (0, 0) if this rank has
     /// not begun to read it.
     unread: (usize, usize),
+    /// Whether the bytes go to a buffer that is longer than the caches.
+    is_target_long: bool,
 }
 
 /// What the next entry of a queue is.
@@ -321,7 +323,12 @@ impl<M: SegmentMemory> QueueReceiver<M> {
     /// If the memory is too small, or if the ranks are not two ranks of the layout.
     pub fn new(memory: Arc<M>, layout: HostMemoryLayout, from: usize, to: usize) -> Self {
         assert!(memory.length() >= layout.bytes(), "the memory must be large enough for all ranks");
-        Self { memory, layout: layout.queue(from, to), next: 0, unread: (0, 0) }
+        Self { memory, layout: layout.queue(from, to), next: 0, unread: (0, 0), is_target_long: false }
+    }
+
+    /// Sets whether the parts that [`QueueReceiver::read`] fills belong to a buffer that is longer than the caches.
+    pub fn set_target_long(&mut self, is_target_long: bool) {
+        self.is_target_long = is_target_long;
     }
 
     /// Returns the number of the entry that this rank reads next.
@@ -414,7 +421,11 @@ impl<M: SegmentMemory> QueueReceiver<M> {
             let first = skip.min(part.len());
             skip -= first;
             let end = part.len().min(first + left);
-            self.memory.read(start, &mut part[first..end]);
+            if self.is_target_long {
+                self.memory.read_past_caches(start, &mut part[first..end]);
+            } else {
+                self.memory.read(start, &mut part[first..end]);
+            }
             start += end - first;
             left -= end - first;
         }

@@ -23,6 +23,7 @@ pub use self::message::{LocalMessage, NextFrame};
 use super::{TransferResult, Transport};
 use crate::shm::{
     HostMemoryLayout, NextEntry, QueueError, QueueReceiver, QueueSender, QueueSignals, SegmentMemory,
+    exceeds_caches,
 };
 use crate::types::{Rank, WorldSize};
 use crate::wire::frame::HEADER_BYTES;
@@ -211,7 +212,17 @@ impl<S: SocketTransport, M: SegmentMemory> Transport for LinkTransport<S, M> {
     }
 
     fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
+        self.receive_into_buffer(peer, parts, 0)
+    }
+
+    fn receive_into_buffer(
+        &mut self,
+        peer: Rank,
+        parts: &mut [IoSliceMut<'_>],
+        buffer_bytes: usize,
+    ) -> TransferResult {
         if let Some((link, mut context)) = self.local_link(peer) {
+            link.receiver.set_target_long(exceeds_caches(buffer_bytes));
             return link.receive(&mut context, parts);
         }
         let received = self.sockets.receive(peer, parts);

@@ -7,7 +7,7 @@ use crate::runtime::memory::BufferAccess;
 use crate::runtime::profile::ProfilePart;
 use crate::schedule::Action;
 use crate::schedule::program::{Fold, SlotWrite, Take};
-use crate::shm::RoundsMemory;
+use crate::shm::{RoundsMemory, copy_to_buffer};
 
 impl<M: RoundsMemory> HostRounds<M> {
     /// Copies the elements that the current round names into this rank's slot, and posts the round.
@@ -47,14 +47,14 @@ impl<M: RoundsMemory> HostRounds<M> {
         (takes, block): (&[Take], usize),
         memory: &mut BufferAccess<'_>,
     ) {
-        let mut started = self.meter.start();
+        let (mut started, buffer_bytes) = (self.meter.start(), memory.len());
         for Take { from, slot_offset, elements } in takes {
             let all_bytes = shm_operation.bytes(&elements.block(block));
             let Some(posted) = self.rounds.read_post(from.index(), round) else { return };
             for piece in pieces(&all_bytes) {
                 let start = slot_offset * shm_operation.element_bytes + piece.start - all_bytes.start;
                 let Some(bytes) = posted.bytes(start..start + piece.len()) else { return };
-                memory.bytes_mut(&piece).copy_from_slice(&bytes);
+                copy_to_buffer(memory.bytes_mut(&piece), &bytes, buffer_bytes);
             }
             self.meter.end(ProfilePart::Receive, &mut started);
         }
