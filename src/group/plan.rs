@@ -131,14 +131,15 @@ fn keep_range<T>(mut elements: Vec<T>, range: Range<usize>) -> Vec<T> {
     elements
 }
 
-/// Copies a part of the input to its place in the output.
-fn copy_part<T: Element>(output: &mut [T], place: &Range<usize>, part: &[T]) {
-    let output_bytes = size_of_val(output);
-    let target = bytemuck::cast_slice_mut(&mut output[place.clone()]);
-    copy_to_buffer(target, bytemuck::cast_slice(part), output_bytes);
-}
-
 impl Group {
+    /// Copies a part of the input to its place in the output.
+    fn copy_part<T: Element>(&self, output: &mut [T], place: &Range<usize>, part: &[T]) {
+        let ranks = if self.host_rounds.is_some() { self.world.as_usize() } else { 1 };
+        let bytes_of_all_ranks = size_of_val(output) * ranks;
+        let target = bytemuck::cast_slice_mut(&mut output[place.clone()]);
+        copy_to_buffer(target, bytemuck::cast_slice(part), bytes_of_all_ranks);
+    }
+
     /// Runs a verb on a buffer in place. Returns the range of the buffer that holds this rank's result.
     pub(super) fn run_verb_in_place<T: Element>(
         &mut self,
@@ -183,7 +184,7 @@ impl Group {
             }
             MemoryAccess::InputThenOutput(own_input, own_output) => {
                 let mut output = zeroed(plan.result.len())?;
-                copy_part(&mut output, own_output, &input[own_input.clone()]);
+                self.copy_part(&mut output, own_output, &input[own_input.clone()]);
                 self.run_with_output(plan.call, input, &mut output)?;
                 Ok(output)
             }
@@ -206,14 +207,14 @@ impl Group {
         match &plan.access {
             MemoryAccess::Sent => {
                 self.run_sending(plan.call, input)?;
-                copy_part(output, &(0..output.len()), &input[plan.result]);
+                self.copy_part(output, &(0..output.len()), &input[plan.result]);
             }
             MemoryAccess::InputThenOutput(own_input, own_output) => {
-                copy_part(output, own_output, &input[own_input.clone()]);
+                self.copy_part(output, own_output, &input[own_input.clone()]);
                 self.run_with_output(plan.call, input, output)?;
             }
             MemoryAccess::Written if output.len() == plan.count && plan.result == (0..plan.count) => {
-                copy_part(output, &plan.input, input);
+                self.copy_part(output, &plan.input, input);
                 verb.prepare(&mut output[plan.input]);
                 self.run(plan.call, output)?;
             }

@@ -249,7 +249,9 @@ impl<M: RoundsMemory> HostRounds<M> {
                 if !self.rounds.may_write(round, shm_operation.payload_bytes()) {
                     return ShmPoll::Waits;
                 }
-                if let Err(mismatch) = self.check_rounds(LEAD_MAX as usize - 1) {
+                // Every rank compares with its next rank before it posts, so no rank can wait for all others in a later round if
+                // the contracts of any two ranks differ.
+                if let Err(mismatch) = self.check_rounds(LEAD_MAX as usize - 1, self.next_rank()) {
                     return mismatch;
                 }
                 self.post(round, shm_operation, memory);
@@ -282,7 +284,7 @@ impl<M: RoundsMemory> HostRounds<M> {
             }
             if sources.count() + 1 >= self.rounds.size().ranks {
                 self.rounds.handle_all_read(round);
-                if let Err(mismatch) = self.check_rounds(0) {
+                if let Err(mismatch) = self.check_rounds(0, self.other_ranks()) {
                     return mismatch;
                 }
             } else {
@@ -338,19 +340,20 @@ impl<M: RoundsMemory> HostRounds<M> {
         Ok(())
     }
 
-    /// Compares this rank's contracts with those of the next rank in the oldest unchecked rounds, so that at most `left` rounds are
+    /// Compares this rank's contracts with those of `ranks` in the oldest unchecked rounds, so that at most `left` rounds are
     /// unchecked. All ranks must have posted these rounds. In its rounds, this rank may have compared only the contracts of the
-    /// ranks whose slots it read. Every rank compares with its next rank, so the contracts of all ranks are equal if no rank
-    /// finds a difference.
-    fn check_rounds(&mut self, left: usize) -> Result<(), ShmPoll> {
+    /// ranks whose slots it read.
+    fn check_rounds(&mut self, left: usize, ranks: RankSet) -> Result<(), ShmPoll> {
         while self.unchecked.len() > left {
             let round = self.last_round + 1 - self.unchecked.len() as u64;
             let Some((own_call, own_header)) = self.unchecked.pop_front() else { break };
-            let next = (self.rounds.rank() + 1) % self.rounds.size().ranks;
-            if let Some((_, header)) = self.rounds.posts().header(next, round)
-                && let Some(mismatch) = own_call.find_mismatch(&own_header, Rank::new(next as u32), &header)
-            {
-                return Err(mismatch);
+            for rank in ranks.indices() {
+                if let Some((_, header)) = self.rounds.posts().header(rank, round)
+                    && let Some(mismatch) =
+                        own_call.find_mismatch(&own_header, Rank::new(rank as u32), &header)
+                {
+                    return Err(mismatch);
+                }
             }
         }
         Ok(())
@@ -386,6 +389,10 @@ impl<M: RoundsMemory> HostRounds<M> {
         let (round, ranks) = self.awaited_round_and_ranks(shm_operation);
         let ranks = ranks.indices().filter(move |&rank| !self.rounds.posts().has_posted(rank, round));
         ranks.map(|rank| Rank::new(rank as u32))
+    }
+
+    fn next_rank(&self) -> RankSet {
+        [Rank::new(((self.rounds.rank() + 1) % self.rounds.size().ranks) as u32)].into_iter().collect()
     }
 
     fn other_ranks(&self) -> RankSet {

@@ -362,12 +362,8 @@ impl<T: Transport> LinkDriver<T> {
             IncomingFrame::Segment { operation, bytes, action, filled, .. } => {
                 let target = if *action == Action::Copy {
                     let active = operations.active.get_mut(operation);
-                    active
-                        .and_then(|active| {
-                            buffer_bytes = active.memory.access().len();
-                            active.memory.bytes_mut(bytes.clone())
-                        })
-                        .unwrap_or_default()
+                    buffer_bytes = active.as_ref().map_or(0, |active| active.memory.length());
+                    active.and_then(|active| active.memory.bytes_mut(bytes.clone())).unwrap_or_default()
                 } else {
                     scratch.bytes_mut()
                 };
@@ -377,7 +373,7 @@ impl<T: Transport> LinkDriver<T> {
         let moved = match next_header {
             Some(header) => {
                 let parts = &mut [IoSliceMut::new(target), IoSliceMut::new(header)];
-                transport.receive_into_buffer(peer, parts, buffer_bytes)
+                transport.receive_part(peer, parts, buffer_bytes)
             }
             None => transport.receive(peer, &mut [IoSliceMut::new(target)]),
         };

@@ -106,6 +106,14 @@ impl Memory {
         }
     }
 
+    /// Returns the number of bytes.
+    pub(crate) fn length(&self) -> usize {
+        match &self.kind {
+            MemoryKind::Owned(owned) => owned.bytes().len(),
+            MemoryKind::Borrowed(borrowed) => borrowed.len(),
+        }
+    }
+
     /// Returns access to the whole buffer.
     pub(crate) fn access(&mut self) -> BufferAccess<'_> {
         match &mut self.kind {

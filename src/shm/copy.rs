@@ -1,26 +1,27 @@
 //! Copies that leave the content of the processor's caches alone.
 //!
-//! A processor that writes a part of a cache line first reads the line from memory. A result that is longer than the caches is
-//! not in them when the program reads it, so reading the old lines is a waste: a copy that writes past the caches moves two thirds
-//! of the bytes. The C library does the same, but only for copies that are themselves very long, and on virtual machines it often
-//! does not know the size of the caches.
+//! A processor that writes a part of a cache line first reads the line from memory. A result that is longer than the caches
+//! is not in them when the program reads it, so it is a waste to read the old lines: a copy that writes past the caches moves
+//! two thirds of the bytes. The C library does the same, but only for copies that are themselves very long, and on virtual
+//! machines it often does not know the size of the caches.
 
-/// The length in bytes of the shortest buffer that is written past the caches. `docs/shared-memory.md` has the measurements.
-const LONG_BUFFER_BYTES: usize = 8 << 20;
+/// The length in bytes from which on the buffers of all ranks of a host together are longer than their caches. ADR 79 has the
+/// measurements.
+const CACHE_BYTES: usize = 16 << 20;
 
-/// Returns whether a result of this length is written past the caches.
-pub fn exceeds_caches(buffer_bytes: usize) -> bool {
-    buffer_bytes >= LONG_BUFFER_BYTES
+/// Returns whether buffers with `all_bytes` bytes together are written past the caches.
+pub fn exceeds_caches(all_bytes: usize) -> bool {
+    all_bytes >= CACHE_BYTES
 }
 
-/// Copies `source` to `target`, a part of a buffer of `buffer_bytes` bytes. Writes past the caches if the buffer is longer than
-/// the caches.
+/// Copies `source` to `target`, a part of a buffer. The buffers of all ranks of this host that take part have `all_bytes` bytes
+/// together. Writes past the caches if they are longer than the caches.
 ///
 /// # Panics
 ///
 /// If the two slices have different lengths.
-pub fn copy_to_buffer(target: &mut [u8], source: &[u8], buffer_bytes: usize) {
-    if exceeds_caches(buffer_bytes) {
+pub fn copy_to_buffer(target: &mut [u8], source: &[u8], all_bytes: usize) {
+    if exceeds_caches(all_bytes) {
         copy_past_caches(target, source);
     } else {
         target.copy_from_slice(source);
@@ -68,21 +69,17 @@ mod tests {
     #[test]
     fn both_copies_copy_every_byte_and_no_other() {
         let source: Vec<u8> = (0..1000u32).map(|index| (index % 251) as u8 + 1).collect();
-        for buffer_bytes in [0, LONG_BUFFER_BYTES] {
+        for all_bytes in [0, CACHE_BYTES] {
             for (start, length) in
                 [(0, 0), (0, 1), (1, 63), (3, 64), (64, 128), (5, 700), (63, 129), (17, 983)]
             {
                 let mut target = vec![0; 1000];
-                copy_to_buffer(
-                    &mut target[start..start + length],
-                    &source[start..start + length],
-                    buffer_bytes,
-                );
+                copy_to_buffer(&mut target[start..start + length], &source[start..start + length], all_bytes);
                 let expected =
                     |index: usize| if (start..start + length).contains(&index) { source[index] } else { 0 };
                 assert!(
                     (0..1000).all(|index| target[index] == expected(index)),
-                    "{start} {length} {buffer_bytes}"
+                    "{start} {length} {all_bytes}"
                 );
             }
         }

@@ -212,17 +212,12 @@ impl<S: SocketTransport, M: SegmentMemory> Transport for LinkTransport<S, M> {
     }
 
     fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
-        self.receive_into_buffer(peer, parts, 0)
+        self.receive_part(peer, parts, 0)
     }
 
-    fn receive_into_buffer(
-        &mut self,
-        peer: Rank,
-        parts: &mut [IoSliceMut<'_>],
-        buffer_bytes: usize,
-    ) -> TransferResult {
+    fn receive_part(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>], length: usize) -> TransferResult {
         if let Some((link, mut context)) = self.local_link(peer) {
-            link.receiver.set_target_long(exceeds_caches(buffer_bytes));
+            link.receiver.set_target_long(exceeds_caches(2 * length));
             return link.receive(&mut context, parts);
         }
         let received = self.sockets.receive(peer, parts);

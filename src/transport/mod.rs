@@ -49,14 +49,9 @@ pub trait Transport {
     /// Copies the bytes that have arrived into `parts`, and fills each part before the next one.
     fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> TransferResult;
 
-    /// Does the same as [`Transport::receive`], for a part of a buffer of `buffer_bytes` bytes. A transport may copy the bytes of a
+    /// Does the same as [`Transport::receive`], for a part of a buffer of `length` bytes. A transport may write to a
     /// long buffer past the caches ([`copy_to_buffer`](crate::shm::copy_to_buffer)).
-    fn receive_into_buffer(
-        &mut self,
-        peer: Rank,
-        parts: &mut [IoSliceMut<'_>],
-        _buffer_bytes: usize,
-    ) -> TransferResult {
+    fn receive_part(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>], _length: usize) -> TransferResult {
         self.receive(peer, parts)
     }
 

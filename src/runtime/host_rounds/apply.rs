@@ -47,14 +47,14 @@ impl<M: RoundsMemory> HostRounds<M> {
         (takes, block): (&[Take], usize),
         memory: &mut BufferAccess<'_>,
     ) {
-        let (mut started, buffer_bytes) = (self.meter.start(), memory.len());
+        let (mut started, bytes_of_all_ranks) = (self.meter.start(), memory.len() * self.rounds.size().ranks);
         for Take { from, slot_offset, elements } in takes {
             let all_bytes = shm_operation.bytes(&elements.block(block));
             let Some(posted) = self.rounds.read_post(from.index(), round) else { return };
             for piece in pieces(&all_bytes) {
                 let start = slot_offset * shm_operation.element_bytes + piece.start - all_bytes.start;
                 let Some(bytes) = posted.bytes(start..start + piece.len()) else { return };
-                copy_to_buffer(memory.bytes_mut(&piece), &bytes, buffer_bytes);
+                copy_to_buffer(memory.bytes_mut(&piece), &bytes, bytes_of_all_ranks);
             }
             self.meter.end(ProfilePart::Receive, &mut started);
         }
