@@ -34,8 +34,8 @@ pub fn copy_to_buffer(target: &mut [u8], source: &[u8], all_bytes: usize) {
 pub(super) fn copy_past_caches(target: &mut [u8], source: &[u8]) {
     use std::arch::x86_64::{_mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 
-    assert_eq!(target.len(), source.len(), "the slices have the same length");
     const LINE_BYTES: usize = 64;
+    assert_eq!(target.len(), source.len(), "the slices have the same length");
     let head = target.as_ptr().align_offset(LINE_BYTES).min(target.len());
     let (target_head, target) = target.split_at_mut(head);
     let (source_head, source) = source.split_at(head);
@@ -48,8 +48,9 @@ pub(super) fn copy_past_caches(target: &mut [u8], source: &[u8]) {
             // SAFETY: the 16 bytes from `offset` on are inside both lines, and the target's line is aligned. Every x86-64
             // processor has these instructions.
             unsafe {
-                _mm_stream_si128(target.add(offset).cast(), _mm_loadu_si128(source.add(offset).cast()))
-            };
+                let bytes = _mm_loadu_si128(source.add(offset).cast());
+                _mm_stream_si128(target.add(offset).cast(), bytes);
+            }
         }
     }
     target_tail.copy_from_slice(source_tail);
