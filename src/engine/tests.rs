@@ -152,7 +152,7 @@ fn message_request(count: u64, tag: u32) -> OperationRequest {
 const MESSAGES_MAX: u32 = if cfg!(miri) { 300 } else { 12_000 };
 
 fn barrier_schedule(rank: Rank) -> Schedule {
-    crate::schedule::barrier(WorldSize::new(2).unwrap(), rank)
+    crate::schedule::doubling::barrier(WorldSize::new(2).unwrap(), rank)
 }
 
 /// In an earlier version, the sender stopped counting its announcements when credit came, but the receiver still counted them.
@@ -252,7 +252,7 @@ fn different_lengths_of_a_broadcast_are_detected_for_every_segment_size() {
                 let world = WorldSize::new(2).unwrap();
                 for rank in [first_rank, 1 - first_rank] {
                     let count = counts[rank];
-                    let schedule = crate::schedule::broadcast(world, Rank::new(rank as u32), R0, count);
+                    let schedule = crate::schedule::ring::broadcast(world, Rank::new(rank as u32), R0, count);
                     let request =
                         request_with(contract(Operation::Broadcast, Algorithm::Chain, count as u64, 0));
                     pair.begin(rank, request, schedule);

@@ -16,9 +16,8 @@ use super::memory::BufferAccess;
 use super::profile::Meter;
 use crate::reduce::Kernels;
 use crate::schedule::CollectiveSpec;
-use crate::schedule::execution::Execution;
 use crate::schedule::plan::{SharedSlots, plan};
-use crate::schedule::program::{Program, RankSet, RoundWork};
+use crate::schedule::program::{Execution, Program, RankSet, RoundWork};
 use crate::shm::{
     BUFFERS_MAX, ExposedBuffer, HEADER_WORDS, Header, LEAD_MAX, RemoteBuffer, RoundsMemory, Segment,
     ShmRounds,

@@ -1,13 +1,7 @@
 //! The description of a collective call, without the algorithm that runs the call.
 
 use super::partition::Partition;
-use super::{
-    GatherWorkspace, Schedule, all_gather, all_reduce, all_to_all, barrier, broadcast, broadcast_tree,
-    butterfly, direct_exchange, ordered_all_reduce,
-};
-use super::{
-    double_tree, doubling, exscan, gather, ordered_reduce, reduce, reduce_scatter, reduce_tree, scan, scatter,
-};
+use super::{GatherWorkspace, Schedule, chain, direct_exchange, double_tree, doubling, ring, tree};
 use crate::types::{Algorithm, Operation, Rank, WorldSize};
 
 /// A collective as one rank calls it: the kind of the collective, the number of elements, and the root if there is
@@ -167,48 +161,48 @@ impl CollectiveSpec {
         let is_direct = algorithm == Algorithm::Direct;
         let is_tree = algorithm == Algorithm::Tree;
         let is_double = algorithm == Algorithm::DoubleTree;
+        let gather = |first, schedule| {
+            let workspace = GatherWorkspace { world, rank, first, count: self.count() };
+            Schedule { workspace: Some(workspace), ..schedule }
+        };
         match self {
-            Self::Barrier => barrier(world, rank),
-            Self::AllReduce { count } if in_rank_order => ordered_all_reduce(world, rank, *count),
+            Self::Barrier => doubling::barrier(world, rank),
+            Self::AllReduce { count } if in_rank_order => chain::ordered_all_reduce(world, rank, *count),
             Self::AllReduce { count } => match algorithm {
                 Algorithm::OneShot => {
                     let slots = Partition::of_equal_parts(*count, world);
-                    let workspace = GatherWorkspace { world, rank, first: Rank::ZERO, count: *count };
-                    let schedule = direct_exchange::all_gather(world, rank, &slots);
-                    Schedule { workspace: Some(workspace), ..schedule }
+                    gather(Rank::ZERO, direct_exchange::all_gather(world, rank, &slots))
                 }
-                Algorithm::Doubling => {
-                    let workspace = GatherWorkspace { world, rank, first: rank, count: *count };
-                    let schedule = doubling::all_gather(world, rank, *count);
-                    Schedule { workspace: Some(workspace), ..schedule }
-                }
+                Algorithm::Doubling => gather(rank, doubling::all_gather(world, rank, *count)),
                 Algorithm::Direct => direct_exchange::all_reduce(world, rank, *count),
-                Algorithm::Butterfly => butterfly::all_reduce(world, rank, *count),
+                Algorithm::Butterfly => doubling::all_reduce(world, rank, *count),
                 Algorithm::DoubleTree => double_tree::all_reduce(world, rank, *count, block),
-                _ => all_reduce(world, rank, *count, block),
+                _ => ring::all_reduce(world, rank, *count, block),
             },
-            Self::Reduce { count, root } if in_rank_order => ordered_reduce(world, rank, *root, *count),
-            Self::Reduce { count, root } if is_tree => reduce_tree(world, rank, *root, *count),
+            Self::Reduce { count, root } if in_rank_order => {
+                chain::ordered_reduce(world, rank, *root, *count)
+            }
+            Self::Reduce { count, root } if is_tree => tree::reduce_tree(world, rank, *root, *count),
             Self::Reduce { count, root } if is_double => {
                 double_tree::reduce(world, rank, *root, *count, block)
             }
-            Self::Reduce { count, root } => reduce(world, rank, *root, *count),
+            Self::Reduce { count, root } => chain::reduce(world, rank, *root, *count),
             Self::ReduceScatter(partition) if is_direct => {
                 direct_exchange::reduce_scatter(world, rank, partition)
             }
-            Self::ReduceScatter(partition) => reduce_scatter(world, rank, partition),
+            Self::ReduceScatter(partition) => ring::reduce_scatter(world, rank, partition),
             Self::AllGather(partition) if is_direct => direct_exchange::all_gather(world, rank, partition),
-            Self::AllGather(partition) => all_gather(world, rank, partition),
-            Self::Broadcast { count, root } if is_tree => broadcast_tree(world, rank, *root, *count),
+            Self::AllGather(partition) => ring::all_gather(world, rank, partition),
+            Self::Broadcast { count, root } if is_tree => tree::broadcast_tree(world, rank, *root, *count),
             Self::Broadcast { count, root } if is_double => {
                 double_tree::broadcast(world, rank, *root, *count, block)
             }
-            Self::Broadcast { count, root } => broadcast(world, rank, *root, *count),
-            Self::Gather { partition, root } => gather(world, rank, *root, partition),
-            Self::Scatter { partition, root } => scatter(world, rank, *root, partition),
-            Self::AllToAll { send, receive, .. } => all_to_all(world, rank, send, receive),
-            Self::Scan { count } => scan(world, rank, *count),
-            Self::Exscan { count } => exscan(world, rank, *count),
+            Self::Broadcast { count, root } => ring::broadcast(world, rank, *root, *count),
+            Self::Gather { partition, root } => direct_exchange::gather(world, rank, *root, partition),
+            Self::Scatter { partition, root } => direct_exchange::scatter(world, rank, *root, partition),
+            Self::AllToAll { send, receive, .. } => direct_exchange::all_to_all(world, rank, send, receive),
+            Self::Scan { count } => chain::scan(world, rank, *count),
+            Self::Exscan { count } => chain::exscan(world, rank, *count),
         }
     }
 }

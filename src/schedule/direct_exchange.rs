@@ -1,13 +1,13 @@
 //! Schedules in which each rank sends data directly to the rank that needs the data. The comments of `schedule/mod.rs`
-//! define n and S.
+//! define n, S, B and s.
 //!
 //! In a direct reduce-scatter or all-gather, a rank sends its n-1 messages at once, so these messages take the time
 //! of one step. In the ring algorithm, a rank sends its n-1 messages one after another, in n-1 steps. A direct
 //! reduce-scatter followed by a direct all-gather is a two-shot all-reduce.
 //!
 //! Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
-//! International Journal of High Performance Computing Applications 19 (2005), where these schedules are called
-//! pairwise exchange.
+//! International Journal of High Performance Computing Applications 19 (2005), where the schedules without a root are
+//! called pairwise exchange.
 
 use super::partition::Partition;
 use super::{Action, Schedule, Step};
@@ -61,6 +61,73 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     schedule
 }
 
+/// Exchanges one part between each pair of ranks (all-to-all) in n-1 steps. If all parts have the same length, each
+/// rank sends (n-1)/n S bytes. Here S is the number of bytes that the partition `send` divides.
+///
+/// The first `send.total()` elements of the buffer are the data to send: `send` says which part is for which rank. The
+/// rest of the buffer is for the received data: `receive` says which part is from which rank. For ranks a and b, part b
+/// in the `send` of rank a must be as long as part a in the `receive` of rank b. No step copies the part of a rank for
+/// itself; the caller copies this part.
+///
+/// In step k rank r sends to rank r + k and receives from rank r - k (modulo n), so no two ranks send to the same
+/// rank. No step waits for another step.
+///
+/// # Panics
+///
+/// If a partition does not have `world` parts, or if the number of elements in the buffer overflows a `usize`.
+pub fn all_to_all(world: WorldSize, rank: Rank, send: &Partition, receive: &Partition) -> Schedule {
+    send.assert_fits(world);
+    receive.assert_fits(world);
+    let receive_start = send.total();
+    let length = receive_start.checked_add(receive.total());
+    assert!(length.is_some(), "the length of the buffer must fit a usize");
+    let step = |distance| {
+        let (to, from) = (world.rank_after(rank, distance), world.rank_before(rank, distance));
+        let part = receive.range(from);
+        let range = receive_start + part.start..receive_start + part.end;
+        Step::send(to, send.range(to), None).and(Step::receive(from, range, Action::Copy, None))
+    };
+    (1..world.get()).map(step).collect::<Vec<Step>>().into()
+}
+
+/// Gathers to `root` in one round. Each rank except the root sends its own part. The root receives S bytes minus its
+/// own part. If all parts have the same length, the gather takes (n-1)/n S/B seconds. No schedule of a gather takes
+/// less time.
+///
+/// The root's buffer has space for all parts, and already contains the root's own part. The buffer of every rank except
+/// the root contains only that rank's part.
+///
+/// # Panics
+///
+/// If the partition does not have `world` parts.
+pub fn gather(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -> Schedule {
+    partition.assert_fits(world);
+    let steps: Vec<Step> = if rank == root {
+        let step = |peer| Step::receive(peer, partition.range(peer), Action::Copy, None);
+        ranks_except_root(world, root).map(step).collect()
+    } else {
+        vec![Step::send(root, 0..partition.range(rank).len(), None)]
+    };
+    steps.into()
+}
+
+/// Scatters from `root`: this is [`gather`] with the direction of every message reversed. The root sends S bytes
+/// minus its own part. The buffer of every rank except the root has space only for that rank's part.
+///
+/// # Panics
+///
+/// If the partition does not have `world` parts.
+pub fn scatter(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -> Schedule {
+    partition.assert_fits(world);
+    let steps: Vec<Step> = if rank == root {
+        let step = |peer| Step::send(peer, partition.range(peer), None);
+        ranks_except_root(world, root).map(step).collect()
+    } else {
+        vec![Step::receive(root, 0..partition.range(rank).len(), Action::Copy, None)]
+    };
+    steps.into()
+}
+
 /// Adds the steps of an all-gather. If the schedule already has the steps of a reduce-scatter, the sends of the
 /// all-gather wait for the last receive of the reduce-scatter.
 fn push_all_gather(schedule: &mut Schedule, world: WorldSize, rank: Rank, partition: &Partition) {
@@ -70,4 +137,9 @@ fn push_all_gather(schedule: &mut Schedule, world: WorldSize, rank: Rank, partit
         let receive = Step::receive(from, partition.range(from), Action::Copy, None);
         schedule.steps.push(Step::send(to, partition.range(rank), awaited_step).and(receive));
     }
+}
+
+/// Returns every rank but the root, starting with the root's successor.
+fn ranks_except_root(world: WorldSize, root: Rank) -> impl Iterator<Item = Rank> {
+    (1..world.get()).map(move |distance| world.rank_after(root, distance))
 }

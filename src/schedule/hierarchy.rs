@@ -16,8 +16,7 @@
 use std::ops::Range;
 
 use super::partition::Partition;
-use super::stages::{Block, CollectiveStage};
-use super::{CollectiveSpec, Schedule, StepDependency, barrier, cost, double_tree};
+use super::{CollectiveSpec, Schedule, StepDependency, cost, double_tree, doubling};
 use crate::types::{Algorithm, Rank, WorldSize};
 
 /// The bytes of each slice of a block that a host sends to another host in one step of the ring, if the buffer is long enough.
@@ -25,6 +24,26 @@ use crate::types::{Algorithm, Rank, WorldSize};
 const CHUNK_BYTES: usize = 512 << 10;
 /// The most blocks of a hierarchical operation.
 const BLOCKS_MAX: usize = 64;
+
+/// A range of the elements of a buffer, and the stages that it passes one after another. Blocks may be in different stages at the
+/// same time, but all ranks begin the stages of the blocks in the same order. A collective that is not hierarchical has one block
+/// with one stage.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Block {
+    /// The elements.
+    pub elements: Range<usize>,
+    /// The stages.
+    pub stages: Vec<CollectiveStage>,
+}
+
+/// A part of a collective.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum CollectiveStage {
+    /// A collective of the ranks of this host, in the shared memory with this number. Its ranks are numbered within the host.
+    OnHost(usize, CollectiveSpec),
+    /// Messages over links. The peers are ranks of the job.
+    OverLinks(Schedule),
+}
 
 /// The placement of a group's ranks on hosts, as seen by one rank of the group. The comments call this rank "this
 /// rank".
@@ -194,7 +213,7 @@ impl HostLayout {
 
     /// Returns the schedule of a barrier among the first rank of each host.
     fn barrier_of_first_ranks(&self) -> Schedule {
-        let mut schedule = barrier(self.host_count(), Rank::new(self.host as u32));
+        let mut schedule = doubling::barrier(self.host_count(), Rank::new(self.host as u32));
         schedule.rename_peers(|host| self.hosts[host.index()][0]);
         schedule
     }

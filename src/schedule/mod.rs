@@ -15,32 +15,20 @@
 //! The double tree is also for long messages: the receive of a block from the second child waits only for the receive
 //! of the same block from the first child.
 
-pub mod butterfly;
-mod chain;
+pub mod chain;
 mod collective_spec;
 pub mod cost;
 pub mod direct_exchange;
-mod dissemination;
 pub mod double_tree;
 pub mod doubling;
-pub mod execution;
 pub mod hierarchy;
-mod pairwise_exchange;
 pub mod partition;
 pub mod plan;
 pub mod program;
-mod ring;
-pub mod stages;
-mod star;
+pub mod ring;
 mod steps;
 pub mod topology;
-mod tree;
+pub mod tree;
 
-pub use chain::{exscan, ordered_all_reduce, ordered_reduce, reduce, scan};
 pub use collective_spec::CollectiveSpec;
-pub use dissemination::barrier;
-pub use pairwise_exchange::all_to_all;
-pub use ring::{all_gather, all_reduce, broadcast, reduce_scatter};
-pub use star::{gather, scatter};
 pub use steps::{Action, GatherWorkspace, InboundElements, OutboundElements, Schedule, Step, StepDependency};
-pub use tree::{broadcast_tree, reduce_tree};

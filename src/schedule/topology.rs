@@ -1,7 +1,6 @@
 //! The plan of a collective among the ranks of a group, which depends on what connects them.
 
-use super::hierarchy::HostLayout;
-use super::stages::{Block, CollectiveStage};
+use super::hierarchy::{Block, CollectiveStage, HostLayout};
 use super::{CollectiveSpec, double_tree};
 use crate::types::{Algorithm, Rank, WorldSize};
 

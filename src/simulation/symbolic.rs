@@ -1,10 +1,8 @@
 //! Proves that schedules are correct. Buffers contain symbolic values instead of numbers: each value records the index
 //! of its element in the operation, and the ranks that have contributed to the element.
 
-mod butterfly;
 mod chain;
 mod direct_exchange;
-mod dissemination;
 mod double_tree;
 mod doubling;
 mod faulty_schedules;

@@ -13,7 +13,7 @@ use crate::runtime::host_rounds::ShmRequest;
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::memory::Memory;
 use crate::schedule::Schedule;
-use crate::schedule::stages::{Block, CollectiveStage};
+use crate::schedule::hierarchy::{Block, CollectiveStage};
 use crate::shm::RoundsMemory;
 use crate::transport::local_links::SocketTransport;
 use crate::types::{Algorithm, INTERNAL_GROUP_BITS};

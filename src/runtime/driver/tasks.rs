@@ -10,8 +10,8 @@ use crate::runtime::host_rounds::{HostRounds, ShmOperation};
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::memory::{Memory, SplitBuffer};
 use crate::schedule::Schedule;
+use crate::schedule::hierarchy::Block;
 use crate::schedule::program::RankSet;
-use crate::schedule::stages::Block;
 use crate::shm::{Posts, RoundsMemory, Segment};
 use crate::types::Rank;
 

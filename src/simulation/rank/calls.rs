@@ -7,7 +7,7 @@ use crate::runtime::host_rounds::ShmRequest;
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::link_driver::direct::DirectReceive;
 use crate::runtime::memory::Memory;
-use crate::schedule::stages::{Block, CollectiveStage};
+use crate::schedule::hierarchy::{Block, CollectiveStage};
 use crate::schedule::topology::Topology;
 use crate::simulation::hosts::SimMedium;
 use crate::simulation::program::SimCall;

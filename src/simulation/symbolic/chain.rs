@@ -1,7 +1,8 @@
 //! Proofs of the schedules on a chain of ranks: `reduce`, the reductions in rank order, and the scans.
 
 use super::{Proof, RankState, SymbolicValue, all_contributions, own_contribution, tested_roots};
-use crate::schedule::{Action, exscan, ordered_all_reduce, ordered_reduce, reduce, scan};
+use crate::schedule::Action;
+use crate::schedule::chain::{exscan, ordered_all_reduce, ordered_reduce, reduce, scan};
 use crate::types::{Rank, WorldSize};
 
 #[test]

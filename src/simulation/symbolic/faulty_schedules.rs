@@ -1,9 +1,9 @@
 //! Tests that the symbolic executor rejects schedules that contain a mistake.
 
 use super::{MoveOrder, Proof, SimulatedWorld, own_contribution};
-use crate::schedule::{
-    Action, InboundElements, OutboundElements, Schedule, Step, StepDependency, reduce, reduce_tree,
-};
+use crate::schedule::chain::reduce;
+use crate::schedule::tree::reduce_tree;
+use crate::schedule::{Action, InboundElements, OutboundElements, Schedule, Step, StepDependency};
 use crate::types::{Rank, WorldSize};
 
 /// Returns the schedules of two ranks that exchange messages in one step. Rank r sends `sent[r]` elements and expects

@@ -9,10 +9,10 @@ use super::{
     MoveOrder, Proof, SimulatedWorld, SymbolicValue, all_contributions, own_contribution, proof_limits,
     tested_lengths, tested_roots,
 };
+use crate::schedule::hierarchy::CollectiveStage;
 use crate::schedule::hierarchy::HostLayout;
 use crate::schedule::plan::{SharedSlots, plan};
 use crate::schedule::program::Program;
-use crate::schedule::stages::CollectiveStage;
 use crate::schedule::{CollectiveSpec, Schedule};
 use crate::types::{Algorithm, Rank, WorldSize};
 

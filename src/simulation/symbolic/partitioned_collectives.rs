@@ -1,8 +1,9 @@
 //! Proofs of the schedules whose functions take a [`Partition`], with partitions into equal, unequal and empty parts.
 
 use super::{Proof, SymbolicValue, every_part, own_contribution, own_part, tested_partition, tested_roots};
+use crate::schedule::direct_exchange::{all_to_all, gather, scatter};
 use crate::schedule::partition::Partition;
-use crate::schedule::{all_gather, all_to_all, gather, reduce_scatter, scatter};
+use crate::schedule::ring::{all_gather, reduce_scatter};
 use crate::types::{Rank, WorldSize};
 
 #[test]

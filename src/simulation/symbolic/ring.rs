@@ -3,7 +3,7 @@
 
 use super::{Proof, all_contributions, own_contribution, proof_limits, tested_roots};
 use crate::schedule::partition::chunk;
-use crate::schedule::{all_reduce, broadcast};
+use crate::schedule::ring::{all_reduce, broadcast};
 use crate::types::{Rank, WorldSize};
 
 #[test]

@@ -10,10 +10,9 @@ use super::{
     tested_partition, tested_roots,
 };
 use crate::schedule::CollectiveSpec;
-use crate::schedule::execution::Execution;
 use crate::schedule::partition::Partition;
 use crate::schedule::plan::{SharedSlots, plan};
-use crate::schedule::program::{Program, RankSet, RoundWork};
+use crate::schedule::program::{Execution, Program, RankSet, RoundWork};
 use crate::types::{Rank, WorldSize};
 
 /// The number of ranks in the largest tested world. Under Miri, tests run a thousand times slower, so the largest world

@@ -1,7 +1,7 @@
 //! Proofs of the schedules of the binomial trees.
 
 use super::{Proof, all_contributions, own_contribution, proof_limits, tested_roots};
-use crate::schedule::{broadcast_tree, reduce_tree};
+use crate::schedule::tree::{broadcast_tree, reduce_tree};
 use crate::types::WorldSize;
 
 #[test]
