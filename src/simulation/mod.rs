@@ -7,7 +7,7 @@ mod job;
 mod jobs;
 mod many_seeds;
 pub(crate) mod memory;
-mod network;
+pub(crate) mod network;
 pub(crate) mod program;
 mod rank;
 mod registrations;

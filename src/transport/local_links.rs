@@ -166,11 +166,11 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
 
     /// Sends through the queues from now on. All ranks of this host must have added their queues.
     pub fn change_over(&mut self) {
-        let Some(LocalLinks { links, signals, has_wake_bytes }) = &mut self.local else { return };
-        for (&peer, link) in links {
-            let Some(socket_bytes) = self.socket_bytes.get_mut(peer.index()) else { continue };
-            let sockets = &mut self.sockets;
-            link.begin_sending(&mut LinkContext { peer, sockets, socket_bytes, signals, has_wake_bytes });
+        let peers: Vec<Rank> = self.local.iter().flat_map(|local| local.links.keys().copied()).collect();
+        for peer in peers {
+            if let Some((link, mut context)) = self.local_link(peer) {
+                link.begin_sending(&mut context);
+            }
         }
     }
 

@@ -24,8 +24,11 @@ impl RefusalLog {
     /// Logs the line as a warning, or only counts it if the limit is reached.
     pub(super) fn log_or_count(&mut self, now: Duration, line: fmt::Arguments<'_>) {
         self.end_interval_if_over(now);
-        if self.count_and_allow_line() {
+        if self.lines < LINES_PER_INTERVAL_MAX {
+            self.lines += 1;
             log::warn!("{line}");
+        } else {
+            self.suppressed += 1;
         }
     }
 
@@ -40,17 +43,6 @@ impl RefusalLog {
     /// Returns the time at which the number of suppressed lines is logged. `None` if no lines were suppressed.
     pub(super) fn deadline(&self) -> Option<Duration> {
         (self.suppressed > 0).then_some(self.interval_start + COUNT_INTERVAL)
-    }
-
-    /// Counts a line, and returns whether it may be logged.
-    fn count_and_allow_line(&mut self) -> bool {
-        let is_allowed = self.lines < LINES_PER_INTERVAL_MAX;
-        if is_allowed {
-            self.lines += 1;
-        } else {
-            self.suppressed += 1;
-        }
-        is_allowed
     }
 
     fn log_suppressed_count(&self) {

@@ -9,11 +9,10 @@ use mio::Token;
 use mio::net::TcpStream;
 
 use super::bundle::Bundle;
-use super::{CONNECT_TIMEOUT, Dial, TcpLink, TcpTransport};
-use crate::transport::handshake::DialProgress;
-use crate::transport::incoming::{AcceptedConnection, HANDSHAKE_TIMEOUT};
+use super::dial::DialOutcome;
+use super::{TcpLink, TcpTransport};
+use crate::transport::incoming::AcceptedConnection;
 use crate::types::Rank;
-use crate::wire::cause::NO_ANSWER_TEXT;
 use crate::wire::handshake::StreamId;
 
 impl TcpTransport {
@@ -40,30 +39,22 @@ impl TcpTransport {
     pub(super) fn advance_extra_connection(&mut self, now: Duration, token: Token) {
         let Some(mut dial) = self.extras.remove(&token) else { return };
         let (peer, stream_id) = (dial.peer, dial.stream_id);
-        match dial.handshake.advance(&mut dial.stream) {
-            DialProgress::Connecting => {}
-            DialProgress::Pending => dial.deadline = None,
-            DialProgress::Ready => {
+        match dial.advance(now) {
+            DialOutcome::InProgress => {
+                self.extras.insert(token, dial);
+            }
+            DialOutcome::Ready => {
                 self.peers_by_token.insert(token, peer);
                 if let Some(bundle) = self.bundle_mut(peer) {
                     bundle.decrement_expected_connections();
                     bundle.add_connection(stream_id.index, dial.stream, token);
                 }
-                return;
             }
-            // This rank was too slow in the handshake, so this rank dials again, as it does for the first connection
-            // of a link.
-            DialProgress::Closed(_) if now >= dial.began + HANDSHAKE_TIMEOUT => {
-                return self.open_extra_connection(now, peer, stream_id);
+            DialOutcome::Failed { was_too_slow: true, .. } => {
+                self.open_extra_connection(now, peer, stream_id)
             }
-            DialProgress::Closed(error) => {
-                return self.handle_failed_extra_connection(peer, stream_id, &error.to_string());
-            }
-            DialProgress::Failed(error) => {
-                return self.handle_failed_extra_connection(peer, stream_id, &error.to_string());
-            }
+            DialOutcome::Failed { why, .. } => self.handle_failed_extra_connection(peer, stream_id, &why),
         }
-        self.extras.insert(token, dial);
     }
 
     fn handle_failed_extra_connection(&mut self, peer: Rank, stream_id: StreamId, why: &str) {
@@ -73,24 +64,6 @@ impl TcpTransport {
                 log::info!("the link to rank {peer} works without connection {index} of {total}: {why}");
             }
             bundle.decrement_expected_connections();
-        }
-    }
-
-    /// Gives up the extra connections that the peer's machine has not accepted before their deadline.
-    pub(super) fn expire_extra_connections(&mut self, now: Duration) {
-        let is_late = |dial: &Dial| dial.deadline.is_some_and(|deadline| now >= deadline);
-        let late: Vec<Token> =
-            self.extras.iter().filter(|(_, dial)| is_late(dial)).map(|(&token, _)| token).collect();
-        for token in late {
-            // The deadline has passed, but the connection may have been established while this rank was outside the
-            // library.
-            self.advance_extra_connection(now, token);
-            if self.extras.get(&token).is_some_and(is_late)
-                && let Some(Dial { peer, stream_id, .. }) = self.extras.remove(&token)
-            {
-                let why = format!("{NO_ANSWER_TEXT} {} s", CONNECT_TIMEOUT.as_secs());
-                self.handle_failed_extra_connection(peer, stream_id, &why);
-            }
         }
     }
 

@@ -25,17 +25,7 @@ pub(super) struct SendSpace {
 /// Reads the state of a socket's send buffer.
 pub(super) fn send_space<S: AsFd>(socket: &S) -> io::Result<SendSpace> {
     let mut values = [0u32; MEMINFO_VALUE_COUNT];
-    let mut length = size_of_val(&values) as libc::socklen_t;
-    let descriptor = socket.as_fd().as_raw_fd();
-    // SAFETY: the kernel writes at most `length` bytes to the values, and stores the number of written bytes in
-    // `length`.
-    let result = unsafe {
-        let (destination, length) = (values.as_mut_ptr().cast(), &raw mut length);
-        libc::getsockopt(descriptor, libc::SOL_SOCKET, SO_MEMINFO, destination, length)
-    };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    read_option(socket, libc::SOL_SOCKET, SO_MEMINFO, bytemuck::cast_slice_mut(&mut values))?;
     let value = |index: libc::c_int| values[index as usize] as usize;
     let queued = value(libc::SK_MEMINFO_WMEM_QUEUED);
     Ok(SendSpace { queued, free: value(libc::SK_MEMINFO_SNDBUF).saturating_sub(queued) })
@@ -73,14 +63,7 @@ pub(super) fn is_retransmission_unanswered<S: AsFd>(socket: &S) -> bool {
     const TCP_INFO_LAST_ACK_RECEIVED_MS_OFFSET: usize = 56;
     const TCP_INFO_BYTES: usize = TCP_INFO_LAST_ACK_RECEIVED_MS_OFFSET + size_of::<u32>();
     let mut info = [0u8; TCP_INFO_BYTES];
-    let mut length = info.len() as libc::socklen_t;
-    let descriptor = socket.as_fd().as_raw_fd();
-    // SAFETY: the kernel writes at most `length` bytes to the buffer, and stores the number of written bytes in
-    // `length`.
-    let result = unsafe {
-        let (destination, length) = (info.as_mut_ptr().cast(), &raw mut length);
-        libc::getsockopt(descriptor, libc::IPPROTO_TCP, libc::TCP_INFO, destination, length)
-    };
+    let is_known = read_option(socket, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info).is_ok();
     let value = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
     // A host with a full receive buffer still answers repeated data, so this host does not count as silent.
     let is_unanswered = value(TCP_INFO_LAST_ACK_RECEIVED_MS_OFFSET)
@@ -89,7 +72,7 @@ pub(super) fn is_retransmission_unanswered<S: AsFd>(socket: &S) -> bool {
     // not retransmits.
     let is_sent_again = info[TCP_INFO_RETRANSMITS_OFFSET] > 0 && value(TCP_INFO_UNACKED_OFFSET) > 0
         || info[TCP_INFO_PROBES_OFFSET] > 0;
-    result == 0 && is_unanswered && is_sent_again
+    is_known && is_unanswered && is_sent_again
 }
 
 /// Sets the maximum rate at which the kernel sends on a socket, in bytes per second.
@@ -108,13 +91,21 @@ pub(super) fn set_pacing<S: AsFd>(socket: &S, bytes_per_second: u64) -> io::Resu
 #[cfg(test)]
 pub(super) fn read_pacing<S: AsFd>(socket: &S) -> io::Result<u64> {
     let mut rate = 0u64;
-    let mut length = size_of_val(&rate) as libc::socklen_t;
+    read_option(socket, libc::SOL_SOCKET, SO_MAX_PACING_RATE, bytemuck::bytes_of_mut(&mut rate))?;
+    Ok(rate)
+}
+
+/// Reads an option of a socket into `value`, as many bytes as fit.
+fn read_option<S: AsFd>(
+    socket: &S,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: &mut [u8],
+) -> io::Result<()> {
+    let mut length = value.len() as libc::socklen_t;
     let descriptor = socket.as_fd().as_raw_fd();
-    // SAFETY: the kernel writes at most `length` bytes to the rate, and stores the number of written bytes in
-    // `length`.
-    let result = unsafe {
-        let (destination, length) = ((&raw mut rate).cast(), &raw mut length);
-        libc::getsockopt(descriptor, libc::SOL_SOCKET, SO_MAX_PACING_RATE, destination, length)
-    };
-    if result == 0 { Ok(rate) } else { Err(io::Error::last_os_error()) }
+    // SAFETY: the kernel writes at most `length` bytes to `value`, and stores the number of written bytes in `length`.
+    let result =
+        unsafe { libc::getsockopt(descriptor, level, name, value.as_mut_ptr().cast(), &raw mut length) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

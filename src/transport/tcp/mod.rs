@@ -5,42 +5,36 @@
 //! connection also opens the extra connections (`extra`).
 
 mod bundle;
-mod descriptors;
+mod dial;
 mod extra;
 mod kernel;
 mod options;
-mod pacing;
 mod simultaneous_open;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::fmt::Display;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
 use mio::net::TcpStream;
 use mio::{Interest, Token};
 
 use self::bundle::Bundle;
-pub use self::options::{CongestionControl, SocketOptions};
-pub use self::pacing::PacingRate;
+pub use self::dial::CONNECT_TIMEOUT;
+use self::dial::{Dial, DialOutcome};
+pub use self::options::{CongestionControl, PacingRate, SocketOptions};
 use self::simultaneous_open::{LinkChoice, SimultaneousOpen};
-use super::handshake::{DialProgress, OutgoingHandshake, random_nonce};
-use super::incoming::{AcceptedConnection, HANDSHAKE_TIMEOUT};
+use super::handshake::{OutgoingHandshake, random_nonce};
+use super::incoming::AcceptedConnection;
 use super::listener::Listener;
 use super::local_links::SocketTransport;
 use super::poller::{Event, Poller};
 use super::{TransferResult, Transport};
 use crate::types::Rank;
-use crate::wire::cause::NO_ANSWER_TEXT;
 use crate::wire::handshake::{ConnectionPurpose, Introduction, StreamId};
-
-/// The time within which a peer's machine must accept a TCP connection. The peer completes the handshake when it next
-/// calls the library, which may be much later. The deadline of the operation that needs the link also limits the
-/// handshake.
-pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Links over TCP.
 pub struct TcpTransport {
@@ -72,19 +66,14 @@ enum TcpLink {
     Lost(String),
 }
 
-/// A connection that this rank opens.
-struct Dial {
-    peer: Rank,
-    /// The number of the connection, and the number of connections that the link will have.
-    stream_id: StreamId,
-    stream: TcpStream,
-    token: Token,
-    handshake: OutgoingHandshake,
-    /// The time at which this rank began to open the connection.
-    began: Duration,
-    /// The time by which the peer's machine must accept the connection; `None` once the machine has accepted the
-    /// connection.
-    deadline: Option<Duration>,
+impl TcpLink {
+    /// Returns the connection with which this rank opens the link.
+    fn dial(&self) -> Option<&Dial> {
+        match self {
+            Self::Opening(opening) => Some(&opening.ours),
+            Self::Open(_) | Self::Lost(_) => None,
+        }
+    }
 }
 
 impl TcpTransport {
@@ -122,14 +111,10 @@ impl TcpTransport {
         let mut other_events = Vec::new();
         self.listener.serve(now, events, &mut other_events);
         for event in other_events {
-            if self.extras.contains_key(&event.token) {
-                self.advance_extra_connection(now, event.token);
-                continue;
-            }
-            let Some(&peer) = self.peers_by_token.get(&event.token) else { continue };
-            match self.links.get_mut(&peer) {
+            let peer = self.peers_by_token.get(&event.token);
+            match peer.and_then(|peer| self.links.get_mut(peer)) {
                 Some(TcpLink::Open(bundle)) => bundle.handle_event(event),
-                _ => self.advance_dial(now, peer),
+                _ => self.advance_dial(now, event.token),
             }
         }
         while let Some(accepted) = self.listener.incoming.take(ConnectionPurpose::Link) {
@@ -138,7 +123,31 @@ impl TcpTransport {
                 _ => self.accept_extra_connection(accepted),
             }
         }
-        self.expire_late_dials(now);
+        let late: Vec<Token> = self.dials().filter(|dial| dial.is_late(now)).map(|dial| dial.token).collect();
+        late.into_iter().for_each(|token| self.advance_dial(now, token));
+    }
+
+    /// Returns the connections that this rank opens.
+    fn dials(&self) -> impl Iterator<Item = &Dial> {
+        self.links.values().filter_map(TcpLink::dial).chain(self.extras.values())
+    }
+
+    /// Returns the file descriptors of the listener, of all links and of all connections that are being opened. If a forked
+    /// child keeps copies of these file descriptors open, peers do not notice the end of this process.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        let mut all = self.listener.descriptors();
+        all.extend(self.dials().map(|dial| dial.stream.as_raw_fd()));
+        for link in self.links.values() {
+            match link {
+                TcpLink::Open(bundle) => all.extend(bundle.connections().map(AsRawFd::as_raw_fd)),
+                TcpLink::Opening(opening) => {
+                    all.extend(opening.peer_connection().map(|accepted| accepted.stream.as_raw_fd()));
+                }
+                // The connections of a lost link are closed.
+                TcpLink::Lost(_) => {}
+            }
+        }
+        all
     }
 
     /// Begins to open the first connection of a link.
@@ -167,24 +176,24 @@ impl TcpTransport {
         stream_count.min(self.used_streams)
     }
 
-    /// Advances the opening of a link as far as possible without blocking.
-    fn advance_dial(&mut self, now: Duration, peer: Rank) {
+    /// Advances the opening of a connection as far as possible without blocking.
+    fn advance_dial(&mut self, now: Duration, token: Token) {
+        if self.extras.contains_key(&token) {
+            return self.advance_extra_connection(now, token);
+        }
+        let Some(&peer) = self.peers_by_token.get(&token) else { return };
         let Some(TcpLink::Opening(opening)) = self.links.get_mut(&peer) else { return };
-        let dial = &mut opening.ours;
-        match dial.handshake.advance(&mut dial.stream) {
-            DialProgress::Connecting => {}
-            DialProgress::Pending => dial.deadline = None,
-            DialProgress::Ready => {
+        match opening.ours.advance(now) {
+            DialOutcome::InProgress => {}
+            DialOutcome::Ready => {
                 self.update_opening_link(now, peer, "", SimultaneousOpen::handle_accepted_dial);
             }
-            // This rank made no call to the library for a long time, so the peer has closed the connection.
-            DialProgress::Closed(_)
-                if now >= dial.began + HANDSHAKE_TIMEOUT && opening.peer_connection().is_none() =>
-            {
+            DialOutcome::Failed { was_too_slow: true, .. } if opening.peer_connection().is_none() => {
                 self.dial_again(now, peer);
             }
-            DialProgress::Closed(error) => self.fail_dial(now, peer, &error),
-            DialProgress::Failed(error) => self.fail_dial(now, peer, &error),
+            DialOutcome::Failed { why, .. } => {
+                self.update_opening_link(now, peer, &why, SimultaneousOpen::handle_failed_dial);
+            }
         }
     }
 
@@ -196,13 +205,11 @@ impl TcpTransport {
                 self.peers_by_token.remove(&opening.ours.token);
                 opening.ours = dial;
             }
-            Err(error) => self.fail_dial(now, peer, &error),
+            Err(error) => {
+                let why = format!("no connection: {error}");
+                self.update_opening_link(now, peer, &why, SimultaneousOpen::handle_failed_dial);
+            }
         }
-    }
-
-    fn fail_dial(&mut self, now: Duration, peer: Rank, error: &dyn Display) {
-        let why = format!("no connection: {error}");
-        self.update_opening_link(now, peer, &why, SimultaneousOpen::handle_failed_dial);
     }
 
     /// Handles the first connection of a link that a peer has opened.
@@ -285,22 +292,6 @@ impl TcpTransport {
         }
     }
 
-    fn expire_late_dials(&mut self, now: Duration) {
-        let is_late = |link: &TcpLink| connect_deadline(link).is_some_and(|deadline| now >= deadline);
-        let late: Vec<Rank> =
-            self.links.iter().filter(|(_, link)| is_late(link)).map(|(&peer, _)| peer).collect();
-        for peer in late {
-            // The deadline has passed, but the connection may have been established while this rank was outside the
-            // library.
-            self.advance_dial(now, peer);
-            if self.links.get(&peer).is_some_and(is_late) {
-                let why = format!("{NO_ANSWER_TEXT} {} s", CONNECT_TIMEOUT.as_secs());
-                self.update_opening_link(now, peer, &why, SimultaneousOpen::handle_failed_dial);
-            }
-        }
-        self.expire_extra_connections(now);
-    }
-
     /// Returns the connections of the link to `peer`, if the link is open.
     fn bundle(&self, peer: Rank) -> Option<&Bundle<TcpStream>> {
         match self.links.get(&peer) {
@@ -315,15 +306,6 @@ impl TcpTransport {
             Some(TcpLink::Open(bundle)) => Some(bundle),
             _ => None,
         }
-    }
-}
-
-/// Returns the time by which the peer's machine must accept this rank's connection. Returns `None` if the machine has
-/// accepted the connection, or if the link is not being opened.
-fn connect_deadline(link: &TcpLink) -> Option<Duration> {
-    match link {
-        TcpLink::Opening(opening) => opening.ours.deadline,
-        _ => None,
     }
 }
 
@@ -383,13 +365,7 @@ impl SocketTransport for TcpTransport {
     }
 
     fn next_deadline(&self) -> Option<Duration> {
-        let extras = self.extras.values().filter_map(|dial| dial.deadline);
-        self.links
-            .values()
-            .filter_map(connect_deadline)
-            .chain(extras)
-            .chain(self.listener.next_deadline())
-            .min()
+        self.dials().filter_map(|dial| dial.deadline).chain(self.listener.next_deadline()).min()
     }
 
     fn is_retransmission_unanswered(&self, peer: Rank) -> bool {

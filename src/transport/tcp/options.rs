@@ -1,5 +1,6 @@
-//! Sets the options of the sockets of links.
+//! Sets the options of the sockets of links: the congestion control, the maximum rate, and how soon a lost peer is noticed.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -12,7 +13,6 @@ use rustix::io::Errno;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use super::kernel::set_pacing;
-use super::pacing::PacingRate;
 use crate::transport::listener;
 
 /// The file in which Linux lists the available congestion controls.
@@ -28,6 +28,13 @@ const KEEPALIVE_PROBES: u32 = 3;
 /// The option `TCP_USER_TIMEOUT` is the time-out of operations plus this margin. The kernel ends a connection if its
 /// sent data stay unacknowledged, or the peer's receive buffer stays full, for longer than this option.
 const USER_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
+
+/// The lowest and the highest accepted rate, in bits per second.
+const BITS_PER_SECOND_MIN: f64 = 1e5;
+const BITS_PER_SECOND_MAX: f64 = 1e13;
+/// The units of tc(8), in bits per second. `mbps` is not accepted, because it means megabytes per second in tc(8) and
+/// megabits per second elsewhere.
+const UNITS: [(&str, f64); 4] = [("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9), ("bit", 1.0)];
 
 /// The choice of a congestion control for links.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -56,6 +63,48 @@ impl FromStr for CongestionControl {
             }
             other => Err(format!("`{other}` is not a possible name of a congestion control")),
         }
+    }
+}
+
+/// The maximum rate at which a link sends. A link without a maximum rate sends in bursts, and a switch may drop packets of a
+/// burst. A link with a maximum rate sends evenly. A user who knows the bandwidth of the network can set the rate.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct PacingRate {
+    bytes_per_second: u64,
+}
+
+impl PacingRate {
+    /// Returns the rate in bytes per second.
+    pub fn bytes_per_second(self) -> u64 {
+        self.bytes_per_second
+    }
+}
+
+impl FromStr for PacingRate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rate = || {
+            let split = |&(unit, factor): &(&str, f64)| Some((text.strip_suffix(unit)?, factor));
+            let (number, factor) = UNITS.iter().find_map(split)?;
+            let is_plain = number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+            Some(number.parse::<f64>().ok().filter(|_| is_plain)? * factor)
+        };
+        match rate() {
+            Some(bits) if (BITS_PER_SECOND_MIN..=BITS_PER_SECOND_MAX).contains(&bits) => {
+                Ok(Self { bytes_per_second: (bits / 8.0) as u64 })
+            }
+            Some(_) => Err(format!("`{text}` is not between 100kbit and 10000gbit")),
+            None => Err(format!(
+                "`{text}` is not a rate; give a number and kbit, mbit or gbit, for example 940mbit or 1.2gbit"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for PacingRate {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}mbit", self.bytes_per_second as f64 * 8.0 / 1e6)
     }
 }
 
@@ -208,5 +257,27 @@ mod tests {
         assert!(error.contains("`nosuch` is not available"), "{error}");
         assert!(SocketOptions::new(&CongestionControl::Host, Duration::ZERO).unwrap().congestion().is_none());
         assert!("../../etc".parse::<CongestionControl>().is_err());
+    }
+
+    #[test]
+    fn rates_are_read_in_bits_per_second() {
+        for (text, bytes) in [
+            ("940mbit", 117_500_000),
+            ("1.2gbit", 150_000_000),
+            ("100gbit", 12_500_000_000),
+            ("800kbit", 100_000),
+            ("8000000bit", 1_000_000),
+        ] {
+            assert_eq!(text.parse::<PacingRate>().unwrap().bytes_per_second(), bytes, "{text}");
+        }
+        for text in
+            ["", "940", "mbit", "940MB", "117mbps", "1e3mbit", "-1gbit", "infgbit", "nangbit", "1.2.3gbit"]
+        {
+            assert!(text.parse::<PacingRate>().unwrap_err().contains("is not a rate"), "{text}");
+        }
+        for text in ["0gbit", "1kbit", "10001gbit"] {
+            assert!(text.parse::<PacingRate>().unwrap_err().contains("is not between"), "{text}");
+        }
+        assert_eq!("1.2gbit".parse::<PacingRate>().unwrap().to_string(), "1200mbit");
     }
 }

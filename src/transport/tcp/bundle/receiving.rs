@@ -11,16 +11,6 @@ use crate::wire::record::{RECORD_HEADER_BYTES, RecordHeader};
 const READ_AHEAD_BYTES: usize = 4 << 10;
 const ENDED_WITHOUT_REASON: &str = "it closed the connection without saying why";
 
-/// Why no bytes can be received.
-enum ReceiveStop {
-    /// There are no data to read now.
-    Empty,
-    /// The link has ended.
-    Lost(String),
-    /// The received data are wrong.
-    Corrupt(String),
-}
-
 impl<P: Connection> Bundle<P> {
     /// Receives the bytes that have arrived, and writes them to the parts, one part after another.
     pub(in super::super) fn receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
@@ -29,11 +19,10 @@ impl<P: Connection> Bundle<P> {
         while moved < total && self.receiving.fault.is_none() {
             match self.receive_once(parts, moved, total - moved) {
                 Ok(count) => moved += count,
-                Err(ReceiveStop::Corrupt(why)) => self.receiving.fault = Some(why),
+                Err(TransferResult::Corrupt(why)) => self.receiving.fault = Some(why),
                 // First return the bytes that have been received. The next call then returns this error.
                 Err(_) if moved > 0 => break,
-                Err(ReceiveStop::Empty) => return TransferResult::Blocked,
-                Err(ReceiveStop::Lost(why)) => return TransferResult::Lost(why),
+                Err(result) => return result,
             }
         }
         if moved == 0
@@ -52,7 +41,7 @@ impl<P: Connection> Bundle<P> {
         parts: &mut [IoSliceMut<'_>],
         skip: usize,
         wanted: usize,
-    ) -> Result<usize, ReceiveStop> {
+    ) -> Result<usize, TransferResult> {
         if self.receiving.is_corrupt {
             return self.read_any_connection(parts, skip, wanted);
         }
@@ -60,7 +49,7 @@ impl<P: Connection> Bundle<P> {
             Some(index) => index,
             None => self.find_connection_of_next_record()?,
         };
-        let Some(Some(stream)) = self.streams.get_mut(index) else { return Err(ReceiveStop::Empty) };
+        let Some(Some(stream)) = self.streams.get_mut(index) else { return Err(TransferResult::Blocked) };
         let left = stream.head.and_then(|head| head.left);
         let count = stream.read(parts, skip, wanted.min(left.unwrap_or(usize::MAX)), left)?;
         if let Some(left) = left {
@@ -75,7 +64,7 @@ impl<P: Connection> Bundle<P> {
     }
 
     /// Returns the number of the connection whose next record is the link's next record.
-    fn find_connection_of_next_record(&mut self) -> Result<usize, ReceiveStop> {
+    fn find_connection_of_next_record(&mut self) -> Result<usize, TransferResult> {
         let next = self.receiving.next_record;
         let is_due = |head: PendingRecord| head.number == next;
         let has_due = |stream: &Option<Stream<P>>| stream.as_ref()?.head.map(is_due);
@@ -105,14 +94,14 @@ impl<P: Connection> Bundle<P> {
     }
 
     /// Checks and stores the header of a connection's next record.
-    fn store_header(&mut self, index: usize, header: RecordHeader) -> Result<(), ReceiveStop> {
+    fn store_header(&mut self, index: usize, header: RecordHeader) -> Result<(), TransferResult> {
         let RecordHeader { number, length } = header;
         let heads = self.streams.iter().flatten().filter_map(|stream| stream.head);
         if number < self.receiving.next_record || heads.into_iter().any(|head| head.number == number) {
-            return Err(ReceiveStop::Corrupt(format!("it sent record {number} twice")));
+            return Err(TransferResult::Corrupt(format!("it sent record {number} twice")));
         }
         if length.is_none() && index > 0 {
-            return Err(ReceiveStop::Corrupt("its last record is not on its first connection".into()));
+            return Err(TransferResult::Corrupt("its last record is not on its first connection".into()));
         }
         if let Some(Some(stream)) = self.streams.get_mut(index) {
             stream.head = Some(PendingRecord { number, left: length.map(|length| length as usize) });
@@ -121,27 +110,27 @@ impl<P: Connection> Bundle<P> {
     }
 
     /// Returns why no connection has the record that is to be received next.
-    fn reason_for_no_record(&self) -> ReceiveStop {
+    fn reason_for_no_record(&self) -> TransferResult {
         let broken = |stream: &Stream<P>| match &stream.end {
             Some(ConnectionEnd::Broken(why)) => Some(why.clone()),
             _ => None,
         };
         if let Some(why) = self.streams.iter().flatten().find_map(broken) {
-            return ReceiveStop::Lost(why);
+            return TransferResult::Lost(why);
         }
         if self.have_all_connections_ended() {
-            return ReceiveStop::Lost(ENDED_WITHOUT_REASON.into());
+            return TransferResult::Lost(ENDED_WITHOUT_REASON.into());
         }
         // The record may be on a connection that is still being opened.
         let all =
             |has: fn(&Stream<P>) -> bool| self.streams.iter().all(|stream| stream.as_ref().is_some_and(has));
         if all(|stream| stream.head.is_some()) {
-            return ReceiveStop::Corrupt(format!("it left out record {}", self.receiving.next_record));
+            return TransferResult::Corrupt(format!("it left out record {}", self.receiving.next_record));
         }
         if all(|stream| stream.head.is_some() || stream.end.is_some()) {
-            return ReceiveStop::Lost(ENDED_WITHOUT_REASON.into());
+            return TransferResult::Lost(ENDED_WITHOUT_REASON.into());
         }
-        ReceiveStop::Empty
+        TransferResult::Blocked
     }
 
     /// Returns whether all open connections have ended and no further connection is being opened.
@@ -157,28 +146,28 @@ impl<P: Connection> Bundle<P> {
         parts: &mut [IoSliceMut<'_>],
         skip: usize,
         wanted: usize,
-    ) -> Result<usize, ReceiveStop> {
+    ) -> Result<usize, TransferResult> {
         for stream in self.streams.iter_mut().flatten() {
             if let Ok(count) = stream.read(parts, skip, wanted, None) {
                 return Ok(count);
             }
         }
         Err(if self.have_all_connections_ended() {
-            ReceiveStop::Lost(ENDED_WITHOUT_REASON.into())
+            TransferResult::Lost(ENDED_WITHOUT_REASON.into())
         } else {
-            ReceiveStop::Empty
+            TransferResult::Blocked
         })
     }
 }
 
 impl<P: Connection> Stream<P> {
     /// Reads the connection's next header. Returns `None` if the header has not arrived completely.
-    fn read_record_header(&mut self) -> Result<Option<RecordHeader>, ReceiveStop> {
+    fn read_record_header(&mut self) -> Result<Option<RecordHeader>, TransferResult> {
         loop {
             if let Some(bytes) = self.buffer.take_header() {
                 return RecordHeader::decode(&bytes)
                     .map(Some)
-                    .map_err(|error| ReceiveStop::Corrupt(error.to_string()));
+                    .map_err(|error| TransferResult::Corrupt(error.to_string()));
             }
             if !self.is_readable || self.end.is_some() {
                 return Ok(None);
@@ -202,17 +191,17 @@ impl<P: Connection> Stream<P> {
         skip: usize,
         wanted: usize,
         left: Option<usize>,
-    ) -> Result<usize, ReceiveStop> {
+    ) -> Result<usize, TransferResult> {
         let (mut slices, wanted) = subslices(parts, skip, wanted);
         let from_ahead = self.buffer.take_into(&mut slices);
         if from_ahead > 0 {
             return Ok(from_ahead);
         }
         if let Some(end) = &self.end {
-            return Err(end.to_receive_stop());
+            return Err(end.to_result());
         }
         if !self.is_readable {
-            return Err(ReceiveStop::Empty);
+            return Err(TransferResult::Blocked);
         }
         // To save system calls, a short read also reads the bytes that follow, and a read up to the end of a record
         // also reads the next header.
@@ -231,7 +220,7 @@ impl<P: Connection> Stream<P> {
                 self.buffer.end = count.saturating_sub(wanted);
                 Ok(count.min(wanted))
             }
-            None => Err(self.end.as_ref().map_or(ReceiveStop::Empty, ConnectionEnd::to_receive_stop)),
+            None => Err(self.end.as_ref().map_or(TransferResult::Blocked, ConnectionEnd::to_result)),
         }
     }
 
@@ -264,10 +253,10 @@ impl<P: Connection> Stream<P> {
 }
 
 impl ConnectionEnd {
-    fn to_receive_stop(&self) -> ReceiveStop {
+    fn to_result(&self) -> TransferResult {
         match self {
-            Self::Ended => ReceiveStop::Lost(ENDED_WITHOUT_REASON.into()),
-            Self::Broken(why) => ReceiveStop::Lost(why.clone()),
+            Self::Ended => TransferResult::Lost(ENDED_WITHOUT_REASON.into()),
+            Self::Broken(why) => TransferResult::Lost(why.clone()),
         }
     }
 }

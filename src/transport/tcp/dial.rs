@@ -1,0 +1,70 @@
+//! A connection that this rank opens.
+
+use std::time::Duration;
+
+use mio::Token;
+use mio::net::TcpStream;
+
+use crate::transport::handshake::{DialProgress, OutgoingHandshake};
+use crate::transport::incoming::HANDSHAKE_TIMEOUT;
+use crate::types::Rank;
+use crate::wire::cause::NO_ANSWER_TEXT;
+use crate::wire::handshake::StreamId;
+
+/// The time within which a peer's machine must accept a TCP connection. The peer completes the handshake when it next
+/// calls the library, which may be much later. The deadline of the operation that needs the link also limits the
+/// handshake.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A connection that this rank opens.
+pub(super) struct Dial {
+    pub(super) peer: Rank,
+    /// The number of the connection, and the number of connections that the link will have.
+    pub(super) stream_id: StreamId,
+    pub(super) stream: TcpStream,
+    pub(super) token: Token,
+    pub(super) handshake: OutgoingHandshake,
+    /// The time at which this rank began to open the connection.
+    pub(super) began: Duration,
+    /// The time by which the peer's machine must accept the connection; `None` once the machine has accepted the
+    /// connection.
+    pub(super) deadline: Option<Duration>,
+}
+
+/// The result of [`Dial::advance`].
+pub(super) enum DialOutcome {
+    /// The connection is not open yet.
+    InProgress,
+    /// The peer has accepted the connection.
+    Ready,
+    /// The connection has failed. If this rank was too slow in the handshake, it should dial again.
+    Failed { why: String, was_too_slow: bool },
+}
+
+impl Dial {
+    /// Returns whether the peer's machine should have accepted the connection by now.
+    pub(super) fn is_late(&self, now: Duration) -> bool {
+        self.deadline.is_some_and(|deadline| now >= deadline)
+    }
+
+    /// Opens the connection as far as possible without blocking. If the deadline has passed, the connection may still have
+    /// been established while this rank was outside the library.
+    pub(super) fn advance(&mut self, now: Duration) -> DialOutcome {
+        let (error, was_too_slow) = match self.handshake.advance(&mut self.stream) {
+            DialProgress::Connecting if self.is_late(now) => {
+                let why = format!("{NO_ANSWER_TEXT} {} s", CONNECT_TIMEOUT.as_secs());
+                return DialOutcome::Failed { why, was_too_slow: false };
+            }
+            DialProgress::Connecting => return DialOutcome::InProgress,
+            DialProgress::Pending => {
+                self.deadline = None;
+                return DialOutcome::InProgress;
+            }
+            DialProgress::Ready => return DialOutcome::Ready,
+            // If this rank made no call to the library for a long time, the peer has closed the connection.
+            DialProgress::Closed(error) => (error.to_string(), now >= self.began + HANDSHAKE_TIMEOUT),
+            DialProgress::Failed(error) => (error.to_string(), false),
+        };
+        DialOutcome::Failed { why: format!("no connection: {error}"), was_too_slow }
+    }
+}
