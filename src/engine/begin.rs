@@ -1,9 +1,12 @@
 //! How collectives, sends and receives begin.
+//!
+//! Receives match the messages of a rank to itself like all other messages, but no link carries them: the driver copies the
+//! bytes of such a message, and keeps them until a receive takes them.
 
+use super::link::Link;
 use super::matching::{Envelope, Pattern, PostedReceive};
-use super::operation::RunningOperation;
-use super::request::OperationInfo;
-use super::{Engine, Failure, OpId, OperationKey, OperationRequest, Timestamp};
+use super::operation::{ExternalOperation, OperationInfo, RunningOperation};
+use super::{Engine, Failure, OpId, OperationKey, OperationRequest, SendMode, Timestamp};
 use crate::schedule::{Action, InboundElements, OutboundElements, Schedule, Step};
 use crate::types::{Contract, Rank};
 
@@ -27,7 +30,7 @@ impl Engine {
         let id = self.new_id();
         self.start_transfers(
             id,
-            operation_info(now, request, OperationKey::Collective { group, sequence }),
+            OperationInfo::new(now, request, OperationKey::Collective { group, sequence }),
             schedule,
         )
     }
@@ -56,7 +59,7 @@ impl Engine {
         let step =
             Step { send: Some(OutboundElements { peer: to, range, awaited_step: None }), receive: None };
         let id = self.new_id();
-        self.start_transfers(id, operation_info(now, request, key), vec![step].into())
+        self.start_transfers(id, OperationInfo::new(now, request, key), vec![step].into())
     }
 
     /// Begins to receive a message into the start of a buffer. The contract's count is the most elements that the message may
@@ -75,7 +78,7 @@ impl Engine {
         self.check()?;
         let id = self.new_id();
         // A receive gets its key when it matches a message. Until then it has an unused key.
-        let info = operation_info(
+        let info = OperationInfo::new(
             now,
             request,
             OperationKey::Collective { group: request.group, sequence: u64::MAX },
@@ -86,7 +89,7 @@ impl Engine {
             return Ok(id);
         }
         if let Some(source) = pattern.source
-            && self.links.get(&source).is_some_and(|link| link.has_left || link.is_lost)
+            && self.links.get(&source).is_some_and(Link::is_gone)
         {
             return Err(self.fail_because_peer_left(source));
         }
@@ -123,8 +126,7 @@ impl Engine {
         for index in 0..running.peer_count() {
             let (peer, is_sent_to) = running.peer_at(index);
             let link = self.links.entry(peer).or_default();
-            let is_gone = link.has_left || link.is_lost;
-            if is_gone && running.needs(peer, link.stored_segments(info.key)) {
+            if link.is_gone() && running.needs(peer, link.stored_segments(info.key)) {
                 missing_peer.get_or_insert(peer);
             }
             if let Some(announced) = link.announced.remove(&info.key) {
@@ -146,9 +148,8 @@ impl Engine {
         self.by_key.insert(info.key, id);
         self.operations.insert(id, running);
         if let Some(mismatch) = mismatch {
-            let cause =
-                self.mismatch_cause((info.group, info.sequence()), (info.contract, info.site), mismatch);
-            return Err(self.fail(cause));
+            let group_and_sequence = (info.group, info.sequence());
+            return Err(self.fail_because_mismatch(group_and_sequence, (info.contract, info.site), mismatch));
         }
         if let Some(peer) = missing_peer {
             return Err(self.fail_because_peer_left(peer));
@@ -169,12 +170,8 @@ impl Engine {
         let contract = info.contract;
         if envelope.contract.dtype != contract.dtype || envelope.contract.count > contract.count {
             let OperationKey::Message { sequence, .. } = key else { return Ok(()) };
-            let cause = self.mismatch_cause(
-                (info.group, sequence),
-                (contract, info.site),
-                (envelope.source, envelope.contract),
-            );
-            return Err(self.fail(cause));
+            let peer_call = (envelope.source, envelope.contract);
+            return Err(self.fail_because_mismatch((info.group, sequence), (contract, info.site), peer_call));
         }
         let receive = InboundElements {
             peer: envelope.source,
@@ -192,11 +189,50 @@ impl Engine {
         let schedule: Schedule = vec![Step { send: None, receive: Some(receive) }].into();
         self.start_transfers(id, info, schedule).map(|_| ())
     }
-}
 
-/// Returns the description of an operation that begins now.
-pub(super) fn operation_info(now: Timestamp, request: OperationRequest, key: OperationKey) -> OperationInfo {
-    let OperationRequest { group, contract, timeout, spent, site, mode } = request;
-    let remaining = timeout.saturating_sub(spent);
-    OperationInfo { key, group, contract, site, deadline: now.saturating_add(remaining), timeout, mode }
+    /// Begins to send a message from this rank to itself: see [`Engine::send`].
+    pub(super) fn send_to_itself(
+        &mut self,
+        now: Timestamp,
+        request: OperationRequest,
+    ) -> Result<OpId, Failure> {
+        let (id, rank, contract) = (self.new_id(), self.settings.rank, request.contract);
+        let key = OperationKey::Message { from: rank, to: rank, sequence: id.0 };
+        // The layout in the contract of a message is the tag of the message.
+        let envelope = Envelope { group: request.group, source: rank, tag: contract.layout, contract };
+        match request.mode {
+            SendMode::Standard => self.completed.push_back(id),
+            SendMode::Synchronous => {
+                let info = OperationInfo::new(now, request, key);
+                self.deadlines.insert((info.deadline, id));
+                self.external.insert(id, ExternalOperation { info, awaited: vec![rank] });
+            }
+        }
+        match self.matching.take_posted(&envelope) {
+            Some(posted) => self.start_matched_receive(&posted, key, envelope)?,
+            None => self.matching.add_arrived(key, envelope),
+        }
+        Ok(id)
+    }
+
+    /// Completes a receive that has matched a message of this rank to itself. Also completes the send of the message if it is
+    /// synchronous.
+    pub(super) fn deliver_to_itself(&mut self, receive: OpId, key: OperationKey) {
+        if let OperationKey::Message { sequence, .. } = key {
+            let send = OpId(sequence);
+            if self.external.contains_key(&send) {
+                self.end_external(send);
+                self.completed.push_back(send);
+            }
+            self.self_deliveries.push_back((send, receive));
+            self.completed.push_back(receive);
+        }
+    }
+
+    /// Removes and returns the oldest message of this rank to itself that a receive has matched: the operation that sent the
+    /// message, and the receive into whose buffer the driver has to copy the message. Call this method after every
+    /// [`Engine::send`] and [`Engine::receive`].
+    pub fn take_self_delivery(&mut self) -> Option<(OpId, OpId)> {
+        self.self_deliveries.pop_front()
+    }
 }

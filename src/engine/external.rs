@@ -1,8 +1,9 @@
 //! External operations: operations that the engine does not execute. They are the operations in shared memory, and the
 //! synchronous sends of this rank to itself. The engine keeps their deadlines and the ranks for which they wait.
 
-use super::request::ExternalOperation;
-use super::{Engine, Failure, OpId, OperationKey, OperationRequest, Timestamp, begin};
+use super::link::Link;
+use super::operation::{ExternalOperation, OperationInfo};
+use super::{Engine, Failure, OpId, OperationKey, OperationRequest, Timestamp};
 use crate::types::{Contract, Rank, Site};
 use crate::wire::{FrameHeader, FrameKind};
 
@@ -21,7 +22,7 @@ impl Engine {
         self.check()?;
         let id = self.new_id();
         let info =
-            begin::operation_info(now, request, OperationKey::Collective { group: request.group, sequence });
+            OperationInfo::new(now, request, OperationKey::Collective { group: request.group, sequence });
         self.deadlines.insert((info.deadline, id));
         self.external.insert(id, ExternalOperation { info, awaited: Vec::new() });
         Ok(id)
@@ -43,8 +44,7 @@ impl Engine {
         let mut links = self.links.iter_mut();
         let mismatch = links.find_map(|(&peer, link)| Some((peer, link.announced.remove(&key)?)));
         if let Some(mismatch) = mismatch {
-            let cause = self.mismatch_cause((group, sequence), contract_and_site, mismatch);
-            return Err(self.fail(cause));
+            return Err(self.fail_because_mismatch((group, sequence), contract_and_site, mismatch));
         }
         Ok((self.new_id(), key))
     }
@@ -57,7 +57,7 @@ impl Engine {
 
     /// Sets the ranks for which an external operation waits. Fails the job if one of these ranks has left.
     pub fn set_awaited_ranks(&mut self, id: OpId, ranks: Vec<Rank>) {
-        let has_gone = |rank: &&Rank| self.links.get(rank).is_some_and(|link| link.has_left || link.is_lost);
+        let has_gone = |rank: &&Rank| self.links.get(rank).is_some_and(Link::is_gone);
         let gone_rank = ranks.iter().find(has_gone).copied();
         if let Some(external) = self.external.get_mut(&id) {
             external.awaited = ranks;
@@ -82,22 +82,12 @@ impl Engine {
         own_contract_and_site: (Contract, Site),
         (peer, peer_contract): (Rank, Option<Contract>),
     ) {
-        let cause = match peer_contract {
-            Some(contract) if contract != own_contract_and_site.0 => {
-                self.mismatch_cause((group, sequence), own_contract_and_site, (peer, contract))
-            }
-            _ => self.misbehavior_cause(
-                peer,
-                format!("its call of operation {sequence} differs from the call of this rank"),
-            ),
-        };
-        self.fail(cause);
-    }
-
-    /// Fails the job because `peer` wrote invalid values to shared memory. `detail` describes the values.
-    pub fn report_misbehavior(&mut self, peer: Rank, detail: &str) {
-        let cause = self.misbehavior_cause(peer, detail.to_owned());
-        self.fail(cause);
+        if let Some(contract) = peer_contract.filter(|contract| *contract != own_contract_and_site.0) {
+            self.fail_because_mismatch((group, sequence), own_contract_and_site, (peer, contract));
+        } else {
+            let detail = format!("its call of operation {sequence} differs from the call of this rank");
+            self.report_misbehavior(peer, detail);
+        }
     }
 
     /// Sends a wake frame to a peer, because the peer sleeps although the shared memory has changed.
@@ -107,11 +97,5 @@ impl Engine {
             .or_default()
             .control_frames
             .push_back(FrameHeader { kind: FrameKind::Wake, ..FrameHeader::EMPTY });
-    }
-
-    /// Returns the number of wake frames and goodbyes that have arrived. After each of them, a thread that sleeps while it waits
-    /// for shared memory must wake up.
-    pub fn wake_events(&self) -> u64 {
-        self.wake_events
     }
 }

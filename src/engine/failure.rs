@@ -1,32 +1,376 @@
-//! The failure of a job, and a failure that the engine does not report yet.
+//! Failures. All ranks of a job report the same root cause.
 
 use std::time::Duration;
 
-use super::request::Timestamp;
-use crate::types::Rank;
-use crate::wire::Cause;
+use bytes::Bytes;
 
-/// After a failure, a rank sends the cause to its peers and receives their reports for at most this time.
-pub const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
-/// A rank that leaves the job waits for at most this time until the peers have closed their links.
-pub const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// The longest time for which a rank that leaves waits until its peers' machines have accepted its last messages. A machine
-/// accepts no more bytes while its process does not read and the receive buffer is full.
-pub const DELIVERY_TIMEOUT: Duration = Duration::from_mins(1);
+use super::history::ContractAndSite;
+use super::link::UnreachablePeer;
+use super::operation::{OperationInfo, RunningOperation};
+use super::{Engine, Failure, FrameVerdict, OpId, OperationKey, Timestamp, Transmit};
+use crate::types::{Contract, INTERNAL_GROUP_BITS, Operation, Rank, Site};
+use crate::wire::cause::{AWAITED_RANKS_MAX, SilentLink, WaitingRank};
+use crate::wire::{Cause, FrameHeader, FrameKind};
 
-/// The failure of the job.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Failure {
-    /// The root cause.
-    pub cause: Cause,
-    /// The rank that reported the cause to this rank; `None` if this rank detected the failure itself.
-    pub reported_by: Option<Rank>,
-}
+/// If no link to a peer can be opened, this rank waits for this time before it reports the peer as lost. Meanwhile another rank
+/// may send the root cause.
+const UNREACHABLE_DELAY: Duration = Duration::from_millis(500);
 
-/// A peer to which no link could be opened.
-pub(super) struct UnreachablePeer {
-    pub(super) rank: Rank,
-    pub(super) detail: String,
-    /// The time at which the engine reports the peer as lost.
-    pub(super) report_at: Timestamp,
+impl Engine {
+    /// Fails the job if the deadline of an operation, or the delay for an unreachable peer, has passed.
+    pub fn handle_timeout(&mut self, now: Timestamp) {
+        if self.failure.is_some() {
+            return;
+        }
+        if let Some(unreachable) = self.unreachable_peer.take_if(|unreachable| now >= unreachable.report_at) {
+            self.fail_because_unreachable(unreachable);
+            return;
+        }
+        let Some(&(deadline, id)) = self.deadlines.first() else { return };
+        if now < deadline {
+            return;
+        }
+        self.overdue_operation = Some(id);
+        let timeout = self.info_of(id).map_or(0, |info| info.timeout.as_millis() as u64);
+        let cause = self.timeout_cause(timeout);
+        self.fail(cause);
+    }
+
+    /// Handles an abort frame with its payload. Control frames of other kinds need no more than [`Engine::handle_header`].
+    pub fn handle_control_frame(&mut self, peer: Rank, header: &FrameHeader, payload: &[u8]) {
+        if header.kind != FrameKind::Abort {
+            return;
+        }
+        let Some(cause) = Cause::decode(payload) else {
+            self.report_misbehavior(peer, "it sent an abort frame that cannot be decoded");
+            return;
+        };
+        self.links.entry(peer).or_default().cause_received = Some(cause.clone());
+        let known = self.failure.as_ref().map(|failure| failure.cause.clone());
+        match known {
+            None => {
+                let cause = self.with_own_report(cause);
+                self.failure = Some(Failure { cause, reported_by: Some(peer) });
+            }
+            Some(known) => {
+                let cause = self.with_own_report(known.clone().combine_with(cause));
+                if cause != known {
+                    self.failure = Some(Failure { cause, reported_by: Some(peer) });
+                }
+            }
+        }
+    }
+
+    /// Handles the loss of the link to `peer`. `detail` is the error of the transport.
+    pub fn handle_lost_link(&mut self, peer: Rank, detail: &str) {
+        let host = self.host(peer);
+        let link = self.links.entry(peer).or_default();
+        let already_lost = std::mem::replace(&mut link.is_lost, true);
+        if link.has_left || already_lost || self.is_closing {
+            return;
+        }
+        let silence = self.now.saturating_sub(link.last_frame_at);
+        let detail = format!("{detail}, {:.1} s after the last frame from it", silence.as_secs_f32());
+        self.fail(Cause::PeerLost { rank: peer, host, seen_by: self.settings.rank, detail });
+    }
+
+    /// Handles a link to `peer` that could not be opened. `detail` is the error of the transport. The peer may have exited
+    /// because the job failed. So the engine first waits half a second for another rank to report that failure.
+    pub fn handle_unopened_link(&mut self, peer: Rank, detail: &str) {
+        let link = self.links.entry(peer).or_default();
+        let already_lost = std::mem::replace(&mut link.is_lost, true);
+        if !link.has_left && !already_lost && !self.is_closing {
+            let report_at = self.now.saturating_add(UNREACHABLE_DELAY);
+            self.unreachable_peer.get_or_insert(UnreachablePeer {
+                rank: peer,
+                detail: detail.to_owned(),
+                report_at,
+            });
+        }
+    }
+
+    /// Fails the job because `peer` broke the protocol: its frames are corrupt or not allowed, or it wrote invalid values to
+    /// shared memory. `detail` says what is wrong.
+    pub fn report_misbehavior(&mut self, peer: Rank, detail: impl Into<String>) {
+        self.fail(Cause::Misbehaved { rank: peer, host: self.host(peer), detail: detail.into() });
+    }
+
+    /// Fails the job because the program of this rank aborts it. `message` is the reason.
+    pub fn abort(&mut self, message: &str) -> Failure {
+        let rank = self.settings.rank;
+        self.fail(Cause::Aborted { rank, host: self.host(rank), message: message.to_owned() })
+    }
+
+    /// Returns whether this rank need not wait for the causes of its peers: every connected peer has sent the same root cause as
+    /// this rank's, the peers cannot add anything to the cause, or the job has not failed.
+    pub fn do_peers_agree(&self) -> bool {
+        let Some(Failure { cause, .. }) = &self.failure else { return true };
+        !cause.other_ranks_may_add_reports()
+            || self
+                .links
+                .values()
+                .all(|link| link.is_lost || link.has_left || link.cause_received.as_ref() == Some(cause))
+    }
+
+    /// Records a failure that this rank has detected, and returns it. If the job has already failed, returns the first failure.
+    pub(super) fn fail(&mut self, cause: Cause) -> Failure {
+        self.failure.get_or_insert(Failure { cause, reported_by: None }).clone()
+    }
+
+    /// Returns the failure as an error, if the job has failed.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    fn fail_because_unreachable(&mut self, UnreachablePeer { rank, detail, .. }: UnreachablePeer) -> Failure {
+        self.fail(Cause::PeerLost { rank, host: self.host(rank), seen_by: self.settings.rank, detail })
+    }
+
+    /// Fails the job because `rank` left although this rank still needs it. If a peer is unreachable, that peer is the more
+    /// likely root cause, because `rank` left without a failure.
+    pub(super) fn fail_because_peer_left(&mut self, rank: Rank) -> Failure {
+        if let Some(unreachable) = self.unreachable_peer.take() {
+            return self.fail_because_unreachable(unreachable);
+        }
+        let cause = Cause::PeerLeft { rank, host: self.host(rank) };
+        self.fail(cause)
+    }
+
+    /// Handles the goodbye of `peer`. Fails the job if this rank still needs the peer.
+    pub(super) fn handle_goodbye(&mut self, peer: Rank) {
+        let link = self.links.entry(peer).or_default();
+        link.has_left = true;
+        self.wake_events += 1;
+        let is_awaited_sender = self.matching.posted().any(|posted| posted.pattern.source == Some(peer));
+        let needs = |running: &RunningOperation| running.needs(peer, link.stored_segments(running.info.key));
+        if is_awaited_sender || self.operations.values().any(needs) {
+            self.fail_because_peer_left(peer);
+        }
+    }
+
+    /// Fails the job because `peer` broke the protocol, and reads nothing more from the peer.
+    pub(super) fn refuse(&mut self, peer: Rank, detail: impl Into<String>) -> FrameVerdict {
+        self.report_misbehavior(peer, detail);
+        FrameVerdict::Refuse
+    }
+
+    /// Handles a frame of an operation that is complete on this rank. Such a frame shows a mismatch: for example, the root of
+    /// a broadcast waits for no frame, and learns only now that another rank called the broadcast with another root.
+    pub fn handle_late_frame(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
+        match self.find_contract(header.group, header.sequence) {
+            Some(own_call) if own_call.0 != header.contract => {
+                let group_and_sequence = (header.group, header.sequence);
+                self.fail_because_mismatch(group_and_sequence, own_call, (peer, header.contract));
+                FrameVerdict::Discard
+            }
+            _ => self
+                .refuse(peer, format!("it sent a frame of operation {}, which is complete", header.sequence)),
+        }
+    }
+
+    /// Fails the job because this rank and `peer` called different operations under the same number. The cause contains the lower
+    /// rank first, so that both ranks create the same cause.
+    pub(super) fn fail_because_mismatch(
+        &mut self,
+        (group, sequence): (u32, u64),
+        (contract, site): ContractAndSite,
+        (peer, peer_contract): (Rank, Contract),
+    ) -> Failure {
+        let own_call = (self.settings.rank, contract, site.to_string());
+        let peer_call = (peer, peer_contract, String::new());
+        let (first, second) =
+            if own_call.0 < peer_call.0 { (own_call, peer_call) } else { (peer_call, own_call) };
+        self.fail(Cause::Mismatch {
+            group,
+            sequence,
+            first: first.0,
+            first_contract: first.1,
+            first_site: first.2,
+            second: second.0,
+            second_contract: second.1,
+            second_site: second.2,
+        })
+    }
+
+    /// Returns the abort or goodbye frame to send to `peer`, or `None` if the peer already has it.
+    pub(super) fn take_notification(&mut self, peer: Rank) -> Option<Transmit> {
+        let link = self.links.entry(peer).or_default();
+        if link.is_lost {
+            return None;
+        }
+        let (kind, payload) = match &self.failure {
+            Some(Failure { cause, .. }) => {
+                // If other ranks may add reports, this rank sends back the cause that the peer sent, to show that both agree.
+                let peer_knows = link.cause_sent.as_ref() == Some(cause)
+                    || (link.cause_received.as_ref() == Some(cause) && !cause.other_ranks_may_add_reports());
+                if peer_knows {
+                    return None;
+                }
+                link.cause_sent = Some(cause.clone());
+                (FrameKind::Abort, Bytes::from(cause.encode()))
+            }
+            None if std::mem::replace(&mut link.has_said_goodbye, true) => return None,
+            None => (FrameKind::Goodbye, Bytes::new()),
+        };
+        let header = FrameHeader {
+            kind,
+            payload_bytes: payload.len() as u32,
+            payload_crc: Some(crate::wire::crc32c(&payload)),
+            ..FrameHeader::EMPTY
+        };
+        Some(Transmit::Control { header, payload })
+    }
+
+    /// Records that the host of `peer` has not acknowledged data of this rank, although the data were sent again.
+    pub fn report_unacknowledged(&mut self, peer: Rank) {
+        self.peers_without_acks.insert(peer);
+        for link in self.silent_links.iter_mut().filter(|link| link.peer == peer) {
+            link.is_acknowledged = false;
+        }
+        if let Some(Failure { cause: known @ Cause::Timeout { .. }, reported_by }) = self.failure.clone() {
+            let cause = self.with_own_report(known);
+            self.failure = Some(Failure { cause, reported_by });
+        }
+    }
+
+    /// Returns the root cause for a missed deadline. It names the operation in which this rank waits, and the links on which this
+    /// rank waits.
+    fn timeout_cause(&mut self, timeout_ms: u64) -> Cause {
+        let waiting = self.waiting_report();
+        if self.silent_links.is_empty()
+            && let Some(waiting) = &waiting
+        {
+            self.silent_links = self.links_to(waiting);
+        }
+        Cause::Timeout {
+            timeout_ms,
+            waiting: waiting.into_iter().collect(),
+            links: self.silent_links.clone(),
+        }
+    }
+
+    /// Returns the links to the ranks in `waiting.awaited`. Returns no link for an operation in shared memory.
+    fn links_to(&self, waiting: &WaitingRank) -> Vec<SilentLink> {
+        if self.waiting_operation().is_some_and(|id| self.external.contains_key(&id)) {
+            return Vec::new();
+        }
+        let peers = waiting.awaited.iter().map(|&(peer, _)| peer).filter(|&peer| peer != waiting.rank);
+        let link_to = |peer| {
+            let link = self.links.get(&peer)?;
+            Some(SilentLink {
+                rank: waiting.rank,
+                peer,
+                silence_ms: self.now.saturating_sub(link.last_frame_at).as_millis().min(u32::MAX.into())
+                    as u32,
+                is_acknowledged: !self.peers_without_acks.contains(&peer),
+            })
+        };
+        peers.filter_map(link_to).collect()
+    }
+
+    /// Adds this rank's knowledge to a cause: for a timeout the operation in which this rank waits, for a mismatch the line of
+    /// its call.
+    fn with_own_report(&mut self, mut cause: Cause) -> Cause {
+        match &cause {
+            Cause::Timeout { timeout_ms, .. } => {
+                let own_cause = self.timeout_cause(*timeout_ms);
+                cause.combine_with(own_cause)
+            }
+            Cause::Mismatch { group, sequence, first, first_contract, second, .. } => {
+                let own_rank = self.settings.rank;
+                let peer = if *first == own_rank { *second } else { *first };
+                let site = match first_contract.operation {
+                    // The receiver of the message detected and reported the mismatch. So this rank is the sender.
+                    Operation::Message => self.site_of_message(peer, *sequence),
+                    _ => self.find_contract(*group, *sequence).map(|(_, site)| site),
+                };
+                if let Some(site) = site {
+                    cause.add_site(own_rank, &site.to_string());
+                }
+                cause
+            }
+            _ => cause,
+        }
+    }
+
+    /// Returns the operation in which this rank waits: the operation whose deadline has passed. If there is none, returns the
+    /// oldest operation that has been active for at least half of its timeout. A rank that began the operation later than that
+    /// is not a waiting rank: the other ranks waited for it.
+    fn waiting_operation(&self) -> Option<OpId> {
+        let has_waited = |info: &OperationInfo| {
+            let began = info.deadline.saturating_sub(info.timeout);
+            self.now.saturating_sub(began) >= info.timeout / 2
+        };
+        let waiting = self.active_operations().filter(|(_, info)| has_waited(info));
+        self.overdue_operation.or(waiting.map(|(id, _)| id).min())
+    }
+
+    /// Returns the contract and the line of the operation in which this rank was when the job failed: the operation whose
+    /// deadline has passed or, if there is none, the oldest active operation.
+    pub fn failed_operation(&self) -> Option<(Contract, Site)> {
+        let oldest = self.active_operations().map(|(id, _)| id).min();
+        self.info_of(self.overdue_operation.or(oldest)?).map(|info| (info.contract, info.site))
+    }
+
+    /// Returns all active operations: those that the engine executes, receives that have not matched a message, and external
+    /// operations.
+    fn active_operations(&self) -> impl Iterator<Item = (OpId, &OperationInfo)> {
+        let running = self.operations.iter().map(|(&id, running)| (id, &running.info));
+        let posted = self.matching.posted().map(|posted| (posted.id, &posted.info));
+        running.chain(posted).chain(self.external.iter().map(|(&id, external)| (id, &external.info)))
+    }
+
+    /// Returns the report of this rank about the operation in which it waits.
+    fn waiting_report(&self) -> Option<WaitingRank> {
+        let id = self.waiting_operation()?;
+        let info = self.info_of(id)?;
+        let awaited: Vec<Rank> = match (self.operations.get(&id), self.external.get(&id)) {
+            (Some(running), _) => running.awaited_peers().take(AWAITED_RANKS_MAX).collect(),
+            (None, Some(external)) => external.awaited.iter().copied().take(AWAITED_RANKS_MAX).collect(),
+            (None, None) => self.matching.find_posted(id)?.pattern.source.into_iter().collect(),
+        };
+        let sequence = if info.sequence() == u64::MAX { 0 } else { info.sequence() };
+        Some(WaitingRank {
+            rank: self.settings.rank,
+            group: info.group & !INTERNAL_GROUP_BITS,
+            sequence,
+            contract: info.contract,
+            site: info.site.to_string(),
+            awaited: awaited.into_iter().map(|rank| (rank, self.host(rank))).collect(),
+        })
+    }
+
+    /// Returns the description of an active operation of any kind.
+    fn info_of(&self, id: OpId) -> Option<&OperationInfo> {
+        let posted = || self.matching.find_posted(id).map(|posted| &posted.info);
+        let external = || self.external.get(&id).map(|external| &external.info);
+        self.operations.get(&id).map(|running| &running.info).or_else(external).or_else(posted)
+    }
+
+    /// Returns this rank's contract and call site of an operation of a group, if they are still stored.
+    fn find_contract(&self, group: u32, sequence: u64) -> Option<ContractAndSite> {
+        let key = OperationKey::Collective { group, sequence };
+        let running = self.find_running(key).map(|running| &running.info);
+        let mut external = self.external.values().map(|external| &external.info);
+        let info = running.or_else(|| external.find(|info| info.key == key));
+        let contract_and_site = info.map(|info| (info.contract, info.site));
+        contract_and_site.or_else(|| self.history.find(group, sequence))
+    }
+
+    /// Returns the line that sent a message to `to`, if the message is still being sent or is one of the last messages.
+    fn site_of_message(&self, to: Rank, sequence: u64) -> Option<Site> {
+        let running = self.find_running(OperationKey::Message { from: self.settings.rank, to, sequence });
+        let site = running.map(|running| running.info.site);
+        site.or_else(|| self.links.get(&to)?.site_of(sequence))
+    }
+
+    /// Returns the active operation with this key.
+    fn find_running(&self, key: OperationKey) -> Option<&RunningOperation> {
+        self.operations.get(self.by_key.get(&key)?)
+    }
+
+    /// Returns the name of a rank's host for error messages.
+    pub(super) fn host(&self, rank: Rank) -> String {
+        self.settings.host_names.get(rank.index()).cloned().unwrap_or_else(|| "an unknown host".into())
+    }
 }

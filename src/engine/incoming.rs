@@ -1,7 +1,7 @@
 //! The verdict of the engine for each frame that arrives.
 
 use super::matching::Envelope;
-use super::operation::DueReceive;
+use super::operation::{DueSegment, TransferSegment};
 use super::{Engine, FrameVerdict, OpId, OperationKey, contract_of_transfer};
 use crate::types::{Operation, Rank};
 use crate::wire::{FrameHeader, FrameKind};
@@ -11,12 +11,8 @@ impl Engine {
     pub fn handle_header(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
         self.links.entry(peer).or_default().last_frame_at = self.now;
         match header.kind {
-            FrameKind::Abort => return FrameVerdict::Control,
-            _ if self.failure.is_some() => return FrameVerdict::Discard,
-            _ => {}
-        }
-        match header.kind {
             FrameKind::Abort => FrameVerdict::Control,
+            _ if self.failure.is_some() => FrameVerdict::Discard,
             FrameKind::Goodbye => {
                 self.handle_goodbye(peer);
                 FrameVerdict::Control
@@ -26,7 +22,7 @@ impl Engine {
                 if link.accept_credit(header.offset) {
                     return FrameVerdict::Handled;
                 }
-                self.refuse(peer, "its credit frame claims an impossible number of consumed bytes".into())
+                self.refuse(peer, "its credit frame claims an impossible number of consumed bytes")
             }
             FrameKind::Wake => {
                 self.wake_events += 1;
@@ -97,10 +93,8 @@ impl Engine {
             let info = running.info;
             if header.contract != info.contract {
                 let group_and_sequence = (info.group, info.sequence());
-                let own_contract_and_site = (info.contract, info.site);
-                let cause =
-                    self.mismatch_cause(group_and_sequence, own_contract_and_site, (peer, header.contract));
-                self.fail(cause);
+                let peer_call = (peer, header.contract);
+                self.fail_because_mismatch(group_and_sequence, (info.contract, info.site), peer_call);
                 return FrameVerdict::Handled;
             }
             running.enable_ready_frames(peer);
@@ -187,41 +181,33 @@ impl Engine {
     ) -> FrameVerdict {
         let Some(running) = self.operations.get(&id) else { return FrameVerdict::Discard };
         let (info, number) = (running.info, running.info.sequence());
-        let due = running.due_receive(peer);
-        let expected = match &due {
-            DueReceive::Segment { transfer_elements, .. } => {
-                contract_of_transfer(info.contract, *transfer_elements)
-            }
-            DueReceive::Nothing => info.contract,
-        };
+        let due = running.due_segment(peer);
+        let expected = due
+            .as_ref()
+            .map_or(info.contract, |due| contract_of_transfer(info.contract, due.segment.transfer_elements));
         if header.contract != expected {
-            let cause =
-                self.mismatch_cause((info.group, number), (expected, info.site), (peer, header.contract));
-            self.fail(cause);
+            let peer_call = (peer, header.contract);
+            self.fail_because_mismatch((info.group, number), (expected, info.site), peer_call);
             return FrameVerdict::Discard;
         }
-        let DueReceive::Segment {
-            range, action, transfer_index, offset, is_ready, is_destination_free, ..
-        } = due
-        else {
+        let Some(DueSegment { segment, action, is_ready, is_destination_free }) = due else {
             return self.refuse(peer, format!("it sent more data than operation {number} receives from it"));
         };
-        let is_next = header.step == transfer_index && header.offset == offset as u64;
-        // A segment on credit may be stored. An earlier segment of this link may need data of another peer, and later segments
-        // then wait behind it.
-        let may_wait = header.eager && (header.step, header.offset) >= (transfer_index, offset as u64);
-        if !is_next || !is_ready {
+        let TransferSegment { range, transfer_index, offset, .. } = segment;
+        let (position, due_position) = ((header.step, header.offset), (transfer_index, offset as u64));
+        let can_apply = position == due_position && is_ready;
+        if !can_apply {
             if is_stored {
                 return FrameVerdict::Store(key);
             }
-            if may_wait {
+            // A segment on credit may be stored. An earlier segment of this link may need data of another peer, and later
+            // segments then wait behind it.
+            if header.eager && position >= due_position {
                 return self.store_early(key, peer, header);
             }
             // The two partners of an exchange send each other ready frames at once. If the peer's data arrive before this rank
             // has sent its own data from the same elements, the peer's data are stored.
-            let is_crossed = !header.eager
-                && !is_destination_free
-                && (header.step, header.offset) >= (transfer_index, offset as u64);
+            let is_crossed = !header.eager && !is_destination_free && position >= due_position;
             let is_long = header.payload_bytes as usize > self.settings.segment_bytes;
             let link = self.links.entry(peer).or_default();
             if is_crossed && !is_long && link.stored_segments(key) < running.unapplied_segments(peer) {
@@ -230,7 +216,7 @@ impl Engine {
             }
         }
         let bytes = range.len() * info.contract.dtype.size_bytes();
-        if !is_next || !is_ready || header.payload_bytes as usize != bytes {
+        if !can_apply || header.payload_bytes as usize != bytes {
             let detail = format!(
                 "it sent {} bytes for element {} of transfer {} of operation {number}, but {bytes} bytes for element \
                  {offset} of transfer {transfer_index} were expected",
@@ -239,10 +225,8 @@ impl Engine {
             return self.refuse(peer, detail);
         }
         if header.payload_crc.is_some() != self.settings.is_checked(peer) {
-            return self.refuse(
-                peer,
-                "its setting for checksums on this link differs from the setting of this rank".into(),
-            );
+            let detail = "its setting for checksums on this link differs from the setting of this rank";
+            return self.refuse(peer, detail);
         }
         FrameVerdict::Apply { operation: id, range, action }
     }
@@ -254,9 +238,7 @@ impl Engine {
         if header.eager && link.count_early_segment(key, header.payload_bytes as usize) {
             return FrameVerdict::Store(key);
         }
-        self.refuse(
-            peer,
-            format!("it sent more data of operation {} than its credit allows", header.sequence),
-        )
+        let detail = format!("it sent more data of operation {} than its credit allows", header.sequence);
+        self.refuse(peer, detail)
     }
 }

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::interface::{OperationKey, Timestamp};
 use super::operation::credit_cost;
-use super::request::{OperationKey, Timestamp};
 use super::send_queue::SendQueue;
-use crate::types::{Contract, Site};
+use crate::types::{Contract, Rank, Site};
 use crate::wire::{Cause, FrameHeader, FrameKind};
 
 /// The most bytes of early data of all operations that a rank may have sent to one peer and that the peer has not consumed. Early
@@ -66,7 +66,20 @@ pub(super) struct Link {
     stored_segments: BTreeMap<OperationKey, usize>,
 }
 
+/// A peer to which no link could be opened.
+pub(super) struct UnreachablePeer {
+    pub(super) rank: Rank,
+    pub(super) detail: String,
+    /// The time at which the engine reports the peer as lost.
+    pub(super) report_at: Timestamp,
+}
+
 impl Link {
+    /// Returns whether the peer has left, or the link is lost.
+    pub(super) fn is_gone(&self) -> bool {
+        self.has_left || self.is_lost
+    }
+
     /// Returns the number of bytes that this rank may send on credit now.
     pub(super) fn credit(&self) -> usize {
         (CREDIT_BYTES - (self.credit_spent - self.credit_returned).min(CREDIT_BYTES)) as usize

@@ -4,7 +4,8 @@
 //! among the messages that fit. A message that arrives takes the receive that was posted first among the receives that fit.
 //! Messages with the same source and tag keep their order (MPI-4.1, section 3.5).
 
-use super::request::{OpId, OperationInfo, OperationKey};
+use super::interface::{OpId, OperationKey};
+use super::operation::OperationInfo;
 use crate::types::{Contract, Rank, SortedMap, SortedSet};
 
 /// The messages that a receive accepts.

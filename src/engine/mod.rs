@@ -21,16 +21,13 @@
 mod begin;
 mod direct;
 mod external;
-mod failing;
 mod failure;
-mod frames;
 mod history;
 mod incoming;
+mod interface;
 mod link;
-mod loopback;
 mod matching;
 mod operation;
-mod request;
 mod send_queue;
 #[cfg(test)]
 mod tests;
@@ -40,19 +37,18 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use self::failure::UnreachablePeer;
-pub use self::failure::{DELIVERY_TIMEOUT, DISCONNECT_TIMEOUT, Failure, NOTIFY_TIMEOUT};
-pub use self::frames::{FrameVerdict, Transmit};
 use self::history::OperationHistory;
-use self::link::{ANNOUNCED_MAX, Link};
+pub use self::interface::{
+    DELIVERY_TIMEOUT, DISCONNECT_TIMEOUT, Failure, FrameVerdict, NOTIFY_TIMEOUT, OpId, OperationKey,
+    OperationRequest, SendMode, Settings, Timestamp, Transmit,
+};
+use self::link::{ANNOUNCED_MAX, Link, UnreachablePeer};
 pub use self::link::{CREDIT_BYTES, CREDIT_FRAMES_MAX};
 use self::matching::Matching;
 pub use self::matching::{Envelope, Pattern};
 #[cfg(test)]
 pub use self::operation::EAGER_BYTES;
-use self::operation::{NextSend, OutgoingSegment, RunningOperation};
-use self::request::{ExternalOperation, OperationInfo};
-pub use self::request::{OpId, OperationKey, OperationRequest, SendMode, Settings, Timestamp};
+use self::operation::{ExternalOperation, NextSend, OperationInfo, RunningOperation, TransferSegment};
 use crate::types::{Contract, Operation, Rank, SortedMap, SortedSet};
 use crate::wire::cause::SilentLink;
 use crate::wire::{FrameHeader, FrameKind};
@@ -155,9 +151,10 @@ impl Engine {
         self.operations.is_empty() && self.external.is_empty() && !self.matching.has_posted()
     }
 
-    /// Returns the number of messages that have arrived before a matching receive was posted.
-    pub fn unexpected_messages(&self) -> u64 {
-        self.matching.unexpected_messages()
+    /// Returns the number of events for which a thread may wait that waits for no operation: messages that have arrived before a
+    /// matching receive was posted, wake frames and goodbyes.
+    pub fn event_count(&self) -> u64 {
+        self.matching.unexpected_messages() + self.wake_events
     }
 
     /// Returns whether control frames for `peer` wait to be sent. The driver sends them even if no operation is active.
@@ -212,15 +209,16 @@ impl Engine {
                         return Some(Transmit::Control { header, payload: Bytes::new() });
                     }
                 }
-                NextSend::Segment(outgoing) => {
-                    let header = segment_header(&running.info, &outgoing, self.settings.is_checked(peer));
+                NextSend::Segment { segment, eager } => {
+                    let is_checked = self.settings.is_checked(peer);
+                    let header = segment_header(&running.info, &segment, eager, is_checked);
                     let payload_bytes = header.payload_bytes as usize;
-                    if outgoing.eager {
+                    if eager {
                         link.spend_credit(payload_bytes);
                     }
                     link.send_queue.record_frame(id, payload_bytes, self.settings.segment_bytes);
                     link.send_queue.mark_in_flight(id);
-                    return Some(Transmit::Segment { operation: id, header, range: outgoing.range });
+                    return Some(Transmit::Segment { operation: id, header, range: segment.range });
                 }
             }
         }
@@ -309,14 +307,19 @@ fn header(kind: FrameKind, info: &OperationInfo, offset: u64) -> FrameHeader {
 }
 
 /// Returns the header of a segment. If the header has a checksum field, the driver fills it in.
-fn segment_header(info: &OperationInfo, outgoing: &OutgoingSegment, is_checked: bool) -> FrameHeader {
-    let payload_bytes = outgoing.range.len() * info.contract.dtype.size_bytes();
+fn segment_header(
+    info: &OperationInfo,
+    segment: &TransferSegment,
+    eager: bool,
+    is_checked: bool,
+) -> FrameHeader {
+    let payload_bytes = segment.range.len() * info.contract.dtype.size_bytes();
     FrameHeader {
-        contract: contract_of_transfer(info.contract, outgoing.transfer_elements),
-        step: outgoing.transfer_index,
-        eager: outgoing.eager,
+        contract: contract_of_transfer(info.contract, segment.transfer_elements),
+        step: segment.transfer_index,
+        eager,
         payload_bytes: payload_bytes as u32,
         payload_crc: is_checked.then_some(0),
-        ..header(FrameKind::Data, info, outgoing.offset as u64)
+        ..header(FrameKind::Data, info, segment.offset as u64)
     }
 }

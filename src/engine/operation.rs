@@ -4,14 +4,50 @@
 
 use std::ops::Range;
 
-use super::request::{OperationInfo, OperationKey, SendMode};
+use super::interface::{OperationKey, OperationRequest, SendMode, Timestamp};
 use crate::schedule::partition::segment;
 use crate::schedule::{Action, Schedule, Step, StepDependency};
-use crate::types::Rank;
+use crate::types::{Contract, Rank, Site};
 
 /// The most bytes of one operation that a rank may send to a peer before the peer's ready frame arrives. If the peer has not
 /// begun the operation, the peer stores these bytes.
 pub const EAGER_BYTES: usize = 256 << 10;
+
+/// The identity, the contract and the deadline of an operation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OperationInfo {
+    pub(super) key: OperationKey,
+    /// The group of the collective or of the message.
+    pub(super) group: u32,
+    pub(super) contract: Contract,
+    pub(super) site: Site,
+    pub(super) deadline: Timestamp,
+    pub(super) timeout: Timestamp,
+    pub(super) mode: SendMode,
+}
+
+impl OperationInfo {
+    /// Returns the description of an operation that begins now.
+    pub(super) fn new(now: Timestamp, request: OperationRequest, key: OperationKey) -> Self {
+        let OperationRequest { group, contract, timeout, spent, site, mode } = request;
+        let deadline = now.saturating_add(timeout.saturating_sub(spent));
+        Self { key, group, contract, site, deadline, timeout, mode }
+    }
+
+    /// Returns the operation's number in its group, or the message's number on its link.
+    pub(super) fn sequence(&self) -> u64 {
+        match self.key {
+            OperationKey::Collective { sequence, .. } | OperationKey::Message { sequence, .. } => sequence,
+        }
+    }
+}
+
+/// The part of an external operation that the engine knows.
+pub(super) struct ExternalOperation {
+    pub(super) info: OperationInfo,
+    /// The ranks for which the operation waits.
+    pub(super) awaited: Vec<Rank>,
+}
 
 /// An operation and its progress.
 pub(super) struct RunningOperation {
@@ -20,7 +56,8 @@ pub(super) struct RunningOperation {
     segment_elements: usize,
     /// The progress of the receive of each step, in the order of the steps.
     receive_progress: Vec<ReceiveProgress>,
-    peers: Vec<PeerProgress>,
+    /// The progress with each peer. The peers are sorted by rank, so that a binary search finds a peer.
+    peers: Vec<(Rank, PeerProgress)>,
     /// The number of sends and receives that are not complete.
     unfinished_transfers: usize,
     /// The number of peers that need ready frames and to which this rank has not sent ready frames for all transfers.
@@ -28,16 +65,14 @@ pub(super) struct RunningOperation {
 }
 
 /// The progress of the transfers between this rank and one peer, in the order of the steps.
+#[derive(Default)]
 struct PeerProgress {
-    peer: Rank,
     /// The steps that send to the peer.
     sends: Vec<usize>,
     /// The index in `sends` of the first send that is not complete.
     next_send: usize,
     /// How many elements of the first incomplete send have been sent.
     sent_elements: usize,
-    /// The segment that the driver is sending.
-    in_flight: Option<Range<usize>>,
     /// The peer has sent ready frames for this number of sends, counted from the first one.
     ready_sends: usize,
     /// How many bytes were sent on credit, before the peer's ready frame arrived. At most [`EAGER_BYTES`].
@@ -48,7 +83,7 @@ struct PeerProgress {
     inbound_bytes: usize,
     /// Whether this rank has announced the operation to the peer.
     announced: bool,
-    /// The steps that receive from the peer. Their progress is in the field `applied` of [`RunningOperation`].
+    /// The steps that receive from the peer. Their progress is in the field `receive_progress` of [`RunningOperation`].
     receives: Vec<usize>,
     /// The index in `receives` of the first receive that is not complete.
     next_receive: usize,
@@ -68,7 +103,7 @@ struct ReceiveProgress {
 /// The segment that may be sent to a peer next, or the reason why no segment may be sent now.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum NextSend {
-    /// There is nothing to send now: everything is sent, a segment is in flight, or the data to send have not arrived.
+    /// There is nothing to send now: everything is sent, or the data to send have not arrived.
     Nothing,
     /// The next segment must wait for a ready frame or for credit.
     MustWait {
@@ -78,50 +113,41 @@ pub(super) enum NextSend {
         must_announce: bool,
     },
     /// The segment to send.
-    Segment(OutgoingSegment),
+    Segment {
+        /// The segment.
+        segment: TransferSegment,
+        /// Whether the segment is sent on credit.
+        eager: bool,
+    },
 }
 
-/// A segment to send.
+/// A segment of a transfer between this rank and a peer.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) struct OutgoingSegment {
+pub(super) struct TransferSegment {
     /// The elements of the operation's buffer.
     pub(super) range: Range<usize>,
-    /// The index of the transfer among the operation's transfers to this peer.
+    /// The index of the transfer among the operation's transfers in this direction between this rank and this peer.
     pub(super) transfer_index: u32,
     /// The index of the segment's first element within the transfer.
     pub(super) offset: usize,
     /// The number of elements of the whole transfer.
     pub(super) transfer_elements: usize,
-    /// Whether the segment is sent on credit.
-    pub(super) eager: bool,
 }
 
 /// The segment that has to arrive from a peer next.
-pub(super) enum DueReceive {
-    /// The operation receives nothing more from the peer.
-    Nothing,
-    /// This segment has to arrive next.
-    Segment {
-        /// The elements of the operation's buffer.
-        range: Range<usize>,
-        action: Action,
-        /// The index of the transfer among the operation's transfers from this peer.
-        transfer_index: u32,
-        /// The index of the segment's first element within the transfer.
-        offset: usize,
-        /// The number of elements of the whole transfer.
-        transfer_elements: usize,
-        /// Whether the segment may be applied now.
-        is_ready: bool,
-        /// False if the segment would overwrite elements that this rank still has to send.
-        is_destination_free: bool,
-    },
+pub(super) struct DueSegment {
+    pub(super) segment: TransferSegment,
+    pub(super) action: Action,
+    /// Whether the segment may be applied now.
+    pub(super) is_ready: bool,
+    /// False if the segment would overwrite elements that this rank still has to send.
+    pub(super) is_destination_free: bool,
 }
 
 impl RunningOperation {
     pub(super) fn new(info: OperationInfo, schedule: Schedule, segment_elements: usize) -> Self {
-        // The peers are sorted by rank, so that a binary search finds a peer.
-        let mut peers: Vec<PeerProgress> = schedule.peers().into_iter().map(PeerProgress::new).collect();
+        let mut peers: Vec<(Rank, PeerProgress)> =
+            schedule.peers().into_iter().map(|peer| (peer, PeerProgress::default())).collect();
         let element_bytes = info.contract.dtype.size_bytes();
         let mut unfinished_transfers = 0;
         for (index, step) in schedule.steps.iter().enumerate() {
@@ -141,11 +167,11 @@ impl RunningOperation {
             }
         }
         let mut peers_without_ready = 0;
-        for peer_progress in
-            peers.iter_mut().filter(|peer_progress| peer_progress.inbound_bytes > EAGER_BYTES)
-        {
-            peer_progress.ready_receives = Some(0);
-            peers_without_ready += 1;
+        for (_, peer_progress) in &mut peers {
+            if peer_progress.inbound_bytes > EAGER_BYTES {
+                peer_progress.ready_receives = Some(0);
+                peers_without_ready += 1;
+            }
         }
         Self {
             info,
@@ -169,33 +195,25 @@ impl RunningOperation {
 
     /// Returns the peer with this index, and whether the operation has any transfers to the peer.
     pub(super) fn peer_at(&self, index: usize) -> (Rank, bool) {
-        (self.peers[index].peer, !self.peers[index].sends.is_empty())
+        let (peer, peer_progress) = &self.peers[index];
+        (*peer, !peer_progress.sends.is_empty())
     }
 
     /// Returns the peers from which the operation still has to receive. If there are none, returns the peers to which the
     /// operation still has to send.
     pub(super) fn awaited_peers(&self) -> impl Iterator<Item = Rank> {
-        let receives =
-            |peer_progress: &&PeerProgress| peer_progress.next_receive < peer_progress.receives.len();
-        let any_receives = self.peers.iter().any(|peer_progress| receives(&peer_progress));
-        self.peers
-            .iter()
-            .filter(move |peer_progress| {
-                if any_receives {
-                    receives(peer_progress)
-                } else {
-                    peer_progress.next_send < peer_progress.sends.len()
-                }
-            })
-            .map(|peer_progress| peer_progress.peer)
+        let any_receives = self.peers.iter().any(|(_, peer_progress)| peer_progress.has_receives());
+        let is_awaited = move |peer_progress: &PeerProgress| {
+            if any_receives { peer_progress.has_receives() } else { peer_progress.has_sends() }
+        };
+        self.peers.iter().filter(move |(_, peer_progress)| is_awaited(peer_progress)).map(|&(peer, _)| peer)
     }
 
     /// Returns whether the operation still has to send to `peer`, or still has to receive more from the peer than the driver has
     /// stored. `stored_segments` is the number of stored segments.
     pub(super) fn needs(&self, peer: Rank, stored_segments: usize) -> bool {
         self.peer_progress(peer).is_some_and(|peer_progress| {
-            peer_progress.next_send < peer_progress.sends.len()
-                || self.count_unapplied(peer_progress) > stored_segments
+            peer_progress.has_sends() || self.count_unapplied(peer_progress) > stored_segments
         })
     }
 
@@ -216,29 +234,19 @@ impl RunningOperation {
 
     /// Returns whether the operation still has to send to `peer`.
     pub(super) fn sends_to(&self, peer: Rank) -> bool {
-        self.peer_progress(peer)
-            .is_some_and(|peer_progress| peer_progress.next_send < peer_progress.sends.len())
+        self.peer_progress(peer).is_some_and(PeerProgress::has_sends)
     }
 
     fn peer_progress(&self, peer: Rank) -> Option<&PeerProgress> {
-        let index = self.peers.binary_search_by_key(&peer, |peer_progress| peer_progress.peer).ok()?;
-        Some(&self.peers[index])
-    }
-
-    fn peer_progress_mut(&mut self, peer: Rank) -> Option<&mut PeerProgress> {
-        find_peer(&mut self.peers, peer)
+        let index = self.peers.binary_search_by_key(&peer, |entry| entry.0).ok()?;
+        Some(&self.peers[index].1)
     }
 
     /// Returns the segment to send to `peer` next, or the reason why no segment may be sent now. `credit` is the number of bytes
-    /// that may be sent on credit (see [`credit_cost`]). The segment is in flight until
-    /// [`RunningOperation::record_sent_segment`].
+    /// that may be sent on credit (see [`credit_cost`]). The next call must come after [`RunningOperation::record_sent_segment`].
     pub(super) fn take_next_send(&mut self, peer: Rank, credit: usize) -> NextSend {
         let element_bytes = self.info.contract.dtype.size_bytes();
-        let Some(peer_progress) =
-            self.peer_progress(peer).filter(|peer_progress| peer_progress.in_flight.is_none())
-        else {
-            return NextSend::Nothing;
-        };
+        let Some(peer_progress) = self.peer_progress(peer) else { return NextSend::Nothing };
         let step =
             peer_progress.sends.get(peer_progress.next_send).and_then(|&step| self.steps[step].send.as_ref());
         let Some(send) = step else { return NextSend::Nothing };
@@ -264,70 +272,64 @@ impl RunningOperation {
                 return NextSend::MustWait { credit_needed, must_announce: !is_known };
             }
         }
-        let outgoing = OutgoingSegment {
+        let segment = TransferSegment {
+            range,
             transfer_index: peer_progress.next_send as u32,
             offset: peer_progress.sent_elements,
             transfer_elements: send.range.len(),
-            range: range.clone(),
-            eager,
         };
-        if let Some(peer_progress) = self.peer_progress_mut(peer) {
-            peer_progress.in_flight = Some(range);
-            peer_progress.eager_bytes += if eager { bytes } else { 0 };
+        if eager && let Some(peer_progress) = find_peer(&mut self.peers, peer) {
+            peer_progress.eager_bytes += bytes;
         }
-        NextSend::Segment(outgoing)
+        NextSend::Segment { segment, eager }
     }
 
     /// Records that this rank has announced the operation to the peer.
     pub(super) fn set_announced(&mut self, peer: Rank) {
-        if let Some(peer_progress) = self.peer_progress_mut(peer) {
+        if let Some(peer_progress) = find_peer(&mut self.peers, peer) {
             peer_progress.announced = true;
         }
     }
 
     /// Handles a ready frame: the peer is ready to receive the first `transfers` transfers from this rank.
     pub(super) fn set_ready_sends(&mut self, peer: Rank, transfers: u64) {
-        if let Some(peer_progress) = self.peer_progress_mut(peer) {
+        if let Some(peer_progress) = find_peer(&mut self.peers, peer) {
             peer_progress.ready_sends =
                 peer_progress.ready_sends.max(usize::try_from(transfers).unwrap_or(usize::MAX));
         }
     }
 
-    /// Records that the segment in flight has been sent.
+    /// Records that the segment of the last [`RunningOperation::take_next_send`] has been sent.
     pub(super) fn record_sent_segment(&mut self, peer: Rank) {
         let Some(peer_progress) = find_peer(&mut self.peers, peer) else { return };
-        let Some(range) = peer_progress.in_flight.take() else { return };
-        peer_progress.sent_elements += range.len();
-        let step =
-            peer_progress.sends.get(peer_progress.next_send).and_then(|&step| self.steps[step].send.as_ref());
-        if step.is_some_and(|send| peer_progress.sent_elements == send.range.len()) {
+        let Some(&step) = peer_progress.sends.get(peer_progress.next_send) else { return };
+        let Some(send) = &self.steps[step].send else { return };
+        let sent = segment(&send.range, peer_progress.sent_elements, self.segment_elements);
+        peer_progress.sent_elements += sent.len();
+        if peer_progress.sent_elements == send.range.len() {
             peer_progress.next_send += 1;
             peer_progress.sent_elements = 0;
             self.unfinished_transfers -= 1;
         }
     }
 
-    /// Returns the segment that has to arrive from `peer` next.
-    pub(super) fn due_receive(&self, peer: Rank) -> DueReceive {
-        let Some(peer_progress) = self.peer_progress(peer) else { return DueReceive::Nothing };
-        let Some(&step) = peer_progress.receives.get(peer_progress.next_receive) else {
-            return DueReceive::Nothing;
-        };
-        let Some(receive) = &self.steps[step].receive else { return DueReceive::Nothing };
+    /// Returns the segment that has to arrive from `peer` next; `None` if the operation receives nothing more from the peer.
+    pub(super) fn due_segment(&self, peer: Rank) -> Option<DueSegment> {
+        let peer_progress = self.peer_progress(peer)?;
+        let &step = peer_progress.receives.get(peer_progress.next_receive)?;
+        let receive = self.steps[step].receive.as_ref()?;
         let offset = self.receive_progress[step].elements;
         let range = segment(&receive.range, offset, self.segment_elements);
         let is_destination_free = self.is_destination_free(step, offset + range.len());
         let is_ready =
             is_destination_free && self.is_dependency_applied(receive.awaited_step, &receive.range, &range);
-        DueReceive::Segment {
+        let segment = TransferSegment {
             range,
-            action: receive.action,
             transfer_index: peer_progress.next_receive as u32,
             offset,
             transfer_elements: receive.range.len(),
-            is_ready,
-            is_destination_free,
-        }
+        };
+        Some(DueSegment { segment, action: receive.action, is_ready, is_destination_free })
     }
 
     /// Records that the segment that was due from `peer` has been applied.
@@ -363,7 +365,7 @@ impl RunningOperation {
             return ready_frames;
         }
         for index in 0..self.peers.len() {
-            let peer_progress = &self.peers[index];
+            let (peer, peer_progress) = &self.peers[index];
             let Some(reported) =
                 peer_progress.ready_receives.filter(|&reported| reported < peer_progress.receives.len())
             else {
@@ -379,9 +381,9 @@ impl RunningOperation {
             };
             let ready = reported + peer_progress.receives[reported..].iter().take_while(is_ready).count();
             if ready > reported {
-                ready_frames.push((peer_progress.peer, ready));
+                ready_frames.push((*peer, ready));
                 self.peers_without_ready -= usize::from(ready == peer_progress.receives.len());
-                self.peers[index].ready_receives = Some(ready);
+                self.peers[index].1.ready_receives = Some(ready);
             }
         }
         ready_frames
@@ -423,27 +425,19 @@ pub(super) const fn credit_cost(bytes: usize) -> usize {
 }
 
 /// Returns the progress of a peer. `peers` is sorted by rank.
-fn find_peer(peers: &mut [PeerProgress], peer: Rank) -> Option<&mut PeerProgress> {
-    let index = peers.binary_search_by_key(&peer, |peer_progress| peer_progress.peer).ok()?;
-    Some(&mut peers[index])
+fn find_peer(peers: &mut [(Rank, PeerProgress)], peer: Rank) -> Option<&mut PeerProgress> {
+    let index = peers.binary_search_by_key(&peer, |entry| entry.0).ok()?;
+    Some(&mut peers[index].1)
 }
 
 impl PeerProgress {
-    fn new(peer: Rank) -> Self {
-        Self {
-            peer,
-            sends: Vec::new(),
-            next_send: 0,
-            sent_elements: 0,
-            in_flight: None,
-            ready_sends: 0,
-            eager_bytes: 0,
-            outbound_bytes: 0,
-            inbound_bytes: 0,
-            announced: false,
-            receives: Vec::new(),
-            next_receive: 0,
-            ready_receives: None,
-        }
+    /// Returns whether a send to the peer is not complete.
+    fn has_sends(&self) -> bool {
+        self.next_send < self.sends.len()
+    }
+
+    /// Returns whether a receive from the peer is not complete.
+    fn has_receives(&self) -> bool {
+        self.next_receive < self.receives.len()
     }
 }

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use super::request::{OpId, OperationKey};
+use super::interface::{OpId, OperationKey};
 use crate::types::{SortedMap, SortedSet};
 use crate::wire::frame::HEADER_BYTES;
 

@@ -1,29 +1,32 @@
-//! Connects the engine to a transport: sends the engine's frames, and copies or reduces the segments that arrive.
+//! Connects the engine to a transport: begins operations, sends frames, and copies or reduces the segments that arrive.
 //!
 //! [`LinkDriver::poll`] does all work that needs no waiting. It reads the clock only for a profile, so simulations can run it.
 
-mod begin;
 pub mod direct;
 mod leaving;
 
 use std::collections::{BTreeMap, btree_map::Entry};
 use std::io::IoSliceMut;
 
+use super::gathering::Gathering;
 pub use super::link_io::ByteCounters;
 use super::link_io::{ActiveOperation, ActiveOperations, FramePayload, IncomingFrame, LinkIo, OutgoingFrame};
 use super::memory::Memory;
 use super::profile::{Meter, ProfilePart};
-use crate::engine::{Engine, Envelope, Failure, OpId, Pattern, Settings, Timestamp};
+use crate::engine::{Engine, Envelope, Failure, OpId, OperationRequest, Pattern, Settings, Timestamp};
 use crate::reduce::Kernels;
-use crate::schedule::Action;
+use crate::schedule::{Action, Schedule};
 use crate::transport::{TransferResult, Transport};
-use crate::types::Rank;
+use crate::types::{Contract, Rank, Site};
 use crate::wire::frame::HEADER_BYTES;
 
 /// The most times that one [`LinkDriver::poll`] sends and receives on every link. Then it returns to its caller.
 const TRANSFER_ROUNDS_MAX: usize = 64;
 /// The most bytes that are read at a time in order to discard them.
 const DISCARD_BYTES: usize = 16 << 10;
+/// Why a job fails if a rank has no memory for the buffers of all ranks.
+const NO_MEMORY: &str =
+    "there is not enough memory for the buffers of all ranks: choose an algorithm that needs less memory";
 
 /// An engine, its transport, and the frames that are partly sent or partly received.
 pub struct LinkDriver<T> {
@@ -127,14 +130,118 @@ impl<T: Transport> LinkDriver<T> {
         }
     }
 
-    /// Returns the envelope of the oldest message that fits the pattern and that no receive has matched.
-    pub fn probe(&self, pattern: &Pattern) -> Option<Envelope> {
-        self.engine.probe(pattern)
+    /// Returns the engine.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
     }
 
-    /// Returns the engine, for calls about external operations.
+    /// Returns the engine, for calls about external operations and groups.
     pub fn engine_mut(&mut self) -> &mut Engine {
         &mut self.engine
+    }
+
+    /// Begins the next collective of a group.
+    ///
+    /// # Errors
+    ///
+    /// The same errors as [`Engine::begin`].
+    pub fn begin(
+        &mut self,
+        now: Timestamp,
+        request: OperationRequest,
+        schedule: Schedule,
+        mut buffer_and_reduction: BufferAndReduction,
+    ) -> Result<OpId, Failure> {
+        for peer in schedule.peers() {
+            self.connect(now, peer);
+        }
+        let mut gathering = None;
+        if let Some(workspace) = schedule.workspace {
+            let element_bytes = request.contract.dtype.size_bytes();
+            let begun = Gathering::begin(workspace, buffer_and_reduction.memory, element_bytes);
+            let Some((memory, begun)) = begun else { return Err(self.engine.abort(NO_MEMORY)) };
+            (buffer_and_reduction.memory, gathering) = (memory, Some(Box::new(begun)));
+        }
+        let id = self.engine.begin(now, request, schedule)?;
+        self.add_operation(id, request, buffer_and_reduction, gathering);
+        Ok(id)
+    }
+
+    /// Begins to send a message to `to`. The contract's `layout` is the tag of the message.
+    ///
+    /// # Errors
+    ///
+    /// The same errors as [`Engine::send`].
+    pub fn send_message(
+        &mut self,
+        now: Timestamp,
+        request: OperationRequest,
+        to: Rank,
+        memory: Memory,
+    ) -> Result<OpId, Failure> {
+        self.connect(now, to);
+        let id = self.engine.send(now, request, to)?;
+        self.add_operation(id, request, BufferAndReduction { memory, kernels: None, divisor: 1 }, None);
+        if to == self.settings.rank {
+            self.operations.copy_message_to_self(id, request.contract.count as usize);
+            self.operations.deliver_messages_to_self(&mut self.engine);
+        }
+        Ok(id)
+    }
+
+    /// Begins to receive a message that fits the pattern.
+    ///
+    /// # Errors
+    ///
+    /// The same errors as [`Engine::receive`].
+    pub fn receive_message(
+        &mut self,
+        now: Timestamp,
+        request: OperationRequest,
+        pattern: Pattern,
+        memory: Memory,
+    ) -> Result<OpId, Failure> {
+        if let Some(source) = pattern.source {
+            self.connect(now, source);
+        }
+        let id = self.engine.receive(now, request, pattern)?;
+        self.add_operation(id, request, BufferAndReduction { memory, kernels: None, divisor: 1 }, None);
+        self.operations.deliver_messages_to_self(&mut self.engine);
+        Ok(id)
+    }
+
+    /// Assigns the next number of a group to an operation of several internal operations. See [`Engine::assign_number`].
+    ///
+    /// # Errors
+    ///
+    /// The failure, if a rank has already sent a frame of a different operation with this number.
+    pub fn assign_number(
+        &mut self,
+        group: u32,
+        contract_and_site: (Contract, Site),
+    ) -> Result<OpId, Failure> {
+        let (id, key) = self.engine.assign_number(group, contract_and_site)?;
+        // The engine checks the frames that arrive from now on. A frame that arrived earlier is stored, and is checked here.
+        if let Some((peer, header)) = self.operations.first_stored(key) {
+            self.engine.handle_late_frame(peer, &header);
+        }
+        self.engine.failure().map_or(Ok(id), |failure| Err(failure.clone()))
+    }
+
+    /// Adds an operation that the engine has begun, and applies its stored frames.
+    fn add_operation(
+        &mut self,
+        id: OpId,
+        request: OperationRequest,
+        BufferAndReduction { memory, kernels, divisor }: BufferAndReduction,
+        gathering: Option<Box<Gathering>>,
+    ) {
+        let element_bytes = request.contract.dtype.size_bytes();
+        let active = ActiveOperation { memory, element_bytes, kernels, divisor, gathering };
+        self.operations.active.insert(id, active);
+        if let Some(key) = self.engine.key_of(id) {
+            self.operations.apply_stored(key, &mut self.engine);
+        }
     }
 
     /// Sends and receives on all links until no link sends or receives more bytes, but at most 64 times on each link.
@@ -178,16 +285,6 @@ impl<T: Transport> LinkDriver<T> {
         self.probing_threads = if is_probing { self.probing_threads + 1 } else { self.probing_threads - 1 };
     }
 
-    /// Returns the number of messages that have arrived before a matching receive was posted.
-    pub fn unexpected_messages(&self) -> u64 {
-        self.engine.unexpected_messages()
-    }
-
-    /// Returns the number of wake frames and goodbyes that have arrived. See [`Engine::wake_events`].
-    pub fn wake_events(&self) -> u64 {
-        self.engine.wake_events()
-    }
-
     /// Adds the links that peers have opened.
     fn add_incoming_links(&mut self) {
         while let Some(peer) = self.transport.take_incoming_link() {
@@ -227,59 +324,9 @@ impl<T: Transport> LinkDriver<T> {
         true
     }
 
-    /// Records that a group was dropped.
-    pub fn retire_group(&mut self, group: u32) {
-        self.engine.retire_group(group);
-    }
-
-    /// Releases all buffers after a failure. Frames that are partly sent are not completed. Returns the reduction functions,
-    /// because the caller must drop a function of the user without a lock.
-    pub fn release(&mut self) -> Vec<Kernels> {
-        let kernels = self.operations.release();
-        for link in self.links.values_mut() {
-            if let IncomingFrame::Segment { bytes, filled, .. } = &link.incoming {
-                link.incoming = IncomingFrame::Discarded { left: bytes.len() - filled };
-            }
-        }
-        kernels
-    }
-
-    /// Returns the time at which [`LinkDriver::poll`] has to be called even if no event comes.
-    pub fn poll_timeout(&self) -> Option<Timestamp> {
-        self.engine.poll_timeout()
-    }
-
     /// Fails the job because the program of this rank aborts it. `message` is the reason.
     pub fn abort(&mut self, message: &str) -> Failure {
         self.engine.abort(message)
-    }
-
-    /// Disconnects from the peers: sends each peer the failure or a goodbye, and closes our side of every link. Also reads every
-    /// link to its end, because a TCP reset could destroy the last frames. Call this method again until it returns true.
-    pub fn disconnect(&mut self) -> bool {
-        self.add_incoming_links();
-        self.engine.close();
-        let mut all_closed = true;
-        for peer in self.peers.clone() {
-            while self.send(peer) {}
-            self.close_and_drain(peer);
-            let is_lost = self.links.get(&peer).is_none_or(|link| link.is_lost);
-            all_closed &= is_lost || !self.transport.is_open(peer);
-        }
-        all_closed
-    }
-
-    /// Sends the failure to the peers and reads their reports. Returns whether all peers have it and agree on the cause.
-    pub fn notify_peers(&mut self) -> bool {
-        self.add_incoming_links();
-        let mut all_notified = true;
-        for peer in self.peers.clone() {
-            while self.receive(peer) {}
-            while self.send(peer) {}
-            let is_notified = |link: &LinkIo| link.is_lost || link.outgoing.is_none();
-            all_notified &= !self.transport.is_open(peer) || self.links.get(&peer).is_none_or(is_notified);
-        }
-        all_notified && self.engine.do_peers_agree()
     }
 
     /// Sends bytes to `peer` with one call of the transport. Returns whether anything has changed.
@@ -306,10 +353,8 @@ impl<T: Transport> LinkDriver<T> {
             transport.close_sending(peer);
             return false;
         };
-        let mut started = operations.meter.start();
-        let moved = transport.send(peer, &outgoing.unsent(payload));
-        operations.meter.end(ProfilePart::Send, &mut started);
-        match moved {
+        let unsent = outgoing.unsent(payload);
+        match operations.meter.time(ProfilePart::Send, || transport.send(peer, &unsent)) {
             TransferResult::Bytes(count) => {
                 counters.bytes_sent += count as u64;
                 link.has_opened = true;
@@ -396,26 +441,5 @@ impl<T: Transport> LinkDriver<T> {
                 true
             }
         }
-    }
-
-    /// Closes our side of a link if no frame is partly sent. Then discards all bytes that have arrived from the peer.
-    fn close_and_drain(&mut self, peer: Rank) {
-        let Some(link) = self.links.get_mut(&peer) else { return };
-        if link.is_lost {
-            return;
-        }
-        if link.outgoing.is_none() && !link.is_closed_for_sending {
-            link.is_closed_for_sending = true;
-            self.transport.close_sending(peer);
-        }
-        let mut discarded = [0; DISCARD_BYTES];
-        loop {
-            match self.transport.receive(peer, &mut [IoSliceMut::new(&mut discarded)]) {
-                TransferResult::Bytes(_) | TransferResult::Corrupt(_) => {}
-                TransferResult::Blocked => return,
-                TransferResult::Lost(_) => break,
-            }
-        }
-        link.is_lost = true;
     }
 }

@@ -180,14 +180,12 @@ impl ActiveOperations {
             return;
         };
         let (kernels, divisor) = (&active_operation.kernels, active_operation.divisor);
-        let mut started = self.meter.start();
-        let applied = catch_reduction_panic(|| match (action, kernels) {
+        let apply = || match (action, kernels) {
             (Action::Reduce, Some(kernels)) => kernels.reduce.apply(own, arrived, divisor),
             (Action::ReduceLast, Some(kernels)) => kernels.reduce_last.apply(own, arrived, divisor),
             _ => own.copy_from_slice(arrived),
-        });
-        self.meter.end(ProfilePart::of(action), &mut started);
-        if applied.is_err() {
+        };
+        if self.meter.time(ProfilePart::of(action), || catch_reduction_panic(apply)).is_err() {
             engine.abort("the program's reduction function panicked");
         }
     }
@@ -285,7 +283,7 @@ impl LinkIo {
 
     /// Fails the job because bytes from the peer are corrupt. Then nothing more is read from the peer.
     pub(crate) fn refuse(&mut self, peer: Rank, detail: String, engine: &mut Engine) {
-        engine.report_corrupt_bytes(peer, detail);
+        engine.report_misbehavior(peer, detail);
         self.incoming = IncomingFrame::Refused;
     }
 
@@ -332,7 +330,7 @@ impl LinkIo {
                 }
                 IncomingFrame::Control { header, payload, filled } if *filled == payload.len() => {
                     if header.payload_crc.is_some_and(|crc| crc != crate::wire::crc32c(payload)) {
-                        engine.report_corrupt_bytes(peer, "a control frame's payload is corrupt".into());
+                        engine.report_misbehavior(peer, "a control frame's payload is corrupt");
                     } else {
                         engine.handle_control_frame(peer, header, payload);
                     }
@@ -343,10 +341,7 @@ impl LinkIo {
                     self.header_filled = 0;
                     match FrameHeader::decode(&self.header) {
                         Ok(header) => self.incoming = self.handle_header(peer, header, engine, operations),
-                        Err(error) => {
-                            engine.report_corrupt_bytes(peer, error.to_string());
-                            self.incoming = IncomingFrame::Refused;
-                        }
+                        Err(error) => self.refuse(peer, error.to_string(), engine),
                     }
                 }
                 _ => return,
@@ -457,7 +452,7 @@ fn check_payload_crc(peer: Rank, header: &FrameHeader, payload: &[u8], engine: &
         let detail = format!(
             "a segment of operation {sequence} arrived corrupt (checksum {found:08x}, should be {expected:08x})"
         );
-        engine.report_corrupt_bytes(peer, detail);
+        engine.report_misbehavior(peer, detail);
     }
     found == expected
 }

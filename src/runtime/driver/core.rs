@@ -141,14 +141,13 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         if let Some(until) = self.notify_until {
             return self.poll_after_failure(now, until);
         }
-        let events_before = (self.link_driver.unexpected_messages(), self.link_driver.wake_events());
-        if self.link_driver.poll_timeout().is_some_and(|due| now >= due) {
+        let events_before = self.link_driver.engine().event_count();
+        if self.link_driver.engine().poll_timeout().is_some_and(|due| now >= due) {
             self.report_unacknowledged_links();
         }
         let poll = self.link_driver.poll(now);
         // A probe waits for a message, and a thread that sleeps in shared memory waits for a wake frame.
-        let mut is_progress =
-            (self.link_driver.unexpected_messages(), self.link_driver.wake_events()) != events_before;
+        let mut is_progress = self.link_driver.engine().event_count() != events_before;
         if !self.shm_tasks.is_empty() {
             is_progress |= self.poll_shm_operations(now);
             // Sleeping peers must learn of the new posts before this rank sleeps itself.
@@ -285,6 +284,10 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
         let notify_until = self.notify_until.filter(|_| !self.has_failed.load(Ordering::Relaxed));
         let transport_deadline = self.link_driver.transport().sockets().next_deadline();
-        notify_until.into_iter().chain(self.link_driver.poll_timeout()).chain(transport_deadline).min()
+        notify_until
+            .into_iter()
+            .chain(self.link_driver.engine().poll_timeout())
+            .chain(transport_deadline)
+            .min()
     }
 }

@@ -297,7 +297,7 @@ impl Driver {
         drop(core);
         let found = self.shared.wait_until(Some(until), |core| match core.error() {
             Some(error) => Some(Err(error)),
-            None => core.link_driver.probe(&pattern).map(Ok),
+            None => core.link_driver.engine().probe(&pattern).map(Ok),
         });
         self.shared.lock().link_driver.set_probing(false);
         found.transpose()

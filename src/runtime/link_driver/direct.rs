@@ -44,9 +44,8 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<LinkTransport<S, M>> {
             dtype: request.contract.dtype,
             bytes: payload.len(),
         };
-        let mut started = operations.meter.start();
-        let is_sent = transport.send_message(to, &message, payload);
-        operations.meter.end(ProfilePart::Send, &mut started);
+        let send = || transport.send_message(to, &message, payload);
+        let is_sent = operations.meter.time(ProfilePart::Send, send);
         if is_sent {
             counters.bytes_sent += (HEADER_BYTES + payload.len()) as u64;
             engine.record_direct_send(to, payload.len(), request.site);

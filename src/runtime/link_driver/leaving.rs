@@ -1,10 +1,78 @@
-//! How a rank that leaves finds out whether its last messages have arrived.
+//! How a rank ends its links: after a failure, and when it leaves the job.
+
+use std::io::IoSliceMut;
 
 use super::LinkDriver;
-use crate::transport::Transport;
+use crate::reduce::Kernels;
+use crate::runtime::link_io::{IncomingFrame, LinkIo};
+use crate::transport::{TransferResult, Transport};
 use crate::types::Rank;
 
+/// The most bytes that are read at a time from a link that is being closed.
+const DRAINED_BYTES: usize = 16 << 10;
+
 impl<T: Transport> LinkDriver<T> {
+    /// Sends the failure to the peers and reads their reports. Returns whether all peers have it and agree on the cause.
+    pub fn notify_peers(&mut self) -> bool {
+        self.add_incoming_links();
+        let mut all_notified = true;
+        for peer in self.peers.clone() {
+            while self.receive(peer) {}
+            while self.send(peer) {}
+            let is_notified = |link: &LinkIo| link.is_lost || link.outgoing.is_none();
+            all_notified &= !self.transport.is_open(peer) || self.links.get(&peer).is_none_or(is_notified);
+        }
+        all_notified && self.engine.do_peers_agree()
+    }
+
+    /// Releases all buffers after a failure. Frames that are partly sent are not completed. Returns the reduction functions,
+    /// because the caller must drop a function of the user without a lock.
+    pub fn release(&mut self) -> Vec<Kernels> {
+        let kernels = self.operations.release();
+        for link in self.links.values_mut() {
+            if let IncomingFrame::Segment { bytes, filled, .. } = &link.incoming {
+                link.incoming = IncomingFrame::Discarded { left: bytes.len() - filled };
+            }
+        }
+        kernels
+    }
+
+    /// Disconnects from the peers: sends each peer the failure or a goodbye, and closes our side of every link. Also reads every
+    /// link to its end, because a TCP reset could destroy the last frames. Call this method again until it returns true.
+    pub fn disconnect(&mut self) -> bool {
+        self.add_incoming_links();
+        self.engine.close();
+        let mut all_closed = true;
+        for peer in self.peers.clone() {
+            while self.send(peer) {}
+            self.close_and_drain(peer);
+            let is_lost = self.links.get(&peer).is_none_or(|link| link.is_lost);
+            all_closed &= is_lost || !self.transport.is_open(peer);
+        }
+        all_closed
+    }
+
+    /// Closes our side of a link if no frame is partly sent. Then discards all bytes that have arrived from the peer.
+    fn close_and_drain(&mut self, peer: Rank) {
+        let Some(link) = self.links.get_mut(&peer) else { return };
+        if link.is_lost {
+            return;
+        }
+        if link.outgoing.is_none() && !link.is_closed_for_sending {
+            link.is_closed_for_sending = true;
+            self.transport.close_sending(peer);
+        }
+        let mut discarded = [0; DRAINED_BYTES];
+        loop {
+            match self.transport.receive(peer, &mut [IoSliceMut::new(&mut discarded)]) {
+                TransferResult::Bytes(_) | TransferResult::Corrupt(_) => {}
+                TransferResult::Blocked => return,
+                TransferResult::Lost(_) => break,
+            }
+        }
+        link.is_lost = true;
+    }
+
     /// Returns the peers to which this rank has not sent everything, or whose machines have not acknowledged everything. A
     /// message to such a peer may be lost if this rank closes the link now.
     pub fn peers_with_undelivered_bytes(&self) -> Vec<Rank> {

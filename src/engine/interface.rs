@@ -1,0 +1,151 @@
+//! What the driver tells the engine, and what the engine tells the driver: operations to begin, frames to send, what to do with
+//! each frame that arrives, and the failure of the job.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::schedule::Action;
+use crate::types::{Contract, Rank, Site};
+use crate::wire::{Cause, FrameHeader};
+
+/// After a failure, a rank sends the cause to its peers and receives their reports for at most this time.
+pub const NOTIFY_TIMEOUT: Duration = Duration::from_millis(500);
+/// A rank that leaves the job waits for at most this time until the peers have closed their links.
+pub const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The longest time for which a rank that leaves waits until its peers' machines have accepted its last messages. A machine
+/// accepts no more bytes while its process does not read and the receive buffer is full.
+pub const DELIVERY_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// A time, measured from an epoch that the driver chooses.
+pub type Timestamp = Duration;
+
+/// The identifier of an operation of this rank. Operations are numbered in the order in which they begin.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct OpId(pub(super) u64);
+
+/// The settings of an engine, which never change.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The rank of this process.
+    pub rank: Rank,
+    /// The number of bytes of a full segment. All ranks have the same value.
+    pub segment_bytes: usize,
+    /// Whether payloads on the link to each rank carry a CRC32C, in rank order. Both ends of a link have the same setting.
+    pub checked_links: Vec<bool>,
+    /// The name of each rank's host for error messages, in rank order.
+    pub host_names: Vec<String>,
+}
+
+impl Settings {
+    /// Whether payloads on the link to `peer` carry a CRC32C.
+    pub(super) fn is_checked(&self, peer: Rank) -> bool {
+        self.checked_links.get(peer.index()).is_some_and(|&is_checked| is_checked)
+    }
+}
+
+/// The event that completes the send of a message.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum SendMode {
+    /// The send is complete when the bytes have left this rank. The receiver may not have posted a receive yet.
+    #[default]
+    Standard,
+    /// The send is complete when a receive has matched the message and the bytes have left this rank.
+    Synchronous,
+}
+
+/// The arguments that all kinds of operations need to begin.
+#[derive(Clone, Copy, Debug)]
+pub struct OperationRequest {
+    /// The group.
+    pub group: u32,
+    /// The arguments of the call that must be the same on all ranks.
+    pub contract: Contract,
+    /// If the operation takes longer than this time, the job fails.
+    pub timeout: Duration,
+    /// The part of `timeout` that has already passed, if the operation is a part of a longer operation.
+    pub spent: Duration,
+    /// The line of the caller's program that called the operation.
+    pub site: Site,
+    /// The event that completes the send of a message. Operations that send no message ignore this field.
+    pub mode: SendMode,
+}
+
+/// The identifier of an operation in the headers of its frames.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum OperationKey {
+    /// A collective, identified by its number in its group.
+    Collective {
+        /// The group.
+        group: u32,
+        /// The number of the collective in the group.
+        sequence: u64,
+    },
+    /// A point-to-point message, identified by its number among the messages from one rank to another.
+    Message {
+        /// The sender.
+        from: Rank,
+        /// The receiver.
+        to: Rank,
+        /// The number of the message.
+        sequence: u64,
+    },
+}
+
+/// A frame to send. The driver sends the whole frame before any other frame to the same peer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Transmit {
+    /// A segment: the header, then elements of the operation's buffer. If the header has a checksum field, the driver fills
+    /// it in.
+    Segment {
+        /// The operation.
+        operation: OpId,
+        /// The frame's header.
+        header: FrameHeader,
+        /// The elements to send.
+        range: Range<usize>,
+    },
+    /// A control frame: the header, then the payload.
+    Control {
+        /// The frame's header.
+        header: FrameHeader,
+        /// The payload.
+        payload: Bytes,
+    },
+}
+
+/// What the driver has to do with a frame whose header has arrived.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum FrameVerdict {
+    /// Receive the payload, apply it to the elements of `range`, and then call
+    /// [`Engine::handle_applied_segment`](super::Engine::handle_applied_segment).
+    Apply {
+        /// The operation.
+        operation: OpId,
+        /// The elements of the operation's buffer.
+        range: Range<usize>,
+        /// Whether to copy or to reduce the payload.
+        action: Action,
+    },
+    /// Receive the payload and store it under this key until
+    /// [`Engine::check_stored_frame`](super::Engine::check_stored_frame) returns [`FrameVerdict::Apply`].
+    Store(OperationKey),
+    /// Receive the payload and pass it to [`Engine::handle_control_frame`](super::Engine::handle_control_frame).
+    Control,
+    /// Do nothing: the frame has no payload, and the engine has handled it.
+    Handled,
+    /// Receive the payload and throw it away, because the job has failed.
+    Discard,
+    /// Read no more from this link, because the peer broke the protocol.
+    Refuse,
+}
+
+/// The failure of the job.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failure {
+    /// The root cause.
+    pub cause: Cause,
+    /// The rank that reported the cause to this rank; `None` if this rank detected the failure itself.
+    pub reported_by: Option<Rank>,
+}
