@@ -13,15 +13,16 @@
 //!
 //! With `--shard-optimizer`, a bucket is reduced by a reduce-scatter, and a rank gets only the sums of its chunk.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::fmt;
 use std::ops::Range;
 
 use super::TrainError;
 use super::gradient_work::GradientWork;
-use super::model::LossSums;
+use super::model::{LossSums, SumOverRanks};
 use super::partition::chunk_of_bucket;
-use super::pass_runtime::PassRuntime;
-use super::runtime::{PendingSum, Runtime, SumBuffer, SumTarget};
+use super::runtime::{PendingSum, Runtime, SumBuffer, SumTarget, Values};
 use crate::codec::Compression;
 use crate::group::Error;
 
@@ -154,6 +155,48 @@ impl Buckets {
         };
         self.in_flight.push_back((summed, bucket));
         Ok(())
+    }
+}
+
+/// Lets layers and buckets use one [`Runtime`] in turn during a forward and backward pass. Keeps the first
+/// error of a call.
+pub(crate) struct PassRuntime<'a> {
+    /// The runtime, and the first error of a call.
+    runtime: RefCell<(&'a mut dyn Runtime, Result<(), Error>)>,
+}
+
+impl<'a> PassRuntime<'a> {
+    pub(crate) fn new(runtime: &'a mut dyn Runtime) -> Self {
+        Self { runtime: RefCell::new((runtime, Ok(()))) }
+    }
+
+    /// Calls `call` if all earlier calls succeeded.
+    pub(crate) fn call_unless_failed(&self, call: impl FnOnce(&mut dyn Runtime) -> Result<(), Error>) {
+        let (runtime, result) = &mut *self.runtime.borrow_mut();
+        if result.is_ok() {
+            *result = call(*runtime);
+        }
+    }
+
+    /// Ends the pass. Returns the first error of a call, or `sums` (the sums of the losses) if no call failed.
+    pub(crate) fn into_result(self, sums: LossSums) -> Result<LossSums, Error> {
+        // If the loss is not finite, ignore a failed call: the caller ends the job with an error about the loss.
+        if sums.loss.is_finite() {
+            self.runtime.into_inner().1?;
+        }
+        Ok(sums)
+    }
+}
+
+impl SumOverRanks for PassRuntime<'_> {
+    fn sum_over_ranks(&self, values: &mut [f64]) {
+        self.call_unless_failed(|runtime| runtime.combine(Values::Totals(values)));
+    }
+}
+
+impl fmt::Debug for PassRuntime<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PassRuntime").finish_non_exhaustive()
     }
 }
 

@@ -84,21 +84,20 @@ impl GradientWork<'_> {
         let mut total = LossSums::default();
         for number in 0..count {
             let indices = &indices[divide(indices.len(), number, count)];
-            let is_last = number + 1 == count;
             let sample_rows = indices.iter().map(|&index| index as usize);
             let input = workspace.input.slice_mut(s![..indices.len(), ..]);
             let gather_start = Instant::now();
             samples.features.write_rows(sample_rows, standardizer, input);
             *data_time += gather_start.elapsed();
             let update = if number == 0 { GradientUpdate::Replace } else { GradientUpdate::Add };
-            let on_range = |range: Range<usize>, gradients: &mut [f32]| {
-                if is_last {
-                    on_ready(range, gradients);
-                }
-            };
             let batch = TrainingBatch { targets: &samples.targets, indices, weight, step, update, ranks };
-            let ranges = (if is_last { range_elements } else { usize::MAX }, on_range);
-            let sums = network.differentiate(parameters, gradients, workspace, batch, ranges)?;
+            let sums = if number + 1 == count {
+                let reports = (range_elements, &mut on_ready);
+                network.differentiate(parameters, gradients, workspace, batch, reports)?
+            } else {
+                let ignore_ranges = (usize::MAX, |_, _: &mut [f32]| {});
+                network.differentiate(parameters, gradients, workspace, batch, ignore_ranges)?
+            };
             total.loss += sums.loss;
             total.correct += sums.correct;
         }

@@ -42,7 +42,6 @@ pub mod optimizer;
 mod output_paths;
 mod parameter_server;
 mod partition;
-mod pass_runtime;
 mod peer_link;
 mod plot;
 mod portable_math;

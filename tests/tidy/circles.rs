@@ -43,7 +43,7 @@ const CIRCLES: &[(&str, &str)] = &[
          model/own_model model/prediction model/spec model/tensor_split model_file/description \
          model_file/error model_file/inspection model_file/mod model_file/model_of_run model_file/saved_model \
          model_file/storage optimizer optimizer/kernels output_paths parameter_server/shard partition \
-         pass_runtime progress rank_checks recipe report setup strategies/allreduce strategies/diloco \
+         progress rank_checks recipe report setup strategies/allreduce strategies/diloco \
          strategies/divided_step strategies/local_sgd strategies/local_training strategies/mod \
          strategies/model_average strategies/pipeline strategies/reproducible strategies/shard_step \
          strategies/sharded_optimizer strategies/tensor_parallel stream_options tensorboard",

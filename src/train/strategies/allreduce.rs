@@ -14,10 +14,9 @@ use super::{ParameterAgreement, Replica, StepTotals, Strategy};
 use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::TrainError;
-use crate::train::buckets::Buckets;
+use crate::train::buckets::{Buckets, PassRuntime};
 use crate::train::gradient_work::GradientWork;
 use crate::train::model::LossSums;
-use crate::train::pass_runtime::PassRuntime;
 use crate::train::runtime::{Runtime, Values};
 use crate::types::WorldSize;
 
