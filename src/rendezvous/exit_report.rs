@@ -6,7 +6,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rustix::process::{Pid, getpid};
 
-use crate::transport::inherited_pipe::InheritedPipe;
+use super::inherited_pipe::InheritedPipe;
 use crate::wire::ExitRecord;
 
 /// The environment variable that names the pipe: the number of the file descriptor, a colon, and the inode of the pipe.

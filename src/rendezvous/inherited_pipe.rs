@@ -14,7 +14,7 @@ const STANDARD_ERROR: RawFd = 2;
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// The write end of a pipe that the launcher has made for this process.
-pub(crate) struct InheritedPipe {
+pub(super) struct InheritedPipe {
     write_end: OwnedFd,
     inode: u64,
 }
@@ -26,7 +26,7 @@ impl InheritedPipe {
     /// Returns `None` if `number` is not the write end of this pipe: another process between the launcher and this
     /// process may have closed the pipe, and may have opened another file under this number. Also returns `None` if this
     /// process has already taken over a pipe.
-    pub(crate) fn take(number: RawFd, inode: u64) -> Option<Self> {
+    pub(super) fn take(number: RawFd, inode: u64) -> Option<Self> {
         if number <= STANDARD_ERROR {
             return None;
         }
@@ -48,7 +48,7 @@ impl InheritedPipe {
     ///
     /// If the pipe is full or has no reader. Also if the program has closed all its files: another file may then have the
     /// number of the pipe.
-    pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<()> {
+    pub(super) fn write(&self, bytes: &[u8]) -> io::Result<()> {
         if !is_write_end(self.write_end.as_fd(), self.inode) {
             return Err(io::ErrorKind::NotFound.into());
         }

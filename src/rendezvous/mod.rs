@@ -11,6 +11,7 @@ mod client;
 mod environment;
 mod error;
 mod exit_report;
+mod inherited_pipe;
 mod message;
 mod peers_file;
 pub(crate) mod registration;

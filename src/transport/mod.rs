@@ -6,7 +6,6 @@
 mod eviction;
 pub mod handshake;
 pub mod incoming;
-pub(crate) mod inherited_pipe;
 pub mod listener;
 pub mod local_links;
 pub mod poller;
