@@ -117,11 +117,6 @@ impl Engine {
         self.failure.get_or_insert(Failure { cause, reported_by: None }).clone()
     }
 
-    /// Returns the failure as an error, if the job has failed.
-    pub(super) fn check(&self) -> Result<(), Failure> {
-        self.failure.clone().map_or(Ok(()), Err)
-    }
-
     fn fail_because_unreachable(&mut self, UnreachablePeer { rank, detail, .. }: UnreachablePeer) -> Failure {
         self.fail(Cause::PeerLost { rank, host: self.host(rank), seen_by: self.settings.rank, detail })
     }

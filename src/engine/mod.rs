@@ -18,8 +18,6 @@
 // Bytes from other processes must not cause a panic.
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]
 
-mod begin;
-mod direct;
 mod external;
 mod failure;
 mod history;
@@ -27,6 +25,7 @@ mod incoming;
 mod interface;
 mod link;
 mod matching;
+mod messages;
 mod operation;
 mod send_queue;
 #[cfg(test)]
@@ -49,6 +48,7 @@ pub use self::matching::{Envelope, Pattern};
 #[cfg(test)]
 pub use self::operation::EAGER_BYTES;
 use self::operation::{ExternalOperation, NextSend, OperationInfo, RunningOperation, TransferSegment};
+use crate::schedule::Schedule;
 use crate::types::{Contract, Operation, Rank, SortedMap, SortedSet};
 use crate::wire::cause::SilentLink;
 use crate::wire::{FrameHeader, FrameKind};
@@ -121,6 +121,35 @@ impl Engine {
             unreachable_peer: None,
             is_closing: false,
         }
+    }
+
+    /// Begins the next collective of a group. Every rank of the group has to begin the same collective. The ranks in the
+    /// schedule are ranks of the world.
+    ///
+    /// # Errors
+    ///
+    /// The failure, if the job has already failed, if the operation needs a peer that has already left, or if a peer has
+    /// announced a different operation.
+    pub fn begin(
+        &mut self,
+        now: Timestamp,
+        request: OperationRequest,
+        schedule: Schedule,
+    ) -> Result<OpId, Failure> {
+        self.check()?;
+        let OperationRequest { group, contract, site, .. } = request;
+        let sequence = self.history.record_next(group, (contract, site));
+        let id = self.new_id();
+        self.start_transfers(
+            id,
+            OperationInfo::new(now, request, OperationKey::Collective { group, sequence }),
+            schedule,
+        )
+    }
+
+    /// Records that a group was dropped.
+    pub fn retire_group(&mut self, group: u32) {
+        self.history.retire_group(group);
     }
 
     /// Returns the envelope of the oldest message that fits the pattern and that no receive has matched.
@@ -270,6 +299,64 @@ impl Engine {
     /// Leaves the job: [`Engine::poll_transmit`] then returns a goodbye for each peer.
     pub fn close(&mut self) {
         self.is_closing = true;
+    }
+
+    /// Returns the identifier of a new operation.
+    pub(super) fn new_id(&mut self) -> OpId {
+        self.last_id += 1;
+        OpId(self.last_id)
+    }
+
+    /// Returns the failure as an error, if the job has failed.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    /// Starts the transfers of an operation. Returns `id`.
+    fn start_transfers(
+        &mut self,
+        id: OpId,
+        info: OperationInfo,
+        schedule: Schedule,
+    ) -> Result<OpId, Failure> {
+        let segment_elements = (self.settings.segment_bytes / info.contract.dtype.size_bytes()).max(1);
+        let mut running = RunningOperation::new(info, schedule, segment_elements);
+        let mut missing_peer = None;
+        let mut mismatch: Option<(Rank, Contract)> = None;
+        for index in 0..running.peer_count() {
+            let (peer, is_sent_to) = running.peer_at(index);
+            let link = self.links.entry(peer).or_default();
+            if link.is_gone() && running.needs(peer, link.stored_segments(info.key)) {
+                missing_peer.get_or_insert(peer);
+            }
+            if let Some(announced) = link.announced.remove(&info.key) {
+                running.enable_ready_frames(peer);
+                if announced != info.contract {
+                    mismatch.get_or_insert((peer, announced));
+                }
+            }
+            if let Some(transfers) = link.ready_transfers.remove(&info.key) {
+                running.set_ready_sends(peer, transfers);
+            }
+            match info.key {
+                _ if !is_sent_to => {}
+                OperationKey::Collective { .. } => link.send_queue.add_collective(id),
+                OperationKey::Message { .. } => link.send_queue.add_message(id),
+            }
+        }
+        self.deadlines.insert((info.deadline, id));
+        self.by_key.insert(info.key, id);
+        self.operations.insert(id, running);
+        if let Some(mismatch) = mismatch {
+            let group_and_sequence = (info.group, info.sequence());
+            return Err(self.fail_because_mismatch(group_and_sequence, (info.contract, info.site), mismatch));
+        }
+        if let Some(peer) = missing_peer {
+            return Err(self.fail_because_peer_left(peer));
+        }
+        self.send_ready_frames(id);
+        self.complete_if_done(id);
+        Ok(id)
     }
 
     /// Sends a ready frame to each peer from which this rank can now receive further transfers of the operation.

@@ -353,8 +353,10 @@ impl<T: Transport> LinkDriver<T> {
             transport.close_sending(peer);
             return false;
         };
-        let unsent = outgoing.unsent(payload);
-        match operations.meter.time(ProfilePart::Send, || transport.send(peer, &unsent)) {
+        let mut started = operations.meter.start();
+        let moved = transport.send(peer, &outgoing.unsent(payload));
+        operations.meter.end(ProfilePart::Send, &mut started);
+        match moved {
             TransferResult::Bytes(count) => {
                 counters.bytes_sent += count as u64;
                 link.has_opened = true;

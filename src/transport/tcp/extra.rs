@@ -51,7 +51,7 @@ impl TcpTransport {
                 }
             }
             DialOutcome::Failed { was_too_slow: true, .. } => {
-                self.open_extra_connection(now, peer, stream_id)
+                self.open_extra_connection(now, peer, stream_id);
             }
             DialOutcome::Failed { why, .. } => self.handle_failed_extra_connection(peer, stream_id, &why),
         }

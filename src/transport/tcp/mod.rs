@@ -124,7 +124,9 @@ impl TcpTransport {
             }
         }
         let late: Vec<Token> = self.dials().filter(|dial| dial.is_late(now)).map(|dial| dial.token).collect();
-        late.into_iter().for_each(|token| self.advance_dial(now, token));
+        for token in late {
+            self.advance_dial(now, token);
+        }
     }
 
     /// Returns the connections that this rank opens.

@@ -1,45 +1,20 @@
-//! How collectives, sends and receives begin.
+//! How messages are sent and received.
 //!
 //! Receives match the messages of a rank to itself like all other messages, but no link carries them: the driver copies the
 //! bytes of such a message, and keeps them until a receive takes them.
+//!
+//! The driver may also move a short message between the caller's buffer and a link without an operation. The engine allows that
+//! only if the message would be the next one in each of its tables, so the order of messages does not depend on how each of
+//! them goes.
 
 use super::link::Link;
 use super::matching::{Envelope, Pattern, PostedReceive};
-use super::operation::{ExternalOperation, OperationInfo, RunningOperation};
+use super::operation::{EAGER_BYTES, ExternalOperation, OperationInfo, credit_cost};
 use super::{Engine, Failure, OpId, OperationKey, OperationRequest, SendMode, Timestamp};
 use crate::schedule::{Action, InboundElements, OutboundElements, Schedule, Step};
-use crate::types::{Contract, Rank};
+use crate::types::{Rank, Site};
 
 impl Engine {
-    /// Begins the next collective of a group. Every rank of the group has to begin the same collective. The ranks in the
-    /// schedule are ranks of the world.
-    ///
-    /// # Errors
-    ///
-    /// The failure, if the job has already failed, if the operation needs a peer that has already left, or if a peer has
-    /// announced a different operation.
-    pub fn begin(
-        &mut self,
-        now: Timestamp,
-        request: OperationRequest,
-        schedule: Schedule,
-    ) -> Result<OpId, Failure> {
-        self.check()?;
-        let OperationRequest { group, contract, site, .. } = request;
-        let sequence = self.history.record_next(group, (contract, site));
-        let id = self.new_id();
-        self.start_transfers(
-            id,
-            OperationInfo::new(now, request, OperationKey::Collective { group, sequence }),
-            schedule,
-        )
-    }
-
-    /// Records that a group was dropped.
-    pub fn retire_group(&mut self, group: u32) {
-        self.history.retire_group(group);
-    }
-
     /// Begins to send elements `0..count` of a buffer as a message. The contract's `layout` is the tag of the message.
     ///
     /// If this rank sends to itself, a standard send is complete at once, and a synchronous send is complete when a receive has
@@ -104,59 +79,6 @@ impl Engine {
         let Some(posted) = self.matching.remove_posted(operation) else { return false };
         self.deadlines.remove(&(posted.info.deadline, operation));
         true
-    }
-
-    /// Returns the identifier of a new operation.
-    pub(super) fn new_id(&mut self) -> OpId {
-        self.last_id += 1;
-        OpId(self.last_id)
-    }
-
-    /// Starts the transfers of an operation. Returns `id`.
-    fn start_transfers(
-        &mut self,
-        id: OpId,
-        info: OperationInfo,
-        schedule: Schedule,
-    ) -> Result<OpId, Failure> {
-        let segment_elements = (self.settings.segment_bytes / info.contract.dtype.size_bytes()).max(1);
-        let mut running = RunningOperation::new(info, schedule, segment_elements);
-        let mut missing_peer = None;
-        let mut mismatch: Option<(Rank, Contract)> = None;
-        for index in 0..running.peer_count() {
-            let (peer, is_sent_to) = running.peer_at(index);
-            let link = self.links.entry(peer).or_default();
-            if link.is_gone() && running.needs(peer, link.stored_segments(info.key)) {
-                missing_peer.get_or_insert(peer);
-            }
-            if let Some(announced) = link.announced.remove(&info.key) {
-                running.enable_ready_frames(peer);
-                if announced != info.contract {
-                    mismatch.get_or_insert((peer, announced));
-                }
-            }
-            if let Some(transfers) = link.ready_transfers.remove(&info.key) {
-                running.set_ready_sends(peer, transfers);
-            }
-            match info.key {
-                _ if !is_sent_to => {}
-                OperationKey::Collective { .. } => link.send_queue.add_collective(id),
-                OperationKey::Message { .. } => link.send_queue.add_message(id),
-            }
-        }
-        self.deadlines.insert((info.deadline, id));
-        self.by_key.insert(info.key, id);
-        self.operations.insert(id, running);
-        if let Some(mismatch) = mismatch {
-            let group_and_sequence = (info.group, info.sequence());
-            return Err(self.fail_because_mismatch(group_and_sequence, (info.contract, info.site), mismatch));
-        }
-        if let Some(peer) = missing_peer {
-            return Err(self.fail_because_peer_left(peer));
-        }
-        self.send_ready_frames(id);
-        self.complete_if_done(id);
-        Ok(id)
     }
 
     /// Starts a receive that has matched a message. `key` is the key of the message.
@@ -234,5 +156,47 @@ impl Engine {
     /// [`Engine::send`] and [`Engine::receive`].
     pub fn take_self_delivery(&mut self) -> Option<(OpId, OpId)> {
         self.self_deliveries.pop_front()
+    }
+
+    /// Returns the number of the next message to `to`, if a message of `bytes` bytes may be sent now without an operation.
+    pub fn next_direct_send(&self, to: Rank, bytes: usize) -> Option<u64> {
+        let link = self.direct_link(to)?;
+        let may_send = bytes <= EAGER_BYTES.min(self.settings.segment_bytes)
+            && !link.has_left
+            && link.credit() >= credit_cost(bytes)
+            && !link.send_queue.has_unopened_messages()
+            && link.control_frames.is_empty();
+        may_send.then(|| link.next_message())
+    }
+
+    /// Records that the driver has sent the message for which [`Engine::next_direct_send`] returned a number.
+    pub fn record_direct_send(&mut self, to: Rank, bytes: usize, site: Site) {
+        let link = self.links.entry(to).or_default();
+        link.number_message(site);
+        link.spend_credit(bytes);
+    }
+
+    /// Returns the number of the next message from `from`, if it may be received without an operation: no other operation
+    /// waits, and no message waits for a receive.
+    pub fn next_direct_receive(&self, from: Rank) -> Option<u64> {
+        let may_receive = self.is_idle() && !self.matching.has_arrived_messages();
+        self.direct_link(from).filter(|_| may_receive).map(|link| link.messages_received)
+    }
+
+    /// Records that the driver has received the message for which [`Engine::next_direct_receive`] returned a number. Returns
+    /// whether control frames for the peer wait to be sent.
+    pub fn record_direct_receive(&mut self, from: Rank, bytes: usize, now: Option<Timestamp>) -> bool {
+        let link = self.links.entry(from).or_default();
+        link.messages_received += 1;
+        link.last_frame_at = now.map_or(link.last_frame_at, |now| now.max(link.last_frame_at));
+        link.return_credit(bytes);
+        !link.control_frames.is_empty()
+    }
+
+    /// Returns the link to a peer if messages may go without operations: the job and the link work, and messages have no
+    /// checksums.
+    fn direct_link(&self, peer: Rank) -> Option<&Link> {
+        let is_possible = self.failure.is_none() && !self.is_closing && !self.settings.is_checked(peer);
+        self.links.get(&peer).filter(|link| is_possible && !link.is_lost)
     }
 }
