@@ -3,8 +3,6 @@
 
 mod apply;
 #[cfg(test)]
-pub(crate) mod simulation;
-#[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;

@@ -92,7 +92,7 @@ impl HostMemoryLayout {
     }
 
     /// Returns the offset of the sleep flag of a rank.
-    pub(super) fn sleep_flag(self, rank: usize) -> usize {
+    pub(crate) fn sleep_flag(self, rank: usize) -> usize {
         assert!(rank < self.ranks, "the rank must be below the number of ranks");
         UNIT_BYTES * (1 + rank)
     }

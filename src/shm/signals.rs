@@ -21,9 +21,6 @@
 //! The rank that clears a sleep flag sends the byte. If that rank ends before it has sent the byte, the end of its socket wakes
 //! the sleeping rank.
 
-#[cfg(test)]
-mod interleavings;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, available_parallelism};
 use std::time::Instant;
 
+use super::handshakes::check_handshakes;
 use super::jobs::{
     check_last_barrier, check_messages_of_a_host, check_operation, check_survivors, check_without_faults,
     check_wrong_calls, check_wrong_words,
 };
-use crate::runtime::host_rounds::simulation::check_rounds;
-use crate::simulation::handshakes::check_handshakes;
-use crate::simulation::program::OPERATIONS;
-use crate::simulation::registrations::check_registrations;
+use super::program::OPERATIONS;
+use super::registrations::check_registrations;
+use super::rounds::check_rounds;
 
 /// The environment variable with the seeds: the first seed, a colon, and the number of seeds.
 const SEEDS_VARIABLE: &str = "SIM_SEEDS";

@@ -1,6 +1,8 @@
 //! Simulations of jobs in one thread, only for tests. Their networks, shared memory and clocks are simulated, and a seed
 //! determines everything that happens. `docs/simulation.md` says what the simulations show.
 
+pub(crate) mod bundles;
+mod dials;
 mod handshakes;
 mod hosts;
 mod job;
@@ -9,8 +11,10 @@ mod many_seeds;
 pub(crate) mod memory;
 pub(crate) mod network;
 pub(crate) mod program;
+mod queues;
 mod rank;
 mod registrations;
+mod rounds;
 mod scenario;
 mod sockets;
 mod symbolic;

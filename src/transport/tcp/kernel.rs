@@ -15,11 +15,11 @@ const ACK_BEFORE_LAST_SEND_MS_MAX: u32 = 100;
 
 /// The state of a socket's send buffer. `queued` and `free` include the kernel's overhead for the data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct SendSpace {
+pub(crate) struct SendSpace {
     /// The number of bytes that are not sent or not acknowledged.
-    pub(super) queued: usize,
+    pub(crate) queued: usize,
     /// The number of bytes that still fit into the buffer.
-    pub(super) free: usize,
+    pub(crate) free: usize,
 }
 
 /// Reads the state of a socket's send buffer.

@@ -22,11 +22,15 @@ use std::time::Duration;
 use mio::net::TcpStream;
 use mio::{Interest, Token};
 
-use self::bundle::Bundle;
+pub(crate) use self::bundle::Bundle;
+#[cfg(test)]
+pub(crate) use self::bundle::Connection;
 pub use self::dial::CONNECT_TIMEOUT;
 use self::dial::{Dial, DialOutcome};
+#[cfg(test)]
+pub(crate) use self::kernel::SendSpace;
 pub use self::options::{CongestionControl, PacingRate, SocketOptions};
-use self::simultaneous_open::{LinkChoice, SimultaneousOpen};
+pub(crate) use self::simultaneous_open::{LinkChoice, SimultaneousOpen};
 use super::handshake::{OutgoingHandshake, random_nonce};
 use super::incoming::AcceptedConnection;
 use super::listener::Listener;

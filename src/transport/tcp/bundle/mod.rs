@@ -43,7 +43,7 @@ const LONG_RECORD_BYTES_MAX: usize = (256 << 10) + 64;
 const _: () = assert!(LONG_RECORD_BYTES_MAX <= RECORD_BYTES_MAX as usize);
 
 /// The operations of a connection that a bundle needs. Tests implement this trait without sockets.
-pub(super) trait Connection {
+pub(crate) trait Connection {
     /// Reads into the parts, one after another. Returns the number of bytes that were read.
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
 
@@ -84,7 +84,7 @@ impl Connection for TcpStream {
 }
 
 /// A link with one or several connections.
-pub(super) struct Bundle<P> {
+pub(crate) struct Bundle<P> {
     /// The connections by their number; `None` for a connection that is not open.
     streams: Vec<Option<Stream<P>>>,
     /// The number of connections that are used for sending.
@@ -186,7 +186,7 @@ struct RecordBuffer {
 
 impl<P: Connection> Bundle<P> {
     /// Creates a link with `stream_count` connections, of which only the first one is open.
-    pub(super) fn new(first: P, token: Token, stream_count: u8) -> Self {
+    pub(crate) fn new(first: P, token: Token, stream_count: u8) -> Self {
         let mut first = Stream::new(first, token);
         let (mut sending, mut receiving) = (SendState::default(), ReceiveState::default());
         if stream_count == 1 {
@@ -210,28 +210,28 @@ impl<P: Connection> Bundle<P> {
     }
 
     /// Returns the number of connections of the link, including connections that are not open.
-    pub(super) fn stream_count(&self) -> u8 {
+    pub(crate) fn stream_count(&self) -> u8 {
         self.streams.len() as u8
     }
 
     /// Returns whether the link still needs a connection with the number `index`.
-    pub(super) fn is_connection_missing(&self, index: u8) -> bool {
+    pub(crate) fn is_connection_missing(&self, index: u8) -> bool {
         !self.is_single_connection() && matches!(self.streams.get(usize::from(index)), Some(None))
     }
 
     /// Sets the number of connections that this rank is opening. While this rank is opening a connection, the link
     /// does not end, even if all open connections have ended.
-    pub(super) fn expect_connections(&mut self, count: usize) {
+    pub(crate) fn expect_connections(&mut self, count: usize) {
         self.expected_connections = count;
     }
 
     /// Subtracts one from the number of connections that this rank is opening.
-    pub(super) fn decrement_expected_connections(&mut self) {
+    pub(crate) fn decrement_expected_connections(&mut self) {
         self.expected_connections = self.expected_connections.saturating_sub(1);
     }
 
     /// Adds `connection` as the extra connection with the number `index`. Closes `connection` if the link does not need it.
-    pub(super) fn add_connection(&mut self, index: u8, connection: P, token: Token) {
+    pub(crate) fn add_connection(&mut self, index: u8, connection: P, token: Token) {
         if !self.is_connection_missing(index) {
             return;
         }
@@ -244,18 +244,18 @@ impl<P: Connection> Bundle<P> {
     }
 
     /// Sends only on the first `used` connections.
-    pub(super) fn use_streams(&mut self, used: usize) {
+    pub(crate) fn use_streams(&mut self, used: usize) {
         self.used = used.clamp(1, self.streams.len().max(1));
     }
 
     /// Sends all further bytes on the first connection, as one last record. A link cannot change back to several
     /// connections.
-    pub(super) fn use_single_connection(&mut self) {
+    pub(crate) fn use_single_connection(&mut self) {
         self.sending.is_last = true;
     }
 
     /// Sends one byte on the first connection, even if no event has said that the connection has space for the byte.
-    pub(super) fn send_wake_byte(&mut self) {
+    pub(crate) fn send_wake_byte(&mut self) {
         if let Some(Some(stream)) = self.streams.first_mut()
             && let Err(error) = stream.connection.write(&[IoSlice::new(&[0])])
         {
@@ -264,12 +264,12 @@ impl<P: Connection> Bundle<P> {
     }
 
     /// Returns the open connections.
-    pub(super) fn connections(&self) -> impl Iterator<Item = &P> {
+    pub(crate) fn connections(&self) -> impl Iterator<Item = &P> {
         self.streams.iter().flatten().map(|stream| &stream.connection)
     }
 
     /// Handles an event of a connection.
-    pub(super) fn handle_event(&mut self, event: Event) {
+    pub(crate) fn handle_event(&mut self, event: Event) {
         let mut streams = self.streams.iter_mut().flatten();
         if let Some(stream) = streams.find(|stream| stream.token == event.token) {
             stream.is_readable |= event.is_readable;
@@ -279,13 +279,13 @@ impl<P: Connection> Bundle<P> {
     }
 
     /// Closes the sending direction of all connections.
-    pub(super) fn close_sending(&mut self) {
+    pub(crate) fn close_sending(&mut self) {
         self.is_sending_closed = true;
         self.connections().for_each(close_sending_on);
     }
 
     /// Sends `parts` one after another, until the connections accept no more bytes without blocking.
-    pub(super) fn send(&mut self, parts: &[IoSlice<'_>]) -> TransferResult {
+    pub(crate) fn send(&mut self, parts: &[IoSlice<'_>]) -> TransferResult {
         let total = parts.iter().map(|part| part.len()).sum();
         if total > SHORT_SEND_BYTES_MAX && !self.sending.is_in_last_record() {
             self.streams.iter_mut().take(self.used).flatten().for_each(Stream::update_send_space);

@@ -13,7 +13,7 @@ const ENDED_WITHOUT_REASON: &str = "it closed the connection without saying why"
 
 impl<P: Connection> Bundle<P> {
     /// Receives the bytes that have arrived, and writes them to the parts, one part after another.
-    pub(in super::super) fn receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
+    pub(crate) fn receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
         let total: usize = parts.iter().map(|part| part.len()).sum();
         let mut moved = 0;
         while moved < total && self.receiving.fault.is_none() {

@@ -6,13 +6,16 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::super::queue::{QueueError, QueueReceiver, QueueSender};
-use super::*;
-use crate::simulation::memory::{AccessKind, AccessSite, Mutation, SimMemory, SimView};
+use super::memory::{AccessKind, AccessSite, Mutation, SimMemory, SimView};
+use crate::shm::{
+    HostMemoryLayout, QueueError, QueueReceiver, QueueSender, QueueSignals, SegmentMemory as _,
+};
 
 /// A layout whose queues fill up after 4 entries or 256 bytes.
 const SHORT: HostMemoryLayout = HostMemoryLayout::with_short_queues(2, 4, 256);
@@ -27,7 +30,7 @@ const FAILING_SEEDS: u64 = 2_000;
 
 /// The sources of the lines that access the memory.
 const SOURCES: [(&str, &str); 2] =
-    [("queue.rs", include_str!("../queue.rs")), ("signals.rs", include_str!("../signals.rs"))];
+    [("queue.rs", include_str!("../shm/queue.rs")), ("signals.rs", include_str!("../shm/signals.rs"))];
 
 /// The lines that may be skipped: the ranks only send more wake bytes than they have to.
 const MAY_BE_SKIPPED: [&str; 3] = [
@@ -69,6 +72,8 @@ struct Defect {
 
 /// A rank. Its first thread begins to send and to receive, and does not wait. Its second thread waits and continues.
 struct QueueRank {
+    /// The number of this rank.
+    own: usize,
     memory: Arc<SimMemory>,
     signals: QueueSignals<SimMemory>,
     /// Only the thread that has locked the ends may use them.
@@ -152,7 +157,7 @@ impl QueueRank {
                 }
                 if !may_sleep && self.omission == Some(Omission::LookBeforeSleep) {
                     // The rank sleeps although a queue has changed.
-                    self.memory.store(self.signals.sleep_flag, 1, Ordering::Relaxed);
+                    self.memory.store(SHORT.sleep_flag(self.own), 1, Ordering::Relaxed);
                     self.state.set(Waiter::Sleeps);
                 }
             }
@@ -266,6 +271,7 @@ fn new_ranks(seed: u64, defect: Defect) -> (Arc<SimMemory>, Rc<[QueueRank; 2]>) 
     let wake_ups: [Rc<Cell<usize>>; 2] = Default::default();
     let mut random = StdRng::seed_from_u64(seed ^ 0x5EED);
     let ranks = [0, 1].map(|rank| QueueRank {
+        own: rank,
         memory: Arc::clone(&memory),
         signals: QueueSignals::new(Arc::clone(&memory), SHORT, rank),
         ends: RefCell::new(QueueEnds {

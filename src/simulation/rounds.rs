@@ -6,17 +6,19 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::*;
-use crate::shm::RoundsSize;
-use crate::simulation::memory::{AccessKind, AccessSite, Mutation, SimMemory, THREADS_MAX};
-
-use crate::simulation::program::{OPERATIONS, SimCall};
-use crate::types::Operation;
+use super::memory::{AccessKind, AccessSite, Mutation, SimMemory, THREADS_MAX};
+use super::program::{OPERATIONS, SimCall};
+use crate::runtime::host_rounds::{HostRounds, ShmOperation, ShmPoll, ShmRequest};
+use crate::runtime::memory::BufferAccess;
+use crate::runtime::profile::Meter;
+use crate::shm::{RoundsSize, ShmRounds};
+use crate::types::{Algorithm, Operation, Rank, WorldSize};
 
 /// Ranks that need more turns make no progress.
 const TURNS_MAX: usize = 50_000;
@@ -27,7 +29,7 @@ const PREEMPTION: f64 = 0.15;
 /// The number of seeds among which one must fail if the source is wrong.
 const FAILING_SEEDS: u64 = 1_000;
 /// The source of the lines that access the memory.
-const ROUNDS_SOURCE: &str = include_str!("../../shm/rounds.rs");
+const ROUNDS_SOURCE: &str = include_str!("../shm/rounds.rs");
 /// The lines that may be skipped: the ranks only send more wake frames than they have to, or do not find wrong words.
 const MAY_BE_SKIPPED: [&str; 3] = [
     "self.memory.load(self.header_offset(rank, round), Ordering::Relaxed) >> PLACE_BITS > round",
@@ -200,11 +202,11 @@ impl SimHost {
             let operation = host_rounds.add_operation((request.contract, request.site), shm_request);
             (operation, current.initial_buffer(self.world, own))
         });
-        let round = host_rounds.last_round;
+        let awaited = host_rounds.awaited_round_and_ranks(operation);
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(buffer);
         let poll =
             host_rounds.poll(operation, &mut BufferAccess::from(bytes), |sleeper| self.wake(rank, sleeper));
-        if host_rounds.last_round > round {
+        if matches!(poll, ShmPoll::Waits) && host_rounds.awaited_round_and_ranks(operation) != awaited {
             *refusals = 0;
         }
         match poll {
@@ -214,7 +216,7 @@ impl SimHost {
                 {
                     self.note(&format!("rank {rank} has a wrong result of {current:?}"));
                 }
-                (*running, *call) = (None, *call + 1);
+                (*running, *call, *refusals) = (None, *call + 1, 0);
                 if *call == program.len() { HostRankStatus::Completed } else { HostRankStatus::Works }
             }
             ShmPoll::Waits if self.random.borrow_mut().random_bool(0.3) => HostRankStatus::Works,
@@ -377,7 +379,7 @@ fn with_odd_rank(random: &mut StdRng) -> Disturbance {
 }
 
 /// Checks the runs of a seed: without a disturbance, with a killed rank, and with a rank that calls another operation.
-pub(crate) fn check_rounds(seed: u64) {
+pub(super) fn check_rounds(seed: u64) {
     assert!(check_seed(seed, |_| Disturbance::default()));
     check_seed(seed, with_killed_rank);
     assert!(!check_seed(seed, with_odd_rank));
