@@ -195,7 +195,7 @@ impl<M: RoundsMemory> HostRounds<M> {
     /// Returns whether this rank has the maximum number of shared buffers.
     pub(crate) fn has_max_buffers(&mut self) -> bool {
         self.remove_dropped_buffers();
-        self.rounds.own_buffer_count() >= BUFFERS_MAX
+        self.rounds.registry().own_buffer_count() >= BUFFERS_MAX
     }
 
     /// Registers one shared buffer of each rank: `own` is this rank's buffer, and `others` are the other ranks' buffers in rank
@@ -207,7 +207,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         alive: Weak<()>,
         others: Vec<RemoteBuffer>,
     ) -> Arc<AtomicBool> {
-        self.rounds.register_buffer(own, alive, others);
+        self.rounds.registry_mut().register(own, alive, others);
         Arc::clone(&self.has_dropped_buffers)
     }
 
@@ -215,14 +215,14 @@ impl<M: RoundsMemory> HostRounds<M> {
     fn remove_dropped_buffers(&mut self) {
         let is_busy = self.is_busy();
         self.has_dropped_buffers.store(is_busy, Ordering::Relaxed);
-        self.rounds.unmap_dropped_buffers(is_busy);
+        self.rounds.registry_mut().unmap_dropped_buffers(is_busy);
     }
 
     /// After an operation has failed: makes the other ranks stop accessing the operation's buffer, because the buffer returns to
     /// its owner.
     pub(crate) fn stop_exposing(&mut self, shm_operation: &ShmOperation, memory: &BufferAccess<'_>) {
         if let Some(bytes) = memory.all_writable().filter(|_| shm_operation.is_exposed) {
-            self.rounds.stop_exposing(bytes);
+            self.rounds.registry_mut().stop_exposing(bytes);
         }
     }
 }
@@ -312,8 +312,8 @@ impl<M: RoundsMemory> HostRounds<M> {
     /// otherwise.
     fn post(&mut self, round: u64, shm_operation: &mut ShmOperation, memory: &BufferAccess<'_>) {
         let exposable = memory.all_writable().filter(|_| shm_operation.execution.may_expose());
-        let buffer_ref =
-            exposable.and_then(|bytes| self.rounds.find_buffer_ref(bytes, shm_operation.element_bytes));
+        let buffer_ref = exposable
+            .and_then(|bytes| self.rounds.registry().find_buffer_ref(bytes, shm_operation.element_bytes));
         shm_operation.is_exposed |= buffer_ref.is_some();
         match buffer_ref {
             Some(buffer_ref) => self.rounds.post_exposed(round, &shm_operation.header, buffer_ref),

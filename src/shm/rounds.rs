@@ -19,6 +19,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+mod exposed;
 mod registry;
 #[cfg(test)]
 mod tests;
@@ -210,7 +211,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
             posted: 0,
             posted_by_all: 0,
             next_post: NextPost::default(),
-            registry: BufferRegistry::default(),
+            registry: BufferRegistry::new(rank),
         }
     }
 
@@ -227,6 +228,16 @@ impl<M: RoundsMemory> ShmRounds<M> {
     /// Returns this rank's number among the ranks that share the memory.
     pub fn rank(&self) -> usize {
         self.rank
+    }
+
+    /// Returns the registered buffers.
+    pub fn registry(&self) -> &BufferRegistry {
+        &self.registry
+    }
+
+    /// Returns the registered buffers, to register or remove buffers.
+    pub fn registry_mut(&mut self) -> &mut BufferRegistry {
+        &mut self.registry
     }
 
     /// Returns the round that all other ranks must have posted before this rank writes a payload of `bytes` bytes for `round`.

@@ -58,7 +58,6 @@ const CIRCLES: &[(&str, &str)] = &[
     ("src/train/predict", "evaluation mod output text"),
     ("src/train", "runtime shard_exchange"),
     ("src/train", "trainer trainer/evaluation"),
-    ("src/shm", "rounds rounds/registry"),
 ];
 
 /// For each file, the files that it imports, each with the line of the first import.

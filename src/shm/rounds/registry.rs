@@ -1,6 +1,6 @@
-//! The registered buffers: the buffers in shared memory that all ranks of a [`ShmRounds`] have mapped. A rank *exposes* a
-//! part of its buffer: it posts the location of its elements instead of the elements. The other ranks then read and write
-//! the part in place, until each rank has posted that it is done.
+//! The registered buffers: the buffers in shared memory that all ranks of a host have mapped. A rank *exposes* a part of its
+//! buffer: it posts the location of its elements instead of the elements. The other ranks then read and write the part in place,
+//! until each rank has posted that it is done.
 //!
 //! Before this rank reads or writes at a location that another rank has posted, this rank checks that the location is
 //! inside the buffer that this rank has mapped.
@@ -12,9 +12,7 @@ use std::sync::Weak;
 use rustix::param::page_size;
 
 use super::super::buffer::{ExposedBuffer, RemoteBuffer};
-use super::super::memory::RoundsMemory;
 use super::super::segment::SparePages;
-use super::{EXPOSED_PLACE, Header, ShmRounds};
 
 /// The maximum number of registered buffers that a rank of a group may have at a time.
 pub const BUFFERS_MAX: usize = 1024;
@@ -31,15 +29,16 @@ pub struct BufferRef {
 }
 
 /// The registered buffers of all ranks.
-#[derive(Default)]
-pub(super) struct BufferRegistry {
+pub struct BufferRegistry {
+    /// The number of this rank.
+    rank: usize,
     /// The number of buffers that each rank has registered, including dropped buffers. The next buffer gets this number.
     count: u64,
     /// This rank's own buffers, by the address of their first element.
     own: BTreeMap<usize, OwnBuffer>,
     /// The buffers of the other ranks, by the number of the buffer and then by rank. A buffer stays mapped until its owner
     /// withdraws it.
-    others: BTreeMap<u64, Vec<Option<RemoteBuffer>>>,
+    pub(super) others: BTreeMap<u64, Vec<Option<RemoteBuffer>>>,
     /// The parts that the other ranks have exposed in one round.
     exposed_parts: ExposedParts,
 }
@@ -60,48 +59,58 @@ struct OwnBuffer {
 
 /// The parts that the other ranks have exposed in `round`.
 #[derive(Default)]
-struct ExposedParts {
-    round: u64,
+pub(super) struct ExposedParts {
+    pub(super) round: u64,
     /// The length of each part in bytes.
-    part_bytes: usize,
+    pub(super) part_bytes: usize,
     /// The location of the part of each rank, by rank; `None` for a rank that has exposed nothing.
-    locations: Vec<Option<BufferRef>>,
+    pub(super) locations: Vec<Option<BufferRef>>,
 }
 
-impl<M: RoundsMemory> ShmRounds<M> {
+impl BufferRegistry {
+    /// Creates the registry of the rank with the number `rank`.
+    pub(super) fn new(rank: usize) -> Self {
+        Self {
+            rank,
+            count: 0,
+            own: BTreeMap::new(),
+            others: BTreeMap::new(),
+            exposed_parts: ExposedParts::default(),
+        }
+    }
+
     /// Returns the number of this rank's own registered buffers.
     pub fn own_buffer_count(&self) -> usize {
-        self.registry.own.len()
+        self.own.len()
     }
 
     /// Registers one buffer of each rank, under the next number. All ranks must register their buffers in the same order.
     /// `others` are the buffers of the other ranks, in rank order. Drop the last `Arc` of `alive` before `own` is unmapped.
-    pub fn register_buffer(
+    pub fn register(
         &mut self,
         own: &mut ExposedBuffer,
         alive: Weak<()>,
         others: impl IntoIterator<Item = RemoteBuffer>,
     ) {
-        let mut others = others.into_iter();
-        let buffers = (0..self.size().ranks).map(|rank| if rank == self.rank { None } else { others.next() });
-        let buffers = buffers.collect();
-        let number = self.registry.count;
-        self.registry.count += 1;
-        self.registry.others.insert(number, buffers);
+        let mut buffers: Vec<_> = others.into_iter().map(Some).collect();
+        buffers.insert(self.rank.min(buffers.len()), None);
+        let number = self.count;
+        self.count += 1;
+        self.others.insert(number, buffers);
         let (mapping, first) = own.addresses();
         let spare = own.take_spare_pages();
         let length = own.bytes().len();
-        self.registry.own.insert(first, OwnBuffer { number, length, mapping, spare, alive });
+        self.own.insert(first, OwnBuffer { number, length, mapping, spare, alive });
     }
 
     /// Removes this rank's own buffers that the program has dropped. If no operation is in progress (`is_busy` is false),
     /// also unmaps the buffers that other ranks have withdrawn.
     pub fn unmap_dropped_buffers(&mut self, is_busy: bool) {
-        self.registry.own.retain(|_, own| own.alive.strong_count() > 0);
+        self.own.retain(|_, own| own.alive.strong_count() > 0);
         if is_busy {
             return;
         }
-        self.registry.others.retain(|_, buffers| {
+        self.others.retain(|_, buffers| {
             for buffer in buffers.iter_mut() {
                 if buffer.as_ref().is_some_and(RemoteBuffer::is_withdrawn) {
                     *buffer = None;
@@ -124,69 +133,47 @@ impl<M: RoundsMemory> ShmRounds<M> {
     /// the buffer.
     fn own_buffer_at(&self, bytes: &[u8]) -> Option<(usize, &OwnBuffer)> {
         let address = bytes.as_ptr().addr();
-        let (&first, own) = self.registry.own.range(..=address).next_back()?;
+        let (&first, own) = self.own.range(..=address).next_back()?;
         (address - first <= own.length && own.alive.strong_count() > 0).then_some((first, own))
     }
 
-    /// Posts the round with the location of exposed elements instead of a payload. Do not call
-    /// [`ShmRounds::write_payload`] for this round.
-    pub fn post_exposed(&mut self, round: u64, header: &Header, buffer_ref: BufferRef) {
-        let words = [buffer_ref.buffer, buffer_ref.offset].map(u64::to_le_bytes);
-        self.write_payload(round, BUFFER_REF_BYTES, (0, words.as_flattened()));
-        self.next_post.place = EXPOSED_PLACE;
-        self.post(round, header);
+    /// Replaces all pages that contain any of `bytes` by private pages with the same content, because other ranks may still
+    /// write to the shared pages after this rank's operation has failed. During this call, other threads of this process
+    /// may use the other bytes of these pages.
+    pub fn stop_exposing(&mut self, bytes: &[u8]) {
+        let Some((first, _)) = self.own_buffer_at(bytes) else { return };
+        let Some(own) = self.own.get_mut(&first) else { return };
+        let (pages, start) = (own.pages_of(bytes), own.mapping.start);
+        let replaced = own.spare.as_mut().map_or(Ok(()), |spare| spare.replace(start, &pages));
+        if let Err(error) = replaced {
+            log::warn!("a buffer stays shared after its operation failed: {error}");
+        }
     }
 
-    /// Reads and checks the locations that all other ranks have posted in `round`. All ranks must have posted the round. At
-    /// each location, there must be `bytes` bytes, and its offset must be a multiple of `element_bytes`. Returns whether
-    /// all other ranks have posted a location.
+    /// Returns the buffer with the number `buffer` of another rank.
+    fn buffer(&self, buffer: u64, rank: usize) -> Option<&RemoteBuffer> {
+        self.others.get(&buffer)?.get(rank)?.as_ref()
+    }
+
+    /// Checks that `bytes` bytes are inside a buffer of `rank` at the location, and that the offset of the location is a multiple
+    /// of `element_bytes`.
     ///
     /// # Errors
     ///
-    /// The rank that has posted an invalid location, and the reason.
-    pub fn read_exposed_locations(
-        &mut self,
-        round: u64,
-        bytes: usize,
-        element_bytes: usize,
-    ) -> Result<bool, (usize, &'static str)> {
-        let mut locations = std::mem::take(&mut self.registry.exposed_parts.locations);
-        locations.clear();
-        for rank in 0..self.size().ranks {
-            let location = if rank == self.rank {
-                Ok(None)
-            } else {
-                self.read_exposed_location(rank, round, bytes, element_bytes)
-            };
-            locations.push(location.map_err(|why| (rank, why))?);
-        }
-        let exposed = locations.iter().flatten().count();
-        self.registry.exposed_parts = ExposedParts { round, part_bytes: bytes, locations };
-        Ok(exposed + 1 == self.size().ranks)
-    }
-
-    /// Reads and checks the location that `rank` has posted in `round`. Returns `None` if `rank` has posted elements instead.
-    fn read_exposed_location(
+    /// What is wrong.
+    pub(super) fn check_location(
         &self,
         rank: usize,
-        round: u64,
+        location: BufferRef,
         bytes: usize,
         element_bytes: usize,
-    ) -> Result<Option<BufferRef>, &'static str> {
-        let Some(posted) = self.read_post(rank, round).filter(|posted| posted.is_exposed) else {
-            return Ok(None);
-        };
-        let posted = posted.bytes(0..BUFFER_REF_BYTES).ok_or("it posted no location")?;
-        let (words, _) = posted.as_chunks();
-        let [buffer, offset]: [u64; 2] = [0, 1].map(|index| u64::from_le_bytes(words[index]));
-        let remote = self.registry.buffer(buffer, rank);
+    ) -> Result<(), &'static str> {
+        let remote = self.buffer(location.buffer, rank);
         let remote = remote.ok_or("it posted a location in a buffer that this rank does not know")?;
-        let start = usize::try_from(offset).ok();
+        let start = usize::try_from(location.offset).ok();
         let end = start.and_then(|start| start.checked_add(bytes)).filter(|&end| end <= remote.length());
         match (start, end) {
-            (Some(start), Some(_)) if start.is_multiple_of(element_bytes) => {
-                Ok(Some(BufferRef { buffer, offset }))
-            }
+            (Some(start), Some(_)) if start.is_multiple_of(element_bytes) => Ok(()),
             (Some(_), Some(_)) => {
                 Err("it posted a location whose offset is not a multiple of the element size")
             }
@@ -194,37 +181,20 @@ impl<M: RoundsMemory> ShmRounds<M> {
         }
     }
 
-    /// Returns the bytes in `range` of the part that `rank` has exposed in `round`. Call
-    /// [`ShmRounds::read_exposed_locations`] first. Returns `None` if `rank` has exposed nothing, or if this rank has
-    /// already posted the next round.
+    /// Returns the parts that the other ranks have exposed in one round.
+    pub(super) fn exposed_parts_mut(&mut self) -> &mut ExposedParts {
+        &mut self.exposed_parts
+    }
+
+    /// Returns the address of the bytes in `range` of the part that `rank` has exposed in `round`, or `None` if `rank` has
+    /// exposed nothing.
     ///
     /// # Panics
     ///
     /// If `range` is not inside the part.
-    pub fn exposed_bytes(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<&[u8]> {
-        let start = self.exposed_address(rank, round, range)?;
-        // SAFETY: the bytes are inside the mapping. Until all ranks have posted the next round, each exposed byte is assigned
-        // to one rank, and no other rank writes to it. This rank writes to its bytes only with `&mut self`.
-        Some(unsafe { std::slice::from_raw_parts(start, range.len()) })
-    }
-
-    /// Writes `bytes` to the part that `rank` has exposed in `round`, from byte `offset` of the part on. Does nothing if
-    /// `rank` has exposed nothing, or if this rank has already posted the next round.
-    ///
-    /// # Panics
-    ///
-    /// If the bytes do not fit into the part.
-    pub fn write_exposed(&mut self, rank: usize, round: u64, offset: usize, bytes: &[u8]) {
-        let Some(start) = self.exposed_address(rank, round, &(offset..offset + bytes.len())) else { return };
-        // SAFETY: the destination is inside the mapping and does not overlap `bytes`. Until this rank posts the next round,
-        // no other rank reads or writes the destination.
-        unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-    }
-
-    /// Returns the address of the bytes in `range` of the part that `rank` has exposed in `round`.
-    fn exposed_address(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<*mut u8> {
-        let ExposedParts { round: exposed_round, part_bytes, locations } = &self.registry.exposed_parts;
-        if *exposed_round != round || self.posted > round {
+    pub(super) fn exposed_address(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<*mut u8> {
+        let ExposedParts { round: exposed_round, part_bytes, locations } = &self.exposed_parts;
+        if *exposed_round != round {
             return None;
         }
         let BufferRef { buffer, offset } = (*locations.get(rank)?)?;
@@ -233,21 +203,8 @@ impl<M: RoundsMemory> ShmRounds<M> {
             "the range must be inside the exposed part"
         );
         let start = usize::try_from(offset).ok()?;
-        let buffer = self.registry.buffer(buffer, rank)?;
+        let buffer = self.buffer(buffer, rank)?;
         Some(buffer.address_of(&(start + range.start..start + range.end))?.as_ptr())
-    }
-
-    /// Replaces all pages that contain any of `bytes` by private pages with the same content, because other ranks may still
-    /// write to the shared pages after this rank's operation has failed. During this call, other threads of this process
-    /// may use the other bytes of these pages.
-    pub fn stop_exposing(&mut self, bytes: &[u8]) {
-        let Some((first, _)) = self.own_buffer_at(bytes) else { return };
-        let Some(own) = self.registry.own.get_mut(&first) else { return };
-        let (pages, start) = (own.pages_of(bytes), own.mapping.start);
-        let replaced = own.spare.as_mut().map_or(Ok(()), |spare| spare.replace(start, &pages));
-        if let Err(error) = replaced {
-            log::warn!("a buffer stays shared after its operation failed: {error}");
-        }
     }
 }
 
@@ -256,203 +213,5 @@ impl OwnBuffer {
     fn pages_of(&self, bytes: &[u8]) -> Range<usize> {
         let (page, start) = (page_size(), bytes.as_ptr().addr() - self.mapping.start);
         start - start % page..(start + bytes.len()).next_multiple_of(page)
-    }
-}
-
-impl BufferRegistry {
-    /// Returns the buffer with the number `buffer` of another rank.
-    fn buffer(&self, buffer: u64, rank: usize) -> Option<&RemoteBuffer> {
-        self.others.get(&buffer)?.get(rank)?.as_ref()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::*;
-    use crate::shm::{HEADER_WORDS, RoundsSize, Segment, TOKEN_BYTES};
-
-    const HEADER: Header = [5; HEADER_WORDS];
-
-    /// A rank and its own registered buffer.
-    struct RankWithBuffer {
-        rounds: ShmRounds,
-        own: Option<(ExposedBuffer, Arc<()>)>,
-    }
-
-    fn register_buffer(ranks: &mut [RankWithBuffer], length: usize) {
-        let token = [2; TOKEN_BYTES];
-        let buffers: Vec<ExposedBuffer> =
-            ranks.iter().map(|_| ExposedBuffer::create(length, &token).unwrap()).collect();
-        let locations: Vec<_> = buffers.iter().map(|buffer| buffer.location().unwrap()).collect();
-        for (rank, (rank_with_buffer, mut buffer)) in ranks.iter_mut().zip(buffers).enumerate() {
-            let others = locations.iter().enumerate().filter(|(other, _)| *other != rank);
-            let others = others.map(|(_, location)| RemoteBuffer::open(*location, length, &token).unwrap());
-            let alive = Arc::new(());
-            rank_with_buffer.rounds.register_buffer(&mut buffer, Arc::downgrade(&alive), others);
-            rank_with_buffer.own = Some((buffer, alive));
-        }
-    }
-
-    fn ranks(length: usize) -> Vec<RankWithBuffer> {
-        let size = RoundsSize { ranks: 2, slot_bytes: 128 };
-        let token = [1; TOKEN_BYTES];
-        let first = Segment::create(size.bytes(), &token).unwrap();
-        let second = Segment::open(first.location().unwrap(), size.bytes(), &token).unwrap();
-        let views = [first, second].into_iter().enumerate();
-        let mut ranks: Vec<RankWithBuffer> = views
-            .map(|(rank, s)| RankWithBuffer { rounds: ShmRounds::new(Arc::new(s), size, rank), own: None })
-            .collect();
-        register_buffer(&mut ranks, length);
-        ranks
-    }
-
-    #[test]
-    fn an_exposed_part_is_read_and_written_in_place() {
-        let mut ranks = ranks(1000);
-        let [one, two] = &mut ranks[..] else { panic!("two ranks") };
-        let (own, _) = two.own.as_mut().unwrap();
-        own.bytes_mut()[100..108].copy_from_slice(b"contents");
-        let buffer_ref = two.rounds.find_buffer_ref(&own.bytes()[96..200], 8).unwrap();
-        assert_eq!(buffer_ref, BufferRef { buffer: 0, offset: 96 });
-        two.rounds.post_exposed(1, &HEADER, buffer_ref);
-        one.rounds.post(1, &HEADER);
-        assert_eq!(one.rounds.read_exposed_locations(1, 104, 8), Ok(true));
-        assert_eq!(two.rounds.read_exposed_locations(1, 104, 8), Ok(false), "rank 0 has exposed nothing");
-        assert_eq!(one.rounds.exposed_bytes(1, 1, &(4..12)), Some(&b"contents"[..]));
-        assert!(
-            two.rounds.exposed_bytes(0, 1, &(4..12)).is_none()
-                && one.rounds.exposed_bytes(1, 2, &(4..12)).is_none()
-        );
-        one.rounds.write_exposed(1, 1, 103, b"!");
-        one.rounds.post(2, &HEADER);
-        assert!(
-            one.rounds.exposed_bytes(1, 1, &(4..12)).is_none(),
-            "rank 0 has posted the next round, and so has reported that it is done"
-        );
-        one.rounds.write_exposed(1, 1, 0, b"too late");
-        let bytes = two.own.as_ref().unwrap().0.bytes();
-        assert_eq!((bytes[199], bytes[96]), (b'!', 0));
-    }
-
-    #[test]
-    fn an_invalid_location_is_an_error() {
-        let buffer_ref = |buffer, offset| BufferRef { buffer, offset };
-        for (buffer_ref, expected) in [
-            (buffer_ref(0, 896), Ok(true)),
-            (buffer_ref(1, 0), Err("it posted a location in a buffer that this rank does not know")),
-            (buffer_ref(u64::MAX, 0), Err("it posted a location in a buffer that this rank does not know")),
-            (buffer_ref(0, 904), Err("it posted a location that does not end inside its buffer")),
-            (buffer_ref(0, 1000), Err("it posted a location that does not end inside its buffer")),
-            (buffer_ref(0, u64::MAX - 7), Err("it posted a location that does not end inside its buffer")),
-            (
-                buffer_ref(0, 4),
-                Err("it posted a location whose offset is not a multiple of the element size"),
-            ),
-        ] {
-            let mut ranks = ranks(1000);
-            ranks[1].rounds.post_exposed(1, &HEADER, buffer_ref);
-            ranks[0].rounds.post(1, &HEADER);
-            let found = ranks[0].rounds.read_exposed_locations(1, 104, 8);
-            assert_eq!(found, expected.map_err(|what| (1, what)), "{buffer_ref:?}");
-        }
-    }
-
-    #[test]
-    fn only_aligned_bytes_inside_a_registered_buffer_have_a_location() {
-        let mut ranks = ranks(1000);
-        let RankWithBuffer { rounds, own } = &mut ranks[0];
-        let (buffer, _) = own.as_ref().unwrap();
-        assert!(rounds.find_buffer_ref(&buffer.bytes()[8..], 8).is_some());
-        assert!(
-            rounds.find_buffer_ref(&buffer.bytes()[1000..], 8).is_some(),
-            "no bytes, at the end of the buffer"
-        );
-        assert!(
-            rounds.find_buffer_ref(&buffer.bytes()[4..], 8).is_none(),
-            "the bytes begin in the middle of an element"
-        );
-        assert!(rounds.find_buffer_ref(&vec![0u8; 1000], 8).is_none());
-        let address = buffer.bytes().as_ptr().addr();
-        *own = None;
-        assert!(rounds.registry.own.contains_key(&address));
-        rounds.unmap_dropped_buffers(true);
-        assert_eq!(rounds.own_buffer_count(), 0);
-    }
-
-    #[test]
-    fn a_buffer_stays_mapped_until_its_owner_withdraws_it() {
-        let mut ranks = ranks(64);
-        let (buffer, _) = ranks[0].own.take().unwrap();
-        buffer.withdraw();
-        drop(buffer);
-        for rank_with_buffer in &mut ranks {
-            rank_with_buffer.rounds.unmap_dropped_buffers(false);
-        }
-        assert_eq!(
-            ranks
-                .iter()
-                .map(|rank_with_buffer| rank_with_buffer.rounds.own_buffer_count())
-                .collect::<Vec<_>>(),
-            [0, 1]
-        );
-        let known = |ranks: &[RankWithBuffer]| {
-            ranks
-                .iter()
-                .map(|rank_with_buffer| rank_with_buffer.rounds.registry.others.len())
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(known(&ranks), [1, 0], "only rank 0 has withdrawn its buffer");
-        register_buffer(&mut ranks, 64);
-        let exposed = ranks[0].own.as_ref().unwrap().0.bytes();
-        assert_eq!(
-            ranks[0].rounds.find_buffer_ref(exposed, 1),
-            Some(BufferRef { buffer: 1, offset: 0 }),
-            "the new buffer has the next number"
-        );
-    }
-
-    #[test]
-    fn private_pages_keep_their_content_and_other_ranks_cannot_write_to_them() {
-        let mut ranks = ranks(10_000);
-        ranks[0].own.as_mut().unwrap().0.bytes_mut().fill(3);
-        let buffer_ref = BufferRef { buffer: 0, offset: 0 };
-        ranks[0].rounds.post_exposed(1, &HEADER, buffer_ref);
-        ranks[1].rounds.post(1, &HEADER);
-        assert_eq!(ranks[1].rounds.read_exposed_locations(1, 10_000, 1), Ok(true));
-        let RankWithBuffer { rounds, own } = &mut ranks[0];
-        rounds.stop_exposing(own.as_ref().unwrap().0.bytes());
-        ranks[1].rounds.write_exposed(0, 1, 0, &[9; 10_000]);
-        let own = &mut ranks[0].own.as_mut().unwrap().0;
-        assert!(own.bytes().iter().all(|&byte| byte == 3));
-        own.bytes_mut().fill(4);
-        assert!(ranks[1].rounds.exposed_bytes(0, 1, &(0..10_000)).unwrap().iter().all(|&byte| byte == 9));
-    }
-
-    /// Regression test: before the fix, the pages at both ends of the part stayed shared, and other ranks wrote to memory to
-    /// which the program had a `&mut` reference.
-    #[test]
-    fn a_part_that_is_no_longer_exposed_is_on_private_pages() {
-        let page = page_size();
-        let mut ranks = ranks(4 * page);
-        ranks[0].rounds.post_exposed(1, &HEADER, BufferRef { buffer: 0, offset: 0 });
-        ranks[1].rounds.post(1, &HEADER);
-        assert_eq!(ranks[1].rounds.read_exposed_locations(1, 4 * page, 1), Ok(true));
-        let RankWithBuffer { rounds, own } = &mut ranks[0];
-        let own = &mut own.as_mut().unwrap().0;
-        own.bytes_mut().fill(3);
-        let part = page + 100..3 * page;
-        rounds.stop_exposing(&own.bytes()[part.clone()]);
-        // The second call includes pages that are private already.
-        rounds.stop_exposing(&own.bytes()[part.start - 10..part.end - page]);
-        ranks[1].rounds.write_exposed(0, 1, 0, &vec![9; 4 * page]);
-        let bytes = ranks[0].own.as_ref().unwrap().0.bytes();
-        assert!(bytes[part].iter().all(|&byte| byte == 3), "the other rank cannot write to the part");
-        let head = bytes.as_ptr().addr() % page;
-        assert!(
-            bytes[..page - head].iter().all(|&byte| byte == 9),
-            "the first page has no byte of the part, so it stays shared"
-        );
     }
 }

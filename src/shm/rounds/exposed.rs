@@ -1,0 +1,288 @@
+//! Rounds in which ranks expose parts of their buffers ([`BufferRegistry`](super::registry::BufferRegistry)).
+
+use std::ops::Range;
+
+use super::super::memory::RoundsMemory;
+use super::registry::{BUFFER_REF_BYTES, BufferRef, ExposedParts};
+use super::{EXPOSED_PLACE, Header, ShmRounds};
+
+impl<M: RoundsMemory> ShmRounds<M> {
+    /// Posts the round with the location of exposed elements instead of a payload. Do not call
+    /// [`ShmRounds::write_payload`] for this round.
+    pub fn post_exposed(&mut self, round: u64, header: &Header, buffer_ref: BufferRef) {
+        let words = [buffer_ref.buffer, buffer_ref.offset].map(u64::to_le_bytes);
+        self.write_payload(round, BUFFER_REF_BYTES, (0, words.as_flattened()));
+        self.next_post.place = EXPOSED_PLACE;
+        self.post(round, header);
+    }
+
+    /// Reads and checks the locations that all other ranks have posted in `round`. All ranks must have posted the round. At
+    /// each location, there must be `bytes` bytes, and its offset must be a multiple of `element_bytes`. Returns whether
+    /// all other ranks have posted a location.
+    ///
+    /// # Errors
+    ///
+    /// The rank that has posted an invalid location, and the reason.
+    pub fn read_exposed_locations(
+        &mut self,
+        round: u64,
+        bytes: usize,
+        element_bytes: usize,
+    ) -> Result<bool, (usize, &'static str)> {
+        let mut locations = std::mem::take(&mut self.registry.exposed_parts_mut().locations);
+        locations.clear();
+        for rank in 0..self.size().ranks {
+            let location = if rank == self.rank {
+                Ok(None)
+            } else {
+                self.read_exposed_location(rank, round, bytes, element_bytes)
+            };
+            locations.push(location.map_err(|why| (rank, why))?);
+        }
+        let exposed = locations.iter().flatten().count();
+        *self.registry.exposed_parts_mut() = ExposedParts { round, part_bytes: bytes, locations };
+        Ok(exposed + 1 == self.size().ranks)
+    }
+
+    /// Reads and checks the location that `rank` has posted in `round`. Returns `None` if `rank` has posted elements instead.
+    fn read_exposed_location(
+        &self,
+        rank: usize,
+        round: u64,
+        bytes: usize,
+        element_bytes: usize,
+    ) -> Result<Option<BufferRef>, &'static str> {
+        let Some(posted) = self.read_post(rank, round).filter(|posted| posted.is_exposed) else {
+            return Ok(None);
+        };
+        let posted = posted.bytes(0..BUFFER_REF_BYTES).ok_or("it posted no location")?;
+        let (words, _) = posted.as_chunks();
+        let [buffer, offset]: [u64; 2] = [0, 1].map(|index| u64::from_le_bytes(words[index]));
+        let location = BufferRef { buffer, offset };
+        self.registry.check_location(rank, location, bytes, element_bytes).map(|()| Some(location))
+    }
+
+    /// Returns the bytes in `range` of the part that `rank` has exposed in `round`. Call
+    /// [`ShmRounds::read_exposed_locations`] first. Returns `None` if `rank` has exposed nothing, or if this rank has
+    /// already posted the next round.
+    ///
+    /// # Panics
+    ///
+    /// If `range` is not inside the part.
+    pub fn exposed_bytes(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<&[u8]> {
+        let start = self.exposed_address(rank, round, range)?;
+        // SAFETY: the bytes are inside the mapping. Until all ranks have posted the next round, each exposed byte is assigned
+        // to one rank, and no other rank writes to it. This rank writes to its bytes only with `&mut self`.
+        Some(unsafe { std::slice::from_raw_parts(start, range.len()) })
+    }
+
+    /// Writes `bytes` to the part that `rank` has exposed in `round`, from byte `offset` of the part on. Does nothing if
+    /// `rank` has exposed nothing, or if this rank has already posted the next round.
+    ///
+    /// # Panics
+    ///
+    /// If the bytes do not fit into the part.
+    pub fn write_exposed(&mut self, rank: usize, round: u64, offset: usize, bytes: &[u8]) {
+        let Some(start) = self.exposed_address(rank, round, &(offset..offset + bytes.len())) else { return };
+        // SAFETY: the destination is inside the mapping and does not overlap `bytes`. Until this rank posts the next round,
+        // no other rank reads or writes the destination.
+        unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// Returns the address of the bytes in `range` of the part that `rank` has exposed in `round`, unless this rank has posted
+    /// the next round.
+    fn exposed_address(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<*mut u8> {
+        if self.posted > round { None } else { self.registry.exposed_address(rank, round, range) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::shm::{ExposedBuffer, HEADER_WORDS, RemoteBuffer, RoundsSize, Segment, TOKEN_BYTES};
+    use rustix::param::page_size;
+
+    const HEADER: Header = [5; HEADER_WORDS];
+
+    /// A rank and its own registered buffer.
+    struct RankWithBuffer {
+        rounds: ShmRounds,
+        own: Option<(ExposedBuffer, Arc<()>)>,
+    }
+
+    fn register_buffer(ranks: &mut [RankWithBuffer], length: usize) {
+        let token = [2; TOKEN_BYTES];
+        let buffers: Vec<ExposedBuffer> =
+            ranks.iter().map(|_| ExposedBuffer::create(length, &token).unwrap()).collect();
+        let locations: Vec<_> = buffers.iter().map(|buffer| buffer.location().unwrap()).collect();
+        for (rank, (rank_with_buffer, mut buffer)) in ranks.iter_mut().zip(buffers).enumerate() {
+            let others = locations.iter().enumerate().filter(|(other, _)| *other != rank);
+            let others = others.map(|(_, location)| RemoteBuffer::open(*location, length, &token).unwrap());
+            let alive = Arc::new(());
+            rank_with_buffer.rounds.registry_mut().register(&mut buffer, Arc::downgrade(&alive), others);
+            rank_with_buffer.own = Some((buffer, alive));
+        }
+    }
+
+    fn ranks(length: usize) -> Vec<RankWithBuffer> {
+        let size = RoundsSize { ranks: 2, slot_bytes: 128 };
+        let token = [1; TOKEN_BYTES];
+        let first = Segment::create(size.bytes(), &token).unwrap();
+        let second = Segment::open(first.location().unwrap(), size.bytes(), &token).unwrap();
+        let views = [first, second].into_iter().enumerate();
+        let mut ranks: Vec<RankWithBuffer> = views
+            .map(|(rank, s)| RankWithBuffer { rounds: ShmRounds::new(Arc::new(s), size, rank), own: None })
+            .collect();
+        register_buffer(&mut ranks, length);
+        ranks
+    }
+
+    #[test]
+    fn an_exposed_part_is_read_and_written_in_place() {
+        let mut ranks = ranks(1000);
+        let [one, two] = &mut ranks[..] else { panic!("two ranks") };
+        let (own, _) = two.own.as_mut().unwrap();
+        own.bytes_mut()[100..108].copy_from_slice(b"contents");
+        let buffer_ref = two.rounds.registry().find_buffer_ref(&own.bytes()[96..200], 8).unwrap();
+        assert_eq!(buffer_ref, BufferRef { buffer: 0, offset: 96 });
+        two.rounds.post_exposed(1, &HEADER, buffer_ref);
+        one.rounds.post(1, &HEADER);
+        assert_eq!(one.rounds.read_exposed_locations(1, 104, 8), Ok(true));
+        assert_eq!(two.rounds.read_exposed_locations(1, 104, 8), Ok(false), "rank 0 has exposed nothing");
+        assert_eq!(one.rounds.exposed_bytes(1, 1, &(4..12)), Some(&b"contents"[..]));
+        assert!(
+            two.rounds.exposed_bytes(0, 1, &(4..12)).is_none()
+                && one.rounds.exposed_bytes(1, 2, &(4..12)).is_none()
+        );
+        one.rounds.write_exposed(1, 1, 103, b"!");
+        one.rounds.post(2, &HEADER);
+        assert!(
+            one.rounds.exposed_bytes(1, 1, &(4..12)).is_none(),
+            "rank 0 has posted the next round, and so has reported that it is done"
+        );
+        one.rounds.write_exposed(1, 1, 0, b"too late");
+        let bytes = two.own.as_ref().unwrap().0.bytes();
+        assert_eq!((bytes[199], bytes[96]), (b'!', 0));
+    }
+
+    #[test]
+    fn an_invalid_location_is_an_error() {
+        let buffer_ref = |buffer, offset| BufferRef { buffer, offset };
+        for (buffer_ref, expected) in [
+            (buffer_ref(0, 896), Ok(true)),
+            (buffer_ref(1, 0), Err("it posted a location in a buffer that this rank does not know")),
+            (buffer_ref(u64::MAX, 0), Err("it posted a location in a buffer that this rank does not know")),
+            (buffer_ref(0, 904), Err("it posted a location that does not end inside its buffer")),
+            (buffer_ref(0, 1000), Err("it posted a location that does not end inside its buffer")),
+            (buffer_ref(0, u64::MAX - 7), Err("it posted a location that does not end inside its buffer")),
+            (
+                buffer_ref(0, 4),
+                Err("it posted a location whose offset is not a multiple of the element size"),
+            ),
+        ] {
+            let mut ranks = ranks(1000);
+            ranks[1].rounds.post_exposed(1, &HEADER, buffer_ref);
+            ranks[0].rounds.post(1, &HEADER);
+            let found = ranks[0].rounds.read_exposed_locations(1, 104, 8);
+            assert_eq!(found, expected.map_err(|what| (1, what)), "{buffer_ref:?}");
+        }
+    }
+
+    #[test]
+    fn only_aligned_bytes_inside_a_registered_buffer_have_a_location() {
+        let mut ranks = ranks(1000);
+        let RankWithBuffer { rounds, own } = &mut ranks[0];
+        let (buffer, _) = own.as_ref().unwrap();
+        assert!(rounds.registry().find_buffer_ref(&buffer.bytes()[8..], 8).is_some());
+        assert!(
+            rounds.registry().find_buffer_ref(&buffer.bytes()[1000..], 8).is_some(),
+            "no bytes, at the end of the buffer"
+        );
+        assert!(
+            rounds.registry().find_buffer_ref(&buffer.bytes()[4..], 8).is_none(),
+            "the bytes begin in the middle of an element"
+        );
+        assert!(rounds.registry().find_buffer_ref(&vec![0u8; 1000], 8).is_none());
+        *own = None;
+        assert_eq!(rounds.registry().own_buffer_count(), 1, "the buffer is removed later");
+        rounds.registry_mut().unmap_dropped_buffers(true);
+        assert_eq!(rounds.registry().own_buffer_count(), 0);
+    }
+
+    #[test]
+    fn a_buffer_stays_mapped_until_its_owner_withdraws_it() {
+        let mut ranks = ranks(64);
+        let (buffer, _) = ranks[0].own.take().unwrap();
+        buffer.withdraw();
+        drop(buffer);
+        for rank_with_buffer in &mut ranks {
+            rank_with_buffer.rounds.registry_mut().unmap_dropped_buffers(false);
+        }
+        assert_eq!(
+            ranks
+                .iter()
+                .map(|rank_with_buffer| rank_with_buffer.rounds.registry().own_buffer_count())
+                .collect::<Vec<_>>(),
+            [0, 1]
+        );
+        let known = |ranks: &[RankWithBuffer]| {
+            ranks
+                .iter()
+                .map(|rank_with_buffer| rank_with_buffer.rounds.registry.others.len())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(known(&ranks), [1, 0], "only rank 0 has withdrawn its buffer");
+        register_buffer(&mut ranks, 64);
+        let exposed = ranks[0].own.as_ref().unwrap().0.bytes();
+        assert_eq!(
+            ranks[0].rounds.registry().find_buffer_ref(exposed, 1),
+            Some(BufferRef { buffer: 1, offset: 0 }),
+            "the new buffer has the next number"
+        );
+    }
+
+    #[test]
+    fn private_pages_keep_their_content_and_other_ranks_cannot_write_to_them() {
+        let mut ranks = ranks(10_000);
+        ranks[0].own.as_mut().unwrap().0.bytes_mut().fill(3);
+        let buffer_ref = BufferRef { buffer: 0, offset: 0 };
+        ranks[0].rounds.post_exposed(1, &HEADER, buffer_ref);
+        ranks[1].rounds.post(1, &HEADER);
+        assert_eq!(ranks[1].rounds.read_exposed_locations(1, 10_000, 1), Ok(true));
+        let RankWithBuffer { rounds, own } = &mut ranks[0];
+        rounds.registry_mut().stop_exposing(own.as_ref().unwrap().0.bytes());
+        ranks[1].rounds.write_exposed(0, 1, 0, &[9; 10_000]);
+        let own = &mut ranks[0].own.as_mut().unwrap().0;
+        assert!(own.bytes().iter().all(|&byte| byte == 3));
+        own.bytes_mut().fill(4);
+        assert!(ranks[1].rounds.exposed_bytes(0, 1, &(0..10_000)).unwrap().iter().all(|&byte| byte == 9));
+    }
+
+    /// Regression test: before the fix, the pages at both ends of the part stayed shared, and other ranks wrote to memory to
+    /// which the program had a `&mut` reference.
+    #[test]
+    fn a_part_that_is_no_longer_exposed_is_on_private_pages() {
+        let page = page_size();
+        let mut ranks = ranks(4 * page);
+        ranks[0].rounds.post_exposed(1, &HEADER, BufferRef { buffer: 0, offset: 0 });
+        ranks[1].rounds.post(1, &HEADER);
+        assert_eq!(ranks[1].rounds.read_exposed_locations(1, 4 * page, 1), Ok(true));
+        let RankWithBuffer { rounds, own } = &mut ranks[0];
+        let own = &mut own.as_mut().unwrap().0;
+        own.bytes_mut().fill(3);
+        let part = page + 100..3 * page;
+        rounds.registry_mut().stop_exposing(&own.bytes()[part.clone()]);
+        // The second call includes pages that are private already.
+        rounds.registry_mut().stop_exposing(&own.bytes()[part.start - 10..part.end - page]);
+        ranks[1].rounds.write_exposed(0, 1, 0, &vec![9; 4 * page]);
+        let bytes = ranks[0].own.as_ref().unwrap().0.bytes();
+        assert!(bytes[part].iter().all(|&byte| byte == 3), "the other rank cannot write to the part");
+        let head = bytes.as_ptr().addr() % page;
+        assert!(
+            bytes[..page - head].iter().all(|&byte| byte == 9),
+            "the first page has no byte of the part, so it stays shared"
+        );
+    }
+}
