@@ -131,9 +131,14 @@ impl PyGroup {
         let dtype = output.kind.wire_type().0;
         let verb = AllGather::new();
         let Some(counts) = counts else {
-            if let Some(input) = &input {
-                let offset_bytes = self.own_offset(py, &output, input)?;
-                output.copy_part(offset_bytes, input);
+            if let Some(own_part) = input {
+                let offset_bytes = self.own_offset(py, &output, &own_part)?;
+                // The library copies a long part past the caches.
+                if ending == Ending::Wait && !own_part.overlaps(&output) {
+                    let regions = (Some(output), Some(own_part));
+                    return with_type!(dtype, T => self.out_of_place::<T, _>(py, verb, regions, ending));
+                }
+                output.copy_part(offset_bytes, &own_part);
             }
             return with_type!(dtype, T => self.in_place::<T, _>(py, verb, (output, None), ending));
         };

@@ -217,7 +217,7 @@ impl Region {
     }
 
     /// Returns whether the two regions have a byte in common.
-    fn overlaps(&self, other: &Self) -> bool {
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
         let (own, others) = (self.start as usize, other.start as usize);
         let is_empty = self.bytes() == 0 || other.bytes() == 0;
         !is_empty && own < others + other.bytes() && others < own + self.bytes()
