@@ -5,7 +5,7 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 
 /// Values of the user to drop.
-type Deferred = Vec<Box<dyn Any + Send>>;
+pub(crate) type Deferred = Vec<Box<dyn Any + Send>>;
 
 thread_local! {
     /// The number of core locks that this thread holds.

@@ -16,6 +16,7 @@ use super::jobs::{
 use super::program::OPERATIONS;
 use super::registrations::check_registrations;
 use super::rounds::check_rounds;
+use super::threads::check_threads;
 
 /// The environment variable with the seeds: the first seed, a colon, and the number of seeds.
 const SEEDS_VARIABLE: &str = "SIM_SEEDS";
@@ -23,7 +24,7 @@ const SEEDS_VARIABLE: &str = "SIM_SEEDS";
 /// A check of the networks of one seed, and its name. A check panics if it fails.
 type NamedCheck = (&'static str, fn(u64));
 
-const CHECKS: [NamedCheck; 10] = [
+const CHECKS: [NamedCheck; 11] = [
     ("without faults", check_without_faults),
     ("with faults", |seed| {
         check_last_barrier(seed);
@@ -46,6 +47,7 @@ const CHECKS: [NamedCheck; 10] = [
     }),
     ("wrong calls", check_wrong_calls),
     ("rounds", check_rounds),
+    ("threads", check_threads),
 ];
 
 #[test]

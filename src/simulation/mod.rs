@@ -18,6 +18,7 @@ mod rounds;
 mod scenario;
 mod sockets;
 mod symbolic;
+mod threads;
 
 use std::ops::Range;
 

@@ -31,23 +31,15 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     pub(crate) results: SortedMap<OpId, Result<OperationOutput, Error>>,
     /// Active operations whose handles were dropped. Their results are discarded.
     pub(super) dropped_handles: SortedSet<OpId>,
-    /// Whether a thread waits for the sockets.
-    pub(super) has_socket_waiter: bool,
     /// How long a thread polls the sockets before it sleeps.
     pub(super) poll_time: PollTime,
     /// The number of messages that went without operations, modulo a limit.
     pub(super) direct_messages: u32,
-    /// The number of threads that wait for a change and have not been woken.
-    pub(super) waiters: usize,
-    /// The number of times that the waiting threads have been woken.
-    pub(super) changes: u64,
     /// Reduction functions of finished operations. The thread that holds the lock drops them after it has released the lock,
     /// because dropping a function of the user may run code that takes the lock.
     pub(crate) deferred_kernels: Vec<Kernels>,
     /// The active operations that the progress thread drives, because no other thread waits for them.
     pub(super) background: SortedSet<OpId>,
-    /// Whether the driver is being dropped, so that the progress thread must end.
-    pub(super) is_closing: bool,
     /// The time since which at least one operation has been active.
     pub(super) busy_since: Option<Timestamp>,
     pub(super) statistics: Statistics,
@@ -89,14 +81,10 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             active_ids: SortedSet::default(),
             results: SortedMap::default(),
             dropped_handles: SortedSet::default(),
-            has_socket_waiter: false,
             poll_time: PollTime::default(),
             direct_messages: 0,
-            waiters: 0,
-            changes: 0,
             deferred_kernels: Vec::new(),
             background: SortedSet::default(),
-            is_closing: false,
             busy_since: None,
             statistics: Statistics::default(),
             shm_tasks: BTreeMap::new(),

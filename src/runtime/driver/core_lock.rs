@@ -1,47 +1,117 @@
-//! The lock of the core. It counts the threads that wait for the lock. Values of the user are dropped only after the lock is
-//! released.
+//! The lock of the core. It knows which threads wait for the lock, for a change, or for the sockets. Values of the user are
+//! dropped only after the lock is released.
 
+use std::mem;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::core::Core;
-use crate::runtime::{deferred_drop, link_io};
+use super::core::PollProgress;
+use super::primitives::Primitives;
+use crate::engine::Timestamp;
+use crate::types::SortedSet;
+
+/// What the threads of a rank need of the core. Simulations of threads have a core without links.
+pub(crate) trait DrivenCore: 'static {
+    /// Identifies an operation.
+    type OpId: Copy + Ord;
+    /// Values of the user, which a thread may drop only without the lock.
+    type Deferred;
+
+    /// Checks that this thread may wait for the lock.
+    ///
+    /// # Panics
+    ///
+    /// If this thread must not use the core.
+    fn check_before_locking();
+
+    /// Records that this thread has taken the lock.
+    fn record_locked();
+
+    /// Records that this thread releases the lock. Returns the values that it then drops.
+    fn take_deferred(&mut self) -> Self::Deferred;
+
+    /// Returns whether values have to be dropped after the lock is released.
+    fn has_deferred_drops(&self) -> bool;
+
+    /// Does all work that needs no waiting, and stores the results of the operations that have ended.
+    fn poll(&mut self, now: Timestamp) -> PollProgress;
+
+    /// Returns whether this rank has read wake bytes since the last call.
+    fn take_wake_bytes(&mut self) -> bool;
+
+    /// Prepares for a thread that falls asleep. Returns true if there is work, so that the thread must not sleep.
+    fn prepare_to_sleep(&mut self) -> bool;
+
+    /// Returns the earliest time at which [`DrivenCore::poll`] has to be called even if no event comes.
+    fn next_deadline(&self) -> Option<Timestamp>;
+
+    fn is_active(&self, id: Self::OpId) -> bool;
+
+    /// The active operations that the progress thread drives, because no other thread waits for them.
+    fn background(&mut self) -> &mut SortedSet<Self::OpId>;
+}
 
 /// The lock of the core.
-pub(super) struct CoreLock {
-    core: Mutex<Core>,
+pub(crate) struct CoreLock<C: DrivenCore, P: Primitives> {
+    state: P::Mutex<LockedState<C>>,
     /// The number of threads that wait for the lock. The thread that drives the event loop yields the lock to them.
-    contenders: AtomicUsize,
+    contenders: P::Counter,
+    /// Signals that an operation has ended, or that no thread waits for the sockets.
+    changed: P::Condvar,
+    /// Signals that the progress thread has work.
+    progress_work: P::Condvar,
+}
+
+/// What the lock guards.
+struct LockedState<C> {
+    core: C,
+    threads: WaitingThreads,
+}
+
+/// The threads that wait without the lock.
+#[derive(Default)]
+struct WaitingThreads {
+    /// Whether a thread waits for the sockets.
+    has_socket_waiter: bool,
+    /// The number of threads that wait for a change and have not been woken.
+    waiters: usize,
+    /// The number of times that the waiting threads have been woken.
+    changes: u64,
+    /// Whether the progress thread must end.
+    is_closing: bool,
 }
 
 /// The locked core.
-pub(super) struct CoreGuard<'a> {
-    lock: &'a CoreLock,
-    /// `None` only within `wait_uncounted` and `drop`.
-    core: Option<MutexGuard<'a, Core>>,
+pub(crate) struct CoreGuard<'a, C: DrivenCore, P: Primitives> {
+    lock: &'a CoreLock<C, P>,
+    /// `None` only while this thread waits, and in `drop`.
+    state: Option<P::Guard<'a, LockedState<C>>>,
 }
 
 /// A thread that waits for the lock. Dropping this value ends the count of the thread in [`CoreLock::contenders`].
-struct Contender<'a>(&'a AtomicUsize);
+struct Contender<'a, P: Primitives>(&'a P::Counter);
 
-impl<'a> Contender<'a> {
-    fn new(contenders: &'a AtomicUsize) -> Self {
-        contenders.fetch_add(1, Ordering::SeqCst);
+impl<'a, P: Primitives> Contender<'a, P> {
+    fn new(contenders: &'a P::Counter) -> Self {
+        P::add(contenders, 1);
         Self(contenders)
     }
 }
 
-impl Drop for Contender<'_> {
+impl<P: Primitives> Drop for Contender<'_, P> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+        P::subtract(self.0, 1);
     }
 }
 
-impl CoreLock {
-    pub(super) fn new(core: Core) -> Self {
-        Self { core: Mutex::new(core), contenders: AtomicUsize::new(0) }
+impl<C: DrivenCore, P: Primitives> CoreLock<C, P> {
+    pub(crate) fn new(core: C) -> Self {
+        Self {
+            state: P::new_mutex(LockedState { core, threads: WaitingThreads::default() }),
+            contenders: P::Counter::default(),
+            changed: P::Condvar::default(),
+            progress_work: P::Condvar::default(),
+        }
     }
 
     /// Locks the core.
@@ -49,37 +119,77 @@ impl CoreLock {
     /// # Panics
     ///
     /// In a reduction function of the user. Its thread already holds this lock, so locking again would deadlock.
-    pub(super) fn lock(&self) -> CoreGuard<'_> {
-        assert!(
-            !link_io::is_reducing(),
-            "a reduction function must not use groups or handles, and must not drop them"
-        );
-        debug_assert!(!deferred_drop::holds_lock(), "a thread must not lock two cores, or one core twice");
-        let _contender = Contender::new(&self.contenders);
-        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
-        deferred_drop::record_lock_taken();
-        CoreGuard { lock: self, core: Some(core) }
+    pub(crate) fn lock(&self) -> CoreGuard<'_, C, P> {
+        C::check_before_locking();
+        let _contender = Contender::<P>::new(&self.contenders);
+        let state = P::lock(&self.state);
+        C::record_locked();
+        CoreGuard { lock: self, state: Some(state) }
     }
 
     /// Returns whether other threads wait for the lock.
-    pub(super) fn is_contended(&self) -> bool {
-        self.contenders.load(Ordering::SeqCst) > 0
+    pub(crate) fn is_contended(&self) -> bool {
+        P::get(&self.contenders) > 0
     }
 
-    /// Wakes the threads that wait for a change. From now on these threads count as threads that wait for the lock.
-    pub(super) fn wake_waiters(&self, core: &mut Core, changed: &Condvar) {
-        if core.waiters > 0 {
-            self.contenders.fetch_add(std::mem::take(&mut core.waiters), Ordering::SeqCst);
-            core.changes += 1;
-            changed.notify_all();
-        }
+    /// Returns the condition variable on which threads wait for a change.
+    #[cfg(test)]
+    pub(crate) fn changed(&self) -> &P::Condvar {
+        &self.changed
     }
 }
 
-impl CoreGuard<'_> {
-    /// Returns whether values have to be dropped after the lock is released.
-    pub(super) fn has_deferred_drops(&self) -> bool {
-        !self.deferred_kernels.is_empty() || deferred_drop::has_deferred_drops()
+impl<C: DrivenCore, P: Primitives> CoreGuard<'_, C, P> {
+    /// Returns whether a thread waits for the sockets.
+    pub(super) fn has_socket_waiter(&self) -> bool {
+        self.state().threads.has_socket_waiter
+    }
+
+    /// Records whether a thread waits for the sockets.
+    pub(super) fn set_has_socket_waiter(&mut self, has_socket_waiter: bool) {
+        self.state_mut().threads.has_socket_waiter = has_socket_waiter;
+    }
+
+    /// Wakes the threads that wait for a change. From now on these threads count as threads that wait for the lock.
+    pub(super) fn wake_waiters(&mut self) {
+        let lock = self.lock;
+        let threads = &mut self.state_mut().threads;
+        if threads.waiters > 0 {
+            P::add(&lock.contenders, mem::take(&mut threads.waiters));
+            threads.changes += 1;
+            P::notify_all(&lock.changed);
+        }
+    }
+
+    /// Waits for [`CoreGuard::wake_waiters`], at most for `timeout`.
+    pub(super) fn wait(mut self, timeout: Option<Duration>) -> Self {
+        let threads = &mut self.state_mut().threads;
+        let changes_before = threads.changes;
+        threads.waiters += 1;
+        self.wait_uncounted(&self.lock.changed, timeout);
+        let lock = self.lock;
+        let threads = &mut self.state_mut().threads;
+        if threads.changes == changes_before {
+            threads.waiters -= 1;
+        } else {
+            P::subtract(&lock.contenders, 1);
+        }
+        self
+    }
+
+    /// Waits until the progress thread has work.
+    pub(super) fn wait_for_progress_work(&mut self) {
+        self.wait_uncounted(&self.lock.progress_work, None);
+    }
+
+    /// Tells the progress thread that it has work.
+    pub(super) fn notify_progress_thread(&self) {
+        P::notify_one(&self.lock.progress_work);
+    }
+
+    /// Waits on a condition variable without counting this thread as a waiter.
+    fn wait_uncounted(&mut self, condvar: &P::Condvar, timeout: Option<Duration>) {
+        self.state = self.state.take().map(|state| P::wait(condvar, state, timeout));
     }
 
     /// Releases the lock until no other thread waits for it, and locks it again.
@@ -87,54 +197,51 @@ impl CoreGuard<'_> {
         let lock = self.lock;
         drop(self);
         while lock.is_contended() {
-            std::thread::yield_now();
+            P::yield_now();
         }
         lock.lock()
     }
 
-    /// Waits for [`CoreLock::wake_waiters`], at most for `timeout`.
-    pub(super) fn wait(mut self, changed: &Condvar, timeout: Option<Duration>) -> Self {
-        let changes_before = self.changes;
-        self.waiters += 1;
-        self.wait_uncounted(changed, timeout);
-        if self.changes == changes_before {
-            self.waiters -= 1;
-        } else {
-            self.lock.contenders.fetch_sub(1, Ordering::SeqCst);
-        }
-        self
+    /// Makes the progress thread end.
+    pub(super) fn close(&mut self) {
+        self.state_mut().threads.is_closing = true;
+        P::notify_all(&self.lock.progress_work);
+        self.wake_waiters();
     }
 
-    /// Waits on a condition variable without counting this thread as a waiter.
-    pub(super) fn wait_uncounted(&mut self, condition: &Condvar, timeout: Option<Duration>) {
-        let Some(core) = self.core.take() else { return };
-        self.core = Some(match timeout {
-            Some(timeout) => condition.wait_timeout(core, timeout).unwrap_or_else(PoisonError::into_inner).0,
-            None => condition.wait(core).unwrap_or_else(PoisonError::into_inner),
-        });
+    pub(super) fn is_closing(&self) -> bool {
+        self.state().threads.is_closing
+    }
+
+    fn state(&self) -> &LockedState<C> {
+        self.state.as_ref().expect("the state is `None` only while this thread waits, and in `drop`")
+    }
+
+    fn state_mut(&mut self) -> &mut LockedState<C> {
+        self.state.as_mut().expect("the state is `None` only while this thread waits, and in `drop`")
     }
 }
 
-impl Deref for CoreGuard<'_> {
-    type Target = Core;
+impl<C: DrivenCore, P: Primitives> Deref for CoreGuard<'_, C, P> {
+    type Target = C;
 
-    fn deref(&self) -> &Core {
-        self.core.as_ref().expect("the core is `None` only within `wait_uncounted` and `drop`")
+    fn deref(&self) -> &C {
+        &self.state().core
     }
 }
 
-impl DerefMut for CoreGuard<'_> {
-    fn deref_mut(&mut self) -> &mut Core {
-        self.core.as_mut().expect("the core is `None` only within `wait_uncounted` and `drop`")
+impl<C: DrivenCore, P: Primitives> DerefMut for CoreGuard<'_, C, P> {
+    fn deref_mut(&mut self) -> &mut C {
+        &mut self.state_mut().core
     }
 }
 
-impl Drop for CoreGuard<'_> {
+impl<C: DrivenCore, P: Primitives> Drop for CoreGuard<'_, C, P> {
     fn drop(&mut self) {
-        let Some(mut core) = self.core.take() else { return };
-        let deferred_kernels = std::mem::take(&mut core.deferred_kernels);
-        drop(core);
+        let Some(mut state) = self.state.take() else { return };
+        let deferred = state.core.take_deferred();
+        drop(state);
         // Functions and buffers of the user may own handles and groups. To drop a handle or a group takes the lock.
-        drop((deferred_kernels, deferred_drop::record_lock_released()));
+        drop(deferred);
     }
 }

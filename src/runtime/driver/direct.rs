@@ -2,6 +2,7 @@
 //! of the engine, and a thread that waits for one polls only the queue of its sender, for a short time.
 
 use super::core::Core;
+use super::threads::ThreadedDriver as _;
 use super::{Driver, Submission};
 use crate::engine::{Envelope, OperationRequest, Pattern};
 use crate::runtime::error::Error;
@@ -89,8 +90,8 @@ impl Driver {
                 DirectReceive::Received(envelope) => {
                     core.poll_time.record_received_message();
                     // The thread that waits for the sockets did not read this link meanwhile.
-                    if has_begun && core.has_socket_waiter {
-                        let _ = self.shared.waker.wake();
+                    if has_begun {
+                        self.shared.wake_socket_waiter(&core);
                     }
                     drop(core);
                     self.shared.shm_counters.count(&timer, true);

@@ -11,29 +11,35 @@ mod core_lock;
 mod direct;
 mod local_peers;
 mod poll_time;
+mod primitives;
 mod shared;
 mod shm;
 mod shm_counters;
 mod stages;
-mod takeover;
 mod tasks;
+mod threads;
 
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 #[cfg(test)]
 pub(crate) use self::blocking::{BlockingCollective, SleepDecision};
 pub(crate) use self::core::{Core, PollProgress};
-use self::core_lock::{CoreGuard, CoreLock};
+pub(crate) use self::core_lock::CoreLock;
+#[cfg(test)]
+pub(crate) use self::core_lock::{CoreGuard, DrivenCore};
 use self::local_peers::LocalPeers;
-use self::shared::DriverShared;
+#[cfg(test)]
+pub(crate) use self::primitives::Primitives;
 pub use self::shared::Interrupt;
+use self::shared::{DriverShared, LockedCore};
 use self::tasks::SHM_SPIN_TIME;
 pub(crate) use self::tasks::{CoreRounds, OperationOutput, RoundsKey, Submission};
+pub(crate) use self::threads::ThreadedDriver;
 use super::error::Error;
 use super::host_rounds::HostRounds;
 use super::memory::{self, BufferAccess, Memory};
@@ -81,8 +87,6 @@ impl Driver {
             poller: Mutex::new(poller),
             skipped_polls: AtomicU32::new(0),
             local_peers: OnceLock::new(),
-            changed: Condvar::new(),
-            progress_work: Condvar::new(),
             epoch,
             has_own_processor: ranks_per_processor <= 1,
             shm_spin_time: SHM_SPIN_TIME * ranks_per_processor.clamp(1, RANKS_PER_PROCESSOR_MAX),
@@ -201,8 +205,8 @@ impl Driver {
         request: OperationRequest,
         submission: Submission,
         is_awaited: bool,
-        mut core: CoreGuard<'a>,
-    ) -> Result<(CoreGuard<'a>, OpId), Error> {
+        mut core: LockedCore<'a>,
+    ) -> Result<(LockedCore<'a>, OpId), Error> {
         // This return releases the lock before this function drops the submission.
         if core.link_driver.failure().is_some() {
             return Err(self.shared.fail(core));
@@ -210,13 +214,7 @@ impl Driver {
         let Some(id) = core.begin(now, request, submission, is_awaited) else {
             return Err(self.shared.fail(core));
         };
-        if !is_awaited && !core.has_socket_waiter {
-            self.shared.progress_work.notify_one();
-        }
-        if core.has_socket_waiter {
-            // The thread that waits for the sockets must learn of this operation and its deadline.
-            let _ = self.shared.waker.wake();
-        }
+        self.shared.announce_operation(&core, is_awaited);
         Ok((core, id))
     }
 
@@ -238,7 +236,7 @@ impl Driver {
     /// Like [`Driver::wait_for_borrowed`], with a locked core. `started` is the time since which the caller has waited.
     fn wait_with_lock<'a>(
         &'a self,
-        mut core: CoreGuard<'a>,
+        mut core: LockedCore<'a>,
         id: OpId,
         mut started: Timestamp,
     ) -> Option<Result<OperationOutput, Error>> {
@@ -271,7 +269,7 @@ impl Driver {
     pub(crate) fn test(&self, id: OpId) -> bool {
         let mut core = self.shared.lock();
         if core.active_ids.contains(&id)
-            && matches!(self.shared.poll_core(&mut core, self.shared.now()), PollProgress::Progress)
+            && matches!(self.shared.poll(&mut core, self.shared.now()), PollProgress::Progress)
         {
             self.shared.wake_all(&mut core);
         }
@@ -375,7 +373,7 @@ impl Driver {
                 return;
             }
             // An acknowledgement is no event.
-            core = shared.poll(core, Some(DELIVERY_CHECK_INTERVAL));
+            core = shared.wait_for_sockets(core, Some(DELIVERY_CHECK_INTERVAL));
             core.link_driver.disconnect();
         }
     }
@@ -409,12 +407,7 @@ impl Drop for Driver {
         let shared = &self.shared;
         let until = shared.now() + FLUSH_TIMEOUT;
         shared.wait_until(Some(until), |core| core.active_ids.is_empty().then_some(()));
-        let mut core = shared.lock();
-        core.is_closing = true;
-        shared.progress_work.notify_all();
-        shared.wake_waiters(&mut core);
-        drop(core);
-        let _ = shared.waker.wake();
+        shared.end_progress_thread();
         if let Some(thread) = self.progress_thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
             // If a function of the user held the last handle, the progress thread itself drops the driver, and then ends.
             // A panic of the progress thread is ignored, because there is no thread to which it could be reported.
@@ -426,7 +419,7 @@ impl Drop for Driver {
         let mut core = shared.lock();
         while !core.link_driver.disconnect() && shared.now() < deadline {
             let timeout = deadline.saturating_sub(shared.now());
-            core = shared.poll(core, Some(timeout));
+            core = shared.wait_for_sockets(core, Some(timeout));
         }
         drop(core);
         self.deliver_last_messages();

@@ -1,26 +1,31 @@
-//! How the threads of a rank share the core: which thread drives the event loop, which thread waits for the sockets, and which
-//! threads wait for another thread.
+//! What the threads of a rank share: the core, the clock, the event queue and the signals of the queues. How a thread waits for
+//! events.
 
 use std::io;
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use mio::Waker;
 
 use super::core::{Core, PollProgress};
-use super::core_lock::{CoreGuard, CoreLock};
+use super::core_lock::{CoreGuard, CoreLock, DrivenCore};
 use super::local_peers::{JobSignals, LocalPeers};
 use super::poll_time::must_sleep;
+use super::primitives::StdPrimitives;
 use super::shm_counters::ShmCounters;
 use super::tasks::{AwaitedPosts, OperationOutput};
+use super::threads::ThreadedDriver;
 use crate::engine::{OpId, Timestamp};
-use crate::runtime::deferred_drop;
+use crate::reduce::Kernels;
+use crate::runtime::deferred_drop::{self, Deferred};
 use crate::runtime::error::Error;
+use crate::runtime::link_io;
 use crate::runtime::profile::{Meter, ProfilePart};
 use crate::transport::poller::{Event, Poller};
+use crate::types::SortedSet;
 
 /// The number of times that a thread polls for events before it also yields its processor between the polls. So many polls
 /// take about 10 us.
@@ -38,9 +43,35 @@ const INTERRUPT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// true, this rank aborts the job. Bindings need it for languages whose signal handlers run in the waiting thread itself.
 pub type Interrupt = fn() -> bool;
 
-/// The core, and the objects with which the threads that share the core wait for each other.
+/// The locked core of a job.
+pub(super) type LockedCore<'a> = CoreGuard<'a, Core, StdPrimitives>;
+
+/// How a thread waits for events, and what it needs for that.
+pub(super) struct EventWait {
+    kind: WaitKind,
+    signals: Option<Arc<JobSignals>>,
+}
+
+enum WaitKind {
+    /// Polls these posts and the sockets for a short time. If there is no work, the caller sleeps, and peers then have to send
+    /// wake frames.
+    Spin(Vec<AwaitedPosts>),
+    /// Polls the sockets for the time `spin`, and then sleeps, in all at most for `timeout`.
+    Sleep { spin: Duration, timeout: Option<Duration> },
+}
+
+/// The events for which a thread has waited.
+pub(super) struct FoundEvents {
+    events: Vec<Event>,
+    /// Whether there may be work, or why waiting has failed.
+    has_work: io::Result<bool>,
+    /// How long the thread has waited, if it was ready to sleep.
+    waited: Option<Duration>,
+}
+
+/// What the threads that share the core need. [`ThreadedDriver`] says how they take turns.
 pub(super) struct DriverShared {
-    pub(super) core: CoreLock,
+    pub(super) core: CoreLock<Core, StdPrimitives>,
     /// The event queue. The thread that holds this lock waits for the sockets.
     pub(super) poller: Mutex<Poller>,
     /// The number of times that the thread that waits has not polled for events because a queue has changed.
@@ -49,10 +80,6 @@ pub(super) struct DriverShared {
     pub(super) local_peers: OnceLock<LocalPeers>,
     /// Wakes the thread that waits for the sockets.
     pub(super) waker: Arc<Waker>,
-    /// Signals that an operation has ended, or that no thread waits for the sockets.
-    pub(super) changed: Condvar,
-    /// Signals that the progress thread has work.
-    pub(super) progress_work: Condvar,
     /// The start of the engine's clock.
     pub(super) epoch: Instant,
     /// Whether this host has at least one processor for each of its ranks.
@@ -69,15 +96,6 @@ pub(super) struct DriverShared {
 }
 
 impl DriverShared {
-    /// Returns the time since the epoch. The engine and the transport use this clock.
-    pub(super) fn now(&self) -> Timestamp {
-        self.epoch.elapsed()
-    }
-
-    pub(super) fn lock(&self) -> CoreGuard<'_> {
-        self.core.lock()
-    }
-
     /// Locks the event queue. A thread must not hold the lock of the core meanwhile, because waiting takes long.
     fn lock_poller(&self) -> MutexGuard<'_, Poller> {
         debug_assert!(
@@ -104,35 +122,11 @@ impl DriverShared {
         }
     }
 
-    /// Wakes the threads that wait for a change.
-    pub(super) fn wake_waiters(&self, core: &mut Core) {
-        self.core.wake_waiters(core, &self.changed);
-    }
-
-    /// Wakes the threads that wait for a change, and the thread that waits for the sockets.
-    pub(super) fn wake_all(&self, core: &mut Core) {
-        self.wake_waiters(core);
-        if core.has_socket_waiter {
-            let _ = self.waker.wake();
-        }
-    }
-
-    /// Makes another thread drive the event loop, because the caller stops waiting.
-    pub(super) fn pass_on_driving(&self, core: &mut Core) {
-        if core.has_socket_waiter {
-            return;
-        }
-        self.wake_waiters(core);
-        if !core.background.is_empty() {
-            self.progress_work.notify_one();
-        }
-    }
-
     /// Waits for the result of an operation, at most until the time `until`. Counts the time since `started` as time in which the
     /// caller has waited.
     pub(super) fn wait<'a>(
         &'a self,
-        core: CoreGuard<'a>,
+        core: LockedCore<'a>,
         id: OpId,
         started: Timestamp,
         until: Option<Timestamp>,
@@ -150,7 +144,7 @@ impl DriverShared {
     /// which the caller has waited.
     pub(super) fn wait_and_count<'a, R>(
         &'a self,
-        core: CoreGuard<'a>,
+        core: LockedCore<'a>,
         started: Timestamp,
         until: Option<Timestamp>,
         find: impl FnMut(&mut Core) -> Option<R>,
@@ -169,158 +163,34 @@ impl DriverShared {
         self.drive_until(self.lock(), until, find).2
     }
 
-    /// Does the same as [`DriverShared::wait_until`] with a locked core. Also returns the time at the end.
-    fn drive_until<'a, R>(
-        &'a self,
-        mut core: CoreGuard<'a>,
-        until: Option<Timestamp>,
-        mut find: impl FnMut(&mut Core) -> Option<R>,
-    ) -> (CoreGuard<'a>, Timestamp, Option<R>) {
-        loop {
-            let found = find(&mut core);
-            let now = self.now();
-            if found.is_some() || until.is_some_and(|until| now >= until) {
-                self.pass_on_driving(&mut core);
-                return (core, now, found);
-            }
-            core = self.drive(core, now, until);
-        }
-    }
-
-    /// Does the work that needs no waiting. If there is no such work, waits for a change, at most until the time `until`. Threads
-    /// that wait for the lock get the lock first, so that a thread whose operation has ended can continue.
-    pub(super) fn drive<'a>(
-        &'a self,
-        core: CoreGuard<'a>,
-        now: Timestamp,
-        until: Option<Timestamp>,
-    ) -> CoreGuard<'a> {
-        // After `yield_lock` the caller checks whether its operation has ended meanwhile.
-        if self.core.is_contended() { self.yield_lock(core) } else { self.drive_once(core, now, until) }
-    }
-
-    /// Like [`DriverShared::drive`], but keeps the lock even if other threads wait for it.
-    pub(super) fn drive_once<'a>(
-        &'a self,
-        mut core: CoreGuard<'a>,
-        now: Timestamp,
-        until: Option<Timestamp>,
-    ) -> CoreGuard<'a> {
-        match self.poll_core(&mut core, now) {
-            PollProgress::Progress => {
-                self.wake_all(&mut core);
-                core
-            }
-            PollProgress::Busy => core,
-            // The deferred values are dropped after the lock is released. Dropping them may create new work.
-            PollProgress::Blocked if core.has_deferred_drops() => self.yield_lock(core),
-            PollProgress::Blocked => {
-                let awaited_posts = if core.has_socket_waiter { Vec::new() } else { core.awaited_posts() };
-                if !awaited_posts.is_empty() {
-                    let active_count = core.active_ids.len();
-                    let (locked, has_work) = self.spin_on_posts(core, &awaited_posts);
-                    core = locked;
-                    // Another thread may have completed the caller's operation meanwhile.
-                    if has_work || core.active_ids.len() != active_count {
-                        return core;
-                    }
-                }
-                if core.prepare_to_sleep() {
-                    return core;
-                }
-                let until = until.into_iter().chain(core.next_deadline()).min();
-                let timeout = until.map(|until| until.saturating_sub(now));
-                if core.has_socket_waiter {
-                    self.meter.time(ProfilePart::Wait, || core.wait(&self.changed, timeout))
-                } else {
-                    self.poll(core, timeout)
-                }
-            }
-        }
-    }
-
-    /// Does the work that needs no waiting. If this thread has read a wake byte that was for the thread that waits for the
-    /// sockets, wakes that thread. The peer sends no other wake byte before that thread has set the sleep flag again.
-    pub(super) fn poll_core(&self, core: &mut Core, now: Timestamp) -> PollProgress {
-        let progress = core.poll(now);
-        if core.link_driver.transport_mut().take_wake_bytes() && core.has_socket_waiter {
-            let _ = self.waker.wake();
-        }
-        progress
-    }
-
-    /// Polls shared memory and the sockets for a short time. Returns whether there is work. If there is no work, the caller
-    /// sleeps, and peers then have to send wake frames.
-    fn spin_on_posts<'a>(
-        &'a self,
-        mut core: CoreGuard<'a>,
+    /// Polls the posts, the queues and the sockets for a short time. Returns whether there is work.
+    fn spin_on_posts(
+        &self,
+        started: Instant,
         awaited_posts: &[AwaitedPosts],
-    ) -> (CoreGuard<'a>, bool) {
-        core.has_socket_waiter = true;
-        let signals = core.link_driver.transport().signals();
-        drop(core);
-        let mut events = Vec::new();
-        let mut poller = self.lock_poller();
-        let (started, mut spins) = (Instant::now(), 0);
-        let result = self.meter.time(ProfilePart::Wait, || {
-            while started.elapsed() < self.shm_spin_time {
-                let is_posted = awaited_posts.iter().any(AwaitedPosts::are_posted);
-                let has_changed = have_queues_changed(signals.as_deref());
-                if is_posted || self.skips_poll(has_changed) {
-                    return Ok(true);
-                }
-                if poller.wait(Some(Duration::ZERO), &mut events)? || !events.is_empty() || has_changed {
-                    return Ok(true);
-                }
-                if !self.has_own_processor || spins >= SPINS_BEFORE_YIELD {
-                    thread::yield_now();
-                }
-                spins += 1;
+        signals: Option<&JobSignals>,
+        events: &mut Vec<Event>,
+    ) -> io::Result<bool> {
+        let (mut poller, mut spins) = (self.lock_poller(), 0);
+        while started.elapsed() < self.shm_spin_time {
+            let is_posted = awaited_posts.iter().any(AwaitedPosts::are_posted);
+            let has_changed = have_queues_changed(signals);
+            if is_posted || self.skips_poll(has_changed) {
+                return Ok(true);
             }
-            Ok(false)
-        });
-        drop(poller);
-        let core = self.handle_events(events, result.as_ref().err());
-        (core, result.unwrap_or(true))
-    }
-
-    /// Locks the core and passes the events to the transport. If waiting has failed, aborts the job.
-    fn handle_events(&self, events: Vec<Event>, wait_error: Option<&io::Error>) -> CoreGuard<'_> {
-        let mut core = self.lock();
-        core.has_socket_waiter = false;
-        core.link_driver.transport_mut().sockets_mut().serve(self.now(), events);
-        if let Some(error) = wait_error {
-            core.link_driver.abort(&format!("the operating system could not wait for sockets: {error}"));
+            if poller.wait(Some(Duration::ZERO), events)? || !events.is_empty() || has_changed {
+                return Ok(true);
+            }
+            if !self.has_own_processor || spins >= SPINS_BEFORE_YIELD {
+                thread::yield_now();
+            }
+            spins += 1;
         }
-        core
-    }
-
-    /// Lets the threads that wait for the lock have it, and then locks it again.
-    fn yield_lock<'a>(&self, core: CoreGuard<'a>) -> CoreGuard<'a> {
-        self.meter.time(ProfilePart::Wait, || core.yield_lock())
-    }
-
-    /// Waits for the sockets and the queues, at most for `timeout`.
-    pub(super) fn poll<'a>(&'a self, mut core: CoreGuard<'a>, timeout: Option<Duration>) -> CoreGuard<'a> {
-        core.has_socket_waiter = true;
-        // A thread that waits for its own operation first polls, because waking up takes time. The progress thread does not
-        // poll, because it would take the processor from the program's computation.
-        let spin = if core.background.is_empty() { core.poll_time.max() } else { Duration::ZERO };
-        let signals = core.link_driver.transport().signals();
-        drop(core);
-        let mut events = Vec::new();
-        let started = Instant::now();
-        let waited = self.meter.time(ProfilePart::Wait, || {
-            self.wait_for_events(started, (spin, timeout), signals.as_deref(), &mut events)
-        });
-        let waited_time = started.elapsed();
-        let mut core = self.handle_events(events, waited.err().as_ref());
-        core.poll_time.record_wait(waited_time);
-        core
+        Ok(false)
     }
 
     /// Waits for events of the sockets, or for a change of a queue: first polls for the time `spin`, and then sleeps.
-    fn wait_for_events(
+    fn spin_and_sleep(
         &self,
         started: Instant,
         (spin, timeout): (Duration, Option<Duration>),
@@ -370,7 +240,7 @@ impl DriverShared {
     }
 
     /// After a failure of the job: tells the peers, releases all buffers, and returns the error.
-    pub(super) fn fail<'a>(&'a self, mut core: CoreGuard<'a>) -> Error {
+    pub(super) fn fail<'a>(&'a self, mut core: LockedCore<'a>) -> Error {
         loop {
             if let Some(error) = core.error() {
                 return error;
@@ -378,24 +248,116 @@ impl DriverShared {
             core = self.drive(core, self.now(), None);
         }
     }
+}
 
-    /// Runs the progress thread: it drives the operations for which no other thread waits.
-    pub(super) fn run_progress_thread(&self) {
-        let mut core = self.lock();
-        loop {
-            if core.is_closing {
-                return;
-            }
-            if core.background.is_empty() && !core.has_deferred_drops() {
-                if !core.has_socket_waiter {
-                    // One of the waiting threads has to wait for the sockets now.
-                    self.wake_waiters(&mut core);
-                }
-                core.wait_uncounted(&self.progress_work, None);
-            } else {
-                core = self.drive(core, self.now(), None);
-            }
+impl ThreadedDriver for DriverShared {
+    type Core = Core;
+    type Primitives = StdPrimitives;
+    type Wait = EventWait;
+    type Found = FoundEvents;
+
+    fn core(&self) -> &CoreLock<Core, StdPrimitives> {
+        &self.core
+    }
+
+    fn now(&self) -> Timestamp {
+        self.epoch.elapsed()
+    }
+
+    fn begin_spin(&self, core: &Core) -> Option<EventWait> {
+        let awaited_posts = core.awaited_posts();
+        (!awaited_posts.is_empty()).then(|| EventWait {
+            kind: WaitKind::Spin(awaited_posts),
+            signals: core.link_driver.transport().signals(),
+        })
+    }
+
+    fn begin_sleep(&self, core: &Core, timeout: Option<Duration>) -> EventWait {
+        // A thread that waits for its own operation first polls, because waking up takes time. The progress thread does not
+        // poll, because it would take the processor from the program's computation.
+        let spin = if core.background.is_empty() { core.poll_time.max() } else { Duration::ZERO };
+        EventWait { kind: WaitKind::Sleep { spin, timeout }, signals: core.link_driver.transport().signals() }
+    }
+
+    fn wait_for_events(&self, EventWait { kind, signals }: EventWait) -> FoundEvents {
+        let (mut events, started) = (Vec::new(), Instant::now());
+        let has_work = self.meter.time(ProfilePart::Wait, || match &kind {
+            WaitKind::Spin(posts) => self.spin_on_posts(started, posts, signals.as_deref(), &mut events),
+            WaitKind::Sleep { spin, timeout } => self
+                .spin_and_sleep(started, (*spin, *timeout), signals.as_deref(), &mut events)
+                .map(|()| true),
+        });
+        let waited = matches!(kind, WaitKind::Sleep { .. }).then(|| started.elapsed());
+        FoundEvents { events, has_work, waited }
+    }
+
+    fn handle_events(&self, core: &mut Core, found: FoundEvents) -> bool {
+        let FoundEvents { events, has_work, waited } = found;
+        core.link_driver.transport_mut().sockets_mut().serve(self.now(), events);
+        if let Some(waited) = waited {
+            core.poll_time.record_wait(waited);
         }
+        has_work.unwrap_or_else(|error| {
+            core.link_driver.abort(&format!("the operating system could not wait for sockets: {error}"));
+            true
+        })
+    }
+
+    fn interrupt_wait(&self) {
+        let _ = self.waker.wake();
+    }
+
+    fn measure_wait<R>(&self, wait: impl FnOnce() -> R) -> R {
+        self.meter.time(ProfilePart::Wait, wait)
+    }
+}
+
+impl DrivenCore for Core {
+    type OpId = OpId;
+    type Deferred = (Vec<Kernels>, Deferred);
+
+    fn check_before_locking() {
+        assert!(
+            !link_io::is_reducing(),
+            "a reduction function must not use groups or handles, and must not drop them"
+        );
+        debug_assert!(!deferred_drop::holds_lock(), "a thread must not lock two cores, or one core twice");
+    }
+
+    fn record_locked() {
+        deferred_drop::record_lock_taken();
+    }
+
+    fn take_deferred(&mut self) -> Self::Deferred {
+        (std::mem::take(&mut self.deferred_kernels), deferred_drop::record_lock_released())
+    }
+
+    fn has_deferred_drops(&self) -> bool {
+        !self.deferred_kernels.is_empty() || deferred_drop::has_deferred_drops()
+    }
+
+    fn poll(&mut self, now: Timestamp) -> PollProgress {
+        Self::poll(self, now)
+    }
+
+    fn take_wake_bytes(&mut self) -> bool {
+        self.link_driver.transport_mut().take_wake_bytes()
+    }
+
+    fn prepare_to_sleep(&mut self) -> bool {
+        Self::prepare_to_sleep(self)
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        Self::next_deadline(self)
+    }
+
+    fn is_active(&self, id: OpId) -> bool {
+        self.active_ids.contains(&id)
+    }
+
+    fn background(&mut self) -> &mut SortedSet<OpId> {
+        &mut self.background
     }
 }
 

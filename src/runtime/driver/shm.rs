@@ -12,6 +12,7 @@ use super::blocking::{BlockingCollective, FUNCTION_PANICKED, SleepDecision, reco
 use super::core::{Core, PollProgress};
 use super::shm_counters::OperationTimer;
 use super::tasks::{AwaitedPosts, CoreRounds, OperationOutput, ShmTask};
+use super::threads::ThreadedDriver as _;
 use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
 use crate::runtime::error::Error;
 use crate::runtime::host_rounds::{HostRounds, ShmPoll, ShmRequest};
@@ -78,12 +79,10 @@ impl Driver {
     fn wake_peers(&self, collective: &mut BlockingCollective) {
         let mut core = self.shared.lock();
         collective.wake_peers(&mut core);
-        if matches!(self.shared.poll_core(&mut core, self.shared.now()), PollProgress::Progress) {
-            self.shared.wake_waiters(&mut core);
+        if matches!(self.shared.poll(&mut core, self.shared.now()), PollProgress::Progress) {
+            core.wake_waiters();
         }
-        if core.has_socket_waiter {
-            let _ = self.shared.waker.wake();
-        }
+        self.shared.wake_socket_waiter(&core);
     }
 
     /// Sleeps until the ranks have posted for which the collective waits.
