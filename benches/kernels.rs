@@ -23,7 +23,7 @@ fn bench_reductions(c: &mut Criterion) {
             b.iter(|| {
                 let accumulator = bytemuck::cast_slice_mut(&mut accumulator);
                 let kernel = &kernels.reduce_last;
-                kernel.apply(black_box(accumulator), bytemuck::cast_slice(&input), 4);
+                kernel.apply(black_box(accumulator), bytemuck::cast_slice(&input));
             });
         });
     };
@@ -37,7 +37,8 @@ fn bench_reductions(c: &mut Criterion) {
         (DType::I64Loc, ReduceOp::MaxLoc),
     ];
     for (dtype, op) in on_numbers.chain(other_kinds) {
-        measure(op.name(), dtype, &kernels(dtype, op).expect("the operation is defined for this type"));
+        let kernels = kernels(dtype, op).expect("the operation is defined for this type");
+        measure(op.name(), dtype, &kernels.of_contributions(4));
     }
     measure("custom", DType::F32, &Kernels::custom(|a: &f32, b: &f32| a + b));
     group.finish();

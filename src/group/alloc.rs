@@ -12,15 +12,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::parts::{layout_digest, zeroed};
-use super::rounds_home::RoundsHome;
-use super::share::{LOCATION_WORDS, location_from_words, location_to_words};
-use super::{Buffer, Error, Group, Input, OwnedBuffer};
+use super::share::{LOCATION_WORDS, ShareError, location_from_words, location_to_words};
+use super::{Error, Group, OwnedBuffer};
+use crate::runtime::buffer::impl_buffer_of_slice;
 use crate::runtime::buffer::sealed::Sealed;
 use crate::runtime::host_rounds::HostRounds;
-use crate::schedule::CollectiveSpec;
-use crate::schedule::partition::Partition;
 use crate::shm::{BUFFERS_MAX, ExposedBuffer, RemoteBuffer, TOKEN_BYTES};
-use crate::types::{Element, Site};
+use crate::types::{Contract, Element, Site};
 
 /// The status of a rank that has created its memory. Each rank sends its status as the first word of its report.
 const HAS_MEMORY: u64 = 1;
@@ -96,26 +94,27 @@ impl Group {
     #[track_caller]
     pub fn alloc<T: Element>(&mut self, count: usize) -> Result<SharedBuffer<T>, Error> {
         let site = Site::here();
-        if self.host_rounds.is_none() {
+        if !self.shares_memory {
             self.check_abort()?;
             log::info!("group {} has no shared memory, so its buffers use ordinary memory", self.id);
             return SharedBuffer::private(count);
         }
-        match self.try_to_alloc(count, site)? {
+        match self.try_to_alloc(count, site) {
             Ok(shared) => Ok(SharedBuffer(BufferKind::Shared(shared))),
-            Err(why) => {
+            Err(error) => {
+                let why = error.reason()?;
                 log::info!("a buffer of group {} uses ordinary memory: {why}", self.id);
                 SharedBuffer::private(count)
             }
         }
     }
 
-    /// Allocates a buffer that all ranks can access, or returns why that failed.
+    /// Allocates a buffer that all ranks can access.
     fn try_to_alloc<T: Element>(
         &mut self,
         count: usize,
         site: Site,
-    ) -> Result<Result<SharedElements<T>, String>, Error> {
+    ) -> Result<SharedElements<T>, ShareError> {
         let has_max_buffers = self.with_rounds(HostRounds::has_max_buffers).unwrap_or(false);
         let bytes = count.checked_mul(size_of::<T>()).filter(|&bytes| isize::try_from(bytes).is_ok());
         let (report, created) = match bytes {
@@ -123,65 +122,45 @@ impl Group {
             Some(_) if has_max_buffers => (report_without_memory(HAS_MAX_BUFFERS), None),
             Some(bytes) => create_memory(bytes),
         };
-        let reports = self.gather_words(report, site)?;
+        let set_layout = |contract: &mut Contract| contract.layout = layout_digest(LAYOUT);
+        let reports = self.gather_numbers(report, site, set_layout)?;
         for (status, error) in [
             (SIZE_OVERFLOWS, Error::InvalidCounts("a rank requests more than memory can hold")),
             (HAS_MAX_BUFFERS, Error::TooManyBuffers(BUFFERS_MAX)),
         ] {
             if reports.iter().any(|report| report[0] == status) {
-                return Err(error);
+                return Err(error.into());
             }
         }
+        let created = created.transpose()?;
         if reports.iter().any(|report| report[0] != HAS_MEMORY) {
-            return Ok(Err(created.and_then(Result::err).map_or_else(
-                || "another rank could not create its memory".into(),
-                |error| error.to_string(),
-            )));
+            return Err("another rank could not create its memory".into());
         }
         let others = reports.iter().enumerate().filter(|(rank, _)| *rank != self.rank.index());
         let opened: io::Result<Vec<RemoteBuffer>> = others.map(|(_, report)| open_memory(report)).collect();
-        let have_opened = self.gather_words([u64::from(opened.is_ok())], site)?;
-        match (created, opened) {
-            (Some(Ok(mut exposed)), Ok(others)) if have_opened.iter().all(|&[is_open]| is_open == 1) => {
-                exposed.close_file();
-                let alive = Arc::new(());
-                let has_dropped_buffers = self.with_rounds(|host_rounds| {
-                    host_rounds.register_buffer(&mut exposed, Arc::downgrade(&alive), others)
-                });
-                let shared = |has_dropped_buffers| SharedElements {
-                    exposed,
-                    alive: Some(alive),
-                    has_dropped_buffers,
-                    element: PhantomData,
-                };
-                Ok(has_dropped_buffers.map(shared).ok_or_else(|| "the job has failed".into()))
-            }
-            (_, Err(error)) => Ok(Err(error.to_string())),
-            _ => Ok(Err("another rank could not open the memory of a peer".into())),
-        }
+        let have_opened = self.gather_numbers([u64::from(opened.is_ok())], site, set_layout)?;
+        let others = opened?;
+        let mut exposed = created
+            .filter(|_| have_opened.iter().all(|&[has_opened]| has_opened == 1))
+            .ok_or("another rank could not open the memory of a peer")?;
+        exposed.close_file();
+        let alive = Arc::new(());
+        let weak = Arc::downgrade(&alive);
+        let has_dropped_buffers = self
+            .with_rounds(|host_rounds| host_rounds.register_buffer(&mut exposed, weak, others))
+            .ok_or("the job has failed")?;
+        Ok(SharedElements { exposed, alive: Some(alive), has_dropped_buffers, element: PhantomData })
     }
 
     /// Calls `use_rounds` with the rounds of the group, which the core may have. Returns `None` if the job has failed.
     fn with_rounds<R>(&mut self, use_rounds: impl FnOnce(&mut HostRounds) -> R) -> Option<R> {
         match (&mut self.host_rounds, &self.job) {
-            (Some(RoundsHome::Owned(host_rounds)), _) => Some(use_rounds(host_rounds)),
-            (Some(RoundsHome::InCore), Some(job)) => job.driver.with_rounds(self.id, use_rounds),
-            _ => None,
+            (Some(host_rounds), _) => Some(use_rounds(host_rounds)),
+            (None, Some(job)) => {
+                job.driver.core().rounds.get_mut(&(self.id, 0)).map(|rounds| use_rounds(rounds))
+            }
+            (None, None) => None,
         }
-    }
-
-    /// Gathers `N` words from every rank, and returns the words in rank order.
-    fn gather_words<const N: usize>(
-        &mut self,
-        own_words: [u64; N],
-        site: Site,
-    ) -> Result<Vec<[u64; N]>, Error> {
-        let mut all = vec![[0u64; N]; self.world.as_usize()];
-        all[self.rank.index()] = own_words;
-        let spec = CollectiveSpec::AllGather(Partition::of_equal_parts(N, self.world));
-        let call = self.new_call::<u64>(spec, site).with_layout(layout_digest(LAYOUT));
-        self.run(call, all.as_flattened_mut())?;
-        Ok(all)
     }
 }
 
@@ -265,21 +244,7 @@ impl<T: Element> AsMut<[T]> for SharedBuffer<T> {
     }
 }
 
-impl<T: Element> Buffer for SharedBuffer<T> {
-    type Element = T;
-
-    fn elements_mut(&mut self) -> Result<&mut [T], Error> {
-        Ok(self)
-    }
-}
-
-impl<T: Element> Input for SharedBuffer<T> {
-    type Element = T;
-
-    fn elements(&self) -> Result<&[T], Error> {
-        Ok(self)
-    }
-}
+impl_buffer_of_slice! { SharedBuffer<T>; }
 
 impl<T: Element> Sealed for SharedBuffer<T> {}
 

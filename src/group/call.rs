@@ -5,6 +5,8 @@ use std::time::Duration;
 use half::{bf16, f16};
 
 use super::handle::Handle;
+use super::parts::layout_digest;
+use super::selection::AlgorithmSelection;
 use super::{Error, Group, OwnedBuffer};
 use crate::codec::{CompressedElement, Compression};
 use crate::engine::{OperationRequest, SendMode};
@@ -16,7 +18,7 @@ use crate::runtime::memory::{BufferAccess, Memory};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::topology::{Medium, Topology};
 use crate::types::{
-    Algorithm, Contract, DType, Element, HOSTS_GROUP_BIT, Operation, Rank, ReduceOp, Site, WorldSize,
+    Algorithm, Contract, Element, HOSTS_GROUP_BIT, Operation, Rank, ReduceOp, Site, WorldSize,
 };
 
 /// The number of elements that a compressed all-reduce converts at a time. The converted elements take 2 MiB of memory and 2 MiB
@@ -25,89 +27,97 @@ const COMPRESSED_BLOCK_ELEMENTS: usize = 1 << 20;
 
 /// A collective that a caller requests, and the algorithm that was chosen for it.
 pub struct Call {
-    pub(super) spec: CollectiveSpec,
-    pub(super) reduction: Option<Reduction>,
-    pub(super) algorithm: Algorithm,
+    spec: CollectiveSpec,
+    /// The arguments with which the engine begins the operation. They include the algorithm.
+    pub(super) request: OperationRequest,
+    /// The reduction functions; `None` without a reduction.
+    kernels: Option<Kernels>,
     /// Whether the whole collective runs in shared memory.
-    pub(super) uses_shared_memory: bool,
+    uses_shared_memory: bool,
     /// For an all-reduce of `f32`: the type that the ranks send.
-    compression: Compression,
+    pub(super) compression: Compression,
     /// Whether the reduction must be applied in rank order, because it may not commute.
     in_rank_order: bool,
-    /// A digest of the lengths of uneven parts; 0 for even parts.
-    layout: u32,
-    pub(super) site: Site,
-}
-
-/// The reduction of the elements at the same index of all ranks' buffers.
-#[derive(Clone)]
-pub(super) struct Reduction {
-    pub(super) op: ReduceOp,
-    pub(super) kernels: Kernels,
-}
-
-impl Reduction {
-    /// Returns a built-in reduction.
-    pub(super) fn built_in<T: Element>(op: ReduceOp) -> Result<Self, Error> {
-        let kernels = reduce::kernels(T::DTYPE, op).ok_or(Error::Unsupported { op, dtype: T::DTYPE })?;
-        Ok(Self { op, kernels })
-    }
-
-    /// Returns a reduction with a function of the user.
-    pub(super) fn custom<T: Element>(function: impl Fn(&T, &T) -> T + Send + Sync + 'static) -> Self {
-        Self { op: ReduceOp::Custom, kernels: Kernels::custom(function) }
-    }
+    world: WorldSize,
 }
 
 impl Call {
-    /// Sets the reduction.
-    pub(super) fn with_reduction(mut self, reduction: Reduction) -> Self {
-        self.reduction = Some(reduction);
-        self
+    /// Sets a built-in reduction. Returns an error if the reduction is not defined.
+    pub(super) fn with_built_in(self, op: ReduceOp) -> Result<Self, Error> {
+        let Contract { operation, dtype, .. } = self.request.contract;
+        let is_scan = matches!(operation, Operation::Scan | Operation::Exscan);
+        let kernels = reduce::kernels(dtype, op).filter(|_| !is_scan || op != ReduceOp::Average);
+        let kernels = kernels.ok_or(Error::Unsupported { op, dtype })?.of_contributions(self.world.get());
+        Ok(self.with_reduction(op, kernels))
     }
 
-    /// Makes an all-reduce of `f32` send compressed elements.
-    pub(super) fn with_compression(mut self, compression: Compression) -> Self {
-        self.compression = compression;
-        self
-    }
-
-    /// Makes the reduction run in rank order.
-    pub(super) fn in_rank_order(mut self) -> Self {
-        self.in_rank_order = true;
-        if !self.uses_shared_memory {
-            self.algorithm = Algorithm::Chain;
+    /// Sets a reduction with a function of the caller.
+    pub(super) fn with_function(self, kernels: Kernels) -> Self {
+        let mut call = self.with_reduction(ReduceOp::Custom, kernels);
+        // Scans always reduce in rank order. A reduce-scatter cannot.
+        let contract = &mut call.request.contract;
+        call.in_rank_order = matches!(contract.operation, Operation::AllReduce | Operation::Reduce);
+        if call.in_rank_order && !call.uses_shared_memory {
+            contract.algorithm = Algorithm::Chain;
         }
+        call
+    }
+
+    fn with_reduction(mut self, op: ReduceOp, kernels: Kernels) -> Self {
+        self.request.contract.reduction = Some(op);
+        self.kernels = Some(kernels);
         self
     }
 
-    /// Sets the direct algorithm: every rank sends to every other rank.
-    pub(super) fn with_direct_algorithm(mut self) -> Self {
-        self.algorithm = Algorithm::Direct;
-        self
-    }
-
-    /// Returns the request to run the call in the shared memory of `world` ranks.
-    fn into_shm_request(self, world: WorldSize) -> ShmRequest {
-        let kernels = self.reduction.map(|reduction| reduction.kernels);
-        ShmRequest { spec: self.spec, kernels, divisor: world.get() }
-    }
-
-    /// Sets the digest of the lengths of uneven parts.
-    pub(super) fn with_layout(mut self, layout: u32) -> Self {
-        self.layout = layout;
+    /// Makes the ranks compare the lengths of uneven parts.
+    pub(super) fn with_counts(mut self, counts: Option<&[usize]>) -> Self {
+        self.request.contract.layout = counts.map_or(0, |counts| layout_digest(counts.iter().copied()));
         self
     }
 }
 
 impl Group {
+    /// Returns the algorithm of `operation` on a buffer of `bytes` bytes. A reduction with a function of the
+    /// caller may use another algorithm.
+    pub fn algorithm(&self, operation: Operation, bytes: usize) -> Algorithm {
+        let medium = match &self.hierarchical_data {
+            _ if self.shares_memory => Medium::SharedMemory,
+            Some(hierarchical_data) => Medium::Hosts(&hierarchical_data.layout),
+            None => Medium::Links,
+        };
+        match &self.job {
+            Some(job) => job.selection.choose(operation, self.world, bytes as u64, medium),
+            None => AlgorithmSelection::default().choose(operation, self.world, bytes as u64, medium),
+        }
+    }
+
     /// Returns a call without a reduction and with even parts, on elements of type `T`.
     pub(super) fn new_call<T: Element>(&self, spec: CollectiveSpec, site: Site) -> Call {
-        let uses_shared_memory = self.host_rounds.is_some() && spec.has_known_part_lengths();
-        let algorithm = self.algorithm_of::<T>(spec.operation(), spec.count());
-        let compression = Compression::None;
-        let (reduction, in_rank_order, layout) = (None, false, 0);
-        Call { spec, reduction, algorithm, uses_shared_memory, compression, in_rank_order, layout, site }
+        let mut request = self.new_request::<T>(spec.operation(), spec.count(), site);
+        request.contract.root = spec.root();
+        let uses_shared_memory = self.shares_memory && spec.has_known_part_lengths();
+        let (kernels, compression, in_rank_order) = (None, Compression::None, false);
+        Call { spec, request, kernels, uses_shared_memory, compression, in_rank_order, world: self.world }
+    }
+
+    /// Returns the arguments with which the engine begins an operation on `count` elements of type `T`.
+    pub(super) fn new_request<T: Element>(
+        &self,
+        operation: Operation,
+        count: usize,
+        site: Site,
+    ) -> OperationRequest {
+        let contract = Contract {
+            operation,
+            dtype: T::DTYPE,
+            reduction: None,
+            algorithm: self.algorithm(operation, count.saturating_mul(size_of::<T>())),
+            root: Rank::ZERO,
+            count: count as u64,
+            layout: 0,
+        };
+        let (timeout, spent, mode) = (self.timeout, Duration::ZERO, SendMode::Standard);
+        OperationRequest { group: self.id, contract, timeout, spent, site, mode }
     }
 
     /// Runs a collective that works on `elements` in place, and waits until the collective is complete.
@@ -122,47 +132,35 @@ impl Group {
             }
         }
         self.check_abort()?;
-        self.reduce_single_contribution(&call, elements);
-        self.run_on_bytes::<T>(call, bytemuck::cast_slice_mut::<T, u8>(elements).into())
+        let bytes = bytemuck::cast_slice_mut::<T, u8>(elements);
+        self.reduce_single_contribution(&call.request.contract, bytes);
+        self.run_on_bytes(call, bytes.into())
     }
 
-    /// Runs a collective in which this rank only sends `elements`, and waits until the collective is complete.
-    pub(super) fn run_sending<T: Element>(&mut self, call: Call, elements: &[T]) -> Result<(), Error> {
-        self.run_on_bytes::<T>(call, bytemuck::cast_slice::<T, u8>(elements).into())
-    }
-
-    /// Runs a collective that reads `input` and writes `output`, and waits until the collective is complete. The collective sees
-    /// one buffer: the input followed by the output.
-    pub(super) fn run_with_output<T: Element>(
-        &mut self,
-        call: Call,
-        input: &[T],
-        output: &mut [T],
-    ) -> Result<(), Error> {
-        let (input, output) = (bytemuck::cast_slice::<T, u8>(input), bytemuck::cast_slice_mut(output));
-        self.run_on_bytes::<T>(call, (input, output).into())
-    }
-
-    /// Runs a collective on the bytes of its buffer, in shared memory or by the driver. In a world of one rank, does nothing.
-    fn run_on_bytes<T: Element>(&mut self, call: Call, bytes: BufferAccess<'_>) -> Result<(), Error> {
-        let request = self.operation_request::<T>(&call);
+    /// Runs a collective on the bytes of its buffer, and waits until the collective is complete. The rank only sends the input of
+    /// the buffer. In a world of one rank, does nothing.
+    pub(super) fn run_on_bytes(&mut self, mut call: Call, bytes: BufferAccess<'_>) -> Result<(), Error> {
         let Some(job) = &self.job else { return self.check_abort() };
-        // If asynchronous operations use the rounds, this operation has to queue behind them.
-        if let Some(home) = self.host_rounds.as_mut().filter(|_| call.uses_shared_memory)
-            && let Some(host_rounds) = home.take_back(&job.driver, self.id)
-        {
-            let shm_request = call.into_shm_request(self.world);
-            return job.driver.run_in_shared_memory(host_rounds, &self.members, request, shm_request, bytes);
+        if call.uses_shared_memory {
+            if self.host_rounds.is_none() {
+                self.host_rounds = job.driver.core().take_rounds(self.id);
+            }
+            // If asynchronous operations use the rounds, this operation has to queue behind them.
+            if let Some(host_rounds) = &mut self.host_rounds {
+                let Call { spec, request, kernels, .. } = call;
+                let shm_request = ShmRequest { spec, kernels };
+                return job.driver.run_in_shared_memory(host_rounds, request, shm_request, bytes);
+            }
         }
-        self.hand_over_rounds(&call);
+        self.hand_over_rounds(&mut call);
         let Some(job) = &self.job else { return Ok(()) };
-        job.driver.run(request, bytes, |memory| self.submission::<T>(call, memory)).map(|_| ())
+        job.driver.run(call.request, bytes, |memory| self.submission(call, memory)).map(|_| ())
     }
 
     /// Begins a collective that works on `buffer` in place. The handle returns the buffer.
     pub(super) fn start_in_place<B: OwnedBuffer>(
         &mut self,
-        call: Call,
+        mut call: Call,
         mut buffer: B,
     ) -> Result<Handle<B>, Error> {
         match call.compression {
@@ -171,22 +169,22 @@ impl Group {
             Compression::Bf16 => return self.start_half_precision::<bf16, B>(&call, buffer),
         }
         self.check_abort()?;
-        self.reduce_single_contribution(&call, buffer.as_mut());
+        self.reduce_single_contribution(&call.request.contract, bytemuck::cast_slice_mut(buffer.as_mut()));
         let Some(job) = self.job.clone() else { return Ok(Handle::ready(Ok(buffer))) };
-        let request = self.operation_request::<B::Element>(&call);
-        self.hand_over_rounds(&call);
-        let id = job.driver.submit(request, self.submission::<B::Element>(call, Memory::owned(buffer)))?;
+        self.hand_over_rounds(&mut call);
+        let id = job.driver.submit(call.request, self.submission(call, Memory::owned(buffer)))?;
         let make_result = |output: OperationOutput| output.memory.into_owned().ok_or(Error::Taken);
         Ok(Handle::pending(job, id, make_result))
     }
 
     /// Reduces the elements if no other rank contributes to the result: in a world of one rank, and on rank 0 of a scan or
     /// exscan. For example, a logical reduction converts each element to 0 or 1.
-    fn reduce_single_contribution<T: Element>(&self, call: &Call, elements: &mut [T]) {
-        let is_scan = matches!(call.spec, CollectiveSpec::Scan { .. } | CollectiveSpec::Exscan { .. });
-        let is_only_contribution = self.world == WorldSize::ONE || (is_scan && self.rank == Rank::ZERO);
-        if let Some(reduction) = call.reduction.as_ref().filter(|_| is_only_contribution) {
-            reduce::reduce_single_contribution(T::DTYPE, reduction.op, bytemuck::cast_slice_mut(elements));
+    fn reduce_single_contribution(&self, contract: &Contract, bytes: &mut [u8]) {
+        let is_scan = matches!(contract.operation, Operation::Scan | Operation::Exscan);
+        if let Some(op) = contract.reduction
+            && (self.world == WorldSize::ONE || (is_scan && self.rank == Rank::ZERO))
+        {
+            reduce::reduce_single_contribution(contract.dtype, op, bytes);
         }
     }
 
@@ -198,34 +196,12 @@ impl Group {
         }
     }
 
-    /// Returns the arguments with which the engine begins the operation of a call.
-    pub(super) fn operation_request<T: Element>(&self, call: &Call) -> OperationRequest {
-        let operation = call.spec.operation();
-        let contract = Contract {
-            operation,
-            dtype: if operation == Operation::Barrier { DType::U8 } else { T::DTYPE },
-            reduction: call.reduction.as_ref().map(|reduction| reduction.op),
-            algorithm: call.algorithm,
-            root: call.spec.root(),
-            count: call.spec.count() as u64,
-            layout: call.layout,
-        };
-        let group_bit = if call.algorithm == Algorithm::Hierarchy { HOSTS_GROUP_BIT } else { 0 };
-        OperationRequest {
-            group: self.id | group_bit,
-            contract,
-            timeout: self.timeout,
-            spent: Duration::ZERO,
-            site: call.site,
-            mode: SendMode::Standard,
-        }
-    }
-
     /// Returns the operation that the driver has to begin for a call.
-    fn submission<T: Element>(&self, call: Call, memory: Memory) -> Submission {
+    fn submission(&self, call: Call, memory: Memory) -> Submission {
+        let Contract { algorithm, dtype, .. } = call.request.contract;
         let medium = match &self.hierarchical_data {
             _ if call.uses_shared_memory => Medium::SharedMemory,
-            Some(hierarchical_data) if call.algorithm == Algorithm::Hierarchy => {
+            Some(hierarchical_data) if algorithm == Algorithm::Hierarchy => {
                 Medium::Hosts(&hierarchical_data.layout)
             }
             _ => Medium::Links,
@@ -233,22 +209,25 @@ impl Group {
         let chunk_bytes = self.job.as_ref().map_or(1 << 20, |job| job.chunk_bytes);
         let (world, rank, members) = (self.world, self.rank, &self.members);
         let topology = Topology { world, rank, members, medium, chunk_bytes };
-        let blocks = topology.plan(&call.spec, call.algorithm, call.in_rank_order, size_of::<T>());
-        let kernels = call.reduction.map(|reduction| reduction.kernels);
-        Submission::Collective(blocks, BufferAndReduction { memory, kernels, divisor: world.get() })
+        let blocks = topology.plan(&call.spec, algorithm, call.in_rank_order, dtype.size_bytes());
+        Submission::Collective(blocks, BufferAndReduction { memory, kernels: call.kernels })
     }
 
-    /// Hands the rounds that the operation of a call uses over to the core.
-    fn hand_over_rounds(&mut self, call: &Call) {
+    /// Hands the rounds that the operation of a call uses over to the core, unless the core already has them. The stages of a
+    /// hierarchical collective have a group number of their own.
+    fn hand_over_rounds(&mut self, call: &mut Call) {
         let Some(job) = &self.job else { return };
-        if let Some(home) = self.host_rounds.as_mut().filter(|_| call.uses_shared_memory) {
-            home.hand_over(&job.driver, (self.id, 0), &self.members);
-        }
-        if call.algorithm == Algorithm::Hierarchy
-            && let Some(hierarchical) = &mut self.hierarchical_data
+        if call.uses_shared_memory
+            && let Some(host_rounds) = self.host_rounds.take()
         {
-            for (stage, home) in hierarchical.stage_rounds.iter_mut().flatten().enumerate() {
-                home.hand_over(&job.driver, (self.id | HOSTS_GROUP_BIT, stage), &hierarchical.local_members);
+            job.driver.core().rounds.insert((self.id, 0), host_rounds);
+        }
+        if let Some(hierarchical_data) = &mut self.hierarchical_data
+            && call.request.contract.algorithm == Algorithm::Hierarchy
+        {
+            call.request.group |= HOSTS_GROUP_BIT;
+            for (stage, host_rounds) in hierarchical_data.stage_rounds.drain(..).enumerate() {
+                job.driver.core().rounds.insert((call.request.group, stage), Box::new(host_rounds));
             }
         }
     }
@@ -299,9 +278,9 @@ impl Group {
 
     /// Returns the call of one block of a compressed all-reduce.
     fn half_precision_call<H: Element>(&self, call: &Call, count: usize) -> Result<Call, Error> {
-        let block_call = self.new_call::<H>(CollectiveSpec::AllReduce { count }, call.site);
-        match &call.reduction {
-            Some(reduction) => Ok(block_call.with_reduction(Reduction::built_in::<H>(reduction.op)?)),
+        let block_call = self.new_call::<H>(CollectiveSpec::AllReduce { count }, call.request.site);
+        match call.request.contract.reduction {
+            Some(op) => block_call.with_built_in(op),
             None => Ok(block_call),
         }
     }

@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
-use super::plan::{InPlace, OutOfPlace};
+use super::parts::{output_elements, zeroed};
+use super::plan::{InPlace, MemoryAccess, OutOfPlace, Plan};
 use super::{Buffer, Error, Group, Handle, Input, OwnedBuffer};
-use crate::types::Site;
+use crate::shm::copy_to_buffer;
+use crate::types::{Element, Site};
 
 /// A collective that is ready to run. All ranks of the group must run the same verb with the same options. The ranks may choose
 /// different methods: for example, one rank may wait for the collective and another rank may get a handle.
@@ -55,7 +57,25 @@ impl<V> Collective<'_, V> {
     where
         V: InPlace<B::Element>,
     {
-        self.group.run_verb_in_place(&self.verb, buffer.elements_mut()?, self.site)
+        let Self { group, verb, site } = self;
+        let elements = buffer.elements_mut()?;
+        let plan = verb.plan_in_place(group, elements.len(), site)?;
+        let Some(start) = plan.start else {
+            let mut memory = plan.fill(elements, |input| verb.prepare_in_place(input))?;
+            group.run(plan.call, &mut memory)?;
+            let result = &memory[plan.result];
+            elements[..result.len()].copy_from_slice(result);
+            return Ok(0..result.len());
+        };
+        let memory = &mut elements[start..start + plan.count];
+        verb.prepare_in_place(&mut memory[plan.input]);
+        match plan.access {
+            MemoryAccess::Sent => {
+                group.run_on_bytes(plan.call, bytemuck::cast_slice::<B::Element, u8>(memory).into())?;
+            }
+            _ => group.run(plan.call, memory)?,
+        }
+        Ok(start + plan.result.start..start + plan.result.end)
     }
 
     /// Runs the collective on `input`, and returns this rank's result. The vector is empty if this rank gets no result.
@@ -67,8 +87,17 @@ impl<V> Collective<'_, V> {
     where
         V: OutOfPlace<I::Element>,
     {
-        let input = used_input(&self.verb, self.group, input)?;
-        self.group.run_verb_from(&self.verb, input, self.site)
+        let Self { group, verb, site } = self;
+        let input = used_input(&verb, group, input)?;
+        let plan = verb.plan(group, input.len(), site)?;
+        if let MemoryAccess::Written = plan.access {
+            let mut memory = plan.fill(input, |input| verb.prepare(input))?;
+            group.run(plan.call, &mut memory)?;
+            return Ok(keep_range(memory, plan.result));
+        }
+        let mut output = zeroed(plan.result.len())?;
+        run_without_copy(group, plan, input, &mut output)?;
+        Ok(output)
     }
 
     /// Runs the collective on `input`, and writes this rank's result to `output`, which must have the length of the result. The
@@ -83,8 +112,28 @@ impl<V> Collective<'_, V> {
         B: Buffer<Element = I::Element> + ?Sized,
         V: OutOfPlace<I::Element>,
     {
-        let input = used_input(&self.verb, self.group, input)?;
-        self.group.run_verb_into(&self.verb, input, output, self.site)
+        let Self { group, verb, site } = self;
+        let input = used_input(&verb, group, input)?;
+        let plan = verb.plan(group, input.len(), site)?;
+        let output: &mut [B::Element] = match plan.output_count {
+            Some(count) => output_elements(output, count)?,
+            None => &mut [],
+        };
+        match plan.access {
+            MemoryAccess::Written if output.len() == plan.count && plan.result == (0..plan.count) => {
+                copy_part(group, output, &plan.input, input);
+                verb.prepare(&mut output[plan.input]);
+                group.run(plan.call, output)
+            }
+            MemoryAccess::Written => {
+                let mut memory = plan.fill(input, |input| verb.prepare(input))?;
+                group.run(plan.call, &mut memory)?;
+                let result = &memory[plan.result];
+                output[..result.len()].copy_from_slice(result);
+                Ok(())
+            }
+            _ => run_without_copy(group, plan, input, output),
+        }
     }
 
     /// Begins the collective in place. The handle returns the buffer, which is a vector or a buffer of [`Group::alloc`].
@@ -92,11 +141,30 @@ impl<V> Collective<'_, V> {
     /// # Errors
     ///
     /// The same errors as [`run`](Self::run). The handle returns later failures.
-    pub fn start<B: OwnedBuffer>(self, buffer: B) -> Result<Handle<B>, Error>
+    pub fn start<B: OwnedBuffer>(self, mut buffer: B) -> Result<Handle<B>, Error>
     where
         V: InPlace<B::Element>,
     {
-        self.group.start_verb_in_place(&self.verb, buffer, self.site)
+        let Self { group, verb, site } = self;
+        let count = buffer.as_ref().len();
+        let plan = verb.plan_in_place(group, count, site)?;
+        if plan.start == Some(0) && plan.count == count {
+            verb.prepare_in_place(&mut buffer.as_mut()[plan.input]);
+            return group.start_in_place(plan.call, buffer);
+        }
+        let (memory, target) = match plan.start {
+            Some(start) => {
+                let mut memory = buffer.as_ref()[start..start + plan.count].to_vec();
+                verb.prepare_in_place(&mut memory[plan.input]);
+                (memory, start + plan.result.start)
+            }
+            None => (plan.fill(buffer.as_ref(), |input| verb.prepare_in_place(input))?, 0),
+        };
+        let (result, ended) = (plan.result, group.start_in_place(plan.call, memory)?);
+        Ok(ended.and_then(move |memory| {
+            buffer.as_mut()[target..target + result.len()].copy_from_slice(&memory[result]);
+            Ok(buffer)
+        }))
     }
 
     /// Begins the collective on a copy of `input`. The handle returns this rank's result. The vector is empty if this rank
@@ -109,8 +177,12 @@ impl<V> Collective<'_, V> {
     where
         V: OutOfPlace<I::Element>,
     {
-        let input = used_input(&self.verb, self.group, input)?;
-        self.group.start_verb_from(&self.verb, input, self.site)
+        let Self { group, verb, site } = self;
+        let input = used_input(&verb, group, input)?;
+        let plan = verb.plan(group, input.len(), site)?;
+        let memory = plan.fill(input, |input| verb.prepare(input))?;
+        let (result, ended) = (plan.result, group.start_in_place(plan.call, memory)?);
+        Ok(ended.and_then(move |memory| Ok(keep_range(memory, result))))
     }
 }
 
@@ -121,4 +193,38 @@ where
     I: Input + ?Sized,
 {
     if verb.uses_input(group) { input.elements() } else { Ok(&[]) }
+}
+
+/// Runs a call that does not write to its input.
+fn run_without_copy<T: Element>(
+    group: &mut Group,
+    plan: Plan,
+    input: &[T],
+    output: &mut [T],
+) -> Result<(), Error> {
+    let input_bytes = bytemuck::cast_slice::<T, u8>(input);
+    if let MemoryAccess::InputThenOutput(own_input, own_output) = plan.access {
+        copy_part(group, output, &own_output, &input[own_input]);
+        let output_bytes = bytemuck::cast_slice_mut::<T, u8>(output);
+        return group.run_on_bytes(plan.call, (input_bytes, output_bytes).into());
+    }
+    group.run_on_bytes(plan.call, input_bytes.into())?;
+    copy_part(group, output, &(0..output.len()), &input[plan.result]);
+    Ok(())
+}
+
+/// Copies a part of the input to its place in the output.
+fn copy_part<T: Element>(group: &Group, output: &mut [T], place: &Range<usize>, part: &[T]) {
+    let ranks = if group.host_rounds.is_some() { group.world.as_usize() } else { 1 };
+    let bytes_of_all_ranks = size_of_val(output) * ranks;
+    let target = bytemuck::cast_slice_mut(&mut output[place.clone()]);
+    copy_to_buffer(target, bytemuck::cast_slice(part), bytes_of_all_ranks);
+}
+
+/// Keeps only this range of the elements. This function moves the elements within the vector, because new memory would cost a
+/// page fault for every 4 KiB.
+fn keep_range<T>(mut elements: Vec<T>, range: Range<usize>) -> Vec<T> {
+    elements.truncate(range.end);
+    elements.drain(..range.start);
+    elements
 }

@@ -2,30 +2,12 @@
 
 use std::ops::Range;
 
-use super::call::Reduction;
-use super::selection::GroupMedium;
 use super::verbs::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, Scan};
 use super::{Buffer, Error, Group, Handle, OwnedBuffer};
 use crate::schedule::CollectiveSpec;
-use crate::types::{Algorithm, Element, Operation, Rank, ReduceOp, Site};
+use crate::types::{Rank, ReduceOp, Site};
 
 impl Group {
-    /// Returns the algorithm of `operation` on a buffer of `bytes` bytes. A reduction with a function of the
-    /// caller may use another algorithm.
-    pub fn algorithm(&self, operation: Operation, bytes: usize) -> Algorithm {
-        let medium = match (&self.host_rounds, &self.hierarchical_data) {
-            (Some(_), _) => GroupMedium::SharedMemory,
-            (None, Some(_)) => GroupMedium::Hosts,
-            (None, None) => GroupMedium::Links,
-        };
-        self.selection().choose(operation, self.world, bytes as u64, medium)
-    }
-
-    /// Returns the algorithm of `operation` on a buffer of `count` elements.
-    pub(super) fn algorithm_of<T: Element>(&self, operation: Operation, count: usize) -> Algorithm {
-        self.algorithm(operation, count.saturating_mul(size_of::<T>()))
-    }
-
     /// Replaces every rank's buffer by the reduction of all ranks' buffers. All ranks get the same bits.
     ///
     /// The call uses the algorithm with the lowest cost for the length ([`Group::algorithm`], `docs/algorithms.md`). With n
@@ -41,9 +23,8 @@ impl Group {
     pub fn all_reduce<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
         let site = Site::here();
         let elements = buffer.elements_mut()?;
-        let reduction = Reduction::built_in::<B::Element>(op)?;
         let spec = CollectiveSpec::AllReduce { count: elements.len() };
-        self.run(self.new_call::<B::Element>(spec, site).with_reduction(reduction), elements)
+        self.run(self.new_call::<B::Element>(spec, site).with_built_in(op)?, elements)
     }
 
     /// Asynchronous [`Group::all_reduce`]; the handle returns the buffer, which is a vector or a buffer

@@ -4,7 +4,7 @@ use std::any::Any;
 
 use crate::runtime::buffer::OwnedBuffer;
 use crate::runtime::buffer::sealed::Sealed;
-use crate::runtime::deferred_drop;
+use crate::runtime::deferred_drop::UserValue;
 use crate::types::Element;
 
 /// The elements of another language's array, as a buffer for asynchronous operations. The buffer holds an owner, for example a
@@ -12,7 +12,7 @@ use crate::types::Element;
 pub struct ForeignBuffer<T: Element> {
     start: *mut T,
     count: usize,
-    owner: Option<Box<dyn Any + Send>>,
+    _owner: UserValue<Box<dyn Any + Send>>,
 }
 
 impl<T: Element> ForeignBuffer<T> {
@@ -25,15 +25,7 @@ impl<T: Element> ForeignBuffer<T> {
     /// if the operation is a send. Any thread may drop `owner`.
     pub unsafe fn new(start: *mut T, count: usize, owner: impl Any + Send) -> Self {
         let start = if count == 0 { std::ptr::NonNull::dangling().as_ptr() } else { start };
-        Self { start, count, owner: Some(Box::new(owner)) }
-    }
-}
-
-impl<T: Element> Drop for ForeignBuffer<T> {
-    fn drop(&mut self) {
-        if let Some(owner) = self.owner.take() {
-            deferred_drop::drop_without_lock(owner);
-        }
+        Self { start, count, _owner: UserValue::new(Box::new(owner)) }
     }
 }
 

@@ -33,7 +33,7 @@ impl Group {
         let epoch = Instant::now();
         let options = JoinOptions {
             streams: Streams::new(self.streams()).unwrap_or_default(),
-            transport: self.selection().local_transport,
+            transport: job.selection.local_transport,
             operation_timeout: self.timeout,
             ..options.clone()
         };
@@ -71,7 +71,7 @@ impl Group {
     /// short. Use this for connections on which ranks exchange short requests and replies.
     pub(crate) fn adapt_polling(&self) {
         if let Some(job) = &self.job {
-            job.driver.adapt_polling();
+            job.driver.core().adapt_polling();
         }
     }
 }

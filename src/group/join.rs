@@ -5,12 +5,10 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZero;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::thread::available_parallelism;
 use std::time::Instant;
 
 use super::options::{JoinMethod, JoinOptions, OPERATION_TIMEOUT, SEGMENT_BYTES};
-use super::selection::AlgorithmSelection;
 use super::state::{Origin, SharedJob};
 use super::streams::Streams;
 use super::{Error, Group, tune};
@@ -86,15 +84,13 @@ fn join_and_report(
         .and_then(|sockets| sockets.with_pacing(options.pacing))
         .map_err(StartError::SocketOptions)?;
     let (rank, listener, roster) = match &options.method {
-        JoinMethod::Alone => return Ok(world_of_one(options)),
-        JoinMethod::Peers { file, .. } if file.world() == WorldSize::ONE => return Ok(world_of_one(options)),
-        JoinMethod::Launched(launched) if launched.world == WorldSize::ONE => {
-            return Ok(world_of_one(options));
-        }
-        JoinMethod::Peers { file, rank, bind } => {
+        JoinMethod::Peers { file, rank, bind } if file.world() != WorldSize::ONE => {
             exchange_by_peers_file(options, &sockets, file, *rank, *bind)?
         }
-        JoinMethod::Launched(launched) => exchange_at_launcher(options, &sockets, launched)?,
+        JoinMethod::Launched(launched) if launched.world != WorldSize::ONE => {
+            exchange_at_launcher(options, &sockets, launched)?
+        }
+        _ => return Ok(Group { timeout: options.operation_timeout, ..Group::solo() }),
     };
     let ranks_per_processor = None;
     start_group(
@@ -142,18 +138,13 @@ pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<
     let core = Core::new(LinkDriver::new(settings, transport), failure_reporter.clone());
     let driver = Driver::new(core, epoch, ranks_per_processor, options.interrupt)
         .map_err(|source| StartError::System { what: "an event queue", source })?;
-    let (next_group, selection, initial_streams) =
-        (AtomicU32::new(1), AlgorithmSelection::default(), streams.initial_count());
     let origin =
         Some(Origin { options: options.clone(), member: own_member, ranks_per_processor, failure_reporter });
     let job = SharedJob {
-        driver,
-        next_group,
         congestion,
-        streams: initial_streams,
-        chunk_bytes,
-        selection,
+        streams: streams.initial_count(),
         origin,
+        ..SharedJob::new(driver, chunk_bytes)
     };
     let mut group = Group {
         job: Some(Arc::new(job)),
@@ -174,13 +165,6 @@ pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<
         group.share_memory()
     })?;
     Ok(group)
-}
-
-/// Returns the group of a world of one rank.
-fn world_of_one(options: &JoinOptions) -> Group {
-    let mut group = Group::solo();
-    group.set_timeout(options.operation_timeout);
-    group
 }
 
 /// Creates a job of this process alone, which carries messages of the process to itself. No other process knows its port.
@@ -204,16 +188,7 @@ pub(super) fn create_self_job() -> Result<SharedJob, Error> {
     let core = Core::new(LinkDriver::new(settings, transport), None);
     let driver = Driver::new(core, Instant::now(), 1, None)
         .map_err(|error| refused("an event queue", error.to_string()))?;
-    let (chunk_bytes, selection) = (CHUNK_BYTES, AlgorithmSelection::default());
-    Ok(SharedJob {
-        driver,
-        next_group: AtomicU32::new(1),
-        congestion: None,
-        streams: 1,
-        chunk_bytes,
-        selection,
-        origin: None,
-    })
+    Ok(SharedJob::new(driver, CHUNK_BYTES))
 }
 
 /// Runs the setup of a group with its own group number and its own timeout. All ranks already accept connections, so the timeout

@@ -37,19 +37,15 @@ impl Group {
         // rank adds its queues before it reports that it has the memory.
         let bytes = HostMemoryLayout::new(members.len()).bytes();
         let added = local.share_segment(bytes, |memory| {
-            job.driver.add_queues(&Arc::new(memory), &members, own);
-        })?;
-        match added {
-            Ok(()) => {
-                job.driver.change_over_to_queues(&members, local.rank.index());
-                // A message takes so little time that sleeping would take most of it.
-                job.driver.adapt_polling();
-            }
-            Err(why) => {
-                job.driver.remove_queues();
-                log::info!("the ranks of this host exchange messages over TCP: {why}");
-            }
+            job.driver.core().link_driver.transport_mut().add_queues(&Arc::new(memory), &members, own);
+        });
+        if let Err(error) = added {
+            let why = error.reason()?;
+            job.driver.core().link_driver.transport_mut().remove_queues();
+            log::info!("the ranks of this host exchange messages over TCP: {why}");
+            return Ok(());
         }
+        job.driver.change_over_to_queues(members, self.members[self.rank.index()]);
         Ok(())
     }
 }

@@ -10,7 +10,7 @@ use crate::engine::{Envelope, OperationRequest, Pattern, SendMode};
 use crate::runtime::driver::{OperationOutput, Submission};
 use crate::runtime::memory::{self, Memory};
 use crate::runtime::message_status::Status;
-use crate::types::{ANY_TAG, Contract, Element, Operation, Rank, Site, WorldSize};
+use crate::types::{ANY_TAG, Element, Operation, Rank, Site, WorldSize};
 
 /// The sender of a message to receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -144,8 +144,7 @@ impl Group {
     ) -> Result<(), Error> {
         let site = Site::here();
         let elements = elements.elements()?;
-        let request = self.send_request::<B::Element>(elements.len(), options.into(), site)?;
-        let to = self.world_rank(to)?;
+        let (request, to) = self.send_request::<B::Element>(elements.len(), (to, options.into()), site)?;
         let bytes: &[u8] = bytemuck::cast_slice(elements);
         self.message_job()?.driver.send(request, to, bytes)
     }
@@ -162,9 +161,8 @@ impl Group {
         to: Rank,
         options: impl Into<SendOptions>,
     ) -> Result<Handle<B>, Error> {
-        let request =
-            self.send_request::<B::Element>(elements.as_ref().len(), options.into(), Site::here())?;
-        let to = self.world_rank(to)?;
+        let count = elements.as_ref().len();
+        let (request, to) = self.send_request::<B::Element>(count, (to, options.into()), Site::here())?;
         let job = self.message_job()?;
         if job.driver.try_send_directly(&request, to, bytemuck::cast_slice(elements.as_ref())) {
             return Ok(Handle::ready(Ok(elements)));
@@ -340,8 +338,8 @@ impl Group {
     {
         let site = Site::here();
         let (elements, buffer) = (elements.elements()?, buffer.elements_mut()?);
-        let send_request = self.send_request::<I::Element>(elements.len(), send_tag.into(), site)?;
-        let to = self.world_rank(to)?;
+        let (send_request, to) =
+            self.send_request::<I::Element>(elements.len(), (to, send_tag.into()), site)?;
         // Check the arguments of the receive before anything is sent.
         self.pattern(source, receive_tag)?;
         let driver = &self.message_job()?.driver;
@@ -379,17 +377,17 @@ impl Group {
         Ok(driver.probe(pattern, until)?.map(|envelope| status(&self.members, &envelope)))
     }
 
-    /// Returns the arguments with which the engine begins a send.
+    /// Returns the arguments with which the engine begins a send, and the receiver's rank in the world.
     fn send_request<T: Element>(
         &self,
         count: usize,
-        SendOptions { tag, mode }: SendOptions,
+        (to, SendOptions { tag, mode }): (Rank, SendOptions),
         site: Site,
-    ) -> Result<OperationRequest, Error> {
+    ) -> Result<(OperationRequest, Rank), Error> {
         if tag == ANY_TAG {
             return Err(Error::InvalidTag);
         }
-        Ok(OperationRequest { mode, ..self.message_request::<T>(count, tag, site) })
+        Ok((OperationRequest { mode, ..self.message_request::<T>(count, tag, site) }, self.world_rank(to)?))
     }
 
     /// Returns the arguments with which the engine begins a receive, and the pattern of the messages that the receive accepts.
@@ -408,17 +406,9 @@ impl Group {
 
     /// Returns the arguments with which the engine begins a standard send or a receive of `count` elements.
     fn message_request<T: Element>(&self, count: usize, tag: u32, site: Site) -> OperationRequest {
-        let contract = Contract {
-            operation: Operation::Message,
-            dtype: T::DTYPE,
-            reduction: None,
-            algorithm: self.algorithm_of::<T>(Operation::Message, count),
-            root: Rank::ZERO,
-            count: count as u64,
-            layout: tag,
-        };
-        let (timeout, spent, mode) = (self.timeout, Duration::ZERO, SendMode::Standard);
-        OperationRequest { group: self.id, contract, timeout, spent, site, mode }
+        let mut request = self.new_request::<T>(Operation::Message, count, site);
+        request.contract.layout = tag;
+        request
     }
 
     /// Returns the rank in the world of a rank of the group.

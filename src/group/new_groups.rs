@@ -6,8 +6,6 @@ use std::sync::atomic::Ordering;
 use super::parts::layout_digest;
 use super::state::GroupRetirement;
 use super::{Error, Group};
-use crate::schedule::CollectiveSpec;
-use crate::schedule::partition::Partition;
 use crate::types::{LOCAL_GROUP_BIT, Rank, Site, WorldSize};
 
 impl Group {
@@ -39,10 +37,7 @@ impl Group {
         // several threads split at the same time.
         let counter = job.next_group.fetch_add(1, Ordering::SeqCst);
         let own_entry = [colour.map_or(-1, i64::from), key, i64::from(counter)];
-        let mut entries = vec![[0i64; 3]; self.world.as_usize()];
-        entries[self.rank.index()] = own_entry;
-        let spec = CollectiveSpec::AllGather(Partition::of_equal_parts(own_entry.len(), self.world));
-        self.run(self.new_call::<i64>(spec, site).with_layout(digest), entries.as_flattened_mut())?;
+        let entries = self.gather_numbers(own_entry, site, |contract| contract.layout = digest)?;
         if colour.is_none() {
             return Ok(None);
         }

@@ -2,70 +2,71 @@
 
 use super::{Buffer, Error, Group};
 use crate::runtime::memory;
+use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
-use crate::types::Element;
+use crate::types::{Contract, Element, Site};
 
 /// The error if all parts together exceed the address space.
 pub(super) const TOTAL_TOO_LARGE: Error =
     Error::InvalidCounts("the sum of the counts is more than memory can hold");
 
 impl Group {
-    /// Divides `total` elements into parts of these lengths, or into even parts. Returns the partition and the digest of the
-    /// lengths, which is 0 for even parts.
+    /// Returns the partition into parts of these lengths.
+    pub(super) fn partition<T: Element>(&self, counts: &[usize]) -> Result<Partition, Error> {
+        if counts.len() != self.world.as_usize() {
+            return Err(Error::InvalidCounts("there must be one count for each rank"));
+        }
+        let partition = Partition::from_counts(counts).ok_or(TOTAL_TOO_LARGE)?;
+        check_total::<T>(partition.total()).map(|()| partition)
+    }
+
+    /// Divides `total` elements into parts of these lengths, or into even parts.
     pub(super) fn divide<T: Element>(
         &self,
         counts: Option<&[usize]>,
         total: usize,
-    ) -> Result<(Partition, u32), Error> {
-        let Some(counts) = counts else { return Ok((Partition::even(total, self.world), 0)) };
-        let (partition, layout) = self.partition_from_counts::<T>(counts)?;
+    ) -> Result<Partition, Error> {
+        let Some(counts) = counts else { return Ok(Partition::even(total, self.world)) };
+        let partition = self.partition::<T>(counts)?;
         if partition.total() == total {
-            Ok((partition, layout))
+            Ok(partition)
         } else {
             Err(Error::InvalidCounts("the sum of the counts is not the length of the input"))
         }
     }
 
-    /// Returns the partition and the digest of the parts that all ranks contribute. Without `counts`, each part has
-    /// `own_count` elements.
+    /// Returns the partition into the parts that all ranks contribute. The part of this rank has `own_count` elements. Without
+    /// `counts`, all parts have this length.
     pub(super) fn contributed_parts<T: Element>(
         &self,
         counts: Option<&[usize]>,
         own_count: usize,
-    ) -> Result<(Partition, u32), Error> {
-        if let Some(counts) = counts {
-            let partition = self.checked_partition::<T>(counts, own_count)?;
-            return Ok((partition, layout_digest(counts.iter().copied())));
-        }
-        let total = own_count.checked_mul(self.world.as_usize()).ok_or(TOTAL_TOO_LARGE)?;
-        check_total::<T>(total)?;
-        Ok((Partition::of_equal_parts(own_count, self.world), 0))
-    }
-
-    /// Returns the partition into parts of these lengths, and the digest of the lengths.
-    pub(super) fn partition_from_counts<T: Element>(
-        &self,
-        counts: &[usize],
-    ) -> Result<(Partition, u32), Error> {
-        let own_count = counts.get(self.rank.index()).copied().unwrap_or_default();
-        let partition = self.checked_partition::<T>(counts, own_count)?;
-        Ok((partition, layout_digest(counts.iter().copied())))
-    }
-
-    /// Returns the partition into parts of these lengths. Returns an error if this rank's count is not `own_count`.
-    pub(super) fn checked_partition<T: Element>(
-        &self,
-        counts: &[usize],
-        own_count: usize,
     ) -> Result<Partition, Error> {
-        if counts.len() != self.world.as_usize() {
-            return Err(Error::InvalidCounts("there must be one count for each rank"));
+        let Some(counts) = counts else {
+            check_total::<T>(own_count.checked_mul(self.world.as_usize()).ok_or(TOTAL_TOO_LARGE)?)?;
+            return Ok(Partition::of_equal_parts(own_count, self.world));
+        };
+        let partition = self.partition::<T>(counts)?;
+        if partition.range(self.rank).len() == own_count {
+            Ok(partition)
+        } else {
+            Err(Error::InvalidCounts("the count of this rank is not the length of its part"))
         }
-        if counts[self.rank.index()] != own_count {
-            return Err(Error::InvalidCounts("the count of this rank is not the length of its part"));
-        }
-        let partition = Partition::from_counts(counts).ok_or(TOTAL_TOO_LARGE)?;
-        check_total::<T>(partition.total()).map(|()| partition)
+    }
+
+    /// Gathers `N` numbers from every rank, and returns them in rank order. `change` sets what the ranks agree on besides.
+    pub(super) fn gather_numbers<T: Element, const N: usize>(
+        &mut self,
+        own_numbers: [T; N],
+        site: Site,
+        change: impl FnOnce(&mut Contract),
+    ) -> Result<Vec<[T; N]>, Error> {
+        let mut all = vec![own_numbers; self.world.as_usize()];
+        let spec = CollectiveSpec::AllGather(Partition::of_equal_parts(N, self.world));
+        let mut call = self.new_call::<T>(spec, site);
+        change(&mut call.request.contract);
+        self.run(call, all.as_flattened_mut())?;
+        Ok(all)
     }
 }
 

@@ -3,11 +3,12 @@
 
 use std::ops::Mul;
 
-use self::sealed::SetsReduction;
 use super::Error;
-use super::call::{Call, Reduction};
+use super::call::Call;
 use crate::codec::Compression;
-use crate::types::{Element, Operation, ReduceOp};
+use crate::reduce::Kernels;
+use crate::runtime::deferred_drop::UserValue;
+use crate::types::{Element, ReduceOp};
 
 /// Reduces elements of type `T`: a [`ReduceOp`], a function of the caller ([`function`]) or a scaled sum ([`scaled_sum`]).
 #[diagnostic::on_unimplemented(
@@ -15,12 +16,20 @@ use crate::types::{Element, Operation, ReduceOp};
     note = "pass a `ReduceOp`, or your own function as `verbs::function(...)`",
     note = "a function and a factor have the element type of the buffer; a compressed all-reduce takes `f32`"
 )]
-pub trait Reducer<T: Element>: SetsReduction<T> {}
+pub trait Reducer<T: Element> {
+    /// Sets the reduction of a call.
+    #[doc(hidden)]
+    fn reduce(&self, call: Call) -> Result<Call, Error>;
+
+    /// Changes the input before the call begins.
+    #[doc(hidden)]
+    fn prepare(&self, _input: &mut [T]) {}
+}
 
 /// A reduction with a function of the caller; see [`function`].
 #[derive(Clone)]
 pub struct Function<T> {
-    reduction: Reduction,
+    kernels: Kernels,
     element: std::marker::PhantomData<fn(T) -> T>,
 }
 
@@ -53,7 +62,9 @@ pub struct Compressed {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn function<T: Element>(function: impl Fn(&T, &T) -> T + Send + Sync + 'static) -> Function<T> {
-    Function { reduction: Reduction::custom(function), element: std::marker::PhantomData }
+    let function = UserValue::new(function);
+    let kernels = Kernels::custom(move |lower: &T, higher: &T| function(lower, higher));
+    Function { kernels, element: std::marker::PhantomData }
 }
 
 /// Returns a sum that first multiplies each element of this rank by `factor` (`ncclRedOpCreatePreMulSum` in NCCL). Each rank
@@ -73,34 +84,21 @@ pub fn scaled_sum<T: Element + Mul<Output = T>>(factor: T) -> ScaledSum<T> {
     ScaledSum(factor)
 }
 
-impl<T: Element> Reducer<T> for ReduceOp {}
-impl<T: Element> Reducer<T> for Function<T> {}
-impl<T: Element + Mul<Output = T>> Reducer<T> for ScaledSum<T> {}
-impl Reducer<f32> for Compressed {}
-
-impl<T: Element> SetsReduction<T> for ReduceOp {
+impl<T: Element> Reducer<T> for ReduceOp {
     fn reduce(&self, call: Call) -> Result<Call, Error> {
-        let is_scan = matches!(call.spec.operation(), Operation::Scan | Operation::Exscan);
-        if is_scan && *self == Self::Average {
-            return Err(Error::Unsupported { op: *self, dtype: T::DTYPE });
-        }
-        Ok(call.with_reduction(Reduction::built_in::<T>(*self)?))
+        call.with_built_in(*self)
     }
 }
 
-impl<T: Element> SetsReduction<T> for Function<T> {
+impl<T: Element> Reducer<T> for Function<T> {
     fn reduce(&self, call: Call) -> Result<Call, Error> {
-        let operation = call.spec.operation();
-        let call = call.with_reduction(self.reduction.clone());
-        // Scans always reduce in rank order. A reduce-scatter cannot.
-        let is_ordered = matches!(operation, Operation::AllReduce | Operation::Reduce);
-        Ok(if is_ordered { call.in_rank_order() } else { call })
+        Ok(call.with_function(self.kernels.clone()))
     }
 }
 
-impl<T: Element + Mul<Output = T>> SetsReduction<T> for ScaledSum<T> {
+impl<T: Element + Mul<Output = T>> Reducer<T> for ScaledSum<T> {
     fn reduce(&self, call: Call) -> Result<Call, Error> {
-        SetsReduction::<T>::reduce(&ReduceOp::PreMulSum, call)
+        call.with_built_in(ReduceOp::PreMulSum)
     }
 
     fn prepare(&self, input: &mut [T]) {
@@ -110,24 +108,10 @@ impl<T: Element + Mul<Output = T>> SetsReduction<T> for ScaledSum<T> {
     }
 }
 
-impl SetsReduction<f32> for Compressed {
+impl Reducer<f32> for Compressed {
     fn reduce(&self, call: Call) -> Result<Call, Error> {
-        Ok(SetsReduction::<f32>::reduce(&self.op, call)?.with_compression(self.compression))
-    }
-}
-
-/// The trait [`SetsReduction`](sealed::SetsReduction), which only this crate can implement.
-pub(super) mod sealed {
-    use crate::group::Error;
-    use crate::group::call::Call;
-    use crate::types::Element;
-
-    /// Sets the reduction of a call.
-    pub trait SetsReduction<T: Element> {
-        /// Returns the call with this reduction.
-        fn reduce(&self, call: Call) -> Result<Call, Error>;
-
-        /// Changes the input before the call begins.
-        fn prepare(&self, _input: &mut [T]) {}
+        let mut call = call.with_built_in(self.op)?;
+        call.compression = self.compression;
+        Ok(call)
     }
 }

@@ -4,10 +4,11 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::schedule::cost::{self, LinkCost};
+use crate::schedule::topology::Medium;
 use crate::types::{Algorithm, Operation, WorldSize};
 
 /// The most ranges of buffer sizes for which algorithms can be requested.
-pub(super) const RANGES_MAX: usize = 16;
+const RANGES_MAX: usize = 16;
 
 /// The transport between ranks of one host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -123,17 +124,6 @@ impl fmt::Display for Algorithms {
     }
 }
 
-/// The transports that connect the ranks of a group.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum GroupMedium {
-    /// Only links.
-    Links,
-    /// Memory that all ranks share.
-    SharedMemory,
-    /// Memory that the ranks of each host share, and links between hosts.
-    Hosts,
-}
-
 /// The data that decide which algorithm an operation uses. All ranks of a job have the same data.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AlgorithmSelection {
@@ -152,13 +142,14 @@ impl AlgorithmSelection {
         operation: Operation,
         world: WorldSize,
         bytes: u64,
-        medium: GroupMedium,
+        medium: Medium<'_>,
     ) -> Algorithm {
         let possible = match medium {
-            GroupMedium::SharedMemory => cost::possible_algorithms_in_shared_memory(operation),
-            GroupMedium::Links | GroupMedium::Hosts => cost::possible_algorithms(operation),
+            Medium::SharedMemory => cost::possible_algorithms_in_shared_memory(operation),
+            Medium::Links | Medium::Hosts(_) => cost::possible_algorithms(operation),
         };
-        let is_hierarchical = medium == GroupMedium::Hosts && cost::has_hierarchical_algorithm(operation);
+        let is_hierarchical =
+            matches!(medium, Medium::Hosts(_)) && cost::has_hierarchical_algorithm(operation);
         let is_possible = |algorithm: &Algorithm| match algorithm {
             Algorithm::Hierarchy => is_hierarchical,
             other => possible.contains(other) && cost::can_run(*other, world, bytes),
@@ -168,7 +159,7 @@ impl AlgorithmSelection {
             // With shared memory on each host, the operation always costs less than over links alone.
             _ if is_hierarchical => Algorithm::Hierarchy,
             [only] => *only,
-            _ if medium == GroupMedium::SharedMemory => cost::cheapest_in_shared_memory(world, bytes),
+            _ if matches!(medium, Medium::SharedMemory) => cost::cheapest_in_shared_memory(world, bytes),
             _ => self.link_cost.cheapest(operation, world, bytes),
         })
     }
@@ -177,6 +168,8 @@ impl AlgorithmSelection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schedule::hierarchy::HostLayout;
+    use crate::types::Rank;
 
     #[test]
     fn requested_algorithms_are_parsed_and_printed() {
@@ -200,14 +193,15 @@ mod tests {
         let algorithms = "direct:0-100;one-shot:101-200".parse().unwrap();
         let selection = AlgorithmSelection { algorithms, ..AlgorithmSelection::default() };
         let world = WorldSize::new(4).unwrap();
-        let choose = |operation, bytes| selection.choose(operation, world, bytes, GroupMedium::Links);
+        let choose = |operation, bytes| selection.choose(operation, world, bytes, Medium::Links);
         assert_eq!(choose(Operation::AllReduce, 100), Algorithm::Direct);
         assert_eq!(choose(Operation::AllReduce, 101), Algorithm::OneShot);
         assert_eq!(choose(Operation::AllReduce, 1 << 30), Algorithm::Ring);
         assert_eq!(choose(Operation::Broadcast, 100), Algorithm::Tree);
         assert_eq!(choose(Operation::AllGather, 100), Algorithm::Direct);
+        let layout = HostLayout::new(&[0, 0, 1, 1], Rank::ZERO).unwrap();
         let choose_with_hosts =
-            |operation, bytes| selection.choose(operation, world, bytes, GroupMedium::Hosts);
+            |operation, bytes| selection.choose(operation, world, bytes, Medium::Hosts(&layout));
         assert_eq!(choose_with_hosts(Operation::AllReduce, 100), Algorithm::Direct);
         assert_eq!(choose_with_hosts(Operation::AllReduce, 201), Algorithm::Hierarchy);
         assert_eq!(choose_with_hosts(Operation::Barrier, 0), Algorithm::Hierarchy);

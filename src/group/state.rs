@@ -1,6 +1,5 @@
 //! The state of a group and of its job.
 
-use std::borrow::Cow;
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::atomic::AtomicU32;
@@ -8,12 +7,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::options::{JoinOptions, OPERATION_TIMEOUT};
-use super::rounds_home::RoundsHome;
 use super::selection::AlgorithmSelection;
 use crate::rendezvous::Member;
 use crate::runtime::driver::{Driver, Interrupt};
 use crate::runtime::error::Error;
 use crate::runtime::failure_report::FailureReporter;
+use crate::runtime::host_rounds::HostRounds;
 use crate::runtime::profile::{Meter, Profile};
 use crate::runtime::statistics::Statistics;
 use crate::schedule::hierarchy::HostLayout;
@@ -39,6 +38,14 @@ pub(super) struct SharedJob {
     pub(super) origin: Option<Origin>,
 }
 
+impl SharedJob {
+    /// Returns a job with one connection for each link, which cannot start other jobs.
+    pub(super) fn new(driver: Driver, chunk_bytes: usize) -> Self {
+        let (next_group, selection) = (AtomicU32::new(1), AlgorithmSelection::default());
+        Self { driver, next_group, congestion: None, streams: 1, chunk_bytes, selection, origin: None }
+    }
+}
+
 /// The options with which this rank joined its job. The rank starts isolated jobs with the same options.
 pub(super) struct Origin {
     pub(super) options: JoinOptions,
@@ -50,17 +57,13 @@ pub(super) struct Origin {
     pub(super) failure_reporter: Option<FailureReporter>,
 }
 
-/// The rounds of the first and of the last stage.
-pub(super) type StageRounds = [RoundsHome; 2];
-
 /// The data for hierarchical collectives of a group.
 pub(super) struct HierarchicalData {
     pub(super) layout: HostLayout,
-    /// Rounds for the first stage and rounds for the last stage, so that an operation that waits for the network does not
-    /// delay the first stage of the following operation. `None` if this rank is alone on its host.
-    pub(super) stage_rounds: Option<StageRounds>,
-    /// The world ranks of this host's members.
-    pub(super) local_members: Arc<[Rank]>,
+    /// The rounds of the first stage and of the last stage, until the first hierarchical collective hands them over to the core.
+    /// An operation that waits for the network does not delay the first stage of the following operation. Empty if this rank is
+    /// alone on its host.
+    pub(super) stage_rounds: Vec<HostRounds>,
 }
 
 /// A group of ranks of a job, from the view of one rank.
@@ -93,8 +96,11 @@ pub struct Group {
     pub(super) self_job: Arc<OnceLock<Arc<SharedJob>>>,
     /// In a world of one rank: the error that all calls return after [`Group::abort`].
     pub(super) abort_error: Arc<OnceLock<Error>>,
-    /// The rounds of collectives in shared memory; `None` if not all members share memory.
-    pub(super) host_rounds: Option<RoundsHome>,
+    /// Whether all members share memory.
+    pub(super) shares_memory: bool,
+    /// If all members share memory: the rounds of collectives in this memory. A blocking collective uses them without a lock, in
+    /// the thread that calls it. `None` while the core has the rounds, because of an asynchronous collective.
+    pub(super) host_rounds: Option<Box<HostRounds>>,
     /// The data for hierarchical collectives; `None` if all members are on one host, or if the members on a host do not share
     /// memory.
     pub(super) hierarchical_data: Option<HierarchicalData>,
@@ -108,8 +114,9 @@ pub(super) struct GroupRetirement(pub(super) Option<(Arc<SharedJob>, u32)>);
 impl Drop for GroupRetirement {
     fn drop(&mut self) {
         if let Some((job, id)) = &self.0 {
-            job.driver.retire_group(*id);
-            job.driver.retire_group(*id | HOSTS_GROUP_BIT);
+            let mut core = job.driver.core();
+            core.retire_group(*id);
+            core.retire_group(*id | HOSTS_GROUP_BIT);
         }
     }
 }
@@ -128,6 +135,7 @@ impl Group {
             timeout: OPERATION_TIMEOUT,
             self_job: Arc::default(),
             abort_error: Arc::default(),
+            shares_memory: false,
             host_rounds: None,
             hierarchical_data: None,
             retirement: Arc::new(GroupRetirement(None)),
@@ -174,7 +182,7 @@ impl Group {
     pub fn transport(&self) -> &'static str {
         match &self.job {
             None => "none",
-            Some(_) if self.host_rounds.is_some() => "shm",
+            Some(_) if self.shares_memory => "shm",
             Some(_) if self.hierarchical_data.is_some() => "shm+tcp",
             Some(_) => "tcp",
         }
@@ -213,7 +221,7 @@ impl Group {
     /// the group.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let job = self.job.as_ref().or_else(|| self.self_job.get());
-        job.map(|job| job.driver.descriptors()).unwrap_or_default()
+        job.map(|job| job.driver.core().link_driver.transport().sockets().descriptors()).unwrap_or_default()
     }
 
     /// Returns the host of a rank of the group, for use in errors: its name and address.
@@ -230,13 +238,6 @@ impl Group {
     /// Returns the meter of the job's profile. In a world of one rank, the meter measures nothing.
     pub(super) fn meter(&self) -> Meter {
         self.job.as_ref().map(|job| job.driver.meter().clone()).unwrap_or_default()
-    }
-
-    /// Returns the data that decide which algorithm an operation uses.
-    pub(super) fn selection(&self) -> Cow<'_, AlgorithmSelection> {
-        self.job
-            .as_ref()
-            .map_or_else(|| Cow::Owned(AlgorithmSelection::default()), |job| Cow::Borrowed(&job.selection))
     }
 
     /// Returns the chunk of `rank`: the range of elements that belong to `rank` in [`Group::reduce_scatter`] and

@@ -11,50 +11,40 @@ pub(super) const MEASURED_STREAMS: u8 = 4;
 
 /// The number of connections of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Streams(StreamChoice);
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum StreamChoice {
-    /// A measurement at the start of the job chooses the number.
-    Measured,
-    Fixed(u8),
+pub struct Streams {
+    /// The number; 0 if a measurement at the start of the job chooses the number.
+    count: u8,
 }
 
 impl Streams {
     /// One connection, the default.
-    pub const ONE: Self = Self(StreamChoice::Fixed(1));
+    pub const ONE: Self = Self { count: 1 };
     /// One or four connections. The ranks measure at the start of the job which number is faster.
-    pub const AUTO: Self = Self(StreamChoice::Measured);
+    pub const AUTO: Self = Self { count: 0 };
 
     /// Returns `count` connections; `None` if `count` is not from 1 to 8.
     pub fn new(count: u8) -> Option<Self> {
-        (1..=STREAMS_MAX).contains(&count).then_some(Self(StreamChoice::Fixed(count)))
+        (1..=STREAMS_MAX).contains(&count).then_some(Self { count })
     }
 
     /// Encodes the setting for the rendezvous. 0 means [`Streams::AUTO`].
     pub(super) fn to_byte(self) -> u8 {
-        match self.0 {
-            StreamChoice::Measured => 0,
-            StreamChoice::Fixed(count) => count,
-        }
+        self.count
     }
 
     /// Decodes the byte of [`Streams::to_byte`]; `None` if the byte is larger than 8.
-    pub(super) fn from_byte(byte: u8) -> Option<Self> {
-        if byte == 0 { Some(Self::AUTO) } else { Self::new(byte) }
+    pub(super) fn from_byte(count: u8) -> Option<Self> {
+        (count <= STREAMS_MAX).then_some(Self { count })
     }
 
     /// Returns the number of connections that each link opens at the start of the job.
     pub(super) fn initial_count(self) -> u8 {
-        match self.0 {
-            StreamChoice::Measured => MEASURED_STREAMS,
-            StreamChoice::Fixed(count) => count,
-        }
+        if self.is_measured() { MEASURED_STREAMS } else { self.count }
     }
 
     /// Returns whether a measurement chooses the number of connections.
     pub(super) fn is_measured(self) -> bool {
-        self.0 == StreamChoice::Measured
+        self == Self::AUTO
     }
 }
 
@@ -78,10 +68,7 @@ impl FromStr for Streams {
 
 impl fmt::Display for Streams {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            StreamChoice::Measured => out.write_str("auto"),
-            StreamChoice::Fixed(count) => write!(out, "{count}"),
-        }
+        if self.is_measured() { out.write_str("auto") } else { write!(out, "{}", self.count) }
     }
 }
 

@@ -4,15 +4,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::options::JoinOptions;
-use super::selection::{AlgorithmRange, AlgorithmSelection, Algorithms, LocalTransport, RANGES_MAX};
+use super::selection::{AlgorithmRange, AlgorithmSelection, Algorithms, LocalTransport};
 use super::state::{Group, SharedJob};
 use super::streams::{MEASURED_STREAMS, Streams};
 use crate::runtime::error::Error;
 use crate::schedule::cost::LinkCost;
 use crate::types::{Algorithm, Rank, ReduceOp};
 
-/// The number of 64-bit words that encode an [`AlgorithmRange`].
-const RANGE_WORDS: usize = 3;
 /// The bytes that each rank contributes to a short all-gather.
 const SHORT_BYTES: usize = 8;
 /// The bytes that each rank sends in a long all-gather: more than the burst that a network passes above its rate after a pause.
@@ -89,24 +87,17 @@ fn broadcast_options(
     group: &mut Group,
     options: &JoinOptions,
 ) -> Result<(Algorithms, LocalTransport, bool), Error> {
-    let mut words = [0u64; 2 + RANGES_MAX * RANGE_WORDS];
-    words[..2].copy_from_slice(&[options.transport as u64, u64::from(options.queues)]);
-    for (range_words, range) in words[2..].chunks_exact_mut(RANGE_WORDS).zip(options.algorithms.ranges()) {
-        range_words.copy_from_slice(&[
-            u64::from(range.algorithm.to_byte()),
-            range.bytes_min,
-            range.bytes_max,
-        ]);
-    }
-    group.broadcast(&mut words, Rank::ZERO)?;
-    let range = |words: &[u64]| {
-        let algorithm = u8::try_from(words[0]).ok().and_then(Algorithm::from_byte)?;
-        Some(AlgorithmRange { algorithm, bytes_min: words[1], bytes_max: words[2] })
+    let range = |range: &AlgorithmRange| (range.algorithm.to_byte(), range.bytes_min, range.bytes_max);
+    let ranges: Vec<(u8, u64, u64)> = options.algorithms.ranges().iter().map(range).collect();
+    let own_options = (options.transport as u8, options.queues, ranges);
+    let (transport, has_queues, ranges) = group.broadcast_object(&own_options, Rank::ZERO)?;
+    let range = |(algorithm, bytes_min, bytes_max): (u8, u64, u64)| {
+        Some(AlgorithmRange { algorithm: Algorithm::from_byte(algorithm)?, bytes_min, bytes_max })
     };
-    let algorithms = Algorithms::new(words[2..].chunks_exact(RANGE_WORDS).map_while(range).collect());
+    let algorithms = Algorithms::new(ranges.into_iter().map_while(range).collect());
     let all = [LocalTransport::Auto, LocalTransport::Tcp, LocalTransport::Shm];
-    let transport = all.into_iter().find(|&transport| transport as u64 == words[0]);
-    Ok((algorithms, transport.unwrap_or(LocalTransport::Tcp), words[1] == 1))
+    let transport = all.into_iter().find(|&known| known as u8 == transport);
+    Ok((algorithms, transport.unwrap_or(LocalTransport::Tcp), has_queues))
 }
 
 /// Measures the cost of links: times short and long all-gathers on the ring and, in a small world, a direct all-gather. The
@@ -165,11 +156,14 @@ fn choose_streams_by_measurement(group: &mut Group, local_transport: LocalTransp
     let shares_memory = local_transport != LocalTransport::Tcp && group.local_size() == group.size();
     let count = if shares_memory { 1 } else { measure_faster_count(group)? };
     group.with_job(|job| {
+        let mut core = job.driver.core();
+        let sockets = core.link_driver.transport_mut().sockets_mut();
         if count == 1 {
-            job.driver.use_single_connection();
+            sockets.use_single_connection();
         } else {
-            job.driver.use_streams(count);
+            sockets.use_streams(count);
         }
+        drop(core);
         job.streams = count;
     });
     Ok(())
@@ -208,6 +202,6 @@ fn measure_faster_count(group: &mut Group) -> Result<u8, Error> {
 /// Returns the time in nanoseconds of an all-gather of `bytes` bytes from each rank on the ring, with `count` connections for
 /// each link.
 fn time_with_streams(group: &mut Group, count: u8, bytes: usize) -> Result<f64, Error> {
-    group.with_job(|job| job.driver.use_streams(count));
+    group.with_job(|job| job.driver.core().link_driver.transport_mut().sockets_mut().use_streams(count));
     time_all_gather(group, "ring", bytes)
 }

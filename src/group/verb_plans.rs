@@ -1,7 +1,7 @@
 //! For each verb, the call that it makes, and where the rank's input and result are in the memory of the call.
 
 use super::parts::TOTAL_TOO_LARGE;
-use super::plan::{InPlace, InPlacePlan, MemoryAccess, OutOfPlace, Plan, Plans, PlansInPlace};
+use super::plan::{InPlace, MemoryAccess, OutOfPlace, Plan};
 use super::reducers::Reducer;
 use super::verbs::{
     AllGather, AllReduce, AllToAll, Broadcast, ExchangedCounts, Exscan, Gather, Reduce, ReduceScatter, Scan,
@@ -19,10 +19,7 @@ const WRONG_ROOT_LENGTH: Error =
 /// Implements the traits of verbs that reduce and that use the same memory in place and out of place.
 macro_rules! reducing_verbs {
     ($($verb:ident: |$this:ident, $group:ident, $count:ident, $site:ident| $plan:expr;)+) => { $(
-        impl<T: Element, R: Reducer<T>> InPlace<T> for $verb<R> {}
-        impl<T: Element, R: Reducer<T>> OutOfPlace<T> for $verb<R> {}
-
-        impl<T: Element, R: Reducer<T>> Plans<T> for $verb<R> {
+        impl<T: Element, R: Reducer<T>> OutOfPlace<T> for $verb<R> {
             fn plan(&self, $group: &Group, $count: usize, $site: Site) -> Result<Plan, Error> {
                 let $this = self;
                 $plan
@@ -33,12 +30,12 @@ macro_rules! reducing_verbs {
             }
         }
 
-        impl<T: Element, R: Reducer<T>> PlansInPlace<T> for $verb<R> {
-            fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<InPlacePlan, Error> {
-                let plan = Plans::<T>::plan(self, group, count, site)?;
+        impl<T: Element, R: Reducer<T>> InPlace<T> for $verb<R> {
+            fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
+                let plan = OutOfPlace::<T>::plan(self, group, count, site)?;
                 // The memory of an exscan also has space for the result.
                 let start = (plan.count == count).then_some(0);
-                Ok(InPlacePlan { plan, start })
+                Ok(Plan { start, ..plan })
             }
 
             fn prepare_in_place(&self, input: &mut [T]) {
@@ -60,9 +57,10 @@ reducing_verbs! {
         Ok(if group.rank == this.root { plan } else { plan.without_result() })
     };
     ReduceScatter: |this, group, count, site| {
-        let (partition, layout) = group.divide::<T>(this.counts.as_deref(), count)?;
+        let counts = this.counts.as_deref();
+        let partition = group.divide::<T>(counts, count)?;
         let own = partition.range(group.rank);
-        let call = group.new_call::<T>(CollectiveSpec::ReduceScatter(partition), site).with_layout(layout);
+        let call = group.new_call::<T>(CollectiveSpec::ReduceScatter(partition), site).with_counts(counts);
         Ok(Plan::replacing(this.reducer.reduce(call)?, count).with_places(0..count, own))
     };
     Scan: |this, group, count, site| {
@@ -80,211 +78,153 @@ reducing_verbs! {
     };
 }
 
-impl<T: Element> InPlace<T> for AllGather {}
-impl<T: Element> OutOfPlace<T> for AllGather {}
+/// Implements the traits of verbs that gather one part of each rank.
+macro_rules! gathering_verbs {
+    ($($verb:ident: |$this:ident| $root:expr;)+) => { $(
+        impl<T: Element> OutOfPlace<T> for $verb {
+            fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
+                let ($this, counts) = (self, self.counts.as_deref());
+                gather::<T>(group, $root, (group.contributed_parts::<T>(counts, count)?, counts), site)
+            }
+        }
 
-impl AllGather {
-    fn plan_of<T: Element>(group: &Group, (partition, layout): (Partition, u32), site: Site) -> Plan {
-        let (own, total) = (partition.range(group.rank), partition.total());
-        let call = group.new_call::<T>(CollectiveSpec::AllGather(partition), site).with_layout(layout);
+        impl<T: Element> InPlace<T> for $verb {
+            fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
+                let ($this, counts) = (self, self.counts.as_deref());
+                gather::<T>(group, $root, (group.divide::<T>(counts, count)?, counts), site)
+            }
+        }
+    )+ };
+}
+
+gathering_verbs! {
+    AllGather: |_this| None;
+    Gather: |this| Some(this.root);
+}
+
+/// Returns the plan of a gather to all ranks, or to `root`.
+fn gather<T: Element>(
+    group: &Group,
+    root: Option<Rank>,
+    (partition, counts): (Partition, Option<&[usize]>),
+    site: Site,
+) -> Result<Plan, Error> {
+    group.check_root(root.unwrap_or(Rank::ZERO))?;
+    let (own, total) = (partition.range(group.rank), partition.total());
+    let spec = match root {
+        Some(root) => CollectiveSpec::Gather { partition, root },
+        None => CollectiveSpec::AllGather(partition),
+    };
+    let call = group.new_call::<T>(spec, site).with_counts(counts);
+    Ok(if root.is_none_or(|root| root == group.rank) {
         Plan::replacing(call, total).with_places(own, 0..total)
+    } else {
+        let plan = Plan::sending(call, own.len(), 0..0).without_result();
+        Plan { start: Some(own.start), ..plan }
+    })
+}
+
+/// Returns the plan of a scatter from `root`.
+fn scatter<T: Element>(
+    group: &Group,
+    root: Rank,
+    (partition, counts): (Partition, Option<&[usize]>),
+    site: Site,
+) -> Result<Plan, Error> {
+    group.check_root(root)?;
+    let (own, total) = (partition.range(group.rank), partition.total());
+    let call = group.new_call::<T>(CollectiveSpec::Scatter { partition, root }, site).with_counts(counts);
+    Ok(if group.rank == root {
+        Plan::sending(call, total, own)
+    } else {
+        let plan = Plan::replacing(call, own.len()).with_places(0..0, 0..own.len());
+        Plan { start: Some(own.start), ..plan }
+    })
+}
+
+/// Returns the plan of a broadcast of `count` elements from `root`.
+fn broadcast<T: Element>(group: &Group, root: Rank, count: usize, site: Site) -> Result<Plan, Error> {
+    group.check_root(root)?;
+    let call = group.new_call::<T>(CollectiveSpec::Broadcast { count, root }, site);
+    let input = if group.rank == root { 0..count } else { 0..0 };
+    Ok(Plan::replacing(call, count).with_places(input, 0..count))
+}
+
+impl<T: Element> InPlace<T> for Broadcast {
+    fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
+        broadcast::<T>(group, self.root, count, site)
     }
 }
 
-impl<T: Element> Plans<T> for AllGather {
-    fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
-        let parts = group.contributed_parts::<T>(self.counts.as_deref(), count)?;
-        Ok(Self::plan_of::<T>(group, parts, site))
+impl<T: Element> InPlace<T> for Scatter {
+    fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
+        scatter::<T>(group, self.root, (group.divide::<T>(None, count)?, None), site)
     }
 }
 
-impl<T: Element> PlansInPlace<T> for AllGather {
-    fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<InPlacePlan, Error> {
-        let parts = group.divide::<T>(self.counts.as_deref(), count)?;
-        Ok(Self::plan_of::<T>(group, parts, site).at(0))
-    }
+/// Implements the trait of verbs in which only the root has an input.
+macro_rules! verbs_with_root_input {
+    ($($verb:ty: |$this:ident, $group:ident, $site:ident| $plan:expr;)+) => { $(
+        impl<T: Element> OutOfPlace<T> for $verb {
+            fn plan(&self, $group: &Group, count: usize, $site: Site) -> Result<Plan, Error> {
+                let $this = self;
+                let plan = $plan?;
+                if $group.rank == self.root && count != plan.count { Err(WRONG_ROOT_LENGTH) } else { Ok(plan) }
+            }
+
+            fn uses_input(&self, group: &Group) -> bool {
+                group.rank == self.root
+            }
+        }
+    )+ };
 }
 
-impl<T: Element> InPlace<T> for Gather {}
-impl<T: Element> OutOfPlace<T> for Gather {}
-
-impl Gather {
-    fn plan_of<T: Element>(
-        &self,
-        group: &Group,
-        (partition, layout): (Partition, u32),
-        site: Site,
-    ) -> Result<Plan, Error> {
-        group.check_root(self.root)?;
-        let (own, total) = (partition.range(group.rank), partition.total());
-        let spec = CollectiveSpec::Gather { partition, root: self.root };
-        let call = group.new_call::<T>(spec, site).with_layout(layout);
-        Ok(if group.rank == self.root {
-            Plan::replacing(call, total).with_places(own, 0..total)
-        } else {
-            Plan::sending(call, own.len(), 0..0).without_result()
-        })
-    }
+verbs_with_root_input! {
+    Broadcast<usize>: |this, group, site| broadcast::<T>(group, this.root, this.count, site);
+    Scatter<usize>: |this, group, site| {
+        scatter::<T>(group, this.root, (group.divide::<T>(None, this.parts)?, None), site)
+    };
+    Scatter<Vec<usize>>: |this, group, site| {
+        scatter::<T>(group, this.root, (group.partition::<T>(&this.parts)?, Some(&this.parts)), site)
+    };
 }
 
-impl<T: Element> Plans<T> for Gather {
-    fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
-        let parts = group.contributed_parts::<T>(self.counts.as_deref(), count)?;
-        self.plan_of::<T>(group, parts, site)
-    }
+/// Returns the plan of an exchange of these parts. The ranks compare the total length only if all parts have the same length.
+fn all_to_all<T: Element>(
+    group: &Group,
+    (send, receive): (Partition, Partition),
+    is_even: bool,
+    site: Site,
+) -> Result<Plan, Error> {
+    let (sent, received) = (send.total(), receive.total());
+    let total = sent.checked_add(received).ok_or(TOTAL_TOO_LARGE)?;
+    let access = MemoryAccess::InputThenOutput(send.range(group.rank), receive.range(group.rank));
+    let call = group.new_call::<T>(CollectiveSpec::AllToAll { send, receive, is_even }, site);
+    let plan = Plan::replacing(call, total).with_places(0..sent, sent..total);
+    Ok(Plan { access, start: None, ..plan })
 }
 
-impl<T: Element> PlansInPlace<T> for Gather {
-    fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<InPlacePlan, Error> {
-        let parts = group.divide::<T>(self.counts.as_deref(), count)?;
-        let own_start = parts.0.range(group.rank).start;
-        let plan = self.plan_of::<T>(group, parts, site)?;
-        Ok(plan.at(if group.rank == self.root { 0 } else { own_start }))
-    }
-}
-
-impl<T: Element> InPlace<T> for Broadcast {}
-impl<T: Element> OutOfPlace<T> for Broadcast<usize> {}
-
-impl<N> Broadcast<N> {
-    fn plan_of<T: Element>(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
-        group.check_root(self.root)?;
-        let call = group.new_call::<T>(CollectiveSpec::Broadcast { count, root: self.root }, site);
-        let input = if group.rank == self.root { 0..count } else { 0..0 };
-        Ok(Plan::replacing(call, count).with_places(input, 0..count))
-    }
-}
-
-impl<T: Element> Plans<T> for Broadcast<usize> {
-    fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
-        let plan = self.plan_of::<T>(group, self.count, site)?;
-        if group.rank == self.root && count != self.count { Err(WRONG_ROOT_LENGTH) } else { Ok(plan) }
-    }
-
-    fn uses_input(&self, group: &Group) -> bool {
-        group.rank == self.root
-    }
-}
-
-impl<T: Element> PlansInPlace<T> for Broadcast {
-    fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<InPlacePlan, Error> {
-        Ok(self.plan_of::<T>(group, count, site)?.at(0))
-    }
-}
-
-impl<T: Element> InPlace<T> for Scatter {}
-impl<T: Element> OutOfPlace<T> for Scatter<usize> {}
-impl<T: Element> OutOfPlace<T> for Scatter<Vec<usize>> {}
-
-impl<N> Scatter<N> {
-    fn plan_of<T: Element>(
-        &self,
-        group: &Group,
-        (partition, layout): (Partition, u32),
-        site: Site,
-    ) -> Result<Plan, Error> {
-        group.check_root(self.root)?;
-        let (own, total) = (partition.range(group.rank), partition.total());
-        let spec = CollectiveSpec::Scatter { partition, root: self.root };
-        let call = group.new_call::<T>(spec, site).with_layout(layout);
-        Ok(if group.rank == self.root {
-            Plan::sending(call, total, own)
-        } else {
-            Plan::replacing(call, own.len()).with_places(0..0, 0..own.len())
-        })
-    }
-
-    /// Returns the plan for a separate input of `count` elements.
-    fn plan_from<T: Element>(
-        &self,
-        group: &Group,
-        count: usize,
-        parts: (Partition, u32),
-        site: Site,
-    ) -> Result<Plan, Error> {
-        let total = parts.0.total();
-        let plan = self.plan_of::<T>(group, parts, site)?;
-        if group.rank == self.root && count != total { Err(WRONG_ROOT_LENGTH) } else { Ok(plan) }
-    }
-}
-
-impl<T: Element> Plans<T> for Scatter<usize> {
-    fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
-        self.plan_from::<T>(group, count, group.divide::<T>(None, self.parts)?, site)
-    }
-
-    fn uses_input(&self, group: &Group) -> bool {
-        group.rank == self.root
-    }
-}
-
-impl<T: Element> Plans<T> for Scatter<Vec<usize>> {
-    fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
-        self.plan_from::<T>(group, count, group.partition_from_counts::<T>(&self.parts)?, site)
-    }
-
-    fn uses_input(&self, group: &Group) -> bool {
-        group.rank == self.root
-    }
-}
-
-impl<T: Element> PlansInPlace<T> for Scatter {
-    fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<InPlacePlan, Error> {
-        let parts = group.divide::<T>(None, count)?;
-        let own_start = parts.0.range(group.rank).start;
-        let plan = self.plan_of::<T>(group, parts, site)?;
-        Ok(plan.at(if group.rank == self.root { 0 } else { own_start }))
-    }
-}
-
-impl<T: Element> InPlace<T> for AllToAll {}
-impl<T: Element> OutOfPlace<T> for AllToAll {}
-impl<T: Element> OutOfPlace<T> for AllToAll<ExchangedCounts> {}
-
-impl<N> AllToAll<N> {
-    /// Returns the plan of an exchange of these parts. The ranks compare the total length only if all parts have the same
-    /// length.
-    fn plan_of<T: Element>(
-        group: &Group,
-        (send, receive): (Partition, Partition),
-        is_even: bool,
-        site: Site,
-    ) -> Result<Plan, Error> {
-        let (sent, received) = (send.total(), receive.total());
-        let total = sent.checked_add(received).ok_or(TOTAL_TOO_LARGE)?;
-        let own_part = (send.range(group.rank), receive.range(group.rank));
-        let call = group.new_call::<T>(CollectiveSpec::AllToAll { send, receive, is_even }, site);
-        let plan = Plan::replacing(call, total).with_places(0..sent, sent..total);
-        Ok(Plan { access: MemoryAccess::InputThenOutput(own_part.0, own_part.1), ..plan })
-    }
-}
-
-impl<T: Element> Plans<T> for AllToAll {
+impl<T: Element> OutOfPlace<T> for AllToAll {
     fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
         if !count.is_multiple_of(group.world.as_usize()) {
             return Err(Error::InvalidCounts("the group's size does not divide the input's length"));
         }
         let partition = Partition::even(count, group.world);
-        Self::plan_of::<T>(group, (partition.clone(), partition), true, site)
+        all_to_all::<T>(group, (partition.clone(), partition), true, site)
     }
 }
 
-impl<T: Element> PlansInPlace<T> for AllToAll {
-    fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<InPlacePlan, Error> {
-        let plan = Plans::<T>::plan(self, group, count, site)?;
-        Ok(InPlacePlan { plan, start: None })
+impl<T: Element> InPlace<T> for AllToAll {
+    fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
+        OutOfPlace::<T>::plan(self, group, count, site)
     }
 }
 
-impl<T: Element> Plans<T> for AllToAll<ExchangedCounts> {
+impl<T: Element> OutOfPlace<T> for AllToAll<ExchangedCounts> {
     fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
         let ExchangedCounts { sent, received } = &self.counts;
-        let own_count = sent.get(group.rank.index()).copied().unwrap_or_default();
-        let send = group.checked_partition::<T>(sent, own_count)?;
-        let receive = group.checked_partition::<T>(received, own_count)?;
-        if send.total() != count {
-            return Err(Error::InvalidCounts("the sum of the counts is not the length of the input"));
-        }
-        Self::plan_of::<T>(group, (send, receive), false, site)
+        let send = group.divide::<T>(Some(sent), count)?;
+        let receive = group.contributed_parts::<T>(Some(received), send.range(group.rank).len())?;
+        all_to_all::<T>(group, (send, receive), false, site)
     }
 }

@@ -19,7 +19,11 @@ enum InputSide {
 
 /// A function that reduces one slice of bytes into another.
 #[derive(Clone)]
-pub struct Kernel(KernelKind);
+pub struct Kernel {
+    kind: KernelKind,
+    /// The number by which a kernel that ends an average divides each result.
+    average_divisor: u32,
+}
 
 #[derive(Clone)]
 enum KernelKind {
@@ -29,20 +33,19 @@ enum KernelKind {
 
 impl Kernel {
     pub(super) fn built_in(run: KernelFn) -> Self {
-        Self(KernelKind::BuiltIn(run))
+        Self { kind: KernelKind::BuiltIn(run), average_divisor: 1 }
     }
 
     /// Reduces `input` into `accumulator`, with `input` as the left operand. Both slices contain complete, aligned
-    /// elements of the kernel's element type. The kernel for the last contribution to an average also divides each
-    /// result by `average_divisor`; other kernels ignore `average_divisor`.
+    /// elements of the kernel's element type.
     ///
     /// # Panics
     ///
     /// If the lengths of the slices differ, if they are not aligned for the element type, or if the user's function
     /// panics.
-    pub fn apply(&self, accumulator: &mut [u8], input: &[u8], average_divisor: u32) {
-        match &self.0 {
-            KernelKind::BuiltIn(run) => run(accumulator, input, average_divisor),
+    pub fn apply(&self, accumulator: &mut [u8], input: &[u8]) {
+        match &self.kind {
+            KernelKind::BuiltIn(run) => run(accumulator, input, self.average_divisor),
             KernelKind::Custom(function) => function(accumulator, input, InputSide::Left),
         }
     }
@@ -53,9 +56,9 @@ impl Kernel {
     /// # Panics
     ///
     /// In the same cases as [`Kernel::apply`].
-    pub fn apply_as_right_operand(&self, accumulator: &mut [u8], input: &[u8], average_divisor: u32) {
-        match &self.0 {
-            KernelKind::BuiltIn(run) => run(accumulator, input, average_divisor),
+    pub fn apply_as_right_operand(&self, accumulator: &mut [u8], input: &[u8]) {
+        match &self.kind {
+            KernelKind::BuiltIn(run) => run(accumulator, input, self.average_divisor),
             KernelKind::Custom(function) => function(accumulator, input, InputSide::Right),
         }
     }
@@ -63,7 +66,7 @@ impl Kernel {
 
 impl fmt::Debug for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.0 {
+        f.write_str(match self.kind {
             KernelKind::BuiltIn(_) => "Kernel::BuiltIn",
             KernelKind::Custom(_) => "Kernel::Custom",
         })
@@ -75,12 +78,19 @@ impl fmt::Debug for Kernel {
 pub struct Kernels {
     /// The kernel for every contribution except the last.
     pub reduce: Kernel,
-    /// The kernel for the last contribution. For an average, this kernel also divides the result by `average_divisor`
-    /// ([`Kernel::apply`]).
+    /// The kernel for the last contribution. For an average, this kernel also divides the result by the number of
+    /// [`Kernels::of_contributions`].
     pub reduce_last: Kernel,
 }
 
 impl Kernels {
+    /// Returns the kernels of a reduction of `count` contributions. An average is divided by this number.
+    #[must_use]
+    pub fn of_contributions(mut self, count: u32) -> Self {
+        self.reduce_last.average_divisor = count;
+        self
+    }
+
     /// Returns the same kernels, but `reduce_last` does not divide. If an average is computed in several reductions, all
     /// reductions except the last use these kernels.
     #[must_use]
@@ -105,7 +115,7 @@ impl Kernels {
                 *own = if side == InputSide::Left { f(arrived, own) } else { f(own, arrived) };
             }
         });
-        let kernel = Kernel(KernelKind::Custom(function));
+        let kernel = Kernel { kind: KernelKind::Custom(function), average_divisor: 1 };
         Self { reduce: kernel.clone(), reduce_last: kernel }
     }
 }

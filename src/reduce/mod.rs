@@ -16,6 +16,9 @@ mod kernel;
 #[cfg(test)]
 mod tests;
 
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use half::{bf16, f16};
 
 use self::dispatch::{VectorWidth, indexed_value_kernels, integer_kernels, number_kernels};
@@ -52,6 +55,24 @@ fn kernels_for(width: VectorWidth, dtype: DType, op: ReduceOp) -> Option<Kernels
     }
 }
 
+thread_local! {
+    /// Whether this thread is in a reduction, which may call a function of the user.
+    static REDUCING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns whether this thread is in a reduction, which may call a function of the user.
+pub fn is_reducing() -> bool {
+    REDUCING.get()
+}
+
+/// Runs a reduction. Returns `None` if it panics: a reduction function of the user may panic in any thread.
+pub fn catch_panic<R>(reduce: impl FnOnce() -> R) -> Option<R> {
+    REDUCING.set(true);
+    let result = catch_unwind(AssertUnwindSafe(reduce));
+    REDUCING.set(false);
+    result.ok()
+}
+
 /// Applies `op` to the contribution of the only rank of a world. A logical reduction replaces every element by 1 or
 /// 0; any other reduction leaves the elements unchanged.
 ///
@@ -67,6 +88,6 @@ pub fn reduce_single_contribution(dtype: DType, op: ReduceOp, memory: &mut [u8])
     let zeros: &[u8] = bytemuck::cast_slice(&zeros);
     for block in memory.chunks_mut(zeros.len()) {
         let length = block.len();
-        kernels.reduce.apply(block, &zeros[..length], 1);
+        kernels.reduce.apply(block, &zeros[..length]);
     }
 }

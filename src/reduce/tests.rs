@@ -168,8 +168,8 @@ located! {
     I64Loc: [0, 1, -1, i64::MIN, i64::MAX - 1, i64::MAX];
 }
 
-fn run_kernel<T: Element>(kernel: &Kernel, mut a: Vec<T>, b: &[T], divisor: u32) -> Vec<T> {
-    kernel.apply(bytemuck::cast_slice_mut(&mut a), bytemuck::cast_slice(b), divisor);
+fn run_kernel<T: Element>(kernel: &Kernel, mut a: Vec<T>, b: &[T]) -> Vec<T> {
+    kernel.apply(bytemuck::cast_slice_mut(&mut a), bytemuck::cast_slice(b));
     a
 }
 
@@ -177,8 +177,8 @@ fn run_kernel<T: Element>(kernel: &Kernel, mut a: Vec<T>, b: &[T], divisor: u32)
 /// which divides an average by the divisor.
 fn reduce<T: Element>(op: ReduceOp, a: Vec<T>, b: &[T], divisor: Option<u32>) -> Vec<T> {
     let kernels = kernels(T::DTYPE, op).expect("the reduction is defined");
-    let (kernel, divisor) = select_kernel(&kernels, divisor);
-    run_kernel(kernel, a, b, divisor)
+    let kernel = select_kernel(&kernels, divisor);
+    run_kernel(&kernel, a, b)
 }
 
 /// Returns two buffers that contain every pair of samples, repeated up to the length.
@@ -222,10 +222,13 @@ macro_rules! for_every_type {
     };
 }
 
-/// Returns a kernel and the divisor to pass to the kernel. If `divisor` is `Some`, returns the kernel for the last
-/// contribution. If `divisor` is `None`, returns the kernel for all other contributions, and the divisor 1.
-fn select_kernel(kernels: &Kernels, divisor: Option<u32>) -> (&Kernel, u32) {
-    (if divisor.is_some() { &kernels.reduce_last } else { &kernels.reduce }, divisor.unwrap_or(1))
+/// Returns the kernel for the last contribution, which divides an average by `divisor`. If `divisor` is `None`, returns the
+/// kernel for all other contributions.
+fn select_kernel(kernels: &Kernels, divisor: Option<u32>) -> Kernel {
+    match divisor {
+        Some(divisor) => kernels.clone().of_contributions(divisor).reduce_last,
+        None => kernels.reduce.clone(),
+    }
 }
 
 fn check_against_reference<T: ReferenceReduction>() {
@@ -233,8 +236,8 @@ fn check_against_reference<T: ReferenceReduction>() {
     for &op in ReduceOp::ALL {
         let Some(kernels) = kernels(T::DTYPE, op) else { continue };
         for last_divisor in [None, Some(3), Some(300)] {
-            let (kernel, divisor) = select_kernel(&kernels, last_divisor);
-            for (i, found) in run_kernel(kernel, a.clone(), &b, divisor).into_iter().enumerate() {
+            let kernel = select_kernel(&kernels, last_divisor);
+            for (i, found) in run_kernel(&kernel, a.clone(), &b).into_iter().enumerate() {
                 let expected = T::expected(op, a[i], b[i], last_divisor);
                 let context = || format!("{op} of {:?} and {:?}: {found:?}, not {expected:?}", a[i], b[i]);
                 assert!(found.agrees(expected), "{} {}", T::DTYPE, context());
@@ -255,8 +258,8 @@ fn check_bits_at_every_width<T: ReferenceReduction>() {
             let results = |width| {
                 let kernels = kernels_for(width, T::DTYPE, op)?;
                 Some([None, Some(3)].map(|divisor| {
-                    let (kernel, divisor) = select_kernel(&kernels, divisor);
-                    run_kernel(kernel, a.clone(), &b, divisor)
+                    let kernel = select_kernel(&kernels, divisor);
+                    run_kernel(&kernel, a.clone(), &b)
                 }))
             };
             let Some(portable) = results(VectorWidth::Portable) else { continue };
@@ -288,9 +291,9 @@ fn check_bits_with_exchanged_operands<T: ReferenceReduction>() {
         for width in supported_widths() {
             let Some(kernels) = kernels_for(width, T::DTYPE, op) else { continue };
             for divisor in [None, Some(3)] {
-                let (kernel, divisor) = select_kernel(&kernels, divisor);
-                let one = run_kernel(kernel, a.clone(), &b, divisor);
-                let two = run_kernel(kernel, b.clone(), &a, divisor);
+                let kernel = select_kernel(&kernels, divisor);
+                let one = run_kernel(&kernel, a.clone(), &b);
+                let two = run_kernel(&kernel, b.clone(), &a);
                 for (i, (one, two)) in one.iter().zip(&two).enumerate() {
                     let are_same = bytemuck::bytes_of(one) == bytemuck::bytes_of(two);
                     assert!(are_same, "{} {op} {width:?} of {:?} and {:?}", T::DTYPE, a[i], b[i]);
@@ -426,23 +429,23 @@ fn half_types_are_summed_in_f32_and_rounded_once() {
 fn a_custom_function_gets_the_arriving_element_as_its_left_operand() {
     let kernels = Kernels::custom(|arrived: &u64, own: &u64| arrived * 10 + own);
     for kernel in [&kernels.reduce, &kernels.reduce_last] {
-        assert_eq!(run_kernel(kernel, vec![2u64, 5], &[1, 30], 7), [12, 305], "{kernel:?}");
+        assert_eq!(run_kernel(kernel, vec![2u64, 5], &[1, 30]), [12, 305], "{kernel:?}");
     }
     // The composition of functions x -> slope x + offset is associative but not commutative.
     let compose = Kernels::custom(|first: &F32Loc, then: &F32Loc| {
         F32Loc::new(first.value * then.value, first.index * then.value as u32 + then.index)
     });
     let (double, add_one) = (F32Loc::new(2.0, 0), F32Loc::new(1.0, 1));
-    assert_eq!(run_kernel(&compose.reduce, vec![add_one], &[double], 1), [F32Loc::new(2.0, 1)]);
-    assert_eq!(run_kernel(&compose.reduce, vec![double], &[add_one], 1), [F32Loc::new(2.0, 2)]);
-    assert!(run_kernel::<F32Loc>(&compose.clone().reduce_last, Vec::new(), &[], 1).is_empty());
+    assert_eq!(run_kernel(&compose.reduce, vec![add_one], &[double]), [F32Loc::new(2.0, 1)]);
+    assert_eq!(run_kernel(&compose.reduce, vec![double], &[add_one]), [F32Loc::new(2.0, 2)]);
+    assert!(run_kernel::<F32Loc>(&compose.clone().reduce_last, Vec::new(), &[]).is_empty());
 }
 
 #[test]
 #[should_panic(expected = "the same length")]
 fn a_custom_kernel_panics_if_the_lengths_of_its_slices_differ() {
     let kernels = Kernels::custom(|a: &u8, b: &u8| a | b);
-    kernels.reduce.apply(&mut [0; 3], &[0; 2], 1);
+    kernels.reduce.apply(&mut [0; 3], &[0; 2]);
 }
 
 /// Returns a contribution before and after `reduce_single_contribution`.

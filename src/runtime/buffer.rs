@@ -59,28 +59,32 @@ pub(crate) mod sealed {
     impl<T: Element> Sealed for Vec<T> {}
 }
 
-impl<T: Element> Buffer for [T] {
-    type Element = T;
+/// Implements [`Buffer`] and [`Input`] for types that dereference to a slice of elements of type `T`.
+macro_rules! impl_buffer_of_slice {
+    ($($buffer:ty $(, const $length:ident)?;)+) => { $(
+        impl<T: $crate::types::Element $(, const $length: usize)?> $crate::runtime::buffer::Buffer for $buffer {
+            type Element = T;
 
-    fn elements_mut(&mut self) -> Result<&mut [T], Error> {
-        Ok(self)
-    }
+            fn elements_mut(&mut self) -> Result<&mut [T], $crate::runtime::error::Error> {
+                Ok(self)
+            }
+        }
+
+        impl<T: $crate::types::Element $(, const $length: usize)?> $crate::runtime::buffer::Input for $buffer {
+            type Element = T;
+
+            fn elements(&self) -> Result<&[T], $crate::runtime::error::Error> {
+                Ok(self)
+            }
+        }
+    )+ };
 }
+pub(crate) use impl_buffer_of_slice;
 
-impl<T: Element, const N: usize> Buffer for [T; N] {
-    type Element = T;
-
-    fn elements_mut(&mut self) -> Result<&mut [T], Error> {
-        Ok(self)
-    }
-}
-
-impl<T: Element> Buffer for Vec<T> {
-    type Element = T;
-
-    fn elements_mut(&mut self) -> Result<&mut [T], Error> {
-        Ok(self)
-    }
+impl_buffer_of_slice! {
+    [T];
+    [T; N], const N;
+    Vec<T>;
 }
 
 impl<S, D> Buffer for ArrayBase<S, D>
@@ -93,30 +97,6 @@ where
 
     fn elements_mut(&mut self) -> Result<&mut [S::Elem], Error> {
         self.as_slice_mut().ok_or(Error::NotContiguous)
-    }
-}
-
-impl<T: Element> Input for [T] {
-    type Element = T;
-
-    fn elements(&self) -> Result<&[T], Error> {
-        Ok(self)
-    }
-}
-
-impl<T: Element, const N: usize> Input for [T; N] {
-    type Element = T;
-
-    fn elements(&self) -> Result<&[T], Error> {
-        Ok(self)
-    }
-}
-
-impl<T: Element> Input for Vec<T> {
-    type Element = T;
-
-    fn elements(&self) -> Result<&[T], Error> {
-        Ok(self)
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
+use std::ops::Deref;
 
 /// Values of the user to drop.
 pub(crate) type Deferred = Vec<Box<dyn Any + Send>>;
@@ -36,9 +37,28 @@ pub(crate) fn has_deferred_drops() -> bool {
     DEFERRED.with_borrow(|deferred| !deferred.is_empty())
 }
 
-/// Drops a value now, or, if this thread holds a core lock, after the lock is released.
-pub(crate) fn drop_without_lock(value: Box<dyn Any + Send>) {
-    if holds_lock() {
-        DEFERRED.with_borrow_mut(|deferred| deferred.push(value));
+/// A value of the user. If a thread that holds a core lock drops this value, the thread drops the user's value later, after it
+/// has released the lock.
+pub(crate) struct UserValue<T: Send + 'static>(Option<T>);
+
+impl<T: Send + 'static> UserValue<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(Some(value))
+    }
+}
+
+impl<T: Send + 'static> Deref for UserValue<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("only `drop` takes the value")
+    }
+}
+
+impl<T: Send + 'static> Drop for UserValue<T> {
+    fn drop(&mut self) {
+        if let Some(value) = self.0.take().filter(|_| holds_lock()) {
+            DEFERRED.with_borrow_mut(|deferred| deferred.push(Box::new(value)));
+        }
     }
 }

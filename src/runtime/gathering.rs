@@ -33,7 +33,7 @@ impl Gathering {
     }
 
     /// Reduces the gathered buffers in rank order into the buffer of the operation, and returns this buffer.
-    pub(crate) fn finish(self, gathered: &Memory, kernels: &Kernels, divisor: u32) -> Memory {
+    pub(crate) fn finish(self, gathered: &Memory, kernels: &Kernels) -> Memory {
         let Self { workspace, element_bytes, mut buffer } = self;
         let slot = |rank| gathered.bytes(slot_bytes(&workspace, rank, element_bytes)).unwrap_or_default();
         let result = buffer.bytes_mut(0..workspace.count * element_bytes).unwrap_or_default();
@@ -41,7 +41,7 @@ impl Gathering {
         let last = workspace.world.rank_before(Rank::ZERO, 1);
         for rank in workspace.world.ranks().skip(1) {
             let kernel = if rank == last { &kernels.reduce_last } else { &kernels.reduce };
-            kernel.apply(result, slot(rank), divisor);
+            kernel.apply(result, slot(rank));
         }
         buffer
     }

@@ -9,16 +9,17 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::task::Poll;
 
 use super::memory::BufferAccess;
 use super::profile::Meter;
-use crate::reduce::Kernels;
+use crate::reduce::{self, Kernels};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::plan::{SharedSlots, plan};
 use crate::schedule::program::{Execution, Program, RankSet, RoundWork};
 use crate::shm::{
-    BUFFERS_MAX, ExposedBuffer, HEADER_WORDS, Header, LEAD_MAX, RemoteBuffer, RoundsMemory, Segment,
-    ShmRounds,
+    BUFFERS_MAX, ExposedBuffer, HEADER_WORDS, Header, LEAD_MAX, PostedRound, RemoteBuffer, RoundsMemory,
+    Segment, ShmRounds,
 };
 use crate::types::{Algorithm, Contract, Rank, Site, WorldSize};
 use crate::wire::{self, CONTRACT_WORDS};
@@ -35,6 +36,8 @@ const PROGRAMS_MAX: usize = 8;
 pub(crate) struct HostRounds<M = Segment> {
     /// The shared memory.
     rounds: ShmRounds<M>,
+    /// The world ranks that share the memory.
+    members: Arc<[Rank]>,
     /// The number of the last round that this rank has completed.
     last_round: u64,
     /// The number that the next operation gets.
@@ -52,6 +55,8 @@ pub(crate) struct HostRounds<M = Segment> {
     unchecked: VecDeque<(ShmCall, Header)>,
     /// Whether the program has dropped a shared buffer. The next operation then removes the dropped buffers.
     has_dropped_buffers: Arc<AtomicBool>,
+    /// Whether the group was dropped. The core then drops the rounds after their last operation.
+    pub(crate) is_retired: bool,
     meter: Meter,
 }
 
@@ -64,7 +69,7 @@ struct ProgramKey {
 }
 
 /// A call of an operation: its number in the shared memory, this rank's contract, and the line of the call.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct ShmCall {
     pub(crate) sequence: u64,
     pub(crate) contract: Contract,
@@ -78,23 +83,20 @@ pub(crate) struct ShmOperation {
     /// The contract and the number as they are written to shared memory.
     header: Header,
     kernels: Option<Kernels>,
-    /// The number by which an average divides the sum.
-    divisor: u32,
     element_bytes: usize,
     /// Whether this rank has posted the address of its buffer, so that other ranks read and write the buffer in place.
     is_exposed: bool,
 }
 
-/// The result of [`HostRounds::poll`].
-pub(crate) enum ShmPoll {
-    /// The operation is complete.
-    Done,
-    /// The operation waits for posts of other ranks.
-    Waits,
+/// Why an operation in shared memory fails the job.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ShmFailure {
     /// Another rank called a different operation than this rank. Its contract is `None` if it cannot be decoded.
     Mismatch(ShmCall, Rank, Option<Contract>),
     /// This rank has posted invalid values. The text describes the values.
     Invalid(Rank, &'static str),
+    /// A reduction function of the user panicked.
+    Panicked,
 }
 
 /// The arguments with which an operation in shared memory begins.
@@ -103,14 +105,14 @@ pub(crate) struct ShmRequest {
     pub(crate) spec: CollectiveSpec,
     /// The reduction functions; `None` for an operation without a reduction.
     pub(crate) kernels: Option<Kernels>,
-    /// The number by which an average divides the sum: the number of ranks.
-    pub(crate) divisor: u32,
 }
 
 impl<M: RoundsMemory> HostRounds<M> {
-    pub(crate) fn new(rounds: ShmRounds<M>, meter: Meter) -> Self {
+    /// Creates the part of a rank. `members` are the world ranks that share the memory.
+    pub(crate) fn new(rounds: ShmRounds<M>, members: Arc<[Rank]>, meter: Meter) -> Self {
         Self {
             rounds,
+            members,
             last_round: 0,
             next_sequence: 0,
             oldest_sequence: 0,
@@ -119,6 +121,7 @@ impl<M: RoundsMemory> HostRounds<M> {
             unrecorded: VecDeque::new(),
             unchecked: VecDeque::with_capacity(LEAD_MAX as usize),
             has_dropped_buffers: Arc::default(),
+            is_retired: false,
             meter,
         }
     }
@@ -137,7 +140,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         if self.has_dropped_buffers.load(Ordering::Acquire) && !self.is_busy() {
             self.remove_dropped_buffers();
         }
-        let ShmRequest { spec, kernels, divisor } = shm_request;
+        let ShmRequest { spec, kernels } = shm_request;
         let call = ShmCall { sequence: self.next_sequence, contract, site };
         self.next_sequence += 1;
         if self.unrecorded.len() == UNRECORDED_MAX {
@@ -152,7 +155,6 @@ impl<M: RoundsMemory> HostRounds<M> {
             call,
             header: call.header(),
             kernels,
-            divisor,
             element_bytes,
             is_exposed: false,
         }
@@ -228,84 +230,80 @@ impl<M: RoundsMemory> HostRounds<M> {
 }
 
 impl<M: RoundsMemory> HostRounds<M> {
-    /// Executes an operation as far as possible without waiting. The operation must be the oldest that is not complete.
-    /// `memory` is the whole buffer of the operation. Calls `wake` for each sleeping rank that has to learn of a post.
+    /// Executes an operation as far as possible without waiting for posts of other ranks. The operation must be the oldest that
+    /// is not complete. `memory` is the whole buffer of the operation. Calls `wake` for each sleeping rank that has to learn of a
+    /// post.
     ///
-    /// # Panics
+    /// # Errors
     ///
-    /// If a reduction function of the user panics.
+    /// The reason why the job fails. Ranks are world ranks.
     pub(crate) fn poll(
         &mut self,
         shm_operation: &mut ShmOperation,
         memory: &mut BufferAccess<'_>,
+        wake: impl FnMut(Rank),
+    ) -> Result<Poll<()>, ShmFailure> {
+        let polled = reduce::catch_panic(|| self.run_rounds(shm_operation, memory, wake));
+        polled.unwrap_or(Err(ShmFailure::Panicked))
+    }
+
+    fn run_rounds(
+        &mut self,
+        shm_operation: &mut ShmOperation,
+        memory: &mut BufferAccess<'_>,
         mut wake: impl FnMut(Rank),
-    ) -> ShmPoll {
+    ) -> Result<Poll<()>, ShmFailure> {
         loop {
             let round = self.last_round + 1;
             if shm_operation.execution.awaited().is_none() {
                 if !self.rounds.may_write(round, shm_operation.payload_bytes()) {
-                    return ShmPoll::Waits;
+                    return Ok(Poll::Pending);
                 }
                 // Every rank compares with its next rank before it posts, so no rank can wait for all others in a later round if
                 // the contracts of any two ranks differ.
-                if let Err(mismatch) = self.check_rounds(LEAD_MAX as usize - 1, self.next_rank()) {
-                    return mismatch;
-                }
+                self.check_rounds(LEAD_MAX as usize - 1, self.next_rank())?;
                 self.post(round, shm_operation, memory);
                 shm_operation.execution.handle_posted();
-                self.rounds.wake_sleepers(|rank| wake(Rank::new(rank as u32)));
+                self.rounds.wake_sleepers(|rank| wake(self.members[rank]));
             }
-            let may_expose = shm_operation.execution.may_expose();
-            let (current, block) = shm_operation.execution.round();
-            let sources = current.sources;
+            let sources = shm_operation.execution.round().0.sources;
             for from in sources.indices() {
                 let Some(posted) = self.rounds.read_post(from, round) else {
                     return self.waits_for(from, round);
                 };
-                let from = Rank::new(from as u32);
-                if let Some(mismatch) =
-                    shm_operation.call.find_mismatch(&shm_operation.header, from, &posted.header)
-                {
-                    return mismatch;
-                }
-                if posted.is_exposed && !may_expose {
-                    return ShmPoll::Invalid(
-                        from,
-                        "it posted a buffer address in a round without in-place reduction",
-                    );
-                }
-                let needed_bytes = current.taken_len(from, block) * shm_operation.element_bytes;
-                if !posted.is_exposed && needed_bytes > posted.payload_bytes_max {
-                    return ShmPoll::Invalid(from, "it posted a payload that does not end inside its memory");
-                }
+                shm_operation.call.check(&shm_operation.header, self.members[from], &posted.header)?;
+                shm_operation.check_payload(from, &posted).map_err(|what| self.invalid(from, what))?;
             }
             if sources.count() + 1 >= self.rounds.size().ranks {
                 self.rounds.handle_all_read(round);
-                if let Err(mismatch) = self.check_rounds(0, self.other_ranks()) {
-                    return mismatch;
-                }
+                self.check_rounds(0, self.other_ranks())?;
             } else {
                 self.unchecked.push_back((shm_operation.call, shm_operation.header));
             }
-            if may_expose && let Err(invalid) = self.read_exposed_locations(round, shm_operation, memory) {
-                return invalid;
+            if shm_operation.execution.may_expose() {
+                self.read_exposed_locations(round, shm_operation, memory)?;
             }
             self.apply(round, shm_operation, memory);
             self.last_round = round;
             if shm_operation.execution.handle_worked() {
                 self.oldest_sequence += 1;
-                return ShmPoll::Done;
+                return Ok(Poll::Ready(()));
             }
         }
     }
 
     /// Returns the result of [`HostRounds::poll`] if the rank `from` has not posted `round`.
-    fn waits_for(&self, from: usize, round: u64) -> ShmPoll {
+    fn waits_for(&self, from: usize, round: u64) -> Result<Poll<()>, ShmFailure> {
         // This rank would look for the post again and again, and would not sleep.
         if self.rounds.posts().is_ahead(from, round) {
-            return ShmPoll::Invalid(Rank::new(from as u32), "it posted the number of a wrong round");
+            return Err(self.invalid(from, "it posted the number of a wrong round"));
         }
-        ShmPoll::Waits
+        Ok(Poll::Pending)
+    }
+
+    /// Returns the failure because a rank posted invalid values.
+    fn invalid(&self, rank: usize, what: &'static str) -> ShmFailure {
+        ShmFailure::Invalid(self.members[rank], what)
     }
 
     /// Posts the round: the address of the buffer if the round allows that and all ranks can access the buffer, and elements
@@ -327,10 +325,9 @@ impl<M: RoundsMemory> HostRounds<M> {
         round: u64,
         shm_operation: &mut ShmOperation,
         memory: &BufferAccess<'_>,
-    ) -> Result<(), ShmPoll> {
+    ) -> Result<(), ShmFailure> {
         let exposed = self.rounds.read_exposed_locations(round, memory.len(), shm_operation.element_bytes);
-        let have_others_exposed =
-            exposed.map_err(|(rank, what)| ShmPoll::Invalid(Rank::new(rank as u32), what))?;
+        let have_others_exposed = exposed.map_err(|(rank, what)| self.invalid(rank, what))?;
         if have_others_exposed && shm_operation.is_exposed {
             shm_operation.execution.handle_all_exposed();
         }
@@ -340,16 +337,13 @@ impl<M: RoundsMemory> HostRounds<M> {
     /// Compares this rank's contracts with those of `ranks` in the oldest unchecked rounds, so that at most `left` rounds are
     /// unchecked. All ranks must have posted these rounds. In its rounds, this rank may have compared only the contracts of the
     /// ranks whose slots it read.
-    fn check_rounds(&mut self, left: usize, ranks: RankSet) -> Result<(), ShmPoll> {
+    fn check_rounds(&mut self, left: usize, ranks: RankSet) -> Result<(), ShmFailure> {
         while self.unchecked.len() > left {
             let round = self.last_round + 1 - self.unchecked.len() as u64;
             let Some((own_call, own_header)) = self.unchecked.pop_front() else { break };
             for rank in ranks.indices() {
-                if let Some((_, header)) = self.rounds.posts().header(rank, round)
-                    && let Some(mismatch) =
-                        own_call.find_mismatch(&own_header, Rank::new(rank as u32), &header)
-                {
-                    return Err(mismatch);
+                if let Some((_, header)) = self.rounds.posts().header(rank, round) {
+                    own_call.check(&own_header, self.members[rank], &header)?;
                 }
             }
         }
@@ -381,11 +375,11 @@ impl<M: RoundsMemory> HostRounds<M> {
         }
     }
 
-    /// Returns the ranks for whose posts an operation waits. The operation must be the oldest that is not complete.
-    pub(crate) fn awaited_ranks(&self, shm_operation: &ShmOperation) -> impl Iterator<Item = Rank> {
+    /// Returns the world ranks for whose posts an operation waits. The operation must be the oldest that is not complete.
+    pub(crate) fn awaited_ranks(&self, shm_operation: &ShmOperation) -> Vec<Rank> {
         let (round, ranks) = self.awaited_round_and_ranks(shm_operation);
-        let ranks = ranks.indices().filter(move |&rank| !self.rounds.posts().has_posted(rank, round));
-        ranks.map(|rank| Rank::new(rank as u32))
+        let ranks = ranks.indices().filter(|&rank| !self.rounds.posts().has_posted(rank, round));
+        ranks.map(|rank| self.members[rank]).collect()
     }
 
     fn next_rank(&self) -> RankSet {
@@ -406,9 +400,12 @@ impl ShmCall {
         header
     }
 
-    /// Returns a mismatch if the header of `rank` differs from this rank's header.
-    fn find_mismatch(self, own_header: &Header, rank: Rank, header: &Header) -> Option<ShmPoll> {
-        (header != own_header).then(|| ShmPoll::Mismatch(self, rank, wire::contract_from_words(header)))
+    /// Returns an error if the header of a rank differs from this rank's header.
+    fn check(self, own_header: &Header, rank: Rank, header: &Header) -> Result<(), ShmFailure> {
+        if header == own_header {
+            return Ok(());
+        }
+        Err(ShmFailure::Mismatch(self, rank, wire::contract_from_words(header)))
     }
 }
 
@@ -418,9 +415,24 @@ impl ShmOperation {
         self.call.sequence
     }
 
-    /// Returns the reduction functions.
-    pub(crate) fn into_kernels(self) -> Option<Kernels> {
-        self.kernels
+    /// Checks what the rank `from` has posted in the current round. Returns an error that describes an invalid post.
+    fn check_payload<M: RoundsMemory>(
+        &self,
+        from: usize,
+        posted: &PostedRound<'_, M>,
+    ) -> Result<(), &'static str> {
+        if posted.is_exposed {
+            let is_valid = self.execution.may_expose();
+            return is_valid
+                .then_some(())
+                .ok_or("it posted a buffer address in a round without in-place reduction");
+        }
+        let (current, block) = self.execution.round();
+        let needed_bytes = current.taken_len(Rank::new(from as u32), block) * self.element_bytes;
+        if needed_bytes > posted.payload_bytes_max {
+            return Err("it posted a payload that does not end inside its memory");
+        }
+        Ok(())
     }
 
     /// Returns the length in bytes of the payload of the current round, unless the round before has already written it.

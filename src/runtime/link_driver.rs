@@ -53,16 +53,12 @@ pub enum PollOutcome {
     Failed(Failure),
 }
 
-/// An operation that has completed successfully.
-pub struct CompletedOperation {
-    /// The identifier of the operation.
-    pub operation: OpId,
+/// The output of an operation that has completed successfully.
+pub struct OperationOutput {
     /// The buffer of the operation.
     pub memory: Memory,
     /// The envelope of the message that a receive has received; `None` for other operations.
     pub envelope: Option<Envelope>,
-    /// The reduction functions of the operation; `None` for an operation without a reduction.
-    pub kernels: Option<Kernels>,
 }
 
 /// The buffer and the reduction of an operation.
@@ -71,8 +67,6 @@ pub struct BufferAndReduction {
     pub memory: Memory,
     /// The reduction functions; `None` for an operation without a reduction.
     pub kernels: Option<Kernels>,
-    /// The number by which an average divides the sum: the number of ranks of the group.
-    pub divisor: u32,
 }
 
 impl<T: Transport> LinkDriver<T> {
@@ -181,7 +175,7 @@ impl<T: Transport> LinkDriver<T> {
     ) -> Result<OpId, Failure> {
         self.connect(now, to);
         let id = self.engine.send(now, request, to)?;
-        self.add_operation(id, request, BufferAndReduction { memory, kernels: None, divisor: 1 }, None);
+        self.add_operation(id, request, BufferAndReduction { memory, kernels: None }, None);
         if to == self.settings.rank {
             self.operations.copy_message_to_self(id, request.contract.count as usize);
             self.operations.deliver_messages_to_self(&mut self.engine);
@@ -205,7 +199,7 @@ impl<T: Transport> LinkDriver<T> {
             self.connect(now, source);
         }
         let id = self.engine.receive(now, request, pattern)?;
-        self.add_operation(id, request, BufferAndReduction { memory, kernels: None, divisor: 1 }, None);
+        self.add_operation(id, request, BufferAndReduction { memory, kernels: None }, None);
         self.operations.deliver_messages_to_self(&mut self.engine);
         Ok(id)
     }
@@ -233,11 +227,11 @@ impl<T: Transport> LinkDriver<T> {
         &mut self,
         id: OpId,
         request: OperationRequest,
-        BufferAndReduction { memory, kernels, divisor }: BufferAndReduction,
+        BufferAndReduction { memory, kernels }: BufferAndReduction,
         gathering: Option<Box<Gathering>>,
     ) {
         let element_bytes = request.contract.dtype.size_bytes();
-        let active = ActiveOperation { memory, element_bytes, kernels, divisor, gathering };
+        let active = ActiveOperation { memory, element_bytes, kernels, gathering };
         self.operations.active.insert(id, active);
         if let Some(key) = self.engine.key_of(id) {
             self.operations.apply_stored(key, &mut self.engine);
@@ -295,24 +289,19 @@ impl<T: Transport> LinkDriver<T> {
         }
     }
 
-    /// Removes and returns the operation that completed first. Only operations that completed successfully are returned.
-    pub fn take_completed(&mut self) -> Option<CompletedOperation> {
+    /// Removes the operation that completed first, and returns its output. Only operations that completed successfully are
+    /// returned.
+    pub fn take_completed(&mut self) -> Option<(OpId, OperationOutput)> {
         let (operation, envelope) = self.engine.take_completed()?;
-        let (memory, kernels) = match self.operations.active.remove(&operation) {
-            Some(ActiveOperation {
-                memory,
-                kernels: Some(kernels),
-                divisor,
-                gathering: Some(gathering),
-                ..
-            }) => {
-                let finish = || gathering.finish(&memory, &kernels, divisor);
-                (self.operations.meter.time(ProfilePart::Reduce, finish), Some(kernels))
+        let memory = match self.operations.active.remove(&operation) {
+            Some(ActiveOperation { memory, kernels: Some(kernels), gathering: Some(gathering), .. }) => {
+                let finish = || gathering.finish(&memory, &kernels);
+                self.operations.meter.time(ProfilePart::Reduce, finish)
             }
-            Some(active) => (active.memory, active.kernels),
-            None => (Memory::none(), None),
+            Some(active) => active.memory,
+            None => Memory::none(),
         };
-        Some(CompletedOperation { operation, memory, envelope, kernels })
+        Some((operation, OperationOutput { memory, envelope }))
     }
 
     /// Cancels the operation if it is a receive that has not matched a message, and returns true. Otherwise returns false.

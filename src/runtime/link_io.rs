@@ -1,11 +1,8 @@
 //! The state of one link: the frame that is partly sent and the frame that is partly received.
 
-use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::thread;
 
 use bytes::Bytes;
 
@@ -13,30 +10,15 @@ use super::gathering::Gathering;
 use super::memory::Memory;
 use super::profile::{Meter, ProfilePart};
 use crate::engine::{Engine, FrameVerdict, OpId, OperationKey, Transmit};
-use crate::reduce::Kernels;
+use crate::reduce::{self, Kernels};
 use crate::schedule::Action;
 use crate::transport::local_links::LocalMessage;
 use crate::types::{Rank, SortedMap};
 use crate::wire::FrameHeader;
 use crate::wire::frame::HEADER_BYTES;
 
-thread_local! {
-    /// Whether this thread is in a reduction, which may call a function of the user.
-    static REDUCING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Returns whether this thread is in a reduction, which may call a function of the user.
-pub(crate) fn is_reducing() -> bool {
-    REDUCING.get()
-}
-
-/// Runs a reduction. Returns an error if it panics: a reduction function of the user may panic in any thread.
-pub(crate) fn catch_reduction_panic<R>(reduce: impl FnOnce() -> R) -> thread::Result<R> {
-    REDUCING.set(true);
-    let result = catch_unwind(AssertUnwindSafe(reduce));
-    REDUCING.set(false);
-    result
-}
+/// Why a job fails if a reduction function of the program panics.
+pub(crate) const FUNCTION_PANICKED: &str = "the program's reduction function panicked";
 
 /// The bytes that this rank has sent and received since the start, with frame headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -52,8 +34,6 @@ pub(crate) struct ActiveOperation {
     pub(crate) memory: Memory,
     pub(crate) element_bytes: usize,
     pub(crate) kernels: Option<Kernels>,
-    /// The number by which an average divides the sum.
-    pub(crate) divisor: u32,
     /// The buffer, if the memory is a workspace.
     pub(crate) gathering: Option<Box<Gathering>>,
 }
@@ -157,12 +137,11 @@ impl AlignedBytes {
 }
 
 impl ActiveOperations {
-    /// Releases all buffers. Returns the reduction functions.
-    pub(crate) fn release(&mut self) -> Vec<Kernels> {
+    /// Releases all buffers.
+    pub(crate) fn release(&mut self) {
         self.stored.clear();
         self.messages_to_self.clear();
-        let active = std::mem::take(&mut self.active);
-        active.into_values().filter_map(|operation| operation.kernels).collect()
+        self.active = SortedMap::default();
     }
 
     /// Copies or reduces the bytes of a segment into its operation's buffer. `arrived` is `None` if the segment was received
@@ -179,14 +158,16 @@ impl ActiveOperations {
         let (Some(arrived), Some(own)) = (arrived, active_operation.memory.bytes_mut(bytes.clone())) else {
             return;
         };
-        let (kernels, divisor) = (&active_operation.kernels, active_operation.divisor);
-        let apply = || match (action, kernels) {
-            (Action::Reduce, Some(kernels)) => kernels.reduce.apply(own, arrived, divisor),
-            (Action::ReduceLast, Some(kernels)) => kernels.reduce_last.apply(own, arrived, divisor),
+        let kernels = &active_operation.kernels;
+        let mut started = self.meter.start();
+        let applied = reduce::catch_panic(|| match (action, kernels) {
+            (Action::Reduce, Some(kernels)) => kernels.reduce.apply(own, arrived),
+            (Action::ReduceLast, Some(kernels)) => kernels.reduce_last.apply(own, arrived),
             _ => own.copy_from_slice(arrived),
-        };
-        if self.meter.time(ProfilePart::of(action), || catch_reduction_panic(apply)).is_err() {
-            engine.abort("the program's reduction function panicked");
+        });
+        self.meter.end(ProfilePart::of(action), &mut started);
+        if applied.is_none() {
+            engine.abort(FUNCTION_PANICKED);
         }
     }
 

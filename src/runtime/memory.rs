@@ -124,10 +124,7 @@ impl Memory {
 
     /// Returns a range of the bytes; `None` if they may not be written, or the range is too long.
     pub(crate) fn bytes_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
-        match &mut self.kind {
-            MemoryKind::Owned(owned) => owned.bytes_mut().get_mut(range),
-            MemoryKind::Borrowed(borrowed) => borrowed.bytes_mut(&range),
-        }
+        self.access().into_bytes_mut(&range)
     }
 
     /// Divides the buffer into parts, which several operations may use at the same time. Returns the owner of the whole buffer,
@@ -197,7 +194,12 @@ pub(crate) struct BufferAccess<'a> {
     output: &'a mut [u8],
 }
 
-impl BufferAccess<'_> {
+impl<'a> BufferAccess<'a> {
+    /// Returns a range of the output; `None` if the range is not completely in the output.
+    fn into_bytes_mut(self, range: &Range<usize>) -> Option<&'a mut [u8]> {
+        self.output.get_mut(output_range(self.input.len(), range)?)
+    }
+
     /// Returns the number of bytes of input and output together.
     pub(crate) fn len(&self) -> usize {
         self.input.len() + self.output.len()
@@ -218,8 +220,8 @@ impl BufferAccess<'_> {
     ///
     /// If the range is not completely in the output.
     pub(crate) fn bytes_mut(&mut self, range: &Range<usize>) -> &mut [u8] {
-        let range = output_range(self.input.len(), range);
-        range.and_then(|range| self.output.get_mut(range)).expect("the range is in the output")
+        let whole = BufferAccess { input: self.input, output: self.output };
+        whole.into_bytes_mut(range).expect("the range is in the output")
     }
 
     /// Returns the whole buffer, or `None` if a part of it is input, which must not be written.
@@ -315,11 +317,6 @@ impl BorrowedMemory {
     fn access(&mut self) -> BufferAccess<'_> {
         // SAFETY: as in `bytes`; `lend` borrowed the output mutably, and `self` is borrowed mutably.
         unsafe { BufferAccess { input: &*self.input, output: &mut *self.output } }
-    }
-
-    fn bytes_mut(&mut self, range: &Range<usize>) -> Option<&mut [u8]> {
-        // SAFETY: as in `access`.
-        unsafe { &mut *self.output }.get_mut(output_range(self.input.len(), range)?)
     }
 }
 

@@ -1,6 +1,12 @@
 //! Counters and times of a job.
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Operations on at most this number of bytes are short.
+const SHORT_BYTES: usize = 4 << 10;
+/// One of this number of short operations is timed, and its time counts for all of them.
+const SAMPLE_INTERVAL: u64 = 8;
 
 /// Statistics of a job on this rank, in all groups of the job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -17,4 +23,97 @@ pub struct Statistics {
     pub communication: Duration,
     /// The part of the communication time in which callers waited for operations, and so did no other work.
     pub exposed: Duration,
+}
+
+/// The counters of a job's operations in shared memory, counted without the core's lock. To take the lock and to read the clock
+/// may take more time than a short operation.
+#[derive(Default)]
+pub(crate) struct ShmCounters {
+    operations: AtomicU64,
+    exposed_ns: AtomicU64,
+    communication_ns: AtomicU64,
+    /// Whether the core already counts the current time as communication, because another operation is active.
+    pub(crate) does_core_count: AtomicBool,
+}
+
+/// Measures the time of one operation.
+pub(crate) struct OperationTimer {
+    /// `None` if the operation is not timed.
+    began: Option<Instant>,
+    /// The number of operations for which the measured time counts.
+    weight: u32,
+}
+
+impl OperationTimer {
+    /// Starts to time operation `number`, which works on `bytes` bytes.
+    pub(crate) fn new(number: u64, bytes: usize) -> Self {
+        let is_short = bytes <= SHORT_BYTES;
+        let is_timed = !is_short || number.is_multiple_of(SAMPLE_INTERVAL);
+        Self { began: is_timed.then(Instant::now), weight: if is_short { SAMPLE_INTERVAL as u32 } else { 1 } }
+    }
+
+    /// Returns whether the operation is timed.
+    pub(crate) fn is_timed(&self) -> bool {
+        self.began.is_some()
+    }
+
+    /// Marks the operation as long. Every long operation is timed and counts only for itself.
+    pub(crate) fn mark_long(&mut self) {
+        self.weight = 1;
+        self.began.get_or_insert_with(Instant::now);
+    }
+}
+
+impl ShmCounters {
+    /// Starts to time the next operation, which works on `bytes` bytes.
+    pub(crate) fn start_timer(&self, bytes: usize) -> OperationTimer {
+        OperationTimer::new(self.operations.load(Ordering::Relaxed), bytes)
+    }
+
+    /// Counts an operation that has ended. A failed operation counts only for the times.
+    pub(crate) fn count(&self, timer: &OperationTimer, is_successful: bool) {
+        let add = |counter: &AtomicU64, increment: u64| counter.fetch_add(increment, Ordering::Relaxed);
+        add(&self.operations, u64::from(is_successful));
+        let Some(began) = timer.began else { return };
+        let ns = (began.elapsed() * timer.weight).as_nanos() as u64;
+        add(&self.exposed_ns, ns);
+        if !self.does_core_count.load(Ordering::Relaxed) {
+            add(&self.communication_ns, ns);
+        }
+    }
+
+    /// Adds the counters to `statistics`.
+    pub(crate) fn add_to(&self, statistics: &mut Statistics) {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        statistics.operations += read(&self.operations);
+        statistics.exposed += Duration::from_nanos(read(&self.exposed_ns));
+        statistics.communication += Duration::from_nanos(read(&self.communication_ns));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns how many of the operations are timed, and the sum of their weights.
+    fn count_timed(numbers: std::ops::Range<u64>, bytes: usize, is_long: bool) -> (usize, u32) {
+        let timers = numbers.map(|number| {
+            let mut timer = OperationTimer::new(number, bytes);
+            if is_long {
+                timer.mark_long();
+            }
+            timer
+        });
+        timers.fold((0, 0), |(count, weight), timer| match timer.began {
+            Some(_) => (count + 1, weight + timer.weight),
+            None => (count, weight),
+        })
+    }
+
+    #[test]
+    fn the_weights_of_timed_operations_add_up_to_the_number_of_operations() {
+        assert_eq!(count_timed(0..80, 64, false), (10, 80));
+        assert_eq!(count_timed(0..80, 64, true), (80, 80));
+        assert_eq!(count_timed(0..80, SHORT_BYTES + 1, false), (80, 80));
+    }
 }

@@ -4,7 +4,8 @@
 //! the data into its own buffer, or reduces the data in rank order. If the data do not fit into a slot, each round handles one
 //! block of the data.
 //!
-//! A program does not change while it runs, so a group makes a program once and runs it in many operations.
+//! A program does not change while it runs, so a group makes a program once and runs it in many operations. An [`Execution`] is
+//! the progress of one operation.
 
 use std::ops::Range;
 use std::sync::Arc;

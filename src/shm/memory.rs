@@ -2,11 +2,7 @@
 //! [`RoundsMemory`], so that tests can run them on other memory than a mapped segment.
 
 use std::ops::Deref;
-use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU64, Ordering, fence};
-
-use super::copy::copy_past_caches;
-use super::segment::Segment;
+use std::sync::atomic::Ordering;
 
 /// The length of a word in bytes.
 pub const WORD_BYTES: usize = size_of::<u64>();
@@ -72,77 +68,12 @@ pub trait RoundsMemory: SegmentMemory {
     unsafe fn bytes(&self, start: usize, length: usize) -> Self::Bytes<'_>;
 }
 
-/// Returns the address of `length` bytes at `offset` of a memory of `memory_length` bytes that begins at `base`.
-fn address(base: NonNull<u8>, memory_length: usize, offset: usize, length: usize) -> NonNull<u8> {
-    let is_inside = offset.checked_add(length).is_some_and(|end| end <= memory_length);
-    assert!(is_inside, "an access to shared memory must be inside the memory");
-    // SAFETY: the offset is inside the memory, which begins at `base`, or at its end.
-    unsafe { base.add(offset) }
-}
-
-impl Segment {
-    fn word(&self, offset: usize) -> &AtomicU64 {
-        assert!(offset.is_multiple_of(WORD_BYTES), "a word of shared memory must be aligned");
-        let word = address(self.base(), self.length(), offset, WORD_BYTES).cast::<AtomicU64>();
-        // SAFETY: the word is inside the mapping, which lives as long as `self`. The mapping begins at the beginning of a page,
-        // so the word is aligned. All processes access it only as an atomic.
-        unsafe { word.as_ref() }
-    }
-}
-
-impl SegmentMemory for Segment {
-    fn length(&self) -> usize {
-        Self::length(self)
-    }
-
-    fn load(&self, offset: usize, ordering: Ordering) -> u64 {
-        self.word(offset).load(ordering)
-    }
-
-    fn store(&self, offset: usize, value: u64, ordering: Ordering) {
-        self.word(offset).store(value, ordering);
-    }
-
-    fn swap(&self, offset: usize, value: u64, ordering: Ordering) -> u64 {
-        self.word(offset).swap(value, ordering)
-    }
-
-    fn fence(&self) {
-        fence(Ordering::SeqCst);
-    }
-
-    fn read(&self, start: usize, target: &mut [u8]) {
-        let source = address(self.base(), Self::length(self), start, target.len());
-        // SAFETY: the source is inside the mapping. The target is memory of this process, because no reference points into the
-        // mapping, so they do not overlap. A rank that keeps to the protocol does not write the source during the copy.
-        unsafe { ptr::copy_nonoverlapping(source.as_ptr(), target.as_mut_ptr(), target.len()) }
-    }
-
-    fn read_past_caches(&self, start: usize, target: &mut [u8]) {
-        let source = address(self.base(), Self::length(self), start, target.len());
-        // SAFETY: as in `read`.
-        copy_past_caches(target, unsafe { std::slice::from_raw_parts(source.as_ptr(), target.len()) });
-    }
-
-    fn write(&self, start: usize, source: &[u8]) {
-        let target = address(self.base(), Self::length(self), start, source.len());
-        // SAFETY: as in `read`. A rank that keeps to the protocol does not read the target during the copy.
-        unsafe { ptr::copy_nonoverlapping(source.as_ptr(), target.as_ptr(), source.len()) }
-    }
-}
-
-impl RoundsMemory for Segment {
-    type Bytes<'a> = &'a [u8];
-
-    unsafe fn bytes(&self, start: usize, length: usize) -> &[u8] {
-        let bytes = address(self.base(), Self::length(self), start, length);
-        // SAFETY: the bytes are inside the mapping, which lives as long as `self`. The caller guarantees the rest.
-        unsafe { std::slice::from_raw_parts(bytes.as_ptr(), length) }
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::ptr::{self, NonNull};
+    use std::sync::atomic::{AtomicU64, fence};
+
+    use super::super::segment::{Segment, address};
     use super::*;
 
     /// Memory of this process, for tests that run several ranks as threads. Miri can check accesses to this memory.

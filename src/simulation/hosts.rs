@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::Rank;
-use crate::runtime::driver::{CoreRounds, RoundsKey};
+use crate::runtime::driver::RoundsKey;
 use crate::runtime::host_rounds::HostRounds;
 use crate::runtime::profile::Meter;
 use crate::schedule::cost::has_hierarchical_algorithm;
@@ -152,12 +152,12 @@ impl SimulatedHost {
     pub(crate) fn rounds_of(
         &self,
         rank: Rank,
-    ) -> impl Iterator<Item = (RoundsKey, CoreRounds<SimMemory>)> + '_ {
+    ) -> impl Iterator<Item = (RoundsKey, Box<HostRounds<SimMemory>>)> + '_ {
         self.rounds.iter().filter_map(move |SharedRounds { key, members, size, memory }| {
             let own = members.iter().position(|&member| member == rank)?;
             let rounds = ShmRounds::new(Arc::clone(memory), *size, own);
-            let host_rounds = Box::new(HostRounds::new(rounds, Meter::default()));
-            Some((*key, CoreRounds::new(host_rounds, members.iter().copied().collect())))
+            let members = members.iter().copied().collect();
+            Some((*key, Box::new(HostRounds::new(rounds, members, Meter::default()))))
         })
     }
 }

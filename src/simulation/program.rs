@@ -127,8 +127,9 @@ impl SimCall {
         }
     }
 
-    pub(crate) fn kernels(self) -> Option<reduce::Kernels> {
-        self.reduction().and_then(|op| reduce::kernels(DType::F64, op))
+    pub(crate) fn kernels(self, world: WorldSize) -> Option<reduce::Kernels> {
+        let kernels = self.reduction().and_then(|op| reduce::kernels(DType::F64, op));
+        kernels.map(|kernels| kernels.of_contributions(world.get()))
     }
 
     fn reduction(self) -> Option<ReduceOp> {

@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use rand::RngExt as _;
@@ -14,7 +15,7 @@ use rand::rngs::StdRng;
 use crate::engine::{DISCONNECT_TIMEOUT, Failure, OpId, Timestamp};
 use crate::runtime::driver::{BlockingCollective, Core, PollProgress, SleepDecision};
 use crate::runtime::error::Error;
-use crate::runtime::host_rounds::{HostRounds, ShmPoll};
+use crate::runtime::host_rounds::HostRounds;
 use crate::runtime::memory::{BufferAccess, Memory};
 use crate::shm::QueueSignals;
 use crate::simulation::hosts::SimGroup;
@@ -104,11 +105,10 @@ pub(crate) struct Sleep {
     events: u64,
 }
 
-/// A collective in shared memory that the rank executes itself, with its buffer and the rounds of its group.
+/// A collective in shared memory that the rank executes itself, with its buffer.
 pub(crate) struct BlockingCall {
     call: usize,
-    collective: BlockingCollective,
-    host_rounds: Box<HostRounds<SimMemory>>,
+    collective: BlockingCollective<Box<HostRounds<SimMemory>>>,
     buffer: Vec<f64>,
     /// Whether the collective has found a problem, which fails the job.
     has_failed: bool,
@@ -216,7 +216,6 @@ impl SimulatedRank {
                 return false;
             }
             let progress = self.core.poll(now);
-            self.core.deferred_kernels.clear();
             let has_ended = self.take_results(now, compute_max) | (was_blocking && self.blocking.is_none());
             if let Some(Error::Failed { cause, reported_by }) = self.core.error() {
                 let blocking = self.blocking.as_ref().map(|blocking| blocking.call);
@@ -272,31 +271,31 @@ impl SimulatedRank {
     /// does anything else.
     fn continue_blocking_call(&mut self, now: Timestamp, compute_max: Duration) -> bool {
         let Some(mut blocking) = self.blocking.take_if(|blocking| !blocking.has_failed) else { return true };
-        let BlockingCall { call, collective, host_rounds, buffer, has_failed } = &mut blocking;
-        let (call, members) = (*call, &self.groups[self.program[*call].group].members[..]);
+        let BlockingCall { call, collective, buffer, has_failed } = &mut blocking;
+        let call = *call;
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(buffer);
-        let poll = collective.poll((&mut **host_rounds, members), &mut BufferAccess::from(bytes));
+        let poll = collective.poll(&mut BufferAccess::from(bytes));
         if collective.has_sleeping_peers() {
             collective.wake_peers(&mut self.core);
             self.core.poll(now);
         }
         let may_sleep = match poll {
-            Some(ShmPoll::Done) => {
-                if let Some(id) = collective.engine_id() {
+            Ok(Poll::Ready(())) => {
+                let (host_rounds, id) = blocking.collective.end(false, &BufferAccess::default());
+                if let Some(id) = id {
                     self.core.link_driver.engine_mut().end_external(id);
                 }
-                self.rounds.insert(self.program[call].group as u32, blocking.host_rounds);
+                self.rounds.insert(self.program[call].group as u32, host_rounds);
                 self.check_result(self.program[call], Memory::owned(blocking.buffer));
                 self.busy_until = now + compute_max.mul_f64(self.random.random_range(0.0..1.0));
                 return true;
             }
-            Some(ShmPoll::Waits) if self.random.random_bool(0.3) => false,
-            Some(ShmPoll::Waits) => {
-                let sleep = collective.fall_asleep((&mut **host_rounds, members), &mut self.core, now);
-                !matches!(sleep, SleepDecision::Posted)
+            Ok(Poll::Pending) if self.random.random_bool(0.3) => false,
+            Ok(Poll::Pending) => {
+                !matches!(collective.fall_asleep(&mut self.core, now), SleepDecision::Posted)
             }
-            poll => {
-                collective.fail((&mut **host_rounds, members), &mut self.core, poll.as_ref());
+            Err(failure) => {
+                collective.fail(&mut self.core, failure);
                 *has_failed = true;
                 true
             }

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
@@ -14,7 +15,7 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::memory::{AccessKind, AccessSite, Mutation, SimMemory, THREADS_MAX};
 use super::program::{OPERATIONS, SimCall};
-use crate::runtime::host_rounds::{HostRounds, ShmOperation, ShmPoll, ShmRequest};
+use crate::runtime::host_rounds::{HostRounds, ShmFailure, ShmOperation, ShmRequest};
 use crate::runtime::memory::BufferAccess;
 use crate::runtime::profile::Meter;
 use crate::shm::{RoundsSize, ShmRounds};
@@ -117,7 +118,7 @@ impl SimHost {
                 _ => {}
             }
             let rounds = ShmRounds::new(Arc::clone(&memory), size, rank);
-            let host_rounds = HostRounds::new(rounds, Meter::default());
+            let host_rounds = HostRounds::new(rounds, world.ranks().collect(), Meter::default());
             RefCell::new(RoundsRank { host_rounds, program, running: None, call: 0, refusals: 0 })
         };
         Self {
@@ -198,7 +199,7 @@ impl SimHost {
                 request.contract.algorithm = Algorithm::OneShot;
             }
             let spec = current.spec(self.world, own).expect("a collective has a description");
-            let shm_request = ShmRequest { spec, kernels: current.kernels(), divisor: self.world.get() };
+            let shm_request = ShmRequest { spec, kernels: current.kernels(self.world) };
             let operation = host_rounds.add_operation((request.contract, request.site), shm_request);
             (operation, current.initial_buffer(self.world, own))
         });
@@ -206,11 +207,11 @@ impl SimHost {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(buffer);
         let poll =
             host_rounds.poll(operation, &mut BufferAccess::from(bytes), |sleeper| self.wake(rank, sleeper));
-        if matches!(poll, ShmPoll::Waits) && host_rounds.awaited_round_and_ranks(operation) != awaited {
+        if matches!(poll, Ok(Poll::Pending)) && host_rounds.awaited_round_and_ranks(operation) != awaited {
             *refusals = 0;
         }
         match poll {
-            ShmPoll::Done => {
+            Ok(Poll::Ready(())) => {
                 if self.status[rank].get() != HostRankStatus::Killed
                     && !current.is_right_result(self.world, own, buffer)
                 {
@@ -219,11 +220,17 @@ impl SimHost {
                 (*running, *call, *refusals) = (None, *call + 1, 0);
                 if *call == program.len() { HostRankStatus::Completed } else { HostRankStatus::Works }
             }
-            ShmPoll::Waits if self.random.borrow_mut().random_bool(0.3) => HostRankStatus::Works,
-            ShmPoll::Waits => HostRankStatus::FallsAsleep,
-            ShmPoll::Mismatch(_, other, _) => HostRankStatus::FoundMismatch(other),
-            ShmPoll::Invalid(..) => {
+            Ok(Poll::Pending) if self.random.borrow_mut().random_bool(0.3) => HostRankStatus::Works,
+            Ok(Poll::Pending) => HostRankStatus::FallsAsleep,
+            Err(ShmFailure::Mismatch(_, other, _)) => HostRankStatus::FoundMismatch(other),
+            Err(ShmFailure::Invalid(..)) => {
                 self.note("a rank posted invalid values");
+                HostRankStatus::Works
+            }
+            Err(ShmFailure::Panicked) => {
+                if self.status[rank].get() != HostRankStatus::Killed {
+                    self.note("a rank panicked");
+                }
                 HostRankStatus::Works
             }
         }
@@ -277,9 +284,9 @@ impl SimHost {
             let state = self.ranks[rank].borrow();
             if let (HostRankStatus::Sleeps, Some((operation, _))) = (self.status[rank].get(), &state.running)
             {
-                let awaited = || state.host_rounds.awaited_ranks(operation).map(Rank::index).collect();
-                let awaited: Vec<usize> = self.memory.run_as(rank, awaited);
-                next.extend(awaited.into_iter().filter(|&awaited| reached.insert(awaited)));
+                let awaited = || state.host_rounds.awaited_ranks(operation);
+                let awaited = self.memory.run_as(rank, awaited);
+                next.extend(awaited.into_iter().map(Rank::index).filter(|&awaited| reached.insert(awaited)));
             }
         }
         !reached.is_disjoint(culprits)

@@ -220,13 +220,14 @@ mod tests {
 
     /// Reduces the contributions in rank order. Like the ring algorithm, rounds after each step.
     fn reduce_in_rank_order<T: BenchElement>(op: ReduceOp, contributions: &[Vec<T>]) -> Vec<T> {
-        let kernels = crate::reduce::kernels(T::DTYPE, op).expect("a defined reduction");
         let world = contributions.len();
+        let kernels = crate::reduce::kernels(T::DTYPE, op).expect("a defined reduction");
+        let kernels = kernels.of_contributions(world as u32);
         let mut result = contributions[0].clone();
         for (rank, contribution) in contributions.iter().enumerate().skip(1) {
             let kernel = if rank + 1 == world { &kernels.reduce_last } else { &kernels.reduce };
             let result = bytemuck::cast_slice_mut(&mut result);
-            kernel.apply(result, bytemuck::cast_slice(contribution), world as u32);
+            kernel.apply(result, bytemuck::cast_slice(contribution));
         }
         result
     }

@@ -1,24 +1,38 @@
 //! A collective in shared memory that its caller executes itself, and for which it takes no lock unless it has to sleep.
 //!
-//! This state machine uses no clock, no lock and no thread, so simulations also run it. The caller polls the collective. If the
-//! collective waits for other ranks, the caller may look at their posts for a while, and then falls asleep until its sockets have
-//! an event.
+//! [`BlockingCollective`] is a state machine without clock, lock and threads, so simulations also run it. The caller polls the
+//! collective. If the collective waits for other ranks, the caller looks at their posts for a short time, and then sleeps until a
+//! socket has data: a peer that posts elements for a sleeping rank sends a wake frame to this rank. So a sleeping thread also
+//! notices that a peer has exited or that the job has failed.
 
-use super::core::Core;
+use std::ops::DerefMut;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+use std::thread;
+use std::time::Instant;
+
+use super::Driver;
+use super::core::{Core, PollProgress};
+use super::shared::DriverShared;
+use super::threads::ThreadedDriver as _;
 use crate::engine::{Engine, OpId, OperationRequest, Timestamp};
-use crate::runtime::host_rounds::{HostRounds, ShmCall, ShmOperation, ShmPoll, ShmRequest};
-use crate::runtime::link_io::catch_reduction_panic;
+use crate::runtime::error::Error;
+use crate::runtime::host_rounds::{HostRounds, ShmCall, ShmFailure, ShmOperation, ShmRequest};
+use crate::runtime::link_io::FUNCTION_PANICKED;
 use crate::runtime::memory::BufferAccess;
+use crate::runtime::profile::ProfilePart;
+use crate::runtime::statistics::OperationTimer;
 use crate::shm::RoundsMemory;
 use crate::transport::local_links::SocketTransport;
-use crate::types::{Contract, Rank};
+use crate::types::Rank;
 
-/// Why a job fails if a function of the program panics.
-pub(super) const FUNCTION_PANICKED: &str = "the program's reduction function panicked";
+/// The number of times that a thread polls shared memory before it also yields its processor between the polls. So many polls
+/// take a few microseconds.
+const SPINS_BEFORE_YIELD: u32 = 500;
 
-/// A collective in shared memory that its caller executes itself. Every method gets the same rounds, and the world ranks that
-/// share their memory.
-pub(crate) struct BlockingCollective {
+/// A collective in shared memory that its caller executes itself. `H` refers to the rounds of the group.
+pub(crate) struct BlockingCollective<H> {
+    host_rounds: H,
     request: OperationRequest,
     shm_operation: ShmOperation,
     /// The sleeping ranks that have to learn of the posts of the last poll.
@@ -37,32 +51,18 @@ pub(crate) enum SleepDecision {
     Failed,
 }
 
-impl BlockingCollective {
+impl<M: RoundsMemory, H: DerefMut<Target = HostRounds<M>>> BlockingCollective<H> {
     /// Begins a collective.
-    pub(crate) fn new<M: RoundsMemory>(
-        host_rounds: &mut HostRounds<M>,
-        request: OperationRequest,
-        shm_request: ShmRequest,
-    ) -> Self {
+    pub(crate) fn new(mut host_rounds: H, request: OperationRequest, shm_request: ShmRequest) -> Self {
         let shm_operation = host_rounds.add_operation((request.contract, request.site), shm_request);
-        Self { request, shm_operation, sleeping_peers: Vec::new(), engine_id: None }
+        Self { host_rounds, request, shm_operation, sleeping_peers: Vec::new(), engine_id: None }
     }
 
-    /// Returns the number of the operation in the shared memory.
-    pub(super) fn sequence(&self) -> u64 {
-        self.shm_operation.sequence()
-    }
-
-    /// Executes the collective as far as possible without waiting. Returns `None` if a function of the user panics. Then call
-    /// [`BlockingCollective::wake_peers`] if there are [`sleeping peers`](Self::has_sleeping_peers).
-    pub(crate) fn poll<M: RoundsMemory>(
-        &mut self,
-        (host_rounds, members): (&mut HostRounds<M>, &[Rank]),
-        memory: &mut BufferAccess<'_>,
-    ) -> Option<ShmPoll> {
-        let Self { shm_operation, sleeping_peers, .. } = self;
-        let wake = |rank: Rank| sleeping_peers.push(members[rank.index()]);
-        catch_reduction_panic(|| host_rounds.poll(shm_operation, memory, wake)).ok()
+    /// Executes the collective as far as possible without waiting. Then call [`BlockingCollective::wake_peers`] if there are
+    /// [`sleeping peers`](Self::has_sleeping_peers). After an error, call [`BlockingCollective::fail`].
+    pub(crate) fn poll(&mut self, memory: &mut BufferAccess<'_>) -> Result<Poll<()>, ShmFailure> {
+        let Self { host_rounds, shm_operation, sleeping_peers, .. } = self;
+        host_rounds.poll(shm_operation, memory, |rank| sleeping_peers.push(rank))
     }
 
     /// Returns whether ranks sleep that have to learn of the posts of the last poll.
@@ -71,76 +71,54 @@ impl BlockingCollective {
     }
 
     /// Sends wake frames to the sleeping peers. The caller must poll the core now, because it may not do so for a while.
-    pub(crate) fn wake_peers<S: SocketTransport, M: RoundsMemory>(&mut self, core: &mut Core<S, M>) {
+    pub(crate) fn wake_peers<S: SocketTransport>(&mut self, core: &mut Core<S, M>) {
         for peer in self.sleeping_peers.drain(..) {
             core.link_driver.engine_mut().send_wake_frame(peer);
         }
     }
 
     /// Returns whether [`BlockingCollective::poll`] would make progress.
-    pub(crate) fn is_ready<M: RoundsMemory>(&self, host_rounds: &HostRounds<M>) -> bool {
-        host_rounds.is_ready(&self.shm_operation)
+    pub(crate) fn is_ready(&self) -> bool {
+        self.host_rounds.is_ready(&self.shm_operation)
     }
 
     /// Prepares to sleep until the other ranks have posted. The first call tells the engine of the collective, so that the engine
     /// checks its deadline and the ranks for which it waits.
-    pub(crate) fn fall_asleep<S: SocketTransport, M: RoundsMemory>(
+    pub(crate) fn fall_asleep<S: SocketTransport>(
         &mut self,
-        (host_rounds, members): (&mut HostRounds<M>, &[Rank]),
         core: &mut Core<S, M>,
         now: Timestamp,
     ) -> SleepDecision {
         let engine = core.link_driver.engine_mut();
         if self.engine_id.is_none() {
-            record_calls(engine, self.request.group, host_rounds);
-            self.engine_id = engine.begin_external(now, self.request, self.sequence()).ok();
+            record_calls(engine, self.request.group, &mut self.host_rounds);
+            self.engine_id = engine.begin_external(now, self.request, self.shm_operation.sequence()).ok();
         }
         let Some(id) = self.engine_id else { return SleepDecision::Failed };
         // A peer that wakes this rank clears the sleep flag. Set it again, because the operation may wait for more peers.
-        host_rounds.rounds().mark_asleep();
-        if self.is_ready(host_rounds) {
-            host_rounds.rounds().mark_awake();
+        self.host_rounds.rounds().mark_asleep();
+        if self.is_ready() {
+            self.host_rounds.rounds().mark_awake();
             return SleepDecision::Posted;
         }
         // A peer that has left without its post will never post. In this case `set_awaited_ranks` fails the job.
-        let awaited = host_rounds.awaited_ranks(&self.shm_operation).map(|rank| members[rank.index()]);
-        engine.set_awaited_ranks(id, awaited.collect());
+        engine.set_awaited_ranks(id, self.host_rounds.awaited_ranks(&self.shm_operation));
         if core.error().is_some() { SleepDecision::Failed } else { SleepDecision::Allowed }
     }
 
     /// Fails the job for the reason that [`BlockingCollective::poll`] has returned.
-    pub(crate) fn fail<S: SocketTransport, M: RoundsMemory>(
-        &self,
-        (host_rounds, members): (&mut HostRounds<M>, &[Rank]),
-        core: &mut Core<S, M>,
-        poll: Option<&ShmPoll>,
-    ) {
+    pub(crate) fn fail<S: SocketTransport>(&mut self, core: &mut Core<S, M>, failure: ShmFailure) {
         let engine = core.link_driver.engine_mut();
-        match poll {
-            Some(&ShmPoll::Mismatch(own_call, rank, contract)) => {
-                record_calls(engine, self.request.group, host_rounds);
-                report_mismatch(engine, self.request.group, own_call, (members[rank.index()], contract));
-            }
-            Some(&ShmPoll::Invalid(rank, what)) => engine.report_misbehavior(members[rank.index()], what),
-            Some(ShmPoll::Done | ShmPoll::Waits) => {}
-            None => {
-                engine.abort(FUNCTION_PANICKED);
-            }
+        fail_because(engine, self.request.group, &mut self.host_rounds, failure);
+    }
+
+    /// Ends the collective, and returns the rounds. After a failure, makes the other ranks stop accessing the buffer. The engine
+    /// must learn of the end of the operation with this identifier, if there is one.
+    pub(crate) fn end(mut self, has_failed: bool, memory: &BufferAccess<'_>) -> (H, Option<OpId>) {
+        if has_failed {
+            self.host_rounds.stop_exposing(&self.shm_operation, memory);
         }
-    }
-
-    /// Makes the other ranks stop accessing the buffer after a failure.
-    pub(crate) fn stop_exposing<M: RoundsMemory>(
-        &self,
-        host_rounds: &mut HostRounds<M>,
-        memory: &BufferAccess<'_>,
-    ) {
-        host_rounds.stop_exposing(&self.shm_operation, memory);
-    }
-
-    /// Returns the identifier of the operation in the engine, which must learn of its end.
-    pub(crate) fn engine_id(&self) -> Option<OpId> {
-        self.engine_id
+        (self.host_rounds, self.engine_id)
     }
 }
 
@@ -155,13 +133,127 @@ pub(super) fn record_calls<M: RoundsMemory>(
     }
 }
 
-/// Fails the job because a peer called a different operation than this rank.
-pub(super) fn report_mismatch(
+/// Fails the job because of an operation in shared memory.
+pub(super) fn fail_because<M: RoundsMemory>(
     engine: &mut Engine,
     group: u32,
-    own_call: ShmCall,
-    peer_and_contract: (Rank, Option<Contract>),
+    host_rounds: &mut HostRounds<M>,
+    failure: ShmFailure,
 ) {
-    let ShmCall { sequence, contract, site } = own_call;
-    engine.report_mismatch((group, sequence), (contract, site), peer_and_contract);
+    record_calls(engine, group, host_rounds);
+    match failure {
+        ShmFailure::Mismatch(ShmCall { sequence, contract, site }, peer, peer_contract) => {
+            engine.report_mismatch((group, sequence), (contract, site), (peer, peer_contract));
+        }
+        ShmFailure::Invalid(peer, what) => engine.report_misbehavior(peer, what),
+        ShmFailure::Panicked => {
+            engine.abort(FUNCTION_PANICKED);
+        }
+    }
+}
+
+impl Driver {
+    /// Runs an operation in shared memory, and waits until it is complete.
+    pub(crate) fn run_in_shared_memory(
+        &self,
+        host_rounds: &mut HostRounds,
+        request: OperationRequest,
+        shm_request: ShmRequest,
+        mut memory: BufferAccess<'_>,
+    ) -> Result<(), Error> {
+        if self.shared.has_failed.load(Ordering::Acquire) {
+            return Err(self.shared.fail(self.shared.lock()));
+        }
+        let mut collective = BlockingCollective::new(host_rounds, request, shm_request);
+        let mut timer = OperationTimer::new(collective.shm_operation.sequence(), memory.len());
+        let result = loop {
+            let poll = collective.poll(&mut memory);
+            if collective.has_sleeping_peers() {
+                self.wake_peers(&mut collective);
+            }
+            match poll {
+                Ok(Poll::Ready(())) => break Ok(()),
+                Ok(Poll::Pending) => {}
+                Err(failure) => {
+                    let mut core = self.shared.lock();
+                    collective.fail(&mut core, failure);
+                    break Err(self.shared.fail(core));
+                }
+            }
+            let is_ready = || collective.is_ready();
+            if self.shared.meter.time(ProfilePart::Wait, || self.shared.spin_until(&mut timer, is_ready)) {
+                continue;
+            }
+            if let Err(error) = self.sleep_until_posted(&mut collective) {
+                break Err(error);
+            }
+        };
+        if let (_, Some(id)) = collective.end(result.is_err(), &memory) {
+            self.shared.lock().link_driver.engine_mut().end_external(id);
+        }
+        self.shared.shm_counters.count(&timer, result.is_ok());
+        result
+    }
+
+    /// Wakes sleeping peers at once, because this thread may not poll the link driver for a while.
+    fn wake_peers(&self, collective: &mut BlockingCollective<&mut HostRounds>) {
+        let mut core = self.shared.lock();
+        collective.wake_peers(&mut core);
+        if matches!(self.shared.poll(&mut core, self.shared.now()), PollProgress::Progress) {
+            core.wake_waiters();
+        }
+        self.shared.wake_socket_waiter(&core);
+    }
+
+    /// Sleeps until the ranks have posted for which the collective waits.
+    fn sleep_until_posted(&self, collective: &mut BlockingCollective<&mut HostRounds>) -> Result<(), Error> {
+        let mut interrupt_check = self.shared.next_interrupt_check(self.shared.now());
+        let mut core = self.shared.lock();
+        loop {
+            match collective.fall_asleep(&mut core, self.shared.now()) {
+                SleepDecision::Posted => {
+                    self.shared.pass_on_driving(&mut core);
+                    return Ok(());
+                }
+                SleepDecision::Failed => return Err(self.shared.fail(core)),
+                SleepDecision::Allowed => {}
+            }
+            core = self.shared.drive(core, self.shared.now(), interrupt_check);
+            if interrupt_check.is_some_and(|interrupt_check| self.shared.now() >= interrupt_check) {
+                drop(core);
+                if let Some(why) = self.shared.check_interrupt() {
+                    return Err(self.abort(why));
+                }
+                interrupt_check = self.shared.next_interrupt_check(self.shared.now());
+                core = self.shared.lock();
+            }
+        }
+    }
+}
+
+impl DriverShared {
+    /// Calls `is_ready` for a short time until it returns true, and returns whether it has returned true. If there are fewer
+    /// processors than ranks, the thread yields from the start, because the awaited rank may need this processor.
+    pub(super) fn spin_until(&self, timer: &mut OperationTimer, is_ready: impl Fn() -> bool) -> bool {
+        if self.has_own_processor {
+            for _ in 0..SPINS_BEFORE_YIELD {
+                if is_ready() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+        }
+        // Yield from here on even if each rank should have a processor: another process may need this one.
+        timer.mark_long();
+        let started = Instant::now();
+        loop {
+            if is_ready() {
+                return true;
+            }
+            thread::yield_now();
+            if started.elapsed() >= self.shm_spin_time {
+                return false;
+            }
+        }
+    }
 }

@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::poll_time::PollTime;
-use super::shm_counters::ShmCounters;
-use super::tasks::{CoreRounds, OperationOutput, RoundsKey, ShmTask, StagedCollective, Submission};
+use super::tasks::{RoundsKey, ShmTask, StagedCollective, Submission};
 use crate::engine::{Failure, NOTIFY_TIMEOUT, OpId, OperationRequest, Timestamp};
-use crate::reduce::Kernels;
 use crate::runtime::error::Error;
 use crate::runtime::failure_report::FailureReporter;
-use crate::runtime::link_driver::{CompletedOperation, LinkDriver, PollOutcome};
-use crate::runtime::statistics::Statistics;
+use crate::runtime::host_rounds::HostRounds;
+use crate::runtime::link_driver::{LinkDriver, OperationOutput, PollOutcome};
+use crate::runtime::statistics::{ShmCounters, Statistics};
 use crate::shm::{RoundsMemory, Segment};
 use crate::transport::local_links::{LinkTransport, SocketTransport};
 use crate::transport::tcp::TcpTransport;
@@ -35,9 +34,6 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     pub(super) poll_time: PollTime,
     /// The number of messages that went without operations, modulo a limit.
     pub(super) direct_messages: u32,
-    /// Reduction functions of finished operations. The thread that holds the lock drops them after it has released the lock,
-    /// because dropping a function of the user may run code that takes the lock.
-    pub(crate) deferred_kernels: Vec<Kernels>,
     /// The active operations that the progress thread drives, because no other thread waits for them.
     pub(super) background: SortedSet<OpId>,
     /// The time since which at least one operation has been active.
@@ -45,8 +41,8 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     pub(super) statistics: Statistics,
     /// The active operations in shared memory that their callers do not execute themselves.
     pub(super) shm_tasks: BTreeMap<OpId, ShmTask>,
-    /// The rounds in which the core executes operations.
-    pub(crate) rounds: BTreeMap<RoundsKey, CoreRounds<M>>,
+    /// The rounds in which the core executes operations: rounds that groups have handed over.
+    pub(crate) rounds: BTreeMap<RoundsKey, Box<HostRounds<M>>>,
     /// The active collectives of several stages.
     pub(super) staged_collectives: BTreeMap<OpId, StagedCollective>,
     /// For each active stage of such a collective: the collective and the index of its block.
@@ -83,7 +79,6 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             dropped_handles: SortedSet::default(),
             poll_time: PollTime::default(),
             direct_messages: 0,
-            deferred_kernels: Vec::new(),
             background: SortedSet::default(),
             busy_since: None,
             statistics: Statistics::default(),
@@ -95,6 +90,11 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             shm_counters: Arc::default(),
             failure_reporter,
         }
+    }
+
+    /// Makes the time for which waiting threads poll depend on how long they waited before.
+    pub(crate) fn adapt_polling(&mut self) {
+        self.poll_time.adapt_to_waits();
     }
 
     /// Begins an operation. If `is_awaited` is false, the progress thread drives it. Returns `None` if the job has failed.
@@ -141,11 +141,8 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             // Sleeping peers must learn of the new posts before this rank sleeps itself.
             self.link_driver.send_control_frames();
         }
-        while let Some(CompletedOperation { operation, memory, envelope, kernels }) =
-            self.link_driver.take_completed()
-        {
-            self.deferred_kernels.extend(kernels);
-            self.handle_success(operation, now, OperationOutput { memory, envelope });
+        while let Some((id, output)) = self.link_driver.take_completed() {
+            self.handle_success(id, now, output);
             is_progress = true;
         }
         match poll {
@@ -171,7 +168,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         }
         // The cause has been sent. Now the transport knows which hosts do not acknowledge data.
         self.report_unacknowledged_links();
-        self.deferred_kernels.extend(self.link_driver.release());
+        self.link_driver.release();
         let operation = self.link_driver.engine_mut().failed_operation();
         if let (Some(Failure { cause, .. }), Some(reporter)) =
             (self.link_driver.failure(), &self.failure_reporter)

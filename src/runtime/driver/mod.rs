@@ -9,46 +9,44 @@ mod blocking;
 mod core;
 mod core_lock;
 mod direct;
-mod local_peers;
 mod poll_time;
 mod primitives;
 mod shared;
 mod shm;
-mod shm_counters;
 mod stages;
 mod tasks;
 mod threads;
 
 use std::io;
-use std::os::fd::RawFd;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-#[cfg(test)]
-pub(crate) use self::blocking::{BlockingCollective, SleepDecision};
 pub(crate) use self::core::{Core, PollProgress};
 pub(crate) use self::core_lock::CoreLock;
 #[cfg(test)]
 pub(crate) use self::core_lock::{CoreGuard, DrivenCore};
-use self::local_peers::LocalPeers;
 #[cfg(test)]
 pub(crate) use self::primitives::Primitives;
 pub use self::shared::Interrupt;
-use self::shared::{DriverShared, LockedCore};
+use self::shared::{DriverShared, LocalPeers, LockedCore};
 use self::tasks::SHM_SPIN_TIME;
-pub(crate) use self::tasks::{CoreRounds, OperationOutput, RoundsKey, Submission};
+pub(crate) use self::tasks::Submission;
 pub(crate) use self::threads::ThreadedDriver;
+#[cfg(test)]
+pub(crate) use self::{
+    blocking::{BlockingCollective, SleepDecision},
+    tasks::RoundsKey,
+};
 use super::error::Error;
-use super::host_rounds::HostRounds;
+pub(crate) use super::link_driver::OperationOutput;
 use super::memory::{self, BufferAccess, Memory};
 use super::profile::{Meter, mark_background_thread};
 use super::statistics::Statistics;
 use crate::engine::{
     DELIVERY_TIMEOUT, DISCONNECT_TIMEOUT, Envelope, OpId, OperationRequest, Pattern, Timestamp,
 };
-use crate::shm::Segment;
 use crate::transport::scheduling::request_short_slices;
 use crate::types::Rank;
 
@@ -95,39 +93,21 @@ impl Driver {
         Ok(Self { shared, progress_thread: Mutex::new(None) })
     }
 
-    /// Sends on the first `count` connections of each link.
-    pub(crate) fn use_streams(&self, count: u8) {
-        self.shared.lock().link_driver.transport_mut().sockets_mut().use_streams(count);
+    /// Locks the core.
+    pub(crate) fn core(&self) -> LockedCore<'_> {
+        self.shared.lock()
     }
 
-    /// Uses only one connection of each link from now on.
-    pub(crate) fn use_single_connection(&self) {
-        self.shared.lock().link_driver.transport_mut().sockets_mut().use_single_connection();
-    }
-
-    /// Adds the queues in `memory` to the links to the other ranks of this host. `ranks` are the ranks of the host, of which this
-    /// rank is number `own`.
-    pub(crate) fn add_queues(&self, memory: &Arc<Segment>, ranks: &[Rank], own: usize) {
-        self.shared.lock().link_driver.transport_mut().add_queues(memory, ranks, own);
-    }
-
-    /// Removes the queues, because not all ranks of this host have added them.
-    pub(crate) fn remove_queues(&self) {
-        self.shared.lock().link_driver.transport_mut().remove_queues();
-    }
-
-    /// Sends to the other ranks of this host through the queues from now on. `ranks` and `own` are as for `add_queues`.
-    pub(crate) fn change_over_to_queues(&self, ranks: &[Rank], own: usize) {
+    /// Sends to the other ranks of this host through the queues from now on. `ranks` are all ranks of this host, and
+    /// `own` is this rank.
+    pub(crate) fn change_over_to_queues(&self, ranks: Arc<[Rank]>, own: Rank) {
         let mut core = self.shared.lock();
         core.link_driver.transport_mut().change_over();
         if let Some(signals) = core.link_driver.transport().signals() {
-            self.shared.local_peers.get_or_init(|| LocalPeers::new(signals, ranks, own));
+            self.shared.local_peers.get_or_init(|| LocalPeers { signals, ranks, own });
         }
-    }
-
-    /// Makes the time for which waiting threads poll depend on how long they waited before.
-    pub(crate) fn adapt_polling(&self) {
-        self.shared.lock().poll_time.adapt_to_waits();
+        // A message takes so little time that sleeping would take most of it.
+        core.adapt_polling();
     }
 
     pub(crate) fn statistics(&self) -> Statistics {
@@ -142,11 +122,6 @@ impl Driver {
         };
         core.shm_counters.add_to(&mut statistics);
         statistics
-    }
-
-    /// Returns the file descriptors of the open sockets.
-    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
-        self.shared.lock().link_driver.transport().sockets().descriptors()
     }
 
     /// Returns the meter that measures how long sending, receiving, reducing and waiting take.
@@ -169,10 +144,8 @@ impl Driver {
     ) -> Result<Option<Envelope>, Error> {
         memory::lend(bytes, |memory| {
             let submission = submission(memory);
-            // Dropped after the lock is released: dropping a function of the user may take the lock.
-            let _kernels = submission.kernels();
             let started = self.shared.now();
-            let (core, id) = self.begin_with_lock(started, request, submission, true, self.shared.lock())?;
+            let (core, id) = self.begin_and_lock(started, request, submission, true)?;
             let result = self.wait_with_lock(core, id, started);
             result.map_or(Ok(None), |result| result.map(|output| output.envelope))
         })
@@ -192,21 +165,18 @@ impl Driver {
         submission: Submission,
         is_awaited: bool,
     ) -> Result<OpId, Error> {
-        // Keep the reduction function until the lock is released: dropping a function of the user may take the lock.
-        let _kernels = submission.kernels();
-        let core = self.shared.lock();
-        self.begin_with_lock(self.shared.now(), request, submission, is_awaited, core).map(|(_, id)| id)
+        self.begin_and_lock(self.shared.now(), request, submission, is_awaited).map(|(_, id)| id)
     }
 
-    /// Does the same as [`Driver::begin`] with a locked core.
-    fn begin_with_lock<'a>(
-        &'a self,
+    /// Does the same as [`Driver::begin`]. Also returns the locked core.
+    fn begin_and_lock(
+        &self,
         now: Timestamp,
         request: OperationRequest,
         submission: Submission,
         is_awaited: bool,
-        mut core: LockedCore<'a>,
-    ) -> Result<(LockedCore<'a>, OpId), Error> {
+    ) -> Result<(LockedCore<'_>, OpId), Error> {
+        let mut core = self.shared.lock();
         // This return releases the lock before this function drops the submission.
         if core.link_driver.failure().is_some() {
             return Err(self.shared.fail(core));
@@ -309,30 +279,6 @@ impl Driver {
     /// Cancels the operation if it is a receive that has not matched a message, and returns true. Otherwise returns false.
     pub(crate) fn cancel(&self, id: OpId) -> bool {
         self.shared.lock().cancel(id, self.shared.now())
-    }
-
-    /// Records that a group was dropped.
-    pub(crate) fn retire_group(&self, group: u32) {
-        self.shared.lock().retire_group(group);
-    }
-
-    /// Gives the core the rounds in which it executes operations.
-    pub(crate) fn add_rounds(&self, key: RoundsKey, rounds: CoreRounds) {
-        self.shared.lock().rounds.insert(key, rounds);
-    }
-
-    /// Takes the rounds that a group has handed over; `None` if an operation uses them, or if the job has failed.
-    pub(crate) fn take_rounds(&self, group: u32) -> Option<Box<HostRounds>> {
-        self.shared.lock().take_rounds(group)
-    }
-
-    /// Calls `use_rounds` with the rounds that a group has handed over. Returns `None` if the job has failed.
-    pub(crate) fn with_rounds<R>(
-        &self,
-        group: u32,
-        use_rounds: impl FnOnce(&mut HostRounds) -> R,
-    ) -> Option<R> {
-        self.shared.lock().rounds.get_mut(&(group, 0)).map(|rounds| use_rounds(&mut rounds.host_rounds))
     }
 
     /// Fails the job because the program of this rank aborts it. `message` is the reason.

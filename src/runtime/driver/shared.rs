@@ -12,20 +12,20 @@ use mio::Waker;
 
 use super::core::{Core, PollProgress};
 use super::core_lock::{CoreGuard, CoreLock, DrivenCore};
-use super::local_peers::{JobSignals, LocalPeers};
 use super::poll_time::must_sleep;
 use super::primitives::StdPrimitives;
-use super::shm_counters::ShmCounters;
-use super::tasks::{AwaitedPosts, OperationOutput};
+use super::tasks::AwaitedPosts;
 use super::threads::ThreadedDriver;
 use crate::engine::{OpId, Timestamp};
-use crate::reduce::Kernels;
+use crate::reduce;
 use crate::runtime::deferred_drop::{self, Deferred};
 use crate::runtime::error::Error;
-use crate::runtime::link_io;
+use crate::runtime::link_driver::OperationOutput;
 use crate::runtime::profile::{Meter, ProfilePart};
+use crate::runtime::statistics::ShmCounters;
+use crate::shm::{QueueSignals, Segment};
 use crate::transport::poller::{Event, Poller};
-use crate::types::SortedSet;
+use crate::types::{Rank, SortedSet};
 
 /// The number of times that a thread polls for events before it also yields its processor between the polls. So many polls
 /// take about 10 us.
@@ -93,6 +93,28 @@ pub(super) struct DriverShared {
     pub(super) meter: Meter,
     /// Statistics of operations in shared memory that run without the core's lock.
     pub(super) shm_counters: Arc<ShmCounters>,
+}
+
+/// What a waiting thread looks at to learn of changes of the queues.
+type JobSignals = QueueSignals<Segment>;
+
+/// The ranks of this host, and the queues between them.
+pub(super) struct LocalPeers {
+    pub(super) signals: Arc<JobSignals>,
+    /// All ranks of the host, and this rank.
+    pub(super) ranks: Arc<[Rank]>,
+    pub(super) own: Rank,
+}
+
+impl LocalPeers {
+    /// Returns the number of `peer` in the signals, which do not count this rank. Returns `None` if there is no queue between
+    /// this rank and the peer.
+    pub(super) fn number_of(&self, peer: Rank) -> Option<usize> {
+        if peer == self.own {
+            return None;
+        }
+        self.ranks.iter().filter(|&&rank| rank != self.own).position(|&rank| rank == peer)
+    }
 }
 
 impl DriverShared {
@@ -314,11 +336,11 @@ impl ThreadedDriver for DriverShared {
 
 impl DrivenCore for Core {
     type OpId = OpId;
-    type Deferred = (Vec<Kernels>, Deferred);
+    type Deferred = Deferred;
 
     fn check_before_locking() {
         assert!(
-            !link_io::is_reducing(),
+            !reduce::is_reducing(),
             "a reduction function must not use groups or handles, and must not drop them"
         );
         debug_assert!(!deferred_drop::holds_lock(), "a thread must not lock two cores, or one core twice");
@@ -329,11 +351,11 @@ impl DrivenCore for Core {
     }
 
     fn take_deferred(&mut self) -> Self::Deferred {
-        (std::mem::take(&mut self.deferred_kernels), deferred_drop::record_lock_released())
+        deferred_drop::record_lock_released()
     }
 
     fn has_deferred_drops(&self) -> bool {
-        !self.deferred_kernels.is_empty() || deferred_drop::has_deferred_drops()
+        deferred_drop::has_deferred_drops()
     }
 
     fn poll(&mut self, now: Timestamp) -> PollProgress {

@@ -6,11 +6,11 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::core::Core;
-use super::tasks::{OperationOutput, PendingStage, ShmTask, StagedCollective};
+use super::tasks::{PendingStage, ShmTask, StagedCollective};
 use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
 use crate::reduce::Kernels;
 use crate::runtime::host_rounds::ShmRequest;
-use crate::runtime::link_driver::BufferAndReduction;
+use crate::runtime::link_driver::{BufferAndReduction, OperationOutput};
 use crate::runtime::memory::Memory;
 use crate::schedule::Schedule;
 use crate::schedule::hierarchy::{Block, CollectiveStage};
@@ -36,9 +36,8 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
                 self.link_driver.begin(now, request, schedule, buffer_and_reduction)
             }
             CollectiveStage::OnHost(memory_number, spec) => {
-                let BufferAndReduction { memory, kernels, divisor } = buffer_and_reduction;
-                let shm_request = ShmRequest { spec, kernels, divisor };
-                let task = self.new_shm_task(request, memory_number, shm_request, memory)?;
+                let BufferAndReduction { memory, kernels } = buffer_and_reduction;
+                let task = self.new_shm_task(request, memory_number, ShmRequest { spec, kernels }, memory)?;
                 self.begin_shm_task(now, request, task)
             }
         }
@@ -52,7 +51,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         blocks: Vec<Block>,
         buffer_and_reduction: BufferAndReduction,
     ) -> Result<OpId, Failure> {
-        let BufferAndReduction { memory, kernels, divisor } = buffer_and_reduction;
+        let BufferAndReduction { memory, kernels } = buffer_and_reduction;
         let contract_and_site = (request.contract, request.site);
         let id = self.link_driver.assign_number(request.group & !INTERNAL_GROUP_BITS, contract_and_site)?;
         let element_bytes = request.contract.dtype.size_bytes();
@@ -65,7 +64,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
                 CollectiveStage::OnHost(memory_number, spec) => {
                     // On each host the ranks only add. The reduction between the hosts divides the sums.
                     let kernels = kernels.as_ref().map(Kernels::without_division);
-                    let shm_request = ShmRequest { spec, kernels, divisor: 1 };
+                    let shm_request = ShmRequest { spec, kernels };
                     let task = self.new_shm_task(request, memory_number, shm_request, Memory::none())?;
                     Ok(PendingStage::OnHost(Box::new(task)))
                 }
@@ -74,8 +73,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         }
         let unfinished_blocks = remaining.len();
         let (whole, parts) = memory.into_parts(&ranges);
-        let staged =
-            StagedCollective { whole, request, began: now, kernels, divisor, remaining, unfinished_blocks };
+        let staged = StagedCollective { whole, request, began: now, kernels, remaining, unfinished_blocks };
         // Insert the collective before its stages begin: it owns the whole buffer, which must outlive the parts.
         self.staged_collectives.insert(id, staged);
         for (block, memory) in parts.into_iter().enumerate() {
@@ -117,8 +115,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         let id = match stage {
             PendingStage::OnHost(task) => self.begin_shm_task(now, request, ShmTask { memory, ..*task })?,
             PendingStage::OverLinks(schedule) => {
-                let (kernels, divisor) = (staged.kernels.clone(), staged.divisor);
-                let buffer_and_reduction = BufferAndReduction { memory, kernels, divisor };
+                let buffer_and_reduction = BufferAndReduction { memory, kernels: staged.kernels.clone() };
                 self.link_driver.begin(now, request, schedule, buffer_and_reduction)?
             }
         };
@@ -134,7 +131,6 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             && let Some(staged) = self.staged_collectives.remove(&id)
         {
             self.statistics.operations += 1;
-            self.deferred_kernels.extend(staged.kernels);
             let output = OperationOutput { memory: staged.whole.into_whole(), envelope: None };
             self.record_result(id, now, Ok(output));
         }
@@ -143,7 +139,6 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     /// Ends all collectives of several stages after a failure. The parts of their buffers must have been dropped before.
     pub(super) fn abandon_staged(&mut self) {
         self.stage_of.clear();
-        let staged_collectives = std::mem::take(&mut self.staged_collectives);
-        self.deferred_kernels.extend(staged_collectives.into_values().filter_map(|staged| staged.kernels));
+        self.staged_collectives.clear();
     }
 }

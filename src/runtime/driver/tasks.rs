@@ -1,12 +1,11 @@
 //! What the core executes besides operations over links: operations in shared memory, and collectives of several stages.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::{Envelope, OperationRequest, Pattern, Timestamp};
+use crate::engine::{OperationRequest, Pattern, Timestamp};
 use crate::reduce::Kernels;
-use crate::runtime::host_rounds::{HostRounds, ShmOperation};
+use crate::runtime::host_rounds::ShmOperation;
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::memory::{Memory, SplitBuffer};
 use crate::schedule::Schedule;
@@ -30,41 +29,8 @@ pub(crate) enum Submission {
     Receive(Pattern, Memory),
 }
 
-impl Submission {
-    /// Returns the reduction functions of the operation.
-    pub(super) fn kernels(&self) -> Option<Kernels> {
-        match self {
-            Self::Collective(_, buffer_and_reduction) => buffer_and_reduction.kernels.clone(),
-            Self::Send(..) | Self::Receive(..) => None,
-        }
-    }
-}
-
-/// The output of an operation that has completed successfully.
-pub(crate) struct OperationOutput {
-    /// The buffer.
-    pub(crate) memory: Memory,
-    /// For a receive: the envelope of the message.
-    pub(crate) envelope: Option<Envelope>,
-}
-
 /// Identifies a shared memory: the number of its group, and the index of its stage in a hierarchical operation.
 pub(crate) type RoundsKey = (u32, usize);
-
-/// Rounds in which the core executes operations: rounds that a group has handed over, or rounds of hierarchical operations.
-pub(crate) struct CoreRounds<M = Segment> {
-    pub(super) host_rounds: Box<HostRounds<M>>,
-    /// The world ranks that share the memory.
-    pub(super) members: Arc<[Rank]>,
-    /// Whether the group was dropped. The rounds are then dropped after their last operation.
-    pub(super) is_retired: bool,
-}
-
-impl<M> CoreRounds<M> {
-    pub(crate) fn new(host_rounds: Box<HostRounds<M>>, members: Arc<[Rank]>) -> Self {
-        Self { host_rounds, members, is_retired: false }
-    }
-}
 
 /// An operation in shared memory that its caller does not execute itself: an asynchronous operation, a stage of a hierarchical
 /// operation, or a blocking operation that has to wait for earlier operations.
@@ -96,7 +62,6 @@ pub(super) struct StagedCollective {
     /// The time at which the collective began.
     pub(super) began: Timestamp,
     pub(super) kernels: Option<Kernels>,
-    pub(super) divisor: u32,
     /// The stages that each block has not begun.
     pub(super) remaining: Vec<VecDeque<PendingStage>>,
     /// The number of blocks that are not complete.

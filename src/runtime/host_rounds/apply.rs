@@ -71,13 +71,15 @@ impl<M: RoundsMemory> HostRounds<M> {
     ) {
         let all_bytes = shm_operation.bytes(&fold.elements.block(block));
         let slot_start = fold.slot_offset * shm_operation.element_bytes;
+        let may_expose = shm_operation.execution.may_expose();
         let mut started = self.meter.start();
         for piece in pieces(&all_bytes) {
             let start = piece.start - all_bytes.start;
             let slot_range = slot_start + start..slot_start + start + piece.len();
             let own = memory.bytes_mut(&piece);
             let rounds = &self.rounds;
-            let contribution_of = |from: usize| match rounds.exposed_bytes(from, round, &piece) {
+            let exposed_bytes = |from| rounds.exposed_bytes(from, round, &piece);
+            let contribution_of = |from: usize| match may_expose.then(|| exposed_bytes(from)).flatten() {
                 None => rounds.read_post(from, round)?.bytes(slot_range.clone()),
                 Some(exposed) => Some(exposed.into()),
             };
@@ -158,18 +160,14 @@ impl ShmOperation {
     fn apply_as_left_operand(&self, action: Action, own: &mut [u8], lower: &[u8]) {
         let Some(kernels) = &self.kernels else { return };
         let kernel = if action == Action::ReduceLast { &kernels.reduce_last } else { &kernels.reduce };
-        kernel.apply(own, lower, self.divisor);
+        kernel.apply(own, lower);
     }
 
     /// Copies `arrived` to `own`, or reduces `own` (the left operand) and `arrived` (the right operand) into `own`.
     fn apply(&self, action: Action, own: &mut [u8], arrived: &[u8]) {
         match (action, &self.kernels) {
-            (Action::Reduce, Some(kernels)) => {
-                kernels.reduce.apply_as_right_operand(own, arrived, self.divisor);
-            }
-            (Action::ReduceLast, Some(kernels)) => {
-                kernels.reduce_last.apply_as_right_operand(own, arrived, self.divisor);
-            }
+            (Action::Reduce, Some(kernels)) => kernels.reduce.apply_as_right_operand(own, arrived),
+            (Action::ReduceLast, Some(kernels)) => kernels.reduce_last.apply_as_right_operand(own, arrived),
             _ => own.copy_from_slice(arrived),
         }
     }

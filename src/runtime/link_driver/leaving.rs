@@ -3,7 +3,6 @@
 use std::io::IoSliceMut;
 
 use super::LinkDriver;
-use crate::reduce::Kernels;
 use crate::runtime::link_io::{IncomingFrame, LinkIo};
 use crate::transport::{TransferResult, Transport};
 use crate::types::Rank;
@@ -25,16 +24,14 @@ impl<T: Transport> LinkDriver<T> {
         all_notified && self.engine.do_peers_agree()
     }
 
-    /// Releases all buffers after a failure. Frames that are partly sent are not completed. Returns the reduction functions,
-    /// because the caller must drop a function of the user without a lock.
-    pub fn release(&mut self) -> Vec<Kernels> {
-        let kernels = self.operations.release();
+    /// Releases all buffers after a failure. Frames that are partly sent are not completed.
+    pub fn release(&mut self) {
+        self.operations.release();
         for link in self.links.values_mut() {
             if let IncomingFrame::Segment { bytes, filled, .. } = &link.incoming {
                 link.incoming = IncomingFrame::Discarded { left: bytes.len() - filled };
             }
         }
-        kernels
     }
 
     /// Disconnects from the peers: sends each peer the failure or a goodbye, and closes our side of every link. Also reads every

@@ -2,7 +2,7 @@
 
 use super::{BlockingCall, OPERATION_TIMEOUT, SimulatedRank};
 use crate::engine::{OpId, OperationRequest, Pattern, Timestamp};
-use crate::runtime::driver::{BlockingCollective, CoreRounds, Submission};
+use crate::runtime::driver::{BlockingCollective, Submission};
 use crate::runtime::host_rounds::ShmRequest;
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::link_driver::direct::DirectReceive;
@@ -29,14 +29,13 @@ impl SimulatedRank {
             return false;
         };
         let taken = self.rounds.remove(&request.group);
-        let Some(mut host_rounds) = taken.or_else(|| self.core.take_rounds(request.group)) else {
+        let Some(host_rounds) = taken.or_else(|| self.core.take_rounds(request.group)) else {
             return false;
         };
-        let shm_request = ShmRequest { spec, kernels: call.kernels(), divisor: world.get() };
-        let collective = BlockingCollective::new(&mut host_rounds, request, shm_request);
+        let shm_request = ShmRequest { spec, kernels: call.kernels(world) };
+        let collective = BlockingCollective::new(host_rounds, request, shm_request);
         let buffer = call.initial_buffer(world, rank);
-        self.blocking =
-            Some(BlockingCall { call: self.next_call, collective, host_rounds, buffer, has_failed: false });
+        self.blocking = Some(BlockingCall { call: self.next_call, collective, buffer, has_failed: false });
         self.counts.blocking += 1;
         true
     }
@@ -44,8 +43,7 @@ impl SimulatedRank {
     /// Hands the rounds of a group over to the core.
     fn hand_over_rounds(&mut self, group: usize) {
         if let Some(host_rounds) = self.rounds.remove(&(group as u32)) {
-            let members = self.groups[group].members.iter().copied().collect();
-            self.core.rounds.insert((group as u32, 0), CoreRounds::new(host_rounds, members));
+            self.core.rounds.insert((group as u32, 0), host_rounds);
         }
     }
 
@@ -172,7 +170,7 @@ impl SimulatedRank {
             schedule.rename_peers(member);
             vec![Block { elements: 0..call.count, stages: vec![CollectiveStage::OverLinks(schedule)] }]
         };
-        let buffer = BufferAndReduction { memory: memory(), kernels: call.kernels(), divisor: world.get() };
+        let buffer = BufferAndReduction { memory: memory(), kernels: call.kernels(world) };
         Some(Submission::Collective(blocks, buffer))
     }
 }
