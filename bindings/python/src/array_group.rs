@@ -106,7 +106,12 @@ impl PyArrayGroup {
         if let (Some(arrays), None) = (InputAndOutput::of(x, out), compression)
             && arrays.have_same_shape()
         {
-            group.all_reduce_regions(py, arrays.output_and_input(), op, compression, Ending::Wait)?;
+            let (dtype, op) = reduction_for(py, arrays.input.0.kind, op)?;
+            let (mut output, input) = arrays.output_and_input();
+            with_type!(dtype, T => group.collective(py, |group| {
+                output.copy_from(input.as_ref());
+                group.all_reduce(output.elements_mut::<T>(), op)
+            }))?;
             return Ok(arrays.output.1.clone());
         }
         slf.call_method1(intern!(py, "_all_reduce"), (false, x, op, out, compression))

@@ -7,18 +7,18 @@ use ringtrain::verbs::{InPlace, OutOfPlace};
 use ringtrain::{DType, Element, Error, ForeignBuffer, ReduceOp};
 
 use crate::dtype::ElementKind;
-use crate::errors;
 use crate::group::PyGroup;
+use crate::group_lock::LockError;
 use crate::handle::{OperationResult, PyHandle};
-use crate::messages::parse_reduction;
 use crate::region::Region;
+use crate::{deferred_drop, errors, fork, interrupt, site};
 
 /// A buffer argument.
 pub(crate) type BufferArg<'a, 'py> = &'a Bound<'py, PyAny>;
 
 /// Returns the element type and the reduction that the library uses for elements of `kind` and the reduction `op`.
 pub(crate) fn reduction_for(py: Python<'_>, kind: ElementKind, op: &str) -> PyResult<(DType, ReduceOp)> {
-    let op = parse_reduction(py, op)?;
+    let op = op.parse().map_err(|error: String| errors::invalid(py, error))?;
     kind.reduction(op)
         .ok_or_else(|| errors::unsupported(py, format!("{op} on {} is not defined", kind.name())))
 }
@@ -102,6 +102,32 @@ pub(crate) fn discard_result<R>(_: R) -> Result<OperationResult, Error> {
 }
 
 impl PyGroup {
+    /// Locks the group and calls `work` with the group. Other Python threads can run during `work`.
+    pub(crate) fn collective<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut ringtrain::Group) -> Result<R, Error> + Send,
+    ) -> PyResult<R> {
+        fork::fail_if_forked(py)?;
+        let site = site::find_user_line(py);
+        let result = py.detach(|| site::run_at(site, || self.lock.with_group(work)));
+        deferred_drop::drop_all(py);
+        // If a signal handler raised an exception, raise that exception, even if the operation has a result.
+        if let Some(raised) = interrupt::take_raised_exception() {
+            return Err(raised);
+        }
+        match result {
+            Ok(result) => result.map_err(|error| errors::from_error(py, &error)),
+            Err(LockError::Closed) => Err(errors::closed_group(py)),
+            Err(LockError::Interrupted) => Err(errors::base_error(py, "the thread was interrupted")),
+            Err(LockError::Nested) => Err(errors::base_error(
+                py,
+                "a signal handler called a collective of a group while the interrupted thread was in another \
+                 collective of that group",
+            )),
+        }
+    }
+
     /// Runs or begins a collective that works on `buffer` in place. If there is an `input`, its elements are first copied to
     /// `buffer`, which has the same length.
     pub(crate) fn in_place<T: Element, V: InPlace<T> + Send>(

@@ -1,15 +1,13 @@
 //! A group of ranks: its properties, how to form subgroups, and how to close it.
 
-use std::sync::Arc;
-
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use ringtrain::Rank;
 use ringtrain::types::Operation;
-use ringtrain::{Error, Messenger, Rank};
 
-use crate::group_lock::{GroupLock, LockError};
+use crate::group_lock::GroupLock;
 use crate::handle::duration_from_seconds;
-use crate::{deferred_drop, errors, fork, interrupt, site};
+use crate::{errors, fork};
 
 /// A group of ranks of a job.
 #[pyclass(name = "Group", frozen, module = "ringtrain._core")]
@@ -36,59 +34,6 @@ impl PyGroup {
         }
     }
 
-    /// Locks the group and calls `work` with the group. Other Python threads can run during `work`.
-    pub(crate) fn collective<R: Send>(
-        &self,
-        py: Python<'_>,
-        work: impl FnOnce(&mut ringtrain::Group) -> Result<R, Error> + Send,
-    ) -> PyResult<R> {
-        fork::fail_if_forked(py)?;
-        let site = site::find_user_line(py);
-        let result = py.detach(|| site::run_at(site, || self.lock.with_group(work)));
-        deferred_drop::drop_all(py);
-        // If a signal handler raised an exception, raise that exception, even if the operation has a result.
-        if let Some(raised) = interrupt::take_raised_exception() {
-            return Err(raised);
-        }
-        match result {
-            Ok(result) => result.map_err(|error| errors::from_error(py, &error)),
-            Err(LockError::Closed) => Err(closed_group_error(py)),
-            Err(LockError::Interrupted) => Err(errors::base_error(py, "the thread was interrupted")),
-            Err(LockError::Nested) => Err(errors::base_error(
-                py,
-                "a signal handler called a collective of a group while the interrupted thread was in another \
-                 collective of that group",
-            )),
-        }
-    }
-
-    /// Calls `work` with the group's messenger. Other Python threads can run during `work`.
-    pub(crate) fn with_messenger<R: Send>(
-        &self,
-        py: Python<'_>,
-        work: impl FnOnce(&Messenger) -> Result<R, Error> + Send,
-    ) -> PyResult<R> {
-        let (messenger, site) = (self.messenger(py)?, site::find_user_line(py));
-        let result = py.detach(|| {
-            let result = site::run_at(site, || work(&messenger));
-            // If another thread closed the group during `work`, this is the last messenger, and dropping it closes
-            // the connections.
-            drop(messenger);
-            result
-        });
-        deferred_drop::drop_all(py);
-        match interrupt::take_raised_exception() {
-            Some(raised) => Err(raised),
-            None => result.map_err(|error| errors::from_error(py, &error)),
-        }
-    }
-
-    /// Returns the group's messenger. Fails if the group is closed or this process was forked.
-    pub(crate) fn messenger(&self, py: Python<'_>) -> PyResult<Arc<Messenger>> {
-        fork::fail_if_forked(py)?;
-        self.lock.messenger().ok_or_else(|| closed_group_error(py))
-    }
-
     /// Converts a rank of this group to the rank of the same process in the job.
     pub(crate) fn rank_in_job(&self, rank: Rank) -> u32 {
         self.members.get(rank.index()).copied().unwrap_or(rank.get())
@@ -111,11 +56,6 @@ impl PyGroup {
             .map(Rank::new)
             .map_err(|_| errors::invalid(py, format!("{number} is not the number of a rank")))
     }
-}
-
-/// Makes the exception for a call on a closed group.
-fn closed_group_error(py: Python<'_>) -> PyErr {
-    errors::base_error(py, "the group has been closed")
 }
 
 #[pymethods]

@@ -1,16 +1,17 @@
 //! Messages of elements from one rank to another.
 
+use std::sync::Arc;
+
 use pyo3::prelude::*;
-use ringtrain::{Element, Rank, ReduceOp, SendMode, SendOptions, Source, Status};
+use ringtrain::{Element, Error, Messenger, Rank, SendMode, SendOptions, Source, Status};
 
 use crate::collectives::{Ended, Ending, discard_result};
 use crate::dtype::with_type;
-use crate::errors;
-use crate::fork;
 use crate::group::PyGroup;
 use crate::handle::{OperationResult, PyHandle, duration_from_seconds};
-use crate::interrupt::SIGNAL_CHECK_INTERVAL;
+use crate::interrupt::{self, SIGNAL_CHECK_INTERVAL};
 use crate::region::Region;
+use crate::{deferred_drop, errors, fork, site};
 
 /// Converts the source and the tag of a receive from Python integers to the types of the library. A source of `None`
 /// matches any rank, and a tag of `None` matches any tag.
@@ -27,11 +28,6 @@ pub(crate) fn source_and_tag(
 pub(crate) fn send_options(py: Python<'_>, tag: i64, synchronous: bool) -> PyResult<SendOptions> {
     let mode = if synchronous { SendMode::Synchronous } else { SendMode::Standard };
     Ok(SendOptions { tag: PyGroup::parse_tag(py, tag)?, mode })
-}
-
-/// Returns the reduction with this name.
-pub(crate) fn parse_reduction(py: Python<'_>, name: &str) -> PyResult<ReduceOp> {
-    name.parse().map_err(|error: String| errors::invalid(py, error))
 }
 
 #[pymethods]
@@ -134,6 +130,33 @@ impl PyGroup {
 }
 
 impl PyGroup {
+    /// Calls `work` with the group's messenger. Other Python threads can run during `work`.
+    pub(crate) fn with_messenger<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&Messenger) -> Result<R, Error> + Send,
+    ) -> PyResult<R> {
+        let (messenger, site) = (self.messenger(py)?, site::find_user_line(py));
+        let result = py.detach(|| {
+            let result = site::run_at(site, || work(&messenger));
+            // If another thread closed the group during `work`, this is the last messenger, and dropping it closes
+            // the connections.
+            drop(messenger);
+            result
+        });
+        deferred_drop::drop_all(py);
+        match interrupt::take_raised_exception() {
+            Some(raised) => Err(raised),
+            None => result.map_err(|error| errors::from_error(py, &error)),
+        }
+    }
+
+    /// Returns the group's messenger. Fails if the group is closed or this process was forked.
+    pub(crate) fn messenger(&self, py: Python<'_>) -> PyResult<Arc<Messenger>> {
+        fork::fail_if_forked(py)?;
+        self.lock.messenger().ok_or_else(|| errors::closed_group(py))
+    }
+
     /// Sends the elements of a region. `T` is their type, or `u8`.
     pub(crate) fn send_region<T: Element>(
         &self,
