@@ -10,6 +10,17 @@ use crate::types::{Algorithm, Operation, WorldSize};
 /// The most ranges of buffer sizes for which algorithms can be requested.
 const RANGES_MAX: usize = 16;
 
+/// The largest buffer, in bytes, for which every rank reduces all elements in shared memory. If each rank reduced only
+/// a part of the elements, the operation would need a second round to exchange the reduced parts.
+const ONE_SHOT_BYTES_MAX: u64 = 16 << 10;
+/// The largest size in bytes of the buffers of all ranks together for which every rank reduces all elements of buffers of more
+/// than [`ALWAYS_ONE_SHOT_BYTES_MAX`] bytes in shared memory. Each of n ranks reduces n buffers, so the work of all ranks
+/// grows with the square of n.
+const ONE_SHOT_TOTAL_BYTES_MAX: u64 = 64 << 10;
+/// The largest buffer, in bytes, for which every rank reduces all elements in shared memory, for any number of ranks. A
+/// second round takes longer than the additional work.
+const ALWAYS_ONE_SHOT_BYTES_MAX: u64 = 4 << 10;
+
 /// The transport between ranks of one host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LocalTransport {
@@ -145,7 +156,7 @@ impl AlgorithmSelection {
         medium: Medium<'_>,
     ) -> Algorithm {
         let possible = match medium {
-            Medium::SharedMemory => cost::possible_algorithms_in_shared_memory(operation),
+            Medium::SharedMemory => possible_algorithms_in_shared_memory(operation),
             Medium::Links | Medium::Hosts(_) => cost::possible_algorithms(operation),
         };
         let is_hierarchical =
@@ -159,10 +170,25 @@ impl AlgorithmSelection {
             // With shared memory on each host, the operation always costs less than over links alone.
             _ if is_hierarchical => Algorithm::Hierarchy,
             [only] => *only,
-            _ if matches!(medium, Medium::SharedMemory) => cost::cheapest_in_shared_memory(world, bytes),
+            _ if matches!(medium, Medium::SharedMemory) => cheapest_in_shared_memory(world, bytes),
             _ => self.link_cost.cheapest(operation, world, bytes),
         })
     }
+}
+
+/// Returns the algorithms that an operation can use in shared memory.
+fn possible_algorithms_in_shared_memory(operation: Operation) -> &'static [Algorithm] {
+    match operation {
+        Operation::AllReduce => &[Algorithm::OneShot, Algorithm::Direct],
+        _ => &[Algorithm::Direct],
+    }
+}
+
+/// Returns the cheapest algorithm in shared memory for an all-reduce of `bytes` bytes among `world` ranks.
+fn cheapest_in_shared_memory(world: WorldSize, bytes: u64) -> Algorithm {
+    let total = bytes.saturating_mul(world.get().into());
+    let is_short = bytes <= ONE_SHOT_BYTES_MAX && total <= ONE_SHOT_TOTAL_BYTES_MAX;
+    if is_short || bytes <= ALWAYS_ONE_SHOT_BYTES_MAX { Algorithm::OneShot } else { Algorithm::Direct }
 }
 
 #[cfg(test)]
@@ -206,5 +232,22 @@ mod tests {
         assert_eq!(choose_with_hosts(Operation::AllReduce, 201), Algorithm::Hierarchy);
         assert_eq!(choose_with_hosts(Operation::Barrier, 0), Algorithm::Hierarchy);
         assert_eq!(choose_with_hosts(Operation::AllGather, 1 << 30), Algorithm::Ring);
+    }
+
+    #[test]
+    fn in_shared_memory_all_ranks_reduce_all_elements_only_if_they_are_few() {
+        let cases = [
+            (2, 16 << 10, true),
+            (2, (16 << 10) + 1, false),
+            (4, 16 << 10, true),
+            (5, 16 << 10, false),
+            (8, 8 << 10, true),
+            (64, 4 << 10, true),
+            (64, (4 << 10) + 1, false),
+        ];
+        for (ranks, bytes, is_one_shot) in cases {
+            let chosen = cheapest_in_shared_memory(WorldSize::new(ranks).unwrap(), bytes);
+            assert_eq!(chosen == Algorithm::OneShot, is_one_shot, "{ranks} ranks, {bytes} bytes");
+        }
     }
 }

@@ -27,16 +27,6 @@ const TREE_BYTES_MAX: u64 = 64 << 10;
 /// The largest size in bytes of a rank's part of a buffer in the direct algorithm. Before a rank can reduce, it may
 /// have to store a part from each peer.
 const DIRECT_PART_BYTES_MAX: u64 = 256 << 10;
-/// The largest buffer, in bytes, for which every rank reduces all elements in shared memory. If each rank reduced only
-/// a part of the elements, the operation would need a second round to exchange the reduced parts.
-const ONE_SHOT_BYTES_MAX: u64 = 16 << 10;
-/// The largest size in bytes of the buffers of all ranks together for which every rank reduces all elements of buffers of more
-/// than [`ALWAYS_ONE_SHOT_BYTES_MAX`] bytes in shared memory. Each of n ranks reduces n buffers, so the work of all ranks
-/// grows with the square of n.
-const ONE_SHOT_TOTAL_BYTES_MAX: u64 = 64 << 10;
-/// The largest buffer, in bytes, for which every rank reduces all elements in shared memory, for any number of ranks. A
-/// second round takes longer than the additional work.
-const ALWAYS_ONE_SHOT_BYTES_MAX: u64 = 4 << 10;
 /// The largest size in bytes of a workspace. In the one-shot and the doubling algorithm, every rank gets the buffers of
 /// all ranks, and stores these buffers in its workspace.
 const WORKSPACE_BYTES_MAX: u64 = 1 << 20;
@@ -108,21 +98,6 @@ pub fn can_run(algorithm: Algorithm, world: WorldSize, bytes: u64) -> bool {
         Algorithm::OneShot | Algorithm::Doubling => bytes.checked_mul(world.get().into()).is_some(),
         _ => true,
     }
-}
-
-/// Returns the algorithms that an operation can use in shared memory.
-pub fn possible_algorithms_in_shared_memory(operation: Operation) -> &'static [Algorithm] {
-    match operation {
-        Operation::AllReduce => &[Algorithm::OneShot, Algorithm::Direct],
-        _ => &[Algorithm::Direct],
-    }
-}
-
-/// Returns the cheapest algorithm in shared memory for an all-reduce of `bytes` bytes among `world` ranks.
-pub fn cheapest_in_shared_memory(world: WorldSize, bytes: u64) -> Algorithm {
-    let total = bytes.saturating_mul(world.get().into());
-    let is_short = bytes <= ONE_SHOT_BYTES_MAX && total <= ONE_SHOT_TOTAL_BYTES_MAX;
-    if is_short || bytes <= ALWAYS_ONE_SHOT_BYTES_MAX { Algorithm::OneShot } else { Algorithm::Direct }
 }
 
 /// Returns the cheapest algorithm between hosts for one slice of `bytes` bytes, with the cost of
@@ -244,23 +219,6 @@ mod tests {
             let world = WorldSize::new(ranks).unwrap();
             let chosen = link.cheapest(Operation::AllReduce, world, bytes);
             assert_eq!(chosen, expected, "{ranks} ranks, {bytes} bytes");
-        }
-    }
-
-    #[test]
-    fn in_shared_memory_all_ranks_reduce_all_elements_only_if_they_are_few() {
-        let cases = [
-            (2, 16 << 10, true),
-            (2, (16 << 10) + 1, false),
-            (4, 16 << 10, true),
-            (5, 16 << 10, false),
-            (8, 8 << 10, true),
-            (64, 4 << 10, true),
-            (64, (4 << 10) + 1, false),
-        ];
-        for (ranks, bytes, is_one_shot) in cases {
-            let chosen = cheapest_in_shared_memory(WorldSize::new(ranks).unwrap(), bytes);
-            assert_eq!(chosen == Algorithm::OneShot, is_one_shot, "{ranks} ranks, {bytes} bytes");
         }
     }
 
