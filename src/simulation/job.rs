@@ -18,8 +18,6 @@ use crate::simulation::rank::{SimEnd, SimRankState, SimulatedRank};
 const TURNS_MAX: usize = 2_000;
 /// The time that so many turns take.
 const TURNS_TIME: Duration = Duration::from_micros(100);
-/// How probable it is that another rank takes a turn before an access to shared memory.
-const PREEMPTION: f64 = 0.05;
 /// The most ranks that are in the middle of a turn at the same time.
 const RUNNING_MAX: usize = 3;
 
@@ -50,6 +48,8 @@ pub(crate) struct SimulatedJob {
     /// For each rank: the memory of its host, and its thread in this memory.
     pub(crate) memories: Vec<Option<(Arc<SimMemory>, usize)>>,
     pub(crate) faults: Vec<MemoryFault>,
+    /// How probable it is that another rank takes a turn before an access to shared memory.
+    pub(crate) preemption: f64,
     pub(crate) compute_max: Duration,
     /// How often a rank that could do nothing did not sleep.
     pub(crate) sleepless_times: Cell<u64>,
@@ -153,7 +153,7 @@ impl SimulatedJob {
         }
         let (preempts, other) = {
             let mut random = self.random.borrow_mut();
-            (random.random_bool(PREEMPTION), random.random_range(0..self.ranks.len()))
+            (random.random_bool(self.preemption), random.random_range(0..self.ranks.len()))
         };
         if preempts && running < RUNNING_MAX {
             self.take_turn(other);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::job::MemoryFaultKind;
+use super::job::{MemoryFault, MemoryFaultKind};
 use super::program::{OPERATIONS, SimCall};
 use super::rank::{OPERATION_TIMEOUT, SimCounts, SimEnd};
 use super::scenario::{Scenario, SimRun};
@@ -72,6 +72,54 @@ pub(super) fn check_messages_of_a_host(seed: u64) -> u64 {
 fn messages_with_and_without_operations_arrive_in_order() {
     let direct_messages: u64 = seeds(2000).map(check_messages_of_a_host).sum();
     assert!(!has_many_seeds() || direct_messages > 0);
+}
+
+/// Returns a scenario whose ranks are on one host and call only collectives in shared memory.
+fn collectives_of_a_host(seed: u64) -> Scenario {
+    let mut scenario = Scenario::random(seed, false);
+    let mut random = StdRng::seed_from_u64(seed);
+    scenario.world = WorldSize::new(random.random_range(2..=THREADS_MAX as u32)).unwrap();
+    scenario.groups = vec![scenario.world.ranks().collect()];
+    scenario.checked_links = vec![vec![false; THREADS_MAX]; THREADS_MAX];
+    scenario.hosts = scenario.groups.clone();
+    scenario.memory_use.slot_bytes.get_or_insert(256);
+    let collectives = OPERATIONS.iter().filter(|&&operation| operation != Operation::Message);
+    let collectives: Vec<Operation> = collectives.copied().collect();
+    scenario.program.clear();
+    for _ in 0..random.random_range(2..10) {
+        let operation = collectives[random.random_range(0..collectives.len())];
+        scenario.program.push(SimCall::random_call_of(operation, &mut random, &scenario.groups));
+    }
+    scenario.program.push(SimCall::BARRIER);
+    scenario.preemption = 0.3;
+    scenario
+}
+
+/// Checks collectives of the ranks of one host, which often take turns while another rank falls asleep.
+pub(super) fn check_collectives_of_a_host(seed: u64) {
+    check_run_without_faults(&collectives_of_a_host(seed), seed);
+}
+
+#[test]
+fn a_rank_that_waits_in_shared_memory_does_not_miss_a_post() {
+    seeds(10_000).for_each(check_collectives_of_a_host);
+}
+
+/// Checks that all ranks of a host fail if one of them stops between two accesses to shared memory, and that no rank waits for
+/// ever. Returns whether a rank failed.
+pub(super) fn check_stopped_rank_of_a_host(seed: u64) -> bool {
+    let mut scenario = collectives_of_a_host(seed);
+    let mut random = StdRng::seed_from_u64(seed);
+    let rank = Rank::new(random.random_range(0..scenario.world.get()));
+    let access = random.random_range(0..500);
+    scenario.memory_faults = vec![MemoryFault { rank, access, kind: MemoryFaultKind::Stall }];
+    has_failed(&scenario.run(seed))
+}
+
+#[test]
+fn ranks_that_wait_in_shared_memory_for_a_stopped_rank_fail_at_the_deadline() {
+    let failed = seeds(5_000).filter(|&seed| check_stopped_rank_of_a_host(seed)).count();
+    assert!(!has_many_seeds() || failed > 0);
 }
 
 /// The wake bytes of each line of the source are lost. This test also shows that the test above can fail.

@@ -39,6 +39,8 @@ pub(crate) struct Scenario {
     pub(crate) hosts: Vec<Members>,
     pub(crate) memory_use: MemoryUse,
     pub(crate) memory_faults: Vec<MemoryFault>,
+    /// How probable it is that another rank takes a turn before an access to shared memory.
+    pub(crate) preemption: f64,
     /// The rank that makes another call than the others, and the index of this call.
     pub(crate) odd_call: Option<(Rank, usize)>,
 }
@@ -97,6 +99,7 @@ impl Scenario {
             hosts: random_hosts(&mut random, world),
             memory_use: random_memory_use(&mut random),
             memory_faults: Vec::new(),
+            preemption: 0.05,
             odd_call: None,
         };
         scenario.config.wake_delay = Duration::from_micros([0, 100, 5000][random.random_range(0..3)]);
@@ -140,6 +143,7 @@ impl Scenario {
                 .map(|rank| host_of(rank).map(|(host, thread)| (Arc::clone(&host.memory), thread)))
                 .collect(),
             faults: self.memory_faults.clone(),
+            preemption: self.preemption,
             compute_max: self.compute_max,
             sleepless_times: Cell::new(0),
             random: RefCell::new(StdRng::seed_from_u64(seed ^ 0x5eed)),
