@@ -12,7 +12,6 @@ use crate::codec::{CompressedElement, Compression};
 use crate::engine::{OperationRequest, SendMode};
 use crate::reduce::{self, Kernels};
 use crate::runtime::driver::{OperationOutput, Submission};
-use crate::runtime::host_rounds::ShmRequest;
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::memory::{BufferAccess, Memory};
 use crate::schedule::CollectiveSpec;
@@ -43,36 +42,31 @@ pub struct Call {
 
 impl Call {
     /// Sets a built-in reduction. Returns an error if the reduction is not defined.
-    pub(super) fn with_built_in(self, op: ReduceOp) -> Result<Self, Error> {
+    pub(super) fn set_built_in(&mut self, op: ReduceOp) -> Result<(), Error> {
         let Contract { operation, dtype, .. } = self.request.contract;
         let is_scan = matches!(operation, Operation::Scan | Operation::Exscan);
         let kernels = reduce::kernels(dtype, op).filter(|_| !is_scan || op != ReduceOp::Average);
         let kernels = kernels.ok_or(Error::Unsupported { op, dtype })?.of_contributions(self.world.get());
-        Ok(self.with_reduction(op, kernels))
+        self.request.contract.reduction = Some(op);
+        self.kernels = Some(kernels);
+        Ok(())
     }
 
     /// Sets a reduction with a function of the caller.
-    pub(super) fn with_function(self, kernels: Kernels) -> Self {
-        let mut call = self.with_reduction(ReduceOp::Custom, kernels);
+    pub(super) fn set_function(&mut self, kernels: Kernels) {
+        let contract = &mut self.request.contract;
+        contract.reduction = Some(ReduceOp::Custom);
+        self.kernels = Some(kernels);
         // Scans always reduce in rank order. A reduce-scatter cannot.
-        let contract = &mut call.request.contract;
-        call.in_rank_order = matches!(contract.operation, Operation::AllReduce | Operation::Reduce);
-        if call.in_rank_order && !call.uses_shared_memory {
+        self.in_rank_order = matches!(contract.operation, Operation::AllReduce | Operation::Reduce);
+        if self.in_rank_order && !self.uses_shared_memory {
             contract.algorithm = Algorithm::Chain;
         }
-        call
-    }
-
-    fn with_reduction(mut self, op: ReduceOp, kernels: Kernels) -> Self {
-        self.request.contract.reduction = Some(op);
-        self.kernels = Some(kernels);
-        self
     }
 
     /// Makes the ranks compare the lengths of uneven parts.
-    pub(super) fn with_counts(mut self, counts: Option<&[usize]>) -> Self {
+    pub(super) fn set_counts(&mut self, counts: Option<&[usize]>) {
         self.request.contract.layout = counts.map_or(0, |counts| layout_digest(counts.iter().copied()));
-        self
     }
 }
 
@@ -121,14 +115,14 @@ impl Group {
     }
 
     /// Runs a collective that works on `elements` in place, and waits until the collective is complete.
-    pub(super) fn run<T: Element>(&mut self, call: Call, elements: &mut [T]) -> Result<(), Error> {
+    pub(super) fn run<T: Element>(&mut self, call: &mut Call, elements: &mut [T]) -> Result<(), Error> {
         match call.compression {
             Compression::None => {}
             Compression::Fp16 => {
-                return self.run_half_precision::<f16>(&call, bytemuck::cast_slice_mut(elements));
+                return self.run_half_precision::<f16>(call, bytemuck::cast_slice_mut(elements));
             }
             Compression::Bf16 => {
-                return self.run_half_precision::<bf16>(&call, bytemuck::cast_slice_mut(elements));
+                return self.run_half_precision::<bf16>(call, bytemuck::cast_slice_mut(elements));
             }
         }
         self.check_abort()?;
@@ -139,7 +133,7 @@ impl Group {
 
     /// Runs a collective on the bytes of its buffer, and waits until the collective is complete. The rank only sends the input of
     /// the buffer. In a world of one rank, does nothing.
-    pub(super) fn run_on_bytes(&mut self, mut call: Call, bytes: BufferAccess<'_>) -> Result<(), Error> {
+    pub(super) fn run_on_bytes(&mut self, call: &mut Call, bytes: BufferAccess<'_>) -> Result<(), Error> {
         let Some(job) = &self.job else { return self.check_abort() };
         if call.uses_shared_memory {
             if self.host_rounds.is_none() {
@@ -147,12 +141,11 @@ impl Group {
             }
             // If asynchronous operations use the rounds, this operation has to queue behind them.
             if let Some(host_rounds) = &mut self.host_rounds {
-                let Call { spec, request, kernels, .. } = call;
-                let shm_request = ShmRequest { spec, kernels };
-                return job.driver.run_in_shared_memory(host_rounds, request, shm_request, bytes);
+                let spec_and_kernels = (&call.spec, call.kernels.take());
+                return job.driver.run_in_shared_memory(host_rounds, &call.request, spec_and_kernels, bytes);
             }
         }
-        self.hand_over_rounds(&mut call);
+        self.hand_over_rounds(call);
         let Some(job) = &self.job else { return Ok(()) };
         job.driver.run(call.request, bytes, |memory| self.submission(call, memory)).map(|_| ())
     }
@@ -172,7 +165,7 @@ impl Group {
         self.reduce_single_contribution(&call.request.contract, bytemuck::cast_slice_mut(buffer.as_mut()));
         let Some(job) = self.job.clone() else { return Ok(Handle::ready(Ok(buffer))) };
         self.hand_over_rounds(&mut call);
-        let id = job.driver.submit(call.request, self.submission(call, Memory::owned(buffer)))?;
+        let id = job.driver.submit(call.request, self.submission(&mut call, Memory::owned(buffer)))?;
         let make_result = |output: OperationOutput| output.memory.into_owned().ok_or(Error::Taken);
         Ok(Handle::pending(job, id, make_result))
     }
@@ -197,7 +190,7 @@ impl Group {
     }
 
     /// Returns the operation that the driver has to begin for a call.
-    fn submission(&self, call: Call, memory: Memory) -> Submission {
+    fn submission(&self, call: &mut Call, memory: Memory) -> Submission {
         let Contract { algorithm, dtype, .. } = call.request.contract;
         let medium = match &self.hierarchical_data {
             _ if call.uses_shared_memory => Medium::SharedMemory,
@@ -210,7 +203,7 @@ impl Group {
         let (world, rank, members) = (self.world, self.rank, &self.members);
         let topology = Topology { world, rank, members, medium, chunk_bytes };
         let blocks = topology.plan(&call.spec, algorithm, call.in_rank_order, dtype.size_bytes());
-        Submission::Collective(blocks, BufferAndReduction { memory, kernels: call.kernels })
+        Submission::Collective(blocks, BufferAndReduction { memory, kernels: call.kernels.take() })
     }
 
     /// Hands the rounds that the operation of a call uses over to the core, unless the core already has them. The stages of a
@@ -245,7 +238,7 @@ impl Group {
             let block = &mut elements[start..end];
             let narrow = &mut narrow[..block.len()];
             H::encode(block, narrow);
-            self.run(self.half_precision_call::<H>(call, narrow.len())?, narrow)?;
+            self.run(&mut self.half_precision_call::<H>(call, narrow.len())?, narrow)?;
             H::decode(narrow, block);
         }
         Ok(())
@@ -278,10 +271,10 @@ impl Group {
 
     /// Returns the call of one block of a compressed all-reduce.
     fn half_precision_call<H: Element>(&self, call: &Call, count: usize) -> Result<Call, Error> {
-        let block_call = self.new_call::<H>(CollectiveSpec::AllReduce { count }, call.request.site);
-        match call.request.contract.reduction {
-            Some(op) => block_call.with_built_in(op),
-            None => Ok(block_call),
+        let mut block_call = self.new_call::<H>(CollectiveSpec::AllReduce { count }, call.request.site);
+        if let Some(op) = call.request.contract.reduction {
+            block_call.set_built_in(op)?;
         }
+        Ok(block_call)
     }
 }

@@ -59,10 +59,10 @@ impl<V> Collective<'_, V> {
     {
         let Self { group, verb, site } = self;
         let elements = buffer.elements_mut()?;
-        let plan = verb.plan_in_place(group, elements.len(), site)?;
+        let mut plan = verb.plan_in_place(group, elements.len(), site)?;
         let Some(start) = plan.start else {
             let mut memory = plan.fill(elements, |input| verb.prepare_in_place(input))?;
-            group.run(plan.call, &mut memory)?;
+            group.run(&mut plan.call, &mut memory)?;
             let result = &memory[plan.result];
             elements[..result.len()].copy_from_slice(result);
             return Ok(0..result.len());
@@ -71,9 +71,9 @@ impl<V> Collective<'_, V> {
         verb.prepare_in_place(&mut memory[plan.input]);
         match plan.access {
             MemoryAccess::Sent => {
-                group.run_on_bytes(plan.call, bytemuck::cast_slice::<B::Element, u8>(memory).into())?;
+                group.run_on_bytes(&mut plan.call, bytemuck::cast_slice::<B::Element, u8>(memory).into())?;
             }
-            _ => group.run(plan.call, memory)?,
+            _ => group.run(&mut plan.call, memory)?,
         }
         Ok(start + plan.result.start..start + plan.result.end)
     }
@@ -89,10 +89,10 @@ impl<V> Collective<'_, V> {
     {
         let Self { group, verb, site } = self;
         let input = used_input(&verb, group, input)?;
-        let plan = verb.plan(group, input.len(), site)?;
+        let mut plan = verb.plan(group, input.len(), site)?;
         if let MemoryAccess::Written = plan.access {
             let mut memory = plan.fill(input, |input| verb.prepare(input))?;
-            group.run(plan.call, &mut memory)?;
+            group.run(&mut plan.call, &mut memory)?;
             return Ok(keep_range(memory, plan.result));
         }
         let mut output = zeroed(plan.result.len())?;
@@ -114,7 +114,7 @@ impl<V> Collective<'_, V> {
     {
         let Self { group, verb, site } = self;
         let input = used_input(&verb, group, input)?;
-        let plan = verb.plan(group, input.len(), site)?;
+        let mut plan = verb.plan(group, input.len(), site)?;
         let output: &mut [B::Element] = match plan.output_count {
             Some(count) => output_elements(output, count)?,
             None => &mut [],
@@ -123,11 +123,11 @@ impl<V> Collective<'_, V> {
             MemoryAccess::Written if output.len() == plan.count && plan.result == (0..plan.count) => {
                 copy_part(group, output, &plan.input, input);
                 verb.prepare(&mut output[plan.input]);
-                group.run(plan.call, output)
+                group.run(&mut plan.call, output)
             }
             MemoryAccess::Written => {
                 let mut memory = plan.fill(input, |input| verb.prepare(input))?;
-                group.run(plan.call, &mut memory)?;
+                group.run(&mut plan.call, &mut memory)?;
                 let result = &memory[plan.result];
                 output[..result.len()].copy_from_slice(result);
                 Ok(())
@@ -198,7 +198,7 @@ where
 /// Runs a call that does not write to its input.
 fn run_without_copy<T: Element>(
     group: &mut Group,
-    plan: Plan,
+    mut plan: Plan,
     input: &[T],
     output: &mut [T],
 ) -> Result<(), Error> {
@@ -206,9 +206,9 @@ fn run_without_copy<T: Element>(
     if let MemoryAccess::InputThenOutput(own_input, own_output) = plan.access {
         copy_part(group, output, &own_output, &input[own_input]);
         let output_bytes = bytemuck::cast_slice_mut::<T, u8>(output);
-        return group.run_on_bytes(plan.call, (input_bytes, output_bytes).into());
+        return group.run_on_bytes(&mut plan.call, (input_bytes, output_bytes).into());
     }
-    group.run_on_bytes(plan.call, input_bytes.into())?;
+    group.run_on_bytes(&mut plan.call, input_bytes.into())?;
     copy_part(group, output, &(0..output.len()), &input[plan.result]);
     Ok(())
 }

@@ -24,7 +24,9 @@ impl Group {
         let site = Site::here();
         let elements = buffer.elements_mut()?;
         let spec = CollectiveSpec::AllReduce { count: elements.len() };
-        self.run(self.new_call::<B::Element>(spec, site).with_built_in(op)?, elements)
+        let mut call = self.new_call::<B::Element>(spec, site);
+        call.set_built_in(op)?;
+        self.run(&mut call, elements)
     }
 
     /// Asynchronous [`Group::all_reduce`]; the handle returns the buffer, which is a vector or a buffer
@@ -119,7 +121,7 @@ impl Group {
     /// The same errors as [`Group::all_reduce`].
     #[track_caller]
     pub fn barrier(&mut self) -> Result<(), Error> {
-        self.run::<u8>(self.new_call::<u8>(CollectiveSpec::Barrier, Site::here()), &mut [])
+        self.run::<u8>(&mut self.new_call::<u8>(CollectiveSpec::Barrier, Site::here()), &mut [])
     }
 
     /// Asynchronous [`Group::barrier`].

@@ -65,7 +65,7 @@ impl Group {
         let spec = CollectiveSpec::AllGather(Partition::of_equal_parts(N, self.world));
         let mut call = self.new_call::<T>(spec, site);
         change(&mut call.request.contract);
-        self.run(call, all.as_flattened_mut())?;
+        self.run(&mut call, all.as_flattened_mut())?;
         Ok(all)
     }
 }

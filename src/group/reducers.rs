@@ -19,7 +19,7 @@ use crate::types::{Element, ReduceOp};
 pub trait Reducer<T: Element> {
     /// Sets the reduction of a call.
     #[doc(hidden)]
-    fn reduce(&self, call: Call) -> Result<Call, Error>;
+    fn set_reduction(&self, call: &mut Call) -> Result<(), Error>;
 
     /// Changes the input before the call begins.
     #[doc(hidden)]
@@ -85,20 +85,21 @@ pub fn scaled_sum<T: Element + Mul<Output = T>>(factor: T) -> ScaledSum<T> {
 }
 
 impl<T: Element> Reducer<T> for ReduceOp {
-    fn reduce(&self, call: Call) -> Result<Call, Error> {
-        call.with_built_in(*self)
+    fn set_reduction(&self, call: &mut Call) -> Result<(), Error> {
+        call.set_built_in(*self)
     }
 }
 
 impl<T: Element> Reducer<T> for Function<T> {
-    fn reduce(&self, call: Call) -> Result<Call, Error> {
-        Ok(call.with_function(self.kernels.clone()))
+    fn set_reduction(&self, call: &mut Call) -> Result<(), Error> {
+        call.set_function(self.kernels.clone());
+        Ok(())
     }
 }
 
 impl<T: Element + Mul<Output = T>> Reducer<T> for ScaledSum<T> {
-    fn reduce(&self, call: Call) -> Result<Call, Error> {
-        call.with_built_in(ReduceOp::PreMulSum)
+    fn set_reduction(&self, call: &mut Call) -> Result<(), Error> {
+        call.set_built_in(ReduceOp::PreMulSum)
     }
 
     fn prepare(&self, input: &mut [T]) {
@@ -109,9 +110,8 @@ impl<T: Element + Mul<Output = T>> Reducer<T> for ScaledSum<T> {
 }
 
 impl Reducer<f32> for Compressed {
-    fn reduce(&self, call: Call) -> Result<Call, Error> {
-        let mut call = call.with_built_in(self.op)?;
+    fn set_reduction(&self, call: &mut Call) -> Result<(), Error> {
         call.compression = self.compression;
-        Ok(call)
+        call.set_built_in(self.op)
     }
 }

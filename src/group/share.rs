@@ -144,7 +144,7 @@ impl Group {
             if self.rank == Rank::ZERO { create_segment(bytes) } else { ([0; LOCATION_WORDS], None) };
         let site = Site::here();
         let spec = CollectiveSpec::Broadcast { count: LOCATION_WORDS, root: Rank::ZERO };
-        self.run(self.new_call::<u64>(spec, site), &mut words)?;
+        self.run(&mut self.new_call::<u64>(spec, site), &mut words)?;
         let opened = created.unwrap_or_else(|| open_segment(bytes, &words));
         // The file stays open until all ranks have opened it.
         let opened = opened.map(|mut segment| {

@@ -47,31 +47,37 @@ macro_rules! reducing_verbs {
 
 reducing_verbs! {
     AllReduce: |this, group, count, site| {
-        let call = group.new_call::<T>(CollectiveSpec::AllReduce { count }, site);
-        Ok(Plan::replacing(this.reducer.reduce(call)?, count))
+        let mut call = group.new_call::<T>(CollectiveSpec::AllReduce { count }, site);
+        this.reducer.set_reduction(&mut call)?;
+        Ok(Plan::replacing(call, count))
     };
     Reduce: |this, group, count, site| {
         group.check_root(this.root)?;
-        let call = group.new_call::<T>(CollectiveSpec::Reduce { count, root: this.root }, site);
-        let plan = Plan::replacing(this.reducer.reduce(call)?, count);
+        let mut call = group.new_call::<T>(CollectiveSpec::Reduce { count, root: this.root }, site);
+        this.reducer.set_reduction(&mut call)?;
+        let plan = Plan::replacing(call, count);
         Ok(if group.rank == this.root { plan } else { plan.without_result() })
     };
     ReduceScatter: |this, group, count, site| {
         let counts = this.counts.as_deref();
         let partition = group.divide::<T>(counts, count)?;
         let own = partition.range(group.rank);
-        let call = group.new_call::<T>(CollectiveSpec::ReduceScatter(partition), site).with_counts(counts);
-        Ok(Plan::replacing(this.reducer.reduce(call)?, count).with_places(0..count, own))
+        let mut call = group.new_call::<T>(CollectiveSpec::ReduceScatter(partition), site);
+        call.set_counts(counts);
+        this.reducer.set_reduction(&mut call)?;
+        Ok(Plan::replacing(call, count).with_places(0..count, own))
     };
     Scan: |this, group, count, site| {
-        let call = group.new_call::<T>(CollectiveSpec::Scan { count }, site);
-        Ok(Plan::replacing(this.reducer.reduce(call)?, count))
+        let mut call = group.new_call::<T>(CollectiveSpec::Scan { count }, site);
+        this.reducer.set_reduction(&mut call)?;
+        Ok(Plan::replacing(call, count))
     };
     Exscan: |this, group, count, site| {
-        let call = group.new_call::<T>(CollectiveSpec::Exscan { count }, site);
+        let mut call = group.new_call::<T>(CollectiveSpec::Exscan { count }, site);
+        this.reducer.set_reduction(&mut call)?;
         let memory_count = count.checked_mul(2).ok_or(TOTAL_TOO_LARGE)?;
         // Rank 0 has no result, but its output must have the right length as on the other ranks.
-        let plan = Plan::replacing(this.reducer.reduce(call)?, memory_count)
+        let plan = Plan::replacing(call, memory_count)
             .with_places(0..count, count..memory_count);
         let result = if group.rank == Rank::ZERO { count..count } else { plan.result };
         Ok(Plan { result, ..plan })
@@ -115,7 +121,8 @@ fn gather<T: Element>(
         Some(root) => CollectiveSpec::Gather { partition, root },
         None => CollectiveSpec::AllGather(partition),
     };
-    let call = group.new_call::<T>(spec, site).with_counts(counts);
+    let mut call = group.new_call::<T>(spec, site);
+    call.set_counts(counts);
     Ok(if root.is_none_or(|root| root == group.rank) {
         Plan::replacing(call, total).with_places(own, 0..total)
     } else {
@@ -133,7 +140,8 @@ fn scatter<T: Element>(
 ) -> Result<Plan, Error> {
     group.check_root(root)?;
     let (own, total) = (partition.range(group.rank), partition.total());
-    let call = group.new_call::<T>(CollectiveSpec::Scatter { partition, root }, site).with_counts(counts);
+    let mut call = group.new_call::<T>(CollectiveSpec::Scatter { partition, root }, site);
+    call.set_counts(counts);
     Ok(if group.rank == root {
         Plan::sending(call, total, own)
     } else {

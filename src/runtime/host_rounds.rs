@@ -13,6 +13,7 @@ use std::task::Poll;
 
 use super::memory::BufferAccess;
 use super::profile::Meter;
+use crate::engine::OperationRequest;
 use crate::reduce::{self, Kernels};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::plan::{SharedSlots, plan};
@@ -61,7 +62,6 @@ pub(crate) struct HostRounds<M = Segment> {
 }
 
 /// What determines a program, besides the shared memory.
-#[derive(PartialEq, Eq)]
 struct ProgramKey {
     spec: CollectiveSpec,
     element_bytes: usize,
@@ -99,14 +99,6 @@ pub(crate) enum ShmFailure {
     Panicked,
 }
 
-/// The arguments with which an operation in shared memory begins.
-pub(crate) struct ShmRequest {
-    /// The collective. Its ranks are numbered within the shared memory.
-    pub(crate) spec: CollectiveSpec,
-    /// The reduction functions; `None` for an operation without a reduction.
-    pub(crate) kernels: Option<Kernels>,
-}
-
 impl<M: RoundsMemory> HostRounds<M> {
     /// Creates the part of a rank. `members` are the world ranks that share the memory.
     pub(crate) fn new(rounds: ShmRounds<M>, members: Arc<[Rank]>, meter: Meter) -> Self {
@@ -131,16 +123,17 @@ impl<M: RoundsMemory> HostRounds<M> {
         &self.rounds
     }
 
-    /// Adds an operation. Operations must be executed in the order in which they are added.
+    /// Adds an operation. Operations must be executed in the order in which they are added. The ranks of `spec` are numbered
+    /// within the shared memory.
     pub(crate) fn add_operation(
         &mut self,
-        (contract, site): (Contract, Site),
-        shm_request: ShmRequest,
+        &OperationRequest { contract, site, .. }: &OperationRequest,
+        spec: &CollectiveSpec,
+        kernels: Option<Kernels>,
     ) -> ShmOperation {
         if self.has_dropped_buffers.load(Ordering::Acquire) && !self.is_busy() {
             self.remove_dropped_buffers();
         }
-        let ShmRequest { spec, kernels } = shm_request;
         let call = ShmCall { sequence: self.next_sequence, contract, site };
         self.next_sequence += 1;
         if self.unrecorded.len() == UNRECORDED_MAX {
@@ -148,24 +141,25 @@ impl<M: RoundsMemory> HostRounds<M> {
         }
         self.unrecorded.push_back(call);
         let element_bytes = contract.dtype.size_bytes();
-        let is_one_shot = contract.algorithm == Algorithm::OneShot;
-        let program = self.program(ProgramKey { spec, element_bytes, is_one_shot });
-        ShmOperation {
-            execution: Execution::new(program),
-            call,
-            header: call.header(),
-            kernels,
-            element_bytes,
-            is_exposed: false,
-        }
+        let program = self.program(spec, (element_bytes, contract.algorithm == Algorithm::OneShot));
+        let (execution, header) = (Execution::new(program), call.header());
+        ShmOperation { execution, call, header, kernels, element_bytes, is_exposed: false }
     }
 
     /// Returns a program. It is made only once for operations that the caller repeats.
-    fn program(&mut self, key: ProgramKey) -> Arc<Program> {
-        match self.programs.iter().rposition(|(other, _)| *other == key) {
+    fn program(
+        &mut self,
+        spec: &CollectiveSpec,
+        (element_bytes, is_one_shot): (usize, bool),
+    ) -> Arc<Program> {
+        let is_same = |(key, _): &(ProgramKey, Arc<Program>)| {
+            key.spec == *spec && (key.element_bytes, key.is_one_shot) == (element_bytes, is_one_shot)
+        };
+        match self.programs.iter().rposition(is_same) {
             Some(last) if last + 1 == self.programs.len() => {}
             Some(index) => self.programs[index..].rotate_left(1),
             None => {
+                let key = ProgramKey { spec: spec.clone(), element_bytes, is_one_shot };
                 let program = Arc::new(self.make_program(&key));
                 if self.programs.len() == PROGRAMS_MAX {
                     self.programs.remove(0);
@@ -242,9 +236,9 @@ impl<M: RoundsMemory> HostRounds<M> {
         shm_operation: &mut ShmOperation,
         memory: &mut BufferAccess<'_>,
         wake: impl FnMut(Rank),
-    ) -> Result<Poll<()>, ShmFailure> {
+    ) -> Result<Poll<()>, Box<ShmFailure>> {
         let polled = reduce::catch_panic(|| self.run_rounds(shm_operation, memory, wake));
-        polled.unwrap_or(Err(ShmFailure::Panicked))
+        polled.unwrap_or_else(|| Err(Box::new(ShmFailure::Panicked)))
     }
 
     fn run_rounds(
@@ -252,7 +246,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         shm_operation: &mut ShmOperation,
         memory: &mut BufferAccess<'_>,
         mut wake: impl FnMut(Rank),
-    ) -> Result<Poll<()>, ShmFailure> {
+    ) -> Result<Poll<()>, Box<ShmFailure>> {
         loop {
             let round = self.last_round + 1;
             if shm_operation.execution.awaited().is_none() {
@@ -293,10 +287,10 @@ impl<M: RoundsMemory> HostRounds<M> {
     }
 
     /// Returns the result of [`HostRounds::poll`] if the rank `from` has not posted `round`.
-    fn waits_for(&self, from: usize, round: u64) -> Result<Poll<()>, ShmFailure> {
+    fn waits_for(&self, from: usize, round: u64) -> Result<Poll<()>, Box<ShmFailure>> {
         // This rank would look for the post again and again, and would not sleep.
         if self.rounds.posts().is_ahead(from, round) {
-            return Err(self.invalid(from, "it posted the number of a wrong round"));
+            return Err(self.invalid(from, "it posted the number of a wrong round").into());
         }
         Ok(Poll::Pending)
     }
@@ -325,7 +319,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         round: u64,
         shm_operation: &mut ShmOperation,
         memory: &BufferAccess<'_>,
-    ) -> Result<(), ShmFailure> {
+    ) -> Result<(), Box<ShmFailure>> {
         let exposed = self.rounds.read_exposed_locations(round, memory.len(), shm_operation.element_bytes);
         let have_others_exposed = exposed.map_err(|(rank, what)| self.invalid(rank, what))?;
         if have_others_exposed && shm_operation.is_exposed {
@@ -337,7 +331,7 @@ impl<M: RoundsMemory> HostRounds<M> {
     /// Compares this rank's contracts with those of `ranks` in the oldest unchecked rounds, so that at most `left` rounds are
     /// unchecked. All ranks must have posted these rounds. In its rounds, this rank may have compared only the contracts of the
     /// ranks whose slots it read.
-    fn check_rounds(&mut self, left: usize, ranks: RankSet) -> Result<(), ShmFailure> {
+    fn check_rounds(&mut self, left: usize, ranks: RankSet) -> Result<(), Box<ShmFailure>> {
         while self.unchecked.len() > left {
             let round = self.last_round + 1 - self.unchecked.len() as u64;
             let Some((own_call, own_header)) = self.unchecked.pop_front() else { break };
@@ -401,11 +395,11 @@ impl ShmCall {
     }
 
     /// Returns an error if the header of a rank differs from this rank's header.
-    fn check(self, own_header: &Header, rank: Rank, header: &Header) -> Result<(), ShmFailure> {
+    fn check(self, own_header: &Header, rank: Rank, header: &Header) -> Result<(), Box<ShmFailure>> {
         if header == own_header {
             return Ok(());
         }
-        Err(ShmFailure::Mismatch(self, rank, wire::contract_from_words(header)))
+        Err(Box::new(ShmFailure::Mismatch(self, rank, wire::contract_from_words(header))))
     }
 }
 

@@ -31,23 +31,6 @@ impl<B: OwnedBuffer> ErasedBuffer for B {
     }
 }
 
-/// A buffer without elements. Its box needs no allocation.
-struct NoElements;
-
-impl ErasedBuffer for NoElements {
-    fn bytes(&self) -> &[u8] {
-        &[]
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut []
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn Any> {
-        self
-    }
-}
-
 /// The buffer of an operation.
 pub struct Memory {
     kind: MemoryKind,
@@ -56,6 +39,8 @@ pub struct Memory {
 }
 
 enum MemoryKind {
+    /// No elements.
+    Nothing,
     /// A buffer that the operation owns.
     Owned(Box<dyn ErasedBuffer>),
     /// A buffer of the caller, or a part of another operation's buffer.
@@ -73,7 +58,7 @@ struct Allocation {
 impl Memory {
     /// Returns memory without elements.
     pub fn none() -> Self {
-        MemoryKind::Owned(Box::new(NoElements)).into()
+        MemoryKind::Nothing.into()
     }
 
     /// Returns memory that the operation owns until it has ended.
@@ -101,6 +86,7 @@ impl Memory {
     /// Returns a range of the bytes; `None` if the range is too long.
     pub(crate) fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
         match &self.kind {
+            MemoryKind::Nothing => [].get(range),
             MemoryKind::Owned(owned) => owned.bytes().get(range),
             MemoryKind::Borrowed(borrowed) => borrowed.bytes(range),
         }
@@ -109,6 +95,7 @@ impl Memory {
     /// Returns the number of bytes.
     pub(crate) fn length(&self) -> usize {
         match &self.kind {
+            MemoryKind::Nothing => 0,
             MemoryKind::Owned(owned) => owned.bytes().len(),
             MemoryKind::Borrowed(borrowed) => borrowed.len(),
         }
@@ -117,6 +104,7 @@ impl Memory {
     /// Returns access to the whole buffer.
     pub(crate) fn access(&mut self) -> BufferAccess<'_> {
         match &mut self.kind {
+            MemoryKind::Nothing => BufferAccess::default(),
             MemoryKind::Owned(owned) => owned.bytes_mut().into(),
             MemoryKind::Borrowed(borrowed) => borrowed.access(),
         }
@@ -154,7 +142,7 @@ impl Memory {
     pub(crate) fn into_owned<B: OwnedBuffer>(self) -> Option<B> {
         match self.kind {
             MemoryKind::Owned(owned) => owned.into_any().downcast().ok().map(|elements| *elements),
-            MemoryKind::Borrowed(_) => None,
+            MemoryKind::Nothing | MemoryKind::Borrowed(_) => None,
         }
     }
 }

@@ -281,10 +281,10 @@ impl SimulatedRank {
         }
         let may_sleep = match poll {
             Ok(Poll::Ready(())) => {
-                let (host_rounds, id) = blocking.collective.end(false, &BufferAccess::default());
-                if let Some(id) = id {
+                if let Some(id) = collective.engine_id() {
                     self.core.link_driver.engine_mut().end_external(id);
                 }
+                let host_rounds = blocking.collective.into_rounds();
                 self.rounds.insert(self.program[call].group as u32, host_rounds);
                 self.check_result(self.program[call], Memory::owned(blocking.buffer));
                 self.busy_until = now + compute_max.mul_f64(self.random.random_range(0.0..1.0));
@@ -295,7 +295,7 @@ impl SimulatedRank {
                 !matches!(collective.fall_asleep(&mut self.core, now), SleepDecision::Posted)
             }
             Err(failure) => {
-                collective.fail(&mut self.core, failure);
+                collective.fail(&mut self.core, &failure);
                 *has_failed = true;
                 true
             }

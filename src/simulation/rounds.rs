@@ -15,7 +15,7 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::memory::{AccessKind, AccessSite, Mutation, SimMemory, THREADS_MAX};
 use super::program::{OPERATIONS, SimCall};
-use crate::runtime::host_rounds::{HostRounds, ShmFailure, ShmOperation, ShmRequest};
+use crate::runtime::host_rounds::{HostRounds, ShmFailure, ShmOperation};
 use crate::runtime::memory::BufferAccess;
 use crate::runtime::profile::Meter;
 use crate::shm::{RoundsSize, ShmRounds};
@@ -199,8 +199,7 @@ impl SimHost {
                 request.contract.algorithm = Algorithm::OneShot;
             }
             let spec = current.spec(self.world, own).expect("a collective has a description");
-            let shm_request = ShmRequest { spec, kernels: current.kernels(self.world) };
-            let operation = host_rounds.add_operation((request.contract, request.site), shm_request);
+            let operation = host_rounds.add_operation(&request, &spec, current.kernels(self.world));
             (operation, current.initial_buffer(self.world, own))
         });
         let awaited = host_rounds.awaited_round_and_ranks(operation);
@@ -210,7 +209,7 @@ impl SimHost {
         if matches!(poll, Ok(Poll::Pending)) && host_rounds.awaited_round_and_ranks(operation) != awaited {
             *refusals = 0;
         }
-        match poll {
+        match poll.map_err(|failure| *failure) {
             Ok(Poll::Ready(())) => {
                 if self.status[rank].get() != HostRankStatus::Killed
                     && !current.is_right_result(self.world, own, buffer)

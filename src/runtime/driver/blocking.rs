@@ -16,12 +16,14 @@ use super::core::{Core, PollProgress};
 use super::shared::DriverShared;
 use super::threads::ThreadedDriver as _;
 use crate::engine::{Engine, OpId, OperationRequest, Timestamp};
+use crate::reduce::Kernels;
 use crate::runtime::error::Error;
-use crate::runtime::host_rounds::{HostRounds, ShmCall, ShmFailure, ShmOperation, ShmRequest};
+use crate::runtime::host_rounds::{HostRounds, ShmCall, ShmFailure, ShmOperation};
 use crate::runtime::link_io::FUNCTION_PANICKED;
 use crate::runtime::memory::BufferAccess;
 use crate::runtime::profile::ProfilePart;
 use crate::runtime::statistics::OperationTimer;
+use crate::schedule::CollectiveSpec;
 use crate::shm::RoundsMemory;
 use crate::transport::local_links::SocketTransport;
 use crate::types::Rank;
@@ -53,14 +55,19 @@ pub(crate) enum SleepDecision {
 
 impl<M: RoundsMemory, H: DerefMut<Target = HostRounds<M>>> BlockingCollective<H> {
     /// Begins a collective.
-    pub(crate) fn new(mut host_rounds: H, request: OperationRequest, shm_request: ShmRequest) -> Self {
-        let shm_operation = host_rounds.add_operation((request.contract, request.site), shm_request);
-        Self { host_rounds, request, shm_operation, sleeping_peers: Vec::new(), engine_id: None }
+    pub(crate) fn new(
+        mut host_rounds: H,
+        request: &OperationRequest,
+        spec: &CollectiveSpec,
+        kernels: Option<Kernels>,
+    ) -> Self {
+        let shm_operation = host_rounds.add_operation(request, spec, kernels);
+        Self { host_rounds, request: *request, shm_operation, sleeping_peers: Vec::new(), engine_id: None }
     }
 
     /// Executes the collective as far as possible without waiting. Then call [`BlockingCollective::wake_peers`] if there are
     /// [`sleeping peers`](Self::has_sleeping_peers). After an error, call [`BlockingCollective::fail`].
-    pub(crate) fn poll(&mut self, memory: &mut BufferAccess<'_>) -> Result<Poll<()>, ShmFailure> {
+    pub(crate) fn poll(&mut self, memory: &mut BufferAccess<'_>) -> Result<Poll<()>, Box<ShmFailure>> {
         let Self { host_rounds, shm_operation, sleeping_peers, .. } = self;
         host_rounds.poll(shm_operation, memory, |rank| sleeping_peers.push(rank))
     }
@@ -107,18 +114,25 @@ impl<M: RoundsMemory, H: DerefMut<Target = HostRounds<M>>> BlockingCollective<H>
     }
 
     /// Fails the job for the reason that [`BlockingCollective::poll`] has returned.
-    pub(crate) fn fail<S: SocketTransport>(&mut self, core: &mut Core<S, M>, failure: ShmFailure) {
+    pub(crate) fn fail<S: SocketTransport>(&mut self, core: &mut Core<S, M>, failure: &ShmFailure) {
         let engine = core.link_driver.engine_mut();
         fail_because(engine, self.request.group, &mut self.host_rounds, failure);
     }
 
-    /// Ends the collective, and returns the rounds. After a failure, makes the other ranks stop accessing the buffer. The engine
-    /// must learn of the end of the operation with this identifier, if there is one.
-    pub(crate) fn end(mut self, has_failed: bool, memory: &BufferAccess<'_>) -> (H, Option<OpId>) {
-        if has_failed {
-            self.host_rounds.stop_exposing(&self.shm_operation, memory);
-        }
-        (self.host_rounds, self.engine_id)
+    /// Makes the other ranks stop accessing the buffer after a failure.
+    fn stop_exposing(&mut self, memory: &BufferAccess<'_>) {
+        self.host_rounds.stop_exposing(&self.shm_operation, memory);
+    }
+
+    /// Returns the identifier of the operation in the engine, which must learn of its end.
+    pub(crate) fn engine_id(&self) -> Option<OpId> {
+        self.engine_id
+    }
+
+    /// Returns the rounds.
+    #[cfg(test)]
+    pub(crate) fn into_rounds(self) -> H {
+        self.host_rounds
     }
 }
 
@@ -138,10 +152,10 @@ pub(super) fn fail_because<M: RoundsMemory>(
     engine: &mut Engine,
     group: u32,
     host_rounds: &mut HostRounds<M>,
-    failure: ShmFailure,
+    failure: &ShmFailure,
 ) {
     record_calls(engine, group, host_rounds);
-    match failure {
+    match *failure {
         ShmFailure::Mismatch(ShmCall { sequence, contract, site }, peer, peer_contract) => {
             engine.report_mismatch((group, sequence), (contract, site), (peer, peer_contract));
         }
@@ -157,14 +171,14 @@ impl Driver {
     pub(crate) fn run_in_shared_memory(
         &self,
         host_rounds: &mut HostRounds,
-        request: OperationRequest,
-        shm_request: ShmRequest,
+        request: &OperationRequest,
+        (spec, kernels): (&CollectiveSpec, Option<Kernels>),
         mut memory: BufferAccess<'_>,
     ) -> Result<(), Error> {
         if self.shared.has_failed.load(Ordering::Acquire) {
             return Err(self.shared.fail(self.shared.lock()));
         }
-        let mut collective = BlockingCollective::new(host_rounds, request, shm_request);
+        let mut collective = BlockingCollective::new(host_rounds, request, spec, kernels);
         let mut timer = OperationTimer::new(collective.shm_operation.sequence(), memory.len());
         let result = loop {
             let poll = collective.poll(&mut memory);
@@ -176,7 +190,7 @@ impl Driver {
                 Ok(Poll::Pending) => {}
                 Err(failure) => {
                     let mut core = self.shared.lock();
-                    collective.fail(&mut core, failure);
+                    collective.fail(&mut core, &failure);
                     break Err(self.shared.fail(core));
                 }
             }
@@ -188,7 +202,10 @@ impl Driver {
                 break Err(error);
             }
         };
-        if let (_, Some(id)) = collective.end(result.is_err(), &memory) {
+        if result.is_err() {
+            collective.stop_exposing(&memory);
+        }
+        if let Some(id) = collective.engine_id() {
             self.shared.lock().link_driver.engine_mut().end_external(id);
         }
         self.shared.shm_counters.count(&timer, result.is_ok());

@@ -7,9 +7,11 @@ use super::blocking::{fail_because, record_calls};
 use super::core::Core;
 use super::tasks::{AwaitedPosts, ShmTask};
 use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
-use crate::runtime::host_rounds::{HostRounds, ShmRequest};
+use crate::reduce::Kernels;
+use crate::runtime::host_rounds::HostRounds;
 use crate::runtime::link_driver::OperationOutput;
 use crate::runtime::memory::Memory;
+use crate::schedule::CollectiveSpec;
 use crate::shm::RoundsMemory;
 use crate::transport::local_links::SocketTransport;
 
@@ -22,14 +24,14 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         &mut self,
         request: OperationRequest,
         memory_number: usize,
-        shm_request: ShmRequest,
+        (spec, kernels): (&CollectiveSpec, Option<Kernels>),
         memory: Memory,
     ) -> Result<ShmTask, Failure> {
         let key = (request.group, memory_number);
         let Some(host_rounds) = self.rounds.get_mut(&key) else {
             return Err(self.link_driver.abort(NO_ROUNDS));
         };
-        let shm_operation = host_rounds.add_operation((request.contract, request.site), shm_request);
+        let shm_operation = host_rounds.add_operation(&request, spec, kernels);
         // With the record, the engine detects a rank of this host that calls a different operation.
         record_calls(self.link_driver.engine_mut(), request.group, host_rounds);
         Ok(ShmTask { key, shm_operation, memory })
@@ -99,7 +101,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
                         has_ended = true;
                     }
                 }
-                Err(failure) => fail_because(engine, key.0, host_rounds, failure),
+                Err(failure) => fail_because(engine, key.0, host_rounds, &failure),
             }
         }
         if has_ended {

@@ -9,7 +9,6 @@ use super::core::Core;
 use super::tasks::{PendingStage, ShmTask, StagedCollective};
 use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
 use crate::reduce::Kernels;
-use crate::runtime::host_rounds::ShmRequest;
 use crate::runtime::link_driver::{BufferAndReduction, OperationOutput};
 use crate::runtime::memory::Memory;
 use crate::schedule::Schedule;
@@ -37,7 +36,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             }
             CollectiveStage::OnHost(memory_number, spec) => {
                 let BufferAndReduction { memory, kernels } = buffer_and_reduction;
-                let task = self.new_shm_task(request, memory_number, ShmRequest { spec, kernels }, memory)?;
+                let task = self.new_shm_task(request, memory_number, (&spec, kernels), memory)?;
                 self.begin_shm_task(now, request, task)
             }
         }
@@ -64,8 +63,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
                 CollectiveStage::OnHost(memory_number, spec) => {
                     // On each host the ranks only add. The reduction between the hosts divides the sums.
                     let kernels = kernels.as_ref().map(Kernels::without_division);
-                    let shm_request = ShmRequest { spec, kernels };
-                    let task = self.new_shm_task(request, memory_number, shm_request, Memory::none())?;
+                    let task = self.new_shm_task(request, memory_number, (&spec, kernels), Memory::none())?;
                     Ok(PendingStage::OnHost(Box::new(task)))
                 }
             });

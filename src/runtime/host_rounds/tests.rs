@@ -1,6 +1,8 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::*;
+use crate::engine::SendMode;
 use crate::reduce;
 use crate::schedule::CollectiveSpec;
 use crate::shm::{BufferRef, RoundsSize, Segment, TOKEN_BYTES};
@@ -46,7 +48,7 @@ fn new_ranks() -> Vec<ShmRank> {
 }
 
 /// Begins an operation on one rank.
-fn begin(host_rounds: &mut HostRounds, spec: CollectiveSpec) -> ShmOperation {
+fn begin(host_rounds: &mut HostRounds, spec: &CollectiveSpec) -> ShmOperation {
     let contract = Contract {
         operation: spec.operation(),
         dtype: DType::F32,
@@ -56,9 +58,10 @@ fn begin(host_rounds: &mut HostRounds, spec: CollectiveSpec) -> ShmOperation {
         count: spec.count() as u64,
         layout: 0,
     };
-    let kernels = reduce::kernels(DType::F32, ReduceOp::Sum);
-    host_rounds
-        .add_operation((contract, Site::from(std::panic::Location::caller())), ShmRequest { spec, kernels })
+    let (group, timeout, spent) = (0, Duration::MAX, Duration::ZERO);
+    let site = Site::from(std::panic::Location::caller());
+    let request = OperationRequest { group, contract, timeout, spent, site, mode: SendMode::Standard };
+    host_rounds.add_operation(&request, spec, reduce::kernels(DType::F32, ReduceOp::Sum))
 }
 
 /// Runs an all-reduce. `uses_shared_buffer` says which ranks use their shared buffers. Returns the number of rounds and the
@@ -68,7 +71,7 @@ fn all_reduce(uses_shared_buffer: impl Fn(usize) -> bool) -> (u64, Vec<Vec<f32>>
     let mut private = vec![vec![0f32; COUNT]; ranks.len()];
     let mut operations = Vec::new();
     for (rank, ShmRank { host_rounds, own, .. }) in ranks.iter_mut().enumerate() {
-        operations.push(begin(host_rounds, CollectiveSpec::AllReduce { count: COUNT }));
+        operations.push(begin(host_rounds, &CollectiveSpec::AllReduce { count: COUNT }));
         let elements = bytemuck::cast_slice_mut(own.bytes_mut());
         for elements in [&mut private[rank][..], elements] {
             elements.iter_mut().enumerate().for_each(|(index, element)| *element = (index * 4 + rank) as f32);
@@ -108,13 +111,13 @@ fn an_all_reduce_of_shared_buffers_takes_two_rounds() {
 #[test]
 fn the_next_operation_removes_a_dropped_buffer() {
     let ShmRank { mut host_rounds, own, alive, has_dropped_buffers } = new_ranks().remove(0);
-    begin(&mut host_rounds, CollectiveSpec::Barrier);
+    begin(&mut host_rounds, &CollectiveSpec::Barrier);
     drop((alive, own));
     has_dropped_buffers.store(true, Ordering::Release);
-    begin(&mut host_rounds, CollectiveSpec::Barrier);
+    begin(&mut host_rounds, &CollectiveSpec::Barrier);
     assert_eq!(host_rounds.rounds.registry().own_buffer_count(), 1, "an operation is active");
     host_rounds.oldest_sequence = host_rounds.next_sequence;
-    begin(&mut host_rounds, CollectiveSpec::Barrier);
+    begin(&mut host_rounds, &CollectiveSpec::Barrier);
     assert_eq!(host_rounds.rounds.registry().own_buffer_count(), 0);
 }
 
@@ -130,12 +133,12 @@ fn a_payload_that_does_not_end_in_the_ring_buffer_is_reported_with_the_rank_that
             let is_valid = place <= last_place;
             let mut ranks = new_ranks();
             let mut operations: Vec<ShmOperation> =
-                ranks.iter_mut().map(|rank_state| begin(&mut rank_state.host_rounds, spec.clone())).collect();
+                ranks.iter_mut().map(|rank_state| begin(&mut rank_state.host_rounds, &spec)).collect();
             let header = operations[1].header;
             ranks[1].host_rounds.rounds.post_with_place(1, &header, place);
             let mut bytes = [0; SLOT * size_of::<f32>()];
             let memory = &mut BufferAccess::from(&mut bytes[..]);
-            match ranks[0].host_rounds.poll(&mut operations[0], memory, |_| {}) {
+            match ranks[0].host_rounds.poll(&mut operations[0], memory, |_| {}).map_err(|failure| *failure) {
                 Err(ShmFailure::Invalid(rank, what)) => {
                     assert_eq!((rank, is_valid), (Rank::new(1), false));
                     assert!(what.contains("does not end inside"), "{what}");
@@ -176,13 +179,16 @@ fn an_invalid_buffer_address_is_reported_with_the_rank_that_posted_it() {
         let mut ranks = new_ranks();
         let bytes = spec.count() * size_of::<f32>();
         let mut operations: Vec<ShmOperation> =
-            ranks.iter_mut().map(|rank_state| begin(&mut rank_state.host_rounds, spec.clone())).collect();
+            ranks.iter_mut().map(|rank_state| begin(&mut rank_state.host_rounds, &spec)).collect();
         let header = operations[1].header;
         ranks[1].host_rounds.rounds.post_exposed(1, &header, buffer_ref);
         ranks[2].host_rounds.rounds.post(1, &header);
         let ShmRank { host_rounds, own, .. } = &mut ranks[0];
         let memory = &mut own.bytes_mut()[..bytes];
-        match host_rounds.poll(&mut operations[0], &mut BufferAccess::from(memory), |_| {}) {
+        match host_rounds
+            .poll(&mut operations[0], &mut BufferAccess::from(memory), |_| {})
+            .map_err(|failure| *failure)
+        {
             Err(ShmFailure::Invalid(rank, what)) => {
                 assert_eq!(rank, Rank::new(1));
                 assert!(what.contains(expected), "{what}");
@@ -196,7 +202,7 @@ fn an_invalid_buffer_address_is_reported_with_the_rank_that_posted_it() {
 #[test]
 fn a_rank_that_posts_the_number_of_a_wrong_round_is_named() {
     let [first, second, ..] = &mut new_ranks()[..] else { panic!("there are several ranks") };
-    let mut operation = begin(&mut first.host_rounds, CollectiveSpec::AllReduce { count: SLOT });
+    let mut operation = begin(&mut first.host_rounds, &CollectiveSpec::AllReduce { count: SLOT });
     let mut elements = [0f32; SLOT];
     let mut memory = BufferAccess::from(bytemuck::cast_slice_mut::<f32, u8>(&mut elements));
     let poll = first.host_rounds.poll(&mut operation, &mut memory, |_| ());
@@ -204,5 +210,5 @@ fn a_rank_that_posts_the_number_of_a_wrong_round_is_named() {
     // This round has the same header as the first round.
     second.host_rounds.rounds.post(1 + 2 * LEAD_MAX, &[0; HEADER_WORDS]);
     let poll = first.host_rounds.poll(&mut operation, &mut memory, |_| ());
-    assert!(matches!(poll, Err(ShmFailure::Invalid(rank, _)) if rank == Rank::new(1)));
+    assert!(matches!(*poll.unwrap_err(), ShmFailure::Invalid(rank, _) if rank == Rank::new(1)));
 }

@@ -3,7 +3,6 @@
 use super::{BlockingCall, OPERATION_TIMEOUT, SimulatedRank};
 use crate::engine::{OpId, OperationRequest, Pattern, Timestamp};
 use crate::runtime::driver::{BlockingCollective, Submission};
-use crate::runtime::host_rounds::ShmRequest;
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::link_driver::direct::DirectReceive;
 use crate::runtime::memory::Memory;
@@ -32,8 +31,7 @@ impl SimulatedRank {
         let Some(host_rounds) = taken.or_else(|| self.core.take_rounds(request.group)) else {
             return false;
         };
-        let shm_request = ShmRequest { spec, kernels: call.kernels(world) };
-        let collective = BlockingCollective::new(host_rounds, request, shm_request);
+        let collective = BlockingCollective::new(host_rounds, &request, &spec, call.kernels(world));
         let buffer = call.initial_buffer(world, rank);
         self.blocking = Some(BlockingCall { call: self.next_call, collective, buffer, has_failed: false });
         self.counts.blocking += 1;
