@@ -375,21 +375,21 @@ impl SimNetwork {
                 TransferResult::Blocked
             };
         }
-        let Some((_, piece)) = pipe.in_flight.front_mut() else { return TransferResult::Blocked };
-        let allowed = random.random_range(1..=config.piece_bytes_max).min(piece.len());
+        // One call may read several pieces, as from a stream.
+        let arrived = pipe.in_flight.iter().take_while(|piece| piece.0 <= now).map(|piece| piece.1.len());
+        let allowed = random.random_range(1..=config.piece_bytes_max).min(arrived.sum());
         let mut moved = 0;
-        for part in parts {
-            let length = part.len().min(allowed - moved);
-            for (slot, byte) in part.iter_mut().zip(piece.drain(..length)) {
-                *slot = byte;
+        for slot in parts.iter_mut().flat_map(|part| part.iter_mut()).take(allowed) {
+            let Some((_, piece)) = pipe.in_flight.front_mut() else { break };
+            let Some(byte) = piece.pop_front() else { break };
+            if piece.is_empty() {
+                pipe.in_flight.pop_front();
             }
-            moved += length;
+            *slot = byte;
+            moved += 1;
         }
         pipe.in_flight_bytes -= moved;
         self.bytes_moved += moved as u64;
-        if piece.is_empty() {
-            pipe.in_flight.pop_front();
-        }
         if moved == 0 { TransferResult::Blocked } else { TransferResult::Bytes(moved) }
     }
 }
