@@ -9,6 +9,7 @@ use ringtrain::verbs::{AllToAll, Broadcast, Gather, ReduceScatter, Scatter};
 
 use crate::collectives::{BufferArg, Ending, reduction_for};
 use crate::dtype::with_type;
+use crate::fork;
 use crate::group::PyGroup;
 use crate::messages::{send_options, source_and_tag};
 use crate::numpy_array::PlainArray;
@@ -84,6 +85,15 @@ fn has_rows_of_parts(whole: &[isize], part: &[isize], n: u32) -> bool {
     }
 }
 
+impl PyArrayGroup {
+    /// Returns the group for a call. A forked process gets an error at once: a thread of its parent may have been in the middle of
+    /// initializing `ARRAY_TYPE` or an interned string, and the forked process would wait for this thread for ever.
+    fn for_call<'py, 'a>(slf: &'a Bound<'py, Self>) -> PyResult<(Python<'py>, &'a PyGroup)> {
+        fork::fail_if_forked(slf.py())?;
+        Ok((slf.py(), slf.get().core.get()))
+    }
+}
+
 #[pymethods]
 impl PyArrayGroup {
     #[new]
@@ -102,7 +112,7 @@ impl PyArrayGroup {
         out: Option<&Bound<'py, PyAny>>,
         compression: Option<&str>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (py, group) = (slf.py(), slf.get().core.get());
+        let (py, group) = Self::for_call(slf)?;
         if let (Some(arrays), None) = (InputAndOutput::of(x, out), compression)
             && arrays.have_same_shape()
         {
@@ -127,7 +137,7 @@ impl PyArrayGroup {
         out: Option<&Bound<'py, PyAny>>,
         counts: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (py, group) = (slf.py(), slf.get().core.get());
+        let (py, group) = Self::for_call(slf)?;
         if let (Some(arrays), None) = (InputAndOutput::of(x, out), counts)
             && has_rows_of_parts(arrays.input.0.shape(), arrays.output.0.shape(), group.size)
         {
@@ -148,7 +158,7 @@ impl PyArrayGroup {
         root: i64,
         out: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (py, group) = (slf.py(), slf.get().core.get());
+        let (py, group) = Self::for_call(slf)?;
         let rank = PyGroup::parse_rank(py, root)?;
         if let Some(arrays) = InputAndOutput::of(x, out)
             && arrays.have_same_shape()
@@ -172,7 +182,7 @@ impl PyArrayGroup {
         out: Option<&Bound<'py, PyAny>>,
         counts: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (py, group) = (slf.py(), slf.get().core.get());
+        let (py, group) = Self::for_call(slf)?;
         if let (Some(arrays), None) = (InputAndOutput::of(x, out), counts)
             && has_parts_as_rows(arrays.output.0.shape(), arrays.input.0.shape(), group.size)
         {
@@ -192,7 +202,7 @@ impl PyArrayGroup {
         out: Option<&Bound<'py, PyAny>>,
         counts: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (py, group) = (slf.py(), slf.get().core.get());
+        let (py, group) = Self::for_call(slf)?;
         let rank = PyGroup::parse_rank(py, root)?;
         let (arrays, input) = (InputAndOutput::of(x, out), PlainArray::of(x));
         let arrays = arrays
@@ -226,7 +236,7 @@ impl PyArrayGroup {
         out: Option<&Bound<'py, PyAny>>,
         counts: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (py, group) = (slf.py(), slf.get().core.get());
+        let (py, group) = Self::for_call(slf)?;
         let rank = PyGroup::parse_rank(py, root)?;
         let arrays = InputAndOutput::of(x, out)
             .filter(|arrays| has_rows_of_parts(arrays.input.0.shape(), arrays.output.0.shape(), group.size));
@@ -257,7 +267,7 @@ impl PyArrayGroup {
         send_counts: Option<&Bound<'py, PyAny>>,
         receive_counts: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (py, group) = (slf.py(), slf.get().core.get());
+        let (py, group) = Self::for_call(slf)?;
         if let (Some(arrays), None, None) = (InputAndOutput::of(x, out), send_counts, receive_counts)
             && arrays.have_same_shape()
             && arrays.input.0.shape().first().is_some_and(|rows| rows % group.size as isize == 0)
@@ -286,7 +296,7 @@ impl PyArrayGroup {
         tag: i64,
         synchronous: bool,
     ) -> PyResult<()> {
-        let (py, group) = (slf.py(), slf.get().core.get());
+        let (py, group) = Self::for_call(slf)?;
         let Some(array) = PlainArray::of(x) else {
             return slf.call_method1(intern!(py, "_send"), (false, x, to, tag, synchronous)).map(drop);
         };
@@ -307,21 +317,21 @@ impl PyArrayGroup {
         source: Option<i64>,
         tag: Option<i64>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (py, own) = (slf.py(), slf.get());
+        let (py, group) = Self::for_call(slf)?;
         let Some(array) = writable(out) else {
             return slf.call_method1(intern!(py, "_receive"), (false, out, source, tag));
         };
         let (source, tag) = source_and_tag(py, source, tag)?;
-        let status = own.core.get().receive_region(py, &mut Region::of_array(&array, out), source, tag)?;
+        let status = group.receive_region(py, &mut Region::of_array(&array, out), source, tag)?;
         let values = (status.source.get(), status.tag, status.count);
-        if let Ok(last) = own.last_status.try_lock()
+        if let Ok(last) = slf.get().last_status.try_lock()
             && let Some((last_values, last_status)) = &*last
             && *last_values == values
         {
             return Ok(last_status.bind(py).clone());
         }
         let status = slf.getattr(intern!(py, "_Status"))?.call1(values)?;
-        if let Ok(mut last) = own.last_status.try_lock() {
+        if let Ok(mut last) = slf.get().last_status.try_lock() {
             *last = Some((values, status.clone().unbind()));
         }
         Ok(status)
