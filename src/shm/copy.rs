@@ -5,6 +5,8 @@
 //! two thirds of the bytes. The C library does the same, but only for copies that are themselves very long, and on virtual
 //! machines it often does not know the size of the caches.
 
+use std::ptr::{self, NonNull};
+
 /// The length in bytes from which on the buffers of all ranks of a host together are longer than their caches. ADR 79 has the
 /// measurements.
 const CACHE_BYTES: usize = 16 << 20;
@@ -21,46 +23,55 @@ pub fn exceeds_caches(all_bytes: usize) -> bool {
 ///
 /// If the two slices have different lengths.
 pub fn copy_to_buffer(target: &mut [u8], source: &[u8], all_bytes: usize) {
+    assert_eq!(target.len(), source.len(), "the slices have the same length");
     if exceeds_caches(all_bytes) {
-        copy_past_caches(target, source);
+        // SAFETY: both slices have the same length, and a `&mut` slice overlaps no other.
+        unsafe { copy_past_caches(NonNull::from(source).cast(), target) };
     } else {
         target.copy_from_slice(source);
     }
 }
 
-/// Copies `source` to `target` and writes past the caches. Other threads see the bytes in the order of the program, as after a
-/// plain copy.
+/// Fills `target` with the bytes from `source` on, and writes past the caches. Other threads see the bytes in the order of the
+/// program, as after a plain copy.
+///
+/// # Safety
+///
+/// As many bytes as `target` has must be readable at `source`, and must not overlap `target`. Another process may change them
+/// meanwhile; then the content of `target` is unspecified.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn copy_past_caches(target: &mut [u8], source: &[u8]) {
+pub(super) unsafe fn copy_past_caches(source: NonNull<u8>, target: &mut [u8]) {
     use std::arch::x86_64::{_mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 
     const LINE_BYTES: usize = 64;
-    assert_eq!(target.len(), source.len(), "the slices have the same length");
     let head = target.as_ptr().align_offset(LINE_BYTES).min(target.len());
-    let (target_head, target) = target.split_at_mut(head);
-    let (source_head, source) = source.split_at(head);
-    target_head.copy_from_slice(source_head);
-    let (target_lines, target_tail) = target.as_chunks_mut::<LINE_BYTES>();
-    let (source_lines, source_tail) = source.as_chunks::<LINE_BYTES>();
-    for (target, source) in target_lines.iter_mut().zip(source_lines) {
-        let (target, source) = (target.as_mut_ptr(), source.as_ptr());
-        for offset in (0..LINE_BYTES).step_by(16) {
-            // SAFETY: the 16 bytes from `offset` on are inside both lines, and the target's line is aligned. Every x86-64
-            // processor has these instructions.
-            unsafe {
-                let bytes = _mm_loadu_si128(source.add(offset).cast());
-                _mm_stream_si128(target.add(offset).cast(), bytes);
-            }
+    let lines_end = head + (target.len() - head) / LINE_BYTES * LINE_BYTES;
+    let (source, length) = (source.as_ptr(), target.len());
+    let target = target.as_mut_ptr();
+    // SAFETY: all offsets are below `length`, so the caller guarantees that both addresses are valid. The lines of the target are
+    // aligned. Every x86-64 processor has these instructions.
+    unsafe {
+        ptr::copy_nonoverlapping(source, target, head);
+        for offset in (head..lines_end).step_by(16) {
+            let bytes = _mm_loadu_si128(source.add(offset).cast());
+            _mm_stream_si128(target.add(offset).cast(), bytes);
         }
+        ptr::copy_nonoverlapping(source.add(lines_end), target.add(lines_end), length - lines_end);
+        // Orders the stores above before all later stores.
+        _mm_sfence();
     }
-    target_tail.copy_from_slice(source_tail);
-    // SAFETY: every x86-64 processor has this instruction. It orders the stores above before all later stores.
-    unsafe { _mm_sfence() };
 }
 
+/// Fills `target` with the bytes from `source` on. On this processor, the copy does not write past the caches.
+///
+/// # Safety
+///
+/// As many bytes as `target` has must be readable at `source`, and must not overlap `target`. Another process may change them
+/// meanwhile; then the content of `target` is unspecified.
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) fn copy_past_caches(target: &mut [u8], source: &[u8]) {
-    target.copy_from_slice(source);
+pub(super) unsafe fn copy_past_caches(source: NonNull<u8>, target: &mut [u8]) {
+    // SAFETY: the caller guarantees that the bytes are readable and do not overlap.
+    unsafe { ptr::copy_nonoverlapping(source.as_ptr(), target.as_mut_ptr(), target.len()) }
 }
 
 #[cfg(test)]

@@ -194,7 +194,7 @@ impl SegmentMemory for Segment {
     fn read_past_caches(&self, start: usize, target: &mut [u8]) {
         let source = address(self.base(), Self::length(self), start, target.len());
         // SAFETY: as in `read`.
-        copy_past_caches(target, unsafe { std::slice::from_raw_parts(source.as_ptr(), target.len()) });
+        unsafe { copy_past_caches(source, target) }
     }
 
     fn write(&self, start: usize, source: &[u8]) {
