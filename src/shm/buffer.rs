@@ -106,7 +106,7 @@ impl RemoteBuffer {
     }
 
     /// Returns the address of the first byte of `range`, or `None` if `range` is not inside the buffer.
-    pub(super) fn address_of(&self, range: &Range<usize>) -> Option<NonNull<u8>> {
+    pub fn address_of(&self, range: &Range<usize>) -> Option<NonNull<u8>> {
         let is_inside = range.start <= range.end && range.end <= self.length;
         // SAFETY: the range begins inside the mapping, or at its end.
         is_inside.then(|| unsafe { self.first_byte().add(range.start) })

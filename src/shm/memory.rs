@@ -66,6 +66,10 @@ pub trait RoundsMemory: SegmentMemory {
     /// No thread of any process may write the bytes while the result is in use.
     #[track_caller]
     unsafe fn bytes(&self, start: usize, length: usize) -> Self::Bytes<'_>;
+
+    /// Called before this thread accesses `bytes` of a buffer that ranks access in place. Only simulated memory does something:
+    /// it looks for data races.
+    fn before_access_in_place(&self, _bytes: *const [u8], _is_write: bool) {}
 }
 
 #[cfg(test)]

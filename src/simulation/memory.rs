@@ -11,23 +11,26 @@
 //!   writes, and neither happens before the other. A racing read returns a mixture of old and new bytes, and the race is noted.
 //!   So a missing release after a read is noted, although no load sees a later store.
 //!
+//! Threads may also access buffers of this process in place. The simulated memory then has no bytes of its own, but notes races.
+//!
 //! A test can also change one access of the source, as if the source were wrong ([`Mutation`]).
 
+mod accesses;
 mod tests;
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::Location;
+use std::panic::{Location, resume_unwind};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
+pub use self::accesses::THREADS_MAX;
+use self::accesses::{Access, Clock, LastAccesses, MappedBuffers};
 use crate::shm::{RoundsMemory, SegmentMemory, WORD_BYTES};
 
-/// The most simulated threads.
-pub const THREADS_MAX: usize = 4;
 /// The number of bytes of a chunk.
 const CHUNK_BYTES: usize = 1024;
 /// A thread that has not seen a store.
@@ -53,9 +56,6 @@ pub enum Mutation {
     /// A load returns 0, and a store, a swap, a read or a write changes nothing.
     Skip,
 }
-
-/// For each thread, a number of its accesses.
-type Clock = [u32; THREADS_MAX];
 
 /// What a thread knows of the accesses of all threads.
 #[derive(Clone, Copy, Default)]
@@ -92,6 +92,8 @@ struct SimState {
     before_fences: Clock,
     /// The bytes, in chunks of [`CHUNK_BYTES`] bytes. A chunk that has not been accessed has only zeros.
     chunks: Vec<Option<Box<Chunk>>>,
+    /// The buffers that threads access in place.
+    buffers: MappedBuffers,
     race: Option<String>,
     sites: BTreeMap<AccessSite, AccessKind>,
     mutation: Option<(AccessSite, Mutation)>,
@@ -125,15 +127,7 @@ struct Chunk {
     newest: [u8; CHUNK_BYTES],
     /// The bytes that the last writes have replaced.
     replaced: [u8; CHUNK_BYTES],
-    blocks: [ByteBlock; CHUNK_BYTES / WORD_BYTES],
-}
-
-/// The last accesses to the bytes of a word.
-#[derive(Clone, Copy, Default)]
-struct ByteBlock {
-    writer: usize,
-    written: u32,
-    read: Clock,
+    blocks: [LastAccesses; CHUNK_BYTES / WORD_BYTES],
 }
 
 fn join(clock: &mut Clock, other: &Clock) {
@@ -157,6 +151,7 @@ impl SimMemory {
             unsettled: BTreeSet::new(),
             before_fences: Clock::default(),
             chunks: (0..length.div_ceil(CHUNK_BYTES)).map(|_| None).collect(),
+            buffers: MappedBuffers::default(),
             race: None,
             sites: BTreeMap::new(),
             mutation: None,
@@ -175,6 +170,11 @@ impl SimMemory {
     /// Calls `on_access` before each access. The function may let other threads run.
     pub fn set_on_access(&self, on_access: Option<Box<dyn Fn()>>) {
         *self.whole.on_access.borrow_mut() = on_access;
+    }
+
+    /// Adds a buffer of `length` bytes that threads access in place. `mappings` are the addresses of its first byte.
+    pub fn add_buffer(&self, length: usize, mappings: impl IntoIterator<Item = usize>) {
+        self.whole.state.borrow_mut().buffers.add(length, mappings);
     }
 
     /// Changes the accesses of one line of the source.
@@ -257,31 +257,42 @@ impl SimMemory {
         let is_inside = start.checked_add(length).is_some_and(|end| end <= self.length);
         assert!(is_inside, "an access to shared memory must be inside the memory");
         let site = Location::caller();
-        if let Some(on_access) = &*self.whole.on_access.borrow() {
-            on_access();
-        }
-        let mut state = self.whole.state.borrow_mut();
+        let (mut state, has_ended) = self.count_access();
         if state.mutation.is_none() {
             state.sites.insert(site, AccessKind { is_ordered, is_fence });
         }
-        let thread = &mut state.threads[self.whole.thread.get()];
-        let has_ended = thread.has_ended;
-        thread.now += 1;
-        let now = thread.now;
-        thread.view.before[self.whole.thread.get()] = now;
-        thread.view.visible[self.whole.thread.get()] = now;
         let is_mutated = |mutated: AccessSite| mutated.line() == site.line() && mutated == site;
         let mutation = state.mutation.filter(|(mutated, _)| is_mutated(mutated));
         let mutation = if has_ended { Some(Mutation::Skip) } else { mutation.map(|(_, mutation)| mutation) };
         (state, mutation)
     }
+
+    /// Lets other threads run, and then counts an access of the running thread. Also returns whether the thread has ended.
+    fn count_access(&self) -> (RefMut<'_, SimState>, bool) {
+        if let Some(on_access) = &*self.whole.on_access.borrow() {
+            on_access();
+        }
+        let mut state = self.whole.state.borrow_mut();
+        let index = self.whole.thread.get();
+        let thread = &mut state.threads[index];
+        thread.now += 1;
+        (thread.view.before[index], thread.view.visible[index]) = (thread.now, thread.now);
+        let has_ended = thread.has_ended;
+        (state, has_ended)
+    }
 }
 
 impl SimState {
+    /// Returns the access of a thread that has just been counted.
+    fn access(&self, thread: usize) -> Access {
+        let SimThread { now, view, .. } = self.threads[thread];
+        Access { thread, now, before: view.before }
+    }
+
     /// Returns the chunk of a byte, and the index of the byte in the chunk.
     fn chunk(&mut self, offset: usize) -> (&mut Chunk, usize) {
         let new_chunk = || {
-            let blocks = [ByteBlock::default(); CHUNK_BYTES / WORD_BYTES];
+            let blocks = [LastAccesses::default(); CHUNK_BYTES / WORD_BYTES];
             Box::new(Chunk { newest: [0; CHUNK_BYTES], replaced: [0; CHUNK_BYTES], blocks })
         };
         (self.chunks[offset / CHUNK_BYTES].get_or_insert_with(new_chunk), offset % CHUNK_BYTES)
@@ -413,12 +424,10 @@ impl SegmentMemory for SimMemory {
             return;
         }
         let thread = self.whole.thread.get();
-        let SimThread { now, view, .. } = state.threads[thread];
+        let access = state.access(thread);
         for (offset, target) in (self.base + start..).zip(target) {
             let (chunk, index) = state.chunk(offset);
-            let block = &mut chunk.blocks[index / WORD_BYTES];
-            block.read[thread] = now;
-            let is_race = block.written > view.before[block.writer];
+            let is_race = chunk.blocks[index / WORD_BYTES].read(&access);
             let replaced = chunk.replaced[index];
             *target = chunk.newest[index];
             if is_race {
@@ -436,13 +445,10 @@ impl SegmentMemory for SimMemory {
             return;
         }
         let thread = self.whole.thread.get();
-        let SimThread { now, view, .. } = state.threads[thread];
+        let access = state.access(thread);
         for (offset, &byte) in (self.base + start..).zip(source) {
             let (chunk, index) = state.chunk(offset);
-            let block = &mut chunk.blocks[index / WORD_BYTES];
-            let is_race = block.written > view.before[block.writer]
-                || block.read.iter().zip(&view.before).any(|(read, before)| read > before);
-            (block.writer, block.written) = (thread, now);
+            let is_race = chunk.blocks[index / WORD_BYTES].write(&access);
             chunk.replaced[index] = std::mem::replace(&mut chunk.newest[index], byte);
             if is_race {
                 state.note_race(thread, "writes", offset);
@@ -458,5 +464,24 @@ impl RoundsMemory for SimMemory {
         let mut bytes = vec![0; length];
         self.read(start, &mut bytes);
         bytes
+    }
+
+    /// Notes data races. A thread that has ended unwinds, because it would access the bytes otherwise.
+    fn before_access_in_place(&self, bytes: *const [u8], is_write: bool) {
+        if self.whole.state.borrow_mut().buffers.words(bytes).is_empty() {
+            return;
+        }
+        let (mut state, has_ended) = self.count_access();
+        if has_ended {
+            resume_unwind(Box::new("the thread has ended"));
+        }
+        let access = state.access(self.whole.thread.get());
+        let words = state.buffers.words(bytes).iter_mut();
+        let races = words
+            .filter_map(|word| if is_write { word.write(&access) } else { word.read(&access) }.then_some(()));
+        if races.count() > 0 {
+            let what = if is_write { "writes" } else { "reads" };
+            state.note_race(access.thread, what, bytes.cast::<u8>().addr());
+        }
     }
 }

@@ -1,6 +1,9 @@
 //! Runs collectives of the ranks of a host on [`SimMemory`], with other ranks between any two accesses. The ranks sleep whenever
 //! they can. The tests show that no result is wrong, no two ranks access the same bytes at the same time, and no wake-up is lost.
-//! They also kill ranks, let ranks call different operations, and change each line that accesses the memory.
+//! They also kill ranks, let operations fail, let ranks call different operations, and change each line that accesses the memory.
+
+mod buffers;
+mod programs;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,12 +16,14 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
+use self::buffers::{RankBuffers, register_buffer};
+use self::programs::{add_all_reduces, random_program};
 use super::memory::{AccessKind, AccessSite, Mutation, SimMemory, THREADS_MAX};
-use super::program::{OPERATIONS, SimCall};
+use super::program::SimCall;
 use crate::runtime::host_rounds::{HostRounds, ShmFailure, ShmOperation};
 use crate::runtime::memory::BufferAccess;
 use crate::runtime::profile::Meter;
-use crate::shm::{RoundsSize, ShmRounds};
+use crate::shm::{RoundsMemory as _, RoundsSize, ShmRounds};
 use crate::types::{Algorithm, Operation, Rank, WorldSize};
 
 /// Ranks that need more turns make no progress.
@@ -48,6 +53,8 @@ struct Disturbance {
     mutation: Option<(AccessSite, Mutation)>,
     /// The rank that is killed, and the number of its accesses before that.
     kill: Option<(usize, u64)>,
+    /// The rank whose operation fails, for example because of a deadline, and the number of the rank's accesses before that.
+    failure: Option<(usize, u64)>,
     /// The rank that calls another operation.
     odd_rank: Option<usize>,
 }
@@ -61,6 +68,8 @@ enum HostRankStatus {
     /// The rank has found that this rank called another operation.
     FoundMismatch(Rank),
     Killed,
+    /// An operation of the rank has failed.
+    Failed,
 }
 
 /// The ranks of a host.
@@ -73,6 +82,9 @@ struct SimHost {
     wake_ups: Vec<Cell<usize>>,
     accesses: Vec<Cell<u64>>,
     kill: Option<(usize, u64)>,
+    failure: Option<(usize, u64)>,
+    /// How probable it is that a rank uses a registered buffer for a call.
+    registered_share: f64,
     random: RefCell<StdRng>,
     problem: RefCell<Option<String>>,
 }
@@ -80,8 +92,9 @@ struct SimHost {
 struct RoundsRank {
     host_rounds: HostRounds<SimMemory>,
     program: Vec<SimCall>,
-    /// The operation in progress, and its buffer.
-    running: Option<(ShmOperation, Vec<f64>)>,
+    /// The operation in progress.
+    running: Option<ShmOperation>,
+    buffers: RankBuffers,
     /// The index of the current call.
     call: usize,
     /// How often the rank has not fallen asleep since its last progress.
@@ -99,7 +112,13 @@ impl SimHost {
         let memory = Arc::new(SimMemory::new(size.bytes(), seed));
         memory.set_mutation(disturbance.mutation);
         let world = WorldSize::new(ranks as u32).unwrap();
-        let program = random_program(&mut random, world, slot_bytes);
+        let mut program = random_program(&mut random, world, slot_bytes);
+        let mut buffers_random = StdRng::seed_from_u64(seed ^ 0xBF);
+        let registered_share =
+            if cfg!(miri) { 0.0 } else { [0.0, 0.6, 1.0][buffers_random.random_range(0..3)] };
+        if registered_share > 0.0 {
+            add_all_reduces(&mut program, &mut buffers_random);
+        }
         let odd_index = random.random_range(0..program.len() - 1);
         let is_other_root = random.random_bool(0.5);
         let new_rank = |rank: usize| {
@@ -119,16 +138,26 @@ impl SimHost {
             }
             let rounds = ShmRounds::new(Arc::clone(&memory), size, rank);
             let host_rounds = HostRounds::new(rounds, world.ranks().collect(), Meter::default());
-            RefCell::new(RoundsRank { host_rounds, program, running: None, call: 0, refusals: 0 })
+            let buffers = RankBuffers::default();
+            RoundsRank { host_rounds, program, running: None, buffers, call: 0, refusals: 0 }
         };
+        let mut rounds_ranks: Vec<RoundsRank> = (0..ranks).map(new_rank).collect();
+        let elements = 2 * program.iter().map(|call| call.count + 1).max().unwrap_or_default() + ranks;
+        let buffer_count = if registered_share > 0.0 { buffers_random.random_range(1..3) } else { 0 };
+        for _ in 0..buffer_count {
+            let ranks = rounds_ranks.iter_mut().map(|rank| (&mut rank.host_rounds, &mut rank.buffers));
+            register_buffer(&memory, elements, ranks.collect());
+        }
         Self {
             world,
-            ranks: (0..ranks).map(new_rank).collect(),
+            ranks: rounds_ranks.into_iter().map(RefCell::new).collect(),
             memory,
             status: vec![Cell::new(HostRankStatus::Works); ranks],
             wake_ups: vec![Cell::new(0); ranks],
             accesses: vec![Cell::new(0); ranks],
             kill: disturbance.kill.filter(|(rank, _)| *rank < ranks),
+            failure: disturbance.failure,
+            registered_share,
             random: RefCell::new(random),
             problem: RefCell::default(),
         }
@@ -139,9 +168,10 @@ impl SimHost {
             && match self.status[rank].get() {
                 HostRankStatus::Works | HostRankStatus::FallsAsleep => true,
                 HostRankStatus::Sleeps => self.wake_ups[rank].get() > 0,
-                HostRankStatus::Completed | HostRankStatus::FoundMismatch(_) | HostRankStatus::Killed => {
-                    false
-                }
+                HostRankStatus::Completed
+                | HostRankStatus::FoundMismatch(_)
+                | HostRankStatus::Killed
+                | HostRankStatus::Failed => false,
             }
     }
 
@@ -164,10 +194,15 @@ impl SimHost {
 
     fn take_turn(&self, rank: usize) -> HostRankStatus {
         let mut state = self.ranks[rank].borrow_mut();
+        let fails_now = |(failing, accesses)| failing == rank && accesses <= self.accesses[rank].get();
+        if state.running.is_some() && self.failure.is_some_and(fails_now) {
+            state.return_buffer();
+            return HostRankStatus::Failed;
+        }
         match self.status[rank].get() {
             HostRankStatus::FallsAsleep => {
                 let RoundsRank { host_rounds, running, refusals, .. } = &mut *state;
-                let (operation, _) = running.as_ref().expect("the rank waits for an operation");
+                let operation = running.as_ref().expect("the rank waits for an operation");
                 host_rounds.rounds().mark_asleep();
                 if !host_rounds.is_ready(operation) {
                     return HostRankStatus::Sleeps;
@@ -190,9 +225,9 @@ impl SimHost {
     /// Continues the current call.
     fn work(&self, rank: usize, state: &mut RoundsRank) -> HostRankStatus {
         let own = Rank::new(rank as u32);
-        let RoundsRank { host_rounds, program, running, call, refusals } = state;
+        let RoundsRank { host_rounds, program, running, buffers, call, refusals } = state;
         let current = program[*call];
-        let (operation, buffer) = running.get_or_insert_with(|| {
+        let operation = running.get_or_insert_with(|| {
             let mut request = current.to_begin(Duration::ZERO);
             // The buffers of rounds have no slots, so the programs have no one-shot algorithms.
             if current.count.is_multiple_of(3) {
@@ -200,10 +235,12 @@ impl SimHost {
             }
             let spec = current.spec(self.world, own).expect("a collective has a description");
             let operation = host_rounds.add_operation(&request, &spec, current.kernels(self.world));
-            (operation, current.initial_buffer(self.world, own))
+            let share = (self.registered_share, &self.random);
+            buffers.begin(current.initial_buffer(self.world, own), share, &self.memory);
+            operation
         });
         let awaited = host_rounds.awaited_round_and_ranks(operation);
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(buffer);
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(buffers.elements_mut());
         let poll =
             host_rounds.poll(operation, &mut BufferAccess::from(bytes), |sleeper| self.wake(rank, sleeper));
         if matches!(poll, Ok(Poll::Pending)) && host_rounds.awaited_round_and_ranks(operation) != awaited {
@@ -211,8 +248,10 @@ impl SimHost {
         }
         match poll.map_err(|failure| *failure) {
             Ok(Poll::Ready(())) => {
+                let elements = buffers.elements_mut();
+                self.memory.before_access_in_place(bytemuck::cast_slice(elements), false);
                 if self.status[rank].get() != HostRankStatus::Killed
-                    && !current.is_right_result(self.world, own, buffer)
+                    && !current.is_right_result(self.world, own, elements)
                 {
                     self.note(&format!("rank {rank} has a wrong result of {current:?}"));
                 }
@@ -221,7 +260,10 @@ impl SimHost {
             }
             Ok(Poll::Pending) if self.random.borrow_mut().random_bool(0.3) => HostRankStatus::Works,
             Ok(Poll::Pending) => HostRankStatus::FallsAsleep,
-            Err(ShmFailure::Mismatch(_, other, _)) => HostRankStatus::FoundMismatch(other),
+            Err(ShmFailure::Mismatch(_, other, _)) => {
+                state.return_buffer();
+                HostRankStatus::FoundMismatch(other)
+            }
             Err(ShmFailure::Invalid(..)) => {
                 self.note("a rank posted invalid values");
                 HostRankStatus::Works
@@ -281,8 +323,7 @@ impl SimHost {
         let (mut reached, mut next) = (BTreeSet::new(), vec![rank]);
         while let Some(rank) = next.pop() {
             let state = self.ranks[rank].borrow();
-            if let (HostRankStatus::Sleeps, Some((operation, _))) = (self.status[rank].get(), &state.running)
-            {
+            if let (HostRankStatus::Sleeps, Some(operation)) = (self.status[rank].get(), &state.running) {
                 let awaited = || state.host_rounds.awaited_ranks(operation);
                 let awaited = self.memory.run_as(rank, awaited);
                 next.extend(awaited.into_iter().map(Rank::index).filter(|&awaited| reached.insert(awaited)));
@@ -298,9 +339,10 @@ impl SimHost {
         }
         self.memory.settle();
         let status: Vec<HostRankStatus> = self.status.iter().map(Cell::get).collect();
-        let has_ended = |status: &HostRankStatus| {
-            matches!(status, HostRankStatus::Killed | HostRankStatus::FoundMismatch(_))
+        let has_failed = |status: &HostRankStatus| {
+            matches!(status, HostRankStatus::Failed | HostRankStatus::FoundMismatch(_))
         };
+        let has_ended = |status: &HostRankStatus| has_failed(status) || *status == HostRankStatus::Killed;
         let culprits: BTreeSet<usize> =
             status.iter().enumerate().filter(|(_, status)| has_ended(status)).map(|(rank, _)| rank).collect();
         let has_completed = status.contains(&HostRankStatus::Completed);
@@ -316,6 +358,9 @@ impl SimHost {
             return Err(format!("all ranks called the same operations: {status:?}"));
         }
         for (rank, status) in status.iter().enumerate() {
+            if has_failed(status) && !self.ranks[rank].borrow_mut().buffers.is_unchanged_since_failure() {
+                return Err(format!("a rank has written to the buffer that rank {rank} got back"));
+            }
             let waits_for_itself = || self.waits_for(rank, &BTreeSet::from([rank]));
             if *status == HostRankStatus::Sleeps && (!self.waits_for(rank, &culprits) || waits_for_itself()) {
                 return Err(format!("a wake-up is lost, or rank {rank} waits for a wrong rank"));
@@ -329,19 +374,15 @@ impl SimHost {
     }
 }
 
-/// Returns up to 8 collectives and a barrier.
-fn random_program(random: &mut StdRng, world: WorldSize, slot_bytes: usize) -> Vec<SimCall> {
-    let groups = [world.ranks().collect()];
-    let mut program = Vec::new();
-    for _ in 0..random.random_range(1..=8) {
-        let operation = OPERATIONS[random.random_range(0..OPERATIONS.len() - 1)];
-        let call = SimCall::random_call_of(operation, random, &groups);
-        let count_max = if slot_bytes > 256 { 4000 } else { 60 };
-        let count = if operation == Operation::Barrier { 0 } else { random.random_range(0..count_max) };
-        program.push(SimCall { algorithm: Algorithm::Direct, count, ..call });
+impl RoundsRank {
+    /// Ends the operation in progress after a failure. The program gets its buffer back, and uses it.
+    fn return_buffer(&mut self) {
+        let Self { host_rounds, running, buffers, .. } = self;
+        let operation = running.as_ref().expect("an operation has failed");
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(buffers.elements_mut());
+        host_rounds.stop_exposing(operation, &BufferAccess::from(bytes));
+        buffers.use_after_failure();
     }
-    program.push(SimCall { algorithm: Algorithm::Direct, ..SimCall::BARRIER });
-    program
 }
 
 /// Runs the ranks of a host. Returns the lines that have accessed the memory and the statuses, or what went wrong.
@@ -380,14 +421,23 @@ fn with_killed_rank(random: &mut StdRng) -> Disturbance {
     Disturbance { kill: Some(kill), ..Disturbance::default() }
 }
 
+fn with_failed_rank(random: &mut StdRng) -> Disturbance {
+    let failing = random.random_range(0..2);
+    let [failure, kill] = [0, 0].map(|_: u8| random.random_range(0..300));
+    let kill = random.random_bool(0.3).then_some((1 - failing, kill));
+    Disturbance { failure: Some((failing, failure)), kill, ..Disturbance::default() }
+}
+
 fn with_odd_rank(random: &mut StdRng) -> Disturbance {
     Disturbance { odd_rank: Some(random.random_range(0..2)), ..Disturbance::default() }
 }
 
-/// Checks the runs of a seed: without a disturbance, with a killed rank, and with a rank that calls another operation.
+/// Checks the runs of a seed: without a disturbance, with a killed rank, with an operation that fails, and with a rank that calls
+/// another operation.
 pub(super) fn check_rounds(seed: u64) {
     assert!(check_seed(seed, |_| Disturbance::default()));
     check_seed(seed, with_killed_rank);
+    check_seed(seed, with_failed_rank);
     assert!(!check_seed(seed, with_odd_rank));
 }
 
@@ -401,6 +451,12 @@ fn no_result_is_wrong_and_no_wake_up_is_lost() {
 fn all_ranks_wait_for_a_killed_rank() {
     let completed = check_seeds(300, with_killed_rank);
     assert!(cfg!(miri) || completed < 150, "{completed}");
+}
+
+#[test]
+fn no_rank_writes_to_the_buffer_of_an_operation_that_has_failed() {
+    let completed = check_seeds(400, with_failed_rank);
+    assert!(cfg!(miri) || completed < 200, "{completed}");
 }
 
 #[test]

@@ -54,7 +54,9 @@ impl<M: RoundsMemory> HostRounds<M> {
             for piece in pieces(&all_bytes) {
                 let start = slot_offset * shm_operation.element_bytes + piece.start - all_bytes.start;
                 let Some(bytes) = posted.bytes(start..start + piece.len()) else { return };
-                copy_to_buffer(memory.bytes_mut(&piece), &bytes, bytes_of_all_ranks);
+                let target = memory.bytes_mut(&piece);
+                self.rounds.before_own_write(target);
+                copy_to_buffer(target, &bytes, bytes_of_all_ranks);
             }
             self.meter.end(ProfilePart::Receive, &mut started);
         }
@@ -78,6 +80,7 @@ impl<M: RoundsMemory> HostRounds<M> {
             let slot_range = slot_start + start..slot_start + start + piece.len();
             let own = memory.bytes_mut(&piece);
             let rounds = &self.rounds;
+            rounds.before_own_write(own);
             let exposed_bytes = |from| rounds.exposed_bytes(from, round, &piece);
             let contribution_of = |from: usize| match may_expose.then(|| exposed_bytes(from)).flatten() {
                 None => rounds.read_post(from, round)?.bytes(slot_range.clone()),
@@ -108,6 +111,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         for piece in pieces(&shm_operation.bytes(range)) {
             let own = memory.bytes_mut(&piece);
             let rounds = &self.rounds;
+            rounds.before_own_write(own);
             shm_operation.reduce((rank, ranks), ranks, own, &mut self.lower_ranks_piece, |from| {
                 rounds.exposed_bytes(from, round, &piece)
             });

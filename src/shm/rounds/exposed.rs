@@ -1,6 +1,7 @@
 //! Rounds in which ranks expose parts of their buffers ([`BufferRegistry`](super::registry::BufferRegistry)).
 
 use std::ops::Range;
+use std::ptr;
 
 use super::super::memory::RoundsMemory;
 use super::registry::{BUFFER_REF_BYTES, BufferRef, ExposedParts};
@@ -70,7 +71,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
     ///
     /// If `range` is not inside the part.
     pub fn exposed_bytes(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<&[u8]> {
-        let start = self.exposed_address(rank, round, range)?;
+        let start = self.exposed_address(rank, round, range, false)?;
         // SAFETY: the bytes are inside the mapping. Until all ranks have posted the next round, each exposed byte is assigned
         // to one rank, and no other rank writes to it. This rank writes to its bytes only with `&mut self`.
         Some(unsafe { std::slice::from_raw_parts(start, range.len()) })
@@ -83,16 +84,34 @@ impl<M: RoundsMemory> ShmRounds<M> {
     ///
     /// If the bytes do not fit into the part.
     pub fn write_exposed(&mut self, rank: usize, round: u64, offset: usize, bytes: &[u8]) {
-        let Some(start) = self.exposed_address(rank, round, &(offset..offset + bytes.len())) else { return };
+        let range = offset..offset + bytes.len();
+        let Some(start) = self.exposed_address(rank, round, &range, true) else { return };
         // SAFETY: the destination is inside the mapping and does not overlap `bytes`. Until this rank posts the next round,
         // no other rank reads or writes the destination.
         unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
     /// Returns the address of the bytes in `range` of the part that `rank` has exposed in `round`, unless this rank has posted
-    /// the next round.
-    fn exposed_address(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<*mut u8> {
-        if self.posted > round { None } else { self.registry.exposed_address(rank, round, range) }
+    /// the next round. The caller then accesses the bytes.
+    fn exposed_address(
+        &self,
+        rank: usize,
+        round: u64,
+        range: &Range<usize>,
+        is_write: bool,
+    ) -> Option<*mut u8> {
+        if self.posted > round {
+            return None;
+        }
+        let start = self.registry.exposed_address(rank, round, range)?;
+        let bytes = ptr::slice_from_raw_parts(start, range.len());
+        self.posts.memory.before_access_in_place(bytes, is_write);
+        Some(start)
+    }
+
+    /// Call this method before this rank writes `bytes` of its own buffer, which it may have exposed.
+    pub fn before_own_write(&self, bytes: &[u8]) {
+        self.posts.memory.before_access_in_place(bytes, true);
     }
 }
 

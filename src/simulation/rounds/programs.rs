@@ -1,0 +1,32 @@
+//! The programs of the ranks of a host.
+
+use rand::RngExt as _;
+use rand::rngs::StdRng;
+
+use crate::simulation::program::{OPERATIONS, SimCall};
+use crate::types::{Algorithm, Operation, WorldSize};
+
+/// Returns up to 8 collectives and a barrier.
+pub fn random_program(random: &mut StdRng, world: WorldSize, slot_bytes: usize) -> Vec<SimCall> {
+    let groups = [world.ranks().collect()];
+    let mut program = Vec::new();
+    for _ in 0..random.random_range(1..=8) {
+        let operation = OPERATIONS[random.random_range(0..OPERATIONS.len() - 1)];
+        let call = SimCall::random_call_of(operation, random, &groups);
+        let count_max = if slot_bytes > 256 { 4000 } else { 60 };
+        let count = if operation == Operation::Barrier { 0 } else { random.random_range(0..count_max) };
+        program.push(SimCall { algorithm: Algorithm::Direct, count, ..call });
+    }
+    program.push(SimCall { algorithm: Algorithm::Direct, ..SimCall::BARRIER });
+    program
+}
+
+/// Replaces about half of the calls by all-reduces, which are the only operations that expose buffers. The last call stays.
+pub fn add_all_reduces(program: &mut [SimCall], random: &mut StdRng) {
+    let last = program.len() - 1;
+    for call in &mut program[..last] {
+        if random.random_bool(0.5) {
+            call.operation = Operation::AllReduce;
+        }
+    }
+}
