@@ -261,7 +261,10 @@ impl SimHost {
             Ok(Poll::Pending) if self.random.borrow_mut().random_bool(0.3) => HostRankStatus::Works,
             Ok(Poll::Pending) => HostRankStatus::FallsAsleep,
             Err(ShmFailure::Mismatch(_, other, _)) => {
-                state.return_buffer();
+                // A killed rank reads wrong headers, and nothing returns to its program.
+                if self.status[rank].get() != HostRankStatus::Killed {
+                    state.return_buffer();
+                }
                 HostRankStatus::FoundMismatch(other)
             }
             Err(ShmFailure::Invalid(..)) => {

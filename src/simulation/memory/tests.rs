@@ -290,3 +290,34 @@ fn a_lock_orders_the_threads_that_hold_it_one_after_the_other() {
         assert_eq!(memory.race(), None);
     }
 }
+
+/// Thread 0 writes the second word of a buffer in place, through its own mapping, and then stores to X. Thread 1 loads X, and then
+/// accesses a word. The addresses of the mappings are never used.
+fn notes_race(store: Ordering, load: Ordering, word: usize, is_write: bool) -> bool {
+    let memory = SimMemory::new(64, 0);
+    let mappings = [4096, 8192];
+    memory.add_buffer(16, mappings);
+    let word_at = |first: usize, word: usize| {
+        std::ptr::slice_from_raw_parts(std::ptr::without_provenance::<u8>(first + 8 * word), 8)
+    };
+    memory.run_as(0, || {
+        memory.before_access_in_place(word_at(mappings[0], 1), true);
+        memory.store(X, 1, store);
+    });
+    memory.run_as(1, || {
+        while memory.load(X, load) == 0 {}
+        memory.before_access_in_place(word_at(mappings[1], word), is_write);
+    });
+    memory.race().is_some()
+}
+
+#[test]
+fn accesses_in_place_to_the_same_word_without_an_order_are_a_race() {
+    for is_write in [false, true] {
+        assert!(!notes_race(Release, Acquire, 1, is_write));
+        assert!(notes_race(Relaxed, Acquire, 1, is_write));
+        assert!(notes_race(Release, Relaxed, 1, is_write));
+        assert!(!notes_race(Relaxed, Relaxed, 0, is_write), "the threads access different words");
+        assert!(!notes_race(Relaxed, Relaxed, 2, is_write), "the bytes do not belong to the buffer");
+    }
+}
