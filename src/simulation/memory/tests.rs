@@ -291,8 +291,8 @@ fn a_lock_orders_the_threads_that_hold_it_one_after_the_other() {
     }
 }
 
-/// Thread 0 writes the second word of a buffer in place, through its own mapping, and then stores to X. Thread 1 loads X, and then
-/// accesses a word. The addresses of the mappings are never used.
+/// Thread 0 writes the second word of a buffer in place, through its own mapping, and then stores to X. Thread 1 loads X, and
+/// then accesses a word. The addresses of the mappings are never used.
 fn notes_race(store: Ordering, load: Ordering, word: usize, is_write: bool) -> bool {
     let memory = SimMemory::new(64, 0);
     let mappings = [4096, 8192];
