@@ -43,7 +43,7 @@ pub fn serve(
     let result = serve_until_complete(listener, &mut registry, started, &commands, &name);
     if let Ok(Some(roster)) = &result {
         let late_reply = registry.start_job(roster.clone());
-        listener.incoming.reply_to_late_ranks(late_reply);
+        listener.incoming.reply_to_late_ranks(started.elapsed(), late_reply);
     }
     send_last_messages(listener, &mut registry, started);
     Ok(result?.unwrap_or(Roster { members: Vec::new() }))
@@ -124,7 +124,7 @@ impl Server {
                     // The registered ranks have received this error and report it. A rank that registers later receives
                     // the same error.
                     if let Some(reply) = registry.failure_reply() {
-                        listener.incoming.reply_to_late_ranks(reply);
+                        listener.incoming.reply_to_late_ranks(started.elapsed(), reply);
                         reply_until_stopped(&mut listener, &receiver, started);
                     }
                 }
@@ -230,6 +230,58 @@ fn send_last_messages(listener: &mut Listener, registry: &mut RankRegistry, star
         if let Err(error) = listener.wait(now, Some(deadline), &mut events) {
             log::warn!("the rendezvous could not send its last messages to all ranks: {error}");
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rendezvous::{Checksums, Registration, SharedSettings, machine_id, register};
+
+    /// Regression test: before the fix, a rank whose connection the rendezvous had just accepted when the start failed got no
+    /// answer. Its error came after its start timeout, and did not name the rank that had died.
+    #[test]
+    fn a_rank_that_has_just_connected_learns_which_rank_has_died() {
+        let (world, start_timeout) = (WorldSize::new(2).unwrap(), Duration::from_secs(5));
+        let job = Job { id: [7; 16], world: world.get(), peers_digest: [0; 32] };
+        let identity = Identity { secret: Secret::none(), job, rank: Some(Rank::ZERO) };
+        for _ in 0..100 {
+            let server = Server::start(ServerOptions {
+                host: "127.0.0.1".parse().unwrap(),
+                world,
+                secret: Secret::none(),
+                job_id: [7; 16],
+                start_timeout,
+                notices: NoticeReceiver::LowestRank,
+            })
+            .unwrap();
+            // The rank calls this function when the rendezvous has accepted its connection.
+            let listen = |ip| {
+                server.rank_ended(Rank::new(1), "it exited with code 1".into());
+                let shared = SharedSettings {
+                    segment_bytes: 1,
+                    checksums: Checksums::Auto,
+                    processors: 1,
+                    streams: 1,
+                };
+                Ok(Member {
+                    host: "a".into(),
+                    machine: machine_id(None),
+                    address: SocketAddr::new(ip, 1),
+                    shared,
+                })
+            };
+            let registration = Registration {
+                identity: &identity,
+                rank: Rank::ZERO,
+                world,
+                address: server.address(),
+                server_name: "the rendezvous".into(),
+                start_timeout,
+            };
+            let error = register(&registration, listen, |rank| format!("rank {rank}")).unwrap_err();
+            assert!(matches!(error, StartError::PeerLost { rank, .. } if rank == Rank::new(1)), "{error}");
         }
     }
 }

@@ -169,10 +169,27 @@ impl<S: Read + Write> IncomingConnections<S> {
         self.refused.iter()
     }
 
-    /// From now on, sends the bytes that `reply(rank)` returns to each rank that connects to the rendezvous. Call this
-    /// method when the job has started, or when its start has failed.
-    pub fn reply_to_late_ranks(&mut self, reply: impl Fn(Rank) -> Vec<u8> + Send + 'static) {
+    /// From now on, sends the bytes that `reply(rank)` returns to each rank that connects to the rendezvous, and to those ranks
+    /// whose connections the owner has not taken. Call this method when the job has started, or when its start has failed.
+    pub fn reply_to_late_ranks(&mut self, now: Duration, reply: impl Fn(Rank) -> Vec<u8> + Send + 'static) {
         self.late_reply = Some(Box::new(reply));
+        self.send_late_replies(now);
+    }
+
+    /// Sends the reply to all late ranks whose connections have been accepted.
+    fn send_late_replies(&mut self, now: Duration) {
+        let Some(reply) = self.late_reply.take() else { return };
+        while let Some(accepted) = self.take(ConnectionPurpose::Rendezvous) {
+            let AcceptedConnection { mut stream, introduction: Introduction { from, .. }, .. } = accepted;
+            if let Err(error) = stream.write_all(&reply(from)) {
+                self.log.log_or_count(now, format_args!("could not answer rank {from}: {error}"));
+                continue;
+            }
+            let why = "the job already runs, or its start has failed";
+            self.log.log_or_count(now, format_args!("refused rank {from}: {why}"));
+            self.keep_open(stream);
+        }
+        self.late_reply = Some(reply);
     }
 
     /// Keeps a connection open on which the last reply has been sent. If the connection were closed while bytes of the
@@ -277,24 +294,13 @@ impl<S: Read + Write> IncomingConnections<S> {
         let IncomingHandshake { mut stream, address, mut handshake, .. } = pending;
         let Some(introduction) = handshake.introduction() else { return };
         let mut verdict = handshake.take_output();
-        if introduction.purpose == ConnectionPurpose::Rendezvous {
-            let late = self.late_reply.as_ref().map(|reply| reply(introduction.from));
-            verdict.extend_from_slice(late.as_deref().unwrap_or_default());
-            if let Err(error) = stream.write_all(&std::mem::take(&mut verdict)) {
-                self.log.log_or_count(now, format_args!("refused the connection from {address}: {error}"));
-                return;
-            }
-            if late.is_some() {
-                let rank = introduction.from;
-                self.log.log_or_count(
-                    now,
-                    format_args!(
-                        "refused rank {rank} at {address}: the job already runs, or its start has failed"
-                    ),
-                );
-                return self.keep_open(stream);
-            }
+        if introduction.purpose == ConnectionPurpose::Rendezvous
+            && let Err(error) = stream.write_all(&std::mem::take(&mut verdict))
+        {
+            self.log.log_or_count(now, format_args!("refused the connection from {address}: {error}"));
+            return;
         }
         self.accepted.push_back(AcceptedConnection { stream, token, introduction, verdict });
+        self.send_late_replies(now);
     }
 }

@@ -156,11 +156,11 @@ impl SimulatedServer {
                 if self.has_launcher
                     && let Some(reply) = registry.failure_reply()
                 {
-                    incoming.reply_to_late_ranks(reply);
+                    incoming.reply_to_late_ranks(now, reply);
                 }
                 self.result = Some((now, Err(error)));
             } else if let Some(roster) = registry.roster() {
-                incoming.reply_to_late_ranks(registry.start_job(roster.clone()));
+                incoming.reply_to_late_ranks(now, registry.start_job(roster.clone()));
                 self.result = Some((now, Ok(roster)));
             }
             let streams = incoming.streams().count();
