@@ -1,6 +1,7 @@
 //! The basic types: ranks, element types, reductions, operations, algorithms, and [`Contract`], which holds the
 //! arguments of a call that must be the same on all ranks.
 
+mod compression;
 mod debug_as_display;
 mod located;
 mod site;
@@ -12,6 +13,9 @@ use std::fmt;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
+pub use self::compression::{
+    COMPRESSION_NAMES, Compression, Fp8Format, Fraction, POWER_SGD_RANK_MAX, Rounding,
+};
 pub(crate) use self::debug_as_display::debug_as_display;
 pub use self::located::{F32Loc, F64Loc, I32Loc, I64Loc};
 pub use self::site::Site;

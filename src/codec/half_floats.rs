@@ -1,8 +1,11 @@
 //! Compression to half-precision types. Each `f32` is rounded to the nearest half-precision value, with ties to even.
 
+use std::marker::PhantomData;
+
 use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
 
+use super::{Codec, DecodeError, RandomKeys};
 use crate::types::Element;
 
 /// A half-precision type that encodes `f32` on the wire.
@@ -46,6 +49,41 @@ impl CompressedElement for bf16 {
 
     fn decode(narrow: &[Self], wide: &mut [f32]) {
         narrow.convert_to_f32_slice(wide);
+    }
+}
+
+/// The codec of a half-precision type. Costs: 2 bytes for each element, rounded up to whole words. The relative error is at most
+/// 2^-11 (`f16`, for values from 2^-14 to 65,504) or 2^-8 (`bf16`). NaN and infinities are kept.
+#[derive(Debug)]
+pub struct HalfFloats<H>(PhantomData<H>);
+
+impl<H> HalfFloats<H> {
+    /// Creates the codec.
+    pub fn new() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<H: CompressedElement> Codec for HalfFloats<H> {
+    fn encoded_words(&self, count: usize) -> usize {
+        count.div_ceil(2)
+    }
+
+    fn encode(&self, values: &[f32], _: RandomKeys, words: &mut [u32]) {
+        assert_eq!(words.len(), self.encoded_words(values.len()), "the words have the length of the encoding");
+        // The second half of the last word may belong to no element.
+        if let Some(last) = words.last_mut() {
+            *last = 0;
+        }
+        H::encode(values, &mut bytemuck::cast_slice_mut::<u32, H>(words)[..values.len()]);
+    }
+
+    fn decode(&self, words: &[u32], _: RandomKeys, values: &mut [f32]) -> Result<(), DecodeError> {
+        if words.len() != self.encoded_words(values.len()) {
+            return Err(DecodeError("the encoding has another length"));
+        }
+        H::decode(&bytemuck::cast_slice::<u32, H>(words)[..values.len()], values);
+        Ok(())
     }
 }
 

@@ -124,6 +124,7 @@ impl Group {
             Compression::Bf16 => {
                 return self.run_half_precision::<bf16>(call, bytemuck::cast_slice_mut(elements));
             }
+            _ => return Err(Error::InvalidCounts("WIP")),
         }
         self.check_abort()?;
         let bytes = bytemuck::cast_slice_mut::<T, u8>(elements);
@@ -160,6 +161,7 @@ impl Group {
             Compression::None => {}
             Compression::Fp16 => return self.start_half_precision::<f16, B>(&call, buffer),
             Compression::Bf16 => return self.start_half_precision::<bf16, B>(&call, buffer),
+            _ => return Err(Error::InvalidCounts("WIP")),
         }
         self.check_abort()?;
         self.reduce_single_contribution(&call.request.contract, bytemuck::cast_slice_mut(buffer.as_mut()));

@@ -5,7 +5,7 @@ use std::ops::Mul;
 
 use super::Error;
 use super::call::Call;
-use crate::codec::Compression;
+use super::compressor::Compressor;
 use crate::reduce::Kernels;
 use crate::runtime::deferred_drop::UserValue;
 use crate::types::{Element, ReduceOp};
@@ -39,10 +39,10 @@ pub struct ScaledSum<T>(T);
 
 /// A built-in reduction of `f32` that sends compressed elements; see
 /// [`AllReduce::compressed`](super::verbs::AllReduce::compressed).
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Compressed {
     pub(super) op: ReduceOp,
-    pub(super) compression: Compression,
+    pub(super) compressor: Compressor,
 }
 
 /// Returns a reduction with a function of the caller. The function must be associative. It need not commute, except in a
@@ -111,7 +111,7 @@ impl<T: Element + Mul<Output = T>> Reducer<T> for ScaledSum<T> {
 
 impl Reducer<f32> for Compressed {
     fn set_reduction(&self, call: &mut Call) -> Result<(), Error> {
-        call.compression = self.compression;
+        call.compression = self.compressor.compression();
         call.set_built_in(self.op)
     }
 }

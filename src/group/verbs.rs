@@ -53,7 +53,7 @@
 //! group.call(AllReduce::new(function(|a: &u32, b: &u32| a + b))).run(&mut [1u64]);
 //! ```
 
-use crate::codec::Compression;
+use super::compressor::Compressor;
 use crate::types::{Rank, ReduceOp};
 
 pub use super::collective::Collective;
@@ -129,8 +129,8 @@ impl AllReduce<ReduceOp> {
     /// Sends compressed elements, in blocks of 2^20 elements. All ranks get the same bits. The result is rounded to the
     /// precision of the compressed type, and so is each partial result on the way. An asynchronous call keeps all blocks active
     /// at the same time, and their compressed elements take half as much memory as the buffer.
-    pub fn compressed(self, compression: Compression) -> AllReduce<Compressed> {
-        AllReduce { reducer: Compressed { op: self.reducer, compression } }
+    pub fn compressed(self, compressor: impl Into<Compressor>) -> AllReduce<Compressed> {
+        AllReduce { reducer: Compressed { op: self.reducer, compressor: compressor.into() } }
     }
 }
 

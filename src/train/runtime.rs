@@ -145,6 +145,7 @@ impl Runtime for Group {
                 let fill = |buffer: &mut [bf16]| bf16::encode(values, buffer);
                 PendingSum::Bf16(start_sum_of_elements(self, count_and_target, reuse, fill)?)
             }
+            _ => return Err(Error::InvalidCounts("WIP")),
         })
     }
 
