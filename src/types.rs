@@ -328,11 +328,16 @@ wire_enum! {
 
 /// The bits that mark internal operations in a group's number on the wire. A group's own number has none of these
 /// bits.
-pub const INTERNAL_GROUP_BITS: u32 = HOSTS_GROUP_BIT | LOCAL_GROUP_BIT;
+pub const INTERNAL_GROUP_BITS: u32 = HOSTS_GROUP_BIT | LOCAL_GROUP_BIT | ENCODED_GROUP_BIT;
 /// The bit that marks operations between the hosts of a group.
 pub const HOSTS_GROUP_BIT: u32 = 1 << 30;
 /// The bit that marks the operations with which the ranks of a group on one host set up their shared memory.
 pub const LOCAL_GROUP_BIT: u32 = 1 << 29;
+/// The bit that marks exchanges of encoded elements. [`HOSTS_GROUP_BIT`] marks their second step.
+pub const ENCODED_GROUP_BIT: u32 = 1 << 28;
+
+/// The bit of [`Contract::layout`] that marks compressed collectives. Digests of lengths do not have it.
+pub const COMPRESSED_LAYOUT: u32 = 1 << 31;
 
 /// The tag of a receive that accepts messages with any tag. No message is sent with this tag.
 pub const ANY_TAG: u32 = u32::MAX;
@@ -353,8 +358,8 @@ pub struct Contract {
     pub root: Rank,
     /// The number of elements in the whole buffer.
     pub count: u64,
-    /// For a message, its tag. For a collective whose parts have different lengths, a digest of the lengths. 0 for
-    /// all other operations.
+    /// For a message, its tag. For a collective whose parts have different lengths, a digest of the lengths. For a compressed
+    /// collective, [`COMPRESSED_LAYOUT`] and the code of the compression. 0 for all other operations.
     pub layout: u32,
 }
 
@@ -369,6 +374,12 @@ impl Contract {
         count: 0,
         layout: 0,
     };
+
+    /// Returns the compression of a compressed collective.
+    pub fn compression(&self) -> Option<Compression> {
+        let code = self.layout.checked_sub(COMPRESSED_LAYOUT)?;
+        if self.operation == Operation::Message { None } else { Compression::from_code(code) }
+    }
 }
 
 impl fmt::Display for Contract {
@@ -390,8 +401,10 @@ impl fmt::Display for Contract {
         if self.operation != Operation::Barrier {
             write!(f, "{} x {}, ", self.count, self.dtype)?;
         }
-        if self.layout != 0 {
-            write!(f, "uneven parts {:08x}, ", self.layout)?;
+        match self.compression() {
+            Some(compression) => write!(f, "compressed as {compression}, ")?,
+            None if self.layout != 0 => write!(f, "uneven parts {:08x}, ", self.layout)?,
+            None => {}
         }
         write!(f, "{})", self.algorithm)
     }

@@ -70,7 +70,11 @@ impl<H: CompressedElement> Codec for HalfFloats<H> {
     }
 
     fn encode(&self, values: &[f32], _: RandomKeys, words: &mut [u32]) {
-        assert_eq!(words.len(), self.encoded_words(values.len()), "the words have the length of the encoding");
+        assert_eq!(
+            words.len(),
+            self.encoded_words(values.len()),
+            "the words have the length of the encoding"
+        );
         // The second half of the last word may belong to no element.
         if let Some(last) = words.last_mut() {
             *last = 0;

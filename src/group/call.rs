@@ -1,28 +1,26 @@
 //! How the call of a collective becomes an operation.
 
+use std::sync::Arc;
 use std::time::Duration;
-
-use half::{bf16, f16};
 
 use super::handle::Handle;
 use super::parts::layout_digest;
 use super::selection::AlgorithmSelection;
 use super::{Error, Group, OwnedBuffer};
-use crate::codec::{CompressedElement, Compression};
+use crate::codec::{self, Codec, Compression};
 use crate::engine::{OperationRequest, SendMode};
 use crate::reduce::{self, Kernels};
+use crate::runtime::compressor::Compressor;
 use crate::runtime::driver::{OperationOutput, Submission};
+use crate::runtime::encoding::Encoding;
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::memory::{BufferAccess, Memory};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::topology::{Medium, Topology};
 use crate::types::{
-    Algorithm, Contract, Element, HOSTS_GROUP_BIT, Operation, Rank, ReduceOp, Site, WorldSize,
+    Algorithm, COMPRESSED_LAYOUT, Contract, Element, HOSTS_GROUP_BIT, Operation, Rank, ReduceOp, Site,
+    WorldSize,
 };
-
-/// The number of elements that a compressed all-reduce converts at a time. The converted elements take 2 MiB of memory and 2 MiB
-/// on the wire.
-const COMPRESSED_BLOCK_ELEMENTS: usize = 1 << 20;
 
 /// A collective that a caller requests, and the algorithm that was chosen for it.
 pub struct Call {
@@ -33,8 +31,9 @@ pub struct Call {
     kernels: Option<Kernels>,
     /// Whether the whole collective runs in shared memory.
     uses_shared_memory: bool,
-    /// For an all-reduce of `f32`: the type that the ranks send.
-    pub(super) compression: Compression,
+    /// For compressed `f32`: the compressor and its codec, and the encoding after [`Group::begin_encoding`].
+    compressor: Option<(Compressor, Arc<dyn Codec>)>,
+    encoding: Option<Encoding>,
     /// Whether the reduction must be applied in rank order, because it may not commute.
     in_rank_order: bool,
     world: WorldSize,
@@ -49,6 +48,41 @@ impl Call {
         let kernels = kernels.ok_or(Error::Unsupported { op, dtype })?.of_contributions(self.world.get());
         self.request.contract.reduction = Some(op);
         self.kernels = Some(kernels);
+        Ok(())
+    }
+
+    /// Sets the compression. The built-in reduction has been set before.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Compression`] if the compression does not fit the call.
+    pub(super) fn set_compressor(&mut self, compressor: &Compressor) -> Result<(), Error> {
+        let compression = compressor.compression();
+        if compression == Compression::None {
+            return Ok(());
+        }
+        let codec = codec::codec(compression).ok_or_else(|| {
+            let text = "is for the gradients of a model, not for a single buffer; use it in `ringtrain --compression` or in a \
+                        communication hook of `ringtrain.torch.hooks`";
+            Error::Compression(format!("{compression} {text}"))
+        })?;
+        let contract = &mut self.request.contract;
+        let sums = matches!(contract.reduction, Some(ReduceOp::Sum | ReduceOp::Average));
+        if !sums && !matches!(compression, Compression::Fp16 | Compression::Bf16) {
+            let op = contract.reduction.map_or_else(String::new, |op| op.to_string());
+            return Err(Error::Compression(format!(
+                "{compression} compresses sums and averages, not {op}; use another compression, such as bf16"
+            )));
+        }
+        if contract.layout != 0 {
+            let text = "has even parts; leave out the counts or the compression";
+            return Err(Error::Compression(format!("a compressed {} {text}", contract.operation)));
+        }
+        contract.layout = COMPRESSED_LAYOUT | compression.to_code();
+        if !self.uses_shared_memory && contract.algorithm != Algorithm::Hierarchy {
+            contract.algorithm = Algorithm::Direct;
+        }
+        self.compressor = Some((compressor.clone(), codec.into()));
         Ok(())
     }
 
@@ -90,8 +124,9 @@ impl Group {
         let mut request = self.new_request::<T>(spec.operation(), spec.count(), site);
         request.contract.root = spec.root();
         let uses_shared_memory = self.shares_memory && spec.has_known_part_lengths();
-        let (kernels, compression, in_rank_order) = (None, Compression::None, false);
-        Call { spec, request, kernels, uses_shared_memory, compression, in_rank_order, world: self.world }
+        let (kernels, compressor, encoding, in_rank_order) = (None, None, None, false);
+        let world = self.world;
+        Call { spec, request, kernels, uses_shared_memory, compressor, encoding, in_rank_order, world }
     }
 
     /// Returns the arguments with which the engine begins an operation on `count` elements of type `T`.
@@ -116,17 +151,10 @@ impl Group {
 
     /// Runs a collective that works on `elements` in place, and waits until the collective is complete.
     pub(super) fn run<T: Element>(&mut self, call: &mut Call, elements: &mut [T]) -> Result<(), Error> {
-        match call.compression {
-            Compression::None => {}
-            Compression::Fp16 => {
-                return self.run_half_precision::<f16>(call, bytemuck::cast_slice_mut(elements));
-            }
-            Compression::Bf16 => {
-                return self.run_half_precision::<bf16>(call, bytemuck::cast_slice_mut(elements));
-            }
-            _ => return Err(Error::InvalidCounts("WIP")),
-        }
         self.check_abort()?;
+        if call.compressor.is_some() {
+            self.begin_encoding(call, bytemuck::cast_slice_mut(elements))?;
+        }
         let bytes = bytemuck::cast_slice_mut::<T, u8>(elements);
         self.reduce_single_contribution(&call.request.contract, bytes);
         self.run_on_bytes(call, bytes.into())
@@ -157,13 +185,10 @@ impl Group {
         mut call: Call,
         mut buffer: B,
     ) -> Result<Handle<B>, Error> {
-        match call.compression {
-            Compression::None => {}
-            Compression::Fp16 => return self.start_half_precision::<f16, B>(&call, buffer),
-            Compression::Bf16 => return self.start_half_precision::<bf16, B>(&call, buffer),
-            _ => return Err(Error::InvalidCounts("WIP")),
-        }
         self.check_abort()?;
+        if call.compressor.is_some() {
+            self.begin_encoding(&mut call, bytemuck::cast_slice_mut(buffer.as_mut()))?;
+        }
         self.reduce_single_contribution(&call.request.contract, bytemuck::cast_slice_mut(buffer.as_mut()));
         let Some(job) = self.job.clone() else { return Ok(Handle::ready(Ok(buffer))) };
         self.hand_over_rounds(&mut call);
@@ -204,8 +229,35 @@ impl Group {
         let chunk_bytes = self.job.as_ref().map_or(1 << 20, |job| job.chunk_bytes);
         let (world, rank, members) = (self.world, self.rank, &self.members);
         let topology = Topology { world, rank, members, medium, chunk_bytes };
-        let blocks = topology.plan(&call.spec, algorithm, call.in_rank_order, dtype.size_bytes());
-        Submission::Collective(blocks, BufferAndReduction { memory, kernels: call.kernels.take() })
+        let blocks = match &call.encoding {
+            Some(Encoding { codec, .. }) => {
+                topology.plan_encoded(&call.spec, &|count| codec.encoded_words(count))
+            }
+            None => topology.plan(&call.spec, algorithm, call.in_rank_order, dtype.size_bytes()),
+        };
+        let buffer_and_reduction = BufferAndReduction { memory, kernels: call.kernels.take() };
+        Submission::Collective(blocks, buffer_and_reduction, call.encoding.take())
+    }
+
+    /// Adds the errors of the last call to the elements of a compressed call. If the ranks will send elements over links, prepares
+    /// their encoding.
+    fn begin_encoding(&self, call: &mut Call, elements: &mut [f32]) -> Result<(), Error> {
+        let Some((compressor, codec)) = &call.compressor else { return Ok(()) };
+        let compressor_call = compressor.begin_call(elements)?;
+        if self.world != WorldSize::ONE
+            && !call.uses_shared_memory
+            && let Some(kernels) = call.kernels.clone()
+        {
+            let is_average = call.request.contract.reduction == Some(ReduceOp::Average);
+            call.encoding = Some(Encoding {
+                codec: Arc::clone(codec),
+                call: Arc::new(compressor_call),
+                kernels,
+                divisor: if is_average { self.world.get() } else { 1 },
+                rank: self.members[self.rank.index()],
+            });
+        }
+        Ok(())
     }
 
     /// Hands the rounds that the operation of a call uses over to the core, unless the core already has them. The stages of a
@@ -225,58 +277,5 @@ impl Group {
                 job.driver.core().rounds.insert((call.request.group, stage), Box::new(host_rounds));
             }
         }
-    }
-
-    /// Runs an all-reduce of `elements`, which are `f32`, and sends elements of type `H`, one block after the other.
-    fn run_half_precision<H: CompressedElement>(
-        &mut self,
-        call: &Call,
-        elements: &mut [f32],
-    ) -> Result<(), Error> {
-        let mut narrow = vec![H::ZERO; elements.len().min(COMPRESSED_BLOCK_ELEMENTS)];
-        // An empty buffer still takes part, so that the ranks can detect different lengths.
-        for start in (0..elements.len().max(1)).step_by(COMPRESSED_BLOCK_ELEMENTS) {
-            let end = elements.len().min(start + COMPRESSED_BLOCK_ELEMENTS);
-            let block = &mut elements[start..end];
-            let narrow = &mut narrow[..block.len()];
-            H::encode(block, narrow);
-            self.run(&mut self.half_precision_call::<H>(call, narrow.len())?, narrow)?;
-            H::decode(narrow, block);
-        }
-        Ok(())
-    }
-
-    /// Begins an all-reduce of `buffer`, which has elements of `f32`, and sends elements of type `H`. All blocks are active at
-    /// the same time.
-    fn start_half_precision<H: CompressedElement, B: OwnedBuffer>(
-        &mut self,
-        call: &Call,
-        mut buffer: B,
-    ) -> Result<Handle<B>, Error> {
-        let elements: &[f32] = bytemuck::cast_slice::<B::Element, f32>(buffer.as_ref());
-        let mut blocks = Vec::new();
-        for start in (0..elements.len().max(1)).step_by(COMPRESSED_BLOCK_ELEMENTS) {
-            let end = elements.len().min(start + COMPRESSED_BLOCK_ELEMENTS);
-            let mut narrow = vec![H::ZERO; end - start];
-            H::encode(&elements[start..end], &mut narrow);
-            let block_call = self.half_precision_call::<H>(call, narrow.len())?;
-            blocks.push(self.start_in_place(block_call, narrow)?);
-        }
-        Ok(Handle::joined(blocks, move |blocks: Vec<Vec<H>>| {
-            let elements: &mut [f32] = bytemuck::cast_slice_mut::<B::Element, f32>(buffer.as_mut());
-            for (elements, block) in elements.chunks_mut(COMPRESSED_BLOCK_ELEMENTS).zip(&blocks) {
-                H::decode(block, elements);
-            }
-            Ok(buffer)
-        }))
-    }
-
-    /// Returns the call of one block of a compressed all-reduce.
-    fn half_precision_call<H: Element>(&self, call: &Call, count: usize) -> Result<Call, Error> {
-        let mut block_call = self.new_call::<H>(CollectiveSpec::AllReduce { count }, call.request.site);
-        if let Some(op) = call.request.contract.reduction {
-            block_call.set_built_in(op)?;
-        }
-        Ok(block_call)
     }
 }

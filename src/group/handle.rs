@@ -27,16 +27,12 @@ enum HandleState<R> {
     Taken,
 }
 
-/// Active operations of one job, and the function that makes one result from their outputs.
+/// An active operation of a job, and the function that makes the result from its output.
 struct Pending<R> {
     job: Arc<SharedJob>,
-    ids: Vec<OpId>,
-    combine: CombineOutputs<R>,
+    id: OpId,
+    make_result: Box<dyn FnOnce(OperationOutput) -> Result<R, Error> + Send>,
 }
-
-/// Makes one result from the outputs of several operations. The outputs are in the order of [`Pending::ids`].
-type CombineOutputs<R> =
-    Box<dyn FnOnce(&mut dyn Iterator<Item = OperationOutput>) -> Result<R, Error> + Send>;
 
 impl<R> Handle<R> {
     /// Returns a handle whose operation has already ended.
@@ -50,36 +46,7 @@ impl<R> Handle<R> {
         id: OpId,
         make_result: impl FnOnce(OperationOutput) -> Result<R, Error> + Send + 'static,
     ) -> Self {
-        let combine: CombineOutputs<R> = Box::new(|outputs| make_result(outputs.next().ok_or(Error::Taken)?));
-        Self(HandleState::Pending(Pending { job, ids: vec![id], combine }))
-    }
-
-    /// Joins several handles of one job into one handle. `make_result` makes its result when all operations have ended.
-    pub(super) fn joined<S: Send + 'static>(
-        handles: Vec<Handle<S>>,
-        make_result: impl FnOnce(Vec<S>) -> Result<R, Error> + Send + 'static,
-    ) -> Self {
-        let mut parts: Vec<CombineOutputs<S>> = Vec::with_capacity(handles.len());
-        let (mut job, mut ids) = (None, Vec::with_capacity(handles.len()));
-        for mut handle in handles {
-            match std::mem::replace(&mut handle.0, HandleState::Taken) {
-                HandleState::Pending(pending) => {
-                    ids.extend(pending.ids);
-                    parts.push(pending.combine);
-                    job = Some(pending.job);
-                }
-                HandleState::Ready(result) => parts.push(Box::new(|_| result)),
-                HandleState::Taken => parts.push(Box::new(|_| Err(Error::Taken))),
-            }
-        }
-        let combine = |outputs: &mut dyn Iterator<Item = OperationOutput>| {
-            let results: Result<Vec<S>, Error> = parts.into_iter().map(|part| part(outputs)).collect();
-            make_result(results?)
-        };
-        match job {
-            Some(job) => Self(HandleState::Pending(Pending { job, ids, combine: Box::new(combine) })),
-            None => Self::ready(combine(&mut std::iter::empty())),
-        }
+        Self(HandleState::Pending(Pending { job, id, make_result: Box::new(make_result) }))
     }
 
     /// Applies `then` to the result when the operation is waited for. If `then` fails, waiting returns its error.
@@ -89,9 +56,9 @@ impl<R> Handle<R> {
     {
         Handle(match std::mem::replace(&mut self.0, HandleState::Taken) {
             HandleState::Ready(result) => HandleState::Ready(result.and_then(then)),
-            HandleState::Pending(Pending { job, ids, combine }) => {
-                let combine: CombineOutputs<S> = Box::new(|outputs| combine(outputs).and_then(then));
-                HandleState::Pending(Pending { job, ids, combine })
+            HandleState::Pending(Pending { job, id, make_result }) => {
+                let make_result = Box::new(|output| make_result(output).and_then(then));
+                HandleState::Pending(Pending { job, id, make_result })
             }
             HandleState::Taken => HandleState::Taken,
         })
@@ -101,7 +68,7 @@ impl<R> Handle<R> {
     /// returns at once. The call also does all work of the job that needs no waiting.
     pub fn test(&self) -> bool {
         match &self.0 {
-            HandleState::Pending(Pending { job, ids, .. }) => ids.iter().all(|&id| job.driver.test(id)),
+            HandleState::Pending(Pending { job, id, .. }) => job.driver.test(*id),
             HandleState::Ready(_) | HandleState::Taken => true,
         }
     }
@@ -110,10 +77,8 @@ impl<R> Handle<R> {
     /// returns [`Error::Taken`]. For every other operation, returns false, and the operation continues, because other
     /// ranks depend on it.
     pub fn cancel(&mut self) -> bool {
-        let HandleState::Pending(Pending { job, ids, .. }) = &self.0 else { return false };
-        // A handle of several operations is not a single receive.
-        let &[id] = &ids[..] else { return false };
-        let is_cancelled = job.driver.cancel(id);
+        let HandleState::Pending(Pending { job, id, .. }) = &self.0 else { return false };
+        let is_cancelled = job.driver.cancel(*id);
         if is_cancelled {
             self.0 = HandleState::Taken;
         }
@@ -128,12 +93,8 @@ impl<R> Handle<R> {
     pub fn wait(mut self) -> Result<R, Error> {
         match std::mem::replace(&mut self.0, HandleState::Taken) {
             HandleState::Ready(result) => result,
-            HandleState::Pending(Pending { job, ids, combine }) => {
-                let results = ids.iter().map(|&id| job.driver.wait(id, None).unwrap_or(Err(Error::Taken)));
-                // Take the results of all operations, even if one of them has failed.
-                let results: Vec<Result<OperationOutput, Error>> = results.collect();
-                let outputs: Vec<OperationOutput> = results.into_iter().collect::<Result<_, _>>()?;
-                combine(&mut outputs.into_iter())
+            HandleState::Pending(Pending { job, id, make_result }) => {
+                make_result(job.driver.wait(id, None).unwrap_or(Err(Error::Taken))?)
             }
             HandleState::Taken => Err(Error::Taken),
         }
@@ -152,10 +113,8 @@ impl<R> Handle<R> {
 
 impl<R> Drop for Handle<R> {
     fn drop(&mut self) {
-        if let HandleState::Pending(Pending { job, ids, .. }) = &self.0 {
-            for &id in ids {
-                job.driver.discard_result(id);
-            }
+        if let HandleState::Pending(Pending { job, id, .. }) = &self.0 {
+            job.driver.discard_result(*id);
         }
     }
 }
@@ -169,11 +128,11 @@ pub fn wait_all<R>(handles: impl IntoIterator<Item = Handle<R>>) -> Result<Vec<R
     handles.into_iter().map(Handle::wait).collect()
 }
 
-/// The handles of one job: their indices in the list, and the operations of each handle.
+/// The handles of one job: their indices in the list, and their operations.
 struct JobHandles<'a> {
     job: &'a Arc<SharedJob>,
     indices: Vec<usize>,
-    operations: Vec<&'a [OpId]>,
+    operations: Vec<OpId>,
 }
 
 /// Waits until one of the operations has ended, at most for `timeout`. Returns the index of the operation's handle. Returns
@@ -200,13 +159,13 @@ struct JobHandles<'a> {
 pub fn wait_any<R>(handles: &[Handle<R>], timeout: Option<Duration>) -> Option<usize> {
     let mut jobs: Vec<JobHandles<'_>> = Vec::new();
     for (index, handle) in handles.iter().enumerate() {
-        let HandleState::Pending(Pending { job, ids, .. }) = &handle.0 else { return Some(index) };
+        let HandleState::Pending(Pending { job, id, .. }) = &handle.0 else { return Some(index) };
         match jobs.iter_mut().find(|known| Arc::ptr_eq(known.job, job)) {
             Some(known) => {
                 known.indices.push(index);
-                known.operations.push(ids);
+                known.operations.push(*id);
             }
-            None => jobs.push(JobHandles { job, indices: vec![index], operations: vec![ids] }),
+            None => jobs.push(JobHandles { job, indices: vec![index], operations: vec![*id] }),
         }
     }
     let started = Instant::now();

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::parts::layout_digest;
 use super::state::GroupRetirement;
 use super::{Error, Group};
-use crate::types::{LOCAL_GROUP_BIT, Rank, Site, WorldSize};
+use crate::types::{INTERNAL_GROUP_BITS, Rank, Site, WorldSize};
 
 impl Group {
     /// Splits the group (`MPI_Comm_split`). Ranks that pass the same colour form a new group. The new ranks are in the
@@ -46,7 +46,7 @@ impl Group {
         ranks.sort_by_key(|&rank| (entries[rank][1], rank));
         let members: Arc<[Rank]> = ranks.iter().map(|&rank| self.members[rank]).collect();
         let id = entries[ranks[0]][2] * self.machine_numbers.len() as i64 + i64::from(members[0].get());
-        let id = u32::try_from(id).ok().filter(|&id| id < LOCAL_GROUP_BIT);
+        let id = u32::try_from(id).ok().filter(|&id| id & INTERNAL_GROUP_BITS == 0);
         let id = id.ok_or(Error::InvalidCounts("there are too many groups"))?;
         let mut group = self.with_members(id, members);
         group.share_memory()?;

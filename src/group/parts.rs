@@ -4,7 +4,7 @@ use super::{Buffer, Error, Group};
 use crate::runtime::memory;
 use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
-use crate::types::{Contract, Element, Site};
+use crate::types::{COMPRESSED_LAYOUT, Contract, Element, Site};
 
 /// The error if all parts together exceed the address space.
 pub(super) const TOTAL_TOO_LARGE: Error =
@@ -99,5 +99,5 @@ pub(super) fn output_elements<B: Buffer + ?Sized>(
 /// The digest is never 0, which stands for even parts.
 pub(super) fn layout_digest(counts: impl IntoIterator<Item = usize>) -> u32 {
     let bytes: Vec<u8> = counts.into_iter().flat_map(|count| (count as u64).to_le_bytes()).collect();
-    crate::wire::crc32c(&bytes).max(1)
+    (crate::wire::crc32c(&bytes) & !COMPRESSED_LAYOUT).max(1)
 }

@@ -5,8 +5,8 @@ use std::ops::Mul;
 
 use super::Error;
 use super::call::Call;
-use super::compressor::Compressor;
 use crate::reduce::Kernels;
+use crate::runtime::compressor::Compressor;
 use crate::runtime::deferred_drop::UserValue;
 use crate::types::{Element, ReduceOp};
 
@@ -111,7 +111,7 @@ impl<T: Element + Mul<Output = T>> Reducer<T> for ScaledSum<T> {
 
 impl Reducer<f32> for Compressed {
     fn set_reduction(&self, call: &mut Call) -> Result<(), Error> {
-        call.compression = self.compressor.compression();
-        call.set_built_in(self.op)
+        call.set_built_in(self.op)?;
+        call.set_compressor(&self.compressor)
     }
 }

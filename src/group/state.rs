@@ -17,7 +17,7 @@ use crate::runtime::profile::{Meter, Profile};
 use crate::runtime::statistics::Statistics;
 use crate::schedule::hierarchy::HostLayout;
 use crate::schedule::partition;
-use crate::types::{HOSTS_GROUP_BIT, Rank, WorldSize};
+use crate::types::{ENCODED_GROUP_BIT, HOSTS_GROUP_BIT, Rank, WorldSize};
 use crate::wire::Cause;
 
 /// The state that all groups of a job share.
@@ -115,8 +115,9 @@ impl Drop for GroupRetirement {
     fn drop(&mut self) {
         if let Some((job, id)) = &self.0 {
             let mut core = job.driver.core();
-            core.retire_group(*id);
-            core.retire_group(*id | HOSTS_GROUP_BIT);
+            for bits in [0, HOSTS_GROUP_BIT, ENCODED_GROUP_BIT, ENCODED_GROUP_BIT | HOSTS_GROUP_BIT] {
+                core.retire_group(*id | bits);
+            }
         }
     }
 }

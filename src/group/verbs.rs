@@ -53,7 +53,7 @@
 //! group.call(AllReduce::new(function(|a: &u32, b: &u32| a + b))).run(&mut [1u64]);
 //! ```
 
-use super::compressor::Compressor;
+use crate::runtime::compressor::Compressor;
 use crate::types::{Rank, ReduceOp};
 
 pub use super::collective::Collective;
@@ -126,11 +126,21 @@ reducing_verbs! {
 }
 
 impl AllReduce<ReduceOp> {
-    /// Sends compressed elements, in blocks of 2^20 elements. All ranks get the same bits. The result is rounded to the
-    /// precision of the compressed type, and so is each partial result on the way. An asynchronous call keeps all blocks active
-    /// at the same time, and their compressed elements take half as much memory as the buffer.
+    /// Encodes the elements that the ranks send to other hosts. `compressor` is a [`Compression`](crate::Compression), or a
+    /// [`Compressor`] for error feedback. All ranks get the same bits. Each contribution and each result is rounded once.
+    ///
+    /// Codecs other than `fp16` and `bf16` need [`ReduceOp::Sum`] or [`ReduceOp::Average`].
     pub fn compressed(self, compressor: impl Into<Compressor>) -> AllReduce<Compressed> {
         AllReduce { reducer: Compressed { op: self.reducer, compressor: compressor.into() } }
+    }
+}
+
+impl ReduceScatter<ReduceOp> {
+    /// Encodes the elements that the ranks send, as [`AllReduce::compressed`] does, unless all ranks share memory. The result of
+    /// a rank is not rounded again.
+    pub fn compressed(self, compressor: impl Into<Compressor>) -> ReduceScatter<Compressed> {
+        let reducer = Compressed { op: self.reducer, compressor: compressor.into() };
+        ReduceScatter { reducer, counts: self.counts }
     }
 }
 

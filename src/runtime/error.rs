@@ -82,6 +82,9 @@ pub enum Error {
         /// The buffer's element type.
         dtype: DType,
     },
+    /// A compression cannot be used for this call. Nothing has been sent, and the group can still be used.
+    #[error("{0}")]
+    Compression(String),
     /// This host's operating system refused a resource that the transport needs.
     #[error("the operating system refused {what}: {detail}")]
     System {

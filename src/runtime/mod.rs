@@ -4,8 +4,10 @@
 //! The files of this module import no file that imports them, so each can be read after the files that it imports.
 
 pub(crate) mod buffer;
+pub(crate) mod compressor;
 pub(crate) mod deferred_drop;
 pub(crate) mod driver;
+pub(crate) mod encoding;
 pub(crate) mod error;
 pub(crate) mod failure_report;
 mod gathering;

@@ -16,6 +16,8 @@
 use std::ops::Range;
 
 use super::partition::Partition;
+use super::topology::ENCODED_CHUNK_ELEMENTS;
+use super::two_step::TwoStepExchange;
 use super::{CollectiveSpec, Schedule, StepDependency, cost, double_tree, doubling};
 use crate::types::{Algorithm, Rank, WorldSize};
 
@@ -43,6 +45,8 @@ pub enum CollectiveStage {
     OnHost(usize, CollectiveSpec),
     /// Messages over links. The peers are ranks of the job.
     OverLinks(Schedule),
+    /// An exchange of encoded elements over links. The peers are ranks of the job.
+    Encoded(Box<TwoStepExchange>),
 }
 
 /// The placement of a group's ranks on hosts, as seen by one rank of the group. The comments call this rank "this
@@ -171,6 +175,37 @@ impl HostLayout {
             between_hosts,
             CollectiveStage::OnHost(1, last_on_host),
         ]
+    }
+
+    /// Returns the blocks of this rank for an all-reduce in which the carriers encode what they send to other hosts. The peers are
+    /// ranks of the group. `encoded_words` returns the number of words of an encoded chunk.
+    pub fn encoded_blocks(
+        &self,
+        spec: &CollectiveSpec,
+        encoded_words: &dyn Fn(usize) -> usize,
+    ) -> Vec<Block> {
+        let (count, slices) = (spec.count(), self.slice_count());
+        let elements_max = self.host_count().as_usize() * slices.as_usize() * ENCODED_CHUNK_ELEMENTS;
+        let block = |start: usize| {
+            let elements = start..count.min(start + elements_max);
+            let mut exchange = TwoStepExchange { second: Some(Schedule::default()), ..Default::default() };
+            let ranges = Partition::even(elements.len(), slices);
+            for slice in self.carried_slices(self.host, self.local) {
+                let carriers: Vec<Rank> =
+                    (0..self.hosts.len()).map(|host| self.carrier_of_slice(host, slice)).collect();
+                let range = ranges.range(Rank::new(slice as u32));
+                let partition = Partition::even(range.len(), self.host_count());
+                exchange.add_slice(&partition, (&carriers, self.host), range.start, encoded_words);
+            }
+            let mut stages = vec![CollectiveStage::Encoded(Box::new(exchange))];
+            if self.local_ranks().len() > 1 {
+                let parts = self.carried_parts(elements.len());
+                stages.insert(0, CollectiveStage::OnHost(0, CollectiveSpec::ReduceScatter(parts.clone())));
+                stages.push(CollectiveStage::OnHost(1, CollectiveSpec::AllGather(parts)));
+            }
+            Block { elements, stages }
+        };
+        (0..count.max(1)).step_by(elements_max).map(block).collect()
     }
 
     /// Returns this rank's schedule between hosts. The schedule reduces or copies each slice that this rank carries

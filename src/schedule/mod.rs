@@ -29,6 +29,7 @@ pub mod ring;
 mod steps;
 pub mod topology;
 pub mod tree;
+pub mod two_step;
 
 pub use collective_spec::CollectiveSpec;
 pub use steps::{Action, GatherWorkspace, InboundElements, OutboundElements, Schedule, Step, StepDependency};

@@ -1,11 +1,16 @@
 //! The plan of a collective among the ranks of a group, which depends on what connects them.
 
 use super::hierarchy::{Block, CollectiveStage, HostLayout};
-use super::{CollectiveSpec, double_tree};
+use super::partition::Partition;
+use super::two_step::TwoStepExchange;
+use super::{CollectiveSpec, Schedule, double_tree};
 use crate::types::{Algorithm, Rank, WorldSize};
 
 /// The most blocks of an all-reduce on the ring. The limit keeps the schedule of a long buffer small.
 const RING_BLOCKS_MAX: usize = 512;
+/// The number of elements of each rank's chunk of a block in an exchange of encoded elements. While a block is sent, the next one
+/// is encoded.
+pub(super) const ENCODED_CHUNK_ELEMENTS: usize = 128 << 10;
 
 /// What connects the ranks of a group.
 #[derive(Clone, Copy, Debug)]
@@ -62,12 +67,47 @@ impl Topology<'_> {
                 )))
             }
         };
+        self.rename_peers(&mut blocks);
+        blocks
+    }
+
+    /// Returns the plan of this rank for an all-reduce or a reduce-scatter in which the ranks encode what they send over links.
+    /// `encoded_words` returns the number of words of an encoded chunk. The ranks must not all share memory.
+    pub fn plan_encoded(&self, spec: &CollectiveSpec, encoded_words: &dyn Fn(usize) -> usize) -> Vec<Block> {
+        let participants: Vec<Rank> = self.world.ranks().collect();
+        let own = (&participants[..], self.rank.index());
+        let block = |elements, partition: &Partition, second| {
+            let mut exchange = TwoStepExchange { second, ..TwoStepExchange::default() };
+            exchange.add_slice(partition, own, 0, encoded_words);
+            Block { elements, stages: vec![CollectiveStage::Encoded(Box::new(exchange))] }
+        };
+        let mut blocks = match (spec, self.medium) {
+            (CollectiveSpec::ReduceScatter(partition), _) => vec![block(0..spec.count(), partition, None)],
+            (_, Medium::Hosts(layout)) => layout.encoded_blocks(spec, encoded_words),
+            _ => {
+                let elements_max = self.world.as_usize() * ENCODED_CHUNK_ELEMENTS;
+                let ranges = (0..spec.count().max(1)).step_by(elements_max);
+                let ranges = ranges.map(|start| start..spec.count().min(start + elements_max));
+                let partition = |count| Partition::even(count, self.world);
+                ranges
+                    .map(|range| block(range.clone(), &partition(range.len()), Some(Schedule::default())))
+                    .collect()
+            }
+        };
+        self.rename_peers(&mut blocks);
+        blocks
+    }
+
+    /// Replaces the ranks of the group by the ranks of the job.
+    fn rename_peers(&self, blocks: &mut [Block]) {
+        let name = |peer: Rank| self.members[peer.index()];
         for stage in blocks.iter_mut().flat_map(|block| &mut block.stages) {
-            if let CollectiveStage::OverLinks(schedule) = stage {
-                schedule.rename_peers(|peer| self.members[peer.index()]);
+            match stage {
+                CollectiveStage::OnHost(..) => {}
+                CollectiveStage::OverLinks(schedule) => schedule.rename_peers(name),
+                CollectiveStage::Encoded(exchange) => exchange.rename_peers(name),
             }
         }
-        blocks
     }
 
     /// Returns the number of elements of a message in a double tree, or of a block of the ring, in a buffer of `count` elements.

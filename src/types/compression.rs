@@ -208,9 +208,11 @@ impl FromStr for Compression {
         };
         let number = |default: u8, range: std::ops::RangeInclusive<u8>, what: &str| match parameter {
             None => Ok(default),
-            Some(parameter) => parameter.parse().ok().filter(|number| range.contains(number)).ok_or_else(|| {
-                format!("`{text}`: `{parameter}` is not {what} from {} to {}", range.start(), range.end())
-            }),
+            Some(parameter) => {
+                parameter.parse().ok().filter(|number| range.contains(number)).ok_or_else(|| {
+                    format!("`{text}`: `{parameter}` is not {what} from {} to {}", range.start(), range.end())
+                })
+            }
         };
         let compression = match name {
             "qsgd" => return Ok(Self::Qsgd(number(QSGD_BITS, 2..=8, "a number of bits")?)),

@@ -32,6 +32,7 @@ macro_rules! on_every_transport {
 
 mod bench_results;
 mod collectives;
+mod compression;
 mod concurrency;
 mod conformance;
 mod failures;

@@ -233,7 +233,27 @@ fn different_operations_within_one_call_are_reported() {
                 .run(&mut [0f32; 3])
                 .map(drop)
         },
-        ["all_gather(", "all_reduce(sum, 3 x f16, "],
+        ["all_gather(", "all_reduce(sum, 3 x f32, compressed as fp16, "],
+    );
+}
+
+#[test]
+fn different_compressions_are_reported() {
+    let compressed = |group: &mut Group, compression: Compression| {
+        let verb = AllReduce::new(ReduceOp::Sum).compressed(compression);
+        group.call(verb).run(&mut [0f32; 100]).map(drop)
+    };
+    assert_mismatch(
+        "codec",
+        move |group| compressed(group, Compression::Bf16),
+        move |group| compressed(group, Compression::Fp16),
+        ["all_reduce(sum, 100 x f32, compressed as bf16, ", "compressed as fp16, "],
+    );
+    assert_mismatch(
+        "compressed or not",
+        move |group| compressed(group, Compression::Bf16),
+        |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum),
+        ["compressed as bf16, ", "all_reduce(sum, 100 x f32, "],
     );
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::encoded::{BlockId, EncodedExchanges};
 use super::poll_time::PollTime;
 use super::tasks::{RoundsKey, ShmTask, StagedCollective, Submission};
 use crate::engine::{Failure, NOTIFY_TIMEOUT, OpId, OperationRequest, Timestamp};
@@ -46,7 +47,8 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     /// The active collectives of several stages.
     pub(super) staged_collectives: BTreeMap<OpId, StagedCollective>,
     /// For each active stage of such a collective: the collective and the index of its block.
-    pub(super) stage_of: BTreeMap<OpId, (OpId, usize)>,
+    pub(super) stage_of: BTreeMap<OpId, BlockId>,
+    pub(super) encoded: EncodedExchanges,
     /// Whether the job has failed and the peers have been told. Threads read this flag without the lock.
     pub(super) has_failed: Arc<AtomicBool>,
     /// Statistics of operations in shared memory that run without the lock.
@@ -86,6 +88,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             rounds: BTreeMap::new(),
             staged_collectives: BTreeMap::new(),
             stage_of: BTreeMap::new(),
+            encoded: EncodedExchanges::default(),
             has_failed: Arc::new(AtomicBool::new(false)),
             shm_counters: Arc::default(),
             failure_reporter,
@@ -106,8 +109,8 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         is_awaited: bool,
     ) -> Option<OpId> {
         let begun = match submission {
-            Submission::Collective(blocks, buffer_and_reduction) => {
-                self.begin_collective(now, request, blocks, buffer_and_reduction)
+            Submission::Collective(blocks, buffer_and_reduction, encoding) => {
+                self.begin_collective(now, request, (blocks, encoding), buffer_and_reduction)
             }
             Submission::Send(to, memory) => self.link_driver.send_message(now, request, to, memory),
             Submission::Receive(pattern, memory) => {
@@ -145,6 +148,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             self.handle_success(id, now, output);
             is_progress = true;
         }
+        let has_encoded = self.poll_encoded(now);
         match poll {
             // The failure may have been detected in shared memory, after the link driver was polled.
             _ if self.link_driver.failure().is_some() => {
@@ -153,6 +157,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             }
             _ if is_progress => PollProgress::Progress,
             PollOutcome::Busy => PollProgress::Busy,
+            _ if has_encoded => PollProgress::Busy,
             PollOutcome::Blocked | PollOutcome::Failed(_) => PollProgress::Blocked,
         }
     }

@@ -9,6 +9,7 @@ mod blocking;
 mod core;
 mod core_lock;
 mod direct;
+mod encoded;
 mod poll_time;
 mod primitives;
 mod shared;
@@ -223,13 +224,11 @@ impl Driver {
         }
     }
 
-    /// Waits until all operations of any one list have ended, and returns the index of this list. Returns `None` if no list has
-    /// ended at the time `until`.
-    pub(crate) fn wait_any(&self, lists: &[&[OpId]], until: Option<Timestamp>) -> Option<usize> {
+    /// Waits until any of the operations has ended, and returns its index. Returns `None` if none has ended at the time `until`.
+    pub(crate) fn wait_any(&self, ids: &[OpId], until: Option<Timestamp>) -> Option<usize> {
         let started = self.shared.now();
-        let ended =
-            |core: &mut Core| lists.iter().position(|ids| ids.iter().all(|id| !core.active_ids.contains(id)));
-        let takeover = self.shared.take_over_driving(lists.iter().copied().flatten().copied());
+        let ended = |core: &mut Core| ids.iter().position(|id| !core.active_ids.contains(id));
+        let takeover = self.shared.take_over_driving(ids.iter().copied());
         let index = self.shared.wait_and_count(self.shared.lock(), started, until, ended);
         drop(takeover);
         index

@@ -6,9 +6,11 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::core::Core;
+use super::encoded::BlockId;
 use super::tasks::{PendingStage, ShmTask, StagedCollective};
 use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
 use crate::reduce::Kernels;
+use crate::runtime::encoding::{EncodedBlock, Encoding};
 use crate::runtime::link_driver::{BufferAndReduction, OperationOutput};
 use crate::runtime::memory::Memory;
 use crate::schedule::Schedule;
@@ -23,11 +25,11 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         &mut self,
         now: Timestamp,
         request: OperationRequest,
-        mut blocks: Vec<Block>,
+        (mut blocks, encoding): (Vec<Block>, Option<Encoding>),
         buffer_and_reduction: BufferAndReduction,
     ) -> Result<OpId, Failure> {
-        if request.contract.algorithm == Algorithm::Hierarchy {
-            return self.begin_staged(now, request, blocks, buffer_and_reduction);
+        if request.contract.algorithm == Algorithm::Hierarchy || encoding.is_some() {
+            return self.begin_staged(now, request, (blocks, encoding), buffer_and_reduction);
         }
         let stage = blocks.pop().and_then(|mut block| block.stages.pop());
         match stage.unwrap_or_else(|| CollectiveStage::OverLinks(Schedule::default())) {
@@ -39,6 +41,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
                 let task = self.new_shm_task(request, memory_number, (&spec, kernels), memory)?;
                 self.begin_shm_task(now, request, task)
             }
+            CollectiveStage::Encoded(_) => unreachable!("an exchange of encoded elements has an encoding"),
         }
     }
 
@@ -47,7 +50,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         &mut self,
         now: Timestamp,
         request: OperationRequest,
-        blocks: Vec<Block>,
+        (blocks, encoding): (Vec<Block>, Option<Encoding>),
         buffer_and_reduction: BufferAndReduction,
     ) -> Result<OpId, Failure> {
         let BufferAndReduction { memory, kernels } = buffer_and_reduction;
@@ -55,9 +58,10 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         let id = self.link_driver.assign_number(request.group & !INTERNAL_GROUP_BITS, contract_and_site)?;
         let element_bytes = request.contract.dtype.size_bytes();
         let bytes = |elements: &Range<usize>| elements.start * element_bytes..elements.end * element_bytes;
+        let starts = blocks.iter().map(|block| block.elements.start).collect();
         let ranges: Vec<Range<usize>> = blocks.iter().map(|block| bytes(&block.elements)).collect();
         let mut remaining = Vec::with_capacity(blocks.len());
-        for block in blocks {
+        for (index, block) in blocks.into_iter().enumerate() {
             let stages = block.stages.into_iter().map(|stage| match stage {
                 CollectiveStage::OverLinks(schedule) => Ok(PendingStage::OverLinks(schedule)),
                 CollectiveStage::OnHost(memory_number, spec) => {
@@ -66,12 +70,25 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
                     let task = self.new_shm_task(request, memory_number, (&spec, kernels), Memory::none())?;
                     Ok(PendingStage::OnHost(Box::new(task)))
                 }
+                CollectiveStage::Encoded(exchange) => {
+                    self.encoded.enqueue(request.group, (id, index), exchange.second.is_some());
+                    Ok(PendingStage::Encoded(exchange))
+                }
             });
             remaining.push(stages.collect::<Result<VecDeque<_>, Failure>>()?);
         }
         let unfinished_blocks = remaining.len();
         let (whole, parts) = memory.into_parts(&ranges);
-        let staged = StagedCollective { whole, request, began: now, kernels, remaining, unfinished_blocks };
+        let staged = StagedCollective {
+            whole,
+            request,
+            began: now,
+            kernels,
+            encoding,
+            starts,
+            remaining,
+            unfinished_blocks,
+        };
         // Insert the collective before its stages begin: it owns the whole buffer, which must outlive the parts.
         self.staged_collectives.insert(id, staged);
         for (block, memory) in parts.into_iter().enumerate() {
@@ -89,6 +106,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         memory: Memory,
     ) -> Result<(), Memory> {
         let Some(block) = self.stage_of.remove(&stage) else { return Err(memory) };
+        let Err(memory) = self.encoded.handle_arrival(block, memory) else { return Ok(()) };
         // If this call fails, the engine has recorded the failure, and all operations fail.
         let _ = self.start_next_stage(now, block, memory);
         Ok(())
@@ -96,10 +114,10 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
 
     /// Begins the next stage of a block. `block` is the collective and the index of the block. After the last stage, counts the
     /// block as complete.
-    fn start_next_stage(
+    pub(super) fn start_next_stage(
         &mut self,
         now: Timestamp,
-        block: (OpId, usize),
+        block: BlockId,
         memory: Memory,
     ) -> Result<(), Failure> {
         let Some(staged) = self.staged_collectives.get_mut(&block.0) else { return Ok(()) };
@@ -116,7 +134,31 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
                 let buffer_and_reduction = BufferAndReduction { memory, kernels: staged.kernels.clone() };
                 self.link_driver.begin(now, request, schedule, buffer_and_reduction)?
             }
+            PendingStage::Encoded(exchange) => {
+                if let Some(encoding) = staged.encoding.clone() {
+                    let memory = (memory, staged.starts[block.1]);
+                    self.encoded.begin(block, EncodedBlock::new(encoding, *exchange, memory));
+                }
+                return Ok(());
+            }
         };
+        self.stage_of.insert(id, block);
+        Ok(())
+    }
+
+    /// Begins the operation over links of a step of an exchange of encoded elements. `group` is the group number of these
+    /// operations.
+    pub(super) fn begin_links_of_stage(
+        &mut self,
+        now: Timestamp,
+        (group, block): (u32, BlockId),
+        schedule: Schedule,
+        memory: Memory,
+    ) -> Result<(), Failure> {
+        let Some(staged) = self.staged_collectives.get(&block.0) else { return Ok(()) };
+        let request = OperationRequest { group, spent: now.saturating_sub(staged.began), ..staged.request };
+        let buffer_and_reduction = BufferAndReduction { memory, kernels: None };
+        let id = self.link_driver.begin(now, request, schedule, buffer_and_reduction)?;
         self.stage_of.insert(id, block);
         Ok(())
     }
@@ -137,6 +179,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     /// Ends all collectives of several stages after a failure. The parts of their buffers must have been dropped before.
     pub(super) fn abandon_staged(&mut self) {
         self.stage_of.clear();
+        self.encoded.clear();
         self.staged_collectives.clear();
     }
 }

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use crate::engine::{OperationRequest, Pattern, Timestamp};
 use crate::reduce::Kernels;
+use crate::runtime::encoding::Encoding;
 use crate::runtime::host_rounds::ShmOperation;
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::memory::{Memory, SplitBuffer};
 use crate::schedule::Schedule;
 use crate::schedule::hierarchy::Block;
 use crate::schedule::program::RankSet;
+use crate::schedule::two_step::TwoStepExchange;
 use crate::shm::{Posts, RoundsMemory, Segment};
 use crate::types::Rank;
 
@@ -21,8 +23,9 @@ pub(super) const SHM_SPIN_TIME: Duration = Duration::from_micros(200);
 
 /// An operation that the driver has to begin.
 pub(crate) enum Submission {
-    /// A collective. If it has stages in shared memory, the core has the rounds.
-    Collective(Vec<Block>, BufferAndReduction),
+    /// A collective, and how it encodes elements if it has stages with encoded elements. If it has stages in shared memory, the
+    /// core has the rounds.
+    Collective(Vec<Block>, BufferAndReduction, Option<Encoding>),
     /// The send of a message. The receiver is this rank of the world.
     Send(Rank, Memory),
     /// The receive of a message that fits the pattern.
@@ -62,6 +65,10 @@ pub(super) struct StagedCollective {
     /// The time at which the collective began.
     pub(super) began: Timestamp,
     pub(super) kernels: Option<Kernels>,
+    /// How the ranks encode elements; `None` if no stage encodes.
+    pub(super) encoding: Option<Encoding>,
+    /// The index of the first element of each block.
+    pub(super) starts: Vec<usize>,
     /// The stages that each block has not begun.
     pub(super) remaining: Vec<VecDeque<PendingStage>>,
     /// The number of blocks that are not complete.
@@ -73,4 +80,5 @@ pub(super) struct StagedCollective {
 pub(super) enum PendingStage {
     OnHost(Box<ShmTask>),
     OverLinks(Schedule),
+    Encoded(Box<TwoStepExchange>),
 }

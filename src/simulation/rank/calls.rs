@@ -169,6 +169,6 @@ impl SimulatedRank {
             vec![Block { elements: 0..call.count, stages: vec![CollectiveStage::OverLinks(schedule)] }]
         };
         let buffer = BufferAndReduction { memory: memory(), kernels: call.kernels(world) };
-        Some(Submission::Collective(blocks, buffer))
+        Some(Submission::Collective(blocks, buffer, None))
     }
 }

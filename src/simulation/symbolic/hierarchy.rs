@@ -46,7 +46,7 @@ fn tested_placements() -> Vec<Vec<u32>> {
 fn between_hosts(stages: &[CollectiveStage]) -> Schedule {
     let schedule = |stage: &CollectiveStage| match stage {
         CollectiveStage::OverLinks(schedule) => Some(schedule.clone()),
-        CollectiveStage::OnHost(..) => None,
+        CollectiveStage::OnHost(..) | CollectiveStage::Encoded(_) => None,
     };
     stages.iter().find_map(schedule).expect("every rank has a stage between hosts")
 }

@@ -1,0 +1,204 @@
+//! The two-step exchange of encoded elements. Each rank owns one chunk of the elements. In the first step, every rank sends its
+//! encoded contribution to each chunk to the owner of the chunk. The owner decodes and reduces the contributions, and encodes the
+//! result once. In the second step, it sends the encoded result to all ranks. So each contribution and each result is encoded
+//! once, and the error does not grow with the number of ranks.
+//!
+//! Each rank sends 2(n-1)/n E bytes in 2(n-1) messages, where E is the length of the encoded buffer.
+//!
+//! Source: the server and the workers of Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and
+//! encoding", NIPS 2017, with one server for each chunk, as in Tang et al., "1-bit Adam", ICML 2021.
+
+use std::ops::Range;
+
+use super::partition::Partition;
+use super::{Action, Schedule, Step};
+use crate::types::{Rank, WorldSize};
+
+/// The exchange of one block of a buffer, as one of its ranks sees it. Elements are counted from the start of the block.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct TwoStepExchange {
+    /// The slices that this rank exchanges. Each slice has its own participants.
+    pub slices: Vec<ExchangedSlice>,
+    /// The number of words of the workspace, which holds encoded chunks.
+    pub workspace_words: usize,
+    /// The messages of the first step, on the words of the workspace.
+    pub first: Schedule,
+    /// The messages of the second step; `None` if only the owner of a chunk gets its result.
+    pub second: Option<Schedule>,
+}
+
+/// A slice, which is divided into one chunk for each of its participants.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ExchangedSlice {
+    /// The index of this rank among the participants.
+    pub own: usize,
+    /// The chunks, in the order of the participants.
+    pub chunks: Vec<ExchangedChunk>,
+}
+
+/// What a rank knows about the chunk of one participant.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ExchangedChunk {
+    /// The participant that owns the chunk.
+    pub owner: Rank,
+    /// The elements of the chunk.
+    pub elements: Range<usize>,
+    /// The words of the workspace that first hold this rank's encoded contribution, and then the encoded result.
+    pub words: Range<usize>,
+    /// The words of the workspace for the contribution of this participant to this rank's own chunk. Empty for this rank itself.
+    pub received: Range<usize>,
+}
+
+impl TwoStepExchange {
+    /// Adds a slice, which begins at the element `start` of the block. `partition` divides it into the chunks of the
+    /// `participants`, whose order is the same on all of them. `own` is the index of this rank among them. `encoded_words`
+    /// returns the number of words of an encoded chunk.
+    ///
+    /// # Panics
+    ///
+    /// If `own` is not the index of a participant.
+    pub fn add_slice(
+        &mut self,
+        partition: &Partition,
+        (participants, own): (&[Rank], usize),
+        start: usize,
+        encoded_words: &dyn Fn(usize) -> usize,
+    ) {
+        let mut take = |words: usize| {
+            let range = self.workspace_words..self.workspace_words + words;
+            self.workspace_words = range.end;
+            range
+        };
+        let part = |index: usize| partition.range(Rank::new(index as u32));
+        let own_words = encoded_words(part(own).len());
+        let chunk = |(index, &owner): (usize, &Rank)| {
+            let elements = part(index);
+            let words = take(encoded_words(elements.len()));
+            let received = take(if index == own { 0 } else { own_words });
+            ExchangedChunk { owner, elements: start + elements.start..start + elements.end, words, received }
+        };
+        let chunks: Vec<ExchangedChunk> = participants.iter().enumerate().map(chunk).collect();
+        let slice = ExchangedSlice { own, chunks };
+        self.first.steps.extend(slice.first_steps());
+        if let Some(second) = &mut self.second {
+            second.steps.extend(slice.second_steps());
+        }
+        self.slices.push(slice);
+    }
+
+    /// Replaces each rank by the rank that `name` returns for it.
+    pub fn rename_peers(&mut self, name: impl Fn(Rank) -> Rank) {
+        for schedule in std::iter::once(&mut self.first).chain(&mut self.second) {
+            schedule.rename_peers(&name);
+        }
+        for chunk in self.slices.iter_mut().flat_map(|slice| &mut slice.chunks) {
+            chunk.owner = name(chunk.owner);
+        }
+    }
+}
+
+impl ExchangedSlice {
+    /// In step k, participant r sends to participant r + k and receives from participant r - k.
+    fn first_steps(&self) -> impl Iterator<Item = Step> {
+        self.steps(|to, from| (to.words.clone(), from.received.clone()))
+    }
+
+    fn second_steps(&self) -> impl Iterator<Item = Step> {
+        self.steps(|_, from| (self.chunks[self.own].words.clone(), from.words.clone()))
+    }
+
+    /// Returns the exchange with all other participants. `ranges` returns the words to send to the first one, and the words to
+    /// receive from the second one.
+    fn steps(
+        &self,
+        ranges: impl Fn(&ExchangedChunk, &ExchangedChunk) -> (Range<usize>, Range<usize>),
+    ) -> impl Iterator<Item = Step> {
+        let world = WorldSize::new(self.chunks.len() as u32).unwrap_or(WorldSize::ONE);
+        let own = Rank::new(self.own as u32);
+        (1..world.get()).map(move |distance| {
+            let to = &self.chunks[world.rank_after(own, distance).index()];
+            let from = &self.chunks[world.rank_before(own, distance).index()];
+            let (sent, received) = ranges(to, from);
+            Step::send(to.owner, sent, None).and(Step::receive(from.owner, received, Action::Copy, None))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What rank `own` exchanges if each chunk of c elements has c + 1 words.
+    fn exchange(count: usize, ranks: u32, own: usize) -> TwoStepExchange {
+        let world = WorldSize::new(ranks).unwrap();
+        let mut exchange =
+            TwoStepExchange { second: Some(Schedule::default()), ..TwoStepExchange::default() };
+        let participants: Vec<Rank> = world.ranks().collect();
+        let partition = Partition::even(count, world);
+        exchange.add_slice(&partition, (&participants, own), 100, &|count| count + 1);
+        exchange
+    }
+
+    /// Executes both steps of all ranks on workspaces of words that name their sender, chunk and place.
+    #[test]
+    fn owners_get_all_contributions_and_all_ranks_get_all_results() {
+        for (ranks, count) in [(1, 7), (2, 7), (3, 2), (4, 103), (5, 0), (8, 64)] {
+            let exchanges: Vec<TwoStepExchange> =
+                (0..ranks as usize).map(|own| exchange(count, ranks, own)).collect();
+            let mut workspaces: Vec<Vec<u64>> =
+                exchanges.iter().map(|exchange| vec![0; exchange.workspace_words]).collect();
+            let word = |sender: usize, chunk: usize, place: usize| {
+                1 + (sender as u64) + 100 * (chunk as u64) + 10_000 * place as u64
+            };
+            let fill = |workspace: &mut [u64], sender: usize, (index, chunk): (usize, &ExchangedChunk)| {
+                for (place, target) in workspace[chunk.words.clone()].iter_mut().enumerate() {
+                    *target = word(sender, index, place);
+                }
+            };
+            for (sender, workspace) in workspaces.iter_mut().enumerate() {
+                for chunk in exchanges[sender].slices[0].chunks.iter().enumerate() {
+                    fill(workspace, sender, chunk);
+                }
+            }
+            run(&mut workspaces, |rank| &exchanges[rank].first);
+            for (own, exchange) in exchanges.iter().enumerate() {
+                for (sender, chunk) in exchange.slices[0].chunks.iter().enumerate() {
+                    for (place, found) in workspaces[own][chunk.received.clone()].iter().enumerate() {
+                        assert_eq!(*found, word(sender, own, place));
+                    }
+                }
+                fill(&mut workspaces[own], 50, (own, &exchange.slices[0].chunks[own]));
+            }
+            run(&mut workspaces, |rank| exchanges[rank].second.as_ref().unwrap());
+            for (own, exchange) in exchanges.iter().enumerate() {
+                let mut next = 100;
+                for (index, chunk) in exchange.slices[0].chunks.iter().enumerate() {
+                    assert_eq!(chunk.elements.start, next);
+                    next = chunk.elements.end;
+                    for (place, found) in workspaces[own][chunk.words.clone()].iter().enumerate() {
+                        assert_eq!(*found, word(50, index, place));
+                    }
+                }
+                assert_eq!(next, 100 + count);
+            }
+        }
+    }
+
+    /// Executes one step of all ranks: delivers the messages of each pair of ranks in order.
+    fn run<'a>(workspaces: &mut [Vec<u64>], schedule: impl Fn(usize) -> &'a Schedule) {
+        let before = workspaces.to_vec();
+        for receiver in 0..workspaces.len() {
+            for sender in (0..workspaces.len()).filter(|&sender| sender != receiver) {
+                let sent = schedule(sender).steps.iter().filter_map(|step| step.send.as_ref());
+                let sent = sent.filter(|send| send.peer.index() == receiver).map(|send| send.range.clone());
+                let received = schedule(receiver).steps.iter().filter_map(|step| step.receive.as_ref());
+                let received: Vec<_> = received.filter(|receive| receive.peer.index() == sender).collect();
+                let sent: Vec<_> = sent.collect();
+                assert_eq!(sent.len(), received.len());
+                for (from, to) in sent.into_iter().zip(received) {
+                    workspaces[receiver][to.range.clone()].copy_from_slice(&before[sender][from]);
+                }
+            }
+        }
+    }
+}
