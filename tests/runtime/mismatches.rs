@@ -239,19 +239,20 @@ fn different_operations_within_one_call_are_reported() {
 
 #[test]
 fn different_compressions_are_reported() {
-    let compressed = |group: &mut Group, compression: Compression| {
+    #[track_caller]
+    fn compressed(group: &mut Group, compression: Compression) -> CallResult {
         let verb = AllReduce::new(ReduceOp::Sum).compressed(compression);
         group.call(verb).run(&mut [0f32; 100]).map(drop)
-    };
+    }
     assert_mismatch(
         "codec",
-        move |group| compressed(group, Compression::Bf16),
-        move |group| compressed(group, Compression::Fp16),
+        |group| compressed(group, Compression::Bf16),
+        |group| compressed(group, Compression::Fp16),
         ["all_reduce(sum, 100 x f32, compressed as bf16, ", "compressed as fp16, "],
     );
     assert_mismatch(
         "compressed or not",
-        move |group| compressed(group, Compression::Bf16),
+        |group| compressed(group, Compression::Bf16),
         |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum),
         ["compressed as bf16, ", "all_reduce(sum, 100 x f32, "],
     );
