@@ -248,13 +248,16 @@ fn different_compressions_are_reported() {
         "codec",
         |group| compressed(group, Compression::Bf16),
         |group| compressed(group, Compression::Fp16),
-        ["all_reduce(sum, 100 x f32, compressed as bf16, ", "compressed as fp16, "],
+        [
+            "all_reduce(sum, 100 x f32, compressed as bf16, ",
+            "all_reduce(sum, 100 x f32, compressed as fp16, ",
+        ],
     );
     assert_mismatch(
         "compressed or not",
         |group| compressed(group, Compression::Bf16),
         |group| group.all_reduce(&mut [0f32; 100], ReduceOp::Sum),
-        ["compressed as bf16, ", "all_reduce(sum, 100 x f32, "],
+        ["all_reduce(sum, 100 x f32, compressed as bf16, ", "all_reduce(sum, 100 x f32, "],
     );
 }
 
