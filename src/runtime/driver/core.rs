@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::encoded::{BlockId, EncodedExchanges};
+use super::encoded::{BlockId, LinkStages};
 use super::poll_time::PollTime;
 use super::tasks::{RoundsKey, ShmTask, StagedCollective, Submission};
 use crate::engine::{Failure, NOTIFY_TIMEOUT, OpId, OperationRequest, Timestamp};
@@ -48,7 +48,7 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     pub(super) staged_collectives: BTreeMap<OpId, StagedCollective>,
     /// For each active stage of such a collective: the collective and the index of its block.
     pub(super) stage_of: BTreeMap<OpId, BlockId>,
-    pub(super) encoded: EncodedExchanges,
+    pub(super) link_stages: LinkStages,
     /// Whether the job has failed and the peers have been told. Threads read this flag without the lock.
     pub(super) has_failed: Arc<AtomicBool>,
     /// Statistics of operations in shared memory that run without the lock.
@@ -88,7 +88,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             rounds: BTreeMap::new(),
             staged_collectives: BTreeMap::new(),
             stage_of: BTreeMap::new(),
-            encoded: EncodedExchanges::default(),
+            link_stages: LinkStages::default(),
             has_failed: Arc::new(AtomicBool::new(false)),
             shm_counters: Arc::default(),
             failure_reporter,

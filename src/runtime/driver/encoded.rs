@@ -1,9 +1,11 @@
 //! Exchanges of encoded elements: stages of collectives that consist of local work and two operations over links.
 //!
 //! A block is encoded, its contributions travel, it is reduced, its results travel, and it is decoded. [`Core::poll`] does the local
-//! work of one block at a time, so the links send and receive between the blocks. All ranks must begin the operations of a group in
-//! the same order, but may finish local work in any order. So the operations of each step have a group number of their own, and
-//! begin in the order of the collectives and their blocks.
+//! work of one block at a time, so the links send and receive between the blocks.
+//!
+//! All ranks must begin the operations of a group in the same order, but may get ready for them in any order. So the stages over
+//! links wait in queues, in the order of the collectives and their blocks. The operations of the second step have a group number
+//! of their own.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,9 +13,10 @@ use super::core::Core;
 use crate::engine::{Failure, OpId, Timestamp};
 use crate::runtime::encoding::{EncodedBlock, InvalidChunk};
 use crate::runtime::memory::Memory;
+use crate::schedule::Schedule;
 use crate::shm::RoundsMemory;
 use crate::transport::local_links::SocketTransport;
-use crate::types::{ENCODED_GROUP_BIT, HOSTS_GROUP_BIT, INTERNAL_GROUP_BITS};
+use crate::types::{ENCODED_GROUP_BIT, HOSTS_GROUP_BIT};
 
 /// The bytes of a word of encoded elements.
 const WORD_BYTES: u64 = 4;
@@ -21,11 +24,14 @@ const WORD_BYTES: u64 = 4;
 /// A collective and the index of one of its blocks.
 pub(super) type BlockId = (OpId, usize);
 
-/// The active exchanges of encoded blocks.
+/// The stages over links of blocks that have several stages.
 #[derive(Default)]
-pub(super) struct EncodedExchanges {
-    blocks: BTreeMap<BlockId, (EncodedBlock, ExchangeState)>,
-    /// The blocks whose operation of a step has not begun, by the group number of the operations.
+pub(super) struct LinkStages {
+    /// The active exchanges of encoded elements.
+    exchanges: BTreeMap<BlockId, (EncodedBlock, ExchangeState)>,
+    /// The stages without encoding that are ready to begin.
+    ready: BTreeMap<BlockId, (Schedule, Memory)>,
+    /// The blocks whose operation over links has not begun, by the group number of the operations.
     queues: BTreeMap<u32, VecDeque<BlockId>>,
 }
 
@@ -43,31 +49,54 @@ enum ExchangeState {
     Results(Vec<u32>),
 }
 
-/// Returns the group numbers of the operations of the first and of the second step.
-fn groups_of_steps(group: u32) -> (u32, u32) {
-    let first = (group & !INTERNAL_GROUP_BITS) | ENCODED_GROUP_BIT;
-    (first, first | HOSTS_GROUP_BIT)
+/// The bits of the group numbers of the operations of second steps.
+const SECOND_STEP_BITS: u32 = ENCODED_GROUP_BIT | HOSTS_GROUP_BIT;
+
+/// Returns whether this is the group number of the operations of second steps.
+fn is_second_step(group: u32) -> bool {
+    group & SECOND_STEP_BITS == SECOND_STEP_BITS
 }
 
-impl EncodedExchanges {
-    /// Adds a block whose exchange will begin later. The blocks of all collectives of a group must be added in the same order on
-    /// all ranks.
-    pub(super) fn enqueue(&mut self, group: u32, block: BlockId, has_second_step: bool) {
-        let (first, second) = groups_of_steps(group);
-        self.queues.entry(first).or_default().push_back(block);
+impl LinkStages {
+    /// Adds a block with a stage over links that will begin later. The blocks of all collectives of a group must be added in the
+    /// same order on all ranks.
+    pub(super) fn enqueue(&mut self, group: u32, block: BlockId) {
+        self.queues.entry(group).or_default().push_back(block);
+    }
+
+    /// Adds a block with an exchange of encoded elements that will begin later, as [`LinkStages::enqueue`] does. Without a
+    /// hierarchy, the operations of the first step have their own group number, because other operations of the group do not
+    /// wait in queues.
+    pub(super) fn enqueue_exchange(&mut self, group: u32, block: BlockId, has_second_step: bool) {
+        let first = if group & HOSTS_GROUP_BIT == 0 { group | ENCODED_GROUP_BIT } else { group };
+        self.enqueue(first, block);
         if has_second_step {
-            self.queues.entry(second).or_default().push_back(block);
+            self.enqueue(group | SECOND_STEP_BITS, block);
         }
+    }
+
+    /// Makes the stage of a block ready to begin.
+    pub(super) fn set_ready(&mut self, block: BlockId, schedule: Schedule, memory: Memory) {
+        self.ready.insert(block, (schedule, memory));
+    }
+
+    /// Takes the stage that is the next one of its group to begin, if it is ready.
+    pub(super) fn take_ready(&mut self, group: u32) -> Option<(BlockId, Schedule, Memory)> {
+        let queue = self.queues.get_mut(&group)?;
+        let block = *queue.front()?;
+        let (schedule, memory) = self.ready.remove(&block)?;
+        queue.pop_front();
+        Some((block, schedule, memory))
     }
 
     /// Begins the exchange of a block.
     pub(super) fn begin(&mut self, block: BlockId, exchange: EncodedBlock) {
-        self.blocks.insert(block, (exchange, ExchangeState::Ready));
+        self.exchanges.insert(block, (exchange, ExchangeState::Ready));
     }
 
     /// Takes the memory of a completed operation if it belongs to the exchange of `block`. Otherwise returns the memory.
     pub(super) fn handle_arrival(&mut self, block: BlockId, memory: Memory) -> Result<(), Memory> {
-        let Some((_, state)) = self.blocks.get_mut(&block) else { return Err(memory) };
+        let Some((_, state)) = self.exchanges.get_mut(&block) else { return Err(memory) };
         let workspace = memory.into_owned().unwrap_or_default();
         *state = match state {
             ExchangeState::SecondStep => ExchangeState::Results(workspace),
@@ -79,21 +108,17 @@ impl EncodedExchanges {
     /// Takes the block that is the next one to begin the operations of a step, if it is ready for them: the block whose
     /// contributions have arrived, or which has to be encoded. Returns the number of the group of these operations.
     fn take_next_in_queue(&mut self) -> Option<(u32, BlockId)> {
-        let blocks = &self.blocks;
-        let is_ready = |group: u32, block: &BlockId| match blocks.get(block) {
-            Some((_, ExchangeState::Ready)) => group & HOSTS_GROUP_BIT == 0,
-            Some((_, ExchangeState::Contributions(_))) => group & HOSTS_GROUP_BIT != 0,
+        let exchanges = &self.exchanges;
+        let is_ready = |group: u32, block: &BlockId| match exchanges.get(block) {
+            Some((_, ExchangeState::Ready)) => !is_second_step(group),
+            Some((_, ExchangeState::Contributions(_))) => is_second_step(group),
             _ => false,
         };
         // Blocks are reduced before further blocks are encoded.
         let mut queues = self.queues.iter_mut().rev();
         let (&group, queue) =
             queues.find(|(group, queue)| queue.front().is_some_and(|block| is_ready(**group, block)))?;
-        let block = queue.pop_front()?;
-        if queue.is_empty() {
-            self.queues.remove(&group);
-        }
-        Some((group, block))
+        queue.pop_front().map(|block| (group, block))
     }
 
     /// Takes an exchange whose local work is its last work: to reduce the contributions if there is no second step, or to decode
@@ -104,23 +129,27 @@ impl EncodedExchanges {
             ExchangeState::Results(_) => true,
             _ => false,
         };
-        let block = *self.blocks.iter().find(|(_, (exchange, state))| is_last(exchange, state))?.0;
-        self.blocks.remove(&block).map(|(exchange, state)| (block, exchange, state))
+        let block = *self.exchanges.iter().find(|(_, (exchange, state))| is_last(exchange, state))?.0;
+        self.exchanges.remove(&block).map(|(exchange, state)| (block, exchange, state))
     }
 
-    /// Drops all exchanges after a failure.
+    /// Forgets a group that was dropped. Its operations have ended.
+    pub(super) fn retire_group(&mut self, group: u32) {
+        self.queues.retain(|&number, queue| number != group || !queue.is_empty());
+    }
+
+    /// Drops all stages after a failure.
     pub(super) fn clear(&mut self) {
-        self.blocks.clear();
-        self.queues.clear();
+        *self = Self::default();
     }
 }
 
 impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     /// Does the local work of one block, if any block has local work. Returns whether there was work.
     pub(super) fn poll_encoded(&mut self, now: Timestamp) -> bool {
-        let result = if let Some((group, block)) = self.encoded.take_next_in_queue() {
+        let result = if let Some((group, block)) = self.link_stages.take_next_in_queue() {
             self.begin_step(now, group, block)
-        } else if let Some((block, mut exchange, state)) = self.encoded.take_last_work() {
+        } else if let Some((block, mut exchange, state)) = self.link_stages.take_last_work() {
             let done = match state {
                 ExchangeState::Contributions(mut workspace) => exchange.reduce(&mut workspace),
                 ExchangeState::Results(workspace) => exchange.decode(&workspace),
@@ -140,7 +169,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
 
     /// Encodes or reduces a block, and begins the operation that sends the encoded chunks.
     fn begin_step(&mut self, now: Timestamp, group: u32, block: BlockId) -> Result<(), Failure> {
-        let Some((exchange, state)) = self.encoded.blocks.get_mut(&block) else { return Ok(()) };
+        let Some((exchange, state)) = self.link_stages.exchanges.get_mut(&block) else { return Ok(()) };
         let (workspace, schedule, next) = match std::mem::replace(state, ExchangeState::Ready) {
             ExchangeState::Contributions(mut workspace) => {
                 let reduced = exchange.reduce(&mut workspace);
@@ -158,7 +187,8 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             }
         };
         *state = next;
-        self.begin_links_of_stage(now, (group, block), schedule, Memory::owned(workspace))
+        self.begin_links_of_stage(now, (group, block), schedule, Memory::owned(workspace), None)?;
+        self.begin_ready_stages(now, group)
     }
 
     /// Fails the job because a chunk of a peer does not decode.

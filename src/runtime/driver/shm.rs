@@ -59,6 +59,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     /// Records that a group was dropped. Drops its rounds when no operation uses them any more.
     pub(crate) fn retire_group(&mut self, group: u32) {
         self.link_driver.engine_mut().retire_group(group);
+        self.link_stages.retire_group(group);
         self.rounds
             .range_mut((group, 0)..=(group, usize::MAX))
             .for_each(|(_, rounds)| rounds.is_retired = true);

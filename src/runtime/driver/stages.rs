@@ -63,7 +63,10 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         let mut remaining = Vec::with_capacity(blocks.len());
         for (index, block) in blocks.into_iter().enumerate() {
             let stages = block.stages.into_iter().map(|stage| match stage {
-                CollectiveStage::OverLinks(schedule) => Ok(PendingStage::OverLinks(schedule)),
+                CollectiveStage::OverLinks(schedule) => {
+                    self.link_stages.enqueue(request.group, (id, index));
+                    Ok(PendingStage::OverLinks(schedule))
+                }
                 CollectiveStage::OnHost(memory_number, spec) => {
                     // On each host the ranks only add. The reduction between the hosts divides the sums.
                     let kernels = kernels.as_ref().map(Kernels::without_division);
@@ -71,7 +74,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
                     Ok(PendingStage::OnHost(Box::new(task)))
                 }
                 CollectiveStage::Encoded(exchange) => {
-                    self.encoded.enqueue(request.group, (id, index), exchange.second.is_some());
+                    self.link_stages.enqueue_exchange(request.group, (id, index), exchange.second.is_some());
                     Ok(PendingStage::Encoded(exchange))
                 }
             });
@@ -106,7 +109,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         memory: Memory,
     ) -> Result<(), Memory> {
         let Some(block) = self.stage_of.remove(&stage) else { return Err(memory) };
-        let Err(memory) = self.encoded.handle_arrival(block, memory) else { return Ok(()) };
+        let Err(memory) = self.link_stages.handle_arrival(block, memory) else { return Ok(()) };
         // If this call fails, the engine has recorded the failure, and all operations fail.
         let _ = self.start_next_stage(now, block, memory);
         Ok(())
@@ -131,13 +134,13 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         let id = match stage {
             PendingStage::OnHost(task) => self.begin_shm_task(now, request, ShmTask { memory, ..*task })?,
             PendingStage::OverLinks(schedule) => {
-                let buffer_and_reduction = BufferAndReduction { memory, kernels: staged.kernels.clone() };
-                self.link_driver.begin(now, request, schedule, buffer_and_reduction)?
+                self.link_stages.set_ready(block, schedule, memory);
+                return self.begin_ready_stages(now, request.group);
             }
             PendingStage::Encoded(exchange) => {
                 if let Some(encoding) = staged.encoding.clone() {
                     let memory = (memory, staged.starts[block.1]);
-                    self.encoded.begin(block, EncodedBlock::new(encoding, *exchange, memory));
+                    self.link_stages.begin(block, EncodedBlock::new(encoding, *exchange, memory));
                 }
                 return Ok(());
             }
@@ -146,18 +149,28 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         Ok(())
     }
 
-    /// Begins the operation over links of a step of an exchange of encoded elements. `group` is the group number of these
-    /// operations.
+    /// Begins the stages over links that are ready, in the order of their queue. `group` is the group number of their operations.
+    pub(super) fn begin_ready_stages(&mut self, now: Timestamp, group: u32) -> Result<(), Failure> {
+        while let Some((block, schedule, memory)) = self.link_stages.take_ready(group) {
+            let kernels = self.staged_collectives.get(&block.0).and_then(|staged| staged.kernels.clone());
+            self.begin_links_of_stage(now, (group, block), schedule, memory, kernels)?;
+        }
+        Ok(())
+    }
+
+    /// Begins the operation over links of a stage, or of a step of an exchange of encoded elements. `group` is the group number of
+    /// the operation.
     pub(super) fn begin_links_of_stage(
         &mut self,
         now: Timestamp,
         (group, block): (u32, BlockId),
         schedule: Schedule,
         memory: Memory,
+        kernels: Option<Kernels>,
     ) -> Result<(), Failure> {
         let Some(staged) = self.staged_collectives.get(&block.0) else { return Ok(()) };
         let request = OperationRequest { group, spent: now.saturating_sub(staged.began), ..staged.request };
-        let buffer_and_reduction = BufferAndReduction { memory, kernels: None };
+        let buffer_and_reduction = BufferAndReduction { memory, kernels };
         let id = self.link_driver.begin(now, request, schedule, buffer_and_reduction)?;
         self.stage_of.insert(id, block);
         Ok(())
@@ -179,7 +192,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     /// Ends all collectives of several stages after a failure. The parts of their buffers must have been dropped before.
     pub(super) fn abandon_staged(&mut self) {
         self.stage_of.clear();
-        self.encoded.clear();
+        self.link_stages.clear();
         self.staged_collectives.clear();
     }
 }
