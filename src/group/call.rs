@@ -241,9 +241,10 @@ impl Group {
 
     /// Adds the errors of the last call to the elements of a compressed call. If the ranks will send elements over links, prepares
     /// their encoding.
-    fn begin_encoding(&self, call: &mut Call, elements: &mut [f32]) -> Result<(), Error> {
+    fn begin_encoding(&mut self, call: &mut Call, elements: &mut [f32]) -> Result<(), Error> {
         let Some((compressor, codec)) = &call.compressor else { return Ok(()) };
-        let compressor_call = compressor.begin_call(elements)?;
+        let compressor_call = compressor.begin_call(elements, self.compressed_calls)?;
+        self.compressed_calls += 1;
         if self.world != WorldSize::ONE
             && !call.uses_shared_memory
             && let Some(kernels) = call.kernels.clone()

@@ -104,6 +104,8 @@ pub struct Group {
     /// The data for hierarchical collectives; `None` if all members are on one host, or if the members on a host do not share
     /// memory.
     pub(super) hierarchical_data: Option<HierarchicalData>,
+    /// The number of compressed collectives.
+    pub(super) compressed_calls: u64,
     /// When the group and all its messengers have been dropped, this value tells the engine.
     pub(super) retirement: Arc<GroupRetirement>,
 }
@@ -139,6 +141,7 @@ impl Group {
             shares_memory: false,
             host_rounds: None,
             hierarchical_data: None,
+            compressed_calls: 0,
             retirement: Arc::new(GroupRetirement(None)),
         }
     }

@@ -12,8 +12,8 @@ use crate::codec::Compression;
 /// The memory has one `f32` for each element. Every rank keeps its own errors; their sum over the ranks is what the results so
 /// far lack. Save [`state`](Self::state) in checkpoints.
 ///
-/// A clone refers to the same memory. Use a compressor for one buffer only, and in one call at a time. Without error feedback, a
-/// [`Compression`] can be passed directly.
+/// A clone refers to the same memory. Use a compressor for one buffer only, and in one call at a time. A [`Compression`] that is
+/// passed directly has no memory.
 ///
 /// ```
 /// use ringtrain::verbs::AllReduce;
@@ -30,9 +30,8 @@ use crate::codec::Compression;
 #[derive(Clone, Debug)]
 pub struct Compressor {
     compression: Compression,
-    memory: Arc<Mutex<Memory>>,
-    /// Whether the memory outlives the call. A [`Compression`] that is passed directly keeps no errors.
-    keeps_errors: bool,
+    /// `None` for a [`Compression`] that is passed directly.
+    memory: Option<Arc<Mutex<Memory>>>,
 }
 
 /// What a [`Compressor`] remembers.
@@ -54,13 +53,15 @@ struct Memory {
 impl Compressor {
     /// Creates a compressor with an empty memory.
     pub fn new(compression: Compression) -> Self {
-        Self { compression, memory: Arc::default(), keeps_errors: compression.needs_error_feedback() }
+        Self { compression, memory: Some(Arc::default()) }
     }
 
     /// Sets the seed of the random numbers of stochastic rounding and random-k. All ranks must pass the same seed.
     #[must_use]
     pub fn with_seed(self, seed: u64) -> Self {
-        self.lock().seed = seed;
+        if let Some(memory) = &self.memory {
+            lock(memory).seed = seed;
+        }
         self
     }
 
@@ -71,28 +72,32 @@ impl Compressor {
 
     /// Returns a copy of the memory, for a checkpoint. Call it while no call uses the compressor.
     pub fn state(&self) -> CompressorState {
-        self.lock().state.clone()
+        self.memory.as_ref().map(|memory| lock(memory).state.clone()).unwrap_or_default()
     }
 
     /// Replaces the memory by one of [`state`](Self::state). If its residual is not empty, the next call must have a buffer of
     /// the same length.
     pub fn set_state(&self, state: CompressorState) {
-        self.lock().state = state;
+        if let Some(memory) = &self.memory {
+            lock(memory).state = state;
+        }
     }
 
-    /// Begins a call on `elements`: adds the errors of the last call. Returns the use of the memory by this call.
+    /// Begins a call on `elements`: adds the errors of the last call. Returns the use of the memory by this call. `number` is a
+    /// number that differs between the calls of the group, and is the same on all ranks.
     ///
     /// # Errors
     ///
     /// [`Error::Compression`] if the last call had a buffer of another length, or has not ended.
-    pub(crate) fn begin_call(&self, elements: &mut [f32]) -> Result<CompressorCall, Error> {
-        let mut memory = self.lock();
+    pub(crate) fn begin_call(&self, elements: &mut [f32], number: u64) -> Result<CompressorCall, Error> {
+        let Some(shared) = &self.memory else {
+            return Ok(CompressorCall { memory: None, seed: mix(number), residual_length: 0 });
+        };
+        let mut memory = lock(shared);
         let Memory { state: CompressorState { residual, calls }, seed, is_in_use } = &mut *memory;
         if *is_in_use {
-            return Err(Error::Compression(
-                "the compressor is in use by a call that has not ended; use one compressor for each buffer"
-                    .into(),
-            ));
+            let text = "the compressor is in use by a call that has not ended; use one compressor for each buffer";
+            return Err(Error::Compression(text.into()));
         }
         if !residual.is_empty() && residual.len() != elements.len() {
             return Err(Error::Compression(format!(
@@ -106,24 +111,19 @@ impl Compressor {
             *element += std::mem::take(error);
         }
         *is_in_use = true;
-        let call = *calls;
         *calls += 1;
         Ok(CompressorCall {
-            memory: Arc::clone(&self.memory),
-            seed: mix(*seed ^ mix(call)),
-            residual_length: if self.keeps_errors { elements.len() } else { 0 },
+            memory: Some(Arc::clone(shared)),
+            seed: mix(*seed ^ mix(*calls)),
+            residual_length: if self.compression.needs_error_feedback() { elements.len() } else { 0 },
         })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Memory> {
-        lock(&self.memory)
     }
 }
 
 /// The use of a compressor's memory by one call. Dropping it ends the use.
 #[derive(Debug)]
 pub(crate) struct CompressorCall {
-    memory: Arc<Mutex<Memory>>,
+    memory: Option<Arc<Mutex<Memory>>>,
     /// A number that differs between calls, and is the same on all ranks.
     pub(crate) seed: u64,
     /// The length of the residual; 0 without error feedback.
@@ -139,7 +139,7 @@ impl CompressorCall {
     /// Stores the errors of the elements from `start` on. An error that is not finite becomes 0, because it would make all later
     /// results of its element infinite or NaN.
     pub(crate) fn store_errors(&self, start: usize, errors: impl ExactSizeIterator<Item = f32>) {
-        let mut memory = lock(&self.memory);
+        let Some(mut memory) = self.memory.as_ref().map(|memory| lock(memory)) else { return };
         let residual = &mut memory.state.residual;
         residual.resize(self.residual_length, 0.0);
         for (stored, error) in residual[start..start + errors.len()].iter_mut().zip(errors) {
@@ -150,7 +150,9 @@ impl CompressorCall {
 
 impl Drop for CompressorCall {
     fn drop(&mut self) {
-        lock(&self.memory).is_in_use = false;
+        if let Some(memory) = &self.memory {
+            lock(memory).is_in_use = false;
+        }
     }
 }
 
@@ -169,7 +171,7 @@ pub(crate) fn mix(number: u64) -> u64 {
 
 impl From<Compression> for Compressor {
     fn from(compression: Compression) -> Self {
-        Self { keeps_errors: false, ..Self::new(compression) }
+        Self { compression, memory: None }
     }
 }
 
