@@ -96,7 +96,8 @@ impl Compressor {
         let mut memory = lock(shared);
         let Memory { state: CompressorState { residual, calls }, seed, is_in_use } = &mut *memory;
         if *is_in_use {
-            let text = "the compressor is in use by a call that has not ended; use one compressor for each buffer";
+            let text =
+                "the compressor is in use by a call that has not ended; use one compressor for each buffer";
             return Err(Error::Compression(text.into()));
         }
         if !residual.is_empty() && residual.len() != elements.len() {

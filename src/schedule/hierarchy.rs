@@ -16,7 +16,6 @@
 use std::ops::Range;
 
 use super::partition::Partition;
-use super::topology::ENCODED_CHUNK_ELEMENTS;
 use super::two_step::TwoStepExchange;
 use super::{CollectiveSpec, Schedule, StepDependency, cost, double_tree, doubling};
 use crate::types::{Algorithm, Rank, WorldSize};
@@ -185,7 +184,8 @@ impl HostLayout {
         encoded_words: &dyn Fn(usize) -> usize,
     ) -> Vec<Block> {
         let (count, slices) = (spec.count(), self.slice_count());
-        let elements_max = self.host_count().as_usize() * slices.as_usize() * ENCODED_CHUNK_ELEMENTS;
+        let chunk_elements = self.chunk_bytes / size_of::<f32>();
+        let elements_max = self.host_count().as_usize() * slices.as_usize() * chunk_elements;
         let block = |start: usize| {
             let elements = start..count.min(start + elements_max);
             let mut exchange = TwoStepExchange { second: Some(Schedule::default()), ..Default::default() };

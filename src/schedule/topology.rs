@@ -8,9 +8,8 @@ use crate::types::{Algorithm, Rank, WorldSize};
 
 /// The most blocks of an all-reduce on the ring. The limit keeps the schedule of a long buffer small.
 const RING_BLOCKS_MAX: usize = 512;
-/// The number of elements of each rank's chunk of a block in an exchange of encoded elements. While a block is sent, the next one
-/// is encoded.
-pub(super) const ENCODED_CHUNK_ELEMENTS: usize = 128 << 10;
+/// The most bytes, before encoding, of each rank's chunk of a block in an exchange of encoded elements.
+const ENCODED_CHUNK_BYTES_MAX: usize = 512 << 10;
 
 /// What connects the ranks of a group.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +33,8 @@ pub struct Topology<'a> {
     pub members: &'a [Rank],
     /// What connects the ranks.
     pub medium: Medium<'a>,
-    /// The bytes of each rank's chunk of a block in an all-reduce on the ring.
+    /// The bytes of each rank's chunk of a block in an all-reduce on the ring. In an exchange of encoded elements, the most bytes
+    /// before encoding.
     pub chunk_bytes: usize,
 }
 
@@ -85,7 +85,9 @@ impl Topology<'_> {
             (CollectiveSpec::ReduceScatter(partition), _) => vec![block(0..spec.count(), partition, None)],
             (_, Medium::Hosts(layout)) => layout.encoded_blocks(spec, encoded_words),
             _ => {
-                let elements_max = self.world.as_usize() * ENCODED_CHUNK_ELEMENTS;
+                // While a block is sent, the next one is encoded.
+                let elements_max = self.world.as_usize()
+                    * (self.chunk_bytes.min(ENCODED_CHUNK_BYTES_MAX) / size_of::<f32>());
                 let ranges = (0..spec.count().max(1)).step_by(elements_max);
                 let ranges = ranges.map(|start| start..spec.count().min(start + elements_max));
                 let partition = |count| Partition::even(count, self.world);

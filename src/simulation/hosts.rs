@@ -12,7 +12,7 @@ use crate::schedule::topology::Medium;
 use crate::shm::{HostMemoryLayout, RoundsSize, ShmRounds};
 use crate::simulation::memory::SimMemory;
 use crate::simulation::program::{Members, SimCall};
-use crate::types::{Algorithm, HOSTS_GROUP_BIT, Operation};
+use crate::types::{Algorithm, HOSTS_GROUP_BIT, Operation, ReduceOp};
 
 /// Each part of the memory begins at a multiple of this number of bytes.
 const PART_ALIGNMENT: usize = 128;
@@ -80,6 +80,15 @@ impl SimGroup {
             }
             SimMedium::Hosts(_) | SimMedium::Links => call.algorithm,
         };
+        let can_be_compressed = call.operation == Operation::AllReduce
+            && call.op != ReduceOp::Average
+            && self.members.len() > 1
+            && !matches!(self.medium, SimMedium::SharedMemory);
+        if can_be_compressed && call.count % 4 == 2 {
+            let is_hierarchical = algorithm == Algorithm::Hierarchy;
+            let algorithm = if is_hierarchical { algorithm } else { Algorithm::Direct };
+            return SimCall { algorithm, is_compressed: true, ..call };
+        }
         SimCall { algorithm, ..call }
     }
 
@@ -89,7 +98,7 @@ impl SimGroup {
             _ if call.operation == Operation::Message => None,
             SimMedium::SharedMemory => Some(Medium::SharedMemory),
             SimMedium::Hosts(layout) if call.algorithm == Algorithm::Hierarchy => Some(Medium::Hosts(layout)),
-            SimMedium::Hosts(_) | SimMedium::Links => None,
+            SimMedium::Hosts(_) | SimMedium::Links => call.is_compressed.then_some(Medium::Links),
         }
     }
 }

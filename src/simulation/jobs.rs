@@ -47,8 +47,9 @@ fn every_program_completes_on_a_network_without_faults() {
     let run = |seed| check_run_without_faults(&Scenario::random(seed, false), seed).counts;
     let counts = seeds(2000).map(run).fold(SimCounts::default(), SimCounts::add);
     println!("{counts:?}");
-    let SimCounts { in_shared_memory, blocking, hierarchical, .. } = counts;
-    assert!(!has_many_seeds() || [in_shared_memory, blocking, hierarchical].iter().all(|count| *count > 0));
+    let SimCounts { in_shared_memory, blocking, hierarchical, compressed, .. } = counts;
+    let all = [in_shared_memory, blocking, hierarchical, compressed];
+    assert!(!has_many_seeds() || all.iter().all(|count| *count > 0));
 }
 
 /// Checks a program of messages between ranks of one host. Returns the number of messages that were sent or received without
@@ -334,6 +335,7 @@ fn a_stopped_rank_is_named_at_the_deadline() {
             count: 100,
             root: Rank::ZERO,
             algorithm: Algorithm::Ring,
+            is_compressed: false,
         },
         SimCall::BARRIER,
     ];

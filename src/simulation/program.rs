@@ -12,7 +12,9 @@ use crate::reduce;
 use crate::schedule::cost::{can_run, possible_algorithms};
 use crate::schedule::partition::{Partition, chunk};
 use crate::schedule::{CollectiveSpec, Schedule};
-use crate::types::{Algorithm, Contract, DType, HOSTS_GROUP_BIT, Operation, ReduceOp};
+use crate::types::{
+    Algorithm, COMPRESSED_LAYOUT, Compression, Contract, DType, HOSTS_GROUP_BIT, Operation, ReduceOp,
+};
 use crate::{Rank, WorldSize};
 
 /// The number of elements in a block of the ring all-reduce. In a long buffer, the last block is shorter than
@@ -35,6 +37,8 @@ pub(crate) struct SimCall {
     /// sender receives the message.
     pub(crate) root: Rank,
     pub(crate) algorithm: Algorithm,
+    /// Whether the call is an all-reduce whose ranks encode the elements that they send. Its elements are `f32`.
+    pub(crate) is_compressed: bool,
 }
 
 /// The ranks of a group, in the order of their ranks in the group.
@@ -63,6 +67,7 @@ impl SimCall {
         count: 0,
         root: Rank::ZERO,
         algorithm: Algorithm::Dissemination,
+        is_compressed: false,
     };
 
     pub(crate) fn random(random: &mut StdRng, groups: &[Members]) -> Self {
@@ -91,6 +96,7 @@ impl SimCall {
             count: if operation == Operation::Barrier { 0 } else { random.random_range(0..120) },
             root: Rank::new(random.random_range(0..groups[group].len() as u32)),
             algorithm: possible[random.random_range(0..possible.len())],
+            is_compressed: false,
         }
     }
 
@@ -100,7 +106,7 @@ impl SimCall {
             return Self { root: world.rank_after(self.root, 1), ..self };
         }
         let (operation, algorithm) = (Operation::AllGather, Algorithm::Ring);
-        Self { operation, algorithm, count: self.count + 1, ..self }
+        Self { operation, algorithm, count: self.count + 1, is_compressed: false, ..self }
     }
 
     /// Returns the description of this call for the engine.
@@ -109,12 +115,12 @@ impl SimCall {
         let is_barrier = self.operation == Operation::Barrier;
         let contract = Contract {
             operation: self.operation,
-            dtype: if is_barrier { DType::U8 } else { DType::F64 },
+            dtype: if is_barrier { DType::U8 } else { self.dtype() },
             reduction: reduces.then_some(self.op),
             algorithm: self.algorithm,
             root: if self.operation.has_root() { self.root } else { Rank::ZERO },
             count: self.count as u64,
-            layout: 0,
+            layout: if self.is_compressed { COMPRESSED_LAYOUT | Compression::Fp16.to_code() } else { 0 },
         };
         let group_bit = if self.algorithm == Algorithm::Hierarchy { HOSTS_GROUP_BIT } else { 0 };
         OperationRequest {
@@ -128,8 +134,12 @@ impl SimCall {
     }
 
     pub(crate) fn kernels(self, world: WorldSize) -> Option<reduce::Kernels> {
-        let kernels = self.reduction().and_then(|op| reduce::kernels(DType::F64, op));
+        let kernels = self.reduction().and_then(|op| reduce::kernels(self.dtype(), op));
         kernels.map(|kernels| kernels.of_contributions(world.get()))
+    }
+
+    fn dtype(self) -> DType {
+        if self.is_compressed { DType::F32 } else { DType::F64 }
     }
 
     fn reduction(self) -> Option<ReduceOp> {

@@ -74,6 +74,7 @@ pub(crate) struct SimCounts {
     pub(crate) blocking: u64,
     /// Hierarchical collectives.
     pub(crate) hierarchical: u64,
+    pub(crate) compressed: u64,
 }
 
 impl SimCounts {
@@ -83,6 +84,7 @@ impl SimCounts {
             in_shared_memory: self.in_shared_memory + other.in_shared_memory,
             blocking: self.blocking + other.blocking,
             hierarchical: self.hierarchical + other.hierarchical,
+            compressed: self.compressed + other.compressed,
         }
     }
 }
@@ -342,7 +344,12 @@ impl SimulatedRank {
             return;
         }
         let (world, rank) = self.rank_in_group(call).expect("the rank is a member of the group");
-        let buffer = memory.into_owned::<Vec<f64>>().unwrap_or_default();
+        let buffer: Vec<f64> = if call.is_compressed {
+            let elements = memory.into_owned::<Vec<f32>>().unwrap_or_default();
+            elements.into_iter().map(f64::from).collect()
+        } else {
+            memory.into_owned().unwrap_or_default()
+        };
         assert!(call.is_right_result(world, rank, &buffer), "rank {} {call:?} {buffer:?}", self.rank);
     }
 

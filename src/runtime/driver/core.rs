@@ -44,11 +44,13 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     pub(super) shm_tasks: BTreeMap<OpId, ShmTask>,
     /// The rounds in which the core executes operations: rounds that groups have handed over.
     pub(crate) rounds: BTreeMap<RoundsKey, Box<HostRounds<M>>>,
+    /// The stages over links of collectives of several stages. They have parts of buffers, so they must be dropped before the
+    /// owners of the buffers in `staged_collectives`.
+    pub(super) link_stages: LinkStages,
     /// The active collectives of several stages.
     pub(super) staged_collectives: BTreeMap<OpId, StagedCollective>,
     /// For each active stage of such a collective: the collective and the index of its block.
     pub(super) stage_of: BTreeMap<OpId, BlockId>,
-    pub(super) link_stages: LinkStages,
     /// Whether the job has failed and the peers have been told. Threads read this flag without the lock.
     pub(super) has_failed: Arc<AtomicBool>,
     /// Statistics of operations in shared memory that run without the lock.

@@ -1,16 +1,22 @@
 //! How a simulated rank begins the calls of its program.
 
+use std::sync::Arc;
+
 use super::{BlockingCall, OPERATION_TIMEOUT, SimulatedRank};
+use crate::codec::{Codec, Compression, DecodeError, RandomKeys};
 use crate::engine::{OpId, OperationRequest, Pattern, Timestamp};
+use crate::reduce::Kernels;
+use crate::runtime::compressor::Compressor;
 use crate::runtime::driver::{BlockingCollective, Submission};
+use crate::runtime::encoding::Encoding;
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::link_driver::direct::DirectReceive;
 use crate::runtime::memory::Memory;
 use crate::schedule::hierarchy::{Block, CollectiveStage};
-use crate::schedule::topology::Topology;
+use crate::schedule::topology::{Medium, Topology};
 use crate::simulation::hosts::SimMedium;
 use crate::simulation::program::SimCall;
-use crate::types::{Algorithm, HOSTS_GROUP_BIT, Operation};
+use crate::types::{ENCODED_GROUP_BIT, HOSTS_GROUP_BIT, Operation};
 use crate::{Rank, WorldSize};
 use rand::RngExt as _;
 
@@ -52,8 +58,9 @@ impl SimulatedRank {
             let is_unused = self.program[self.next_call..].iter().all(|call| call.group != group);
             if is_unused && self.random.random_bool(0.5) && self.retired.insert(number) {
                 self.rounds.remove(&number);
-                self.core.retire_group(number);
-                self.core.retire_group(number | HOSTS_GROUP_BIT);
+                for bits in [0, HOSTS_GROUP_BIT, ENCODED_GROUP_BIT, ENCODED_GROUP_BIT | HOSTS_GROUP_BIT] {
+                    self.core.retire_group(number | bits);
+                }
             }
         }
     }
@@ -141,7 +148,14 @@ impl SimulatedRank {
     fn submission(&mut self, call: SimCall, (world, rank): (WorldSize, Rank)) -> Option<Submission> {
         let group = &self.groups[call.group];
         let member = |rank: Rank| group.members[rank.index()];
-        let memory = || Memory::owned(call.initial_buffer(world, rank));
+        let memory = || {
+            let elements = call.initial_buffer(world, rank);
+            if call.is_compressed {
+                Memory::owned(elements.into_iter().map(|element| element as f32).collect::<Vec<f32>>())
+            } else {
+                Memory::owned(elements)
+            }
+        };
         if call.operation == Operation::Message {
             let to = world.rank_after(call.root, 1);
             return match rank {
@@ -155,20 +169,62 @@ impl SimulatedRank {
                 _ => None,
             };
         }
+        let mut encoding = None;
         let blocks = if let (Some(medium), Some(spec)) = (group.medium_of(call), call.spec(world, rank)) {
             let counts = &mut self.counts;
-            match call.algorithm {
-                Algorithm::Hierarchy => counts.hierarchical += 1,
-                _ => counts.in_shared_memory += 1,
+            match medium {
+                Medium::Hosts(_) => counts.hierarchical += 1,
+                Medium::SharedMemory => counts.in_shared_memory += 1,
+                Medium::Links => {}
             }
-            let topology = Topology { world, rank, members: &group.members, medium, chunk_bytes: 8 };
-            topology.plan(&spec, call.algorithm, false, size_of::<f64>())
+            let chunk_bytes = if call.is_compressed { 40 } else { 8 };
+            let topology = Topology { world, rank, members: &group.members, medium, chunk_bytes };
+            if call.is_compressed {
+                counts.compressed += 1;
+                encoding = call.kernels(world).map(|kernels| exact_encoding(kernels, self.rank));
+                topology.plan_encoded(&spec, &|count| ExactCodec.encoded_words(count))
+            } else {
+                topology.plan(&spec, call.algorithm, false, size_of::<f64>())
+            }
         } else {
             let mut schedule = call.schedule(world, rank);
             schedule.rename_peers(member);
             vec![Block { elements: 0..call.count, stages: vec![CollectiveStage::OverLinks(schedule)] }]
         };
         let buffer = BufferAndReduction { memory: memory(), kernels: call.kernels(world) };
-        Some(Submission::Collective(blocks, buffer, None))
+        Some(Submission::Collective(blocks, buffer, encoding))
     }
+}
+
+/// Encodes each element as its bits, and ends each chunk with a word that depends on its length.
+#[derive(Debug)]
+struct ExactCodec;
+
+impl ExactCodec {
+    const LAST_WORD: u32 = 0x5eed_0000;
+}
+
+impl Codec for ExactCodec {
+    fn encoded_words(&self, count: usize) -> usize {
+        count + 1
+    }
+
+    fn encode(&self, values: &[f32], _: RandomKeys, words: &mut [u32]) {
+        words[..values.len()].copy_from_slice(bytemuck::cast_slice(values));
+        words[values.len()] = Self::LAST_WORD + values.len() as u32;
+    }
+
+    fn decode(&self, words: &[u32], _: RandomKeys, values: &mut [f32]) -> Result<(), DecodeError> {
+        let count = values.len();
+        if words.len() != count + 1 || words[count] != Self::LAST_WORD + count as u32 {
+            return Err(DecodeError("the last word is wrong"));
+        }
+        values.copy_from_slice(bytemuck::cast_slice(&words[..count]));
+        Ok(())
+    }
+}
+
+fn exact_encoding(kernels: Kernels, rank: Rank) -> Encoding {
+    let call = Compressor::from(Compression::Fp16).begin_call(&mut [], 0).expect("it has no memory");
+    Encoding { codec: Arc::new(ExactCodec), call: Arc::new(call), kernels, divisor: 1, rank }
 }
