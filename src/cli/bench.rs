@@ -1,6 +1,7 @@
 //! The program `ringbench`: measures collectives and checks their results.
 
 pub mod args;
+pub mod compression;
 mod flag_check;
 pub mod measure;
 pub mod operation;
@@ -186,6 +187,7 @@ pub fn bench(
         checks: plan.checks,
         profiles: plan.profiles,
         allocates: plan.allocates,
+        compression: plan.compression,
         budget_us: ROW_DURATION_US.min(ALL_ROWS_DURATION_US / plan.cases.len().max(1) as f64),
     };
     group.set_profiling(plan.profiles);

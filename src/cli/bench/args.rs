@@ -7,7 +7,7 @@ use clap::Parser;
 
 use super::operation::BenchOperation;
 use crate::cli::group_args::GroupArgs;
-use crate::types::{DType, ReduceOp};
+use crate::types::{Compression, DType, ReduceOp};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -127,6 +127,13 @@ pub struct BenchArgs {
     /// place, without copies into shared memory
     #[arg(long)]
     pub alloc: bool,
+
+    /// Encode the elements that all_reduce or reduce_scatter sends to other hosts. The elements are f32, and the
+    /// reduction is sum or avg. Below each row, ringbench prints the fraction of the bytes that remains, and the
+    /// relative error of the result. #wrong counts the elements that differ between ranks. The ranks of one host encode
+    /// nothing, unless they have different --host-id or --transport tcp
+    #[arg(long, value_name = "CODEC", default_value = "none")]
+    pub compression: Compression,
 
     /// How this process joins its job
     #[command(flatten)]

@@ -7,14 +7,16 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
+use super::compression::{self, CompressionResult};
 use super::operation::BenchOperation;
 use super::pattern::TestPattern;
 use super::plan::{BenchCase, IterationCount};
 use super::test_values::BenchElement;
 use super::time_breakdown::RankProfile;
+use crate::codec::Compression;
 use crate::group::verbs::{AllGather, AllToAll, Exscan, Gather, Scatter};
-use crate::group::{Error, Group, SharedBuffer, Spent};
-use crate::types::{Rank, ReduceOp, WorldSize};
+use crate::group::{Compressor, Error, Group, SharedBuffer, Spent};
+use crate::types::{Algorithm, Rank, ReduceOp, WorldSize};
 
 /// The least number of timed iterations without `-n`.
 const ITERATIONS_MIN: u32 = 5;
@@ -41,6 +43,8 @@ pub(super) struct MeasureOptions {
     pub(super) profiles: bool,
     /// Whether to allocate the buffers of an all-reduce with [`Group::alloc`] (`--alloc`).
     pub(super) allocates: bool,
+    /// How the ranks encode elements (`--compression`).
+    pub(super) compression: Compression,
     /// Without `-n`, the number of iterations is chosen such that a row takes about this time, in microseconds.
     pub(super) budget_us: f64,
 }
@@ -87,6 +91,9 @@ pub struct BenchRow {
     /// The time breakdown of each rank that takes part in the operation; `None` without `--profile`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub profile: Option<Vec<RankProfile>>,
+    /// What compression changes; `None` without `--compression`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compression: Option<CompressionResult>,
 }
 
 /// The timed iterations of one rank.
@@ -107,13 +114,17 @@ struct BenchBuffers<T: BenchElement> {
     output: Vec<T>,
     /// The buffer that replaces `input` if `--alloc` was given.
     shared: Option<SharedBuffer<T>>,
+    /// The compressor; `None` without `--compression`.
+    compressor: Option<Compressor>,
 }
 
 impl<T: BenchElement> BenchBuffers<T> {
     /// Allocates buffers of zeros. With other contents, repeated operations could produce subnormal numbers, which
     /// are slow. The kernel maps a page of memory at the first write to the page. `resize` writes the zeros, unlike
     /// `vec![0; n]`, so all pages are mapped before the measurement.
-    fn new(group: &mut Group, case: BenchCase, allocates: bool) -> Result<Self, Error> {
+    fn new(group: &mut Group, case: BenchCase, options: MeasureOptions) -> Result<Self, Error> {
+        let MeasureOptions { allocates, compression, .. } = options;
+        let compressor = (compression != Compression::None).then(|| Compressor::new(compression));
         let zeros = |count| {
             let mut zeros = Vec::new();
             zeros.resize(count, T::zeroed());
@@ -124,9 +135,9 @@ impl<T: BenchElement> BenchBuffers<T> {
         if allocates && case.operation == BenchOperation::AllReduce {
             let mut shared = group.alloc(input)?;
             shared.fill(T::zeroed());
-            return Ok(Self { input: Vec::new(), output: zeros(output), shared: Some(shared) });
+            return Ok(Self { input: Vec::new(), output: zeros(output), shared: Some(shared), compressor });
         }
-        Ok(Self { input: zeros(input), output: zeros(output), shared: None })
+        Ok(Self { input: zeros(input), output: zeros(output), shared: None, compressor })
     }
 
     /// Returns the buffer that holds the contribution of this rank.
@@ -164,7 +175,7 @@ fn measure_row<T: BenchElement>(
     case: BenchCase,
     options: MeasureOptions,
 ) -> Result<BenchRow, Error> {
-    let mut buffers = BenchBuffers::<T>::new(group, case, options.allocates)?;
+    let mut buffers = BenchBuffers::<T>::new(group, case, options)?;
     let mut warm_up_times_us = Vec::new();
     for _ in 0..options.warm_up {
         let start = Instant::now();
@@ -177,6 +188,7 @@ fn measure_row<T: BenchElement>(
             choose_iterations(group, case, options.budget_us, &warm_up_times_us, &mut buffers)?
         }
     };
+    let encoded_before = compression::encoded(group);
     let TimedIterations { mut times_us, total_time, spent } =
         time_iterations(group, case, iterations, &mut buffers)?;
     if case.operation == BenchOperation::PingPong {
@@ -194,12 +206,29 @@ fn measure_row<T: BenchElement>(
     } else {
         None
     };
+    let mut compressed = buffers.compressor.as_ref().map(|compressor| CompressionResult {
+        codec: compressor.compression().to_string(),
+        fraction_of_bytes: compression::fraction_of_bytes(group, encoded_before),
+        relative_error: None,
+    });
     let wrong = match (options.checks, case.operation) {
         (0, _) => None,
+        (checks, _) if let Some(result) = &mut compressed => {
+            let mut wrong = 0;
+            for seed in 0..checks {
+                let (differing, error) = compression::check(group, case, options.compression, seed.into())?;
+                wrong += differing;
+                result.relative_error = Some(result.relative_error.unwrap_or_default().max(error));
+            }
+            Some(wrong)
+        }
         (checks, BenchOperation::Barrier) => count_early_barrier_exits(group, checks)?,
         (checks, _) => Some(count_wrong_elements(group, case, checks, &mut buffers)?),
     };
-    Ok(BenchRow { profile, ..make_row(group, case, times_us, wrong) })
+    let row = BenchRow { profile, compression: compressed, ..make_row(group, case, times_us, wrong) };
+    // Unless the ranks share memory on each host, they send encoded elements directly to the owners of chunks.
+    let is_direct = row.compression.is_some() && group.transport() == "tcp";
+    Ok(if is_direct { BenchRow { algorithm: Algorithm::Direct.name(), ..row } } else { row })
 }
 
 /// Returns how many iterations the slowest rank can do in `budget_us` microseconds. All ranks return the same number.
@@ -305,7 +334,11 @@ fn run_operation_once<T: BenchElement>(
     case: BenchCase,
     buffers: &mut BenchBuffers<T>,
 ) -> Result<(), Error> {
-    let BenchBuffers { input, output, shared } = buffers;
+    let BenchBuffers { input, output, shared, compressor } = buffers;
+    if let Some(compressor) = compressor {
+        let buffer = shared.as_deref_mut().unwrap_or(input);
+        return compression::run_once(group, case, bytemuck::cast_slice_mut(buffer), compressor);
+    }
     let op = case.reduction.unwrap_or(ReduceOp::Sum);
     match case.operation {
         BenchOperation::AllReduce => group.all_reduce(shared.as_deref_mut().unwrap_or(input), op)?,
@@ -376,6 +409,7 @@ fn make_row(group: &Group, case: BenchCase, mut times_us: Vec<f64>, wrong: Optio
         busbw_gb_per_s: algbw * case.operation.bus_factor(group.size()),
         wrong,
         profile: None,
+        compression: None,
     }
 }
 

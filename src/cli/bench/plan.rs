@@ -6,7 +6,7 @@ use super::args::{BenchArgs, ValueOrAll};
 use super::operation::BenchOperation;
 pub use super::plan_error::BenchPlanError;
 use crate::schedule::partition::chunk;
-use crate::types::{DType, Rank, ReduceOp, WorldSize};
+use crate::types::{Compression, DType, Rank, ReduceOp, WorldSize};
 
 /// The default size of the smallest buffer, in bytes.
 const BYTES_MIN_DEFAULT: usize = 4;
@@ -91,6 +91,25 @@ impl BenchCase {
     }
 }
 
+/// Returns why the flags do not fit `--compression`; `None` if they do.
+fn compression_problem(args: &BenchArgs) -> Option<&'static str> {
+    use BenchOperation::{AllReduce, ReduceScatter};
+    let are_sums =
+        args.reductions.iter().all(|op| matches!(op, ValueOrAll::One(ReduceOp::Sum | ReduceOp::Average)));
+    match args.compression {
+        Compression::None => None,
+        Compression::PowerSgd(_) | Compression::Auto => Some("is for the gradients of a model"),
+        _ if !matches!(args.operation, AllReduce | ReduceScatter) => {
+            Some("is for all_reduce and reduce_scatter")
+        }
+        _ if !args.dtypes.iter().all(|dtype| *dtype == ValueOrAll::One(DType::F32)) => {
+            Some("encodes only f32; leave out -t")
+        }
+        _ if !are_sums => Some("is for the reductions sum and avg (-o)"),
+        _ => None,
+    }
+}
+
 /// A checked benchmark plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BenchPlan {
@@ -116,6 +135,8 @@ pub struct BenchPlan {
     pub profiles: bool,
     /// Whether to allocate the buffers with `Group::alloc` (`--alloc`).
     pub allocates: bool,
+    /// How the ranks encode elements (`--compression`).
+    pub compression: Compression,
     /// The path of the report.
     pub json: Option<PathBuf>,
 }
@@ -148,6 +169,9 @@ impl BenchPlan {
         if args.alloc && args.operation != BenchOperation::AllReduce {
             return Err(BenchPlanError::UnusedAlloc { operation: args.operation });
         }
+        if let Some(problem) = compression_problem(args) {
+            return Err(BenchPlanError::Compression { compression: args.compression, problem });
+        }
         let root = Rank::new(if args.operation.group_operation().has_root() { args.root } else { 0 });
         let sizes = list_sizes(bytes_min, bytes_max, step)?;
         Ok(Self {
@@ -162,6 +186,7 @@ impl BenchPlan {
             root,
             profiles: args.profile,
             allocates: args.alloc,
+            compression: args.compression,
             json: args.json.clone(),
         })
     }
@@ -189,6 +214,7 @@ impl BenchPlan {
             ("--root", self.root.to_string()),
             ("--profile", self.profiles.to_string()),
             ("--alloc", self.allocates.to_string()),
+            ("--compression", self.compression.to_string()),
         ]
     }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::operation::BenchOperation;
 use super::plan::ROWS_MAX;
-use crate::types::{DType, Rank, ReduceOp, WorldSize};
+use crate::types::{Compression, DType, Rank, ReduceOp, WorldSize};
 
 /// Why the flags do not fit together, or do not fit the job or the machine. The program exits with code 2.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -49,6 +49,14 @@ pub enum BenchPlanError {
     AverageOfPrefix {
         /// The operation.
         operation: BenchOperation,
+    },
+    /// The other flags do not fit `--compression`.
+    #[error("--compression {compression} {problem}")]
+    Compression {
+        /// The compression.
+        compression: Compression,
+        /// What does not fit.
+        problem: &'static str,
     },
     /// The job has too few ranks for the operation.
     #[error(

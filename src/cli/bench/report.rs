@@ -207,6 +207,9 @@ impl BenchRow {
             self.iterations,
             self.algorithm
         )?;
+        if let Some(result) = &self.compression {
+            result.write(out)?;
+        }
         if let Some(ranks) = &self.profile {
             time_breakdown::write_time_breakdown(out, ranks)?;
         }
