@@ -1,10 +1,8 @@
-//! Benchmarks of reduction kernels and half-precision codecs, in bytes of the accumulator per second.
+//! Benchmarks of reduction kernels, in bytes of the accumulator per second.
 
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use half::{bf16, f16};
-use ringtrain::codec::CompressedElement;
 use ringtrain::reduce::{Kernels, kernels};
 use ringtrain::{DType, ReduceOp};
 
@@ -44,24 +42,5 @@ fn bench_reductions(c: &mut Criterion) {
     group.finish();
 }
 
-fn bench_codec<H: CompressedElement>(c: &mut Criterion, name: &str) {
-    let mut group = c.benchmark_group("codec");
-    let mut wide = vec![1.5f32; SEGMENT_BYTES / 4];
-    let mut narrow = vec![H::ZERO; wide.len()];
-    group.throughput(Throughput::Bytes(SEGMENT_BYTES as u64));
-    group.bench_function(BenchmarkId::new("encode", name), |b| {
-        b.iter(|| H::encode(black_box(&wide), &mut narrow));
-    });
-    group.bench_function(BenchmarkId::new("decode", name), |b| {
-        b.iter(|| H::decode(black_box(&narrow), &mut wide));
-    });
-    group.finish();
-}
-
-fn bench_codecs(c: &mut Criterion) {
-    bench_codec::<f16>(c, "fp16");
-    bench_codec::<bf16>(c, "bf16");
-}
-
-criterion_group!(benches, bench_reductions, bench_codecs);
+criterion_group!(benches, bench_reductions);
 criterion_main!(benches);

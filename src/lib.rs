@@ -64,6 +64,7 @@ pub mod rendezvous;
 mod runtime;
 mod schedule;
 mod shm;
+mod simd;
 #[cfg(test)]
 mod simulation;
 #[cfg(feature = "train")]

@@ -26,9 +26,10 @@ const MAY_IMPORT: &[(&str, &str)] = &[
     ("types", ""),
     ("exit", ""),
     ("schedule", "types"),
-    ("reduce", "types"),
+    ("simd", ""),
+    ("reduce", "types simd"),
     ("wire", "types"),
-    ("codec", "types"),
+    ("codec", "types simd"),
     ("engine", "types schedule wire reduce codec"),
     ("shm", ""),
     ("transport", "types wire shm"),
@@ -45,7 +46,8 @@ const MAY_IMPORT: &[(&str, &str)] = &[
 /// The module that is compiled only for tests. It may import all modules, and their tests may import it.
 const TEST_MODULE: &str = "simulation";
 /// The modules without IO, whose functions depend only on their arguments.
-const MODULES_WITHOUT_IO: &[&str] = &["types", "exit", "schedule", "reduce", "codec", "wire", "engine"];
+const MODULES_WITHOUT_IO: &[&str] =
+    &["types", "exit", "schedule", "simd", "reduce", "codec", "wire", "engine"];
 /// The names that the modules in [`MODULES_WITHOUT_IO`] must not use, with the reason.
 const NAMES_FORBIDDEN_WITHOUT_IO: &[(&str, &str)] = &[
     ("std::time::Instant", "pass the time as an argument"),
@@ -66,7 +68,7 @@ const NAMES_ALLOWED_WITHOUT_IO: &[(&str, &str)] = &[("exit", "std::process")];
 
 const MAY_READ_THE_CLOCK: &[&str] = &["rendezvous", "runtime", "group", "named", "train", "launch", "cli"];
 const MAY_READ_THE_ENVIRONMENT: &[&str] = &["rendezvous", "launch", "cli", "bin"];
-const MAY_BE_UNSAFE: &[&str] = &["shm", "transport", "reduce", "simulation", "bindings"];
+const MAY_BE_UNSAFE: &[&str] = &["shm", "transport", "simd", "simulation", "bindings"];
 /// Further files that may contain `unsafe`. They access buffers of callers and of other libraries, and an inherited pipe.
 const MAY_BE_UNSAFE_FILES: &[&str] =
     &["src/runtime/memory.rs", "src/group/foreign.rs", "src/rendezvous/inherited_pipe.rs"];

@@ -1,64 +1,58 @@
 //! Gradient compression: encodings of `f32` elements for links. Each codec has a file of its own, which names its source, its
 //! cost and its error.
 //!
-//! The encoding of a chunk has a length that depends only on the number of elements, so the receiver knows it before the chunk
-//! arrives. Lengths are counted in words of 32 bits.
+//! The encoding of a chunk has a length that depends only on the number of elements, so the receiver knows it before
+//! the chunk arrives. Lengths are counted in words of 32 bits.
 
+#![expect(
+    clippy::inline_always,
+    reason = "a loop is compiled for a vector unit only if all functions that it calls are inlined"
+)]
+
+mod blocks;
+mod fp8;
 mod half_floats;
+mod integers;
+mod interface;
+mod signs;
+mod sparse;
+#[cfg(test)]
+mod test_support;
+mod vectorised;
 
-use std::fmt;
+use half::{bf16, f16};
 
-pub use half_floats::CompressedElement;
-
+use self::blocks::BlockCodec;
+use self::fp8::{E4M3, E5M2, Fp8};
+pub use self::half_floats::CompressedElement;
+use self::half_floats::HalfFloats;
+use self::integers::{Int4, Int8, Qsgd};
+pub use self::interface::{Codec, DecodeError, RandomKeys};
+use self::signs::{OneBit, SignSgd};
+use self::sparse::{RandomKCodec, TopKCodec};
+use self::vectorised::{CodecLoops, Vectorised};
 pub use crate::types::Compression;
+use crate::types::Fp8Format;
 
-/// The keys from which a codec draws its random numbers. Codecs that draw none ignore them.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct RandomKeys {
-    /// The same on all ranks for a chunk of a call.
-    pub shared: u64,
-    /// Different on each rank.
-    pub own: u64,
-}
-
-/// Encodes and decodes chunks of `f32` elements. Encoding and decoding give the same bits on every processor.
-pub trait Codec: Send + Sync + fmt::Debug {
-    /// Returns the number of words of an encoded chunk of `count` elements.
-    fn encoded_words(&self, count: usize) -> usize;
-
-    /// Encodes `values` into `words`, which has [`encoded_words`](Self::encoded_words) words. Writes all words.
-    ///
-    /// # Panics
-    ///
-    /// If `words` has another length.
-    fn encode(&self, values: &[f32], keys: RandomKeys, words: &mut [u32]);
-
-    /// Decodes `words` into `values`, and sets all values. The words may come from another rank, so they may be arbitrary.
-    ///
-    /// # Errors
-    ///
-    /// [`DecodeError`] if no values have this encoding, or `words` has another length than
-    /// [`encoded_words`](Self::encoded_words).
-    fn decode(&self, words: &[u32], keys: RandomKeys, values: &mut [f32]) -> Result<(), DecodeError>;
-
-    /// Returns whether the owner of a chunk encodes and decodes its own contribution before it adds it, as it does with the
-    /// contributions of the other ranks. In a majority vote, all votes have the same weight.
-    fn rounds_own_values(&self) -> bool {
-        false
-    }
-}
-
-/// Why words do not decode.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct DecodeError(pub &'static str);
-
-/// Returns the codec of a compression. Returns `None` if the ranks send unchanged elements, or if the compression is no encoding
-/// of chunks ([`Compression::PowerSgd`] and [`Compression::Auto`]).
+/// Returns the codec of a compression. Returns `None` if the ranks send unchanged elements, or if the compression is no
+/// encoding of chunks ([`Compression::PowerSgd`] and [`Compression::Auto`]).
 pub fn codec(compression: Compression) -> Option<Box<dyn Codec>> {
     Some(match compression {
-        Compression::Fp16 => Box::new(half_floats::HalfFloats::<half::f16>::new()),
-        Compression::Bf16 => Box::new(half_floats::HalfFloats::<half::bf16>::new()),
-        _ => return None,
+        Compression::None | Compression::PowerSgd(_) | Compression::Auto => return None,
+        Compression::Fp16 => boxed(HalfFloats::<f16>::new()),
+        Compression::Bf16 => boxed(HalfFloats::<bf16>::new()),
+        Compression::Fp8(Fp8Format::E4M3) => boxed(BlockCodec(Fp8::<E4M3>::new())),
+        Compression::Fp8(Fp8Format::E5M2) => boxed(BlockCodec(Fp8::<E5M2>::new())),
+        Compression::Int8(rounding) => boxed(BlockCodec(Int8(rounding))),
+        Compression::Int4(rounding) => boxed(BlockCodec(Int4(rounding))),
+        Compression::Qsgd(bits) => boxed(BlockCodec(Qsgd { bits })),
+        Compression::OneBit => boxed(BlockCodec(OneBit)),
+        Compression::SignSgd => boxed(BlockCodec(SignSgd)),
+        Compression::TopK(fraction) => boxed(TopKCodec(fraction)),
+        Compression::RandomK(fraction) => boxed(RandomKCodec(fraction)),
     })
+}
+
+fn boxed<L: CodecLoops + 'static>(loops: L) -> Box<dyn Codec> {
+    Box::new(Vectorised::new(loops))
 }

@@ -1,4 +1,6 @@
-//! Compiles the loop of each kernel for several vector units. A [`Kernel`] contains the loop for one of these vector units.
+//! The loops of the kernels. A [`Kernel`] contains a loop and the vector unit on which the loop runs.
+
+use std::marker::PhantomData;
 
 use half::{bf16, f16};
 
@@ -8,40 +10,8 @@ use super::arithmetic::{
 };
 use super::half_floats::reduce_half_slice;
 use super::kernel::{Kernel, Kernels};
+use crate::simd::{VectorLoop, VectorWidth};
 use crate::types::{F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp};
-
-/// The vector instructions for which each kernel is compiled.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum VectorWidth {
-    /// The instructions that every processor of this architecture has.
-    Portable,
-    /// AVX2, with 256 bits.
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    /// AVX-512, with 512 bits.
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
-}
-
-impl VectorWidth {
-    /// Returns the widest vector unit of this processor.
-    pub(super) fn detect() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        {
-            let avx512 = is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl");
-            if avx512 {
-                return Self::Avx512;
-            }
-            if is_x86_feature_detected!("avx2") {
-                return Self::Avx2;
-            }
-        }
-        Self::Portable
-    }
-}
 
 /// The loop of a kernel: reduces `input` into `accumulator`. Both slices hold the bytes of elements of one type.
 trait ReductionLoop {
@@ -86,7 +56,7 @@ stored!(itself = reduce_slice: f32, f64, i8, u8, i16, u16, i32, u32, i64, u64, F
 stored!(f32 = reduce_half_slice: f16, bf16);
 
 /// The loop that combines elements of type `S` with the reduction `R` and then applies `F` to each result.
-struct ElementLoop<S, R, F>(std::marker::PhantomData<(S, R, F)>);
+struct ElementLoop<S, R, F>(PhantomData<(S, R, F)>);
 
 impl<S: StoredElement, R: BinaryReduction<S::Computed>, F: FinalStep<S::Computed>> ReductionLoop
     for ElementLoop<S, R, F>
@@ -99,14 +69,27 @@ impl<S: StoredElement, R: BinaryReduction<S::Computed>, F: FinalStep<S::Computed
     }
 }
 
+/// A call of a loop, with its arguments.
+struct ReductionCall<'a, L> {
+    accumulator: &'a mut [u8],
+    input: &'a [u8],
+    average_divisor: u32,
+    reduction: PhantomData<L>,
+}
+
+impl<L: ReductionLoop> VectorLoop for ReductionCall<'_, L> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        L::reduce_bytes(self.accumulator, self.input, self.average_divisor);
+    }
+}
+
 /// Returns the kernel whose loop is compiled for `width`.
 fn kernel_for_width<L: ReductionLoop>(width: VectorWidth) -> Kernel {
-    Kernel::built_in(match width {
-        VectorWidth::Portable => L::reduce_bytes,
-        #[cfg(target_arch = "x86_64")]
-        VectorWidth::Avx2 => x86::run_with_avx2::<L>,
-        #[cfg(target_arch = "x86_64")]
-        VectorWidth::Avx512 => x86::run_with_avx512::<L>,
+    Kernel::built_in(width, |width, accumulator, input, average_divisor| {
+        width.run(ReductionCall::<L> { accumulator, input, average_divisor, reduction: PhantomData });
     })
 }
 
@@ -116,40 +99,6 @@ fn kernels_without_division<S: StoredElement, R: BinaryReduction<S::Computed>>(
 ) -> Kernels {
     let kernel = kernel_for_width::<ElementLoop<S, R, StoreUnchanged>>(width);
     Kernels { reduce: kernel.clone(), reduce_last: kernel }
-}
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use super::ReductionLoop;
-
-    #[target_feature(enable = "avx2")]
-    fn run_compiled_for_avx2<L: ReductionLoop>(accumulator: &mut [u8], input: &[u8], average_divisor: u32) {
-        L::reduce_bytes(accumulator, input, average_divisor);
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn run_compiled_for_avx512<L: ReductionLoop>(accumulator: &mut [u8], input: &[u8], average_divisor: u32) {
-        L::reduce_bytes(accumulator, input, average_divisor);
-    }
-
-    pub(super) fn run_with_avx2<L: ReductionLoop>(
-        accumulator: &mut [u8],
-        input: &[u8],
-        average_divisor: u32,
-    ) {
-        // SAFETY: `VectorWidth::Avx2` is used only after `VectorWidth::detect` has found AVX2 or AVX-512 on this
-        // processor, and every processor with AVX-512 has AVX2.
-        unsafe { run_compiled_for_avx2::<L>(accumulator, input, average_divisor) }
-    }
-
-    pub(super) fn run_with_avx512<L: ReductionLoop>(
-        accumulator: &mut [u8],
-        input: &[u8],
-        average_divisor: u32,
-    ) {
-        // SAFETY: `VectorWidth::Avx512` is used only after `VectorWidth::detect` has found AVX-512 on this processor.
-        unsafe { run_compiled_for_avx512::<L>(accumulator, input, average_divisor) }
-    }
 }
 
 /// Returns the kernels that reduce elements of the numeric type `S` with `op`. Returns `None` if `op` is not defined for

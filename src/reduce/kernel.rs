@@ -3,10 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::simd::VectorWidth;
 use crate::types::Element;
 
 /// A built-in loop. The slices hold the bytes of elements.
-type KernelFn = fn(accumulator: &mut [u8], input: &[u8], average_divisor: u32);
+type KernelFn = fn(width: VectorWidth, accumulator: &mut [u8], input: &[u8], average_divisor: u32);
 /// A loop that calls a function of the user.
 type CustomFn = dyn Fn(&mut [u8], &[u8], InputSide) + Send + Sync;
 
@@ -27,13 +28,13 @@ pub struct Kernel {
 
 #[derive(Clone)]
 enum KernelKind {
-    BuiltIn(KernelFn),
+    BuiltIn(VectorWidth, KernelFn),
     Custom(Arc<CustomFn>),
 }
 
 impl Kernel {
-    pub(super) fn built_in(run: KernelFn) -> Self {
-        Self { kind: KernelKind::BuiltIn(run), average_divisor: 1 }
+    pub(super) fn built_in(width: VectorWidth, run: KernelFn) -> Self {
+        Self { kind: KernelKind::BuiltIn(width, run), average_divisor: 1 }
     }
 
     /// Reduces `input` into `accumulator`, with `input` as the left operand. Both slices contain complete, aligned
@@ -45,7 +46,7 @@ impl Kernel {
     /// panics.
     pub fn apply(&self, accumulator: &mut [u8], input: &[u8]) {
         match &self.kind {
-            KernelKind::BuiltIn(run) => run(accumulator, input, self.average_divisor),
+            KernelKind::BuiltIn(width, run) => run(*width, accumulator, input, self.average_divisor),
             KernelKind::Custom(function) => function(accumulator, input, InputSide::Left),
         }
     }
@@ -58,7 +59,7 @@ impl Kernel {
     /// In the same cases as [`Kernel::apply`].
     pub fn apply_as_right_operand(&self, accumulator: &mut [u8], input: &[u8]) {
         match &self.kind {
-            KernelKind::BuiltIn(run) => run(accumulator, input, self.average_divisor),
+            KernelKind::BuiltIn(width, run) => run(*width, accumulator, input, self.average_divisor),
             KernelKind::Custom(function) => function(accumulator, input, InputSide::Right),
         }
     }
@@ -67,7 +68,7 @@ impl Kernel {
 impl fmt::Debug for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.kind {
-            KernelKind::BuiltIn(_) => "Kernel::BuiltIn",
+            KernelKind::BuiltIn(..) => "Kernel::BuiltIn",
             KernelKind::Custom(_) => "Kernel::Custom",
         })
     }

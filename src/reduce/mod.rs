@@ -21,8 +21,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use half::{bf16, f16};
 
-use self::dispatch::{VectorWidth, indexed_value_kernels, integer_kernels, number_kernels};
+use self::dispatch::{indexed_value_kernels, integer_kernels, number_kernels};
 pub use self::kernel::{Kernel, Kernels};
+use crate::simd::VectorWidth;
 use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp};
 
 /// The number of 8-byte words in the block of zeros with which [`reduce_single_contribution`] reduces a contribution.

@@ -188,18 +188,6 @@ fn sample_pairs<T: ReferenceReduction>(length: usize) -> (Vec<T>, Vec<T>) {
     (0..length).map(|i| (samples[i % count], samples[i / count % count])).unzip()
 }
 
-/// Returns the vector widths that this processor supports.
-fn supported_widths() -> Vec<VectorWidth> {
-    let mut widths = vec![VectorWidth::Portable];
-    #[cfg(target_arch = "x86_64")]
-    match VectorWidth::detect() {
-        VectorWidth::Portable => {}
-        VectorWidth::Avx2 => widths.push(VectorWidth::Avx2),
-        VectorWidth::Avx512 => widths.extend([VectorWidth::Avx2, VectorWidth::Avx512]),
-    }
-    widths
-}
-
 /// Calls a generic function with every element type.
 macro_rules! for_every_type {
     ($f:ident) => {
@@ -262,8 +250,8 @@ fn check_bits_at_every_width<T: ReferenceReduction>() {
                     run_kernel(&kernel, a.clone(), &b)
                 }))
             };
-            let Some(portable) = results(VectorWidth::Portable) else { continue };
-            for width in supported_widths() {
+            let Some(portable) = results(VectorWidth::all_supported()[0]) else { continue };
+            for width in VectorWidth::all_supported() {
                 for (wide, portable) in
                     results(width).expect("the portable kernel exists too").iter().zip(&portable)
                 {
@@ -288,7 +276,7 @@ fn every_vector_width_gives_the_same_bits() {
 fn check_bits_with_exchanged_operands<T: ReferenceReduction>() {
     let (a, b) = sample_pairs::<T>(TEST_LENGTHS.default);
     for &op in ReduceOp::ALL {
-        for width in supported_widths() {
+        for width in VectorWidth::all_supported() {
             let Some(kernels) = kernels_for(width, T::DTYPE, op) else { continue };
             for divisor in [None, Some(3)] {
                 let kernel = select_kernel(&kernels, divisor);
