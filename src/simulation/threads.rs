@@ -6,7 +6,7 @@ mod core;
 mod program;
 
 use std::iter;
-use std::panic::{catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
@@ -65,6 +65,10 @@ impl Primitives for ShuttlePrimitives {
         guard: Self::Guard<'a, T>,
         timeout: Option<Duration>,
     ) -> Self::Guard<'a, T> {
+        // The clock may have stopped, so it would not wake the thread.
+        if timeout == Some(Duration::ZERO) {
+            return guard;
+        }
         let condvar = if timeout.is_some() { &condvar.with_timeout } else { &condvar.without_timeout };
         condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
     }
@@ -382,14 +386,13 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
 }
 
 /// Runs the threads of a program once, with the schedule of the current execution.
-fn run_program(seed: u64) {
-    let program = ThreadProgram::new(seed);
-    let driver = SimDriver::new(&program);
+fn run_program(program: &ThreadProgram, seed: u64) {
+    let driver = SimDriver::new(program);
     let is_on_post = |action: &&ThreadAction| matches!(action, ThreadAction::BlockOnPost(_));
     let without_core = program.actions.iter().flatten().filter(is_on_post).count();
     let ending = program.operations.iter().filter(|operation| operation.ending != SimEnding::Never).count();
     let mut threads = Vec::new();
-    for actions in program.actions {
+    for actions in program.actions.clone() {
         let driver = Arc::clone(&driver);
         threads.push(spawn("program", move || actions.into_iter().for_each(|action| driver.run(action))));
     }
@@ -420,20 +423,44 @@ fn run_program(seed: u64) {
 
 /// Runs the program of a seed with several schedules.
 pub(super) fn check_threads(seed: u64) {
-    fn run(seed: u64, scheduler: impl Scheduler + 'static) {
+    check_program(&Arc::new(ThreadProgram::new(seed)), seed);
+}
+
+/// Runs a program with several schedules, which the seed determines.
+fn check_program(program: &Arc<ThreadProgram>, seed: u64) {
+    let run = |scheduler: Box<dyn Scheduler + Send>| {
         let mut config = Config::new();
         config.stack_size = STACK_BYTES;
         config.max_steps = MaxSteps::FailAfter(STEPS_MAX);
-        Runner::new(scheduler, config).run(move || run_program(seed));
-    }
-    let result = catch_unwind(|| {
-        run(seed, RandomScheduler::new_from_seed(seed, SCHEDULES));
-        run(seed, PctScheduler::new_from_seed(seed, PRIORITY_CHANGES, SCHEDULES));
-    });
+        let program = Arc::clone(program);
+        Runner::new(scheduler, config).run(move || run_program(&program, seed));
+    };
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        run(Box::new(RandomScheduler::new_from_seed(seed, SCHEDULES)));
+        run(Box::new(PctScheduler::new_from_seed(seed, PRIORITY_CHANGES, SCHEDULES)));
+    }));
     if let Err(panic) = result {
-        eprintln!("the threads of seed {seed} fail: {:?}", ThreadProgram::new(seed));
+        eprintln!("the threads of seed {seed} fail: {program:?}");
         resume_unwind(panic);
     }
+}
+
+/// Regression test: before the fix, a thread that had spun for a post slept longer than until its time limit, by the time of the
+/// spin.
+#[test]
+#[cfg_attr(miri, ignore = "Miri does not support the stacks of simulated threads")]
+fn a_thread_stops_waiting_at_its_time_limit_after_it_has_spun() {
+    // The peer posts only when the second operation has begun, after the thread has stopped waiting for the first one.
+    let operation = |ending, needs| SimOperation { ending, needs, parts: 1 };
+    let last = AfterSubmit::WaitUntil(Duration::from_secs(LAST_TICK));
+    let program = Arc::new(ThreadProgram {
+        operations: [operation(SimEnding::Post, Some(1)), operation(SimEnding::Socket, None)].into(),
+        actions: vec![vec![ThreadAction::Submit(0, last), ThreadAction::Block(1)]],
+        peers: 1,
+        has_clock: true,
+        reads_unserved: false,
+    });
+    (0..20).for_each(|seed| check_program(&program, seed));
 }
 
 #[test]

@@ -139,7 +139,8 @@ pub(crate) trait ThreadedDriver: Sized {
                     return core;
                 }
                 let until = until.into_iter().chain(core.next_deadline()).min();
-                let timeout = until.map(|until| until.saturating_sub(now));
+                // Time may have passed since `now`: other threads may have had the lock during the spin.
+                let timeout = until.map(|until| until.saturating_sub(self.now()));
                 if core.has_socket_waiter() {
                     self.measure_wait(|| core.wait(timeout))
                 } else {
