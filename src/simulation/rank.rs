@@ -355,14 +355,15 @@ impl SimulatedRank {
 
     /// Returns the next time at which the rank has work even if no data arrive.
     pub(crate) fn next_event(&self, now: Timestamp) -> Option<Timestamp> {
-        let at = match &self.state {
+        let is_later = |at: &Timestamp| *at > now;
+        match &self.state {
             SimRankState::Running => {
-                let computes_until = Some(self.busy_until).filter(|&at| at > now);
-                computes_until.into_iter().chain(self.core.next_deadline()).min()
+                // A rank that computes when a deadline passes handles the deadline only when it has computed.
+                let deadline = self.core.next_deadline().filter(is_later);
+                Some(self.busy_until).filter(is_later).into_iter().chain(deadline).min()
             }
-            SimRankState::Closing { until, .. } => Some(*until),
+            SimRankState::Closing { until, .. } => Some(*until).filter(is_later),
             SimRankState::Ended(_) => None,
-        };
-        at.filter(|&at| at > now)
+        }
     }
 }
