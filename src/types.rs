@@ -328,13 +328,13 @@ wire_enum! {
 
 /// The bits that mark internal operations in a group's number on the wire. A group's own number has none of these
 /// bits.
-pub const INTERNAL_GROUP_BITS: u32 = HOSTS_GROUP_BIT | LOCAL_GROUP_BIT | ENCODED_GROUP_BIT;
-/// The bit that marks operations between the hosts of a group.
+pub const INTERNAL_GROUP_BITS: u32 = HOSTS_GROUP_BIT | LOCAL_GROUP_BIT | RESULTS_GROUP_BIT;
+/// The bit that marks operations over links of the blocks of a collective: between hosts, and exchanges of encoded elements.
 pub const HOSTS_GROUP_BIT: u32 = 1 << 30;
 /// The bit that marks the operations with which the ranks of a group on one host set up their shared memory.
 pub const LOCAL_GROUP_BIT: u32 = 1 << 29;
-/// The bit that marks exchanges of encoded elements. [`HOSTS_GROUP_BIT`] marks their second step.
-pub const ENCODED_GROUP_BIT: u32 = 1 << 28;
+/// The bit that, with [`HOSTS_GROUP_BIT`], marks the second steps of exchanges of encoded elements.
+pub const RESULTS_GROUP_BIT: u32 = 1 << 28;
 
 /// The bit of [`Contract::layout`] that marks compressed collectives. Digests of lengths do not have it.
 pub const COMPRESSED_LAYOUT: u32 = 1 << 31;
@@ -374,6 +374,12 @@ impl Contract {
         count: 0,
         layout: 0,
     };
+
+    /// Returns whether the ranks number the blocks of the collective instead of the collective itself: whether it has several
+    /// stages.
+    pub fn has_blocks(&self) -> bool {
+        self.algorithm == Algorithm::Hierarchy || self.compression().is_some()
+    }
 
     /// Returns the compression of a compressed collective.
     pub fn compression(&self) -> Option<Compression> {

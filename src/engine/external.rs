@@ -28,31 +28,11 @@ impl Engine {
         Ok(id)
     }
 
-    /// Assigns the next number of a group to an operation that consists of several internal operations. If another rank calls a
-    /// different operation under this number, the engine detects the mismatch.
-    ///
-    /// # Errors
-    ///
-    /// The failure, if a rank has already announced a different operation with this number.
-    pub fn assign_number(
-        &mut self,
-        group: u32,
-        contract_and_site: (Contract, Site),
-    ) -> Result<(OpId, OperationKey), Failure> {
-        let sequence = self.history.record_next(group, contract_and_site);
-        let key = OperationKey::Collective { group, sequence };
-        let mut links = self.links.iter_mut();
-        let mismatch = links.find_map(|(&peer, link)| Some((peer, link.announced.remove(&key)?)));
-        if let Some(mismatch) = mismatch {
-            return Err(self.fail_because_mismatch((group, sequence), contract_and_site, mismatch));
-        }
-        Ok((self.new_id(), key))
-    }
-
     /// Stores the contract of an operation in shared memory. If a late rank calls a different operation under the same number,
     /// the error message shows the stored contract.
     pub fn record_external(&mut self, group: u32, sequence: u64, contract_and_site: (Contract, Site)) {
-        self.history.record_numbered(group, sequence, contract_and_site);
+        let (group, call) = OperationKey::call_of(group, sequence);
+        self.history.record_numbered(group, call, contract_and_site);
     }
 
     /// Sets the ranks for which an external operation waits. Fails the job if one of these ranks has left.
@@ -74,20 +54,26 @@ impl Engine {
         }
     }
 
-    /// Fails the job because `peer` called a different operation than this rank under the same number. The peer's contract is
-    /// `None` if it is unknown.
+    /// Fails the job because `peer` executes a different operation in shared memory than this rank: an operation with another
+    /// number or another contract. The peer's contract is `None` if it cannot be decoded.
     pub fn report_mismatch(
         &mut self,
-        (group, sequence): (u32, u64),
-        own_contract_and_site: (Contract, Site),
-        (peer, peer_contract): (Rank, Option<Contract>),
+        group: u32,
+        (sequence, own_call): (u64, (Contract, Site)),
+        (peer, (peer_sequence, peer_contract)): (Rank, (u64, Option<Contract>)),
     ) {
-        if let Some(contract) = peer_contract.filter(|contract| *contract != own_contract_and_site.0) {
-            self.fail_because_mismatch((group, sequence), own_contract_and_site, (peer, contract));
-        } else {
+        let Some(contract) =
+            peer_contract.filter(|&contract| (peer_sequence, contract) != (sequence, own_call.0))
+        else {
             let detail = format!("its call of operation {sequence} differs from the call of this rank");
             self.report_misbehavior(peer, detail);
-        }
+            return;
+        };
+        // The calls of the two ranks differ from the lower of the two numbers on. If the lower number is this rank's, this rank
+        // does not know the peer's call with this number. The peer adds it.
+        let earlier_call = self.find_contract(group, peer_sequence).filter(|_| peer_sequence < sequence);
+        let (sequence, own_call) = earlier_call.map_or((sequence, own_call), |call| (peer_sequence, call));
+        self.fail_because_mismatch((group, sequence), own_call, (peer, contract));
     }
 
     /// Sends a wake frame to a peer, because the peer sleeps although the shared memory has changed.

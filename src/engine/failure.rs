@@ -171,6 +171,7 @@ impl Engine {
         (contract, site): ContractAndSite,
         (peer, peer_contract): (Rank, Contract),
     ) -> Failure {
+        let (group, sequence) = OperationKey::call_of(group, sequence);
         let own_call = (self.settings.rank, contract, site.to_string());
         let peer_call = (peer, peer_contract, String::new());
         let (first, second) =
@@ -274,11 +275,14 @@ impl Engine {
             Cause::Mismatch { group, sequence, first, first_contract, second, .. } => {
                 let own_rank = self.settings.rank;
                 let peer = if *first == own_rank { *second } else { *first };
-                let site = match first_contract.operation {
+                let (contract, site) = match first_contract.operation {
                     // The receiver of the message detected and reported the mismatch. So this rank is the sender.
-                    Operation::Message => self.site_of_message(peer, *sequence),
-                    _ => self.find_contract(*group, *sequence).map(|(_, site)| site),
+                    Operation::Message => (None, self.site_of_message(peer, *sequence)),
+                    _ => self.find_contract(*group, *sequence).unzip(),
                 };
+                if let Some(contract) = contract {
+                    cause.add_contract(own_rank, contract);
+                }
                 if let Some(site) = site {
                     cause.add_site(own_rank, &site.to_string());
                 }
@@ -325,9 +329,10 @@ impl Engine {
             (None, None) => self.matching.find_posted(id)?.pattern.source.into_iter().collect(),
         };
         let sequence = if info.sequence() == u64::MAX { 0 } else { info.sequence() };
+        let (group, sequence) = OperationKey::call_of(info.group, sequence);
         Some(WaitingRank {
             rank: self.settings.rank,
-            group: info.group & !INTERNAL_GROUP_BITS,
+            group: group & !INTERNAL_GROUP_BITS,
             sequence,
             contract: info.contract,
             site: info.site.to_string(),
@@ -342,14 +347,15 @@ impl Engine {
         self.operations.get(&id).map(|running| &running.info).or_else(external).or_else(posted)
     }
 
-    /// Returns this rank's contract and call site of an operation of a group, if they are still stored.
-    fn find_contract(&self, group: u32, sequence: u64) -> Option<ContractAndSite> {
+    /// Returns this rank's contract and call site of a collective or a block, if they are still stored.
+    pub(super) fn find_contract(&self, group: u32, sequence: u64) -> Option<ContractAndSite> {
         let key = OperationKey::Collective { group, sequence };
         let running = self.find_running(key).map(|running| &running.info);
         let mut external = self.external.values().map(|external| &external.info);
         let info = running.or_else(|| external.find(|info| info.key == key));
         let contract_and_site = info.map(|info| (info.contract, info.site));
-        contract_and_site.or_else(|| self.history.find(group, sequence))
+        let (group, call) = OperationKey::call_of(group, sequence);
+        contract_and_site.or_else(|| self.history.find(group, call))
     }
 
     /// Returns the line that sent a message to `to`, if the message is still being sent or is one of the last messages.

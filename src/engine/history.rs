@@ -38,6 +38,12 @@ impl OperationHistory {
         sequence
     }
 
+    /// Records that an operation has begun. A number that is not above the last one was recorded before.
+    pub(super) fn record_begun(&mut self, group: u32, sequence: u64) {
+        let next = self.next_sequences.entry(group).or_default();
+        *next = (*next).max(sequence + 1);
+    }
+
     /// Records an operation in shared memory. The number comes from the rounds of the shared memory.
     pub(super) fn record_numbered(&mut self, group: u32, sequence: u64, contract_and_site: ContractAndSite) {
         let history = self.histories.entry(group).or_default();

@@ -134,8 +134,10 @@ impl Engine {
         }
         match key {
             OperationKey::Collective { group, sequence } => {
-                let next = self.history.next_sequence(group);
-                if sequence < next { Err(self.handle_late_frame(peer, header)) } else { Ok(key) }
+                if sequence >= self.history.next_sequence(group) && self.may_begin(group, sequence, header) {
+                    return Ok(key);
+                }
+                Err(self.handle_late_frame(peer, header))
             }
             OperationKey::Message { sequence, .. } => {
                 let link = self.links.entry(peer).or_default();
@@ -167,6 +169,14 @@ impl Engine {
                 Ok(key)
             }
         }
+    }
+
+    /// Returns false if this rank has called a different collective instead of the one to which the block of a frame belongs.
+    /// Then this rank never begins the block.
+    fn may_begin(&self, group: u32, sequence: u64, header: &FrameHeader) -> bool {
+        let (call_group, call) = OperationKey::call_of(group, sequence);
+        call >= self.history.next_sequence(call_group)
+            || self.find_contract(group, sequence).is_none_or(|(own, _)| own == header.contract)
     }
 
     /// Returns the verdict for a segment of an operation that this rank has begun. `is_stored` says whether the driver already

@@ -1,13 +1,14 @@
 //! What the driver tells the engine, and what the engine tells the driver: operations to begin, frames to send, what to do with
 //! each frame that arrives, and the failure of the job.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
 use bytes::Bytes;
 
 use crate::schedule::Action;
-use crate::types::{Contract, Rank, Site};
+use crate::schedule::hierarchy::BLOCKS_MAX;
+use crate::types::{Contract, HOSTS_GROUP_BIT, RESULTS_GROUP_BIT, Rank, Site};
 use crate::wire::{Cause, FrameHeader};
 
 /// After a failure, a rank sends the cause to its peers and receives their reports for at most this time.
@@ -75,11 +76,11 @@ pub struct OperationRequest {
 /// The identifier of an operation in the headers of its frames.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum OperationKey {
-    /// A collective, identified by its number in its group.
+    /// A collective, or a block of a collective of several stages.
     Collective {
-        /// The group.
+        /// The group. For a block, with [`HOSTS_GROUP_BIT`].
         group: u32,
-        /// The number of the collective in the group.
+        /// The number of the collective in the group, or the [number of the block](OperationKey::block_number).
         sequence: u64,
     },
     /// A point-to-point message, identified by its number among the messages from one rank to another.
@@ -91,6 +92,37 @@ pub enum OperationKey {
         /// The number of the message.
         sequence: u64,
     },
+}
+
+impl OperationKey {
+    /// Returns the number of a block of a collective of several stages. The number contains the number of the collective in its group,
+    /// so that blocks of two ranks have the same number only if the ranks have made as many calls.
+    pub fn block_number(call: u64, block: usize) -> u64 {
+        call * BLOCKS_MAX as u64 + block as u64
+    }
+
+    /// Returns the group and the number of the call to which a collective or a block belongs.
+    pub(super) fn call_of(group: u32, sequence: u64) -> (u32, u64) {
+        if group & HOSTS_GROUP_BIT == 0 {
+            (group, sequence)
+        } else {
+            (group & !(HOSTS_GROUP_BIT | RESULTS_GROUP_BIT), sequence / BLOCKS_MAX as u64)
+        }
+    }
+
+    /// Returns the keys in the frames of a rank whose call with this number is of the other kind than this rank's call, which has
+    /// this contract: with blocks if this rank's call has none, and without if it has.
+    pub fn of_other_kind(group: u32, call: u64, contract: &Contract) -> RangeInclusive<Self> {
+        if contract.has_blocks() {
+            let key = Self::Collective { group, sequence: call };
+            return key..=key;
+        }
+        let block = |index| {
+            let sequence = Self::block_number(call, index);
+            Self::Collective { group: group | HOSTS_GROUP_BIT, sequence }
+        };
+        block(0)..=block(BLOCKS_MAX - 1)
+    }
 }
 
 /// A frame to send. The driver sends the whole frame before any other frame to the same peer.

@@ -49,7 +49,7 @@ pub use self::matching::{Envelope, Pattern};
 pub use self::operation::EAGER_BYTES;
 use self::operation::{ExternalOperation, NextSend, OperationInfo, RunningOperation, TransferSegment};
 use crate::schedule::Schedule;
-use crate::types::{Contract, Operation, Rank, SortedMap, SortedSet};
+use crate::types::{Contract, Operation, Rank, Site, SortedMap, SortedSet};
 use crate::wire::cause::SilentLink;
 use crate::wire::{FrameHeader, FrameKind};
 
@@ -123,8 +123,27 @@ impl Engine {
         }
     }
 
-    /// Begins the next collective of a group. Every rank of the group has to begin the same collective. The ranks in the
-    /// schedule are ranks of the world.
+    /// Assigns the next number of a group to a collective of the program. Every rank of the group has to call the same collective
+    /// under this number. If a peer calls a different one, the engine detects the mismatch.
+    ///
+    /// # Errors
+    ///
+    /// The failure, if the job has already failed, or if a peer has announced a different operation with this number.
+    pub fn assign_number(&mut self, group: u32, contract_and_site: (Contract, Site)) -> Result<u64, Failure> {
+        self.check()?;
+        let sequence = self.history.record_next(group, contract_and_site);
+        let keys = OperationKey::of_other_kind(group, sequence, &contract_and_site.0);
+        let announced =
+            |(&peer, link): (&Rank, &Link)| Some((peer, *link.announced.range(keys.clone()).next()?.1));
+        match self.links.iter().find_map(announced) {
+            Some(mismatch) => Err(self.fail_because_mismatch((group, sequence), contract_and_site, mismatch)),
+            None => Ok(sequence),
+        }
+    }
+
+    /// Begins a collective with a number from [`Engine::assign_number`], or a block of a hierarchical collective with a number
+    /// from [`OperationKey::block_number`]. The blocks of a group begin in the order of their numbers. The ranks in the schedule
+    /// are ranks of the world.
     ///
     /// # Errors
     ///
@@ -134,17 +153,14 @@ impl Engine {
         &mut self,
         now: Timestamp,
         request: OperationRequest,
+        sequence: u64,
         schedule: Schedule,
     ) -> Result<OpId, Failure> {
         self.check()?;
-        let OperationRequest { group, contract, site, .. } = request;
-        let sequence = self.history.record_next(group, (contract, site));
+        self.history.record_begun(request.group, sequence);
         let id = self.new_id();
-        self.start_transfers(
-            id,
-            OperationInfo::new(now, request, OperationKey::Collective { group, sequence }),
-            schedule,
-        )
+        let key = OperationKey::Collective { group: request.group, sequence };
+        self.start_transfers(id, OperationInfo::new(now, request, key), schedule)
     }
 
     /// Records that a group was dropped.
@@ -302,7 +318,7 @@ impl Engine {
     }
 
     /// Returns the identifier of a new operation.
-    pub(super) fn new_id(&mut self) -> OpId {
+    pub fn new_id(&mut self) -> OpId {
         self.last_id += 1;
         OpId(self.last_id)
     }

@@ -249,6 +249,7 @@ impl Group {
             && !call.uses_shared_memory
             && let Some(kernels) = call.kernels.clone()
         {
+            call.request.group |= HOSTS_GROUP_BIT;
             let is_average = call.request.contract.reduction == Some(ReduceOp::Average);
             call.encoding = Some(Encoding {
                 codec: Arc::clone(codec),

@@ -17,7 +17,7 @@ use crate::runtime::profile::{Meter, Profile};
 use crate::runtime::statistics::Statistics;
 use crate::schedule::hierarchy::HostLayout;
 use crate::schedule::partition;
-use crate::types::{ENCODED_GROUP_BIT, HOSTS_GROUP_BIT, Rank, WorldSize};
+use crate::types::{HOSTS_GROUP_BIT, RESULTS_GROUP_BIT, Rank, WorldSize};
 use crate::wire::Cause;
 
 /// The state that all groups of a job share.
@@ -117,7 +117,7 @@ impl Drop for GroupRetirement {
     fn drop(&mut self) {
         if let Some((job, id)) = &self.0 {
             let mut core = job.driver.core();
-            for bits in [0, HOSTS_GROUP_BIT, ENCODED_GROUP_BIT, ENCODED_GROUP_BIT | HOSTS_GROUP_BIT] {
+            for bits in [0, HOSTS_GROUP_BIT, HOSTS_GROUP_BIT | RESULTS_GROUP_BIT] {
                 core.retire_group(*id | bits);
             }
         }

@@ -41,10 +41,10 @@ pub(crate) struct HostRounds<M = Segment> {
     members: Arc<[Rank]>,
     /// The number of the last round that this rank has completed.
     last_round: u64,
-    /// The number that the next operation gets.
-    next_sequence: u64,
-    /// The number of the oldest operation that is not complete.
-    oldest_sequence: u64,
+    /// The number of operations that were added.
+    next_position: u64,
+    /// The number of operations that are complete.
+    oldest_position: u64,
     /// The programs of the last different operations, the last one at the end.
     programs: Vec<(ProgramKey, Arc<Program>)>,
     /// Scratch memory for one piece of the reduction over all lower ranks.
@@ -68,7 +68,7 @@ struct ProgramKey {
     is_one_shot: bool,
 }
 
-/// A call of an operation: its number in the shared memory, this rank's contract, and the line of the call.
+/// A call of an operation: its [number](HostRounds::add_operation), this rank's contract, and the line of the call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShmCall {
     pub(crate) sequence: u64,
@@ -80,6 +80,8 @@ pub(crate) struct ShmCall {
 pub(crate) struct ShmOperation {
     execution: Execution,
     call: ShmCall,
+    /// The number of operations that were added to the shared memory before.
+    position: u64,
     /// The contract and the number as they are written to shared memory.
     header: Header,
     kernels: Option<Kernels>,
@@ -91,8 +93,9 @@ pub(crate) struct ShmOperation {
 /// Why an operation in shared memory fails the job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ShmFailure {
-    /// Another rank called a different operation than this rank. Its contract is `None` if it cannot be decoded.
-    Mismatch(ShmCall, Rank, Option<Contract>),
+    /// Another rank called a different operation than this rank, with this number and this contract. The contract is `None` if it
+    /// cannot be decoded.
+    Mismatch(ShmCall, Rank, (u64, Option<Contract>)),
     /// This rank has posted invalid values. The text describes the values.
     Invalid(Rank, &'static str),
     /// A reduction function of the user panicked.
@@ -106,8 +109,8 @@ impl<M: RoundsMemory> HostRounds<M> {
             rounds,
             members,
             last_round: 0,
-            next_sequence: 0,
-            oldest_sequence: 0,
+            next_position: 0,
+            oldest_position: 0,
             programs: Vec::new(),
             lower_ranks_piece: vec![0; PIECE_BYTES / size_of::<u64>()],
             unrecorded: VecDeque::new(),
@@ -124,18 +127,20 @@ impl<M: RoundsMemory> HostRounds<M> {
     }
 
     /// Adds an operation. Operations must be executed in the order in which they are added. The ranks of `spec` are numbered
-    /// within the shared memory.
+    /// within the shared memory. The number of a block of a hierarchical collective is that of the block. All other operations
+    /// have no number in their group (`None`), and are numbered within the shared memory.
     pub(crate) fn add_operation(
         &mut self,
-        &OperationRequest { contract, site, .. }: &OperationRequest,
+        (&OperationRequest { contract, site, .. }, number): (&OperationRequest, Option<u64>),
         spec: &CollectiveSpec,
         kernels: Option<Kernels>,
     ) -> ShmOperation {
         if self.has_dropped_buffers.load(Ordering::Acquire) && !self.is_busy() {
             self.remove_dropped_buffers();
         }
-        let call = ShmCall { sequence: self.next_sequence, contract, site };
-        self.next_sequence += 1;
+        let position = self.next_position;
+        let call = ShmCall { sequence: number.unwrap_or(position), contract, site };
+        self.next_position += 1;
         if self.unrecorded.len() == UNRECORDED_MAX {
             self.unrecorded.pop_front();
         }
@@ -143,7 +148,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         let element_bytes = contract.dtype.size_bytes();
         let program = self.program(spec, (element_bytes, contract.algorithm == Algorithm::OneShot));
         let (execution, header) = (Execution::new(program), call.header());
-        ShmOperation { execution, call, header, kernels, element_bytes, is_exposed: false }
+        ShmOperation { execution, call, position, header, kernels, element_bytes, is_exposed: false }
     }
 
     /// Returns a program. It is made only once for operations that the caller repeats.
@@ -280,7 +285,7 @@ impl<M: RoundsMemory> HostRounds<M> {
             self.apply(round, shm_operation, memory);
             self.last_round = round;
             if shm_operation.execution.handle_worked() {
-                self.oldest_sequence += 1;
+                self.oldest_position += 1;
                 return Ok(Poll::Ready(()));
             }
         }
@@ -346,12 +351,12 @@ impl<M: RoundsMemory> HostRounds<M> {
 
     /// Returns whether there is an operation that is not complete.
     pub(crate) fn is_busy(&self) -> bool {
-        self.oldest_sequence != self.next_sequence
+        self.oldest_position != self.next_position
     }
 
     /// Returns whether an operation is the oldest that is not complete.
     pub(crate) fn is_oldest(&self, shm_operation: &ShmOperation) -> bool {
-        self.oldest_sequence == shm_operation.sequence()
+        self.oldest_position == shm_operation.position
     }
 
     /// Returns whether [`HostRounds::poll`] would make progress.
@@ -399,12 +404,13 @@ impl ShmCall {
         if header == own_header {
             return Ok(());
         }
-        Err(Box::new(ShmFailure::Mismatch(self, rank, wire::contract_from_words(header))))
+        let other = (header[HEADER_WORDS - 1], wire::contract_from_words(header));
+        Err(Box::new(ShmFailure::Mismatch(self, rank, other)))
     }
 }
 
 impl ShmOperation {
-    /// Returns the operation's number in this shared memory.
+    /// Returns the [number](HostRounds::add_operation) of the operation.
     pub(crate) fn sequence(&self) -> u64 {
         self.call.sequence
     }

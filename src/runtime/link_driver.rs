@@ -13,7 +13,9 @@ pub use super::link_io::ByteCounters;
 use super::link_io::{ActiveOperation, ActiveOperations, FramePayload, IncomingFrame, LinkIo, OutgoingFrame};
 use super::memory::Memory;
 use super::profile::{Meter, ProfilePart};
-use crate::engine::{Engine, Envelope, Failure, OpId, OperationRequest, Pattern, Settings, Timestamp};
+use crate::engine::{
+    Engine, Envelope, Failure, OpId, OperationKey, OperationRequest, Pattern, Settings, Timestamp,
+};
 use crate::reduce::Kernels;
 use crate::schedule::{Action, Schedule};
 use crate::transport::{TransferResult, Transport};
@@ -134,7 +136,7 @@ impl<T: Transport> LinkDriver<T> {
         &mut self.engine
     }
 
-    /// Begins the next collective of a group.
+    /// Begins a collective, or a block of a hierarchical collective. See [`Engine::begin`].
     ///
     /// # Errors
     ///
@@ -143,6 +145,7 @@ impl<T: Transport> LinkDriver<T> {
         &mut self,
         now: Timestamp,
         request: OperationRequest,
+        sequence: u64,
         schedule: Schedule,
         mut buffer_and_reduction: BufferAndReduction,
     ) -> Result<OpId, Failure> {
@@ -156,7 +159,7 @@ impl<T: Transport> LinkDriver<T> {
             let Some((memory, begun)) = begun else { return Err(self.engine.abort(NO_MEMORY)) };
             (buffer_and_reduction.memory, gathering) = (memory, Some(Box::new(begun)));
         }
-        let id = self.engine.begin(now, request, schedule)?;
+        let id = self.engine.begin(now, request, sequence, schedule)?;
         self.add_operation(id, request, buffer_and_reduction, gathering);
         Ok(id)
     }
@@ -204,22 +207,20 @@ impl<T: Transport> LinkDriver<T> {
         Ok(id)
     }
 
-    /// Assigns the next number of a group to an operation of several internal operations. See [`Engine::assign_number`].
+    /// Assigns the next number of a group to a collective of the program. See [`Engine::assign_number`].
     ///
     /// # Errors
     ///
-    /// The failure, if a rank has already sent a frame of a different operation with this number.
-    pub fn assign_number(
-        &mut self,
-        group: u32,
-        contract_and_site: (Contract, Site),
-    ) -> Result<OpId, Failure> {
-        let (id, key) = self.engine.assign_number(group, contract_and_site)?;
+    /// The failure, if the job has already failed, or if a rank has already sent a frame of a different operation with this
+    /// number.
+    pub fn assign_number(&mut self, group: u32, contract_and_site: (Contract, Site)) -> Result<u64, Failure> {
+        let sequence = self.engine.assign_number(group, contract_and_site)?;
         // The engine checks the frames that arrive from now on. A frame that arrived earlier is stored, and is checked here.
-        if let Some((peer, header)) = self.operations.first_stored(key) {
+        let keys = OperationKey::of_other_kind(group, sequence, &contract_and_site.0);
+        if let Some((peer, header)) = self.operations.first_stored(keys) {
             self.engine.handle_late_frame(peer, &header);
         }
-        self.engine.failure().map_or(Ok(id), |failure| Err(failure.clone()))
+        self.engine.failure().map_or(Ok(sequence), |failure| Err(failure.clone()))
     }
 
     /// Adds an operation that the engine has begun, and applies its stored frames.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use bytes::Bytes;
 
@@ -171,10 +171,11 @@ impl ActiveOperations {
         }
     }
 
-    /// Returns the sender and the header of the first frame that is stored for an operation.
-    pub(crate) fn first_stored(&self, key: OperationKey) -> Option<(Rank, FrameHeader)> {
+    /// Returns the sender and the header of the first frame that is stored for operations with these keys.
+    pub(crate) fn first_stored(&self, keys: RangeInclusive<OperationKey>) -> Option<(Rank, FrameHeader)> {
+        let (first, last) = keys.into_inner();
         let (&(_, peer), frames) =
-            self.stored.range((key, Rank::ZERO)..=(key, Rank::new(u32::MAX))).next()?;
+            self.stored.range((first, Rank::ZERO)..=(last, Rank::new(u32::MAX))).next()?;
         Some((peer, frames.front()?.header))
     }
 

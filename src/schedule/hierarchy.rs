@@ -23,8 +23,8 @@ use crate::types::{Algorithm, Rank, WorldSize};
 /// The bytes of each slice of a block that a host sends to another host in one step of the ring, if the buffer is long enough.
 /// Meanwhile, the ranks of the host work on the next block in shared memory.
 const CHUNK_BYTES: usize = 512 << 10;
-/// The most blocks of a hierarchical operation.
-const BLOCKS_MAX: usize = 64;
+/// The most blocks of a collective of several stages.
+pub const BLOCKS_MAX: usize = 64;
 
 /// A range of the elements of a buffer, and the stages that it passes one after another. Blocks may be in different stages at the
 /// same time, but all ranks begin the stages of the blocks in the same order. A collective that is not hierarchical has one block
@@ -186,6 +186,7 @@ impl HostLayout {
         let (count, slices) = (spec.count(), self.slice_count());
         let chunk_elements = self.chunk_bytes / size_of::<f32>();
         let elements_max = self.host_count().as_usize() * slices.as_usize() * chunk_elements;
+        let elements_max = elements_max.max(count.div_ceil(BLOCKS_MAX));
         let block = |start: usize| {
             let elements = start..count.min(start + elements_max);
             let mut exchange = TwoStepExchange { second: Some(Schedule::default()), ..Default::default() };

@@ -1,6 +1,6 @@
 //! The plan of a collective among the ranks of a group, which depends on what connects them.
 
-use super::hierarchy::{Block, CollectiveStage, HostLayout};
+use super::hierarchy::{BLOCKS_MAX, Block, CollectiveStage, HostLayout};
 use super::partition::Partition;
 use super::two_step::TwoStepExchange;
 use super::{CollectiveSpec, Schedule, double_tree};
@@ -86,8 +86,9 @@ impl Topology<'_> {
             (_, Medium::Hosts(layout)) => layout.encoded_blocks(spec, encoded_words),
             _ => {
                 // While a block is sent, the next one is encoded.
-                let elements_max = self.world.as_usize()
-                    * (self.chunk_bytes.min(ENCODED_CHUNK_BYTES_MAX) / size_of::<f32>());
+                let chunk_elements = self.chunk_bytes.min(ENCODED_CHUNK_BYTES_MAX) / size_of::<f32>();
+                let elements_max = self.world.as_usize() * chunk_elements;
+                let elements_max = elements_max.max(spec.count().div_ceil(BLOCKS_MAX));
                 let ranges = (0..spec.count().max(1)).step_by(elements_max);
                 let ranges = ranges.map(|start| start..spec.count().min(start + elements_max));
                 let partition = |count| Partition::even(count, self.world);

@@ -162,8 +162,7 @@ fn wrong_words_in_shared_memory_make_no_rank_panic_or_wait_for_ever() {
     assert!(!has_many_seeds() || failed > 0 && failed < count, "{failed} of {count} programs failed");
 }
 
-/// Checks that ranks fail if one of them calls another collective than the others, and that each error names this rank. All ranks
-/// fail, unless they notice the wrong call only during the last barrier.
+/// One rank calls another collective than the others.
 pub(super) fn check_wrong_calls(seed: u64) {
     let mut scenario = Scenario::random(seed, false);
     let mut random = StdRng::seed_from_u64(seed);
@@ -177,8 +176,45 @@ pub(super) fn check_wrong_calls(seed: u64) {
     );
     scenario.program[index] = call;
     scenario.odd_call = Some((odd_rank, index));
+    check_that_odd_rank_is_named(&scenario, seed);
+}
+
+/// One rank calls another collective than the others, on several hosts. The other calls are equal, so their blocks differ only
+/// in their numbers and lengths.
+pub(super) fn check_wrong_call_between_equal_ones(seed: u64) {
+    let mut scenario = Scenario::random(seed, false);
+    let mut random = StdRng::seed_from_u64(seed);
+    scenario.world = WorldSize::new(random.random_range(3..=6)).unwrap();
+    scenario.groups = vec![scenario.world.ranks().collect()];
+    scenario.checked_links = vec![vec![false; 6]; 6];
+    // The ranks of the second host share no memory in some scenarios.
+    let (low, high) = scenario.groups[0].split_at(2);
+    scenario.hosts = vec![low.to_vec()];
+    scenario.hosts.extend((high.len() > 1 && random.random_bool(0.5)).then(|| high.to_vec()));
+    scenario.memory_use.slot_bytes.get_or_insert(256);
+    let operations = [Operation::AllReduce, Operation::Reduce, Operation::Broadcast];
+    let operation = operations[random.random_range(0..operations.len())];
+    let call = SimCall::random_call_of(operation, &mut random, &scenario.groups);
+    let odd_rank = Rank::new(random.random_range(0..scenario.world.get()));
+    let index = random.random_range(0..3);
+    scenario.program = vec![call; 4];
+    scenario.program.push(SimCall::BARRIER);
+    if random.random_bool(0.8) {
+        // The odd rank calls an all-gather of one element, in which most ranks wait before they send anything.
+        scenario.program[index] = SimCall::BARRIER;
+    }
+    scenario.running_max = 4;
+    scenario.odd_call = Some((odd_rank, index));
+    check_that_odd_rank_is_named(&scenario, seed);
+}
+
+/// Checks that ranks fail if one of them calls another collective than the others, and that each error names this rank. All ranks
+/// fail, unless they notice the wrong call only during the last barrier.
+fn check_that_odd_rank_is_named(scenario: &Scenario, seed: u64) {
+    let (odd_rank, index) = scenario.odd_call.expect("one rank makes another call");
     // If the ranks name different roots, it is possible that each rank waits for a message, and no rank sends one.
-    let may_time_out = call.operation.has_root() && !scenario.shares_memory(&scenario.groups[0]);
+    let may_time_out =
+        scenario.program[index].operation.has_root() && !scenario.shares_memory(&scenario.groups[0]);
     let outcomes = scenario.run(seed);
     assert!(
         has_failed(&outcomes),
@@ -203,6 +239,11 @@ pub(super) fn check_wrong_calls(seed: u64) {
 #[test]
 fn a_rank_that_calls_another_collective_is_named() {
     seeds(2000).for_each(check_wrong_calls);
+}
+
+#[test]
+fn a_rank_that_calls_another_collective_between_equal_ones_is_named() {
+    seeds(2000).for_each(check_wrong_call_between_equal_ones);
 }
 
 /// The receiver stores only the first part of each message. The sender sends the rest of the message later.

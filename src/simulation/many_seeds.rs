@@ -11,8 +11,8 @@ use std::time::Instant;
 use super::handshakes::check_handshakes;
 use super::jobs::{
     check_collectives_of_a_host, check_last_barrier, check_messages_of_a_host, check_operation,
-    check_stopped_rank_of_a_host, check_survivors, check_without_faults, check_wrong_calls,
-    check_wrong_words,
+    check_stopped_rank_of_a_host, check_survivors, check_without_faults, check_wrong_call_between_equal_ones,
+    check_wrong_calls, check_wrong_words,
 };
 use super::program::OPERATIONS;
 use super::registrations::check_registrations;
@@ -25,7 +25,7 @@ const SEEDS_VARIABLE: &str = "SIM_SEEDS";
 /// A check of the networks of one seed, and its name. A check panics if it fails.
 type NamedCheck = (&'static str, fn(u64));
 
-const CHECKS: [NamedCheck; 13] = [
+const CHECKS: [NamedCheck; 14] = [
     ("without faults", check_without_faults),
     ("with faults", |seed| {
         check_last_barrier(seed);
@@ -47,6 +47,7 @@ const CHECKS: [NamedCheck; 13] = [
         check_wrong_words(seed);
     }),
     ("wrong calls", check_wrong_calls),
+    ("a wrong call between equal ones", check_wrong_call_between_equal_ones),
     ("collectives of a host", check_collectives_of_a_host),
     ("a stopped rank", |seed| {
         check_stopped_rank_of_a_host(seed);

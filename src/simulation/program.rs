@@ -122,7 +122,7 @@ impl SimCall {
             count: self.count as u64,
             layout: if self.is_compressed { COMPRESSED_LAYOUT | Compression::Fp16.to_code() } else { 0 },
         };
-        let group_bit = if self.algorithm == Algorithm::Hierarchy { HOSTS_GROUP_BIT } else { 0 };
+        let group_bit = if contract.has_blocks() { HOSTS_GROUP_BIT } else { 0 };
         OperationRequest {
             group: self.group as u32 | group_bit,
             contract,

@@ -58,7 +58,8 @@ pub enum Cause {
         sequence: u64,
         /// The lower of the two ranks.
         first: Rank,
-        /// The operation that the lower rank called.
+        /// The operation that the lower rank called. If the two operations are equal, the call of one of the ranks is not known
+        /// yet.
         first_contract: Contract,
         /// The file and line of the lower rank's call; empty if they are not known yet.
         first_site: String,
@@ -150,7 +151,8 @@ impl Cause {
             },
             (mut a, mut b) => {
                 a.fill_missing_call_sites(&mut b);
-                let key = |cause: &Self| (cause.precedence(), cause.encoded_contracts());
+                let key =
+                    |cause: &Self| (cause.precedence(), cause.lacks_contract(), cause.encoded_contracts());
                 if key(&b) < key(&a) { b } else { a }
             }
         }
@@ -159,6 +161,26 @@ impl Cause {
     /// Returns whether other ranks may know more about this cause, so that this rank should wait for their messages.
     pub fn other_ranks_may_add_reports(&self) -> bool {
         matches!(self, Self::Mismatch { .. } | Self::Timeout { .. })
+    }
+
+    /// Returns whether this is a mismatch in which the contract of one of the two ranks is not known yet: the contracts are
+    /// equal.
+    fn lacks_contract(&self) -> bool {
+        matches!(self, Self::Mismatch { first_contract, second_contract, .. } if first_contract == second_contract)
+    }
+
+    /// If this cause is a mismatch that names `rank` and lacks a contract, adds `contract`: the rank's contract.
+    pub fn add_contract(&mut self, rank: Rank, contract: Contract) {
+        if !self.lacks_contract() {
+            return;
+        }
+        if let Self::Mismatch { first, first_contract, second, second_contract, .. } = self {
+            for (who, known) in [(*first, first_contract), (*second, second_contract)] {
+                if who == rank {
+                    *known = contract;
+                }
+            }
+        }
     }
 
     /// If this cause is a mismatch that names `rank` without a file and line, adds `site`: the file and line of the

@@ -61,7 +61,7 @@ impl<M: RoundsMemory, H: DerefMut<Target = HostRounds<M>>> BlockingCollective<H>
         spec: &CollectiveSpec,
         kernels: Option<Kernels>,
     ) -> Self {
-        let shm_operation = host_rounds.add_operation(request, spec, kernels);
+        let shm_operation = host_rounds.add_operation((request, None), spec, kernels);
         Self { host_rounds, request: *request, shm_operation, sleeping_peers: Vec::new(), engine_id: None }
     }
 
@@ -156,8 +156,8 @@ pub(super) fn fail_because<M: RoundsMemory>(
 ) {
     record_calls(engine, group, host_rounds);
     match *failure {
-        ShmFailure::Mismatch(ShmCall { sequence, contract, site }, peer, peer_contract) => {
-            engine.report_mismatch((group, sequence), (contract, site), (peer, peer_contract));
+        ShmFailure::Mismatch(ShmCall { sequence, contract, site }, peer, peer_call) => {
+            engine.report_mismatch(group, (sequence, (contract, site)), (peer, peer_call));
         }
         ShmFailure::Invalid(peer, what) => engine.report_misbehavior(peer, what),
         ShmFailure::Panicked => {

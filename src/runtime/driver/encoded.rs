@@ -16,7 +16,7 @@ use crate::runtime::memory::Memory;
 use crate::schedule::Schedule;
 use crate::shm::RoundsMemory;
 use crate::transport::local_links::SocketTransport;
-use crate::types::{ENCODED_GROUP_BIT, HOSTS_GROUP_BIT};
+use crate::types::RESULTS_GROUP_BIT;
 
 /// The bytes of a word of encoded elements.
 const WORD_BYTES: u64 = 4;
@@ -49,12 +49,9 @@ enum ExchangeState {
     Results(Vec<u32>),
 }
 
-/// The bits of the group numbers of the operations of second steps.
-const SECOND_STEP_BITS: u32 = ENCODED_GROUP_BIT | HOSTS_GROUP_BIT;
-
 /// Returns whether this is the group number of the operations of second steps.
 fn is_second_step(group: u32) -> bool {
-    group & SECOND_STEP_BITS == SECOND_STEP_BITS
+    group & RESULTS_GROUP_BIT != 0
 }
 
 impl LinkStages {
@@ -64,14 +61,11 @@ impl LinkStages {
         self.queues.entry(group).or_default().push_back(block);
     }
 
-    /// Adds a block with an exchange of encoded elements that will begin later, as [`LinkStages::enqueue`] does. Without a
-    /// hierarchy, the operations of the first step have their own group number, because other operations of the group do not
-    /// wait in queues.
+    /// Adds a block with an exchange of encoded elements that will begin later, as [`LinkStages::enqueue`] does.
     pub(super) fn enqueue_exchange(&mut self, group: u32, block: BlockId, has_second_step: bool) {
-        let first = if group & HOSTS_GROUP_BIT == 0 { group | ENCODED_GROUP_BIT } else { group };
-        self.enqueue(first, block);
+        self.enqueue(group, block);
         if has_second_step {
-            self.enqueue(group | SECOND_STEP_BITS, block);
+            self.enqueue(group | RESULTS_GROUP_BIT, block);
         }
     }
 

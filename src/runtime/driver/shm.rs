@@ -19,10 +19,11 @@ use crate::transport::local_links::SocketTransport;
 const NO_ROUNDS: &str = "a group began an operation without its shared memory";
 
 impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
-    /// Adds an operation to the shared memory with this number. The group must have handed over its rounds.
+    /// Adds an operation to the shared memory `memory_number`. The group must have handed over its rounds. For the number of the
+    /// operation, see [`HostRounds::add_operation`].
     pub(super) fn new_shm_task(
         &mut self,
-        request: OperationRequest,
+        (request, number): (OperationRequest, Option<u64>),
         memory_number: usize,
         (spec, kernels): (&CollectiveSpec, Option<Kernels>),
         memory: Memory,
@@ -31,7 +32,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         let Some(host_rounds) = self.rounds.get_mut(&key) else {
             return Err(self.link_driver.abort(NO_ROUNDS));
         };
-        let shm_operation = host_rounds.add_operation(&request, spec, kernels);
+        let shm_operation = host_rounds.add_operation((&request, number), spec, kernels);
         // With the record, the engine detects a rank of this host that calls a different operation.
         record_calls(self.link_driver.engine_mut(), request.group, host_rounds);
         Ok(ShmTask { key, shm_operation, memory })

@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::core::Core;
 use super::encoded::BlockId;
 use super::tasks::{PendingStage, ShmTask, StagedCollective};
-use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
+use crate::engine::{Failure, OpId, OperationKey, OperationRequest, Timestamp};
 use crate::reduce::Kernels;
 use crate::runtime::encoding::{EncodedBlock, Encoding};
 use crate::runtime::link_driver::{BufferAndReduction, OperationOutput};
@@ -34,11 +34,13 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         let stage = blocks.pop().and_then(|mut block| block.stages.pop());
         match stage.unwrap_or_else(|| CollectiveStage::OverLinks(Schedule::default())) {
             CollectiveStage::OverLinks(schedule) => {
-                self.link_driver.begin(now, request, schedule, buffer_and_reduction)
+                let number =
+                    self.link_driver.assign_number(request.group, (request.contract, request.site))?;
+                self.link_driver.begin(now, request, number, schedule, buffer_and_reduction)
             }
             CollectiveStage::OnHost(memory_number, spec) => {
                 let BufferAndReduction { memory, kernels } = buffer_and_reduction;
-                let task = self.new_shm_task(request, memory_number, (&spec, kernels), memory)?;
+                let task = self.new_shm_task((request, None), memory_number, (&spec, kernels), memory)?;
                 self.begin_shm_task(now, request, task)
             }
             CollectiveStage::Encoded(_) => unreachable!("an exchange of encoded elements has an encoding"),
@@ -55,13 +57,16 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     ) -> Result<OpId, Failure> {
         let BufferAndReduction { memory, kernels } = buffer_and_reduction;
         let contract_and_site = (request.contract, request.site);
-        let id = self.link_driver.assign_number(request.group & !INTERNAL_GROUP_BITS, contract_and_site)?;
+        let number =
+            self.link_driver.assign_number(request.group & !INTERNAL_GROUP_BITS, contract_and_site)?;
+        let id = self.link_driver.engine_mut().new_id();
         let element_bytes = request.contract.dtype.size_bytes();
         let bytes = |elements: &Range<usize>| elements.start * element_bytes..elements.end * element_bytes;
         let starts = blocks.iter().map(|block| block.elements.start).collect();
         let ranges: Vec<Range<usize>> = blocks.iter().map(|block| bytes(&block.elements)).collect();
         let mut remaining = Vec::with_capacity(blocks.len());
         for (index, block) in blocks.into_iter().enumerate() {
+            let block_number = OperationKey::block_number(number, index);
             let stages = block.stages.into_iter().map(|stage| match stage {
                 CollectiveStage::OverLinks(schedule) => {
                     self.link_stages.enqueue(request.group, (id, index));
@@ -70,7 +75,9 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
                 CollectiveStage::OnHost(memory_number, spec) => {
                     // On each host the ranks only add. The reduction between the hosts divides the sums.
                     let kernels = kernels.as_ref().map(Kernels::without_division);
-                    let task = self.new_shm_task(request, memory_number, (&spec, kernels), Memory::none())?;
+                    let numbered = (request, Some(block_number));
+                    let task =
+                        self.new_shm_task(numbered, memory_number, (&spec, kernels), Memory::none())?;
                     Ok(PendingStage::OnHost(Box::new(task)))
                 }
                 CollectiveStage::Encoded(exchange) => {
@@ -85,6 +92,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         let staged = StagedCollective {
             whole,
             request,
+            number,
             began: now,
             kernels,
             encoding,
@@ -171,7 +179,8 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         let Some(staged) = self.staged_collectives.get(&block.0) else { return Ok(()) };
         let request = OperationRequest { group, spent: now.saturating_sub(staged.began), ..staged.request };
         let buffer_and_reduction = BufferAndReduction { memory, kernels };
-        let id = self.link_driver.begin(now, request, schedule, buffer_and_reduction)?;
+        let number = OperationKey::block_number(staged.number, block.1);
+        let id = self.link_driver.begin(now, request, number, schedule, buffer_and_reduction)?;
         self.stage_of.insert(id, block);
         Ok(())
     }

@@ -62,6 +62,8 @@ impl<M: RoundsMemory> AwaitedPosts<M> {
 pub(super) struct StagedCollective {
     pub(super) whole: SplitBuffer,
     pub(super) request: OperationRequest,
+    /// The number of the collective in its group.
+    pub(super) number: u64,
     /// The time at which the collective began.
     pub(super) began: Timestamp,
     pub(super) kernels: Option<Kernels>,

@@ -61,7 +61,7 @@ fn begin(host_rounds: &mut HostRounds, spec: &CollectiveSpec) -> ShmOperation {
     let (group, timeout, spent) = (0, Duration::MAX, Duration::ZERO);
     let site = Site::from(std::panic::Location::caller());
     let request = OperationRequest { group, contract, timeout, spent, site, mode: SendMode::Standard };
-    host_rounds.add_operation(&request, spec, reduce::kernels(DType::F32, ReduceOp::Sum))
+    host_rounds.add_operation((&request, None), spec, reduce::kernels(DType::F32, ReduceOp::Sum))
 }
 
 /// Runs an all-reduce. `uses_shared_buffer` says which ranks use their shared buffers. Returns the number of rounds and the
@@ -116,7 +116,7 @@ fn the_next_operation_removes_a_dropped_buffer() {
     has_dropped_buffers.store(true, Ordering::Release);
     begin(&mut host_rounds, &CollectiveSpec::Barrier);
     assert_eq!(host_rounds.rounds.registry().own_buffer_count(), 1, "an operation is active");
-    host_rounds.oldest_sequence = host_rounds.next_sequence;
+    host_rounds.oldest_position = host_rounds.next_position;
     begin(&mut host_rounds, &CollectiveSpec::Barrier);
     assert_eq!(host_rounds.rounds.registry().own_buffer_count(), 0);
 }

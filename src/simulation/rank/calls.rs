@@ -16,7 +16,7 @@ use crate::schedule::hierarchy::{Block, CollectiveStage};
 use crate::schedule::topology::{Medium, Topology};
 use crate::simulation::hosts::SimMedium;
 use crate::simulation::program::SimCall;
-use crate::types::{ENCODED_GROUP_BIT, HOSTS_GROUP_BIT, Operation};
+use crate::types::{HOSTS_GROUP_BIT, Operation, RESULTS_GROUP_BIT};
 use crate::{Rank, WorldSize};
 use rand::RngExt as _;
 
@@ -58,7 +58,7 @@ impl SimulatedRank {
             let is_unused = self.program[self.next_call..].iter().all(|call| call.group != group);
             if is_unused && self.random.random_bool(0.5) && self.retired.insert(number) {
                 self.rounds.remove(&number);
-                for bits in [0, HOSTS_GROUP_BIT, ENCODED_GROUP_BIT, ENCODED_GROUP_BIT | HOSTS_GROUP_BIT] {
+                for bits in [0, HOSTS_GROUP_BIT, HOSTS_GROUP_BIT | RESULTS_GROUP_BIT] {
                     self.core.retire_group(number | bits);
                 }
             }
