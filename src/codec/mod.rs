@@ -56,3 +56,25 @@ pub fn codec(compression: Compression) -> Option<Box<dyn Codec>> {
 fn boxed<L: CodecLoops + 'static>(loops: L) -> Box<dyn Codec> {
     Box::new(Vectorised::new(loops))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_encoding_of_chunks_has_a_codec() {
+        for name in ["none", "powersgd", "auto"] {
+            assert!(codec(name.parse().expect("a name")).is_none(), "{name}");
+        }
+        let names = "fp16 bf16 fp8-e4m3 fp8-e5m2 int8 int8-stochastic int4 int4-stochastic qsgd:2 qsgd:8 onebit signsgd \
+                     topk:0.5 randomk:0.5";
+        for name in names.split_whitespace() {
+            let codec = codec(name.parse().expect("a name")).expect("the compression encodes chunks");
+            let (mut words, mut values) = (vec![0; codec.encoded_words(100)], vec![0.0; 100]);
+            codec.encode(&[1.0; 100], RandomKeys::default(), &mut words);
+            codec.decode(&words, RandomKeys::default(), &mut values).expect("the codec decodes what it has encoded");
+            assert!(values.iter().any(|&value| (0.5..=2.0).contains(&value)), "{name}: {values:?}");
+            assert_eq!(codec.rounds_own_values(), name == "signsgd", "{name}");
+        }
+    }
+}

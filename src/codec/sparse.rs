@@ -293,6 +293,13 @@ mod tests {
         [0.000_001, 0.01, 0.3, 1.0].into_iter().filter_map(Fraction::new).collect()
     }
 
+    /// Short chunks, and for one fraction a chunk of one block and one element.
+    fn lengths_for(fraction: Fraction) -> Vec<usize> {
+        let mut lengths = lengths(1001);
+        lengths.retain(|&length| length < SPARSE_BLOCK || fraction.value() == 0.01);
+        lengths
+    }
+
     /// Top-k by sorting.
     fn reference_top_k(values: &[f32], kept: usize) -> Vec<u32> {
         let mut indices: Vec<usize> = (0..values.len()).collect();
@@ -310,7 +317,7 @@ mod tests {
         for fraction in fractions() {
             check_against_reference(
                 TopKCodec(fraction),
-                lengths(SPARSE_BLOCK).into_iter().filter(|&length| !cfg!(miri) || length < 2000).collect(),
+                lengths_for(fraction),
                 |values| {
                     let blocks = values.chunks(SPARSE_BLOCK);
                     blocks.flat_map(|values| reference_top_k(values, fraction.of(values.len()))).collect()
@@ -419,7 +426,7 @@ mod tests {
         for fraction in fractions() {
             check_against_reference(
                 RandomKCodec(fraction),
-                lengths(SPARSE_BLOCK).into_iter().filter(|&length| !cfg!(miri) || length < 2000).collect(),
+                lengths_for(fraction),
                 |values| {
                     let blocks = values.chunks(SPARSE_BLOCK).enumerate();
                     let encode = |(block, values): (usize, &[f32])| {

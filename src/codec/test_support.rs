@@ -86,11 +86,11 @@ pub(super) fn check_against_reference<L: CodecLoops + Copy>(
 /// length are an error.
 pub(super) fn check_hostile_words<L: CodecLoops + Copy>(loops: L) {
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
-        cases: if cfg!(miri) { 4 } else { 64 },
+        cases: if cfg!(miri) { 4 } else { 32 },
         failure_persistence: None,
         ..ProptestConfig::default()
     });
-    let chunk = (0usize..3000).prop_flat_map(|count| {
+    let chunk = (0usize..2100).prop_flat_map(|count| {
         let words = loops.encoded_words(count);
         (Just(count), proptest::collection::vec(any::<u32>(), words))
     });
@@ -118,18 +118,18 @@ pub(super) fn check_hostile_words<L: CodecLoops + Copy>(loops: L) {
     runner.run(&chunk, check).unwrap_or_else(|error| panic!("{loops:?}: {error}"));
 }
 
-/// Checks a property of the codec's results for finite elements of all magnitudes, in chunks of up to 700 elements.
+/// Checks a property of the codec's results for finite elements of all magnitudes, in chunks of up to 520 elements.
 /// `check` gets the elements and the decoded elements.
 pub(super) fn check_finite_chunks<L: CodecLoops + Copy>(loops: L, check: impl Fn(&[f32], &[f32])) {
     let finite = proptest::num::f32::NORMAL | proptest::num::f32::SUBNORMAL | proptest::num::f32::ZERO;
     // Elements of similar magnitudes, and elements of any magnitude.
     let close =
-        (-140i32..126, proptest::collection::vec(-2f32..2.0, 0..700)).prop_map(|(exponent, values)| {
+        (-140i32..126, proptest::collection::vec(-2f32..2.0, 0..520)).prop_map(|(exponent, values)| {
             values.iter().map(|value| (f64::from(*value) * 2f64.powi(exponent)) as f32).collect::<Vec<_>>()
         });
-    let chunk = prop_oneof![close, proptest::collection::vec(finite, 0..700)];
+    let chunk = prop_oneof![close, proptest::collection::vec(finite, 0..520)];
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
-        cases: if cfg!(miri) { 4 } else { 64 },
+        cases: if cfg!(miri) { 4 } else { 32 },
         failure_persistence: None,
         ..ProptestConfig::default()
     });
