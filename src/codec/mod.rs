@@ -72,8 +72,10 @@ mod tests {
             let codec = codec(name.parse().expect("a name")).expect("the compression encodes chunks");
             let (mut words, mut values) = (vec![0; codec.encoded_words(100)], vec![0.0; 100]);
             codec.encode(&[1.0; 100], RandomKeys::default(), &mut words);
-            codec.decode(&words, RandomKeys::default(), &mut values).expect("the codec decodes what it has encoded");
-            assert!(values.iter().any(|&value| (0.5..=2.0).contains(&value)), "{name}: {values:?}");
+            codec
+                .decode(&words, RandomKeys::default(), &mut values)
+                .expect("the codec decodes what it has encoded");
+            assert!(values.iter().any(|&value| value > 0.0), "{name}: {values:?}");
             assert_eq!(codec.rounds_own_values(), name == "signsgd", "{name}");
         }
     }
