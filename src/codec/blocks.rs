@@ -135,10 +135,8 @@ pub(super) fn pack_planes(codes: &[u32], bits: usize, words: &mut [u32]) {
 pub(super) fn unpack_planes<const N: usize>(bits: usize, words: &[u32]) -> [u32; N] {
     let mut all = [0; N];
     for (codes, planes) in all.as_chunks_mut::<GROUP>().0.iter_mut().zip(words.chunks_exact(bits)) {
-        for (bit, plane) in planes.iter().enumerate() {
-            for (i, code) in codes.iter_mut().enumerate() {
-                *code |= (plane >> i & 1) << bit;
-            }
+        for (i, code) in codes.iter_mut().enumerate() {
+            *code = planes.iter().rev().fold(0, |code, plane| code << 1 | plane >> i & 1);
         }
     }
     all

@@ -158,7 +158,17 @@ impl BlockFormat<QSGD_BLOCK> for Qsgd {
 
     #[inline(always)]
     fn decode_block(&self, words: &[u32], values: &mut [f32; QSGD_BLOCK]) {
-        let codes = unpack_planes::<QSGD_BLOCK>(usize::from(self.bits), &words[1..]);
+        // With a constant number of bits, the compiler vectorises the loop over the elements.
+        let planes = &words[1..];
+        let codes = match self.bits {
+            2 => unpack_planes::<QSGD_BLOCK>(2, planes),
+            3 => unpack_planes(3, planes),
+            4 => unpack_planes(4, planes),
+            5 => unpack_planes(5, planes),
+            6 => unpack_planes(6, planes),
+            7 => unpack_planes(7, planes),
+            _ => unpack_planes(8, planes),
+        };
         multiply(&codes, u32::from(self.bits), f32::from_bits(words[0]), values);
     }
 }
