@@ -103,14 +103,15 @@ impl PyArrayGroup {
 
     /// Reduces the arrays of all ranks and returns the result on every rank. The bits of the result are the same on all ranks.
     ///
-    /// With `compression` "fp16" or "bf16", float32 elements are sent as 16-bit floats.
+    /// With `compression`, float32 elements are compressed between hosts. `compression` is a name, such as "bf16", "int8" or
+    /// "topk:0.01", or a `Compressor`.
     #[pyo3(signature = (x, op = "sum", *, out = None, compression = None))]
     fn all_reduce<'py>(
         slf: &Bound<'py, Self>,
         x: &Bound<'py, PyAny>,
         op: &str,
         out: Option<&Bound<'py, PyAny>>,
-        compression: Option<&str>,
+        compression: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (py, group) = Self::for_call(slf)?;
         if let (Some(arrays), None) = (InputAndOutput::of(x, out), compression)

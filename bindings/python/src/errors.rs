@@ -119,6 +119,7 @@ pub(crate) fn from_error(py: Python<'_>, error: &Error) -> PyErr {
         | Error::TooManyBuffers(_)
         | Error::InvalidPeer { .. }
         | Error::NothingSent
+        | Error::Compression(_)
         | Error::InvalidTag => "InvalidArgument",
         _ => "Error",
     };

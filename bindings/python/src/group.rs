@@ -121,6 +121,8 @@ impl PyGroup {
         dict.set_item("operations", statistics.operations)?;
         dict.set_item("bytes_sent", statistics.bytes_sent)?;
         dict.set_item("bytes_received", statistics.bytes_received)?;
+        dict.set_item("encoded_elements", statistics.encoded_elements)?;
+        dict.set_item("encoded_bytes", statistics.encoded_bytes)?;
         dict.set_item("communication", statistics.communication.as_secs_f64())?;
         dict.set_item("exposed", statistics.exposed.as_secs_f64())?;
         Ok(dict)

@@ -9,6 +9,7 @@ mod byte_collectives;
 mod bytes;
 mod closable;
 mod collectives;
+mod compressor;
 mod deferred_drop;
 mod dtype;
 mod errors;
@@ -34,6 +35,7 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<array_group::PyArrayGroup>()?;
+    module.add_class::<compressor::PyCompressor>()?;
     module.add_class::<gossip::PyGossip>()?;
     module.add_class::<group::PyGroup>()?;
     module.add_class::<handle::PyHandle>()?;

@@ -1,26 +1,17 @@
 //! Collectives that reduce elements.
 
 use pyo3::prelude::*;
+use ringtrain::Rank;
 use ringtrain::verbs::{AllReduce, Exscan, Reduce, ReduceScatter, Scan};
-use ringtrain::{Compression, DType, Rank};
 
 use crate::collectives::{
     BufferArg, Ended, Ending, check_same_kind, output_and_input, reduction_for, scale_counts,
 };
-use crate::dtype::{ElementKind, with_type};
+use crate::compressor::compressor_for;
+use crate::dtype::with_type;
 use crate::errors;
 use crate::group::PyGroup;
 use crate::region::Region;
-
-/// Parses the name of a compression. Returns an error if the compression does not support elements of `kind`.
-fn parse_compression(py: Python<'_>, name: Option<&str>, kind: ElementKind) -> PyResult<Compression> {
-    let Some(name) = name else { return Ok(Compression::None) };
-    let compression: Compression = name.parse().map_err(|error: String| errors::invalid(py, error))?;
-    if compression != Compression::None && kind != ElementKind::Number(DType::F32) {
-        return Err(errors::unsupported(py, format!("{name} compresses f32, not {}", kind.name())));
-    }
-    Ok(compression)
-}
 
 #[pymethods]
 impl PyGroup {
@@ -31,7 +22,7 @@ impl PyGroup {
         output: BufferArg<'_, '_>,
         op: &str,
         input: Option<BufferArg<'_, '_>>,
-        compression: Option<&str>,
+        compression: Option<BufferArg<'_, '_>>,
         async_op: bool,
     ) -> Ended {
         self.all_reduce_regions(py, output_and_input(output, input)?, op, compression, async_op.into())
@@ -129,14 +120,14 @@ impl PyGroup {
         py: Python<'_>,
         regions: (Region, Option<Region>),
         op: &str,
-        compression: Option<&str>,
+        compression: Option<BufferArg<'_, '_>>,
         ending: Ending,
     ) -> Ended {
-        let compression = parse_compression(py, compression, regions.0.kind)?;
+        let compressor = compressor_for(compression, regions.0.kind)?;
         let (dtype, op) = reduction_for(py, regions.0.kind, op)?;
         let verb = AllReduce::new(op);
-        if compression != Compression::None {
-            return self.in_place::<f32, _>(py, verb.compressed(compression), regions, ending);
+        if let Some(compressor) = compressor {
+            return self.in_place::<f32, _>(py, verb.compressed(compressor), regions, ending);
         }
         with_type!(dtype, T => self.in_place::<T, _>(py, verb, regions, ending))
     }

@@ -14,6 +14,7 @@ of Horovod. `ringtrain.run` starts ranks from a notebook. `ringtrain.load_model`
 from typing import Any
 
 from . import _core, _world
+from ._core import Compressor
 from ._errors import (
     Aborted,
     Error,
@@ -44,6 +45,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Aborted",
     "AverageCounts",
+    "Compressor",
     "Error",
     "Forked",
     "Gossip",

@@ -101,6 +101,24 @@ class Handle:
         """Cancels a receive that has matched no message yet. Returns whether the receive is cancelled. After a cancellation,
         `wait` raises `Error`."""
 
+@final
+class Compressor:
+    """A compression, and what a rank could not send in earlier calls. `compression` is a name such as "int8" or "topk:0.01".
+    `seed` is the seed of the random numbers, the same on all ranks. Use a compressor for one buffer only, and in one call at a
+    time."""
+
+    compression: str
+    """The name of the compression, with its parameter."""
+    has_memory: bool
+    """Whether the result of a call depends on the earlier calls: through their errors, or because each call draws other random
+    numbers."""
+    def __init__(self, compression: str, seed: int = 0) -> None: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Returns a copy of the memory: the array "residual" of float32, which is empty before the first call, and the number
+        "calls"."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replaces the memory by a result of `state_dict`."""
+
 def wait_any(handles: Sequence[Handle], timeout: float | None = None) -> int | None:
     """Waits until an operation has ended and returns the index of its handle. Returns `None` after `timeout` seconds, or if
     `handles` is empty."""
@@ -260,7 +278,7 @@ class Group:
     def statistics(self) -> dict[str, float]: ...
 
     # Collectives write to `output`. If `input` is None, the operation is in place and reads its data from `output`. `counts` has
-    # the number of elements of each rank, if these numbers differ. `compression` is None, "fp16" or "bf16" (for f32 only).
+    # the number of elements of each rank, if these numbers differ. `compression` is for f32 only.
     #
     # With `async_op`, a collective or message only begins, and the call returns its handle. Do not use the buffers before
     # `Handle.wait` has returned. Otherwise the call waits, and returns what `Handle.wait` would return.
@@ -269,7 +287,7 @@ class Group:
         output: AnyBuffer,
         op: str = "sum",
         input: AnyBuffer | None = None,
-        compression: str | None = None,
+        compression: str | Compressor | None = None,
         *,
         async_op: bool = False,
     ) -> Handle | None: ...
@@ -384,7 +402,7 @@ class ArrayGroup:
     front."""
 
     def __init__(self, core: Group) -> None: ...
-    def all_reduce(self, x: Any, op: str = "sum", *, out: Any = None, compression: str | None = None) -> Any: ...
+    def all_reduce(self, x: Any, op: str = "sum", *, out: Any = None, compression: str | Compressor | None = None) -> Any: ...
     def reduce_scatter(self, x: Any, op: str = "sum", *, out: Any = None, counts: Sequence[int] | None = None) -> Any: ...
     def broadcast(self, x: Any, root: int = 0, *, out: Any = None) -> Any: ...
     def all_gather(self, x: Any, *, out: Any = None, counts: Sequence[int] | None = None) -> Any: ...

@@ -2,6 +2,7 @@
 
 import math
 import operator
+import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _world
+from ._core import Compressor
 from ._errors import InvalidArgument, Mismatch
 from ._parameters import Parameters
 from .group import Group
@@ -54,7 +56,8 @@ class PeriodicAverage:
 
     `parameters` is a float32 array, a sequence or mapping of arrays, a tensor, a sequence or mapping of tensors, or a
     module of torch. The arrays must be contiguous, and the tensors must be on the CPU. If you pass a module, only its
-    parameters that require gradients are averaged. `compression` "fp16" or "bf16" sends the changes as 16-bit floats.
+    parameters that require gradients are averaged. `compression`, such as "bf16" or "int8", compresses the changes between
+    hosts.
 
     All ranks of `group` (by default the world) must create the object, with the same options. All ranks must compute
     equally many averages. Raises `InvalidArgument` if an argument is wrong, and `Mismatch` if the ranks pass
@@ -80,15 +83,13 @@ class PeriodicAverage:
             raise InvalidArgument(f"outer_lr is {outer_lr}; it must be above 0 and finite")
         if not 0 <= outer_momentum < 1:
             raise InvalidArgument(f"outer_momentum is {outer_momentum}; it must be at least 0 and below 1")
-        if compression not in (None, "fp16", "bf16"):
-            raise InvalidArgument(f"compression is {compression!r}; it must be None, 'fp16' or 'bf16'")
+        self._compressor = None if compression is None else Compressor(compression)
         self._group = _world.current_world() if group is None else group
         self._parameters = Parameters(parameters)
         self._every = every
         self._delay = delay
         self._outer_lr = np.float32(outer_lr)
         self._outer_momentum = np.float32(outer_momentum)
-        self._compression = compression
         self._check_same_options()
         self._steps = 0
         self._samples = 0.0
@@ -137,7 +138,7 @@ class PeriodicAverage:
         self._finish_pending()
         total = float(self._group.all_reduce(np.float64(self._samples)))
         self._write_change(self._samples / total if total > 0 else 1 / self._group.size)
-        mean = self._group.all_reduce(self._change, out=self._change, compression=self._compression)
+        mean = self._group.all_reduce(self._change, out=self._change, compression=self._compressor)
         self._take_outer_step(self._start_of_round, self._velocity, mean)
         self._samples, self._last_total = 0.0, total
         self._parameters.copy_from_vector(self._start_of_round)
@@ -151,7 +152,7 @@ class PeriodicAverage:
         own = self._parameters.copy_to_vector(np.empty_like(self._change)) - self._start_of_round
         self._write_change(self._samples / self._last_total)
         self._pending = _PendingAverage(
-            change=self._group.all_reduce_async(self._change, out=self._change, compression=self._compression),
+            change=self._group.all_reduce_async(self._change, out=self._change, compression=self._compressor),
             samples=self._group.all_reduce_async(np.float64(self._samples)),
             estimate=self._take_outer_step(self._start_of_round.copy(), self._velocity.copy(), own),
             due=self._steps + self._delay,
@@ -195,18 +196,22 @@ class PeriodicAverage:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the state: "parameters" (the parameters after the last average), "velocity" (of the outer
-        optimizer), "steps", "samples" and "last_total" (the number of samples of all ranks in the last average).
+        optimizer), "steps", "samples" and "last_total" (the number of samples of all ranks in the last average). If the
+        compression has a memory, the state also has "residual" and "calls", and every rank must save its own state.
         `numpy.savez(file, **state)` saves the state. Save the program's parameters and the state of its optimizer too.
 
         Raises `InvalidArgument` if an average is in progress (`delay`)."""
         self._check_no_average_in_progress("state_dict")
-        return {
+        state = {
             "parameters": self._start_of_round.copy(),
             "velocity": self._velocity.copy(),
             "steps": self._steps,
             "samples": self._samples,
             "last_total": self._last_total,
         }
+        if self._compressor is not None and self._compressor.has_memory:
+            state |= self._compressor.state_dict()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a state that `state_dict` returned or `numpy.load` read from a file. Does not change the
@@ -226,6 +231,9 @@ class PeriodicAverage:
             raise InvalidArgument(
                 f"the state has {steps} steps, {samples} samples and last_total {last_total}; they must be finite and at least 0"
             )
+        if self._compressor is not None and self._compressor.has_memory:
+            memory = {"residual": np.empty(0, np.float32), "calls": 0, **state}
+            self._compressor.load_state_dict({"residual": np.array(memory["residual"]), "calls": int(memory["calls"])})
         self._start_of_round, self._velocity = vectors
         self._steps, self._samples, self._last_total = steps, samples, last_total
 
@@ -234,8 +242,8 @@ class PeriodicAverage:
             raise InvalidArgument(f"an average is in progress; call average() on all ranks before {method}()")
 
     def _check_same_options(self) -> None:
-        compressions = (None, "fp16", "bf16")
-        own = [self._every or 0, self._delay, self._outer_lr, self._outer_momentum, compressions.index(self._compression)]
+        compression = 0 if self._compressor is None else zlib.crc32(self._compressor.compression.encode())
+        own = [self._every or 0, self._delay, self._outer_lr, self._outer_momentum, compression]
         options = self._group.all_gather(np.array(own, np.float64))
         for rank, row in enumerate(options):
             if not np.array_equal(row, options[0]):

@@ -107,6 +107,7 @@ class Group(_core.ArrayGroup, ObjectCollectives):
 
     def statistics(self) -> dict[str, float]:
         """Returns this rank's counters by name. "operations", "bytes_sent" and "bytes_received" are numbers.
+        "encoded_elements" and "encoded_bytes" count the elements that compressed calls sent, and the bytes of their encodings.
         "communication" is the time in which an operation was under way, and "exposed" the time for which calls
         waited; both are in seconds."""
         return self.core.statistics()
@@ -155,7 +156,9 @@ class Group(_core.ArrayGroup, ObjectCollectives):
 
     # Reductions
 
-    def _all_reduce(self, async_op: bool, x: ArrayLike, op: str, out: NDArray | None, compression: str | None) -> Any:
+    def _all_reduce(
+        self, async_op: bool, x: ArrayLike, op: str, out: NDArray | None, compression: str | _core.Compressor | None
+    ) -> Any:
         array = as_contiguous(x)
         result = result_array(out, array.shape, array.dtype)
         source = None if result is array else as_reducible(array, op)
@@ -163,7 +166,12 @@ class Group(_core.ArrayGroup, ObjectCollectives):
         return end_call(handle, lambda: scalar_or_array(result, x))
 
     def all_reduce_async(
-        self, x: ArrayLike, op: str = "sum", *, out: NDArray | None = None, compression: str | None = None
+        self,
+        x: ArrayLike,
+        op: str = "sum",
+        *,
+        out: NDArray | None = None,
+        compression: str | _core.Compressor | None = None,
     ) -> Handle:
         """Begins an `all_reduce` and returns its handle. `Handle.wait` returns the result."""
         return self._all_reduce(True, x, op, out, compression)

@@ -188,7 +188,7 @@ def test_wrong_options_are_errors_on_all_ranks():
         ({"delay": 1}, "delay is 1"),
         ({"outer_lr": 0.0}, "outer_lr is 0.0"),
         ({"outer_momentum": 1.0}, "outer_momentum is 1.0"),
-        ({"compression": "int8"}, "compression is 'int8'"),
+        ({"compression": "int9"}, "`int9` is not one of none, fp16"),
     ]:
         with pytest.raises(ring.InvalidArgument, match=expected):
             ring.PeriodicAverage(np.zeros(2, np.float32), group=alone, **options)

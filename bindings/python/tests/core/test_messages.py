@@ -364,7 +364,15 @@ def statistics_count_operations_and_time(world):
     before = world.statistics()
     world.all_reduce(np.ones(100_000))
     after = world.statistics()
-    assert set(after) == {"operations", "bytes_sent", "bytes_received", "communication", "exposed"}
+    assert set(after) == {
+        "operations",
+        "bytes_sent",
+        "bytes_received",
+        "encoded_elements",
+        "encoded_bytes",
+        "communication",
+        "exposed",
+    }
     if world.size > 1:
         assert after["operations"] > before["operations"]
         assert after["communication"] > before["communication"]

@@ -1,0 +1,105 @@
+//! The class `ringtrain.Compressor`, and the argument `compression` of an all-reduce.
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyDict};
+use ringtrain::{Compression, Compressor, CompressorState, DType};
+
+use crate::dtype::ElementKind;
+use crate::errors;
+use crate::region::{Region, readable_f32};
+
+/// A compression, and what a rank could not send in earlier calls. `compression` is a name such as "int8" or "topk:0.01".
+/// `seed` is the seed of the random numbers, the same on all ranks.
+///
+/// Pass a compressor to `Group.all_reduce` for an array that is reduced again and again. Codecs that round a lot keep their
+/// errors in the compressor, and add them to the input of the next call (error feedback). The errors need the memory of one
+/// float32 for each element. Use a compressor for one array only, and in one call at a time.
+///
+/// Raises `InvalidArgument` if there is no compression of this name.
+#[pyclass(name = "Compressor", frozen, module = "ringtrain._core")]
+pub(crate) struct PyCompressor(Compressor);
+
+#[pymethods]
+impl PyCompressor {
+    #[new]
+    #[pyo3(signature = (compression, seed = 0))]
+    fn new(py: Python<'_>, compression: &str, seed: u64) -> PyResult<Self> {
+        Ok(Self(Compressor::new(parse(py, compression)?).with_seed(seed)))
+    }
+
+    #[getter]
+    fn compression(&self) -> String {
+        self.0.compression().to_string()
+    }
+
+    #[getter]
+    fn has_memory(&self) -> bool {
+        let compression = self.0.compression();
+        compression.needs_error_feedback() || compression.is_random()
+    }
+
+    /// Returns a copy of the memory, for a checkpoint: "residual" is an array with the error of each element, which is empty
+    /// before the first call, and "calls" is the number of calls. Every rank has its own errors, so every rank saves them.
+    fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let state = self.0.state();
+        let bytes = PyByteArray::new(py, bytemuck::cast_slice(&state.residual));
+        let residual = py.import("numpy")?.call_method1(intern!(py, "frombuffer"), (bytes, "float32"))?;
+        let dict = PyDict::new(py);
+        dict.set_item(intern!(py, "residual"), residual)?;
+        dict.set_item(intern!(py, "calls"), state.calls)?;
+        Ok(dict)
+    }
+
+    /// Replaces the memory by a result of `state_dict`. The next array must have as many elements as the residual, unless the
+    /// residual is empty.
+    fn load_state_dict(&self, state: &Bound<'_, PyDict>) -> PyResult<()> {
+        let py = state.py();
+        let item = |name: &str| {
+            state.get_item(name)?.ok_or_else(|| {
+                errors::invalid(py, format!("the state of a compressor needs the key \"{name}\""))
+            })
+        };
+        let (residual, calls) = (item("residual")?, item("calls")?.extract()?);
+        let residual = readable_f32(&residual, Region::readable(&residual)?.count)?;
+        self.0.set_state(CompressorState { residual: residual.elements::<f32>().to_vec(), calls });
+        Ok(())
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Compressor(\"{}\")", self.0.compression())
+    }
+}
+
+fn parse(py: Python<'_>, name: &str) -> PyResult<Compression> {
+    name.parse().map_err(|error: String| errors::invalid(py, error))
+}
+
+/// Returns the compressor that the argument `compression` stands for: the name of a compression, or a [`PyCompressor`]. Returns
+/// `None` if the ranks send unchanged elements. Fails if the compression does not support elements of `kind`.
+pub(crate) fn compressor_for(
+    argument: Option<&Bound<'_, PyAny>>,
+    kind: ElementKind,
+) -> PyResult<Option<Compressor>> {
+    let Some(argument) = argument else { return Ok(None) };
+    let py = argument.py();
+    let compressor = if let Ok(compressor) = argument.cast::<PyCompressor>() {
+        compressor.get().0.clone()
+    } else if let Ok(name) = argument.extract::<&str>() {
+        parse(py, name)?.into()
+    } else {
+        let found = argument.get_type();
+        return Err(errors::invalid(
+            py,
+            format!("compression is the name of a compression or a ringtrain.Compressor, not {found}"),
+        ));
+    };
+    let compression = compressor.compression();
+    if compression == Compression::None {
+        return Ok(None);
+    }
+    if kind != ElementKind::Number(DType::F32) {
+        return Err(errors::unsupported(py, format!("{compression} compresses f32, not {}", kind.name())));
+    }
+    Ok(Some(compressor))
+}

@@ -1,0 +1,132 @@
+"""Tests of compressed all-reduces. The ranks are threads of this process, with links over TCP, because ranks that share memory
+exchange exact values."""
+
+import numpy as np
+import pytest
+
+import ringtrain as ring
+from ranks import raised, run_in_threads
+
+# The codecs, and the largest part of the bytes of unchanged elements.
+CODECS = {
+    "fp16": 0.51,
+    "bf16": 0.51,
+}
+
+
+def run(n: int, work) -> list:
+    results = run_in_threads(n, work, transport="tcp")
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def values(rank: int, step: int = 0, count: int = 10_001) -> np.ndarray:
+    return np.random.default_rng([12, rank, step]).standard_normal(count).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_every_codec_sends_fewer_bytes_and_gives_all_ranks_the_same_bits(name: str):
+    def work(group: ring.Group) -> tuple:
+        before = group.statistics()
+        compressor = ring.Compressor(name, seed=3)
+        results = []
+        for step in range(4):
+            own = values(group.rank, step)
+            if step % 2:
+                results.append(group.all_reduce_async(own, "avg", compression=compressor).wait())
+            else:
+                results.append(group.all_reduce(own, "avg", out=own, compression=compressor))
+        after = group.statistics()
+        sent = [after[key] - before[key] for key in ("encoded_elements", "encoded_bytes")]
+        return np.concatenate(results), sent, compressor.state_dict()
+
+    results = run(3, work)
+    for result, (elements, encoded_bytes), _ in results:
+        assert elements > 0 and encoded_bytes <= CODECS[name] * 4 * elements, (name, encoded_bytes / elements / 4)
+        assert np.array_equal(result, results[0][0])
+    if ring.Compressor(name).has_memory and name != "signsgd":
+        # What the results lack is the sum of all residuals.
+        lacks = sum(np.mean([values(rank, step) for rank in range(3)], axis=0) for step in range(4))
+        lacks = lacks - results[0][0].reshape(4, -1).sum(axis=0)
+        residual = sum(state["residual"] for _, _, state in results) / 3
+        if results[0][2]["residual"].size:
+            assert np.allclose(lacks, residual, atol=1e-4), name
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_saved_compressor_continues_with_the_same_results(name: str):
+    def work(group: ring.Group) -> tuple:
+        def reduce(compressor: ring.Compressor, steps: range) -> list:
+            return [group.all_reduce(values(group.rank, step), compression=compressor) for step in steps]
+
+        without = reduce(ring.Compressor(name, 7), range(6))
+        first = ring.Compressor(name, 7)
+        reduced = reduce(first, range(3))
+        second = ring.Compressor(name, 7)
+        second.load_state_dict(first.state_dict())
+        return without, reduced + reduce(second, range(3, 6))
+
+    for without, resumed in run(2, work):
+        assert np.array_equal(without, resumed)
+
+
+def test_ranks_that_share_memory_exchange_exact_values():
+    def work(group: ring.Group) -> bool:
+        own = values(group.rank)
+        compressor = ring.Compressor("bf16")
+        equal = np.array_equal(group.all_reduce(own, compression=compressor), group.all_reduce(own))
+        return equal and group.statistics()["encoded_bytes"] == 0
+
+    assert run_in_threads(2, work) == [True, True]
+
+
+def test_wrong_names_types_and_states_are_refused():
+    with pytest.raises(ring.InvalidArgument, match="`int9` is not one of none, fp16, bf16"):
+        ring.Compressor("int9")
+    with pytest.raises(ring.InvalidArgument, match="`2` is not a fraction"):
+        ring.Compressor("topk:2")
+    compressor = ring.Compressor("topk:0.02", seed=2**64 - 1)
+    assert compressor.compression == "topk:0.02" and repr(compressor) == 'Compressor("topk:0.02")'
+    assert compressor.has_memory and not ring.Compressor("bf16").has_memory
+    state = compressor.state_dict()
+    assert state["calls"] == 0 and state["residual"].dtype == np.float32 and state["residual"].size == 0
+    compressor.load_state_dict({"residual": np.arange(3, dtype=np.float32), "calls": 5})
+    state = compressor.state_dict()
+    assert state["calls"] == 5 and state["residual"].tolist() == [0, 1, 2]
+    for wrong, expected in [
+        ({"calls": 5}, 'needs the key "residual"'),
+        ({"residual": state["residual"]}, 'needs the key "calls"'),
+        ({"residual": np.arange(3), "calls": 5}, "not f32"),
+    ]:
+        with pytest.raises(ring.InvalidArgument, match=expected):
+            compressor.load_state_dict(wrong)
+    raised((OverflowError, TypeError), compressor.load_state_dict, {**state, "calls": -1})
+    assert compressor.state_dict()["calls"] == 5
+
+    def work(group: ring.Group) -> None:
+        x = values(group.rank)
+        for call in (group.all_reduce, group.all_reduce_async):
+            assert "`zip` is not one of none" in str(raised(ring.InvalidArgument, call, x, compression="zip"))
+            assert "not <class 'int'>" in str(raised(ring.InvalidArgument, call, x, compression=8))
+            for dtype in (np.float64, np.int32, np.float16):
+                error = raised(ring.Unsupported, call, x.astype(dtype), compression=ring.Compressor("bf16"))
+                assert "bf16 compresses f32" in str(error)
+            error = raised(ring.InvalidArgument, call, x, compression="powersgd")
+            assert "powersgd:4 is for the gradients of a model" in str(error)
+        assert np.array_equal(group.all_reduce(x, compression="none"), group.all_reduce(x))
+
+    run(2, work)
+
+
+@pytest.mark.parametrize("name", [name for name in CODECS if ring.Compressor(name).has_memory])
+def test_a_compressor_is_for_one_array(name: str):
+    def work(group: ring.Group) -> None:
+        compressor = ring.Compressor(name)
+        group.all_reduce(values(group.rank), compression=compressor)
+        if compressor.state_dict()["residual"].size:
+            error = raised(ring.InvalidArgument, group.all_reduce, values(group.rank, count=10), compression=compressor)
+            assert "of 10001 elements, but this buffer has 10" in str(error)
+
+    run(2, work)
