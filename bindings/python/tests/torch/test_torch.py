@@ -39,6 +39,11 @@ def test_data_parallel_and_sharded(launch: Launch, n: int) -> None:
     assert check_output(launch(n, "ddp.py")).count("checks passed") == n
 
 
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=FULL)])
+def test_compression(launch: Launch, n: int) -> None:
+    assert check_output(launch(n, "compression.py")).count("checks passed") == n
+
+
 @FULL
 @pytest.mark.parametrize("n", [2, 4])
 def test_divided_models(launch: Launch, n: int) -> None:

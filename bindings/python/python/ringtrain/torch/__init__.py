@@ -8,7 +8,7 @@ Importing this module registers the backend::
 
     dist.init_process_group("ring")
 
-`ringtrain.torch.hooks` has communication hooks that send gradients as 16-bit floats. To run a Horovod script, import this module
+`ringtrain.torch.hooks` has communication hooks that compress gradients. To run a Horovod script, import this module
 with `import ringtrain.torch as hvd`.
 """
 

@@ -1,78 +1,276 @@
-"""Communication hooks for DistributedDataParallel that send gradients as float16 or bfloat16.
+"""Communication hooks that compress the gradients of DistributedDataParallel.
 
 ::
 
-    ddp.register_comm_hook(None, ringtrain.torch.hooks.bf16_hook)                        # the default group
-    ddp.register_comm_hook(hooks.Compression("bf16", error_feedback=True), hooks.compress_hook)
+    model.register_comm_hook(None, ringtrain.torch.hooks.bf16)
 
-The sums of gradients are computed in float32, unlike with torch's `fp16_compress_hook`. Without error feedback, ranks
-of one host that share memory exchange unrounded gradients.
+    state = hooks.CompressionState()
+    model.register_comm_hook(state, hooks.topk)
+
+    state = hooks.CompressionState("powersgd:2", start_step=100)
+    model.register_comm_hook(state, hooks.compress)
+
+There is a hook for each compression, with the default parameter of the compression. The hook `compress` takes the compression and
+its parameter from the state. The state is a `CompressionState`. For fp16, bf16, signsgd and auto, which need no memory, it can
+also be a process group, or None for the default group.
+
+Only float32 gradients are compressed. The ranks of one host that share memory exchange exact gradients, also with PowerSGD.
 """
 
 # DistributedDataParallel compares the annotations of hooks with types. Therefore this file must not import
 # `annotations` from `__future__`, which would turn the annotations into strings.
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
 from ringtrain import _core
 from ringtrain.torch.backend import ring_group
+from ringtrain.torch.power_sgd import PowerSgdBucket, PowerSgdSettings
+from ringtrain.torch.process_group import RingProcessGroup
+from ringtrain.torch.work import new_future
 
-_WIRE_TYPES = {None: None, "fp16": torch.float16, "bf16": torch.bfloat16}
+Future = torch.futures.Future[torch.Tensor]
+Parameters = Sequence[torch.nn.Parameter]
 
 
-class Compression:
-    """The state of `compress_hook`.
+class CompressionState:
+    """The state of the hooks of one DistributedDataParallel.
 
-    `wire` is the format in which gradients are sent: "bf16", "fp16" or None (unchanged). With `error_feedback`, a
-    rank adds the rounding errors of each step to its gradients of the next step (Seide et al., "1-bit Stochastic
-    Gradient Descent", 2014). For each parameter, error feedback stores one float32. `process_group` is the process
-    group of the DistributedDataParallel, or None for the default group. The backend of this process group must be
-    "ring".
+    `compression` is the name of a compression, such as "int8", "topk:0.01" or "powersgd:4". It may be left out if the registered
+    hook has the name of a compression. `process_group` is the process group of the DistributedDataParallel, or None for the
+    default group. The backend of this process group must be "ring".
+
+    If the compression rounds a lot, a rank adds what it could not send in a step to its gradients of the next step (error
+    feedback). This needs the memory of one float32 for each parameter. In the first `start_step` steps, gradients are not
+    compressed. `seed` is the seed of the random numbers. PowerSGD compresses a gradient only if its factors have less than
+    1 / `min_compression_rate` of its elements. All ranks must pass the same values.
+
+    `state_dict` and `load_state_dict` save and restore the state. Raises `ringtrain.InvalidArgument` for a wrong argument.
     """
 
     def __init__(
-        self, wire: str | None = "bf16", error_feedback: bool = False, process_group: dist.ProcessGroup | None = None
+        self,
+        compression: str | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        start_step: int = 0,
+        min_compression_rate: float = 2.0,
+        seed: int = 0,
     ) -> None:
-        if wire not in _WIRE_TYPES:
-            raise _core.InvalidArgument(f'wire is "fp16", "bf16" or None, not {wire!r}')
-        self.wire = wire
-        self.error_feedback = error_feedback
+        if start_step < 0:
+            raise _core.InvalidArgument(f"start_step is {start_step}; it must be at least 0")
+        if not min_compression_rate > 0:
+            raise _core.InvalidArgument(f"min_compression_rate is {min_compression_rate}; it must be above 0")
+        self.compression = None if compression is None else _core.Compressor(compression).compression
         self.process_group = process_group
-        # The rounding errors of each bucket, by the bucket's index.
-        self._residuals: dict[int, torch.Tensor] = {}
+        self.start_step = start_step
+        self.min_compression_rate = min_compression_rate
+        self.seed = seed
+        self._steps = 0
+        self._buckets: dict[int, _CodecBucket | PowerSgdBucket] = {}
+        # The buckets of PowerSGD whose gradients wait for the second exchange.
+        self._begun: list[tuple[PowerSgdBucket, Future]] = []
+        # The position of each parameter in the model, counted from the last parameter. The first step finds the positions:
+        # DistributedDataParallel begins with the bucket of the last parameters.
+        self._positions: dict[torch.nn.Parameter, int] = {}
+        self._knows_model = False
+        # The memory of each parameter, by its position: the errors that were not sent, and the factor Q of PowerSGD. Empty while
+        # the buckets have the memory.
+        self._errors: dict[int, torch.Tensor] = {}
+        self._factors: dict[int, torch.Tensor] = {}
 
-    def feed_back(self, index: int, gradients: torch.Tensor) -> None:
-        """Adds the rounding errors of the previous step to a bucket's gradients, rounds the gradients, and stores the new
-        errors."""
-        if not self.error_feedback or self.wire is None:
-            return
-        residual = self._residuals.get(index)
-        # DistributedDataParallel changes its buckets, and so the shapes of their gradients, after the first step.
-        if residual is not None and residual.shape == gradients.shape:
-            gradients.add_(residual)
-        rounded = gradients.to(_WIRE_TYPES[self.wire]).to(gradients.dtype)
-        # The rounding error of a gradient that is too large for float16 is infinite. Replace this error by 0, because it would
-        # make all later residuals infinite too.
-        self._residuals[index] = torch.nan_to_num_(gradients - rounded, nan=0.0, posinf=0.0, neginf=0.0)
-        gradients.copy_(rounded)
+    def state_dict(self) -> dict[str, Any]:
+        """Returns a copy of the memory, for `torch.save`: the number of steps, and for each parameter the errors that were not
+        sent, and the factor of PowerSGD. Call this method between two steps. Every rank has its own errors, so every rank must
+        save its own state."""
+        self._collect_memory()
+        return {
+            "steps": self._steps,
+            "errors": {position: error.clone() for position, error in self._errors.items()},
+            "factors": {position: factor.clone() for position, factor in self._factors.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a result of `state_dict`, for the same model and the same number of ranks. Raises
+        `ringtrain.InvalidArgument` if a part of the state is missing. If the state belongs to another model, the next backward
+        pass raises this error."""
+        if missing := [name for name in ("steps", "errors", "factors") if name not in state]:
+            raise _core.InvalidArgument(f"the state has no {', '.join(missing)}")
+        self._steps = int(state["steps"])
+        self._errors, self._factors = dict(state["errors"]), dict(state["factors"])
+        self._buckets.clear()
+
+    def use(self, name: str) -> None:
+        """Sets the compression to that of the hook `name`, unless the state has a compression of this kind."""
+        if self.compression is None:
+            self.compression = _core.Compressor(name).compression
+        elif self.compression.split(":")[0] != name:
+            raise _core.InvalidArgument(
+                f'the state has the compression "{self.compression}", but the hook is that of "{name}"; register hooks.compress'
+            )
+
+    def reduce(self, bucket: dist.GradBucket) -> Future:
+        """Begins to average the gradients of a bucket."""
+        if self.compression is None:
+            raise _core.InvalidArgument('the hook `compress` needs a state with a compression, as in CompressionState("int8")')
+        group = ring_group(self.process_group)
+        self._find_positions(bucket)
+        is_power_sgd = self.compression.startswith("powersgd")
+        # The library encodes nothing where ranks share memory. PowerSGD is not in the library, so the same rule is here.
+        is_exact = is_power_sgd and group.core.transport in ("none", "shm")
+        if bucket.buffer().dtype is not torch.float32 or self._steps < self.start_step or is_exact:
+            future = _average(group, bucket.buffer(), None)
+        elif is_power_sgd:
+            future = self._begin_power_sgd(group, bucket)
+        else:
+            future = _average(group, bucket.buffer(), self._memory_of(bucket, self._new_codec_bucket).compressor)
+        if bucket.is_last():
+            self._finish_power_sgd()
+            self._steps += 1
+            self._knows_model = True
+        return future
+
+    def _begin_power_sgd(self, group: RingProcessGroup, bucket: dist.GradBucket) -> Future:
+        """Begins the first exchange of a bucket. The second exchanges of all buckets begin after the last bucket, in the thread
+        of the backward pass. So all ranks begin all exchanges in the same order, and no thread waits within a continuation."""
+        memory = self._memory_of(bucket, self._new_power_sgd_bucket)
+        memory.begin(
+            bucket.buffer(),
+            bucket.gradients(),
+            lambda factors: group.all_reduce_compressed(factors, dist.ReduceOp.AVG, None),
+        )
+        future = new_future([bucket.buffer()])
+        self._begun.append((memory, future))
+        return future
+
+    def _finish_power_sgd(self) -> None:
+        begun, self._begun = self._begun, []
+        for memory, _ in begun:
+            memory.begin_second()
+        for memory, future in begun:
+            future.set_result(memory.finish())
+
+    def _find_positions(self, bucket: dist.GradBucket) -> None:
+        """Finds the positions of the parameters, in the first step: DistributedDataParallel begins with the bucket of the last
+        parameters of the model, and the parameters of a bucket have the order of the model."""
+        for parameter in reversed(bucket.parameters()):
+            if self._knows_model and parameter not in self._positions:
+                raise _core.InvalidArgument("a CompressionState belongs to one model; create another state for the second model")
+            self._positions.setdefault(parameter, len(self._positions))
+
+    def _memory_of(self, bucket: dist.GradBucket, create: Callable[..., Any]) -> Any:
+        """Returns the memory of a bucket. DistributedDataParallel changes its buckets after the first step. In this case, moves
+        the memory of each parameter to the new bucket."""
+        index, parameters = bucket.index(), bucket.parameters()
+        memory = self._buckets.get(index)
+        if memory is None or [*map(id, memory.parameters)] != [*map(id, parameters)]:
+            # The earlier buckets have already been changed in this step.
+            self._collect_memory(from_bucket=index)
+            positions = [self._positions[parameter] for parameter in parameters]
+            errors = [self._errors.pop(position, None) for position in positions]
+            memory = self._buckets[index] = create(index, parameters, positions, _concatenate(errors, parameters))
+        return memory
+
+    def _new_codec_bucket(
+        self, index: int, parameters: Parameters, positions: list[int], error: torch.Tensor | None
+    ) -> "_CodecBucket":
+        compressor = _core.Compressor(self.compression, self.seed + index)
+        residual = torch.empty(0) if error is None else error.cpu()
+        compressor.load_state_dict({"residual": residual.numpy(), "calls": self._steps})
+        return _CodecBucket(parameters, compressor)
+
+    def _new_power_sgd_bucket(
+        self, index: int, parameters: Parameters, positions: list[int], error: torch.Tensor | None
+    ) -> PowerSgdBucket:
+        rank = int(self.compression.split(":")[1])
+        memory = PowerSgdBucket(parameters, positions, PowerSgdSettings(rank, self.min_compression_rate, self.seed))
+        memory.load(error, self._factors)
+        return memory
+
+    def _collect_memory(self, from_bucket: int = 0) -> None:
+        """Moves the memory of the buckets to `_errors` and `_factors`."""
+        for index in [index for index in self._buckets if index >= from_bucket]:
+            memory = self._buckets.pop(index)
+            self._factors.update(memory.factors())
+            if (error := memory.error()) is not None:
+                parts = error.split([parameter.numel() for parameter in memory.parameters])
+                positions = (self._positions[parameter] for parameter in memory.parameters)
+                self._errors.update(zip(positions, parts, strict=True))
 
 
-def compress_hook(state: Compression, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Averages a bucket's gradients over the ranks and sends them in the format `state.wire`. Gradients of other types than
-    float32 are sent unchanged."""
-    gradients = bucket.buffer()
-    wire = state.wire if gradients.dtype is torch.float32 else None
-    if wire is not None:
-        state.feed_back(bucket.index(), gradients)
-    work = ring_group(state.process_group).all_reduce_compressed(gradients, dist.ReduceOp.AVG, wire)
+class _CodecBucket:
+    """A bucket whose gradients the library encodes."""
+
+    def __init__(self, parameters: Parameters, compressor: _core.Compressor) -> None:
+        self.parameters = parameters
+        self.compressor = compressor
+
+    def error(self) -> torch.Tensor | None:
+        """Returns what was not sent of the gradients, or None if there was no error."""
+        residual = torch.from_numpy(self.compressor.state_dict()["residual"])
+        return residual if residual.numel() else None
+
+    def factors(self) -> dict[int, torch.Tensor]:
+        return {}
+
+
+def _concatenate(errors: Sequence[torch.Tensor | None], parameters: Parameters) -> torch.Tensor | None:
+    """Returns the errors of all parameters of a bucket, or None if there are none."""
+    if all(error is None for error in errors):
+        return None
+    for error, parameter in zip(errors, parameters, strict=True):
+        if error is not None and error.numel() != parameter.numel():
+            raise _core.InvalidArgument(
+                f"the state of the compression has {error.numel()} errors for a parameter of {parameter.numel()} elements, so it "
+                "belongs to another model"
+            )
+    pairs = zip(errors, parameters, strict=True)
+    return torch.cat([torch.zeros(p.numel(), device=p.device) if e is None else e.to(p.device) for e, p in pairs])
+
+
+def _average(group: RingProcessGroup, gradients: torch.Tensor, compression: "_core.Compressor | str | None") -> Future:
+    work = group.all_reduce_compressed(gradients, dist.ReduceOp.AVG, compression)
     return work.overlapping_future().then(lambda future: future.value()[0])
 
 
-def fp16_hook(process_group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Averages a bucket's gradients over `process_group` and sends them as float16. None means the default group."""
-    return compress_hook(Compression("fp16", process_group=process_group), bucket)
+def compress(state: CompressionState, bucket: dist.GradBucket) -> Future:
+    """Averages the gradients of a bucket over the ranks, with the compression of the state."""
+    return state.reduce(bucket)
 
 
-def bf16_hook(process_group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Averages a bucket's gradients over `process_group` and sends them as bfloat16. None means the default group."""
-    return compress_hook(Compression("bf16", process_group=process_group), bucket)
+def _hook(name: str) -> Callable[[Any, dist.GradBucket], Future]:
+    """Returns the hook for the compression `name`."""
+    has_memory = _core.Compressor(name).has_memory
+
+    def hook(state: CompressionState | dist.ProcessGroup | None, bucket: dist.GradBucket) -> Future:
+        if isinstance(state, CompressionState):
+            state.use(name)
+            return state.reduce(bucket)
+        if has_memory:
+            raise _core.InvalidArgument(
+                f'the hook for "{name}" remembers earlier steps; register it with the state hooks.CompressionState()'
+            )
+        compression = name if bucket.buffer().dtype is torch.float32 else None
+        return _average(ring_group(state), bucket.buffer(), compression)
+
+    hook.__name__ = hook.__qualname__ = name.replace("-", "_")
+    hook.__doc__ = f'Averages the gradients of a bucket over the ranks, with the compression "{name}".'
+    return hook
+
+
+fp16 = _hook("fp16")
+bf16 = _hook("bf16")
+fp8 = _hook("fp8-e4m3")
+int8 = _hook("int8")
+int8_stochastic = _hook("int8-stochastic")
+int4 = _hook("int4")
+int4_stochastic = _hook("int4-stochastic")
+qsgd = _hook("qsgd")
+onebit = _hook("onebit")
+signsgd = _hook("signsgd")
+topk = _hook("topk")
+randomk = _hook("randomk")
+powersgd = _hook("powersgd")
+auto = _hook("auto")

@@ -295,9 +295,8 @@ class RingProcessGroup(PointToPoint, CoalescedCollectives, dist.ProcessGroup):
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> dist._Work:
         return self._run("barrier", _options_of(opts, timeout), (), [])
 
-    def all_reduce_compressed(self, tensor: Tensor, op: dist.ReduceOp, compression: str | None) -> PendingWork:
-        """Begins to all-reduce a float32 tensor in place. The ranks send the elements in the format `compression`: "fp16",
-        "bf16" or None (unchanged)."""
+    def all_reduce_compressed(self, tensor: Tensor, op: dist.ReduceOp, compression: _core.Compressor | str | None) -> PendingWork:
+        """Begins to all-reduce a tensor in place. `compression` is for float32 tensors. None means no compression."""
         host, back = tensors.writable_on_host(tensor)
         arguments = (tensors.as_memory(host), tensors.reduction_name(op, tensor.dtype), None, compression)
         return self._begin("all_reduce", None, arguments, [tensor], back)

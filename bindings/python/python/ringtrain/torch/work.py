@@ -71,7 +71,7 @@ class CompletedWork(dist._Work):
         return self._source
 
     def get_future(self) -> torch.futures.Future:
-        future = _new_future(self._tensors)
+        future = new_future(self._tensors)
         future.set_result(self._tensors)
         return future
 
@@ -180,7 +180,7 @@ class PendingWork(dist._Work):
         with self._lock:
             if self._future is not None:
                 return self._future
-            base = _new_future(self._tensors)
+            base = new_future(self._tensors)
             self._future = base.then(lambda _: self.result())
         if self._ended:
             base.set_result(None)
@@ -244,7 +244,7 @@ def _is_backward(frame: types.FrameType) -> bool:
     return frame.f_code.co_name == "_engine_run_backward"
 
 
-def _new_future(tensors: Sequence[Any]) -> torch.futures.Future:
+def new_future(tensors: Sequence[Any]) -> torch.futures.Future:
     """Returns a new future for these tensors. The future gets a list of the GPUs that hold the tensors."""
     devices = {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor) and not tensor.is_cpu}
     return torch.futures.Future(devices=list(devices))

@@ -32,7 +32,7 @@ def kill_last_rank(rank: int, static_graph: bool = False, hook: bool = False) ->
         nn.Sequential(*[nn.Linear(200, 200) for _ in range(8)]), bucket_cap_mb=0.3, static_graph=static_graph
     )
     if hook:
-        model.register_comm_hook(None, hvd.hooks.bf16_hook)
+        model.register_comm_hook(None, hvd.hooks.bf16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(1000):
         if rank == last and step == 5:

@@ -1,0 +1,254 @@
+"""Checks the compression of gradients between hosts, with the hooks of DistributedDataParallel. Every rank has
+a host of its own, because the ranks of one host send exact values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import checks
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from ringtrain import InvalidArgument, _world
+from ringtrain.torch import hooks
+
+# The hooks, and how many times as many bytes a rank sends without compression, at least. The model has 8,000 parameters in
+# matrices and 100 in vectors.
+HOOKS: dict[str, float] = {
+    "fp16": 1.9,
+    "bf16": 1.9,
+    "powersgd": 3.0,
+}
+STEPS = 12
+
+Register = Callable[[DistributedDataParallel], Any]
+
+
+def bytes_sent() -> int:
+    return dist.group.WORLD.core.statistics()["bytes_sent"]
+
+
+def build_model(register: Register | None = None, bucket_cap_mb: float = 0.01) -> DistributedDataParallel:
+    """Returns a model whose gradients fill several buckets."""
+    torch.manual_seed(3)
+    layers = (nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32))
+    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=bucket_cap_mb)
+    if register is not None:
+        register(model)
+    return model
+
+
+def parameters_of(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, seed: int = 0) -> list[float]:
+    """Trains towards a fixed linear map with noise, a batch of its own on each rank and in each step. Returns the losses,
+    averaged over the ranks."""
+    teacher = torch.randn(32, 32, generator=torch.Generator().manual_seed(seed)) / 6
+    losses = []
+    for step in steps:
+        generator = torch.Generator().manual_seed(10_000 * seed + 100 * step + dist.get_rank())
+        batch = torch.randn(16, 32, generator=generator)
+        optimizer.zero_grad()
+        loss = (model(batch) - batch @ teacher).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    total = torch.stack(losses)
+    dist.all_reduce(total, dist.ReduceOp.AVG)
+    return total.tolist()
+
+
+def train_with(register: Register | None, steps: int = STEPS, seed: int = 0) -> tuple[list[float], torch.Tensor, int]:
+    """Returns the losses, the parameters, and the number of bytes that this rank has sent for gradients."""
+    model = build_model(register)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    before = bytes_sent()
+    losses = train(model, optimizer, range(steps), seed)
+    return losses, parameters_of(model), bytes_sent() - before
+
+
+def require_identical(tensor: torch.Tensor, n: int) -> None:
+    gathered = [torch.empty_like(tensor) for _ in range(n)]
+    dist.all_gather(gathered, tensor)
+    assert all(torch.equal(gathered[0], other) for other in gathered), "ranks have different parameters"
+
+
+def state_for(name: str, **options: Any) -> hooks.CompressionState:
+    return hooks.CompressionState(min_compression_rate=1, **options) if name == "powersgd" else hooks.CompressionState(**options)
+
+
+def check_every_hook(rank: int, n: int) -> None:
+    """With each hook, the model learns, all ranks have the same parameters, and the ranks send fewer bytes."""
+    losses, _, plain_bytes = train_with(None)
+    for name, ratio in HOOKS.items():
+        hook = getattr(hooks, name)
+        found, parameters, sent = train_with(lambda model, name=name, hook=hook: model.register_comm_hook(state_for(name), hook))
+        require_identical(parameters, n)
+        assert sent * ratio < plain_bytes, (name, plain_bytes / sent)
+        assert found[-1] < losses[0] - 0.5 * (losses[0] - losses[-1]), (name, found, losses)
+
+
+def check_hooks_without_a_state(rank: int, n: int) -> None:
+    """A hook without error feedback accepts a process group or None as its state. The others refuse it."""
+    with_state = train_with(lambda model: model.register_comm_hook(hooks.CompressionState(), hooks.bf16))[1]
+    for group in (None, dist.group.WORLD):
+        parameters = train_with(lambda model: model.register_comm_hook(group, hooks.bf16))[1]
+        assert torch.equal(parameters, with_state)
+    model = build_model(lambda model: model.register_comm_hook(None, hooks.topk))
+    error = checks.raised(Exception, lambda: model(torch.ones(2, 32)).sum().backward())
+    assert "hooks.CompressionState()" in str(error), error
+
+
+def check_wrong_arguments(rank: int, n: int) -> None:
+    for call, expected in [
+        (lambda: hooks.CompressionState("int9"), "`int9` is not one of none, fp16"),
+        (lambda: hooks.CompressionState("topk:2"), "`2` is not a fraction"),
+        (lambda: hooks.CompressionState("int8", start_step=-1), "start_step is -1"),
+        (lambda: hooks.CompressionState("powersgd", min_compression_rate=0), "min_compression_rate is 0"),
+        (lambda: hooks.CompressionState("int8").load_state_dict({"steps": 3}), "the state has no errors, factors"),
+    ]:
+        error = checks.raised(InvalidArgument, call)
+        assert expected in str(error), error
+    for state, hook, expected in [
+        (hooks.CompressionState("int8"), hooks.topk, 'the state has the compression "int8"'),
+        (hooks.CompressionState(), hooks.compress, "needs a state with a compression"),
+    ]:
+        model = build_model(lambda model: model.register_comm_hook(state, hook))
+        error = checks.raised(Exception, lambda: model(torch.ones(2, 32)).sum().backward())
+        assert expected in str(error), error
+
+
+def check_a_state_belongs_to_one_model(rank: int, n: int) -> None:
+    state = hooks.CompressionState("bf16")
+    train_with(lambda model: model.register_comm_hook(state, hooks.compress), steps=1)
+    model = build_model(lambda model: model.register_comm_hook(state, hooks.compress))
+    error = checks.raised(Exception, lambda: model(torch.ones(2, 32)).sum().backward())
+    assert "belongs to one model" in str(error), error
+
+
+def check_other_types_are_exact(rank: int, n: int) -> None:
+    """Gradients of float64 are averaged exactly."""
+    model = DistributedDataParallel(nn.Linear(8, 8, bias=False).double())
+    model.register_comm_hook(hooks.CompressionState(), hooks.powersgd)
+    model(torch.full((1, 8), 1 / 3 + rank, dtype=torch.float64)).sum().backward()
+    mean = sum(1 / 3 + r for r in range(n)) / n
+    torch.testing.assert_close(model.module.weight.grad, torch.full((8, 8), mean, dtype=torch.float64), rtol=1e-15, atol=0)
+
+
+def check_exact_start(rank: int, n: int) -> None:
+    """Before `start_step`, the gradients are those without compression."""
+    register = lambda model: model.register_comm_hook(hooks.CompressionState("powersgd", start_step=5), hooks.compress)  # noqa: E731
+    expected, found = train_with(None)[0], train_with(register)[0]
+    assert found[:6] == expected[:6]
+    assert found[7:] != expected[7:]
+
+
+def resumed_parameters(name: str, between: int) -> torch.Tensor:
+    """Trains, interrupts the training after `between` steps, and continues with a new model and a state that was saved to a
+    file."""
+    state, model = state_for(name), build_model()
+    model.register_comm_hook(state, getattr(hooks, name))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train(model, optimizer, range(between))
+    path = f"/tmp/ringtrain-{os.getpid()}-{name}.pt"
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "state": state.state_dict()}, path)
+    saved = torch.load(path)
+    os.remove(path)
+    state, model = state_for(name), build_model()
+    model.load_state_dict(saved["model"])
+    state.load_state_dict(saved["state"])
+    model.register_comm_hook(state, getattr(hooks, name))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.load_state_dict(saved["optimizer"])
+    train(model, optimizer, range(between, STEPS))
+    return parameters_of(model)
+
+
+def check_resumed_power_sgd(rank: int, n: int) -> None:
+    """PowerSGD compresses each gradient separately, so a resumed run has the same bits, even though DistributedDataParallel
+    starts with other buckets."""
+    register = lambda model: model.register_comm_hook(state_for("powersgd"), hooks.powersgd)  # noqa: E731
+    expected = train_with(register)[1]
+    assert torch.equal(resumed_parameters("powersgd", 5), expected)
+
+
+def check_errors_follow_their_parameters(rank: int, n: int) -> None:
+    """DistributedDataParallel changes its buckets after the first step. What each parameter lacks is then still the sum of the
+    gradients minus the sum of what was sent."""
+    state = state_for("powersgd", compression="powersgd:1")
+    model = build_model()
+    inputs = []
+
+    def hook(state, bucket):
+        inputs.append({p: g.clone() for p, g in zip(bucket.parameters(), bucket.gradients(), strict=True)})
+        return hooks.compress(state, bucket)
+
+    model.register_comm_hook(state, hook)
+    lacks: dict[nn.Parameter, torch.Tensor] = {p: torch.zeros_like(p) for p in model.parameters()}
+    layouts = []
+    for step in range(4):
+        inputs.clear()
+        model(torch.randn(4, 32, generator=torch.Generator().manual_seed(10 * step + rank))).square().sum().backward()
+        layouts.append([[id(p) for p in bucket] for bucket in inputs])
+        for bucket in inputs:
+            for p, gradient in bucket.items():
+                lacks[p] += gradient - p.grad
+        model.zero_grad()
+    assert layouts[0] != layouts[1] == layouts[2], "the buckets have not changed"
+    errors = state.state_dict()["errors"]
+    for position, p in enumerate(reversed(list(model.parameters()))):
+        if p.dim() == 2:
+            torch.testing.assert_close(errors[position].view_as(p), lacks[p], rtol=1e-4, atol=1e-4)
+        else:
+            assert not errors[position].any(), "vectors are sent exactly"
+
+
+def check_power_sgd_recovers_from_infinite_gradients(rank: int, n: int) -> None:
+    """An infinite gradient, as with a loss scale that is too large, spoils one step and not the next ones."""
+    model = build_model()
+    model.register_comm_hook(hooks.CompressionState(min_compression_rate=1), hooks.powersgd)
+    for step in range(4):
+        batch = torch.randn(4, 32, generator=torch.Generator().manual_seed(step))
+        if step == 1 and rank == 0:
+            batch[0, 0] = float("inf")
+        model(batch).square().sum().backward()
+        finite = all(torch.isfinite(p.grad).all() for p in model.parameters())
+        assert finite == (step != 1), step
+        model.zero_grad()
+
+
+def check_power_sgd_of_torch(rank: int, n: int) -> None:
+    """Torch's own hook gives the same losses as ours, but for noise. The noise is the difference between two seeds of torch's
+    hook."""
+
+    def register_torch(model: DistributedDataParallel, seed: int) -> None:
+        options = {"matrix_approximation_rank": 2, "start_powerSGD_iter": 2, "min_compression_rate": 1}
+        state = powerSGD_hook.PowerSGDState(dist.group.WORLD, random_seed=seed, **options)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+    def register_ours(model: DistributedDataParallel) -> None:
+        model.register_comm_hook(state_for("powersgd", compression="powersgd:2", start_step=2), hooks.powersgd)
+
+    for seed in range(2):
+        exact = torch.tensor(train_with(None, 60, seed)[0])
+        torchs = [torch.tensor(train_with(lambda model, s=s: register_torch(model, s), 60, seed)[0]) for s in (1, 2)]
+        ours = torch.tensor(train_with(register_ours, 60, seed)[0])
+        distance, noise, effect = [((curve - torchs[0]).abs() / torchs[0]).max().item() for curve in (ours, torchs[1], exact)]
+        case = f"seed {seed}: distance {distance:.4f}, noise {noise:.4f}, effect of compression {effect:.4f}"
+        assert distance < 3 * noise, case
+        assert 10 * noise < effect, f"the comparison would not notice an error; {case}"
+
+
+if __name__ == "__main__":
+    arguments = checks.parse_arguments()
+    _world.join_world(host_id=f"host {os.environ['RING_RANK']}")
+    dist.init_process_group("ring")
+    checks.run(globals(), dist.get_rank(), dist.get_world_size(), only=arguments.only)
+    dist.destroy_process_group()
