@@ -6,15 +6,17 @@ import hashlib
 import itertools
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ringtrain import _core, _shutdown
-from ringtrain.torch import cuda, tensors
-from ringtrain.torch.compression import Compressor
+from ringtrain.torch import bucket_memory, cuda, tensors
+from ringtrain.torch.bucket_memory import CodecBucket, CompressedBucket
+from ringtrain.torch.compression import WIRE_TYPES, Compressor
+from ringtrain.torch.power_sgd import PowerSgdBucket, PowerSgdSettings
 
 # The default size of a bucket in bytes. This size is large enough for the full bandwidth, and small enough that most
 # buckets of a 25 MB model are sent before the backward pass ends.
@@ -63,10 +65,16 @@ class GradientReducer:
         self._passes = settings.passes
         self._names = names
         _require_same_everywhere(group, parameters, names)
-        self._buckets = [Bucket(group, part) for part in _divide_into_buckets(parameters, settings.bucket_bytes)]
+        positions = {p: position for position, p in enumerate(parameters)}
+        self._buckets = [
+            Bucket(group, part, _new_memory(group, index, part, [positions[p] for p in part], settings.compression.wire))
+            for index, part in enumerate(_divide_into_buckets(parameters, settings.bucket_bytes))
+        ]
         self._place = {p: (bucket, index) for bucket in self._buckets for index, p in enumerate(bucket.parameters)}
         self._count = dict.fromkeys(parameters, 0)
         self._begun = 0
+        # The number of reductions of all buckets.
+        self._steps = 0
         _reducers[next(_reducer_numbers)] = self
         for p in parameters:
             p.register_post_accumulate_grad_hook(self._take_gradient)
@@ -94,6 +102,7 @@ class GradientReducer:
         while is_training:
             for bucket in self._buckets:
                 bucket.begin_all_reduce(self._settings, is_training=False)
+            self._begin_second_exchanges()
             is_training = any([bucket.finish_with_zeros(self._settings) for bucket in self._buckets])
         group.timeout = timeout
         self._count = dict.fromkeys(self._count, 0)
@@ -107,10 +116,37 @@ class GradientReducer:
                     self._copy_to_bucket(bucket, index, p)
             bucket.begin_all_reduce(self._settings)
         self._begun = len(self._buckets)
+        self._begin_second_exchanges()
         for bucket in self._buckets:
             bucket.finish_all_reduce(self._settings)
         self._begun = 0
         self._count = dict.fromkeys(self._count, 0)
+
+    def memory(self) -> bucket_memory.Memory | None:
+        """Returns a copy of what the compression remembers, and the rank that remembers it. Returns None if the compression has
+        no memory."""
+        found: bucket_memory.Memory = {"steps": self._steps, "errors": {}, "factors": {}}
+        memories = [bucket.memory for bucket in self._buckets if bucket.memory is not None]
+        bucket_memory.collect(memories, found)
+        return {**bucket_memory.copied(found), "rank": self._resource.group.rank} if memories else None
+
+    def load_memory(self, state: Mapping[str, Any]) -> None:
+        """Restores a result of `memory`. Ignores the errors of another rank. Raises `ringtrain.InvalidArgument` if it is the
+        memory of another model."""
+        memory = bucket_memory.checked(state)
+        if state.get("rank") != self._resource.group.rank:
+            memory["errors"] = {}
+        for bucket in self._buckets:
+            if bucket.memory is not None:
+                bucket_memory.restore(bucket.memory, memory)
+        self._steps = memory["steps"]
+
+    def _begin_second_exchanges(self) -> None:
+        """Begins the second exchange of each bucket that has one, after all buckets have begun, so that all ranks begin all
+        exchanges in the same order."""
+        for bucket in self._buckets:
+            bucket.begin_second_exchange()
+        self._steps += 1
 
     def _take_gradient(self, p: Parameter) -> None:
         """Copies the gradient of a parameter to its bucket. Autograd calls this hook after it has accumulated the
@@ -150,6 +186,10 @@ class NoReducer:
     def is_reducing(self) -> bool:
         return False
 
+    def memory(self) -> None: ...
+
+    def load_memory(self, state: Mapping[str, Any]) -> None: ...
+
     def synchronize(self) -> None: ...
 
 
@@ -163,8 +203,10 @@ class Bucket:
     the rank has called `join` and contributes zeros.
     """
 
-    def __init__(self, group: _core.Group, parameters: Sequence[Parameter]) -> None:
+    def __init__(self, group: _core.Group, parameters: Sequence[Parameter], memory: CompressedBucket | None) -> None:
+        """`memory` is that of the compression, or None if the compression needs none."""
         self._group = group
+        self.memory = memory
         self.parameters = parameters
         first = parameters[0]
         self._count = sum(p.numel() for p in parameters)
@@ -184,7 +226,7 @@ class Bucket:
         self._views = [part.view(p.shape) for part, p in zip(parts[:-1], parameters, strict=True)]
         self._marks = parts[-1]
         self.taken = [False] * len(parameters)
-        self._handle: _core.Handle | None = None
+        self._handles: list[_core.Handle] = []
         self._context: Any = None
         self._packed: torch.Tensor | None = None
 
@@ -203,8 +245,11 @@ class Bucket:
         self._marks.copy_(torch.tensor([*self.taken, is_training], dtype=self._flat.dtype))
         if settings.predivide != 1.0:
             self._flat[: self._count].div_(settings.predivide)
+        if self.memory is not None:
+            self._begin_compressed(settings)
+            return
         packed, self._context = settings.compression.compress(self._flat)
-        wire = settings.compression.wire if packed.dtype is torch.float32 else None
+        wire = settings.compression.wire if packed.dtype is torch.float32 and settings.compression.wire in WIRE_TYPES else None
         self._packed = packed
         if not packed.is_cpu:
             cuda.all_reduce_on_gpu(
@@ -212,7 +257,25 @@ class Bucket:
             )
             return
         memory = self._shared if packed is self._flat and self._can_pass_shared_memory() else tensors.as_memory(packed)
-        self._handle = self._group.all_reduce(memory, settings.op, None, wire, async_op=True)
+        self._handles = [self._group.all_reduce(memory, settings.op, None, wire, async_op=True)]
+
+    def _begin_compressed(self, settings: ReducerSettings) -> None:
+        """Begins the reduction with a compression that has a memory. The marks are not compressed."""
+        gradients = self._flat[: self._count]
+        if isinstance(self.memory, PowerSgdBucket):
+            self.memory.begin(gradients, self._views, lambda factors: self._begin_exchange(factors, "avg", None))
+        else:
+            self._handles.append(self._begin_exchange(gradients, settings.op, self.memory.compressor))
+        self._handles.append(self._begin_exchange(self._marks, settings.op, None))
+
+    def _begin_exchange(self, tensor: torch.Tensor, op: str, compressor: _core.Compressor | None) -> _Exchange:
+        host, back = tensors.writable_on_host(tensor)
+        return _Exchange(self._group.all_reduce(tensors.as_memory(host), op, None, compressor, async_op=True), back)
+
+    def begin_second_exchange(self) -> None:
+        """Begins the second exchange of PowerSGD."""
+        if isinstance(self.memory, PowerSgdBucket):
+            self.memory.begin_second()
 
     def _can_pass_shared_memory(self) -> bool:
         """Returns whether the bucket is in shared memory and Python's buffer protocol has a format for its elements.
@@ -235,13 +298,43 @@ class Bucket:
 
     def _wait(self, settings: ReducerSettings) -> list[float]:
         """Waits for the reduction, and returns the marks."""
-        if self._handle is not None:
-            self._handle.wait()
-            self._handle = None
+        for handle in self._handles:
+            handle.wait()
+        self._handles = []
+        if isinstance(self.memory, PowerSgdBucket):
+            average = self.memory.finish()
+            if settings.op != "avg":
+                average.mul_(self._group.size)
         if self._packed is not None and self._packed is not self._flat:
             self._flat.copy_(settings.compression.decompress(self._packed, self._context))
         self._packed = None
         return self._marks.tolist()
+
+
+class _Exchange:
+    """An all-reduce of a tensor that may be on a GPU."""
+
+    def __init__(self, handle: _core.Handle, back: Callable[[], None] | None) -> None:
+        self._handle, self._back = handle, back
+
+    def wait(self) -> None:
+        """Waits for the all-reduce, and copies the result back to the tensor."""
+        self._handle.wait()
+        if self._back is not None:
+            self._back()
+
+
+def _new_memory(
+    group: _core.Group, index: int, parameters: Sequence[Parameter], positions: Sequence[int], compression: str | None
+) -> CompressedBucket | None:
+    """Returns the memory for the compression of a bucket. Returns None if the bucket needs none: 16-bit floats have no memory,
+    and ranks that share memory exchange exact values."""
+    is_exact = compression is None or parameters[0].dtype is not torch.float32 or group.transport in ("none", "shm")
+    if is_exact or compression in WIRE_TYPES:
+        return None
+    memory = CodecBucket(parameters, positions, compression, index)
+    name, _, rank = memory.compressor.compression.partition(":")
+    return PowerSgdBucket(parameters, positions, PowerSgdSettings(int(rank))) if name == "powersgd" else memory
 
 
 def _divide_into_buckets(parameters: Sequence[Parameter], bucket_bytes: int) -> list[list[Parameter]]:

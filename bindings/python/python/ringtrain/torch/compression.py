@@ -1,4 +1,4 @@
-"""The formats in which gradients are sent: `Compression.none`, `Compression.fp16` and `Compression.bf16`."""
+"""The compressions of gradients, under Horovod's names: `Compression.none`, `Compression.fp16`, `Compression.int8` and others."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from typing import Any
 
 import torch
 
+from ringtrain import _core
+
+WIRE_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+"""The compressions that need no memory between two steps."""
+
 
 class Compressor:
     """Sends elements unchanged. A program can pass this class or a subclass as the argument `compression`.
 
-    A subclass can convert tensors in `compress` and `decompress`, or set `wire` to "fp16" or "bf16". If `wire` is set, the
-    library converts float32 elements while it sends them. The conversion then needs no extra pass over memory, and sums are
-    still computed in float32.
+    A subclass can convert tensors in `compress` and `decompress`, or set `wire` to the name of a compression, such as "bf16" or
+    "int8". If `wire` is set, the library compresses float32 elements while it sends them to other hosts, and computes sums in
+    float32. If `wire` is not "fp16" or "bf16", `DistributedOptimizer` does not call `compress` and `decompress` for float32.
     """
 
     wire: str | None = None
@@ -59,9 +64,35 @@ class BF16Compressor(_HalfPrecisionCompressor):
     dtype = torch.bfloat16
 
 
+def find_compression(compression: type[Compressor] | str) -> type[Compressor]:
+    """Returns the compression with a name, such as "topk:0.001". Returns a class unchanged. Raises `ringtrain.InvalidArgument` if
+    there is no compression of this name."""
+    if not isinstance(compression, str):
+        return compression
+    name = _core.Compressor(compression).compression
+    attribute = getattr(Compression, name.replace("-", "_"), None)
+    return attribute or type("Compressor", (Compressor,), {"wire": name, "__doc__": f'Sends float32 elements as "{name}".'})
+
+
 class Compression:
-    """The formats that the argument `compression` accepts."""
+    """The compressions that the argument `compression` accepts, with their default parameters."""
 
     none = Compressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    fp8: type[Compressor]
+    int8: type[Compressor]
+    int8_stochastic: type[Compressor]
+    int4: type[Compressor]
+    int4_stochastic: type[Compressor]
+    qsgd: type[Compressor]
+    onebit: type[Compressor]
+    signsgd: type[Compressor]
+    topk: type[Compressor]
+    randomk: type[Compressor]
+    powersgd: type[Compressor]
+    auto: type[Compressor]
+
+
+for _name in Compression.__annotations__:
+    setattr(Compression, _name, find_compression(_name.replace("_", "-")))

@@ -19,20 +19,21 @@ Only float32 gradients are compressed. The ranks of one host that share memory e
 
 # DistributedDataParallel compares the annotations of hooks with types. Therefore this file must not import
 # `annotations` from `__future__`, which would turn the annotations into strings.
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ringtrain import _core
+from ringtrain.torch import bucket_memory
 from ringtrain.torch.backend import ring_group
+from ringtrain.torch.bucket_memory import CodecBucket, CompressedBucket
 from ringtrain.torch.power_sgd import PowerSgdBucket, PowerSgdSettings
 from ringtrain.torch.process_group import RingProcessGroup
 from ringtrain.torch.work import new_future
 
 Future = torch.futures.Future[torch.Tensor]
-Parameters = Sequence[torch.nn.Parameter]
 
 
 class CompressionState:
@@ -68,38 +69,28 @@ class CompressionState:
         self.start_step = start_step
         self.min_compression_rate = min_compression_rate
         self.seed = seed
-        self._steps = 0
-        self._buckets: dict[int, _CodecBucket | PowerSgdBucket] = {}
+        self._buckets: dict[int, CompressedBucket] = {}
         # The buckets of PowerSGD whose gradients wait for the second exchange.
         self._begun: list[tuple[PowerSgdBucket, Future]] = []
         # The position of each parameter in the model, counted from the last parameter. The first step finds the positions:
         # DistributedDataParallel begins with the bucket of the last parameters.
         self._positions: dict[torch.nn.Parameter, int] = {}
         self._knows_model = False
-        # The memory of each parameter, by its position: the errors that were not sent, and the factor Q of PowerSGD. Empty while
-        # the buckets have the memory.
-        self._errors: dict[int, torch.Tensor] = {}
-        self._factors: dict[int, torch.Tensor] = {}
+        # What the buckets do not remember themselves.
+        self._memory: bucket_memory.Memory = {"steps": 0, "errors": {}, "factors": {}}
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the memory, for `torch.save`: the number of steps, and for each parameter the errors that were not
         sent, and the factor of PowerSGD. Call this method between two steps. Every rank has its own errors, so every rank must
         save its own state."""
-        self._collect_memory()
-        return {
-            "steps": self._steps,
-            "errors": {position: error.clone() for position, error in self._errors.items()},
-            "factors": {position: factor.clone() for position, factor in self._factors.items()},
-        }
+        bucket_memory.collect(self._buckets.values(), self._memory)
+        return bucket_memory.copied(self._memory)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a result of `state_dict`, for the same model and the same number of ranks. Raises
         `ringtrain.InvalidArgument` if a part of the state is missing. If the state belongs to another model, the next backward
         pass raises this error."""
-        if missing := [name for name in ("steps", "errors", "factors") if name not in state]:
-            raise _core.InvalidArgument(f"the state has no {', '.join(missing)}")
-        self._steps = int(state["steps"])
-        self._errors, self._factors = dict(state["errors"]), dict(state["factors"])
+        self._memory = bucket_memory.checked(state)
         self._buckets.clear()
 
     def use(self, name: str) -> None:
@@ -120,22 +111,22 @@ class CompressionState:
         is_power_sgd = self.compression.startswith("powersgd")
         # The library encodes nothing where ranks share memory. PowerSGD is not in the library, so the same rule is here.
         is_exact = is_power_sgd and group.core.transport in ("none", "shm")
-        if bucket.buffer().dtype is not torch.float32 or self._steps < self.start_step or is_exact:
+        if bucket.buffer().dtype is not torch.float32 or self._memory["steps"] < self.start_step or is_exact:
             future = _average(group, bucket.buffer(), None)
         elif is_power_sgd:
             future = self._begin_power_sgd(group, bucket)
         else:
-            future = _average(group, bucket.buffer(), self._memory_of(bucket, self._new_codec_bucket).compressor)
+            future = _average(group, bucket.buffer(), self._memory_of(bucket).compressor)
         if bucket.is_last():
             self._finish_power_sgd()
-            self._steps += 1
+            self._memory["steps"] += 1
             self._knows_model = True
         return future
 
     def _begin_power_sgd(self, group: RingProcessGroup, bucket: dist.GradBucket) -> Future:
         """Begins the first exchange of a bucket. The second exchanges of all buckets begin after the last bucket, in the thread
         of the backward pass. So all ranks begin all exchanges in the same order, and no thread waits within a continuation."""
-        memory = self._memory_of(bucket, self._new_power_sgd_bucket)
+        memory = self._memory_of(bucket)
         memory.begin(
             bucket.buffer(),
             bucket.gradients(),
@@ -160,74 +151,26 @@ class CompressionState:
                 raise _core.InvalidArgument("a CompressionState belongs to one model; create another state for the second model")
             self._positions.setdefault(parameter, len(self._positions))
 
-    def _memory_of(self, bucket: dist.GradBucket, create: Callable[..., Any]) -> Any:
+    def _memory_of(self, bucket: dist.GradBucket) -> Any:
         """Returns the memory of a bucket. DistributedDataParallel changes its buckets after the first step. In this case, moves
         the memory of each parameter to the new bucket."""
         index, parameters = bucket.index(), bucket.parameters()
-        memory = self._buckets.get(index)
-        if memory is None or [*map(id, memory.parameters)] != [*map(id, parameters)]:
+        found = self._buckets.get(index)
+        if found is None or [*map(id, found.parameters)] != [*map(id, parameters)]:
             # The earlier buckets have already been changed in this step.
-            self._collect_memory(from_bucket=index)
-            positions = [self._positions[parameter] for parameter in parameters]
-            errors = [self._errors.pop(position, None) for position in positions]
-            memory = self._buckets[index] = create(index, parameters, positions, _concatenate(errors, parameters))
-        return memory
+            changed = [self._buckets.pop(other) for other in list(self._buckets) if other >= index]
+            bucket_memory.collect(changed, self._memory)
+            found = self._buckets[index] = self._new_bucket(index, parameters)
+            bucket_memory.restore(found, self._memory)
+        return found
 
-    def _new_codec_bucket(
-        self, index: int, parameters: Parameters, positions: list[int], error: torch.Tensor | None
-    ) -> "_CodecBucket":
-        compressor = _core.Compressor(self.compression, self.seed + index)
-        residual = torch.empty(0) if error is None else error.cpu()
-        compressor.load_state_dict({"residual": residual.numpy(), "calls": self._steps})
-        return _CodecBucket(parameters, compressor)
-
-    def _new_power_sgd_bucket(
-        self, index: int, parameters: Parameters, positions: list[int], error: torch.Tensor | None
-    ) -> PowerSgdBucket:
-        rank = int(self.compression.split(":")[1])
-        memory = PowerSgdBucket(parameters, positions, PowerSgdSettings(rank, self.min_compression_rate, self.seed))
-        memory.load(error, self._factors)
-        return memory
-
-    def _collect_memory(self, from_bucket: int = 0) -> None:
-        """Moves the memory of the buckets to `_errors` and `_factors`."""
-        for index in [index for index in self._buckets if index >= from_bucket]:
-            memory = self._buckets.pop(index)
-            self._factors.update(memory.factors())
-            if (error := memory.error()) is not None:
-                parts = error.split([parameter.numel() for parameter in memory.parameters])
-                positions = (self._positions[parameter] for parameter in memory.parameters)
-                self._errors.update(zip(positions, parts, strict=True))
-
-
-class _CodecBucket:
-    """A bucket whose gradients the library encodes."""
-
-    def __init__(self, parameters: Parameters, compressor: _core.Compressor) -> None:
-        self.parameters = parameters
-        self.compressor = compressor
-
-    def error(self) -> torch.Tensor | None:
-        """Returns what was not sent of the gradients, or None if there was no error."""
-        residual = torch.from_numpy(self.compressor.state_dict()["residual"])
-        return residual if residual.numel() else None
-
-    def factors(self) -> dict[int, torch.Tensor]:
-        return {}
-
-
-def _concatenate(errors: Sequence[torch.Tensor | None], parameters: Parameters) -> torch.Tensor | None:
-    """Returns the errors of all parameters of a bucket, or None if there are none."""
-    if all(error is None for error in errors):
-        return None
-    for error, parameter in zip(errors, parameters, strict=True):
-        if error is not None and error.numel() != parameter.numel():
-            raise _core.InvalidArgument(
-                f"the state of the compression has {error.numel()} errors for a parameter of {parameter.numel()} elements, so it "
-                "belongs to another model"
-            )
-    pairs = zip(errors, parameters, strict=True)
-    return torch.cat([torch.zeros(p.numel(), device=p.device) if e is None else e.to(p.device) for e, p in pairs])
+    def _new_bucket(self, index: int, parameters: list[torch.nn.Parameter]) -> CompressedBucket:
+        positions = [self._positions[parameter] for parameter in parameters]
+        name, _, rank = self.compression.partition(":")
+        if name == "powersgd":
+            settings = PowerSgdSettings(int(rank), self.min_compression_rate, self.seed)
+            return PowerSgdBucket(parameters, positions, settings)
+        return CodecBucket(parameters, positions, self.compression, self.seed + index)
 
 
 def _average(group: RingProcessGroup, gradients: torch.Tensor, compression: "_core.Compressor | str | None") -> Future:

@@ -13,14 +13,12 @@ import torch
 
 from ringtrain import _core
 from ringtrain.torch import gathering, tensors
-from ringtrain.torch.compression import Compression, Compressor
+from ringtrain.torch.compression import WIRE_TYPES, Compression, Compressor, find_compression
 from ringtrain.torch.process_sets import ProcessSet, global_process_set
 
 Tensor = torch.Tensor
 
 Average, Sum, Min, Max, Product = "avg", "sum", "min", "max", "prod"
-
-_WIRE_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Handle:
@@ -70,7 +68,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     *,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | str = Compression.none,
 ) -> Handle:
     """Begins to reduce a tensor over all ranks into a new tensor. The default reduction is the average."""
     settings = _Reduction(process_set, _reduction_name(average, op), prescale_factor, postscale_factor, compression)
@@ -95,7 +93,7 @@ def allreduce(
     tensor: Tensor,
     average: bool | None = None,
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | str = Compression.none,
     op: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -141,7 +139,7 @@ def grouped_allreduce(
     tensors: Sequence[Tensor],
     average: bool | None = None,
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | str = Compression.none,
     op: str | None = None,
     **options: Any,
 ) -> list[Tensor]:
@@ -268,7 +266,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     *,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | str = Compression.none,
 ) -> Handle:
     """Begins to reduce the tensors of all ranks. The result is this rank's part of the rows. If the rows cannot be divided
     evenly, each of the first ranks gets one row more than the others."""
@@ -279,7 +277,7 @@ def reducescatter_async(
 def reducescatter(
     tensor: Tensor,
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | str = Compression.none,
     op: str = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
@@ -325,10 +323,15 @@ class _Reduction:
         op: str,
         prescale: float = 1.0,
         postscale: float = 1.0,
-        compression: type[Compressor] = Compression.none,
+        compression: type[Compressor] | str = Compression.none,
     ) -> None:
         self.process_set, self.op = process_set, op
-        self._prescale, self._postscale, self._compression = prescale, postscale, compression
+        self._prescale, self._postscale, self._compression = prescale, postscale, find_compression(compression)
+        wire = self._compression.wire
+        if wire is not None and wire not in WIRE_TYPES:
+            raise _core.Unsupported(
+                f"the compression {wire} is for the gradients of a DistributedOptimizer; for a single tensor, use fp16 or bf16"
+            )
         self.scale = prescale * postscale
 
     def begin(self, tensor: Tensor, into: Tensor | None, kind: str, name: str | None) -> Handle:
@@ -377,7 +380,7 @@ class _Reduction:
         if self._prescale != 1.0:
             source = (source * self._prescale).to(source.dtype)
         if self._compression.wire is not None and source.dtype is torch.float32:
-            source = source.to(_WIRE_TYPES[self._compression.wire])
+            source = source.to(WIRE_TYPES[self._compression.wire])
 
         def restore(result: Tensor) -> Tensor:
             result = result if result.dtype is packed.dtype else result.to(packed.dtype)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ringtrain.torch import buckets, operations
-from ringtrain.torch.compression import Compression, Compressor
+from ringtrain.torch.compression import Compression, Compressor, find_compression
 from ringtrain.torch.process_sets import ProcessSet, global_process_set
 
 Parameter = torch.nn.Parameter
@@ -18,7 +18,7 @@ Parameter = torch.nn.Parameter
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, Parameter]] | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | str = Compression.none,
     backward_passes_per_step: int = 1,
     op: str = operations.Average,
     gradient_predivide_factor: float = 1.0,
@@ -45,6 +45,11 @@ def DistributedOptimizer(
     converted to dense ones. Without `sparse_as_dense`, sparse gradients raise `ringtrain.InvalidArgument`.
     `num_groups` and `groups` have no effect. (They tell Horovod to fuse gradients.)
 
+    `compression` is an attribute of `Compression`, or a name with a parameter, such as "topk:0.001". Codecs that round a lot keep
+    what a rank could not send, and add it to the gradients of the next step. The optimizer's `state_dict` has these errors under
+    the key "compression". Every rank has its own errors, so every rank must save its own state for an exact continuation;
+    `load_state_dict` ignores the errors of another rank. Without such a compression, the format of `state_dict` does not change.
+
     With `process_set`, only the ranks of this set average their gradients. On other ranks, the optimizer averages nothing.
 
     Raises ValueError in the same cases as Horovod. Raises NotImplementedError if `op` is neither Average nor Sum.
@@ -59,7 +64,9 @@ def DistributedOptimizer(
     # If a scheduler has patched the wrapped optimizer's `step`, then `step` is in its `__dict__`. Do not copy that method.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
     scale = gradient_predivide_factor if op == operations.Average else 1.0
-    settings = buckets.ReducerSettings(op, compression, scale, backward_passes_per_step, sparse_as_dense, bucket_bytes)
+    settings = buckets.ReducerSettings(
+        op, find_compression(compression), scale, backward_passes_per_step, sparse_as_dense, bucket_bytes
+    )
     if process_set.included() is False:
         wrapped._reducer = buckets.NoReducer()
     else:
@@ -112,6 +119,17 @@ class _DistributedOptimizerMixin:
                 "gradients are being averaged"
             )
         super().zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the wrapped optimizer's state, and under the key "compression" what the compression remembers, if anything."""
+        state, memory = super().state_dict(), self._reducer.memory()
+        return state if memory is None else {**state, "compression": memory}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores a result of `state_dict`."""
+        super().load_state_dict(state_dict)
+        if "compression" in state_dict:
+            self._reducer.load_memory(state_dict["compression"])
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets the number of backward passes whose gradients each rank accumulates before the ranks reduce them."""

@@ -29,8 +29,8 @@ class PowerSgdSettings:
     Gradients with a smaller rate are sent unchanged."""
 
     rank: int
-    min_compression_rate: float
-    seed: int
+    min_compression_rate: float = 2.0
+    seed: int = 0
 
 
 class PowerSgdBucket:
@@ -43,10 +43,11 @@ class PowerSgdBucket:
     def __init__(self, parameters: Sequence[Tensor], positions: Sequence[int], settings: PowerSgdSettings) -> None:
         """`positions` identify the parameters of a model. They are the same on all ranks."""
         self.parameters = parameters
+        self.positions = positions
         self._settings = settings
         self._is_matrix = [is_worth_compressing(p.shape, settings.rank, settings.min_compression_rate) for p in parameters]
         # The positions of the matrices. `_qs` has one factor for each of them.
-        self._positions = _where(positions, self._is_matrix)
+        self._matrix_positions = _where(positions, self._is_matrix)
         shapes = [matrix_shape(p.shape) for p in _where(parameters, self._is_matrix)]
         ranks = [min(*shape, settings.rank) for shape in shapes]
         p_shapes = [(rows, rank) for (rows, _), rank in zip(shapes, ranks, strict=True)]
@@ -59,11 +60,14 @@ class PowerSgdBucket:
         self._error = parameters[0].new_zeros(sum(p.numel() for p in parameters))
         self._set_random_factors()
 
-    def load(self, error: Tensor | None, factors: Mapping[int, Tensor]) -> None:
-        """Sets the errors, unless `error` is None, and those factors whose positions and shapes are found in `factors`."""
-        if error is not None:
+    def load(self, error: Tensor | None, factors: Mapping[int, Tensor], steps: int) -> None:
+        """Sets the errors, which are zeros if `error` is None, and those factors whose positions and shapes are found in
+        `factors`."""
+        if error is None:
+            self._error.zero_()
+        else:
             self._error.copy_(error)
-        for position, q in zip(self._positions, self._qs, strict=True):
+        for position, q in zip(self._matrix_positions, self._qs, strict=True):
             if position in factors and factors[position].shape == q.shape:
                 q.copy_(factors[position])
 
@@ -73,7 +77,7 @@ class PowerSgdBucket:
 
     def factors(self) -> dict[int, Tensor]:
         """Returns the factors Q by the positions of their parameters."""
-        return dict(zip(self._positions, self._qs, strict=True))
+        return dict(zip(self._matrix_positions, self._qs, strict=True))
 
     def begin(self, flat: Tensor, gradients: Sequence[Tensor], begin_average: BeginAverage) -> None:
         """Computes the factors P and begins to average them. `gradients` are views into `flat`."""
@@ -120,7 +124,7 @@ class PowerSgdBucket:
 
     def _set_random_factors(self) -> None:
         """Sets the factors Q to normally distributed numbers, the same on all ranks."""
-        for position, q in zip(self._positions, self._qs, strict=True):
+        for position, q in zip(self._matrix_positions, self._qs, strict=True):
             generator = torch.Generator().manual_seed(self._settings.seed * _POSITIONS_MAX + position)
             q.copy_(torch.randn(q.shape, generator=generator, dtype=q.dtype))
 

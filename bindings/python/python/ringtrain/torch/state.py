@@ -54,7 +54,9 @@ def broadcast_optimizer_state(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     found: list[torch.Tensor] = []
-    layout = _without_tensors(optimizer.state_dict(), found)
+    # Every rank keeps its own errors of the compression.
+    shared = {name: part for name, part in optimizer.state_dict().items() if name != "compression"}
+    layout = _without_tensors(shared, found)
     is_root = world().rank == root_rank
     layout = broadcast_object(layout, root_rank, process_set=process_set)
     if not is_root:
