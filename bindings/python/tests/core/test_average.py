@@ -12,8 +12,8 @@ from ranks import run_in_threads
 TRUTH = np.arange(1.0, 9.0, dtype=np.float32)
 
 
-def run(n: int, work) -> list:
-    results = run_in_threads(n, work)
+def run(n: int, work, **options) -> list:
+    results = run_in_threads(n, work, **options)
     assert not any(isinstance(result, BaseException) for result in results), results
     return results
 
@@ -142,9 +142,10 @@ def test_ranks_without_samples_have_no_weight():
     assert run(3, work) == [[[1.0, 1.0], 7.0]] * 3
 
 
+@pytest.mark.parametrize("compression", [None, "bf16", "topk:0.3", "int4-stochastic"])
 @pytest.mark.parametrize("delay", [0, 1])
-def test_a_saved_state_continues_the_run(delay: int):
-    options = {"every": 3, "delay": delay, "outer_lr": 0.7, "outer_momentum": 0.9, "compression": "bf16"}
+def test_a_saved_state_continues_the_run(delay: int, compression: str | None):
+    options = {"every": 3, "delay": delay, "outer_lr": 0.7, "outer_momentum": 0.9, "compression": compression}
 
     def train(group: ring.Group, average: ring.PeriodicAverage, w: np.ndarray, steps: range) -> None:
         for step in steps:
@@ -156,6 +157,8 @@ def test_a_saved_state_continues_the_run(delay: int):
         average = ring.PeriodicAverage(w, group=group, **options)
         train(group, average, w, range(8))
         state, saved = average.state_dict(), w.copy()
+        assert ("residual" in state) == (compression in ("topk:0.3", "int4-stochastic"))
+        assert (group.statistics()["encoded_bytes"] > 0) == (compression is not None)
         train(group, average, w, range(8, 16))
         resumed_w = saved.copy()
         resumed = ring.PeriodicAverage(resumed_w, group=group, **options)
@@ -169,7 +172,8 @@ def test_a_saved_state_continues_the_run(delay: int):
             resumed.load_state_dict({key: value for key, value in state.items() if key != "samples"})
         return w, resumed_w
 
-    for w, resumed in run(2, work):
+    # Ranks that share memory exchange exact values.
+    for w, resumed in run(2, work, transport="tcp"):
         assert np.array_equal(w, resumed)
 
 

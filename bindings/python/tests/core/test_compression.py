@@ -11,6 +11,17 @@ from ranks import raised, run_in_threads
 CODECS = {
     "fp16": 0.51,
     "bf16": 0.51,
+    "fp8-e4m3": 0.27,
+    "fp8-e5m2": 0.27,
+    "int8": 0.27,
+    "int8-stochastic": 0.27,
+    "int4": 0.15,
+    "int4-stochastic": 0.15,
+    "qsgd": 0.15,
+    "onebit": 0.05,
+    "signsgd": 0.05,
+    "topk": 0.05,
+    "randomk": 0.05,
 }
 
 

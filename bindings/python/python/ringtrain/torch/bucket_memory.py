@@ -75,6 +75,16 @@ def copied(memory: Memory) -> Memory:
     return {name: {p: t.clone() for p, t in part.items()} if isinstance(part, dict) else part for name, part in memory.items()}
 
 
+def redistribute(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> Memory:
+    """Returns the state for rank `rank` of `size` ranks, if `states` are the states of all ranks of an earlier run with another
+    number of ranks. The average of the errors over the ranks stays the same."""
+    errors: dict[int, Tensor] = {}
+    for state in states[rank::size]:
+        for position, error in state["errors"].items():
+            errors[position] = errors.get(position, 0) + error * (size / len(states))
+    return {**states[0], "errors": errors, "rank": rank}
+
+
 def checked(state: Mapping[str, Any]) -> Memory:
     """Returns the memory in a checkpoint. Raises `ringtrain.InvalidArgument` if a part of it is missing."""
     if missing := [name for name in ("steps", "errors", "factors") if name not in state]:

@@ -28,10 +28,30 @@ import torch.distributed as dist
 from ringtrain import _core
 from ringtrain.torch import bucket_memory
 from ringtrain.torch.backend import ring_group
-from ringtrain.torch.bucket_memory import CodecBucket, CompressedBucket
+from ringtrain.torch.bucket_memory import CodecBucket, CompressedBucket, redistribute
 from ringtrain.torch.power_sgd import PowerSgdBucket, PowerSgdSettings
 from ringtrain.torch.process_group import RingProcessGroup
 from ringtrain.torch.work import new_future
+
+__all__ = [
+    "CompressionState",
+    "auto",
+    "bf16",
+    "compress",
+    "fp16",
+    "fp8",
+    "int4",
+    "int4_stochastic",
+    "int8",
+    "int8_stochastic",
+    "onebit",
+    "powersgd",
+    "qsgd",
+    "randomk",
+    "redistribute",
+    "signsgd",
+    "topk",
+]
 
 Future = torch.futures.Future[torch.Tensor]
 
@@ -87,9 +107,9 @@ class CompressionState:
         return bucket_memory.copied(self._memory)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a result of `state_dict`, for the same model and the same number of ranks. Raises
-        `ringtrain.InvalidArgument` if a part of the state is missing. If the state belongs to another model, the next backward
-        pass raises this error."""
+        """Restores a result of `state_dict`, for the same model and the same rank. For another number of ranks, pass a result of
+        `redistribute`. Raises `ringtrain.InvalidArgument` if a part of the state is missing. If the state belongs to another
+        model, the next backward pass raises this error."""
         self._memory = bucket_memory.checked(state)
         self._buckets.clear()
 

@@ -4,6 +4,7 @@ Every rank has a host of its own, because the ranks of one host send exact value
 from __future__ import annotations
 
 import copy
+import gc
 import os
 from collections.abc import Callable
 from typing import Any
@@ -19,14 +20,23 @@ import ringtrain.torch as hvd
 from ringtrain import InvalidArgument, Unsupported, _world
 from ringtrain.torch import hooks
 
-# The compressions, and how many times as many bytes a rank sends without compression, at least. The model has 8,000
-# parameters in matrices and 160 in vectors.
-RATIOS: dict[str, float] = {
-    "fp16": 1.9,
-    "bf16": 1.9,
-    "powersgd": 3.0,
+# For each compression: how many times as many bytes a rank sends without compression, at least, and which part of what a run
+# without compression learns in 40 steps is learnt, at least. The model has 8,000 parameters in matrices and 160 in vectors.
+EXPECTED: dict[str, tuple[float, float]] = {
+    "fp16": (1.9, 0.99),
+    "bf16": (1.9, 0.99),
+    "fp8": (3.5, 0.99),
+    "int8": (3.5, 0.99),
+    "int8_stochastic": (3.5, 0.99),
+    "int4": (6.0, 0.99),
+    "int4_stochastic": (6.0, 0.99),
+    "qsgd": (6.0, 0.95),
+    "onebit": (18.0, 0.7),
+    "topk": (26.0, 0.3),
+    "randomk": (30.0, 0.05),
+    "powersgd": (5.0, 0.75),
 }
-STEPS = 12
+STEPS = 40
 
 Register = Callable[[DistributedDataParallel], Any]
 
@@ -38,7 +48,13 @@ def bytes_sent() -> int:
 def build_model(register: Register | None = None, bucket_cap_mb: float = 0.01) -> DistributedDataParallel:
     """Returns a model whose gradients fill several buckets."""
     torch.manual_seed(3)
-    layers = (nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32))
+    layers = (
+        nn.Linear(32, 64),
+        nn.ReLU(),
+        nn.Linear(64, 64),
+        nn.ReLU(),
+        nn.Linear(64, 32),
+    )
     model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=bucket_cap_mb)
     if register is not None:
         register(model)
@@ -87,7 +103,11 @@ def state_for(name: str, **options: Any) -> hooks.CompressionState:
 
 
 def train_distributed_optimizer(
-    compression: Any, steps: range = range(STEPS), saved: dict[str, Any] | None = None, lr: float = 0.1, **options: Any
+    compression: Any,
+    steps: range = range(STEPS),
+    saved: dict[str, Any] | None = None,
+    lr: float = 0.1,
+    **options: Any,
 ) -> tuple[list[float], dict[str, Any], int]:
     """Returns the losses, the states of the model and the optimizer, and the number of bytes that this rank has sent."""
     torch.manual_seed(3)
@@ -101,49 +121,66 @@ def train_distributed_optimizer(
     losses = train(model, optimizer, steps)
     sent = optimizer._reducer._resource.group.statistics()["bytes_sent"] - before
     require_identical(parameters_of(model), dist.get_world_size())
-    return losses, {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, sent
+    return (
+        losses,
+        {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+        sent,
+    )
+
+
+def require_learning(found: list[float], losses: list[float], part: float, name: str) -> None:
+    """Checks that a run has learnt at least `part` of what a run without compression learns. `losses` are those without
+    compression."""
+    model = build_model()
+    untrained = train(model, torch.optim.SGD(model.parameters(), lr=0.0), range(STEPS))
+    learnt = (sum(untrained) - sum(found)) / (sum(untrained) - sum(losses))
+    assert part < learnt < 2 - part, (name, learnt)
 
 
 def check_distributed_optimizer(rank: int, n: int) -> None:
     """With each compression, the model learns, and the ranks send fewer bytes."""
     losses, states, plain_bytes = train_distributed_optimizer(hvd.Compression.none)
     assert set(states["optimizer"]) == {"state", "param_groups"}
-    for name, ratio in RATIOS.items():
+    for name, (ratio, part) in EXPECTED.items():
         found, states, sent = train_distributed_optimizer(getattr(hvd.Compression, name))
-        # The library encodes the vectors too, and PowerSGD needs a rate of 2 here.
-        assert sent * min(ratio, 2.8) < plain_bytes, (name, plain_bytes / sent)
-        assert found[-1] < losses[0] - 0.5 * (losses[0] - losses[-1]), (name, found, losses)
+        assert sent * ratio < plain_bytes, (name, plain_bytes / sent)
+        require_learning(found, losses, part, name)
         assert ("compression" in states["optimizer"]) == (name not in ("fp16", "bf16"))
 
 
 def check_resumed_distributed_optimizer(rank: int, n: int) -> None:
-    for name in RATIOS:
-        expected = train_distributed_optimizer(name)[1]["model"]
-        states = train_distributed_optimizer(name, range(5))[1]
-        found = train_distributed_optimizer(name, range(5, STEPS), states)[1]["model"]
+    for name in EXPECTED:
+        compression = getattr(hvd.Compression, name)
+        expected = train_distributed_optimizer(compression)[1]["model"]
+        states = train_distributed_optimizer(compression, range(5))[1]
+        found = train_distributed_optimizer(compression, range(5, STEPS), states)[1]["model"]
         for key, value in expected.items():
             assert torch.equal(found[key], value), (name, key)
     # The errors of another rank are ignored.
     other = copy.deepcopy(states)
     other["optimizer"]["compression"]["rank"] = rank + 1
-    train_distributed_optimizer(name, range(5, STEPS), other)
+    train_distributed_optimizer(compression, range(5, STEPS), other)
     other["optimizer"]["compression"]["rank"] = rank
     other["optimizer"]["compression"]["errors"][0] = torch.zeros(3)
-    error = checks.raised(InvalidArgument, lambda: train_distributed_optimizer(name, range(1), other))
+    error = checks.raised(
+        InvalidArgument,
+        lambda: train_distributed_optimizer(compression, range(1), other),
+    )
     assert "3 errors for a parameter of 2048 elements" in str(error), error
 
 
 def check_sums_of_distributed_optimizer(rank: int, n: int) -> None:
     """A sum is n times the average."""
-    for name in RATIOS:
+    for name in ("int8", "powersgd"):
         average = train_distributed_optimizer(name, range(3))[0]
         total = train_distributed_optimizer(name, range(3), lr=0.1 / n, op=hvd.Sum)[0]
-        torch.testing.assert_close(total, average, msg=name)
+        torch.testing.assert_close(total, average, rtol=1e-3, atol=0)
 
 
 def check_join_with_compressed_gradients(rank: int, n: int) -> None:
     """Rank r has r more batches than rank 0."""
-    for name in RATIOS:
+    gc.freeze()  # join collects garbage
+    for name in ("topk", "powersgd"):
         model = nn.Linear(64, 64)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=name)
         for step in range(2 + rank):
@@ -152,10 +189,15 @@ def check_join_with_compressed_gradients(rank: int, n: int) -> None:
             optimizer.step()
         assert hvd.join() == n - 1, name
         assert torch.isfinite(parameters_of(model)).all()
+        del optimizer, model
+    gc.unfreeze()
 
 
 def check_compression_of_single_tensors(rank: int, n: int) -> None:
-    error = checks.raised(Unsupported, lambda: hvd.allreduce(torch.ones(3), compression=hvd.Compression.int8))
+    error = checks.raised(
+        Unsupported,
+        lambda: hvd.allreduce(torch.ones(3), compression=hvd.Compression.int8),
+    )
     assert "the compression int8 is for the gradients of a DistributedOptimizer" in str(error)
     assert torch.equal(hvd.allreduce(torch.ones(3), compression="bf16"), torch.ones(3))
     error = checks.raised(InvalidArgument, lambda: hvd.allreduce(torch.ones(3), compression="int9"))
@@ -165,12 +207,12 @@ def check_compression_of_single_tensors(rank: int, n: int) -> None:
 def check_every_hook(rank: int, n: int) -> None:
     """With each hook, the model learns, all ranks have the same parameters, and the ranks send fewer bytes."""
     losses, _, plain_bytes = train_with(None)
-    for name, ratio in RATIOS.items():
+    for name, (ratio, part) in EXPECTED.items():
         hook = getattr(hooks, name)
         found, parameters, sent = train_with(lambda model, name=name, hook=hook: model.register_comm_hook(state_for(name), hook))
         require_identical(parameters, n)
         assert sent * ratio < plain_bytes, (name, plain_bytes / sent)
-        assert found[-1] < losses[0] - 0.5 * (losses[0] - losses[-1]), (name, found, losses)
+        require_learning(found, losses, part, name)
 
 
 def check_hooks_without_a_state(rank: int, n: int) -> None:
@@ -189,13 +231,23 @@ def check_wrong_arguments(rank: int, n: int) -> None:
         (lambda: hooks.CompressionState("int9"), "`int9` is not one of none, fp16"),
         (lambda: hooks.CompressionState("topk:2"), "`2` is not a fraction"),
         (lambda: hooks.CompressionState("int8", start_step=-1), "start_step is -1"),
-        (lambda: hooks.CompressionState("powersgd", min_compression_rate=0), "min_compression_rate is 0"),
-        (lambda: hooks.CompressionState("int8").load_state_dict({"steps": 3}), "has no errors, factors"),
+        (
+            lambda: hooks.CompressionState("powersgd", min_compression_rate=0),
+            "min_compression_rate is 0",
+        ),
+        (
+            lambda: hooks.CompressionState("int8").load_state_dict({"steps": 3}),
+            "has no errors, factors",
+        ),
     ]:
         error = checks.raised(InvalidArgument, call)
         assert expected in str(error), error
     for state, hook, expected in [
-        (hooks.CompressionState("int8"), hooks.topk, 'the state has the compression "int8"'),
+        (
+            hooks.CompressionState("int8"),
+            hooks.topk,
+            'the state has the compression "int8"',
+        ),
         (hooks.CompressionState(), hooks.compress, "needs a state with a compression"),
     ]:
         model = build_model(lambda model: model.register_comm_hook(state, hook))
@@ -217,7 +269,12 @@ def check_other_types_are_exact(rank: int, n: int) -> None:
     model.register_comm_hook(hooks.CompressionState(), hooks.powersgd)
     model(torch.full((1, 8), 1 / 3 + rank, dtype=torch.float64)).sum().backward()
     mean = sum(1 / 3 + r for r in range(n)) / n
-    torch.testing.assert_close(model.module.weight.grad, torch.full((8, 8), mean, dtype=torch.float64), rtol=1e-15, atol=0)
+    torch.testing.assert_close(
+        model.module.weight.grad,
+        torch.full((8, 8), mean, dtype=torch.float64),
+        rtol=1e-15,
+        atol=0,
+    )
 
 
 def check_exact_start(rank: int, n: int) -> None:
@@ -236,7 +293,14 @@ def resumed_parameters(name: str, between: int) -> torch.Tensor:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     train(model, optimizer, range(between))
     path = f"/tmp/ringtrain-{os.getpid()}-{name}.pt"
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "state": state.state_dict()}, path)
+    torch.save(
+        {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "state": state.state_dict(),
+        },
+        path,
+    )
     saved = torch.load(path)
     os.remove(path)
     state, model = state_for(name), build_model()
@@ -258,34 +322,58 @@ def check_resumed_power_sgd(rank: int, n: int) -> None:
 
 
 def check_errors_follow_their_parameters(rank: int, n: int) -> None:
-    """DistributedDataParallel changes its buckets after the first step. What each parameter lacks is then still the sum of the
-    gradients minus the sum of what was sent."""
-    state = state_for("powersgd", compression="powersgd:1")
-    model = build_model()
-    inputs = []
+    """DistributedDataParallel changes its buckets after the first step. The errors of all ranks are then still what the averages
+    of all steps lack."""
+    for compression in ("topk:0.1", "powersgd:1"):
+        state = hooks.CompressionState(compression, min_compression_rate=1)
+        model = build_model()
+        inputs = []
 
-    def hook(state, bucket):
-        inputs.append({p: g.clone() for p, g in zip(bucket.parameters(), bucket.gradients(), strict=True)})
-        return hooks.compress(state, bucket)
+        def hook(state, bucket):
+            inputs.append({p: g.clone() for p, g in zip(bucket.parameters(), bucket.gradients(), strict=True)})
+            return hooks.compress(state, bucket)
 
-    model.register_comm_hook(state, hook)
-    lacks: dict[nn.Parameter, torch.Tensor] = {p: torch.zeros_like(p) for p in model.parameters()}
-    layouts = []
-    for step in range(4):
-        inputs.clear()
-        model(torch.randn(4, 32, generator=torch.Generator().manual_seed(10 * step + rank))).square().sum().backward()
-        layouts.append([[id(p) for p in bucket] for bucket in inputs])
-        for bucket in inputs:
-            for p, gradient in bucket.items():
-                lacks[p] += gradient - p.grad
-        model.zero_grad()
-    assert layouts[0] != layouts[1] == layouts[2], "the buckets have not changed"
-    errors = state.state_dict()["errors"]
-    for position, p in enumerate(reversed(list(model.parameters()))):
-        if p.dim() == 2:
-            torch.testing.assert_close(errors[position].view_as(p), lacks[p], rtol=1e-4, atol=1e-4)
-        else:
-            assert not errors[position].any(), "vectors are sent exactly"
+        model.register_comm_hook(state, hook)
+        lacks: dict[nn.Parameter, torch.Tensor] = {p: torch.zeros_like(p) for p in model.parameters()}
+        layouts = []
+        for step in range(4):
+            inputs.clear()
+            model(torch.randn(4, 32, generator=torch.Generator().manual_seed(10 * step + rank))).square().sum().backward()
+            layouts.append([[id(p) for p in bucket] for bucket in inputs])
+            for bucket in inputs:
+                for p, gradient in bucket.items():
+                    lacks[p] += gradient - p.grad
+            model.zero_grad()
+        assert layouts[0] != layouts[1] == layouts[2], "the buckets have not changed"
+        errors = state.state_dict()["errors"]
+        for position, p in enumerate(reversed(list(model.parameters()))):
+            total = torch.stack([errors[position].view_as(p), lacks[p]])
+            dist.all_reduce(total)
+            torch.testing.assert_close(total[0], total[1], rtol=1e-4, atol=1e-3)
+            if p.dim() == 2 or compression.startswith("topk"):
+                assert total[0].abs().max() > 0.1, "nothing was left out"
+            else:
+                assert not errors[position].any(), "PowerSGD sends vectors exactly"
+
+
+def check_states_for_another_number_of_ranks(rank: int, n: int) -> None:
+    """The average of the errors of 3 ranks stays the same on 2 ranks and on 5."""
+    states = [
+        {
+            "steps": 7,
+            "errors": {0: torch.arange(4.0) + r},
+            "factors": {0: torch.ones(2)},
+            "rank": r,
+        }
+        for r in range(3)
+    ]
+    for size in (2, 5):
+        parts = [hooks.redistribute(states, r, size) for r in range(size)]
+        mean = sum(part["errors"].get(0, torch.zeros(4)) for part in parts) / size
+        torch.testing.assert_close(mean, torch.arange(4.0) + 1)
+        assert [part["rank"] for part in parts] == list(range(size))
+        assert all(part["steps"] == 7 and torch.equal(part["factors"][0], torch.ones(2)) for part in parts)
+    assert torch.equal(states[0]["errors"][0], torch.arange(4.0)), "the arguments are unchanged"
 
 
 def check_power_sgd_recovers_from_infinite_gradients(rank: int, n: int) -> None:
@@ -307,12 +395,19 @@ def check_power_sgd_of_torch(rank: int, n: int) -> None:
     hook."""
 
     def register_torch(model: DistributedDataParallel, seed: int) -> None:
-        options = {"matrix_approximation_rank": 2, "start_powerSGD_iter": 2, "min_compression_rate": 1}
+        options = {
+            "matrix_approximation_rank": 2,
+            "start_powerSGD_iter": 2,
+            "min_compression_rate": 1,
+        }
         state = powerSGD_hook.PowerSGDState(dist.group.WORLD, random_seed=seed, **options)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
     def register_ours(model: DistributedDataParallel) -> None:
-        model.register_comm_hook(state_for("powersgd", compression="powersgd:2", start_step=2), hooks.powersgd)
+        model.register_comm_hook(
+            state_for("powersgd", compression="powersgd:2", start_step=2),
+            hooks.powersgd,
+        )
 
     for seed in range(2):
         exact = torch.tensor(train_with(None, 60, seed)[0])
