@@ -4,6 +4,8 @@ optimization", NeurIPS 2019).
 A gradient M of n x m elements is approximated by P Q^T, where P is n x r and Q is m x r. One step of the power method computes P
 and Q: P = M Q, summed over the ranks and orthogonalised, and then Q = M^T P, averaged over the ranks. The Q of a step is the
 start of the next step. The ranks exchange r(n + m) elements instead of n m.
+
+The factors are stored transposed, as r x n and r x m, because torch then multiplies them several times as fast.
 """
 
 from __future__ import annotations
@@ -50,8 +52,8 @@ class PowerSgdBucket:
         self._matrix_positions = _where(positions, self._is_matrix)
         shapes = [matrix_shape(p.shape) for p in _where(parameters, self._is_matrix)]
         ranks = [min(*shape, settings.rank) for shape in shapes]
-        p_shapes = [(rows, rank) for (rows, _), rank in zip(shapes, ranks, strict=True)]
-        q_shapes = [(columns, rank) for (_, columns), rank in zip(shapes, ranks, strict=True)]
+        p_shapes = [(rank, rows) for (rows, _), rank in zip(shapes, ranks, strict=True)]
+        q_shapes = [(rank, columns) for (_, columns), rank in zip(shapes, ranks, strict=True)]
         self._vector_sizes = [p.numel() for p in self._vectors_of(parameters)]
         # The first exchange has the factors P and the gradients that are sent unchanged.
         self._first = parameters[0].new_zeros(_count(p_shapes) + sum(self._vector_sizes))
@@ -90,7 +92,7 @@ class PowerSgdBucket:
             # The lengths of the columns of Q are singular values, which differ a lot. A Q of zeros becomes a part of the
             # identity.
             _orthogonalize(q)
-            torch.matmul(matrix, q, out=p)
+            torch.matmul(q, matrix.t(), out=p)
         for gradient, part in zip(self._vectors_of(gradients), self._vector_parts(), strict=True):
             part.copy_(gradient.reshape(-1))
         self._work = begin_average(self._first)
@@ -100,7 +102,7 @@ class PowerSgdBucket:
         self._work.wait()
         for matrix, p, q in zip(self._matrices, self._ps, self._qs, strict=True):
             _orthogonalize(p)
-            torch.matmul(matrix.t(), p, out=q)
+            torch.matmul(p, matrix, out=q)
         if self._qs:
             self._work = self._begin_average(self._second)
 
@@ -108,7 +110,7 @@ class PowerSgdBucket:
         """Waits for the factors Q, and returns the bucket with the averages."""
         self._work.wait()
         for matrix, p, q in zip(self._matrices, self._ps, self._qs, strict=True):
-            torch.matmul(p, q.t(), out=matrix)
+            torch.matmul(p.t(), q, out=matrix)
         flat = self._flat
         self._error.sub_(flat)
         for gradient, part in zip(self._vectors_of(self._gradients), self._vector_parts(), strict=True):
@@ -164,6 +166,6 @@ def _where(values: Sequence[T], chosen: Sequence[bool]) -> list[T]:
     return [value for value, is_chosen in zip(values, chosen, strict=True) if is_chosen]
 
 
-def _orthogonalize(matrix: Tensor) -> None:
-    """Replaces the columns of a matrix by orthonormal columns that span the same space."""
-    matrix.copy_(torch.linalg.qr(matrix)[0])
+def _orthogonalize(factor: Tensor) -> None:
+    """Replaces the rows of a transposed factor by orthonormal rows that span the same space."""
+    factor.copy_(torch.linalg.qr(factor.t())[0].t())

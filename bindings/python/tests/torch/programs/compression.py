@@ -149,7 +149,7 @@ def check_distributed_optimizer(rank: int, n: int) -> None:
 
 
 def check_resumed_distributed_optimizer(rank: int, n: int) -> None:
-    for name in EXPECTED:
+    for name in ("bf16", "int8_stochastic", "topk", "randomk", "powersgd"):
         compression = getattr(hvd.Compression, name)
         expected = train_distributed_optimizer(compression)[1]["model"]
         states = train_distributed_optimizer(compression, range(5))[1]
