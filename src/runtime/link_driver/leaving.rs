@@ -3,7 +3,7 @@
 use std::io::IoSliceMut;
 
 use super::LinkDriver;
-use crate::runtime::link_io::{IncomingFrame, LinkIo};
+use crate::runtime::link_io::{FramePayload, IncomingFrame, LinkIo};
 use crate::transport::{TransferResult, Transport};
 use crate::types::Rank;
 
@@ -24,10 +24,13 @@ impl<T: Transport> LinkDriver<T> {
         all_notified && self.engine.do_peers_agree()
     }
 
-    /// Releases all buffers after a failure. Frames that are partly sent are not completed.
+    /// Releases all buffers after a failure. Segments that are partly sent are not completed.
     pub fn release(&mut self) {
         self.operations.release();
         for link in self.links.values_mut() {
+            // If nothing of a segment has been sent, for example because the link has not opened, the peer still gets the cause.
+            link.outgoing
+                .take_if(|frame| frame.sent == 0 && matches!(frame.payload, FramePayload::Segment(..)));
             if let IncomingFrame::Segment { bytes, filled, .. } = &link.incoming {
                 link.incoming = IncomingFrame::Discarded { left: bytes.len() - filled };
             }
