@@ -91,7 +91,6 @@ class Compression:
     topk: type[Compressor]
     randomk: type[Compressor]
     powersgd: type[Compressor]
-    auto: type[Compressor]
 
 
 for _name in Compression.__annotations__:

@@ -11,8 +11,8 @@
     model.register_comm_hook(state, hooks.compress)
 
 There is a hook for each compression, with the default parameter of the compression. The hook `compress` takes the compression and
-its parameter from the state. The state is a `CompressionState`. For fp16, bf16, signsgd and auto, which need no memory, it can
-also be a process group, or None for the default group.
+its parameter from the state. The state is a `CompressionState`. For fp16, bf16 and signsgd, which need no memory, it can also
+be a process group, or None for the default group.
 
 Only float32 gradients are compressed. The ranks of one host that share memory exchange exact gradients, also with PowerSGD.
 """
@@ -35,7 +35,6 @@ from ringtrain.torch.work import new_future
 
 __all__ = [
     "CompressionState",
-    "auto",
     "bf16",
     "compress",
     "fp16",
@@ -236,4 +235,3 @@ signsgd = _hook("signsgd")
 topk = _hook("topk")
 randomk = _hook("randomk")
 powersgd = _hook("powersgd")
-auto = _hook("auto")
