@@ -3,6 +3,7 @@
 mod args;
 mod checkpoint_args;
 mod commands;
+mod compression_args;
 mod config_file;
 mod data_args;
 mod generate;

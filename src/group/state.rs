@@ -166,6 +166,12 @@ impl Group {
         self.local_rank_and_size.1
     }
 
+    /// Returns whether all members share memory. Their collectives then use no links, and compress nothing. All members return
+    /// the same.
+    pub fn shares_memory(&self) -> bool {
+        self.shares_memory || self.world == WorldSize::ONE
+    }
+
     /// Returns the members' ranks in the job, in the order of their ranks in the group.
     pub fn members(&self) -> &[Rank] {
         &self.members

@@ -4,9 +4,11 @@
 //! gradients of the bucket are final. Li et al. describe this method in "`PyTorch` Distributed: experiences on
 //! accelerating data parallel training", VLDB 13 (2020).
 //!
-//! Bucket boundaries depend only on the number of parameters and on the bucket size, so all ranks use the same
+//! Bucket boundaries depend only on the number of parameters and on the sizes of buckets, so all ranks use the same
 //! boundaries. The boundaries do not depend on the ranges in which the backward pass reports gradients, because these
 //! ranges may differ between ranks: a rank without samples reports whole layers.
+//!
+//! A bucket is a [`RangeSum`]: its tensors may have different compressions.
 //!
 //! The first step allocates a buffer for each bucket with [`Group::alloc`](crate::Group::alloc). Ranks on the same
 //! host reduce buffers from `alloc` in place.
@@ -14,59 +16,50 @@
 //! With `--shard-optimizer`, a bucket is reduced by a reduce-scatter, and a rank gets only the sums of its chunk.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 
 use super::TrainError;
+use super::bucket_ranges::BucketSizes;
+use super::compression_memory::{CompressionMemory, MemoryNeeds};
+use super::compression_plan::CompressionPlan;
 use super::gradient_work::GradientWork;
 use super::model::{LossSums, SumOverRanks};
-use super::partition::chunk_of_bucket;
-use super::runtime::{PendingSum, Runtime, SumBuffer, SumTarget, Values};
-use crate::codec::Compression;
+use super::range_sum::RangeSum;
+use super::runtime::{Runtime, SumTarget, Values};
 use crate::group::Error;
-
-/// The default size of a bucket in bytes: see `docs/results/training-and-python.md`.
-pub const BUCKET_BYTES: usize = 1 << 20;
 
 /// Divides the gradients of each step into buckets and reduces them.
 pub(crate) struct Buckets {
-    /// The number of elements in a full bucket.
-    elements: usize,
-    /// Says which sums this rank gets.
-    target: SumTarget,
-    compression: Compression,
-    /// The range of gradients that are final and not yet in a bucket. The backward pass lowers the start of the range.
-    ready: Range<usize>,
-    /// The buckets that are being reduced, in the order in which their reductions started. Each bucket has the range
-    /// of gradients whose sums this rank gets.
-    in_flight: VecDeque<(Range<usize>, PendingSum)>,
-    /// The buffers of earlier steps, in the order of the buckets, so that a buffer holds the same range of gradients
-    /// in every step.
-    free_buffers: VecDeque<SumBuffer>,
+    sizes: BucketSizes,
+    /// In the order in which the backward pass fills the buckets.
+    sums: Vec<RangeSum>,
+    /// The number of buckets whose sums have started in this step.
+    started: usize,
+    /// The start of the gradients that are final in this step.
+    ready_from: usize,
+    parameter_count: usize,
+    memory_needs: MemoryNeeds,
 }
 
 impl Buckets {
-    /// Creates buckets. Each bucket holds `bytes` bytes of gradients of the type `f32`. The last bucket of a step may
-    /// be shorter.
-    pub(crate) fn new(bytes: usize, compression: Compression) -> Self {
-        Self::with_target((bytes / size_of::<f32>()).max(1), SumTarget::Everything, compression)
-    }
-
-    /// Creates buckets of `elements` gradients. From each bucket, a rank gets only the sums of its own chunk.
-    pub(crate) fn with_own_chunks(elements: usize, compression: Compression) -> Self {
-        Self::with_target(elements, SumTarget::OwnChunk, compression)
-    }
-
-    fn with_target(elements: usize, target: SumTarget, compression: Compression) -> Self {
+    /// Creates buckets for the parameters of `plan`. `target` says which sums of each bucket this rank gets.
+    pub(crate) fn new(plan: &CompressionPlan, sizes: BucketSizes, target: SumTarget) -> Self {
+        let parameter_count = plan.tensors.last().map_or(0, |tensor| tensor.range.end);
+        let bucket = |(range, number)| RangeSum::new(plan, range, (target, number));
         Self {
-            elements,
-            target,
-            compression,
-            ready: 0..0,
-            in_flight: VecDeque::new(),
-            free_buffers: VecDeque::new(),
+            sizes,
+            sums: sizes.ranges(parameter_count).zip(0..).map(bucket).collect(),
+            started: 0,
+            ready_from: parameter_count,
+            parameter_count,
+            memory_needs: plan.memory,
         }
+    }
+
+    /// Creates a single bucket, for the sums of a whole vector.
+    pub(crate) fn single(plan: &CompressionPlan) -> Self {
+        Self::new(plan, BucketSizes::whole(usize::MAX), SumTarget::Everything)
     }
 
     /// Computes the gradient of this rank's samples. Starts the sum of each bucket as soon as all gradients of the
@@ -81,16 +74,21 @@ impl Buckets {
         let sums = work.differentiate(
             weight,
             &ranks,
-            (self.elements, |range, gradients: &mut [f32]| {
-                ranks.call_unless_failed(|runtime| self.add_gradients(runtime, range, gradients));
+            (self.sizes.first.min(self.sizes.others), |range, gradients: &mut [f32]| {
+                ranks.call_unless_failed(|runtime| self.add_gradients(runtime, &range, gradients));
             }),
         )?;
         Ok(ranks.into_result(sums)?)
     }
 
-    /// Returns the number of elements in a full bucket.
-    pub(crate) fn elements_per_bucket(&self) -> usize {
-        self.elements
+    /// Returns the size of a full bucket in bytes. Returns `None` if there is only one bucket.
+    pub(crate) fn bytes(&self) -> Option<usize> {
+        (self.sums.len() > 1).then_some(self.sizes.others.saturating_mul(size_of::<f32>()))
+    }
+
+    /// Returns whether each bucket is summed by a single reduce-scatter: see [`RangeSum::is_single_chunk`].
+    pub(crate) fn are_single_chunks(&self) -> bool {
+        self.sums.iter().all(RangeSum::is_single_chunk)
     }
 
     /// Adds a range of final gradients, and starts the sum of each bucket that is now full. `range.end` must be the
@@ -98,63 +96,75 @@ impl Buckets {
     fn add_gradients(
         &mut self,
         runtime: &mut dyn Runtime,
-        range: Range<usize>,
+        range: &Range<usize>,
         gradients: &[f32],
     ) -> Result<(), Error> {
-        self.ready = if self.ready.is_empty() { range } else { range.start..self.ready.end };
-        while self.ready.len() >= self.elements {
-            let bucket = self.ready.end - self.elements..self.ready.end;
-            self.ready.end = bucket.start;
-            self.start_sum_of_range(runtime, bucket, gradients)?;
+        self.ready_from = range.start;
+        while let Some(bucket) = self.sums.get_mut(self.started)
+            && bucket.range().start >= self.ready_from
+        {
+            bucket.start(runtime, gradients)?;
+            self.started += 1;
         }
         Ok(())
     }
 
-    /// Starts the sum of the remaining gradients, which do not fill a bucket.
+    /// Starts the sums of the remaining buckets. All gradients must be final.
     pub(crate) fn flush(&mut self, runtime: &mut dyn Runtime, gradients: &[f32]) -> Result<(), Error> {
-        let rest = std::mem::replace(&mut self.ready, 0..0);
-        if rest.is_empty() { Ok(()) } else { self.start_sum_of_range(runtime, rest, gradients) }
+        self.add_gradients(runtime, &(0..0), gradients)?;
+        (self.started, self.ready_from) = (0, self.parameter_count);
+        // The second steps of the first buckets run while the first steps of later buckets are still in progress.
+        self.sums.iter_mut().try_for_each(|bucket| bucket.advance(runtime))
     }
 
     /// Waits for the sums of all buckets, in the order in which the sums were started. Calls `on_reduced` with the
-    /// range and the sums of each bucket while later buckets are still being reduced. When this function returns, the
+    /// ranges and the sums of each bucket while later buckets are still being reduced. When this function returns, the
     /// contents of `gradients` are unspecified.
     pub(crate) fn wait_for_all_buckets(
         &mut self,
         gradients: &mut [f32],
         mut on_reduced: impl FnMut(Range<usize>, &mut [f32]),
     ) -> Result<(), Error> {
-        while let Some((range, bucket)) = self.in_flight.pop_front() {
-            let target = &mut gradients[range.clone()];
-            self.free_buffers.push_back(bucket.wait(target, |sums| on_reduced(range, sums))?);
-        }
-        Ok(())
+        self.sums.iter_mut().try_for_each(|bucket| bucket.wait(gradients, &mut on_reduced))
     }
 
     /// Waits for all buckets and writes their sums to `gradients`.
     pub(crate) fn wait_and_write_sums(&mut self, gradients: &mut [f32]) -> Result<(), Error> {
-        while let Some((range, bucket)) = self.in_flight.pop_front() {
-            self.free_buffers.push_back(bucket.wait_into(&mut gradients[range])?);
-        }
-        Ok(())
+        self.sums.iter_mut().try_for_each(|bucket| bucket.wait_and_write(gradients))
     }
 
-    /// Starts to sum the gradients of `range` over all ranks.
-    fn start_sum_of_range(
-        &mut self,
-        runtime: &mut dyn Runtime,
-        range: Range<usize>,
-        gradients: &[f32],
-    ) -> Result<(), Error> {
-        let target_and_format = (self.target, self.compression);
-        let bucket =
-            runtime.start_sum(&gradients[range.clone()], target_and_format, self.free_buffers.pop_front())?;
-        let summed = match self.target {
-            SumTarget::Everything => range,
-            SumTarget::OwnChunk => chunk_of_bucket(&range, runtime.rank_and_size()),
+    /// Replaces `vector` by its sums over all ranks.
+    pub(crate) fn sum(&mut self, runtime: &mut dyn Runtime, vector: &mut [f32]) -> Result<(), Error> {
+        if let [bucket] = self.sums.as_slice()
+            && bucket.is_exact()
+        {
+            return runtime.combine(Values::Vector(vector));
+        }
+        self.flush(runtime, vector)?;
+        self.wait_and_write_sums(vector)
+    }
+
+    /// Returns what the ranks remember from one sum to the next.
+    pub(crate) fn memory_needs(&self) -> MemoryNeeds {
+        self.memory_needs
+    }
+
+    /// Returns what this rank remembers of the earlier sums.
+    pub(crate) fn memory(&self) -> CompressionMemory {
+        let MemoryNeeds { residuals, factors, .. } = self.memory_needs;
+        let zeros = vec![0.0; self.parameter_count];
+        let mut memory = CompressionMemory {
+            factors: if factors { zeros.clone() } else { Vec::new() },
+            residuals: if residuals { vec![zeros] } else { Vec::new() },
+            calls: 0,
         };
-        self.in_flight.push_back((summed, bucket));
-        Ok(())
+        self.sums.iter().for_each(|bucket| bucket.copy_memory_to(&mut memory));
+        memory
+    }
+
+    /// Replaces what this rank remembers.
+    pub(crate) fn set_memory(&mut self, memory: &CompressionMemory) {
+        self.sums.iter_mut().for_each(|bucket| bucket.set_memory(memory));
     }
 }
 
@@ -214,22 +224,26 @@ mod tests {
         let mut boundaries = Vec::new();
         for range_elements in [1, 7, 64, 100, 1000] {
             let mut group = Group::solo();
-            let mut buckets = Buckets::new(64 * size_of::<f32>(), Compression::None);
-            let mut end = gradients.len();
-            while end > 0 {
-                let start = end.saturating_sub(range_elements);
-                buckets.add_gradients(&mut group, start..end, &gradients).unwrap();
-                end = start;
+            let sizes = BucketSizes::new(Some(64 * size_of::<f32>()), 1000);
+            let mut buckets = Buckets::new(&CompressionPlan::exact(1000), sizes, SumTarget::Everything);
+            // The second step must have the same boundaries as the first.
+            for _ in 0..2 {
+                let mut end = gradients.len();
+                while end > 0 {
+                    let start = end.saturating_sub(range_elements);
+                    buckets.add_gradients(&mut group, &(start..end), &gradients).unwrap();
+                    end = start;
+                }
+                buckets.flush(&mut group, &gradients).unwrap();
+                let mut found = Vec::new();
+                buckets
+                    .wait_for_all_buckets(&mut gradients.clone(), |range, sums| {
+                        assert_eq!(*sums, gradients[range.clone()]);
+                        found.push(range);
+                    })
+                    .unwrap();
+                boundaries.push(found);
             }
-            buckets.flush(&mut group, &gradients).unwrap();
-            let mut found = Vec::new();
-            buckets
-                .wait_for_all_buckets(&mut gradients.clone(), |range, sums| {
-                    assert_eq!(*sums, gradients[range.clone()]);
-                    found.push(range);
-                })
-                .unwrap();
-            boundaries.push(found);
         }
         assert_eq!(boundaries[0].last(), Some(&(0..40)));
         assert!(boundaries.iter().all(|found| *found == boundaries[0]), "{boundaries:?}");

@@ -2,6 +2,7 @@
 //! state of the optimizer and the position of the run. A run that resumes from a checkpoint continues as if it had not
 //! been interrupted. The resumed run may have a different number of ranks.
 
+mod compressed_sums;
 mod error;
 mod files;
 mod options;
@@ -18,6 +19,7 @@ use std::path::Path;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
+use self::compressed_sums::{compression_tensors, read_compression_memory};
 pub use self::error::CheckpointError;
 pub use self::files::LATEST_FILE_NAME;
 pub(crate) use self::files::{BEST_FILE_NAME, CheckpointFiles};
@@ -33,6 +35,7 @@ use super::model::{Network, ParameterTensor};
 use super::model_file::content_digest;
 use super::optimizer::Rule;
 use super::report::parameters_hash;
+use crate::types::WORLD_SIZE_MAX;
 
 /// The name of a checkpoint format consists of this prefix and the version of the format.
 const FORMAT_PREFIX: &str = "ringtrain-";
@@ -50,6 +53,8 @@ const METADATA_HASH_KEY: &str = "metadata_hash";
 const OPTIONS_KEY: &str = "options";
 /// The name of the tensor that holds [`BestParameters::parameters`].
 const BEST_PARAMETERS_TENSOR: &str = "best.parameters";
+/// The metadata key of [`CompressionMemory::calls`](super::compression_memory::CompressionMemory::calls).
+const COMPRESSION_CALLS_KEY: &str = "compression_calls";
 /// The metadata key of [`BestParameters::record`].
 const BEST_RECORD_KEY: &str = "best_record";
 /// The entry `shuffle` of [`RunIdentity::entries`], if all samples of an epoch are shuffled together.
@@ -115,6 +120,10 @@ fn serialize_checkpoint(
             bytes: f32s_to_le_bytes(values),
         });
     }
+    for (name, values) in compression_tensors(&state.compression) {
+        let (shape, bytes) = (vec![values.len()], f32s_to_le_bytes(values));
+        tensors.push(CheckpointTensor { name, shape, bytes });
+    }
     if let Some(BestParameters { parameters, .. }) = &state.best {
         let bytes = f32s_to_le_bytes(parameters);
         tensors.push(CheckpointTensor {
@@ -140,6 +149,9 @@ fn serialize_checkpoint(
         metadata.insert("learning_rate".into(), rate.to_string());
     }
     metadata.insert("history".into(), to_json(&state.history));
+    if state.compression.calls > 0 {
+        metadata.insert(COMPRESSION_CALLS_KEY.into(), state.compression.calls.to_string());
+    }
     if !state.done_ahead.is_empty() {
         metadata.insert("done_ahead".into(), to_json(&state.done_ahead));
     }
@@ -217,18 +229,22 @@ pub(crate) fn check_disk_space(
 
 /// Returns the size in bytes of all tensors in a checkpoint.
 fn tensor_bytes(network: &Network, identity: &RunIdentity) -> u64 {
-    let vectors =
-        1 + identity.optimizer_names.len() + identity.strategy_names.len() + usize::from(identity.keeps_best);
+    let vectors = 1
+        + identity.optimizer_names.len()
+        + identity.strategy_names.len()
+        + identity.compression_vectors
+        + usize::from(identity.keeps_best);
     let standardizer_values = identity.standardizer.as_ref().map_or(0, |standard| 2 * standard.mean.len());
     4 * (vectors * network.parameter_count() + standardizer_values) as u64
 }
 
-/// Returns a hash of the parameters, of the state vectors of the optimizer and the strategy, and of the best
-/// parameters.
+/// Returns a hash of the parameters, of the state vectors of the optimizer and the strategy, of the memory of compressed
+/// gradients, and of the best parameters.
 fn state_hash(state: &TrainingState) -> String {
     let parts: Vec<String> = std::iter::once(&state.parameters)
         .chain(&state.optimizer)
         .chain(&state.strategy)
+        .chain(compression_tensors(&state.compression).map(|(_, values)| values))
         .chain(state.best.as_ref().map(|best| &best.parameters))
         .map(|part| parameters_hash(part))
         .collect();
@@ -328,7 +344,9 @@ pub(crate) fn load_checkpoint(
     }
     let path = directory.join(LATEST_FILE_NAME);
     let corrupt = |problem: String| CheckpointError::Corrupt { path: path.clone(), problem };
-    let bytes = read_file(&path, tensor_bytes(network, identity))?;
+    // A run with more ranks may have saved more vectors.
+    let compression_bytes_max = 4 * u64::from(WORLD_SIZE_MAX) * network.parameter_count() as u64;
+    let bytes = read_file(&path, (tensor_bytes(network, identity), compression_bytes_max))?;
     let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| corrupt(error.to_string()))?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|error| corrupt(error.to_string()))?;
     let metadata = header.metadata().as_ref().ok_or_else(|| corrupt("it has no metadata".into()))?;
@@ -357,6 +375,13 @@ pub(crate) fn load_checkpoint(
     for name in identity.strategy_names {
         state.strategy.push(tensor(name, &[network.parameter_count()])?);
     }
+    let names = tensors.names();
+    state.compression = read_compression_memory(&names, |name| tensor(name, &[network.parameter_count()]))?;
+    if let Some(calls) = metadata.get(COMPRESSION_CALLS_KEY) {
+        let calls =
+            calls.parse().map_err(|_| corrupt(format!("its {COMPRESSION_CALLS_KEY} is not a number")));
+        state.compression.calls = calls?;
+    }
     if let Some(record) = metadata.get(BEST_RECORD_KEY) {
         let record = serde_json::from_str(record).map_err(|error| corrupt(error.to_string()))?;
         let parameters = tensor(BEST_PARAMETERS_TENSOR, &[network.parameter_count()])?;
@@ -384,11 +409,11 @@ pub(crate) fn load_checkpoint(
     Ok(Some(state))
 }
 
-/// Reads a checkpoint whose tensors have `tensor_bytes` bytes. Returns an error if the file has more than `tensor_bytes` +
-/// [`HEADER_BYTES_MAX`] bytes.
-fn read_file(path: &Path, tensor_bytes: u64) -> Result<Vec<u8>, CheckpointError> {
+/// Reads a checkpoint whose tensors have `tensor_bytes` bytes, or up to `more_bytes_max` bytes more. Returns an error if the file
+/// has more than these and [`HEADER_BYTES_MAX`] bytes.
+fn read_file(path: &Path, (tensor_bytes, more_bytes_max): (u64, u64)) -> Result<Vec<u8>, CheckpointError> {
     let read_error = |error| CheckpointError::io("read", path, error);
-    let bytes_max = tensor_bytes + HEADER_BYTES_MAX;
+    let bytes_max = tensor_bytes + more_bytes_max + HEADER_BYTES_MAX;
     let file = File::open(path).map_err(read_error)?;
     let mut len = file.metadata().map_err(read_error)?.len();
     let mut bytes = Vec::new();

@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use super::batch_norm_options;
-use super::buckets::BUCKET_BYTES;
 use super::checkpoint::CheckpointSettings;
+use super::compression_rules::CompressionRules;
 use super::curve_files::CurveFiles;
 use super::data::text::CONTEXT_MAX;
 use super::data::{DataSource, TableOptions, Task, TextOptions};
@@ -80,14 +80,19 @@ pub struct Config {
     pub pipeline_micro_batches: Option<NonZeroU32>,
     /// The options of the strategies with a parameter server.
     pub parameter_server: ServerSettings,
-    /// The format in which gradients, or changes of parameters, are sent.
+    /// How gradients, or changes of parameters, are sent to other hosts.
     pub compression: Compression,
+    /// The tensors that have another compression, or none.
+    pub compression_rules: CompressionRules,
     /// Whether each rank holds the state of the optimizer for only a part of the parameters. Only for
     /// [`StrategySpec::AllReduce`].
     pub shard_optimizer: bool,
-    /// The size in bytes of a bucket of gradients. Each bucket is reduced while the backward pass computes the next
-    /// bucket. `None` reduces all gradients after the backward pass.
+    /// The size in bytes of a bucket of gradients. `None` chooses a size that suits the model: at most
+    /// [`BUCKET_BYTES_MAX`](super::BUCKET_BYTES_MAX).
     pub bucket_bytes: Option<usize>,
+    /// Whether each bucket is reduced while the backward pass computes the next bucket. If not, all gradients are reduced
+    /// after the backward pass.
+    pub overlap: bool,
     /// Where to save checkpoints. `None` saves no checkpoints.
     pub checkpoint: Option<CheckpointSettings>,
     /// The path at which rank 0 writes its report. `None` writes no report.
@@ -180,8 +185,10 @@ impl Config {
             pipeline_micro_batches: None,
             parameter_server: ServerSettings::default(),
             compression: Compression::None,
+            compression_rules: CompressionRules::default(),
             shard_optimizer: false,
-            bucket_bytes: Some(BUCKET_BYTES),
+            bucket_bytes: None,
+            overlap: true,
             checkpoint: None,
             report: None,
             curves: CurveFiles::default(),
@@ -211,12 +218,7 @@ impl Config {
         self.check_checkpoint_options()?;
         divided_model_options::check_divided_model_options(self)?;
         stream_options::check_stream_options(self)?;
-        if matches!(self.strategy, StrategySpec::Gossip { .. }) && self.compression != Compression::None {
-            return Err(format!(
-                "--compression {} does not apply to --strategy {}, which sends f32",
-                self.compression, self.strategy
-            ));
-        }
+        self.check_compression_options()?;
         self.check_reproducible_options()?;
         if self.model.as_ref().is_some_and(ModelSpec::has_batch_norm) {
             batch_norm_options::check_batch_norm_options(self)?;
@@ -275,6 +277,59 @@ impl Config {
         }
     }
 
+    /// Returns whether the ranks compress any tensor.
+    pub(crate) fn compresses(&self) -> bool {
+        self.codecs().any(|codec| codec != Compression::None)
+    }
+
+    /// Returns `--compression`, and the compressions of its rules.
+    fn codecs(&self) -> impl Iterator<Item = Compression> {
+        self.compression_rules.tensors.iter().map(|(_, codec)| *codec).chain([self.compression])
+    }
+
+    /// Returns the largest number of vectors, as long as the parameters, that a checkpoint has because of compression on `ranks`
+    /// ranks.
+    pub(crate) fn compression_vectors(&self, ranks: usize) -> usize {
+        let with_feedback = self.codecs().any(Compression::needs_error_feedback);
+        let with_factors = self.codecs().any(|codec| matches!(codec, Compression::PowerSgd(_)));
+        ranks * usize::from(with_feedback) + usize::from(with_factors)
+    }
+
+    fn check_compression_options(&self) -> Result<(), String> {
+        self.compression_rules.check()?;
+        if !self.compresses() {
+            return match self.compression_rules.tensors.first() {
+                Some((pattern, _)) => Err(format!(
+                    "--compression-exclude {pattern} needs --compression, which says how the other tensors are sent"
+                )),
+                None => Ok(()),
+            };
+        }
+        let sends_f32 =
+            matches!(self.strategy, StrategySpec::Gossip { .. }) || self.strategy.uses_parameter_server();
+        if sends_f32 {
+            return Err(format!(
+                "--compression {} does not apply to --strategy {}, which sends f32",
+                self.compression, self.strategy
+            ));
+        }
+        if matches!(self.compression, Compression::Auto) {
+            return Err("--compression auto is not available yet; name a codec".into());
+        }
+        let averages = matches!(
+            self.strategy,
+            StrategySpec::LocalSgd { .. } | StrategySpec::DiLoCo { .. } | StrategySpec::ModelAverage { .. }
+        );
+        if averages && self.codecs().any(|codec| codec == Compression::SignSgd) {
+            return Err(format!(
+                "--compression signsgd is for gradients, but with --strategy {} the ranks average changes of parameters, and the \
+                 votes say nothing about their size; pass --compression onebit",
+                self.strategy
+            ));
+        }
+        Ok(())
+    }
+
     fn check_checkpoint_options(&self) -> Result<(), String> {
         match &self.checkpoint {
             Some(checkpoint) if checkpoint.is_periodic() && !self.strategy.has_model_during_run() => {
@@ -297,7 +352,7 @@ impl Config {
                 self.strategy
             ));
         }
-        if self.compression != Compression::None {
+        if self.compresses() {
             return Err(format!(
                 "--reproducible does not apply to --compression {}, because the number of rounded sums depends on the number \
                  of ranks; leave out --compression",
@@ -352,12 +407,6 @@ impl Config {
                 )),
                 None => Ok(()),
             };
-        }
-        if self.compression != Compression::None {
-            return Err(format!(
-                "--compression {} does not apply to --strategy {strategy}, which sends f32",
-                self.compression
-            ));
         }
         if self.recipe.scale_learning_rate && strategy != StrategySpec::PsSync {
             return Err(format!(
@@ -424,8 +473,12 @@ impl Config {
             ("--micro-batches", format!("{:?}", self.pipeline_micro_batches)),
             ("--servers or --staleness-aware", format!("{:?}", self.parameter_server)),
             ("--compression", self.compression.to_string()),
+            (
+                "--compression-exclude, --compression-tensor or --compression-min",
+                format!("{:?}", self.compression_rules),
+            ),
             ("--shard-optimizer", self.shard_optimizer.to_string()),
-            ("--bucket-bytes or --no-overlap", format!("{:?}", self.bucket_bytes)),
+            ("--bucket-bytes or --no-overlap", format!("{:?}", (self.bucket_bytes, self.overlap))),
             ("--checkpoint", self.checkpoint.is_some().to_string()),
             ("--save-model", self.model_file.is_some().to_string()),
             ("--resume", format!("{:?}", self.checkpoint.as_ref().map(|checkpoint| checkpoint.existing))),

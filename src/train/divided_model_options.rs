@@ -3,15 +3,28 @@
 use super::config::Config;
 use super::optimizer::Rule;
 use super::strategies::StrategySpec;
-use crate::codec::Compression;
 
 /// Returns the names (without `--`) of options that [`Config::check`] refuses with this strategy. A resumed run drops
 /// these options from the options of its checkpoint, which a run with another strategy may have saved.
 pub(crate) fn options_refused_by(strategy: StrategySpec) -> &'static [&'static str] {
     match strategy {
-        StrategySpec::Pipeline { .. } => &["accumulate", "compression", "scale-lr", "shard-optimizer"],
+        StrategySpec::Pipeline { .. } => &[
+            "accumulate",
+            "compression",
+            "compression-tensor",
+            "compression-exclude",
+            "scale-lr",
+            "shard-optimizer",
+        ],
         StrategySpec::Hybrid { .. } => &["accumulate", "shard-optimizer"],
-        StrategySpec::Tensor => &["micro-batches", "compression", "scale-lr", "shard-optimizer"],
+        StrategySpec::Tensor => &[
+            "micro-batches",
+            "compression",
+            "compression-tensor",
+            "compression-exclude",
+            "scale-lr",
+            "shard-optimizer",
+        ],
         StrategySpec::AllReduce => &["micro-batches"],
         _ => &["micro-batches", "shard-optimizer"],
     }
@@ -56,7 +69,7 @@ pub(super) fn check_divided_model_options(config: &Config) -> Result<(), String>
         ));
     }
     let sums_gradients = matches!(strategy, StrategySpec::Hybrid { .. });
-    if config.compression != Compression::None && !sums_gradients {
+    if config.compresses() && !sums_gradients {
         return Err(format!(
             "--compression {} is for gradients, but with --strategy {strategy} the ranks send no gradients of parameters; leave out \
              --compression",

@@ -8,9 +8,9 @@ use std::ops::Range;
 
 use self::kernels::{AdamStep, LarsStep, MomentumStep};
 pub use self::rule::{AdamOptions, Rule};
+use super::bucket_ranges::overlap;
 use super::clipping;
 use super::model::ParameterTensor;
-use super::partition::overlap;
 
 /// An optimizer and its state.
 #[derive(Clone, PartialEq, Debug)]

@@ -9,11 +9,11 @@
 
 use std::ops::Range;
 
-use super::batches::range_of_rank;
+use super::bucket_ranges::{BucketSizes, chunk_of_bucket, overlap};
 use super::config::Config;
 use super::model::{Network, check_tensor_split, parameter_ranges_of_rank};
 use super::runtime::Runtime;
-use super::strategies::{StrategySpec, bucket_elements, pipeline_stages};
+use super::strategies::{StrategySpec, bucket_sizes, pipeline_stages};
 use crate::group::{Error, Group};
 use crate::types::{Rank, WorldSize};
 
@@ -69,7 +69,7 @@ impl ModelPartition {
         let (rank, size) = (group.rank(), group.size());
         let mut partition = Self::new(config.strategy, network, (rank, size))?;
         if config.shard_optimizer && size != WorldSize::ONE {
-            partition.shard_optimizer(bucket_elements(config, network.parameter_count(), size), (rank, size));
+            partition.shard_optimizer(bucket_sizes(config, network.parameter_count(), size), (rank, size));
         }
         Ok(partition)
     }
@@ -103,14 +103,15 @@ impl ModelPartition {
         Ok(Self { parts, parameter_count, place, optimizer_shards: None })
     }
 
-    /// Divides the state of the optimizer over all ranks. A bucket has `bucket_elements` parameters. A reduce-scatter
+    /// Divides the state of the optimizer over all ranks. `sizes` are the sizes of the buckets. A reduce-scatter
     /// gives each rank one chunk of the bucket's gradients. The rank holds the state for this chunk.
     ///
-    /// If there are several buckets, `bucket_elements` must be a multiple of the number of ranks, so that a rank's part
+    /// If there are several buckets, `sizes` must be multiples of the number of ranks, so that a rank's part
     /// is as long as its chunk of the vector of all parameters.
-    fn shard_optimizer(&mut self, bucket_elements: usize, (rank, size): (Rank, WorldSize)) {
+    fn shard_optimizer(&mut self, sizes: BucketSizes, (rank, size): (Rank, WorldSize)) {
         let chunks = |rank| {
-            let mut chunks: Vec<_> = bucket_ranges(self.parameter_count, bucket_elements)
+            let mut chunks: Vec<_> = sizes
+                .ranges(self.parameter_count)
                 .map(|bucket| chunk_of_bucket(&bucket, (rank, size)))
                 .collect();
             chunks.reverse();
@@ -201,18 +202,31 @@ impl ModelPartition {
         runtime: &mut dyn Runtime,
         own: &[f32],
     ) -> Result<Option<Vec<f32>>, Error> {
-        let PartPlace { part, replica, .. } = self.place;
-        if replica != Rank::ZERO {
-            return Ok(None);
-        }
-        if part > 0 {
-            runtime.start_send(own.to_vec(), Rank::ZERO, MODEL_PART_TAG)?.wait()?;
+        self.gather_replica_on_rank_0(runtime, own, Rank::ZERO)
+    }
+
+    /// Does the same with the values of the ranks that have the index `replica` among the replicas of their parts.
+    pub(crate) fn gather_replica_on_rank_0(
+        &self,
+        runtime: &mut dyn Runtime,
+        own: &[f32],
+        replica: Rank,
+    ) -> Result<Option<Vec<f32>>, Error> {
+        let (rank, _) = runtime.rank_and_size();
+        let is_sender = self.place.replica == replica;
+        if rank != Rank::ZERO {
+            if is_sender {
+                runtime.start_send(own.to_vec(), Rank::ZERO, MODEL_PART_TAG)?.wait()?;
+            }
             return Ok(None);
         }
         let mut whole = vec![0.0; self.parameter_count];
-        self.copy_part_into_whole(0, own, &mut whole);
-        for part in 1..self.parts.len() {
-            let sender = self.place.rank_with_part(part);
+        for part in 0..self.parts.len() {
+            if part == 0 && is_sender {
+                self.copy_part_into_whole(0, own, &mut whole);
+                continue;
+            }
+            let sender = PartPlace { replica, ..self.place }.rank_with_part(part);
             let values = runtime
                 .start_receive(vec![0.0; self.part_parameter_count(part)], sender, MODEL_PART_TAG)?
                 .wait()?;
@@ -250,17 +264,30 @@ impl ModelPartition {
         runtime: &mut dyn Runtime,
         vector: &mut Vec<f32>,
     ) -> Result<(), Error> {
+        let vectors = [std::mem::take(vector)];
+        *vector = self.distribute_replicas_from_rank_0(runtime, &vectors)?;
+        Ok(())
+    }
+
+    /// Returns this rank's part of one of the vectors of rank 0, which have one value for each parameter of the model. The
+    /// ranks with index i among the replicas of their parts get the vector i, or the last vector if there are fewer. All ranks
+    /// must call this function.
+    pub(crate) fn distribute_replicas_from_rank_0(
+        &self,
+        runtime: &mut dyn Runtime,
+        vectors: &[Vec<f32>],
+    ) -> Result<Vec<f32>, Error> {
         let (rank, size) = runtime.rank_and_size();
         if rank != Rank::ZERO {
-            *vector = runtime.start_receive(std::mem::take(vector), Rank::ZERO, MODEL_PART_TAG)?.wait()?;
-            return Ok(());
+            let own = vec![0.0; self.own_parameter_count()];
+            return runtime.start_receive(own, Rank::ZERO, MODEL_PART_TAG)?.wait();
         }
         for other in size.ranks().skip(1) {
-            let part = PartPlace::new(other, self.place.replicas).part;
+            let PartPlace { part, replica, .. } = PartPlace::new(other, self.place.replicas);
+            let vector = &vectors[replica.index().min(vectors.len() - 1)];
             runtime.start_send(self.select_part(part, vector), other, MODEL_PART_TAG)?.wait()?;
         }
-        *vector = self.select_part(0, vector);
-        Ok(())
+        Ok(self.select_part(0, &vectors[0]))
     }
 
     /// Returns the values of part `part` from the vector of the whole model.
@@ -283,56 +310,43 @@ impl ModelPartition {
     }
 }
 
-/// Divides `count` parameters into buckets, and returns the ranges of the buckets. Starts with the last parameters, whose
-/// gradients the backward pass computes first. The last of the returned buckets may be shorter.
-fn bucket_ranges(count: usize, bucket_elements: usize) -> impl Iterator<Item = Range<usize>> {
-    let next = move |bucket: &Range<usize>| {
-        (bucket.start > 0).then(|| bucket.start.saturating_sub(bucket_elements)..bucket.start)
-    };
-    std::iter::successors(next(&(count..count)), next)
-}
-
-/// Returns the part of a bucket that belongs to `rank` in a reduce-scatter and an all-gather: see
-/// [`Group::chunk`](crate::Group::chunk).
-pub(crate) fn chunk_of_bucket(bucket: &Range<usize>, (rank, size): (Rank, WorldSize)) -> Range<usize> {
-    let chunk = range_of_rank(bucket.len(), rank, size);
-    bucket.start + chunk.start..bucket.start + chunk.end
-}
-
-/// Returns the intersection of two ranges. If the intersection is empty, returns an empty range within `second`.
-pub(crate) fn overlap(first: &Range<usize>, second: &Range<usize>) -> Range<usize> {
-    let start = first.start.clamp(second.start, second.end);
-    start..first.end.clamp(start, second.end)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::train::model::Loss;
+    use crate::train::range_of_rank;
 
     /// The parts must be disjoint, cover all parameters, and be as long as the chunks of an all-gather of all parameters.
     #[test]
     fn shards_of_the_optimizer_are_as_long_as_chunks_of_all_parameters() {
         let network = Network::new(&"mlp:9".parse().unwrap(), 8, 1, Loss::CrossEntropy).unwrap();
         let count = network.parameter_count();
-        for (ranks, bucket_elements) in
-            [(1, 3), (2, 10), (3, 9), (4, 88), (5, usize::MAX), (200, 200), (100, 91)]
-        {
+        for (ranks, first, others) in [
+            (1, 3, 3),
+            (2, 10, 10),
+            (3, 9, 9),
+            (3, 3, 12),
+            (4, 88, 88),
+            (5, usize::MAX, usize::MAX),
+            (200, 200, 200),
+            (100, 91, 91),
+        ] {
+            let sizes = BucketSizes { first, others };
             let size = WorldSize::new(ranks).unwrap();
             let place = (Rank::new(ranks - 1), size);
             let mut whole = ModelPartition::new(StrategySpec::AllReduce, &network, place).unwrap();
-            whole.shard_optimizer(bucket_elements, place);
+            whole.shard_optimizer(sizes, place);
             let shards = whole.optimizer_partition();
             for (part, rank) in size.ranks().enumerate() {
                 let expected = range_of_rank(count, rank, size).len();
-                assert_eq!(shards.part_parameter_count(part), expected, "{ranks} ranks, {bucket_elements}");
+                assert_eq!(shards.part_parameter_count(part), expected, "{ranks} ranks, {sizes:?}");
             }
             let numbers: Vec<f32> = (0..count).map(|number| number as f32).collect();
             let parts: Vec<f32> =
                 (0..ranks as usize).flat_map(|part| shards.select_part(part, &numbers)).collect();
             let mut found = vec![-1.0; count];
             shards.copy_parts_into_whole(&parts, &mut found);
-            assert_eq!(found, numbers, "{ranks} ranks, {bucket_elements}");
+            assert_eq!(found, numbers, "{ranks} ranks, {sizes:?}");
         }
     }
 }

@@ -4,12 +4,10 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use super::checkpoint::{
-    self, CheckpointError, CheckpointFiles, ExistingCheckpoint, Position, TrainingState,
-};
+use super::checkpoint::{self, CheckpointError, CheckpointFiles, ExistingCheckpoint, TrainingState};
 use super::config::{Config, default_learning_rate};
 use super::data::SharedSamples;
-use super::early_stopping::{BestParameters, BestRecord};
+use super::early_stopping::BestRecord;
 use super::optimizer::Rule;
 use super::partition::ModelPartition;
 use super::plot::draw_curves;
@@ -17,6 +15,7 @@ use super::progress::Observer;
 use super::rank_checks::{check_all_succeeded, check_same_data, find_first_differing_rank, short_digest};
 use super::report::{Report, f64_with_same_digits, parameters_hash};
 use super::setup::{Setup, TrainingSettings};
+use super::state_distribution::broadcast_state;
 use super::strategies::StrategySpec;
 use super::tensorboard::{EventRecorder, TensorBoard};
 use super::trainer::{Metrics, Trainer};
@@ -311,7 +310,13 @@ fn starting_state(
     (setup, partition): (&Setup, &ModelPartition),
     observer: &mut dyn Observer,
 ) -> Result<TrainingState, TrainError> {
-    let found = if group.rank() == Rank::ZERO { check_files_and_load_state(config, setup) } else { Ok(None) };
+    let found = if group.rank() == Rank::ZERO {
+        let is_encoded = !group.shares_memory();
+        let replicas = partition.place().replicas.as_usize();
+        check_files_and_load_state(config, setup, if is_encoded { replicas } else { 0 })
+    } else {
+        Ok(None)
+    };
     let found = check_all_succeeded(group, RunPhase::Storage, found)?;
     let resuming =
         config.checkpoint.as_ref().is_some_and(|target| target.existing == ExistingCheckpoint::Resume);
@@ -367,52 +372,14 @@ fn starting_state(
     Ok(state)
 }
 
-/// Broadcasts the state of rank 0 to all ranks. If ranks hold parts of the model, each rank gets its part of the
-/// vectors. If rank 0 does not resume from a checkpoint, each rank has already computed its part of the initial
-/// vectors.
-fn broadcast_state(
-    group: &mut Group,
-    (partition, resumes): (&ModelPartition, bool),
-    state: &mut TrainingState,
-) -> Result<(), TrainError> {
-    let [resumes] = {
-        let mut flag = [u8::from(resumes)];
-        group.broadcast(&mut flag, Rank::ZERO)?;
-        flag
-    };
-    let share = |group: &mut Group, partition: &ModelPartition, vector: &mut Vec<f32>| match resumes {
-        _ if partition.is_undivided() => group.broadcast(vector, Rank::ZERO),
-        0 => Ok(()),
-        _ => partition.distribute_from_rank_0(group, vector),
-    };
-    let mut position = state.position.to_words();
-    group.broadcast(&mut position, Rank::ZERO)?;
-    state.position = Position::from_words(position);
-    // 0 represents `None`, because a learning rate is above 0.
-    let mut rate = [state.learning_rate.unwrap_or_default()];
-    group.broadcast(&mut rate, Rank::ZERO)?;
-    state.learning_rate = Some(rate[0]).filter(|&rate| rate > 0.0);
-    share(group, partition, &mut state.parameters)?;
-    for vector in &mut state.optimizer {
-        share(group, partition.optimizer_partition(), vector)?;
-    }
-    for vector in &mut state.strategy {
-        share(group, partition, vector)?;
-    }
-    let record = group.broadcast_object(&state.best.as_ref().map(|best| best.record), Rank::ZERO)?;
-    if let Some(record) = record {
-        let mut parameters =
-            state.best.take().map_or_else(|| state.parameters.clone(), |best| best.parameters);
-        share(group, partition, &mut parameters)?;
-        state.best = Some(BestParameters { record, parameters });
-    }
-    state.history = group.broadcast_object(&state.history, Rank::ZERO)?;
-    Ok(())
-}
-
 /// Checks that the report, the curves, the model file and checkpoints can be written, so that a run does not fail at
-/// the end of its first epoch. Returns the state of the checkpoint from which the run resumes, if any.
-fn check_files_and_load_state(config: &Config, setup: &Setup) -> Result<Option<TrainingState>, TrainError> {
+/// the end of its first epoch. Returns the state of the checkpoint from which the run resumes, if any. `compressing_ranks` is the
+/// number of ranks of which the run saves what they have not sent, if there is compression with error feedback.
+fn check_files_and_load_state(
+    config: &Config,
+    setup: &Setup,
+    compressing_ranks: usize,
+) -> Result<Option<TrainingState>, TrainError> {
     config.check_paths().map_err(TrainError::Options)?;
     for (path, what) in [(&config.report, WRITE_REPORT_ACTION), (&config.curves.plot, WRITE_PLOT_ACTION)] {
         if let Some(path) = path {
@@ -429,7 +396,8 @@ fn check_files_and_load_state(config: &Config, setup: &Setup) -> Result<Option<T
         model_file::check_model_can_be_saved(path, config, setup)?;
     }
     let Some(target) = &config.checkpoint else { return Ok(None) };
-    let identity = setup.identity(config);
+    let mut identity = setup.identity(config);
+    identity.compression_vectors = config.compression_vectors(compressing_ranks);
     let found = match target.existing {
         ExistingCheckpoint::Resume => {
             checkpoint::load_checkpoint(&target.directory, &setup.network, &identity)?

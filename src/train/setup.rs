@@ -298,6 +298,7 @@ impl Setup {
             keeps_best: config.recipe.patience().is_some(),
             optimizer_names: self.settings.rule.state_names(),
             strategy_names: config.strategy.state_names(),
+            compression_vectors: 0,
             standardizer: self.standardizer.clone(),
             scale,
             classes: self.dataset.classes.clone(),

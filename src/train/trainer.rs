@@ -113,6 +113,9 @@ impl<'a> Trainer<'a> {
         for (vector, saved) in strategy.state().into_iter().zip(std::mem::take(&mut state.strategy)) {
             *vector = saved;
         }
+        if let Some(sums) = strategy.compressed_sums() {
+            sums.set_memory(&std::mem::take(&mut state.compression));
+        }
         let writer = config.checkpoint.as_ref().filter(|_| group.rank() == Rank::ZERO).map(|settings| {
             let content = (setup.network.clone(), setup.identity(config));
             CheckpointWriter::new(settings, content, state.position.steps_total, Instant::now())

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use super::checkpoint_args::CheckpointArgs;
+use super::compression_args::CompressionArgs;
 use super::data_args::TrainingDataArgs;
 use super::help::AFTER_OPTIONS;
 use super::optimizer_args::{OptimizerArgs, OptimizerChoice};
@@ -16,10 +17,9 @@ use super::server_args::ServerArgs;
 use super::table_args::TableArgs;
 use super::text_args::TextArgs;
 use crate::cli::group_args::GroupArgs;
-use crate::codec::Compression;
 use crate::train::data::{DataSource, Task};
 use crate::train::model::ModelSpec;
-use crate::train::{BUCKET_BYTES, Config, StrategySpec, TEST_FRACTION_DEFAULT};
+use crate::train::{Config, StrategySpec, TEST_FRACTION_DEFAULT};
 
 /// Trains a model on all ranks of a job. Each rank computes the gradients of its part of every batch, and the ranks
 /// sum these gradients.
@@ -115,15 +115,15 @@ pub(super) struct TrainArgs {
     #[command(flatten)]
     pipeline: PipelineArgs,
 
-    /// The format in which ranks send gradients and changes of parameters. none: f32, 4 bytes per number. fp16 or
-    /// bf16: 2 bytes per number
-    #[arg(long, value_name = "none|fp16|bf16", default_value = "none", help_heading = "Training")]
-    compression: String,
+    /// How ranks send gradients and changes of parameters to other hosts.
+    #[command(flatten)]
+    compression: CompressionArgs,
 
     /// Divide the gradients into buckets of this size in bytes. The ranks reduce a bucket while the backward pass
-    /// computes the next bucket. Another size can change the last bits of the gradients
-    #[arg(long, value_name = "BYTES", default_value_t = BUCKET_BYTES, conflicts_with = "no_overlap", help_heading = "Training")]
-    bucket_bytes: usize,
+    /// computes the next bucket. Another size can change the last bits of the gradients [default: a quarter of the model,
+    /// but at most 1 MiB, and a first bucket that is smaller; a single bucket if the model has at most 256 KiB]
+    #[arg(long, value_name = "BYTES", conflicts_with = "no_overlap", help_heading = "Training")]
+    bucket_bytes: Option<usize>,
 
     /// Reduce all gradients at once after the backward pass
     #[arg(long, help_heading = "Training")]
@@ -162,14 +162,13 @@ impl TrainArgs {
         };
         let test_source = self.data.test_source(&source)?;
         let task = self.parse_task(model.as_ref())?;
-        let compression =
-            self.compression.parse::<Compression>().map_err(|why| format!("--compression {why}"))?;
+        let (compression, compression_rules) = self.compression.to_compression_and_rules()?;
         let strategy: StrategySpec =
             self.strategy.parse().map_err(|why| format!("--strategy {}: {why}", self.strategy))?;
         self.check_target_column(&source)?;
         let test_fraction = self.parse_test_fraction(&source)?;
         let batch_size = self.parse_batch_size()?;
-        if self.bucket_bytes == 0 {
+        if self.bucket_bytes == Some(0) {
             return Err(
                 "--bucket-bytes 0: a bucket holds at least one byte; to use no buckets, pass --no-overlap"
                     .into(),
@@ -206,8 +205,10 @@ impl TrainArgs {
             pipeline_micro_batches: self.pipeline.micro_batches(),
             parameter_server: self.server.to_server_settings(),
             compression,
+            compression_rules,
             shard_optimizer,
-            bucket_bytes: (!self.no_overlap).then_some(self.bucket_bytes),
+            bucket_bytes: self.bucket_bytes,
+            overlap: !self.no_overlap,
             checkpoint: self.checkpoint.into_checkpoint_settings()?,
             report: self.output.report,
             curves,

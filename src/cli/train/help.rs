@@ -85,7 +85,7 @@ With tensor, pipeline and hybrid, each rank needs less memory than with allreduc
 tensor, pipeline, hybrid and allreduce differ only by rounding.
 
 With --resume, ringtrain takes from the checkpoint all options that you do not pass. You may \
-change --lr, --epochs, --patience, --accumulate, --micro-batches, --compression, --bucket-bytes, --servers, \
+change --lr, --epochs, --patience, --accumulate, --micro-batches, --compression (and its rules), --bucket-bytes, --servers, \
 --shard-optimizer and the number of ranks. You may also change between the strategies allreduce, tensor, pipeline and \
 hybrid. The paths of --data and --test-data may change if the samples stay the same, and the directory \
 of --stream may change. All other options of training and data must stay the same. Without --lr, the \

@@ -1,5 +1,6 @@
 //! The state of a run, and the properties of a run that do not change.
 
+use crate::train::compression_memory::CompressionMemory;
 use crate::train::data::Standardizer;
 use crate::train::early_stopping::BestParameters;
 use crate::train::model::TargetScale;
@@ -50,6 +51,9 @@ pub(crate) struct TrainingState {
     pub(crate) best: Option<BestParameters>,
     /// The state vectors of the strategy.
     pub(crate) strategy: Vec<Vec<f32>>,
+    /// What the ranks remember of compressed gradients. While a rank trains, the field is empty: the sums of the strategy hold
+    /// the memory.
+    pub(crate) compression: CompressionMemory,
     /// The numbers of the batches after `position` that are already done. Only `ps-async` does batches out of order.
     pub(crate) done_ahead: Vec<u64>,
     /// The results of the epochs that have a record, in the order of the epochs.
@@ -59,8 +63,17 @@ pub(crate) struct TrainingState {
 impl TrainingState {
     /// Copies `other` to this state, and reuses the memory of this state.
     pub(crate) fn copy_from(&mut self, other: &Self) {
-        let Self { position, learning_rate, parameters, optimizer, best, strategy, done_ahead, history } =
-            other;
+        let Self {
+            position,
+            learning_rate,
+            parameters,
+            optimizer,
+            best,
+            strategy,
+            compression,
+            done_ahead,
+            history,
+        } = other;
         (self.position, self.learning_rate) = (*position, *learning_rate);
         self.parameters.clone_from(parameters);
         self.optimizer.clone_from(optimizer);
@@ -72,6 +85,7 @@ impl TrainingState {
             (own, best) => own.clone_from(best),
         }
         self.strategy.clone_from(strategy);
+        self.compression.clone_from(compression);
         self.done_ahead.clone_from(done_ahead);
         self.history.clone_from(history);
     }
@@ -95,6 +109,8 @@ pub(crate) struct RunIdentity {
     pub(crate) optimizer_names: &'static [&'static str],
     /// The names of the strategy's state vectors.
     pub(crate) strategy_names: &'static [&'static str],
+    /// The number of vectors of [`CompressionMemory`], each as long as the parameters, that the run saves.
+    pub(crate) compression_vectors: usize,
     /// The means and deviations that standardize the features. Stored for programs that use the model.
     pub(crate) standardizer: Option<Standardizer>,
     /// The mean and deviation that convert outputs to the unit of the target. Stored for programs that use the model.

@@ -1,6 +1,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::train::compression_memory::CompressionMemory;
 use crate::train::model::{Loss, TargetScale};
 
 /// Writes a checkpoint into `directory`. Creates the directory if it does not exist.
@@ -34,6 +35,7 @@ pub(super) fn example_run() -> (Network, RunIdentity, TrainingState) {
         keeps_best: true,
         optimizer_names: &["optimizer.velocity"],
         strategy_names: &["strategy.outer_velocity"],
+        compression_vectors: 3,
         standardizer: None,
         scale: TargetScale::IDENTITY,
         classes: vec!["a".into(), "b".into()],
@@ -47,6 +49,9 @@ pub(super) fn example_run() -> (Network, RunIdentity, TrainingState) {
         Position { epoch: 3, step: 2, steps_total: 13, momentum_start: 5, loss_sum: 0.1, samples: 64 };
     let learning_rate = Some(0.05);
     let history = Vec::new();
+    let quarter: Vec<f32> = parameters.iter().map(|value| value * 0.25).collect();
+    let compression =
+        CompressionMemory { residuals: vec![quarter.clone(), quarter.clone()], factors: quarter, calls: 13 };
     let mut best = BestParameters::new(&parameters, None);
     best.keep_if_lowest_loss(0.1, 2, &vec![0.25; parameters.len()]);
     let best = Some(best);
@@ -60,6 +65,7 @@ pub(super) fn example_run() -> (Network, RunIdentity, TrainingState) {
             optimizer,
             best,
             strategy,
+            compression,
             done_ahead: vec![12, 14],
             history,
         },

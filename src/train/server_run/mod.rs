@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use self::work_messages::{WorkReply, WorkRequest};
 use super::TrainError;
+use super::bucket_ranges::overlap;
 use super::checkpoint::TrainingState;
 use super::config::Config;
 use super::optimizer::Optimizer;
@@ -30,7 +31,6 @@ use super::parameter_server::{
     LinkOutcome, Links, ParameterServerError, RefusalReason, RequestHandler, ServerClient, Shard,
     ShardLayout, ShardServer, StalenessRule, UpdateMode, connect_clients_to_servers,
 };
-use super::partition::overlap;
 use super::progress::Observer;
 use super::run::Summary;
 use super::setup::Setup;

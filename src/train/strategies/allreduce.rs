@@ -11,37 +11,34 @@
 //! Source: Li et al., "`PyTorch` Distributed: experiences on accelerating data parallel training", VLDB 13 (2020).
 
 use super::{ParameterAgreement, Replica, StepTotals, Strategy};
-use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::TrainError;
+use crate::train::bucket_ranges::BucketSizes;
 use crate::train::buckets::{Buckets, PassRuntime};
+use crate::train::compression_plan::CompressionPlan;
 use crate::train::gradient_work::GradientWork;
 use crate::train::model::LossSums;
-use crate::train::runtime::{Runtime, Values};
+use crate::train::runtime::{Runtime, SumTarget, Values};
 use crate::types::WorldSize;
 
 /// The strategy `allreduce`.
 pub(crate) struct SynchronousStrategy {
-    compression: Compression,
-    /// The buckets that are reduced during the backward pass. If `None`, the ranks reduce all gradients after the
-    /// backward pass.
-    buckets: Option<Buckets>,
+    buckets: Buckets,
+    /// Whether there is only one rank, which sums nothing.
+    is_alone: bool,
 }
 
 impl SynchronousStrategy {
-    /// Creates the strategy for a model of `parameter_count` parameters. `bucket_bytes` is the size of a bucket of
-    /// gradients.
-    pub(crate) fn new(
-        size: WorldSize,
-        parameter_count: usize,
-        bucket_bytes: Option<usize>,
-        compression: Compression,
-    ) -> Self {
-        // A single bucket has no advantage, because its all-reduce could start only after the backward pass.
-        let is_divided =
-            |&bytes: &usize| size != WorldSize::ONE && bytes < size_of::<f32>() * parameter_count;
-        let bytes = bucket_bytes.filter(is_divided);
-        Self { compression, buckets: bytes.map(|bytes| Buckets::new(bytes, compression)) }
+    /// Creates the strategy for the parameters of `plan`. `sizes` are the sizes of the buckets that are reduced during the
+    /// backward pass. If there is a single bucket, it is reduced after the backward pass.
+    pub(crate) fn new(size: WorldSize, plan: &CompressionPlan, sizes: BucketSizes) -> Self {
+        let buckets = Buckets::new(plan, sizes, SumTarget::Everything);
+        Self { buckets, is_alone: size == WorldSize::ONE }
+    }
+
+    /// Returns whether the ranks reduce gradients during the backward pass.
+    fn overlaps(&self) -> bool {
+        !self.is_alone && self.buckets.bytes().is_some()
     }
 }
 
@@ -55,8 +52,8 @@ impl Strategy for SynchronousStrategy {
         runtime: &mut dyn Runtime,
         work: GradientWork<'_>,
     ) -> Result<LossSums, TrainError> {
-        if let Some(buckets) = &mut self.buckets {
-            return buckets.differentiate(runtime, work);
+        if self.overlaps() {
+            return self.buckets.differentiate(runtime, work);
         }
         let weight = 1.0 / work.batch_len as f32;
         let ranks = PassRuntime::new(runtime);
@@ -70,31 +67,40 @@ impl Strategy for SynchronousStrategy {
         Replica { parameters, gradients, optimizer }: &mut Replica<'_>,
         own_totals: StepTotals,
     ) -> Result<Option<StepTotals>, Error> {
-        let mut totals = own_totals.to_array();
-        if let Some(buckets) = &mut self.buckets {
-            buckets.flush(runtime, gradients)?;
-            let pending = runtime.start_sum_of_totals(totals.to_vec())?;
-            if optimizer.clip_norm.is_some() {
-                // Clipping needs the norm of the whole gradient, so wait for all buckets first.
-                buckets.wait_and_write_sums(gradients)?;
-                optimizer.step(parameters, gradients);
-            } else {
-                optimizer.begin_step();
-                buckets.wait_for_all_buckets(gradients, |range, gradients| {
-                    optimizer.update_range(range, parameters, gradients);
-                })?;
-                optimizer.finish_step(parameters);
-            }
-            totals.copy_from_slice(&pending.wait()?);
-        } else {
-            runtime.combine(Values::Vector(gradients, self.compression))?;
+        let totals = own_totals.to_array().to_vec();
+        let buckets = &mut self.buckets;
+        if self.is_alone {
+            optimizer.step(parameters, gradients);
+            return Ok(Some(own_totals));
+        }
+        if buckets.bytes().is_none() {
+            buckets.sum(runtime, gradients)?;
+            let mut totals = totals;
             runtime.combine(Values::Totals(&mut totals))?;
             optimizer.step(parameters, gradients);
+            return Ok(Some(StepTotals::from_totals(&totals)));
         }
-        Ok(Some(StepTotals::from_array(totals)))
+        buckets.flush(runtime, gradients)?;
+        let pending = runtime.start_sum_of_totals(totals)?;
+        if optimizer.clip_norm.is_some() {
+            // Clipping needs the norm of the whole gradient, so wait for all buckets first.
+            buckets.wait_and_write_sums(gradients)?;
+            optimizer.step(parameters, gradients);
+        } else {
+            optimizer.begin_step();
+            buckets.wait_for_all_buckets(gradients, |range, gradients| {
+                optimizer.update_range(range, parameters, gradients);
+            })?;
+            optimizer.finish_step(parameters);
+        }
+        Ok(Some(StepTotals::from_totals(&pending.wait()?)))
     }
 
     fn bucket_bytes(&self) -> Option<usize> {
-        self.buckets.as_ref().map(|buckets| buckets.elements_per_bucket() * size_of::<f32>())
+        if self.overlaps() { self.buckets.bytes() } else { None }
+    }
+
+    fn compressed_sums(&mut self) -> Option<&mut Buckets> {
+        Some(&mut self.buckets)
     }
 }

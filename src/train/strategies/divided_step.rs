@@ -38,9 +38,9 @@ pub(super) fn clip_and_take_step(
             clipping::scale_to_norm(part, squares[0].sqrt(), norm_max);
         }
     }
-    let pending = runtime.start_sum_of_totals(own_totals.to_array_with_save_flags().to_vec())?;
+    let pending = runtime.start_sum_of_totals(own_totals.to_array().to_vec())?;
     optimizer.begin_step();
     optimizer.update_range(0..parameters.len(), parameters, gradients);
     optimizer.finish_step(parameters);
-    Ok(StepTotals::from_totals_with_save_flags(&pending.wait()?))
+    Ok(StepTotals::from_totals(&pending.wait()?))
 }

@@ -15,12 +15,13 @@
 
 use super::request_exchange::RequestExchange;
 use super::{ParameterAgreement, RankRequests, Replica, StepTotals, Strategy};
-use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::TrainError;
+use crate::train::buckets::Buckets;
+use crate::train::compression_plan::CompressionPlan;
 use crate::train::gradient_work::GradientWork;
 use crate::train::model::{LossSums, OneRank};
-use crate::train::runtime::{PendingSum, Runtime, SumBuffer, SumTarget, Values};
+use crate::train::runtime::{Runtime, Values};
 use crate::types::WorldSize;
 
 /// Says when the ranks average their parameters, and how the average changes the parameters.
@@ -74,15 +75,15 @@ pub(crate) fn add_differences(values: &mut [f32], old: &[f32], new: &[f32]) {
 /// A strategy with which each rank takes steps alone.
 pub(crate) struct LocalTraining<A> {
     averaging: A,
-    /// The format in which ranks send the changes of their parameters.
-    compression: Compression,
+    /// The sums of the changes of the parameters.
+    sums: Buckets,
     /// The parameters after the last average, the same on all ranks. Empty if this rank has taken no step since the
     /// ranks agreed on their parameters.
     start: Vec<f32>,
     /// The average in progress.
     pending: Option<PendingAverage>,
-    /// The memory of the previous average with a delay: [`PendingAverage::sum`] and [`PendingAverage::estimate`].
-    free_buffers: Option<(SumBuffer, Vec<f32>)>,
+    /// The memory of the previous [`PendingAverage::estimate`].
+    free_estimate: Vec<f32>,
     /// The number of this rank's samples in the current step.
     step_samples: usize,
     /// The numbers of samples in this round.
@@ -94,7 +95,6 @@ pub(crate) struct LocalTraining<A> {
 
 /// An average that is in progress while this rank takes steps.
 struct PendingAverage {
-    sum: PendingSum,
     /// This rank's estimate of the parameters after the average.
     estimate: Vec<f32>,
     /// The average changes the parameters when the rank has taken this number of steps of the epoch.
@@ -122,13 +122,14 @@ impl SampleCounts {
 }
 
 impl<A: AveragingRule> LocalTraining<A> {
-    pub(crate) fn new(averaging: A, compression: Compression) -> Self {
+    /// Creates the strategy for the parameters of `plan`.
+    pub(crate) fn new(averaging: A, plan: &CompressionPlan) -> Self {
         Self {
             averaging,
-            compression,
+            sums: Buckets::single(plan),
             start: Vec::new(),
             pending: None,
-            free_buffers: None,
+            free_estimate: Vec::new(),
             step_samples: 0,
             round_samples: SampleCounts::default(),
             samples_since_agreement: SampleCounts::default(),
@@ -150,7 +151,7 @@ impl<A: AveragingRule> LocalTraining<A> {
     fn average(&mut self, runtime: &mut dyn Runtime, replica: &mut Replica<'_>) -> Result<(), Error> {
         self.finish_average(replica)?;
         if self.end_round(runtime, replica) {
-            runtime.combine(Values::Vector(replica.gradients, self.compression))?;
+            self.sums.sum(runtime, replica.gradients)?;
             self.averaging.update(&mut self.start, replica.gradients);
             replica.parameters.copy_from_slice(&self.start);
         }
@@ -166,29 +167,28 @@ impl<A: AveragingRule> LocalTraining<A> {
     ) -> Result<(), Error> {
         self.finish_average(replica)?;
         if self.end_round(runtime, replica) {
-            let (reuse, memory) = self.free_buffers.take().unzip();
-            let target_and_format = (SumTarget::Everything, self.compression);
-            let sum = runtime.start_sum(replica.gradients, target_and_format, reuse)?;
+            self.sums.flush(runtime, replica.gradients)?;
             self.averaging.estimate(replica.parameters, &self.start);
-            let mut estimate = memory.unwrap_or_default();
+            let mut estimate = std::mem::take(&mut self.free_estimate);
             estimate.clear();
             estimate.extend_from_slice(replica.parameters);
-            self.pending = Some(PendingAverage { sum, estimate, due_step });
+            self.pending = Some(PendingAverage { estimate, due_step });
         }
         Ok(())
     }
 
     /// Waits for the average in progress, if any, and changes the parameters.
     fn finish_average(&mut self, replica: &mut Replica<'_>) -> Result<(), Error> {
-        let Some(PendingAverage { sum, estimate, .. }) = self.pending.take() else { return Ok(()) };
+        let Some(PendingAverage { estimate, .. }) = self.pending.take() else { return Ok(()) };
+        self.sums.wait_and_write_sums(replica.gradients)?;
         let (averaging, start) = (&mut self.averaging, &mut self.start);
-        let buffer = sum.wait(replica.gradients, |change| averaging.update(start, change))?;
+        averaging.update(start, replica.gradients);
         if self.round_samples.all_ranks == 0 {
             replica.parameters.copy_from_slice(start);
         } else {
             averaging.correct(replica.parameters, &estimate, start);
         }
-        self.free_buffers = Some((buffer, estimate));
+        self.free_estimate = estimate;
         Ok(())
     }
 
@@ -282,6 +282,10 @@ impl<A: AveragingRule> Strategy for LocalTraining<A> {
         self.averaging.state()
     }
 
+    fn compressed_sums(&mut self) -> Option<&mut Buckets> {
+        Some(&mut self.sums)
+    }
+
     fn agree_on_parameters(
         &mut self,
         runtime: &mut dyn Runtime,
@@ -298,7 +302,7 @@ impl<A: AveragingRule> Strategy for LocalTraining<A> {
             for value in vector.iter_mut() {
                 *value *= weight;
             }
-            runtime.combine(Values::Vector(vector, Compression::None))?;
+            runtime.combine(Values::Vector(vector))?;
         }
         Ok(())
     }
@@ -309,17 +313,19 @@ mod tests {
     use std::ops::Range;
 
     use super::*;
-    use crate::group::Group;
+    use crate::group::{Compressor, Group};
     use crate::train::optimizer::{Optimizer, Rule};
-    use crate::train::runtime::{PendingReceive, PendingSend, PendingTotals};
+    use crate::train::runtime::{
+        PendingReceive, PendingSend, PendingSum, PendingTotals, SumBuffer, SumTarget,
+    };
     use crate::train::strategies::{DiLoCo, LocalSgd};
     use crate::types::Rank;
 
-    /// A single rank sends its parameters to no other rank, so it must not round them to [`Compression::Bf16`].
+    /// A single rank sends its parameters to no other rank, so it must not round them.
     #[test]
     fn an_average_does_not_change_the_parameters_of_a_single_rank() {
         let steps = 1.try_into().unwrap();
-        let mut strategy = LocalTraining::new(LocalSgd { steps }, Compression::Bf16);
+        let mut strategy = LocalTraining::new(LocalSgd { steps }, &CompressionPlan::exact(2));
         let (mut parameters, mut gradients) = ([1.000_001, 1e-30], [5.0, 5.0]);
         strategy.begin_step(&[1.0, 1.0], 3, 3);
         let mut optimizer = Optimizer::new(Rule::Sgd, 0.1, 0.0, 2);
@@ -349,7 +355,7 @@ mod tests {
         }
 
         fn combine(&mut self, values: Values<'_>) -> Result<(), Error> {
-            let Values::Vector(values, _) = values else { unreachable!("only parameters are averaged") };
+            let Values::Vector(values) = values else { unreachable!("only parameters are averaged") };
             self.sums.1 += 1;
             values[0] += self.sum_of_others as f32;
             Ok(())
@@ -357,12 +363,13 @@ mod tests {
 
         fn start_sum(
             &mut self,
-            values: &[f32],
-            target_and_format: (SumTarget, Compression),
+            values: &[&[f32]],
+            target_and_compressor: (SumTarget, &Compressor),
             reuse: Option<SumBuffer>,
         ) -> Result<PendingSum, Error> {
             self.sums.0 += 1;
-            self.alone.start_sum(&[values[0] + self.sum_of_others as f32], target_and_format, reuse)
+            let sum = [values[0][0] + self.sum_of_others as f32];
+            self.alone.start_sum(&[&sum], target_and_compressor, reuse)
         }
 
         fn start_sum_of_totals(&mut self, totals: Vec<f64>) -> Result<PendingTotals, Error> {
@@ -417,7 +424,7 @@ mod tests {
         for delay in 0..=ROUND_STEPS {
             let steps = (ROUND_STEPS as u32).try_into().unwrap();
             let rule = DiLoCo::new((steps, delay as u32), 1, Vec::new());
-            let mut strategy = LocalTraining::new(rule, Compression::None);
+            let mut strategy = LocalTraining::new(rule, &CompressionPlan::exact(1));
             let mut ranks = ScriptedRanks { alone: Group::solo(), sum_of_others: 0.0, sums: (0, 0) };
             let mut optimizer = Optimizer::new(Rule::Sgd, 0.1, 0.0, 1);
             let (mut parameters, mut gradients) = ([1.0], [0.0]);

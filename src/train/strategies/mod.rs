@@ -33,6 +33,9 @@ use self::sharded_optimizer::ShardedOptimizer;
 pub use self::spec::StrategySpec;
 use self::tensor_parallel::TensorParallel;
 use super::TrainError;
+use super::bucket_ranges::BucketSizes;
+use super::buckets::Buckets;
+use super::compression_plan::{CompressionPlan, ModelTensor};
 use super::config::Config;
 use super::evaluation_work::EvaluationWork;
 use super::gradient_work::GradientWork;
@@ -130,6 +133,11 @@ pub(crate) trait Strategy {
     fn bucket_bytes(&self) -> Option<usize> {
         None
     }
+
+    /// Returns the sums whose values may be compressed. Checkpoints contain what each rank remembers of these sums.
+    fn compressed_sums(&mut self) -> Option<&mut Buckets> {
+        None
+    }
 }
 
 /// Creates the strategy of a run. `partition` says which parameters of `network` this rank holds. All ranks must call
@@ -140,33 +148,40 @@ pub(crate) fn create(
     partition: &ModelPartition,
     group: &mut Group,
 ) -> Result<Box<dyn Strategy>, TrainError> {
-    let (compression, count) = (config.compression, network.parameter_count());
-    let shard_step = partition.has_optimizer_shards().then(|| {
-        ShardStep::new(partition.optimizer_partition().clone(), bucket_elements(config, count, group.size()))
+    let count = network.parameter_count();
+    // Ranks exchange exact values in shared memory.
+    let (is_encoded, size) = (!group.shares_memory(), group.size());
+    let tensors = network.parameter_tensors().into_iter().map(|tensor| ModelTensor {
+        own_range: partition.own_range_of_tensor(&tensor.range),
+        name: tensor.name,
+        shape: tensor.shape,
+        is_statistic: tensor.is_statistic,
     });
+    let compression = (config.compression, &config.compression_rules);
+    let plan = CompressionPlan::new(compression, tensors.collect(), (is_encoded, config.seed));
+    let plan = plan.map_err(TrainError::Options)?;
+    let sizes = bucket_sizes(config, count, size);
+    let shard_step =
+        partition.has_optimizer_shards().then(|| ShardStep::new(partition.optimizer_partition().clone()));
     if let Some(shards) = config.recipe.logical_shards() {
         return Ok(Box::new(Reproducible::new(shards, config.micro_batches, shard_step)));
     }
     if let Some(shard_step) = shard_step {
-        return Ok(Box::new(ShardedOptimizer::new(shard_step, compression)));
+        return Ok(Box::new(ShardedOptimizer::new(shard_step, &plan, sizes)));
     }
     Ok(match config.strategy {
         // With a parameter server and with gossip, rank 0 uses `SynchronousStrategy` alone, to test and save the model.
         StrategySpec::AllReduce
         | StrategySpec::PsSync
         | StrategySpec::PsAsync { .. }
-        | StrategySpec::Gossip { .. } => {
-            Box::new(SynchronousStrategy::new(group.size(), count, config.bucket_bytes, compression))
-        }
-        StrategySpec::ModelAverage { epochs } => {
-            Box::new(LocalTraining::new(ModelAverage { epochs }, compression))
-        }
+        | StrategySpec::Gossip { .. } => Box::new(SynchronousStrategy::new(size, &plan, sizes)),
+        StrategySpec::ModelAverage { epochs } => Box::new(LocalTraining::new(ModelAverage { epochs }, &plan)),
         StrategySpec::DiLoCo { steps, delay } => {
             let statistics = network.parameter_tensors().into_iter().filter(|tensor| tensor.is_statistic);
             let statistics = statistics.map(|tensor| tensor.range).collect();
-            Box::new(LocalTraining::new(DiLoCo::new((steps, delay), count, statistics), compression))
+            Box::new(LocalTraining::new(DiLoCo::new((steps, delay), count, statistics), &plan))
         }
-        StrategySpec::LocalSgd { steps } => Box::new(LocalTraining::new(LocalSgd { steps }, compression)),
+        StrategySpec::LocalSgd { steps } => Box::new(LocalTraining::new(LocalSgd { steps }, &plan)),
         StrategySpec::Tensor => {
             Box::new(TensorParallel::new(network, partition.place(), (group.rank(), group.size())))
         }
@@ -178,23 +193,21 @@ pub(crate) fn create(
                 WorldSize::ONE => None,
                 _ => Some(runtime::split_by_part(group, place.part as u32)?),
             };
-            let replicas = (replicas, compression);
+            let replicas = (replicas, &plan);
             Box::new(Pipeline::new((network, &stages), place, config.micro_batches_per_step(), replicas))
         }
     })
 }
 
-/// Returns the number of parameters in a bucket if the ranks divide the state of the optimizer. If possible, the number
-/// is a multiple of the number of ranks, so that the ranks have equal chunks and hold state of equal size.
-pub(crate) fn bucket_elements(config: &Config, parameter_count: usize, size: WorldSize) -> usize {
-    match config.bucket_bytes {
-        // A reproducible run exchanges all gradients at once.
-        Some(bytes) if config.recipe.reproducible_shards.is_none() => {
-            let elements = (bytes / size_of::<f32>()).max(1);
-            elements.checked_next_multiple_of(size.as_usize()).unwrap_or(usize::MAX)
-        }
-        _ => parameter_count.max(1),
+/// Returns the sizes of the buckets of a model. If the ranks divide the state of the optimizer, the sizes are multiples of the
+/// number of ranks, so that the ranks have equal chunks and hold state of equal size.
+pub(crate) fn bucket_sizes(config: &Config, parameter_count: usize, size: WorldSize) -> BucketSizes {
+    // A reproducible run exchanges all gradients at once.
+    if !config.overlap || config.recipe.reproducible_shards.is_some() {
+        return BucketSizes::whole(parameter_count);
     }
+    let sizes = BucketSizes::new(config.bucket_bytes, parameter_count);
+    if config.shard_optimizer { sizes.round_up_to_multiples(size.as_usize()) } else { sizes }
 }
 
 /// Converts the indices of samples to `usize`.
@@ -218,8 +231,7 @@ pub(crate) struct StepTotals {
     pub(crate) loss: f64,
     /// The number of ranks that have received a stop signal.
     pub(crate) stop_flags: f64,
-    /// The number of ranks that ask for a checkpoint after this step. The ranks sum these flags only if each rank holds
-    /// only a part of the model or of the optimizer's state.
+    /// The number of ranks that ask for a checkpoint after this step. Ranks ask only if all ranks take part in a save.
     pub(crate) save_flags: f64,
     /// Two numbers whose sums over all ranks are 0 if all ranks hold the same parameters. See
     /// [`ReplicaHash`](super::rank_checks::ReplicaHash).
@@ -227,28 +239,17 @@ pub(crate) struct StepTotals {
 }
 
 impl StepTotals {
-    /// Returns the numbers in the order in which ranks sum them, without `save_flags`.
-    fn to_array(self) -> [f64; 4] {
+    /// Returns the numbers in the order in which ranks sum them.
+    fn to_array(self) -> [f64; 5] {
         let [high, low] = self.differences;
-        [self.loss, self.stop_flags, high, low]
+        [self.loss, self.stop_flags, high, low, self.save_flags]
     }
 
-    fn from_array([loss, stop_flags, high, low]: [f64; 4]) -> Self {
-        Self { loss, stop_flags, save_flags: 0.0, differences: [high, low] }
-    }
-
-    /// Returns all numbers, in the order in which ranks sum them.
-    fn to_array_with_save_flags(self) -> [f64; 5] {
-        let [loss, stop_flags, high, low] = self.to_array();
-        [loss, stop_flags, high, low, self.save_flags]
-    }
-
-    /// Creates the totals from `totals`, the sums over all ranks of
-    /// [`to_array_with_save_flags`](Self::to_array_with_save_flags).
-    fn from_totals_with_save_flags(totals: &[f64]) -> Self {
+    /// Creates the totals from the sums over all ranks of [`to_array`](Self::to_array).
+    fn from_totals(totals: &[f64]) -> Self {
         let [loss, stop_flags, high, low, save_flags] =
             *totals.first_chunk().expect("a sum has as many numbers as its terms");
-        Self { save_flags, ..Self::from_array([loss, stop_flags, high, low]) }
+        Self { loss, stop_flags, save_flags, differences: [high, low] }
     }
 }
 

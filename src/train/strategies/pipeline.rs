@@ -26,16 +26,17 @@ use super::divided_step::{self, PassInputs};
 use super::pipeline_schedule::{StagePass, divide_layers, order_of_passes};
 use super::stage_messages::{FreeStageBuffers, StageInbox, StageOutbox};
 use super::{ParameterAgreement, Replica, StepTotals, Strategy, StrategySpec, to_row_indices};
-use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::TrainError;
+use crate::train::buckets::Buckets;
+use crate::train::compression_plan::CompressionPlan;
 use crate::train::evaluation_work::EvaluationWork;
 use crate::train::gradient_work::{GradientWork, divide_into_micro_batches};
 use crate::train::model::{
     ForwardMode, GradientUpdate, LossSums, Network, OneRank, Stage, TrainingPass, Workspace,
 };
 use crate::train::partition::PartPlace;
-use crate::train::runtime::{Runtime, Values};
+use crate::train::runtime::Runtime;
 use crate::types::{Rank, WorldSize};
 
 /// The tag of the messages that carry activations.
@@ -85,8 +86,8 @@ pub(crate) struct Pipeline {
     buffers: FreeStageBuffers,
     /// The group of the ranks that hold the same stage. `None` if only this rank holds the stage.
     replicas: Option<Box<dyn Runtime>>,
-    /// The format in which replicas send gradients.
-    compression: Compression,
+    /// The sums of the gradients of the replicas.
+    sums: Buckets,
     /// The time for reading features since the start of the current step.
     data_time: Duration,
 }
@@ -108,7 +109,7 @@ impl Pipeline {
         (network, stages): (&Network, &[Range<usize>]),
         place: PartPlace,
         micro_batches: NonZeroU32,
-        (replicas, compression): (Option<Box<dyn Runtime>>, Compression),
+        (replicas, plan): (Option<Box<dyn Runtime>>, &CompressionPlan),
     ) -> Self {
         Self {
             stage: network.stage().select(stages[place.part].clone()),
@@ -118,7 +119,7 @@ impl Pipeline {
             workspaces: (place.part..stages.len()).map(|_| None).collect(),
             buffers: FreeStageBuffers::default(),
             replicas,
-            compression,
+            sums: Buckets::single(plan),
             data_time: Duration::ZERO,
         }
     }
@@ -272,9 +273,13 @@ impl Strategy for Pipeline {
         own_totals: StepTotals,
     ) -> Result<Option<StepTotals>, Error> {
         if let Some(replicas) = &mut self.replicas {
-            replicas.combine(Values::Vector(replica.gradients, self.compression))?;
+            self.sums.sum(replicas.as_mut(), replica.gradients)?;
         }
         divided_step::clip_and_take_step(runtime, replica, self.place, own_totals).map(Some)
+    }
+
+    fn compressed_sums(&mut self) -> Option<&mut Buckets> {
+        Some(&mut self.sums)
     }
 
     fn evaluate(

@@ -95,7 +95,7 @@ impl Strategy for Reproducible {
         // Each shard has an element of its own in the sum. One rank adds the loss of the shard to this element, and
         // all other ranks add 0. So the sums have the same bits for every order of additions.
         let mut totals = self.losses.clone();
-        totals.extend(own_totals.to_array_with_save_flags());
+        totals.extend(own_totals.to_array());
         let pending = runtime.start_sum_of_totals(totals)?;
         let Self { shards, other_nodes, received, shard_step, .. } = self;
         let Replica { parameters, gradients, optimizer } = replica;
@@ -123,6 +123,6 @@ impl Strategy for Reproducible {
         let totals = pending.wait()?;
         let (losses, rest) = totals.split_at(shards.count());
         let loss = sum_numbers_in_tree_order(losses);
-        Ok(Some(StepTotals { loss, ..StepTotals::from_totals_with_save_flags(rest) }))
+        Ok(Some(StepTotals { loss, ..StepTotals::from_totals(rest) }))
     }
 }

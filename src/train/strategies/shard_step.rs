@@ -14,8 +14,6 @@ use crate::train::runtime::{Runtime, Values};
 pub(crate) struct ShardStep {
     /// How the ranks divide the parameters.
     partition: ModelPartition,
-    /// The number of parameters in a full bucket.
-    bucket_elements: usize,
     /// The new parameters of this rank's chunks, in the order in which they occur in the model. The state of the
     /// optimizer has the same order.
     own_parameters: Vec<f32>,
@@ -24,20 +22,10 @@ pub(crate) struct ShardStep {
 }
 
 impl ShardStep {
-    /// Creates the step of a rank. `partition` divides each bucket of `bucket_elements` parameters over the ranks.
-    pub(crate) fn new(partition: ModelPartition, bucket_elements: usize) -> Self {
+    /// Creates the step of a rank. `partition` divides each bucket of parameters over the ranks.
+    pub(crate) fn new(partition: ModelPartition) -> Self {
         let own_parameters = vec![0.0; partition.own_parameter_count()];
-        Self { partition, bucket_elements, own_parameters, updated_from: 0 }
-    }
-
-    /// Returns the number of parameters in a full bucket.
-    pub(super) fn bucket_elements(&self) -> usize {
-        self.bucket_elements
-    }
-
-    /// Returns whether there are several buckets.
-    pub(super) fn has_several_buckets(&self) -> bool {
-        self.partition.own_ranges().len() > 1
+        Self { partition, own_parameters, updated_from: 0 }
     }
 
     /// Returns this rank's chunk of each bucket, and the index of the chunk's first element in the vectors of the optimizer.

@@ -5,14 +5,15 @@
 //! Source: Rajbhandari et al., "`ZeRO`: memory optimizations toward training trillion parameter models", SC 2020, stage 1.
 
 use super::{ParameterAgreement, Replica, ShardStep, StepTotals, Strategy};
-use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::TrainError;
+use crate::train::bucket_ranges::BucketSizes;
 use crate::train::buckets::Buckets;
 use crate::train::clipping;
+use crate::train::compression_plan::CompressionPlan;
 use crate::train::gradient_work::GradientWork;
 use crate::train::model::LossSums;
-use crate::train::runtime::{Runtime, Values};
+use crate::train::runtime::{Runtime, SumTarget, Values};
 
 /// The strategy `allreduce` with `--shard-optimizer`, on several ranks.
 pub(crate) struct ShardedOptimizer {
@@ -21,9 +22,8 @@ pub(crate) struct ShardedOptimizer {
 }
 
 impl ShardedOptimizer {
-    pub(crate) fn new(step: ShardStep, compression: Compression) -> Self {
-        let buckets = Buckets::with_own_chunks(step.bucket_elements(), compression);
-        Self { step, buckets }
+    pub(crate) fn new(step: ShardStep, plan: &CompressionPlan, sizes: BucketSizes) -> Self {
+        Self { step, buckets: Buckets::new(plan, sizes, SumTarget::OwnChunk) }
     }
 }
 
@@ -49,7 +49,7 @@ impl Strategy for ShardedOptimizer {
         let Self { step, buckets } = self;
         let Replica { parameters, gradients, optimizer } = replica;
         buckets.flush(runtime, gradients)?;
-        let pending = runtime.start_sum_of_totals(own_totals.to_array_with_save_flags().to_vec())?;
+        let pending = runtime.start_sum_of_totals(own_totals.to_array().to_vec())?;
         step.begin(optimizer);
         if let Some(norm_max) = optimizer.clip_norm {
             buckets.wait_and_write_sums(gradients)?;
@@ -69,16 +69,27 @@ impl Strategy for ShardedOptimizer {
                 }
                 step.update(chunk, parameters, sums, optimizer);
             }
-        } else {
+        } else if buckets.are_single_chunks() {
             buckets.wait_for_all_buckets(gradients, |chunk, sums| {
                 step.update(chunk, parameters, sums, optimizer);
             })?;
+        } else {
+            // The parts of a chunk arrive in several sums.
+            buckets.wait_and_write_sums(gradients)?;
+            for (chunk, _) in step.chunks() {
+                let sums = &mut gradients[chunk.clone()];
+                step.update(chunk, parameters, sums, optimizer);
+            }
         }
         step.finish(runtime, replica)?;
-        Ok(Some(StepTotals::from_totals_with_save_flags(&pending.wait()?)))
+        Ok(Some(StepTotals::from_totals(&pending.wait()?)))
     }
 
     fn bucket_bytes(&self) -> Option<usize> {
-        self.step.has_several_buckets().then(|| self.buckets.elements_per_bucket() * size_of::<f32>())
+        self.buckets.bytes()
+    }
+
+    fn compressed_sums(&mut self) -> Option<&mut Buckets> {
+        Some(&mut self.buckets)
     }
 }

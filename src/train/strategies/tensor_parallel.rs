@@ -13,7 +13,6 @@ use ndarray::{Array2, s};
 
 use super::divided_step::{self, PassInputs};
 use super::{ParameterAgreement, Replica, StepTotals, Strategy, to_row_indices};
-use crate::codec::Compression;
 use crate::group::Error;
 use crate::train::TrainError;
 use crate::train::evaluation_work::EvaluationWork;
@@ -74,7 +73,7 @@ impl TensorParallel {
             segment.stage.forward(&inputs.parameters[segment.parameters.clone()], workspace, rows, mode)?;
             let mut output = workspace.output_mut(rows);
             let output = output.as_slice_mut().expect("the first rows of an array are contiguous");
-            runtime.combine(Values::Vector(output, Compression::None))?;
+            runtime.combine(Values::Vector(output))?;
         }
         Ok(())
     }
@@ -125,7 +124,7 @@ impl TensorParallel {
             if let Some(next) = later_workspaces.first_mut() {
                 let mut delta = next.input_delta_mut(rows);
                 let values = delta.as_slice_mut().expect("the first rows of an array are contiguous");
-                runtime.combine(Values::Vector(values, Compression::None))?;
+                runtime.combine(Values::Vector(values))?;
                 let mut output_delta = workspace.output_delta_mut(rows);
                 output_delta.assign(&delta);
                 let values = output_delta.as_slice_mut().expect("the first rows of an array are contiguous");

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use super::Trainer;
 use crate::group::{Error, Group};
 use crate::train::checkpoint::{CheckpointWriter, TrainingState};
+use crate::train::compression_memory::{CompressionMemory, MemoryNeeds};
 use crate::train::early_stopping::BestParameters;
+use crate::train::partition::ModelPartition;
 use crate::train::progress::Observer;
 use crate::train::rank_checks::check_all_succeeded;
 use crate::train::report::EpochRecord;
@@ -72,14 +74,24 @@ impl Trainer<'_> {
         }
     }
 
+    /// Returns whether all ranks take part in a save, because they hold parts of the state, or what they have not sent.
+    fn saves_together(&mut self) -> bool {
+        !self.partition.has_whole_state() || self.memory_needs().any()
+    }
+
+    /// Returns what the ranks remember of compressed sums.
+    fn memory_needs(&mut self) -> MemoryNeeds {
+        self.strategy.compressed_sums().map_or(MemoryNeeds::default(), |sums| sums.memory_needs())
+    }
+
     /// Returns whether this rank asks the other ranks to save a checkpoint within the epoch. The trainer calls this function
-    /// before each step. Only rank 0 asks, and only if the other ranks take part in a save: because they hold parts of the
-    /// state, or because their parameters differ until an average.
+    /// before each step. Only rank 0 asks, and only if the other ranks take part in a save, or if their parameters differ
+    /// until an average.
     pub(super) fn requests_save(&mut self, observer: &mut dyn Observer) -> bool {
         match self.strategy.parameter_agreement() {
             ParameterAgreement::EveryStep => {
                 let next = self.state.position.steps_total + 1;
-                !self.partition.has_whole_state() && self.can_save_now(next, observer)
+                self.saves_together() && self.can_save_now(next, observer)
             }
             // Each rank counts the steps itself, so that the steps with a save do not depend on the time of a message.
             ParameterAgreement::OnRequest => {
@@ -98,28 +110,22 @@ impl Trainer<'_> {
         group: &mut Group,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
-        if !self.partition.has_whole_state() {
-            if std::mem::take(&mut self.is_save_due) && !self.stopped {
-                let collected = self.collect_state(group)?;
-                let is_finite =
-                    |state: &TrainingState| state.parameters.iter().all(|value| value.is_finite());
-                if let Some(state) = collected.filter(is_finite) {
-                    show_checkpoint_line(observer, self.begin_save(Some(&state), false));
-                }
+        let together = self.saves_together();
+        let is_due = match self.strategy.parameter_agreement() {
+            ParameterAgreement::EveryStep if together => std::mem::take(&mut self.is_save_due),
+            ParameterAgreement::EveryStep => self.can_save_now(self.state.position.steps_total, observer),
+            ParameterAgreement::OnRequest => {
+                self.strategy.has_equal_parameters() && std::mem::take(&mut self.is_save_due)
             }
+        };
+        if !is_due || self.stopped {
             return Ok(());
         }
-        let begins = match self.strategy.parameter_agreement() {
-            ParameterAgreement::EveryStep => self.can_save_now(self.state.position.steps_total, observer),
-            ParameterAgreement::OnRequest if self.is_save_due && self.strategy.has_equal_parameters() => {
-                self.is_save_due = false;
-                self.can_begin_write(observer)
-            }
-            ParameterAgreement::OnRequest => false,
-        };
+        let collected = self.collect_state(group)?;
         // If a parameter is not finite, do not save: a later check ends the run with an error.
-        if begins && !self.stopped && self.state.parameters.iter().all(|value| value.is_finite()) {
-            show_checkpoint_line(observer, self.begin_save(None, false));
+        let parameters = &collected.as_ref().unwrap_or(&self.state).parameters;
+        if parameters.iter().all(|value| value.is_finite()) && self.can_begin_write(observer) {
+            show_checkpoint_line(observer, self.begin_save(collected.as_ref(), false));
         }
         Ok(())
     }
@@ -215,17 +221,25 @@ impl Trainer<'_> {
         }
     }
 
-    /// Gathers the parts of the model and of the optimizer's state, if the ranks hold parts and save checkpoints. Returns
+    /// Gathers the parts of the state on rank 0, if the ranks take part in a save and save checkpoints. Returns
     /// the whole state on rank 0, and `None` in all other cases. All ranks must call this function.
-    fn collect_state(&self, group: &mut Group) -> Result<Option<TrainingState>, Error> {
-        let partition = &self.partition;
-        if partition.has_whole_state() || self.config.checkpoint.is_none() {
+    fn collect_state(&mut self, group: &mut Group) -> Result<Option<TrainingState>, Error> {
+        if !self.saves_together() || self.config.checkpoint.is_none() {
             return Ok(None);
         }
+        let compression = self.collect_compression_memory(group)?;
+        let partition = &self.partition;
         let parameters = partition.gather_on_rank_0(group, &self.state.parameters)?;
-        let shards = partition.optimizer_partition();
-        let optimizer = self.optimizer.state.iter().map(|vector| shards.gather_on_rank_0(group, vector));
-        let optimizer: Option<Vec<_>> = optimizer.collect::<Result<Vec<_>, _>>()?.into_iter().collect();
+        let mut gather_all = |partition: &ModelPartition, vectors: Vec<&Vec<f32>>| {
+            let gathered = vectors.into_iter().map(|vector| partition.gather_on_rank_0(group, vector));
+            gathered
+                .collect::<Result<Vec<_>, Error>>()
+                .map(|gathered| gathered.into_iter().flatten().collect())
+        };
+        let optimizer: Vec<Vec<f32>> =
+            gather_all(partition.optimizer_partition(), self.optimizer.state.iter().collect())?;
+        let strategy = self.strategy.state().into_iter().map(|vector| &*vector).collect();
+        let strategy = gather_all(partition, strategy)?;
         let best = match &self.state.best {
             Some(best) => {
                 let parameters = partition.gather_on_rank_0(group, &best.parameters)?;
@@ -233,17 +247,36 @@ impl Trainer<'_> {
             }
             None => None,
         };
-        let (Some(parameters), Some(optimizer)) = (parameters, optimizer) else { return Ok(None) };
-        Ok(Some(TrainingState {
+        Ok(parameters.map(|parameters| TrainingState {
             position: self.state.position,
             learning_rate: self.state.learning_rate,
             parameters,
             optimizer,
             best,
-            strategy: Vec::new(),
+            strategy,
+            compression,
             done_ahead: Vec::new(),
             history: self.state.history.clone(),
         }))
+    }
+
+    /// Returns what all ranks remember of compressed sums, on rank 0. All ranks must call this function.
+    fn collect_compression_memory(&mut self, group: &mut Group) -> Result<CompressionMemory, Error> {
+        let needs = self.memory_needs();
+        let Some(own) = self.strategy.compressed_sums().filter(|_| needs.any()).map(|sums| sums.memory())
+        else {
+            return Ok(CompressionMemory::default());
+        };
+        let mut all = CompressionMemory { calls: own.calls, ..CompressionMemory::default() };
+        for residual in &own.residuals {
+            for replica in self.partition.place().replicas.ranks() {
+                all.residuals.extend(self.partition.gather_replica_on_rank_0(group, residual, replica)?);
+            }
+        }
+        if needs.factors {
+            all.factors = self.partition.gather_on_rank_0(group, &own.factors)?.unwrap_or_default();
+        }
+        Ok(all)
     }
 
     /// Moves the parameters of the model out of this trainer. If each rank holds only a part of the model, returns the

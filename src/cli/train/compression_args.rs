@@ -1,0 +1,54 @@
+//! The options of `ringtrain` for compressing gradients.
+
+use clap::Args;
+
+use crate::codec::Compression;
+use crate::train::{COMPRESSION_MIN_DEFAULT, CompressionRules};
+
+/// How ranks send gradients and changes of parameters to other hosts.
+#[derive(Args, Debug)]
+pub(super) struct CompressionArgs {
+    /// How ranks encode gradients and changes of parameters for other hosts: none, fp16, bf16, fp8-e4m3, fp8-e5m2, int8,
+    /// int8-stochastic, int4, int4-stochastic, qsgd:BITS, onebit, signsgd, topk:FRACTION, randomk:FRACTION or
+    /// powersgd:RANK. Ranks of one host exchange exact values
+    #[arg(long, value_name = "CODEC", default_value = "none", help_heading = "Training")]
+    compression: String,
+
+    /// Do not compress the tensors whose names match PATTERN: a glob such as 'layers.*.weight', or a part of the name.
+    /// `ringtrain inspect` prints the names of the tensors of a model. The option may be given several times
+    #[arg(long, value_name = "PATTERN", help_heading = "Training")]
+    compression_exclude: Vec<String>,
+
+    /// Encode the tensors whose names match PATTERN with CODEC, as in layers.0.=int8. The option may be given several times.
+    /// The first pattern that matches counts, but first those of --compression-exclude
+    #[arg(long, value_name = "PATTERN=CODEC", help_heading = "Training")]
+    compression_tensor: Vec<String>,
+
+    /// Do not compress tensors with fewer elements, unless --compression-tensor names them. Tensors of one dimension, such as
+    /// biases, also stay exact. 0 compresses all tensors
+    #[arg(long, value_name = "ELEMENTS", default_value_t = COMPRESSION_MIN_DEFAULT, help_heading = "Training")]
+    compression_min: usize,
+}
+
+impl CompressionArgs {
+    /// Checks the options.
+    ///
+    /// # Errors
+    ///
+    /// Returns a sentence that says which option is wrong and what to do.
+    pub(super) fn to_compression_and_rules(&self) -> Result<(Compression, CompressionRules), String> {
+        let compression =
+            self.compression.parse::<Compression>().map_err(|why| format!("--compression {why}"))?;
+        let excluded =
+            self.compression_exclude.iter().map(|pattern| Ok((pattern.clone(), Compression::None)));
+        let named = self.compression_tensor.iter().map(|text| {
+            let (pattern, codec) = text.rsplit_once('=').ok_or_else(|| {
+                format!("--compression-tensor {text}: it must be PATTERN=CODEC, such as layers.0.=int8")
+            })?;
+            let codec = codec.parse().map_err(|why| format!("--compression-tensor {text}: {why}"))?;
+            Ok((pattern.to_owned(), codec))
+        });
+        let tensors = excluded.chain(named).collect::<Result<Vec<_>, String>>()?;
+        Ok((compression, CompressionRules { tensors, elements_min: self.compression_min }))
+    }
+}

@@ -1,0 +1,92 @@
+//! The buckets in which ranks reduce gradients, as ranges of the vector of gradients.
+
+use std::ops::Range;
+
+use super::batches::range_of_rank;
+use crate::types::{Rank, WorldSize};
+
+/// The largest default size of a bucket in bytes: see `docs/results/training-and-python.md`.
+pub const BUCKET_BYTES_MAX: usize = 1 << 20;
+/// By default, a model of more bytes has at least 4 buckets, so that the ranks send gradients during the backward pass.
+const SINGLE_BUCKET_BYTES_MAX: usize = 1 << 18;
+/// By default, the first bucket is this number of times smaller than the others, so that it leaves early.
+const FIRST_BUCKET_DIVISOR: usize = 4;
+
+/// The numbers of elements of the buckets of a model.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct BucketSizes {
+    /// The number of elements of the first bucket.
+    pub(crate) first: usize,
+    /// The number of elements of each other bucket. The last one may be shorter.
+    pub(crate) others: usize,
+}
+
+impl BucketSizes {
+    /// Returns sizes of `bytes` bytes for a model of `parameter_count` parameters. `None` chooses sizes.
+    pub(crate) fn new(bytes: Option<usize>, parameter_count: usize) -> Self {
+        let model_bytes = size_of::<f32>().saturating_mul(parameter_count);
+        let elements = |bytes: usize| (bytes / size_of::<f32>()).max(1);
+        match bytes {
+            Some(bytes) => Self { first: elements(bytes), others: elements(bytes) },
+            None if model_bytes <= SINGLE_BUCKET_BYTES_MAX => Self::whole(parameter_count),
+            None => {
+                let others = elements(model_bytes.div_ceil(4).min(BUCKET_BYTES_MAX));
+                Self { first: others / FIRST_BUCKET_DIVISOR, others }
+            }
+        }
+    }
+
+    /// Returns the size of a single bucket.
+    pub(crate) fn whole(parameter_count: usize) -> Self {
+        Self { first: parameter_count.max(1), others: parameter_count.max(1) }
+    }
+
+    /// Rounds the sizes up to multiples of `count`.
+    pub(crate) fn round_up_to_multiples(self, count: usize) -> Self {
+        let round = |elements: usize| elements.checked_next_multiple_of(count).unwrap_or(usize::MAX);
+        Self { first: round(self.first), others: round(self.others) }
+    }
+
+    /// Divides `count` parameters into buckets, and returns the ranges of the buckets. Starts with the last parameters, whose
+    /// gradients the backward pass computes first.
+    pub(crate) fn ranges(self, count: usize) -> impl Iterator<Item = Range<usize>> {
+        let before = |end: usize, elements: usize| (end > 0).then(|| end.saturating_sub(elements)..end);
+        std::iter::successors(before(count, self.first), move |bucket| before(bucket.start, self.others))
+    }
+}
+
+/// Returns the part of a bucket that belongs to `rank` in a reduce-scatter and an all-gather: see
+/// [`Group::chunk`](crate::Group::chunk).
+pub(crate) fn chunk_of_bucket(bucket: &Range<usize>, (rank, size): (Rank, WorldSize)) -> Range<usize> {
+    let chunk = range_of_rank(bucket.len(), rank, size);
+    bucket.start + chunk.start..bucket.start + chunk.end
+}
+
+/// Returns the intersection of two ranges. If the intersection is empty, returns an empty range within `second`.
+pub(crate) fn overlap(first: &Range<usize>, second: &Range<usize>) -> Range<usize> {
+    let start = first.start.clamp(second.start, second.end);
+    start..first.end.clamp(start, second.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn larger_models_have_several_buckets_of_which_the_first_is_small() {
+        for (parameters, first_bytes, bytes, count) in [
+            (0, 4, 4, 0),
+            (10, 40, 40, 1),
+            (1 << 16, 1 << 18, 1 << 18, 1),
+            // `mlp:256,128` with 784 inputs and 10 outputs: 0.9 MB.
+            (235_146, 58_784, 235_144, 5),
+            (25 << 18, 1 << 18, 1 << 20, 26),
+        ] {
+            let sizes = BucketSizes::new(None, parameters);
+            let ranges: Vec<Range<usize>> = sizes.ranges(parameters).collect();
+            let found = (sizes.first * 4, sizes.others * 4, ranges.len());
+            assert_eq!(found, (first_bytes, bytes, count), "{parameters}");
+            assert_eq!(ranges.iter().map(Range::len).sum::<usize>(), parameters);
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The tensors of checkpoints that hold what ranks remember of compressed sums.
+
+use crate::train::compression_memory::CompressionMemory;
+
+/// The name of the tensor that holds [`CompressionMemory::factors`].
+const FACTORS_TENSOR: &str = "compression.factors";
+
+/// Returns the name of the tensor that holds what a rank has not sent.
+fn residual_tensor(rank: u32) -> String {
+    format!("compression.residual.{rank}")
+}
+
+/// Returns the names and the values of the tensors of `memory`.
+pub(super) fn compression_tensors(memory: &CompressionMemory) -> impl Iterator<Item = (String, &Vec<f32>)> {
+    let residuals = memory.residuals.iter().zip(0..).map(|(values, rank)| (residual_tensor(rank), values));
+    let factors = (!memory.factors.is_empty()).then_some((FACTORS_TENSOR.into(), &memory.factors));
+    residuals.chain(factors)
+}
+
+/// Reads the tensors of [`compression_tensors`]. `names` are the names of all tensors of the checkpoint, and `read` reads one of
+/// them.
+pub(super) fn read_compression_memory<E>(
+    names: &[&str],
+    read: impl Fn(&str) -> Result<Vec<f32>, E>,
+) -> Result<CompressionMemory, E> {
+    let mut memory = CompressionMemory::default();
+    for name in (0..).map(residual_tensor).take_while(|name| names.contains(&name.as_str())) {
+        memory.residuals.push(read(&name)?);
+    }
+    if names.contains(&FACTORS_TENSOR) {
+        memory.factors = read(FACTORS_TENSOR)?;
+    }
+    Ok(memory)
+}

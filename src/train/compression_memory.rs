@@ -1,0 +1,31 @@
+//! What ranks remember of compressed sums. Checkpoints contain this memory.
+
+/// What ranks remember from one sum to the next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct MemoryNeeds {
+    /// What each rank has not sent.
+    pub(crate) residuals: bool,
+    /// The matrices Q of `PowerSGD`.
+    pub(crate) factors: bool,
+    /// The number of sums, from which codecs draw random numbers.
+    pub(crate) calls: bool,
+}
+
+impl MemoryNeeds {
+    /// Returns whether ranks remember anything.
+    pub(crate) fn any(self) -> bool {
+        self.residuals || self.factors || self.calls
+    }
+}
+
+/// What a rank, or each of several ranks, remembers of compressed sums.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct CompressionMemory {
+    /// For each rank, what it has not sent, with an element for each parameter.
+    pub(crate) residuals: Vec<Vec<f32>>,
+    /// The matrices Q of `PowerSGD`, which are the same on all ranks, each at the start of the range of its matrix. Empty without
+    /// `PowerSGD`.
+    pub(crate) factors: Vec<f32>,
+    /// The number of sums.
+    pub(crate) calls: u64,
+}

@@ -1,0 +1,261 @@
+//! Sums a range of the gradients, or of the changes of the parameters, over all ranks, each tensor with its own compression.
+//!
+//! The tensors with the same compression form a lane. The values of a lane travel together in one all-reduce, so that small exact
+//! tensors cost one message and not many. With [`SumTarget::OwnChunk`], a rank gets only the sums of its chunk of the range, by
+//! a reduce-scatter. If the range has several lanes, the reduce-scatter of a compressed lane has zeros in place of the other
+//! lanes, so that all lanes have the same chunks; exact lanes are then all-reduced.
+
+use std::ops::Range;
+
+use super::bucket_ranges::{chunk_of_bucket, overlap};
+use super::compression_memory::CompressionMemory;
+use super::compression_plan::CompressionPlan;
+use super::low_rank::LowRankSum;
+use super::random::SplitMix;
+use super::runtime::{PendingSum, Runtime, SumBuffer, SumTarget};
+use crate::codec::Compression;
+use crate::group::{Compressor, CompressorState, Error};
+
+/// Sums of the same range of a vector, again and again.
+pub(crate) struct RangeSum {
+    range: Range<usize>,
+    lanes: Vec<Lane>,
+    low_rank: LowRankSum,
+    /// The number of sums that were started.
+    calls: u64,
+}
+
+/// The elements of a range that have the same compression.
+struct Lane {
+    /// The ranges of the elements in the vector.
+    pieces: Vec<Range<usize>>,
+    layout: LaneLayout,
+    compressor: Compressor,
+    pending: Option<PendingSum>,
+    free_buffer: Option<SumBuffer>,
+    /// Memory for [`LaneLayout::Padded`].
+    padded: Vec<f32>,
+    /// The elements of the vector whose sums this rank gets in a padded lane.
+    own: Range<usize>,
+}
+
+/// The vector that a lane reduces.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LaneLayout {
+    /// All pieces, one after the other. Every rank gets all sums.
+    Packed,
+    /// The whole range, with zeros between the pieces. Each rank gets the sums of its chunk.
+    Padded,
+}
+
+impl RangeSum {
+    /// Prepares sums of `range` of the vector of parameters that `plan` describes. A matrix of `PowerSGD` belongs to the range in
+    /// which it starts, and is summed there as a whole. `number` is different for each range.
+    pub(crate) fn new(
+        plan: &CompressionPlan,
+        range: Range<usize>,
+        (target, number): (SumTarget, u64),
+    ) -> Self {
+        let mut low_rank = LowRankSum::new(plan.seed ^ number);
+        let mut lanes: Vec<(Compression, Vec<Range<usize>>)> = Vec::new();
+        for tensor in &plan.tensors {
+            if let Compression::PowerSgd(rank) = tensor.compression {
+                if range.contains(&tensor.range.start) {
+                    low_rank.add_matrix(tensor.range.clone(), tensor.matrix, rank);
+                }
+                continue;
+            }
+            let piece = overlap(&tensor.range, &range);
+            if piece.is_empty() {
+                continue;
+            }
+            match lanes.iter_mut().find(|(compression, _)| *compression == tensor.compression) {
+                None => lanes.push((tensor.compression, vec![piece])),
+                Some((_, pieces)) => match pieces.last_mut() {
+                    Some(last) if last.end == piece.start => last.end = piece.end,
+                    _ => pieces.push(piece),
+                },
+            }
+        }
+        let is_whole = lanes.len() == 1 && lanes[0].1 == [range.clone()];
+        let make_lane = |(index, (compression, pieces)): (usize, (Compression, Vec<Range<usize>>))| {
+            let is_padded = target == SumTarget::OwnChunk && (is_whole || compression != Compression::None);
+            // A lane has the same number on all ranks, so that codecs draw the same random numbers.
+            let seed = SplitMix::new(plan.seed, (number << 8) + index as u64).next_word();
+            Lane {
+                pieces,
+                layout: if is_padded { LaneLayout::Padded } else { LaneLayout::Packed },
+                compressor: Compressor::new(compression).with_seed(seed),
+                pending: None,
+                free_buffer: None,
+                padded: Vec::new(),
+                own: 0..0,
+            }
+        };
+        let lanes = lanes.into_iter().enumerate().map(make_lane).collect();
+        Self { range, lanes, low_rank, calls: 0 }
+    }
+
+    /// Returns the range. All gradients from its start on must be final when a sum starts.
+    pub(crate) fn range(&self) -> &Range<usize> {
+        &self.range
+    }
+
+    /// Returns whether the range is summed by a single reduce-scatter, so that the only result is the rank's chunk.
+    pub(crate) fn is_single_chunk(&self) -> bool {
+        self.low_rank.is_empty() && matches!(self.lanes.as_slice(), [lane] if lane.is_whole(&self.range))
+    }
+
+    /// Returns whether all elements travel exactly.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.low_rank.is_empty() && self.lanes.iter().all(|lane| lane.compression() == Compression::None)
+    }
+
+    /// Starts to sum the range of `vector`. The previous sum must be finished.
+    pub(crate) fn start(&mut self, runtime: &mut dyn Runtime, vector: &[f32]) -> Result<(), Error> {
+        for lane in &mut self.lanes {
+            lane.start(runtime, vector, &self.range)?;
+        }
+        self.calls += 1;
+        if self.low_rank.is_empty() { Ok(()) } else { self.low_rank.start(runtime, vector, self.calls) }
+    }
+
+    /// Starts the second step of sums of two steps. All ranks must call this function in the same order.
+    pub(crate) fn advance(&mut self, runtime: &mut dyn Runtime) -> Result<(), Error> {
+        if self.low_rank.is_empty() { Ok(()) } else { self.low_rank.advance(runtime) }
+    }
+
+    /// Waits for the sums. Calls `on_summed` with each part of the range and its sums; with [`SumTarget::OwnChunk`], at least
+    /// with the rank's chunk. May write to `vector`.
+    pub(crate) fn wait(
+        &mut self,
+        vector: &mut [f32],
+        mut on_summed: impl FnMut(Range<usize>, &mut [f32]),
+    ) -> Result<(), Error> {
+        for lane in &mut self.lanes {
+            lane.wait(&mut on_summed)?;
+        }
+        if self.low_rank.is_empty() { Ok(()) } else { self.low_rank.finish(vector, on_summed) }
+    }
+
+    /// Waits for the sums and writes them to `vector`.
+    pub(crate) fn wait_and_write(&mut self, vector: &mut [f32]) -> Result<(), Error> {
+        for lane in &mut self.lanes {
+            lane.wait(&mut |range, sums: &mut [f32]| vector[range].copy_from_slice(sums))?;
+        }
+        if self.low_rank.is_empty() { Ok(()) } else { self.low_rank.finish(vector, |_, _| ()) }
+    }
+
+    /// Copies the memory of these sums to the memory of a rank. No sum may be in progress.
+    pub(crate) fn copy_memory_to(&self, memory: &mut CompressionMemory) {
+        memory.calls = self.calls;
+        for residual in &mut memory.residuals {
+            for lane in self.lanes.iter().filter(|lane| lane.compression().needs_error_feedback()) {
+                let saved = lane.compressor.state().residual;
+                for (piece, at) in lane.places(&self.range).into_iter().filter(|_| !saved.is_empty()) {
+                    residual[piece.clone()].copy_from_slice(&saved[at..at + piece.len()]);
+                }
+            }
+            self.low_rank.copy_residuals_to(residual);
+        }
+        self.low_rank.copy_factors_to(&mut memory.factors);
+    }
+
+    /// Replaces the memory of these sums by the memory of a rank.
+    pub(crate) fn set_memory(&mut self, memory: &CompressionMemory) {
+        self.calls = memory.calls;
+        for lane in self.lanes.iter().filter(|lane| lane.compression() != Compression::None) {
+            let mut state = CompressorState { residual: Vec::new(), calls: memory.calls };
+            if let (Some(saved), true) = (memory.residuals.first(), lane.compression().needs_error_feedback())
+            {
+                state.residual = vec![0.0; lane.vector_len(&self.range)];
+                for (piece, at) in lane.places(&self.range) {
+                    state.residual[at..at + piece.len()].copy_from_slice(&saved[piece]);
+                }
+            }
+            lane.compressor.set_state(state);
+        }
+        self.low_rank.set_memory(memory.residuals.first(), &memory.factors);
+    }
+}
+
+impl Lane {
+    fn compression(&self) -> Compression {
+        self.compressor.compression()
+    }
+
+    fn is_whole(&self, range: &Range<usize>) -> bool {
+        matches!(self.pieces.as_slice(), [piece] if piece == range)
+    }
+
+    /// Returns the pieces, and where each piece starts in the vector that the lane reduces.
+    fn places(&self, range: &Range<usize>) -> Vec<(Range<usize>, usize)> {
+        let mut end = 0;
+        let place = |piece: &Range<usize>| {
+            let start = if self.layout == LaneLayout::Padded { piece.start - range.start } else { end };
+            end += piece.len();
+            (piece.clone(), start)
+        };
+        self.pieces.iter().map(place).collect()
+    }
+
+    /// Returns the number of elements of the vector that the lane reduces.
+    fn vector_len(&self, range: &Range<usize>) -> usize {
+        match self.layout {
+            LaneLayout::Padded => range.len(),
+            LaneLayout::Packed => self.pieces.iter().map(Range::len).sum(),
+        }
+    }
+
+    fn start(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        vector: &[f32],
+        range: &Range<usize>,
+    ) -> Result<(), Error> {
+        let reuse = self.free_buffer.take();
+        self.own = chunk_of_bucket(range, runtime.rank_and_size());
+        self.pending = Some(match self.layout {
+            LaneLayout::Packed => {
+                let parts: Vec<&[f32]> = self.pieces.iter().map(|piece| &vector[piece.clone()]).collect();
+                runtime.start_sum(&parts, (SumTarget::Everything, &self.compressor), reuse)?
+            }
+            LaneLayout::Padded if self.is_whole(range) => {
+                let parts = [&vector[range.clone()]];
+                runtime.start_sum(&parts, (SumTarget::OwnChunk, &self.compressor), reuse)?
+            }
+            LaneLayout::Padded => {
+                self.padded.resize(range.len(), 0.0);
+                for piece in &self.pieces {
+                    let place = piece.start - range.start..piece.end - range.start;
+                    self.padded[place].copy_from_slice(&vector[piece.clone()]);
+                }
+                runtime.start_sum(&[&self.padded], (SumTarget::OwnChunk, &self.compressor), reuse)?
+            }
+        });
+        Ok(())
+    }
+
+    /// Waits for the sums, and calls `on_summed` for each piece.
+    fn wait(&mut self, on_summed: &mut impl FnMut(Range<usize>, &mut [f32])) -> Result<(), Error> {
+        let Some(pending) = self.pending.take() else { return Ok(()) };
+        let (own, pieces, layout) = (&self.own, &self.pieces, self.layout);
+        let buffer = pending.wait(|sums| match layout {
+            LaneLayout::Packed => {
+                let mut rest = sums;
+                for piece in pieces {
+                    let (start, end) = rest.split_at_mut(piece.len());
+                    on_summed(piece.clone(), start);
+                    rest = end;
+                }
+            }
+            LaneLayout::Padded => {
+                for piece in pieces.iter().map(|piece| overlap(piece, own)) {
+                    on_summed(piece.clone(), &mut sums[piece.start - own.start..piece.end - own.start]);
+                }
+            }
+        })?;
+        self.free_buffer = Some(buffer);
+        Ok(())
+    }
+}
