@@ -2,6 +2,7 @@
 
 use glob::Pattern;
 
+use super::strategies::StrategySpec;
 use crate::codec::Compression;
 
 /// The default of [`CompressionRules::elements_min`]. Smaller tensors are a small part of a model, but errors in biases and
@@ -28,8 +29,82 @@ impl Default for CompressionRules {
 }
 
 impl CompressionRules {
-    /// Returns an error if a pattern is not valid. The sentence says what to do.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    /// Returns the compressions of the rules, and `default`, the compression of all other tensors.
+    pub(crate) fn codecs(&self, default: Compression) -> impl Iterator<Item = Compression> {
+        self.tensors.iter().map(|(_, codec)| *codec).chain([default])
+    }
+
+    /// Returns the largest number of vectors, as long as the parameters, that a checkpoint has because of compression on `ranks`
+    /// ranks.
+    pub(crate) fn saved_vectors(
+        &self,
+        default: Compression,
+        (strategy, ranks): (StrategySpec, usize),
+    ) -> usize {
+        let with_feedback = self.codecs(default).any(Compression::needs_error_feedback);
+        let with_factors = self.codecs(default).any(|codec| matches!(codec, Compression::PowerSgd(_)));
+        // Workers do not save what they have not pushed.
+        let ranks = if strategy.uses_parameter_server() { 0 } else { ranks };
+        ranks * usize::from(with_feedback) + usize::from(with_factors)
+    }
+
+    /// Checks that the compressions fit the strategy.
+    ///
+    /// # Errors
+    ///
+    /// Returns a sentence that says which options do not fit together and what to do.
+    pub(crate) fn check_options(&self, default: Compression, strategy: StrategySpec) -> Result<(), String> {
+        self.check_patterns()?;
+        if self.codecs(default).all(|codec| codec == Compression::None) {
+            return match self.tensors.first() {
+                Some((pattern, _)) => Err(format!(
+                    "--compression-exclude {pattern} needs --compression, which says how the other tensors are sent"
+                )),
+                None => Ok(()),
+            };
+        }
+        if self.codecs(default).any(|codec| codec == Compression::Auto) {
+            return Err("--compression auto is not available yet; name a codec".into());
+        }
+        match strategy {
+            StrategySpec::Gossip { .. } => Err(format!(
+                "--compression {default} does not apply to --strategy {strategy}, which sends f32; leave out --compression"
+            )),
+            StrategySpec::PsSync | StrategySpec::PsAsync { .. } => self.check_with_servers(default, strategy),
+            StrategySpec::LocalSgd { .. }
+            | StrategySpec::DiLoCo { .. }
+            | StrategySpec::ModelAverage { .. }
+                if self.codecs(default).any(|codec| codec == Compression::SignSgd) =>
+            {
+                Err(format!(
+                    "--compression signsgd is for gradients, but with --strategy {strategy} the ranks average changes of parameters, \
+                     and the votes say nothing about their size; pass --compression onebit"
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A server encodes whole shards, also biases, so the codec must be exact enough for biases.
+    fn check_with_servers(&self, default: Compression, strategy: StrategySpec) -> Result<(), String> {
+        use Compression::{Bf16, Fp8, Fp16, Int8};
+        if !matches!(default, Fp16 | Bf16 | Fp8(_) | Int8(_)) {
+            return Err(format!(
+                "--compression {default} does not apply to --strategy {strategy}; pass bf16, fp16, fp8-e4m3, fp8-e5m2, int8 or \
+                 int8-stochastic"
+            ));
+        }
+        if !self.tensors.is_empty() {
+            return Err(format!(
+                "--compression-exclude and --compression-tensor do not apply to --strategy {strategy}, which compresses all \
+                 gradients; leave them out"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Returns an error if a pattern is not valid.
+    fn check_patterns(&self) -> Result<(), String> {
         for (pattern, _) in &self.tensors {
             if pattern.is_empty() {
                 return Err("the pattern of --compression-exclude or --compression-tensor is empty; pass a part of the name of a \

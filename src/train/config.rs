@@ -218,7 +218,7 @@ impl Config {
         self.check_checkpoint_options()?;
         divided_model_options::check_divided_model_options(self)?;
         stream_options::check_stream_options(self)?;
-        self.check_compression_options()?;
+        self.compression_rules.check_options(self.compression, self.strategy)?;
         self.check_reproducible_options()?;
         if self.model.as_ref().is_some_and(ModelSpec::has_batch_norm) {
             batch_norm_options::check_batch_norm_options(self)?;
@@ -279,55 +279,7 @@ impl Config {
 
     /// Returns whether the ranks compress any tensor.
     pub(crate) fn compresses(&self) -> bool {
-        self.codecs().any(|codec| codec != Compression::None)
-    }
-
-    /// Returns `--compression`, and the compressions of its rules.
-    fn codecs(&self) -> impl Iterator<Item = Compression> {
-        self.compression_rules.tensors.iter().map(|(_, codec)| *codec).chain([self.compression])
-    }
-
-    /// Returns the largest number of vectors, as long as the parameters, that a checkpoint has because of compression on `ranks`
-    /// ranks.
-    pub(crate) fn compression_vectors(&self, ranks: usize) -> usize {
-        let with_feedback = self.codecs().any(Compression::needs_error_feedback);
-        let with_factors = self.codecs().any(|codec| matches!(codec, Compression::PowerSgd(_)));
-        ranks * usize::from(with_feedback) + usize::from(with_factors)
-    }
-
-    fn check_compression_options(&self) -> Result<(), String> {
-        self.compression_rules.check()?;
-        if !self.compresses() {
-            return match self.compression_rules.tensors.first() {
-                Some((pattern, _)) => Err(format!(
-                    "--compression-exclude {pattern} needs --compression, which says how the other tensors are sent"
-                )),
-                None => Ok(()),
-            };
-        }
-        let sends_f32 =
-            matches!(self.strategy, StrategySpec::Gossip { .. }) || self.strategy.uses_parameter_server();
-        if sends_f32 {
-            return Err(format!(
-                "--compression {} does not apply to --strategy {}, which sends f32",
-                self.compression, self.strategy
-            ));
-        }
-        if matches!(self.compression, Compression::Auto) {
-            return Err("--compression auto is not available yet; name a codec".into());
-        }
-        let averages = matches!(
-            self.strategy,
-            StrategySpec::LocalSgd { .. } | StrategySpec::DiLoCo { .. } | StrategySpec::ModelAverage { .. }
-        );
-        if averages && self.codecs().any(|codec| codec == Compression::SignSgd) {
-            return Err(format!(
-                "--compression signsgd is for gradients, but with --strategy {} the ranks average changes of parameters, and the \
-                 votes say nothing about their size; pass --compression onebit",
-                self.strategy
-            ));
-        }
-        Ok(())
+        self.compression_rules.codecs(self.compression).any(|codec| codec != Compression::None)
     }
 
     fn check_checkpoint_options(&self) -> Result<(), String> {

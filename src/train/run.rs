@@ -397,7 +397,8 @@ fn check_files_and_load_state(
     }
     let Some(target) = &config.checkpoint else { return Ok(None) };
     let mut identity = setup.identity(config);
-    identity.compression_vectors = config.compression_vectors(compressing_ranks);
+    let ranks = (config.strategy, compressing_ranks);
+    identity.compression_vectors = config.compression_rules.saved_vectors(config.compression, ranks);
     let found = match target.existing {
         ExistingCheckpoint::Resume => {
             checkpoint::load_checkpoint(&target.directory, &setup.network, &identity)?

@@ -448,7 +448,7 @@ pub(super) mod tests {
     fn options_of_the_parameter_server_need_a_strategy_that_uses_them() {
         for (line, expected) in [
             ("--strategy ps-async:x", "not a number"),
-            ("--strategy ps-async --compression bf16", "sends f32"),
+            ("--strategy ps-async --compression topk", "ps-async; pass bf16, fp16"),
             ("--strategy ps-sync --clip-norm 1 --servers 2", "pass --servers 1"),
             ("--strategy ps-async --scale-lr", "each update uses one batch"),
             ("--strategy ps-sync --staleness-aware", "for --strategy ps-async"),

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::encoding::{MessageCodecs, PushEncoder};
 use super::error::{ParameterServerError, RefusalReason};
 use super::links::ShardLayout;
 use super::message::{
@@ -9,6 +10,7 @@ use super::message::{
     receive_header, receive_words, send_with_payload, send_words,
 };
 use super::shard::PushOutcome;
+use crate::codec::Compression;
 use crate::group::Messenger;
 use crate::train::peer_link::{LinkFailure, MessageChannel, PeerLink};
 use crate::train::text_words::decode_text;
@@ -29,6 +31,8 @@ struct ServerLink {
     version: u64,
     /// Whether the reply to the current push contains parameters.
     wants_parameters: bool,
+    /// Encodes gradients. `None` if the client sends and receives `f32`.
+    encoder: Option<PushEncoder>,
     /// The request that this client sends next, or the reply that it received last.
     buffer: Vec<u32>,
 }
@@ -51,11 +55,25 @@ impl ServerClient {
                 link,
                 version: 0,
                 wants_parameters: false,
+                encoder: None,
                 buffer: vec![0; HEADER_WORDS + payload_words_max(range.len())],
                 range,
             }
         };
         Self { links: links.into_iter().map(server_link).collect(), is_synchronous }
+    }
+
+    /// Makes the worker `rank` push encoded gradients, and receive encoded parameters, if `compression` is not none.
+    pub(crate) fn compressed(mut self, compression: Compression, rank: Rank) -> Self {
+        for server in &mut self.links {
+            let len = server.range.len();
+            if let Some(codecs) = MessageCodecs::new(compression) {
+                let words = codecs.push_words(len).max(payload_words_max(len));
+                server.buffer.resize(HEADER_WORDS + words, 0);
+                server.encoder = Some(PushEncoder::new(codecs, len, rank.get()));
+            }
+        }
+        self
     }
 
     /// Receives the current parameters from each server to which this rank is connected. Parameters of other servers
@@ -270,6 +288,12 @@ impl ServerLink {
         wants_parameters: bool,
     ) -> Result<(), ParameterServerError> {
         self.wants_parameters = wants_parameters;
+        if let Some(encoder) = &mut self.encoder {
+            let words = encoder.codecs.push_words(self.range.len());
+            let payload = &mut self.buffer[HEADER_WORDS..HEADER_WORDS + words];
+            encoder.encode(&gradient[self.range.clone()], payload);
+            return self.send_request(RequestKind::Push, note, words);
+        }
         self.encode_header(RequestKind::Push, note, 0);
         let payload = bytemuck::cast_slice(&gradient[self.range.clone()]);
         let sent = send_with_payload(&self.link, &mut self.buffer, payload, MessageChannel::Request);
@@ -328,7 +352,8 @@ impl ServerLink {
 
     fn encode_header(&mut self, kind: RequestKind, note: StrategyNote, ranges: usize) {
         let (version, wants_parameters) = (self.version, self.wants_parameters);
-        let header = RequestHeader { kind, ranges: ranges as u32, wants_parameters, version, note };
+        let (ranges, is_encoded) = (ranges as u32, self.encoder.is_some());
+        let header = RequestHeader { kind, ranges, wants_parameters, is_encoded, version, note };
         header.encode(&mut self.buffer);
     }
 
@@ -391,6 +416,19 @@ impl ServerLink {
 
     /// Receives a reply, and its parameters into `target` unless the status is [`ReplyStatus::Waiting`].
     fn receive_reply_into(&mut self, target: &mut [u32]) -> Result<ReplyHeader, ParameterServerError> {
+        if let Some(encoder) = self.encoder.take() {
+            let reply = self.receive_reply();
+            let parameters = bytemuck::cast_slice_mut(target);
+            let decoded = reply.map(|(header, payload)| {
+                let is_complete = header.status != ReplyStatus::Waiting;
+                (header, if is_complete { encoder.codecs.decode_pull(payload, parameters) } else { Ok(()) })
+            });
+            self.encoder = Some(encoder);
+            return match decoded? {
+                (header, Ok(())) => Ok(header),
+                (_, Err(_)) => Err(wrong_length_error(self.link.peer)),
+            };
+        }
         let received = receive_header(&self.link, &mut self.buffer, MessageChannel::Reply);
         let (count, is_long) = received.map_err(|failure| self.server_lost_error(&failure))?;
         let (header, payload) = self.decode_reply(count)?;

@@ -134,6 +134,9 @@ pub(super) struct RequestHeader {
     pub(super) ranges: u32,
     /// Whether the reply to a push contains the new parameters.
     pub(super) wants_parameters: bool,
+    /// Whether the gradient in the payload is encoded, and the parameters in the reply too: see
+    /// [`MessageCodecs`](super::MessageCodecs).
+    pub(super) is_encoded: bool,
     /// The version of the parameters with which the client computed its gradient.
     pub(super) version: u64,
     pub(super) note: StrategyNote,
@@ -177,8 +180,8 @@ pub(super) struct ReplyHeader {
 impl RequestHeader {
     /// Writes the header to the first words of `words`.
     pub(super) fn encode(&self, words: &mut [u32]) {
-        let &Self { kind, ranges, wants_parameters, version, note } = self;
-        let extra = u64::from(wants_parameters);
+        let &Self { kind, ranges, wants_parameters, is_encoded, version, note } = self;
+        let extra = u64::from(wants_parameters) | u64::from(is_encoded) << 1;
         HeaderFields { code: kind as u32, count: ranges, version, note, extra }.encode(words);
     }
 
@@ -187,7 +190,8 @@ impl RequestHeader {
     pub(super) fn decode(words: &[u32]) -> Option<(Self, &[u32])> {
         let (HeaderFields { code, count, version, note, extra }, payload) = HeaderFields::decode(words)?;
         let kind = RequestKind::ALL.into_iter().find(|&kind| kind as u32 == code)?;
-        Some((Self { kind, ranges: count, wants_parameters: extra != 0, version, note }, payload))
+        let (wants_parameters, is_encoded) = (extra & 1 != 0, extra & 2 != 0);
+        Some((Self { kind, ranges: count, wants_parameters, is_encoded, version, note }, payload))
     }
 }
 
@@ -220,7 +224,7 @@ struct HeaderFields {
     count: u32,
     version: u64,
     note: StrategyNote,
-    /// In a request, 1 if the client wants parameters, and 0 if not. In a reply, the staleness.
+    /// In a request, 1 if the client wants parameters, plus 2 if the values are encoded. In a reply, the staleness.
     extra: u64,
 }
 
@@ -251,7 +255,9 @@ mod tests {
     fn decoded_headers_equal_the_encoded_headers() {
         for kind in RequestKind::ALL {
             let (wants_parameters, note) = (kind == RequestKind::Push, [1, 2 << 40, 3, 4, 5, 6, 7]);
-            let header = RequestHeader { kind, ranges: 7, wants_parameters, version: u64::MAX - 1, note };
+            let is_encoded = kind == RequestKind::Pull;
+            let version = u64::MAX - 1;
+            let header = RequestHeader { kind, ranges: 7, wants_parameters, is_encoded, version, note };
             let mut words = [u32::MAX; HEADER_WORDS + 2];
             header.encode(&mut words);
             assert_eq!(RequestHeader::decode(&words), Some((header, &[u32::MAX; 2][..])));

@@ -10,6 +10,7 @@
 
 mod api;
 mod client;
+mod encoding;
 mod error;
 mod links;
 mod message;
@@ -19,6 +20,7 @@ mod shard;
 
 pub use api::ParameterServer;
 pub(crate) use client::ServerClient;
+pub(crate) use encoding::MessageCodecs;
 pub use error::{ParameterServerError, RefusalReason};
 pub(crate) use links::{Links, ShardLayout, connect_clients_to_servers};
 pub(crate) use message::StrategyNote;

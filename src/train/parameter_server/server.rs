@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::encoding::MessageCodecs;
 use super::error::RefusalReason;
 use super::message::{
     HEADER_WORDS, REFUSAL_TEXT_WORDS_MAX, ReplyHeader, ReplyStatus, RequestHeader, RequestKind, StrategyNote,
@@ -84,6 +85,8 @@ pub(crate) struct ShardServer<'a> {
     changed: Condvar,
     update_mode: UpdateMode,
     handler: Arc<dyn RequestHandler + 'a>,
+    /// The codecs of the clients that send encoded gradients.
+    codecs: Option<MessageCodecs>,
 }
 
 struct ServerState<'a> {
@@ -104,7 +107,12 @@ impl<'a> ShardServer<'a> {
         handler: Arc<dyn RequestHandler + 'a>,
     ) -> Self {
         let state = ServerState { shard, gradients: Vec::new(), failure: None, lost_client: None };
-        Self { state: Mutex::new(state), changed: Condvar::new(), update_mode, handler }
+        Self { state: Mutex::new(state), changed: Condvar::new(), update_mode, handler, codecs: None }
+    }
+
+    /// Lets clients send encoded gradients.
+    pub(crate) fn with_codecs(self, codecs: Option<MessageCodecs>) -> Self {
+        Self { codecs, ..self }
     }
 
     /// Calls `use_shard` with the shard locked.
@@ -137,8 +145,9 @@ impl<'a> ShardServer<'a> {
 
     fn serve_until_end(&self, client: usize, link: &PeerLink) -> LinkOutcome {
         let len = self.lock().shard.parameters.len();
-        let mut request = vec![0_u32; HEADER_WORDS + payload_words_max(len)];
-        let mut reply = Vec::new();
+        let encoded_words = self.codecs.as_ref().map_or(0, |codecs| codecs.push_words(len));
+        let mut request = vec![0_u32; HEADER_WORDS + payload_words_max(len).max(encoded_words)];
+        let (mut reply, mut gradients) = (Vec::new(), Vec::new());
         loop {
             let received = match receive_words(link, &mut request, MessageChannel::Request) {
                 Ok(count) => count,
@@ -147,7 +156,17 @@ impl<'a> ShardServer<'a> {
             let Some((header, _)) = RequestHeader::decode(&request[..received]) else {
                 return abort_link(link, "the request is too short or of an unknown kind");
             };
-            let payload = &mut request[HEADER_WORDS..received];
+            let mut payload = &mut request[HEADER_WORDS..received];
+            if header.is_encoded && header.kind == RequestKind::Push {
+                gradients.resize(len, 0);
+                let decoded = self.codecs.as_ref().map(|codecs| {
+                    codecs.decode_push(payload, bytemuck::cast_slice_mut(&mut gradients)).is_ok()
+                });
+                if decoded != Some(true) {
+                    return abort_link(link, "the encoded gradient is invalid");
+                }
+                payload = &mut gradients;
+            }
             if let Err(problem) = self.answer(client, header, payload, &mut reply) {
                 return abort_link(link, &problem);
             }
@@ -214,6 +233,7 @@ impl<'a> ShardServer<'a> {
         let version = state.shard.version();
         let refusal = state.refusal(header.kind, status);
         drop(state);
+        self.encode_parameters(&header, reply);
         let (mut text_bytes, mut refusal_note) = (0, StrategyNote::default());
         if let Some((reason, message)) = refusal {
             status = ReplyStatus::Refused;
@@ -230,6 +250,18 @@ impl<'a> ShardServer<'a> {
         };
         ReplyHeader { status, text_bytes, version, staleness, note }.encode(reply);
         Ok(())
+    }
+
+    /// Encodes the parameters in a reply, if the client wants that.
+    fn encode_parameters(&self, header: &RequestHeader, reply: &mut Vec<u32>) {
+        let has_parameters =
+            matches!(header.kind, RequestKind::Pull | RequestKind::Push | RequestKind::Await)
+                && reply.len() > HEADER_WORDS;
+        if let (Some(codecs), true, true) = (&self.codecs, header.is_encoded, has_parameters) {
+            let words = codecs.encode_pull(bytemuck::cast_slice(&reply[HEADER_WORDS..]));
+            reply.truncate(HEADER_WORDS);
+            reply.extend(words);
+        }
     }
 
     /// Applies the gradients of some ranges of the shard. Returns the status of the reply and the staleness of the

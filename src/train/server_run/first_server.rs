@@ -11,7 +11,7 @@ use crate::group::{Group, Statistics};
 use crate::train::TrainError;
 use crate::train::checkpoint::{CheckpointSettings, TrainingState};
 use crate::train::parameter_server::{
-    Links, ParameterServerError, ServerClient, ShardServer, StalenessCounts,
+    Links, MessageCodecs, ParameterServerError, ServerClient, ShardServer, StalenessCounts,
 };
 use crate::train::partition::ModelPartition;
 use crate::train::peer_link::PeerLink;
@@ -51,6 +51,7 @@ pub(super) fn run_first_server(
         Arc::new(BatchCoordinator::new(&start, clients, other_server_count, context.is_synchronous));
     let handler = Arc::clone(&coordinator);
     let server = ShardServer::new(create_shard(context, Rank::ZERO, &state), context.update_mode, handler);
+    let server = server.with_codecs(MessageCodecs::new(context.compression));
     let mut first_server = FirstServer {
         context,
         server: &server,

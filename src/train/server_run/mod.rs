@@ -28,14 +28,15 @@ use super::checkpoint::TrainingState;
 use super::config::Config;
 use super::optimizer::Optimizer;
 use super::parameter_server::{
-    LinkOutcome, Links, ParameterServerError, RefusalReason, RequestHandler, ServerClient, Shard,
-    ShardLayout, ShardServer, StalenessRule, UpdateMode, connect_clients_to_servers,
+    LinkOutcome, Links, MessageCodecs, ParameterServerError, RefusalReason, RequestHandler, ServerClient,
+    Shard, ShardLayout, ShardServer, StalenessRule, UpdateMode, connect_clients_to_servers,
 };
 use super::progress::Observer;
 use super::run::Summary;
 use super::setup::Setup;
 use super::strategies::StrategySpec;
 use super::summary_words::{REPORT_WORDS_MAX, decode_summary};
+use crate::codec::Compression;
 use crate::group::Group;
 use crate::types::{Rank, WorldSize};
 
@@ -51,6 +52,8 @@ pub(super) struct RunContext<'a> {
     pub(super) layout: ShardLayout,
     pub(super) update_mode: UpdateMode,
     pub(super) is_synchronous: bool,
+    /// How workers encode gradients. None if all ranks share memory.
+    pub(super) compression: Compression,
     pub(super) size: WorldSize,
     /// The longest time that a rank waits for a reply, or for another rank to end.
     pub(super) timeout: Duration,
@@ -105,6 +108,7 @@ pub(super) fn train_with_servers(
         stop,
         update_mode,
         is_synchronous: matches!(update_mode, UpdateMode::Synchronous { .. }),
+        compression: if group.shares_memory() { Compression::None } else { config.compression },
         size: group.size(),
         timeout: group.timeout(),
         started,
@@ -120,7 +124,8 @@ pub(super) fn train_with_servers(
         let first_worker = context.layout.workers().next().map_or(0, Rank::get);
         let place =
             WorkerPlace { index: rank.get() - first_worker, workers: context.size.get() - first_worker };
-        let mut client = ServerClient::new(links.servers, &context.layout, context.is_synchronous);
+        let client = ServerClient::new(links.servers, &context.layout, context.is_synchronous);
+        let mut client = client.compressed(context.compression, rank);
         let mut parameters = state.parameters;
         match worker::run_worker(&context, &place, &mut client, &mut parameters) {
             Ok(totals) => {
@@ -153,7 +158,8 @@ fn run_other_server(
         UpdateMode::Asynchronous(rule) => UpdateMode::Asynchronous(StalenessRule { max: u64::MAX, ..rule }),
         synchronous @ UpdateMode::Synchronous { .. } => synchronous,
     };
-    let server = ShardServer::new(shard, update_mode, handler);
+    let codecs = MessageCodecs::new(context.compression);
+    let server = ShardServer::new(shard, update_mode, handler).with_codecs(codecs);
     let mut client = ServerClient::new(links.servers, &context.layout, context.is_synchronous);
     std::thread::scope(|scope| {
         for (client, link) in links.clients.iter().enumerate() {
