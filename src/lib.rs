@@ -80,9 +80,9 @@ pub use {candle_core, candle_nn};
 pub use codec::Compression;
 pub use group::objects::OBJECT_BYTES_MAX;
 pub use group::{
-    Buffer, Compressor, CompressorState, Error, ForeignBuffer, Group, Handle, Input, JoinMethod, JoinOptions,
-    Messenger, OwnedBuffer, Profile, Received, SendMode, SendOptions, SharedBuffer, Source, Spent,
-    Statistics, Status, verbs, wait_all, wait_any,
+    AutoReport, Buffer, Compressor, CompressorState, Error, ForeignBuffer, Group, Handle, Input, JoinMethod,
+    JoinOptions, Messenger, OwnedBuffer, Profile, Received, SendMode, SendOptions, SharedBuffer, Source,
+    Spent, Statistics, Status, verbs, wait_all, wait_any,
 };
 pub use named::{NamedError, NamedHandle, NamedOptions, NamedStatistics, NamedTensors, Stall};
 pub use rendezvous::StartError;

@@ -38,7 +38,7 @@ use crate::types::Fp8Format;
 /// encoding of chunks ([`Compression::PowerSgd`] and [`Compression::Auto`]).
 pub fn codec(compression: Compression) -> Option<Box<dyn Codec>> {
     Some(match compression {
-        Compression::None | Compression::PowerSgd(_) | Compression::Auto => return None,
+        Compression::None | Compression::PowerSgd(_) | Compression::Auto(_) => return None,
         Compression::Fp16 => boxed(HalfFloats::<f16>::new()),
         Compression::Bf16 => boxed(HalfFloats::<bf16>::new()),
         Compression::Fp8(Fp8Format::E4M3) => boxed(BlockCodec(Fp8::<E4M3>::new())),

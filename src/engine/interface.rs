@@ -95,8 +95,8 @@ pub enum OperationKey {
 }
 
 impl OperationKey {
-    /// Returns the number of a block of a collective of several stages. The number contains the number of the collective in its group,
-    /// so that blocks of two ranks have the same number only if the ranks have made as many calls.
+    /// Returns the number of a block of a collective of several stages. The number contains the number of the collective in its
+    /// group, so that blocks of two ranks have the same number only if the ranks have made as many calls.
     pub fn block_number(call: u64, block: usize) -> u64 {
         call * BLOCKS_MAX as u64 + block as u64
     }

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::auto_compression::CallTimer;
+use super::compressor::Compressor;
 use super::handle::Handle;
 use super::parts::layout_digest;
 use super::selection::AlgorithmSelection;
 use super::{Error, Group, OwnedBuffer};
-use crate::codec::{self, Codec, Compression};
+use crate::codec::{self, Compression};
 use crate::engine::{OperationRequest, SendMode};
 use crate::reduce::{self, Kernels};
-use crate::runtime::compressor::Compressor;
 use crate::runtime::driver::{OperationOutput, Submission};
 use crate::runtime::encoding::Encoding;
 use crate::runtime::link_driver::BufferAndReduction;
@@ -31,9 +32,11 @@ pub struct Call {
     kernels: Option<Kernels>,
     /// Whether the whole collective runs in shared memory.
     uses_shared_memory: bool,
-    /// For compressed `f32`: the compressor and its codec, and the encoding after [`Group::begin_encoding`].
-    compressor: Option<(Compressor, Arc<dyn Codec>)>,
+    /// For compressed `f32`: the compressor until [`Group::begin_encoding`], and then the encoding.
+    compressor: Option<Compressor>,
     encoding: Option<Encoding>,
+    /// Measures the time of a call whose compressor chooses the codec.
+    timer: Option<CallTimer>,
     /// Whether the reduction must be applied in rank order, because it may not commute.
     in_rank_order: bool,
     world: WorldSize,
@@ -61,12 +64,17 @@ impl Call {
         if compression == Compression::None {
             return Ok(());
         }
-        let codec = codec::codec(compression).ok_or_else(|| {
+        let is_automatic = matches!(compression, Compression::Auto(_));
+        if is_automatic && compressor.auto().is_none() {
+            let text = "auto compares the codecs over several calls, so pass a Compressor that all calls with this buffer share";
+            return Err(Error::Compression(text.into()));
+        }
+        if matches!(compression, Compression::PowerSgd(_)) {
             let text = "is for the gradients of a model, not for a single buffer; use it in `ringtrain --compression` or in a \
                         communication hook of `ringtrain.torch.hooks`";
-            Error::Compression(format!("{compression} {text}"))
-        })?;
-        let contract = &mut self.request.contract;
+            return Err(Error::Compression(format!("{compression} {text}")));
+        }
+        let contract = &self.request.contract;
         let sums = matches!(contract.reduction, Some(ReduceOp::Sum | ReduceOp::Average));
         if !sums && !matches!(compression, Compression::Fp16 | Compression::Bf16) {
             let op = contract.reduction.map_or_else(String::new, |op| op.to_string());
@@ -78,12 +86,20 @@ impl Call {
             let text = "has even parts; leave out the counts or the compression";
             return Err(Error::Compression(format!("a compressed {} {text}", contract.operation)));
         }
+        self.compressor = Some(compressor.clone());
+        Ok(())
+    }
+
+    /// Sets the codec of a compressed call.
+    fn set_codec(&mut self, compression: Compression) {
+        if compression == Compression::None {
+            return;
+        }
+        let contract = &mut self.request.contract;
         contract.layout = COMPRESSED_LAYOUT | compression.to_code();
         if !self.uses_shared_memory && contract.algorithm != Algorithm::Hierarchy {
             contract.algorithm = Algorithm::Direct;
         }
-        self.compressor = Some((compressor.clone(), codec.into()));
-        Ok(())
     }
 
     /// Sets a reduction with a function of the caller.
@@ -124,9 +140,17 @@ impl Group {
         let mut request = self.new_request::<T>(spec.operation(), spec.count(), site);
         request.contract.root = spec.root();
         let uses_shared_memory = self.shares_memory && spec.has_known_part_lengths();
-        let (kernels, compressor, encoding, in_rank_order) = (None, None, None, false);
-        let world = self.world;
-        Call { spec, request, kernels, uses_shared_memory, compressor, encoding, in_rank_order, world }
+        Call {
+            spec,
+            request,
+            kernels: None,
+            uses_shared_memory,
+            compressor: None,
+            encoding: None,
+            timer: None,
+            in_rank_order: false,
+            world: self.world,
+        }
     }
 
     /// Returns the arguments with which the engine begins an operation on `count` elements of type `T`.
@@ -176,7 +200,11 @@ impl Group {
         }
         self.hand_over_rounds(call);
         let Some(job) = &self.job else { return Ok(()) };
-        job.driver.run(call.request, bytes, |memory| self.submission(call, memory)).map(|_| ())
+        job.driver.run(call.request, bytes, |memory| self.submission(call, memory))?;
+        if let Some(timer) = call.timer.take() {
+            timer.stop(job.driver.now());
+        }
+        Ok(())
     }
 
     /// Begins a collective that works on `buffer` in place. The handle returns the buffer.
@@ -193,7 +221,13 @@ impl Group {
         let Some(job) = self.job.clone() else { return Ok(Handle::ready(Ok(buffer))) };
         self.hand_over_rounds(&mut call);
         let id = job.driver.submit(call.request, self.submission(&mut call, Memory::owned(buffer)))?;
-        let make_result = |output: OperationOutput| output.memory.into_owned().ok_or(Error::Taken);
+        let timer = call.timer.take();
+        let make_result = |output: OperationOutput| {
+            if let Some(timer) = timer {
+                timer.stop(output.ended);
+            }
+            output.memory.into_owned().ok_or(Error::Taken)
+        };
         Ok(Handle::pending(job, id, make_result))
     }
 
@@ -239,20 +273,29 @@ impl Group {
         Submission::Collective(blocks, buffer_and_reduction, call.encoding.take())
     }
 
-    /// Adds the errors of the last call to the elements of a compressed call. If the ranks will send elements over links, prepares
-    /// their encoding.
+    /// Begins a call with a compressor: chooses the codec, and adds the errors of the last call to the elements. If the ranks will
+    /// send elements over links, prepares their encoding.
     fn begin_encoding(&mut self, call: &mut Call, elements: &mut [f32]) -> Result<(), Error> {
-        let Some((compressor, codec)) = &call.compressor else { return Ok(()) };
-        let compressor_call = compressor.begin_call(elements, self.compressed_calls)?;
+        let Some(compressor) = call.compressor.take() else { return Ok(()) };
+        let compression = match compressor.auto() {
+            Some(choice) => {
+                let (compression, timer) = self.choose_codec(choice, elements, call.request.site)?;
+                call.timer = timer;
+                compression
+            }
+            None => compressor.compression(),
+        };
+        let compressor_call = compressor.begin_call(compression, elements, self.compressed_calls)?;
         self.compressed_calls += 1;
+        call.set_codec(compression);
         if self.world != WorldSize::ONE
             && !call.uses_shared_memory
-            && let Some(kernels) = call.kernels.clone()
+            && let (Some(kernels), Some(codec)) = (call.kernels.clone(), codec::codec(compression))
         {
             call.request.group |= HOSTS_GROUP_BIT;
             let is_average = call.request.contract.reduction == Some(ReduceOp::Average);
             call.encoding = Some(Encoding {
-                codec: Arc::clone(codec),
+                codec: codec.into(),
                 call: Arc::new(compressor_call),
                 kernels,
                 divisor: if is_average { self.world.get() } else { 1 },

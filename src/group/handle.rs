@@ -1,6 +1,6 @@
 //! Handles of asynchronous operations.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::Error;
@@ -27,12 +27,21 @@ enum HandleState<R> {
     Taken,
 }
 
+/// An asynchronous operation like that of a [`Handle`]. It does not keep the job alive.
+pub(super) struct WeakHandle<R> {
+    job: Weak<SharedJob>,
+    /// The rest of the handle. `None` after [`WeakHandle::upgrade`].
+    rest: Option<(OpId, MakeResult<R>)>,
+}
+
 /// An active operation of a job, and the function that makes the result from its output.
 struct Pending<R> {
     job: Arc<SharedJob>,
     id: OpId,
-    make_result: Box<dyn FnOnce(OperationOutput) -> Result<R, Error> + Send>,
+    make_result: MakeResult<R>,
 }
+
+type MakeResult<R> = Box<dyn FnOnce(OperationOutput) -> Result<R, Error> + Send>;
 
 impl<R> Handle<R> {
     /// Returns a handle whose operation has already ended.
@@ -47,6 +56,16 @@ impl<R> Handle<R> {
         make_result: impl FnOnce(OperationOutput) -> Result<R, Error> + Send + 'static,
     ) -> Self {
         Self(HandleState::Pending(Pending { job, id, make_result: Box::new(make_result) }))
+    }
+
+    /// Returns a handle that does not keep the job alive. Returns `None` if the result is ready.
+    pub(super) fn downgrade(mut self) -> Option<WeakHandle<R>> {
+        match std::mem::replace(&mut self.0, HandleState::Taken) {
+            HandleState::Pending(Pending { job, id, make_result }) => {
+                Some(WeakHandle { job: Arc::downgrade(&job), rest: Some((id, make_result)) })
+            }
+            HandleState::Ready(_) | HandleState::Taken => None,
+        }
     }
 
     /// Applies `then` to the result when the operation is waited for. If `then` fails, waiting returns its error.
@@ -108,6 +127,23 @@ impl<R> Handle<R> {
     pub fn wait_timeout(self, timeout: Duration) -> Result<Result<R, Error>, Self> {
         let has_ended = wait_any(std::slice::from_ref(&self), Some(timeout)).is_some();
         if has_ended { Ok(self.wait()) } else { Err(self) }
+    }
+}
+
+impl<R> WeakHandle<R> {
+    /// Returns the handle; `None` if the job has been dropped.
+    pub(super) fn upgrade(mut self) -> Option<Handle<R>> {
+        let job = self.job.upgrade()?;
+        let (id, make_result) = self.rest.take()?;
+        Some(Handle(HandleState::Pending(Pending { job, id, make_result })))
+    }
+}
+
+impl<R> Drop for WeakHandle<R> {
+    fn drop(&mut self) {
+        if let (Some((id, _)), Some(job)) = (&self.rest, self.job.upgrade()) {
+            job.driver.discard_result(*id);
+        }
     }
 }
 

@@ -12,9 +12,12 @@
 //! ```
 
 mod alloc;
+mod auto_choice;
+mod auto_compression;
 mod call;
 mod collective;
 mod collectives;
+mod compressor;
 mod foreign;
 mod handle;
 mod isolated;
@@ -39,14 +42,16 @@ pub mod verbs;
 pub use crate::engine::SendMode;
 pub use crate::rendezvous::Checksums;
 pub use crate::runtime::buffer::{Buffer, Input, OwnedBuffer};
-pub use crate::runtime::compressor::{Compressor, CompressorState};
 pub use crate::runtime::driver::Interrupt;
 pub use crate::runtime::error::Error;
+pub use crate::runtime::error_feedback::CompressorState;
 pub use crate::runtime::message_status::Status;
 pub use crate::runtime::profile::{Profile, Spent};
 pub use crate::runtime::statistics::Statistics;
 pub use crate::wire::Cause;
 pub use alloc::SharedBuffer;
+pub use auto_choice::AutoReport;
+pub use compressor::Compressor;
 pub use foreign::ForeignBuffer;
 pub use handle::{Handle, wait_all, wait_any};
 pub use messages::{Messenger, Received, SendOptions, Source};

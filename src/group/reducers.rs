@@ -5,8 +5,8 @@ use std::ops::Mul;
 
 use super::Error;
 use super::call::Call;
+use super::compressor::Compressor;
 use crate::reduce::Kernels;
-use crate::runtime::compressor::Compressor;
 use crate::runtime::deferred_drop::UserValue;
 use crate::types::{Element, ReduceOp};
 

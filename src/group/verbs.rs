@@ -53,10 +53,10 @@
 //! group.call(AllReduce::new(function(|a: &u32, b: &u32| a + b))).run(&mut [1u64]);
 //! ```
 
-use crate::runtime::compressor::Compressor;
 use crate::types::{Rank, ReduceOp};
 
 pub use super::collective::Collective;
+use super::compressor::Compressor;
 pub use super::plan::{InPlace, OutOfPlace};
 pub use super::reducers::{Compressed, Function, Reducer, ScaledSum, function, scaled_sum};
 

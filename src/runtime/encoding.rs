@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::compressor::{CompressorCall, mix};
+use super::error_feedback::{CompressorCall, mix};
 use super::memory::Memory;
 use crate::codec::{Codec, DecodeError, RandomKeys};
 use crate::reduce::Kernels;

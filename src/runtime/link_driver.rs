@@ -55,14 +55,6 @@ pub enum PollOutcome {
     Failed(Failure),
 }
 
-/// The output of an operation that has completed successfully.
-pub struct OperationOutput {
-    /// The buffer of the operation.
-    pub memory: Memory,
-    /// The envelope of the message that a receive has received; `None` for other operations.
-    pub envelope: Option<Envelope>,
-}
-
 /// The buffer and the reduction of an operation.
 pub struct BufferAndReduction {
     /// The whole buffer.
@@ -290,9 +282,9 @@ impl<T: Transport> LinkDriver<T> {
         }
     }
 
-    /// Removes the operation that completed first, and returns its output. Only operations that completed successfully are
-    /// returned.
-    pub fn take_completed(&mut self) -> Option<(OpId, OperationOutput)> {
+    /// Removes the operation that completed first, and returns its buffer, and the envelope if it is a receive. Only operations
+    /// that completed successfully are returned.
+    pub fn take_completed(&mut self) -> Option<(OpId, Memory, Option<Envelope>)> {
         let (operation, envelope) = self.engine.take_completed()?;
         let memory = match self.operations.active.remove(&operation) {
             Some(ActiveOperation { memory, kernels: Some(kernels), gathering: Some(gathering), .. }) => {
@@ -302,7 +294,7 @@ impl<T: Transport> LinkDriver<T> {
             Some(active) => active.memory,
             None => Memory::none(),
         };
-        Some((operation, OperationOutput { memory, envelope }))
+        Some((operation, memory, envelope))
     }
 
     /// Cancels the operation if it is a receive that has not matched a message, and returns true. Otherwise returns false.

@@ -4,11 +4,11 @@
 //! The files of this module import no file that imports them, so each can be read after the files that it imports.
 
 pub(crate) mod buffer;
-pub(crate) mod compressor;
 pub(crate) mod deferred_drop;
 pub(crate) mod driver;
 pub(crate) mod encoding;
 pub(crate) mod error;
+pub(crate) mod error_feedback;
 pub(crate) mod failure_report;
 mod gathering;
 pub(crate) mod host_rounds;

@@ -17,8 +17,8 @@ pub struct Statistics {
     pub bytes_sent: u64,
     /// The bytes that this rank received, with frame headers.
     pub bytes_received: u64,
-    /// The number of `f32` elements that this rank encoded and sent. An element that is sent to several ranks counts once for each
-    /// of them. Without compression, an element takes 4 bytes.
+    /// The number of `f32` elements that this rank encoded and sent. An element that is sent to several ranks counts once for
+    /// each of them. Without compression, an element takes 4 bytes.
     pub encoded_elements: u64,
     /// The bytes of these elements on the wire, without frame headers.
     pub encoded_bytes: u64,

@@ -176,8 +176,8 @@ impl HostLayout {
         ]
     }
 
-    /// Returns the blocks of this rank for an all-reduce in which the carriers encode what they send to other hosts. The peers are
-    /// ranks of the group. `encoded_words` returns the number of words of an encoded chunk.
+    /// Returns the blocks of this rank for an all-reduce in which the carriers encode what they send to other hosts. The peers
+    /// are ranks of the group. `encoded_words` returns the number of words of an encoded chunk.
     pub fn encoded_blocks(
         &self,
         spec: &CollectiveSpec,

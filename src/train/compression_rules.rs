@@ -63,9 +63,6 @@ impl CompressionRules {
                 None => Ok(()),
             };
         }
-        if self.codecs(default).any(|codec| codec == Compression::Auto) {
-            return Err("--compression auto is not available yet; name a codec".into());
-        }
         match strategy {
             StrategySpec::Gossip { .. } => Err(format!(
                 "--compression {default} does not apply to --strategy {strategy}, which sends f32; leave out --compression"

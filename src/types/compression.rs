@@ -34,8 +34,9 @@ pub enum Compression {
     RandomK(Fraction),
     /// `PowerSGD`: the matrices of the gradient are approximated by matrices of this rank.
     PowerSgd(u8),
-    /// Chooses a compression for each buffer by measurement.
-    Auto,
+    /// Chooses the fastest of none, bf16, int8, int4 and onebit for each buffer, by measurement. Uses no codec whose relative error
+    /// is larger than this fraction, and no codec that is slower than none.
+    Auto(Fraction),
 }
 
 /// A format of 8-bit floats.
@@ -83,12 +84,14 @@ impl Fraction {
 
 /// The names that [`Compression::from_str`] accepts, for error messages.
 pub const COMPRESSION_NAMES: &str = "none, fp16, bf16, fp8-e4m3, fp8-e5m2, int8, int8-stochastic, int4, int4-stochastic, \
-     qsgd:BITS, onebit, signsgd, topk:FRACTION, randomk:FRACTION, powersgd:RANK, auto";
+     qsgd:BITS, onebit, signsgd, topk:FRACTION, randomk:FRACTION, powersgd:RANK, auto:ERROR";
 
 /// The bits of QSGD without a parameter.
 const QSGD_BITS: u8 = 4;
 /// The fraction of top-k and random-k without a parameter.
 const DEFAULT_FRACTION: Fraction = Fraction(10_000);
+/// The largest relative error of `auto` without a parameter.
+const AUTO_ERROR: Fraction = Fraction(50_000);
 /// The rank of `PowerSGD` without a parameter.
 const POWER_SGD_RANK: u8 = 4;
 /// The largest rank of `PowerSGD`.
@@ -110,7 +113,7 @@ impl Compression {
             Self::TopK(fraction) => (9, fraction.0),
             Self::RandomK(fraction) => (10, fraction.0),
             Self::PowerSgd(rank) => (11, u32::from(rank)),
-            Self::Auto => (12, 0),
+            Self::Auto(error_max) => (12, error_max.0),
         };
         kind << 24 | parameter
     }
@@ -133,7 +136,7 @@ impl Compression {
             9 => Self::TopK(fraction()?),
             10 => Self::RandomK(fraction()?),
             11 => Self::PowerSgd(u8::try_from(parameter).ok().filter(|&rank| is_power_sgd_rank(rank))?),
-            12 => Self::Auto,
+            12 => Self::Auto(fraction()?),
             _ => return None,
         };
         (compression.to_code() == code).then_some(compression)
@@ -143,9 +146,14 @@ impl Compression {
     /// biased, and coarser than 16-bit floats.
     pub fn needs_error_feedback(self) -> bool {
         match self {
-            Self::None | Self::Fp16 | Self::Bf16 | Self::SignSgd | Self::Qsgd(_) | Self::Auto => false,
+            Self::None | Self::Fp16 | Self::Bf16 | Self::SignSgd | Self::Qsgd(_) => false,
             Self::Int8(rounding) | Self::Int4(rounding) => rounding == Rounding::Nearest,
-            Self::Fp8(_) | Self::OneBit | Self::TopK(_) | Self::RandomK(_) | Self::PowerSgd(_) => true,
+            Self::Fp8(_)
+            | Self::OneBit
+            | Self::TopK(_)
+            | Self::RandomK(_)
+            | Self::PowerSgd(_)
+            | Self::Auto(_) => true,
         }
     }
 
@@ -186,7 +194,8 @@ impl fmt::Display for Compression {
             Self::TopK(fraction) => format!("topk:{fraction}"),
             Self::RandomK(fraction) => format!("randomk:{fraction}"),
             Self::PowerSgd(rank) => format!("powersgd:{rank}"),
-            Self::Auto => "auto".into(),
+            Self::Auto(AUTO_ERROR) => "auto".into(),
+            Self::Auto(error_max) => format!("auto:{error_max}"),
         };
         f.pad(&name)
     }
@@ -200,8 +209,8 @@ impl FromStr for Compression {
             Some((name, parameter)) => (name, Some(parameter)),
             None => (text, None),
         };
-        let fraction = || match parameter {
-            None => Ok(DEFAULT_FRACTION),
+        let fraction = |default| match parameter {
+            None => Ok(default),
             Some(parameter) => parameter.parse().ok().and_then(Fraction::new).ok_or_else(|| {
                 format!("`{text}`: `{parameter}` is not a fraction from 0.000001 to 1, such as 0.01")
             }),
@@ -216,8 +225,9 @@ impl FromStr for Compression {
         };
         let compression = match name {
             "qsgd" => return Ok(Self::Qsgd(number(QSGD_BITS, 2..=8, "a number of bits")?)),
-            "topk" => return Ok(Self::TopK(fraction()?)),
-            "randomk" => return Ok(Self::RandomK(fraction()?)),
+            "topk" => return Ok(Self::TopK(fraction(DEFAULT_FRACTION)?)),
+            "randomk" => return Ok(Self::RandomK(fraction(DEFAULT_FRACTION)?)),
+            "auto" => return Ok(Self::Auto(fraction(AUTO_ERROR)?)),
             "powersgd" => {
                 return Ok(Self::PowerSgd(number(POWER_SGD_RANK, 1..=POWER_SGD_RANK_MAX, "a rank")?));
             }
@@ -232,7 +242,6 @@ impl FromStr for Compression {
             "int4-stochastic" => Self::Int4(Rounding::Stochastic),
             "onebit" => Self::OneBit,
             "signsgd" => Self::SignSgd,
-            "auto" => Self::Auto,
             _ => return Err(format!("`{text}` is not one of {COMPRESSION_NAMES}")),
         };
         match parameter {
@@ -249,7 +258,8 @@ mod tests {
     /// One compression of each kind, with each of its variants.
     fn all() -> Vec<Compression> {
         let names = "none fp16 bf16 fp8-e4m3 fp8-e5m2 int8 int8-stochastic int4 int4-stochastic qsgd:2 qsgd:8 onebit signsgd \
-                     topk:0.000001 topk:1 randomk:0.25 powersgd:1 powersgd:64 auto";
+                     topk:0.000001 topk:1 randomk:0.25 powersgd:1 powersgd:64 auto \
+                     auto:0.3";
         names.split_whitespace().map(|name| name.parse().unwrap()).collect()
     }
 
@@ -261,7 +271,16 @@ mod tests {
         }
         assert_eq!("topk".parse(), Ok(Compression::TopK(Fraction::new(0.01).unwrap())));
         assert_eq!("powersgd".parse::<Compression>().unwrap().to_string(), "powersgd:4");
-        for code in [13 << 24, 1 << 24 | 1, 3 << 24 | 2, 6 << 24 | 9, 9 << 24, 11 << 24 | 65, u32::MAX] {
+        for code in [
+            13 << 24,
+            (1 << 24) + 1,
+            (3 << 24) + 2,
+            (6 << 24) + 9,
+            9 << 24,
+            (11 << 24) + 65,
+            12 << 24,
+            u32::MAX,
+        ] {
             assert_eq!(Compression::from_code(code), None, "{code:x}");
         }
     }
@@ -278,6 +297,7 @@ mod tests {
             ("topk:nan", "`nan` is not a fraction"),
             ("randomk:", "`` is not a fraction"),
             ("qsgd:1", "`1` is not a number of bits from 2 to 8"),
+            ("auto:0", "`0` is not a fraction"),
             ("powersgd:0", "`0` is not a rank from 1 to 64"),
             ("powersgd:-1", "`-1` is not a rank"),
         ] {

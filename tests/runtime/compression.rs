@@ -48,41 +48,43 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 #[test]
 fn all_ranks_get_the_same_bits_and_the_error_is_bounded() {
-    // The first buffer has several blocks. With five ranks, four chunks are empty.
-    for (n, count) in [(2, 300_003), (3, 2), (4, 1000), (5, 1), (8, 20_003)] {
+    // The first buffer has two blocks. With five ranks, four chunks are empty.
+    for (n, count) in [(2, 140_003), (3, 2), (4, 1000), (5, 1), (8, 2003)] {
         for network in NETWORKS {
-            for (compression, bound) in codecs() {
-                let results = network.run(n, move |mut group| {
+            let results = network.run(n, move |mut group| {
+                let own = input(&group, 0, count);
+                let mut result_of = |(compression, _)| {
                     // Both calls are the first call with their compressor, so they draw the same random numbers.
                     let verb = || {
                         AllReduce::new(ReduceOp::Average)
                             .compressed(&Compressor::new(compression).with_seed(7))
                     };
-                    let own = input(&group, 0, count);
+                    let encoded_before = group.statistics().encoded_bytes;
                     let blocking = group.call(verb()).run_from(&own).unwrap();
-                    let asynchronous = group.call(verb()).start(own).unwrap().wait().unwrap();
+                    let asynchronous = group.call(verb()).start(own.clone()).unwrap().wait().unwrap();
                     assert_eq!(bits(&blocking), bits(&asynchronous), "{compression}");
                     let shares_memory = group.transport() == "shm";
-                    let encodes = group.statistics().encoded_bytes > 0;
+                    let encodes = group.statistics().encoded_bytes > encoded_before;
                     assert!(encodes || shares_memory || count < n as usize, "{compression}");
                     blocking
-                });
+                };
+                codecs().map(&mut result_of).collect::<Vec<_>>()
+            });
+            for (index, (compression, bound)) in codecs().enumerate() {
                 let case = format!("{compression}, n={n}, {network:?}, {count} elements");
-                assert!(results.iter().all(|result| bits(result) == bits(&results[0])), "{case}");
-                for (index, &found) in results[0].iter().enumerate() {
-                    let expected = exact_sum(n, 0, index) / f64::from(n);
-                    assert!(
-                        (f64::from(found) - expected).abs() <= f64::from(bound),
-                        "{case}: {index}: {found}"
-                    );
+                let found = &results[0][index];
+                assert!(results.iter().all(|result| bits(&result[index]) == bits(found)), "{case}");
+                for (element, &found) in found.iter().enumerate() {
+                    let error = (f64::from(found) - exact_sum(n, 0, element) / f64::from(n)).abs();
+                    assert!(error <= f64::from(bound), "{case}: {element}: {found}");
                 }
             }
         }
     }
 }
 
-/// What the results lack is in the residuals: in each step, the sum of the results and of all residuals is the sum of the inputs and
-/// of the residuals before.
+/// What the results lack is in the residuals: in each step, the sum of the results and of all residuals is the sum of the inputs
+/// and of the residuals before.
 #[test]
 fn error_feedback_loses_nothing() {
     const STEPS: u32 = 3;
@@ -157,7 +159,7 @@ fn the_state_of_a_compressor_is_saved_and_restored() {
     );
 }
 
-/// In a majority vote, all votes have the same weight, whatever the absolute values are.
+/// In a majority vote, all votes have the same weight, for large and small absolute values.
 #[test]
 fn sign_sgd_gives_the_sign_of_most_ranks() {
     ranks::run(3, |mut group| {
@@ -165,6 +167,53 @@ fn sign_sgd_gives_the_sign_of_most_ranks() {
         let sum = group.call(AllReduce::new(ReduceOp::Sum).compressed(Compression::SignSgd)).run_from(&own);
         assert_eq!(sum.unwrap(), [-1.0, -1.0, 1.0]);
     });
+}
+
+/// All ranks choose the same codec in each call, although they measure different times.
+#[test]
+fn auto_uses_the_same_codec_on_all_ranks_and_keeps_to_the_largest_error() {
+    for network in NETWORKS {
+        let reports = network.run(3, |mut group| {
+            let compressor = Compressor::new("auto:0.05".parse().unwrap());
+            let count = 20_000;
+            let mut codecs = Vec::new();
+            for step in 0..60 {
+                let own = input(&group, step, count);
+                let verb = AllReduce::new(ReduceOp::Average).compressed(&compressor);
+                let found = group.call(verb).start(own).unwrap().wait().unwrap();
+                let report = compressor.report().unwrap();
+                codecs.push((report, bits(&found)));
+            }
+            let elements = group.statistics().encoded_elements;
+            (codecs, elements)
+        });
+        let (first, encoded) = &reports[0];
+        assert!(reports.iter().all(|(calls, _)| calls == first), "the ranks differ");
+        let used =
+            |name: &str| first.iter().filter(|(report, _)| report.compression.to_string() == name).count();
+        assert!(used("none") > 0 && used("bf16") > 0 && used("int8") > 0 && used("int4") == 1, "{network:?}");
+        assert!(*encoded > 0 && used("onebit") == 0, "{network:?}: int4 had too large an error");
+        let (last, _) = first[59];
+        assert!(
+            !last.is_trial && last.relative_error.unwrap() < 0.05 && last.seconds.unwrap() > 0.0,
+            "{last:?}"
+        );
+    }
+    let choices = ranks::run(2, |mut group| {
+        let direct =
+            group.call(AllReduce::new(ReduceOp::Sum).compressed("auto".parse::<Compression>().unwrap()));
+        let refusal = direct.run(&mut [1.0f32]).unwrap_err().to_string();
+        assert!(refusal.contains("pass a Compressor"), "{refusal}");
+        let compressor = Compressor::new("auto".parse().unwrap());
+        group.call(AllReduce::new(ReduceOp::Sum).compressed(&compressor)).run(&mut [1.0f32; 100]).unwrap();
+        (group.transport() == "shm", compressor.report().unwrap())
+    });
+    for (shares_memory, report) in choices {
+        assert!(
+            !shares_memory || (!report.is_trial && report.compression == Compression::None),
+            "{report:?}"
+        );
+    }
 }
 
 /// In shared memory, ranks exchange exact values, although each of them names a codec.

@@ -26,6 +26,30 @@ pub struct CompressionResult {
     pub relative_error: Option<f64>,
 }
 
+/// Returns a random number. Sums of uniform numbers are nearly normal, like gradients.
+fn random_value(random: &mut StdRng) -> f32 {
+    (0..4).map(|_| random.random_range(-1.0f32..1.0)).sum()
+}
+
+/// Returns the contribution of a rank to the timed calls.
+pub(super) fn random_values(count: usize, seed: u64) -> Vec<f32> {
+    let mut random = StdRng::seed_from_u64(seed);
+    (0..count).map(|_| random_value(&mut random)).collect()
+}
+
+/// Returns the codec that a compressor uses now.
+pub(super) fn used_codec(compressor: &Compressor) -> Compression {
+    compressor.report().map_or(compressor.compression(), |report| report.compression)
+}
+
+/// Returns the name of the compression, and the codec that it has chosen.
+pub(super) fn codec_name(compressor: &Compressor) -> String {
+    match compressor.report() {
+        Some(report) => format!("{} chose {}", compressor.compression(), report.compression),
+        None => compressor.compression().to_string(),
+    }
+}
+
 /// Runs the operation of a compressed case once, in place.
 pub(super) fn run_once(
     group: &mut Group,
@@ -50,9 +74,7 @@ pub(super) fn check(
     seed: u64,
 ) -> Result<(u64, f64), Error> {
     let mut random = StdRng::seed_from_u64(seed << 32 | u64::from(group.rank().get()));
-    // Sums of uniform numbers are nearly normal, like gradients.
-    let mut input = || (0..4).map(|_| random.random_range(-1.0f32..1.0)).sum::<f32>();
-    let mut found: Vec<f32> = (0..case.count).map(|_| input()).collect();
+    let mut found: Vec<f32> = (0..case.count).map(|_| random_value(&mut random)).collect();
     let mut exact: Vec<f64> = found.iter().map(|&element| f64::from(element)).collect();
     group.all_reduce(&mut exact, case.reduction.unwrap_or(ReduceOp::Sum))?;
     run_once(group, case, &mut found, &Compressor::new(compression))?;

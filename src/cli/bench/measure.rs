@@ -114,17 +114,17 @@ struct BenchBuffers<T: BenchElement> {
     output: Vec<T>,
     /// The buffer that replaces `input` if `--alloc` was given.
     shared: Option<SharedBuffer<T>>,
-    /// The compressor; `None` without `--compression`.
-    compressor: Option<Compressor>,
+    /// The compressor and the contribution of each call; `None` without `--compression`.
+    compressor: Option<(Compressor, Vec<f32>)>,
 }
 
 impl<T: BenchElement> BenchBuffers<T> {
     /// Allocates buffers of zeros. With other contents, repeated operations could produce subnormal numbers, which
     /// are slow. The kernel maps a page of memory at the first write to the page. `resize` writes the zeros, unlike
-    /// `vec![0; n]`, so all pages are mapped before the measurement.
+    /// `vec![0; n]`, so all pages are mapped before the measurement. Compressed operations get new random values for
+    /// each call.
     fn new(group: &mut Group, case: BenchCase, options: MeasureOptions) -> Result<Self, Error> {
         let MeasureOptions { allocates, compression, .. } = options;
-        let compressor = (compression != Compression::None).then(|| Compressor::new(compression));
         let zeros = |count| {
             let mut zeros = Vec::new();
             zeros.resize(count, T::zeroed());
@@ -132,12 +132,25 @@ impl<T: BenchElement> BenchBuffers<T> {
         };
         let (input, output) =
             (case.input_count(group.size(), group.rank()), case.output_count(group.size(), group.rank()));
+        let compressor = (compression != Compression::None).then(|| {
+            let values = compression::random_values(input, u64::from(group.rank().get()));
+            (Compressor::new(compression), values)
+        });
         if allocates && case.operation == BenchOperation::AllReduce {
             let mut shared = group.alloc(input)?;
             shared.fill(T::zeroed());
             return Ok(Self { input: Vec::new(), output: zeros(output), shared: Some(shared), compressor });
         }
         Ok(Self { input: zeros(input), output: zeros(output), shared: None, compressor })
+    }
+
+    /// Writes the contribution to a compressed call. Returns whether the operation is compressed.
+    fn refill(&mut self) -> bool {
+        let Self { input, shared, compressor, .. } = self;
+        let Some((_, values)) = compressor else { return false };
+        let buffer = shared.as_deref_mut().unwrap_or(input);
+        bytemuck::cast_slice_mut(buffer).copy_from_slice(values);
+        true
     }
 
     /// Returns the buffer that holds the contribution of this rank.
@@ -177,7 +190,17 @@ fn measure_row<T: BenchElement>(
 ) -> Result<BenchRow, Error> {
     let mut buffers = BenchBuffers::<T>::new(group, case, options)?;
     let mut warm_up_times_us = Vec::new();
+    while buffers
+        .compressor
+        .as_ref()
+        .and_then(|(compressor, _)| compressor.report())
+        .is_some_and(|it| it.is_trial)
+    {
+        buffers.refill();
+        run_operation_once(group, case, &mut buffers)?;
+    }
     for _ in 0..options.warm_up {
+        buffers.refill();
         let start = Instant::now();
         run_operation_once(group, case, &mut buffers)?;
         warm_up_times_us.push(start.elapsed().as_secs_f64() * 1e6);
@@ -206,17 +229,19 @@ fn measure_row<T: BenchElement>(
     } else {
         None
     };
-    let mut compressed = buffers.compressor.as_ref().map(|compressor| CompressionResult {
-        codec: compressor.compression().to_string(),
+    let mut compressed = buffers.compressor.as_ref().map(|(compressor, _)| CompressionResult {
+        codec: compression::codec_name(compressor),
         fraction_of_bytes: compression::fraction_of_bytes(group, encoded_before),
         relative_error: None,
     });
+    let compressor = buffers.compressor.as_ref().map(|(compressor, _)| compressor);
+    let used_codec = compressor.map_or(Compression::None, compression::used_codec);
     let wrong = match (options.checks, case.operation) {
         (0, _) => None,
         (checks, _) if let Some(result) = &mut compressed => {
             let mut wrong = 0;
             for seed in 0..checks {
-                let (differing, error) = compression::check(group, case, options.compression, seed.into())?;
+                let (differing, error) = compression::check(group, case, used_codec, seed.into())?;
                 wrong += differing;
                 result.relative_error = Some(result.relative_error.unwrap_or_default().max(error));
             }
@@ -264,6 +289,9 @@ fn time_iterations<T: BenchElement>(
     let start = Instant::now();
     let mut previous_end = start;
     for _ in 0..iterations {
+        if buffers.refill() {
+            previous_end = Instant::now();
+        }
         run_operation_once(group, case, buffers)?;
         let now = Instant::now();
         times_us.push((now - previous_end).as_secs_f64() * 1e6);
@@ -335,7 +363,7 @@ fn run_operation_once<T: BenchElement>(
     buffers: &mut BenchBuffers<T>,
 ) -> Result<(), Error> {
     let BenchBuffers { input, output, shared, compressor } = buffers;
-    if let Some(compressor) = compressor {
+    if let Some((compressor, _)) = compressor {
         let buffer = shared.as_deref_mut().unwrap_or(input);
         return compression::run_once(group, case, bytemuck::cast_slice_mut(buffer), compressor);
     }

@@ -98,7 +98,7 @@ fn compression_problem(args: &BenchArgs) -> Option<&'static str> {
         args.reductions.iter().all(|op| matches!(op, ValueOrAll::One(ReduceOp::Sum | ReduceOp::Average)));
     match args.compression {
         Compression::None => None,
-        Compression::PowerSgd(_) | Compression::Auto => Some("is for the gradients of a model"),
+        Compression::PowerSgd(_) => Some("is for the gradients of a model"),
         _ if !matches!(args.operation, AllReduce | ReduceScatter) => {
             Some("is for all_reduce and reduce_scatter")
         }

@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::encoded::{BlockId, LinkStages};
+use super::link_stages::{BlockId, LinkStages};
 use super::poll_time::PollTime;
-use super::tasks::{RoundsKey, ShmTask, StagedCollective, Submission};
-use crate::engine::{Failure, NOTIFY_TIMEOUT, OpId, OperationRequest, Timestamp};
+use super::tasks::{OperationOutput, RoundsKey, ShmTask, StagedCollective, Submission};
+use crate::engine::{Envelope, Failure, NOTIFY_TIMEOUT, OpId, OperationRequest, Timestamp};
 use crate::runtime::error::Error;
 use crate::runtime::failure_report::FailureReporter;
 use crate::runtime::host_rounds::HostRounds;
-use crate::runtime::link_driver::{LinkDriver, OperationOutput, PollOutcome};
+use crate::runtime::link_driver::{LinkDriver, PollOutcome};
+use crate::runtime::memory::Memory;
 use crate::runtime::statistics::{ShmCounters, Statistics};
 use crate::shm::{RoundsMemory, Segment};
 use crate::transport::local_links::{LinkTransport, SocketTransport};
@@ -146,8 +147,8 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             // Sleeping peers must learn of the new posts before this rank sleeps itself.
             self.link_driver.send_control_frames();
         }
-        while let Some((id, output)) = self.link_driver.take_completed() {
-            self.handle_success(id, now, output);
+        while let Some((id, memory, envelope)) = self.link_driver.take_completed() {
+            self.handle_success(id, now, (memory, envelope));
             is_progress = true;
         }
         let has_encoded = self.poll_encoded(now);
@@ -214,11 +215,15 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     }
 
     /// Handles the success of an operation, or of a stage of a collective.
-    pub(super) fn handle_success(&mut self, id: OpId, now: Timestamp, output: OperationOutput) {
-        let OperationOutput { memory, envelope } = output;
+    pub(super) fn handle_success(
+        &mut self,
+        id: OpId,
+        now: Timestamp,
+        (memory, envelope): (Memory, Option<Envelope>),
+    ) {
         if let Err(memory) = self.handle_stage_success(now, id, memory) {
             self.statistics.operations += 1;
-            self.record_result(id, now, Ok(OperationOutput { memory, envelope }));
+            self.record_result(id, now, Ok(OperationOutput { memory, envelope, ended: now }));
         }
     }
 

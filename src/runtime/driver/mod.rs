@@ -10,6 +10,7 @@ mod core;
 mod core_lock;
 mod direct;
 mod encoded;
+mod link_stages;
 mod poll_time;
 mod primitives;
 mod shared;
@@ -33,7 +34,7 @@ pub(crate) use self::primitives::Primitives;
 pub use self::shared::Interrupt;
 use self::shared::{DriverShared, LocalPeers, LockedCore};
 use self::tasks::SHM_SPIN_TIME;
-pub(crate) use self::tasks::Submission;
+pub(crate) use self::tasks::{OperationOutput, Submission};
 pub(crate) use self::threads::ThreadedDriver;
 #[cfg(test)]
 pub(crate) use self::{
@@ -41,7 +42,6 @@ pub(crate) use self::{
     tasks::RoundsKey,
 };
 use super::error::Error;
-pub(crate) use super::link_driver::OperationOutput;
 use super::memory::{self, BufferAccess, Memory};
 use super::profile::{Meter, mark_background_thread};
 use super::statistics::Statistics;

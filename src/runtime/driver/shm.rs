@@ -9,7 +9,6 @@ use super::tasks::{AwaitedPosts, ShmTask};
 use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
 use crate::reduce::Kernels;
 use crate::runtime::host_rounds::HostRounds;
-use crate::runtime::link_driver::OperationOutput;
 use crate::runtime::memory::Memory;
 use crate::schedule::CollectiveSpec;
 use crate::shm::RoundsMemory;
@@ -99,7 +98,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
                 Ok(Poll::Ready(())) => {
                     engine.end_external(id);
                     if let Some(ShmTask { memory, .. }) = self.shm_tasks.remove(&id) {
-                        self.handle_success(id, now, OperationOutput { memory, envelope: None });
+                        self.handle_success(id, now, (memory, None));
                         has_ended = true;
                     }
                 }

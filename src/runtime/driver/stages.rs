@@ -6,12 +6,12 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::core::Core;
-use super::encoded::BlockId;
-use super::tasks::{PendingStage, ShmTask, StagedCollective};
+use super::link_stages::BlockId;
+use super::tasks::{OperationOutput, PendingStage, ShmTask, StagedCollective};
 use crate::engine::{Failure, OpId, OperationKey, OperationRequest, Timestamp};
 use crate::reduce::Kernels;
 use crate::runtime::encoding::{EncodedBlock, Encoding};
-use crate::runtime::link_driver::{BufferAndReduction, OperationOutput};
+use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::memory::Memory;
 use crate::schedule::Schedule;
 use crate::schedule::hierarchy::{Block, CollectiveStage};
@@ -166,8 +166,8 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         Ok(())
     }
 
-    /// Begins the operation over links of a stage, or of a step of an exchange of encoded elements. `group` is the group number of
-    /// the operation.
+    /// Begins the operation over links of a stage, or of a step of an exchange of encoded elements. `group` is the group number
+    /// of the operation.
     pub(super) fn begin_links_of_stage(
         &mut self,
         now: Timestamp,
@@ -193,7 +193,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             && let Some(staged) = self.staged_collectives.remove(&id)
         {
             self.statistics.operations += 1;
-            let output = OperationOutput { memory: staged.whole.into_whole(), envelope: None };
+            let output = OperationOutput { memory: staged.whole.into_whole(), envelope: None, ended: now };
             self.record_result(id, now, Ok(output));
         }
     }

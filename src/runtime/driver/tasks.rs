@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::engine::{OperationRequest, Pattern, Timestamp};
+use crate::engine::{Envelope, OperationRequest, Pattern, Timestamp};
 use crate::reduce::Kernels;
 use crate::runtime::encoding::Encoding;
 use crate::runtime::host_rounds::ShmOperation;
@@ -30,6 +30,16 @@ pub(crate) enum Submission {
     Send(Rank, Memory),
     /// The receive of a message that fits the pattern.
     Receive(Pattern, Memory),
+}
+
+/// The output of an operation that has completed successfully.
+pub(crate) struct OperationOutput {
+    /// The buffer of the operation.
+    pub(crate) memory: Memory,
+    /// The envelope of the message that a receive has received; `None` for other operations.
+    pub(crate) envelope: Option<Envelope>,
+    /// When the operation ended.
+    pub(crate) ended: Timestamp,
 }
 
 /// Identifies a shared memory: the number of its group, and the index of its stage in a hierarchical operation.

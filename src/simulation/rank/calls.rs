@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::{BlockingCall, OPERATION_TIMEOUT, SimulatedRank};
-use crate::codec::{Codec, Compression, DecodeError, RandomKeys};
+use crate::codec::{Codec, DecodeError, RandomKeys};
 use crate::engine::{OpId, OperationRequest, Pattern, Timestamp};
 use crate::reduce::Kernels;
-use crate::runtime::compressor::Compressor;
 use crate::runtime::driver::{BlockingCollective, Submission};
 use crate::runtime::encoding::Encoding;
+use crate::runtime::error_feedback::CompressorCall;
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::link_driver::direct::DirectReceive;
 use crate::runtime::memory::Memory;
@@ -225,6 +225,6 @@ impl Codec for ExactCodec {
 }
 
 fn exact_encoding(kernels: Kernels, rank: Rank) -> Encoding {
-    let call = Compressor::from(Compression::Fp16).begin_call(&mut [], 0).expect("it has no memory");
-    Encoding { codec: Arc::new(ExactCodec), call: Arc::new(call), kernels, divisor: 1, rank }
+    let call = Arc::new(CompressorCall::without_memory(0));
+    Encoding { codec: Arc::new(ExactCodec), call, kernels, divisor: 1, rank }
 }

@@ -1,0 +1,155 @@
+//! Compression with memory, for one buffer that is reduced again and again.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Error;
+use super::auto_choice::{AutoChoice, AutoReport};
+use super::handle::WeakHandle;
+use crate::codec::Compression;
+use crate::runtime::error_feedback::{CompressorCall, CompressorState, ErrorMemory};
+
+/// A compression, and the memory that it needs for one buffer that is reduced again and again, such as a bucket of gradients.
+///
+/// Codecs that round a lot need *error feedback*: a rank adds the error of a call to its input of the next call, so nothing is
+/// lost but only delayed (Karimireddy et al., "Error feedback fixes signSGD and other gradient compression schemes", ICML 2019).
+/// The memory has one `f32` for each element. Every rank keeps its own errors; their sum over the ranks is what the results so
+/// far lack. Save [`state`](Self::state) in checkpoints.
+///
+/// With [`Compression::Auto`], the compressor chooses a codec by measurement. Its [`report`](Self::report) says which one.
+///
+/// A clone refers to the same memory. Use a compressor for one buffer only, and in one call at a time. A [`Compression`] that is
+/// passed directly has no memory.
+///
+/// ```
+/// use ringtrain::verbs::AllReduce;
+/// use ringtrain::{Compressor, Group, ReduceOp};
+///
+/// let mut group = Group::from_environment()?;
+/// let compressor = Compressor::new("topk:0.01".parse()?);
+/// let mut gradients = vec![1.0f32; 1000];
+/// for _step in 0..3 {
+///     group.call(AllReduce::new(ReduceOp::Average).compressed(&compressor)).run(&mut gradients)?;
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Compressor {
+    compression: Compression,
+    /// `None` for a [`Compression`] that is passed directly.
+    memory: Option<ErrorMemory>,
+    /// For [`Compression::Auto`]: the measurements.
+    auto: Option<SharedChoice>,
+}
+
+/// The choice of a compressor's codec. A clone refers to the same choice.
+#[derive(Clone)]
+pub(super) struct SharedChoice(Arc<Mutex<ChoiceAndMeasurement>>);
+
+pub(super) struct ChoiceAndMeasurement {
+    pub(super) choice: AutoChoice,
+    /// The measurement that began with the last call. Its result is needed before the next call.
+    pub(super) measurement: Option<AutoMeasurement>,
+}
+
+/// A measurement in progress.
+pub(super) enum AutoMeasurement {
+    /// The exact sums of a sample, and the sums of its encoded elements.
+    Error(WeakHandle<Vec<f32>>, WeakHandle<Vec<f32>>),
+    /// The largest times of any rank.
+    Times(WeakHandle<Vec<f32>>),
+}
+
+impl SharedChoice {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ChoiceAndMeasurement> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for SharedChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lock().choice.fmt(f)
+    }
+}
+
+impl Compressor {
+    /// Creates a compressor with an empty memory.
+    pub fn new(compression: Compression) -> Self {
+        let auto = match compression {
+            Compression::Auto(error_max) => Some(AutoChoice::new(error_max.value())),
+            _ => None,
+        };
+        let auto = auto.map(|choice| {
+            SharedChoice(Arc::new(Mutex::new(ChoiceAndMeasurement { choice, measurement: None })))
+        });
+        Self { compression, memory: Some(ErrorMemory::default()), auto }
+    }
+
+    /// Sets the seed of the random numbers of stochastic rounding and random-k. All ranks must pass the same seed.
+    #[must_use]
+    pub fn with_seed(self, seed: u64) -> Self {
+        if let Some(memory) = &self.memory {
+            memory.set_seed(seed);
+        }
+        self
+    }
+
+    /// Returns the compression.
+    pub fn compression(&self) -> Compression {
+        self.compression
+    }
+
+    /// Returns what a compressor with [`Compression::Auto`] has measured and chosen. Returns `None` for other compressions.
+    pub fn report(&self) -> Option<AutoReport> {
+        self.auto.as_ref().map(|choice| choice.lock().choice.report())
+    }
+
+    /// Returns a copy of the memory, for a checkpoint. Call it while no call uses the compressor. The measurements of
+    /// [`Compression::Auto`] are not part of it, because a resumed job may have another network.
+    pub fn state(&self) -> CompressorState {
+        self.memory.as_ref().map(ErrorMemory::state).unwrap_or_default()
+    }
+
+    /// Replaces the memory by one of [`state`](Self::state). If its residual is not empty, the next call must have a buffer of
+    /// the same length.
+    pub fn set_state(&self, state: CompressorState) {
+        if let Some(memory) = &self.memory {
+            memory.set_state(state);
+        }
+    }
+
+    /// Returns the choice of the codec for [`Compression::Auto`].
+    pub(super) fn auto(&self) -> Option<&SharedChoice> {
+        self.auto.as_ref()
+    }
+
+    /// Begins a call on `elements`, which will be encoded with `compression`: adds the errors of the last call. Returns the use of
+    /// the memory by this call. `number` is a number that differs between the calls of the group, and is the same on all ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Compression`] if the last call had a buffer of another length, or has not ended.
+    pub(super) fn begin_call(
+        &self,
+        compression: Compression,
+        elements: &mut [f32],
+        number: u64,
+    ) -> Result<CompressorCall, Error> {
+        match &self.memory {
+            Some(memory) => memory.begin_call(compression, elements),
+            None => Ok(CompressorCall::without_memory(number)),
+        }
+    }
+}
+
+impl From<Compression> for Compressor {
+    fn from(compression: Compression) -> Self {
+        Self { compression, memory: None, auto: None }
+    }
+}
+
+impl From<&Self> for Compressor {
+    fn from(compressor: &Self) -> Self {
+        compressor.clone()
+    }
+}

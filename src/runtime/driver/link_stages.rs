@@ -1,0 +1,130 @@
+//! The stages over links of collectives of several stages, in the order in which they begin.
+//!
+//! All ranks must begin the operations of a group in the same order, but may get ready for them in any order. So the stages wait
+//! in queues, in the order of the collectives and their blocks. The second steps of exchanges of encoded elements have a group
+//! number of their own.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::engine::OpId;
+use crate::runtime::encoding::EncodedBlock;
+use crate::runtime::memory::Memory;
+use crate::schedule::Schedule;
+use crate::types::RESULTS_GROUP_BIT;
+
+/// A collective and the index of one of its blocks.
+pub(super) type BlockId = (OpId, usize);
+
+/// The stages over links of blocks that have several stages.
+#[derive(Default)]
+pub(super) struct LinkStages {
+    /// The active exchanges of encoded elements.
+    pub(super) exchanges: BTreeMap<BlockId, (EncodedBlock, ExchangeState)>,
+    /// The stages without encoding that are ready to begin.
+    ready: BTreeMap<BlockId, (Schedule, Memory)>,
+    /// The blocks whose operation over links has not begun, by the group number of the operations.
+    queues: BTreeMap<u32, VecDeque<BlockId>>,
+}
+
+/// How far the exchange of a block has come.
+pub(super) enum ExchangeState {
+    /// The contributions of this rank have to be encoded.
+    Ready,
+    /// The contributions travel; an operation of the link driver has the workspace.
+    FirstStep,
+    /// The contributions of the other ranks have arrived.
+    Contributions(Vec<u32>),
+    /// The results travel; an operation of the link driver has the workspace.
+    SecondStep,
+    /// The results of the other ranks have arrived.
+    Results(Vec<u32>),
+}
+
+/// Returns whether this is the group number of the operations of second steps.
+fn is_second_step(group: u32) -> bool {
+    group & RESULTS_GROUP_BIT != 0
+}
+
+impl LinkStages {
+    /// Adds a block with a stage over links that will begin later. The blocks of all collectives of a group must be added in the
+    /// same order on all ranks.
+    pub(super) fn enqueue(&mut self, group: u32, block: BlockId) {
+        self.queues.entry(group).or_default().push_back(block);
+    }
+
+    /// Adds a block with an exchange of encoded elements that will begin later, as [`LinkStages::enqueue`] does.
+    pub(super) fn enqueue_exchange(&mut self, group: u32, block: BlockId, has_second_step: bool) {
+        self.enqueue(group, block);
+        if has_second_step {
+            self.enqueue(group | RESULTS_GROUP_BIT, block);
+        }
+    }
+
+    /// Makes the stage of a block ready to begin.
+    pub(super) fn set_ready(&mut self, block: BlockId, schedule: Schedule, memory: Memory) {
+        self.ready.insert(block, (schedule, memory));
+    }
+
+    /// Takes the stage that is the next one of its group to begin, if it is ready.
+    pub(super) fn take_ready(&mut self, group: u32) -> Option<(BlockId, Schedule, Memory)> {
+        let queue = self.queues.get_mut(&group)?;
+        let block = *queue.front()?;
+        let (schedule, memory) = self.ready.remove(&block)?;
+        queue.pop_front();
+        Some((block, schedule, memory))
+    }
+
+    /// Begins the exchange of a block.
+    pub(super) fn begin(&mut self, block: BlockId, exchange: EncodedBlock) {
+        self.exchanges.insert(block, (exchange, ExchangeState::Ready));
+    }
+
+    /// Takes the memory of a completed operation if it belongs to the exchange of `block`. Otherwise returns the memory.
+    pub(super) fn handle_arrival(&mut self, block: BlockId, memory: Memory) -> Result<(), Memory> {
+        let Some((_, state)) = self.exchanges.get_mut(&block) else { return Err(memory) };
+        let workspace = memory.into_owned().unwrap_or_default();
+        *state = match state {
+            ExchangeState::SecondStep => ExchangeState::Results(workspace),
+            _ => ExchangeState::Contributions(workspace),
+        };
+        Ok(())
+    }
+
+    /// Takes the block that is the next one to begin the operations of a step, if it is ready for them: the block whose
+    /// contributions have arrived, or which has to be encoded. Returns the number of the group of these operations.
+    pub(super) fn take_next_in_queue(&mut self) -> Option<(u32, BlockId)> {
+        let exchanges = &self.exchanges;
+        let is_ready = |group: u32, block: &BlockId| match exchanges.get(block) {
+            Some((_, ExchangeState::Ready)) => !is_second_step(group),
+            Some((_, ExchangeState::Contributions(_))) => is_second_step(group),
+            _ => false,
+        };
+        // Blocks are reduced before further blocks are encoded.
+        let mut queues = self.queues.iter_mut().rev();
+        let (&group, queue) =
+            queues.find(|(group, queue)| queue.front().is_some_and(|block| is_ready(**group, block)))?;
+        queue.pop_front().map(|block| (group, block))
+    }
+
+    /// Takes an exchange whose local work is its last work: to reduce the contributions if there is no second step, or to decode
+    /// the results.
+    pub(super) fn take_last_work(&mut self) -> Option<(BlockId, EncodedBlock, ExchangeState)> {
+        let is_last = |exchange: &EncodedBlock, state: &ExchangeState| match state {
+            ExchangeState::Contributions(_) => exchange.exchange().second.is_none(),
+            ExchangeState::Results(_) => true,
+            _ => false,
+        };
+        let block = *self.exchanges.iter().find(|(_, (exchange, state))| is_last(exchange, state))?.0;
+        self.exchanges.remove(&block).map(|(exchange, state)| (block, exchange, state))
+    }
+
+    /// Forgets a group that was dropped. Its operations have ended.
+    pub(super) fn retire_group(&mut self, group: u32) {
+        self.queues.retain(|&number, queue| number != group || !queue.is_empty());
+    }
+
+    /// Drops all stages after a failure.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
