@@ -1,9 +1,9 @@
 //! Chooses the codec of a compressor with [`Compression::Auto`].
 //!
-//! A trial tries the codecs from the most exact one to the coarsest one. Each codec gets one call in which its error is measured,
-//! and some calls in which the time is measured. A codec with too large an error ends the trial. Then the ranks compare their
-//! times, and choose the fastest codec; one that is hardly faster than a more exact one is not chosen. Later calls still check the
-//! error and the time from time to time.
+//! A trial tries the codecs from the most exact one to the coarsest one. Each codec gets one call in which its error is
+//! measured, and some calls in which the time is measured. A codec with too large an error ends the trial. Then the ranks
+//! compare their times, and choose the fastest codec; one that is hardly faster than a more exact one is not chosen. Later
+//! calls still check the error and the time from time to time.
 //!
 //! All ranks must choose the same codec in the same call. So all decisions depend only on the number of calls and on numbers that
 //! are the same on all ranks: errors of results, and the largest time of any rank.
@@ -76,7 +76,7 @@ pub(super) struct AutoChoice {
     current: usize,
     /// The index of the result of the last trial.
     chosen: Option<usize>,
-    phase: Phase,
+    phase: AutoPhase,
     /// The times of the last calls on this rank, in seconds.
     times: Vec<f32>,
     /// The calls after a trial until the next one.
@@ -93,7 +93,7 @@ struct Candidate {
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Phase {
+enum AutoPhase {
     /// `calls` calls of the trial have used the current codec.
     Trial { calls: usize },
     /// The trial has ended, and the ranks compare their times.
@@ -109,7 +109,7 @@ impl AutoChoice {
             let error = (compression == Compression::None).then_some(0.0);
             Candidate { compression, error, seconds: f32::INFINITY }
         });
-        let phase = Phase::Trial { calls: 0 };
+        let phase = AutoPhase::Trial { calls: 0 };
         let error_max = error_max as f32;
         let (times, trial_period) = (Vec::new(), TRIAL_PERIOD);
         Self { error_max, candidates, current: 0, chosen: None, phase, times, trial_period }
@@ -118,7 +118,7 @@ impl AutoChoice {
     /// Returns what was measured and chosen.
     pub(super) fn report(&self) -> AutoReport {
         let Candidate { compression, error, seconds } = self.candidates[self.current];
-        let is_trial = !matches!(self.phase, Phase::Use { .. });
+        let is_trial = !matches!(self.phase, AutoPhase::Use { .. });
         AutoReport {
             compression,
             is_trial,
@@ -130,14 +130,14 @@ impl AutoChoice {
     /// Chooses to send exact elements, because all ranks share memory.
     pub(super) fn use_shared_memory(&mut self) {
         self.current = 0;
-        self.phase = Phase::Use { calls: 0, was_slow: false };
+        self.phase = AutoPhase::Use { calls: 0, was_slow: false };
     }
 
     /// Begins a call.
     pub(super) fn begin_call(&mut self) -> AutoStep {
         let mut step = AutoStep { compression: Compression::None, is_checked: false, times_to_compare: None };
         match &mut self.phase {
-            Phase::Trial { calls } => {
+            AutoPhase::Trial { calls } => {
                 // The first call also measures the error, which takes time.
                 if *calls == 0 {
                     step.is_checked = self.candidates[self.current].compression != Compression::None;
@@ -151,11 +151,11 @@ impl AutoChoice {
                     return self.begin_call();
                 }
             }
-            Phase::Comparison => {
+            AutoPhase::Comparison => {
                 let times = self.candidates.iter().map(|candidate| candidate.seconds);
                 step.times_to_compare = Some(times.collect());
             }
-            Phase::Use { calls, .. } => {
+            AutoPhase::Use { calls, .. } => {
                 *calls += 1;
                 if *calls >= self.trial_period {
                     self.begin_trial();
@@ -184,7 +184,7 @@ impl AutoChoice {
     /// Handles the relative error of the codec of the last call. It is NaN if the elements had no finite norm.
     pub(super) fn handle_error(&mut self, error: f32) {
         if error.is_nan() {
-            if let Phase::Trial { calls } = &mut self.phase {
+            if let AutoPhase::Trial { calls } = &mut self.phase {
                 // Without its error, a codec must not be chosen. So measure again.
                 *calls = 0;
             }
@@ -194,10 +194,10 @@ impl AutoChoice {
         if error <= self.error_max {
             return;
         }
-        if let Phase::Trial { .. } = self.phase {
+        if let AutoPhase::Trial { .. } = self.phase {
             // The remaining codecs are coarser.
             self.current -= 1;
-            self.phase = Phase::Comparison;
+            self.phase = AutoPhase::Comparison;
         } else {
             self.candidates[self.current].seconds = f32::INFINITY;
             self.choose();
@@ -207,22 +207,22 @@ impl AutoChoice {
     /// Handles the largest time of any rank, for each time that [`AutoChoice::begin_call`] has returned.
     pub(super) fn handle_times(&mut self, times: &[f32]) {
         match self.phase {
-            Phase::Comparison => {
+            AutoPhase::Comparison => {
                 for (candidate, seconds) in self.candidates.iter_mut().zip(times) {
                     candidate.seconds = *seconds;
                 }
                 self.choose();
             }
-            Phase::Use { calls, was_slow } => {
+            AutoPhase::Use { calls, was_slow } => {
                 let promised = self.candidates[self.current].seconds;
                 let is_slow = times.iter().any(|&seconds| seconds > SLOWER * promised);
                 if is_slow && was_slow && calls >= self.trial_period / 4 {
                     self.begin_trial();
                 } else {
-                    self.phase = Phase::Use { calls, was_slow: is_slow };
+                    self.phase = AutoPhase::Use { calls, was_slow: is_slow };
                 }
             }
-            Phase::Trial { .. } => {}
+            AutoPhase::Trial { .. } => {}
         }
     }
 
@@ -239,12 +239,12 @@ impl AutoChoice {
         self.trial_period =
             if is_unchanged { (2 * self.trial_period).min(TRIAL_PERIOD_MAX) } else { TRIAL_PERIOD };
         (self.current, self.chosen) = (best, Some(best));
-        self.phase = Phase::Use { calls: 0, was_slow: false };
+        self.phase = AutoPhase::Use { calls: 0, was_slow: false };
         self.times.clear();
     }
 
     fn begin_trial(&mut self) {
-        self.phase = Phase::Trial { calls: 0 };
+        self.phase = AutoPhase::Trial { calls: 0 };
         self.current = 0;
         for candidate in &mut self.candidates {
             candidate.seconds = f32::INFINITY;
@@ -256,9 +256,9 @@ impl AutoChoice {
         self.candidates[self.current].seconds = median(&mut self.times);
         self.phase = if self.current + 1 < self.candidates.len() {
             self.current += 1;
-            Phase::Trial { calls: 0 }
+            AutoPhase::Trial { calls: 0 }
         } else {
-            Phase::Comparison
+            AutoPhase::Comparison
         };
     }
 }
@@ -274,7 +274,7 @@ mod tests {
     use super::*;
 
     /// A simulated rank: the time and the error of each candidate.
-    struct Network {
+    struct SimulatedCodecs {
         seconds: [f32; CANDIDATES.len()],
         errors: [f32; CANDIDATES.len()],
     }
@@ -283,7 +283,7 @@ mod tests {
     const ERRORS: [f32; CANDIDATES.len()] = [0.0, 0.003, 0.01, 0.15, 0.7];
 
     /// Makes `calls` calls. Returns the codec of each.
-    fn run(choice: &mut AutoChoice, network: &Network, calls: usize) -> Vec<Compression> {
+    fn run(choice: &mut AutoChoice, network: &SimulatedCodecs, calls: usize) -> Vec<Compression> {
         let index_of = |codec| CANDIDATES.iter().position(|candidate| *candidate == codec).unwrap();
         let make_call = |_| {
             let step = choice.begin_call();
@@ -315,7 +315,7 @@ mod tests {
             (0.2, [1.0, 0.5, 0.49, 0.6, 1.0], "bf16"),
         ] {
             let mut choice = AutoChoice::new(error_max);
-            let network = Network { seconds, errors: ERRORS };
+            let network = SimulatedCodecs { seconds, errors: ERRORS };
             let used = run(&mut choice, &network, 50);
             assert!(!choice.report().is_trial);
             assert_eq!(choice.report().compression.to_string(), expected, "{error_max} {seconds:?}");
@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn a_larger_error_or_a_slower_network_changes_the_choice() {
         let mut choice = AutoChoice::new(0.2);
-        let mut network = Network { seconds: [1.0, 0.5, 0.25, 0.13, 0.05], errors: ERRORS };
+        let mut network = SimulatedCodecs { seconds: [1.0, 0.5, 0.25, 0.13, 0.05], errors: ERRORS };
         run(&mut choice, &network, 50);
         assert_eq!(choice.report().compression.to_string(), "int4");
         network.errors[3] = 0.3;
@@ -349,7 +349,7 @@ mod tests {
     #[test]
     fn a_single_slow_comparison_begins_no_trial() {
         let mut choice = AutoChoice::new(0.05);
-        let network = Network { seconds: [1.0, 0.5, 0.25, 0.13, 0.05], errors: ERRORS };
+        let network = SimulatedCodecs { seconds: [1.0, 0.5, 0.25, 0.13, 0.05], errors: ERRORS };
         run(&mut choice, &network, 500);
         choice.handle_times(&[9.0]);
         assert!(!choice.report().is_trial);
@@ -360,7 +360,7 @@ mod tests {
     #[test]
     fn trials_become_rarer_if_their_result_is_the_same() {
         let mut choice = AutoChoice::new(0.05);
-        let network = Network { seconds: [1.0, 1.5, 1.5, 1.5, 1.5], errors: ERRORS };
+        let network = SimulatedCodecs { seconds: [1.0, 1.5, 1.5, 1.5, 1.5], errors: ERRORS };
         let used = run(&mut choice, &network, 100_000);
         let lossy = used.iter().filter(|codec| **codec != Compression::None).count();
         assert!(lossy < 150, "{lossy} of 100000 calls used a codec that is slower than none");
@@ -370,7 +370,7 @@ mod tests {
     fn a_codec_whose_error_is_unknown_is_not_chosen() {
         let mut choice = AutoChoice::new(0.05);
         let errors = [0.0, f32::NAN, f32::NAN, f32::NAN, f32::NAN];
-        run(&mut choice, &Network { seconds: [1.0; CANDIDATES.len()], errors }, 100);
+        run(&mut choice, &SimulatedCodecs { seconds: [1.0; CANDIDATES.len()], errors }, 100);
         let AutoReport { compression, is_trial, relative_error, seconds } = choice.report();
         assert_eq!((compression, is_trial, relative_error, seconds), (Compression::Bf16, true, None, None));
     }

@@ -102,8 +102,8 @@ impl Group {
     }
 }
 
-/// Returns the Euclidean norm of the error of `decoded`, divided by the norm of `exact`. Returns 0 if both norms are 0, and NaN if
-/// the exact elements are not finite.
+/// Returns the Euclidean norm of the error of `decoded`, divided by the norm of `exact`. Returns 0 if both norms are 0, and NaN
+/// if the exact elements are not finite.
 fn relative_error(exact: &[f32], decoded: &[f32]) -> f32 {
     let square = |value: f64| value * value;
     let norm: f64 = exact.iter().map(|&value| square(value.into())).sum();

@@ -123,8 +123,9 @@ impl Compressor {
         self.auto.as_ref()
     }
 
-    /// Begins a call on `elements`, which will be encoded with `compression`: adds the errors of the last call. Returns the use of
-    /// the memory by this call. `number` is a number that differs between the calls of the group, and is the same on all ranks.
+    /// Begins a call on `elements`, which will be encoded with `compression`: adds the errors of the last call. Returns the use
+    /// of the memory by this call. `number` is a number that differs between the calls of the group, and is the same on all
+    /// ranks.
     ///
     /// # Errors
     ///

@@ -45,8 +45,8 @@ impl ErrorMemory {
         self.lock().seed = seed;
     }
 
-    /// Begins a call on `elements`, which will be encoded with `compression`: adds the errors of the last call. Returns the use of
-    /// the memory by this call.
+    /// Begins a call on `elements`, which will be encoded with `compression`: adds the errors of the last call. Returns the use
+    /// of the memory by this call.
     ///
     /// # Errors
     ///

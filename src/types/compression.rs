@@ -34,8 +34,8 @@ pub enum Compression {
     RandomK(Fraction),
     /// `PowerSGD`: the matrices of the gradient are approximated by matrices of this rank.
     PowerSgd(u8),
-    /// Chooses the fastest of none, bf16, int8, int4 and onebit for each buffer, by measurement. Uses no codec whose relative error
-    /// is larger than this fraction, and no codec that is slower than none.
+    /// Chooses the fastest of none, bf16, int8, int4 and onebit for each buffer, by measurement. Uses no codec whose relative
+    /// error is larger than this fraction, and no codec that is slower than none.
     Auto(Fraction),
 }
 
