@@ -270,6 +270,9 @@ fn describe_result(report: &train::Report) -> String {
     if report.bucket_bytes.is_some() {
         let _ = write!(line, " ({:.2} s not overlapped)", report.exposed_communication_seconds);
     }
+    if let Some(compressed) = &report.compressed {
+        let _ = write!(line, "; {compressed}");
+    }
     line
 }
 

@@ -27,7 +27,7 @@ use super::gradient_work::GradientWork;
 use super::model::{LossSums, SumOverRanks};
 use super::range_sum::RangeSum;
 use super::runtime::{Runtime, SumTarget, Values};
-use crate::group::Error;
+use crate::group::{AutoReport, Error};
 
 /// Divides the gradients of each step into buckets and reduces them.
 pub(crate) struct Buckets {
@@ -79,6 +79,11 @@ impl Buckets {
             }),
         )?;
         Ok(ranks.into_result(sums)?)
+    }
+
+    /// Returns the codecs that `auto` has chosen.
+    pub(crate) fn codec_choices(&self) -> Vec<AutoReport> {
+        self.sums.iter().flat_map(RangeSum::codec_choices).collect()
     }
 
     /// Returns the size of a full bucket in bytes. Returns `None` if there is only one bucket.

@@ -14,7 +14,7 @@ use super::low_rank::LowRankSum;
 use super::random::SplitMix;
 use super::runtime::{PendingSum, Runtime, SumBuffer, SumTarget};
 use crate::codec::Compression;
-use crate::group::{Compressor, CompressorState, Error};
+use crate::group::{AutoReport, Compressor, CompressorState, Error};
 
 /// Sums of the same range of a vector, again and again.
 pub(crate) struct RangeSum {
@@ -144,6 +144,11 @@ impl RangeSum {
             lane.wait(&mut |range, sums: &mut [f32]| vector[range].copy_from_slice(sums))?;
         }
         if self.low_rank.is_empty() { Ok(()) } else { self.low_rank.finish(vector, |_, _| ()) }
+    }
+
+    /// Returns the codecs that `auto` has chosen.
+    pub(crate) fn codec_choices(&self) -> impl Iterator<Item = AutoReport> {
+        self.lanes.iter().filter_map(|lane| lane.compressor.report())
     }
 
     /// Copies the memory of these sums to the memory of a rank. No sum may be in progress.

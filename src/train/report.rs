@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::compression_report::CompressionReport;
 use super::metrics::Evaluation;
 use super::step_times::StepTimes;
 
@@ -126,6 +127,9 @@ pub struct Report {
     pub step_times: Option<StepTimes>,
     /// The number of bytes that rank 0 sent.
     pub bytes_sent: u64,
+    /// What compression saved. `None` without `--compression`.
+    #[serde(default)]
+    pub compressed: Option<CompressionReport>,
     /// [`parameters_hash`] of the final parameters.
     pub parameters_hash: String,
     /// The results of the recorded epochs, including the epochs before a resumption.

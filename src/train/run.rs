@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use super::checkpoint::{self, CheckpointError, CheckpointFiles, ExistingCheckpoint, TrainingState};
+use super::compression_report::CompressionReport;
 use super::config::{Config, default_learning_rate};
 use super::data::SharedSamples;
 use super::early_stopping::BestRecord;
@@ -103,9 +104,13 @@ pub(super) fn conclude_run(
         // Only rank 0 has all parameters.
         hash = group.broadcast_object(&hash, Rank::ZERO)?;
     }
-    let (metrics, start) = ((train_metrics, test_metrics), (started, start_statistics));
+    let (metrics, start) = ((train_metrics, test_metrics), (started, start_statistics.clone()));
     let mut report = create_report(group, (config, setup), (trainer, hash), metrics, start);
     report.test_metrics = test_evaluation;
+    if config.compresses() {
+        let choices = trainer.codec_choices();
+        report.compressed = Some(CompressionReport::new(&start_statistics, &group.statistics(), choices));
+    }
     add_strategy_results(&mut report);
     let written = if group.rank() == Rank::ZERO { write_results(config, setup, &report) } else { Ok(()) };
     let report_result = check_all_succeeded(group, RunPhase::Storage, written.map_err(TrainError::from));
@@ -253,6 +258,7 @@ fn create_report(
         exposed_communication_seconds: exposed.as_secs_f64(),
         step_times: Some(trainer.step_times),
         bytes_sent: statistics.bytes_sent - start_statistics.bytes_sent,
+        compressed: None,
         parameters_hash,
         history: state.history.clone(),
         parameter_server: None,

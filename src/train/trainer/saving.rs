@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::Trainer;
-use crate::group::{Error, Group};
+use crate::group::{AutoReport, Error, Group};
 use crate::train::checkpoint::{CheckpointWriter, TrainingState};
 use crate::train::compression_memory::{CompressionMemory, MemoryNeeds};
 use crate::train::early_stopping::BestParameters;
@@ -80,6 +80,11 @@ impl Trainer<'_> {
     }
 
     /// Returns what the ranks remember of compressed sums.
+    /// Returns the codecs that `--compression auto` has chosen for the buffers of this rank.
+    pub(crate) fn codec_choices(&mut self) -> Vec<AutoReport> {
+        self.strategy.compressed_sums().map_or_else(Vec::new, |sums| sums.codec_choices())
+    }
+
     fn memory_needs(&mut self) -> MemoryNeeds {
         self.strategy.compressed_sums().map_or(MemoryNeeds::default(), |sums| sums.memory_needs())
     }
