@@ -104,7 +104,7 @@ pub(super) fn conclude_run(
         // Only rank 0 has all parameters.
         hash = group.broadcast_object(&hash, Rank::ZERO)?;
     }
-    let (metrics, start) = ((train_metrics, test_metrics), (started, start_statistics.clone()));
+    let (metrics, start) = ((train_metrics, test_metrics), (started, start_statistics));
     let mut report = create_report(group, (config, setup), (trainer, hash), metrics, start);
     report.test_metrics = test_evaluation;
     if config.compresses() {

@@ -57,7 +57,7 @@ fn all_ranks_get_the_same_bits_and_the_error_is_bounded() {
                     // Both calls are the first call with their compressor, so they draw the same random numbers.
                     let verb = || {
                         AllReduce::new(ReduceOp::Average)
-                            .compressed(&Compressor::new(compression).with_seed(7))
+                            .compressed(Compressor::new(compression).with_seed(7))
                     };
                     let encoded_before = group.statistics().encoded_bytes;
                     let blocking = group.call(verb()).run_from(&own).unwrap();

@@ -40,21 +40,19 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     /// Encodes or reduces a block, and begins the operation that sends the encoded chunks.
     fn begin_step(&mut self, now: Timestamp, group: u32, block: BlockId) -> Result<(), Failure> {
         let Some((exchange, state)) = self.link_stages.exchanges.get_mut(&block) else { return Ok(()) };
-        let (workspace, schedule, next) = match std::mem::replace(state, ExchangeState::Ready) {
-            ExchangeState::Contributions(mut workspace) => {
-                let reduced = exchange.reduce(&mut workspace);
-                if let Err(invalid) = reduced {
-                    return Err(self.fail_because_of_chunk(&invalid));
-                }
-                let schedule = exchange.exchange().second.clone().unwrap_or_default();
-                (workspace, schedule, ExchangeState::SecondStep)
+        let before = std::mem::replace(state, ExchangeState::Ready);
+        let (workspace, schedule, next) = if let ExchangeState::Contributions(mut workspace) = before {
+            let reduced = exchange.reduce(&mut workspace);
+            if let Err(invalid) = reduced {
+                return Err(self.fail_because_of_chunk(&invalid));
             }
-            _ => {
-                let (elements, words) = exchange.sent_elements_and_words();
-                self.statistics.encoded_elements += elements;
-                self.statistics.encoded_bytes += words * WORD_BYTES;
-                (exchange.encode(), exchange.exchange().first.clone(), ExchangeState::FirstStep)
-            }
+            let schedule = exchange.exchange().second.clone().unwrap_or_default();
+            (workspace, schedule, ExchangeState::SecondStep)
+        } else {
+            let (elements, words) = exchange.sent_elements_and_words();
+            self.statistics.encoded_elements += elements;
+            self.statistics.encoded_bytes += words * WORD_BYTES;
+            (exchange.encode(), exchange.exchange().first.clone(), ExchangeState::FirstStep)
         };
         *state = next;
         self.begin_links_of_stage(now, (group, block), schedule, Memory::owned(workspace), None)?;
