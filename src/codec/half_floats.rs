@@ -12,7 +12,7 @@ use crate::simd::HalfFloat;
 use crate::types::Element;
 
 /// A half-precision type that encodes `f32` on the wire.
-pub trait CompressedElement: Element {
+pub(super) trait CompressedElement: Element {
     /// The number 0.
     const ZERO: Self;
 

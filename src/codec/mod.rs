@@ -24,7 +24,6 @@ use half::{bf16, f16};
 
 use self::blocks::BlockCodec;
 use self::fp8::{E4M3, E5M2, Fp8};
-pub use self::half_floats::CompressedElement;
 use self::half_floats::HalfFloats;
 use self::integers::{Int4, Int8, Qsgd};
 pub use self::interface::{Codec, DecodeError, RandomKeys};
