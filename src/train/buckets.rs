@@ -24,9 +24,11 @@ use super::bucket_ranges::BucketSizes;
 use super::compression_memory::{CompressionMemory, MemoryNeeds};
 use super::compression_plan::CompressionPlan;
 use super::gradient_work::GradientWork;
+use super::local_momentum::{LocalMomentum, MomentumInputs};
 use super::model::{LossSums, SumOverRanks};
 use super::range_sum::RangeSum;
 use super::runtime::{Runtime, SumTarget, Values};
+use super::strategies::Replica;
 use crate::group::{AutoReport, Error};
 
 /// Divides the gradients of each step into buckets and reduces them.
@@ -40,6 +42,9 @@ pub(crate) struct Buckets {
     ready_from: usize,
     parameter_count: usize,
     memory_needs: MemoryNeeds,
+    momentum: Option<LocalMomentum>,
+    /// The number of steps before the current one.
+    step: u64,
 }
 
 impl Buckets {
@@ -54,6 +59,8 @@ impl Buckets {
             ready_from: parameter_count,
             parameter_count,
             memory_needs: plan.memory,
+            momentum: None,
+            step: 0,
         }
     }
 
@@ -62,8 +69,33 @@ impl Buckets {
         Self::new(plan, BucketSizes::whole(usize::MAX), SumTarget::Everything)
     }
 
-    /// Computes the gradient of this rank's samples. Starts the sum of each bucket as soon as all gradients of the
-    /// bucket are final.
+    /// Sets the momentum that this rank applies to its gradients before the sums.
+    pub(crate) fn with_momentum(mut self, momentum: Option<LocalMomentum>) -> Self {
+        self.momentum = momentum;
+        self
+    }
+
+    /// Begins step `step` of the run, counted from 0.
+    pub(crate) fn begin_step(&mut self, step: u64) {
+        self.step = step;
+    }
+
+    /// Returns whether this rank needs its whole gradient before it can start a sum, so that
+    /// [`differentiate`](Self::differentiate) does not apply to this step.
+    pub(crate) fn need_whole_gradient(&self) -> bool {
+        self.momentum.as_ref().is_some_and(|momentum| momentum.needs_whole_gradient(self.step))
+    }
+
+    /// Applies the momentum to the whole gradient of this rank, before the first sum. Not after
+    /// [`differentiate`](Self::differentiate).
+    pub(crate) fn apply_momentum(&mut self, replica: &mut Replica<'_>) {
+        if let Some(momentum) = &mut self.momentum {
+            momentum.clip_and_apply(self.step, replica);
+        }
+    }
+
+    /// Computes the gradient of this rank's samples. Applies the momentum to gradients as soon as they are final, and starts the
+    /// sum of each bucket as soon as all gradients of the bucket are final.
     pub(crate) fn differentiate(
         &mut self,
         runtime: &mut dyn Runtime,
@@ -71,10 +103,14 @@ impl Buckets {
     ) -> Result<LossSums, TrainError> {
         let weight = 1.0 / work.batch_len as f32;
         let ranks = PassRuntime::new(runtime);
+        let inputs = MomentumInputs { parameters: work.parameters, first_moment: work.first_moment };
         let sums = work.differentiate(
             weight,
             &ranks,
             (self.sizes.first.min(self.sizes.others), |range, gradients: &mut [f32]| {
+                if let Some(momentum) = &mut self.momentum {
+                    momentum.apply(self.step, range.clone(), gradients, inputs);
+                }
                 ranks.call_unless_failed(|runtime| self.add_gradients(runtime, &range, gradients));
             }),
         )?;
@@ -108,7 +144,7 @@ impl Buckets {
         while let Some(bucket) = self.sums.get_mut(self.started)
             && bucket.range().start >= self.ready_from
         {
-            bucket.start(runtime, gradients)?;
+            bucket.start(runtime, gradients, self.step)?;
             self.started += 1;
         }
         Ok(())
@@ -130,12 +166,24 @@ impl Buckets {
         gradients: &mut [f32],
         mut on_reduced: impl FnMut(Range<usize>, &mut [f32]),
     ) -> Result<(), Error> {
-        self.sums.iter_mut().try_for_each(|bucket| bucket.wait(gradients, &mut on_reduced))
+        let Self { sums, momentum, .. } = self;
+        sums.iter_mut().try_for_each(|bucket| {
+            bucket.wait(gradients, |range, sums| {
+                if let Some(momentum) = momentum {
+                    momentum.reset_applied(&range, sums);
+                }
+                on_reduced(range, sums);
+            })
+        })
     }
 
     /// Waits for all buckets and writes their sums to `gradients`.
     pub(crate) fn wait_and_write_sums(&mut self, gradients: &mut [f32]) -> Result<(), Error> {
-        self.sums.iter_mut().try_for_each(|bucket| bucket.wait_and_write(gradients))
+        self.sums.iter_mut().try_for_each(|bucket| bucket.wait_and_write(gradients))?;
+        if let Some(momentum) = &mut self.momentum {
+            momentum.reset_applied(&(0..gradients.len()), gradients);
+        }
+        Ok(())
     }
 
     /// Replaces `vector` by its sums over all ranks.
@@ -156,13 +204,17 @@ impl Buckets {
 
     /// Returns what this rank remembers of the earlier sums.
     pub(crate) fn memory(&self) -> CompressionMemory {
-        let MemoryNeeds { residuals, factors, .. } = self.memory_needs;
+        let MemoryNeeds { residuals, velocities, factors, .. } = self.memory_needs;
         let zeros = vec![0.0; self.parameter_count];
         let mut memory = CompressionMemory {
             factors: if factors { zeros.clone() } else { Vec::new() },
             residuals: if residuals { vec![zeros] } else { Vec::new() },
+            velocities: Vec::new(),
             calls: 0,
         };
+        if let Some(momentum) = self.momentum.as_ref().filter(|_| velocities) {
+            memory.velocities.push(momentum.velocity.clone());
+        }
         self.sums.iter().for_each(|bucket| bucket.copy_memory_to(&mut memory));
         memory
     }
@@ -170,6 +222,9 @@ impl Buckets {
     /// Replaces what this rank remembers.
     pub(crate) fn set_memory(&mut self, memory: &CompressionMemory) {
         self.sums.iter_mut().for_each(|bucket| bucket.set_memory(memory));
+        if let (Some(momentum), Some(velocity)) = (&mut self.momentum, memory.velocities.first()) {
+            momentum.velocity.clone_from(velocity);
+        }
     }
 }
 

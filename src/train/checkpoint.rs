@@ -29,6 +29,7 @@ pub use self::settings::{CheckpointSettings, ExistingCheckpoint};
 pub(crate) use self::state::{IdentityEntry, Position, RunIdentity, TrainingState};
 pub(crate) use self::writer::CheckpointWriter;
 use super::atomic_file;
+use super::compression_schedule::NO_MOMENTUM;
 use super::data::Standardizer;
 use super::early_stopping::BestParameters;
 use super::model::{Network, ParameterTensor};
@@ -61,7 +62,7 @@ const BEST_RECORD_KEY: &str = "best_record";
 pub(crate) const SHUFFLE_OF_WHOLE_EPOCH: &str = "as a whole";
 /// The keys of [`RunIdentity::entries`] that checkpoints of earlier versions lack. The second text of each pair is the
 /// value that every run of these versions had.
-const VALUES_OF_MISSING_ENTRIES: [(&str, &str); 10] = [
+const VALUES_OF_MISSING_ENTRIES: [(&str, &str); 11] = [
     ("strategy", "allreduce"),
     ("adam_options", "default"),
     ("schedule", "constant"),
@@ -72,6 +73,7 @@ const VALUES_OF_MISSING_ENTRIES: [(&str, &str); 10] = [
     ("reproducible", "none"),
     ("validation_fraction", "none"),
     ("shuffle", SHUFFLE_OF_WHOLE_EPOCH),
+    ("compression_momentum", NO_MOMENTUM),
 ];
 /// The maximum size in bytes of a checkpoint's header, which holds the names of the tensors and the metadata.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
@@ -345,7 +347,7 @@ pub(crate) fn load_checkpoint(
     let path = directory.join(LATEST_FILE_NAME);
     let corrupt = |problem: String| CheckpointError::Corrupt { path: path.clone(), problem };
     // A run with more ranks may have saved more vectors.
-    let compression_bytes_max = 4 * u64::from(WORLD_SIZE_MAX) * network.parameter_count() as u64;
+    let compression_bytes_max = 8 * u64::from(WORLD_SIZE_MAX) * network.parameter_count() as u64;
     let bytes = read_file(&path, (tensor_bytes(network, identity), compression_bytes_max))?;
     let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| corrupt(error.to_string()))?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|error| corrupt(error.to_string()))?;

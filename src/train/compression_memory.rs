@@ -5,6 +5,8 @@
 pub(crate) struct MemoryNeeds {
     /// What each rank has not sent.
     pub(crate) residuals: bool,
+    /// The velocity of each rank.
+    pub(crate) velocities: bool,
     /// The matrices Q of `PowerSGD`.
     pub(crate) factors: bool,
     /// The number of sums, from which codecs draw random numbers.
@@ -14,15 +16,17 @@ pub(crate) struct MemoryNeeds {
 impl MemoryNeeds {
     /// Returns whether ranks remember anything.
     pub(crate) fn any(self) -> bool {
-        self.residuals || self.factors || self.calls
+        self.residuals || self.velocities || self.factors || self.calls
     }
 }
 
 /// What a rank, or each of several ranks, remembers of compressed sums.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct CompressionMemory {
-    /// For each rank, what it has not sent, with an element for each parameter.
+    /// For each rank, what it has not sent, with an element for each parameter. Empty without error feedback.
     pub(crate) residuals: Vec<Vec<f32>>,
+    /// For each rank, its velocity. Empty without momentum correction.
+    pub(crate) velocities: Vec<Vec<f32>>,
     /// The matrices Q of `PowerSGD`, which are the same on all ranks, each at the start of the range of its matrix. Empty without
     /// `PowerSGD`.
     pub(crate) factors: Vec<f32>,

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::compression_memory::MemoryNeeds;
 use super::compression_rules::CompressionRules;
+use super::compression_schedule::CompressionSchedule;
 use crate::codec::Compression;
 
 /// How a rank sends the gradients of the parameters that it holds, or the changes of these parameters.
@@ -15,6 +16,7 @@ pub(crate) struct CompressionPlan {
     pub(crate) seed: u64,
     /// What ranks remember from one sum to the next: the same on all ranks.
     pub(crate) memory: MemoryNeeds,
+    pub(crate) schedule: CompressionSchedule,
 }
 
 /// The part of a tensor that a rank holds.
@@ -25,6 +27,8 @@ pub(crate) struct PlannedTensor {
     /// The number of rows and of columns, for [`Compression::PowerSgd`]. A kernel of a convolution is a matrix with a row for
     /// each output.
     pub(crate) matrix: (usize, usize),
+    pub(crate) is_statistic: bool,
+    /// The compression after the warm-up.
     pub(crate) compression: Compression,
 }
 
@@ -40,7 +44,8 @@ pub(crate) struct ModelTensor {
 }
 
 impl CompressionPlan {
-    /// Creates the plan of a rank for all tensors of a model. If `is_encoded` is false, everything is exact.
+    /// Creates the plan of a rank for all tensors of a model. If `is_encoded` is false, everything is exact. The plan has no
+    /// warm-up and no momentum.
     ///
     /// # Errors
     ///
@@ -69,17 +74,27 @@ impl CompressionPlan {
             memory.factors |= matches!(compression, Compression::PowerSgd(_));
             memory.calls |= compression.is_random() || compression.needs_error_feedback();
             if !own_range.is_empty() {
-                planned.push(PlannedTensor { range: own_range, matrix: (rows, columns), compression });
+                let matrix = (rows, columns);
+                planned.push(PlannedTensor { range: own_range, matrix, is_statistic, compression });
             }
         }
-        Ok(Self { tensors: planned, seed, memory })
+        Ok(Self { tensors: planned, seed, memory, schedule: CompressionSchedule::default() })
+    }
+
+    /// Sets how the compression changes during the run.
+    pub(crate) fn with_schedule(mut self, schedule: CompressionSchedule) -> Self {
+        self.schedule = schedule;
+        self.memory.velocities = schedule.has_velocities();
+        self
     }
 
     /// Returns a plan that sends `count` parameters exactly.
     #[cfg(test)]
     pub(crate) fn exact(count: usize) -> Self {
-        let whole = PlannedTensor { range: 0..count, matrix: (1, count), compression: Compression::None };
-        Self { tensors: vec![whole], seed: 0, memory: MemoryNeeds::default() }
+        let (matrix, compression) = ((1, count), Compression::None);
+        let whole = PlannedTensor { range: 0..count, matrix, is_statistic: false, compression };
+        let (memory, schedule) = (MemoryNeeds::default(), CompressionSchedule::default());
+        Self { tensors: vec![whole], seed: 0, memory, schedule }
     }
 }
 

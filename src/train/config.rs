@@ -6,10 +6,12 @@ use std::path::PathBuf;
 use super::batch_norm_options;
 use super::checkpoint::CheckpointSettings;
 use super::compression_rules::CompressionRules;
+use super::compression_schedule::check_schedule_options;
 use super::curve_files::CurveFiles;
 use super::data::text::CONTEXT_MAX;
 use super::data::{DataSource, TableOptions, Task, TextOptions};
 use super::divided_model_options;
+use super::learning_rate::Warmup;
 use super::logical_shards::SHARDS_MAX;
 use super::model::{CANDLE_NEEDED, GptSpec, MlpSpec, ModelSpec};
 use super::optimizer::Rule;
@@ -84,6 +86,13 @@ pub struct Config {
     pub compression: Compression,
     /// The tensors that have another compression, or none.
     pub compression_rules: CompressionRules,
+    /// Whether each rank applies the momentum to its own gradient, before compression: momentum correction with
+    /// [`Rule::Momentum`] and [`Rule::Nesterov`], and 1-bit Adam with [`Rule::Adam`] and [`Rule::AdamW`]. See
+    /// `docs/compressed-momentum.md`.
+    pub compression_momentum: bool,
+    /// The first steps of a run, in which ranks compress less: top-k and random-k send more elements, and with
+    /// `compression_momentum`, Adam sums exact gradients.
+    pub compression_warmup: Warmup,
     /// Whether each rank holds the state of the optimizer for only a part of the parameters. Only for
     /// [`StrategySpec::AllReduce`].
     pub shard_optimizer: bool,
@@ -186,6 +195,8 @@ impl Config {
             parameter_server: ServerSettings::default(),
             compression: Compression::None,
             compression_rules: CompressionRules::default(),
+            compression_momentum: false,
+            compression_warmup: Warmup::default(),
             shard_optimizer: false,
             bucket_bytes: None,
             overlap: true,
@@ -219,6 +230,7 @@ impl Config {
         divided_model_options::check_divided_model_options(self)?;
         stream_options::check_stream_options(self)?;
         self.compression_rules.check_options(self.compression, self.strategy)?;
+        check_schedule_options(self)?;
         self.check_reproducible_options()?;
         if self.model.as_ref().is_some_and(ModelSpec::has_batch_norm) {
             batch_norm_options::check_batch_norm_options(self)?;
@@ -428,6 +440,10 @@ impl Config {
             (
                 "--compression-exclude, --compression-tensor or --compression-min",
                 format!("{:?}", self.compression_rules),
+            ),
+            (
+                "--compression-momentum or --compression-warmup",
+                format!("{} {}", self.compression_momentum, self.compression_warmup),
             ),
             ("--shard-optimizer", self.shard_optimizer.to_string()),
             ("--bucket-bytes or --no-overlap", format!("{:?}", (self.bucket_bytes, self.overlap))),

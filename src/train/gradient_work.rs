@@ -16,6 +16,8 @@ use super::model::{
 pub(crate) struct GradientWork<'a> {
     pub(crate) network: &'a Network,
     pub(crate) parameters: &'a [f32],
+    /// The first moment of the optimizer, if it is Adam. Empty if the caller sums no first moments.
+    pub(crate) first_moment: &'a [f32],
     /// The buffer to which the gradient is written.
     pub(crate) gradients: &'a mut [f32],
     /// A workspace with at least [`micro_batch_rows`] rows.
@@ -159,6 +161,7 @@ mod tests {
                 let work = GradientWork {
                     network: &network,
                     parameters: &parameters,
+                    first_moment: &[],
                     gradients: &mut gradients,
                     workspace: &mut network
                         .allocate_workspace(micro_batch_rows(indices.len(), micro_batches)),

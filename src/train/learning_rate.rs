@@ -28,7 +28,7 @@ pub enum RateSchedule {
     Cosine,
 }
 
-/// The first steps of a run, in which the learning rate grows linearly to its full value (Goyal et al. 2017).
+/// The first steps of a run. In the warm-up of the learning rate, the rate grows linearly to its full value (Goyal et al. 2017).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Warmup {
     /// The warm-up takes this number of steps. 0 means no warm-up.
@@ -103,6 +103,16 @@ impl fmt::Display for Warmup {
     }
 }
 
+impl Warmup {
+    /// Returns the number of steps.
+    pub(crate) fn steps(self, steps_per_epoch: u64) -> u64 {
+        match self {
+            Self::Steps(steps) => steps,
+            Self::Epochs(epochs) => epochs.saturating_mul(steps_per_epoch),
+        }
+    }
+}
+
 /// The learning rates of all steps of a run.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct LearningRates {
@@ -126,10 +136,7 @@ impl LearningRates {
         epochs: u64,
     ) -> Result<Self, DataError> {
         let steps = epochs.saturating_mul(steps_per_epoch);
-        let warmup_steps = match warmup {
-            Warmup::Steps(steps) => steps,
-            Warmup::Epochs(epochs) => epochs.saturating_mul(steps_per_epoch),
-        };
+        let warmup_steps = warmup.steps(steps_per_epoch);
         if schedule == RateSchedule::Cosine && warmup_steps >= steps {
             return Err(DataError::Unsuitable(format!(
                 "--warmup {warmup} takes {warmup_steps} steps, but the run takes only {steps} steps, so that --schedule cosine \

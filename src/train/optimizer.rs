@@ -28,6 +28,11 @@ pub struct Optimizer {
     pub clip_norm: Option<f32>,
     /// The number of steps taken.
     pub steps: u64,
+    /// The number of steps in which [`Rule::Adam`] and [`Rule::AdamW`] update the second moment. In later steps, the second
+    /// moment stays the same, and the caller passes new first moments in place of gradients: `beta_1 m + (1 - beta_1) g`, for
+    /// the first moment m and the gradient g (Tang et al., "1-bit Adam", ICML 2021). Elements whose second moment is 0 are
+    /// then not updated.
+    pub variance_steps: u64,
     /// The value of `steps` when the momentum of [`Rule::Accelerated`] was last reset to 0.
     pub momentum_start: u64,
     /// The dot product of velocity and gradient in the current step.
@@ -55,6 +60,7 @@ impl Optimizer {
             weight_decay,
             clip_norm: None,
             steps: 0,
+            variance_steps: u64::MAX,
             momentum_start: 0,
             ascent: 0.0,
             tensors: std::iter::once(0..parameter_count).collect(),
@@ -158,11 +164,17 @@ impl Optimizer {
     fn update_trained_range(&mut self, range: Range<usize>, parameters: &mut [f32], gradients: &mut [f32]) {
         let parameters = &mut parameters[range.clone()];
         let (rate, decay) = (self.learning_rate, self.weight_decay);
+        let is_frozen = self.steps > self.variance_steps;
         match self.rule {
             _ if decay == 0.0 => {}
             Rule::AdamW(_) => kernels::decay_weights(parameters, rate, decay),
             Rule::Lamb(_) | Rule::Lars { .. } => {}
-            _ => gradients.iter_mut().zip(&*parameters).for_each(|(g, p)| *g += decay * p),
+            rule => {
+                // A new first moment has the factor 1 - beta_1.
+                let options = rule.adam_options().filter(|_| is_frozen);
+                let decay = options.map_or(decay, |options| decay * (1.0 - options.beta_1) as f32);
+                gradients.iter_mut().zip(&*parameters).for_each(|(g, p)| *g += decay * p);
+            }
         }
         match (self.rule, self.state.as_mut_slice()) {
             (Rule::Sgd, _) => parameters.iter_mut().zip(&*gradients).for_each(|(p, g)| *p -= rate * g),
@@ -178,9 +190,16 @@ impl Optimizer {
                 self.ascent += step.begin_accelerated_step(parameters, gradients, &mut velocity[range]);
             }
             (Rule::Adam(options) | Rule::AdamW(options), [first, second]) => {
-                let step = AdamStep::new(options, rate, self.steps);
-                step.update_moments(gradients, &mut first[range.clone()], &mut second[range.clone()]);
-                step.apply(parameters, &first[range.clone()], &second[range]);
+                let (first, second) = (&mut first[range.clone()], &mut second[range]);
+                if is_frozen {
+                    let step =
+                        AdamStep::with_frozen_variance(options, rate, (self.steps, self.variance_steps));
+                    step.apply_frozen(parameters, gradients, (first, second));
+                } else {
+                    let step = AdamStep::new(options, rate, self.steps);
+                    step.update_moments(gradients, first, second);
+                    step.apply(parameters, first, second);
+                }
             }
             (Rule::Lamb(options), [first, second]) => {
                 let step = AdamStep::new(options, rate, self.steps);
@@ -413,6 +432,31 @@ mod tests {
                 }
                 assert!(expected[2] < 0.0, "{rule:?}: {expected:?}");
             }
+        }
+    }
+
+    /// Computes in f64 what the optimizer must do if the second moment stays the same after 3 of 9 steps. The gradient of the
+    /// second parameter is 0 until then.
+    #[test]
+    fn steps_with_a_frozen_variance_follow_the_formulas() {
+        let options = AdamOptions { beta_1: 0.8, beta_2: 0.99, epsilon: 1e-3 };
+        let mut optimizer = Optimizer::new(Rule::Adam(options), 0.1, 0.5, 2);
+        optimizer.variance_steps = 3;
+        let (mut parameters, mut expected, [mut m, mut v]) = ([1.0_f32, 0.0], 1.0_f64, [0.0_f64; 2]);
+        for t in 1..10 {
+            let gradient = f64::from(t * t);
+            let g = gradient + 0.5 * expected;
+            m = 0.8 * m + 0.2 * g;
+            if t <= 3 {
+                v = 0.99 * v + 0.01 * g * g;
+            }
+            let root = (v / (1.0 - 0.99_f64.powi(t.min(3)))).sqrt();
+            expected -= 0.1 * m / (1.0 - 0.8_f64.powi(t)) / (root + 1e-3);
+            let first = optimizer.state[0][0];
+            let passed = if t <= 3 { gradient as f32 } else { 0.8 * first + 0.2 * gradient as f32 };
+            optimizer.step(&mut parameters, &mut [passed, if t <= 3 { 0.0 } else { 1e-3 }]);
+            assert!((f64::from(parameters[0]) - expected).abs() < 1e-5, "{t}: {parameters:?} {expected}");
+            assert_eq!((parameters[1], optimizer.state[0][1]), (0.0, 0.0), "{t}");
         }
     }
 

@@ -10,6 +10,7 @@ use std::ops::Range;
 use super::bucket_ranges::{chunk_of_bucket, overlap};
 use super::compression_memory::CompressionMemory;
 use super::compression_plan::CompressionPlan;
+use super::compression_schedule::CompressionSchedule;
 use super::low_rank::LowRankSum;
 use super::random::SplitMix;
 use super::runtime::{PendingSum, Runtime, SumBuffer, SumTarget};
@@ -23,6 +24,7 @@ pub(crate) struct RangeSum {
     low_rank: LowRankSum,
     /// The number of sums that were started.
     calls: u64,
+    schedule: CompressionSchedule,
 }
 
 /// The elements of a range that have the same compression.
@@ -30,7 +32,12 @@ struct Lane {
     /// The ranges of the elements in the vector.
     pieces: Vec<Range<usize>>,
     layout: LaneLayout,
+    /// The compression after the warm-up.
+    compression: Compression,
+    /// The compressor of the last sum.
     compressor: Compressor,
+    /// The seed of the compressor.
+    seed: u64,
     pending: Option<PendingSum>,
     free_buffer: Option<SumBuffer>,
     /// Memory for [`LaneLayout::Padded`].
@@ -85,7 +92,9 @@ impl RangeSum {
             Lane {
                 pieces,
                 layout: if is_padded { LaneLayout::Padded } else { LaneLayout::Packed },
+                compression,
                 compressor: Compressor::new(compression).with_seed(seed),
+                seed,
                 pending: None,
                 free_buffer: None,
                 padded: Vec::new(),
@@ -93,7 +102,7 @@ impl RangeSum {
             }
         };
         let lanes = lanes.into_iter().enumerate().map(make_lane).collect();
-        Self { range, lanes, low_rank, calls: 0 }
+        Self { range, lanes, low_rank, calls: 0, schedule: plan.schedule }
     }
 
     /// Returns the range. All gradients from its start on must be final when a sum starts.
@@ -106,14 +115,20 @@ impl RangeSum {
         self.low_rank.is_empty() && matches!(self.lanes.as_slice(), [lane] if lane.is_whole(&self.range))
     }
 
-    /// Returns whether all elements travel exactly.
+    /// Returns whether all elements travel exactly in all steps.
     pub(crate) fn is_exact(&self) -> bool {
-        self.low_rank.is_empty() && self.lanes.iter().all(|lane| lane.compression() == Compression::None)
+        self.low_rank.is_empty() && self.lanes.iter().all(|lane| lane.compression == Compression::None)
     }
 
-    /// Starts to sum the range of `vector`. The previous sum must be finished.
-    pub(crate) fn start(&mut self, runtime: &mut dyn Runtime, vector: &[f32]) -> Result<(), Error> {
+    /// Starts to sum the range of `vector`, in step `step` of the run. The previous sum must be finished.
+    pub(crate) fn start(
+        &mut self,
+        runtime: &mut dyn Runtime,
+        vector: &[f32],
+        step: u64,
+    ) -> Result<(), Error> {
         for lane in &mut self.lanes {
+            lane.set_compression(self.schedule.compression_at(step, lane.compression), self.calls);
             lane.start(runtime, vector, &self.range)?;
         }
         self.calls += 1;
@@ -155,7 +170,7 @@ impl RangeSum {
     pub(crate) fn copy_memory_to(&self, memory: &mut CompressionMemory) {
         memory.calls = self.calls;
         for residual in &mut memory.residuals {
-            for lane in self.lanes.iter().filter(|lane| lane.compression().needs_error_feedback()) {
+            for lane in self.lanes.iter().filter(|lane| lane.compression.needs_error_feedback()) {
                 let saved = lane.compressor.state().residual;
                 for (piece, at) in lane.places(&self.range).into_iter().filter(|_| !saved.is_empty()) {
                     residual[piece.clone()].copy_from_slice(&saved[at..at + piece.len()]);
@@ -169,10 +184,9 @@ impl RangeSum {
     /// Replaces the memory of these sums by the memory of a rank.
     pub(crate) fn set_memory(&mut self, memory: &CompressionMemory) {
         self.calls = memory.calls;
-        for lane in self.lanes.iter().filter(|lane| lane.compression() != Compression::None) {
+        for lane in self.lanes.iter().filter(|lane| lane.compression != Compression::None) {
             let mut state = CompressorState { residual: Vec::new(), calls: memory.calls };
-            if let (Some(saved), true) = (memory.residuals.first(), lane.compression().needs_error_feedback())
-            {
+            if let (Some(saved), true) = (memory.residuals.first(), lane.compression.needs_error_feedback()) {
                 state.residual = vec![0.0; lane.vector_len(&self.range)];
                 for (piece, at) in lane.places(&self.range) {
                     state.residual[at..at + piece.len()].copy_from_slice(&saved[piece]);
@@ -185,8 +199,13 @@ impl RangeSum {
 }
 
 impl Lane {
-    fn compression(&self) -> Compression {
-        self.compressor.compression()
+    /// Sets the compression of the next sum, and keeps the memory. `calls` is the number of sums so far, also exact ones.
+    fn set_compression(&mut self, compression: Compression, calls: u64) {
+        if compression != self.compressor.compression() {
+            let state = CompressorState { calls, ..self.compressor.state() };
+            self.compressor = Compressor::new(compression).with_seed(self.seed);
+            self.compressor.set_state(state);
+        }
     }
 
     fn is_whole(&self, range: &Range<usize>) -> bool {

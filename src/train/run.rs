@@ -319,7 +319,7 @@ fn starting_state(
     let found = if group.rank() == Rank::ZERO {
         let is_encoded = !group.shares_memory();
         let replicas = partition.place().replicas.as_usize();
-        check_files_and_load_state(config, setup, if is_encoded { replicas } else { 0 })
+        check_files_and_load_state(config, setup, (is_encoded, replicas))
     } else {
         Ok(None)
     };
@@ -352,7 +352,7 @@ fn starting_state(
     let resumes = found.is_some();
     let mut state = found.unwrap_or_else(|| TrainingState {
         parameters: partition.initial_parameters(&setup.network, config.seed),
-        optimizer: vec![vec![0.0; state_count]; setup.settings.rule.state_names().len()],
+        optimizer: vec![vec![0.0; state_count]; setup.optimizer_state_names().len()],
         strategy: vec![vec![0.0; count]; config.strategy.state_names().len()],
         ..TrainingState::default()
     });
@@ -380,11 +380,11 @@ fn starting_state(
 
 /// Checks that the report, the curves, the model file and checkpoints can be written, so that a run does not fail at
 /// the end of its first epoch. Returns the state of the checkpoint from which the run resumes, if any. `compressing_ranks` is the
-/// number of ranks of which the run saves what they have not sent, if there is compression with error feedback.
+/// number of ranks of which the run saves memory of compressed sums, and says whether they encode anything.
 fn check_files_and_load_state(
     config: &Config,
     setup: &Setup,
-    compressing_ranks: usize,
+    (is_encoded, compressing_ranks): (bool, usize),
 ) -> Result<Option<TrainingState>, TrainError> {
     config.check_paths().map_err(TrainError::Options)?;
     for (path, what) in [(&config.report, WRITE_REPORT_ACTION), (&config.curves.plot, WRITE_PLOT_ACTION)] {
@@ -403,8 +403,10 @@ fn check_files_and_load_state(
     }
     let Some(target) = &config.checkpoint else { return Ok(None) };
     let mut identity = setup.identity(config);
-    let ranks = (config.strategy, compressing_ranks);
-    identity.compression_vectors = config.compression_rules.saved_vectors(config.compression, ranks);
+    let ranks = (config.strategy, if is_encoded { compressing_ranks } else { 0 });
+    let velocities = if setup.compression_schedule.has_velocities() { compressing_ranks } else { 0 };
+    identity.compression_vectors =
+        config.compression_rules.saved_vectors(config.compression, ranks) + velocities;
     let found = match target.existing {
         ExistingCheckpoint::Resume => {
             checkpoint::load_checkpoint(&target.directory, &setup.network, &identity)?

@@ -3,6 +3,7 @@
 use super::batch_norm_options::{check_batch_norm_options, check_batch_norm_samples};
 use super::batches::ShuffleBlocks;
 use super::checkpoint::{IdentityEntry, RunIdentity, SHUFFLE_OF_WHOLE_EPOCH};
+use super::compression_schedule::CompressionSchedule;
 use super::config::{Config, default_model};
 use super::data::{
     ColumnEncoding, DataError, Dataset, LoadOptions, SharedSamples, Standardizer, TargetStatistics, Task,
@@ -69,6 +70,7 @@ pub(crate) struct Setup {
     /// The blocks in which the samples of an epoch are shuffled. `None` shuffles all samples of an epoch together.
     pub(crate) shuffle_blocks: Option<ShuffleBlocks>,
     pub(crate) learning_rates: LearningRates,
+    pub(crate) compression_schedule: CompressionSchedule,
 }
 
 /// The settings of the step loop: the user's options, and defaults for the options that the user did not set.
@@ -221,6 +223,7 @@ impl Setup {
         let steps_per_epoch = dataset.train.len().div_ceil(settings.batch_size).max(1) as u64;
         let Recipe { schedule, warmup, .. } = config.recipe;
         let learning_rates = LearningRates::new(schedule, warmup, steps_per_epoch, settings.epochs)?;
+        let compression_schedule = CompressionSchedule::new(config, settings.rule, steps_per_epoch);
         Ok(Self {
             dataset,
             validation,
@@ -231,6 +234,7 @@ impl Setup {
             settings,
             shuffle_blocks,
             learning_rates,
+            compression_schedule,
         })
     }
 
@@ -260,6 +264,11 @@ impl Setup {
             entry("strategy", "--strategy", config.strategy.strategy_in_checkpoint().to_string()),
             entry("seed", "--seed", config.seed.to_string()),
             entry("shuffle", "samples (--stream) shuffled", shuffle.to_owned()),
+            entry(
+                "compression_momentum",
+                "--compression-momentum and --compression-warmup",
+                self.compression_schedule.identity(),
+            ),
         ];
         if let Some(encoding) = &self.dataset.encoding {
             let columns: Vec<&str> = encoding.columns.iter().map(|column| column.name.as_str()).collect();
@@ -296,7 +305,7 @@ impl Setup {
             data_hash: parameters_hash(&digest),
             steps_per_epoch: self.dataset.train.len().div_ceil(self.settings.batch_size).max(1) as u64,
             keeps_best: config.recipe.patience().is_some(),
-            optimizer_names: self.settings.rule.state_names(),
+            optimizer_names: self.optimizer_state_names(),
             strategy_names: config.strategy.state_names(),
             compression_vectors: 0,
             standardizer: self.standardizer.clone(),
@@ -305,6 +314,11 @@ impl Setup {
             encoding: self.dataset.encoding.as_ref().map(|encoding| encoding.to_json()),
             options: config.checkpoint.as_ref().and_then(|checkpoint| checkpoint.options.clone()),
         }
+    }
+
+    /// Returns the names of the state vectors of the optimizer. Without state, the momentum is in the memory of compressed sums.
+    pub(crate) fn optimizer_state_names(&self) -> &'static [&'static str] {
+        self.compression_schedule.rule_after_sum(self.settings.rule, 0.0).0.state_names()
     }
 
     /// Returns the mean training loss of the best constant prediction. For regression, this is the variance of the

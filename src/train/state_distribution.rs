@@ -53,8 +53,8 @@ pub(super) fn broadcast_state(
 }
 
 /// Gives each rank its part of the memory of compressed sums, which rank 0 has read from a checkpoint. If the number of ranks has
-/// changed, rank r gets the sum of what the ranks r, r + n, r + 2n, ... have not sent, where n is the new number of ranks. So the
-/// sum over all ranks stays the same.
+/// changed, rank r gets the sum of the residuals and of the velocities of the ranks r, r + n, r + 2n, ..., where n is the new
+/// number of ranks. So the sum over all ranks stays the same.
 fn distribute_compression_memory(
     group: &mut Group,
     (partition, resumes): (&ModelPartition, u8),
@@ -63,14 +63,17 @@ fn distribute_compression_memory(
     if resumes == 0 {
         return Ok(());
     }
-    let mut numbers = [memory.calls, memory.residuals.len() as u64, memory.factors.len() as u64];
+    let lengths = [memory.residuals.len(), memory.velocities.len(), memory.factors.len()];
+    let [residuals, velocities, factors] = lengths.map(|length| length as u64);
+    let mut numbers = [memory.calls, residuals, velocities, factors];
     group.broadcast(&mut numbers, Rank::ZERO)?;
-    let [calls, residuals, factors] = numbers;
+    let [calls, residuals, velocities, factors] = numbers;
     memory.calls = calls;
-    if residuals > 0 {
-        let replicas = partition.place().replicas.as_usize();
-        fold_residuals(&mut memory.residuals, replicas);
-        memory.residuals = vec![partition.distribute_replicas_from_rank_0(group, &memory.residuals)?];
+    for (count, vectors) in [(residuals, &mut memory.residuals), (velocities, &mut memory.velocities)] {
+        if count > 0 {
+            fold_vectors(vectors, partition.place().replicas.as_usize());
+            *vectors = vec![partition.distribute_replicas_from_rank_0(group, vectors)?];
+        }
     }
     if factors > 0 {
         let factors = [std::mem::take(&mut memory.factors)];
@@ -79,14 +82,14 @@ fn distribute_compression_memory(
     Ok(())
 }
 
-/// Changes the number of residuals to `count`. Adds the residual r to the residual r modulo `count`. New residuals are 0.
-fn fold_residuals(residuals: &mut Vec<Vec<f32>>, count: usize) {
-    let len = residuals.first().map_or(0, Vec::len);
-    let removed = residuals.split_off(count.min(residuals.len()));
+/// Changes the number of vectors to `count`. Adds the vector of rank r to that of rank r modulo `count`. New vectors are 0.
+fn fold_vectors(vectors: &mut Vec<Vec<f32>>, count: usize) {
+    let len = vectors.first().map_or(0, Vec::len);
+    let removed = vectors.split_off(count.min(vectors.len()));
     for (removed, rank) in removed.iter().zip(count..) {
-        residuals[rank % count].iter_mut().zip(removed).for_each(|(sum, value)| *sum += value);
+        vectors[rank % count].iter_mut().zip(removed).for_each(|(sum, value)| *sum += value);
     }
-    residuals.resize(count, vec![0.0; len]);
+    vectors.resize(count, vec![0.0; len]);
 }
 
 #[cfg(test)]
@@ -94,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sum_of_all_residuals_stays_the_same_for_another_number_of_ranks() {
+    fn the_sum_of_all_vectors_stays_the_same_for_another_number_of_ranks() {
         let saved = vec![vec![1.0, 10.0], vec![2.0, 20.0], vec![4.0, 40.0]];
         for (count, expected) in [
             (1, vec![vec![7.0, 70.0]]),
@@ -102,9 +105,9 @@ mod tests {
             (3, saved.clone()),
             (4, [&saved[..], &[vec![0.0, 0.0]]].concat()),
         ] {
-            let mut residuals = saved.clone();
-            fold_residuals(&mut residuals, count);
-            assert_eq!(residuals, expected);
+            let mut vectors = saved.clone();
+            fold_vectors(&mut vectors, count);
+            assert_eq!(vectors, expected);
         }
     }
 }

@@ -92,7 +92,10 @@ impl<'a> Trainer<'a> {
         let optimizer_partition = partition.optimizer_partition();
         let state_count = optimizer_partition.own_parameter_count();
         let rate = state.learning_rate.expect("the run has decided on a learning rate");
-        let mut optimizer = Optimizer::new(setup.settings.rule, rate, config.weight_decay, state_count);
+        let schedule = setup.compression_schedule;
+        let (rule, decay) = schedule.rule_after_sum(setup.settings.rule, config.weight_decay);
+        let mut optimizer = Optimizer::new(rule, rate, decay, state_count);
+        optimizer.variance_steps = schedule.variance_steps();
         optimizer.steps = state.position.steps_total;
         optimizer.momentum_start = state.position.momentum_start;
         optimizer.clip_norm = config.recipe.clip_norm;
@@ -109,7 +112,7 @@ impl<'a> Trainer<'a> {
             let record = state.history.last().filter(|record| (record.epoch, 0) == (epoch, step));
             state.best = Some(BestParameters::new(&state.parameters, record));
         }
-        let mut strategy = strategies::create(config, &setup.network, &partition, group)?;
+        let mut strategy = strategies::create(config, setup, &partition, group)?;
         for (vector, saved) in strategy.state().into_iter().zip(std::mem::take(&mut state.strategy)) {
             *vector = saved;
         }

@@ -38,7 +38,11 @@ impl Observer for StoppingObserver {
 
 /// Runs the configuration on `n` ranks, each on a host of its own. If `stop_after` is not `None`, rank 1 gets a stop signal after
 /// this number of steps.
-fn run_on_hosts(n: u32, config: &Config, stop_after: Option<u64>) -> Vec<Result<Summary, TrainError>> {
+pub(crate) fn run_on_hosts(
+    n: u32,
+    config: &Config,
+    stop_after: Option<u64>,
+) -> Vec<Result<Summary, TrainError>> {
     let config = config.clone();
     // The options of each rank are adjusted once.
     let hosts = std::cell::Cell::new(0);
@@ -54,7 +58,7 @@ fn run_on_hosts(n: u32, config: &Config, stop_after: Option<u64>) -> Vec<Result<
 }
 
 /// Runs the configuration as [`run_on_hosts`], checks that all ranks have the same parameters, and returns the summary of rank 0.
-fn train_on_hosts(n: u32, config: &Config) -> Summary {
+pub(crate) fn train_on_hosts(n: u32, config: &Config) -> Summary {
     let mut summaries: Vec<Summary> =
         run_on_hosts(n, config, None).into_iter().map(|result| result.unwrap()).collect();
     for summary in &summaries {
@@ -65,7 +69,7 @@ fn train_on_hosts(n: u32, config: &Config) -> Summary {
 
 /// Returns a run of two epochs of a model whose tensors have 2048, 32, 320 and 10 elements. Only the first is compressed.
 /// The buckets have 500 parameters, so most buckets have one compression, and one bucket has two.
-fn small_config(compression: &str) -> Config {
+pub(crate) fn small_config(compression: &str) -> Config {
     Config {
         model: Some("mlp:32".parse().unwrap()),
         rule: Some(Rule::Momentum { momentum: 0.9 }),
@@ -93,7 +97,7 @@ const CODECS: &[(&str, f64)] = &[
 const STRATEGIES: &[&str] =
     &["allreduce", "sharded", "local-sgd:3", "diloco:4", "diloco:4,0", "model-average:1", "hybrid:3x1"];
 
-fn with_strategy(name: &str, config: &Config) -> Config {
+pub(crate) fn with_strategy(name: &str, config: &Config) -> Config {
     match name {
         "sharded" => Config { shard_optimizer: true, ..config.clone() },
         "allreduce" | "hybrid:3x1" | "hybrid:2x1" => {
@@ -238,7 +242,7 @@ fn parameter_servers_decode_what_workers_push() {
 }
 
 /// Returns the names of the tensors of the memory of compression in the checkpoint.
-fn memory_tensors(directory: &Path) -> Vec<String> {
+pub(crate) fn memory_tensors(directory: &Path) -> Vec<String> {
     let bytes = std::fs::read(directory.join(CHECKPOINT_FILE_NAME)).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let mut names: Vec<String> =

@@ -6,6 +6,7 @@ mod candle_modules;
 mod checkpoints;
 mod cnn;
 mod command_line;
+mod compressed_momentum;
 mod compression;
 mod convergence;
 mod divided_models;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use super::checkpoint_args::CheckpointArgs;
-use super::compression_args::CompressionArgs;
+use super::compression_args::{CompressionArgs, CompressionChoice};
 use super::data_args::TrainingDataArgs;
 use super::help::AFTER_OPTIONS;
 use super::optimizer_args::{OptimizerArgs, OptimizerChoice};
@@ -162,7 +162,8 @@ impl TrainArgs {
         };
         let test_source = self.data.test_source(&source)?;
         let task = self.parse_task(model.as_ref())?;
-        let (compression, compression_rules) = self.compression.to_compression_and_rules()?;
+        let CompressionChoice { compression, rules, momentum, warmup } =
+            self.compression.to_compression_choice()?;
         let strategy: StrategySpec =
             self.strategy.parse().map_err(|why| format!("--strategy {}: {why}", self.strategy))?;
         self.check_target_column(&source)?;
@@ -205,7 +206,9 @@ impl TrainArgs {
             pipeline_micro_batches: self.pipeline.micro_batches(),
             parameter_server: self.server.to_server_settings(),
             compression,
-            compression_rules,
+            compression_rules: rules,
+            compression_momentum: momentum,
+            compression_warmup: warmup,
             shard_optimizer,
             bucket_bytes: self.bucket_bytes,
             overlap: !self.no_overlap,
@@ -413,6 +416,29 @@ pub(super) mod tests {
             ("--model softmax --task regression", "predicts classes"),
             ("--task both", "one of auto"),
             ("--compression zip", "one of none"),
+            ("--compression topk --compression-warmup 5x", "--compression-warmup: `5x` is neither"),
+            ("--compression int8 --compression-warmup 5e", "--compression-warmup is for --compression topk"),
+            ("--compression topk --compression-momentum", "adam or adamw, not auto"),
+            ("--compression topk --compression-momentum --optimizer sgd", "adam or adamw, not sgd"),
+            ("--compression int8 --compression-momentum --optimizer momentum", "is for --compression topk"),
+            ("--compression-momentum --optimizer adam", "needs --compression, for example onebit"),
+            ("--compression onebit --compression-momentum --optimizer adam", "needs --compression-warmup"),
+            (
+                "--compression powersgd --compression-momentum --optimizer adam --compression-warmup 9",
+                "does not apply to --compression powersgd:4; pass onebit",
+            ),
+            (
+                "--compression topk --compression-momentum --optimizer momentum --strategy local-sgd:3",
+                "allreduce or hybrid, not local-sgd:3",
+            ),
+            (
+                "--compression topk --compression-momentum --optimizer momentum --shard-optimizer",
+                "does not apply to --shard-optimizer",
+            ),
+            (
+                "--compression topk --compression-momentum --optimizer momentum --strategy hybrid:2x1 --clip-norm 1",
+                "leave out --clip-norm",
+            ),
             ("--strategy ring", "one of allreduce"),
             ("--strategy local-sgd", "such as local-sgd:8"),
             ("--strategy local-sgd:8 --optimizer accelerated", "pass --optimizer adam"),

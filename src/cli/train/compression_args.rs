@@ -3,7 +3,7 @@
 use clap::Args;
 
 use crate::codec::Compression;
-use crate::train::{COMPRESSION_MIN_DEFAULT, CompressionRules};
+use crate::train::{COMPRESSION_MIN_DEFAULT, CompressionRules, Warmup};
 
 /// How ranks send gradients and changes of parameters to other hosts.
 #[derive(Args, Debug)]
@@ -28,6 +28,34 @@ pub(super) struct CompressionArgs {
     /// biases, also stay exact. 0 compresses all tensors
     #[arg(long, value_name = "ELEMENTS", default_value_t = COMPRESSION_MIN_DEFAULT, help_heading = "Training")]
     compression_min: usize,
+
+    /// Apply the momentum on each rank before compression. With --optimizer momentum and nesterov, for topk and randomk:
+    /// momentum correction of Deep Gradient Compression; --clip-norm then clips the gradient of each rank to NORM divided by
+    /// the root of the number of ranks. With adam and adamw: 1-bit Adam, which sums exact gradients in the warm-up, then keeps the
+    /// variance and compresses the momentum; use it with --compression onebit and --compression-warmup
+    #[arg(long, help_heading = "Training")]
+    compression_momentum: bool,
+
+    /// Compress less at the start of the run. topk and randomk send four falling fractions: with 0.001, 25%, 6.3%, 1.6% and
+    /// 0.4%. Adam with --compression-momentum sums exact gradients. 500 means during the first 500 steps. 4e means during
+    /// the first 4 epochs
+    #[arg(
+        long,
+        value_name = "STEPS|COUNTe",
+        default_value = "0",
+        allow_negative_numbers = true,
+        help_heading = "Training"
+    )]
+    compression_warmup: String,
+}
+
+/// The checked values of [`CompressionArgs`].
+pub(super) struct CompressionChoice {
+    pub(super) compression: Compression,
+    pub(super) rules: CompressionRules,
+    /// Whether the momentum is applied before compression.
+    pub(super) momentum: bool,
+    pub(super) warmup: Warmup,
 }
 
 impl CompressionArgs {
@@ -36,7 +64,7 @@ impl CompressionArgs {
     /// # Errors
     ///
     /// Returns a sentence that says which option is wrong and what to do.
-    pub(super) fn to_compression_and_rules(&self) -> Result<(Compression, CompressionRules), String> {
+    pub(super) fn to_compression_choice(&self) -> Result<CompressionChoice, String> {
         let compression =
             self.compression.parse::<Compression>().map_err(|why| format!("--compression {why}"))?;
         let excluded =
@@ -49,6 +77,8 @@ impl CompressionArgs {
             Ok((pattern.to_owned(), codec))
         });
         let tensors = excluded.chain(named).collect::<Result<Vec<_>, String>>()?;
-        Ok((compression, CompressionRules { tensors, elements_min: self.compression_min }))
+        let warmup = self.compression_warmup.parse().map_err(|why| format!("--compression-warmup: {why}"))?;
+        let rules = CompressionRules { tensors, elements_min: self.compression_min };
+        Ok(CompressionChoice { compression, rules, momentum: self.compression_momentum, warmup })
     }
 }

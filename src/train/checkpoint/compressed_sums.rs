@@ -10,11 +10,17 @@ fn residual_tensor(rank: u32) -> String {
     format!("compression.residual.{rank}")
 }
 
+/// Returns the name of the tensor that holds the velocity of a rank.
+fn velocity_tensor(rank: u32) -> String {
+    format!("compression.velocity.{rank}")
+}
+
 /// Returns the names and the values of the tensors of `memory`.
 pub(super) fn compression_tensors(memory: &CompressionMemory) -> impl Iterator<Item = (String, &Vec<f32>)> {
     let residuals = memory.residuals.iter().zip(0..).map(|(values, rank)| (residual_tensor(rank), values));
+    let velocities = memory.velocities.iter().zip(0..).map(|(values, rank)| (velocity_tensor(rank), values));
     let factors = (!memory.factors.is_empty()).then_some((FACTORS_TENSOR.into(), &memory.factors));
-    residuals.chain(factors)
+    residuals.chain(velocities).chain(factors)
 }
 
 /// Reads the tensors of [`compression_tensors`]. `names` are the names of all tensors of the checkpoint, and `read` reads one of
@@ -26,6 +32,9 @@ pub(super) fn read_compression_memory<E>(
     let mut memory = CompressionMemory::default();
     for name in (0..).map(residual_tensor).take_while(|name| names.contains(&name.as_str())) {
         memory.residuals.push(read(&name)?);
+    }
+    for name in (0..).map(velocity_tensor).take_while(|name| names.contains(&name.as_str())) {
+        memory.velocities.push(read(&name)?);
     }
     if names.contains(&FACTORS_TENSOR) {
         memory.factors = read(FACTORS_TENSOR)?;

@@ -35,7 +35,7 @@ pub(super) fn example_run() -> (Network, RunIdentity, TrainingState) {
         keeps_best: true,
         optimizer_names: &["optimizer.velocity"],
         strategy_names: &["strategy.outer_velocity"],
-        compression_vectors: 3,
+        compression_vectors: 4,
         standardizer: None,
         scale: TargetScale::IDENTITY,
         classes: vec!["a".into(), "b".into()],
@@ -50,8 +50,12 @@ pub(super) fn example_run() -> (Network, RunIdentity, TrainingState) {
     let learning_rate = Some(0.05);
     let history = Vec::new();
     let quarter: Vec<f32> = parameters.iter().map(|value| value * 0.25).collect();
-    let compression =
-        CompressionMemory { residuals: vec![quarter.clone(), quarter.clone()], factors: quarter, calls: 13 };
+    let compression = CompressionMemory {
+        residuals: vec![quarter.clone(), quarter.clone()],
+        velocities: vec![quarter.clone()],
+        factors: quarter,
+        calls: 13,
+    };
     let mut best = BestParameters::new(&parameters, None);
     best.keep_if_lowest_loss(0.1, 2, &vec![0.25; parameters.len()]);
     let best = Some(best);

@@ -225,6 +225,7 @@ impl<'a> Worker<'a> {
         let work = GradientWork {
             network: &setup.network,
             parameters: &self.snapshot,
+            first_moment: &[],
             gradients: &mut self.gradients,
             workspace: &mut self.workspace,
             samples: &samples,

@@ -89,6 +89,30 @@ impl AdamStep {
         }
     }
 
+    /// Computes the coefficients of step number `step`, if the second moment has not changed since step `variance_steps`.
+    pub(super) fn with_frozen_variance(
+        options: AdamOptions,
+        rate: f32,
+        (step, variance_steps): (u64, u64),
+    ) -> Self {
+        let bias_correction_2_root = Self::new(options, rate, variance_steps).bias_correction_2_root;
+        Self { bias_correction_2_root, ..Self::new(options, rate, step) }
+    }
+
+    /// Replaces the first moment by `new_first`, and takes the step of Adam. Skips elements whose second moment is 0: all their
+    /// gradients were 0, so the sums of lossy encodings would be noise that is divided by epsilon.
+    pub(super) fn apply_frozen(
+        &self,
+        parameters: &mut [f32],
+        new_first: &[f32],
+        (first, second): (&mut [f32], &[f32]),
+    ) {
+        for ((m, new), v) in first.iter_mut().zip(new_first).zip(second) {
+            *m = if *v == 0.0 { 0.0 } else { *new };
+        }
+        self.apply(parameters, first, second);
+    }
+
     /// Updates the moments of the gradients.
     pub(super) fn update_moments(&self, gradients: &[f32], first: &mut [f32], second: &mut [f32]) {
         for ((g, m), v) in gradients.iter().zip(first).zip(second) {

@@ -64,6 +64,7 @@ pub(super) fn run_worker(
         let work = GradientWork {
             network: &setup.network,
             parameters,
+            first_moment: &[],
             gradients: &mut gradient,
             workspace: &mut workspace,
             samples: &samples,

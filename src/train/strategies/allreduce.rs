@@ -17,6 +17,7 @@ use crate::train::bucket_ranges::BucketSizes;
 use crate::train::buckets::{Buckets, PassRuntime};
 use crate::train::compression_plan::CompressionPlan;
 use crate::train::gradient_work::GradientWork;
+use crate::train::local_momentum::LocalMomentum;
 use crate::train::model::LossSums;
 use crate::train::runtime::{Runtime, SumTarget, Values};
 use crate::types::WorldSize;
@@ -29,16 +30,26 @@ pub(crate) struct SynchronousStrategy {
 }
 
 impl SynchronousStrategy {
-    /// Creates the strategy for the parameters of `plan`. `sizes` are the sizes of the buckets that are reduced during the
-    /// backward pass. If there is a single bucket, it is reduced after the backward pass.
-    pub(crate) fn new(size: WorldSize, plan: &CompressionPlan, sizes: BucketSizes) -> Self {
-        let buckets = Buckets::new(plan, sizes, SumTarget::Everything);
+    /// Creates the strategy for the parameters of `plan`, with the momentum that is applied before the sums. `sizes` are the
+    /// sizes of the buckets that are reduced during the backward pass. If there is a single bucket, it is reduced after the
+    /// backward pass.
+    pub(crate) fn new(
+        size: WorldSize,
+        (plan, momentum): (&CompressionPlan, Option<LocalMomentum>),
+        sizes: BucketSizes,
+    ) -> Self {
+        let buckets = Buckets::new(plan, sizes, SumTarget::Everything).with_momentum(momentum);
         Self { buckets, is_alone: size == WorldSize::ONE }
     }
 
-    /// Returns whether the ranks reduce gradients during the backward pass.
-    fn overlaps(&self) -> bool {
+    /// Returns whether the ranks reduce gradients in buckets.
+    fn has_buckets(&self) -> bool {
         !self.is_alone && self.buckets.bytes().is_some()
+    }
+
+    /// Returns whether the ranks reduce gradients during the backward pass of the current step.
+    fn overlaps(&self) -> bool {
+        self.has_buckets() && !self.buckets.need_whole_gradient()
     }
 }
 
@@ -64,9 +75,13 @@ impl Strategy for SynchronousStrategy {
     fn take_step(
         &mut self,
         runtime: &mut dyn Runtime,
-        Replica { parameters, gradients, optimizer }: &mut Replica<'_>,
+        replica: &mut Replica<'_>,
         own_totals: StepTotals,
     ) -> Result<Option<StepTotals>, Error> {
+        if !self.overlaps() {
+            self.buckets.apply_momentum(replica);
+        }
+        let Replica { parameters, gradients, optimizer } = replica;
         let totals = own_totals.to_array().to_vec();
         let buckets = &mut self.buckets;
         if self.is_alone {
@@ -97,7 +112,7 @@ impl Strategy for SynchronousStrategy {
     }
 
     fn bucket_bytes(&self) -> Option<usize> {
-        if self.overlaps() { self.buckets.bytes() } else { None }
+        if self.has_buckets() { self.buckets.bytes() } else { None }
     }
 
     fn compressed_sums(&mut self) -> Option<&mut Buckets> {

@@ -39,10 +39,12 @@ use super::compression_plan::{CompressionPlan, ModelTensor};
 use super::config::Config;
 use super::evaluation_work::EvaluationWork;
 use super::gradient_work::GradientWork;
-use super::model::{LossSums, Network};
+use super::local_momentum::LocalMomentum;
+use super::model::LossSums;
 use super::optimizer::Optimizer;
 use super::partition::ModelPartition;
 use super::runtime::{self, Runtime};
+use super::setup::Setup;
 use crate::group::{Error, Group};
 use crate::types::WorldSize;
 
@@ -140,14 +142,15 @@ pub(crate) trait Strategy {
     }
 }
 
-/// Creates the strategy of a run. `partition` says which parameters of `network` this rank holds. All ranks must call
+/// Creates the strategy of a run. `partition` says which parameters of the model this rank holds. All ranks must call
 /// this function.
 pub(crate) fn create(
     config: &Config,
-    network: &Network,
+    setup: &Setup,
     partition: &ModelPartition,
     group: &mut Group,
 ) -> Result<Box<dyn Strategy>, TrainError> {
+    let network = &setup.network;
     let count = network.parameter_count();
     // Ranks exchange exact values in shared memory.
     let (is_encoded, size) = (!group.shares_memory(), group.size());
@@ -159,7 +162,8 @@ pub(crate) fn create(
     });
     let compression = (config.compression, &config.compression_rules);
     let plan = CompressionPlan::new(compression, tensors.collect(), (is_encoded, config.seed));
-    let plan = plan.map_err(TrainError::Options)?;
+    let plan = plan.map_err(TrainError::Options)?.with_schedule(setup.compression_schedule);
+    let momentum = LocalMomentum::new(&plan, (partition.place().replicas, config.recipe.clip_norm));
     let sizes = bucket_sizes(config, count, size);
     let shard_step =
         partition.has_optimizer_shards().then(|| ShardStep::new(partition.optimizer_partition().clone()));
@@ -174,7 +178,7 @@ pub(crate) fn create(
         StrategySpec::AllReduce
         | StrategySpec::PsSync
         | StrategySpec::PsAsync { .. }
-        | StrategySpec::Gossip { .. } => Box::new(SynchronousStrategy::new(size, &plan, sizes)),
+        | StrategySpec::Gossip { .. } => Box::new(SynchronousStrategy::new(size, (&plan, momentum), sizes)),
         StrategySpec::ModelAverage { epochs } => Box::new(LocalTraining::new(ModelAverage { epochs }, &plan)),
         StrategySpec::DiLoCo { steps, delay } => {
             let statistics = network.parameter_tensors().into_iter().filter(|tensor| tensor.is_statistic);
@@ -193,8 +197,9 @@ pub(crate) fn create(
                 WorldSize::ONE => None,
                 _ => Some(runtime::split_by_part(group, place.part as u32)?),
             };
-            let replicas = (replicas, &plan);
-            Box::new(Pipeline::new((network, &stages), place, config.micro_batches_per_step(), replicas))
+            let sums = Buckets::single(&plan).with_momentum(momentum);
+            let micro_batches = config.micro_batches_per_step();
+            Box::new(Pipeline::new((network, &stages), place, micro_batches, (replicas, sums)))
         }
     })
 }

@@ -29,7 +29,6 @@ use super::{ParameterAgreement, Replica, StepTotals, Strategy, StrategySpec, to_
 use crate::group::Error;
 use crate::train::TrainError;
 use crate::train::buckets::Buckets;
-use crate::train::compression_plan::CompressionPlan;
 use crate::train::evaluation_work::EvaluationWork;
 use crate::train::gradient_work::{GradientWork, divide_into_micro_batches};
 use crate::train::model::{
@@ -104,12 +103,12 @@ struct StageExchange {
 
 impl Pipeline {
     /// Creates the strategy of a rank that holds the part `place` of the model. `replicas` is the group of the ranks
-    /// with the same part.
+    /// with the same part, and `sums` are the sums of its gradients.
     pub(crate) fn new(
         (network, stages): (&Network, &[Range<usize>]),
         place: PartPlace,
         micro_batches: NonZeroU32,
-        (replicas, plan): (Option<Box<dyn Runtime>>, &CompressionPlan),
+        (replicas, sums): (Option<Box<dyn Runtime>>, Buckets),
     ) -> Self {
         Self {
             stage: network.stage().select(stages[place.part].clone()),
@@ -119,7 +118,7 @@ impl Pipeline {
             workspaces: (place.part..stages.len()).map(|_| None).collect(),
             buffers: FreeStageBuffers::default(),
             replicas,
-            sums: Buckets::single(plan),
+            sums,
             data_time: Duration::ZERO,
         }
     }
@@ -272,6 +271,7 @@ impl Strategy for Pipeline {
         replica: &mut Replica<'_>,
         own_totals: StepTotals,
     ) -> Result<Option<StepTotals>, Error> {
+        self.sums.apply_momentum(replica);
         if let Some(replicas) = &mut self.replicas {
             self.sums.sum(replicas.as_mut(), replica.gradients)?;
         }

@@ -273,9 +273,11 @@ impl Trainer<'_> {
             return Ok(CompressionMemory::default());
         };
         let mut all = CompressionMemory { calls: own.calls, ..CompressionMemory::default() };
-        for residual in &own.residuals {
-            for replica in self.partition.place().replicas.ranks() {
-                all.residuals.extend(self.partition.gather_replica_on_rank_0(group, residual, replica)?);
+        for (vectors, all) in [(&own.residuals, &mut all.residuals), (&own.velocities, &mut all.velocities)] {
+            for vector in vectors {
+                for replica in self.partition.place().replicas.ranks() {
+                    all.extend(self.partition.gather_replica_on_rank_0(group, vector, replica)?);
+                }
             }
         }
         if needs.factors {

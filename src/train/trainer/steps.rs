@@ -72,9 +72,17 @@ impl Trainer<'_> {
     ) -> Result<f64, TrainError> {
         let setup = self.setup;
         let batch_len = local_batch.batch_len;
+        let step = self.state.position.steps_total;
+        if let Some(sums) = self.strategy.compressed_sums() {
+            sums.begin_step(step);
+        }
+        // With compressed momentum, each rank clips its own gradient.
+        let clips_sum = setup.compression_schedule.momentum_at(step).is_none();
+        self.optimizer.clip_norm = self.config.recipe.clip_norm.filter(|_| clips_sum);
         let work = GradientWork {
             network: &setup.network,
             parameters: &self.state.parameters,
+            first_moment: self.optimizer.state.first().map_or(&[], Vec::as_slice),
             gradients: &mut self.gradients,
             workspace: &mut self.workspace,
             samples: local_batch.samples,
@@ -82,7 +90,7 @@ impl Trainer<'_> {
             indices: local_batch.indices,
             batch_len,
             micro_batches: self.config.micro_batches,
-            step: StepSeed { seed: self.config.seed, step: self.state.position.steps_total },
+            step: StepSeed { seed: self.config.seed, step },
             data_time: &mut self.timer.data_time,
         };
         let outcome = self.strategy.compute_local_gradient(group, work);
@@ -99,8 +107,7 @@ impl Trainer<'_> {
                 .as_ref()
                 .map_or([0.0; 2], ReplicaHash::terms_that_cancel_if_equal),
         };
-        let steps_total = self.state.position.steps_total;
-        self.optimizer.learning_rate = setup.learning_rates.rate_at_step(self.learning_rate(), steps_total);
+        self.optimizer.learning_rate = setup.learning_rates.rate_at_step(self.learning_rate(), step);
         let (strategy, mut replica) = self.strategy_and_replica();
         let totals = strategy.take_step(group, &mut replica, own_totals)?;
         let position = &mut self.state.position;
