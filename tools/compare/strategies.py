@@ -29,11 +29,12 @@ STRATEGIES = [
 ]
 
 
-def run(options: argparse.Namespace, ranks: int, arguments: list[str]) -> dict | str:
-    """Returns the report of a run, or the last line of the error if the run fails."""
+def run(options: argparse.Namespace, ranks: int, arguments: list[str], before: tuple[str, ...] = ()) -> dict | str:
+    """Returns the report of a run, or the first line of the error if the run fails. `before` is a command that starts the
+    command of a rank."""
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory, "report.json")
-        command = [str(options.programs / "ringrun"), "-n", str(ranks), str(options.programs / "ringtrain")]
+        command = [str(options.programs / "ringrun"), "-n", str(ranks), *before, str(options.programs / "ringtrain")]
         command += [*options.arguments, *arguments, "--quiet", "--report", str(report)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout, check=False)
         if done.returncode != 0:
