@@ -3,57 +3,9 @@
 use std::fmt::Debug;
 use std::marker::PhantomData;
 
-use half::slice::HalfFloatSliceExt as _;
-use half::{bf16, f16};
-
 use super::interface::{DecodeError, RandomKeys};
 use super::vectorised::CodecLoops;
 use crate::simd::HalfFloat;
-use crate::types::Element;
-
-/// A half-precision type that encodes `f32` on the wire.
-pub(super) trait CompressedElement: Element {
-    /// The number 0.
-    const ZERO: Self;
-
-    /// Rounds each element of `wide` to half precision and writes the result to `narrow`.
-    ///
-    /// # Panics
-    ///
-    /// If the two slices have different lengths.
-    fn encode(wide: &[f32], narrow: &mut [Self]);
-
-    /// Converts each element of `narrow` to `f32`, without rounding, and writes the result to `wide`.
-    ///
-    /// # Panics
-    ///
-    /// If the two slices have different lengths.
-    fn decode(narrow: &[Self], wide: &mut [f32]);
-}
-
-impl CompressedElement for f16 {
-    const ZERO: Self = Self::ZERO;
-
-    fn encode(wide: &[f32], narrow: &mut [Self]) {
-        narrow.convert_from_f32_slice(wide);
-    }
-
-    fn decode(narrow: &[Self], wide: &mut [f32]) {
-        narrow.convert_to_f32_slice(wide);
-    }
-}
-
-impl CompressedElement for bf16 {
-    const ZERO: Self = Self::ZERO;
-
-    fn encode(wide: &[f32], narrow: &mut [Self]) {
-        narrow.convert_from_f32_slice(wide);
-    }
-
-    fn decode(narrow: &[Self], wide: &mut [f32]) {
-        narrow.convert_to_f32_slice(wide);
-    }
-}
 
 /// The codec of a half-precision type: `f16` (IEEE 754 binary16) or `bf16` (bfloat16). Rounds to nearest, ties to even.
 ///
