@@ -39,6 +39,20 @@ impl PyCompressor {
         compression.needs_error_feedback() || compression.is_random()
     }
 
+    /// Returns what a compressor with the compression "auto" has measured and chosen: "compression" is the name of the codec,
+    /// "is_trial" whether it is still trying codecs, "relative_error" the error of a result with this codec, and "seconds" the
+    /// time of a call on the slowest rank. The last two are `None` if they were not measured. Returns `None` for other
+    /// compressions.
+    fn report<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let Some(report) = self.0.report() else { return Ok(None) };
+        let dict = PyDict::new(py);
+        dict.set_item(intern!(py, "compression"), report.compression.to_string())?;
+        dict.set_item(intern!(py, "is_trial"), report.is_trial)?;
+        dict.set_item(intern!(py, "relative_error"), report.relative_error)?;
+        dict.set_item(intern!(py, "seconds"), report.seconds)?;
+        Ok(Some(dict))
+    }
+
     /// Returns a copy of the memory, for a checkpoint: "residual" is an array with the error of each element, which is empty
     /// before the first call, and "calls" is the number of calls. Every rank has its own errors, so every rank saves them.
     fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

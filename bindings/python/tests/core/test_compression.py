@@ -83,6 +83,25 @@ def test_a_saved_compressor_continues_with_the_same_results(name: str):
         assert np.array_equal(without, resumed)
 
 
+def test_auto_makes_the_same_choice_on_all_ranks():
+    def work(group: ring.Group) -> tuple:
+        compressor = ring.Compressor("auto:0.05")
+        assert compressor.report() == {"compression": "none", "is_trial": True, "relative_error": 0.0, "seconds": None}
+        used, results = [], []
+        for step in range(45):
+            results.append(group.all_reduce(values(group.rank, step), "avg", compression=compressor))
+            used.append(compressor.report()["compression"])
+        return used, compressor.report(), np.concatenate(results)
+
+    results = run(3, work)
+    used, report, first = results[0]
+    assert used.count("bf16") >= 6 and used.count("int8") >= 6 and used.count("int4") == 1, used
+    assert not report["is_trial"] and report["relative_error"] <= 0.05 and report["seconds"] > 0
+    for others, other_report, result in results:
+        assert others == used and other_report == report and np.array_equal(result, first)
+    assert ring.Compressor("int8").report() is None
+
+
 def test_ranks_that_share_memory_exchange_exact_values():
     def work(group: ring.Group) -> bool:
         own = values(group.rank)

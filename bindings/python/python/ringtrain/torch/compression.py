@@ -91,6 +91,7 @@ class Compression:
     topk: type[Compressor]
     randomk: type[Compressor]
     powersgd: type[Compressor]
+    auto: type[Compressor]
 
 
 for _name in Compression.__annotations__:

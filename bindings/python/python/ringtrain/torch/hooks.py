@@ -35,6 +35,7 @@ from ringtrain.torch.work import new_future
 
 __all__ = [
     "CompressionState",
+    "auto",
     "bf16",
     "compress",
     "fp16",
@@ -235,3 +236,4 @@ signsgd = _hook("signsgd")
 topk = _hook("topk")
 randomk = _hook("randomk")
 powersgd = _hook("powersgd")
+auto = _hook("auto")

@@ -35,6 +35,8 @@ EXPECTED: dict[str, tuple[float, float]] = {
     "topk": (26.0, 0.3),
     "randomk": (30.0, 0.05),
     "powersgd": (5.0, 0.75),
+    # On a fast link it chooses exact gradients, and each check of a bucket sends a sample.
+    "auto": (0.8, 0.99),
 }
 STEPS = 40
 
