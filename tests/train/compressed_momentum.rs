@@ -8,7 +8,7 @@ use ringtrain::train::{CheckpointSettings, CompressionRules, Config, ExistingChe
 use super::compression::{memory_tensors, run_on_hosts, small_config, train_on_hosts, with_strategy};
 use super::library::train;
 use super::strategies::checkpoint_in;
-use super::util::if_long_tests_else;
+use super::util::runs_long_tests;
 
 const ADAM: Rule = Rule::Adam(AdamOptions::DEFAULT);
 
@@ -131,7 +131,8 @@ fn a_resumed_run_has_the_bits_of_a_run_without_interruption() {
         (ADAM, "allreduce", "int8-stochastic", 24),
         (ADAM, "hybrid:2x1", "int4-stochastic", 10),
     ];
-    for &(rule, strategy, codec, warmup) in if_long_tests_else(&all[..], &all[..3]) {
+    let cases = if runs_long_tests() { &all[..] } else { &all[..3] };
+    for &(rule, strategy, codec, warmup) in cases {
         let config = with_strategy(strategy, &momentum_config(rule, codec, warmup));
         let expected = train_on_hosts(2, &config);
         let directory = tempfile::tempdir().unwrap();
