@@ -22,9 +22,7 @@ class FakeNetwork:
     step_s: float
     code: int = 0
     hosts: int = 4
-    rate: str = "100mbit"
     commands: list = dataclasses.field(default_factory=list)
-    rates: list = dataclasses.field(default_factory=list)
 
     def __str__(self):
         return "4 fake hosts"
@@ -35,7 +33,6 @@ class FakeNetwork:
     def run(self, command, stall_s, scratch):
         words = [str(word) for word in command]
         self.commands.append(words)
-        self.rates.append(self.rate)
         epochs = int(words[words.index("--epochs") + 1])
         rows = [{"seconds": 2 * self.step_s, "test_accuracy": 0.5 + 0.1 * epoch} for epoch in range(epochs)]
         if "--report" in words:
@@ -125,16 +122,13 @@ class AccuracyTests(unittest.TestCase):
         self.assertEqual(training.seconds_to([[1.0, 0.5], [2.0, 0.8]], 0.8), 2.0)
         self.assertEqual(training.seconds_to([[1.0, 0.5]], 0.8), math.inf)
 
-    def test_known_times_of_steps_replace_the_measured_ones(self):
-        with tempfile.TemporaryDirectory() as directory:
-            path = pathlib.Path(directory, "steps.json")
-            path.write_text(json.dumps({"step_seconds": {"gloo/none": [5.0, 3.0, 4.0]}}))
-            network = FakeNetwork(0.25)
-            words = ("--seeds", "2", "--epochs", "2", "--steps-from", str(path))
-            data = run("accuracy", network, *words, "--program", "gloo/none", "--program", "ringtrain/int8")
-        self.assertEqual(data["points"]["gloo/none"], [[[8.0, 0.5], [16.0, 0.6]]] * 2)
-        self.assertEqual(data["points"]["ringtrain/int8"], [[[0.5, 0.5], [1.0, 0.6]]] * 2)
-        self.assertEqual(network.rates, [training.FAST, "100mbit"] * 2)
+    def test_the_time_of_a_step_can_come_from_another_network(self):
+        words = ("--seeds", "2", "--epochs", "2", "--program", "gloo/none", "--program", "ringtrain/int8")
+        data = run("accuracy", FakeNetwork(0.25), *words)
+        self.assertEqual(training.points_of(data)["ringtrain/int8"], [[[0.5, 0.5], [1.0, 0.6]]] * 2)
+        slow = {**data, "step_seconds": {"gloo/none": [5.0, 3.0, 4.0]}}
+        self.assertEqual(training.points_of(data, slow), {"gloo/none": [[[8.0, 0.5], [16.0, 0.6]]] * 2})
+        self.assertRaisesRegex(MeasurementFailed, "batch_size", training.points_of, data, {**slow, "batch_size": 9})
 
     def test_the_table_compares_with_the_fastest_hook(self):
         found = {"gloo/none": [[[8.0, 0.9]]], "gloo/fp16": [[[4.0, 0.9]]]}

@@ -3,17 +3,18 @@
 and its own hooks, or with the backend "ring" and the hooks of ringtrain.
 
 A program is LIBRARY/CODEC or LIBRARY/CODEC/STRATEGY. LIBRARY is `ringtrain` (the program), `gloo` (DistributedDataParallel with
-Gloo) or `ring` (DistributedDataParallel with ringtrain.torch). CODEC is none, fp16, bf16 or powersgd:RANK, with ringtrain and ring
-also every other --compression. STRATEGY is a --strategy of ringtrain.
+Gloo) or `ring` (DistributedDataParallel with ringtrain.torch). CODEC is none, fp16, bf16 or powersgd:RANK; with ringtrain and
+ring, it may also be every other --compression. STRATEGY is a --strategy of ringtrain.
 
     tools/compare/training.py steps --python VENV/bin/python --lab 4:100mbit --model mlp:256,128 --rounds 5 --json steps.json
-    tools/compare/training.py accuracy --python VENV/bin/python --lab 4:1gbit --model mlp:1024,1024 --seeds 5 --target 0.87
-    tools/compare/training.py accuracy ... --lab 4:100mbit --steps-from steps.json --json accuracy.json --plot accuracy.svg
-    tools/compare/training.py draw accuracy.json accuracy.svg
+    tools/compare/training.py accuracy --python VENV/bin/python --lab 4:1gbit --seeds 5 --json accuracy.json --plot accuracy.svg
+    tools/compare/training.py report accuracy.json --steps-from steps.json --plot accuracy-100.svg
 
 `steps` measures the mean time of a step on a small part of the data. `accuracy` measures when the test accuracy of a seed reaches
-the target: the time of all steps up to the end of this epoch, without the tests. Rounds and seeds are interleaved: each one runs
-every program once. See docs/comparing.md. The script needs Linux, root's rights and iproute2; gloo and ring need torch.
+the target: the time of all steps up to the end of this epoch, without the tests. `report --steps-from` replaces the times of the
+steps by those that `steps` measured in another network, because the accuracy after a step does not depend on the network. Rounds
+and seeds are interleaved: each one runs every program once. See docs/comparing.md. The script needs Linux, root's rights and
+iproute2; gloo and ring need torch.
 """
 
 import argparse
@@ -46,8 +47,6 @@ ACCURACY_PROGRAMS = (
 )
 # How long a run may print nothing. Programs print only at the end.
 STALL_S = 3600
-# The rate of the lab in which `accuracy --steps-from` trains. No step there waits long for the network.
-FAST = "40gbit"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,19 +148,16 @@ def measure_steps(args, programs, scratch, say, earlier):
 
 
 def measure_accuracy(args, programs, scratch, say, earlier):
-    """Returns for each program and seed a list of points: the seconds and the test accuracy at the end of each epoch. The seeds
-    follow those in `earlier`."""
-    step_times = json.loads(args.steps_from.read_text())["step_seconds"] if args.steps_from else {}
-    fast = dataclasses.replace(args.lab, rate=FAST)
+    """Returns for each program a list with the epochs of each seed, as `train` returns them. The seeds follow those in
+    `earlier`."""
     found = {str(program): list(earlier.get(str(program), [])) for program in programs}
     done = min(map(len, found.values()))
     for seed in range(done, done + args.seeds):
         for group in libraries(programs):
             say(f"seed {seed}, {', '.join(map(str, group))}")
             machine.wait_until_idle(args.wait_idle, say)
-            known = all(str(program) in step_times for program in group)
-            for name, history in train(args, group, fast if known else args.lab, args.data, args.epochs, seed, scratch).items():
-                found[name].append(accuracy_points(history, statistics.median(step_times[name]) if known else None))
+            for name, history in train(args, group, args.lab, args.data, args.epochs, seed, scratch).items():
+                found[name].append(history)
     return found
 
 
@@ -173,6 +169,18 @@ def accuracy_points(history, step_s=None):
         seconds += epoch["steps"] * step_s if step_s else epoch["seconds"]
         points.append([seconds, epoch["test_accuracy"]])
     return points
+
+
+def points_of(data, steps=None):
+    """Returns for each program the `accuracy_points` of each seed. `steps` is a document of `steps`: if it is given, its median
+    times of a step replace those of `data`, and programs that it lacks are left out."""
+    if steps is None:
+        return {name: [accuracy_points(history) for history in runs] for name, runs in data["runs"].items()}
+    if different := [name for name in ("model", "batch_size", "optimizer") if data[name] != steps[name]]:
+        raise MeasurementFailed(f"the two measurements differ in their {different[0]}")
+    medians = {name: statistics.median(times) for name, times in steps["step_seconds"].items()}
+    known = {name: runs for name, runs in data["runs"].items() if name in medians}
+    return {name: [accuracy_points(history, medians[name]) for history in runs] for name, runs in known.items()}
 
 
 def seconds_to(points, target):
@@ -206,7 +214,7 @@ def time_cell(times):
 
 def steps_table(times):
     """Returns a Markdown table of the times of a step, and their ratios to the times of Gloo in the same rounds."""
-    lines = ["| program | time of a step: median (range) | time / that of Gloo with the same codec | time / that of `gloo/none` |"]
+    lines = ["| program | time of a step: median (range) | time / Gloo's with the same codec | time / that of `gloo/none` |"]
     lines.append("|---" * 4 + "|")
     for name, own in times.items():
         cells = []
@@ -221,9 +229,8 @@ def accuracy_table(found, target):
     times = {name: [seconds_to(points, target) for points in runs] for name, runs in found.items()}
     gloo = [name for name in times if name.startswith("gloo/")]
     best = min(gloo, key=lambda name: statistics.median(times[name]), default=None)
-    lines = [f"| program | time to a test accuracy of {target}: median (range) | time / `gloo/none` | time / `{best}` (Gloo's fastest) "
-             "| last test accuracy |"]
-    lines.append("|---" * 5 + "|")
+    columns = [f"time to a test accuracy of {target}: median (range)", "time / `gloo/none`", f"time / `{best}` (Gloo's fastest)"]
+    lines = [f"| program | {' | '.join(columns)} | last test accuracy |", "|---" * 5 + "|"]
     for name, own in times.items():
         last = statistics.median(points[-1][1] for points in found[name])
         cells = [ratio_cell(own, times[other]) if other in times and other != name else "-" for other in ("gloo/none", best)]
@@ -236,7 +243,7 @@ def argument_parser():
     commands = parser.add_subparsers(required=True, dest="what")
     for name in ("steps", "accuracy"):
         command = commands.add_parser(name)
-        command.add_argument("--lab", type=lab.SimulatedLab.from_text, required=True, metavar="HOSTS:RATE", help="such as 4:100mbit")
+        command.add_argument("--lab", type=lab.SimulatedLab.from_text, required=True, metavar="HOSTS:RATE", help="as in 4:100mbit")
         command.add_argument("--program", action="append", type=Program.from_text, metavar="PROGRAM", help="may be repeated")
         command.add_argument("--python", help="a Python that has torch, and ringtrain for the library `ring`")
         command.add_argument("--programs", type=pathlib.Path, default=ROOT / "target/release", help="the directory of ringtrain")
@@ -257,20 +264,33 @@ def argument_parser():
         else:
             command.add_argument("--seeds", type=int, default=5, help="runs of each program, with the seeds 0, 1 and so on [5]")
             command.add_argument("--epochs", type=int, default=4, help="epochs of a run [4]")
-            command.add_argument("--target", type=float, default=0.87, help="the test accuracy to reach [0.87]")
-            command.add_argument("--plot", type=pathlib.Path, help="draw the accuracy over time into this SVG file")
-            command.add_argument("--steps-from", type=pathlib.Path, metavar="FILE",
-                                 help="the JSON file of `steps`. Programs in this file train in a fast network, and their time is "
-                                      "the number of steps times the time of a step in the file")
-    drawing = commands.add_parser("draw")
-    drawing.add_argument("results", type=pathlib.Path, help="the JSON file of `accuracy`")
-    drawing.add_argument("plot", type=pathlib.Path, help="the SVG file")
+            add_report_arguments(command)
+    reporting = commands.add_parser("report")
+    reporting.add_argument("results", type=pathlib.Path, help="the JSON file of `accuracy`")
+    reporting.add_argument("--steps-from", type=pathlib.Path, metavar="FILE", help="a JSON file of `steps`")
+    add_report_arguments(reporting)
     return parser
+
+
+def add_report_arguments(parser):
+    parser.add_argument("--target", type=float, default=0.87, help="the test accuracy to reach [0.87]")
+    parser.add_argument("--plot", type=pathlib.Path, help="draw the accuracy over time into this SVG file")
+
+
+def print_accuracy(args, data, steps=None):
+    """Prints the table of the times to the target, and draws the accuracy over time."""
+    points = points_of(data, steps)
+    # The network is that in which the time of a step was measured.
+    shown = {**data, "machine": (steps or data)["machine"], "points": points, "target": args.target}
+    print("\n".join([curves.heading(shown), "", accuracy_table(points, args.target)]))
+    if args.plot:
+        args.plot.write_text(curves.draw_svg(shown))
 
 
 def measure(args, say):
     """Returns the results as a JSON document."""
-    programs = args.program or [Program.from_text(text) for text in (STEP_PROGRAMS if args.what == "steps" else ACCURACY_PROGRAMS)]
+    defaults = STEP_PROGRAMS if args.what == "steps" else ACCURACY_PROGRAMS
+    programs = args.program or [Program.from_text(text) for text in defaults]
     if any(program.library != "ringtrain" for program in programs) and not args.python:
         raise MeasurementFailed("gloo and ring need --python, a Python that has torch")
     if reason := args.lab.unavailable_reason():
@@ -286,14 +306,13 @@ def measure(args, say):
         scratch = pathlib.Path(directory)
         if args.what == "steps":
             return {**data, "step_seconds": measure_steps(args, programs, scratch, say, earlier.get("step_seconds", {}))}
-        found = measure_accuracy(args, programs, scratch, say, earlier.get("points", {}))
-        return {**data, "target": args.target, "extrapolated": bool(args.steps_from), "points": found}
+        return {**data, "runs": measure_accuracy(args, programs, scratch, say, earlier.get("runs", {}))}
 
 
 def main():
     args = argument_parser().parse_args()
-    if args.what == "draw":
-        args.plot.write_text(curves.draw_svg(json.loads(args.results.read_text())))
+    if args.what == "report":
+        print_accuracy(args, json.loads(args.results.read_text()), args.steps_from and json.loads(args.steps_from.read_text()))
         return 0
     processes.interrupt_on_signals()
     processes.adopt_orphans()
@@ -302,13 +321,12 @@ def main():
     except MeasurementFailed as error:
         print(f"training: {error}", file=sys.stderr)
         return 1
-    print(curves.heading(data))
-    print()
-    print(steps_table(data["step_seconds"]) if args.what == "steps" else accuracy_table(data["points"], args.target))
     if args.json:
         args.json.write_text(json.dumps(data, indent=1) + "\n")
-    if args.what == "accuracy" and args.plot:
-        args.plot.write_text(curves.draw_svg(data))
+    if args.what == "steps":
+        print("\n".join([curves.heading(data), "", steps_table(data["step_seconds"])]))
+    else:
+        print_accuracy(args, data)
     return 0
 
 
