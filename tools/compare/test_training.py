@@ -134,9 +134,11 @@ class AccuracyTests(unittest.TestCase):
         found = {"gloo/none": [[[8.0, 0.9]]], "gloo/fp16": [[[4.0, 0.9]]]}
         found |= {"ringtrain/int8": [[[1.0, 0.9]]], "ring/none": [[[1.0, 0.1]]]}
         table = training.accuracy_table(found, 0.87)
-        self.assertIn("time / `gloo/fp16` (Gloo's fastest)", table)
+        self.assertIn("| time / `gloo/none` | time / `gloo/fp16` |", table)
         self.assertIn("| `ringtrain/int8` | 1.0 s (1.0 s to 1.0 s) | **0.12** (0.12 to 0.12) | **0.25** (0.25 to 0.25) |", table)
         self.assertIn("| `ring/none` | not reached by 1 of 1 |", table)
+        alone = training.accuracy_table({"ringtrain/int8": [[[1.0, 0.9]]]}, 0.87)
+        self.assertIn("| `ringtrain/int8` | 1.0 s (1.0 s to 1.0 s) | 0.9000 |", alone)
 
     def test_the_drawing_has_a_line_for_each_program(self):
         data = {"machine": {"cpu": "<one>", "processors": 2, "kernel": "Linux 6", "network": "a lab"}, "model": "mlp:8"}
