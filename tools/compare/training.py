@@ -225,8 +225,8 @@ def steps_table(times):
 
 
 def accuracy_table(found, target):
-    """Returns a Markdown table of the times to the target accuracy, and their ratios to the times with the same seed of Gloo without
-    a codec, and of the fastest codec of Gloo."""
+    """Returns a Markdown table of the times to the target accuracy, and their ratios to the times of Gloo with the same seed: without
+    a codec, and with its fastest codec."""
     times = {name: [seconds_to(points, target) for points in runs] for name, runs in found.items()}
     gloo = sorted((name for name in times if name.startswith("gloo/")), key=lambda name: statistics.median(times[name]))
     others = [name for name in dict.fromkeys(("gloo/none", *gloo[:1])) if name in times]
@@ -244,7 +244,7 @@ def argument_parser():
     commands = parser.add_subparsers(required=True, dest="what")
     for name in ("steps", "accuracy"):
         command = commands.add_parser(name)
-        command.add_argument("--lab", type=lab.SimulatedLab.from_text, required=True, metavar="HOSTS:RATE", help="as in 4:100mbit")
+        command.add_argument("--lab", type=lab.SimulatedLab.from_text, required=True, metavar="HOSTS:RATE", help="4:100mbit")
         command.add_argument("--program", action="append", type=Program.from_text, metavar="PROGRAM", help="may be repeated")
         command.add_argument("--python", help="a Python that has torch, and ringtrain for the library `ring`")
         command.add_argument("--programs", type=pathlib.Path, default=ROOT / "target/release", help="the directory of ringtrain")
