@@ -100,8 +100,10 @@ class StepTests(unittest.TestCase):
             path = pathlib.Path(directory, "steps.json")
             more = ("--rounds", "1", "--json", str(path), "--append", *self.PROGRAMS)
             for step_s in (0.25, 0.5):
-                path.write_text(json.dumps(data := run("steps", FakeNetwork(step_s), *more)))
-            self.assertEqual(data["step_seconds"]["gloo/fp16"], [0.25, 0.5])
+                path.write_text(json.dumps(run("steps", FakeNetwork(step_s), *more)))
+            data = run("steps", FakeNetwork(1), *more[:5], "--program", "ringtrain/int8")
+            expected = {name: [0.25, 0.5] for name in self.PROGRAMS[1::2]}
+            self.assertEqual(data["step_seconds"], {**expected, "ringtrain/int8": [1.0]})
             self.assertRaisesRegex(MeasurementFailed, "another --lr", run, "steps", FakeNetwork(1), *more, "--lr", "0.5")
 
     def test_a_program_that_fails_ends_the_measurement_with_its_message(self):

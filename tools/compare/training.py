@@ -225,8 +225,8 @@ def steps_table(times):
 
 
 def accuracy_table(found, target):
-    """Returns a Markdown table of the times to the target accuracy, and their ratios to the times of Gloo with the same seed: without
-    a codec, and with its fastest codec."""
+    """Returns a Markdown table of the times to the target accuracy, and their ratios to the times of Gloo with the same seed:
+    without a codec, and with its fastest codec."""
     times = {name: [seconds_to(points, target) for points in runs] for name, runs in found.items()}
     gloo = sorted((name for name in times if name.startswith("gloo/")), key=lambda name: statistics.median(times[name]))
     others = [name for name in dict.fromkeys(("gloo/none", *gloo[:1])) if name in times]
@@ -302,12 +302,13 @@ def measure(args, say):
     earlier = json.loads(args.json.read_text()) if args.append and args.json and args.json.exists() else {}
     if different := [name for name, value in settings.items() if earlier.get(name, value) != value]:
         raise MeasurementFailed(f"{args.json} has another --{different[0].replace('_', '-')}")
-    data = {"machine": host, **settings}
+    if earlier and earlier["machine"] != host:
+        raise MeasurementFailed(f"{args.json} is of another machine or another --lab")
+    kind, run_all = ("step_seconds", measure_steps) if args.what == "steps" else ("runs", measure_accuracy)
+    known = earlier.get(kind, {})
     with tempfile.TemporaryDirectory() as directory:
-        scratch = pathlib.Path(directory)
-        if args.what == "steps":
-            return {**data, "step_seconds": measure_steps(args, programs, scratch, say, earlier.get("step_seconds", {}))}
-        return {**data, "runs": measure_accuracy(args, programs, scratch, say, earlier.get("runs", {}))}
+        found = run_all(args, programs, pathlib.Path(directory), say, known)
+    return {"machine": host, **settings, kind: {**known, **found}}
 
 
 def main():
