@@ -100,7 +100,7 @@ class StepTests(unittest.TestCase):
             path = pathlib.Path(directory, "steps.json")
             more = ("--rounds", "1", "--json", str(path), "--append", *self.PROGRAMS)
             for step_s in (0.25, 0.5):
-                path.write_text(json.dumps(run("steps", FakeNetwork(step_s), *more)))
+                self.assertEqual(run("steps", FakeNetwork(step_s), *more), json.loads(path.read_text()))
             data = run("steps", FakeNetwork(1), *more[:5], "--program", "ringtrain/int8")
             expected = {name: [0.25, 0.5] for name in self.PROGRAMS[1::2]}
             self.assertEqual(data["step_seconds"], {**expected, "ringtrain/int8": [1.0]})

@@ -126,9 +126,9 @@ def write_part(source, directory, samples):
             (directory / path.name).write_bytes(content[:4] + struct.pack(f">{dims}I", kept, *shape) + body)
 
 
-def measure_steps(args, programs, scratch, say, earlier):
+def measure_steps(args, programs, scratch, say, earlier, save):
     """Returns for each program a list with the mean time of a step in each round, in seconds. The first epoch is a warm-up. The
-    rounds follow those in `earlier`."""
+    rounds follow those in `earlier`. `save` writes the results after each round."""
     part = scratch / "part"
     part.mkdir()
     write_part(args.data, part, args.batch_size * args.steps)
@@ -144,12 +144,13 @@ def measure_steps(args, programs, scratch, say, earlier):
             for name, history in train(args, group, args.lab, part, args.epochs + 1, number, scratch).items():
                 measured = history[1:]
                 times[name].append(sum(row["seconds"] for row in measured) / sum(row["steps"] for row in measured))
+        save(times)
     return times
 
 
-def measure_accuracy(args, programs, scratch, say, earlier):
+def measure_accuracy(args, programs, scratch, say, earlier, save):
     """Returns for each program a list with the epochs of each seed, as `train` returns them. The seeds follow those in
-    `earlier`."""
+    `earlier`. `save` writes the results after each seed."""
     found = {str(program): list(earlier.get(str(program), [])) for program in programs}
     done = min(map(len, found.values()))
     for seed in range(done, done + args.seeds):
@@ -158,6 +159,7 @@ def measure_accuracy(args, programs, scratch, say, earlier):
             machine.wait_until_idle(args.wait_idle, say)
             for name, history in train(args, group, args.lab, args.data, args.epochs, seed, scratch).items():
                 found[name].append(history)
+        save(found)
     return found
 
 
@@ -289,7 +291,7 @@ def print_accuracy(args, data, steps=None):
 
 
 def measure(args, say):
-    """Returns the results as a JSON document."""
+    """Measures, writes the --json file, and returns its contents."""
     defaults = STEP_PROGRAMS if args.what == "steps" else ACCURACY_PROGRAMS
     programs = args.program or [Program.from_text(text) for text in defaults]
     if any(program.library != "ringtrain" for program in programs) and not args.python:
@@ -306,9 +308,16 @@ def measure(args, say):
         raise MeasurementFailed(f"{args.json} is of another machine or another --lab")
     kind, run_all = ("step_seconds", measure_steps) if args.what == "steps" else ("runs", measure_accuracy)
     known = earlier.get(kind, {})
+
+    def document(found):
+        return {"machine": host, **settings, kind: {**known, **found}}
+
+    def save(found):
+        if args.json:
+            args.json.write_text(json.dumps(document(found), indent=1) + "\n")
+
     with tempfile.TemporaryDirectory() as directory:
-        found = run_all(args, programs, pathlib.Path(directory), say, known)
-    return {"machine": host, **settings, kind: {**known, **found}}
+        return document(run_all(args, programs, pathlib.Path(directory), say, known, save))
 
 
 def main():
@@ -323,8 +332,6 @@ def main():
     except MeasurementFailed as error:
         print(f"training: {error}", file=sys.stderr)
         return 1
-    if args.json:
-        args.json.write_text(json.dumps(data, indent=1) + "\n")
     if args.what == "steps":
         print("\n".join([curves.heading(data), "", steps_table(data["step_seconds"])]))
     else:
