@@ -13,7 +13,7 @@ ring, it may also be every other --compression. STRATEGY is a --strategy of ring
 `steps` measures the mean time of a step on a small part of the data. `accuracy` measures when the test accuracy of a seed reaches
 the target: the time of all steps up to the end of this epoch, without the tests. `report --steps-from` replaces the times of the
 steps by those that `steps` measured in another network, because the accuracy after a step does not depend on the network. Rounds
-and seeds are interleaved: each one runs every program once. See docs/comparing.md. The script needs Linux, root's rights and
+and seeds are interleaved: each one runs every program once. See docs/comparing-training.md. The script needs Linux, root's rights and
 iproute2; gloo and ring need torch.
 """
 
