@@ -108,6 +108,22 @@ pub(crate) fn with_strategy(name: &str, config: &Config) -> Config {
     }
 }
 
+/// The report counts the encoded bytes, and names the codec that `auto` has chosen for each bucket.
+#[test]
+fn the_report_says_what_compression_saved_and_what_auto_chose() {
+    let exact = train_on_hosts(2, &small_config("none")).report;
+    assert_eq!(exact.compressed, None);
+    let int8 = train_on_hosts(2, &small_config("int8")).report.compressed.unwrap();
+    let fraction = int8.encoded_bytes as f64 / int8.unencoded_bytes as f64;
+    assert!((0.25..0.27).contains(&fraction) && int8.choices.is_empty(), "{int8:?}");
+    let config = Config { epochs: Some(3), ..small_config("auto") };
+    let found = train_on_hosts(2, &config).report;
+    assert!(found.train_loss < exact.train_loss * 1.6, "{} {}", found.train_loss, exact.train_loss);
+    let auto = found.compressed.unwrap();
+    assert!(auto.encoded_bytes > 0 && auto.choices.len() >= 4, "{auto:?}");
+    assert!(auto.choices.iter().all(|choice| choice.seconds.is_some()), "a trial has not ended: {auto:?}");
+}
+
 /// All ranks must have the same parameters, with fewer bytes than without compression, and a loss that is nearly the same.
 #[test]
 fn each_strategy_trains_with_each_codec() {
@@ -287,7 +303,8 @@ fn options_that_do_not_fit_are_refused_with_a_reason() {
             "matches no tensor of the model; its tensors are layers.0",
         ),
         ("--compression int8 --reproducible", "leave out --compression"),
-        ("--compression auto", "name a codec"),
+        ("--compression auto:7", "`7` is not a fraction"),
+        ("--compression auto --strategy ps-sync", "ps-sync; pass bf16, fp16"),
         ("--compression signsgd --strategy local-sgd:2", "pass --compression onebit"),
         ("--compression int8 --strategy gossip", "gossip, which sends f32"),
         ("--compression topk --strategy ps-sync", "ps-sync; pass bf16, fp16"),
