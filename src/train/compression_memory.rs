@@ -1,6 +1,7 @@
 //! What ranks remember of compressed sums. Checkpoints contain this memory.
 
 /// What ranks remember from one sum to the next.
+#[expect(clippy::struct_excessive_bools, reason = "each is a separate part of the memory")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct MemoryNeeds {
     /// What each rank has not sent.

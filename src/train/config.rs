@@ -23,6 +23,7 @@ use super::stream_options;
 use crate::codec::Compression;
 
 /// The configuration of a run. The configuration must be the same on all ranks, except for paths.
+#[expect(clippy::struct_excessive_bools, reason = "each is a separate option of `ringtrain`")]
 #[derive(Clone, PartialEq, Debug)]
 pub struct Config {
     /// The source of the data.

@@ -357,6 +357,38 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn options_of_compressed_momentum_need_a_codec_and_an_optimizer_that_use_them() {
+        for (line, expected) in [
+            ("--compression topk --compression-warmup 5x", "--compression-warmup: `5x` is neither"),
+            ("--compression int8 --compression-warmup 5e", "--compression-warmup is for --compression topk"),
+            ("--compression topk --compression-momentum", "adam or adamw, not auto"),
+            ("--compression topk --compression-momentum --optimizer sgd", "adam or adamw, not sgd"),
+            ("--compression int8 --compression-momentum --optimizer momentum", "is for --compression topk"),
+            ("--compression-momentum --optimizer adam", "needs --compression, for example onebit"),
+            ("--compression onebit --compression-momentum --optimizer adam", "needs --compression-warmup"),
+            (
+                "--compression powersgd --compression-momentum --optimizer adam --compression-warmup 9",
+                "does not apply to --compression powersgd:4; pass onebit",
+            ),
+            (
+                "--compression topk --compression-momentum --optimizer momentum --strategy local-sgd:3",
+                "allreduce or hybrid, not local-sgd:3",
+            ),
+            (
+                "--compression topk --compression-momentum --optimizer momentum --shard-optimizer",
+                "does not apply to --shard-optimizer",
+            ),
+            (
+                "--compression topk --compression-momentum --optimizer momentum --strategy hybrid:2x1 --clip-norm 1",
+                "leave out --clip-norm",
+            ),
+        ] {
+            let error = parse_config(line).unwrap_err();
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+    }
+
+    #[test]
     fn invalid_values_and_combinations_are_rejected_with_a_reason() {
         let cases = [
             ("--resume", "--resume needs the directory"),
@@ -416,29 +448,6 @@ pub(super) mod tests {
             ("--model softmax --task regression", "predicts classes"),
             ("--task both", "one of auto"),
             ("--compression zip", "one of none"),
-            ("--compression topk --compression-warmup 5x", "--compression-warmup: `5x` is neither"),
-            ("--compression int8 --compression-warmup 5e", "--compression-warmup is for --compression topk"),
-            ("--compression topk --compression-momentum", "adam or adamw, not auto"),
-            ("--compression topk --compression-momentum --optimizer sgd", "adam or adamw, not sgd"),
-            ("--compression int8 --compression-momentum --optimizer momentum", "is for --compression topk"),
-            ("--compression-momentum --optimizer adam", "needs --compression, for example onebit"),
-            ("--compression onebit --compression-momentum --optimizer adam", "needs --compression-warmup"),
-            (
-                "--compression powersgd --compression-momentum --optimizer adam --compression-warmup 9",
-                "does not apply to --compression powersgd:4; pass onebit",
-            ),
-            (
-                "--compression topk --compression-momentum --optimizer momentum --strategy local-sgd:3",
-                "allreduce or hybrid, not local-sgd:3",
-            ),
-            (
-                "--compression topk --compression-momentum --optimizer momentum --shard-optimizer",
-                "does not apply to --shard-optimizer",
-            ),
-            (
-                "--compression topk --compression-momentum --optimizer momentum --strategy hybrid:2x1 --clip-norm 1",
-                "leave out --clip-norm",
-            ),
             ("--strategy ring", "one of allreduce"),
             ("--strategy local-sgd", "such as local-sgd:8"),
             ("--strategy local-sgd:8 --optimizer accelerated", "pass --optimizer adam"),

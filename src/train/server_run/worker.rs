@@ -31,10 +31,9 @@ pub(super) fn run_worker(
     client: &mut ServerClient,
     parameters: &mut [f32],
 ) -> Result<WorkerTotals, TrainError> {
-    let setup = context.setup;
+    let (setup, micro_batches) = (context.setup, context.config.micro_batches);
     let (train, batch_size) = (&setup.dataset.train, setup.settings.batch_size);
     let batches_per_epoch = train.len().div_ceil(batch_size) as u64;
-    let micro_batches = context.config.micro_batches;
     let mut workspace =
         setup.network.allocate_workspace(micro_batch_rows(batch_size.min(train.len()), micro_batches));
     let mut gradient = vec![0.0; parameters.len()];
