@@ -48,6 +48,8 @@ impl<H: HalfFloat + Send + Sync + Debug> CodecLoops for HalfFloats<H> {
 
 #[cfg(test)]
 mod tests {
+    use half::{bf16, f16};
+
     use super::super::test_support::{
         KEYS, check_against_reference, check_finite_chunks, check_hostile_words, encode, lengths, round_trip,
     };
