@@ -39,10 +39,9 @@ impl PyCompressor {
         compression.needs_error_feedback() || compression.is_random()
     }
 
-    /// Returns what a compressor with the compression "auto" has measured and chosen: "compression" is the name of the codec,
-    /// "is_trial" whether it is still trying codecs, "relative_error" the error of a result with this codec, and "seconds" the
-    /// time of a call on the slowest rank. The last two are `None` if they were not measured. Returns `None` for other
-    /// compressions.
+    /// Returns what a compressor with the compression "auto" has measured and chosen: the name of the codec, whether it is still
+    /// trying codecs, the relative error of a result with this codec, and the time in seconds of a call on the slowest rank. The
+    /// last two are `None` if they were not measured. Returns `None` for other compressions.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let Some(report) = self.0.report() else { return Ok(None) };
         let dict = PyDict::new(py);
