@@ -26,7 +26,8 @@ pub enum Compression {
     Qsgd(u8),
     /// The sign of each element, and the mean absolute value of each block.
     OneBit,
-    /// signSGD with majority vote: the result of each element is 1 or -1, the sign that most ranks have.
+    /// signSGD with majority vote: the result of each element is 1 or -1, the sign that most ranks have. Zeros and ties give 1 or
+    /// -1 at random.
     SignSgd,
     /// The elements with the largest absolute values: this fraction of all elements.
     TopK(Fraction),
@@ -161,7 +162,7 @@ impl Compression {
     pub fn is_random(self) -> bool {
         match self {
             Self::Int8(rounding) | Self::Int4(rounding) => rounding == Rounding::Stochastic,
-            Self::Qsgd(_) | Self::RandomK(_) => true,
+            Self::Qsgd(_) | Self::SignSgd | Self::RandomK(_) => true,
             _ => false,
         }
     }

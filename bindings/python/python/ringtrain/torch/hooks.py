@@ -11,7 +11,7 @@
     model.register_comm_hook(state, hooks.compress)
 
 There is a hook for each compression, with the default parameter of the compression. The hook `compress` takes the compression and
-its parameter from the state. The state is a `CompressionState`. For fp16, bf16 and signsgd, which need no memory, it can also
+its parameter from the state. The state is a `CompressionState`. For fp16 and bf16, which need no memory, it can also
 be a process group, or None for the default group.
 
 Only float32 gradients are compressed. The ranks of one host that share memory exchange exact gradients, also with PowerSGD.
