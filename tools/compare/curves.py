@@ -67,7 +67,8 @@ def draw_svg(data):
     y = plot.draw_legend(body, y + 8, {name: name for name in drawn}, styles) + 24
     draw_panel(body, plot.MARGIN + plot.LEFT, y, drawn, styles, data["target"])
     seeds = max(len(runs) for runs in data["points"].values())
-    note = f"A point is the end of an epoch: the median of {seeds} seeds; bars show the range. The axis of time is logarithmic."
+    of = f"the median of {seeds} seeds; bars show the range" if seeds > 1 else "one seed"
+    note = f"A point is the end of an epoch: {of}. The axis of time is logarithmic."
     height = y + PANEL_HEIGHT + 84
     body.append(plot.text_element(plot.MARGIN, height - 16, note, colour=plot.FAINT))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {plot.WIDTH} {height}" width="{plot.WIDTH}" height="{height}"'
