@@ -43,6 +43,9 @@ pub struct Config {
     /// The directory for temporary files. The files hold the samples, so that memory holds only a few samples at a time,
     /// and the samples of an epoch are shuffled in blocks. `None` holds all samples in memory.
     pub stream_directory: Option<PathBuf>,
+    /// Whether each rank reads and holds all samples. `false` divides the samples over the ranks if the strategy allows it. The
+    /// ranks then send each other the samples of the next batches.
+    pub replicate_data: bool,
     /// The model. `None` selects [`default_model`].
     pub model: Option<ModelSpec>,
     /// Whether to predict classes or numbers. `None` chooses the task that fits the model and the target.
@@ -180,6 +183,7 @@ impl Config {
             test_fraction: TEST_FRACTION_DEFAULT,
             test_source: None,
             stream_directory: None,
+            replicate_data: false,
             model: None,
             task: None,
             standardize: true,
@@ -424,6 +428,7 @@ impl Config {
             ("--target", format!("{:?}", self.target)),
             ("--test-fraction", self.test_fraction.to_string()),
             ("--stream", self.stream_directory.is_some().to_string()),
+            ("--replicate-data", self.replicate_data.to_string()),
             ("--model", format!("{:?}", self.model)),
             ("--task", format!("{:?}", self.task)),
             ("--no-standardize", self.standardize.to_string()),

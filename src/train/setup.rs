@@ -176,11 +176,14 @@ impl Setup {
             validation_fraction: config.recipe.validation.map(|validation| validation.fraction),
             stream_directory: config.stream_directory.clone(),
         };
-        let loaded = config.source.load_on_ranks(&options, group);
+        // A rank that is alone with its files reads all samples. Only rank 0 has a standard input.
+        let mut solo = Group::solo();
+        let is_alone = config.replicate_data && !config.reads_standard_input();
+        let loaded = config.source.load_on_ranks(&options, if is_alone { &mut solo } else { &mut *group });
         let mut dataset = check_all_succeeded(group, RunPhase::Data, loaded)?;
         let class_count = dataset.class_count();
         let bytes = dataset.train.feature_bytes().saturating_add(dataset.test.feature_bytes());
-        if !config.strategy.divides_batches() || bytes <= REPLICATED_BYTES_MAX {
+        if config.replicate_data || !config.strategy.divides_batches() || bytes <= REPLICATED_BYTES_MAX {
             let directory = config.stream_directory.as_deref().filter(|_| bytes > REPLICATED_BYTES_MAX);
             dataset.train = dataset.train.gather_on_all_ranks(class_count, (directory, group))?;
             dataset.test = dataset.test.gather_on_all_ranks(class_count, (directory, group))?;

@@ -192,6 +192,7 @@ impl TrainArgs {
             test_fraction,
             test_source,
             stream_directory: self.data.stream,
+            replicate_data: self.data.replicate_data,
             model,
             task,
             standardize: !self.no_standardize,

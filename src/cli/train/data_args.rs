@@ -38,6 +38,12 @@ pub(super) struct TrainingDataArgs {
     #[arg(long, value_name = "DIR", help_heading = "Data")]
     pub(super) stream: Option<PathBuf>,
 
+    /// Read and hold all samples on each rank. Without this option, each rank holds a part of the samples, and during the run the
+    /// ranks send each other the samples of the next batches. Use this option if the network is slow and each rank has enough
+    /// memory
+    #[arg(long, help_heading = "Data")]
+    pub(super) replicate_data: bool,
+
     #[command(flatten)]
     format: DataFormatArgs,
 }

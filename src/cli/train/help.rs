@@ -88,7 +88,7 @@ With --resume, ringtrain takes from the checkpoint all options that you do not p
 change --lr, --epochs, --patience, --accumulate, --micro-batches, --compression (and its rules), --bucket-bytes, --servers, \
 --shard-optimizer and the number of ranks. You may also change between the strategies allreduce, tensor, pipeline and \
 hybrid. The paths of --data and --test-data may change if the samples stay the same, and the directory \
-of --stream may change. All other options of training and data must stay the same. Without --lr, the \
+of --stream may change, and --replicate-data too. All other options of training and data must stay the same. Without --lr, the \
 run continues with the learning rate of the checkpoint.
 
 If any rank gets SIGTERM or Ctrl-C, all ranks stop after the current step, write the files of \
