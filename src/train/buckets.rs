@@ -90,7 +90,9 @@ impl Buckets {
     /// [`differentiate`](Self::differentiate).
     pub(crate) fn apply_momentum(&mut self, replica: &mut Replica<'_>) {
         if let Some(momentum) = &mut self.momentum {
-            momentum.clip_and_apply(self.step, replica);
+            let Replica { parameters, gradients, optimizer } = replica;
+            let first_moment = optimizer.state.first().map_or(&[][..], Vec::as_slice);
+            momentum.clip_and_apply(self.step, gradients, MomentumInputs { parameters, first_moment });
         }
     }
 

@@ -1,10 +1,7 @@
 //! How compression changes during a run: the warm-up, and the momentum that ranks apply before they compress.
 
-use super::config::Config;
-use super::learning_rate::Warmup;
 use super::optimizer::Rule;
 use super::portable_math::{exp, ln};
-use super::strategies::StrategySpec;
 use crate::codec::Compression;
 use crate::types::Fraction;
 
@@ -31,7 +28,7 @@ pub(crate) enum CompressedMomentum {
     Corrected {
         /// The fraction of the velocity that each step keeps.
         momentum: f32,
-        /// Whether a rank sends `gradient + momentum * velocity`, as [`Rule::Nesterov`] does.
+        /// Whether a rank sends `gradient + momentum * velocity`, as Nesterov's momentum does.
         is_nesterov: bool,
         /// The weight decay, which belongs to the gradient.
         weight_decay: f32,
@@ -48,23 +45,6 @@ pub(crate) enum CompressedMomentum {
 }
 
 impl CompressionSchedule {
-    /// Returns the schedule of a run with the optimizer `rule`.
-    pub(crate) fn new(config: &Config, rule: Rule, steps_per_epoch: u64) -> Self {
-        let momentum = match rule {
-            _ if !config.compression_momentum => None,
-            Rule::Momentum { momentum } | Rule::Nesterov { momentum } => {
-                let is_nesterov = matches!(rule, Rule::Nesterov { .. });
-                let weight_decay = config.weight_decay;
-                Some(CompressedMomentum::Corrected { momentum, is_nesterov, weight_decay })
-            }
-            _ => rule.adam_options().map(|options| CompressedMomentum::FrozenVariance {
-                beta_1: options.beta_1 as f32,
-                one_minus_beta_1: (1.0 - options.beta_1) as f32,
-            }),
-        };
-        Self { warmup_steps: config.compression_warmup.steps(steps_per_epoch), momentum }
-    }
-
     /// Returns the compression in step `step`, counted from 0, of a tensor whose compression after the warm-up is `full`.
     pub(crate) fn compression_at(&self, step: u64, full: Compression) -> Compression {
         let fraction_at = |full: Fraction| {
@@ -123,86 +103,6 @@ impl CompressionSchedule {
 
 /// The value of [`CompressionSchedule::identity`] for runs whose optimizer applies the momentum.
 pub(crate) const NO_MOMENTUM: &str = "none";
-
-/// Checks `--compression-momentum` and `--compression-warmup`.
-///
-/// # Errors
-///
-/// Returns a sentence that says which options do not fit together and what to do.
-pub(super) fn check_schedule_options(config: &Config) -> Result<(), String> {
-    let codecs = || config.compression_rules.codecs(config.compression);
-    let is_sparse = |codec| matches!(codec, Compression::TopK(_) | Compression::RandomK(_));
-    if config.compression_momentum {
-        check_momentum_options(config)?;
-    }
-    if config.compression_warmup == Warmup::default() {
-        return Ok(());
-    }
-    let freezes_variance =
-        config.compression_momentum && config.rule.is_some_and(|rule| rule.adam_options().is_some());
-    if !freezes_variance && !codecs().any(is_sparse) {
-        return Err("--compression-warmup is for --compression topk and randomk, and for --optimizer adam and adamw with \
-                    --compression-momentum; leave it out"
-            .into());
-    }
-    Ok(())
-}
-
-fn check_momentum_options(config: &Config) -> Result<(), String> {
-    let strategy = config.strategy;
-    let codecs = || config.compression_rules.codecs(config.compression);
-    if !matches!(strategy, StrategySpec::AllReduce | StrategySpec::Hybrid { .. }) {
-        return Err(format!(
-            "--compression-momentum is for strategies with which the ranks sum gradients in each step; pass --strategy allreduce or \
-             hybrid, not {strategy}"
-        ));
-    }
-    if config.shard_optimizer {
-        return Err("--compression-momentum does not apply to --shard-optimizer, because each rank needs the momentum of all \
-                    parameters; leave one of them out"
-            .into());
-    }
-    if config.recipe.clip_norm.is_some() && strategy != StrategySpec::AllReduce {
-        return Err(format!(
-            "--clip-norm with --compression-momentum needs the norm of the rank's whole gradient, but with --strategy {strategy} a \
-             rank has only a part; leave out --clip-norm"
-        ));
-    }
-    let is_sparse = |codec| matches!(codec, Compression::TopK(_) | Compression::RandomK(_));
-    match config.rule {
-        Some(Rule::Momentum { .. } | Rule::Nesterov { .. }) if codecs().any(is_sparse) => Ok(()),
-        Some(rule @ (Rule::Momentum { .. } | Rule::Nesterov { .. })) => Err(format!(
-            "--compression-momentum with --optimizer {} is for --compression topk and randomk, which delay most elements; leave it \
-             out",
-            rule.name()
-        )),
-        Some(Rule::Adam(_) | Rule::AdamW(_)) => check_frozen_variance_options(config),
-        rule => Err(format!(
-            "--compression-momentum needs --optimizer momentum, nesterov, adam or adamw, not {}",
-            rule.map_or("auto", Rule::name)
-        )),
-    }
-}
-
-fn check_frozen_variance_options(config: &Config) -> Result<(), String> {
-    let mut codecs = config.compression_rules.codecs(config.compression);
-    if config.compression == Compression::None {
-        return Err("--compression-momentum needs --compression, for example onebit".into());
-    }
-    if let Some(codec) = codecs.find(|codec| matches!(codec, Compression::SignSgd | Compression::PowerSgd(_)))
-    {
-        return Err(format!(
-            "--compression-momentum with --optimizer adam and adamw does not apply to --compression {codec}; pass onebit, or another \
-             codec"
-        ));
-    }
-    if config.compression_warmup == Warmup::default() {
-        return Err("--compression-momentum with --optimizer adam and adamw needs --compression-warmup, the first part of the run, \
-                    in which Adam learns the variance of the gradients: for example a fifth of the epochs"
-            .into());
-    }
-    Ok(())
-}
 
 #[cfg(test)]
 mod tests {

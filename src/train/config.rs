@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use super::batch_norm_options;
 use super::checkpoint::CheckpointSettings;
+use super::compression_options::CompressionOptions;
 use super::compression_rules::CompressionRules;
-use super::compression_schedule::check_schedule_options;
+use super::compression_schedule::{CompressedMomentum, CompressionSchedule};
 use super::curve_files::CurveFiles;
 use super::data::text::CONTEXT_MAX;
 use super::data::{DataSource, TableOptions, Task, TextOptions};
@@ -235,7 +236,17 @@ impl Config {
         divided_model_options::check_divided_model_options(self)?;
         stream_options::check_stream_options(self)?;
         self.compression_rules.check_options(self.compression, self.strategy)?;
-        check_schedule_options(self)?;
+        CompressionOptions {
+            compression: self.compression,
+            rules: &self.compression_rules,
+            momentum: self.compression_momentum,
+            has_warmup: self.compression_warmup != Warmup::default(),
+            rule: self.rule,
+            strategy: self.strategy,
+            shards_optimizer: self.shard_optimizer,
+            clips: self.recipe.clip_norm.is_some(),
+        }
+        .check()?;
         self.check_reproducible_options()?;
         if self.model.as_ref().is_some_and(ModelSpec::has_batch_norm) {
             batch_norm_options::check_batch_norm_options(self)?;
@@ -292,6 +303,23 @@ impl Config {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Returns how the compression changes during a run with the optimizer `rule`.
+    pub(crate) fn compression_schedule(&self, rule: Rule, steps_per_epoch: u64) -> CompressionSchedule {
+        let momentum = match rule {
+            Rule::Momentum { momentum } | Rule::Nesterov { momentum } => {
+                let is_nesterov = matches!(rule, Rule::Nesterov { .. });
+                let weight_decay = self.weight_decay;
+                Some(CompressedMomentum::Corrected { momentum, is_nesterov, weight_decay })
+            }
+            _ => rule.adam_options().map(|options| CompressedMomentum::FrozenVariance {
+                beta_1: options.beta_1 as f32,
+                one_minus_beta_1: (1.0 - options.beta_1) as f32,
+            }),
+        };
+        let warmup_steps = self.compression_warmup.steps(steps_per_epoch);
+        CompressionSchedule { warmup_steps, momentum: momentum.filter(|_| self.compression_momentum) }
     }
 
     /// Returns whether the ranks compress any tensor.

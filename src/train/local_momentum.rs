@@ -7,7 +7,6 @@ use super::bucket_ranges::overlap;
 use super::clipping;
 use super::compression_plan::{CompressionPlan, PlannedTensor};
 use super::compression_schedule::{CompressedMomentum, CompressionSchedule};
-use super::strategies::Replica;
 use crate::codec::Compression;
 use crate::types::WorldSize;
 
@@ -64,11 +63,7 @@ impl LocalMomentum {
     }
 
     /// Clips the whole gradient of this rank, and applies the momentum to it.
-    pub(crate) fn clip_and_apply(
-        &mut self,
-        step: u64,
-        Replica { parameters, gradients, optimizer }: &mut Replica<'_>,
-    ) {
+    pub(crate) fn clip_and_apply(&mut self, step: u64, gradients: &mut [f32], inputs: MomentumInputs<'_>) {
         if let Some(norm_max) = self.clip_norm.filter(|_| self.needs_whole_gradient(step)) {
             let square = |range: &Range<usize>| clipping::euclidean_norm(&gradients[range.clone()]).powi(2);
             let norm = self.trained.iter().map(square).sum::<f64>().sqrt();
@@ -76,8 +71,6 @@ impl LocalMomentum {
                 clipping::scale_to_norm(&mut gradients[range.clone()], norm, norm_max);
             }
         }
-        let first_moment = optimizer.state.first().map_or(&[][..], Vec::as_slice);
-        let inputs = MomentumInputs { parameters, first_moment };
         self.apply(step, 0..gradients.len(), gradients, inputs);
     }
 
@@ -139,7 +132,6 @@ impl LocalMomentum {
 mod tests {
     use super::*;
     use crate::train::compression_memory::MemoryNeeds;
-    use crate::train::optimizer::{Optimizer, Rule};
 
     /// Returns the plan of four parameters: two of which top-k sends some, an exact one, and a running statistic.
     fn plan(momentum: CompressedMomentum) -> CompressionPlan {
@@ -159,11 +151,9 @@ mod tests {
 
     /// The optimizer's first moment is 8 for each parameter, and each parameter is 10.
     fn apply(local: &mut LocalMomentum, gradients: [f32; 4]) -> [f32; 4] {
-        let mut optimizer = Optimizer::new(Rule::Sgd, 0.1, 0.0, 4);
-        optimizer.state = vec![vec![8.0; 4]];
-        let (mut parameters, mut gradients) = ([10.0; 4], gradients);
-        let (parameters, optimizer) = (&mut parameters[..], &mut optimizer);
-        local.clip_and_apply(0, &mut Replica { parameters, gradients: &mut gradients, optimizer });
+        let mut gradients = gradients;
+        let inputs = MomentumInputs { parameters: &[10.0; 4], first_moment: &[8.0; 4] };
+        local.clip_and_apply(0, &mut gradients, inputs);
         gradients
     }
 

@@ -21,6 +21,7 @@ mod checkpoint;
 mod class_weights;
 mod clipping;
 mod compression_memory;
+mod compression_options;
 mod compression_plan;
 mod compression_report;
 mod compression_rules;

@@ -226,7 +226,7 @@ impl Setup {
         let steps_per_epoch = dataset.train.len().div_ceil(settings.batch_size).max(1) as u64;
         let Recipe { schedule, warmup, .. } = config.recipe;
         let learning_rates = LearningRates::new(schedule, warmup, steps_per_epoch, settings.epochs)?;
-        let compression_schedule = CompressionSchedule::new(config, settings.rule, steps_per_epoch);
+        let compression_schedule = config.compression_schedule(settings.rule, steps_per_epoch);
         Ok(Self {
             dataset,
             validation,

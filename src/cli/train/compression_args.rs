@@ -31,8 +31,8 @@ pub(super) struct CompressionArgs {
 
     /// Apply the momentum on each rank before compression. With --optimizer momentum and nesterov, for topk and randomk:
     /// momentum correction of Deep Gradient Compression; --clip-norm then clips the gradient of each rank to NORM divided by
-    /// the root of the number of ranks. With adam and adamw: 1-bit Adam, which sums exact gradients in the warm-up, then keeps the
-    /// variance and compresses the momentum; use it with --compression onebit and --compression-warmup
+    /// the root of the number of ranks. With adam and adamw: 1-bit Adam, which sums exact gradients in the warm-up, then keeps
+    /// the variance and compresses the momentum; use it with --compression onebit and --compression-warmup
     #[arg(long, help_heading = "Training")]
     compression_momentum: bool,
 
