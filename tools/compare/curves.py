@@ -69,6 +69,8 @@ def draw_svg(data):
     seeds = max(len(runs) for runs in data["points"].values())
     of = f"the median of {seeds} seeds; bars show the range" if seeds > 1 else "one seed"
     note = f"A point is the end of an epoch: {of}. The axis of time is logarithmic."
+    if data.get("from_steps"):
+        note += " A time is the number of steps times the median time of a step."
     height = y + PANEL_HEIGHT + 84
     body.append(plot.text_element(plot.MARGIN, height - 16, note, colour=plot.FAINT))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {plot.WIDTH} {height}" width="{plot.WIDTH}" height="{height}"'

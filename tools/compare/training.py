@@ -284,7 +284,7 @@ def print_accuracy(args, data, steps=None):
     """Prints the table of the times to the target, and draws the accuracy over time."""
     points = points_of(data, steps)
     # The network is that in which the time of a step was measured.
-    shown = {**data, "machine": (steps or data)["machine"], "points": points, "target": args.target}
+    shown = {**data, "machine": (steps or data)["machine"], "points": points, "target": args.target, "from_steps": steps is not None}
     print("\n".join([curves.heading(shown), "", accuracy_table(points, args.target)]))
     if args.plot:
         args.plot.write_text(curves.draw_svg(shown))
