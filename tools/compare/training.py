@@ -87,7 +87,8 @@ def command(args, programs, data, epochs, seed, report_path):
     first = programs[0]
     if first.library == "ringtrain":
         place = ["--peers", "{peers}", "--rank", "{rank}", "--secret-file", "{secret}", "--quiet", "--report", report_path]
-        how = ["--compression", first.codec, "--strategy", first.strategy]
+        # The ranks of ddp_train.py hold all samples too.
+        how = ["--compression", first.codec, "--strategy", first.strategy, "--replicate-data"]
         return [args.programs / "ringtrain", *recipe, *how, *place]
     place = ["RANK={rank}", f"WORLD_SIZE={args.lab.hosts}", "MASTER_ADDR={first}", f"MASTER_PORT={lab.GLOO_PORT}"]
     codecs = [word for program in programs for word in ("--codec", program.codec)]
