@@ -114,8 +114,8 @@ class Compressor:
     numbers."""
     def __init__(self, compression: str, seed: int = 0) -> None: ...
     def report(self) -> dict[str, Any] | None:
-        """Returns what a compressor with the compression "auto" has chosen: "compression" (a name), "is_trial", "relative_error" and
-        "seconds" (per call). Returns `None` for other compressions."""
+        """Returns what a compressor with the compression "auto" has chosen: "compression" (a name), "is_trial",
+        "relative_error" and "seconds" (per call). Returns `None` for other compressions."""
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the memory: the array "residual" of float32, which is empty before the first call, and the number
         "calls"."""
