@@ -207,7 +207,7 @@ mod tests {
     }
 
     /// Regression test: zeros counted as 1, so parameters without a gradient moved in one direction, and so did those on which
-    /// half of the ranks disagreed. A model on four ranks lost 7 points of accuracy.
+    /// half of the ranks disagreed.
     #[test]
     fn zeros_vote_for_both_signs_equally_often() {
         let draws = 100;
