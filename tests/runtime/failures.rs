@@ -93,6 +93,8 @@ fn a_mismatch_is_reported_with_the_call_of_the_differing_rank(transport: TestTra
 /// in an all-reduce.
 fn an_extra_call_on_one_rank_is_reported_as_a_mismatch(transport: TestTransport) {
     let causes = run_failing_job(transport, 3, LONG_TIMEOUT, |group| {
+        // Wait until all ranks have joined. Otherwise a rank that is still joining might fail in `Group::join`.
+        group.barrier()?;
         if group.rank().get() == 1 {
             group.barrier()?;
         }
