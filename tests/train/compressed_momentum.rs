@@ -96,14 +96,14 @@ fn each_codec_trains_with_momentum_before_compression() {
         (ADAM, "onebit", 10, None),
         (ADAM, "int4-stochastic", 10, Some(1.0)),
     ] {
-        let mut config = momentum_config(rule, codec, warmup);
+        let mut config = Config { epochs: Some(5), ..momentum_config(rule, codec, warmup) };
         config.recipe.clip_norm = clip_norm;
         let found = train_on_hosts(3, &config).report;
         config.compression = "none".parse().unwrap();
         (config.compression_momentum, config.compression_warmup) = (false, Warmup::default());
         let exact = train_on_hosts(3, &config).report;
         println!("{rule:?} {codec}: loss {} and {}", found.train_loss, exact.train_loss);
-        assert!(found.train_loss < 2.0 * exact.train_loss, "{rule:?} {codec}");
+        assert!(found.train_loss < exact.train_loss + 0.4, "{rule:?} {codec}");
         assert!(found.bytes_sent < exact.bytes_sent, "{rule:?} {codec}");
     }
 }
@@ -170,7 +170,7 @@ fn velocities_are_regrouped_for_another_number_of_ranks() {
             ["residual", "velocity"].map(|kind| (0..n).map(move |rank| format!("compression.{kind}.{rank}")));
         let expected: Vec<String> = names.into_iter().flatten().collect();
         assert_eq!(memory_tensors(directory.path()), expected);
-        assert!(epochs < 3 || found.report.train_loss < 0.3, "{}", found.report.train_loss);
+        assert!(epochs < 3 || found.report.train_loss < 0.5, "{}", found.report.train_loss);
     }
     let other = Config { compression_momentum: false, ..config(4, ExistingCheckpoint::Resume) };
     let error = run_on_hosts(1, &other, None).remove(0).unwrap_err().to_string();
