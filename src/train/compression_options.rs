@@ -81,8 +81,10 @@ impl CompressionOptions<'_> {
         if self.compression == Compression::None {
             return Err("--compression-momentum needs --compression, for example onebit".into());
         }
-        let is_refused =
-            |codec: &Compression| matches!(codec, Compression::SignSgd | Compression::PowerSgd(_));
+        // The trials of `auto` are not meant to begin after a warm-up, with first moments in place of gradients.
+        let is_refused = |codec: &Compression| {
+            matches!(codec, Compression::SignSgd | Compression::PowerSgd(_) | Compression::Auto(_))
+        };
         if let Some(codec) = self.rules.codecs(self.compression).find(is_refused) {
             return Err(format!(
                 "--compression-momentum with --optimizer adam and adamw does not apply to --compression {codec}; pass onebit, or another \
