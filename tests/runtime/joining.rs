@@ -87,10 +87,11 @@ fn a_port_in_use_is_named() {
 #[test]
 fn a_missing_rank_is_named() {
     let (file, secret) = (peers_file(4), secret("a secret for this test"));
-    let options = [0, 2].map(|rank| JoinOptions {
-        start_timeout: Duration::from_millis(700),
-        ..peers_file_options(&file, rank, &secret)
-    });
+    // Rank 2 waits longer. If it gave up first, rank 0 would name it as lost.
+    let options =
+        [(0, Duration::from_millis(700)), (2, Duration::from_secs(20))].map(|(rank, start_timeout)| {
+            JoinOptions { start_timeout, ..peers_file_options(&file, rank, &secret) }
+        });
     for result in join_all(options.into()) {
         let error = result.unwrap_err().to_string();
         assert!(error.contains(&file.name(Rank::new(1))), "{error}");
