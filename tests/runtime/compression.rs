@@ -1,5 +1,6 @@
 //! Tests of compressed all-reduces and reduce-scatters.
 
+use crate::util::if_long_tests_else;
 use crate::util::ranks::{self, TestTransport};
 use ringtrain::verbs::{AllReduce, ReduceScatter};
 use ringtrain::{Compression, Compressor, CompressorState, Error, Group, ReduceOp};
@@ -50,7 +51,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn all_ranks_get_the_same_bits_and_the_error_is_bounded() {
     // The first buffer has two blocks. With five ranks, four chunks are empty.
     for (n, count) in [(2, 140_003), (3, 2), (4, 1000), (5, 1), (8, 2003)] {
-        for network in NETWORKS {
+        // Two ranks of `Hosts` would share one host, where nothing is encoded.
+        for network in NETWORKS.into_iter().take(if n == 2 { 1 } else { 2 }) {
             let results = network.run(n, move |mut group| {
                 let own = input(&group, 0, count);
                 let mut result_of = |(compression, _)| {
@@ -70,12 +72,14 @@ fn all_ranks_get_the_same_bits_and_the_error_is_bounded() {
                 };
                 codecs().map(&mut result_of).collect::<Vec<_>>()
             });
+            let averages: Vec<f64> =
+                (0..count).map(|element| exact_sum(n, 0, element) / f64::from(n)).collect();
             for (index, (compression, bound)) in codecs().enumerate() {
                 let case = format!("{compression}, n={n}, {network:?}, {count} elements");
                 let found = &results[0][index];
                 assert!(results.iter().all(|result| bits(&result[index]) == bits(found)), "{case}");
-                for (element, &found) in found.iter().enumerate() {
-                    let error = (f64::from(found) - exact_sum(n, 0, element) / f64::from(n)).abs();
+                for (element, (&found, average)) in found.iter().zip(&averages).enumerate() {
+                    let error = (f64::from(found) - average).abs();
                     assert!(error <= f64::from(bound), "{case}: {element}: {found}");
                 }
             }
@@ -88,7 +92,10 @@ fn all_ranks_get_the_same_bits_and_the_error_is_bounded() {
 #[test]
 fn error_feedback_loses_nothing() {
     const STEPS: u32 = 3;
-    for (n, count) in [(3, 1000), (4, 1), (5, 20_003)] {
+    for &(n, count) in if_long_tests_else(&[(3, 1000), (4, 1), (5, 20_003)], &[(3, 1000), (4, 1), (5, 3003)])
+    {
+        let inputs: Vec<f64> =
+            (0..count).map(|index| (0..STEPS).map(|step| exact_sum(n, step, index)).sum()).collect();
         for network in NETWORKS {
             for (compression, _) in codecs().filter(|(compression, _)| compression.needs_error_feedback()) {
                 let op = if n == 3 { ReduceOp::Sum } else { ReduceOp::Average };
@@ -105,12 +112,11 @@ fn error_feedback_loses_nothing() {
                     (results, state.residual)
                 });
                 let factor = if op == ReduceOp::Sum { 1.0 } else { f64::from(n) };
-                for index in 0..count {
+                for (index, input) in inputs.iter().enumerate() {
                     let sum = |step: &Vec<f32>| f64::from(step[index]) * factor;
                     let results: f64 = all[0].0.iter().map(sum).sum();
                     let residuals: f64 = all.iter().map(|(_, residual)| f64::from(residual[index])).sum();
-                    let inputs: f64 = (0..STEPS).map(|step| exact_sum(n, step, index)).sum();
-                    let error = (results + residuals - inputs).abs();
+                    let error = (results + residuals - input).abs();
                     assert!(error < 1e-4, "{compression}, n={n}, {network:?}: {index}: {error}");
                 }
             }
@@ -234,7 +240,7 @@ fn ranks_that_share_memory_encode_nothing() {
 
 #[test]
 fn a_compressed_reduce_scatter_gives_each_rank_its_part() {
-    for (n, count) in [(2, 1001), (3, 2), (5, 20_003)] {
+    for &(n, count) in if_long_tests_else(&[(2, 1001), (3, 2), (5, 20_003)], &[(3, 2), (5, 2003)]) {
         for (compression, bound) in codecs() {
             TestTransport::Tcp.run(n, move |mut group| {
                 let own = input(&group, 0, count);

@@ -13,7 +13,7 @@ const PLACEMENTS: [&[u32]; 5] =
     [&[0, 0, 1, 1], &[0, 1, 0, 1], &[0, 0, 0, 1], &[0, 1, 1, 2, 2, 2], &[0, 0, 1, 1, 2, 2, 3, 3]];
 /// The number of elements of a long buffer. Between hosts, each rank transfers one slice of the buffer. Each slice
 /// has more than 512 KiB, so the ranks transfer a slice in several blocks.
-const LONG_COUNT: usize = 1 << 20;
+const LONG_COUNT: usize = 1 << 19;
 
 fn run_with_placement<R: Send + 'static>(
     hosts: &'static [u32],

@@ -30,7 +30,7 @@ const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
 
 pub(super) fn world_sizes() -> &'static [u32] {
-    if_long_tests_else(&WORLD_SIZES, &[2, 3, 5])
+    if_long_tests_else(&WORLD_SIZES, &[2, 3])
 }
 
 /// Returns a function that sets the deadline. For some values of `n`, the number of ranks, it also selects the ring

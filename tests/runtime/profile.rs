@@ -109,7 +109,7 @@ fn a_rank_that_others_wait_for_waits_less() {
 fn the_parts_of_every_operation_add_up_to_its_wall_time() {
     for transport in TRANSPORTS {
         for &operation in BenchOperation::ALL {
-            let flags = format!("ringbench {operation} -b 64 -e 64K -f 1024 -n 5 -w 1 --profile");
+            let flags = format!("ringbench {operation} -b 64 -e 16K -f 256 -n 2 -w 1 --profile");
             let args = BenchArgs::try_parse_from(flags.split_whitespace()).expect("the flags are valid");
             let plan = BenchPlan::new(&args).expect("the plan is valid");
             let measure = move |mut group: Group| {

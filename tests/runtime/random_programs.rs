@@ -19,7 +19,7 @@ use ringtrain::group::{Checksums, Handle, Received, Source, Status};
 use ringtrain::{DType, Error, Group, JoinOptions, Rank, ReduceOp};
 
 /// The number of programs that a test runs by default.
-const PROGRAM_COUNT: u64 = 5;
+const PROGRAM_COUNT: u64 = 3;
 /// The tag of a [`Step::FromAnySource`] message is this number plus the index of the step. All other tags are lower.
 const FIRST_STEP_TAG: u32 = 1000;
 const REDUCTIONS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::BitXor, ReduceOp::Max, ReduceOp::Min];

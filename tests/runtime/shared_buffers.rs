@@ -113,7 +113,7 @@ fn all_reduces_in_place_give_the_same_bits_as_with_slots() {
 fn ranks_may_mix_group_buffers_and_ordinary_memory() {
     let patterns: [fn(Rank) -> bool; 4] =
         [|rank| rank.get() == 0, |rank| rank.get() > 0, |rank| rank.get() % 2 == 1, |rank| rank.get() != 1];
-    for &n in if_long_tests_else(&WORLD_SIZES[..], &[2, 5]) {
+    for &n in if_long_tests_else(&WORLD_SIZES[..], &[3]) {
         run_ranks(n, LocalTransport::Auto, move |mut group| {
             for passes_group_buffer in patterns {
                 for count in [0, 1, group.size().as_usize() + 1, 4099, LONG_COUNT] {

@@ -56,7 +56,7 @@ fn three_samples_train_on_five_ranks() {
         }
         runs.push(("--shard-optimizer", Config { shard_optimizer: true, ..sgd.clone() }, true));
         runs.push(("--reproducible", Config { recipe, ..sgd.clone() }, true));
-        runs.truncate(if runs_long_tests() { usize::MAX } else { 4 });
+        runs.truncate(if runs_long_tests() { usize::MAX } else { 3 });
         for (name, config, is_synchronous) in runs {
             let found = train_and_compare(5, &config);
             assert_eq!(found.report.train_samples, 3, "{name}");
