@@ -43,7 +43,7 @@ def check_no_growth(world, count: int, operation) -> None:
 @cases
 def small_all_reduces_leak_nothing(world):
     x = np.ones(4, np.float32)
-    check_no_growth(world, 50_000, lambda k: world.core.all_reduce(x, "max"))
+    check_no_growth(world, 100_000, lambda k: world.core.all_reduce(x, "max"))
     check_no_growth(world, 10_000, lambda k: world.all_reduce(x))
 
 
