@@ -12,7 +12,7 @@ use ringtrain::cli::exit::Exit;
 use ringtrain::group::LocalTransport;
 use ringtrain::{Group, JoinOptions, Rank};
 
-use crate::util::{if_long_tests_else, ranks};
+use crate::util::{if_long_tests_else, ranks, runs_long_tests};
 
 const SEGMENT_BYTES: usize = 1024;
 
@@ -45,12 +45,16 @@ fn operations_for(n: u32) -> impl Iterator<Item = BenchOperation> {
 
 #[test]
 fn every_operation_type_and_reduction_is_right_at_every_world_size() {
-    // Without `--full`, run every type with the sum, and every reduction on one type. The tests of the kernels check
-    // every reduction of every type.
-    let types = if_long_tests_else(&["-t all -o all"][..], &["-t all -o sum", "-t bf16 -o all"]);
+    // Without `--full`, run every type with all_reduce and a sum, and every operation with few types and every reduction. The
+    // tests of the kernels check every reduction of every type.
+    let types_of = |operation| match operation {
+        _ if runs_long_tests() => &["-t all -o all"][..],
+        BenchOperation::AllReduce => &["-t all -o sum", "-t bf16 -o all"],
+        _ => &["-t i8,bf16 -o all"],
+    };
     for &n in if_long_tests_else(&[1, 2, 3, 4, 5][..], &[3]) {
-        for (operation, types) in
-            operations_for(n).flat_map(|operation| types.iter().map(move |types| (operation, types)))
+        for (operation, types) in operations_for(n)
+            .flat_map(|operation| types_of(operation).iter().map(move |types| (operation, types)))
         {
             let root = n / 2;
             let flags = format!("{operation} -b 1 -e 2001 -f 2000 {types} -n 1 -w 0 --root {root}");
