@@ -65,19 +65,25 @@ class RunFailed(Exception):
     """A run failed or compressed nothing, or its options are wrong."""
 
 
-def parse_options(text: str) -> tuple[str, dict[str, str]]:
-    """Parses `NAME --option value ...`."""
+def parse_options(text: str) -> tuple[str, dict[str, list[str]]]:
+    """Parses `NAME --option value --flag ...`."""
     name, *words = shlex.split(text)
-    if len(words) % 2 or not all(word.startswith("--") for word in words[::2]):
-        raise RunFailed(f"`{text}` is not a name and options with values")
-    return name, dict(zip(words[::2], words[1::2]))
+    found = {}
+    for word in words:
+        if word.startswith("--"):
+            found[word] = []
+        elif found and not list(found.values())[-1]:
+            list(found.values())[-1].append(word)
+        else:
+            raise RunFailed(f"`{text}` is not a name and options with at most one value each")
+    return name, found
 
 
 def run_arguments(model: str, compression: str, seed: int) -> tuple[str, ...]:
     """Returns the arguments of ringtrain."""
     (model_name, model_options), (name, own_options) = parse_options(model), parse_options(compression)
-    merged = {"--model": model_name, **model_options, **own_options, "--compression": name, "--seed": str(seed)}
-    return tuple(word for option in merged.items() for word in option)
+    merged = {"--model": [model_name], **model_options, **own_options, "--compression": [name], "--seed": [str(seed)]}
+    return tuple(word for option, values in merged.items() for word in (option, *values))
 
 
 class Runs:
