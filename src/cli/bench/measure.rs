@@ -275,8 +275,9 @@ fn choose_iterations<T: BenchElement>(
     Ok((iterations as u32).clamp(ITERATIONS_MIN, ITERATIONS_MAX))
 }
 
-/// Times each iteration on this rank. As in nccl-tests, there is no barrier between iterations. Ranks leave a barrier
-/// at slightly different times, and these differences would distort the times of short operations.
+/// Times each iteration on this rank. As in nccl-tests, there is no barrier between iterations of operations without
+/// compression. Ranks leave a barrier at slightly different times, and these differences would distort the times of short
+/// operations.
 fn time_iterations<T: BenchElement>(
     group: &mut Group,
     case: BenchCase,
@@ -290,6 +291,8 @@ fn time_iterations<T: BenchElement>(
     let mut previous_end = start;
     for _ in 0..iterations {
         if buffers.refill() {
+            // Wait for the ranks that still write, so that the time of the call does not contain this wait.
+            group.barrier()?;
             previous_end = Instant::now();
         }
         run_operation_once(group, case, buffers)?;
