@@ -15,9 +15,7 @@
 
 use std::ops::Range;
 
-use ndarray::linalg::general_mat_mul;
-use ndarray::{ArrayView2, ArrayViewMut2};
-
+use super::low_rank_products;
 use super::random::{self, RandomStream};
 use super::runtime::{PendingSum, Runtime, SumBuffer, SumTarget};
 use crate::codec::Compression;
@@ -76,12 +74,11 @@ impl LowRankSum {
         call: u64,
     ) -> Result<(), Error> {
         for (index, matrix) in self.matrices.iter_mut().enumerate() {
-            matrix.add_to_residual(&vector[matrix.range.clone()]);
             matrix.fill_unusable_columns(|| {
                 // Each start of the stream depends on the tensor and on the call.
                 random::random_stream("PowerSGD", self.seed, (call << 20) + index as u64)
             });
-            matrix.multiply_by_right();
+            matrix.add_and_multiply(vector);
         }
         self.all_reduce(runtime, 0, |matrix| &matrix.left)
     }
@@ -107,8 +104,7 @@ impl LowRankSum {
         self.wait(1, |matrix| &mut matrix.right)?;
         for matrix in &self.matrices {
             let sums = &mut vector[matrix.range.clone()];
-            sums.fill(0.0);
-            matrix.add_product(sums, 1.0);
+            low_rank_products::set_product((&mut *sums, matrix.columns), &matrix.left, &matrix.right);
             on_summed(matrix.range.clone(), sums);
         }
         Ok(())
@@ -177,10 +173,6 @@ impl LowRankSum {
 }
 
 impl Matrix {
-    fn add_to_residual(&mut self, values: &[f32]) {
-        self.residual.iter_mut().zip(values).for_each(|(residual, value)| *residual += value);
-    }
-
     /// Fills columns of Q with random numbers: all columns before the first call, and later those that are 0 because the gradient
     /// had too few independent columns, and those that are not finite. All ranks fill the same columns with the same numbers.
     fn fill_unusable_columns(&mut self, stream: impl FnOnce() -> RandomStream) {
@@ -194,54 +186,24 @@ impl Matrix {
         }
     }
 
-    /// Computes P' = Q' M', where M is in `residual`. The rounding may differ between ranks.
-    fn multiply_by_right(&mut self) {
-        let (Self { rows, columns, .. }, rank) = (&*self, self.rank());
-        let right = view((rank, *columns), &self.right);
-        let matrix = view((*rows, *columns), &self.residual);
-        let mut left = view_mut((rank, *rows), &mut self.left);
-        general_mat_mul(1.0, &right, &matrix.t(), 0.0, &mut left);
+    /// Adds the matrix in `vector` to the residual, and computes P' = Q' M', where M is the residual. The rounding may differ between
+    /// ranks.
+    fn add_and_multiply(&mut self, vector: &[f32]) {
+        let Self { residual, columns, left, right, range, .. } = self;
+        low_rank_products::add_and_multiply((residual, *columns), &vector[range.clone()], right, left);
     }
 
-    /// Computes Q' = P' M, where M is in `residual`.
+    /// Computes Q' = P' M, where M is the residual.
     fn multiply_by_left(&mut self) {
-        let (Self { rows, columns, .. }, rank) = (&*self, self.rank());
-        let left = view((rank, *rows), &self.left);
-        let matrix = view((*rows, *columns), &self.residual);
-        let mut right = view_mut((rank, *columns), &mut self.right);
-        general_mat_mul(1.0, &left, &matrix, 0.0, &mut right);
+        let Self { residual, columns, left, right, .. } = self;
+        low_rank_products::multiply_transposed((residual, *columns), left, right);
     }
 
-    fn rank(&self) -> usize {
-        self.left.len() / self.rows
-    }
-
+    /// Subtracts P Q' from the residual. An error that is not finite would make all later results infinite or NaN.
     fn subtract_product_from_residual(&mut self) {
-        let mut residual = std::mem::take(&mut self.residual);
-        self.add_product(&mut residual, -1.0);
-        // An error that is not finite would make all later results infinite or NaN.
-        residual.iter_mut().filter(|error| !error.is_finite()).for_each(|error| *error = 0.0);
-        self.residual = residual;
+        let Self { residual, columns, left, right, .. } = self;
+        low_rank_products::subtract_product((residual, *columns), left, right);
     }
-
-    /// Adds `factor` P Q' to `target`. Multiplications and additions are separate and in a fixed order, so the result has the
-    /// same bits on every processor.
-    fn add_product(&self, target: &mut [f32], factor: f32) {
-        for (row, target) in target.chunks_mut(self.columns).enumerate() {
-            for (left, right) in self.left.chunks(self.rows).zip(self.right.chunks(self.columns)) {
-                let weight = factor * left[row];
-                target.iter_mut().zip(right).for_each(|(target, right)| *target += weight * right);
-            }
-        }
-    }
-}
-
-fn view((rows, columns): (usize, usize), values: &[f32]) -> ArrayView2<'_, f32> {
-    ArrayView2::from_shape((rows, columns), values).expect("a matrix has rows x columns elements")
-}
-
-fn view_mut((rows, columns): (usize, usize), values: &mut [f32]) -> ArrayViewMut2<'_, f32> {
-    ArrayViewMut2::from_shape((rows, columns), values).expect("a matrix has rows x columns elements")
 }
 
 /// Makes the vectors in `vectors`, which have `len` elements each, orthonormal (Gram-Schmidt, with the second pass that Kahan's

@@ -43,6 +43,7 @@ mod learning_rate;
 mod local_momentum;
 mod logical_shards;
 mod low_rank;
+mod low_rank_products;
 mod metrics;
 pub mod model;
 pub mod model_file;
