@@ -2,7 +2,8 @@
 //! absolute value of a block, and the storage of codes in words.
 
 use super::interface::{DecodeError, RandomKeys};
-use super::vectorised::CodecLoops;
+use super::vectorised::{CodecLoops, TILE};
+use crate::simd::highest_bits;
 
 /// The number of elements whose codes [`pack_planes`] stores together.
 pub(super) const GROUP: usize = 32;
@@ -20,6 +21,11 @@ pub(super) trait BlockFormat<const N: usize>: Send + Sync + std::fmt::Debug {
 
     /// Decodes a block.
     fn decode_block(&self, words: &[u32], values: &mut [f32; N]);
+
+    /// Returns whether the encoding of a block depends on random numbers.
+    fn is_random(&self) -> bool {
+        false
+    }
 
     /// See [`Codec::rounds_own_values`](super::interface::Codec::rounds_own_values).
     fn rounds_own_values(&self) -> bool {
@@ -74,6 +80,11 @@ impl<F: BlockFormat<N>, const N: usize> CodecLoops for BlockCodec<F, N> {
     fn rounds_own_values(&self) -> bool {
         self.0.rounds_own_values()
     }
+
+    fn tile_elements(&self) -> Option<usize> {
+        const { assert!(TILE.is_multiple_of(N), "a tile consists of whole blocks") };
+        (!self.0.is_random()).then_some(TILE)
+    }
 }
 
 /// Returns the largest absolute value. Returns `None` if there is a NaN or an infinity.
@@ -120,12 +131,13 @@ pub(super) fn pack_bytes(codes: &[u32], words: &mut [u32]) {
 }
 
 /// Stores the lowest `bits` bits of each code: for each group of 32 codes, `bits` words. Bit `i` of word `j` is bit `j`
-/// of code `i`. All codes are stored, which must be a multiple of 32.
+/// of code `i`. All codes are stored, which must be a multiple of 32. `bits` is at most 8.
 #[inline(always)]
 pub(super) fn pack_planes(codes: &[u32], bits: usize, words: &mut [u32]) {
     for (codes, planes) in codes.as_chunks::<GROUP>().0.iter().zip(words.chunks_exact_mut(bits)) {
+        let bytes = codes.map(|code| code as u8);
         for (bit, plane) in planes.iter_mut().enumerate() {
-            *plane = codes.iter().enumerate().fold(0, |plane, (i, code)| plane | (code >> bit & 1) << i);
+            *plane = highest_bits(bytes.map(|byte| byte << (7 - bit)));
         }
     }
 }

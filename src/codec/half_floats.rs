@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::marker::PhantomData;
 
 use super::interface::{DecodeError, RandomKeys};
-use super::vectorised::CodecLoops;
+use super::vectorised::{CodecLoops, TILE};
 use crate::simd::HalfFloat;
 
 /// The codec of a half-precision type: `f16` (IEEE 754 binary16) or `bf16` (bfloat16). Rounds to nearest, ties to even.
@@ -43,6 +43,10 @@ impl<H: HalfFloat + Send + Sync + Debug> CodecLoops for HalfFloats<H> {
     fn decode(&self, words: &[u32], _: RandomKeys, values: &mut [f32]) -> Result<(), DecodeError> {
         H::widen(&bytemuck::cast_slice::<u32, H>(words)[..values.len()], values);
         Ok(())
+    }
+
+    fn tile_elements(&self) -> Option<usize> {
+        Some(TILE)
     }
 }
 

@@ -60,6 +60,10 @@ impl BlockFormat<INT8_BLOCK> for Int8 {
             *value = f32::from(code) * scale;
         }
     }
+
+    fn is_random(&self) -> bool {
+        self.0 == Rounding::Stochastic
+    }
 }
 
 /// 4-bit integers from -7 to 7. The scale is 1/7 of the largest absolute value of each 64 elements, as `bf16`, rounded up.
@@ -109,6 +113,10 @@ impl BlockFormat<INT4_BLOCK> for Int4 {
         for ((values, codes), scale) in halves.zip(scales) {
             multiply(codes, 4, scale, values);
         }
+    }
+
+    fn is_random(&self) -> bool {
+        self.0 == Rounding::Stochastic
     }
 }
 
@@ -170,6 +178,10 @@ impl BlockFormat<QSGD_BLOCK> for Qsgd {
             _ => unpack_planes(8, planes),
         };
         multiply(&codes, u32::from(self.bits), f32::from_bits(words[0]), values);
+    }
+
+    fn is_random(&self) -> bool {
+        true
     }
 }
 

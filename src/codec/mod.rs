@@ -78,4 +78,28 @@ mod tests {
             assert_eq!(codec.rounds_own_values(), name == "signsgd", "{name}");
         }
     }
+
+    /// An exchange with error feedback encodes, and reduces, one tile after another.
+    #[test]
+    fn the_encoding_of_a_chunk_consists_of_the_encodings_of_its_tiles() {
+        let value = |index: u32| index.wrapping_mul(0x9e37_79b9) as i32 as f32 * 1e-12;
+        for name in "fp16 bf16 fp8-e4m3 fp8-e5m2 int8 int4 onebit topk:0.01".split_whitespace() {
+            let codec = codec(name.parse().expect("a name")).expect("the compression encodes chunks");
+            let tile = codec.tile_elements().expect("the codec encodes tiles");
+            let values: Vec<f32> = (0..2 * tile as u32 + 77).map(value).collect();
+            let mut whole = vec![0; codec.encoded_words(values.len())];
+            codec.encode(&values, RandomKeys::default(), &mut whole);
+            let keys = RandomKeys { shared: 1, own: 2 };
+            let encode = |values: &[f32]| {
+                let mut words = vec![0; codec.encoded_words(values.len())];
+                codec.encode(values, keys, &mut words);
+                words
+            };
+            assert_eq!(values.chunks(tile).flat_map(encode).collect::<Vec<u32>>(), whole, "{name}");
+        }
+        for name in ["int8-stochastic", "int4-stochastic", "qsgd:4", "signsgd", "randomk:0.5"] {
+            let codec = codec(name.parse().expect("a name")).expect("the compression encodes chunks");
+            assert_eq!(codec.tile_elements(), None, "{name}");
+        }
+    }
 }

@@ -89,6 +89,10 @@ impl BlockFormat<SIGNS_BLOCK> for SignSgd {
     fn rounds_own_values(&self) -> bool {
         true
     }
+
+    fn is_random(&self) -> bool {
+        true
+    }
 }
 
 /// Stores the sign bit of each value.

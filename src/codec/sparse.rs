@@ -75,6 +75,10 @@ impl CodecLoops for TopKCodec {
         }
         Ok(())
     }
+
+    fn tile_elements(&self) -> Option<usize> {
+        Some(SPARSE_BLOCK)
+    }
 }
 
 /// Random-k: one element of each of `k` intervals, into which a block is divided. [`RandomKeys::shared`] determines the

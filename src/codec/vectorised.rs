@@ -3,6 +3,10 @@
 use super::interface::{Codec, DecodeError, RandomKeys};
 use crate::simd::{VectorLoop, VectorWidth};
 
+/// The number of elements of a tile of codecs with short blocks. The elements of a tile, their errors and their decoded values fit
+/// into 48 KiB.
+pub(super) const TILE: usize = 4096;
+
 /// The loops of a codec. Each method has the contract of the method of [`Codec`] with the same name, but its caller has
 /// checked the lengths of the slices.
 ///
@@ -16,6 +20,10 @@ pub(super) trait CodecLoops: Send + Sync + std::fmt::Debug {
 
     fn rounds_own_values(&self) -> bool {
         false
+    }
+
+    fn tile_elements(&self) -> Option<usize> {
+        None
     }
 }
 
@@ -62,6 +70,10 @@ impl<L: CodecLoops> Codec for Vectorised<L> {
 
     fn rounds_own_values(&self) -> bool {
         self.loops.rounds_own_values()
+    }
+
+    fn tile_elements(&self) -> Option<usize> {
+        self.loops.tile_elements()
     }
 }
 

@@ -14,6 +14,7 @@ use crate::engine::{OperationRequest, SendMode};
 use crate::reduce::{self, Kernels};
 use crate::runtime::driver::{OperationOutput, Submission};
 use crate::runtime::encoding::Encoding;
+use crate::runtime::error_feedback::ErrorAddition;
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::memory::{BufferAccess, Memory};
 use crate::schedule::CollectiveSpec;
@@ -273,8 +274,8 @@ impl Group {
         Submission::Collective(blocks, buffer_and_reduction, call.encoding.take())
     }
 
-    /// Begins a call with a compressor: chooses the codec, and adds the errors of the last call to the elements. If the ranks
-    /// will send elements over links, prepares their encoding.
+    /// Begins a call with a compressor: chooses the codec, and adds the errors of the last call to the elements unless the encoding
+    /// does it. If the ranks will send elements over links, prepares their encoding.
     fn begin_encoding(&mut self, call: &mut Call, elements: &mut [f32]) -> Result<(), Error> {
         let Some(compressor) = call.compressor.take() else { return Ok(()) };
         let compression = match compressor.auto() {
@@ -285,13 +286,17 @@ impl Group {
             }
             None => compressor.compression(),
         };
-        let compressor_call = compressor.begin_call(compression, elements, self.compressed_calls)?;
-        self.compressed_calls += 1;
         call.set_codec(compression);
-        if self.world != WorldSize::ONE
-            && !call.uses_shared_memory
-            && let (Some(kernels), Some(codec)) = (call.kernels.clone(), codec::codec(compression))
-        {
+        let codec =
+            codec::codec(compression).filter(|_| self.world != WorldSize::ONE && !call.uses_shared_memory);
+        let encoder = codec.zip(call.kernels.clone());
+        // In a hierarchy, a rank encodes only a slice of the buffer.
+        let encodes_everything = encoder.is_some() && call.request.contract.algorithm == Algorithm::Direct;
+        let addition = if encodes_everything { ErrorAddition::WhileEncoding } else { ErrorAddition::AtBegin };
+        let compressor_call =
+            compressor.begin_call(compression, (elements, addition), self.compressed_calls)?;
+        self.compressed_calls += 1;
+        if let Some((codec, kernels)) = encoder {
             call.request.group |= HOSTS_GROUP_BIT;
             let is_average = call.request.contract.reduction == Some(ReduceOp::Average);
             call.encoding = Some(Encoding {

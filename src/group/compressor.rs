@@ -7,7 +7,7 @@ use super::Error;
 use super::auto_choice::{AutoChoice, AutoReport};
 use super::handle::WeakHandle;
 use crate::codec::Compression;
-use crate::runtime::error_feedback::{CompressorCall, CompressorState, ErrorMemory};
+use crate::runtime::error_feedback::{CompressorCall, CompressorState, ErrorAddition, ErrorMemory};
 
 /// A compression, and the memory that it needs for one buffer that is reduced again and again, such as a bucket of gradients.
 ///
@@ -123,8 +123,8 @@ impl Compressor {
         self.auto.as_ref()
     }
 
-    /// Begins a call on `elements`, which will be encoded with `compression`: adds the errors of the last call. Returns the use
-    /// of the memory by this call. `number` is a number that differs between the calls of the group, and is the same on all
+    /// Begins a call on `elements` with `compression`. Adds the errors of the last call to the elements, unless the encoding does
+    /// it. Returns the use of the memory by this call. `number` is a number that differs between the calls of the group, and is the same on all
     /// ranks.
     ///
     /// # Errors
@@ -133,11 +133,11 @@ impl Compressor {
     pub(super) fn begin_call(
         &self,
         compression: Compression,
-        elements: &mut [f32],
+        (elements, addition): (&mut [f32], ErrorAddition),
         number: u64,
     ) -> Result<CompressorCall, Error> {
         match &self.memory {
-            Some(memory) => memory.begin_call(compression, elements),
+            Some(memory) => memory.begin_call(compression, elements, addition),
             None => Ok(CompressorCall::without_memory(number)),
         }
     }

@@ -5,6 +5,7 @@
 //! keeps what its encodings lack: of its contributions, and of the result of its own chunk. A rank adds its own contribution to
 //! its own chunk without encoding it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::error_feedback::{CompressorCall, mix};
@@ -36,6 +37,14 @@ pub(crate) struct EncodedBlock {
     start: usize,
     /// Memory for decoded elements.
     scratch: Vec<f32>,
+}
+
+/// Where a chunk is.
+struct ChunkPlace {
+    /// The elements of the buffer of the call.
+    elements: Range<usize>,
+    /// The keys for the encoding of the chunk.
+    keys: RandomKeys,
 }
 
 /// A chunk of another rank that does not decode.
@@ -79,28 +88,21 @@ impl EncodedBlock {
         (elements as u64, words as u64)
     }
 
-    /// Encodes this rank's contributions to the chunks of the other ranks. Returns the workspace.
-    pub(crate) fn encode(&mut self) -> Vec<u32> {
+    /// Encodes this rank's contributions to the chunks of the other ranks. Uses the memory of `workspace`, which may have any
+    /// contents. Returns the workspace.
+    pub(crate) fn encode(&mut self, mut workspace: Vec<u32>) -> Vec<u32> {
         let Self { encoding, exchange, elements, start, scratch } = self;
-        let mut workspace = vec![0; exchange.workspace_words];
+        workspace.resize(exchange.workspace_words, 0);
         let values = values_of(elements);
         for ExchangedSlice { own, chunks } in &exchange.slices {
             for (index, chunk) in chunks.iter().enumerate() {
                 let own_values = &mut values[chunk.elements.clone()];
-                let keys = encoding.keys(*start + chunk.elements.start, 0);
+                let words = &mut workspace[chunk.words.clone()];
+                let place = encoding.place(*start, &chunk.elements, 0);
                 if index != *own {
-                    let words = &mut workspace[chunk.words.clone()];
-                    encoding.codec.encode(own_values, keys, words);
-                    if encoding.call.keeps_errors() {
-                        encoding.store_errors(
-                            (own_values, words),
-                            keys,
-                            *start + chunk.elements.start,
-                            scratch,
-                        );
-                    }
+                    encoding.encode_contribution(own_values, words, place, scratch);
                 } else if encoding.codec.rounds_own_values() {
-                    encoding.round(own_values, keys, &mut workspace[chunk.words.clone()]);
+                    encoding.round(own_values, words, place.keys);
                 }
             }
         }
@@ -119,25 +121,15 @@ impl EncodedBlock {
         for ExchangedSlice { own, chunks } in &exchange.slices {
             let own_chunk = &chunks[*own];
             let sum = &mut values[own_chunk.elements.clone()];
-            let keys = encoding.keys(*start + own_chunk.elements.start, 0);
-            let others = chunks.iter().enumerate().filter(|(index, _)| index != own);
-            let last = (0..chunks.len()).rev().find(|index| index != own);
-            for (index, ExchangedChunk { owner: sender, received, .. }) in others {
-                scratch.resize(sum.len(), 0.0);
-                let decoded = encoding.codec.decode(&workspace[received.clone()], keys, scratch);
-                decoded.map_err(|error| InvalidChunk { sender: *sender, error })?;
-                let Kernels { reduce, reduce_last } = &encoding.kernels;
-                let kernel = if last == Some(index) { reduce_last } else { reduce };
-                kernel.apply(bytemuck::cast_slice_mut(sum), bytemuck::cast_slice(scratch));
-            }
-            if exchange.second.is_some() && last.is_some() {
-                let keys = encoding.keys(*start + own_chunk.elements.start, 1);
-                encoding.encode_result(
-                    sum,
-                    &mut workspace[own_chunk.words.clone()],
-                    keys,
-                    (*start + own_chunk.elements.start, scratch),
-                );
+            let place = encoding.place(*start, &own_chunk.elements, 0);
+            let others: Vec<&ExchangedChunk> =
+                chunks.iter().enumerate().filter(|(index, _)| index != own).map(|(_, chunk)| chunk).collect();
+            encoding.call.with_errors(place.elements.clone(), |errors| {
+                encoding.reduce_chunk((sum, errors), (&*workspace, &others), place.keys, scratch)
+            })?;
+            if exchange.second.is_some() && !others.is_empty() {
+                let place = encoding.place(*start, &own_chunk.elements, 1);
+                encoding.encode_result(sum, &mut workspace[own_chunk.words.clone()], place, scratch);
             }
         }
         Ok(())
@@ -153,7 +145,7 @@ impl EncodedBlock {
         let values = values_of(elements);
         for ExchangedSlice { own, chunks } in &exchange.slices {
             for (_, chunk) in chunks.iter().enumerate().filter(|(index, _)| index != own) {
-                let keys = encoding.keys(*start + chunk.elements.start, 1);
+                let keys = encoding.place(*start, &chunk.elements, 1).keys;
                 let words = &workspace[chunk.words.clone()];
                 let decoded = encoding.codec.decode(words, keys, &mut values[chunk.elements.clone()]);
                 decoded.map_err(|error| InvalidChunk { sender: chunk.owner, error })?;
@@ -164,58 +156,118 @@ impl EncodedBlock {
 }
 
 impl Encoding {
-    /// Returns the keys for the chunk that begins at this element of the buffer, in a step of the exchange.
-    fn keys(&self, start: usize, step: u64) -> RandomKeys {
-        let shared = mix(self.call.seed ^ mix(start as u64));
-        RandomKeys { shared, own: mix(shared ^ (2 * u64::from(self.rank.get()) + step)) }
+    /// Returns the place of a chunk of a block that begins at the element `start` of the buffer, in a step of the exchange.
+    fn place(&self, start: usize, chunk: &Range<usize>, step: u64) -> ChunkPlace {
+        let elements = start + chunk.start..start + chunk.end;
+        let shared = mix(self.call.seed ^ mix(elements.start as u64));
+        let own = mix(shared ^ (2 * u64::from(self.rank.get()) + step));
+        ChunkPlace { elements, keys: RandomKeys { shared, own } }
+    }
+
+    /// Returns the tiles of a chunk of `count` elements: ranges of its elements, and of the words of its encoding.
+    fn tiles(&self, count: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+        let tile = self.codec.tile_elements().unwrap_or(count).max(1);
+        (0..count).step_by(tile).map(move |start| {
+            let words_before = self.codec.encoded_words(start);
+            let end = count.min(start + tile);
+            (start..end, words_before..words_before + self.codec.encoded_words(end - start))
+        })
     }
 
     /// Replaces values by their decoded encoding.
-    fn round(&self, values: &mut [f32], keys: RandomKeys, words: &mut [u32]) {
+    fn round(&self, values: &mut [f32], words: &mut [u32], keys: RandomKeys) {
         self.codec.encode(values, keys, words);
         self.decode_own(words, keys, values);
     }
 
-    /// Encodes the result of this rank's own chunk, which begins at the element `start`, and replaces it by what the other ranks
-    /// decode.
+    /// Encodes a contribution. With error feedback, encodes the sums of the values and their errors, and stores what the encoding
+    /// lacks.
+    fn encode_contribution(
+        &self,
+        values: &[f32],
+        words: &mut [u32],
+        ChunkPlace { elements, keys }: ChunkPlace,
+        scratch: &mut Vec<f32>,
+    ) {
+        self.call.with_errors(elements, |errors| {
+            let Some(errors) = errors else { return self.codec.encode(values, keys, words) };
+            for (tile, tile_words) in self.tiles(values.len()) {
+                let (values, errors, words) =
+                    (&values[tile.clone()], &mut errors[tile], &mut words[tile_words]);
+                errors.iter_mut().zip(values).for_each(|(error, value)| *error += value);
+                self.codec.encode(errors, keys, words);
+                scratch.resize(values.len(), 0.0);
+                self.decode_own(words, keys, scratch);
+                for (error, decoded) in errors.iter_mut().zip(&*scratch) {
+                    *error = finite_or_zero(*error - decoded);
+                }
+            }
+        });
+    }
+
+    /// Adds the errors of this rank's own chunk to its values, and reduces the contributions of the other ranks to them.
+    fn reduce_chunk(
+        &self,
+        (sum, mut errors): (&mut [f32], Option<&mut [f32]>),
+        (workspace, others): (&[u32], &[&ExchangedChunk]),
+        keys: RandomKeys,
+        scratch: &mut Vec<f32>,
+    ) -> Result<(), InvalidChunk> {
+        let Kernels { reduce, reduce_last } = &self.kernels;
+        for (tile, tile_words) in self.tiles(sum.len()) {
+            let sum = &mut sum[tile.clone()];
+            if let Some(errors) = &mut errors {
+                for (value, error) in sum.iter_mut().zip(&mut errors[tile]) {
+                    *value += std::mem::take(error);
+                }
+            }
+            scratch.resize(sum.len(), 0.0);
+            for (index, ExchangedChunk { owner: sender, received, .. }) in others.iter().enumerate() {
+                let words = &workspace[received.clone()][tile_words.clone()];
+                let decoded = self.codec.decode(words, keys, scratch);
+                decoded.map_err(|error| InvalidChunk { sender: *sender, error })?;
+                let kernel = if index + 1 == others.len() { reduce_last } else { reduce };
+                kernel.apply(bytemuck::cast_slice_mut(sum), bytemuck::cast_slice(scratch));
+            }
+        }
+        Ok(())
+    }
+
+    /// Encodes the result of this rank's own chunk, and replaces it by what the other ranks decode. Stores the error of the result.
     fn encode_result(
         &self,
         result: &mut [f32],
         words: &mut [u32],
-        keys: RandomKeys,
-        (start, scratch): (usize, &mut Vec<f32>),
-    ) {
-        if !self.call.keeps_errors() {
-            return self.round(result, keys, words);
-        }
-        self.codec.encode(result, keys, words);
-        scratch.resize(result.len(), 0.0);
-        self.decode_own(words, keys, scratch);
-        // This rank adds the error to its next contribution, which will be divided too.
-        let divisor = self.divisor as f32;
-        let errors = result.iter().zip(&scratch[..]).map(|(value, decoded)| (value - decoded) * divisor);
-        self.call.store_errors(start, errors);
-        result.copy_from_slice(scratch);
-    }
-
-    /// Stores what the encoding of values lacks.
-    fn store_errors(
-        &self,
-        (values, words): (&[f32], &[u32]),
-        keys: RandomKeys,
-        start: usize,
+        ChunkPlace { elements, keys }: ChunkPlace,
         scratch: &mut Vec<f32>,
     ) {
-        scratch.resize(values.len(), 0.0);
-        self.decode_own(words, keys, scratch);
-        let errors = values.iter().zip(&scratch[..]).map(|(value, decoded)| value - decoded);
-        self.call.store_errors(start, errors);
+        self.call.with_errors(elements, |errors| {
+            let Some(errors) = errors else { return self.round(result, words, keys) };
+            // This rank adds the error to its next contribution, which will be divided too.
+            let divisor = self.divisor as f32;
+            for (tile, tile_words) in self.tiles(result.len()) {
+                let (result, words) = (&mut result[tile.clone()], &mut words[tile_words]);
+                self.codec.encode(result, keys, words);
+                scratch.resize(result.len(), 0.0);
+                self.decode_own(words, keys, scratch);
+                for ((error, value), decoded) in errors[tile].iter_mut().zip(&*result).zip(&*scratch) {
+                    *error = finite_or_zero((value - decoded) * divisor);
+                }
+                result.copy_from_slice(scratch);
+            }
+        });
     }
 
     /// Decodes words that this rank has encoded.
     fn decode_own(&self, words: &[u32], keys: RandomKeys, values: &mut [f32]) {
         self.codec.decode(words, keys, values).expect("a codec decodes its own encoding");
     }
+}
+
+/// Returns an error that a rank stores. An error that is not finite becomes 0, because it would make all later results of its
+/// element infinite or NaN.
+fn finite_or_zero(error: f32) -> f32 {
+    if error.is_finite() { error } else { 0.0 }
 }
 
 /// Returns the elements of a block.

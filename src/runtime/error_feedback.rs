@@ -1,5 +1,6 @@
 //! The errors of compressed calls. What a rank could not send in one call, it adds to the input of the next call.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::error::Error;
@@ -45,8 +46,8 @@ impl ErrorMemory {
         self.lock().seed = seed;
     }
 
-    /// Begins a call on `elements`, which will be encoded with `compression`: adds the errors of the last call. Returns the use
-    /// of the memory by this call.
+    /// Begins a call on `elements` with `compression`. Adds the errors of the last call to the elements, unless the encoding does
+    /// it. Returns the use of the memory by this call.
     ///
     /// # Errors
     ///
@@ -55,6 +56,7 @@ impl ErrorMemory {
         &self,
         compression: Compression,
         elements: &mut [f32],
+        addition: ErrorAddition,
     ) -> Result<CompressorCall, Error> {
         let mut errors = self.lock();
         let SharedErrors { state: CompressorState { residual, calls }, seed, is_in_use } = &mut *errors;
@@ -71,17 +73,34 @@ impl ErrorMemory {
                 elements.len()
             )));
         }
-        for (element, error) in elements.iter_mut().zip(residual.iter_mut()) {
-            *element += std::mem::take(error);
+        let keeps_errors = compression.needs_error_feedback();
+        if !keeps_errors || addition == ErrorAddition::AtBegin {
+            for (element, error) in elements.iter_mut().zip(residual.iter_mut()) {
+                *element += std::mem::take(error);
+            }
+        }
+        if !keeps_errors {
+            // Later calls without error feedback have no errors to add.
+            residual.clear();
         }
         *is_in_use = true;
         *calls += 1;
         Ok(CompressorCall {
             memory: Some(self.clone()),
             seed: mix(*seed ^ mix(*calls)),
-            residual_length: if compression.needs_error_feedback() { elements.len() } else { 0 },
+            residual_length: if keeps_errors { elements.len() } else { 0 },
         })
     }
+}
+
+/// When a call adds the errors of the last call to its elements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ErrorAddition {
+    /// At its begin, because this rank may not encode all elements.
+    AtBegin,
+    /// When it encodes or reduces a chunk, while the chunk is in the processor's caches. Calls without error feedback add the errors
+    /// at their begin.
+    WhileEncoding,
 }
 
 /// The use of a compressor's memory by one call. Dropping it ends the use.
@@ -101,20 +120,20 @@ impl CompressorCall {
         Self { memory: None, seed: mix(number), residual_length: 0 }
     }
 
-    /// Returns whether the call keeps errors.
-    pub(crate) fn keeps_errors(&self) -> bool {
-        self.residual_length > 0
-    }
-
-    /// Stores the errors of the elements from `start` on. An error that is not finite becomes 0, because it would make all later
-    /// results of its element infinite or NaN.
-    pub(crate) fn store_errors(&self, start: usize, errors: impl ExactSizeIterator<Item = f32>) {
-        let Some(mut memory) = self.memory.as_ref().map(ErrorMemory::lock) else { return };
+    /// Calls `update` with the errors of these elements of the buffer, which are those of the last call until `update` replaces
+    /// them. Without error feedback, `update` gets `None`.
+    pub(crate) fn with_errors<R>(
+        &self,
+        elements: Range<usize>,
+        update: impl FnOnce(Option<&mut [f32]>) -> R,
+    ) -> R {
+        let Some(memory) = self.memory.as_ref().filter(|_| self.residual_length > 0) else {
+            return update(None);
+        };
+        let mut memory = memory.lock();
         let residual = &mut memory.state.residual;
         residual.resize(self.residual_length, 0.0);
-        for (stored, error) in residual[start..start + errors.len()].iter_mut().zip(errors) {
-            *stored = if error.is_finite() { error } else { 0.0 };
-        }
+        update(Some(&mut residual[elements]))
     }
 }
 

@@ -88,6 +88,24 @@ impl VectorWidth {
     }
 }
 
+/// Returns the highest bit of each byte. Bit `i` of the result is that of byte `i`.
+#[inline(always)]
+pub fn highest_bits(bytes: [u8; 32]) -> u32 {
+    // The compiler does not use this instruction for the portable loop.
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{__m128i, _mm_movemask_epi8};
+        let [low, high]: [__m128i; 2] = bytemuck::cast(bytes);
+        // SAFETY: every x86-64 processor has SSE2.
+        let (low, high) = unsafe { (_mm_movemask_epi8(low), _mm_movemask_epi8(high)) };
+        low as u32 | (high as u32) << 16
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        bytes.iter().enumerate().fold(0, |bits, (i, byte)| bits | u32::from(byte >> 7) << i)
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn run_compiled_for_avx2<L: VectorLoop>(vector_loop: L) -> L::Output {

@@ -4,7 +4,7 @@
 //! local work of one block at a time, so the links send and receive between the blocks.
 
 use super::core::Core;
-use super::link_stages::{BlockId, ExchangeState};
+use super::link_stages::{BlockId, ExchangeState, LinkStages};
 use crate::engine::{Failure, Timestamp};
 use crate::runtime::encoding::InvalidChunk;
 use crate::runtime::memory::Memory;
@@ -20,11 +20,12 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         let result = if let Some((group, block)) = self.link_stages.take_next_in_queue() {
             self.begin_step(now, group, block)
         } else if let Some((block, mut exchange, state)) = self.link_stages.take_last_work() {
-            let done = match state {
-                ExchangeState::Contributions(mut workspace) => exchange.reduce(&mut workspace),
-                ExchangeState::Results(workspace) => exchange.decode(&workspace),
-                _ => Ok(()),
+            let (done, workspace) = match state {
+                ExchangeState::Contributions(mut workspace) => (exchange.reduce(&mut workspace), workspace),
+                ExchangeState::Results(workspace) => (exchange.decode(&workspace), workspace),
+                _ => (Ok(()), Vec::new()),
             };
+            self.link_stages.recycle_workspace(workspace);
             match done {
                 Ok(()) => self.start_next_stage(now, block, exchange.into_elements()),
                 Err(invalid) => Err(self.fail_because_of_chunk(&invalid)),
@@ -39,7 +40,8 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
 
     /// Encodes or reduces a block, and begins the operation that sends the encoded chunks.
     fn begin_step(&mut self, now: Timestamp, group: u32, block: BlockId) -> Result<(), Failure> {
-        let Some((exchange, state)) = self.link_stages.exchanges.get_mut(&block) else { return Ok(()) };
+        let LinkStages { exchanges, free_workspaces, .. } = &mut self.link_stages;
+        let Some((exchange, state)) = exchanges.get_mut(&block) else { return Ok(()) };
         let before = std::mem::replace(state, ExchangeState::Ready);
         let (workspace, schedule, next) = if let ExchangeState::Contributions(mut workspace) = before {
             let reduced = exchange.reduce(&mut workspace);
@@ -52,7 +54,8 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             let (elements, words) = exchange.sent_elements_and_words();
             self.statistics.encoded_elements += elements;
             self.statistics.encoded_bytes += words * WORD_BYTES;
-            (exchange.encode(), exchange.exchange().first.clone(), ExchangeState::FirstStep)
+            let workspace = exchange.encode(free_workspaces.pop().unwrap_or_default());
+            (workspace, exchange.exchange().first.clone(), ExchangeState::FirstStep)
         };
         *state = next;
         self.begin_links_of_stage(now, (group, block), schedule, Memory::owned(workspace), None)?;

@@ -12,6 +12,9 @@ use crate::runtime::memory::Memory;
 use crate::schedule::Schedule;
 use crate::types::RESULTS_GROUP_BIT;
 
+/// The largest number of bytes of free workspaces.
+const FREE_WORKSPACE_BYTES_MAX: usize = 32 << 20;
+
 /// A collective and the index of one of its blocks.
 pub(super) type BlockId = (OpId, usize);
 
@@ -24,6 +27,9 @@ pub(super) struct LinkStages {
     ready: BTreeMap<BlockId, (Schedule, Memory)>,
     /// The blocks whose operation over links has not begun, by the group number of the operations.
     queues: BTreeMap<u32, VecDeque<BlockId>>,
+    /// The workspaces of ended exchanges, with any contents. Later exchanges use them again, because new memory would have to be
+    /// mapped and cleared.
+    pub(super) free_workspaces: Vec<Vec<u32>>,
 }
 
 /// How far the exchange of a block has come.
@@ -116,6 +122,15 @@ impl LinkStages {
         };
         let block = *self.exchanges.iter().find(|(_, (exchange, state))| is_last(exchange, state))?.0;
         self.exchanges.remove(&block).map(|(exchange, state)| (block, exchange, state))
+    }
+
+    /// Stores a workspace for later exchanges, unless too many are free.
+    pub(super) fn recycle_workspace(&mut self, workspace: Vec<u32>) {
+        let bytes = |workspace: &Vec<u32>| size_of::<u32>() * workspace.capacity();
+        let free_bytes: usize = self.free_workspaces.iter().map(bytes).sum();
+        if free_bytes + bytes(&workspace) <= FREE_WORKSPACE_BYTES_MAX {
+            self.free_workspaces.push(workspace);
+        }
     }
 
     /// Forgets a group that was dropped. Its operations have ended.
