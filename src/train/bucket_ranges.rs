@@ -1,6 +1,6 @@
 //! The buckets in which ranks reduce gradients, as ranges of the vector of gradients.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use super::batches::range_of_rank;
 use crate::types::{Rank, WorldSize};
@@ -9,8 +9,14 @@ use crate::types::{Rank, WorldSize};
 pub const BUCKET_BYTES_MAX: usize = 1 << 20;
 /// By default, a model of more bytes has at least 4 buckets, so that the ranks send gradients during the backward pass.
 const SINGLE_BUCKET_BYTES_MAX: usize = 1 << 18;
-/// By default, the first bucket is this number of times smaller than the others, so that it leaves early.
+/// The smallest and the largest bucket that `--bucket-bytes auto` tries, in bytes. Smaller buckets cost more than they hide, and
+/// larger ones leave late.
+const TRIED_BYTES: RangeInclusive<usize> = 1 << 16..=1 << 24;
+/// The first bucket of several is this number of times smaller than the others, so that it leaves early.
 const FIRST_BUCKET_DIVISOR: usize = 4;
+
+/// `--bucket-bytes auto` does not compare two sizes whose ratio is at most this number.
+const SIMILAR_SIZES: f64 = 1.25;
 
 /// The numbers of elements of the buckets of a model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,11 +35,40 @@ impl BucketSizes {
         match bytes {
             Some(bytes) => Self { first: elements(bytes), others: elements(bytes) },
             None if model_bytes <= SINGLE_BUCKET_BYTES_MAX => Self::whole(parameter_count),
-            None => {
-                let others = elements(model_bytes.div_ceil(4).min(BUCKET_BYTES_MAX));
-                Self { first: others / FIRST_BUCKET_DIVISOR, others }
-            }
+            None => Self::with_small_first(model_bytes.div_ceil(4).min(BUCKET_BYTES_MAX)),
         }
+    }
+
+    /// Returns the sizes that `--bucket-bytes auto` tries: first the default, and then those of the model in 1, 2, 4, 8, ... parts
+    /// whose buckets have [`TRIED_BYTES`]. Sizes that are nearly equal to the default are left out.
+    pub(crate) fn candidates(parameter_count: usize) -> Vec<Self> {
+        let default = Self::new(None, parameter_count);
+        let model_bytes = size_of::<f32>().saturating_mul(parameter_count);
+        let parts = std::iter::successors(Some(1), |parts: &usize| parts.checked_mul(2));
+        let bytes = parts.map(|parts| model_bytes.div_ceil(parts));
+        let sizes = bytes
+            .take_while(|bytes| TRIED_BYTES.start() <= bytes)
+            .filter(|bytes| TRIED_BYTES.contains(bytes));
+        let sizes = sizes.map(|bytes| match bytes {
+            bytes if bytes == model_bytes => Self::whole(parameter_count),
+            bytes => Self::with_small_first(bytes),
+        });
+        let differ = |sizes: &Self| {
+            let (smaller, larger) = (sizes.others.min(default.others), sizes.others.max(default.others));
+            larger as f64 > SIMILAR_SIZES * smaller as f64
+        };
+        std::iter::once(default).chain(sizes.filter(differ)).collect()
+    }
+
+    /// Returns buckets of `bytes` bytes, and a smaller first bucket.
+    fn with_small_first(bytes: usize) -> Self {
+        let others = (bytes / size_of::<f32>()).max(1);
+        Self { first: (others / FIRST_BUCKET_DIVISOR).max(1), others }
+    }
+
+    /// Returns the size of a bucket in bytes.
+    pub(crate) fn bytes(self) -> usize {
+        self.others.saturating_mul(size_of::<f32>())
     }
 
     /// Returns the size of a single bucket.
@@ -87,6 +122,36 @@ mod tests {
             let found = (sizes.first * 4, sizes.others * 4, ranges.len());
             assert_eq!(found, (first_bytes, bytes, count), "{parameters}");
             assert_eq!(ranges.iter().map(Range::len).sum::<usize>(), parameters);
+        }
+    }
+
+    #[test]
+    fn auto_tries_the_default_and_buckets_from_coarse_to_fine() {
+        for (parameters, expected) in [
+            (10, &[(1, 40)][..]),
+            (1 << 15, &[(1, 1 << 17), (3, 1 << 16)]),
+            (235_146, &[(5, 235_144), (1, 940_584), (3, 470_292), (9, 117_572)]),
+            (
+                25 << 18,
+                &[
+                    (26, 1 << 20),
+                    (3, 13_107_200),
+                    (5, 6_553_600),
+                    (9, 3_276_800),
+                    (17, 1_638_400),
+                    (33, 819_200),
+                ],
+            ),
+        ] {
+            let sizes = BucketSizes::candidates(parameters);
+            let found: Vec<(usize, usize)> =
+                sizes.iter().map(|sizes| (sizes.ranges(parameters).count(), sizes.bytes())).collect();
+            assert_eq!(found[..found.len().min(6)], *expected, "{parameters}: {found:?}");
+            assert!(
+                sizes[1..].iter().all(|sizes| TRIED_BYTES.contains(&sizes.bytes())),
+                "{parameters}: {found:?}"
+            );
+            assert!(found.len() <= 10, "{parameters}: {found:?}");
         }
     }
 }

@@ -41,7 +41,8 @@ pub(crate) struct Buckets {
     /// The start of the gradients that are final in this step.
     ready_from: usize,
     parameter_count: usize,
-    memory_needs: MemoryNeeds,
+    plan: CompressionPlan,
+    target: SumTarget,
     momentum: Option<LocalMomentum>,
     /// The number of steps before the current one.
     step: u64,
@@ -51,22 +52,42 @@ impl Buckets {
     /// Creates buckets for the parameters of `plan`. `target` says which sums of each bucket this rank gets.
     pub(crate) fn new(plan: &CompressionPlan, sizes: BucketSizes, target: SumTarget) -> Self {
         let parameter_count = plan.tensors.last().map_or(0, |tensor| tensor.range.end);
-        let bucket = |(range, number)| RangeSum::new(plan, range, (target, number));
         Self {
             sizes,
-            sums: sizes.ranges(parameter_count).zip(0..).map(bucket).collect(),
+            sums: Self::sums(plan, sizes, target),
             started: 0,
             ready_from: parameter_count,
             parameter_count,
-            memory_needs: plan.memory,
+            plan: plan.clone(),
+            target,
             momentum: None,
             step: 0,
         }
     }
 
+    fn sums(plan: &CompressionPlan, sizes: BucketSizes, target: SumTarget) -> Vec<RangeSum> {
+        let parameter_count = plan.tensors.last().map_or(0, |tensor| tensor.range.end);
+        let bucket = |(range, number)| RangeSum::new(plan, range, (target, number));
+        sizes.ranges(parameter_count).zip(0..).map(bucket).collect()
+    }
+
     /// Creates a single bucket, for the sums of a whole vector.
     pub(crate) fn single(plan: &CompressionPlan) -> Self {
         Self::new(plan, BucketSizes::whole(usize::MAX), SumTarget::Everything)
+    }
+
+    /// Divides the gradients into buckets of other sizes, between two steps. All ranks must call this function after the same step.
+    /// What this rank remembers of the earlier sums belongs to parameters and not to buckets, so nothing is lost.
+    pub(crate) fn divide(&mut self, sizes: BucketSizes) {
+        if sizes == self.sizes {
+            return;
+        }
+        let memory = self.memory();
+        self.sizes = sizes;
+        // Free the buffers of the earlier buckets first.
+        self.sums.clear();
+        self.sums = Self::sums(&self.plan, sizes, self.target);
+        self.sums.iter_mut().for_each(|bucket| bucket.set_memory(&memory));
     }
 
     /// Sets the momentum that this rank applies to its gradients before the sums.
@@ -126,7 +147,7 @@ impl Buckets {
 
     /// Returns the size of a full bucket in bytes. Returns `None` if there is only one bucket.
     pub(crate) fn bytes(&self) -> Option<usize> {
-        (self.sums.len() > 1).then_some(self.sizes.others.saturating_mul(size_of::<f32>()))
+        (self.sums.len() > 1).then_some(self.sizes.bytes())
     }
 
     /// Returns whether each bucket is summed by a single reduce-scatter: see [`RangeSum::is_single_chunk`].
@@ -201,12 +222,12 @@ impl Buckets {
 
     /// Returns what the ranks remember from one sum to the next.
     pub(crate) fn memory_needs(&self) -> MemoryNeeds {
-        self.memory_needs
+        self.plan.memory
     }
 
     /// Returns what this rank remembers of the earlier sums.
     pub(crate) fn memory(&self) -> CompressionMemory {
-        let MemoryNeeds { residuals, velocities, factors, .. } = self.memory_needs;
+        let MemoryNeeds { residuals, velocities, factors, .. } = self.plan.memory;
         let zeros = vec![0.0; self.parameter_count];
         let mut memory = CompressionMemory {
             factors: if factors { zeros.clone() } else { Vec::new() },

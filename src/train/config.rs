@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use super::batch_norm_options;
+use super::bucket_options::{self, BucketBytes};
 use super::checkpoint::CheckpointSettings;
 use super::compression_options::CompressionOptions;
 use super::compression_rules::CompressionRules;
@@ -13,12 +14,12 @@ use super::data::text::CONTEXT_MAX;
 use super::data::{DataSource, TableOptions, Task, TextOptions};
 use super::divided_model_options;
 use super::learning_rate::Warmup;
-use super::logical_shards::SHARDS_MAX;
 use super::model::{CANDLE_NEEDED, GptSpec, MlpSpec, ModelSpec};
 use super::optimizer::Rule;
 use super::output_paths;
 use super::parameter_server::StalenessRule;
 use super::recipe::Recipe;
+use super::reproducible_options;
 use super::strategies::StrategySpec;
 use super::stream_options;
 use crate::codec::Compression;
@@ -103,7 +104,7 @@ pub struct Config {
     pub shard_optimizer: bool,
     /// The size in bytes of a bucket of gradients. `None` chooses a size that suits the model: at most
     /// [`BUCKET_BYTES_MAX`](super::BUCKET_BYTES_MAX).
-    pub bucket_bytes: Option<usize>,
+    pub bucket_bytes: Option<BucketBytes>,
     /// Whether each bucket is reduced while the backward pass computes the next bucket. If not, all gradients are reduced
     /// after the backward pass.
     pub overlap: bool,
@@ -247,7 +248,8 @@ impl Config {
             clips: self.recipe.clip_norm.is_some(),
         }
         .check()?;
-        self.check_reproducible_options()?;
+        reproducible_options::check_reproducible_options(self)?;
+        bucket_options::check_bucket_options(self)?;
         if self.model.as_ref().is_some_and(ModelSpec::has_batch_norm) {
             batch_norm_options::check_batch_norm_options(self)?;
         }
@@ -336,32 +338,6 @@ impl Config {
             }
             _ => Ok(()),
         }
-    }
-
-    fn check_reproducible_options(&self) -> Result<(), String> {
-        let Some(shards) = self.recipe.reproducible_shards else { return Ok(()) };
-        if shards.get() > SHARDS_MAX {
-            return Err(format!("--shards {shards}: it must be from 1 to {SHARDS_MAX}"));
-        }
-        if self.strategy != StrategySpec::AllReduce {
-            return Err(format!(
-                "--reproducible is for --strategy allreduce; with {}, the result depends on the number of ranks",
-                self.strategy
-            ));
-        }
-        if self.compresses() {
-            return Err(format!(
-                "--reproducible does not apply to --compression {}, because the number of rounded sums depends on the number \
-                 of ranks; leave out --compression",
-                self.compression
-            ));
-        }
-        if self.recipe.scale_learning_rate {
-            return Err("--reproducible does not apply to --scale-lr, which multiplies the learning rate by the number of ranks; \
-                        leave out --scale-lr"
-                .into());
-        }
-        Ok(())
     }
 
     fn check_shard_optimizer_options(&self) -> Result<(), String> {

@@ -15,7 +15,9 @@ mod batch_exchange;
 mod batch_norm_options;
 mod batch_queue;
 mod batches;
+mod bucket_options;
 mod bucket_ranges;
+mod bucket_trial;
 mod buckets;
 mod checkpoint;
 mod class_weights;
@@ -62,6 +64,7 @@ mod range_sum;
 mod rank_checks;
 mod recipe;
 mod report;
+mod reproducible_options;
 mod run;
 mod runtime;
 mod server_run;
@@ -79,7 +82,9 @@ mod trainer;
 mod window_prefetch;
 
 pub use batches::{Batches, ShuffleBlocks, range_of_rank};
+pub use bucket_options::BucketBytes;
 pub use bucket_ranges::BUCKET_BYTES_MAX;
+pub use bucket_trial::{BucketReport, BucketTime};
 pub use checkpoint::{
     CheckpointError, CheckpointSettings, ExistingCheckpoint, LATEST_FILE_NAME as CHECKPOINT_FILE_NAME,
     read_options,

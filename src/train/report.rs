@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::bucket_trial::BucketReport;
 use super::compression_report::CompressionReport;
 use super::metrics::Evaluation;
 use super::step_times::StepTimes;
@@ -116,6 +117,9 @@ pub struct Report {
     pub seconds: f64,
     /// The size in bytes of a bucket of gradients. `None` if gradients are reduced after the backward pass.
     pub bucket_bytes: Option<usize>,
+    /// What `--bucket-bytes auto` measured and chose. `None` without this option, and if there was only one size to try.
+    #[serde(default)]
+    pub bucket_trial: Option<BucketReport>,
     /// The time in seconds during which rank 0 had at least one collective in progress. Includes the wait for slower
     /// ranks.
     pub communication_seconds: f64,

@@ -238,6 +238,7 @@ fn create_report(
         strategy: config.strategy.to_string(),
         compression: config.compression.to_string(),
         bucket_bytes: trainer.bucket_bytes(),
+        bucket_trial: trainer.bucket_report(),
         epochs: state.position.epoch,
         steps: state.position.steps_total,
         stopped: trainer.stopped,

@@ -11,6 +11,8 @@ use std::time::Instant;
 pub(crate) use self::evaluation::Metrics;
 use super::TrainError;
 use super::batch_exchange::ReceivedWindow;
+use super::bucket_options::BucketBytes;
+use super::bucket_trial::{BucketReport, BucketTrial};
 use super::checkpoint::{CheckpointWriter, Position, TrainingState};
 use super::config::Config;
 use super::convergence;
@@ -43,6 +45,8 @@ pub(crate) struct Trainer<'a> {
     pub(crate) state: TrainingState,
     gradients: Vec<f32>,
     strategy: Box<dyn Strategy>,
+    /// Chooses the sizes of buckets. `Some` only with `--bucket-bytes auto`.
+    bucket_trial: Option<BucketTrial>,
     /// The parameters that this rank holds. `gradients` and the vectors of `state` have one value for each of these
     /// parameters. The vectors of `optimizer` have one value for each parameter of `partition.optimizer_partition()`.
     partition: ModelPartition,
@@ -119,6 +123,10 @@ impl<'a> Trainer<'a> {
         if let Some(sums) = strategy.compressed_sums() {
             sums.set_memory(&std::mem::take(&mut state.compression));
         }
+        let measures_buckets =
+            config.bucket_bytes == Some(BucketBytes::Auto) && group.size() != WorldSize::ONE;
+        let bucket_trial =
+            if measures_buckets { BucketTrial::new(count, schedule.warmup_steps) } else { None };
         let writer = config.checkpoint.as_ref().filter(|_| group.rank() == Rank::ZERO).map(|settings| {
             let content = (setup.network.clone(), setup.identity(config));
             CheckpointWriter::new(settings, content, state.position.steps_total, Instant::now())
@@ -135,6 +143,7 @@ impl<'a> Trainer<'a> {
             state,
             gradients: vec![0.0; count],
             strategy,
+            bucket_trial,
             workspace: setup.network.allocate_workspace(workspace_rows),
             whole_batch: None,
             evaluation_rows,
@@ -163,6 +172,11 @@ impl<'a> Trainer<'a> {
     /// Returns the size in bytes of a bucket. Returns `None` if gradients are not reduced in buckets.
     pub(crate) fn bucket_bytes(&self) -> Option<usize> {
         self.strategy.bucket_bytes()
+    }
+
+    /// Returns what `--bucket-bytes auto` has measured and chosen.
+    pub(crate) fn bucket_report(&self) -> Option<BucketReport> {
+        self.bucket_trial.as_ref().map(BucketTrial::report)
     }
 
     /// Trains until the last epoch is completed, the loss no longer falls, or a rank receives a stop signal. If the run

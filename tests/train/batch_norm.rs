@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use ringtrain::Group;
 use ringtrain::train::data::{DataSource, Task};
 use ringtrain::train::optimizer::Rule;
-use ringtrain::train::{Config, ExistingCheckpoint, Recipe, run};
+use ringtrain::train::{BucketBytes, Config, ExistingCheckpoint, Recipe, run};
 use serde_json::Value;
 
 use super::library::{StopAfter, checkpoint_in, config, train};
@@ -55,7 +55,7 @@ fn the_parameters_do_not_depend_on_the_number_of_ranks() {
         let config = small_config(model);
         let expected = train(&config).unwrap();
         assert!(expected.report.steps >= 100, "{:?}", expected.report);
-        let buckets = Config { bucket_bytes: Some(400), ..config };
+        let buckets = Config { bucket_bytes: Some(BucketBytes::Fixed(400)), ..config };
         let found = train_and_compare(ranks, &buckets);
         assert_close(&found.parameters, &expected.parameters, &format!("{model} on {ranks} ranks"));
     }
@@ -73,7 +73,7 @@ fn a_sharded_optimizer_takes_the_same_steps() {
     let config = clipped_config();
     let expected = train(&config).unwrap();
     assert!(expected.report.steps >= 100, "{:?}", expected.report);
-    let sharded = Config { shard_optimizer: true, bucket_bytes: Some(76), ..config };
+    let sharded = Config { shard_optimizer: true, bucket_bytes: Some(BucketBytes::Fixed(76)), ..config };
     assert_close(&train_and_compare(3, &sharded).parameters, &expected.parameters, "3 ranks");
 }
 

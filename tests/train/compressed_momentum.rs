@@ -3,7 +3,9 @@
 use std::num::NonZeroU64;
 
 use ringtrain::train::optimizer::{AdamOptions, Rule};
-use ringtrain::train::{CheckpointSettings, CompressionRules, Config, ExistingCheckpoint, Summary, Warmup};
+use ringtrain::train::{
+    BucketBytes, CheckpointSettings, CompressionRules, Config, ExistingCheckpoint, Summary, Warmup,
+};
 
 use super::compression::{memory_tensors, run_on_hosts, small_config, train_on_hosts, with_strategy};
 use super::library::train;
@@ -54,7 +56,8 @@ fn momentum_on_each_rank_is_the_momentum_of_the_optimizer_if_the_sums_are_exact(
         let expected = train_on_hosts(3, &by_optimizer);
         assert_near(&train_on_hosts(3, &config), &expected, 1e-4, strategy);
         if strategy == "allreduce" {
-            let in_buckets = Config { overlap: true, bucket_bytes: Some(2000), ..config.clone() };
+            let in_buckets =
+                Config { overlap: true, bucket_bytes: Some(BucketBytes::Fixed(2000)), ..config.clone() };
             assert_near(&train_on_hosts(3, &in_buckets), &expected, 1e-4, "buckets");
             let mut clipped = config;
             clipped.recipe.clip_norm = Some(0.5);

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ringtrain::train::data::DataSource;
 use ringtrain::train::optimizer::Rule;
 use ringtrain::train::{
-    CHECKPOINT_FILE_NAME, CheckpointSettings, CompletedStep, CompressionRules, Config, EpochRecord,
-    ExistingCheckpoint, Observer, SilentObserver, Summary, TrainError, run,
+    BucketBytes, CHECKPOINT_FILE_NAME, CheckpointSettings, CompletedStep, CompressionRules, Config,
+    EpochRecord, ExistingCheckpoint, Observer, SilentObserver, Summary, TrainError, run,
 };
 use ringtrain::{Compression, Rank};
 
@@ -77,7 +77,7 @@ pub(crate) fn small_config(compression: &str) -> Config {
         batch_size: Some(96),
         epochs: Some(2),
         compression: compression.parse().unwrap(),
-        bucket_bytes: Some(2000),
+        bucket_bytes: Some(BucketBytes::Fixed(2000)),
         ..config()
     }
 }

@@ -6,7 +6,8 @@ use std::path::Path;
 use ringtrain::train::data::{DataSource, Task};
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
-    CHECKPOINT_FILE_NAME, CheckpointSettings, Config, ExistingCheckpoint, Recipe, SHARDS_DEFAULT, Validation,
+    BucketBytes, CHECKPOINT_FILE_NAME, CheckpointSettings, Config, ExistingCheckpoint, Recipe,
+    SHARDS_DEFAULT, Validation,
 };
 use ringtrain::{Compression, Rank};
 
@@ -33,7 +34,7 @@ fn small_config() -> Config {
 
 /// Returns the same run with the state divided, and with buckets of 60 parameters on 2, 3 or 4 ranks.
 fn sharded(config: &Config) -> Config {
-    Config { shard_optimizer: true, bucket_bytes: Some(240), ..config.clone() }
+    Config { shard_optimizer: true, bucket_bytes: Some(BucketBytes::Fixed(240)), ..config.clone() }
 }
 
 /// The sum of two gradients has the same bits in both orders. So two ranks take exactly the steps of `allreduce` if the
@@ -93,6 +94,7 @@ fn more_ranks_than_parameters_or_samples_give_the_same_result() {
 #[test]
 fn the_state_of_each_rank_becomes_smaller_with_the_number_of_ranks() {
     for (n, bucket_bytes) in [(2, None), (3, Some(4)), (4, Some(100))] {
+        let bucket_bytes = bucket_bytes.map(BucketBytes::Fixed);
         let config = Config { bucket_bytes, epochs: Some(1), ..sharded(&small_config()) };
         let summaries = train_on(n, &config, NONE);
         let sizes: Vec<usize> =

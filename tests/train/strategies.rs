@@ -11,8 +11,8 @@ use ringtrain::Rank;
 use ringtrain::train::data::DataSource;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{
-    CheckpointSettings, CompletedStep, Config, EpochRecord, ExistingCheckpoint, Observer, Recipe,
-    SilentObserver, StepTimes, StrategySpec, Summary, TrainError, Validation, run,
+    BucketBytes, CheckpointSettings, CompletedStep, Config, EpochRecord, ExistingCheckpoint, Observer,
+    Recipe, SilentObserver, StepTimes, StrategySpec, Summary, TrainError, Validation, run,
 };
 
 use super::library::{config, train};
@@ -183,7 +183,7 @@ fn synchronous_runs_equal_a_single_process_after_100_steps() {
         let config = Config {
             strategy: parse_strategy(text),
             micro_batches: NonZeroU32::new(*micro_batches).unwrap(),
-            bucket_bytes: (*micro_batches > 1).then_some(1000),
+            bucket_bytes: (*micro_batches > 1).then_some(BucketBytes::Fixed(1000)),
             ..config.clone()
         };
         let found = train_and_compare(*n, &config);

@@ -1,7 +1,7 @@
 //! Synchronous strategies take the steps of a single process, for an MLP and for a CNN: after 100 steps, no parameter has a
 //! relative difference above 1e-5, as `assert_close` defines it.
 
-use ringtrain::train::Config;
+use ringtrain::train::{BucketBytes, Config};
 
 use super::library::train;
 use super::reproducible::write_images;
@@ -69,7 +69,7 @@ fn runs_equal_sgd_in_a_single_process_after_100_steps() {
             let config = Config {
                 strategy: parse_strategy(text),
                 shard_optimizer,
-                bucket_bytes: Some(500),
+                bucket_bytes: Some(BucketBytes::Fixed(500)),
                 ..config.clone()
             };
             let what = format!("{model}, {text} on {n} ranks, {shard_optimizer}");

@@ -19,7 +19,7 @@ use super::text_args::TextArgs;
 use crate::cli::group_args::GroupArgs;
 use crate::train::data::{DataSource, Task};
 use crate::train::model::ModelSpec;
-use crate::train::{Config, StrategySpec, TEST_FRACTION_DEFAULT};
+use crate::train::{BucketBytes, Config, StrategySpec, TEST_FRACTION_DEFAULT};
 
 /// Trains a model on all ranks of a job. Each rank computes the gradients of its part of every batch, and the ranks
 /// sum these gradients.
@@ -120,10 +120,11 @@ pub(super) struct TrainArgs {
     compression: CompressionArgs,
 
     /// Divide the gradients into buckets of this size in bytes. The ranks reduce a bucket while the backward pass
-    /// computes the next bucket. Another size can change the last bits of the gradients [default: a quarter of the model,
-    /// but at most 1 MiB, and a first bucket that is smaller; a single bucket if the model has at most 256 KiB]
-    #[arg(long, value_name = "BYTES", conflicts_with = "no_overlap", help_heading = "Training")]
-    bucket_bytes: Option<usize>,
+    /// computes the next bucket. Another size can change the last bits of the gradients. auto: measure steps with
+    /// several sizes at the start of the run, and use the fastest, so that two runs can differ [default: a quarter of
+    /// the model, but at most 1 MiB, and a first bucket that is smaller; a single bucket if the model has at most 256 KiB]
+    #[arg(long, value_name = "BYTES|auto", conflicts_with = "no_overlap", help_heading = "Training")]
+    bucket_bytes: Option<BucketBytes>,
 
     /// Reduce all gradients at once after the backward pass
     #[arg(long, help_heading = "Training")]
@@ -169,12 +170,6 @@ impl TrainArgs {
         self.check_target_column(&source)?;
         let test_fraction = self.parse_test_fraction(&source)?;
         let batch_size = self.parse_batch_size()?;
-        if self.bucket_bytes == Some(0) {
-            return Err(
-                "--bucket-bytes 0: a bucket holds at least one byte; to use no buckets, pass --no-overlap"
-                    .into(),
-            );
-        }
         if self.epochs == Some(0) {
             return Err("--epochs 0: it must be at least 1".into());
         }

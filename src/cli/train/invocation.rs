@@ -157,7 +157,7 @@ fn parse_options(command: &Command, options: &OptionSet) -> Result<TrainArgs, St
 mod tests {
     use super::*;
     use crate::codec::Compression;
-    use crate::train::{ExistingCheckpoint, RateSchedule};
+    use crate::train::{BucketBytes, ExistingCheckpoint, RateSchedule};
 
     impl Invocation {
         fn to_config(&self, stored_options: Option<&str>) -> Result<Config, String> {
@@ -199,7 +199,10 @@ mod tests {
         assert_eq!(config.checkpoint.unwrap().existing, ExistingCheckpoint::Resume);
         let line = "--config run.toml --epochs 9 --bucket-bytes 512 --data c.csv --features q --header --schedule constant";
         let config = parse_with_file(line, text).unwrap();
-        assert_eq!((config.epochs, config.bucket_bytes, config.batch_size), (Some(9), Some(512), Some(1000)));
+        assert_eq!(
+            (config.epochs, config.bucket_bytes, config.batch_size),
+            (Some(9), Some(BucketBytes::Fixed(512)), Some(1000))
+        );
         assert_eq!(
             (config.table.features, config.recipe.schedule),
             (vec!["q".into()], RateSchedule::Constant)
@@ -269,7 +272,10 @@ mod tests {
         assert_eq!(resumed, first);
         let line = "--checkpoint c --resume --seed 8 --bucket-bytes 64 --lr 0.25";
         let changed = parse_line(line).unwrap().to_config(Some(&text)).unwrap();
-        assert_eq!((changed.seed, changed.bucket_bytes, changed.learning_rate), (8, Some(64), Some(0.25)));
+        assert_eq!(
+            (changed.seed, changed.bucket_bytes, changed.learning_rate),
+            (8, Some(BucketBytes::Fixed(64)), Some(0.25))
+        );
         let error = parse_line("--resume c --optimizer sgd").unwrap().to_config(Some(&text)).unwrap_err();
         let expected = "--betas does not apply to --optimizer sgd; pass --optimizer adam, adamw or lamb (--betas is given in the \
                         checkpoint in c)";

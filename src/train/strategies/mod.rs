@@ -33,6 +33,7 @@ use self::sharded_optimizer::ShardedOptimizer;
 pub use self::spec::StrategySpec;
 use self::tensor_parallel::TensorParallel;
 use super::TrainError;
+use super::bucket_options::BucketBytes;
 use super::bucket_ranges::BucketSizes;
 use super::buckets::Buckets;
 use super::compression_plan::{CompressionPlan, ModelTensor};
@@ -211,7 +212,12 @@ pub(crate) fn bucket_sizes(config: &Config, parameter_count: usize, size: WorldS
     if !config.overlap || config.recipe.reproducible_shards.is_some() {
         return BucketSizes::whole(parameter_count);
     }
-    let sizes = BucketSizes::new(config.bucket_bytes, parameter_count);
+    let bytes = match config.bucket_bytes {
+        Some(BucketBytes::Fixed(bytes)) => Some(bytes),
+        // `BucketTrial` changes the sizes later.
+        Some(BucketBytes::Auto) | None => None,
+    };
+    let sizes = BucketSizes::new(bytes, parameter_count);
     if config.shard_optimizer { sizes.round_up_to_multiples(size.as_usize()) } else { sizes }
 }
 

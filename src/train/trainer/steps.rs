@@ -1,12 +1,13 @@
 //! The steps of an epoch.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Trainer;
 use crate::group::Group;
 use crate::train::TrainError;
 use crate::train::batch_exchange::{BatchExchange, LocalBatch};
 use crate::train::batches::Batches;
+use crate::train::bucket_trial::TrialAction;
 use crate::train::checkpoint::Position;
 use crate::train::gradient_work::GradientWork;
 use crate::train::model::StepSeed;
@@ -41,7 +42,9 @@ impl Trainer<'_> {
             observer.batch_started(epoch, index as u64, local_batch.row_numbers);
             let requests_save = self.requests_save(observer);
             let batch_len = local_batch.batch_len;
+            let step_start = Instant::now();
             let loss = self.step(group, &local_batch, requests_save)?;
+            self.advance_bucket_trial(group, step_start.elapsed(), observer)?;
             samples += batch_len as u64;
             observer.step_taken(&CompletedStep {
                 steps_total: self.state.position.steps_total,
@@ -59,6 +62,30 @@ impl Trainer<'_> {
         }
         self.whole_batch = exchange.into_whole_batch();
         Ok(samples)
+    }
+
+    /// Handles the time of a step on this rank, and divides the gradients into other buckets if [`BucketTrial`] says so.
+    fn advance_bucket_trial(
+        &mut self,
+        group: &mut Group,
+        time: Duration,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let Some(trial) = &mut self.bucket_trial else { return Ok(()) };
+        let sizes = match trial.handle_step(self.state.position.steps_total, time) {
+            TrialAction::Continue => return Ok(()),
+            TrialAction::Divide(sizes) => sizes,
+            TrialAction::Compare(mut seconds) => {
+                group.all_reduce(&mut seconds, ReduceOp::Max)?;
+                let sizes = trial.handle_times(&seconds);
+                observer.notice(&trial.report().to_string());
+                sizes
+            }
+        };
+        if let Some(sums) = self.strategy.compressed_sums() {
+            sums.divide(sizes);
+        }
+        Ok(())
     }
 
     /// Takes one step, in which this rank processes `local_batch`. Returns the mean loss over the samples of all ranks.
