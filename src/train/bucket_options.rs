@@ -83,6 +83,34 @@ pub(super) fn check_bucket_options(config: &Config) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::train::data::DataSource;
+    use crate::train::logical_shards::SHARDS_DEFAULT;
+
+    #[test]
+    fn auto_is_refused_if_it_does_not_apply() {
+        let auto = || Config { bucket_bytes: Some(BucketBytes::Auto), ..Config::new(DataSource::Digits) };
+        for compression in ["none", "int8", "topk", "powersgd"] {
+            let config = Config { compression: compression.parse().unwrap(), ..auto() };
+            assert_eq!(config.check(), Ok(()), "{compression}");
+        }
+        let mut reproducible = auto();
+        reproducible.recipe.reproducible_shards = Some(SHARDS_DEFAULT);
+        for (config, expected) in [
+            (Config { overlap: false, ..auto() }, "does not apply to --no-overlap"),
+            (reproducible, "does not apply to --reproducible"),
+            (Config { shard_optimizer: true, ..auto() }, "does not apply to --shard-optimizer"),
+            (
+                Config { strategy: "pipeline:2".parse().unwrap(), ..auto() },
+                "--strategy pipeline:2, which has no buckets",
+            ),
+            (Config { strategy: "local-sgd:3".parse().unwrap(), ..auto() }, "--strategy local-sgd:3"),
+            (Config { compression: "auto".parse().unwrap(), ..auto() }, "which measures codecs"),
+            (Config { bucket_bytes: Some(BucketBytes::Fixed(0)), ..auto() }, "at least one byte"),
+        ] {
+            let error = config.check().unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
 
     #[test]
     fn sizes_are_numbers_or_auto() {

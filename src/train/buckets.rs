@@ -296,7 +296,41 @@ impl fmt::Debug for PassRuntime<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codec::Compression;
     use crate::group::Group;
+    use crate::train::compression_plan::ModelTensor;
+    use crate::train::compression_rules::CompressionRules;
+
+    /// Error feedback belongs to elements, and the matrices of `PowerSGD` to tensors. So another division must keep both.
+    #[test]
+    fn another_division_keeps_what_the_rank_remembers() {
+        for codec in ["topk:0.1", "onebit", "powersgd:2"] {
+            let compression: Compression = codec.parse().unwrap();
+            let tensor = |start: usize, shape: &[usize]| ModelTensor {
+                name: format!("tensor at {start}"),
+                shape: shape.to_vec(),
+                is_statistic: false,
+                own_range: start..start + shape.iter().product::<usize>(),
+            };
+            let tensors = vec![tensor(0, &[40, 50]), tensor(2000, &[40]), tensor(2040, &[30, 40])];
+            let plan = CompressionPlan::new((compression, &CompressionRules::default()), tensors, (true, 7))
+                .unwrap();
+            let sizes = |bytes| BucketSizes::new(Some(bytes), 3240);
+            let mut buckets = Buckets::new(&plan, sizes(1000), SumTarget::Everything);
+            let is_encoded = |index: &usize| !(2000..2040).contains(index);
+            let value = |index: usize| if is_encoded(&index) { 1.0 + index as f32 } else { 0.0 };
+            let residual: Vec<f32> = (0..3240).map(value).collect();
+            let memory = CompressionMemory { residuals: vec![residual], calls: 9, ..buckets.memory() };
+            buckets.set_memory(&memory);
+            let memory = buckets.memory();
+            assert_eq!((memory.calls, memory.residuals[0][3239]), (9, 3240.0), "{codec}");
+            for bytes in [4000, 20_000, 100, 1000] {
+                buckets.divide(sizes(bytes));
+                assert_eq!(buckets.sums.len(), 12960_usize.div_ceil(bytes), "{codec}, {bytes}");
+                assert!(buckets.memory() == memory, "{codec}, {bytes}");
+            }
+        }
+    }
 
     /// Regression test: before the fix, bucket boundaries depended on the ranges in which a rank reports gradients. A rank
     /// without samples reports a layer as one range, but other ranks report several ranges. So the ranks started

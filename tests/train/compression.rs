@@ -272,7 +272,7 @@ pub(crate) fn memory_tensors(directory: &Path) -> Vec<String> {
 }
 
 /// Returns what each rank has not sent, from the checkpoint.
-fn residuals(directory: &Path) -> Vec<Vec<f32>> {
+pub(crate) fn residuals(directory: &Path) -> Vec<Vec<f32>> {
     let bytes = std::fs::read(directory.join(CHECKPOINT_FILE_NAME)).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let read = |name: &String| {

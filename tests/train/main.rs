@@ -20,6 +20,7 @@ mod gossip_library;
 mod gpt;
 mod killed_jobs;
 mod library;
+mod measured_buckets;
 mod model_files;
 mod own_model;
 mod parameter_server;

@@ -197,6 +197,10 @@ mod tests {
         assert_eq!((config.target.as_deref(), config.table.features.len()), (Some("0"), 2));
         assert_eq!(config.source.table_files().unwrap().len(), 2);
         assert_eq!(config.checkpoint.unwrap().existing, ExistingCheckpoint::Resume);
+        for (value, expected) in [("512", BucketBytes::Fixed(512)), ("\"auto\"", BucketBytes::Auto)] {
+            let config = parse_with_file("--config run.toml", &format!("bucket-bytes = {value}")).unwrap();
+            assert_eq!(config.bucket_bytes, Some(expected));
+        }
         let line = "--config run.toml --epochs 9 --bucket-bytes 512 --data c.csv --features q --header --schedule constant";
         let config = parse_with_file(line, text).unwrap();
         assert_eq!(
