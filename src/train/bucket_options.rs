@@ -12,9 +12,9 @@ use crate::codec::Compression;
 pub enum BucketBytes {
     /// All buckets have this number of bytes, which is at least 1.
     Fixed(usize),
-    /// The ranks measure steps with buckets of several sizes at the start of the run, and use the fastest. Another size can change
-    /// the last bits of sums, and with compression more than the last bits, so two runs can have different results. Only for
-    /// [`StrategySpec::AllReduce`] on several ranks; see `docs/compressed-training.md`.
+    /// The ranks measure steps with buckets of several sizes at the start of the run, and use the fastest. Another size can
+    /// change the last bits of sums, and with compression more than the last bits, so two runs can have different results.
+    /// Only for [`StrategySpec::AllReduce`]; see `docs/compressed-training.md`.
     Auto,
 }
 

@@ -15,6 +15,9 @@ const TRIED_BYTES: RangeInclusive<usize> = 1 << 16..=1 << 24;
 /// The first bucket of several is this number of times smaller than the others, so that it leaves early.
 const FIRST_BUCKET_DIVISOR: usize = 4;
 
+/// `--bucket-bytes auto` divides a model into at most this number of parts. Ranks in shared memory need a buffer for each
+/// bucket, and a group has at most 1,024 buffers: see [`Group::alloc`](crate::Group::alloc).
+const TRIED_PARTS_MAX: usize = 256;
 /// `--bucket-bytes auto` does not compare two sizes whose ratio is at most this number.
 const SIMILAR_SIZES: f64 = 1.25;
 
@@ -39,12 +42,13 @@ impl BucketSizes {
         }
     }
 
-    /// Returns the sizes that `--bucket-bytes auto` tries: first the default, and then those of the model in 1, 2, 4, 8, ... parts
-    /// whose buckets have [`TRIED_BYTES`]. Sizes that are nearly equal to the default are left out.
+    /// Returns the sizes that `--bucket-bytes auto` tries: first the default, and then those of the model in 1, 2, 4, 8, ...
+    /// parts whose buckets have [`TRIED_BYTES`]. Sizes that are nearly equal to the default are left out.
     pub(crate) fn candidates(parameter_count: usize) -> Vec<Self> {
         let default = Self::new(None, parameter_count);
         let model_bytes = size_of::<f32>().saturating_mul(parameter_count);
-        let parts = std::iter::successors(Some(1), |parts: &usize| parts.checked_mul(2));
+        let parts = std::iter::successors(Some(1), |parts| Some(2 * parts))
+            .take_while(|parts| *parts <= TRIED_PARTS_MAX);
         let bytes = parts.map(|parts| model_bytes.div_ceil(parts));
         let sizes = bytes
             .take_while(|bytes| TRIED_BYTES.start() <= bytes)
@@ -126,6 +130,19 @@ mod tests {
     }
 
     #[test]
+    fn auto_tries_few_sizes_for_large_models_too() {
+        for (parameters, expected) in [(25_000_000, 7), (250_000_000, 4), (10_000_000_000, 1)] {
+            let sizes = BucketSizes::candidates(parameters);
+            let counts: Vec<usize> = sizes.iter().map(|sizes| sizes.ranges(parameters).count()).collect();
+            assert_eq!(counts.len(), expected, "{parameters}: {counts:?}");
+            assert!(
+                counts[1..].iter().all(|count| *count <= TRIED_PARTS_MAX + 1),
+                "{parameters}: {counts:?}"
+            );
+        }
+    }
+
+    #[test]
     fn auto_tries_the_default_and_buckets_from_coarse_to_fine() {
         for (parameters, expected) in [
             (10, &[(1, 40)][..]),
@@ -151,7 +168,6 @@ mod tests {
                 sizes[1..].iter().all(|sizes| TRIED_BYTES.contains(&sizes.bytes())),
                 "{parameters}: {found:?}"
             );
-            assert!(found.len() <= 10, "{parameters}: {found:?}");
         }
     }
 }

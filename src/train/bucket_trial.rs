@@ -137,7 +137,8 @@ impl BucketTrial {
         }
     }
 
-    /// Handles the largest time of any rank, for each time of [`TrialAction::Compare`]. Returns the sizes for the rest of the run.
+    /// Handles the largest time of any rank, for each time of [`TrialAction::Compare`]. Returns the sizes for the rest of the
+    /// run.
     pub(crate) fn handle_times(&mut self, times: &[f64]) -> BucketSizes {
         let mut best = 0;
         for (index, seconds) in times.iter().enumerate() {
@@ -203,8 +204,8 @@ mod tests {
     /// A model with the candidates (buckets): 5 (the default), 1, 3 and 9.
     const PARAMETERS: usize = 235_146;
 
-    /// Takes steps from number `start` of a run until the trial ends. `milliseconds` has the time of a step with each candidate, on
-    /// each rank. Returns the number of steps that the trial took, and the trial of each rank.
+    /// Takes steps from number `start` of a run until the trial ends. `milliseconds` has the time of a step with each
+    /// candidate, on each rank. Returns the number of steps that the trial took, and the trial of each rank.
     fn run_trial(milliseconds: &[[u64; 4]], (start, first_step): (u64, u64)) -> (u64, Vec<BucketTrial>) {
         let new_trial = |_| BucketTrial::new(PARAMETERS, first_step).unwrap();
         let mut trials: Vec<BucketTrial> = milliseconds.iter().map(new_trial).collect();

@@ -76,8 +76,8 @@ impl Buckets {
         Self::new(plan, BucketSizes::whole(usize::MAX), SumTarget::Everything)
     }
 
-    /// Divides the gradients into buckets of other sizes, between two steps. All ranks must call this function after the same step.
-    /// What this rank remembers of the earlier sums belongs to parameters and not to buckets, so nothing is lost.
+    /// Divides the gradients into buckets of other sizes, between two steps. All ranks must call this function after the same
+    /// step. What this rank remembers of the earlier sums belongs to parameters and not to buckets, so nothing is lost.
     pub(crate) fn divide(&mut self, sizes: BucketSizes) {
         if sizes == self.sizes {
             return;
