@@ -3,9 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::config::Config;
+use super::compression_rules::CompressionRules;
 use super::strategies::StrategySpec;
 use crate::codec::Compression;
+
+const NO_BYTES: &str = "a bucket holds at least one byte; to use no buckets, pass --no-overlap";
 
 /// How the size of a bucket of gradients is chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,9 +26,7 @@ impl FromStr for BucketBytes {
     fn from_str(text: &str) -> Result<Self, String> {
         match (text, text.parse()) {
             ("auto", _) => Ok(Self::Auto),
-            (_, Ok(0)) => {
-                Err("a bucket holds at least one byte; to use no buckets, pass --no-overlap".into())
-            }
+            (_, Ok(0)) => Err(NO_BYTES.into()),
             (_, Ok(bytes)) => Ok(Self::Fixed(bytes)),
             _ => Err("it must be a number of bytes, or auto".into()),
         }
@@ -42,72 +42,92 @@ impl fmt::Display for BucketBytes {
     }
 }
 
-/// Checks that the options fit the size of buckets.
-///
-/// # Errors
-///
-/// Returns a sentence that says which options do not fit together and what to do.
-pub(super) fn check_bucket_options(config: &Config) -> Result<(), String> {
-    match config.bucket_bytes {
-        Some(BucketBytes::Auto) => {}
-        Some(BucketBytes::Fixed(0)) => {
-            return Err(
-                "--bucket-bytes 0: a bucket holds at least one byte; to use no buckets, pass --no-overlap"
-                    .into(),
-            );
+/// The options of a run that the size of buckets depends on.
+#[derive(Clone)]
+pub(super) struct BucketOptions<'a> {
+    pub(super) bucket_bytes: Option<BucketBytes>,
+    /// Whether buckets are reduced during the backward pass.
+    pub(super) overlap: bool,
+    pub(super) strategy: StrategySpec,
+    pub(super) is_reproducible: bool,
+    pub(super) shards_optimizer: bool,
+    pub(super) compression: Compression,
+    pub(super) rules: &'a CompressionRules,
+}
+
+impl BucketOptions<'_> {
+    /// Checks the options.
+    ///
+    /// # Errors
+    ///
+    /// Returns a sentence that says which options do not fit together and what to do.
+    pub(super) fn check(&self) -> Result<(), String> {
+        match self.bucket_bytes {
+            Some(BucketBytes::Auto) => self.check_auto(),
+            Some(BucketBytes::Fixed(0)) => Err(format!("--bucket-bytes 0: {NO_BYTES}")),
+            _ => Ok(()),
         }
-        _ => return Ok(()),
     }
-    let refuse = |option: &str, why: &str| {
-        Err(format!(
-            "--bucket-bytes auto does not apply to {option}, {why}; pass a number of bytes, or leave out one of the two options"
-        ))
-    };
-    let strategy = config.strategy;
-    let is_auto = |codec: &Compression| matches!(codec, Compression::Auto(_));
-    if strategy != StrategySpec::AllReduce {
-        refuse(&format!("--strategy {strategy}"), "which has no buckets")
-    } else if !config.overlap {
-        refuse("--no-overlap", "with which there is a single bucket")
-    } else if config.recipe.reproducible_shards.is_some() {
-        refuse("--reproducible", "because measured times differ from run to run")
-    } else if config.shard_optimizer {
-        refuse("--shard-optimizer", "because the buckets say which rank holds which part of the state")
-    } else if let Some(codec) = config.compression_rules.codecs(config.compression).find(is_auto) {
-        refuse(&format!("--compression {codec}"), "which measures codecs in the same steps")
-    } else {
-        Ok(())
+
+    fn check_auto(&self) -> Result<(), String> {
+        let refuse = |option: &str, why: &str| {
+            Err(format!(
+                "--bucket-bytes auto does not apply to {option}, {why}; pass a number of bytes, or leave out one of the two \
+                 options"
+            ))
+        };
+        let strategy = self.strategy;
+        let is_auto = |codec: &Compression| matches!(codec, Compression::Auto(_));
+        if strategy != StrategySpec::AllReduce {
+            refuse(&format!("--strategy {strategy}"), "which has no buckets")
+        } else if !self.overlap {
+            refuse("--no-overlap", "with which there is a single bucket")
+        } else if self.is_reproducible {
+            refuse("--reproducible", "because measured times differ from run to run")
+        } else if self.shards_optimizer {
+            refuse("--shard-optimizer", "because the buckets say which rank holds which part of the state")
+        } else if let Some(codec) = self.rules.codecs(self.compression).find(is_auto) {
+            refuse(&format!("--compression {codec}"), "which measures codecs in the same steps")
+        } else {
+            Ok(())
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::train::data::DataSource;
-    use crate::train::logical_shards::SHARDS_DEFAULT;
 
     #[test]
     fn auto_is_refused_if_it_does_not_apply() {
-        let auto = || Config { bucket_bytes: Some(BucketBytes::Auto), ..Config::new(DataSource::Digits) };
+        let auto = BucketOptions {
+            bucket_bytes: Some(BucketBytes::Auto),
+            overlap: true,
+            strategy: StrategySpec::AllReduce,
+            is_reproducible: false,
+            shards_optimizer: false,
+            compression: Compression::None,
+            rules: &CompressionRules::default(),
+        };
         for compression in ["none", "int8", "topk", "powersgd"] {
-            let config = Config { compression: compression.parse().unwrap(), ..auto() };
-            assert_eq!(config.check(), Ok(()), "{compression}");
+            let options = BucketOptions { compression: compression.parse().unwrap(), ..auto.clone() };
+            assert_eq!(options.check(), Ok(()), "{compression}");
         }
-        let mut reproducible = auto();
-        reproducible.recipe.reproducible_shards = Some(SHARDS_DEFAULT);
-        for (config, expected) in [
-            (Config { overlap: false, ..auto() }, "does not apply to --no-overlap"),
-            (reproducible, "does not apply to --reproducible"),
-            (Config { shard_optimizer: true, ..auto() }, "does not apply to --shard-optimizer"),
+        let with_strategy =
+            |strategy: &str| BucketOptions { strategy: strategy.parse().unwrap(), ..auto.clone() };
+        for (options, expected) in [
+            (BucketOptions { overlap: false, ..auto.clone() }, "does not apply to --no-overlap"),
+            (BucketOptions { is_reproducible: true, ..auto.clone() }, "does not apply to --reproducible"),
+            (BucketOptions { shards_optimizer: true, ..auto.clone() }, "does not apply to --shard-optimizer"),
+            (with_strategy("pipeline:2"), "--strategy pipeline:2, which has no buckets"),
+            (with_strategy("local-sgd:3"), "--strategy local-sgd:3"),
+            (BucketOptions { compression: "auto".parse().unwrap(), ..auto.clone() }, "measures codecs"),
             (
-                Config { strategy: "pipeline:2".parse().unwrap(), ..auto() },
-                "--strategy pipeline:2, which has no buckets",
+                BucketOptions { bucket_bytes: Some(BucketBytes::Fixed(0)), ..auto.clone() },
+                "at least one byte",
             ),
-            (Config { strategy: "local-sgd:3".parse().unwrap(), ..auto() }, "--strategy local-sgd:3"),
-            (Config { compression: "auto".parse().unwrap(), ..auto() }, "which measures codecs"),
-            (Config { bucket_bytes: Some(BucketBytes::Fixed(0)), ..auto() }, "at least one byte"),
         ] {
-            let error = config.check().unwrap_err();
+            let error = options.check().unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
     }

@@ -31,14 +31,15 @@ const WORTHWHILE: f64 = 0.95;
 #[derive(Debug)]
 pub(crate) struct BucketTrial {
     /// The default, and then other sizes from coarse to fine.
-    candidates: Vec<Candidate>,
+    candidates: Vec<TriedSizes>,
     /// The first step of the run, counted from 0, that can belong to the trial.
     first_step: u64,
     phase: TrialPhase,
 }
 
+/// The sizes of a division that a trial measures.
 #[derive(Clone, Debug)]
-struct Candidate {
+struct TriedSizes {
     sizes: BucketSizes,
     bucket_count: usize,
     /// The times of steps on this rank, in seconds.
@@ -97,9 +98,9 @@ impl BucketTrial {
     pub(crate) fn new(parameter_count: usize, first_step: u64) -> Option<Self> {
         let candidate = |sizes: BucketSizes| {
             let bucket_count = sizes.ranges(parameter_count).count();
-            Candidate { sizes, bucket_count, times: Vec::new(), seconds: None }
+            TriedSizes { sizes, bucket_count, times: Vec::new(), seconds: None }
         };
-        let candidates: Vec<Candidate> =
+        let candidates: Vec<TriedSizes> =
             BucketSizes::candidates(parameter_count).into_iter().map(candidate).collect();
         let phase = TrialPhase::WarmUp { steps: 0 };
         (candidates.len() > 1).then_some(Self { candidates, first_step, phase })
@@ -157,7 +158,7 @@ impl BucketTrial {
             TrialPhase::Chosen(index) => Some(self.candidates[index].sizes.bytes()),
             _ => None,
         };
-        let time = |Candidate { sizes, bucket_count, seconds, .. }: &Candidate| BucketTime {
+        let time = |TriedSizes { sizes, bucket_count, seconds, .. }: &TriedSizes| BucketTime {
             bytes: sizes.bytes(),
             buckets: *bucket_count,
             seconds: *seconds,

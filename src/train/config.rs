@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use super::batch_norm_options;
-use super::bucket_options::{self, BucketBytes};
+use super::bucket_options::{BucketBytes, BucketOptions};
 use super::checkpoint::CheckpointSettings;
 use super::compression_options::CompressionOptions;
 use super::compression_rules::CompressionRules;
@@ -19,7 +19,7 @@ use super::optimizer::Rule;
 use super::output_paths;
 use super::parameter_server::StalenessRule;
 use super::recipe::Recipe;
-use super::reproducible_options;
+use super::reproducible_options::ReproducibleOptions;
 use super::strategies::StrategySpec;
 use super::stream_options;
 use crate::codec::Compression;
@@ -248,8 +248,24 @@ impl Config {
             clips: self.recipe.clip_norm.is_some(),
         }
         .check()?;
-        reproducible_options::check_reproducible_options(self)?;
-        bucket_options::check_bucket_options(self)?;
+        ReproducibleOptions {
+            shards: self.recipe.reproducible_shards,
+            strategy: self.strategy,
+            compression: self.compression,
+            compresses: self.compresses(),
+            scales_learning_rate: self.recipe.scale_learning_rate,
+        }
+        .check()?;
+        BucketOptions {
+            bucket_bytes: self.bucket_bytes,
+            overlap: self.overlap,
+            strategy: self.strategy,
+            is_reproducible: self.recipe.reproducible_shards.is_some(),
+            shards_optimizer: self.shard_optimizer,
+            compression: self.compression,
+            rules: &self.compression_rules,
+        }
+        .check()?;
         if self.model.as_ref().is_some_and(ModelSpec::has_batch_norm) {
             batch_norm_options::check_batch_norm_options(self)?;
         }

@@ -71,9 +71,9 @@ Strategies:
   hybrid:PIPELINESxSTAGES  PIPELINES pipelines of STAGES ranks share each batch
 
 Only allreduce accepts --optimizer accelerated, --reproducible and --shard-optimizer. All other \
-strategies ignore --bucket-bytes BYTES and --no-overlap, and refuse --bucket-bytes auto. With model-average, local-sgd and diloco, the ranks \
-have equal parameters only after an average, so ringtrain tests the model only after epochs that end \
-with an average, and saves it only at an average.
+strategies ignore --bucket-bytes BYTES and --no-overlap, and refuse --bucket-bytes auto. With \
+model-average, local-sgd and diloco, the ranks have equal parameters only after an average, so \
+ringtrain tests the model only after epochs that end with an average, and saves it only at an average.
 
 With ps-sync, each worker uses its part of each batch. With ps-async, each worker uses whole \
 batches. The staleness of a gradient is the number of updates since its worker received the \
