@@ -135,9 +135,12 @@ pub(super) fn pack_bytes(codes: &[u32], words: &mut [u32]) {
 #[inline(always)]
 pub(super) fn pack_planes(codes: &[u32], bits: usize, words: &mut [u32]) {
     for (codes, planes) in codes.as_chunks::<GROUP>().0.iter().zip(words.chunks_exact_mut(bits)) {
-        let bytes = codes.map(|code| code as u8);
+        // `map` of arrays may not be inlined, and would then not run on the vector unit.
+        let (mut bytes, mut shifted) = ([0; GROUP], [0; GROUP]);
+        bytes.iter_mut().zip(codes).for_each(|(byte, &code)| *byte = code as u8);
         for (bit, plane) in planes.iter_mut().enumerate() {
-            *plane = highest_bits(bytes.map(|byte| byte << (7 - bit)));
+            shifted.iter_mut().zip(&bytes).for_each(|(shifted, byte)| *shifted = byte << (7 - bit));
+            *plane = highest_bits(shifted);
         }
     }
 }

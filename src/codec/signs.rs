@@ -1,6 +1,7 @@
 //! Codecs that send one bit for each element: its sign.
 
-use super::blocks::{BlockFormat, BlockRandom, GROUP, pack_planes, sum_of};
+use super::blocks::{BlockFormat, BlockRandom, GROUP, sum_of};
+use crate::simd::highest_bits;
 
 /// The number of elements that share a scale in [`OneBit`].
 pub(super) const SIGNS_BLOCK: usize = 2048;
@@ -72,8 +73,9 @@ impl BlockFormat<SIGNS_BLOCK> for SignSgd {
     ) {
         pack_signs(values, words);
         for (group, (values, word)) in values.as_chunks::<GROUP>().0.iter().zip(words).enumerate() {
-            let mut zeros = 0;
-            pack_planes(&values.map(|value| u32::from(value == 0.0)), 1, std::slice::from_mut(&mut zeros));
+            let mut bytes = [0; GROUP];
+            bytes.iter_mut().zip(values).for_each(|(byte, &value)| *byte = u8::from(value == 0.0) << 7);
+            let mut zeros = highest_bits(bytes);
             // The bits after the last element stay 0.
             let used = count.saturating_sub(group * GROUP).min(GROUP);
             zeros &= ((1u64 << used) - 1) as u32;
@@ -99,7 +101,9 @@ impl BlockFormat<SIGNS_BLOCK> for SignSgd {
 #[inline(always)]
 fn pack_signs(values: &[f32; SIGNS_BLOCK], words: &mut [u32]) {
     for (values, word) in values.as_chunks::<GROUP>().0.iter().zip(words) {
-        pack_planes(&values.map(|value| value.to_bits() >> 31), 1, std::slice::from_mut(word));
+        let mut bytes = [0; GROUP];
+        bytes.iter_mut().zip(values).for_each(|(byte, value)| *byte = (value.to_bits() >> 24) as u8);
+        *word = highest_bits(bytes);
     }
 }
 

@@ -186,14 +186,16 @@ fn combine(
     let columns = line.len();
     let (blocks, rest) = line.as_chunks_mut::<LANES>();
     for (index, block) in blocks.iter_mut().enumerate() {
-        let mut sums = block.map(&first);
+        // `map` of arrays may not be inlined, and would then not run on the vector unit.
+        let mut sums = [0.0; LANES];
+        sums.iter_mut().zip(&*block).for_each(|(sum, &element)| *sum = first(element));
         for (&weight, vector) in weights.iter().zip(vectors.chunks_exact(columns)) {
             let elements = &vector[index * LANES..(index + 1) * LANES];
             for (sum, element) in sums.iter_mut().zip(elements) {
                 *sum = add(*sum, weight * element);
             }
         }
-        *block = sums.map(&last);
+        block.iter_mut().zip(sums).for_each(|(element, sum)| *element = last(sum));
     }
     let start = columns - rest.len();
     for (index, element) in rest.iter_mut().enumerate() {
