@@ -37,7 +37,7 @@ const MAY_IMPORT: &[(&str, &str)] = &[
     ("runtime", "types schedule wire reduce codec engine shm transport rendezvous"),
     ("group", "types schedule wire reduce codec engine shm transport rendezvous runtime"),
     ("named", "types group codec"),
-    ("train", "types codec group"),
+    ("train", "types simd codec group"),
     ("launch", "types wire rendezvous exit"),
     ("cli", "types exit schedule reduce wire codec engine shm transport rendezvous group named train launch"),
     ("bin", "cli launch"),

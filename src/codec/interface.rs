@@ -23,9 +23,9 @@ pub trait Codec: Send + Sync + fmt::Debug {
     /// If `words` has another length.
     fn encode(&self, values: &[f32], keys: RandomKeys, words: &mut [u32]);
 
-    /// Returns the number of elements of a *tile*, if a chunk can be encoded and decoded in tiles: the encoding of the chunk consists
-    /// of the encodings of its tiles, one after another, which do not depend on the keys. Tiles fit into the processor's caches.
-    /// Returns `None` if only whole chunks can be encoded.
+    /// Returns the number of elements of a *tile*, if a chunk can be encoded and decoded in tiles: the encoding of the chunk
+    /// consists of the encodings of its tiles, one after another, which do not depend on the keys. Tiles fit into the processor's
+    /// caches. Returns `None` if only whole chunks can be encoded.
     fn tile_elements(&self) -> Option<usize> {
         None
     }

@@ -3,8 +3,8 @@
 use super::interface::{Codec, DecodeError, RandomKeys};
 use crate::simd::{VectorLoop, VectorWidth};
 
-/// The number of elements of a tile of codecs with short blocks. The elements of a tile, their errors and their decoded values fit
-/// into 48 KiB.
+/// The number of elements of a tile of codecs with short blocks. The elements of a tile, their errors and their decoded values
+/// fit into 48 KiB.
 pub(super) const TILE: usize = 4096;
 
 /// The loops of a codec. Each method has the contract of the method of [`Codec`] with the same name, but its caller has

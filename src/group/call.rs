@@ -274,8 +274,8 @@ impl Group {
         Submission::Collective(blocks, buffer_and_reduction, call.encoding.take())
     }
 
-    /// Begins a call with a compressor: chooses the codec, and adds the errors of the last call to the elements unless the encoding
-    /// does it. If the ranks will send elements over links, prepares their encoding.
+    /// Begins a call with a compressor: chooses the codec, and adds the errors of the last call to the elements unless the
+    /// encoding does it. If the ranks will send elements over links, prepares their encoding.
     fn begin_encoding(&mut self, call: &mut Call, elements: &mut [f32]) -> Result<(), Error> {
         let Some(compressor) = call.compressor.take() else { return Ok(()) };
         let compression = match compressor.auto() {

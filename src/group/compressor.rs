@@ -124,8 +124,8 @@ impl Compressor {
     }
 
     /// Begins a call on `elements` with `compression`. Adds the errors of the last call to the elements, unless the encoding does
-    /// it. Returns the use of the memory by this call. `number` is a number that differs between the calls of the group, and is the same on all
-    /// ranks.
+    /// it. Returns the use of the memory by this call. `number` is a number that differs between the calls of the group, and is
+    /// the same on all ranks.
     ///
     /// # Errors
     ///

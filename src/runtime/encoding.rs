@@ -233,7 +233,8 @@ impl Encoding {
         Ok(())
     }
 
-    /// Encodes the result of this rank's own chunk, and replaces it by what the other ranks decode. Stores the error of the result.
+    /// Encodes the result of this rank's own chunk, and replaces it by what the other ranks decode. Stores the error of the
+    /// result.
     fn encode_result(
         &self,
         result: &mut [f32],

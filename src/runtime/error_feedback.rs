@@ -98,8 +98,8 @@ impl ErrorMemory {
 pub(crate) enum ErrorAddition {
     /// At its begin, because this rank may not encode all elements.
     AtBegin,
-    /// When it encodes or reduces a chunk, while the chunk is in the processor's caches. Calls without error feedback add the errors
-    /// at their begin.
+    /// When it encodes or reduces a chunk, while the chunk is in the processor's caches. Calls without error feedback add the
+    /// errors at their begin.
     WhileEncoding,
 }
 

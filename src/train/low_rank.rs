@@ -186,8 +186,8 @@ impl Matrix {
         }
     }
 
-    /// Adds the matrix in `vector` to the residual, and computes P' = Q' M', where M is the residual. The rounding may differ between
-    /// ranks.
+    /// Adds the matrix in `vector` to the residual, and computes P' = Q' M', where M is the residual. The rounding may differ
+    /// between ranks.
     fn add_and_multiply(&mut self, vector: &[f32]) {
         let Self { residual, columns, left, right, range, .. } = self;
         low_rank_products::add_and_multiply((residual, *columns), &vector[range.clone()], right, left);

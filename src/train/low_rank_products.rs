@@ -1,5 +1,5 @@
-//! The products of a large matrix and a few vectors that `PowerSGD` computes. Each function reads the matrix once, because the time
-//! for its memory is longer than the time for the arithmetic.
+//! The products of a large matrix and a few vectors that `PowerSGD` computes. Each function reads the matrix once, because the
+//! time for its memory is longer than the time for the arithmetic.
 //!
 //! The rows of matrices are contiguous. The vectors that a function multiplies by a matrix are one after another in a slice.
 
@@ -30,8 +30,8 @@ pub(super) fn add_and_multiply(
     VectorWidth::detect().run(AddAndMultiply { matrix, columns, values, vectors, products });
 }
 
-/// Sets `products` to the products of the transposed matrix and each vector of `vectors`, which has as many elements as the matrix
-/// has rows.
+/// Sets `products` to the products of the transposed matrix and each vector of `vectors`, which has as many elements as the
+/// matrix has rows.
 pub(super) fn multiply_transposed((matrix, columns): (&[f32], usize), vectors: &[f32], products: &mut [f32]) {
     VectorWidth::detect().run(MultiplyTransposed { matrix, columns, vectors, products });
 }
@@ -151,36 +151,35 @@ impl VectorLoop for Product<'_> {
         let rows = target.len() / columns;
         let mut weights = [0.0; VECTORS_MAX];
         let weights = &mut weights[..left.len() / rows.max(1)];
+        let factor = match update {
+            Update::Set => 1.0,
+            Update::SubtractFinite => -1.0,
+        };
         for (row, line) in target.chunks_exact_mut(columns).enumerate() {
             for (weight, left) in weights.iter_mut().zip(left.chunks_exact(rows)) {
-                *weight = left[row];
+                *weight = factor * left[row];
             }
             match update {
                 Update::Set => {
-                    combine(line, weights, right, |_| 0.0, |sum, product| sum + product, |sum| sum)
+                    combine(line, weights, right, |_| 0.0, |sum| sum);
                 }
-                Update::SubtractFinite => combine(
-                    line,
-                    weights,
-                    right,
-                    |element| element,
-                    |difference, product| difference - product,
-                    |difference| if difference.is_finite() { difference } else { 0.0 },
-                ),
+                Update::SubtractFinite => {
+                    let finite_or_zero = |error: f32| if error.is_finite() { error } else { 0.0 };
+                    combine(line, weights, right, |element| element, finite_or_zero);
+                }
             }
         }
     }
 }
 
-/// Replaces each element of a line: starts with the `first` of the element, adds the product of each weight and the element of its
-/// vector with `add`, and stores the `last` of the result. Multiplications and additions are separate and in a fixed order.
+/// Replaces each element of a line: starts with the `first` of the element, adds the product of each weight and the element of
+/// its vector, and stores the `last` of the result. Multiplications and additions are separate and in a fixed order.
 #[inline(always)]
 fn combine(
     line: &mut [f32],
     weights: &[f32],
     vectors: &[f32],
     first: impl Fn(f32) -> f32,
-    add: impl Fn(f32, f32) -> f32,
     last: impl Fn(f32) -> f32,
 ) {
     let columns = line.len();
@@ -192,7 +191,7 @@ fn combine(
         for (&weight, vector) in weights.iter().zip(vectors.chunks_exact(columns)) {
             let elements = &vector[index * LANES..(index + 1) * LANES];
             for (sum, element) in sums.iter_mut().zip(elements) {
-                *sum = add(*sum, weight * element);
+                *sum += weight * element;
             }
         }
         block.iter_mut().zip(sums).for_each(|(element, sum)| *element = last(sum));
@@ -201,7 +200,7 @@ fn combine(
     for (index, element) in rest.iter_mut().enumerate() {
         let products = weights.iter().zip(vectors.chunks_exact(columns));
         let products = products.map(|(weight, vector)| weight * vector[start + index]);
-        *element = last(products.fold(first(*element), &add));
+        *element = last(products.fold(first(*element), |sum, product| sum + product));
     }
 }
 
