@@ -168,7 +168,8 @@ impl Encoding {
     fn tiles(&self, count: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
         let tile = self.codec.tile_elements().unwrap_or(count).max(1);
         (0..count).step_by(tile).map(move |start| {
-            let words_before = self.codec.encoded_words(start);
+            // A codec that encodes whole chunks may have words in addition to those of the elements.
+            let words_before = if start == 0 { 0 } else { self.codec.encoded_words(start) };
             let end = count.min(start + tile);
             (start..end, words_before..words_before + self.codec.encoded_words(end - start))
         })
