@@ -103,7 +103,7 @@ pub(super) fn check_collectives_of_a_host(seed: u64) {
 
 #[test]
 fn a_rank_that_waits_in_shared_memory_does_not_miss_a_post() {
-    seeds(10_000).for_each(check_collectives_of_a_host);
+    seeds(5_000).for_each(check_collectives_of_a_host);
 }
 
 /// Checks that all ranks of a host fail if one of them stops between two accesses to shared memory, and that no rank waits for
@@ -299,7 +299,7 @@ fn has_failed(outcomes: &[SimEnd]) -> bool {
 
 #[test]
 fn no_rank_completes_the_last_barrier_after_another_rank_failed() {
-    let networks = seeds(10_000);
+    let networks = seeds(5_000);
     let count = networks.end - networks.start;
     let failed = networks.filter(|&seed| check_last_barrier(seed)).count() as u64;
     let completed = count - failed;
