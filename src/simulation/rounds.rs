@@ -446,25 +446,25 @@ pub(super) fn check_rounds(seed: u64) {
 
 #[test]
 fn no_result_is_wrong_and_no_wake_up_is_lost() {
-    let completed = check_seeds(100, |_| Disturbance::default());
+    let completed = check_seeds(200, |_| Disturbance::default());
     assert!(cfg!(miri) || completed == 200, "{completed}");
 }
 
 #[test]
 fn all_ranks_wait_for_a_killed_rank() {
-    let completed = check_seeds(150, with_killed_rank);
+    let completed = check_seeds(300, with_killed_rank);
     assert!(cfg!(miri) || completed < 150, "{completed}");
 }
 
 #[test]
 fn no_rank_writes_to_the_buffer_of_an_operation_that_has_failed() {
-    let completed = check_seeds(200, with_failed_rank);
+    let completed = check_seeds(400, with_failed_rank);
     assert!(cfg!(miri) || completed < 200, "{completed}");
 }
 
 #[test]
 fn a_rank_that_calls_another_operation_is_found() {
-    assert_eq!(check_seeds(150, with_odd_rank), 0);
+    assert_eq!(check_seeds(300, with_odd_rank), 0);
 }
 
 /// Each release, acquire and fence is relaxed, and each load, store, swap, read and write is skipped. This test also shows that

@@ -334,8 +334,7 @@ fn each_number_of_ranks_computes_the_same_parameters_also_from_temporary_files()
         let notes: Vec<&String> = lines.0.iter().filter(is_about_data).collect();
         assert_eq!(notes.len(), usize::from(!format.note.is_empty()), "{}: {:?}", format.name, lines.0);
         let stream_directory = tempfile::tempdir().unwrap();
-        let short: &[(usize, bool, &str)] =
-            &[(3, true, "allreduce"), (2, true, "ps-sync")];
+        let short: &[(usize, bool, &str)] = &[(3, true, "allreduce"), (2, true, "ps-sync")];
         let more: &[(usize, bool, &str)] = &[
             (2, false, "allreduce"),
             (3, false, "allreduce"),
