@@ -32,7 +32,7 @@ fn every_algorithm_gives_right_results_at_every_length() {
                 "direct:0-64;ring:65-max",
             ];
             for algorithm in algorithms {
-                // In shared memory, all of them but these run the same steps.
+                // Shared memory has only these two algorithms. The other names change nothing there.
                 if !runs_long_tests()
                     && transport == TestTransport::Shm
                     && !["one-shot", "direct"].contains(&algorithm)
