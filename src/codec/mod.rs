@@ -52,6 +52,13 @@ pub fn codec(compression: Compression) -> Option<Box<dyn Codec>> {
     })
 }
 
+/// Returns the error of an encoding as error feedback stores it. An error that is not finite becomes 0, because it would make all
+/// later results of its element infinite or NaN.
+#[inline(always)]
+pub(crate) fn finite_or_zero(error: f32) -> f32 {
+    if error.is_finite() { error } else { 0.0 }
+}
+
 fn boxed<L: CodecLoops + 'static>(loops: L) -> Box<dyn Codec> {
     Box::new(Vectorised::new(loops))
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::error_feedback::{CompressorCall, mix};
 use super::memory::Memory;
-use crate::codec::{Codec, DecodeError, RandomKeys};
+use crate::codec::{Codec, DecodeError, RandomKeys, finite_or_zero};
 use crate::reduce::Kernels;
 use crate::schedule::two_step::{ExchangedChunk, ExchangedSlice, TwoStepExchange};
 use crate::types::Rank;
@@ -264,12 +264,6 @@ impl Encoding {
     fn decode_own(&self, words: &[u32], keys: RandomKeys, values: &mut [f32]) {
         self.codec.decode(words, keys, values).expect("a codec decodes its own encoding");
     }
-}
-
-/// Returns an error that a rank stores. An error that is not finite becomes 0, because it would make all later results of its
-/// element infinite or NaN.
-fn finite_or_zero(error: f32) -> f32 {
-    if error.is_finite() { error } else { 0.0 }
 }
 
 /// Returns the elements of a block.

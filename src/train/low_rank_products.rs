@@ -8,6 +8,7 @@
     reason = "a loop is compiled for a vector unit only if all functions that it calls are inlined"
 )]
 
+use crate::codec::finite_or_zero;
 use crate::simd::{VectorLoop, VectorWidth};
 
 /// The number of sums that a loop adds at the same time, and the number of elements of a row that it keeps in registers.
@@ -164,7 +165,6 @@ impl VectorLoop for Product<'_> {
                     combine(line, weights, right, |_| 0.0, |sum| sum);
                 }
                 Update::SubtractFinite => {
-                    let finite_or_zero = |error: f32| if error.is_finite() { error } else { 0.0 };
                     combine(line, weights, right, |element| element, finite_or_zero);
                 }
             }

@@ -1,6 +1,6 @@
 //! Encodes the gradients that workers push, and the parameters in the replies.
 
-use crate::codec::{Codec, Compression, DecodeError, RandomKeys, codec};
+use crate::codec::{Codec, Compression, DecodeError, RandomKeys, codec, finite_or_zero};
 
 /// The codecs of a run. A worker and its servers have the same.
 #[derive(Debug)]
@@ -76,8 +76,7 @@ impl PushEncoder {
         codecs.push.encode(values, keys, words);
         if codecs.keeps_errors && codecs.decode_push(words, residual).is_ok() {
             for (residual, value) in residual.iter_mut().zip(&*values) {
-                let error = value - *residual;
-                *residual = if error.is_finite() { error } else { 0.0 };
+                *residual = finite_or_zero(value - *residual);
             }
         }
     }
