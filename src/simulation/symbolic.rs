@@ -45,7 +45,7 @@ fn proof_limits() -> ProofLimits {
         ProofLimits { world_size_max: 3, count_max: 7, random_order_count: 1 }
     } else {
         let is_full = std::env::var_os("TEST_FULL").is_some();
-        let (world_size_max, random_order_count) = if is_full { (64, 8) } else { (12, 2) };
+        let (world_size_max, random_order_count) = if is_full { (64, 8) } else { (10, 2) };
         ProofLimits { world_size_max, count_max: 97, random_order_count }
     }
 }

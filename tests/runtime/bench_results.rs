@@ -22,19 +22,24 @@ fn make_plan(flags: &str) -> BenchPlan {
         .expect("the plan is valid")
 }
 
-fn run_benchmark(mut group: Group, flags: &str) -> (BenchReport, String) {
+fn run_benchmark(group: &mut Group, flags: &str) -> (BenchReport, String) {
     let mut table = Vec::new();
     let report =
-        bench(&mut group, &make_plan(flags), SEGMENT_BYTES, &mut table).expect("the benchmark completes");
+        bench(group, &make_plan(flags), SEGMENT_BYTES, &mut table).expect("the benchmark completes");
     (report, String::from_utf8(table).expect("the table is UTF-8"))
 }
 
 fn measure_on_ranks(n: u32, flags: impl Into<String>) -> Vec<(BenchReport, String)> {
-    let flags = flags.into();
+    measure_all_on_ranks(n, &[flags.into()]).into_iter().map(|mut results| results.remove(0)).collect()
+}
+
+/// Runs a benchmark for each element of `flags`, one after the other in one job. Returns the results of each rank.
+fn measure_all_on_ranks(n: u32, flags: &[String]) -> Vec<Vec<(BenchReport, String)>> {
+    let flags = flags.to_owned();
     ranks::run_with(
         n,
         |options| options.segment_bytes = SEGMENT_BYTES,
-        move |group| run_benchmark(group, &flags),
+        move |mut group| flags.iter().map(|flags| run_benchmark(&mut group, flags)).collect(),
     )
 }
 
@@ -53,12 +58,15 @@ fn every_operation_type_and_reduction_is_right_at_every_world_size() {
         _ => &["-t i8,bf16 -o all"],
     };
     for &n in if_long_tests_else(&[1, 2, 3, 4, 5][..], &[3]) {
-        for (operation, types) in operations_for(n)
+        let root = n / 2;
+        let flags: Vec<String> = operations_for(n)
             .flat_map(|operation| types_of(operation).iter().map(move |types| (operation, types)))
-        {
-            let root = n / 2;
-            let flags = format!("{operation} -b 1 -e 2001 -f 2000 {types} -n 1 -w 0 --root {root}");
-            for (report, _) in measure_on_ranks(n, flags.clone()) {
+            .map(|(operation, types)| {
+                format!("{operation} -b 1 -e 2001 -f 2000 {types} -n 1 -w 0 --root {root}")
+            })
+            .collect();
+        for results in measure_all_on_ranks(n, &flags) {
+            for ((report, _), flags) in results.iter().zip(&flags) {
                 assert_eq!(report.wrong_elements(), Some(0), "{flags} in a world of {n}");
                 let has_flags = |row: &BenchRow| row.world_size == n && row.iterations == 1;
                 assert!(report.results.iter().all(has_flags), "{flags} in a world of {n}");
@@ -69,9 +77,14 @@ fn every_operation_type_and_reduction_is_right_at_every_world_size() {
 
 #[test]
 fn all_iterations_of_a_benchmark_give_right_results() {
-    for operation in operations_for(3) {
-        let flags = format!("{operation} -b 1 -e 100K -f 800 -t f64 -n 3 -w 2 -c 3 --root 2");
-        for (report, _) in measure_on_ranks(3, flags.clone()) {
+    let last_bytes = if runs_long_tests() { "100K" } else { "20K" };
+    let flags: Vec<String> = operations_for(3)
+        .map(|operation| {
+            format!("{operation} -b 1 -e {last_bytes} -f 800 -t f64 -n 3 -w 2 -c 3 --root 2")
+        })
+        .collect();
+    for results in measure_all_on_ranks(3, &flags) {
+        for ((operation, flags), (report, _)) in operations_for(3).zip(&flags).zip(results) {
             assert_eq!(report.wrong_elements(), Some(0), "{flags}");
             let root = operation.group_operation().has_root().then_some(2);
             assert!(report.results.iter().all(|row| row.root == root), "{flags}");
@@ -135,9 +148,11 @@ fn only_rank_0_prints_and_all_ranks_report_the_same_times() {
 #[test]
 fn the_alloc_flag_uses_and_reports_buffers_of_the_group() {
     for transport in [LocalTransport::Tcp, LocalTransport::Shm] {
-        let flags = "all_reduce --alloc -b 4 -e 3M -f 90 -n 2 -w 1 -o sum,avg -t f32,u8";
+        let last_bytes = if runs_long_tests() { "3M" } else { "300K" };
+        let flags = format!("all_reduce --alloc -b 4 -e {last_bytes} -f 90 -n 2 -w 1 -o sum,avg -t f32,u8");
         let adjust = |options: &mut JoinOptions| options.transport = transport;
-        for (report, table) in ranks::run_with(3, adjust, move |group| run_benchmark(group, flags)) {
+        for (report, table) in ranks::run_with(3, adjust, move |mut group| run_benchmark(&mut group, &flags))
+        {
             assert_eq!((report.wrong_elements(), report.environment.alloc), (Some(0), true));
             assert!(
                 table.is_empty() || table.contains("in place, in buffers from Group::alloc (--alloc)"),

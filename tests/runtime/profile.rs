@@ -108,14 +108,17 @@ fn a_rank_that_others_wait_for_waits_less() {
 #[test]
 fn the_parts_of_every_operation_add_up_to_its_wall_time() {
     for transport in TRANSPORTS {
-        for &operation in BenchOperation::ALL {
-            let flags = format!("ringbench {operation} -b 64 -e 16K -f 256 -n 2 -w 1 --profile");
-            let args = BenchArgs::try_parse_from(flags.split_whitespace()).expect("the flags are valid");
-            let plan = BenchPlan::new(&args).expect("the plan is valid");
-            let measure = move |mut group: Group| {
+        let measure = |mut group: Group| {
+            let bench_operation = |operation: &BenchOperation| {
+                let flags = format!("ringbench {operation} -b 64 -e 16K -f 256 -n 2 -w 1 --profile");
+                let args = BenchArgs::try_parse_from(flags.split_whitespace()).expect("the flags are valid");
+                let plan = BenchPlan::new(&args).expect("the plan is valid");
                 bench(&mut group, &plan, 1024, &mut std::io::sink()).expect("the benchmark completes")
             };
-            for report in ranks::run_with(3, |options| options.transport = transport, measure) {
+            BenchOperation::ALL.iter().map(bench_operation).collect::<Vec<_>>()
+        };
+        for reports in ranks::run_with(3, |options| options.transport = transport, measure) {
+            for (report, &operation) in reports.into_iter().zip(BenchOperation::ALL) {
                 for row in report.results {
                     let ranks = row.profile.expect("--profile was given");
                     let involved: Vec<u32> = (0..3).filter(|&r| operation.involves(Rank::new(r))).collect();

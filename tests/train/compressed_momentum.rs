@@ -10,7 +10,7 @@ use ringtrain::train::{
 use super::compression::{memory_tensors, run_on_hosts, small_config, train_on_hosts, with_strategy};
 use super::library::train;
 use super::strategies::checkpoint_in;
-use super::util::runs_long_tests;
+use super::util::{if_long_tests_else, runs_long_tests};
 
 const ADAM: Rule = Rule::Adam(AdamOptions::DEFAULT);
 
@@ -105,10 +105,11 @@ fn each_codec_trains_with_momentum_before_compression() {
     for &(rule, codec, warmup, clip_norm) in cases {
         let mut config = Config { epochs: Some(5), ..momentum_config(rule, codec, warmup) };
         config.recipe.clip_norm = clip_norm;
-        let found = train_on_hosts(3, &config).report;
+        let n = if runs_long_tests() { 3 } else { 2 };
+        let found = train_on_hosts(n, &config).report;
         config.compression = "none".parse().unwrap();
         (config.compression_momentum, config.compression_warmup) = (false, Warmup::default());
-        let exact = train_on_hosts(3, &config).report;
+        let exact = train_on_hosts(n, &config).report;
         println!("{rule:?} {codec}: loss {} and {}", found.train_loss, exact.train_loss);
         assert!(found.train_loss < exact.train_loss + 0.4, "{rule:?} {codec}");
         assert!(found.bytes_sent < exact.bytes_sent, "{rule:?} {codec}");
@@ -117,7 +118,7 @@ fn each_codec_trains_with_momentum_before_compression() {
 
 #[test]
 fn the_warm_up_sends_more_elements_without_momentum_too() {
-    for strategy in ["allreduce", "local-sgd:3"] {
+    for strategy in if_long_tests_else(&["allreduce", "local-sgd:3"][..], &["local-sgd:3"]) {
         let bytes = |steps| {
             let config = Config { compression_warmup: Warmup::Steps(steps), ..small_config("topk:0.01") };
             train_on_hosts(2, &with_strategy(strategy, &config)).report.bytes_sent

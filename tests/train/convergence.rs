@@ -10,7 +10,7 @@ use ringtrain::train::data::DataSource;
 use ringtrain::train::{CompletedStep, Config, EpochRecord, Observer, Report, SilentObserver, run};
 
 use super::library::{PrintedLines, config, train};
-use super::util::ranks;
+use super::util::{ranks, runs_long_tests};
 
 /// A generator of uniform random numbers from -1 to 1. The seed determines the sequence.
 struct UniformNumbers(u64);
@@ -124,6 +124,10 @@ fn linear_and_softmax_reach_the_optimum_with_the_defaults() {
         ("noisy.csv", noisy.clone(), noisy_target.clone()),
         ("correlated.csv", correlated, correlated_target),
     ] {
+        // In the short tests, `softmax` learns this table.
+        if name == "noisy.csv" && !runs_long_tests() {
+            continue;
+        }
         let expected = best_r2(&features, &target);
         let path = write_table(directory.path(), name, &features, &target);
         let report = train(&default_config(path, "linear")).unwrap().report;

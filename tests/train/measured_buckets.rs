@@ -50,11 +50,11 @@ fn a_trial_chooses_a_size_and_loses_no_residuals() {
     check_report(&measured, "none");
     assert!(distance(&measured.parameters, &exact.parameters) < 1e-5);
     // On one host, the ranks free the buffers in shared memory of earlier buckets.
-    let on_one_host = train_and_compare(3, &slow_config("none"));
+    let on_one_host = train_and_compare(2, &slow_config("none"));
     check_report(&on_one_host, "on one host");
     assert!(distance(&on_one_host.parameters, &exact.parameters) < 1e-5);
     for codec in
-        if_long_tests_else(&["topk:0.01", "powersgd:2", "onebit"][..], &["topk:0.01", "powersgd:2"][..])
+        if_long_tests_else(&["powersgd:2", "topk:0.01", "onebit"][..], &["powersgd:2"][..])
     {
         let directory = tempfile::tempdir().unwrap();
         let checkpoint = Some(checkpoint_in(directory.path(), ExistingCheckpoint::Refuse));

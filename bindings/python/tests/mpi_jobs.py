@@ -47,13 +47,13 @@ def launch(
 
 
 @functools.cache
-def results_of_checks(module: str, size: int) -> dict[str, str]:
-    """Runs all checks of a module in one job. Returns a dictionary whose keys are the names of the checks. The value
-    for a check is "passed", or the traceback of its failure.
+def results_of_checks(modules: tuple[str, ...], size: int) -> dict[str, str]:
+    """Runs all checks of the modules in one job. Returns a dictionary with an entry for each check. The key is
+    "MODULE.CHECK". The value is "passed", or the traceback of the check's failure.
     """
-    done = launch(size, str(HERE / "run_checks.py"), module)
-    results = dict(re.findall(r"^CHECK (\w+) (passed)$", done.stdout, re.MULTILINE))
-    failed = re.findall(r"^CHECK (\w+) failed\n(.*?)^END$", done.stdout, re.MULTILINE | re.DOTALL)
+    done = launch(size, str(HERE / "run_checks.py"), *modules)
+    results = dict(re.findall(r"^CHECK ([\w.]+) (passed)$", done.stdout, re.MULTILINE))
+    failed = re.findall(r"^CHECK ([\w.]+) failed\n(.*?)^END$", done.stdout, re.MULTILINE | re.DOTALL)
     for name, why in failed:
         results[name] = why
     if done.returncode != 0 and not failed:

@@ -1,6 +1,5 @@
 """Converts the columns of a table to the inputs of a model. `docs/model-format.md` describes the conversion."""
 
-import hashlib
 from typing import Any
 
 import numpy as np
@@ -109,4 +108,7 @@ def _category_text(name: str, value: Any) -> str:
 
 def _hash_to_bucket(text: str, buckets: int) -> int:
     """Hashes the text of a value to the index of its input, which is less than `buckets`."""
+    # Importing hashlib loads OpenSSL, so ranks that read no model do not import it.
+    import hashlib
+
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") % buckets

@@ -1,19 +1,17 @@
-"""Starts the ranks of a job from a notebook, or from another Python program that is not itself a rank."""
+"""Starts the ranks of a job from a notebook, or from another Python program that is not itself a rank.
+
+The functions import some modules only when they are called, because each rank imports this package and most ranks never call
+them."""
 
 import fcntl
 import os
 import pickle
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
-
-import cloudpickle
 
 from ._errors import Error, InvalidArgument
 
@@ -31,6 +29,8 @@ def ringrun() -> str:
     """Returns the path of the launcher `ringrun`. Searches the directory of this Python interpreter first, then the
     directories in PATH.
     """
+    import shutil
+
     beside = Path(sys.executable).parent / "ringrun"
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("ringrun")
     if found is None:
@@ -60,6 +60,10 @@ def run(
     """
     if np < 1:
         raise InvalidArgument(f"cannot start {np} processes; np must be at least 1")
+    import tempfile
+
+    import cloudpickle
+
     launcher = ringrun()
     with tempfile.TemporaryDirectory(prefix="ringtrain-") as directory:
         task = Path(directory) / "task"
@@ -86,6 +90,8 @@ def _python_path() -> str:
 def _run_launcher(command: list[str], env: Mapping[str, str]) -> tuple[int, list[str]]:
     """Runs the launcher and prints the launcher's output. Returns the exit code of the launcher and the last lines of the
     output."""
+    import subprocess
+
     process = subprocess.Popen(
         command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )

@@ -1,7 +1,6 @@
 """Predicts with models that `ringtrain --save-model FILE` wrote. This module needs only numpy. `docs/model-format.md` describes
 the format of a model file."""
 
-import hashlib
 import json
 import math
 import os
@@ -212,6 +211,9 @@ def _read_tensors(header: dict[str, Any], data: memoryview) -> dict[str, NDArray
 
 
 def _content_digest(description: str, tensors: Mapping[str, NDArray[np.float32]]) -> str:
+    # Importing hashlib loads OpenSSL, so ranks that read no model do not import it.
+    import hashlib
+
     digest = hashlib.sha256(f"{description}\n".encode())
     for name in sorted(tensors, key=str.encode):
         shape = "x".join(map(str, tensors[name].shape))

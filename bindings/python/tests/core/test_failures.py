@@ -291,10 +291,12 @@ ENDS = {
     "os._exit": ("PeerLost", ""),
     "segmentation fault": ("PeerLost", ""),
 }
+# Other ranks see the same as after another end above, so the gate does not run these ends.
+SIMILAR_TO_OTHERS = ("exits with 0", "os._exit", "segmentation fault")
 
 
 @pytest.mark.parametrize("transport", ("auto", pytest.param("tcp", marks=pytest.mark.full)))
-@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("how", [pytest.param(how, marks=[pytest.mark.full] if how in SIMILAR_TO_OTHERS else []) for how in ENDS])
 def test_all_ranks_raise_an_error_when_a_rank_ends(ringrun: Launcher, tmp_path: Path, how: str, transport: str):
     kind, text = ENDS[how]
     n = 3

@@ -238,7 +238,7 @@ def child_lives_longer_than_rank(directory: Path) -> None:
         write_atomically(directory / f"saw-{world.rank}", f"{time.monotonic()} {type(error).__name__} {error.rank}")
 
 
-@pytest.mark.parametrize("n", (pytest.param(1, marks=pytest.mark.full), 3))
+@pytest.mark.parametrize("n", (pytest.param(1, marks=pytest.mark.full), 2, pytest.param(3, marks=pytest.mark.full)))
 @pytest.mark.parametrize("program", ("calls_in_children", "process_pools", "forks_during_operations", "fork_from_solo_group"))
 def test_forked_processes(ringrun: Launcher, tmp_path: Path, program: str, n: int):
     if program == "fork_from_solo_group" and n > 1:

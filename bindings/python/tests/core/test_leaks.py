@@ -22,10 +22,10 @@ than this limit.
 def check_no_growth(world, count: int, operation) -> None:
     """Calls `operation(k)` for each k below `count`, after a warm-up of `count // 10` calls. Checks that the calls
     after the warm-up do not increase the memory, the open files or the threads of this process. Without `tools/test
-    --full`, makes only a tenth of the calls.
+    --full`, makes only a twentieth of the calls.
     """
     if not os.environ.get("TEST_FULL"):
-        count = count // 10
+        count = count // 20
     for k in range(count // 10):
         operation(k)
     gc.collect()

@@ -56,13 +56,13 @@ def test_every_program_is_found(page: Path, count_min: int) -> None:
 
 
 def program_parameters() -> list:
-    """Returns the programs of the pages as parameters of a test. The gate leaves out the programs for Horovod's users and
-    for divided models, because programs in `torch/programs` cover them."""
+    """Returns the programs of the pages as parameters of a test. The gate leaves out the programs that import
+    torch, because programs in `torch/programs` cover them."""
     return [
         pytest.param(
             program,
             id=program.place,
-            marks=[pytest.mark.full] if " as hvd" in program.code or "parallelize_module" in program.code else [],
+            marks=[pytest.mark.full] if "import torch" in program.code else [],
         )
         for page in PAGES
         for program in read_programs(page)

@@ -29,12 +29,18 @@ def require_no_crash(job) -> None:
 FULL = pytest.mark.full
 
 
-@pytest.mark.parametrize("n", [pytest.param(1, marks=FULL), 2, pytest.param(3, marks=FULL), pytest.param(4, marks=FULL)])
+def test_collectives_data_parallel_and_horovod(launch: Launch) -> None:
+    assert check_output(launch(2, "together.py")).count("checks passed") == 3 * 2
+
+
+@FULL
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_collectives(launch: Launch, n: int) -> None:
     assert check_output(launch(n, "collectives.py")).count("checks passed") == n
 
 
-@pytest.mark.parametrize("n", [2, pytest.param(3, marks=FULL)])
+@FULL
+@pytest.mark.parametrize("n", [2, 3])
 def test_data_parallel_and_sharded(launch: Launch, n: int) -> None:
     assert check_output(launch(n, "ddp.py")).count("checks passed") == n
 
@@ -50,7 +56,8 @@ def test_divided_models(launch: Launch, n: int) -> None:
     assert check_output(launch(n, "model_parallel.py")).count("checks passed") == n
 
 
-@pytest.mark.parametrize("n", [pytest.param(1, marks=FULL), 2, pytest.param(3, marks=FULL)])
+@FULL
+@pytest.mark.parametrize("n", [1, 2, 3])
 def test_horovod(launch: Launch, n: int) -> None:
     assert check_output(launch(n, "horovod.py")).count("checks passed") == n
 

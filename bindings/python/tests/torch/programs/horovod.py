@@ -306,10 +306,15 @@ def check_training_script(rank: int, n: int) -> None:
     assert_same_parameters(model, model)
 
 
-if __name__ == "__main__":
-    arguments = checks.parse_arguments()
+def initialize() -> None:
+    """Calls `hvd.init`. Before this call, other functions must raise an error."""
     assert not hvd.is_initialized()
     assert "init()" in str(raised(core.Error, hvd.rank))
     hvd.init()
+
+
+if __name__ == "__main__":
+    arguments = checks.parse_arguments()
+    initialize()
     checks.run(globals() | vars(any_order), hvd.rank(), hvd.size(), only=arguments.only)
     hvd.shutdown()
