@@ -24,8 +24,7 @@ fn make_plan(flags: &str) -> BenchPlan {
 
 fn run_benchmark(group: &mut Group, flags: &str) -> (BenchReport, String) {
     let mut table = Vec::new();
-    let report =
-        bench(group, &make_plan(flags), SEGMENT_BYTES, &mut table).expect("the benchmark completes");
+    let report = bench(group, &make_plan(flags), SEGMENT_BYTES, &mut table).expect("the benchmark completes");
     (report, String::from_utf8(table).expect("the table is UTF-8"))
 }
 
@@ -79,9 +78,7 @@ fn every_operation_type_and_reduction_is_right_at_every_world_size() {
 fn all_iterations_of_a_benchmark_give_right_results() {
     let last_bytes = if runs_long_tests() { "100K" } else { "20K" };
     let flags: Vec<String> = operations_for(3)
-        .map(|operation| {
-            format!("{operation} -b 1 -e {last_bytes} -f 800 -t f64 -n 3 -w 2 -c 3 --root 2")
-        })
+        .map(|operation| format!("{operation} -b 1 -e {last_bytes} -f 800 -t f64 -n 3 -w 2 -c 3 --root 2"))
         .collect();
     for results in measure_all_on_ranks(3, &flags) {
         for ((operation, flags), (report, _)) in operations_for(3).zip(&flags).zip(results) {

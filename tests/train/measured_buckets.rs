@@ -53,9 +53,7 @@ fn a_trial_chooses_a_size_and_loses_no_residuals() {
     let on_one_host = train_and_compare(2, &slow_config("none"));
     check_report(&on_one_host, "on one host");
     assert!(distance(&on_one_host.parameters, &exact.parameters) < 1e-5);
-    for codec in
-        if_long_tests_else(&["powersgd:2", "topk:0.01", "onebit"][..], &["powersgd:2"][..])
-    {
+    for codec in if_long_tests_else(&["powersgd:2", "topk:0.01", "onebit"][..], &["powersgd:2"][..]) {
         let directory = tempfile::tempdir().unwrap();
         let checkpoint = Some(checkpoint_in(directory.path(), ExistingCheckpoint::Refuse));
         let found = train_on_hosts(2, &Config { checkpoint, ..slow_config(codec) });
