@@ -81,8 +81,8 @@ pub use codec::Compression;
 pub use group::objects::OBJECT_BYTES_MAX;
 pub use group::{
     AutoReport, Buffer, Compressor, CompressorState, Error, ForeignBuffer, Group, Handle, Input, JoinMethod,
-    JoinOptions, Messenger, OwnedBuffer, Profile, Received, SendMode, SendOptions, SharedBuffer, Source,
-    Spent, Statistics, Status, verbs, wait_all, wait_any,
+    JoinOptions, LinkBytes, Messenger, OwnedBuffer, Profile, Received, SendMode, SendOptions, SharedBuffer,
+    Source, Spent, Statistics, Status, verbs, wait_all, wait_any,
 };
 pub use named::{NamedError, NamedHandle, NamedOptions, NamedStatistics, NamedTensors, Stall};
 pub use rendezvous::StartError;

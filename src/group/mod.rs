@@ -47,7 +47,7 @@ pub use crate::runtime::error::Error;
 pub use crate::runtime::error_feedback::CompressorState;
 pub use crate::runtime::message_status::Status;
 pub use crate::runtime::profile::{Profile, Spent};
-pub use crate::runtime::statistics::Statistics;
+pub use crate::runtime::statistics::{LinkBytes, Statistics};
 pub use crate::wire::Cause;
 pub use alloc::SharedBuffer;
 pub use auto_choice::AutoReport;

@@ -14,7 +14,7 @@ use crate::runtime::error::Error;
 use crate::runtime::failure_report::FailureReporter;
 use crate::runtime::host_rounds::HostRounds;
 use crate::runtime::profile::{Meter, Profile};
-use crate::runtime::statistics::Statistics;
+use crate::runtime::statistics::{LinkBytes, Statistics};
 use crate::schedule::hierarchy::HostLayout;
 use crate::schedule::partition;
 use crate::types::{HOSTS_GROUP_BIT, RESULTS_GROUP_BIT, Rank, WorldSize};
@@ -211,6 +211,12 @@ impl Group {
     /// Returns the job's statistics on this rank, in all groups.
     pub fn statistics(&self) -> Statistics {
         self.job.as_ref().map(|job| job.driver.statistics()).unwrap_or_default()
+    }
+
+    /// Returns the bytes that each open link of the job has carried on this rank, in all groups, by peer. Collectives of ranks
+    /// that share memory use no links.
+    pub fn link_bytes(&self) -> Vec<LinkBytes> {
+        self.job.as_ref().map(|job| job.driver.link_bytes()).unwrap_or_default()
     }
 
     /// Switches the profile of the job's operations on this rank ([`Group::profile`]) on or off, for all groups. At first,

@@ -103,6 +103,11 @@ impl<T: Transport> LinkDriver<T> {
         self.counters
     }
 
+    /// Returns the numbers of bytes that each link has carried, by peer. A link that was not opened has no entry.
+    pub fn link_counters(&self) -> impl Iterator<Item = (Rank, ByteCounters)> {
+        self.links.iter().map(|(&peer, link)| (peer, link.counters))
+    }
+
     /// Returns the failure of the job, or `None` if the job has not failed.
     pub fn failure(&self) -> Option<&Failure> {
         self.engine.failure()
@@ -340,7 +345,7 @@ impl<T: Transport> LinkDriver<T> {
         operations.meter.end(ProfilePart::Send, &mut started);
         match moved {
             TransferResult::Bytes(count) => {
-                counters.bytes_sent += count as u64;
+                counters.add_sent(&mut link.counters, count);
                 link.has_opened = true;
                 outgoing.sent += count;
                 if outgoing.sent == HEADER_BYTES + payload.len() {
@@ -409,7 +414,7 @@ impl<T: Transport> LinkDriver<T> {
         operations.meter.end(ProfilePart::Receive, &mut started);
         match moved {
             TransferResult::Bytes(count) => {
-                counters.bytes_received += count as u64;
+                counters.add_received(&mut link.counters, count);
                 link.has_opened = true;
                 link.count_received(count);
                 link.handle_complete_frames(peer, engine, operations);

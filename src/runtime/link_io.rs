@@ -29,6 +29,20 @@ pub struct ByteCounters {
     pub bytes_received: u64,
 }
 
+impl ByteCounters {
+    /// Counts bytes that were sent on one link, here and in the counters of the `link`.
+    pub(crate) fn add_sent(&mut self, link: &mut Self, bytes: usize) {
+        self.bytes_sent += bytes as u64;
+        link.bytes_sent += bytes as u64;
+    }
+
+    /// Counts bytes that were received on one link, here and in the counters of the `link`.
+    pub(crate) fn add_received(&mut self, link: &mut Self, bytes: usize) {
+        self.bytes_received += bytes as u64;
+        link.bytes_received += bytes as u64;
+    }
+}
+
 /// The buffer and the reduction of an active operation.
 pub(crate) struct ActiveOperation {
     pub(crate) memory: Memory,
@@ -77,6 +91,8 @@ pub(crate) struct LinkIo {
     pub(crate) is_lost: bool,
     /// Whether this rank sends nothing more on the link.
     pub(crate) is_closed_for_sending: bool,
+    /// The bytes that this link has carried.
+    pub(crate) counters: ByteCounters,
 }
 
 /// The part of the incoming data that is being received. `filled` is the number of bytes of the payload that have arrived.
@@ -250,6 +266,7 @@ impl LinkIo {
             has_opened: false,
             is_lost: false,
             is_closed_for_sending: false,
+            counters: ByteCounters::default(),
         }
     }
 

@@ -3,6 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
+use crate::types::Rank;
+
 /// Operations on at most this number of bytes are short.
 const SHORT_BYTES: usize = 4 << 10;
 /// One of this number of short operations is timed, and its time counts for all of them.
@@ -28,6 +32,17 @@ pub struct Statistics {
     pub communication: Duration,
     /// The part of the communication time in which callers waited for operations, and so did no other work.
     pub exposed: Duration,
+}
+
+/// The bytes that one link of this rank has carried, with frame headers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LinkBytes {
+    /// The rank, in the whole job, at the other end of the link.
+    pub peer: Rank,
+    /// The bytes that this rank sent.
+    pub bytes_sent: u64,
+    /// The bytes that this rank received.
+    pub bytes_received: u64,
 }
 
 /// The counters of a job's operations in shared memory, counted without the core's lock. To take the lock and to read the clock

@@ -44,7 +44,7 @@ pub(crate) use self::{
 use super::error::Error;
 use super::memory::{self, BufferAccess, Memory};
 use super::profile::{Meter, mark_background_thread};
-use super::statistics::Statistics;
+use super::statistics::{LinkBytes, Statistics};
 use crate::engine::{
     DELIVERY_TIMEOUT, DISCONNECT_TIMEOUT, Envelope, OpId, OperationRequest, Pattern, Timestamp,
 };
@@ -123,6 +123,17 @@ impl Driver {
         };
         core.shm_counters.add_to(&mut statistics);
         statistics
+    }
+
+    /// Returns the bytes that each link has carried.
+    pub(crate) fn link_bytes(&self) -> Vec<LinkBytes> {
+        let core = self.shared.lock();
+        let links = core.link_driver.link_counters().map(|(peer, counters)| LinkBytes {
+            peer,
+            bytes_sent: counters.bytes_sent,
+            bytes_received: counters.bytes_received,
+        });
+        links.collect()
     }
 
     /// Returns the meter that measures how long sending, receiving, reducing and waiting take.

@@ -46,8 +46,8 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<LinkTransport<S, M>> {
         };
         let send = || transport.send_message(to, &message, payload);
         let is_sent = operations.meter.time(ProfilePart::Send, send);
-        if is_sent {
-            counters.bytes_sent += (HEADER_BYTES + payload.len()) as u64;
+        if let Some(link) = links.get_mut(&to).filter(|_| is_sent) {
+            counters.add_sent(&mut link.counters, HEADER_BYTES + payload.len());
             engine.record_direct_send(to, payload.len(), request.site);
         }
         is_sent
@@ -138,7 +138,9 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<LinkTransport<S, M>> {
         now: Option<Timestamp>,
     ) -> DirectReceive {
         let LocalMessage { group, tag, bytes, .. } = *message;
-        self.counters.bytes_received += (HEADER_BYTES + bytes) as u64;
+        if let Some(link) = self.links.get_mut(&source) {
+            self.counters.add_received(&mut link.counters, HEADER_BYTES + bytes);
+        }
         if self.engine.record_direct_receive(source, bytes, now) {
             self.send_control_frames();
         }
@@ -151,7 +153,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<LinkTransport<S, M>> {
         let Self { engine, links, operations, counters, .. } = self;
         let Some(link) = links.get_mut(&source) else { return };
         if let IncomingFrame::Direct { message, filled } = link.incoming {
-            counters.bytes_received += (HEADER_BYTES + filled) as u64;
+            counters.add_received(&mut link.counters, HEADER_BYTES + filled);
             link.receive_rest(source, message.header(), &target[..filled], engine, operations);
         }
     }
