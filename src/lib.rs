@@ -58,6 +58,8 @@ pub mod exit;
 pub mod group;
 #[cfg(feature = "cli")]
 pub mod launch;
+#[cfg(feature = "cli")]
+mod monitor;
 pub mod named;
 pub mod reduce;
 pub mod rendezvous;

@@ -39,7 +39,11 @@ const MAY_IMPORT: &[(&str, &str)] = &[
     ("named", "types group codec"),
     ("train", "types simd codec group"),
     ("launch", "types wire rendezvous exit"),
-    ("cli", "types exit schedule reduce wire codec engine shm transport rendezvous group named train launch"),
+    ("monitor", ""),
+    (
+        "cli",
+        "types exit schedule reduce wire codec engine shm transport rendezvous group named train launch monitor",
+    ),
     ("bin", "cli launch"),
 ];
 
@@ -66,14 +70,16 @@ const NAMES_FORBIDDEN_WITHOUT_IO: &[(&str, &str)] = &[
 /// codes with `std::process::ExitCode`.
 const NAMES_ALLOWED_WITHOUT_IO: &[(&str, &str)] = &[("exit", "std::process")];
 
-const MAY_READ_THE_CLOCK: &[&str] = &["rendezvous", "runtime", "group", "named", "train", "launch", "cli"];
+const MAY_READ_THE_CLOCK: &[&str] =
+    &["rendezvous", "runtime", "group", "named", "train", "launch", "monitor", "cli"];
 const MAY_READ_THE_ENVIRONMENT: &[&str] = &["rendezvous", "launch", "cli", "bin"];
 const MAY_BE_UNSAFE: &[&str] = &["shm", "transport", "simd", "simulation", "bindings"];
 /// Further files that may contain `unsafe`. They access buffers of callers and of other libraries, and an inherited pipe.
 const MAY_BE_UNSAFE_FILES: &[&str] =
     &["src/runtime/memory.rs", "src/group/foreign.rs", "src/rendezvous/inherited_pipe.rs"];
 /// The modules that process bytes from other processes, and so must not panic.
-const MODULES_THAT_MUST_NOT_PANIC: &[&str] = &["wire", "engine", "shm", "transport", "rendezvous", "named"];
+const MODULES_THAT_MUST_NOT_PANIC: &[&str] =
+    &["wire", "engine", "shm", "transport", "rendezvous", "named", "monitor"];
 
 /// The folders of strategies, with names that belong to the messages of a group. The first folder sends and receives through the
 /// trait in `src/train/runtime.rs`, and the others through `src/train/peer_link.rs`.

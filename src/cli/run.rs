@@ -1,9 +1,11 @@
 //! Parses the arguments of ringrun. The module `other_launchers` first translates the options of other launchers.
 //! clap then checks each option, and this module checks that the options fit together and makes a [`LaunchPlan`].
 
+mod binding_arg;
 mod help;
 mod hosts;
 mod other_launchers;
+mod top;
 
 use std::ffi::{OsStr, OsString};
 use std::iter;
@@ -15,10 +17,11 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser};
 
+use self::binding_arg::parse_binding;
 use super::print_error::print_error;
 use crate::exit::Exit;
 use crate::launch::{
-    self, Binding, FailurePolicy, LaunchLimits, LaunchPlan, Mpi4py, OutputFormat, RINGRUN_VARIABLE_PREFIX,
+    self, FailurePolicy, LaunchLimits, LaunchPlan, Mpi4py, OutputFormat, RINGRUN_VARIABLE_PREFIX,
     StdinReader, Verbosity,
 };
 use crate::types::WorldSize;
@@ -146,6 +149,10 @@ struct RunArgs {
 
 /// Runs `ringrun` and returns the exit code. `arguments` does not contain the program's name.
 pub fn run_ringrun(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let mut arguments = arguments.peekable();
+    if arguments.next_if(|first| first == "top").is_some() {
+        return top::run_top(arguments);
+    }
     let plan = match parse_launch_plan(arguments.collect()) {
         Ok(plan) => plan,
         Err(error) => {
@@ -297,30 +304,6 @@ impl std::str::FromStr for RankCount {
             _ => text.parse().map(Self::Number).map_err(|_| "neither a number nor auto".to_owned()),
         }
     }
-}
-
-/// Parses a value of `--bind-to`. mpirun and mpiexec allow a qualifier after a colon, which ringrun ignores. For a
-/// value that only mpirun or mpiexec accepts, the error says what to use instead.
-fn parse_binding(text: &str) -> Result<Binding, String> {
-    let instead = match text.split_once(':').map_or(text, |(value, _)| value) {
-        "none" => return Ok(Binding::None),
-        "core" => return Ok(Binding::Core),
-        "numa" => return Ok(Binding::Numa),
-        "socket" | "package" | "numanode" | "l3cache" | "l4cache" | "l5cache" => {
-            "use --bind-to numa, which binds each rank to the NUMA nodes of its share of the processors"
-        }
-        "hwthread" | "hwt" | "thread" | "pu" | "slot" | "rr" | "l1cache" | "l2cache" | "l1dcache" => {
-            "use --bind-to core, which gives each rank an even share of the processors"
-        }
-        "board" | "machine" | "node" | "host" | "system" => {
-            "use --bind-to none, because all ranks are on this host"
-        }
-        "user" => {
-            "start ringrun under `taskset -c LIST`; ringrun uses only the processors that it may run on"
-        }
-        _ => "ringrun binds ranks to core, numa or none",
-    };
-    Err(format!("--bind-to {text}: {instead}"))
 }
 
 /// Parses the value of `--stdin`. mpirun also accepts other ranks and all ranks.

@@ -9,6 +9,7 @@ mod data_args;
 mod generate;
 mod help;
 mod invocation;
+mod monitoring;
 mod optimizer_args;
 mod option_set;
 mod output_args;
@@ -30,6 +31,7 @@ use rustix::fs::{FileType, fstat};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use self::invocation::{ArgumentError, Invocation};
+use self::monitoring::MetricsServer;
 use self::output_args::OutputArgs;
 use super::group_args;
 use super::print_error::print_error;
@@ -186,11 +188,21 @@ fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
     if rank == Rank::ZERO && group.size() > WorldSize::ONE {
         console.notice(&join_args.describe_job(&group));
     }
+    let metrics = start_metrics_server((&config, &output), &group, &mut console)?;
     let observer: &mut dyn Observer = if rank == Rank::ZERO { &mut console } else { &mut SilentObserver };
+    let mut status_observer;
+    let observer: &mut dyn Observer = match &metrics {
+        Some(server) => {
+            status_observer = server.observe(observer);
+            &mut status_observer
+        }
+        None => observer,
+    };
     let summary = train::run(&mut group, &config, &stop_flag, observer).map_err(|error| ProgramFailure {
         exit: exit_code_of_train_error(&error),
         message: error.to_string(),
     })?;
+    drop(metrics);
     group.close();
     let reporter = summary.report.gossip.as_ref().map_or(Rank::ZERO, |gossip| Rank::new(gossip.coordinator));
     if rank == reporter {
@@ -205,6 +217,25 @@ fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
             message: format!("training is complete, but standard output could not be written: {error}"),
         }),
     }
+}
+
+/// Starts the server of `--metrics`, and prints its address: on every rank if each rank has an unknown port, otherwise only on
+/// rank 0.
+fn start_metrics_server(
+    (config, output): (&train::Config, &OutputArgs),
+    group: &Group,
+    console: &mut Console<io::Stdout>,
+) -> Result<Option<MetricsServer>, ProgramFailure> {
+    let Some(address) = output.metrics else { return Ok(None) };
+    let (server, warning) = MetricsServer::start(address, group, config.strategy.to_string())
+        .map_err(|(exit, message)| ProgramFailure { exit, message })?;
+    if address.has_any_port() || group.rank() == Rank::ZERO {
+        console.notice(&format!("rank {}: {}", group.rank(), server.describe()));
+    }
+    if let Some(warning) = warning {
+        console.warning(&warning);
+    }
+    Ok(Some(server))
 }
 
 /// Returns where the progress bar appears: on the terminal of this process, on the terminal of ringrun, or nowhere.

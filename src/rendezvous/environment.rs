@@ -13,7 +13,8 @@ pub const SECRET_VARIABLE: &str = "RING_SECRET";
 const RANK_VARIABLE: &str = "RING_RANK";
 const WORLD_SIZE_VARIABLE: &str = "RING_WORLD_SIZE";
 const RENDEZVOUS_VARIABLE: &str = "RING_RENDEZVOUS";
-const JOB_ID_VARIABLE: &str = "RING_JOB_ID";
+/// The number of the job, in hexadecimal. It is the same on all ranks.
+pub const JOB_ID_VARIABLE: &str = "RING_JOB_ID";
 const START_TIMEOUT_MS_VARIABLE: &str = "RING_START_TIMEOUT_MS";
 const LOCAL_PROCESSORS_VARIABLE: &str = "RING_LOCAL_PROCESSORS";
 

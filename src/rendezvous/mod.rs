@@ -21,7 +21,8 @@ mod server;
 
 pub use client::register;
 pub use environment::{
-    EnvironmentError, LaunchedRank, SECRET_VARIABLE, from_environment, secret_from_environment,
+    EnvironmentError, JOB_ID_VARIABLE, LaunchedRank, SECRET_VARIABLE, from_environment,
+    secret_from_environment,
 };
 pub use error::StartError;
 pub(crate) use exit_report::{EXIT_PIPE_VARIABLE, ReportImportance, report_to_launcher};

@@ -114,6 +114,9 @@ pub struct Config {
     pub report: Option<PathBuf>,
     /// The files with the curves of the run.
     pub curves: CurveFiles,
+    /// Whether the ranks exchange the times of their steps about once per second, so that each rank knows the slowest rank. Has
+    /// no effect with a parameter server and with [`StrategySpec::Gossip`].
+    pub exchange_step_times: bool,
     /// The path at which rank 0 writes the model file. `None` writes no model file.
     pub model_file: Option<PathBuf>,
 }
@@ -210,6 +213,7 @@ impl Config {
             checkpoint: None,
             report: None,
             curves: CurveFiles::default(),
+            exchange_step_times: false,
             model_file: None,
         }
     }
@@ -474,6 +478,7 @@ impl Config {
             ("--shard-optimizer", self.shard_optimizer.to_string()),
             ("--bucket-bytes or --no-overlap", format!("{:?}", (self.bucket_bytes, self.overlap))),
             ("--checkpoint", self.checkpoint.is_some().to_string()),
+            ("--metrics", self.exchange_step_times.to_string()),
             ("--save-model", self.model_file.is_some().to_string()),
             ("--resume", format!("{:?}", self.checkpoint.as_ref().map(|checkpoint| checkpoint.existing))),
             (

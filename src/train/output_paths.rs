@@ -38,6 +38,7 @@ pub(super) fn check_output_paths(config: &Config) -> Result<(), String> {
     config.report.iter().for_each(|path| add("--report", path));
     config.model_file.iter().for_each(|path| add("--save-model", path));
     config.curves.plot.iter().for_each(|path| add("--plot", path));
+    config.curves.html.iter().for_each(|path| add("--html", path));
     // The checkpoint directory may also be the directory of `--tensorboard`, which only adds files with new names.
     let checkpoint = config.checkpoint.as_ref().map(|checkpoint| absolute_path(&checkpoint.directory));
     if let Some(TensorBoard { directory, .. }) = &config.curves.tensorboard

@@ -1,13 +1,17 @@
-//! Draws the curves of a run as a picture in SVG.
+//! Draws the curves of a run as a picture in SVG, and as a page in HTML.
 
 mod axis;
 mod chart;
+mod page;
+mod run_charts;
 
 use std::fmt::Write as _;
 
-use self::chart::{Chart, Curve, PlotArea, write_text};
+use self::chart::{Chart, PlotArea, write_text};
+pub(super) use self::page::make_page;
+use self::run_charts::{loss_chart, metric_chart};
 use super::model::Loss;
-use super::report::{EpochRecord, Report};
+use super::report::Report;
 
 /// The width of a chart and the height of the picture, in pixels.
 const CHART_WIDTH: f64 = 520.0;
@@ -16,11 +20,6 @@ const PICTURE_HEIGHT: f64 = 420.0;
 const TITLE_HEIGHT: f64 = 34.0;
 /// A picture with n charts has a title of at most n times this number of characters.
 const TITLE_CHARACTERS_PER_CHART: usize = 64;
-
-/// Colors that people with color blindness can distinguish (Okabe and Ito 2008).
-const BLUE: &str = "#0072b2";
-const ORANGE: &str = "#d55e00";
-const GREEN: &str = "#009e73";
 
 /// Draws the losses of all epochs, and the accuracy or R² of the test set if there is a test set. Returns a complete
 /// SVG document.
@@ -71,64 +70,10 @@ fn make_title(report: &Report, characters_max: usize) -> String {
     text.chars().take(characters_max - 3).chain("...".chars()).collect()
 }
 
-fn loss_chart(report: &Report, loss: &Loss) -> Chart {
-    let y_label = match loss {
-        Loss::CrossEntropy | Loss::WeightedCrossEntropy(_) => "cross-entropy in nats",
-        Loss::SquaredError(_) => "squared error in (unit of the target)²",
-        Loss::NextToken => "nats for each token",
-        Loss::Own(_) => "loss",
-    };
-    let curves = [
-        ("training", BLUE, (|record| Some(record.train_loss)) as fn(&EpochRecord) -> Option<f64>),
-        ("test", ORANGE, |record| record.test_loss),
-        ("validation", GREEN, |record| record.validation_loss),
-    ];
-    Chart {
-        title: "Mean loss".into(),
-        y_label: y_label.into(),
-        y_margin_limit: f64::INFINITY,
-        curves: curves
-            .into_iter()
-            .filter_map(|(name, color, get)| make_curve(report, name, color, get))
-            .collect(),
-        best_epoch: report.best_epoch,
-    }
-}
-
-fn metric_chart(report: &Report) -> Chart {
-    let accuracy = make_curve(report, "test", ORANGE, |record| record.test_accuracy);
-    let r2 = make_curve(report, "test", ORANGE, |record| record.test_r2);
-    let (title, y_label) = if accuracy.is_some() {
-        ("Accuracy", "fraction of correct predictions")
-    } else {
-        ("Coefficient of determination", "R²")
-    };
-    Chart {
-        title: title.into(),
-        y_label: y_label.into(),
-        y_margin_limit: 1.0,
-        curves: accuracy.or(r2).into_iter().collect(),
-        best_epoch: report.best_epoch,
-    }
-}
-
-/// Returns the curve of the metric that `get` returns. Returns `None` if no epoch has a finite value of the metric.
-fn make_curve(
-    report: &Report,
-    name: &'static str,
-    color: &'static str,
-    get: impl Fn(&EpochRecord) -> Option<f64>,
-) -> Option<Curve> {
-    let value = |record: &EpochRecord| {
-        get(record).filter(|value| value.is_finite()).map(|value| (record.epoch, value))
-    };
-    let points: Vec<(u64, f64)> = report.history.iter().filter_map(value).collect();
-    (!points.is_empty()).then_some(Curve { name, color, points })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::train::EpochRecord;
     use crate::train::model::TargetScale;
 
     /// Returns a report with one epoch for each loss. Each epoch has the given accuracy.

@@ -1,5 +1,6 @@
 //! Reports the progress of a run to the caller.
 
+use super::measurements::RankMeasurements;
 use super::report::EpochRecord;
 
 /// Receives the events of a run on this rank.
@@ -21,6 +22,9 @@ pub trait Observer {
     fn batch_started(&mut self, _epoch: u64, _batch: u64, _samples: &[u32]) {}
     /// Called after each step.
     fn step_taken(&mut self, step: &CompletedStep);
+    /// Called after [`step_taken`](Self::step_taken), with what this rank has measured. Not called with a parameter server and
+    /// with gossip.
+    fn measured(&mut self, _measurements: &RankMeasurements<'_>) {}
     /// Called at the end of an epoch. `epochs` is the number of epochs in the run. `record` is `None` if a signal
     /// stopped the epoch.
     fn epoch_ended(&mut self, epochs: u64, record: Option<&EpochRecord>);

@@ -7,6 +7,7 @@ use super::bucket_trial::BucketReport;
 use super::compression_report::CompressionReport;
 use super::metrics::Evaluation;
 use super::step_times::StepTimes;
+use crate::group::LinkBytes;
 
 /// The results of an epoch. Metrics that do not apply are `None` (`null` in JSON). With a small data set, not every
 /// epoch has a record.
@@ -138,10 +139,28 @@ pub struct Report {
     pub parameters_hash: String,
     /// The results of the recorded epochs, including the epochs before a resumption.
     pub history: Vec<EpochRecord>,
+    /// What each rank measured during the steps, in rank order. Empty with a parameter server and with the strategy `gossip`.
+    #[serde(default)]
+    pub ranks: Vec<RankResults>,
     /// The results of the parameter server. `None` with other strategies.
     pub parameter_server: Option<ServerReport>,
     /// The results of the strategy `gossip`. `None` with other strategies.
     pub gossip: Option<GossipReport>,
+}
+
+/// What a rank measured during the steps that its process took, without the evaluation of the final parameters.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct RankResults {
+    /// The name and the address of the rank's host.
+    pub host: String,
+    /// How long the parts of the rank's steps took.
+    pub step_times: StepTimes,
+    /// The bytes that the rank sent, with frame headers.
+    pub bytes_sent: u64,
+    /// The bytes that the rank received, with frame headers.
+    pub bytes_received: u64,
+    /// The bytes that each open link of the rank carried since the start of the job. Collectives in shared memory use no links.
+    pub links: Vec<LinkBytes>,
 }
 
 /// The results of a run with the strategy `gossip`.

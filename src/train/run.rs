@@ -7,14 +7,15 @@ use std::time::Instant;
 use super::checkpoint::{self, CheckpointError, CheckpointFiles, ExistingCheckpoint, TrainingState};
 use super::compression_report::CompressionReport;
 use super::config::{Config, default_learning_rate};
+use super::curve_files::CurveFiles;
 use super::data::SharedSamples;
 use super::early_stopping::BestRecord;
 use super::optimizer::Rule;
 use super::partition::ModelPartition;
-use super::plot::draw_curves;
+use super::plot::{draw_curves, make_page};
 use super::progress::Observer;
 use super::rank_checks::{check_all_succeeded, check_same_data, find_first_differing_rank, short_digest};
-use super::report::{Report, f64_with_same_digits, parameters_hash};
+use super::report::{RankResults, Report, f64_with_same_digits, parameters_hash};
 use super::setup::{Setup, TrainingSettings};
 use super::state_distribution::broadcast_state;
 use super::strategies::StrategySpec;
@@ -74,7 +75,26 @@ pub(super) fn run_on_this_rank(
     let start_statistics = group.statistics();
     let mut trainer = Trainer::new(config, &setup, state, (group, partition), stop)?;
     trainer.train(group, observer)?;
-    conclude_run(group, (config, &setup, &mut trainer), (started, start_statistics), observer, |_| ())
+    let ranks = gather_rank_results(group, &trainer, &start_statistics)?;
+    let start = (started, start_statistics);
+    conclude_run(group, (config, &setup, &mut trainer), start, observer, |report| report.ranks = ranks)
+}
+
+/// Returns what each rank has measured, in rank order. All ranks call this function.
+fn gather_rank_results(
+    group: &mut Group,
+    trainer: &Trainer<'_>,
+    start: &Statistics,
+) -> Result<Vec<RankResults>, TrainError> {
+    let statistics = group.statistics();
+    let own = RankResults {
+        host: group.host(group.rank()),
+        step_times: trainer.step_times,
+        bytes_sent: statistics.bytes_sent - start.bytes_sent,
+        bytes_received: statistics.bytes_received - start.bytes_received,
+        links: group.link_bytes(),
+    };
+    Ok(group.all_gather_object(&own)?)
 }
 
 /// Evaluates the model, and writes the report and the model file. `started` and `start_statistics` are the time and the
@@ -262,6 +282,7 @@ fn create_report(
         compressed: None,
         parameters_hash,
         history: state.history.clone(),
+        ranks: Vec::new(),
         parameter_server: None,
         gossip: None,
     }
@@ -388,7 +409,12 @@ fn check_files_and_load_state(
     (is_encoded, compressing_ranks): (bool, usize),
 ) -> Result<Option<TrainingState>, TrainError> {
     config.check_paths().map_err(TrainError::Options)?;
-    for (path, what) in [(&config.report, WRITE_REPORT_ACTION), (&config.curves.plot, WRITE_PLOT_ACTION)] {
+    let result_files = [
+        (&config.report, WRITE_REPORT_ACTION),
+        (&config.curves.plot, WRITE_PLOT_ACTION),
+        (&config.curves.html, WRITE_HTML_ACTION),
+    ];
+    for (path, what) in result_files {
         if let Some(path) = path {
             atomic_file::check_disk_space(path, RESULT_FILE_BYTES_ASSUMED)
                 .map_err(|error| CheckpointError::io(what, path, error))?;
@@ -447,8 +473,9 @@ fn save_model(
 /// Names of actions that can fail, for the messages of [`CheckpointError`].
 const WRITE_REPORT_ACTION: &str = "write the report";
 const WRITE_PLOT_ACTION: &str = "write the picture of --plot";
+const WRITE_HTML_ACTION: &str = "write the page of --html";
 
-/// Writes the report and the picture of the curves. Writes the picture even if the report cannot be written.
+/// Writes the report, the picture of the curves and the page. Writes the other files even if one of them cannot be written.
 fn write_results(config: &Config, setup: &Setup, report: &Report) -> Result<(), CheckpointError> {
     let write = |what, path: &Path, text: String| {
         atomic_file::replace_file(path, text.as_bytes())
@@ -458,10 +485,11 @@ fn write_results(config: &Config, setup: &Setup, report: &Report) -> Result<(), 
         let text = serde_json::to_string_pretty(report).expect("strings and numbers are valid JSON");
         write(WRITE_REPORT_ACTION, path, text + "\n")
     });
-    let plot_written = config
-        .curves
-        .plot
-        .as_ref()
-        .map_or(Ok(()), |path| write(WRITE_PLOT_ACTION, path, draw_curves(report, setup.network.loss())));
-    report_written.and(plot_written)
+    let loss = setup.network.loss();
+    let CurveFiles { plot, html, .. } = &config.curves;
+    let plot_written =
+        plot.as_ref().map_or(Ok(()), |path| write(WRITE_PLOT_ACTION, path, draw_curves(report, loss)));
+    let html_written =
+        html.as_ref().map_or(Ok(()), |path| write(WRITE_HTML_ACTION, path, make_page(report, loss)));
+    report_written.and(plot_written).and(html_written)
 }

@@ -26,6 +26,30 @@ impl StepTimes {
         self.compute_seconds + self.exposed_communication_seconds + self.data_seconds
     }
 
+    /// Returns the time in seconds in which the rank did not wait for other ranks.
+    pub fn busy_seconds(&self) -> f64 {
+        self.compute_seconds + self.data_seconds
+    }
+
+    /// Returns the times of the steps since an `earlier` measurement.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            steps: self.steps.saturating_sub(earlier.steps),
+            compute_seconds: self.compute_seconds - earlier.compute_seconds,
+            exposed_communication_seconds: self.exposed_communication_seconds
+                - earlier.exposed_communication_seconds,
+            data_seconds: self.data_seconds - earlier.data_seconds,
+        }
+    }
+
+    /// Returns these times together with the times of other steps.
+    #[must_use]
+    pub(crate) fn plus(mut self, other: &Self) -> Self {
+        self.add(other);
+        self
+    }
+
     /// Adds the times of further steps.
     pub(crate) fn add(&mut self, other: &Self) {
         self.steps += other.steps;
@@ -64,6 +88,8 @@ pub(crate) struct StepTimer {
     exposed_at_start: Duration,
     /// The time since the start of the measurement in which this rank shuffled samples and gathered features of batches.
     pub(crate) data_time: Duration,
+    /// The number of steps since the start of the measurement.
+    steps: u64,
 }
 
 impl StepTimer {
@@ -73,7 +99,13 @@ impl StepTimer {
             started: Instant::now(),
             exposed_at_start: group.statistics().exposed,
             data_time: Duration::ZERO,
+            steps: 0,
         }
+    }
+
+    /// Counts a step.
+    pub(crate) fn count_step(&mut self) {
+        self.steps += 1;
     }
 
     /// Adds the time since `started` to the time for data.
@@ -88,15 +120,15 @@ impl StepTimer {
         self.data_time += started.elapsed().saturating_sub(waited);
     }
 
-    /// Returns the times since the start of the measurement. `steps` is the number of steps in this time.
-    pub(crate) fn times_since_start(&self, group: &Group, steps: u64) -> StepTimes {
+    /// Returns the times since the start of the measurement.
+    pub(crate) fn times_since_start(&self, group: &Group) -> StepTimes {
         let total = self.started.elapsed();
         let data = self.data_time.min(total);
         // The runtime only estimates the time of very short operations, so `exposed` can be too large.
         let exposed = group.statistics().exposed.saturating_sub(self.exposed_at_start);
         let exposed = exposed.min(total.saturating_sub(data));
         StepTimes {
-            steps,
+            steps: self.steps,
             compute_seconds: total.saturating_sub(data + exposed).as_secs_f64(),
             exposed_communication_seconds: exposed.as_secs_f64(),
             data_seconds: data.as_secs_f64(),
@@ -180,15 +212,16 @@ mod tests {
         let mut timer =
             StepTimer { started: timer.started.checked_sub(Duration::from_secs(2)).unwrap(), ..timer };
         timer.add_data_time(Instant::now().checked_sub(Duration::from_secs(1)).unwrap());
-        let times = timer.times_since_start(&group, 7);
-        assert_eq!((times.steps, times.exposed_communication_seconds), (7, 0.0));
+        timer.count_step();
+        let times = timer.times_since_start(&group);
+        assert_eq!((times.steps, times.exposed_communication_seconds), (1, 0.0));
         assert!(
             times.data_seconds >= 1.0 && times.compute_seconds >= 0.5 && times.seconds() >= 2.0,
             "{times:?}"
         );
         // The data time of one minute is longer than the total time.
         timer.add_data_time(Instant::now().checked_sub(Duration::from_mins(1)).unwrap());
-        let times = timer.times_since_start(&group, 7);
+        let times = timer.times_since_start(&group);
         assert!(times.compute_seconds == 0.0 && times.seconds() < 60.0, "{times:?}");
     }
 }

@@ -11,6 +11,7 @@ use self::event_file::EventFile;
 use super::atomic_file;
 use super::checkpoint::ExistingCheckpoint;
 use super::config::Config;
+use super::measurements::RankMeasurements;
 use super::progress::{CompletedStep, Observer};
 use super::report::EpochRecord;
 
@@ -143,6 +144,10 @@ impl Observer for EventRecorder<'_> {
             self.interval_totals = (0, 0.0, 0);
             self.record_scalars(&[("loss/steps", mean), ("learning_rate", f64::from(step.learning_rate))]);
         }
+    }
+
+    fn measured(&mut self, measurements: &RankMeasurements<'_>) {
+        self.observer.measured(measurements);
     }
 
     fn epoch_ended(&mut self, epochs: u64, record: Option<&EpochRecord>) {

@@ -26,6 +26,7 @@ use super::progress::Observer;
 use super::rank_checks::ReplicaHash;
 use super::report::EpochRecord;
 use super::setup::Setup;
+use super::slowest_rank::SlowestRankSearch;
 use super::step_times::{StepTimer, StepTimes};
 use super::strategies::{self, ParameterAgreement, Replica, Strategy};
 use crate::group::Group;
@@ -80,6 +81,8 @@ pub(crate) struct Trainer<'a> {
     /// The times for computation, communication and data, summed over all steps that this process took. With a parameter
     /// server, summed over the steps of all workers.
     pub(crate) step_times: StepTimes,
+    /// Finds the slowest rank. `Some` only if the run exchanges the times of steps.
+    slowest_rank: Option<SlowestRankSearch>,
 }
 
 impl<'a> Trainer<'a> {
@@ -131,6 +134,7 @@ impl<'a> Trainer<'a> {
             let content = (setup.network.clone(), setup.identity(config));
             CheckpointWriter::new(settings, content, state.position.steps_total, Instant::now())
         });
+        let exchanges_times = config.exchange_step_times && group.size() != WorldSize::ONE;
         let (training_rows, evaluation_rows) = rows_at_once(config, setup, group);
         let workspace_rows = if partition.is_undivided() { training_rows.max(evaluation_rows) } else { 0 };
         Ok(Self {
@@ -156,6 +160,7 @@ impl<'a> Trainer<'a> {
             step_samples: 0,
             timer: StepTimer::start(group),
             step_times: StepTimes::default(),
+            slowest_rank: exchanges_times.then(SlowestRankSearch::new),
         })
     }
 
@@ -262,7 +267,6 @@ impl<'a> Trainer<'a> {
             steps_of_epochs(record_epoch - previous_record_epoch),
         );
         self.timer = StepTimer::start(group);
-        let steps_before = self.state.position.steps_total;
         let mut samples = 0;
         while self.state.position.epoch < record_epoch && !self.stopped {
             let Position { epoch, step, .. } = self.state.position;
@@ -286,7 +290,7 @@ impl<'a> Trainer<'a> {
                 }
             }
         }
-        let times = self.timer.times_since_start(group, self.state.position.steps_total - steps_before);
+        let times = self.timer.times_since_start(group);
         self.step_times.add(&times);
         self.step_seconds += times.seconds();
         self.step_samples += samples;

@@ -8,6 +8,7 @@ mod examples;
 mod exit_codes;
 mod faulty_network;
 mod killed_ranks;
+mod metrics;
 mod mpi4py;
 mod output;
 mod progress;

@@ -26,7 +26,7 @@ pub(crate) fn open_terminal() -> (File, File) {
 }
 
 /// A pseudo-terminal with 60 columns.
-struct PseudoTerminal {
+pub(crate) struct PseudoTerminal {
     /// The pieces that a thread reads from the terminal. The thread closes the channel when the terminal has ended.
     pieces: Receiver<Vec<u8>>,
     /// The bytes that the program has written so far.
@@ -38,11 +38,35 @@ struct PseudoTerminal {
 impl PseudoTerminal {
     /// Starts a program whose standard error is a new terminal.
     fn start(command: &mut Command) -> (Self, Child) {
-        let (mut master, slave) = open_terminal();
-        tcsetwinsize(&master, Winsize { ws_row: 20, ws_col: 60, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+        let (master, slave) = Self::open();
         let child = command.stdout(Stdio::piped()).stderr(slave).spawn().unwrap();
         // `command` also holds the slave. The terminal ends only when no process has the slave open.
         command.stderr(Stdio::null());
+        (Self::read(master), child)
+    }
+
+    /// Starts a program whose standard input and output are a new terminal. Also returns the keyboard of the terminal.
+    pub(crate) fn start_interactive(command: &mut Command) -> (Self, Child, File) {
+        let (master, slave) = Self::open();
+        let keyboard = master.try_clone().unwrap();
+        let child = command.stdin(slave.try_clone().unwrap()).stdout(slave).spawn().unwrap();
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        (Self::read(master), child, keyboard)
+    }
+
+    /// Returns what the program has written so far.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    fn open() -> (File, File) {
+        let (master, slave) = open_terminal();
+        tcsetwinsize(&master, Winsize { ws_row: 20, ws_col: 60, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+        (master, slave)
+    }
+
+    /// Starts a thread that reads the terminal.
+    fn read(mut master: File) -> Self {
         let (sender, pieces) = channel();
         thread::spawn(move || {
             let mut buffer = [0; 4096];
@@ -52,11 +76,11 @@ impl PseudoTerminal {
                 let _ = sender.send(buffer[..count].to_vec());
             }
         });
-        (Self { pieces, bytes: Vec::new(), text: String::new() }, child)
+        Self { pieces, bytes: Vec::new(), text: String::new() }
     }
 
     /// Reads until the text contains `expected`. Reads to the end if `expected` is `None`.
-    fn read_until(&mut self, expected: Option<&str>) {
+    pub(crate) fn read_until(&mut self, expected: Option<&str>) {
         while !expected.is_some_and(|expected| self.text.contains(expected)) {
             match self.pieces.recv_timeout(TEST_TIMEOUT) {
                 Ok(piece) => {

@@ -8,6 +8,7 @@ Examples:
   ringrun -n 4 --output-dir logs ringtrain  also write the output of each rank to files in logs
   ringrun -n 2 -x RUST_LOG=debug ringtrain  set RUST_LOG to debug for every rank
   ringrun --mpi4py -n 2 python script.py    run an mpi4py script with ringtrain instead of MPI
+  ringrun top                               show the progress of runs with --metrics; see ringrun top --help
   zcat a.csv.gz | ringrun -n 4 ringtrain --data - --target y
                                             train on a table that another program writes
 

@@ -211,6 +211,7 @@ impl TrainArgs {
             checkpoint: self.checkpoint.into_checkpoint_settings()?,
             report: self.output.report,
             curves,
+            exchange_step_times: self.output.metrics.is_some(),
             model_file: self.output.save_model,
         };
         config.check()?;

@@ -130,6 +130,7 @@ impl Invocation {
             ("--report", &config.report),
             ("--save-model", &config.model_file),
             ("--plot", &config.curves.plot),
+            ("--html", &config.curves.html),
         ];
         match output_options
             .into_iter()

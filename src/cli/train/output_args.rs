@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::monitor::ListenAddress;
 use crate::train::{
     ConsoleLines, ConsoleOptions, CurveFiles, ProgressDisplay, STEP_INTERVAL_DEFAULT, TensorBoard,
 };
@@ -31,6 +32,18 @@ pub(super) struct OutputArgs {
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     tensorboard: Option<PathBuf>,
 
+    /// At the end of the run, write a page in HTML with the curves, the times and bytes of each rank, the configuration and
+    /// the results. Rank 0 writes FILE
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    html: Option<PathBuf>,
+
+    /// Serve /metrics (for Prometheus), /status (JSON) and /healthz over HTTP on each rank. The port is the number in
+    /// ADDRESS plus the number of the rank on its host: with --metrics 9400, the ranks of a host listen at 9400, 9401 and
+    /// so on, on the loopback interface. Pass 0.0.0.0:9400 to listen on all interfaces, and 0 to listen at any free port.
+    /// Everyone who can connect can read the status. `ringrun top` shows all ranks of this host that have this option
+    #[arg(long, value_name = "ADDRESS", help_heading = "Output")]
+    pub(super) metrics: Option<ListenAddress>,
+
     /// Print only warnings and errors, and show no progress bar. For the results, pass --report
     #[arg(long, short, help_heading = "Output")]
     quiet: bool,
@@ -53,7 +66,7 @@ impl OutputArgs {
         ConsoleOptions { display, lines: ConsoleLines::All, log_interval: self.log_interval }
     }
 
-    /// Checks the options, and returns the files for the curves of the run (`--plot` and `--tensorboard`).
+    /// Checks the options, and returns the files for the curves of the run (`--plot`, `--html` and `--tensorboard`).
     ///
     /// # Errors
     ///
@@ -75,6 +88,6 @@ impl OutputArgs {
         }
         let step_interval = self.log_interval.unwrap_or(STEP_INTERVAL_DEFAULT);
         let tensorboard = self.tensorboard.clone().map(|directory| TensorBoard { directory, step_interval });
-        Ok(CurveFiles { plot: self.plot.clone(), tensorboard })
+        Ok(CurveFiles { plot: self.plot.clone(), html: self.html.clone(), tensorboard })
     }
 }

@@ -15,6 +15,11 @@ const LABEL_CHARACTER_WIDTH: f64 = 7.7;
 
 /// The maximum number of points that are drawn for a curve. Some points of longer curves are left out.
 const CURVE_POINTS_MAX: usize = 1000;
+/// The colors of the grid, the axes and the dashed lines.
+pub(super) const GRID_COLOR: &str = "#ddd";
+pub(super) const AXIS_COLOR: &str = "#333";
+pub(super) const MARK_COLOR: &str = "#666";
+
 /// If a curve has at most this many points, a dot marks each point.
 const POINTS_WITH_DOTS_MAX: usize = 30;
 
@@ -131,7 +136,7 @@ fn draw_grid(svg: &mut String, plot: PlotArea, x_axis: &Axis, y_axis: &Axis) {
         let y = bottom - height * position;
         let _ = writeln!(
             svg,
-            "<line x1=\"{left:.1}\" y1=\"{y:.1}\" x2=\"{right:.1}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>"
+            "<line x1=\"{left:.1}\" y1=\"{y:.1}\" x2=\"{right:.1}\" y2=\"{y:.1}\" stroke=\"{GRID_COLOR}\"/>"
         );
         write_text(svg, (left - 8.0, y + 4.0), "text-anchor=\"end\"", &label);
     }
@@ -140,30 +145,33 @@ fn draw_grid(svg: &mut String, plot: PlotArea, x_axis: &Axis, y_axis: &Axis) {
         let tick_end = bottom + 5.0;
         let _ = writeln!(
             svg,
-            "<line x1=\"{x:.1}\" y1=\"{bottom:.1}\" x2=\"{x:.1}\" y2=\"{tick_end:.1}\" stroke=\"#333\"/>"
+            "<line x1=\"{x:.1}\" y1=\"{bottom:.1}\" x2=\"{x:.1}\" y2=\"{tick_end:.1}\" stroke=\"{AXIS_COLOR}\"/>"
         );
         write_text(svg, (x, bottom + 20.0), "text-anchor=\"middle\"", &label);
     }
     let _ = writeln!(
         svg,
-        "<path d=\"M{left:.1} {top:.1}V{bottom:.1}H{right:.1}\" fill=\"none\" stroke=\"#333\"/>"
+        "<path d=\"M{left:.1} {top:.1}V{bottom:.1}H{right:.1}\" fill=\"none\" stroke=\"{AXIS_COLOR}\"/>"
     );
 }
 
 fn draw_dashed_line(svg: &mut String, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) {
     let _ = writeln!(
         svg,
-        "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"#666\" stroke-dasharray=\"4 3\"/>"
+        "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"{MARK_COLOR}\" stroke-dasharray=\"4 3\"/>"
     );
 }
 
 /// Appends a text element to the document. `attributes` holds SVG attributes of the element.
 pub(super) fn write_text(svg: &mut String, (x, y): (f64, f64), attributes: &str, text: &str) {
-    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    // XML does not allow control characters.
-    let text: String =
-        text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect();
-    let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" {attributes}>{text}</text>");
+    let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" {attributes}>{}</text>", escape(text));
+}
+
+/// Returns the text with the characters that XML and HTML do not allow as entities. Replaces control characters, which have no
+/// entity.
+pub(super) fn escape(text: &str) -> String {
+    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;");
+    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
 /// Returns at most [`CURVE_POINTS_MAX`] of the points. Divides longer curves into ranges of equal length, and keeps

@@ -10,9 +10,11 @@ use crate::train::batches::Batches;
 use crate::train::bucket_trial::TrialAction;
 use crate::train::checkpoint::Position;
 use crate::train::gradient_work::GradientWork;
+use crate::train::measurements::RankMeasurements;
 use crate::train::model::StepSeed;
 use crate::train::progress::{CompletedStep, Observer};
 use crate::train::rank_checks::{ReplicaHash, abort_if_failed};
+use crate::train::slowest_rank::SlowestRankSearch;
 use crate::train::strategies::{ParameterAgreement, RankRequests, StepTotals};
 use crate::types::ReduceOp;
 
@@ -46,12 +48,14 @@ impl Trainer<'_> {
             let loss = self.step(group, &local_batch, requests_save)?;
             self.advance_bucket_trial(group, step_start.elapsed(), observer)?;
             samples += batch_len as u64;
+            self.timer.count_step();
             observer.step_taken(&CompletedStep {
                 steps_total: self.state.position.steps_total,
                 loss,
                 learning_rate: self.optimizer.learning_rate,
                 samples: batch_len as u64,
             });
+            self.report_measurements(group, observer)?;
             if self.stopped {
                 break;
             }
@@ -62,6 +66,23 @@ impl Trainer<'_> {
         }
         self.whole_batch = exchange.into_whole_batch();
         Ok(samples)
+    }
+
+    /// Passes the measurements of the run so far to the observer. Also searches for the slowest rank, if the run does so.
+    fn report_measurements(
+        &mut self,
+        group: &mut Group,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        if let Some(search) = &mut self.slowest_rank {
+            search.continue_after_step(group, |group| {
+                self.timer.times_since_start(group).plus(&self.step_times)
+            })?;
+        }
+        let slowest = self.slowest_rank.as_ref().and_then(SlowestRankSearch::slowest);
+        let timer = (&self.timer, &self.step_times);
+        observer.measured(&RankMeasurements { group, timer, slowest });
+        Ok(())
     }
 
     /// Handles the time of a step on this rank, and divides the gradients into other buckets if [`BucketTrial`] says so.
