@@ -102,9 +102,10 @@ impl RunDirectory {
     /// Checks that only the current user can write to the directory.
     fn check_owner(&self) -> io::Result<()> {
         let metadata = fs::symlink_metadata(&self.path)?;
+        // The lowest six bits of the mode are the rights of the group and of others.
         let is_safe = metadata.is_dir()
             && metadata.uid() == rustix::process::geteuid().as_raw()
-            && metadata.mode() & 0o077 == 0;
+            && metadata.mode().trailing_zeros() >= 6;
         if is_safe {
             return Ok(());
         }

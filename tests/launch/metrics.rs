@@ -99,7 +99,7 @@ fn each_rank_shows_its_progress_and_no_client_stops_the_training() {
         );
         check_with_reference_parser(&metrics);
         // A request of a megabyte, many clients that send nothing, and one that does not complete its request.
-        assert!(exchange(address, &[b'a'; 1 << 20]).starts_with("HTTP/1.1 431 "));
+        assert!(exchange(address, &vec![b'a'; 1 << 20]).starts_with("HTTP/1.1 431 "));
         let mut idle: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(address).unwrap()).collect();
         idle[199].write_all(b"GET /metrics HT").unwrap();
         let step =

@@ -92,7 +92,7 @@ of --stream may change, and --replicate-data too. All other options of training 
 run continues with the learning rate of the checkpoint.
 
 If any rank gets SIGTERM or Ctrl-C, all ranks stop after the current step, write the files of \
---checkpoint, --report, --plot and --save-model, and exit with 0. Without --checkpoint and --save-model, \
+--checkpoint, --report, --plot, --html and --save-model, and exit with 0. Without --checkpoint and --save-model, \
 the trained parameters are lost. The ranks do not test the model again. A second signal ends the process \
 at once. With some strategies, the ranks stop a little later:
   local-sgd, diloco, model-average

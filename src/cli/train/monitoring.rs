@@ -218,7 +218,7 @@ impl Observer for StatusObserver<'_> {
         let mut live = lock(&self.live);
         live.last_step = Some(Instant::now());
         let status = &mut live.status;
-        status.step = step.steps_total;
+        (status.step, status.stage) = (step.steps_total, RunStage::Training);
         status.loss = finite(step.loss);
         // The number with the same digits: 0.001, and not 0.0010000000474974513.
         status.learning_rate = step.learning_rate.to_string().parse().ok().and_then(finite);

@@ -277,7 +277,9 @@ fn write_epochs(html: &mut String, report: &Report) {
         .filter(|(_, get)| report.history.iter().any(|record| get(record).is_some()))
         .collect();
     html.push_str("<section>\n<details><summary>Results of each epoch</summary>\n<div class=\"scroll\"><table>\n<tr><th>epoch");
-    columns.iter().for_each(|(name, _)| *html += &format!("<th class=\"n\">{name}"));
+    for (name, _) in &columns {
+        let _ = write!(html, "<th class=\"n\">{name}");
+    }
     html.push_str("</tr>\n");
     let first = report.history.len().saturating_sub(ROWS_MAX);
     for record in &report.history[first..] {

@@ -88,14 +88,12 @@ impl Screen {
     /// Reads the keys that the user has pressed.
     fn reads_leave_key(&mut self) -> bool {
         let mut keys = [0; 64];
-        match rustix::io::read(io::stdin(), &mut keys) {
-            Ok(count @ 1..) => keys[..count].iter().any(|key| matches!(*key, b'q' | b'Q' | CTRL_C)),
-            // Without input, only a signal ends the program.
-            Ok(_) | Err(_) => {
-                self.reads_keys = false;
-                false
-            }
+        if let Ok(count @ 1..) = rustix::io::read(io::stdin(), &mut keys) {
+            return keys[..count].iter().any(|key| matches!(*key, b'q' | b'Q' | CTRL_C));
         }
+        // Without input, only a signal ends the program.
+        self.reads_keys = false;
+        false
     }
 }
 

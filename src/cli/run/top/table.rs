@@ -88,29 +88,36 @@ fn cells_of(view: &RankView) -> Vec<String> {
         cells.push(view.error.clone().unwrap_or_default());
         return cells;
     };
-    let times =
-        if status.recent_step_seconds.steps > 0 { &status.recent_step_seconds } else { &status.step_seconds };
+    let times = &status.recent_step_seconds;
     let total = times.compute + times.communication + times.data;
     let share = |seconds: f64| format!("{:.0}%", 100.0 * seconds / total.max(1e-12));
-    let sent: f64 = status.links.iter().map(|link| link.sent_per_second).sum();
-    vec![
-        status.rank.to_string(),
-        clean(&status.host),
-        status.pid.to_string(),
-        status.step.to_string(),
-        status.loss.map_or_else(|| "-".into(), |loss| format!("{loss:.4}")),
+    let sent = status.links.iter().fold(0.0, |sum, link| sum + link.sent_per_second);
+    let mut rates = [
         format!("{:.0}", status.samples_per_second),
         format!("{:.3}", 1e3 * total / times.steps.max(1) as f64),
         share(times.compute),
         share(times.communication),
         share(times.data),
         format_bytes(sent),
-        describe_state(status),
-    ]
+    ];
+    if times.steps == 0 {
+        rates.fill("-".into());
+    }
+    let mut cells = vec![
+        status.rank.to_string(),
+        clean(&status.host),
+        status.pid.to_string(),
+        status.step.to_string(),
+        status.loss.map_or_else(|| "-".into(), |loss| format!("{loss:.4}")),
+    ];
+    cells.extend(rates);
+    cells.push(describe_state(status));
+    cells
 }
 
 fn describe_state(status: &LiveRankStatus) -> String {
     match status.seconds_since_step {
+        None => "no step yet".to_owned(),
         Some(seconds) if status.stage == RunStage::Training && seconds > STALLED_SECONDS_MIN => {
             format!("no step for {seconds:.0} s")
         }
@@ -183,7 +190,7 @@ fn write_slowest(text: &mut String, ranks: &[&RankView], answers: &[&LiveRankSta
             1e3 * slowest.busy_seconds_per_step,
             1e3 * slowest.others_seconds_per_step
         );
-    } else if answers.iter().any(|status| status.world_size > 1) {
+    } else if answers.iter().any(|status| status.world_size > 1 && status.recent_step_seconds.steps > 0) {
         text.push_str("slowest: none; no rank takes clearly longer than the others\n");
     }
 }
@@ -223,6 +230,7 @@ mod tests {
             transport: "tcp".into(),
             stage: RunStage::Training,
             step: 7,
+            seconds_since_step: Some(0.1),
             loss: Some(0.5),
             recent_step_seconds: PartSeconds { steps: 2, compute: 0.006, communication: 0.003, data: 0.001 },
             links: vec![LinkStatus { peer: 1 - rank, sent_per_second: 2.5e6, ..LinkStatus::default() }],
