@@ -1,11 +1,13 @@
 //! Parses the arguments of ringrun. The module `other_launchers` first translates the options of other launchers.
 //! clap then checks each option, and this module checks that the options fit together and makes a [`LaunchPlan`].
 
-mod binding_arg;
 mod help;
+mod host_list;
 mod hosts;
 mod other_launchers;
+mod rank_count;
 mod top;
+mod values;
 
 use std::ffi::{OsStr, OsString};
 use std::iter;
@@ -17,19 +19,18 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser};
 
-use self::binding_arg::parse_binding;
+use self::hosts::{HostOptions, JobHosts, place_ranks};
+use self::rank_count::RankCount;
+use self::values::{parse_binding, parse_mpi4py, parse_positive_seconds, parse_seconds, parse_stdin_reader};
 use super::print_error::print_error;
 use crate::exit::Exit;
 use crate::launch::{
-    self, FailurePolicy, LaunchLimits, LaunchPlan, Mpi4py, OutputFormat, RINGRUN_VARIABLE_PREFIX,
-    StdinReader, Verbosity,
+    self, AGENT_OPTION, FailurePolicy, LaunchLimits, LaunchPlan, Mpi4py, OutputFormat,
+    RINGRUN_VARIABLE_PREFIX, RankShare, SshOptions, StdinReader, Verbosity,
 };
-use crate::types::WorldSize;
+use crate::types::{Rank, WorldSize};
 
-/// The longest time that an option accepts, in seconds: a year.
-const DURATION_SECONDS_MAX: f64 = 365.0 * 24.0 * 3600.0;
-
-/// Runs COMMAND as N ranks of one job on this machine.
+/// Runs COMMAND as N ranks of one job, on this machine or on several hosts.
 #[derive(Parser, Debug)]
 #[command(name = "ringrun", version, after_help = help::AFTER_OPTIONS, max_term_width = 130)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a separate flag; `LaunchPlan` has enums")]
@@ -50,15 +51,32 @@ struct RunArgs {
     #[arg(long, value_name = "N", hide = true, allow_negative_numbers = true)]
     ranks_per_host: Option<RankCount>,
 
-    /// The hosts of the ranks, and the number of ranks on each host: HOST[:N],... Every HOST must be a name or an
-    /// address of this machine, because ringrun starts all ranks on this machine. HOST alone means HOST:1. Without
-    /// -n, the number of ranks is the sum of all N.
-    #[arg(short = 'H', long = "host", value_name = "HOSTS", value_delimiter = ',')]
+    /// The hosts of the ranks, and the number of ranks on each host: HOST[:N],... ringrun starts the ranks of other hosts through
+    /// ssh. HOST alone means HOST:1, and n[1-3,7] means n1,n2,n3,n7. Without -n, the number of ranks is the sum of all N. With
+    /// -n, ringrun fills the hosts in this order.
+    #[arg(short = 'H', long = "host", value_name = "HOSTS")]
     hosts: Vec<String>,
 
-    /// Read the list of hosts from FILE instead of from --host. Each line is HOST, HOST:N or HOST slots=N.
+    /// Read the list of hosts from FILE instead of from --host. Each line is HOST, HOST:N or HOST slots=N. A # begins a comment.
     #[arg(long, value_name = "FILE", conflicts_with = "hosts")]
     hostfile: Option<PathBuf>,
+
+    /// The port of sshd on the other hosts.
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    ssh_port: Option<u16>,
+
+    /// The file with the private key for ssh.
+    #[arg(long, visible_alias = "ssh-identity-file", value_name = "FILE")]
+    ssh_identity: Option<PathBuf>,
+
+    /// Further arguments of ssh, separated by spaces, for example --ssh-options='-o StrictHostKeyChecking=accept-new'.
+    #[arg(long, value_name = "ARGUMENTS", allow_hyphen_values = true)]
+    ssh_options: Vec<String>,
+
+    /// On the other hosts, use DIR/bin/ringrun. Without this option, ringrun uses the file with the same path as its own
+    /// executable or, if there is no such file, the ringrun in PATH.
+    #[arg(long, value_name = "DIR")]
+    remote_prefix: Option<PathBuf>,
 
     /// The processors on which each rank may run. core: the rank's share of the processors. numa: all processors of
     /// the NUMA nodes that contain this share. none: all processors.
@@ -149,11 +167,15 @@ struct RunArgs {
 
 /// Runs `ringrun` and returns the exit code. `arguments` does not contain the program's name.
 pub fn run_ringrun(arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    let mut arguments = arguments.peekable();
-    if arguments.next_if(|first| first == "top").is_some() {
-        return top::run_top(arguments);
+    let mut arguments: Vec<OsString> = arguments.collect();
+    if arguments == [AGENT_OPTION] {
+        super::log_to_stderr("error");
+        return launch::run_agent();
     }
-    let plan = match parse_launch_plan(arguments.collect()) {
+    if arguments.first().is_some_and(|first| first == "top") {
+        return top::run_top(arguments.drain(1..));
+    }
+    let plan = match parse_launch_plan(arguments) {
         Ok(plan) => plan,
         Err(error) => {
             // A closed pipe, as in `ringrun --help | head`, is not an error.
@@ -192,10 +214,10 @@ fn parse_launch_plan(arguments: Vec<OsString>) -> Result<LaunchPlan, clap::Error
         .map_err(error_without_usage)?;
     arguments.insert(0, "ringrun".into());
     let matches = command.try_get_matches_from_mut(arguments)?;
-    let has_start_timeout =
-        matches.value_source("start_timeout") == Some(clap::parser::ValueSource::CommandLine);
+    let is_given = |option| matches.value_source(option) == Some(clap::parser::ValueSource::CommandLine);
+    let given = GivenOptions { start_timeout: is_given("start_timeout"), stdin: is_given("stdin") };
     let args = RunArgs::from_arg_matches(&matches)?;
-    into_plan(args, has_start_timeout).map_err(error_without_usage)
+    into_plan(args, given).map_err(error_without_usage)
 }
 
 /// Returns an error that prints only `text`, without the usage lines that clap adds.
@@ -203,15 +225,26 @@ fn error_without_usage(text: String) -> clap::Error {
     clap::Error::raw(ErrorKind::ValueValidation, text + "\n")
 }
 
-/// Checks that the options can be used together, and converts them to a plan. `has_start_timeout` says whether the
-/// user gave `--start-timeout`.
-fn into_plan(args: RunArgs, has_start_timeout: bool) -> Result<LaunchPlan, String> {
-    let world = hosts::count_ranks(&args)?;
+/// Whether the user has given some options that have default values.
+#[derive(Clone, Copy)]
+struct GivenOptions {
+    start_timeout: bool,
+    stdin: bool,
+}
+
+/// Checks that the options can be used together, and converts them to a plan.
+fn into_plan(args: RunArgs, given: GivenOptions) -> Result<LaunchPlan, String> {
+    let JobHosts { world, share, remote_hosts } = place_ranks(&HostOptions {
+        ranks: args.ranks,
+        ranks_per_host: args.ranks_per_host,
+        hosts: &args.hosts,
+        hostfile: args.hostfile.as_deref(),
+    })?;
     let mut start_timeout = args.start_timeout;
     if let Some(job_timeout) = args.job_timeout
         && job_timeout < start_timeout
     {
-        if has_start_timeout {
+        if given.start_timeout {
             return Err(
                 "--job-timeout is shorter than --start-timeout: the start could never time out".to_owned()
             );
@@ -227,11 +260,24 @@ fn into_plan(args: RunArgs, has_start_timeout: bool) -> Result<LaunchPlan, Strin
     }
     Ok(LaunchPlan {
         world,
+        share,
+        remote_hosts,
+        ssh: SshOptions {
+            port: args.ssh_port,
+            identity: args.ssh_identity,
+            arguments: args
+                .ssh_options
+                .iter()
+                .flat_map(|options| options.split_whitespace())
+                .map(str::to_owned)
+                .collect(),
+            remote_prefix: args.remote_prefix,
+        },
         program,
         arguments: command.collect(),
         variables,
         mpi4py: args.mpi4py.unwrap_or(Mpi4py::Refused),
-        stdin_reader: args.stdin,
+        stdin_reader: choose_stdin_reader(args.stdin, given.stdin, share)?,
         directory: args.wdir,
         output_format: if args.no_tag_output { OutputFormat::Raw } else { OutputFormat::Tagged },
         output_dir: args.output_dir,
@@ -247,6 +293,20 @@ fn into_plan(args: RunArgs, has_start_timeout: bool) -> Result<LaunchPlan, Strin
         report_bindings: args.report_bindings,
         verbosity: if args.verbose { Verbosity::Verbose } else { Verbosity::Quiet },
     })
+}
+
+/// Returns which rank reads the standard input of ringrun. Only a rank on this host can read it.
+fn choose_stdin_reader(reader: StdinReader, is_given: bool, share: RankShare) -> Result<StdinReader, String> {
+    if reader == StdinReader::NoRank || share.contains(Rank::ZERO) {
+        return Ok(reader);
+    }
+    if is_given {
+        return Err(
+            "--stdin 0: rank 0 runs on another host, so it cannot read it; name this host first in --host"
+                .to_owned(),
+        );
+    }
+    Ok(StdinReader::NoRank)
 }
 
 /// Refuses `--tolerate-failures` for jobs that cannot continue after a rank has failed.
@@ -286,60 +346,6 @@ fn parse_environment_variable(argument: OsString) -> Result<(OsString, Option<Os
     Ok((OsStr::from_bytes(name).to_owned(), value))
 }
 
-/// The number of ranks to start, as the user typed it.
-#[derive(Clone, Copy, Debug)]
-enum RankCount {
-    Auto,
-    Number(i64),
-}
-
-impl std::str::FromStr for RankCount {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            // `cpu` is torchrun's name for `auto`.
-            "auto" | "cpu" => Ok(Self::Auto),
-            "gpu" => Err("ringrun does not count GPUs; give the number of ranks".to_owned()),
-            _ => text.parse().map(Self::Number).map_err(|_| "neither a number nor auto".to_owned()),
-        }
-    }
-}
-
-/// Parses the value of `--stdin`. mpirun also accepts other ranks and all ranks.
-fn parse_stdin_reader(text: &str) -> Result<StdinReader, String> {
-    match text {
-        "0" => Ok(StdinReader::RankZero),
-        "none" => Ok(StdinReader::NoRank),
-        _ => Err("only rank 0 can read it, so pass 0 or none; for other ranks, use a file".to_owned()),
-    }
-}
-
-fn parse_mpi4py(text: &str) -> Result<Mpi4py, String> {
-    match text {
-        "ringtrain" => Ok(Mpi4py::Ringtrain),
-        "installed" => Ok(Mpi4py::Installed),
-        _ => Err("neither ringtrain nor installed".to_owned()),
-    }
-}
-
-fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
-    if !(0.0..=DURATION_SECONDS_MAX).contains(&seconds) {
-        return Err(format!("not between 0 and {DURATION_SECONDS_MAX} seconds"));
-    }
-    Ok(Duration::from_secs_f64(seconds))
-}
-
-fn parse_positive_seconds(text: &str) -> Result<Duration, String> {
-    match parse_seconds(text)? {
-        time if time.is_zero() => Err("must be more than 0".to_owned()),
-        // The ranks receive the time in whole milliseconds, so a time below one millisecond would become 0.
-        time if time < Duration::from_millis(1) => Err("must be at least 0.001".to_owned()),
-        time => Ok(time),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -362,7 +368,8 @@ mod tests {
             ("-np=2 prog", 2, "prog"),
             ("-np 4 -ppn 4 prog", 4, "prog"),
             ("--nproc-per-node 3 --nnodes 1 prog", 3, "prog"),
-            ("-H localhost:2,127.0.0.1 prog", 3, "prog"),
+            ("-H localhost:3 prog", 3, "prog"),
+            ("-H a:2,n[1-2] --ssh-options -v -ssh-port 22 prog", 4, "prog"),
             ("-n 2 -- prog : -n 1 b", 2, "prog : -n 1 b"),
             ("-q -n 2 --bind-to core:overload-allowed prog", 2, "prog"),
         ] {
@@ -402,7 +409,9 @@ mod tests {
             ("-n 2 --tolerate-failures ringbench", "ringbench cannot continue"),
             ("-n 2 -x =1 prog", "needs a name"),
             ("-n 4 -ppn 2 prog", "several hosts"),
-            ("-n 2 -H node7 prog", "`node7` is not this host"),
+            ("-n 2 -H node7 prog", "more than the 1 slot(s) of node7"),
+            ("-H node7 --stdin 0 prog", "rank 0 runs on another host"),
+            ("-H node7 --ssh-port 0 prog", "0 is not in 1..=65535"),
             ("-hostfile /no/such -n 2 prog", "/no/such: it cannot be read"),
             ("-n gpu prog", "does not count GPUs"),
             ("-n 2 --bind-to hwthread prog", "--bind-to hwthread: use --bind-to core, which"),

@@ -5,7 +5,7 @@
 //! on one processor, a small message takes 40 times as long as between ranks on two processors. The module
 //! [`claims`](super::claims) counts the other jobs on each core.
 
-use super::Binding;
+use super::plan::Binding;
 use super::topology::{PhysicalCore, Processor};
 use crate::types::WorldSize;
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 
-use super::LaunchError;
+use super::error::LaunchError;
 
 /// The programs that are built into ringrun's executable. `ringrun -n 4 ringtrain` always runs the ringtrain of the
 /// same version as ringrun.

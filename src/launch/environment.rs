@@ -4,25 +4,29 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::share::RankShare;
 use super::status_line::STATUS_COLUMNS_VARIABLE;
 use crate::types::{Rank, WorldSize};
 
 /// The prefix of variables that only ringrun may set. `-x` refuses these variables.
 pub const RINGRUN_VARIABLE_PREFIX: &str = "RING_";
 
-/// The variable with the job's id. All processes that a rank starts inherit this variable, so the
-/// [watchdog](super::watchdog) can find these processes.
-pub(super) const JOB_ID_VARIABLE: &str = "RING_JOB_ID";
+/// The variable with the job's id and the number of the host. All processes that a rank starts inherit this variable, so the
+/// [watchdog](super::watchdog) can find the processes of its host, even if several hosts are containers that see each
+/// other's processes.
+pub(super) const HOST_JOB_VARIABLE: &str = "RING_HOST_JOB";
 
 /// The values that are the same for all ranks of a job.
 #[derive(Clone, Debug)]
 pub struct JobVariables {
-    /// The number of ranks. All ranks are on this machine.
+    /// The number of ranks.
     pub world: WorldSize,
+    /// The ranks on this host.
+    pub share: RankShare,
     /// The address of the rendezvous server, from which the ranks learn the addresses of all ranks.
     pub rendezvous: SocketAddr,
-    /// A free port on which rank 0 can listen, if the ranks use `PyTorch`.
-    pub master_port: u16,
+    /// An address of the host of rank 0, with a free port on which rank 0 can listen, if the ranks use `PyTorch`.
+    pub master: SocketAddr,
     /// The job's secret in hex. ringrun passes the secret only in the environment, because other users can read the
     /// arguments of a process.
     pub secret: String,
@@ -41,48 +45,55 @@ pub struct JobVariables {
     pub status_columns: Option<u16>,
 }
 
+/// Returns the value of [`HOST_JOB_VARIABLE`].
+pub(super) fn host_job_id(job_id: &str, share: RankShare) -> String {
+    format!("{job_id}.{}", share.host)
+}
+
 /// Returns the variables of one rank, beginning with the variables of ringtrain.
 pub fn rank_environment(rank: Rank, job: &JobVariables) -> Vec<(String, String)> {
     let status_columns = job.status_columns.filter(|_| rank == Rank::ZERO);
+    let local_rank = job.share.local_rank(rank).to_string();
+    let local_size = job.share.count.to_string();
     let rank = rank.to_string();
     let size = job.world.to_string();
-    let host = job.rendezvous.ip().to_string();
     let ringtrain = [
         ("RING_RANK", rank.clone()),
         ("RING_WORLD_SIZE", size.clone()),
-        ("RING_LOCAL_RANK", rank.clone()),
-        ("RING_LOCAL_WORLD_SIZE", size.clone()),
+        ("RING_LOCAL_RANK", local_rank.clone()),
+        ("RING_LOCAL_WORLD_SIZE", local_size.clone()),
         ("RING_RENDEZVOUS", job.rendezvous.to_string()),
         ("RING_SECRET", job.secret.clone()),
-        (JOB_ID_VARIABLE, job.job_id.clone()),
+        ("RING_JOB_ID", job.job_id.clone()),
+        (HOST_JOB_VARIABLE, host_job_id(&job.job_id, job.share)),
         ("RING_START_TIMEOUT_MS", job.start_timeout.as_millis().to_string()),
         ("RING_LOCAL_PROCESSORS", job.exclusive_processors.to_string()),
     ];
     let torchrun = [
         ("RANK", rank.clone()),
         ("WORLD_SIZE", size.clone()),
-        ("LOCAL_RANK", rank.clone()),
-        ("LOCAL_WORLD_SIZE", size.clone()),
-        ("GROUP_RANK", "0".to_owned()),
-        ("GROUP_WORLD_SIZE", "1".to_owned()),
+        ("LOCAL_RANK", local_rank.clone()),
+        ("LOCAL_WORLD_SIZE", local_size.clone()),
+        ("GROUP_RANK", job.share.host.to_string()),
+        ("GROUP_WORLD_SIZE", job.share.hosts.to_string()),
         ("ROLE_RANK", rank.clone()),
         ("ROLE_WORLD_SIZE", size.clone()),
-        ("MASTER_ADDR", host),
-        ("MASTER_PORT", job.master_port.to_string()),
+        ("MASTER_ADDR", job.master.ip().to_string()),
+        ("MASTER_PORT", job.master.port().to_string()),
         ("TORCHELASTIC_RUN_ID", job.job_id.clone()),
     ];
     let horovod = [
         ("HOROVOD_RANK", rank.clone()),
         ("HOROVOD_SIZE", size.clone()),
-        ("HOROVOD_LOCAL_RANK", rank.clone()),
-        ("HOROVOD_LOCAL_SIZE", size.clone()),
+        ("HOROVOD_LOCAL_RANK", local_rank.clone()),
+        ("HOROVOD_LOCAL_SIZE", local_size.clone()),
     ];
     let open_mpi = [
-        ("OMPI_COMM_WORLD_RANK", rank.clone()),
-        ("OMPI_COMM_WORLD_SIZE", size.clone()),
-        ("OMPI_COMM_WORLD_LOCAL_RANK", rank.clone()),
-        ("OMPI_COMM_WORLD_LOCAL_SIZE", size),
-        ("OMPI_COMM_WORLD_NODE_RANK", rank),
+        ("OMPI_COMM_WORLD_RANK", rank),
+        ("OMPI_COMM_WORLD_SIZE", size),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", local_rank.clone()),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", local_size),
+        ("OMPI_COMM_WORLD_NODE_RANK", local_rank),
     ];
     // Without `OMP_NUM_THREADS`, the OpenMP library in each rank starts one thread for each processor that the rank may
     // use. If the ranks are not bound, these are too many threads for the machine.
@@ -105,8 +116,9 @@ mod tests {
     fn job_variables(omp_threads: Option<usize>) -> JobVariables {
         JobVariables {
             world: WorldSize::new(4).unwrap(),
+            share: RankShare { first: 2, count: 2, host: 1, hosts: 2 },
             rendezvous: "127.0.0.1:4321".parse().unwrap(),
-            master_port: 5678,
+            master: "10.0.0.3:5678".parse().unwrap(),
             secret: "ab".repeat(32),
             job_id: "cd".repeat(16),
             start_timeout: Duration::from_millis(1500),
@@ -119,7 +131,8 @@ mod tests {
     #[test]
     fn only_rank_0_can_show_its_progress() {
         let find = |rank| {
-            let variables = rank_environment(Rank::new(rank), &job_variables(None));
+            let share = RankShare { first: 0, count: 4, host: 0, hosts: 1 };
+            let variables = rank_environment(Rank::new(rank), &JobVariables { share, ..job_variables(None) });
             variables.into_iter().find(|(name, _)| name == STATUS_COLUMNS_VARIABLE).map(|(_, value)| value)
         };
         assert_eq!((find(0).as_deref(), find(1)), (Some("70"), None));
@@ -131,33 +144,34 @@ mod tests {
         let expected = [
             ("RING_RANK", "3"),
             ("RING_WORLD_SIZE", "4"),
-            ("RING_LOCAL_RANK", "3"),
-            ("RING_LOCAL_WORLD_SIZE", "4"),
+            ("RING_LOCAL_RANK", "1"),
+            ("RING_LOCAL_WORLD_SIZE", "2"),
             ("RING_RENDEZVOUS", "127.0.0.1:4321"),
             ("RING_SECRET", "abababababababababababababababababababababababababababababababab"),
             ("RING_JOB_ID", "cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd"),
+            ("RING_HOST_JOB", "cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd.1"),
             ("RING_START_TIMEOUT_MS", "1500"),
             ("RING_LOCAL_PROCESSORS", "8"),
             ("RANK", "3"),
             ("WORLD_SIZE", "4"),
-            ("LOCAL_RANK", "3"),
-            ("LOCAL_WORLD_SIZE", "4"),
-            ("GROUP_RANK", "0"),
-            ("GROUP_WORLD_SIZE", "1"),
+            ("LOCAL_RANK", "1"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("GROUP_RANK", "1"),
+            ("GROUP_WORLD_SIZE", "2"),
             ("ROLE_RANK", "3"),
             ("ROLE_WORLD_SIZE", "4"),
-            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_ADDR", "10.0.0.3"),
             ("MASTER_PORT", "5678"),
             ("TORCHELASTIC_RUN_ID", "cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd"),
             ("HOROVOD_RANK", "3"),
             ("HOROVOD_SIZE", "4"),
-            ("HOROVOD_LOCAL_RANK", "3"),
-            ("HOROVOD_LOCAL_SIZE", "4"),
+            ("HOROVOD_LOCAL_RANK", "1"),
+            ("HOROVOD_LOCAL_SIZE", "2"),
             ("OMPI_COMM_WORLD_RANK", "3"),
             ("OMPI_COMM_WORLD_SIZE", "4"),
-            ("OMPI_COMM_WORLD_LOCAL_RANK", "3"),
-            ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
-            ("OMPI_COMM_WORLD_NODE_RANK", "3"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+            ("OMPI_COMM_WORLD_NODE_RANK", "1"),
             ("OMP_NUM_THREADS", "2"),
         ]
         .map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -167,7 +181,7 @@ mod tests {
     #[test]
     fn omp_num_threads_is_not_set_if_the_job_has_no_value_for_it() {
         assert!(
-            rank_environment(Rank::ZERO, &job_variables(None))
+            rank_environment(Rank::new(2), &job_variables(None))
                 .iter()
                 .all(|(name, _)| name != "OMP_NUM_THREADS")
         );

@@ -21,12 +21,14 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use signal_hook::consts::SIGKILL;
 
 use super::command::LaunchedProgram;
+use super::error::LaunchError;
 use super::exit_pipe::ExitPipe;
 use super::lines::{LastLines, LineSplitter};
 use super::mpi4py_guard::Mpi4pyGuard;
 use super::outcome::{RankEnd, format_seconds};
+use super::plan::{LaunchPlan, Mpi4py};
+use super::processes;
 use super::shim::{self, ShimSocket};
-use super::{LaunchError, LaunchPlan, Mpi4py, processes};
 
 /// The Python module that `python -m` runs to print the path of the directory with ringtrain's `mpi4py`.
 const FIND_MPI4PY_MODULE: &str = "ringtrain.mpi.path";

@@ -2,8 +2,10 @@
 //! reads no clock.
 
 use std::fmt::{self, Write as _};
+use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGPIPE, SIGTERM};
 
 use crate::exit::Exit;
@@ -17,7 +19,7 @@ pub(super) const EPIPE: i32 = rustix::io::Errno::PIPE.raw_os_error();
 const VICTIM_EXIT_CODES: [Exit; 4] = [Exit::PeerLost, Exit::Mismatch, Exit::Timeout, Exit::Protocol];
 
 /// How one rank's process ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum RankEnd {
     /// The process exited with this code.
     Exited(u8),
@@ -25,6 +27,8 @@ pub enum RankEnd {
     Killed(i32),
     /// The process of the rank could not execute the command: `exec` failed with this `errno`.
     NotRun(i32),
+    /// ringrun lost its connection to the host of the rank, so it does not know how the process ended.
+    HostLost,
 }
 
 impl RankEnd {
@@ -42,6 +46,7 @@ impl RankEnd {
                 Exit::CommandNotFound as u8
             }
             Self::NotRun(_) => Exit::CommandNotExecutable as u8,
+            Self::HostLost => Exit::PeerLost as u8,
         }
     }
 
@@ -54,7 +59,7 @@ impl RankEnd {
             Self::Exited(code) if VICTIM_EXIT_CODES.iter().any(|&exit| code == exit as u8) => 1,
             Self::Killed(SIGPIPE) => 1,
             Self::Exited(_) => 2,
-            Self::Killed(_) | Self::NotRun(_) => 3,
+            Self::Killed(_) | Self::NotRun(_) | Self::HostLost => 3,
         }
     }
 }
@@ -68,6 +73,7 @@ impl fmt::Display for RankEnd {
                 let error = std::io::Error::from_raw_os_error(errno);
                 write!(f, "could not execute its command: {error}")
             }
+            Self::HostLost => f.write_str("was lost with its host"),
         }
     }
 }
@@ -104,13 +110,31 @@ pub enum JobOutcome {
     },
 }
 
+/// The process of a rank.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct RankPlace {
+    /// The process id of the rank.
+    pub(super) pid: i32,
+    /// The host of the rank; `None` if the rank runs on the host of ringrun.
+    pub(super) host: Option<Arc<str>>,
+}
+
+impl fmt::Display for RankPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.host {
+            Some(host) => write!(f, "pid {} on {host}", self.pid),
+            None => write!(f, "pid {}", self.pid),
+        }
+    }
+}
+
 /// The status of one rank.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct RankStatus {
     /// The rank.
     pub(super) rank: Rank,
-    /// The process id of the rank.
-    pub(super) pid: i32,
+    /// The process of the rank.
+    pub(super) place: RankPlace,
     /// How the rank ended, and the time from the start of the job to the rank's end. `None` while the rank runs, and
     /// also if the rank cannot be killed.
     pub(super) ended: Option<(RankEnd, Duration)>,
@@ -124,10 +148,10 @@ impl RankStatus {
 
     /// Describes the end of the rank: `rank 2 (pid 1234) was killed by signal 9 (SIGKILL) after 12.3 s`.
     pub(super) fn describe(&self) -> String {
-        let Self { rank, pid, ended } = self;
+        let Self { rank, place, ended } = self;
         match ended {
-            Some((ended, at)) => format!("rank {rank} (pid {pid}) {ended} after {}", format_seconds(*at)),
-            None => format!("rank {rank} (pid {pid}) did not end, even after SIGKILL"),
+            Some((ended, at)) => format!("rank {rank} ({place}) {ended} after {}", format_seconds(*at)),
+            None => format!("rank {rank} ({place}) did not end, even after SIGKILL"),
         }
     }
 }
@@ -287,7 +311,7 @@ mod tests {
             .zip(ends)
             .map(|(number, ended)| RankStatus {
                 rank: Rank::new(number),
-                pid: 100 + number as i32,
+                place: RankPlace { pid: 100 + number as i32, host: None },
                 ended: ended.map(|ended| (ended, Duration::from_millis(12_340))),
             })
             .collect()

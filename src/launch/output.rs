@@ -15,14 +15,16 @@ use std::time::{Duration, Instant};
 use mio::unix::pipe;
 use mio::{Events, Interest, Poll, Token, Waker};
 
-use super::OutputFormat;
 use super::lines::{
     ALWAYS_WHOLE_LINE_BYTES, LINE_BYTES_MAX, LastLines, LineEnd, LineSplitter, UNFINISHED_LINES_BYTES_MAX,
 };
 use super::outcome::EPIPE;
 use super::output_files::OutputFiles;
+use super::output_messages::{OutputCommand, OutputCommandSender, OutputEvent, OutputSummary, OutputTarget};
+use super::plan::OutputFormat;
 use super::rank_processes::RankStreams;
 use super::status_line::text_of_finished_line;
+use super::streams::OutputStream;
 use super::terminal_writer::TerminalWriter;
 use crate::types::{Rank, WorldSize};
 
@@ -39,47 +41,6 @@ const DRAIN_BYTES_MAX: usize = 1024 * 1024;
 
 const WAKE_TOKEN: Token = Token(usize::MAX);
 
-/// One of the two output streams of a rank.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum OutputStream {
-    Stdout,
-    Stderr,
-}
-
-impl OutputStream {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Stdout => "stdout",
-            Self::Stderr => "stderr",
-        }
-    }
-}
-
-/// A command to the output thread.
-enum OutputCommand {
-    ReadStreams(Rank, RankStreams),
-    PrintMessage(String),
-    DrainPipes,
-}
-
-/// An event that the output thread sends to the job's thread.
-#[derive(Debug)]
-pub(super) enum OutputEvent {
-    /// Writing to ringrun's standard output failed with this `errno`.
-    StdoutFailed(i32),
-    /// All output has been written.
-    Drained(OutputSummary),
-}
-
-/// The information about the output in ringrun's final report.
-#[derive(Default, Debug)]
-pub(super) struct OutputSummary {
-    /// The last lines that each rank printed.
-    pub(super) last_lines: Vec<Vec<String>>,
-    /// A sentence for each file of `--output-dir`, and for standard output, that could not be written completely.
-    pub(super) write_failures: Vec<String>,
-}
-
 /// The handle of the output thread.
 #[derive(Debug)]
 pub(super) struct Output {
@@ -87,34 +48,13 @@ pub(super) struct Output {
     event_receiver: Receiver<OutputEvent>,
 }
 
-/// Sends commands to the output thread.
-#[derive(Clone, Debug)]
-pub(super) struct OutputCommandSender {
-    sender: Sender<OutputCommand>,
-    waker: Arc<Waker>,
-}
-
-impl OutputCommandSender {
-    /// Writes a message of ringrun itself to standard error, between the lines of the ranks.
-    pub(super) fn print_message(&self, text: &str) {
-        self.send(OutputCommand::PrintMessage(format!("ringrun: {text}\n")));
-    }
-
-    fn send(&self, command: OutputCommand) {
-        // Sending fails if the thread has ended. Ignore the error, because an ended thread needs no command.
-        let _ = self.sender.send(command);
-        let _ = self.waker.wake();
-    }
-}
-
 impl Output {
     /// Starts the output thread. The thread wakes the job's thread with `job_waker` when there is an event.
-    pub(super) fn start(
-        world: WorldSize,
-        output_format: OutputFormat,
-        files: OutputFiles,
-        job_waker: Arc<Waker>,
-    ) -> io::Result<Self> {
+    pub(super) fn start(world: WorldSize, target: OutputTarget, job_waker: Arc<Waker>) -> io::Result<Self> {
+        let (output_format, files, credit) = match target {
+            OutputTarget::Terminal(format, files) => (format, files, None),
+            OutputTarget::Launcher(credit) => (OutputFormat::Raw, OutputFiles::default(), Some(credit)),
+        };
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKE_TOKEN)?);
         let (sender, command_receiver) = channel();
@@ -131,6 +71,7 @@ impl Output {
             write_failures: Vec::new(),
             last_lines: (0..world.get()).map(|_| LastLines::default()).collect(),
             is_draining: false,
+            forward_credit: credit,
         };
         thread::Builder::new().name("output".to_owned()).spawn(move || {
             reader.read_until_job_ends();
@@ -155,6 +96,11 @@ impl Output {
     /// Returns a sender with which other threads can make the output thread print messages of ringrun.
     pub(super) fn command_sender(&self) -> OutputCommandSender {
         self.command_sender.clone()
+    }
+
+    /// Allows the output thread of an agent to pass on this number of further bytes.
+    pub(super) fn add_credit(&self, bytes: usize) {
+        self.command_sender.send(OutputCommand::AddCredit(bytes));
     }
 
     /// Tells the output thread that every rank has ended. The output thread then writes the output that is still in
@@ -183,7 +129,7 @@ impl Drop for WakeOnDrop {
 struct RankPipe {
     rank: Rank,
     stream: OutputStream,
-    /// `None` after the end of the stream.
+    /// `None` after the end of the stream, and if the rank runs on another host.
     pipe: Option<pipe::Receiver>,
     splitter: LineSplitter,
     /// The file of `--output-dir`; `None` without this option, or after a failed write.
@@ -212,6 +158,8 @@ struct OutputReader {
     last_lines: Vec<LastLines>,
     /// Whether the job's thread has reported that every rank has ended.
     is_draining: bool,
+    /// In an agent: the number of bytes that ringrun allows it to send. `None` in ringrun.
+    forward_credit: Option<usize>,
 }
 
 impl OutputReader {
@@ -222,8 +170,11 @@ impl OutputReader {
         let mut silent_since = Instant::now();
         loop {
             let has_readable_pipe = self.pipes.iter().any(|rank_pipe| rank_pipe.is_readable);
+            let has_credit = self.forward_credit != Some(0);
             let timeout = match (has_readable_pipe, self.is_draining) {
-                (true, _) => Some(Duration::ZERO),
+                (true, _) if has_credit => Some(Duration::ZERO),
+                // ringrun reads the output slowly. When it reads again, a command arrives.
+                (true, _) => None,
                 (false, true) => Some(DRAIN_SILENCE_TIMEOUT.saturating_sub(silent_since.elapsed())),
                 (false, false) => None,
             };
@@ -247,7 +198,7 @@ impl OutputReader {
             for index in 0..self.pipes.len() {
                 has_read |= self.pipes[index].is_readable && self.read_pipe(index, &mut buffer);
             }
-            if has_read || self.is_draining != was_draining {
+            if has_read || !has_credit || self.is_draining != was_draining {
                 silent_since = Instant::now();
             }
             let has_open_pipe = self.pipes.iter().any(|rank_pipe| rank_pipe.pipe.is_some());
@@ -273,13 +224,21 @@ impl OutputReader {
         loop {
             match self.command_receiver.try_recv() {
                 Ok(OutputCommand::ReadStreams(rank, streams)) => {
-                    let files = self.files.by_rank.remove(&rank);
-                    let (stdout, stderr) = files.map_or((None, None), |[out, err]| (Some(out), Some(err)));
-                    self.add_pipe(rank, OutputStream::Stdout, streams.stdout.into(), stdout);
-                    self.add_pipe(rank, OutputStream::Stderr, streams.stderr.into(), stderr);
+                    self.add_pipe(rank, OutputStream::Stdout, streams.stdout.into());
+                    self.add_pipe(rank, OutputStream::Stderr, streams.stderr.into());
+                }
+                Ok(OutputCommand::PrintMessage(text)) if self.forward_credit.is_some() => {
+                    self.send_event(OutputEvent::Note(text));
                 }
                 Ok(OutputCommand::PrintMessage(text)) => {
-                    self.writer.write_lines(OutputStream::Stderr, text.as_bytes());
+                    self.writer.write_lines(OutputStream::Stderr, format!("ringrun: {text}\n").as_bytes());
+                }
+                Ok(OutputCommand::PrintRemoteBytes { agent, rank, stream, bytes }) => {
+                    self.print_remote_bytes(rank, stream, &bytes);
+                    self.send_event(OutputEvent::RemotePrinted { agent, count: bytes.len() });
+                }
+                Ok(OutputCommand::AddCredit(bytes)) => {
+                    self.forward_credit = self.forward_credit.map(|credit| credit.saturating_add(bytes));
                 }
                 Ok(OutputCommand::DrainPipes) => self.is_draining = true,
                 Err(TryRecvError::Empty) => return Ok(()),
@@ -288,8 +247,8 @@ impl OutputReader {
         }
     }
 
-    /// Starts to read one pipe of a rank, and to write its output to `file` if there is one.
-    fn add_pipe(&mut self, rank: Rank, stream: OutputStream, mut pipe: pipe::Receiver, file: Option<File>) {
+    /// Starts to read one pipe of a rank.
+    fn add_pipe(&mut self, rank: Rank, stream: OutputStream, mut pipe: pipe::Receiver) {
         let token = Token(self.pipes.len());
         let registered = pipe
             .set_nonblocking(true)
@@ -298,13 +257,31 @@ impl OutputReader {
             let text = format!("ringrun: cannot read {} of rank {rank}: {error}\n", stream.name());
             self.writer.write_lines(OutputStream::Stderr, text.as_bytes());
         }
+        self.push_pipe(rank, stream, Some(pipe));
+    }
+
+    /// Prints bytes of a rank on another host. No bytes mean that the stream has ended.
+    fn print_remote_bytes(&mut self, rank: Rank, stream: OutputStream, bytes: &[u8]) {
+        let found = self.pipes.iter().position(|pipe| pipe.rank == rank && pipe.stream == stream);
+        let index = found.unwrap_or_else(|| {
+            self.push_pipe(rank, stream, None);
+            self.pipes.len() - 1
+        });
+        if bytes.is_empty() {
+            self.close_pipe(index);
+        } else {
+            self.print_bytes(index, bytes);
+        }
+    }
+
+    fn push_pipe(&mut self, rank: Rank, stream: OutputStream, pipe: Option<pipe::Receiver>) {
         let is_progress_stream = rank == Rank::ZERO && stream == OutputStream::Stderr;
         let rank_pipe = RankPipe {
             rank,
             stream,
-            pipe: Some(pipe),
+            pipe,
             splitter: LineSplitter::default(),
-            file,
+            file: self.files.by_stream.remove(&(rank, stream)),
             has_status: is_progress_stream && self.writer.shows_status(),
             has_cut_a_line: false,
             is_readable: false,
@@ -315,58 +292,29 @@ impl OutputReader {
 
     /// Reads once from a pipe. Returns whether bytes were read.
     fn read_pipe(&mut self, index: usize, buffer: &mut [u8]) -> bool {
-        let unfinished_bytes: usize = self.pipes.iter().map(|pipe| pipe.splitter.unfinished_bytes()).sum();
+        let credit = self.forward_credit.unwrap_or(usize::MAX).min(buffer.len());
+        if credit == 0 {
+            return false;
+        }
         let rank_pipe = &mut self.pipes[index];
         let Some(pipe) = &mut rank_pipe.pipe else {
             rank_pipe.is_readable = false;
             return false;
         };
-        match pipe.read(buffer) {
+        match pipe.read(&mut buffer[..credit]) {
             Ok(0) => self.close_pipe(index),
             Ok(count) => {
-                let (writer, bytes) = (&mut self.writer, &buffer[..count]);
-                if let Some(file) = &mut rank_pipe.file
-                    && let Err(error) = file.write_all(bytes)
-                {
-                    rank_pipe.file = None;
-                    let (rank, stream) = (rank_pipe.rank, rank_pipe.stream.name());
-                    let directory = self.files.directory.as_deref().unwrap_or(Path::new("")).display();
-                    let sentence = format!("{stream} of rank {rank} in {directory} is not complete: {error}");
-                    writer.write_lines(OutputStream::Stderr, format!("ringrun: {sentence}\n").as_bytes());
-                    self.write_failures.push(sentence);
-                }
-                let mut text = Vec::with_capacity(count + count / 4 + 32);
-                let rank_lines = &mut self.last_lines[rank_pipe.rank.index()];
-                let spare_bytes = UNFINISHED_LINES_BYTES_MAX.saturating_sub(unfinished_bytes)
-                    + rank_pipe.splitter.unfinished_bytes();
-                let line_bytes_max = spare_bytes.clamp(ALWAYS_WHOLE_LINE_BYTES, LINE_BYTES_MAX);
-                let mut cuts_a_line = false;
-                rank_pipe.splitter.push_limited(bytes, line_bytes_max, |line, end| {
-                    cuts_a_line |= end == LineEnd::Unfinished;
-                    let Some(line) = printed_text(line, rank_pipe.has_status) else { return };
-                    rank_lines.push(line);
-                    writer.format_line(&mut text, rank_pipe.rank, rank_pipe.stream, line, end);
-                });
-                if rank_pipe.has_status {
-                    let unfinished = rank_pipe.splitter.remove_replaced_text();
-                    writer.set_status(rank_pipe.rank, unfinished);
-                }
-                if cuts_a_line && !std::mem::replace(&mut rank_pipe.has_cut_a_line, true) {
-                    let (rank, stream, line_mib_max) =
-                        (rank_pipe.rank, rank_pipe.stream.name(), LINE_BYTES_MAX >> 20);
-                    let text = format!(
-                        "ringrun: {stream} of rank {rank} has a line of more than {line_mib_max} MiB, or the unfinished lines of all \
-                         ranks together exceed {} MiB: ringrun prints such lines in pieces\n",
-                        UNFINISHED_LINES_BYTES_MAX >> 20
-                    );
-                    writer.write_lines(OutputStream::Stderr, text.as_bytes());
-                }
                 if self.is_draining {
                     rank_pipe.drain_bytes_left = rank_pipe.drain_bytes_left.saturating_sub(count);
                 }
                 let exhausted = rank_pipe.drain_bytes_left == 0;
-                let stream = rank_pipe.stream;
-                self.write_to_terminal(stream, &text);
+                if let Some(credit) = &mut self.forward_credit {
+                    *credit -= count;
+                    let (rank, stream, bytes) = (rank_pipe.rank, rank_pipe.stream, buffer[..count].to_vec());
+                    self.send_event(OutputEvent::Forwarded { rank, stream, bytes });
+                } else {
+                    self.print_bytes(index, &buffer[..count]);
+                }
                 if exhausted {
                     self.close_pipe(index);
                 }
@@ -379,10 +327,63 @@ impl OutputReader {
         false
     }
 
+    /// Writes bytes of a rank to its file, and prints the lines that they complete.
+    fn print_bytes(&mut self, index: usize, bytes: &[u8]) {
+        let unfinished_bytes: usize = self.pipes.iter().map(|pipe| pipe.splitter.unfinished_bytes()).sum();
+        let rank_pipe = &mut self.pipes[index];
+        let writer = &mut self.writer;
+        if let Some(file) = &mut rank_pipe.file
+            && let Err(error) = file.write_all(bytes)
+        {
+            rank_pipe.file = None;
+            let (rank, stream) = (rank_pipe.rank, rank_pipe.stream.name());
+            let directory = self.files.directory.as_deref().unwrap_or(Path::new("")).display();
+            let sentence = format!("{stream} of rank {rank} in {directory} is not complete: {error}");
+            writer.write_lines(OutputStream::Stderr, format!("ringrun: {sentence}\n").as_bytes());
+            self.write_failures.push(sentence);
+        }
+        let mut text = Vec::with_capacity(bytes.len() + bytes.len() / 4 + 32);
+        let rank_lines = &mut self.last_lines[rank_pipe.rank.index()];
+        let spare_bytes = UNFINISHED_LINES_BYTES_MAX.saturating_sub(unfinished_bytes)
+            + rank_pipe.splitter.unfinished_bytes();
+        let line_bytes_max = spare_bytes.clamp(ALWAYS_WHOLE_LINE_BYTES, LINE_BYTES_MAX);
+        let mut cuts_a_line = false;
+        rank_pipe.splitter.push_limited(bytes, line_bytes_max, |line, end| {
+            cuts_a_line |= end == LineEnd::Unfinished;
+            let Some(line) = printed_text(line, rank_pipe.has_status) else { return };
+            rank_lines.push(line);
+            writer.format_line(&mut text, rank_pipe.rank, rank_pipe.stream, line, end);
+        });
+        if rank_pipe.has_status {
+            let unfinished = rank_pipe.splitter.remove_replaced_text();
+            writer.set_status(rank_pipe.rank, unfinished);
+        }
+        if cuts_a_line && !std::mem::replace(&mut rank_pipe.has_cut_a_line, true) {
+            let (rank, stream, line_mib_max) =
+                (rank_pipe.rank, rank_pipe.stream.name(), LINE_BYTES_MAX >> 20);
+            let text = format!(
+                "ringrun: {stream} of rank {rank} has a line of more than {line_mib_max} MiB, or the unfinished lines of all \
+                 ranks together exceed {} MiB: ringrun prints such lines in pieces\n",
+                UNFINISHED_LINES_BYTES_MAX >> 20
+            );
+            writer.write_lines(OutputStream::Stderr, text.as_bytes());
+        }
+        let stream = rank_pipe.stream;
+        self.write_to_terminal(stream, &text);
+    }
+
     /// Closes a pipe and prints its unfinished line.
     fn close_pipe(&mut self, index: usize) {
         let rank_pipe = &mut self.pipes[index];
+        let was_open = rank_pipe.pipe.is_some();
         (rank_pipe.pipe, rank_pipe.file, rank_pipe.is_readable) = (None, None, false);
+        if self.forward_credit.is_some() {
+            if was_open {
+                let (rank, stream) = (rank_pipe.rank, rank_pipe.stream);
+                self.send_event(OutputEvent::Forwarded { rank, stream, bytes: Vec::new() });
+            }
+            return;
+        }
         let (writer, rank_lines) = (&mut self.writer, &mut self.last_lines[rank_pipe.rank.index()]);
         if rank_pipe.has_status {
             writer.set_status(rank_pipe.rank, b"");

@@ -5,14 +5,14 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::output::OutputStream;
+use super::streams::OutputStream;
 use crate::types::{Rank, WorldSize};
 
 /// The files of `--output-dir`: `DIR/rank.N/stdout` and `DIR/rank.N/stderr`, where N has leading zeros as in Horovod.
 #[derive(Default, Debug)]
 pub(super) struct OutputFiles {
-    /// The files for standard output and standard error of each rank that has not been started yet.
-    pub(super) by_rank: BTreeMap<Rank, [File; 2]>,
+    /// The files of the streams that no rank writes yet.
+    pub(super) by_stream: BTreeMap<(Rank, OutputStream), File>,
     /// The directory of `--output-dir`; `None` without this option.
     pub(super) directory: Option<PathBuf>,
 }
@@ -20,17 +20,17 @@ pub(super) struct OutputFiles {
 impl OutputFiles {
     /// Creates the files of all ranks. An error contains the path that could not be created.
     pub(super) fn create(directory: &Path, world: WorldSize) -> Result<Self, (PathBuf, io::Error)> {
-        let mut by_rank = BTreeMap::new();
+        let mut by_stream = BTreeMap::new();
         for rank in world.ranks() {
             let folder = directory.join(folder_name(rank, world));
             fs::create_dir_all(&folder).map_err(|error| (folder.clone(), error))?;
-            let create = |stream: OutputStream| {
+            for stream in [OutputStream::Stdout, OutputStream::Stderr] {
                 let path = folder.join(stream.name());
-                File::create(&path).map_err(|error| (path, error))
-            };
-            by_rank.insert(rank, [create(OutputStream::Stdout)?, create(OutputStream::Stderr)?]);
+                let file = File::create(&path).map_err(|error| (path, error))?;
+                by_stream.insert((rank, stream), file);
+            }
         }
-        Ok(Self { by_rank, directory: Some(directory.to_owned()) })
+        Ok(Self { by_stream, directory: Some(directory.to_owned()) })
     }
 }
 

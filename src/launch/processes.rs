@@ -71,6 +71,12 @@ fn ignores_signal(status: &str, signal: i32) -> bool {
         .is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
+/// Sets the name that `ps` and `top` show for this process. Without this call, `ps` and `top` show the name `exe` for
+/// a process that was started from `/proc/self/exe`.
+pub fn set_process_name(name: &str) {
+    let _ = fs::write("/proc/self/comm", name);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,10 +4,10 @@
 //! started. ringrun is also the subreaper of its descendants: a process whose parent has ended becomes a child of
 //! ringrun, even if the process has left the process group of its rank.
 
-use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::process::CommandExt as _;
-use std::process::{ChildStderr, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+use std::{io, mem};
 
 use rustix::io::Errno;
 use rustix::process::{
@@ -37,6 +37,12 @@ struct RankProcess {
 #[derive(Debug)]
 pub(super) struct RankProcesses {
     processes: Vec<RankProcess>,
+    /// The rank of the first process.
+    first_rank: u32,
+    /// The programs that [`Self::start_helper`] has started and that still run.
+    helpers: Vec<Pid>,
+    /// The helpers that have ended, with their exit codes. The code is `None` if a signal killed the helper.
+    ended_helpers: Vec<(Pid, Option<i32>)>,
     watchdog: Watchdog,
     watchdog_ended: bool,
 }
@@ -49,11 +55,19 @@ pub(super) struct RankStreams {
 }
 
 impl RankProcesses {
-    pub(super) fn new(watchdog: Watchdog) -> Self {
+    /// Prepares the ranks from `first_rank`.
+    pub(super) fn new(watchdog: Watchdog, first_rank: u32) -> Self {
         // In a sandbox that refuses `set_child_subreaper`, only the watchdog kills descendants that have left their
         // process group.
         let _ = set_child_subreaper(Some(getpid()));
-        Self { processes: Vec::new(), watchdog, watchdog_ended: false }
+        Self {
+            processes: Vec::new(),
+            first_rank,
+            helpers: Vec::new(),
+            ended_helpers: Vec::new(),
+            watchdog,
+            watchdog_ended: false,
+        }
     }
 
     /// Starts the lowest rank that has not been started yet. `stdin` is the standard input of the rank; `None` stands for
@@ -91,10 +105,28 @@ impl RankProcesses {
         self.processes.iter().map(|process| process.pid.as_raw_nonzero().get()).collect()
     }
 
-    /// Returns the exit record of each rank, in rank order. Call this function once, after the ranks have ended.
-    pub(super) fn read_exit_records(&self) -> Vec<Option<ExitRecord>> {
-        let ranks = (0..).map(Rank::new);
-        ranks.zip(&self.processes).map(|(rank, process)| process.exit_pipe.read_record(rank)).collect()
+    /// Returns the exit records that ranks have written. Call this function once, after the ranks have ended.
+    pub(super) fn read_exit_records(&self) -> Vec<(Rank, ExitRecord)> {
+        let ranks = (self.first_rank..).map(Rank::new);
+        let records =
+            ranks.zip(&self.processes).map(|(rank, process)| (rank, process.exit_pipe.read_record(rank)));
+        records.filter_map(|(rank, record)| Some((rank, record?))).collect()
+    }
+
+    /// Starts a program that is not a rank, in a process group of its own, so that Ctrl-C does not reach it. The watchdog kills
+    /// the group if ringrun is killed.
+    pub(super) fn start_helper(&mut self, command: &mut Command) -> io::Result<Child> {
+        let child = command.process_group(0).spawn()?;
+        let pid = Pid::from_child(&child);
+        self.watchdog.watch_group(pid);
+        self.helpers.push(pid);
+        Ok(child)
+    }
+
+    /// Returns the helpers that have ended since the last call, with their exit codes. The code is `None` if a signal killed the
+    /// helper.
+    pub(super) fn take_ended_helpers(&mut self) -> Vec<(Pid, Option<i32>)> {
+        mem::take(&mut self.ended_helpers)
     }
 
     /// Sends `signal` to the process group of each rank that still runs.
@@ -122,7 +154,7 @@ impl RankProcesses {
             let pid = process.pid;
             let ended = self.record_rank_end(index, status.exit_status(), status.terminating_signal());
             let _ = retry_interrupted(|| waitpid(Some(pid), WaitOptions::NOHANG));
-            ended_ranks.push((Rank::new(index as u32), ended));
+            ended_ranks.push((self.rank(index), ended));
         }
         self.reap_orphans(&mut ended_ranks);
         ended_ranks
@@ -139,9 +171,17 @@ impl RankProcesses {
             let found = self.processes.iter().position(|process| process.is_running && process.pid == pid);
             if let Some(index) = found {
                 let ended = self.record_rank_end(index, status.exit_status(), status.terminating_signal());
-                ended_ranks.push((Rank::new(index as u32), ended));
+                ended_ranks.push((self.rank(index), ended));
+            } else if let Some(index) = self.helpers.iter().position(|&helper| helper == pid) {
+                self.helpers.swap_remove(index);
+                self.watchdog.forget_group(pid);
+                self.ended_helpers.push((pid, status.exit_status()));
             }
         }
+    }
+
+    fn rank(&self, index: usize) -> Rank {
+        Rank::new(self.first_rank + index as u32)
     }
 
     /// Records that a rank has ended, kills the rest of its process group, and returns how the rank ended.

@@ -68,6 +68,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::launch::outcome::RankPlace;
     use crate::wire::CauseKind;
 
     /// Returns the records of ranks that name the ranks in `named`. A rank that names no rank wrote no record.
@@ -85,7 +86,7 @@ mod tests {
             .zip(ends)
             .map(|(rank, &ended)| RankStatus {
                 rank: Rank::new(rank),
-                pid: 1,
+                place: RankPlace { pid: 1, host: None },
                 ended: Some((ended, Duration::ZERO)),
             })
             .collect();

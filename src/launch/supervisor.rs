@@ -20,12 +20,11 @@ use std::time::Duration;
 
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM};
 
-use super::outcome::{JobOutcome, RankEnd, RankStatus, format_seconds, signal_name};
-use super::{FailurePolicy, LaunchLimits};
+use super::outcome::{JobOutcome, RankEnd, RankPlace, RankStatus, format_seconds, signal_name};
+use super::plan::{FailurePolicy, LaunchLimits};
 use crate::types::Rank;
 
-/// How long ringrun waits for a process to end after SIGKILL. A process in uninterruptible sleep (a dead network file
-/// system, a driver) may never end.
+/// How long ringrun waits for a process to end after SIGKILL. A process in uninterruptible sleep may never end.
 const WAIT_AFTER_KILL: Duration = Duration::from_secs(10);
 
 /// An action that the caller must perform.
@@ -72,12 +71,10 @@ pub(super) struct Supervisor {
 }
 
 impl Supervisor {
-    /// Creates the supervisor of a job whose ranks have the process ids `pids`.
-    pub(super) fn new(limits: LaunchLimits, failure_policy: FailurePolicy, pids: &[i32]) -> Self {
-        let rank_statuses = (0..)
-            .zip(pids)
-            .map(|(number, &pid)| RankStatus { rank: Rank::new(number), pid, ended: None })
-            .collect();
+    /// Creates the supervisor of a job. `places` has the process of each rank, in rank order.
+    pub(super) fn new(limits: LaunchLimits, failure_policy: FailurePolicy, places: Vec<RankPlace>) -> Self {
+        let status = |(number, place)| RankStatus { rank: Rank::new(number), place, ended: None };
+        let rank_statuses = (0..).zip(places).map(status).collect();
         Self {
             limits,
             failure_policy,
@@ -184,7 +181,7 @@ impl Supervisor {
         }
     }
 
-    /// Returns the latest time at which `tick` must be called, or `None` if there is no such time.
+    /// Returns the latest time at which `tick` must be called, if any.
     pub(super) fn deadline(&self) -> Option<Duration> {
         match self.phase {
             StopPhase::Running => self.limits.job_timeout,
@@ -195,7 +192,7 @@ impl Supervisor {
         }
     }
 
-    /// Returns the next action. The caller must perform the actions in the order in which this function returns them.
+    /// Returns the next action. The caller must perform the actions in this order.
     pub(super) fn poll_action(&mut self) -> Option<SupervisorAction> {
         self.actions.pop_front()
     }
@@ -285,13 +282,17 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
+    fn make_places(count: i32) -> Vec<RankPlace> {
+        (10..10 + count).map(|pid| RankPlace { pid, host: None }).collect()
+    }
+
     fn supervise_three_ranks() -> Supervisor {
-        Supervisor::new(LIMITS, FailurePolicy::EndJob, &[10, 11, 12])
+        Supervisor::new(LIMITS, FailurePolicy::EndJob, make_places(3))
     }
 
     /// Supervises three ranks with `--tolerate-failures`, after the start of the job.
     fn supervise_with_tolerated_failures() -> Supervisor {
-        let mut job = Supervisor::new(LIMITS, FailurePolicy::Tolerate, &[10, 11, 12]);
+        let mut job = Supervisor::new(LIMITS, FailurePolicy::Tolerate, make_places(3));
         job.handle_job_start();
         job
     }
@@ -428,11 +429,8 @@ mod tests {
 
     #[test]
     fn without_grace_sigterm_is_sent_at_once() {
-        let mut job = Supervisor::new(
-            LaunchLimits { grace: Duration::ZERO, ..LIMITS },
-            FailurePolicy::EndJob,
-            &[10, 11],
-        );
+        let limits = LaunchLimits { grace: Duration::ZERO, ..LIMITS };
+        let mut job = Supervisor::new(limits, FailurePolicy::EndJob, make_places(2));
         end_rank(&mut job, 0, RankEnd::Exited(1), secs(1));
         assert_eq!(take_signals(&mut job), [SIGTERM, SIGCONT]);
     }
@@ -489,7 +487,7 @@ mod tests {
 
     #[test]
     fn a_failure_before_the_start_is_not_tolerated() {
-        let mut job = Supervisor::new(LIMITS, FailurePolicy::Tolerate, &[10, 11]);
+        let mut job = Supervisor::new(LIMITS, FailurePolicy::Tolerate, make_places(2));
         end_rank(&mut job, 1, RankEnd::Exited(3), secs(1));
         let sentence = "rank 1 (pid 11) exited with code 3 after 1.0 s and before all ranks had joined the job; the other \
                         ranks have 2.0 s to exit";

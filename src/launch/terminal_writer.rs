@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::OutputFormat;
 use super::lines::LineEnd;
-use super::output::OutputStream;
+use super::plan::OutputFormat;
 use super::status_line::{StatusLine, status_text, terminal_columns};
+use super::streams::OutputStream;
 use crate::types::Rank;
 
 /// The pause before the next attempt to write to a full non-blocking output.

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_parent_process_death_signal, waitpid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 
-use super::environment::JOB_ID_VARIABLE;
+use super::environment::HOST_JOB_VARIABLE;
 use super::processes;
 
 /// The name (`argv[0]`) under which ringrun's executable runs as the watchdog.
@@ -131,7 +131,7 @@ impl WatchedJob {
             processes::signal_group(group, SIGKILL);
         }
         let Some(job) = &self.job_id else { return };
-        let entry = format!("{JOB_ID_VARIABLE}={job}");
+        let entry = format!("{HOST_JOB_VARIABLE}={job}");
         let until = Instant::now() + KILL_SWEEP_TIMEOUT;
         // A process can fork while it is being killed, so search again until no process is left.
         while processes::kill_by_environment(entry.as_bytes()) > 0 && Instant::now() < until {
@@ -149,7 +149,7 @@ pub(super) fn main() -> ExitCode {
     // The watchdog may be stopped (SIGSTOP) together with the job. The parent death signal makes the kernel continue
     // the watchdog with SIGCONT when ringrun dies.
     let _ = set_parent_process_death_signal(Some(Signal::CONT));
-    super::set_process_name(WATCHDOG_NAME);
+    processes::set_process_name(WATCHDOG_NAME);
     if env::args_os().len() > 1 || io::stdout().write_all(b".").and_then(|()| io::stdout().flush()).is_err() {
         return ExitCode::FAILURE;
     }

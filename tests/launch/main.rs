@@ -7,6 +7,7 @@ mod ending;
 mod examples;
 mod exit_codes;
 mod faulty_network;
+mod hosts;
 mod killed_ranks;
 mod metrics;
 mod mpi4py;

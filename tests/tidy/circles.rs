@@ -15,14 +15,8 @@ use super::{all_sources, top_module};
 const CIRCLES: &[(&str, &str)] = &[
     ("src/cli", "bench bench/flag_check"),
     ("src/cli/bench", "plan plan_error"),
-    ("src/cli", "run run/hosts"),
     ("src/cli", "train train/commands train/generate"),
     ("src/cli/train", "args checkpoint_args config_file invocation option_set"),
-    (
-        "src/launch",
-        "binding command job mod mpi4py output output_files rank_processes shim supervisor terminal_writer \
-         watchdog",
-    ),
     ("src/named", "client coordinator mod runtime stalls"),
     (
         "src/train",

@@ -8,6 +8,7 @@ Examples:
   ringrun -n 4 --output-dir logs ringtrain  also write the output of each rank to files in logs
   ringrun -n 2 -x RUST_LOG=debug ringtrain  set RUST_LOG to debug for every rank
   ringrun --mpi4py -n 2 python script.py    run an mpi4py script with ringtrain instead of MPI
+  ringrun -H a:2,b:2 ringtrain              train on 2 ranks on each of the hosts a and b
   ringrun top                               show the progress of runs with --metrics; see ringrun top --help
   zcat a.csv.gz | ringrun -n 4 ringtrain --data - --target y
                                             train on a table that another program writes
@@ -19,9 +20,14 @@ The environment variable RING_RANK holds the number of the rank, and RING_WORLD_
 sets the variables of torchrun, Horovod and Open MPI, such as LOCAL_RANK. In jobs of 2 or more ranks, ringrun sets \
 OMP_NUM_THREADS to the number of cores for each rank, unless you have set this variable.
 
+ringrun starts the ranks of other hosts (see --host) through ssh, without a password: `ssh -o BatchMode=yes HOST true` must \
+work. Each host needs the same version of ringrun, and the program, the data and the working directory at the same paths. \
+The ranks get the variables of -x and your variables whose names begin with RING_. If the connection to a host breaks, \
+ringrun stops the job on all hosts, and the lost host stops its own ranks.
+
 Rank 0 reads the standard input of ringrun if this is a pipe, a file or a socket. If the standard input of ringrun is a \
-terminal, and on all other ranks, the standard input is /dev/null. In a shell loop such as `while read line; do ringrun ...; \
-done`, pass --stdin none, so that rank 0 does not read the lines of the loop.
+terminal, if rank 0 runs on another host, and on all other ranks, the standard input is /dev/null. In a shell loop such as \
+`while read line; do ringrun ...; done`, pass --stdin none, so that rank 0 does not read the lines of the loop.
 
 ringrun divides the processors evenly among the ranks and binds each rank to its share (see --bind-to). ringrun uses only \
 the processors that taskset, Slurm or the container allows. Each job claims its processors. A job that starts later on the \
@@ -64,7 +70,10 @@ Exit codes:
   2        also: an option is unknown or has a wrong value, or two options exclude each other
   3        also: the directory of --wdir or --output-dir cannot be used, or the limit on open files
            is too low
-  5        also: the ranks could not be started, or --mpi4py did not find the Python package ringtrain
+  5        also: the ranks could not be started, a host could not be reached, or --mpi4py did not find the
+           Python package ringtrain
+  6        also: the connection to a host broke
+  13       also: a host has another version of ringrun
   124      the job took longer than --job-timeout
   126      COMMAND cannot be executed
   127      COMMAND was not found

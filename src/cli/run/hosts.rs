@@ -1,93 +1,206 @@
-//! Computes the number of ranks from the options, and checks that every named host is this host.
+//! Places the ranks on the hosts that the options name.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read as _;
 use std::net::{IpAddr, UdpSocket};
 use std::path::Path;
 use std::thread::available_parallelism;
 
-use super::{RankCount, RunArgs};
-use crate::launch::LOCAL_RANKS_MAX;
+use super::host_list::{HostEntry, parse_host_line, split_hosts};
+use super::rank_count::RankCount;
+use crate::launch::{HOSTS_MAX, LOCAL_RANKS_MAX, RankShare, RemoteHost};
 use crate::rendezvous::host_name;
 use crate::types::WorldSize;
 
 /// The maximal length of a hostfile, in bytes. A real hostfile is much shorter.
 const HOSTFILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Returns the number of ranks. Without `-n` and `--nproc-per-node`, the number of ranks is the sum of the hosts'
-/// slots. Returns an error if `--host` or the hostfile names a host other than this host.
-pub(super) fn count_ranks(args: &RunArgs) -> Result<WorldSize, String> {
-    let slots = match &args.hostfile {
-        Some(path) => sum_slots_of_file(path)?,
-        None => sum_slots(args.hosts.iter().map(String::as_str))?,
+/// The options that say how many ranks run where.
+pub(super) struct HostOptions<'a> {
+    /// The value of `-n`.
+    pub(super) ranks: Option<RankCount>,
+    /// The value of `--nproc-per-node`.
+    pub(super) ranks_per_host: Option<RankCount>,
+    /// The values of `--host`.
+    pub(super) hosts: &'a [String],
+    /// The value of `--hostfile`.
+    pub(super) hostfile: Option<&'a Path>,
+}
+
+/// The hosts of a job and their ranks.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct JobHosts {
+    pub(super) world: WorldSize,
+    /// The ranks on this host.
+    pub(super) share: RankShare,
+    pub(super) remote_hosts: Vec<RemoteHost>,
+}
+
+/// Places the ranks. Fills the hosts in the order in which the user has named them. Without `--host` and `--hostfile`, all
+/// ranks run on this host.
+pub(super) fn place_ranks(options: &HostOptions<'_>) -> Result<JobHosts, String> {
+    let entries = match options.hostfile {
+        Some(path) => {
+            read_hostfile(path).map_err(|error| format!("--hostfile {}: {error}", path.display()))?
+        }
+        None => parse_hosts(options.hosts)?,
     };
-    let ranks = args.ranks.or(args.ranks_per_host).unwrap_or(RankCount::Number(slots.into()));
-    let world = to_world_size(ranks)?;
-    if let (Some(_), Some(per_host)) = (args.ranks, args.ranks_per_host)
+    if entries.is_empty() {
+        return place_on_this_host(options);
+    }
+    check_entries(&entries)?;
+    let slots =
+        entries.iter().map(|entry| count_slots(entry, options)).collect::<Result<Vec<u32>, String>>()?;
+    let total: u64 = slots.iter().map(|&slots| u64::from(slots)).sum();
+    let world = match options.ranks {
+        None => to_world_size(total as i64)?,
+        Some(RankCount::Number(number)) => to_world_size(number)?,
+        Some(RankCount::Auto) if entries.iter().all(|entry| is_this_host(&entry.name)) => count_processors()?,
+        Some(RankCount::Auto) => {
+            return Err(
+                "-n auto counts only the processors of this host; give the ranks of each host: HOST:N"
+                    .to_owned(),
+            );
+        }
+    };
+    if u64::from(world.get()) > total {
+        let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
+        return Err(format!(
+            "-n {world} is more than the {total} slot(s) of {}; give the number of slots of each host, for example {}:{}",
+            names.join(", "),
+            names[0],
+            world.get().div_ceil(entries.len() as u32)
+        ));
+    }
+    Ok(fill_hosts(&entries, &slots, world))
+}
+
+fn place_on_this_host(options: &HostOptions<'_>) -> Result<JobHosts, String> {
+    let world = match options.ranks.or(options.ranks_per_host) {
+        Some(RankCount::Number(number)) => to_world_size(number)?,
+        Some(RankCount::Auto) => count_processors()?,
+        None => return Err("the list of hosts is empty".to_owned()),
+    };
+    if world.get() > LOCAL_RANKS_MAX {
+        return Err(too_many_ranks(&format!("-n {world}")));
+    }
+    if let (Some(_), Some(RankCount::Number(per_host))) = (options.ranks, options.ranks_per_host)
         && to_world_size(per_host)?.get() < world.get()
     {
         return Err(format!(
-            "-n {world} is more than the number of ranks per host, so the job needs several hosts; {THIS_HOST_ONLY}"
+            "-n {world} is more than the number of ranks per host, so the job needs several hosts; name them with --host"
         ));
     }
-    Ok(world)
+    Ok(JobHosts { world, share: RankShare::whole(world), remote_hosts: Vec::new() })
 }
 
-const THIS_HOST_ONLY: &str = "ringrun starts ranks on this host only; on several hosts start each rank yourself, for example \
-    `ringtrain --peers hosts.txt --rank R`";
-
-/// Converts a number of ranks to a world size, and checks that ringrun can start this number of ranks.
-fn to_world_size(ranks: RankCount) -> Result<WorldSize, String> {
-    let number = match ranks {
-        RankCount::Auto => {
-            available_parallelism().map_or(1, |count| count.get() as i64).min(LOCAL_RANKS_MAX.into())
+/// Returns how many ranks may run on a host.
+fn count_slots(entry: &HostEntry, options: &HostOptions<'_>) -> Result<u32, String> {
+    let HostEntry { name, slots } = entry;
+    let slots = match (options.ranks_per_host, *slots) {
+        (Some(RankCount::Auto), _) => {
+            return Err(format!("ringrun does not count the processors of other hosts; write {name}:N"));
         }
-        RankCount::Number(number) => number,
+        (Some(RankCount::Number(wanted)), slots) => {
+            let wanted = to_world_size(wanted)?.get();
+            if let Some(slots) = slots.filter(|&slots| slots < wanted) {
+                return Err(format!(
+                    "host {name} has {slots} slot(s), fewer than the {wanted} ranks per host"
+                ));
+            }
+            wanted
+        }
+        (None, slots) => slots.unwrap_or(1),
     };
-    let world = u32::try_from(number).ok().and_then(WorldSize::new);
-    world.filter(|world| world.get() <= LOCAL_RANKS_MAX).ok_or_else(|| {
-        format!("-n {number}: ringrun starts at least 1 and at most {LOCAL_RANKS_MAX} ranks on one machine")
-    })
+    match slots {
+        0 => Err(format!("host {name} has 0 slots; leave the host out, or give it at least 1")),
+        1..=LOCAL_RANKS_MAX => Ok(slots),
+        _ => Err(too_many_ranks(&format!("host {name}: {slots} slots"))),
+    }
 }
 
-/// Returns the sum of the slots in a hostfile.
-fn sum_slots_of_file(path: &Path) -> Result<u32, String> {
-    let read_error =
-        |error: std::io::Error| format!("--hostfile {}: it cannot be read: {error}", path.display());
+/// Refuses too many hosts, and hosts that occur twice.
+fn check_entries(entries: &[HostEntry]) -> Result<(), String> {
+    if entries.len() > HOSTS_MAX {
+        return Err(format!("{} hosts: ringrun starts ranks on at most {HOSTS_MAX} hosts", entries.len()));
+    }
+    let mut known = BTreeSet::new();
+    for HostEntry { name, .. } in entries {
+        // This host has several names.
+        let key = if is_this_host(name) { "localhost" } else { name };
+        if !known.insert(key) {
+            return Err(format!(
+                "host {name} occurs twice; name each host once, with all its ranks: {name}:N"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn fill_hosts(entries: &[HostEntry], slots: &[u32], world: WorldSize) -> JobHosts {
+    let mut used: Vec<(&str, u32, u32)> = Vec::new();
+    let mut first = 0;
+    for (entry, &slots) in entries.iter().zip(slots) {
+        let count = slots.min(world.get() - first);
+        if count > 0 {
+            used.push((&entry.name, first, count));
+        }
+        first += count;
+    }
+    let hosts = used.len() as u32;
+    let mut placed = JobHosts { world, share: RankShare::empty(hosts), remote_hosts: Vec::new() };
+    for (host, (name, first, count)) in (0..).zip(used) {
+        let share = RankShare { first, count, host, hosts };
+        if is_this_host(name) {
+            placed.share = share;
+        } else {
+            placed.remote_hosts.push(RemoteHost { name: name.into(), share });
+        }
+    }
+    placed
+}
+
+fn too_many_ranks(what: &str) -> String {
+    format!("{what}: ringrun starts at least 1 and at most {LOCAL_RANKS_MAX} ranks on one machine")
+}
+
+/// Converts a number of ranks to a world size.
+fn to_world_size(number: i64) -> Result<WorldSize, String> {
+    let world = u32::try_from(number).ok().and_then(WorldSize::new);
+    world.ok_or_else(|| too_many_ranks(&format!("-n {number}")))
+}
+
+fn count_processors() -> Result<WorldSize, String> {
+    let processors = available_parallelism().map_or(1, |count| count.get() as i64);
+    to_world_size(processors.min(LOCAL_RANKS_MAX.into()))
+}
+
+fn parse_hosts(lists: &[String]) -> Result<Vec<HostEntry>, String> {
+    let mut entries = Vec::new();
+    for item in lists.iter().flat_map(|list| split_hosts(list)) {
+        entries.extend(parse_host_line(item).map_err(|error| format!("--host: {error}"))?);
+    }
+    Ok(entries)
+}
+
+fn read_hostfile(path: &Path) -> Result<Vec<HostEntry>, String> {
+    let read_error = |error: std::io::Error| format!("it cannot be read: {error}");
     let mut text = String::new();
     let file = File::open(path).map_err(read_error)?;
     // Read one byte more than the limit, to detect a file that is too long.
     file.take(HOSTFILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(read_error)?;
     if text.len() as u64 > HOSTFILE_BYTES_MAX {
-        return Err(format!("--hostfile {}: it is longer than {HOSTFILE_BYTES_MAX} bytes", path.display()));
+        return Err(format!("it is longer than {HOSTFILE_BYTES_MAX} bytes"));
     }
-    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
-    sum_slots(lines.filter(|line| !line.is_empty()))
-        .map_err(|error| format!("--hostfile {}: {error}", path.display()))
-}
-
-/// Returns the sum of the slots of entries such as `host`, `host:2` and `host slots=2`.
-fn sum_slots<'a>(entries: impl Iterator<Item = &'a str>) -> Result<u32, String> {
-    let mut sum = 0_u32;
-    for entry in entries {
-        let words: Vec<&str> = entry.split_whitespace().collect();
-        let first_word = words.first().copied().unwrap_or_default();
-        // An IPv6 address contains colons, so the text after its last colon is not a number of slots.
-        let (host, slots) = match first_word.rsplit_once(':') {
-            Some((host, slots)) if first_word.parse::<IpAddr>().is_err() => (host, slots),
-            _ => (first_word, "1"),
-        };
-        let value_of = |key: &str| words.iter().find_map(|word| word.strip_prefix(key));
-        // As in Open MPI, `max_slots` counts only if there is no `slots`.
-        let slots = value_of("slots=").or_else(|| value_of("max_slots=")).unwrap_or(slots);
-        if !is_this_host(host) {
-            return Err(format!("`{host}` is not this host; {THIS_HOST_ONLY}"));
+    let mut entries = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.split('#').next().unwrap_or_default().trim();
+        if !line.is_empty() {
+            entries.extend(parse_host_line(line).map_err(|error| format!("line {number}: {error}"))?);
         }
-        let slots: u32 =
-            slots.parse().map_err(|_| format!("`{entry}`: `{slots}` is not a number of ranks"))?;
-        sum = sum.saturating_add(slots);
     }
-    Ok(sum)
+    if entries.is_empty() { Err("it names no host".to_owned()) } else { Ok(entries) }
 }
 
 /// Returns whether `host` is a name or an address of this machine.
@@ -97,7 +210,7 @@ fn is_this_host(host: &str) -> bool {
     if host == "localhost" || host == this_host || (!host.is_empty() && host == short_name) {
         return true;
     }
-    let Ok(address) = host.trim_matches(['[', ']']).parse::<IpAddr>() else { return false };
+    let Ok(address) = host.parse::<IpAddr>() else { return false };
     // The kernel binds a socket only to an address of this host.
     !address.is_unspecified() && UdpSocket::bind((address, 0)).is_ok()
 }
@@ -106,46 +219,87 @@ fn is_this_host(host: &str) -> bool {
 mod tests {
     use super::*;
 
-    #[test]
-    fn slots_of_this_host_are_counted() {
-        let this_host = format!("{}:3", host_name());
-        for (entry, expected) in [
-            ("localhost", 1),
-            ("localhost:4", 4),
-            ("127.0.0.1:2", 2),
-            ("::1", 1),
-            ("localhost slots=5", 5),
-            ("localhost slots=2 max_slots=4", 2),
-            ("localhost max_slots=4", 4),
-            (this_host.as_str(), 3),
-        ] {
-            // In a container without IPv6, `::1` is not an address of this host.
-            if entry != "::1" || is_this_host("::1") {
-                assert_eq!(sum_slots([entry].into_iter()), Ok(expected), "{entry}");
-            }
-        }
-        assert_eq!(sum_slots(["localhost:1", "localhost:2"].into_iter()), Ok(3));
+    /// Returns the ranks of each host, such as `a:0-1 this:2-3`, or the error.
+    fn place(ranks: Option<i64>, per_host: Option<i64>, hosts: &str) -> Result<String, String> {
+        let hosts = [hosts.to_owned()];
+        let placed = place_ranks(&HostOptions {
+            ranks: ranks.map(RankCount::Number),
+            ranks_per_host: per_host.map(RankCount::Number),
+            hosts: if hosts[0].is_empty() { &[] } else { &hosts },
+            hostfile: None,
+        })?;
+        let mut all: Vec<_> = placed.remote_hosts.iter().map(|host| (host.share, &*host.name)).collect();
+        all.extend((placed.share.count > 0).then_some((placed.share, "this")));
+        all.sort_by_key(|(share, _)| share.first);
+        let numbers = (0..)
+            .zip(&all)
+            .all(|(number, (share, _))| share.host == number && share.hosts == all.len() as u32);
+        assert!(numbers, "{all:?}");
+        let text = |(share, name): &(RankShare, &str)| {
+            format!("{name}:{}-{}", share.first, share.first + share.count - 1)
+        };
+        Ok(all.iter().map(text).collect::<Vec<_>>().join(" "))
     }
 
     #[test]
-    fn a_hostfile_that_is_too_long_is_refused() {
+    fn hosts_are_filled_in_their_order() {
+        let this_host = format!("{}:3,a", host_name());
+        for (ranks, per_host, hosts, expected) in [
+            (Some(3), None, "", "this:0-2"),
+            (None, Some(2), "", "this:0-1"),
+            (None, None, "a:2,localhost:2", "a:0-1 this:2-3"),
+            (None, None, "a,b", "a:0-0 b:1-1"),
+            (Some(3), None, "a:2,b:2", "a:0-1 b:2-2"),
+            (Some(2), None, "a:2,b:2", "a:0-1"),
+            (None, Some(2), "a,b", "a:0-1 b:2-3"),
+            (None, None, "n[1-2]:2,127.0.0.1", "n1:0-1 n2:2-3 this:4-4"),
+            (None, None, &this_host, "this:0-2 a:3-3"),
+            (None, None, "localhost:4", "this:0-3"),
+        ] {
+            assert_eq!(place(ranks, per_host, hosts).as_deref(), Ok(expected), "{hosts}");
+        }
+    }
+
+    #[test]
+    fn impossible_places_are_refused_and_name_the_host() {
+        for (ranks, per_host, hosts, part) in [
+            (
+                Some(5),
+                None,
+                "a:2,b:2",
+                "more than the 4 slot(s) of a, b; give the number of slots of each host, for example a:3",
+            ),
+            (Some(2), None, "localhost", "more than the 1 slot(s) of localhost"),
+            (None, None, "a:0,b", "host a has 0 slots"),
+            (None, None, "a,b,a:2", "host a occurs twice"),
+            (None, None, "localhost,127.0.0.1", "host 127.0.0.1 occurs twice"),
+            (None, Some(3), "a:2", "host a has 2 slot(s), fewer than the 3 ranks per host"),
+            (None, None, "a:5000", "host a: 5000 slots: ringrun starts at least 1 and at most 1024"),
+            (None, None, "n[1-300]", "at most 256 hosts"),
+            (None, None, "a:x", "`x` is not a number of ranks"),
+            (Some(4), Some(2), "", "several hosts"),
+            (Some(5000), None, "", "at most 1024"),
+            (Some(0), None, "a:2", "at least 1"),
+        ] {
+            let error = place(ranks, per_host, hosts).expect_err(hosts);
+            assert!(error.contains(part), "{hosts}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_hostfile_has_comments_and_a_limit() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("hosts");
-        std::fs::write(&path, "localhost\n".repeat(HOSTFILE_BYTES_MAX as usize / 10 + 1)).unwrap();
-        let error = sum_slots_of_file(&path).unwrap_err();
-        assert!(error.ends_with("it is longer than 1048576 bytes"), "{error}");
-    }
-
-    #[test]
-    fn other_hosts_are_rejected_with_a_reason() {
-        for (entry, part) in [
-            ("node7:4", "`node7` is not this host; ringrun starts ranks on this host only"),
-            ("192.0.2.7", "`192.0.2.7` is not this host"),
-            ("localhost:x", "`x` is not a number of ranks"),
-            ("0.0.0.0", "is not this host"),
-        ] {
-            let error = sum_slots([entry].into_iter()).expect_err(entry);
-            assert!(error.contains(part), "{entry}: {error}");
-        }
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            read_hostfile(&path)
+        };
+        let entries = read("# the cluster\na slots=2 # fast\n\nb:3\nn[1,3]\n").unwrap();
+        let found: Vec<_> = entries.iter().map(|entry| (entry.name.as_str(), entry.slots)).collect();
+        assert_eq!(found, [("a", Some(2)), ("b", Some(3)), ("n1", None), ("n3", None)]);
+        assert_eq!(read("a\nb:y\n").unwrap_err(), "line 2: `b:y`: `y` is not a number of ranks");
+        assert_eq!(read("# nothing\n").unwrap_err(), "it names no host");
+        let too_long = "localhost\n".repeat(HOSTFILE_BYTES_MAX as usize / 10 + 1);
+        assert_eq!(read(&too_long).unwrap_err(), "it is longer than 1048576 bytes");
     }
 }

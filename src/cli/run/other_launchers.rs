@@ -29,16 +29,15 @@ use Translation::{Dropped, DroppedFor, Refused, SameAs, Variable, Variables};
 /// begin with a dash is a long option: users may type it after one dash or two, and may write `_` for each `-` in it.
 type OptionRow = (&'static [&'static str], usize, Translation);
 
-const SEVERAL_HOSTS_HINT: &str = "ringrun starts ranks on this host only; on several hosts start each rank yourself, for \
-    example `ringtrain --peers hosts.txt --rank R`";
+const SEVERAL_HOSTS_HINT: &str = "name the hosts instead: ringrun -H HOST:N,HOST:N, or --hostfile FILE";
 const NOT_ELASTIC_HINT: &str = "ringrun starts a fixed number of ranks and does not restart them; give -n N, and after a \
     failure start the job again with `ringtrain --resume`";
 const TOLERATE_FAILURES_HINT: &str =
     "use --tolerate-failures, so that the other ranks continue when a rank fails";
-const NETWORK_HINT: &str = "ringrun's ranks communicate through shared memory and loopback, without a network interface; \
-    on several hosts start each rank with --peers FILE and --bind IP";
-const NO_SSH_HINT: &str = "ringrun does not use ssh: it starts ranks on this host only; on several hosts start each rank with \
-    --peers FILE --rank R";
+const NETWORK_HINT: &str =
+    "leave this option out: ranks use the network interface through which they reach ringrun";
+const AGENT_HINT: &str =
+    "ringrun starts the ranks of other hosts through ssh; use --ssh-options and --remote-prefix";
 const PLACEMENT_HINT: &str = "ringrun spreads ranks evenly over the processors; leave this option out, or use --bind-to core, \
     numa or none";
 const SHOW_PLACEMENT_HINT: &str = "use --report-bindings, which prints the processors of each rank";
@@ -83,7 +82,7 @@ const OPTIONS_OF_OTHER_LAUNCHERS: &[OptionRow] = &[
     (
         &["nooversubscribe", "nolocal"],
         0,
-        Refused("ringrun starts as many ranks as -n says, on this host; leave this option out"),
+        Refused("ringrun starts as many ranks as -n says, on the hosts of --host; leave this option out"),
     ),
     (&["npersocket"], 1, Refused(PLACEMENT_HINT)),
     (&["min-np", "max-np", "min-num-proc", "max-num-proc"], 1, Refused(NOT_ELASTIC_HINT)),
@@ -99,11 +98,9 @@ const OPTIONS_OF_OTHER_LAUNCHERS: &[OptionRow] = &[
     (&["nodelist", "add-host", "add-hostfile"], 1, Refused(SEVERAL_HOSTS_HINT)),
     (&["nodes", "nnodes"], 1, DroppedFor(VALUES_FOR_ONE_HOST, SEVERAL_HOSTS_HINT)),
     (&["node-rank"], 1, DroppedFor(&["0"], SEVERAL_HOSTS_HINT)),
-    (
-        &["-p", "ssh-port", "-i", "ssh-identity-file", "launch-agent", "launcher", "launcher-exec"],
-        1,
-        Refused(NO_SSH_HINT),
-    ),
+    (&["-p"], 1, SameAs("--ssh-port")),
+    (&["-i"], 1, SameAs("--ssh-identity")),
+    (&["launch-agent", "launcher", "launcher-exec"], 1, Refused(AGENT_HINT)),
     (
         &["iface", "network-interface", "network-interfaces", "nics", "nic", "local-addr"],
         1,
@@ -451,7 +448,7 @@ mod tests {
             ("-n 1 a : -n 1 b", "one command for all ranks"),
             ("--mca btl ^openib a", "no MCA parameters"),
             ("--map-by socket a", "--bind-to core, numa or none"),
-            ("--nnodes 2 a", "--peers"),
+            ("--nnodes 2 a", "-H HOST:N"),
             ("--max-restarts=3 a", "--resume"),
             ("-hfoo a", "unknown option -hfoo"),
             ("-np4 a", "unknown option -np4"),

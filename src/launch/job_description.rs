@@ -1,0 +1,189 @@
+//! Converts the plan of a job to the description that an agent gets, and back.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{self, Path, PathBuf};
+use std::time::Duration;
+
+use super::agent_messages::JobDescription;
+use super::environment::{JobVariables, RINGRUN_VARIABLE_PREFIX, rank_environment};
+use super::error::LaunchError;
+use super::local_ranks::user_variables;
+use super::plan::{
+    FailurePolicy, LOCAL_RANKS_MAX, LaunchLimits, LaunchPlan, OutputFormat, SshOptions, StdinReader,
+    Verbosity,
+};
+use super::status_line::STATUS_COLUMNS_VARIABLE;
+use crate::rendezvous::EXIT_PIPE_VARIABLE;
+use crate::types::{Rank, WorldSize};
+
+/// The variable that names the virtual environment of Python.
+const VIRTUAL_ENVIRONMENT_VARIABLE: &str = "VIRTUAL_ENV";
+
+/// The variable with the directories in which programs are searched.
+const PATH: &str = "PATH";
+
+/// Describes the job for the agents.
+pub(super) fn describe_job(plan: &LaunchPlan, job: &JobVariables) -> Result<JobDescription, LaunchError> {
+    let chosen = plan.directory.as_deref().unwrap_or(Path::new("."));
+    let directory = path::absolute(chosen)
+        .map_err(|source| LaunchError::Directory { path: chosen.to_owned(), source })?;
+    // `absolute` keeps a dot at the end.
+    let directory: PathBuf = directory.components().collect();
+    // ringrun sets some variables itself. If it runs as a rank of another job, it has inherited them.
+    let own_names: Vec<String> = rank_environment(Rank::new(job.share.first), job)
+        .into_iter()
+        .map(|(name, _)| name)
+        .chain([EXIT_PIPE_VARIABLE, STATUS_COLUMNS_VARIABLE].map(str::to_owned))
+        .collect();
+    let is_inherited = |name: &OsStr| {
+        name.as_bytes().starts_with(RINGRUN_VARIABLE_PREFIX.as_bytes())
+            && own_names.iter().all(|own| name != own.as_str())
+    };
+    Ok(JobDescription {
+        world: plan.world.get(),
+        share: plan.share,
+        program: plan.program.clone(),
+        arguments: plan.arguments.clone(),
+        variables: user_variables(plan)?.into_iter().collect(),
+        inherited: env::vars_os().filter(|(name, _)| is_inherited(name)).collect(),
+        virtual_environment: env::var_os(VIRTUAL_ENVIRONMENT_VARIABLE),
+        directory: directory.into_os_string(),
+        mpi4py: plan.mpi4py,
+        binding: plan.binding,
+        report_bindings: plan.report_bindings,
+        kill_after_ms: plan.limits.kill_after.as_millis() as u64,
+        start_timeout_ms: plan.limits.start_timeout.as_millis() as u64,
+        rendezvous: job.rendezvous,
+        secret: job.secret.clone(),
+        job_id: job.job_id.clone(),
+        status_columns: job.status_columns,
+    })
+}
+
+/// Returns the plan of an agent: the part of the job that runs on its host.
+pub(super) fn into_plan(description: &JobDescription) -> Result<LaunchPlan, String> {
+    let JobDescription { share, mpi4py, binding, report_bindings, .. } = *description;
+    let world = WorldSize::new(description.world).filter(|world| {
+        let end = share.first.checked_add(share.count);
+        share.count >= 1 && share.count <= LOCAL_RANKS_MAX && end.is_some_and(|end| end <= world.get())
+    });
+    let kill_after = Duration::from_millis(description.kill_after_ms);
+    Ok(LaunchPlan {
+        world: world.ok_or("the numbers of ranks in the description of the job are wrong")?,
+        share,
+        remote_hosts: Vec::new(),
+        ssh: SshOptions::default(),
+        program: description.program.clone(),
+        arguments: description.arguments.clone(),
+        variables: rank_variables(description),
+        mpi4py,
+        // Only the host of ringrun has its standard input.
+        stdin_reader: StdinReader::NoRank,
+        directory: Some(PathBuf::from(&description.directory)),
+        output_format: OutputFormat::Raw,
+        output_dir: None,
+        limits: LaunchLimits {
+            start_timeout: Duration::from_millis(description.start_timeout_ms),
+            grace: kill_after,
+            kill_after,
+            // An agent stops its ranks as if it had got SIGTERM when its connection breaks.
+            term_timeout: kill_after,
+            job_timeout: None,
+        },
+        // Only ringrun decides what happens after a failure.
+        failure_policy: FailurePolicy::Tolerate,
+        binding,
+        report_bindings,
+        verbosity: Verbosity::Quiet,
+    })
+}
+
+/// Returns the variables of `-x`. If the virtual environment of ringrun exists on this host, adds it, unless `-x` sets `PATH`.
+fn rank_variables(description: &JobDescription) -> Vec<(OsString, Option<OsString>)> {
+    let mut variables: Vec<(OsString, Option<OsString>)> =
+        description.variables.iter().map(|(name, value)| (name.clone(), Some(value.clone()))).collect();
+    let environment = description.virtual_environment.as_ref();
+    if let Some(environment) = environment.filter(|environment| Path::new(environment).join("bin").is_dir())
+        && variables.iter().all(|(name, _)| name != PATH)
+    {
+        let mut path = Path::new(environment).join("bin").into_os_string();
+        if let Some(own) = env::var_os(PATH) {
+            path.push(":");
+            path.push(own);
+        }
+        variables.push((PATH.into(), Some(path)));
+        variables.push((VIRTUAL_ENVIRONMENT_VARIABLE.into(), Some(environment.clone())));
+    }
+    variables
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::plan::{Binding, Mpi4py};
+    use crate::launch::share::RankShare;
+
+    fn make_description(world: u32, share: RankShare, environment: Option<&Path>) -> JobDescription {
+        JobDescription {
+            world,
+            share,
+            program: "prog".into(),
+            arguments: vec![OsStr::from_bytes(b"\xff").to_owned()],
+            variables: vec![("A".into(), "1".into())],
+            inherited: Vec::new(),
+            virtual_environment: environment.map(|path| path.as_os_str().to_owned()),
+            directory: "/".into(),
+            mpi4py: Mpi4py::Refused,
+            binding: Binding::Core,
+            report_bindings: false,
+            kill_after_ms: 5000,
+            start_timeout_ms: 30_000,
+            rendezvous: "10.0.0.1:4000".parse().unwrap(),
+            secret: "s".into(),
+            job_id: "j".into(),
+            status_columns: None,
+        }
+    }
+
+    #[test]
+    fn an_agent_checks_the_numbers_of_ranks() {
+        for (world, first, count, is_valid) in [
+            (4, 2, 2, true),
+            (4, 0, 4, true),
+            (4, 3, 2, false),
+            (4, 0, 0, false),
+            (0, 0, 1, false),
+            (9, u32::MAX, 1, false),
+        ] {
+            let share = RankShare { first, count, host: 1, hosts: 2 };
+            assert_eq!(
+                into_plan(&make_description(world, share, None)).is_ok(),
+                is_valid,
+                "{world} {first} {count}"
+            );
+        }
+    }
+
+    #[test]
+    fn words_that_are_not_utf8_reach_the_agent() {
+        let share = RankShare { first: 0, count: 1, host: 0, hosts: 2 };
+        let text = serde_json::to_vec(&make_description(1, share, None)).unwrap();
+        let description: JobDescription = serde_json::from_slice(&text).unwrap();
+        assert_eq!(into_plan(&description).unwrap().arguments, [OsStr::from_bytes(b"\xff")]);
+    }
+
+    #[test]
+    fn a_virtual_environment_is_used_only_where_it_exists() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join("bin")).unwrap();
+        let share = RankShare { first: 0, count: 1, host: 0, hosts: 2 };
+        let names = |environment: &Path| -> Vec<OsString> {
+            let variables = rank_variables(&make_description(1, share, Some(environment)));
+            variables.into_iter().map(|(name, _)| name).collect()
+        };
+        assert_eq!(names(directory.path()), ["A", PATH, VIRTUAL_ENVIRONMENT_VARIABLE]);
+        assert_eq!(names(Path::new("/no/such/environment")), ["A"]);
+    }
+}

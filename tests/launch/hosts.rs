@@ -1,0 +1,250 @@
+//! Runs jobs on several hosts through real programs sshd and ssh. `tools/ssh-lab` makes the hosts: network namespaces of this
+//! machine.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use crate::util::{
+    FinishedProgram, finish, processes_with_environment, ringrun, run, runs_long_tests, send_signal,
+    wait_until,
+};
+
+/// The exit code of `tools/ssh-lab` if this machine cannot have hosts with sshd.
+const NO_LAB: i32 = 77;
+
+/// Hosts with sshd. Dropping this value removes them.
+struct Lab {
+    keeper: Child,
+    variables: BTreeMap<String, String>,
+}
+
+impl Lab {
+    /// Makes hosts. If this machine cannot have them, says that the test is skipped, and returns `None`.
+    fn start(hosts: usize) -> Option<Self> {
+        let mut keeper = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tools/ssh-lab"))
+            .args(["-n", &hosts.to_string(), "--", "sh", "-c", "env; echo; exec cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .expect("tools/ssh-lab starts");
+        let lines = BufReader::new(keeper.stdout.take().expect("a pipe")).lines();
+        let lines: Vec<String> = lines.map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
+        if lines.is_empty() {
+            let mut message = String::new();
+            keeper.stderr.take().expect("a pipe").read_to_string(&mut message).expect("text");
+            let code = keeper.wait().expect("tools/ssh-lab ends").code();
+            assert_eq!(code, Some(NO_LAB), "{message}");
+            // Write around the capture of the test harness, so that a skipped test is always visible.
+            let text = format!("the test of jobs on several hosts is SKIPPED: {message}");
+            fs::write("/dev/stderr", text).unwrap_or_else(|_| eprintln!("no standard error"));
+            return None;
+        }
+        let variables = lines.iter().filter_map(|line| line.split_once('='));
+        let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        Some(Self { keeper, variables })
+    }
+
+    fn get(&self, name: &str) -> &str {
+        &self.variables[&format!("LAB_{name}")]
+    }
+
+    /// Returns a command that runs ringrun with the hosts `hosts`, in which `@0` stands for the address of host 0, and so on.
+    fn ringrun_with_key(&self, key: &str, hosts: &str, arguments: &[&str]) -> Command {
+        let mut command = ringrun(&["--ssh-identity", self.get(key), "--ssh-options", self.get("OPTIONS")]);
+        let hosts = ["0", "1"].iter().fold(hosts.to_owned(), |hosts, number| {
+            hosts.replace(&format!("@{number}"), self.get(&format!("HOST_{number}")))
+        });
+        command.args(["-H", &hosts, "-x"]).arg(self.mark()).args(arguments);
+        command
+    }
+
+    fn ringrun(&self, hosts: &str, arguments: &[&str]) -> Command {
+        self.ringrun_with_key("KEY", hosts, arguments)
+    }
+
+    fn run_script(&self, hosts: &str, script: &str) -> FinishedProgram {
+        run(self.ringrun(hosts, &["--", "sh", "-c", script]).stdin(Stdio::null()))
+    }
+
+    /// The entry of the environment that marks the ranks of this lab.
+    fn mark(&self) -> String {
+        format!("LAB_MARK={}", self.get("NAME"))
+    }
+
+    /// Returns the processes of a host with this name.
+    fn processes(&self, host: usize, name: &str) -> Vec<u32> {
+        let namespace = format!("{}-{host}", self.get("NAME"));
+        let found = Command::new("ip").args(["netns", "pids", &namespace]).output().expect("ip runs");
+        let text = String::from_utf8(found.stdout).expect("numbers");
+        let is_named = |pid: &u32| {
+            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|found| found.trim() == name)
+        };
+        text.lines().filter_map(|pid| pid.parse().ok()).filter(is_named).collect()
+    }
+
+    /// Waits until no rank and no agent is left on any host.
+    fn wait_until_nothing_is_left(&self) {
+        wait_until("no rank is left", || processes_with_environment(&self.mark()).is_empty());
+        for (host, name) in [(0, "ring-agent"), (1, "ring-agent"), (0, "ring-watchdog"), (1, "ring-watchdog")]
+        {
+            wait_until("no agent is left", || self.processes(host, name).is_empty());
+        }
+    }
+
+    /// Starts ranks that sleep, and waits until all of them run. Returns ringrun.
+    fn start_sleeping_ranks(&self, hosts: &str, arguments: &[&str], ranks: usize) -> Child {
+        let arguments = [arguments, &["--", "sh", "-c", "exec sleep 300"]].concat();
+        let job = self.ringrun(hosts, &arguments).spawn().expect("ringrun starts");
+        wait_until("all ranks sleep", || {
+            let pids = processes_with_environment(&self.mark());
+            let sleeps = |pid: &&u32| {
+                fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "sleep")
+            };
+            pids.iter().filter(sleeps).count() == ranks
+        });
+        job
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        // `cat` ends at the end of its input, and the script then removes the hosts.
+        drop(self.keeper.stdin.take());
+        let _ = self.keeper.wait();
+    }
+}
+
+/// Checks that a job failed with this code and printed all of these parts, and that nothing of it is left.
+fn assert_failed(lab: &Lab, job: &FinishedProgram, code: i32, parts: &[&str]) {
+    let text = job.stderr();
+    assert_eq!(job.code(), Some(code), "{text}");
+    for part in parts {
+        assert!(text.contains(part), "`{part}` is missing in:\n{text}");
+    }
+    lab.wait_until_nothing_is_left();
+}
+
+#[test]
+fn ranks_run_on_several_hosts() {
+    let Some(lab) = Lab::start(2) else { return };
+    let (first, second) = (lab.get("HOST_0").to_owned(), lab.get("HOST_1").to_owned());
+    let script = "echo $RANK $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE $MASTER_ADDR $(pwd)";
+    let job = lab.run_script("@0:2,@1", script);
+    assert_eq!(job.code(), Some(0), "{}", job.stderr());
+    let place = fs::canonicalize(".").expect("a working directory").display().to_string();
+    let expected: Vec<String> = [(0, 0, 2, 0), (1, 1, 2, 0), (2, 0, 1, 1)]
+        .map(|(rank, local, size, host)| {
+            format!("[{rank}]<stdout>:{rank} {local}/{size} {host}/2 {first} {place}")
+        })
+        .into();
+    assert_eq!(job.sorted_lines(), expected);
+    // The ranks find each other, also with ranks on this host.
+    let training = run(&mut lab.ringrun("localhost,@0,@1:2", &["ringtrain", "--epochs", "1"]));
+    assert_eq!(training.code(), Some(0), "{}", training.stderr());
+    // The rank that fails is named with its host.
+    let job = lab.run_script("@0:2,@1", "[ $RANK = 2 ] && exit 3; exec sleep 300");
+    assert_failed(
+        &lab,
+        &job,
+        3,
+        &["rank 2 (pid ", &format!(" on {second}) exited with code 3"), "ranks 0-1 were killed"],
+    );
+    let job = run(&mut lab.ringrun_with_key("WRONG_KEY", "@0,@1", &["true"]));
+    let parts =
+        [&format!("host {first}: ssh failed"), "Permission denied", &format!("`ssh-copy-id {second}`")];
+    assert_failed(&lab, &job, 5, &parts.map(AsRef::as_ref));
+}
+
+#[test]
+fn every_failure_of_a_host_ends_the_job_everywhere() {
+    if !runs_long_tests() {
+        return;
+    }
+    let Some(lab) = Lab::start(2) else { return };
+    let second = lab.get("HOST_1").to_owned();
+    // sshd is killed while the job runs, with all its connections.
+    let job = lab.start_sleeping_ranks("@0:2,@1:2", &["--grace", "0"], 4);
+    lab.processes(1, "sshd").into_iter().for_each(|pid| send_signal("KILL", pid));
+    let job = finish(job);
+    let parts =
+        [&format!("host {second}: the connection broke"), &format!("on {second}) was lost with its host")];
+    assert_failed(&lab, &job, 6, &parts.map(AsRef::as_ref));
+    // Host 1 has no sshd now.
+    let job = run(&mut lab.ringrun("@0:2,@1:2", &["true"]));
+    assert_failed(&lab, &job, 5, &["Connection refused", "--ssh-port", &second]);
+    drop(lab);
+
+    let Some(lab) = Lab::start(2) else { return };
+    let second = lab.get("HOST_1").to_owned();
+    // ringrun is killed, and then ringrun gets signals.
+    let job = lab.start_sleeping_ranks("@0:2,@1:2", &[], 4);
+    send_signal("KILL", job.id());
+    finish(job);
+    lab.wait_until_nothing_is_left();
+    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+        let job = lab.start_sleeping_ranks("localhost,@1:2", &[], 3);
+        send_signal(signal, job.id());
+        assert_failed(&lab, &finish(job), code, &[&format!("SIG{signal}")]);
+    }
+    // An agent is killed.
+    let job = lab.start_sleeping_ranks("@0:2,@1:2", &["--grace", "0"], 4);
+    lab.processes(1, "ring-agent").into_iter().for_each(|pid| send_signal("KILL", pid));
+    assert_failed(&lab, &finish(job), 6, &[&format!("host {second}: its agent ended")]);
+    // Something is missing on host 1 only.
+    let folder = format!("{}/only-0", lab.get("DIRECTORY"));
+    fs::create_dir_all(format!("{folder}/bin")).expect("a directory");
+    fs::copy("/bin/true", format!("{folder}/program")).expect("a program");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_ringrun"), format!("{folder}/bin/ringrun"))
+        .expect("a link");
+    let hide = ["-t", lab.get("SSHD_1"), "-m", "mount", "-t", "tmpfs", "none", &folder];
+    assert!(Command::new("nsenter").args(hide).status().expect("nsenter runs").success());
+    let program = format!("{folder}/program");
+    let wanted = format!("host {second}: ");
+    let cases: [(&[&str], i32, &str); 3] = [
+        (&[&program], 127, "command not found"),
+        (&["--remote-prefix", &folder, "true"], 5, "there is no ringrun at"),
+        (&["--wdir", &format!("{folder}/bin"), "true"], 3, "cannot run in the directory"),
+    ];
+    for (arguments, code, part) in cases {
+        let job = run(&mut lab.ringrun("@0:2,@1:2", arguments));
+        assert_failed(&lab, &job, code, &[&wanted, part]);
+        assert!(!job.stderr().contains(&format!("host {}", lab.get("HOST_0"))), "{}", job.stderr());
+    }
+    let job = run(&mut lab.ringrun("no-such-host.invalid,@0", &["true"]));
+    assert_failed(&lab, &job, 5, &["host no-such-host.invalid: ssh failed"]);
+    let job = run(lab.ringrun("@0", &["true"]).env("PATH", "/no/such/directory"));
+    assert_failed(&lab, &job, 5, &["cannot start ssh"]);
+}
+
+/// A pager that does not read must not hide that a rank has failed, and ranks that print without end must not fill the memory.
+#[test]
+fn output_of_other_hosts_waits_for_its_reader() {
+    if !runs_long_tests() {
+        return;
+    }
+    let Some(lab) = Lab::start(2) else { return };
+    let script = "[ $RANK = 1 ] && sleep 2 && exit 3; exec yes";
+    let mut job = lab
+        .ringrun("@0,@1", &["--grace", "0", "--kill-after", "1", "--", "sh", "-c", script])
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    // Nothing reads the output. The ranks end nevertheless.
+    wait_until("the ranks end", || {
+        start.elapsed().as_secs() >= 2 && processes_with_environment(&lab.mark()).is_empty()
+    });
+    let status =
+        fs::read_to_string(format!("/proc/{}/status", job.id())).expect("ringrun waits for its reader");
+    let kib =
+        status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse().ok());
+    assert!(kib.is_some_and(|kib: u64| kib < 100 << 10), "{status}");
+    let mut lines = BufReader::new(job.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+    assert!(lines.all(|line| line == "[0]<stdout>:y" || line == "[0]<stdout>:"), "another line");
+    assert_failed(&lab, &finish(job), 3, &["exited with code 3"]);
+}
