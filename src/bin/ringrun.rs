@@ -21,6 +21,7 @@ fn main() -> ExitCode {
             launch::set_process_name("ringbench");
             cli::bench::run_ringbench(env::args_os())
         }
+        Some(launch::HOST_CHECK_NAME) => cli::doctor::run_host_check(arguments),
         _ if name == launch::WATCHDOG_NAME || name == launch::SHIM_NAME => {
             launch::run_internal_program(name, arguments).unwrap_or(ExitCode::FAILURE)
         }

@@ -1,6 +1,7 @@
 //! The command-line programs. Each program parses and checks its arguments, runs, and returns an exit code.
 
 pub mod bench;
+pub mod doctor;
 pub mod group_args;
 mod print_error;
 pub mod run;

@@ -175,6 +175,9 @@ pub fn run_ringrun(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     if arguments.first().is_some_and(|first| first == "top") {
         return top::run_top(arguments.drain(1..));
     }
+    if arguments.first().is_some_and(|first| first == "doctor") {
+        return super::doctor::run_doctor(arguments.split_off(1), parse_launch_plan);
+    }
     let plan = match parse_launch_plan(arguments) {
         Ok(plan) => plan,
         Err(error) => {

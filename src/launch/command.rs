@@ -11,7 +11,10 @@ use super::error::LaunchError;
 
 /// The programs that are built into ringrun's executable. `ringrun -n 4 ringtrain` always runs the ringtrain of the
 /// same version as ringrun.
-const BUILT_IN_PROGRAMS: [&str; 2] = ["ringtrain", "ringbench"];
+const BUILT_IN_PROGRAMS: [&str; 3] = ["ringtrain", "ringbench", HOST_CHECK_NAME];
+
+/// The program that `ringrun doctor` starts on each host.
+pub const HOST_CHECK_NAME: &str = "ringrun-host-check";
 
 /// The search path if `PATH` is not set, as in glibc's `execvp`.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";

@@ -54,7 +54,7 @@ mod watchdog;
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 
-pub use command::LaunchedProgram;
+pub use command::{HOST_CHECK_NAME, LaunchedProgram};
 pub use environment::{JobVariables, RINGRUN_VARIABLE_PREFIX, rank_environment};
 pub use error::{HostError, LaunchError};
 pub use outcome::{JobOutcome, RankEnd};

@@ -17,14 +17,14 @@ use crate::util::{
 const NO_LAB: i32 = 77;
 
 /// Hosts with sshd. Dropping this value removes them.
-struct Lab {
+pub(crate) struct Lab {
     keeper: Child,
     variables: BTreeMap<String, String>,
 }
 
 impl Lab {
     /// Makes hosts. If this machine cannot have them, says that the test is skipped, and returns `None`.
-    fn start(hosts: usize) -> Option<Self> {
+    pub(crate) fn start(hosts: usize) -> Option<Self> {
         let mut keeper = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tools/ssh-lab"))
             .args(["-n", &hosts.to_string(), "--", "sh", "-c", "env; echo; exec cat"])
             .stdin(Stdio::piped())
@@ -50,7 +50,7 @@ impl Lab {
         Some(Self { keeper, variables })
     }
 
-    fn get(&self, name: &str) -> &str {
+    pub(crate) fn get(&self, name: &str) -> &str {
         &self.variables[&format!("LAB_{name}")]
     }
 

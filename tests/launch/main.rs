@@ -3,6 +3,7 @@
 mod bench_arguments;
 mod binding;
 mod blame;
+mod doctor;
 mod ending;
 mod examples;
 mod exit_codes;

@@ -9,6 +9,7 @@ Examples:
   ringrun -n 2 -x RUST_LOG=debug ringtrain  set RUST_LOG to debug for every rank
   ringrun --mpi4py -n 2 python script.py    run an mpi4py script with ringtrain instead of MPI
   ringrun -H a:2,b:2 ringtrain              train on 2 ranks on each of the hosts a and b
+  ringrun doctor -H a,b                     measure the network between hosts; see ringrun doctor --help
   ringrun top                               show the progress of runs with --metrics; see ringrun top --help
   zcat a.csv.gz | ringrun -n 4 ringtrain --data - --target y
                                             train on a table that another program writes
