@@ -45,7 +45,7 @@ fn other_models_and_optimizers_learn_digits() {
     ];
     for &(model, rule) in if runs_long_tests() { &all[..] } else { &all[..2] } {
         let model = Some(model.parse().unwrap());
-        let epochs = if runs_long_tests() { None } else { Some(15) };
+        let epochs = if runs_long_tests() { None } else { Some(20) };
         let report = train(&Config { model, rule: Some(rule), epochs, ..config() }).unwrap().report;
         assert!(report.test_accuracy.unwrap() > 0.9, "{} {:?}", report.model, report.test_accuracy);
     }

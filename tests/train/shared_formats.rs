@@ -322,7 +322,7 @@ fn each_number_of_ranks_computes_the_same_parameters_also_from_temporary_files()
         let recipe =
             Recipe { validation: Some(Validation { fraction: 0.1, patience: None }), ..Recipe::default() };
         let config = Config {
-            learning_rate: Some(1e-4),
+            learning_rate: Some(1e-5),
             rule: Some(Rule::Sgd),
             batch_size: Some(1),
             recipe,
