@@ -112,6 +112,7 @@ pub use parameter_server::{
 };
 pub use progress::{CompletedStep, Observer, SilentObserver};
 pub use recipe::Recipe;
+pub(crate) use report::f64_with_same_digits;
 pub use report::{EpochRecord, GossipReport, RankResults, Report, ServerReport, parameters_hash};
 pub use run::Summary;
 pub use setup::{BATCH_SIZE_DEFAULT, EPOCHS_DEFAULT, STEPS_DEFAULT_MIN};

@@ -14,7 +14,9 @@ use crate::monitor::{
     RunDirectory, RunRegistration, RunStage, SlowestStatus, write_metrics,
 };
 use crate::rendezvous::{JOB_ID_VARIABLE, host_name};
-use crate::train::{CompletedStep, EpochRecord, Observer, RankMeasurements, SlowestRank, StepTimes};
+use crate::train::{
+    CompletedStep, EpochRecord, Observer, RankMeasurements, SlowestRank, StepTimes, f64_with_same_digits,
+};
 
 /// How often the times and bytes are measured. A measurement takes some microseconds.
 const MEASUREMENT_INTERVAL: Duration = Duration::from_millis(100);
@@ -33,7 +35,8 @@ pub(super) struct MetricsServer {
 struct LiveStatus {
     status: LiveRankStatus,
     started: Instant,
-    last_step: Option<Instant>,
+    /// The end of the last step, and its learning rate.
+    last_step: Option<(Instant, f32)>,
 }
 
 impl MetricsServer {
@@ -124,7 +127,8 @@ fn answer(path: &str, live: &Mutex<LiveStatus>) -> Option<HttpResponse> {
         let live = lock(live);
         LiveRankStatus {
             seconds: live.started.elapsed().as_secs_f64(),
-            seconds_since_step: live.last_step.map(|last| last.elapsed().as_secs_f64()),
+            seconds_since_step: live.last_step.map(|(end, _)| end.elapsed().as_secs_f64()),
+            learning_rate: live.last_step.and_then(|(_, rate)| finite(f64_with_same_digits(rate))),
             ..live.status.clone()
         }
     };
@@ -216,12 +220,10 @@ impl Observer for StatusObserver<'_> {
     fn step_taken(&mut self, step: &CompletedStep) {
         self.observer.step_taken(step);
         let mut live = lock(&self.live);
-        live.last_step = Some(Instant::now());
+        live.last_step = Some((Instant::now(), step.learning_rate));
         let status = &mut live.status;
         (status.step, status.stage) = (step.steps_total, RunStage::Training);
         status.loss = finite(step.loss);
-        // The number with the same digits: 0.001, and not 0.0010000000474974513.
-        status.learning_rate = step.learning_rate.to_string().parse().ok().and_then(finite);
         status.samples += step.samples;
     }
 
