@@ -48,6 +48,10 @@ pub(super) enum AgentPhase {
     Finished,
 }
 
+/// How ssh has ended: its exit code, or `None` if a signal killed it.
+#[derive(Clone, Copy, Debug)]
+struct SshEnd(Option<i32>);
+
 /// ringrun's side of one agent.
 #[derive(Debug)]
 pub(super) struct AgentLink {
@@ -67,8 +71,8 @@ pub(super) struct AgentLink {
     stderr: ChildStderr,
     /// The end of what ssh has printed.
     printed: Vec<u8>,
-    /// How ssh has ended: its exit code, or `None` if a signal killed it.
-    ssh_end: Option<Option<i32>>,
+    /// How ssh has ended; `None` while it runs.
+    ssh_end: Option<SshEnd>,
     /// Since when the output of the agent is closed although ssh has not ended.
     ended_since: Option<Instant>,
     pids: Vec<i32>,
@@ -159,7 +163,7 @@ impl AgentLink {
     /// Records that ssh has ended if `pid` is this ssh.
     pub(super) fn handle_ended_child(&mut self, pid: Pid, code: Option<i32>) {
         if pid == self.ssh {
-            self.ssh_end = Some(code);
+            self.ssh_end = Some(SshEnd(code));
         }
     }
 
@@ -202,12 +206,12 @@ impl AgentLink {
     fn handle_end(&mut self) {
         let since = *self.ended_since.get_or_insert_with(Instant::now);
         let printed = self.printed_text();
-        if let Some(code) = self.ssh_end
+        if let Some(SshEnd(code)) = self.ssh_end
             && self.phase == AgentPhase::Connecting
         {
             let reason = self.starter.describe_failed_start(&self.host.name, code, &printed);
             self.fail(Exit::Start, reason);
-        } else if let Some(code) = self.ssh_end {
+        } else if let Some(SshEnd(code)) = self.ssh_end {
             let reason = match code {
                 Some(255) => "the connection broke: ssh ended with exit code 255".to_owned(),
                 Some(code) => format!("its agent ended with exit code {code}"),
@@ -352,10 +356,10 @@ impl AgentLink {
                 Ok(None) => {
                     let _ = kill_process_group(self.ssh, Signal::KILL);
                     let _ = waitpid(Some(self.ssh), WaitOptions::empty());
-                    self.ssh_end = Some(None);
+                    self.ssh_end = Some(SshEnd(None));
                 }
-                Ok(Some((_, status))) => self.ssh_end = Some(status.exit_status()),
-                Err(_) => self.ssh_end = Some(None),
+                Ok(Some((_, status))) => self.ssh_end = Some(SshEnd(status.exit_status())),
+                Err(_) => self.ssh_end = Some(SshEnd(None)),
             }
         }
     }

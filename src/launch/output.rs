@@ -173,10 +173,9 @@ impl OutputReader {
             let has_credit = self.forward_credit != Some(0);
             let timeout = match (has_readable_pipe, self.is_draining) {
                 (true, _) if has_credit => Some(Duration::ZERO),
-                // ringrun reads the output slowly. When it reads again, a command arrives.
-                (true, _) => None,
                 (false, true) => Some(DRAIN_SILENCE_TIMEOUT.saturating_sub(silent_since.elapsed())),
-                (false, false) => None,
+                // If there is no credit, ringrun prints slowly. A command arrives when it has printed something.
+                (true, _) | (false, false) => None,
             };
             if let Err(error) = self.poll.poll(&mut events, timeout)
                 && error.kind() != ErrorKind::Interrupted

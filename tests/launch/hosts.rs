@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -40,9 +40,9 @@ impl Lab {
             keeper.stderr.take().expect("a pipe").read_to_string(&mut message).expect("text");
             let code = keeper.wait().expect("tools/ssh-lab ends").code();
             assert_eq!(code, Some(NO_LAB), "{message}");
-            // Write around the capture of the test harness, so that a skipped test is always visible.
+            // The test harness captures what `eprintln` prints, but not this.
             let text = format!("the test of jobs on several hosts is SKIPPED: {message}");
-            fs::write("/dev/stderr", text).unwrap_or_else(|_| eprintln!("no standard error"));
+            io::stderr().write_all(text.as_bytes()).expect("standard error is open");
             return None;
         }
         let variables = lines.iter().filter_map(|line| line.split_once('='));
@@ -69,7 +69,7 @@ impl Lab {
     }
 
     fn run_script(&self, hosts: &str, script: &str) -> FinishedProgram {
-        run(self.ringrun(hosts, &["--", "sh", "-c", script]).stdin(Stdio::null()))
+        run(&mut self.ringrun(hosts, &["--grace", "0", "--", "sh", "-c", script]))
     }
 
     /// The entry of the environment that marks the ranks of this lab.
@@ -77,15 +77,25 @@ impl Lab {
         format!("LAB_MARK={}", self.get("NAME"))
     }
 
-    /// Returns the processes of a host with this name.
+    /// Returns the processes of a host whose names begin with `name`.
     fn processes(&self, host: usize, name: &str) -> Vec<u32> {
         let namespace = format!("{}-{host}", self.get("NAME"));
         let found = Command::new("ip").args(["netns", "pids", &namespace]).output().expect("ip runs");
         let text = String::from_utf8(found.stdout).expect("numbers");
         let is_named = |pid: &u32| {
-            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|found| found.trim() == name)
+            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|found| found.starts_with(name))
         };
         text.lines().filter_map(|pid| pid.parse().ok()).filter(is_named).collect()
+    }
+
+    /// Kills the processes of a host with this name. One of them may end because another is killed.
+    fn kill(&self, host: usize, name: &str) {
+        let pids = self.processes(host, name);
+        assert!(!pids.is_empty(), "no {name} runs on host {host}");
+        for pid in pids {
+            let _ =
+                Command::new("kill").args(["-s", "KILL", &pid.to_string()]).stderr(Stdio::null()).status();
+        }
     }
 
     /// Waits until no rank and no agent is left on any host.
@@ -145,7 +155,9 @@ fn ranks_run_on_several_hosts() {
         .into();
     assert_eq!(job.sorted_lines(), expected);
     // The ranks find each other, also with ranks on this host.
-    let training = run(&mut lab.ringrun("localhost,@0,@1:2", &["ringtrain", "--epochs", "1"]));
+    let training =
+        run(&mut lab
+            .ringrun("localhost,@0,@1:2", &["ringtrain", "--epochs", "1", "--data", "synthetic:256x4"]));
     assert_eq!(training.code(), Some(0), "{}", training.stderr());
     // The rank that fails is named with its host.
     let job = lab.run_script("@0:2,@1", "[ $RANK = 2 ] && exit 3; exec sleep 300");
@@ -156,9 +168,8 @@ fn ranks_run_on_several_hosts() {
         &["rank 2 (pid ", &format!(" on {second}) exited with code 3"), "ranks 0-1 were killed"],
     );
     let job = run(&mut lab.ringrun_with_key("WRONG_KEY", "@0,@1", &["true"]));
-    let parts =
-        [&format!("host {first}: ssh failed"), "Permission denied", &format!("`ssh-copy-id {second}`")];
-    assert_failed(&lab, &job, 5, &parts.map(AsRef::as_ref));
+    let advice = format!("`ssh-copy-id {second}`");
+    assert_failed(&lab, &job, 5, &[&format!("host {first}: ssh failed"), "Permission denied", &advice]);
 }
 
 #[test]
@@ -170,11 +181,10 @@ fn every_failure_of_a_host_ends_the_job_everywhere() {
     let second = lab.get("HOST_1").to_owned();
     // sshd is killed while the job runs, with all its connections.
     let job = lab.start_sleeping_ranks("@0:2,@1:2", &["--grace", "0"], 4);
-    lab.processes(1, "sshd").into_iter().for_each(|pid| send_signal("KILL", pid));
+    lab.kill(1, "sshd");
     let job = finish(job);
-    let parts =
-        [&format!("host {second}: the connection broke"), &format!("on {second}) was lost with its host")];
-    assert_failed(&lab, &job, 6, &parts.map(AsRef::as_ref));
+    let lost = format!("on {second}) was lost with its host");
+    assert_failed(&lab, &job, 6, &[&format!("host {second}: the connection broke"), &lost]);
     // Host 1 has no sshd now.
     let job = run(&mut lab.ringrun("@0:2,@1:2", &["true"]));
     assert_failed(&lab, &job, 5, &["Connection refused", "--ssh-port", &second]);
@@ -194,8 +204,8 @@ fn every_failure_of_a_host_ends_the_job_everywhere() {
     }
     // An agent is killed.
     let job = lab.start_sleeping_ranks("@0:2,@1:2", &["--grace", "0"], 4);
-    lab.processes(1, "ring-agent").into_iter().for_each(|pid| send_signal("KILL", pid));
-    assert_failed(&lab, &finish(job), 6, &[&format!("host {second}: its agent ended")]);
+    lab.kill(1, "ring-agent");
+    assert_failed(&lab, &finish(job), 6, &[&format!("host {second}: the connection broke")]);
     // Something is missing on host 1 only.
     let folder = format!("{}/only-0", lab.get("DIRECTORY"));
     fs::create_dir_all(format!("{folder}/bin")).expect("a directory");
@@ -205,11 +215,11 @@ fn every_failure_of_a_host_ends_the_job_everywhere() {
     let hide = ["-t", lab.get("SSHD_1"), "-m", "mount", "-t", "tmpfs", "none", &folder];
     assert!(Command::new("nsenter").args(hide).status().expect("nsenter runs").success());
     let program = format!("{folder}/program");
-    let wanted = format!("host {second}: ");
+    let (wanted, bin) = (format!("host {second}: "), format!("{folder}/bin"));
     let cases: [(&[&str], i32, &str); 3] = [
         (&[&program], 127, "command not found"),
         (&["--remote-prefix", &folder, "true"], 5, "there is no ringrun at"),
-        (&["--wdir", &format!("{folder}/bin"), "true"], 3, "cannot run in the directory"),
+        (&["--wdir", &bin, "true"], 3, "cannot run in the directory"),
     ];
     for (arguments, code, part) in cases {
         let job = run(&mut lab.ringrun("@0:2,@1:2", arguments));
