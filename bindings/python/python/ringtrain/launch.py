@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ._errors import Error, InvalidArgument
+from ._rank import Outcome
 
 _RANK_MODULE = "ringtrain._rank"
 
@@ -124,19 +125,21 @@ def _print_lines(lines: IO[str] | None, tail: list[str]) -> None:
 def _read_results(directory: Path, np: int, code: int, tail: list[str]) -> list[Any]:
     """Returns the results that the ranks have written to files in `directory`. Raises `RunError` for the rank that failed
     first. `code` is the exit code of the launcher, and `tail` has the last lines of its output."""
-    outcomes: dict[int, tuple[bool, Any, str, float]] = {}
-    for rank in range(np):
-        path = directory / f"result-{rank}"
-        if path.exists():
-            outcomes[rank] = pickle.loads(path.read_bytes())
+    paths = {rank: directory / f"result-{rank}" for rank in range(np)}
+    outcomes = {rank: pickle.loads(path.read_bytes()) for rank, path in paths.items() if path.exists()}
+    raise_first_failure(outcomes)
+    missing = [rank for rank in range(np) if rank not in outcomes]
+    if code or missing:
+        who = f"; no result from rank {', '.join(map(str, missing))}" if missing else ""
+        raise RunError(f"ringrun ended with exit code {code}{who}:\n{''.join(tail)}")
+    return [outcomes[rank][1] for rank in range(np)]
+
+
+def raise_first_failure(outcomes: Mapping[int, Outcome]) -> None:
+    """Raises `RunError` for the rank whose function was the first to raise an exception. Does nothing if no function did."""
     failures = [(when, rank, value, trace) for rank, (is_well, value, trace, when) in outcomes.items() if not is_well]
     if failures:
         _, rank, value, trace = min(failures, key=lambda failure: failure[0])
         error = RunError(f"rank {rank} raised an exception:\n{trace}")
         error.rank = rank
         raise error from (value if isinstance(value, BaseException) else None)
-    missing = [rank for rank in range(np) if rank not in outcomes]
-    if code or missing:
-        who = f"; no result from rank {', '.join(map(str, missing))}" if missing else ""
-        raise RunError(f"ringrun ended with exit code {code}{who}:\n{''.join(tail)}")
-    return [outcomes[rank][1] for rank in range(np)]
