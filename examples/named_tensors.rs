@@ -8,18 +8,13 @@
 //! ```
 
 use rand::seq::SliceRandom as _;
-use ringtrain::{Group, JoinMethod, JoinOptions, NamedOptions, NamedTensors, Rank, ReduceOp, rendezvous};
+use ringtrain::{Group, NamedOptions, NamedTensors, Rank, ReduceOp};
 
 const LAYERS: usize = 50;
 const STEPS: usize = 10;
 
 fn main() -> anyhow::Result<()> {
-    let mut options = JoinOptions::default();
-    if let Some(launched) = rendezvous::from_environment()? {
-        options.method = JoinMethod::Launched(launched);
-        options.secret = rendezvous::secret_from_environment()?.unwrap_or(options.secret);
-    }
-    let mut group = Group::join(&options)?;
+    let mut group = Group::from_environment()?;
     let rank = group.rank();
     let tensors = NamedTensors::new(&mut group, NamedOptions::default())?;
     let mut checksum = 0.0;

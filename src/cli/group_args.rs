@@ -13,7 +13,9 @@ use crate::group::{
     Algorithms, Checksums, Error, Group, JoinMethod, JoinOptions, LocalTransport, SEGMENT_BYTES,
     START_TIMEOUT, Streams,
 };
-use crate::rendezvous::{PeersFile, SECRET_VARIABLE, StartError, from_environment, secret_from_environment};
+use crate::rendezvous::{
+    LaunchEnvironment, PeersFile, SECRET_VARIABLE, StartError, from_environment, secret_from_environment,
+};
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, PacingRate};
 use crate::types::Rank;
 use crate::wire::frame::SEGMENT_BYTES_MAX;
@@ -44,7 +46,8 @@ pub struct GroupArgs {
     pub bind: Option<IpAddr>,
 
     /// File with the secret of the job. The secret must be the same on every rank. Without this option, the secret is
-    /// the value of the environment variable RING_SECRET. Without a secret, ranks can use only loopback addresses
+    /// the value of the environment variable RING_SECRET. Ranks of srun, torchrun or mpirun without either use the file
+    /// .ringtrain-secret in the home directory. Other ranks without a secret can use only loopback addresses
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
 
@@ -151,29 +154,25 @@ pub enum JoinError {
 }
 
 impl GroupArgs {
-    /// Joins the job that the flags and the environment describe. Without a launcher and without a peers file, the
-    /// job consists of this process alone.
+    /// Joins the job that the flags and the environment describe. The flags come first. Without a launcher and without a
+    /// peers file, the job consists of this process alone.
     ///
     /// # Errors
     ///
     /// [`JoinError`], whose [`JoinError::exit_code`] is the program's exit code.
     pub fn join(&self) -> Result<Group, JoinError> {
-        let launched = from_environment().map_err(StartError::from);
-        let method = match (&self.peers, launched) {
-            // `launched` is an error if another launcher, such as mpirun, started this process. With a peers file,
-            // the process can join the job without a launcher.
-            (Some(path), Ok(None) | Err(_)) => JoinMethod::Peers {
+        let environment = from_environment().map_err(StartError::from);
+        let method = match (&self.peers, environment) {
+            (Some(_), Ok(LaunchEnvironment::Ringrun(_))) => return Err(JoinError::PeersUnderRingrun),
+            // With a peers file, the variables of other launchers do not count.
+            (Some(path), _) => JoinMethod::Peers {
                 file: PeersFile::read(path).map_err(StartError::from)?,
                 rank: Rank::new(self.rank.unwrap_or_default()),
                 bind: self.bind,
             },
-            (Some(_), Ok(Some(_))) => return Err(JoinError::PeersUnderRingrun),
-            (None, launched) => launched?.map_or(JoinMethod::Alone, JoinMethod::Launched),
+            (None, environment) => JoinMethod::from(environment?),
         };
-        let launcher_timeout = match &method {
-            JoinMethod::Launched(launched) => launched.start_timeout,
-            _ => None,
-        };
+        let launcher_timeout = method.start_timeout();
         let options = JoinOptions {
             method,
             secret: self.find_secret()?,
@@ -260,12 +259,13 @@ impl JoinError {
                 StartError::PeersFile(_)
                 | StartError::Environment(_)
                 | StartError::Secret(_)
+                | StartError::UserSecret { .. }
                 | StartError::RankOutOfRange { .. }
                 | StartError::NeedsSecret { .. }
                 | StartError::SocketOptions(_)
                 | StartError::CannotListen { .. } => Exit::Configuration,
                 StartError::Failed(cause) => exit_code_of_cause(cause),
-                StartError::PortInUse { .. } => Exit::PortInUse,
+                StartError::PortInUse { .. } | StartError::RendezvousPortInUse { .. } => Exit::PortInUse,
                 StartError::PeerLost { .. } | StartError::RendezvousLost { .. } => Exit::PeerLost,
                 StartError::Handshake { .. } if error.is_configuration_error() => Exit::Configuration,
                 _ => Exit::Start,

@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::Group;
-use super::join::{StartInputs, listen, start_error, start_group};
+use super::exchange::{Exchanged, listen};
+use super::join::{StartInputs, start_error, start_group};
 use super::options::{JoinOptions, OPERATION_TIMEOUT};
 use super::state::Origin;
 use super::streams::Streams;
@@ -27,7 +28,9 @@ impl Group {
         let Some(job) = self.job.clone() else {
             return Ok(Self { timeout: self.timeout, ..Self::solo() });
         };
-        let Some(Origin { options, member, ranks_per_processor, failure_reporter }) = &job.origin else {
+        let Some(Origin { options, member, host_of_rank_0, ranks_per_processor, failure_reporter }) =
+            &job.origin
+        else {
             return Err(StartError::Refused("the group of one rank has no connections".into()));
         };
         let epoch = Instant::now();
@@ -60,9 +63,10 @@ impl Group {
         let rank = self.rank();
         let failure_reporter =
             failure_reporter.as_ref().map(|reporter| reporter.for_isolated_group(self.members()));
-        let (listener, ranks_per_processor) = (listener?, Some(*ranks_per_processor));
+        let exchanged = Exchanged { rank, listener: listener?, roster, host_of_rank_0: *host_of_rank_0 };
+        let ranks_per_processor = Some(*ranks_per_processor);
         start_group(
-            StartInputs { rank, listener, roster, sockets, epoch, ranks_per_processor, failure_reporter },
+            StartInputs { exchanged, sockets, epoch, ranks_per_processor, failure_reporter },
             &options,
         )
     }

@@ -1,27 +1,21 @@
 //! How a rank joins its job: it listens, exchanges addresses with the other ranks, opens links to its neighbours, and passes a
 //! barrier, which shows that all links work.
 
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::num::NonZero;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::thread::available_parallelism;
 use std::time::Instant;
 
+use super::exchange::{Exchanged, exchange, listen, local_processors, user_secret_if_needed};
 use super::options::{JoinMethod, JoinOptions, OPERATION_TIMEOUT, SEGMENT_BYTES};
 use super::state::{Origin, SharedJob};
 use super::streams::Streams;
 use super::{Error, Group, tune};
 use crate::engine::Settings;
-use crate::rendezvous::{
-    LaunchedRank, Member, PeersFile, Registration, Roster, SharedSettings, StartError, host_name,
-    is_loopback, machine_id, register, serve,
-};
+use crate::rendezvous::{Roster, SharedSettings, StartError, host_name};
 use crate::runtime::driver::{Core, Driver};
 use crate::runtime::failure_report::FailureReporter;
 use crate::runtime::link_driver::LinkDriver;
 use crate::transport::handshake::Identity;
-use crate::transport::listener::Listener;
 use crate::transport::local_links::LinkTransport;
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, SocketOptions, TcpTransport};
 use crate::types::{Rank, WorldSize};
@@ -51,7 +45,8 @@ impl Group {
         join(options)
     }
 
-    /// Joins the job for which `ringrun` has started this process. Without `ringrun`, creates a group of this process alone.
+    /// Joins the job for which `ringrun`, or another launcher such as `srun`, `torchrun` or `mpirun`, has started this process.
+    /// Without a launcher, creates a group of this process alone.
     ///
     /// # Errors
     ///
@@ -67,7 +62,16 @@ fn join(options: &JoinOptions) -> Result<Group, StartError> {
         JoinMethod::Launched(launched) => Some(FailureReporter::of_launched_job(launched.world)),
         _ => None,
     };
-    let joined = join_and_report(options, failure_reporter.clone());
+    let user_secret = user_secret_if_needed(options)?;
+    let has_user_secret = user_secret.is_some();
+    let with_user_secret = user_secret.map(|secret| JoinOptions { secret, ..options.clone() });
+    let joined = join_and_report(with_user_secret.as_ref().unwrap_or(options), failure_reporter.clone());
+    let joined = joined.map_err(|error| match error {
+        error if has_user_secret && error.is_wrong_secret() => {
+            StartError::UserSecretDiffers { source: Box::new(error) }
+        }
+        error => error,
+    });
     if let (Err(StartError::PeerLost { rank, host, .. }), Some(reporter)) = (&joined, &failure_reporter) {
         reporter.report_lost_at_start(*rank, host);
     }
@@ -83,28 +87,16 @@ fn join_and_report(
     let sockets = SocketOptions::new(&options.congestion, options.operation_timeout)
         .and_then(|sockets| sockets.with_pacing(options.pacing))
         .map_err(StartError::SocketOptions)?;
-    let (rank, listener, roster) = match &options.method {
-        JoinMethod::Peers { file, rank, bind } if file.world() != WorldSize::ONE => {
-            exchange_by_peers_file(options, &sockets, file, *rank, *bind)?
-        }
-        JoinMethod::Launched(launched) if launched.world != WorldSize::ONE => {
-            exchange_at_launcher(options, &sockets, launched)?
-        }
-        _ => return Ok(Group { timeout: options.operation_timeout, ..Group::solo() }),
+    let Some(exchanged) = exchange(options, &sockets)? else {
+        return Ok(Group { timeout: options.operation_timeout, ..Group::solo() });
     };
     let ranks_per_processor = None;
-    start_group(
-        StartInputs { rank, listener, roster, sockets, epoch, ranks_per_processor, failure_reporter },
-        options,
-    )
+    start_group(StartInputs { exchanged, sockets, epoch, ranks_per_processor, failure_reporter }, options)
 }
 
 /// What a rank has before it opens links: its listener, and the data that the ranks of the job have exchanged.
 pub(super) struct StartInputs {
-    pub(super) rank: Rank,
-    pub(super) listener: Listener,
-    /// The addresses and settings of all ranks.
-    pub(super) roster: Roster,
+    pub(super) exchanged: Exchanged,
     pub(super) sockets: SocketOptions,
     /// The start of the engine's clock.
     pub(super) epoch: Instant,
@@ -116,8 +108,8 @@ pub(super) struct StartInputs {
 
 /// Creates the group of all ranks: opens the links to both neighbours, and agrees with the other ranks on all settings.
 pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<Group, StartError> {
-    let StartInputs { rank, listener, roster, sockets, epoch, ranks_per_processor, failure_reporter } =
-        inputs;
+    let StartInputs { exchanged, sockets, epoch, ranks_per_processor, failure_reporter } = inputs;
+    let Exchanged { rank, listener, mut roster, host_of_rank_0 } = exchanged;
     let world = WorldSize::new(roster.members.len() as u32).unwrap_or(WorldSize::ONE);
     let (shared, streams) = check_settings(&roster)?;
     let has_own_processor = roster.local_rank_and_size(rank).1 == world && world.get() <= shared.processors;
@@ -127,6 +119,9 @@ pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<
     let chunk_bytes = if has_own_processor { CHUNK_BYTES_LOCAL } else { CHUNK_BYTES };
     let congestion = sockets.congestion().map(str::to_owned);
     let own_member = roster.members[rank.index()].clone();
+    if let Some(host) = host_of_rank_0 {
+        roster.replace_unspecified_hosts(host);
+    }
     let sockets = TcpTransport::new(listener, rank, roster.addresses(), sockets, streams.initial_count());
     let transport = LinkTransport::new(sockets, world);
     let settings = Settings {
@@ -138,8 +133,13 @@ pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<
     let core = Core::new(LinkDriver::new(settings, transport), failure_reporter.clone());
     let driver = Driver::new(core, epoch, ranks_per_processor, options.interrupt)
         .map_err(|source| StartError::System { what: "an event queue", source })?;
-    let origin =
-        Some(Origin { options: options.clone(), member: own_member, ranks_per_processor, failure_reporter });
+    let origin = Some(Origin {
+        options: options.clone(),
+        member: own_member,
+        host_of_rank_0,
+        ranks_per_processor,
+        failure_reporter,
+    });
     let job = SharedJob {
         congestion,
         streams: streams.initial_count(),
@@ -225,124 +225,6 @@ fn connect_ring(group: &mut Group) -> Result<(), Error> {
         job.driver.connect(world.rank_before(rank, 1));
     }
     group.barrier()
-}
-
-/// Exchanges settings with the other ranks, whose addresses are in a peers file. Rank 0 serves the rendezvous.
-fn exchange_by_peers_file(
-    options: &JoinOptions,
-    sockets: &SocketOptions,
-    file: &PeersFile,
-    rank: Rank,
-    bind: Option<IpAddr>,
-) -> Result<(Rank, Listener, Roster), StartError> {
-    let world = file.world();
-    if !world.contains(rank) {
-        return Err(StartError::RankOutOfRange { rank, world });
-    }
-    let addresses = file.resolve_all()?;
-    if options.secret.is_none()
-        && let Some(&address) = addresses.iter().find(|address| !is_loopback(address.ip()))
-    {
-        return Err(StartError::NeedsSecret { address });
-    }
-    let own_address = addresses[rank.index()];
-    let job = handshake::Job { id: [0; 16], world: world.get(), peers_digest: file.digest() };
-    let identity = Identity { secret: options.secret.clone(), job, rank: Some(rank) };
-    let listen_at = SocketAddr::new(bind.unwrap_or(own_address.ip()), own_address.port());
-    let mut listener = listen(sockets, listen_at, rank, identity.clone())?;
-    let member = Member {
-        host: file.host(rank).to_owned(),
-        machine: machine_id(options.host_id.as_deref()),
-        address: own_address,
-        shared: shared_settings(options),
-    };
-    let name = |rank| file.name(rank);
-    let roster = if rank == Rank::ZERO {
-        serve(&mut listener, world, (rank, member), options.start_timeout, name)?
-    } else {
-        let registration = Registration {
-            identity: &identity,
-            rank,
-            world,
-            address: addresses[0],
-            server_name: "rank 0".into(),
-            start_timeout: options.start_timeout,
-        };
-        register(&registration, |_| Ok(member), name)?
-    };
-    Ok((rank, listener, roster))
-}
-
-/// Exchanges addresses and settings with the other ranks at the rendezvous of the launcher.
-fn exchange_at_launcher(
-    options: &JoinOptions,
-    sockets: &SocketOptions,
-    launched: &LaunchedRank,
-) -> Result<(Rank, Listener, Roster), StartError> {
-    let LaunchedRank { rank, world, rendezvous, job_id, .. } = *launched;
-    if options.secret.is_none() && !is_loopback(rendezvous.ip()) {
-        return Err(StartError::NeedsSecret { address: rendezvous });
-    }
-    let job = handshake::Job { id: job_id, world: world.get(), peers_digest: [0; 32] };
-    let identity = Identity { secret: options.secret.clone(), job, rank: Some(rank) };
-    let registration = Registration {
-        identity: &identity,
-        rank,
-        world,
-        address: rendezvous,
-        server_name: "the launcher's rendezvous".into(),
-        start_timeout: options.start_timeout,
-    };
-    let mut listener = None;
-    // Listen on the network interface that leads to the rendezvous, because the peers can reach this interface.
-    let start_listening = |local: IpAddr| {
-        let listening = listen(sockets, SocketAddr::new(local, 0), rank, identity.clone())?;
-        let address = listening
-            .local_address()
-            .map_err(|source| StartError::System { what: "this rank's own address", source })?;
-        listener = Some(listening);
-        let machine = machine_id(options.host_id.as_deref());
-        Ok(Member { host: host_name(), machine, address, shared: shared_settings(options) })
-    };
-    let roster = register(&registration, start_listening, |rank| format!("rank {rank}"))?;
-    let listener = listener.ok_or_else(|| {
-        StartError::Refused("the rendezvous did not ask for the address of this rank".into())
-    })?;
-    Ok((rank, listener, roster))
-}
-
-/// Opens the port on which this rank accepts connections.
-pub(super) fn listen(
-    sockets: &SocketOptions,
-    address: SocketAddr,
-    rank: Rank,
-    identity: Identity,
-) -> Result<Listener, StartError> {
-    let listener = sockets.listen(address).map_err(|source| match source.kind() {
-        io::ErrorKind::AddrInUse => StartError::PortInUse { address, rank },
-        _ => StartError::CannotListen { address, rank, source },
-    })?;
-    Listener::new(listener, identity).map_err(|source| StartError::System { what: "an event queue", source })
-}
-
-/// Returns the number of processors that the ranks of this host have. A launcher that binds ranks to processors sets the
-/// number.
-fn local_processors(options: &JoinOptions) -> u32 {
-    let from_launcher = match &options.method {
-        JoinMethod::Launched(launched) => launched.local_processors,
-        _ => None,
-    };
-    from_launcher.unwrap_or_else(|| available_parallelism().map_or(1, NonZero::get) as u32)
-}
-
-/// Returns the settings that this rank sends to the other ranks.
-fn shared_settings(options: &JoinOptions) -> SharedSettings {
-    SharedSettings {
-        segment_bytes: options.segment_bytes,
-        checksums: options.checksums,
-        processors: local_processors(options),
-        streams: options.streams.to_byte(),
-    }
 }
 
 /// Returns rank 0's settings. Returns an error if this version does not support them.

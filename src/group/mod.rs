@@ -3,7 +3,7 @@
 //! ```
 //! use ringtrain::{Group, ReduceOp};
 //!
-//! // Under `ringrun -n 4`, this process is one of four ranks. Without a launcher, this process is the only rank.
+//! // Under `ringrun -n 4` or `srun -n 4`, this process is one of four ranks. Without a launcher, this process is the only rank.
 //! let mut group = Group::from_environment()?;
 //! let mut gradients = vec![1.0f32, 2.0, 3.0];
 //! group.all_reduce(&mut gradients, ReduceOp::Average)?;
@@ -18,6 +18,7 @@ mod call;
 mod collective;
 mod collectives;
 mod compressor;
+mod exchange;
 mod foreign;
 mod handle;
 mod isolated;

@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::selection::{Algorithms, LocalTransport};
 use super::streams::Streams;
 use crate::rendezvous::{
-    Checksums, LaunchedRank, PeersFile, StartError, from_environment, secret_from_environment,
+    Checksums, DiscoveredRank, LaunchEnvironment, LaunchedRank, PeersFile, StartError, from_environment,
+    secret_from_environment,
 };
 use crate::runtime::driver::Interrupt;
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, PacingRate};
@@ -41,6 +42,30 @@ pub enum JoinMethod {
     },
     /// The rendezvous of a launcher sends the addresses of all ranks.
     Launched(LaunchedRank),
+    /// Another launcher started the ranks, and rank 0 serves the rendezvous. If `JoinOptions::secret` is [`Secret::none`], the
+    /// ranks use the secret of their user: the file `.ringtrain-secret` in the user's home directory.
+    Discovered(DiscoveredRank),
+}
+
+impl From<LaunchEnvironment> for JoinMethod {
+    fn from(environment: LaunchEnvironment) -> Self {
+        match environment {
+            LaunchEnvironment::Alone => Self::Alone,
+            LaunchEnvironment::Ringrun(launched) => Self::Launched(launched),
+            LaunchEnvironment::Other(discovered) => Self::Discovered(discovered),
+        }
+    }
+}
+
+impl JoinMethod {
+    /// Returns the start timeout that the environment sets.
+    pub(crate) fn start_timeout(&self) -> Option<Duration> {
+        match self {
+            Self::Launched(launched) => launched.start_timeout,
+            Self::Discovered(discovered) => discovered.start_timeout,
+            Self::Alone | Self::Peers { .. } => None,
+        }
+    }
 }
 
 /// The options with which a rank joins its job.
@@ -103,20 +128,19 @@ impl Default for JoinOptions {
 }
 
 impl JoinOptions {
-    /// Returns the options that `ringrun` has set for this process. Without `ringrun`, returns the options of a world of one
-    /// rank.
+    /// Returns the options that `ringrun` or another launcher has set for this process. Without a launcher, returns the
+    /// options of a world of one rank.
     ///
     /// # Errors
     ///
-    /// [`StartError`] if the environment has only some of the variables, or if another launcher has started several
-    /// ranks.
+    /// [`StartError`] if the environment has only some of the variables, or if the variables of two launchers contradict each
+    /// other.
     pub fn from_environment() -> Result<Self, StartError> {
-        let launched = from_environment()?;
-        let start_timeout = launched.as_ref().and_then(|launched| launched.start_timeout);
+        let method = JoinMethod::from(from_environment()?);
         Ok(Self {
-            method: launched.map_or(JoinMethod::Alone, JoinMethod::Launched),
             secret: secret_from_environment()?.unwrap_or_else(Secret::none),
-            start_timeout: start_timeout.unwrap_or(START_TIMEOUT),
+            start_timeout: method.start_timeout().unwrap_or(START_TIMEOUT),
+            method,
             ..Self::default()
         })
     }

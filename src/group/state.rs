@@ -1,5 +1,6 @@
 //! The state of a group and of its job.
 
+use std::net::IpAddr;
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::atomic::AtomicU32;
@@ -51,6 +52,8 @@ pub(super) struct Origin {
     pub(super) options: JoinOptions,
     /// This rank's entry in the list of the job's ranks.
     pub(super) member: Member,
+    /// The address of rank 0's host (see `Exchanged`).
+    pub(super) host_of_rank_0: Option<IpAddr>,
     /// The number of ranks on this machine for each of its processors, rounded up.
     pub(super) ranks_per_processor: u32,
     /// Reports failures of the job to `ringrun`; `None` if `ringrun` did not start the job.

@@ -4,8 +4,10 @@ use std::env;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::environment_error::EnvironmentError;
 use super::exit_report::{EXIT_PIPE_VARIABLE, take_exit_pipe};
-use crate::types::{Rank, WorldSize, debug_as_display};
+use super::other_launcher::{DiscoveredRank, INDEX_VARIABLE, discover, hydra_proxy};
+use crate::types::{Rank, WorldSize};
 use crate::wire::{Secret, SecretError};
 
 /// The environment variable with the job's secret.
@@ -18,14 +20,19 @@ pub const JOB_ID_VARIABLE: &str = "RING_JOB_ID";
 const START_TIMEOUT_MS_VARIABLE: &str = "RING_START_TIMEOUT_MS";
 const LOCAL_PROCESSORS_VARIABLE: &str = "RING_LOCAL_PROCESSORS";
 
-/// The environment variables in which other launchers set the number of ranks, each with the name of its launcher.
-const OTHER_LAUNCHERS: [(&str, &str); 5] = [
-    ("WORLD_SIZE", "torchrun"),
-    ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"),
-    ("PMI_SIZE", "MPICH's mpiexec"),
-    ("HOROVOD_SIZE", "horovodrun"),
-    ("SLURM_STEP_NUM_TASKS", "srun"),
-];
+/// The launchers whose jobs ringtrain cannot join: the environment variable with the number of ranks, and the launcher's name.
+const UNKNOWN_LAUNCHERS: [(&str, &str); 1] = [("HOROVOD_SIZE", "horovodrun")];
+
+/// What the environment says about the job of this process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LaunchEnvironment {
+    /// This process is the only rank of its job.
+    Alone,
+    /// `ringrun` started this process.
+    Ringrun(LaunchedRank),
+    /// Another launcher started this process.
+    Other(DiscoveredRank),
+}
 
 /// This rank and its job, as `ringrun` describes them in environment variables.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -45,58 +52,20 @@ pub struct LaunchedRank {
     pub local_processors: Option<u32>,
 }
 
-/// Why the environment is invalid.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum EnvironmentError {
-    /// A variable of `ringrun` is missing, although another variable of `ringrun` is set.
-    #[error("{present} is set but {missing} is not; start the ranks with ringrun, or unset {present}")]
-    Incomplete {
-        /// A variable that is set.
-        present: &'static str,
-        /// The variable that is missing.
-        missing: &'static str,
-    },
-    /// A variable has an invalid value.
-    #[error("the environment variable {name} is `{value}`, which is not {expected}")]
-    Invalid {
-        /// The name of the variable.
-        name: &'static str,
-        /// The value of the variable.
-        value: String,
-        /// A description of valid values.
-        expected: &'static str,
-    },
-    /// A launcher that is not ringrun started this process as one of several ranks.
-    #[error(
-        "{launcher} started this process as one of {ranks} ranks ({variable} is set), and ringtrain cannot connect these ranks; start the ranks with `ringrun -n {ranks}`, or use --peers and --rank, or unset {variable} to run alone"
-    )]
-    OtherLauncher {
-        /// The variable that the launcher has set.
-        variable: &'static str,
-        /// The name of the launcher.
-        launcher: &'static str,
-        /// The number of ranks.
-        ranks: u32,
-    },
-}
-
-debug_as_display!(EnvironmentError);
-
-/// Reads the variables of `ringrun`. Returns `None` if `ringrun` did not start this process. Also takes over the pipe to
-/// `ringrun` that this process has inherited, so that the programs that this process executes do not inherit it.
+/// Reads the variables of `ringrun` or, without `ringrun`, those of the launcher that started this process. Also takes over the
+/// pipe to `ringrun` that this process has inherited, so that the programs that this process executes do not inherit it.
 ///
 /// # Errors
 ///
-/// [`EnvironmentError`] if variables are missing or invalid, or if another launcher, such as mpirun, started several
-/// ranks: without this error, each of these ranks would train alone.
-pub fn from_environment() -> Result<Option<LaunchedRank>, EnvironmentError> {
+/// [`EnvironmentError`] if variables are missing, invalid or contradict each other, or if a launcher that ringtrain does not
+/// know started several ranks: without this error, each of these ranks would train alone.
+pub fn from_environment() -> Result<LaunchEnvironment, EnvironmentError> {
     let get = |name: &str| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-    let launched = parse_environment(get)?;
-    if launched.is_some() {
+    let environment = parse_environment(&get, &hydra_proxy)?;
+    if let LaunchEnvironment::Ringrun(_) = environment {
         take_exit_pipe(get(EXIT_PIPE_VARIABLE).as_deref());
     }
-    Ok(launched)
+    Ok(environment)
 }
 
 /// Reads the job's secret from the environment. Returns `None` if the variable is not set.
@@ -109,19 +78,38 @@ pub fn secret_from_environment() -> Result<Option<Secret>, SecretError> {
 }
 
 /// Like [`from_environment`], but calls `get(name)` for the value of a variable.
-fn parse_environment(get: impl Fn(&str) -> Option<String>) -> Result<Option<LaunchedRank>, EnvironmentError> {
-    let Some(rendezvous) = get(RENDEZVOUS_VARIABLE) else {
-        if let Some(present) =
-            [RANK_VARIABLE, WORLD_SIZE_VARIABLE].into_iter().find(|name| get(name).is_some())
-        {
-            return Err(EnvironmentError::Incomplete { present, missing: RENDEZVOUS_VARIABLE });
-        }
-        let other = OTHER_LAUNCHERS.iter().find_map(|&(variable, launcher)| {
-            let ranks = get(variable)?.parse::<u32>().ok().filter(|&ranks| ranks > 1)?;
-            Some(EnvironmentError::OtherLauncher { variable, launcher, ranks })
-        });
-        return other.map_or(Ok(None), Err);
-    };
+fn parse_environment(
+    get: &dyn Fn(&str) -> Option<String>,
+    hydra_proxy: &dyn Fn() -> Option<String>,
+) -> Result<LaunchEnvironment, EnvironmentError> {
+    if let Some(rendezvous) = get(RENDEZVOUS_VARIABLE) {
+        return parse_ringrun(&rendezvous, get).map(LaunchEnvironment::Ringrun);
+    }
+    // In an indexed Job of Kubernetes, RING_WORLD_SIZE has the number of pods.
+    let is_indexed_job = get(INDEX_VARIABLE).is_some();
+    let of_ringrun = [(RANK_VARIABLE, true), (WORLD_SIZE_VARIABLE, !is_indexed_job)];
+    if let Some((present, _)) =
+        of_ringrun.into_iter().find(|&(name, is_of_ringrun)| is_of_ringrun && get(name).is_some())
+    {
+        return Err(EnvironmentError::Incomplete { present, missing: RENDEZVOUS_VARIABLE });
+    }
+    let get_set = |name: &str| get(name).filter(|value| !value.is_empty());
+    if let Some(discovered) = discover(&get_set, hydra_proxy)? {
+        let start_timeout = parse_start_timeout(get)?;
+        return Ok(LaunchEnvironment::Other(DiscoveredRank { start_timeout, ..discovered }));
+    }
+    let unknown = UNKNOWN_LAUNCHERS.iter().find_map(|&(variable, launcher)| {
+        let ranks = get(variable)?.parse::<u32>().ok().filter(|&ranks| ranks > 1)?;
+        Some(EnvironmentError::UnknownLauncher { variable, launcher, ranks })
+    });
+    unknown.map_or(Ok(LaunchEnvironment::Alone), Err)
+}
+
+/// Reads the variables of `ringrun`; `rendezvous` is the value of [`RENDEZVOUS_VARIABLE`].
+fn parse_ringrun(
+    rendezvous: &str,
+    get: &dyn Fn(&str) -> Option<String>,
+) -> Result<LaunchedRank, EnvironmentError> {
     let require =
         |missing| get(missing).ok_or(EnvironmentError::Incomplete { present: RENDEZVOUS_VARIABLE, missing });
     let invalid =
@@ -140,20 +128,15 @@ fn parse_environment(get: impl Fn(&str) -> Option<String>) -> Result<Option<Laun
         .filter(|&rank| world.contains(rank))
         .ok_or_else(|| invalid(RANK_VARIABLE, &rank, "a rank below RING_WORLD_SIZE"))?;
     let id = require(JOB_ID_VARIABLE)?;
-    Ok(Some(LaunchedRank {
+    Ok(LaunchedRank {
         rank,
         world,
         rendezvous: rendezvous
             .parse()
-            .map_err(|_| invalid(RENDEZVOUS_VARIABLE, &rendezvous, "an address, ip:port"))?,
+            .map_err(|_| invalid(RENDEZVOUS_VARIABLE, rendezvous, "an address, ip:port"))?,
         job_id: parse_16_hex_bytes(&id)
             .ok_or_else(|| invalid(JOB_ID_VARIABLE, &id, "32 hexadecimal digits"))?,
-        start_timeout: get(START_TIMEOUT_MS_VARIABLE)
-            .map(|ms| {
-                ms.parse().map_err(|_| invalid(START_TIMEOUT_MS_VARIABLE, &ms, "a number of milliseconds"))
-            })
-            .transpose()?
-            .map(Duration::from_millis),
+        start_timeout: parse_start_timeout(get)?,
         local_processors: get(LOCAL_PROCESSORS_VARIABLE)
             .map(|count| {
                 count
@@ -161,7 +144,14 @@ fn parse_environment(get: impl Fn(&str) -> Option<String>) -> Result<Option<Laun
                     .map_err(|_| invalid(LOCAL_PROCESSORS_VARIABLE, &count, "a number of processors"))
             })
             .transpose()?,
-    }))
+    })
+}
+
+fn parse_start_timeout(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Duration>, EnvironmentError> {
+    let (name, expected) = (START_TIMEOUT_MS_VARIABLE, "a number of milliseconds");
+    let parse =
+        |value: String| value.parse().map_err(|_| EnvironmentError::Invalid { name, value, expected });
+    Ok(get(name).map(parse).transpose()?.map(Duration::from_millis))
 }
 
 fn parse_16_hex_bytes(text: &str) -> Option<[u8; 16]> {
@@ -184,8 +174,12 @@ mod tests {
     /// unset the variable.
     type VariableChanges<'a> = &'a [(&'a str, Option<&'a str>)];
 
-    fn parse_with_changes(changes: VariableChanges<'_>) -> Result<Option<LaunchedRank>, EnvironmentError> {
-        parse_environment(|name| {
+    fn parse(get: &dyn Fn(&str) -> Option<String>) -> Result<LaunchEnvironment, EnvironmentError> {
+        parse_environment(get, &|| None)
+    }
+
+    fn parse_with_changes(changes: VariableChanges<'_>) -> Result<LaunchEnvironment, EnvironmentError> {
+        parse(&|name| {
             let changed = changes.iter().find(|(changed, _)| *changed == name);
             let value = changed.map_or_else(
                 || VALID_VARIABLES.iter().find(|(good, _)| *good == name).map(|(_, value)| *value),
@@ -195,9 +189,11 @@ mod tests {
         })
     }
 
+    /// The variables of another launcher, which ringrun also sets, do not count.
     #[test]
-    fn the_launchers_variables_are_read() {
-        let launched = parse_with_changes(&[]).unwrap().unwrap();
+    fn the_variables_of_ringrun_are_read() {
+        let environment = parse_with_changes(&[("WORLD_SIZE", Some("7")), ("PMI_RANK", Some("1"))]);
+        let Ok(LaunchEnvironment::Ringrun(launched)) = environment else { panic!("{environment:?}") };
         assert_eq!((launched.rank.get(), launched.world.get(), launched.job_id[15]), (2, 4, 15));
     }
 
@@ -219,20 +215,12 @@ mod tests {
         }
     }
 
-    /// Four processes that ignored another launcher's variables would train four separate models.
+    /// Four processes that ignored the launcher's variables would train four separate models.
     #[test]
-    fn ranks_of_another_launcher_get_an_error() {
-        for (variable, launcher) in [
-            ("WORLD_SIZE", "torchrun"),
-            ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"),
-            ("PMI_SIZE", "MPICH's mpiexec"),
-            ("HOROVOD_SIZE", "horovodrun"),
-            ("SLURM_STEP_NUM_TASKS", "srun"),
-        ] {
-            let others = |size: &str| parse_environment(|name| (name == variable).then(|| size.to_owned()));
-            let error = others("4").unwrap_err().to_string();
-            assert!(error.starts_with(launcher) && error.contains("`ringrun -n 4`"), "{error}");
-            assert_eq!(others("1"), Ok(None));
-        }
+    fn ranks_of_an_unknown_launcher_get_an_error() {
+        let horovod = |size: &str| parse(&|name| (name == "HOROVOD_SIZE").then(|| size.to_owned()));
+        let error = horovod("4").unwrap_err().to_string();
+        assert!(error.starts_with("horovodrun") && error.contains("`ringrun -n 4`"), "{error}");
+        assert_eq!(horovod("1"), Ok(LaunchEnvironment::Alone));
     }
 }

@@ -2,9 +2,11 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{EnvironmentError, PeersFileError};
+use super::environment_error::EnvironmentError;
+use super::peers_file::PeersFileError;
 use crate::types::{Rank, WorldSize, debug_as_display};
 use crate::wire::cause::means_no_answer;
 use crate::wire::handshake::{HandshakeError, Refusal};
@@ -37,6 +39,45 @@ pub enum StartError {
     )]
     NeedsSecret {
         /// The address that other hosts could reach.
+        address: SocketAddr,
+    },
+    /// The user's secret cannot be read or created. Ranks that a launcher other than `ringrun` started use it if they have no
+    /// other secret.
+    #[error(
+        "the secret of this user, {}, cannot be used: {problem}; correct this, or set RING_SECRET to the same secret on every rank",
+        path.display()
+    )]
+    UserSecret {
+        /// The file.
+        path: PathBuf,
+        /// The problem.
+        problem: String,
+    },
+    /// Rank 0 has another secret than this rank, which uses the user's secret.
+    #[error(
+        "{source}; this rank uses the secret of this user (~/.ringtrain-secret); if the hosts have separate home directories, set RING_SECRET to the same secret on every rank"
+    )]
+    UserSecretDiffers {
+        /// The error of the handshake.
+        source: Box<StartError>,
+    },
+    /// The name of the host of rank 0 has no address.
+    #[error(
+        "the host of rank 0, `{host}`, has no address: {source}; set RING_MASTER_ADDR to a name or address of this host that every rank knows"
+    )]
+    UnknownHost {
+        /// The name of the host.
+        host: String,
+        /// The error of the last attempt.
+        source: io::Error,
+    },
+    /// Another process listens on the port of the rendezvous, which rank 0 serves.
+    #[error(
+        "port {} on {} is in use by another process, and the other ranks expect rank 0 on this port; set RING_PORT to a free port on every rank",
+        address.port(), address.ip()
+    )]
+    RendezvousPortInUse {
+        /// The address on which rank 0 tried to listen.
         address: SocketAddr,
     },
     /// Another process listens on this rank's port.
@@ -148,7 +189,11 @@ impl StartError {
     pub fn is_wrong_secret(&self) -> bool {
         matches!(
             self,
-            Self::Handshake { source: HandshakeError::Secret | HandshakeError::Refused(Refusal::Secret), .. }
+            Self::UserSecretDiffers { .. }
+                | Self::Handshake {
+                    source: HandshakeError::Secret | HandshakeError::Refused(Refusal::Secret),
+                    ..
+                }
         )
     }
 

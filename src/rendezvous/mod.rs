@@ -1,7 +1,7 @@
 //! The rendezvous: how the ranks of a job find each other before the first link is opened.
 //!
-//! One process serves the rendezvous: the launcher or, if there is a peers file, rank 0. All other ranks of the job dial
-//! this process, prove that they know the job's secret, and register their addresses. When the last rank has registered,
+//! One process serves the rendezvous: `ringrun` or, if there is a peers file or another launcher, rank 0. All other ranks
+//! of the job dial this process, prove that they know the job's secret, and register their addresses. When the last rank has registered,
 //! all ranks receive the roster, which is the list of all ranks and their addresses.
 
 // Bytes from other processes must not cause a panic.
@@ -9,26 +9,33 @@
 
 mod client;
 mod environment;
+mod environment_error;
 mod error;
 mod exit_report;
 mod inherited_pipe;
 mod message;
+mod other_launcher;
 mod peers_file;
 pub(crate) mod registration;
 pub(crate) mod registry;
+mod resolve;
 mod roster;
 mod server;
+mod user_secret;
 
 pub use client::register;
 pub use environment::{
-    EnvironmentError, JOB_ID_VARIABLE, LaunchedRank, SECRET_VARIABLE, from_environment,
-    secret_from_environment,
+    JOB_ID_VARIABLE, LaunchEnvironment, LaunchedRank, SECRET_VARIABLE, from_environment, secret_from_environment,
 };
+pub use environment_error::EnvironmentError;
 pub use error::StartError;
 pub(crate) use exit_report::{EXIT_PIPE_VARIABLE, ReportImportance, report_to_launcher};
+pub use other_launcher::{DiscoveredRank, OtherLauncher, RendezvousHost};
 pub use peers_file::{PeersFile, PeersFileError};
 pub use registration::Registration;
 pub use registry::NoticeReceiver;
+pub(crate) use resolve::resolve_host;
 pub(crate) use roster::is_loopback;
 pub use roster::{Checksums, Member, Roster, SharedSettings, host_name, machine_id};
 pub use server::{Server, ServerOptions, serve};
+pub(crate) use user_secret::user_secret;

@@ -64,6 +64,14 @@ impl Roster {
         self.members.iter().map(|member| member.address).collect()
     }
 
+    /// Sets the IP address of all ranks that listen on all addresses of their host, and have registered none. These ranks are on
+    /// the host of rank 0, and `host` is an address at which this rank reaches that host.
+    pub fn replace_unspecified_hosts(&mut self, host: IpAddr) {
+        for member in self.members.iter_mut().filter(|member| member.address.ip().is_unspecified()) {
+            member.address.set_ip(host);
+        }
+    }
+
     /// Returns each rank's host for use in errors: the name and the address.
     pub fn hosts(&self) -> Vec<String> {
         self.members.iter().map(|member| format!("{} ({})", member.host, member.address)).collect()

@@ -12,6 +12,7 @@ mod hosts;
 mod killed_ranks;
 mod metrics;
 mod mpi4py;
+mod other_launchers;
 mod output;
 mod progress;
 mod shared_memory;

@@ -51,6 +51,7 @@ mod named_tensors;
 mod objects;
 mod profile;
 mod random_programs;
+mod served_by_rank_0;
 mod shared_buffers;
 mod sleeping_ranks;
 mod special_values;

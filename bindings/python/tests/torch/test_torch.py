@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -62,7 +63,9 @@ def test_horovod(launch: Launch, n: int) -> None:
     assert check_output(launch(n, "horovod.py")).count("checks passed") == n
 
 
-def test_ranks_connect_under_torchrun(torchrun: Launch) -> None:
+def test_ranks_connect_under_torchrun(torchrun: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # The ranks of torchrun use the secret of their user, in the home directory.
+    monkeypatch.setenv("HOME", str(tmp_path))
     output = check_output(torchrun(2, "connect.py"))
     assert output.count("connected") == 2
 

@@ -21,7 +21,7 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
     """Joins the first job in this list that exists. Does nothing if this process has already joined a job.
 
     1. The job of torch.distributed's default group, if this group has the backend "ring".
-    2. The job for which ringrun or torchrun started this process.
+    2. The job for which ringrun, torchrun or another launcher such as srun started this process.
     3. A new job of one rank.
 
     Then adds the process sets. Sets can also be added later, with and without Horovod's value "dynamic".
@@ -37,12 +37,12 @@ def _join_job() -> _core.Group:
     if dist.is_initialized() and dist.get_backend() == "ring":
         return ring_group().core.duplicate()
     if _world.is_joined() or "RING_RANK" in os.environ:
-        return rendezvous.join_job_of_ringrun(_TIMEOUT_SECONDS)
+        return rendezvous.join_job_of_launcher(_TIMEOUT_SECONDS)
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         store, env_rank, env_size = next(iter(dist.rendezvous("env://")))
         member = rendezvous.Membership(env_rank, env_size, _TIMEOUT_SECONDS, started_by_ringrun=False)
         return rendezvous.join_through_store(dist.PrefixStore("ringtrain.torch", store), member)
-    return _core.solo()
+    return rendezvous.join_job_of_launcher(_TIMEOUT_SECONDS)
 
 
 def _open_job(group: _core.Group, sets: Sequence[ProcessSet]) -> None:

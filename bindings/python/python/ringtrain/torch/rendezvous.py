@@ -39,9 +39,9 @@ def is_started_by_ringrun(rank: int, size: int) -> bool:
     return (os.environ.get("RING_RANK"), os.environ.get("RING_WORLD_SIZE")) == (str(rank), str(size))
 
 
-def join_job_of_ringrun(timeout: float) -> _core.Group:
-    """Returns a new group of all ranks of the job. The operations of this group are independent of those of
-    `ringtrain.world()`."""
+def join_job_of_launcher(timeout: float) -> _core.Group:
+    """Returns a new group of all ranks of the job for which ringrun or another launcher started this process. The operations of
+    this group are independent of those of `ringtrain.world()`."""
     world = _world.current_world() if _world.is_joined() else _world.join_world()
     group = world.core.duplicate()
     group.timeout = timeout

@@ -6,9 +6,11 @@ import os
 from datetime import timedelta
 
 import checks
+import numpy as np
 import torch
 import torch.distributed as dist
 
+import ringtrain as ring
 import ringtrain.torch as hvd
 from ringtrain.torch import backend
 
@@ -52,4 +54,6 @@ if __name__ == "__main__":
         for _ in range(2):
             join_and_all_reduce(arguments)
             dist.destroy_process_group()
+        # Without torch's store, the ranks find each other through the variables of torchrun.
+        assert ring.init().all_gather(np.array([ring.rank()])).tolist() == [0, 1]
     print("connected", flush=True)
