@@ -1,8 +1,8 @@
 //! The rendezvous: how the ranks of a job find each other before the first link is opened.
 //!
 //! One process serves the rendezvous: `ringrun` or, if there is a peers file or another launcher, rank 0. All other ranks
-//! of the job dial this process, prove that they know the job's secret, and register their addresses. When the last rank has registered,
-//! all ranks receive the roster, which is the list of all ranks and their addresses.
+//! of the job dial this process, prove that they know the job's secret, and register their addresses. When the last rank has
+//! registered, all ranks receive the roster, which is the list of all ranks and their addresses.
 
 // Bytes from other processes must not cause a panic.
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]
