@@ -61,6 +61,7 @@ pub mod launch;
 #[cfg(feature = "cli")]
 mod monitor;
 pub mod named;
+pub mod observe;
 pub mod reduce;
 pub mod rendezvous;
 mod runtime;

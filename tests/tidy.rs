@@ -25,6 +25,7 @@ use source::{Source, find_word, read_all};
 const MAY_IMPORT: &[(&str, &str)] = &[
     ("types", ""),
     ("exit", ""),
+    ("observe", "types"),
     ("schedule", "types"),
     ("simd", ""),
     ("reduce", "types simd"),
@@ -34,15 +35,15 @@ const MAY_IMPORT: &[(&str, &str)] = &[
     ("shm", ""),
     ("transport", "types wire shm"),
     ("rendezvous", "types wire transport"),
-    ("runtime", "types schedule wire reduce codec engine shm transport rendezvous"),
-    ("group", "types schedule wire reduce codec engine shm transport rendezvous runtime"),
+    ("runtime", "types observe schedule wire reduce codec engine shm transport rendezvous"),
+    ("group", "types observe schedule wire reduce codec engine shm transport rendezvous runtime"),
     ("named", "types group codec"),
-    ("train", "types simd codec group"),
+    ("train", "types observe simd codec group"),
     ("launch", "types wire rendezvous exit"),
     ("monitor", ""),
     (
         "cli",
-        "types exit schedule reduce wire codec engine shm transport rendezvous group named train launch monitor",
+        "types exit observe schedule reduce wire codec engine shm transport rendezvous group named train launch monitor",
     ),
     ("bin", "cli launch"),
 ];
@@ -71,7 +72,7 @@ const NAMES_FORBIDDEN_WITHOUT_IO: &[(&str, &str)] = &[
 const NAMES_ALLOWED_WITHOUT_IO: &[(&str, &str)] = &[("exit", "std::process")];
 
 const MAY_READ_THE_CLOCK: &[&str] =
-    &["rendezvous", "runtime", "group", "named", "train", "launch", "monitor", "cli"];
+    &["observe", "rendezvous", "runtime", "group", "named", "train", "launch", "monitor", "cli"];
 const MAY_READ_THE_ENVIRONMENT: &[&str] = &["rendezvous", "launch", "cli", "bin"];
 const MAY_BE_UNSAFE: &[&str] = &["shm", "transport", "simd", "simulation", "bindings"];
 /// Further files that may contain `unsafe`. They access buffers of callers and of other libraries, and an inherited pipe.

@@ -26,6 +26,7 @@ use self::plan::{BenchCase, BenchPlan, BenchPlanError};
 use self::report::{BenchEnvironment, BenchReport};
 use super::exit::Exit;
 use super::group_args::{JoinError, exit_code_of_group_error};
+use super::observe_args::{AfterSignal, write_record_on_signals};
 use super::print_error::print_error;
 use crate::group::{Error, Group};
 use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, Rank, WorldSize};
@@ -71,6 +72,9 @@ pub enum BenchError {
         /// The names of the flags that differ.
         flags: String,
     },
+    /// The process cannot listen for signals.
+    #[error("cannot listen for signals: {0}")]
+    Signals(io::Error),
     /// Elements of the results are wrong.
     #[error("{0} elements of the results are wrong")]
     WrongElements(u64),
@@ -84,7 +88,7 @@ impl BenchError {
             Self::Join(error) => error.exit_code(),
             Self::Operation(error) => exit_code_of_group_error(error),
             Self::FlagsDiffer { .. } => Exit::Mismatch,
-            Self::TableNotPrinted(_) | Self::ReportNotSaved { .. } => Exit::Failure,
+            Self::TableNotPrinted(_) | Self::ReportNotSaved { .. } | Self::Signals(_) => Exit::Failure,
             Self::WrongElements(_) => Exit::WrongResult,
         }
     }
@@ -96,7 +100,10 @@ pub fn run_ringbench(args: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(args) => args,
         Err(code) => return code,
     };
-    super::log_to_stderr("warn");
+    if let Err(problem) = args.group.start_log("ringbench") {
+        print_error("ringbench", problem);
+        return Exit::Usage.into();
+    }
     match join_and_bench(&args) {
         Ok(()) => Exit::Success.into(),
         Err(error) => {
@@ -144,10 +151,14 @@ fn join_and_bench(args: &BenchArgs) -> Result<(), BenchError> {
         })?;
     }
     let mut group = args.group.join()?;
+    write_record_on_signals(&group, AfterSignal::End).map_err(BenchError::Signals)?;
     let mut stdout = BrokenPipeIgnorer(io::stdout().lock());
     let report = bench(&mut group, &plan, args.group.segment_bytes, &mut stdout)?;
     if let Some(path) = plan.json.as_ref().filter(|_| group.rank().get() == 0) {
         report.save(path).map_err(|source| BenchError::ReportNotSaved { path: path.clone(), source })?;
+    }
+    if let Some(timeline) = group.write_timeline()? {
+        writeln!(stdout, "# {timeline}").map_err(BenchError::TableNotPrinted)?;
     }
     group.close();
     match report.wrong_elements() {

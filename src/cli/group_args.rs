@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+use super::log_format::{LogFormat, start_log};
+use super::observe_args::ObserveArgs;
 use crate::exit::Exit;
 use crate::group::{
     Algorithms, Checksums, Error, Group, JoinMethod, JoinOptions, LocalTransport, SEGMENT_BYTES,
@@ -108,6 +110,10 @@ pub struct GroupArgs {
     /// payloads. Rank 0's setting applies to all ranks
     #[arg(long, overrides_with = "checksum")]
     pub no_checksum: bool,
+
+    /// What this rank records.
+    #[command(flatten)]
+    pub observe: ObserveArgs,
 }
 
 /// How ranks on the same host exchange data.
@@ -186,9 +192,23 @@ impl GroupArgs {
             algorithms: self.algorithm.clone(),
             transport: self.transport.into(),
             host_id: self.host_id.clone(),
+            recording: self.observe.recording_options(),
             ..JoinOptions::default()
         };
         Ok(Group::join(&options)?)
+    }
+
+    /// Starts the log of the program.
+    ///
+    /// # Errors
+    ///
+    /// Returns a sentence if the environment has a wrong format.
+    pub(super) fn start_log(&self, program: &'static str) -> Result<(), String> {
+        let launched = || from_environment().ok().flatten().map(|launched| launched.rank);
+        let rank = self.rank.map(Rank::new).or_else(launched);
+        let format = self.observe.log_format.map_or_else(LogFormat::from_environment, Ok)?;
+        start_log("warn", format, (program, rank));
+        Ok(())
     }
 
     /// Returns one line about the job's ranks, transports and timeouts.
@@ -263,6 +283,7 @@ impl JoinError {
                 | StartError::RankOutOfRange { .. }
                 | StartError::NeedsSecret { .. }
                 | StartError::SocketOptions(_)
+                | StartError::Recording { .. }
                 | StartError::CannotListen { .. } => Exit::Configuration,
                 StartError::Failed(cause) => exit_code_of_cause(cause),
                 StartError::PortInUse { .. } | StartError::RendezvousPortInUse { .. } => Exit::PortInUse,

@@ -1,10 +1,14 @@
 //! The message that a program prints before it fails.
 
 use std::fmt::Display;
-use std::io::{self, Write as _};
 
-/// Writes `PROGRAM: MESSAGE` as one line to standard error. Writes the whole line with one system call, so that lines
-/// of several ranks do not mix on a terminal. If standard error is closed, does nothing.
+use super::log_format::{log_error_as_json, write_line};
+
+/// Writes `PROGRAM: MESSAGE` as one line to standard error, or logs the message if the log is in JSON.
 pub(super) fn print_error(program: &str, message: impl Display) {
-    let _ = io::stderr().write_all(format!("{program}: {message}\n").as_bytes());
+    let message = message.to_string();
+    // The level of the line already says that it is an error.
+    if !log_error_as_json(program, message.strip_prefix("error: ").unwrap_or(&message)) {
+        write_line(&format!("{program}: {message}"));
+    }
 }

@@ -22,6 +22,7 @@ use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser};
 use self::hosts::{HostOptions, JobHosts, place_ranks};
 use self::rank_count::RankCount;
 use self::values::{parse_binding, parse_mpi4py, parse_positive_seconds, parse_seconds, parse_stdin_reader};
+use super::observe_args::is_variable_of_users;
 use super::print_error::print_error;
 use crate::exit::Exit;
 use crate::launch::{
@@ -190,7 +191,7 @@ pub fn run_ringrun(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         return code;
     }
     // The warnings of the library are for the ranks. ringrun prints its own warnings as messages.
-    super::log_to_stderr("error");
+    super::log_format::start_text_log("error", "ringrun");
     match launch::run_job(&plan) {
         Ok(code) => code.into(),
         Err(error) => {
@@ -339,7 +340,7 @@ fn parse_environment_variable(argument: OsString) -> Result<(OsString, Option<Os
     if name.is_empty() {
         return Err(format!("-x {argument_text}: a variable needs a name"));
     }
-    if name.starts_with(RINGRUN_VARIABLE_PREFIX.as_bytes()) {
+    if name.starts_with(RINGRUN_VARIABLE_PREFIX.as_bytes()) && !is_variable_of_users(name) {
         // Error messages contain only the name, because the value may be a secret.
         let name = String::from_utf8_lossy(name);
         return Err(format!(
@@ -422,7 +423,7 @@ mod tests {
             ("-n 2 --bind-to user:0,1 prog", "--bind-to user:0,1: start ringrun under `taskset -c LIST`"),
             ("-n 2 --bind-to roof prog", "--bind-to roof: ringrun binds ranks to core, numa or none"),
             ("-n 1 a : -n 1 b", "one command for all ranks"),
-            ("-n 2 -x RING_SECRET=hush prog", "only ringrun sets"),
+            ("-n 2 -x RING_TIMELINE=t -x RING_SECRET=hush prog", "-x RING_SECRET: only ringrun sets"),
             ("-n 2 --stdin all prog", "only rank 0 can read it"),
             ("-n 2 -stdin 1 prog", "only rank 0 can read it"),
         ] {

@@ -6,6 +6,7 @@ mod commands;
 mod compression_args;
 mod config_file;
 mod data_args;
+mod flight;
 mod generate;
 mod help;
 mod invocation;
@@ -34,6 +35,8 @@ use self::invocation::{ArgumentError, Invocation};
 use self::monitoring::MetricsServer;
 use self::output_args::OutputArgs;
 use super::group_args;
+use super::log_format::start_text_log;
+use super::observe_args::{AfterSignal, write_record_on_signals};
 use super::print_error::print_error;
 use crate::exit::Exit;
 use crate::group::{Algorithms, Group};
@@ -54,9 +57,9 @@ struct ProgramFailure {
 
 /// Runs `ringtrain` and returns its exit code. The first of `args` is the name of the program.
 pub fn run_ringtrain(args: impl Iterator<Item = OsString>) -> ExitCode {
-    super::log_to_stderr("warn");
     let args: Vec<OsString> = args.collect();
     if commands::is_command(&args) {
+        start_text_log("warn", "ringtrain");
         return match commands::run_command(&args) {
             Ok(Ok(())) => Exit::Success.into(),
             Ok(Err(failure)) => failure.print_and_return_exit_code(),
@@ -67,6 +70,9 @@ pub fn run_ringtrain(args: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(invocation) => invocation,
         Err(code) => return code,
     };
+    if let Err(problem) = invocation.group_args().start_log("ringtrain") {
+        return usage_error(problem).print_and_return_exit_code();
+    }
     match train(&invocation) {
         Ok(()) => Exit::Success.into(),
         Err(failure) => failure.print_and_return_exit_code(),
@@ -179,10 +185,12 @@ fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
         None => configure_resumed_run(invocation, &mut group)?,
     };
     let console_options = output.console_options(progress_display());
-    let stop_flag = register_stop_flag().map_err(|error| ProgramFailure {
+    let no_signals = |error: io::Error| ProgramFailure {
         exit: Exit::Failure,
         message: format!("cannot listen for signals: {error}"),
-    })?;
+    };
+    let stop_flag = register_stop_flag().map_err(no_signals)?;
+    write_record_on_signals(&group, AfterSignal::Continue).map_err(no_signals)?;
     let rank = group.rank();
     let mut console = Console::new(console_options, io::stdout());
     if rank == Rank::ZERO && group.size() > WorldSize::ONE {
@@ -198,15 +206,22 @@ fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
         }
         None => observer,
     };
-    let summary = train::run(&mut group, &config, &stop_flag, observer).map_err(|error| ProgramFailure {
-        exit: exit_code_of_train_error(&error),
-        message: error.to_string(),
+    let summary = train::run(&mut group, &config, &stop_flag, observer).map_err(|error| {
+        group.write_flight_record(&error.to_string());
+        ProgramFailure { exit: exit_code_of_train_error(&error), message: error.to_string() }
+    })?;
+    let timeline = group.write_timeline().map_err(|error| ProgramFailure {
+        exit: group_args::exit_code_of_group_error(&error),
+        message: format!("training is complete, but the ranks could not gather the timeline: {error}"),
     })?;
     drop(metrics);
     group.close();
     let reporter = summary.report.gossip.as_ref().map_or(Rank::ZERO, |gossip| Rank::new(gossip.coordinator));
     if rank == reporter {
         console.notice(&describe_result(&summary.report));
+    }
+    if let Some(timeline) = timeline {
+        console.notice(&timeline.to_string());
     }
     // Every rank prints the hash of its parameters, so that the user can compare the hashes.
     console.notice(&format!("rank {rank}: parameters_hash {}", summary.report.parameters_hash));

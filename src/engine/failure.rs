@@ -323,11 +323,7 @@ impl Engine {
     fn waiting_report(&self) -> Option<WaitingRank> {
         let id = self.waiting_operation()?;
         let info = self.info_of(id)?;
-        let awaited: Vec<Rank> = match (self.operations.get(&id), self.external.get(&id)) {
-            (Some(running), _) => running.awaited_peers().take(AWAITED_RANKS_MAX).collect(),
-            (None, Some(external)) => external.awaited.iter().copied().take(AWAITED_RANKS_MAX).collect(),
-            (None, None) => self.matching.find_posted(id)?.pattern.source.into_iter().collect(),
-        };
+        let awaited = self.awaited_ranks_of(id);
         let sequence = if info.sequence() == u64::MAX { 0 } else { info.sequence() };
         let (group, sequence) = OperationKey::call_of(info.group, sequence);
         Some(WaitingRank {
@@ -338,6 +334,22 @@ impl Engine {
             site: info.site.to_string(),
             awaited: awaited.into_iter().map(|rank| (rank, self.host(rank))).collect(),
         })
+    }
+
+    /// Returns the ranks for which an active operation waits, at most [`AWAITED_RANKS_MAX`].
+    fn awaited_ranks_of(&self, id: OpId) -> Vec<Rank> {
+        match (self.operations.get(&id), self.external.get(&id)) {
+            (Some(running), _) => running.awaited_peers().take(AWAITED_RANKS_MAX).collect(),
+            (None, Some(external)) => external.awaited.iter().copied().take(AWAITED_RANKS_MAX).collect(),
+            (None, None) => {
+                self.matching.find_posted(id).and_then(|posted| posted.pattern.source).into_iter().collect()
+            }
+        }
+    }
+
+    /// Returns all active operations, each with some ranks for which it waits.
+    pub fn awaited_ranks(&self) -> Vec<(OpId, Vec<Rank>)> {
+        self.active_operations().map(|(id, _)| (id, self.awaited_ranks_of(id))).collect()
     }
 
     /// Returns the description of an active operation of any kind.

@@ -242,5 +242,6 @@ fn shared_settings(options: &JoinOptions) -> SharedSettings {
         checksums: options.checksums,
         processors: local_processors(options),
         streams: options.streams.to_byte(),
+        timeline: options.recording.timeline.is_some(),
     }
 }

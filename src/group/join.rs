@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use super::exchange::{Exchanged, exchange, listen, local_processors, user_secret_if_needed};
 use super::options::{JoinMethod, JoinOptions, OPERATION_TIMEOUT, SEGMENT_BYTES};
+use super::recording::RecordingFiles;
 use super::state::{Origin, SharedJob};
 use super::streams::Streams;
 use super::{Error, Group, tune};
@@ -32,7 +33,7 @@ pub(super) const CHUNK_BYTES: usize = 2 << 20;
 const CHUNK_BYTES_LOCAL: usize = 256 << 10;
 /// The group number of the operations in which the ranks agree on settings. With a separate number, the first operation of the
 /// program is operation 0 of the group of all ranks.
-const SETUP_GROUP: u32 = u32::MAX;
+pub(super) const SETUP_GROUP: u32 = u32::MAX;
 
 impl Group {
     /// Joins the job that the options describe. Returns when every rank is connected to its two neighbours in rank
@@ -84,14 +85,29 @@ fn join_and_report(
     failure_reporter: Option<FailureReporter>,
 ) -> Result<Group, StartError> {
     let epoch = Instant::now();
+    let files = RecordingFiles::open(options)?;
     let sockets = SocketOptions::new(&options.congestion, options.operation_timeout)
         .and_then(|sockets| sockets.with_pacing(options.pacing))
         .map_err(StartError::SocketOptions)?;
     let Some(exchanged) = exchange(options, &sockets)? else {
-        return Ok(Group { timeout: options.operation_timeout, ..Group::solo() });
+        let mut group = Group { timeout: options.operation_timeout, ..Group::solo() };
+        let has_timeline = options.recording.timeline.is_some();
+        group.start_recording(files.into_recorder(options, (epoch, has_timeline)));
+        return Ok(group);
     };
+    let has_timeline = exchanged.roster.shared_settings().is_some_and(|shared| shared.timeline);
     let ranks_per_processor = None;
-    start_group(StartInputs { exchanged, sockets, epoch, ranks_per_processor, failure_reporter }, options)
+    let inputs = StartInputs { exchanged, sockets, epoch, ranks_per_processor, failure_reporter };
+    let mut group = start_group(inputs, options)?;
+    let recorder = files.into_recorder(options, (epoch, has_timeline));
+    if let Some(recorder) = recorder.as_ref().filter(|recorder| recorder.has_timeline()) {
+        run_setup(&mut group, |group| {
+            recorder.set_start_offset(group.measure_clock(recorder)?);
+            Ok(())
+        })?;
+    }
+    group.start_recording(recorder);
+    Ok(group)
 }
 
 /// What a rank has before it opens links: its listener, and the data that the ranks of the job have exchanged.

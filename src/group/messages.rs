@@ -117,6 +117,7 @@ impl Group {
             self_job: Arc::clone(&self.self_job),
             abort_error: Arc::clone(&self.abort_error),
             retirement: Arc::clone(&self.retirement),
+            recorder: self.recorder.clone(),
             ..Self::solo()
         }))
     }

@@ -102,6 +102,7 @@ impl Group {
             members,
             machine_numbers: Arc::clone(&self.machine_numbers),
             timeout: self.timeout,
+            recorder: self.recorder.clone(),
             retirement: Arc::new(GroupRetirement(self.job.clone().map(|job| (job, id)))),
             ..Self::solo()
         }

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use super::selection::{Algorithms, LocalTransport};
 use super::streams::Streams;
+use crate::observe::recording_options::RecordingOptions;
 use crate::rendezvous::{
-    Checksums, DiscoveredRank, LaunchEnvironment, LaunchedRank, PeersFile, StartError, from_environment,
-    secret_from_environment,
+    Checksums, DiscoveredRank, FLIGHT_RECORDER_VARIABLE, LaunchEnvironment, LaunchedRank, PeersFile,
+    StartError, TIMELINE_VARIABLE, from_environment, path_from_environment, secret_from_environment,
 };
 use crate::runtime::driver::Interrupt;
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, PacingRate};
@@ -102,6 +103,8 @@ pub struct JoinOptions {
     /// The identifier of this rank's host. Ranks with different identifiers count as ranks of different hosts. Default: an
     /// identifier of the machine and its network.
     pub host_id: Option<String>,
+    /// What this rank records. Default: nothing.
+    pub recording: RecordingOptions,
     /// A function that waiting threads call. If it returns true, this rank aborts the job. Default: none.
     pub interrupt: Option<Interrupt>,
 }
@@ -122,6 +125,7 @@ impl Default for JoinOptions {
             transport: LocalTransport::default(),
             queues: true,
             host_id: None,
+            recording: RecordingOptions::default(),
             interrupt: None,
         }
     }
@@ -141,7 +145,16 @@ impl JoinOptions {
             secret: secret_from_environment()?.unwrap_or_else(Secret::none),
             start_timeout: method.start_timeout().unwrap_or(START_TIMEOUT),
             method,
+            recording: Self::recording_from_environment(),
             ..Self::default()
         })
+    }
+
+    /// Returns what the environment says about recording: the variables `RING_FLIGHT_RECORDER` and `RING_TIMELINE`.
+    pub fn recording_from_environment() -> RecordingOptions {
+        RecordingOptions {
+            flight_recorder: path_from_environment(FLIGHT_RECORDER_VARIABLE),
+            timeline: path_from_environment(TIMELINE_VARIABLE),
+        }
     }
 }

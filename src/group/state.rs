@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::options::{JoinOptions, OPERATION_TIMEOUT};
 use super::selection::AlgorithmSelection;
+use crate::observe::recorder::Recorder;
 use crate::rendezvous::Member;
 use crate::runtime::driver::{Driver, Interrupt};
 use crate::runtime::error::Error;
@@ -109,6 +110,8 @@ pub struct Group {
     pub(super) hierarchical_data: Option<HierarchicalData>,
     /// The number of compressed collectives.
     pub(super) compressed_calls: u64,
+    /// Records what this rank does; `None` if nothing is recorded.
+    pub(super) recorder: Option<Arc<Recorder>>,
     /// When the group and all its messengers have been dropped, this value tells the engine.
     pub(super) retirement: Arc<GroupRetirement>,
 }
@@ -145,6 +148,7 @@ impl Group {
             host_rounds: None,
             hierarchical_data: None,
             compressed_calls: 0,
+            recorder: None,
             retirement: Arc::new(GroupRetirement(None)),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::environment_error::EnvironmentError;
@@ -12,6 +13,10 @@ use crate::wire::{Secret, SecretError};
 
 /// The environment variable with the job's secret.
 pub const SECRET_VARIABLE: &str = "RING_SECRET";
+/// The environment variable with the directory of the flight recorder.
+pub const FLIGHT_RECORDER_VARIABLE: &str = "RING_FLIGHT_RECORDER";
+/// The environment variable with the file of the timeline.
+pub const TIMELINE_VARIABLE: &str = "RING_TIMELINE";
 const RANK_VARIABLE: &str = "RING_RANK";
 const WORLD_SIZE_VARIABLE: &str = "RING_WORLD_SIZE";
 const RENDEZVOUS_VARIABLE: &str = "RING_RENDEZVOUS";
@@ -75,6 +80,11 @@ pub fn from_environment() -> Result<LaunchEnvironment, EnvironmentError> {
 /// [`SecretError`] if the secret is too short or too long.
 pub fn secret_from_environment() -> Result<Option<Secret>, SecretError> {
     env::var_os(SECRET_VARIABLE).map(|value| Secret::new(value.as_encoded_bytes())).transpose()
+}
+
+/// Returns the path in an environment variable; `None` if the variable is not set or empty.
+pub fn path_from_environment(name: &str) -> Option<PathBuf> {
+    env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 /// Like [`from_environment`], but calls `get(name)` for the value of a variable.

@@ -163,6 +163,16 @@ pub enum StartError {
     /// The job failed in its first barrier, which is the last step of the start.
     #[error("{0}")]
     Failed(Cause),
+    /// The rank cannot write what it should record.
+    #[error("the {what} cannot write to {}: {source}; pass another path", path.display())]
+    Recording {
+        /// What would be recorded.
+        what: &'static str,
+        /// The path.
+        path: PathBuf,
+        /// The error of the file system.
+        source: io::Error,
+    },
     /// This machine's operating system refused a system call or a resource.
     #[error("the operating system refused {what}: {source}")]
     System {

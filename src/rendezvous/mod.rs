@@ -25,7 +25,8 @@ mod user_secret;
 
 pub use client::register;
 pub use environment::{
-    JOB_ID_VARIABLE, LaunchEnvironment, LaunchedRank, SECRET_VARIABLE, from_environment, secret_from_environment,
+    FLIGHT_RECORDER_VARIABLE, JOB_ID_VARIABLE, LaunchEnvironment, LaunchedRank, SECRET_VARIABLE,
+    TIMELINE_VARIABLE, from_environment, path_from_environment, secret_from_environment,
 };
 pub use environment_error::EnvironmentError;
 pub use error::StartError;

@@ -49,6 +49,9 @@ pub struct SharedSettings {
     pub processors: u32,
     /// The number of connections of a link; 0 means that the ranks measure at the start which number is fastest.
     pub streams: u8,
+    /// Whether the ranks record a timeline.
+    #[serde(default)]
+    pub timeline: bool,
 }
 
 /// The list of all ranks of the job and their addresses.
@@ -184,6 +187,7 @@ mod tests {
                 checksums: Checksums::Auto,
                 processors: 2,
                 streams: 1,
+                timeline: false,
             },
         }
     }

@@ -264,6 +264,7 @@ mod tests {
                     checksums: Checksums::Auto,
                     processors: 1,
                     streams: 1,
+                    timeline: false,
                 };
                 Ok(Member {
                     host: "a".into(),

@@ -11,6 +11,7 @@ pub use self::rule::{AdamOptions, Rule};
 use super::bucket_ranges::overlap;
 use super::clipping;
 use super::model::ParameterTensor;
+use crate::observe::training_thread::{SpanKind, span};
 
 /// An optimizer and its state.
 #[derive(Clone, PartialEq, Debug)]
@@ -145,6 +146,7 @@ impl Optimizer {
     /// If `range` exceeds the parameters or the state vectors, or if `gradients` does not have the length of `range`.
     pub fn update_range(&mut self, range: Range<usize>, parameters: &mut [f32], gradients: &mut [f32]) {
         assert_eq!(gradients.len(), range.len(), "there must be one gradient for each parameter");
+        let _span = span(SpanKind::Optimizer);
         let mut rest = gradients;
         let mut start = range.start;
         for index in 0..self.statistics.len() {

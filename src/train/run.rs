@@ -25,6 +25,7 @@ use super::{
     RunPhase, TrainError, atomic_file, convergence, curvature, gossip, model_file, server_run, tensorboard,
 };
 use crate::group::{Group, Statistics};
+use crate::observe::training_thread::activate;
 use crate::types::Rank;
 
 /// The result of a run.
@@ -44,6 +45,7 @@ pub(super) fn run_on_this_rank(
     stop: &AtomicBool,
     observer: &mut dyn Observer,
 ) -> Result<Summary, TrainError> {
+    let _training_thread = activate(group.recorder());
     check_same_arguments(group, config)?;
     // The options are the same on all ranks, so all ranks return this error.
     config.check().map_err(TrainError::Options)?;

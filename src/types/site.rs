@@ -26,6 +26,16 @@ impl Site {
     pub const fn line(self) -> u32 {
         self.line
     }
+
+    /// Returns whether both sites are the same line of the same string in memory. Much faster than `==`.
+    pub(crate) fn is_same_place(self, other: Self) -> bool {
+        std::ptr::eq(self.file, other.file) && self.line == other.line
+    }
+
+    /// Returns a hash for [`is_same_place`](Self::is_same_place).
+    pub(crate) fn place_hash(self) -> usize {
+        (self.file.as_ptr().addr() / 8).wrapping_add(self.line as usize).wrapping_mul(0x9e37_79b1) >> 7
+    }
 }
 
 impl From<&'static Location<'static>> for Site {

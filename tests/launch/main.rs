@@ -15,6 +15,7 @@ mod mpi4py;
 mod other_launchers;
 mod output;
 mod progress;
+mod recording;
 mod shared_memory;
 mod standard_input;
 mod tolerated_failures;

@@ -9,6 +9,7 @@ use super::{all_sources, assert_no_violations, repository_root, top_module, viol
 /// The crates that belong to a feature, and the modules that may use them.
 const CRATES_OF_FEATURES: &[(&[&str], &[&str])] = &[
     (&["clap", "env_logger", "toml"], &["cli"]),
+    (&["prost"], &["train", "observe"]),
     (&["signal_hook"], &["cli", "launch"]),
     (
         &[
@@ -17,7 +18,6 @@ const CRATES_OF_FEATURES: &[(&[&str], &[&str])] = &[
             "glob",
             "indicatif",
             "memchr",
-            "prost",
             "ruzstd",
             "safetensors",
             "tempfile",

@@ -14,8 +14,8 @@ use super::facts::HostFacts;
 use super::link_check::{LinkMeasurement, Token, answer_connections, measure_link};
 use crate::group::{Checksums, SEGMENT_BYTES, START_TIMEOUT};
 use crate::rendezvous::{
-    LaunchedRank, Member, Registration, Roster, SECRET_VARIABLE, SharedSettings, StartError,
-    from_environment, machine_id, register, secret_from_environment,
+    LaunchEnvironment, LaunchedRank, Member, Registration, Roster, SECRET_VARIABLE, SharedSettings,
+    StartError, from_environment, machine_id, register, secret_from_environment,
 };
 use crate::transport::handshake::Identity;
 use crate::types::{Rank, WorldSize};
@@ -40,10 +40,12 @@ pub(super) struct HostReport {
 ///
 /// If this process was not started by ringrun, or could not reach the other hosts through the rendezvous.
 pub(super) fn check_host(names: &[String]) -> Result<HostReport, StartError> {
-    let launched = from_environment().map_err(StartError::Environment)?;
-    let Some(launched) = launched.filter(|launched| launched.world != WorldSize::ONE) else {
-        let facts = HostFacts::collect(IpAddr::from([127, 0, 0, 1]), names);
-        return Ok(HostReport { rank: 0, facts, links: vec![None] });
+    let launched = match from_environment().map_err(StartError::Environment)? {
+        LaunchEnvironment::Ringrun(launched) if launched.world != WorldSize::ONE => launched,
+        _ => {
+            let facts = HostFacts::collect(IpAddr::from([127, 0, 0, 1]), names);
+            return Ok(HostReport { rank: 0, facts, links: vec![None] });
+        }
     };
     let (roster, listener) = exchange_addresses(&launched)?;
     // The hosts get the roster at nearly the same time, so their slots coincide.
@@ -107,6 +109,7 @@ fn exchange_addresses(launched: &LaunchedRank) -> Result<(Roster, TcpListener), 
             checksums: Checksums::Auto,
             processors: 1,
             streams: 1,
+            timeline: false,
         };
         Ok(Member { host: crate::rendezvous::host_name(), machine: machine_id(None), address, shared })
     };

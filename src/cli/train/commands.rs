@@ -1,5 +1,5 @@
 //! The commands `ringtrain predict`, `ringtrain eval`, `ringtrain inspect`, `ringtrain export` and `ringtrain generate`,
-//! which use a trained model in one process.
+//! which use a trained model, and `ringtrain flight`. They run in one process.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser};
 
 use super::data_args::DataFormatArgs;
+use super::flight::{FLIGHT_AFTER_HELP, FlightArgs, compare_flight_records};
 use super::generate::{self, GENERATE_AFTER_HELP, GenerateArgs};
 use super::table_args::TableFormatArgs;
 use super::{ProgramFailure, usage_error};
@@ -97,10 +98,13 @@ enum ModelCommand {
     /// Continue a text with a model that was trained with --model gpt:...
     #[command(after_help = GENERATE_AFTER_HELP)]
     Generate(GenerateArgs),
+    /// Compare the records that the ranks of a failed job wrote with --flight-recorder DIR
+    #[command(after_help = FLIGHT_AFTER_HELP)]
+    Flight(FlightArgs),
 }
 
 /// The names of the commands.
-const COMMAND_NAMES: [&str; 5] = ["predict", "eval", "inspect", "export", "generate"];
+const COMMAND_NAMES: [&str; 6] = ["predict", "eval", "inspect", "export", "generate", "flight"];
 
 #[derive(Args, Debug)]
 struct ModelDataArgs {
@@ -196,6 +200,9 @@ pub(super) fn run_command(args: &[OsString]) -> Result<Result<(), ProgramFailure
         ModelCommand::Inspect(args) => inspect(&args),
         ModelCommand::Export(args) => export(&args),
         ModelCommand::Generate(args) => generate::generate(&args),
+        ModelCommand::Flight(args) => compare_flight_records(&args)
+            .map_err(|message| ProgramFailure { exit: Exit::Data, message })
+            .and_then(|text| print_to_stdout(&text)),
     })
 }
 

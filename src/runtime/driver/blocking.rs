@@ -13,9 +13,12 @@ use std::time::Instant;
 
 use super::Driver;
 use super::core::{Core, PollProgress};
+use super::recording::operation_start;
 use super::shared::DriverShared;
 use super::threads::ThreadedDriver as _;
 use crate::engine::{Engine, OpId, OperationRequest, Timestamp};
+use crate::observe::event::{Direction, EventNumber, EventStatus};
+use crate::observe::training_thread::{SpanKind, span};
 use crate::reduce::Kernels;
 use crate::runtime::error::Error;
 use crate::runtime::host_rounds::{HostRounds, ShmCall, ShmFailure, ShmOperation};
@@ -178,6 +181,13 @@ impl Driver {
         if self.shared.has_failed.load(Ordering::Acquire) {
             return Err(self.shared.fail(self.shared.lock()));
         }
+        let event = self.shared.recorder.get().map(|recorder| {
+            let now = recorder.now();
+            let event = recorder.submit(&operation_start(request, Direction::Collective, now));
+            recorder.begin(event, now);
+            event
+        });
+        let _span = event.map(|_| span(SpanKind::Wait));
         let mut collective = BlockingCollective::new(host_rounds, request, spec, kernels);
         let mut timer = OperationTimer::new(collective.shm_operation.sequence(), memory.len());
         let result = loop {
@@ -198,7 +208,7 @@ impl Driver {
             if self.shared.meter.time(ProfilePart::Wait, || self.shared.spin_until(&mut timer, is_ready)) {
                 continue;
             }
-            if let Err(error) = self.sleep_until_posted(&mut collective) {
+            if let Err(error) = self.sleep_until_posted(&mut collective, event) {
                 break Err(error);
             }
         };
@@ -206,7 +216,12 @@ impl Driver {
             collective.stop_exposing(&memory);
         }
         if let Some(id) = collective.engine_id() {
-            self.shared.lock().link_driver.engine_mut().end_external(id);
+            let mut core = self.shared.lock();
+            core.link_driver.engine_mut().end_external(id);
+            core.unlink_event(id);
+        }
+        if let (Some(recorder), Some(event)) = (self.shared.recorder.get(), event) {
+            recorder.finish(event, if result.is_ok() { EventStatus::Completed } else { EventStatus::Failed });
         }
         self.shared.shm_counters.count(&timer, result.is_ok());
         result
@@ -223,7 +238,11 @@ impl Driver {
     }
 
     /// Sleeps until the ranks have posted for which the collective waits.
-    fn sleep_until_posted(&self, collective: &mut BlockingCollective<&mut HostRounds>) -> Result<(), Error> {
+    fn sleep_until_posted(
+        &self,
+        collective: &mut BlockingCollective<&mut HostRounds>,
+        event: Option<EventNumber>,
+    ) -> Result<(), Error> {
         let mut interrupt_check = self.shared.next_interrupt_check(self.shared.now());
         let mut core = self.shared.lock();
         loop {
@@ -234,6 +253,9 @@ impl Driver {
                 }
                 SleepDecision::Failed => return Err(self.shared.fail(core)),
                 SleepDecision::Allowed => {}
+            }
+            if let Some(id) = collective.engine_id() {
+                core.link_event(id, event);
             }
             core = self.shared.drive(core, self.shared.now(), interrupt_check);
             if interrupt_check.is_some_and(|interrupt_check| self.shared.now() >= interrupt_check) {

@@ -8,6 +8,8 @@ use super::link_stages::{BlockId, LinkStages};
 use super::poll_time::PollTime;
 use super::tasks::{OperationOutput, RoundsKey, ShmTask, StagedCollective, Submission};
 use crate::engine::{Envelope, Failure, NOTIFY_TIMEOUT, OpId, OperationRequest, Timestamp};
+use crate::observe::event::{EventNumber, EventStatus};
+use crate::observe::recorder::Recorder;
 use crate::runtime::error::Error;
 use crate::runtime::failure_report::FailureReporter;
 use crate::runtime::host_rounds::HostRounds;
@@ -56,6 +58,10 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     pub(super) has_failed: Arc<AtomicBool>,
     /// Statistics of operations in shared memory that run without the lock.
     pub(super) shm_counters: Arc<ShmCounters>,
+    /// Records the operations; `None` if nothing is recorded.
+    pub(super) recorder: Option<Arc<Recorder>>,
+    /// The events of active operations.
+    pub(super) recorded: BTreeMap<OpId, EventNumber>,
     /// Reports the failure of the job to `ringrun`; `None` if `ringrun` did not start the job.
     failure_reporter: Option<FailureReporter>,
 }
@@ -94,6 +100,8 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             link_stages: LinkStages::default(),
             has_failed: Arc::new(AtomicBool::new(false)),
             shm_counters: Arc::default(),
+            recorder: None,
+            recorded: BTreeMap::new(),
             failure_reporter,
         }
     }
@@ -111,6 +119,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         submission: Submission,
         is_awaited: bool,
     ) -> Option<OpId> {
+        let event = self.record_submission(now, &request, &submission);
         let begun = match submission {
             Submission::Collective(blocks, buffer_and_reduction, encoding) => {
                 self.begin_collective(now, request, (blocks, encoding), buffer_and_reduction)
@@ -120,6 +129,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
                 self.link_driver.receive_message(now, request, pattern, memory)
             }
         };
+        self.record_begin(event, begun.as_ref().ok().copied());
         let id = begun.ok()?;
         self.active_ids.insert(id);
         self.busy_since.get_or_insert(now);
@@ -183,6 +193,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         {
             reporter.report_cause(cause, operation);
         }
+        self.write_flight_record();
         self.has_failed.store(true, Ordering::Release);
         if let Some(error) = self.error() {
             self.fail_active_operations(now, &error);
@@ -250,6 +261,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     pub(crate) fn cancel(&mut self, id: OpId, now: Timestamp) -> bool {
         let is_cancelled = self.link_driver.cancel(id);
         if is_cancelled {
+            self.record_end(id, EventStatus::Cancelled);
             self.active_ids.remove(&id);
             self.background.remove(&id);
             self.count_time_if_idle(now);
@@ -259,6 +271,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
 
     /// Stores the result of an operation that has ended, unless its handle was dropped.
     pub(super) fn record_result(&mut self, id: OpId, now: Timestamp, result: Result<OperationOutput, Error>) {
+        self.record_end(id, if result.is_ok() { EventStatus::Completed } else { EventStatus::Failed });
         self.active_ids.remove(&id);
         self.background.remove(&id);
         if !self.dropped_handles.remove(&id) {

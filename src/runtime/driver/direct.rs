@@ -2,9 +2,11 @@
 //! of the engine, and a thread that waits for one polls only the queue of its sender, for a short time.
 
 use super::core::Core;
+use super::recording::operation_start;
 use super::threads::ThreadedDriver as _;
 use super::{Driver, Submission};
-use crate::engine::{Envelope, OperationRequest, Pattern};
+use crate::engine::{Envelope, OperationRequest, Pattern, Timestamp};
+use crate::observe::event::{Direction, EventStatus};
 use crate::runtime::error::Error;
 use crate::runtime::link_driver::direct::DirectReceive;
 use crate::runtime::memory::Memory;
@@ -54,13 +56,24 @@ impl Driver {
             return false;
         }
         let timer = self.shared.shm_counters.start_timer(bytes.len());
+        let submitted = self.shared.recorder.get().map(|recorder| recorder.now());
         let mut core = self.shared.lock();
         let is_sent = core.may_be_direct() && core.link_driver.try_send_directly(request, to, bytes);
         drop(core);
         if is_sent {
             self.shared.shm_counters.count(&timer, true);
+            self.record_message(request, Direction::To(to), submitted);
         }
         is_sent
+    }
+
+    /// Records a message that went without an operation. The caller called the library at the time `submitted`.
+    fn record_message(&self, request: &OperationRequest, direction: Direction, submitted: Option<Timestamp>) {
+        if let (Some(recorder), Some(submitted)) = (self.shared.recorder.get(), submitted) {
+            let event = recorder.submit(&operation_start(request, direction, submitted));
+            recorder.begin(event, submitted);
+            recorder.finish(event, EventStatus::Completed);
+        }
     }
 
     /// Receives a message without an operation. Returns `None` if that needs an operation. Adds the time for which this
@@ -75,6 +88,7 @@ impl Driver {
         let local = self.shared.local_peers.get()?;
         let number = local.number_of(source)?;
         let mut timer = self.shared.shm_counters.start_timer(bytes.len());
+        let submitted = self.shared.recorder.get().map(|recorder| recorder.now());
         let mut has_begun = false;
         loop {
             let now = timer.is_timed().then(|| self.shared.now());
@@ -95,6 +109,7 @@ impl Driver {
                     }
                     drop(core);
                     self.shared.shm_counters.count(&timer, true);
+                    self.record_message(request, Direction::From(Some(source)), submitted);
                     return Some(envelope);
                 }
                 DirectReceive::NeedsOperation => return None,

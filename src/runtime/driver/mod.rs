@@ -13,6 +13,7 @@ mod encoded;
 mod link_stages;
 mod poll_time;
 mod primitives;
+mod recording;
 mod shared;
 mod shm;
 mod stages;
@@ -48,6 +49,7 @@ use super::statistics::{LinkBytes, Statistics};
 use crate::engine::{
     DELIVERY_TIMEOUT, DISCONNECT_TIMEOUT, Envelope, OpId, OperationRequest, Pattern, Timestamp,
 };
+use crate::observe::recorder::Recorder;
 use crate::transport::scheduling::request_short_slices;
 use crate::types::Rank;
 
@@ -90,6 +92,7 @@ impl Driver {
             has_own_processor: ranks_per_processor <= 1,
             shm_spin_time: SHM_SPIN_TIME * ranks_per_processor.clamp(1, RANKS_PER_PROCESSOR_MAX),
             interrupt,
+            recorder: OnceLock::new(),
         });
         Ok(Self { shared, progress_thread: Mutex::new(None) })
     }
@@ -134,6 +137,12 @@ impl Driver {
             bytes_received: counters.bytes_received,
         });
         links.collect()
+    }
+
+    /// Records the operations of this rank from now on.
+    pub(crate) fn start_recording(&self, recorder: &Arc<Recorder>) {
+        self.shared.lock().recorder = Some(Arc::clone(recorder));
+        self.shared.recorder.get_or_init(|| Arc::clone(recorder));
     }
 
     /// Returns the meter that measures how long sending, receiving, reducing and waiting take.

@@ -17,6 +17,8 @@ use super::primitives::StdPrimitives;
 use super::tasks::{AwaitedPosts, OperationOutput};
 use super::threads::ThreadedDriver;
 use crate::engine::{OpId, Timestamp};
+use crate::observe::recorder::Recorder;
+use crate::observe::training_thread::{SpanKind, span};
 use crate::reduce;
 use crate::runtime::deferred_drop::{self, Deferred};
 use crate::runtime::error::Error;
@@ -92,6 +94,8 @@ pub(super) struct DriverShared {
     pub(super) meter: Meter,
     /// Statistics of operations in shared memory that run without the core's lock.
     pub(super) shm_counters: Arc<ShmCounters>,
+    /// Records operations that run without the core's lock; empty if nothing is recorded.
+    pub(super) recorder: OnceLock<Arc<Recorder>>,
 }
 
 /// What a waiting thread looks at to learn of changes of the queues.
@@ -170,7 +174,9 @@ impl DriverShared {
         until: Option<Timestamp>,
         find: impl FnMut(&mut Core) -> Option<R>,
     ) -> Option<R> {
+        let span = self.recorder.get().map(|_| span(SpanKind::Wait));
         let (mut core, ended, found) = self.drive_until(core, until, find);
+        drop(span);
         core.statistics.exposed += ended.saturating_sub(started);
         found
     }

@@ -87,8 +87,13 @@ impl ProcessKind {
 }
 
 fn member(plan: &ProcessPlan, host: String) -> Member {
-    let shared =
-        SharedSettings { segment_bytes: 1024, checksums: Checksums::Auto, processors: 1, streams: 1 };
+    let shared = SharedSettings {
+        segment_bytes: 1024,
+        checksums: Checksums::Auto,
+        processors: 1,
+        streams: 1,
+        timeline: false,
+    };
     Member { host, machine: "m".into(), address: plan.address, shared }
 }
 

@@ -48,8 +48,13 @@ struct OpenServer {
 
 /// Returns the registration of rank 0, which serves the rendezvous.
 pub(super) fn own_member() -> Member {
-    let shared =
-        SharedSettings { segment_bytes: 1024, checksums: Checksums::Auto, processors: 1, streams: 1 };
+    let shared = SharedSettings {
+        segment_bytes: 1024,
+        checksums: Checksums::Auto,
+        processors: 1,
+        streams: 1,
+        timeline: false,
+    };
     Member {
         host: "host0".into(),
         machine: "m".into(),

@@ -2,6 +2,7 @@
 
 use super::Trainer;
 use crate::group::Group;
+use crate::observe::training_thread::{SpanKind, span};
 use crate::train::TrainError;
 use crate::train::data::{ExactSum, SharedSamples, Targets, add_sums_of_ranks};
 use crate::train::evaluation_work::EvaluationWork;
@@ -38,6 +39,7 @@ impl Trainer<'_> {
         samples: &SharedSamples,
         mut metric_sums: Option<&mut MetricSums>,
     ) -> Result<Option<Metrics>, TrainError> {
+        let _span = span(SpanKind::Evaluation);
         let place = self.partition.place();
         let local_rows = samples.own_part(place.replica, place.replicas);
         // All ranks evaluate the same number of blocks, because each block ends with an all-reduce. If this rank's part

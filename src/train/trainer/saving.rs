@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::Trainer;
 use crate::group::{AutoReport, Error, Group};
+use crate::observe::training_thread::{SpanKind, span};
 use crate::train::checkpoint::{CheckpointWriter, TrainingState};
 use crate::train::compression_memory::{CompressionMemory, MemoryNeeds};
 use crate::train::early_stopping::BestParameters;
@@ -43,6 +44,7 @@ impl Trainer<'_> {
         is_recorded: bool,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
+        let _span = span(SpanKind::Checkpoint);
         self.check_finite(group)?;
         self.is_save_due = false;
         let collected = self.collect_state(group)?;

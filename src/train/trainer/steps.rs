@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::Trainer;
 use crate::group::Group;
+use crate::observe::step::set_step;
+use crate::observe::training_thread::{SpanKind, span};
 use crate::train::TrainError;
 use crate::train::batch_exchange::{BatchExchange, LocalBatch};
 use crate::train::batches::Batches;
@@ -39,7 +41,9 @@ impl Trainer<'_> {
         let mut samples = 0;
         for index in first_step as usize..exchange.batches.count() {
             let exchange_start = (Instant::now(), group.statistics().exposed);
+            let data_span = span(SpanKind::Data);
             let local_batch = exchange.local_batch(group, index)?;
+            drop(data_span);
             self.timer.add_exchange_time(exchange_start, group);
             observer.batch_started(epoch, index as u64, local_batch.row_numbers);
             let requests_save = self.requests_save(observer);
@@ -121,6 +125,7 @@ impl Trainer<'_> {
         let setup = self.setup;
         let batch_len = local_batch.batch_len;
         let step = self.state.position.steps_total;
+        set_step(step);
         if let Some(sums) = self.strategy.compressed_sums() {
             sums.begin_step(step);
         }
@@ -141,7 +146,9 @@ impl Trainer<'_> {
             step: StepSeed { seed: self.config.seed, step },
             data_time: &mut self.timer.data_time,
         };
+        let gradient_span = span(SpanKind::ForwardBackward);
         let outcome = self.strategy.compute_local_gradient(group, work);
+        drop(gradient_span);
         let outcome = abort_if_failed(group, outcome)?;
         if !outcome.loss.is_finite() {
             return Err(self.abort_diverged_run(group, outcome.loss));
@@ -157,7 +164,9 @@ impl Trainer<'_> {
         };
         self.optimizer.learning_rate = setup.learning_rates.rate_at_step(self.learning_rate(), step);
         let (strategy, mut replica) = self.strategy_and_replica();
+        let update_span = span(SpanKind::SumAndUpdate);
         let totals = strategy.take_step(group, &mut replica, own_totals)?;
+        drop(update_span);
         let position = &mut self.state.position;
         position.step += 1;
         position.steps_total += 1;

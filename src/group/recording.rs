@@ -1,0 +1,90 @@
+//! How a rank records its operations.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Group;
+use super::options::{JoinMethod, JoinOptions};
+use crate::observe::flight_record::{FlightDirectory, RankIdentity};
+use crate::observe::recorder::Recorder;
+use crate::rendezvous::{StartError, host_name};
+use crate::types::{Rank, WorldSize};
+
+impl Group {
+    /// Writes the last operations of this rank to the directory of the flight recorder, and `reason`. Does nothing if the flight
+    /// recorder is off, or if it has already written because the job has failed. If the file cannot be written, logs a warning.
+    ///
+    /// The library calls this function itself when an operation fails. Call it if the program fails for another reason.
+    pub fn write_flight_record(&self, reason: &str) {
+        if let Some(recorder) = &self.recorder {
+            recorder.write_because(reason);
+        }
+    }
+
+    /// Returns the recorder; `None` if this rank records nothing.
+    pub(crate) fn recorder(&self) -> Option<&Arc<Recorder>> {
+        self.recorder.as_ref()
+    }
+
+    /// Records the operations of this rank from now on.
+    pub(super) fn start_recording(&mut self, recorder: Option<Arc<Recorder>>) {
+        self.recorder = recorder;
+        if let (Some(job), Some(recorder)) = (&self.job, &self.recorder) {
+            job.driver.start_recording(recorder);
+        }
+    }
+}
+
+/// The files to which a rank records, which it has checked before it joins.
+pub(super) struct RecordingFiles {
+    identity: RankIdentity,
+    flight: Option<FlightDirectory>,
+}
+
+impl RecordingFiles {
+    /// Checks that this rank can write what the options say.
+    pub(super) fn open(options: &JoinOptions) -> Result<Self, StartError> {
+        let (rank, world) = match &options.method {
+            JoinMethod::Alone => (Rank::ZERO, WorldSize::ONE),
+            JoinMethod::Peers { file, rank, .. } => (*rank, file.world()),
+            JoinMethod::Launched(launched) => (launched.rank, launched.world),
+        };
+        let failed =
+            |what, path: &Path, source| StartError::Recording { what, path: path.to_owned(), source };
+        let identity = RankIdentity { rank: rank.get(), ranks: world.get(), host: host_name() };
+        let open = |path: &Path| {
+            FlightDirectory::open(path, identity.clone())
+                .map_err(|source| failed("flight recorder", path, source))
+        };
+        if let (false, Some(path)) = (cfg!(feature = "train"), &options.recording.timeline) {
+            let source = io::Error::other("timelines need a build with the feature `train`");
+            return Err(failed("timeline", path, source));
+        }
+        let flight = options.recording.flight_recorder.as_deref().map(open).transpose()?;
+        if let Some(path) = options.recording.timeline.as_deref().filter(|_| rank == Rank::ZERO) {
+            check_writable(path).map_err(|source| failed("timeline", path, source))?;
+        }
+        Ok(Self { identity, flight })
+    }
+
+    /// Returns the recorder, whose times are measured from `epoch`. Returns `None` if the rank records nothing. `has_timeline`
+    /// says whether the ranks record a timeline.
+    pub(super) fn into_recorder(
+        self,
+        options: &JoinOptions,
+        (epoch, has_timeline): (Instant, bool),
+    ) -> Option<Arc<Recorder>> {
+        let timeline = has_timeline.then(|| (self.identity, options.recording.timeline.clone()));
+        Recorder::new(epoch, self.flight, timeline).map(Arc::new)
+    }
+}
+
+/// Checks that a file can be written. Does not change an existing file.
+fn check_writable(path: &Path) -> io::Result<()> {
+    let exists = path.exists();
+    OpenOptions::new().create(true).append(true).open(path)?;
+    if exists { Ok(()) } else { fs::remove_file(path) }
+}
