@@ -149,6 +149,17 @@ impl PyGroup {
         Ok(errors::from_error(py, &error).into_value(py).into_any())
     }
 
+    fn write_timeline(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let report = self.collective(py, ringtrain::Group::write_timeline)?;
+        Ok(report.map(|report| report.to_string()))
+    }
+
+    fn write_flight_record(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        let messenger = self.messenger(py)?;
+        py.detach(|| messenger.write_flight_record(reason));
+        Ok(())
+    }
+
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         fork::fail_if_forked(py)?;
         py.detach(|| self.lock.close());

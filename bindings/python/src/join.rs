@@ -195,6 +195,7 @@ fn join_options(
     (size, job_id): (Option<u32>, Option<&str>),
 ) -> PyResult<JoinOptions> {
     let to_exception = |error: StartError| errors::from_start_error(py, &error);
+    let recording = JoinOptions::recording_from_environment();
     match (rendezvous, peers) {
         (Some(address), None) => {
             let (Some(rank), Some(size), Some(id)) = (rank, size, job_id) else {
@@ -215,7 +216,7 @@ fn join_options(
                 start_timeout: None,
                 local_processors: None,
             });
-            Ok(JoinOptions { method, ..JoinOptions::default() })
+            Ok(JoinOptions { method, recording, ..JoinOptions::default() })
         }
         (None, Some(path)) => {
             let Some(rank) = rank else {
@@ -223,7 +224,7 @@ fn join_options(
             };
             let file = PeersFile::read(Path::new(path)).map_err(|error| to_exception(error.into()))?;
             let method = JoinMethod::Peers { file, rank: Rank::new(rank), bind: None };
-            Ok(JoinOptions { method, ..JoinOptions::default() })
+            Ok(JoinOptions { method, recording, ..JoinOptions::default() })
         }
         (None, None) if rank.is_none() && size.is_none() && job_id.is_none() => {
             JoinOptions::from_environment().map_err(to_exception)

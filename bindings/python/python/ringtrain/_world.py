@@ -1,7 +1,9 @@
 """The job that this process has joined."""
 
 import os
+import signal
 import threading
+from types import FrameType
 
 from . import _core, _shutdown
 from .group import Group
@@ -18,9 +20,25 @@ def join_world(**options: object) -> Group:
         if _world is None or _world.core.is_closed:
             _world = Group(_core.join(**options))  # type: ignore[arg-type]
             _resource = _shutdown.GroupResource(_world.core)
+            _record_on_sigterm()
         elif options:
             raise _core.InvalidArgument("the job has been joined already; shut down before joining another")
         return _world
+
+
+def _record_on_sigterm() -> None:
+    """With a flight recorder, makes SIGTERM write the last operations before it ends the process, unless the program handles
+    SIGTERM itself."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if os.environ.get("RING_FLIGHT_RECORDER") and is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _write_record_and_end)
+
+
+def _write_record_and_end(number: int, _frame: FrameType | None) -> None:
+    if is_joined() and _world is not None:
+        _world.write_flight_record(f"the process got {signal.Signals(number).name}")
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def current_world() -> Group:

@@ -105,6 +105,17 @@ class Group(_core.ArrayGroup, ObjectCollectives):
         the current or next call raises `Aborted`."""
         raise self.core.abort(message)
 
+    def write_timeline(self) -> str | None:
+        """Writes the timeline of all ranks to the file of the environment variable RING_TIMELINE. All ranks must call it on
+        the group of all ranks, usually at the end of the program. Returns a line about the timeline on rank 0. Returns `None`
+        on other ranks and without a timeline."""
+        return self.core.write_timeline()
+
+    def write_flight_record(self, reason: str) -> None:
+        """Writes the last operations of this rank to the directory of the environment variable RING_FLIGHT_RECORDER. The library
+        does that itself if an operation fails. Call it if the program fails for another `reason`."""
+        self.core.write_flight_record(reason)
+
     def statistics(self) -> dict[str, float]:
         """Returns this rank's counters by name. "operations", "bytes_sent" and "bytes_received" are numbers.
         "encoded_elements" and "encoded_bytes" count the elements that compressed calls sent, and the bytes of their encodings.
