@@ -66,7 +66,7 @@ struct DoctorReport<'a> {
 
 /// Runs `ringrun doctor` and returns its exit code. `arguments` follow the word `doctor`; `parse` checks the options of ringrun.
 pub(super) fn run_doctor(
-    arguments: Vec<OsString>,
+    arguments: &[OsString],
     parse: impl FnOnce(Vec<OsString>) -> Result<LaunchPlan, clap::Error>,
 ) -> ExitCode {
     let has = |option: &str| arguments.iter().any(|argument| argument == option);
@@ -93,7 +93,7 @@ pub(super) fn run_doctor(
     };
     let (plan, names) = check_plan(plan);
     let result =
-        if has(REPORTS_OPTION) { run_check_job(&plan) } else { judge(&arguments, &names, has("--json")) };
+        if has(REPORTS_OPTION) { run_check_job(&plan) } else { judge(arguments, &names, has("--json")) };
     result.unwrap_or_else(|error| {
         print_error("ringrun doctor", &error);
         Exit::Failure.into()

@@ -204,7 +204,7 @@ impl GroupArgs {
     ///
     /// Returns a sentence if the environment has a wrong format.
     pub(super) fn start_log(&self, program: &'static str) -> Result<(), String> {
-        let launched = || from_environment().ok().flatten().map(|launched| launched.rank);
+        let launched = || from_environment().ok().and_then(|environment| environment.rank());
         let rank = self.rank.map(Rank::new).or_else(launched);
         let format = self.observe.log_format.map_or_else(LogFormat::from_environment, Ok)?;
         start_log("warn", format, (program, rank));

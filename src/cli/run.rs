@@ -170,14 +170,14 @@ struct RunArgs {
 pub fn run_ringrun(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let mut arguments: Vec<OsString> = arguments.collect();
     if arguments == [AGENT_OPTION] {
-        super::log_to_stderr("error");
+        super::log_format::start_text_log("error", "ringrun");
         return launch::run_agent();
     }
     if arguments.first().is_some_and(|first| first == "top") {
         return top::run_top(arguments.drain(1..));
     }
     if arguments.first().is_some_and(|first| first == "doctor") {
-        return super::doctor::run_doctor(arguments.split_off(1), parse_launch_plan);
+        return super::doctor::run_doctor(&arguments[1..], parse_launch_plan);
     }
     let plan = match parse_launch_plan(arguments) {
         Ok(plan) => plan,

@@ -51,6 +51,7 @@ impl RecordingFiles {
             JoinMethod::Alone => (Rank::ZERO, WorldSize::ONE),
             JoinMethod::Peers { file, rank, .. } => (*rank, file.world()),
             JoinMethod::Launched(launched) => (launched.rank, launched.world),
+            JoinMethod::Discovered(discovered) => (discovered.rank, discovered.world),
         };
         let failed =
             |what, path: &Path, source| StartError::Recording { what, path: path.to_owned(), source };

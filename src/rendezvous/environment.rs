@@ -39,6 +39,17 @@ pub enum LaunchEnvironment {
     Other(DiscoveredRank),
 }
 
+impl LaunchEnvironment {
+    /// Returns the rank of this process; `None` if it is the only rank of its job.
+    pub fn rank(&self) -> Option<Rank> {
+        match self {
+            Self::Alone => None,
+            Self::Ringrun(launched) => Some(launched.rank),
+            Self::Other(discovered) => Some(discovered.rank),
+        }
+    }
+}
+
 /// This rank and its job, as `ringrun` describes them in environment variables.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LaunchedRank {

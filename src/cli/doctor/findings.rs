@@ -328,13 +328,27 @@ mod tests {
         assert_eq!(findings_after(|_| ()), []);
     }
 
-    #[test]
-    fn each_fault_is_found_and_named() {
-        type Change = fn(&mut Vec<Option<HostReport>>);
-        fn host(reports: &mut [Option<HostReport>], rank: usize) -> &mut HostReport {
-            reports[rank].as_mut().unwrap()
+    /// A change of the reports of sound hosts.
+    type Change = fn(&mut Vec<Option<HostReport>>);
+
+    fn host(reports: &mut [Option<HostReport>], rank: usize) -> &mut HostReport {
+        reports[rank].as_mut().unwrap()
+    }
+
+    fn assert_found(cases: &[(Change, Severity, &str)]) {
+        for (change, severity, expected) in cases {
+            let findings = findings_after(change);
+            let [finding] = &findings[..] else { panic!("{expected}: {findings:?}") };
+            assert!(
+                finding.severity == *severity && finding.text.contains(expected),
+                "{expected}: {finding:?}"
+            );
         }
-        let cases: [(Change, Severity, &str); 11] = [
+    }
+
+    #[test]
+    fn faults_of_links_are_found_and_named() {
+        assert_found(&[
             (|all| all[1] = None, Severity::Problem, "node1 has not reported"),
             (
                 |all| host(all, 2).links[0] = Some(Err("timed out".into())),
@@ -343,7 +357,8 @@ mod tests {
             ),
             (
                 |all| {
-                    host(all, 0).links[1] = Some(Ok(LinkMeasurement { send_rate: Some(11e6), ..link(118e6) }))
+                    let slow = LinkMeasurement { send_rate: Some(11e6), ..link(118e6) };
+                    host(all, 0).links[1] = Some(Ok(slow));
                 },
                 Severity::Problem,
                 "node0 sends to node1 at 88.0 Mbit/s, and other links have 944.0 Mbit/s",
@@ -356,6 +371,20 @@ mod tests {
                 Severity::Problem,
                 "packets of 1500 bytes",
             ),
+            (
+                |all| {
+                    let late = LinkMeasurement { clock_offset_s: -3.0, ..link(118e6) };
+                    host(all, 0).links[1] = Some(Ok(late));
+                },
+                Severity::Warning,
+                "the clock of node1 is 3.0 s behind the clock of node0",
+            ),
+        ]);
+    }
+
+    #[test]
+    fn faults_of_hosts_are_found_and_named() {
+        assert_found(&[
             (
                 |all| host(all, 1).facts.names[1].addresses = vec![IpAddr::from([127, 0, 1, 1])],
                 Severity::Problem,
@@ -382,26 +411,11 @@ mod tests {
                 "the MTU of node0 is 1500, and of node2 9000",
             ),
             (
-                |all| {
-                    host(all, 0).links[1] = Some(Ok(LinkMeasurement { clock_offset_s: -3.0, ..link(118e6) }))
-                },
-                Severity::Warning,
-                "the clock of node1 is 3.0 s behind the clock of node0",
-            ),
-            (
                 |all| host(all, 1).facts.shared_memory_bytes = Some(0),
                 Severity::Warning,
                 "node1 has 0 MiB free in /dev/shm",
             ),
-        ];
-        for (change, severity, expected) in cases {
-            let findings = findings_after(change);
-            let [finding] = &findings[..] else { panic!("{expected}: {findings:?}") };
-            assert!(
-                finding.severity == severity && finding.text.contains(expected),
-                "{expected}: {finding:?}"
-            );
-        }
+        ]);
     }
 
     #[test]
