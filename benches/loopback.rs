@@ -78,6 +78,7 @@ fn start_two_ranks(transport: LocalTransport) -> (Group, JoinHandle<()>) {
     let rendezvous = server.address();
     let method = |rank| {
         JoinMethod::Launched(LaunchedRank {
+            listen: None,
             rank: Rank::new(rank),
             world,
             rendezvous,

@@ -26,7 +26,7 @@ use super::observe_args::is_variable_of_users;
 use super::print_error::print_error;
 use crate::exit::Exit;
 use crate::launch::{
-    self, AGENT_OPTION, FailurePolicy, LaunchLimits, LaunchPlan, Mpi4py, OutputFormat,
+    self, AGENT_OPTION, FailurePolicy, InterfaceFilter, LaunchLimits, LaunchPlan, Mpi4py, OutputFormat,
     RINGRUN_VARIABLE_PREFIX, RankShare, SshOptions, StdinReader, Verbosity,
 };
 use crate::types::{Rank, WorldSize};
@@ -78,6 +78,11 @@ struct RunArgs {
     /// executable or, if there is no such file, the ringrun in PATH.
     #[arg(long, value_name = "DIR")]
     remote_prefix: Option<PathBuf>,
+
+    /// The network interfaces that the ranks use for other hosts: names, globs (ib*) and networks (10.0.0.0/8), separated by
+    /// commas. ^ excludes an entry: ^docker*. Without this option, the routes between the hosts decide.
+    #[arg(long, value_name = "LIST")]
+    interface: Option<InterfaceFilter>,
 
     /// The processors on which each rank may run. core: the rank's share of the processors. numa: all processors of
     /// the NUMA nodes that contain this share. none: all processors.
@@ -262,7 +267,12 @@ fn into_plan(args: RunArgs, given: GivenOptions) -> Result<LaunchPlan, String> {
     if failure_policy == FailurePolicy::Tolerate {
         check_tolerate_failures(world, &program)?;
     }
+    if args.interface.is_some() && remote_hosts.is_empty() {
+        return Err("--interface: all ranks run on this host, so they use no network; leave the option out"
+            .to_owned());
+    }
     Ok(LaunchPlan {
+        interfaces: args.interface,
         world,
         share,
         remote_hosts,
@@ -415,6 +425,8 @@ mod tests {
             ("-n 4 -ppn 2 prog", "several hosts"),
             ("-n 2 -H node7 prog", "more than the 1 slot(s) of node7"),
             ("-H node7 --stdin 0 prog", "rank 0 runs on another host"),
+            ("-n 2 --interface eth0 prog", "they use no network"),
+            ("-H node7 --interface 10.0.0.0/99 prog", "0 to 32 bits"),
             ("-H node7 --ssh-port 0 prog", "0 is not in 1..=65535"),
             ("-hostfile /no/such -n 2 prog", "/no/such: it cannot be read"),
             ("-n gpu prog", "does not count GPUs"),

@@ -108,7 +108,7 @@ fn exchange_at_launcher(
     sockets: &SocketOptions,
     launched: &LaunchedRank,
 ) -> Result<Exchanged, StartError> {
-    let LaunchedRank { rank, world, rendezvous, job_id, .. } = *launched;
+    let LaunchedRank { rank, world, rendezvous, listen: own_address, job_id, .. } = *launched;
     if options.secret.is_none() && !is_loopback(rendezvous.ip()) {
         return Err(StartError::NeedsSecret { address: rendezvous });
     }
@@ -122,8 +122,9 @@ fn exchange_at_launcher(
         server_name: "the launcher's rendezvous".into(),
         start_timeout: options.start_timeout,
     };
-    // Listen on the network interface that leads to the rendezvous, because the peers can reach this interface.
-    let (listener, roster) = register_and_listen(options, sockets, &registration, |local| local)?;
+    // Without another choice, listen on the network interface that leads to the rendezvous, because the peers can reach it.
+    let listen_at = |local| own_address.unwrap_or(local);
+    let (listener, roster) = register_and_listen(options, sockets, &registration, listen_at)?;
     Ok(Exchanged { rank, listener, roster, host_of_rank_0: None })
 }
 

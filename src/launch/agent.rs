@@ -5,6 +5,7 @@ use std::env;
 use std::ffi::OsString;
 use std::io;
 use std::mem;
+use std::net::IpAddr;
 use std::os::fd::AsFd as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ use super::error::LaunchError;
 use super::frame_link::FrameLink;
 use super::frames::{AgentFrame, FrameReader, MAGIC, encode_message, encode_output};
 use super::host_job::HostJob;
+use super::interfaces::choose_address;
 use super::job_description::into_plan;
 use super::local_ranks::{LocalProcessors, LocalRanks, ReservedPort};
 use super::outcome::RankPlace;
@@ -117,6 +119,8 @@ struct Agent<'a> {
     host: HostJob,
     local_ranks: LocalRanks,
     processors: Option<LocalProcessors>,
+    /// The address of this host.
+    address: IpAddr,
     _port: ReservedPort,
     /// Messages of ringrun that have arrived, and have not been handled.
     messages: Vec<ToAgent>,
@@ -140,6 +144,7 @@ impl<'a> Agent<'a> {
                 "it reaches ringrun's address {rendezvous} only from its loopback address {address}"
             )));
         }
+        let address = choose_address(plan.interfaces.as_ref(), address)?;
         let local_ranks = LocalRanks::find(&plan)?;
         let host = HostJob::prepare(&plan, &description.job_id, OutputTarget::Launcher(OUTPUT_CREDIT_BYTES))?;
         link.register(host.poll.registry(), (READ_TOKEN, WRITE_TOKEN))
@@ -154,6 +159,7 @@ impl<'a> Agent<'a> {
             host,
             local_ranks,
             processors,
+            address,
             _port: port,
             messages: Vec::new(),
             is_alone: false,
@@ -183,6 +189,7 @@ impl<'a> Agent<'a> {
             world: self.plan.world,
             share: self.plan.share,
             rendezvous: description.rendezvous,
+            listen: self.plan.interfaces.as_ref().map(|_| self.address),
             master,
             secret: description.secret.clone(),
             job_id: description.job_id.clone(),

@@ -64,6 +64,8 @@ pub(super) struct JobDescription {
     pub(super) report_bindings: bool,
     pub(super) kill_after_ms: u64,
     pub(super) start_timeout_ms: u64,
+    /// The list of `--interface`.
+    pub(super) interfaces: Option<String>,
     pub(super) rendezvous: SocketAddr,
     pub(super) secret: String,
     pub(super) job_id: String,

@@ -11,6 +11,7 @@ use rustix::process::Pid;
 use super::agent_link::{AgentLink, AgentPhase};
 use super::agent_messages::ToAgent;
 use super::error::{HostError, LaunchError};
+use super::interfaces::{InterfaceFilter, choose_address};
 use super::outcome::{RankEnd, RankPlace};
 use super::output_messages::OutputCommandSender;
 use super::plan::RemoteHost;
@@ -133,8 +134,9 @@ impl Agents {
         Ok(())
     }
 
-    /// Returns the address of this host at which all other hosts can reach it: the source address of the routes to them.
-    pub(super) fn find_own_address(&self) -> Result<IpAddr, LaunchError> {
+    /// Returns the address of this host at which all other hosts can reach it: the source address of the routes to them, or an
+    /// address that `filter` allows.
+    pub(super) fn find_own_address(&self, filter: Option<&InterfaceFilter>) -> Result<IpAddr, LaunchError> {
         let mut found: Option<(IpAddr, &str)> = None;
         for link in &self.links {
             let host = &link.host.name;
@@ -155,16 +157,17 @@ impl Agents {
                 return Err(host_error(host, Exit::Start, reason));
             }
             match found {
-                Some((other, first)) if other != own => {
+                Some((other, first)) if other != own && filter.is_none() => {
                     return Err(LaunchError::Address(format!(
                         "host {first} is reached from the address {other} of this host, and host {host} from {own}; all \
-                         hosts must reach this host at one address"
+                         hosts must reach this host at one address, which --interface can choose"
                     )));
                 }
                 _ => found = Some((own, &**host)),
             }
         }
-        found.map(|(own, _)| own).ok_or_else(|| LaunchError::Address("there is no other host".to_owned()))
+        let (route, _) = found.ok_or_else(|| LaunchError::Address("there is no other host".to_owned()))?;
+        choose_address(filter, route)
     }
 
     /// Returns the address and the free port of the host of rank 0, or `None` if rank 0 runs on this host.

@@ -1,7 +1,7 @@
 //! The environment variables of a rank: the variables of ringtrain, and variables that `PyTorch`, Horovod and MPI
 //! programs read.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::share::RankShare;
@@ -25,6 +25,8 @@ pub struct JobVariables {
     pub share: RankShare,
     /// The address of the rendezvous server, from which the ranks learn the addresses of all ranks.
     pub rendezvous: SocketAddr,
+    /// The address on which the ranks listen; `None` to listen on the address from which they reach the rendezvous.
+    pub listen: Option<IpAddr>,
     /// An address of the host of rank 0, with a free port on which rank 0 can listen, if the ranks use `PyTorch`.
     pub master: SocketAddr,
     /// The job's secret in hex. ringrun passes the secret only in the environment, because other users can read the
@@ -104,6 +106,7 @@ pub fn rank_environment(rank: Rank, job: &JobVariables) -> Vec<(String, String)>
         .chain(horovod)
         .chain(open_mpi)
         .chain(threads)
+        .chain(job.listen.map(|address| ("RING_LISTEN_ADDRESS", address.to_string())))
         .chain(status_columns.map(|columns| (STATUS_COLUMNS_VARIABLE, columns.to_string())))
         .map(|(name, value)| (name.to_owned(), value))
         .collect()
@@ -118,6 +121,7 @@ mod tests {
             world: WorldSize::new(4).unwrap(),
             share: RankShare { first: 2, count: 2, host: 1, hosts: 2 },
             rendezvous: "127.0.0.1:4321".parse().unwrap(),
+            listen: Some("10.0.0.4".parse().unwrap()),
             master: "10.0.0.3:5678".parse().unwrap(),
             secret: "ab".repeat(32),
             job_id: "cd".repeat(16),
@@ -173,6 +177,7 @@ mod tests {
             ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
             ("OMPI_COMM_WORLD_NODE_RANK", "1"),
             ("OMP_NUM_THREADS", "2"),
+            ("RING_LISTEN_ADDRESS", "10.0.0.4"),
         ]
         .map(|(name, value)| (name.to_owned(), value.to_owned()));
         assert_eq!(found, expected);

@@ -61,6 +61,7 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         world: plan.world,
         share: plan.share,
         rendezvous: server.address(),
+        listen: plan.interfaces.as_ref().map(|_| address),
         master: server.address(),
         secret,
         job_id: job.job_id.clone(),
@@ -172,7 +173,7 @@ impl<'a> RunningJob<'a> {
         self.agents = Agents::start(&self.plan.remote_hosts, starter, rank_processes, poll.registry())?;
         self.wait_for_agents(AgentPhase::Greeted)?;
         self.agents.check_machines(self.plan.share.count > 0)?;
-        self.agents.find_own_address()
+        self.agents.find_own_address(self.plan.interfaces.as_ref())
     }
 
     /// Describes the job to the agents, and waits until they have found its program and its directory.

@@ -55,6 +55,7 @@ pub(super) fn describe_job(plan: &LaunchPlan, job: &JobVariables) -> Result<JobD
         report_bindings: plan.report_bindings,
         kill_after_ms: plan.limits.kill_after.as_millis() as u64,
         start_timeout_ms: plan.limits.start_timeout.as_millis() as u64,
+        interfaces: plan.interfaces.as_ref().map(|filter| filter.text().to_owned()),
         rendezvous: job.rendezvous,
         secret: job.secret.clone(),
         job_id: job.job_id.clone(),
@@ -70,7 +71,9 @@ pub(super) fn into_plan(description: &JobDescription) -> Result<LaunchPlan, Stri
         share.count >= 1 && share.count <= LOCAL_RANKS_MAX && end.is_some_and(|end| end <= world.get())
     });
     let kill_after = Duration::from_millis(description.kill_after_ms);
+    let interfaces = description.interfaces.as_ref().map(|text| text.parse()).transpose()?;
     Ok(LaunchPlan {
+        interfaces,
         world: world.ok_or("the numbers of ranks in the description of the job are wrong")?,
         share,
         remote_hosts: Vec::new(),
@@ -140,6 +143,7 @@ mod tests {
             report_bindings: false,
             kill_after_ms: 5000,
             start_timeout_ms: 30_000,
+            interfaces: None,
             rendezvous: "10.0.0.1:4000".parse().unwrap(),
             secret: "s".into(),
             job_id: "j".into(),

@@ -26,6 +26,7 @@ mod exit_pipe;
 mod frame_link;
 mod frames;
 mod host_job;
+mod interfaces;
 mod job;
 mod job_description;
 mod lines;
@@ -57,6 +58,7 @@ use std::process::ExitCode;
 pub use command::{HOST_CHECK_NAME, LaunchedProgram};
 pub use environment::{JobVariables, RINGRUN_VARIABLE_PREFIX, rank_environment};
 pub use error::{HostError, LaunchError};
+pub use interfaces::InterfaceFilter;
 pub use outcome::{JobOutcome, RankEnd};
 pub use plan::{
     Binding, FailurePolicy, HOSTS_MAX, LOCAL_RANKS_MAX, LaunchLimits, LaunchPlan, Mpi4py, OutputFormat,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::interfaces::InterfaceFilter;
 use super::share::RankShare;
 use crate::types::WorldSize;
 
@@ -28,6 +29,8 @@ pub struct LaunchPlan {
     pub remote_hosts: Vec<RemoteHost>,
     /// How to reach the other hosts.
     pub ssh: SshOptions,
+    /// The addresses that the ranks and the rendezvous may use. With `None`, the routes to the other hosts decide.
+    pub interfaces: Option<InterfaceFilter>,
     /// The program of each rank: a built-in program, a name on `PATH`, or a path.
     pub program: OsString,
     /// The arguments of the program.

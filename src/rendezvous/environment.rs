@@ -1,7 +1,7 @@
 //! Reads the environment variables with which a launcher describes the job.
 
 use std::env;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -22,6 +22,7 @@ const WORLD_SIZE_VARIABLE: &str = "RING_WORLD_SIZE";
 const RENDEZVOUS_VARIABLE: &str = "RING_RENDEZVOUS";
 /// The number of the job, in hexadecimal. It is the same on all ranks.
 pub const JOB_ID_VARIABLE: &str = "RING_JOB_ID";
+const LISTEN_ADDRESS_VARIABLE: &str = "RING_LISTEN_ADDRESS";
 const START_TIMEOUT_MS_VARIABLE: &str = "RING_START_TIMEOUT_MS";
 const LOCAL_PROCESSORS_VARIABLE: &str = "RING_LOCAL_PROCESSORS";
 
@@ -59,6 +60,8 @@ pub struct LaunchedRank {
     pub world: WorldSize,
     /// The address of the launcher's rendezvous.
     pub rendezvous: SocketAddr,
+    /// The address on which this rank listens; `None` for the address from which it reaches the rendezvous.
+    pub listen: Option<IpAddr>,
     /// The job's id.
     pub job_id: [u8; 16],
     /// The start timeout, if the launcher sets one.
@@ -157,6 +160,9 @@ fn parse_ringrun(
             .map_err(|_| invalid(RENDEZVOUS_VARIABLE, rendezvous, "an address, ip:port"))?,
         job_id: parse_16_hex_bytes(&id)
             .ok_or_else(|| invalid(JOB_ID_VARIABLE, &id, "32 hexadecimal digits"))?,
+        listen: get(LISTEN_ADDRESS_VARIABLE)
+            .map(|ip| ip.parse().map_err(|_| invalid(LISTEN_ADDRESS_VARIABLE, &ip, "an IP address")))
+            .transpose()?,
         start_timeout: parse_start_timeout(get)?,
         local_processors: get(LOCAL_PROCESSORS_VARIABLE)
             .map(|count| {
@@ -220,7 +226,8 @@ mod tests {
 
     #[test]
     fn missing_and_invalid_variables_are_errors() {
-        let cases: [(VariableChanges<'_>, &str); 8] = [
+        let cases: [(VariableChanges<'_>, &str); 9] = [
+            (&[("RING_LISTEN_ADDRESS", Some("eth0"))], "an IP address"),
             (&[("RING_RENDEZVOUS", None)], "RING_RANK is set but RING_RENDEZVOUS is not"),
             (&[("RING_RANK", None)], "RING_RANK is not"),
             (&[("RING_RANK", Some("4"))], "a rank below"),

@@ -155,9 +155,10 @@ fn ranks_run_on_several_hosts() {
         .into();
     assert_eq!(job.sorted_lines(), expected);
     // The ranks find each other, also with ranks on this host.
-    let training =
-        run(&mut lab
-            .ringrun("localhost,@0,@1:2", &["ringtrain", "--epochs", "1", "--data", "synthetic:256x4"]));
+    let training = run(&mut lab.ringrun(
+        "localhost,@0,@1:2",
+        &["--interface", "10.0.0.0/8,^lo", "ringtrain", "--epochs", "1", "--data", "synthetic:256x4"],
+    ));
     assert_eq!(training.code(), Some(0), "{}", training.stderr());
     // The rank that fails is named with its host.
     let job = lab.run_script("@0:2,@1", "[ $RANK = 2 ] && exit 3; exec sleep 300");
@@ -228,6 +229,8 @@ fn every_failure_of_a_host_ends_the_job_everywhere() {
     }
     let job = run(&mut lab.ringrun("no-such-host.invalid,@0", &["true"]));
     assert_failed(&lab, &job, 5, &["host no-such-host.invalid: ssh failed"]);
+    let job = run(&mut lab.ringrun("@0", &["--interface", "no-such*", "true"]));
+    assert_failed(&lab, &job, 5, &["--interface no-such*: no interface has such an address", "10."]);
     let job = run(lab.ringrun("@0", &["true"]).env("PATH", "/no/such/directory"));
     assert_failed(&lab, &job, 5, &["cannot start ssh"]);
 }

@@ -202,6 +202,7 @@ fn ranks_join_under_a_launcher_in_spite_of_idle_strangers() {
         let started = Instant::now();
         let options = world.ranks().map(|rank| JoinOptions {
             method: JoinMethod::Launched(LaunchedRank {
+                listen: None,
                 rank: Rank::new(rank.get()),
                 world,
                 rendezvous: server.address(),

@@ -248,6 +248,7 @@ fn the_launcher_tells_waiting_ranks_which_rank_has_died() {
     let rendezvous = server.address();
     let rank = Rank::ZERO;
     let launched = ringtrain::rendezvous::LaunchedRank {
+        listen: None,
         rank,
         world,
         rendezvous,
@@ -278,6 +279,7 @@ fn ranks_may_join_long_after_the_launch() {
     wait_until("the start timeout has passed since the launch", || started.elapsed() > server_timeout);
     let options = world.ranks().map(|rank| JoinOptions {
         method: ringtrain::JoinMethod::Launched(ringtrain::rendezvous::LaunchedRank {
+            listen: None,
             rank,
             world,
             rendezvous: server.address(),

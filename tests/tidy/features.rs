@@ -10,12 +10,12 @@ use super::{all_sources, assert_no_violations, repository_root, top_module, viol
 const CRATES_OF_FEATURES: &[(&[&str], &[&str])] = &[
     (&["clap", "env_logger", "toml"], &["cli"]),
     (&["prost"], &["train", "observe"]),
-    (&["signal_hook"], &["cli", "launch"]),
+    (&["if_addrs", "signal_hook"], &["cli", "launch"]),
+    (&["glob"], &["launch", "train"]),
     (
         &[
             "csv",
             "flate2",
-            "glob",
             "indicatif",
             "memchr",
             "ruzstd",

@@ -99,6 +99,7 @@ pub fn run_with<R: Send + 'static>(
         .map(|rank| {
             let mut options = JoinOptions {
                 method: JoinMethod::Launched(LaunchedRank {
+                    listen: None,
                     rank,
                     world,
                     rendezvous: server.address(),

@@ -209,6 +209,7 @@ fn join_options(
             }
             let job_id = parse_job_id(py, id)?;
             let method = JoinMethod::Launched(LaunchedRank {
+                listen: None,
                 rank,
                 world,
                 rendezvous: address,

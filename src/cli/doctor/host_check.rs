@@ -99,7 +99,7 @@ fn exchange_addresses(launched: &LaunchedRank) -> Result<(Roster, TcpListener), 
     };
     let mut listener = None;
     let listen = |local: IpAddr| {
-        let address = SocketAddr::new(local, 0);
+        let address = SocketAddr::new(launched.listen.unwrap_or(local), 0);
         let failed = |source| StartError::CannotListen { address, rank: launched.rank, source };
         let listening = TcpListener::bind(address).map_err(failed)?;
         let address = listening.local_addr().map_err(failed)?;

@@ -34,8 +34,7 @@ const NOT_ELASTIC_HINT: &str = "ringrun starts a fixed number of ranks and does 
     failure start the job again with `ringtrain --resume`";
 const TOLERATE_FAILURES_HINT: &str =
     "use --tolerate-failures, so that the other ranks continue when a rank fails";
-const NETWORK_HINT: &str =
-    "leave this option out: ranks use the network interface through which they reach ringrun";
+const NETWORK_HINT: &str = "use --interface, which names interfaces or networks of all hosts";
 const AGENT_HINT: &str =
     "ringrun starts the ranks of other hosts through ssh; use --ssh-options and --remote-prefix";
 const PLACEMENT_HINT: &str = "ringrun spreads ranks evenly over the processors; leave this option out, or use --bind-to core, \
@@ -101,11 +100,8 @@ const OPTIONS_OF_OTHER_LAUNCHERS: &[OptionRow] = &[
     (&["-p"], 1, SameAs("--ssh-port")),
     (&["-i"], 1, SameAs("--ssh-identity")),
     (&["launch-agent", "launcher", "launcher-exec"], 1, Refused(AGENT_HINT)),
-    (
-        &["iface", "network-interface", "network-interfaces", "nics", "nic", "local-addr"],
-        1,
-        Refused(NETWORK_HINT),
-    ),
+    (&["iface", "network-interface", "network-interfaces", "nics", "nic"], 1, SameAs("--interface")),
+    (&["local-addr"], 1, Refused(NETWORK_HINT)),
     (&["gloo", "mpi", "jsrun"], 0, Refused("ringrun has its own runtime; leave this option out")),
     (&["tcp"], 0, Refused("leave this option out, or pass --transport tcp to ringtrain or ringbench")),
     // Options for processors.
