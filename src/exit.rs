@@ -43,6 +43,8 @@ pub enum Exit {
     WrongResult = 15,
     /// Ranks hold different parameters, for example because memory or the network corrupted a value.
     ParametersDiffer = 16,
+    /// `ringbench compare` found a size that takes longer than its threshold allows.
+    Slower = 17,
     /// The job took longer than `--job-timeout`, and ringrun stopped it.
     JobTimeout = 124,
     /// The command to launch exists but cannot be executed.

@@ -1,13 +1,16 @@
 //! The program `ringbench`: measures collectives and checks their results.
 
 pub mod args;
+mod compare;
 pub mod compression;
 mod flag_check;
 pub mod measure;
 pub mod operation;
+mod output_files;
 pub mod pattern;
 pub mod plan;
 mod plan_error;
+mod plot;
 pub mod report;
 pub mod test_values;
 pub mod time_breakdown;
@@ -54,10 +57,10 @@ pub enum BenchError {
     /// The table could not be printed.
     #[error("the results cannot be printed: {0}")]
     TableNotPrinted(io::Error),
-    /// The report could not be saved.
-    #[error("the report {} cannot be written: {source}", path.display())]
-    ReportNotSaved {
-        /// The path of the report.
+    /// The report or the plot could not be saved.
+    #[error("{} cannot be written: {source}", path.display())]
+    FileNotSaved {
+        /// The path of the file.
         path: PathBuf,
         /// The error of the file system.
         source: io::Error,
@@ -88,7 +91,7 @@ impl BenchError {
             Self::Join(error) => error.exit_code(),
             Self::Operation(error) => exit_code_of_group_error(error),
             Self::FlagsDiffer { .. } => Exit::Mismatch,
-            Self::TableNotPrinted(_) | Self::ReportNotSaved { .. } | Self::Signals(_) => Exit::Failure,
+            Self::TableNotPrinted(_) | Self::FileNotSaved { .. } | Self::Signals(_) => Exit::Failure,
             Self::WrongElements(_) => Exit::WrongResult,
         }
     }
@@ -96,7 +99,11 @@ impl BenchError {
 
 /// Runs `ringbench` and returns the exit code. The first of `args` is the program's name.
 pub fn run_ringbench(args: impl Iterator<Item = OsString>) -> ExitCode {
-    let args = match parse_bench_args(args) {
+    let args: Vec<OsString> = args.collect();
+    if compare::is_compare(&args) {
+        return compare::run_compare(&args);
+    }
+    let args = match parse_bench_args(args.into_iter()) {
         Ok(args) => args,
         Err(code) => return code,
     };
@@ -130,8 +137,11 @@ pub(super) fn check_arguments(
     args: impl Iterator<Item = OsString>,
     world: WorldSize,
 ) -> Result<(), ExitCode> {
-    let mut args = parse_bench_args(args)?;
-    args.json = None;
+    let args: Vec<OsString> = args.collect();
+    if compare::is_compare(&args) {
+        return Err(compare::refuse_several_ranks(&args));
+    }
+    let args = parse_bench_args(args.into_iter())?;
     let checked = BenchPlan::new(&args).and_then(|plan| plan.fit_to_world(world));
     checked.map(drop).map_err(|error| {
         print_error("ringbench", &error);
@@ -143,19 +153,15 @@ pub(super) fn check_arguments(
 fn join_and_bench(args: &BenchArgs) -> Result<(), BenchError> {
     let plan = BenchPlan::new(args)?;
     plan.check_memory(WorldSize::ONE, available_memory_bytes())?;
-    if let Some(path) = &plan.json {
-        // Check the path before the measurements, so that an unusable path is reported at once.
-        report::check_writable(path).map_err(|error| BenchPlanError::ReportNotWritable {
-            path: path.clone(),
-            problem: error.to_string(),
-        })?;
-    }
+    // Check the paths before the measurements, so that an unusable path is reported at once.
+    output_files::check_files(&plan)?;
     let mut group = args.group.join()?;
     write_record_on_signals(&group, AfterSignal::End).map_err(BenchError::Signals)?;
     let mut stdout = BrokenPipeIgnorer(io::stdout().lock());
     let report = bench(&mut group, &plan, args.group.segment_bytes, &mut stdout)?;
-    if let Some(path) = plan.json.as_ref().filter(|_| group.rank().get() == 0) {
-        report.save(path).map_err(|source| BenchError::ReportNotSaved { path: path.clone(), source })?;
+    if group.rank().get() == 0 {
+        output_files::save_files(&plan, &report)
+            .map_err(|(path, source)| BenchError::FileNotSaved { path, source })?;
     }
     if let Some(timeline) = group.write_timeline()? {
         writeln!(stdout, "# {timeline}").map_err(BenchError::TableNotPrinted)?;

@@ -56,7 +56,7 @@ mod output_paths;
 mod parameter_server;
 mod partition;
 mod peer_link;
-mod plot;
+pub mod plot;
 mod portable_math;
 pub mod predict;
 mod progress;

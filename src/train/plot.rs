@@ -1,25 +1,17 @@
-//! Draws the curves of a run as a picture in SVG, and as a page in HTML.
+//! Draws line charts as a picture in SVG, for example the curves of a run, and a page about a run in HTML.
 
 mod axis;
 mod chart;
 mod page;
+mod picture;
 mod run_charts;
 
-use std::fmt::Write as _;
-
-use self::chart::{Chart, PlotArea, write_text};
+pub use self::chart::{CURVE_COLORS, Chart, Curve, HorizontalAxis, VerticalScale};
 pub(super) use self::page::make_page;
+pub use self::picture::draw_picture;
 use self::run_charts::{loss_chart, metric_chart};
 use super::model::Loss;
 use super::report::Report;
-
-/// The width of a chart and the height of the picture, in pixels.
-const CHART_WIDTH: f64 = 520.0;
-const PICTURE_HEIGHT: f64 = 420.0;
-/// The height in pixels of the title line above the charts.
-const TITLE_HEIGHT: f64 = 34.0;
-/// A picture with n charts has a title of at most n times this number of characters.
-const TITLE_CHARACTERS_PER_CHART: usize = 64;
 
 /// Draws the losses of all epochs, and the accuracy or R² of the test set if there is a test set. Returns a complete
 /// SVG document.
@@ -28,46 +20,17 @@ pub(super) fn draw_curves(report: &Report, loss: &Loss) -> String {
         .into_iter()
         .filter(|chart| !chart.curves.is_empty())
         .collect();
-    let width = CHART_WIDTH * charts.len().max(1) as f64;
-    let mut svg = String::new();
-    let _ = writeln!(
-        svg,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{PICTURE_HEIGHT}\" viewBox=\"0 0 {width} {PICTURE_HEIGHT}\" \
-         font-family=\"sans-serif\" font-size=\"12\" fill=\"#222\">"
-    );
-    let _ = writeln!(svg, "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>");
-    write_text(
-        &mut svg,
-        (20.0, 24.0),
-        "font-size=\"13\"",
-        &make_title(report, TITLE_CHARACTERS_PER_CHART * charts.len().max(1)),
-    );
-    if charts.is_empty() {
-        write_text(&mut svg, (20.0, 60.0), "", "The run ended before an epoch was complete.");
-    }
-    for (index, chart) in charts.iter().enumerate() {
-        let left = CHART_WIDTH * index as f64;
-        chart.draw(
-            &mut svg,
-            PlotArea { left, top: TITLE_HEIGHT, width: CHART_WIDTH, height: PICTURE_HEIGHT - TITLE_HEIGHT },
-        );
-    }
-    svg.push_str("</svg>\n");
-    svg
+    draw_picture(&make_title(report), &charts, "The run ended before an epoch was complete.")
 }
 
-/// Describes the run in at most `characters_max` characters.
-fn make_title(report: &Report, characters_max: usize) -> String {
+/// Describes the run.
+fn make_title(report: &Report) -> String {
     let ranks =
         if report.world_size == 1 { "1 rank".to_owned() } else { format!("{} ranks", report.world_size) };
-    let text = format!(
+    format!(
         "{} on {}: {ranks}, {}, {}, lr {}, batch {}",
         report.model, report.dataset, report.strategy, report.optimizer, report.lr, report.batch_size
-    );
-    if text.chars().count() <= characters_max {
-        return text;
-    }
-    text.chars().take(characters_max - 3).chain("...".chars()).collect()
+    )
 }
 
 #[cfg(test)]

@@ -19,6 +19,10 @@ Examples:
       measure and check every element type with every reduction
   ringrun -n 2 ringbench ping_pong -e 4M
       measure latency and bandwidth of messages between 2 ranks
+  ringrun -n 4 ringbench all_reduce --plot out.svg
+      also draw times and bandwidths over the size
+  ringbench compare before.json after.json
+      compare two reports, and exit with 17 if a size became slower (ringbench compare --help)
   ringbench broadcast --root 1 --peers hosts.txt --rank 0
       start rank 0 without ringrun; start rank 1 with --rank 1, and so on
 
@@ -56,10 +60,10 @@ pub struct BenchArgs {
     #[arg(value_name = "OPERATION")]
     pub operation: BenchOperation,
 
-    /// The size of the smallest buffer in bytes. The suffixes K, M, G (or KiB, MiB, GiB) are powers of 1024.
-    /// ringbench rounds each size down to a multiple of the size of an element. For gather, scatter and all_to_all,
-    /// ringbench rounds down so that all ranks have equal parts. A part has at least one element [default: 4, or the
-    /// value of -e if this value is smaller]
+    /// The size of the smallest buffer in bytes. The suffixes K, M, G are powers of 1024; KB and KiB mean the same as K.
+    /// You may write 1.5K, but not a size that is no whole number of bytes. ringbench rounds each size down to a
+    /// multiple of the size of an element. For gather, scatter and all_to_all, ringbench rounds down so that all ranks
+    /// have equal parts. A part has at least one element [default: 4, or the value of -e if this value is smaller]
     #[arg(short = 'b', long = "min-bytes", value_name = "SIZE", value_parser = parse_bytes)]
     pub bytes_min: Option<usize>,
 
@@ -116,6 +120,11 @@ pub struct BenchArgs {
     /// At the end, write a JSON report with the machine, the settings and the results to this file
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+
+    /// At the end, draw the median time and the bus bandwidth over the size, both on logarithmic scales, and write the
+    /// picture as SVG to this file. The picture has at most 4 curves, one for each element type and reduction
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
 
     /// Below each row, print the time for sending, receiving, reducing, waiting and other work. Sending and receiving
     /// include system calls, and copies to and from shared memory. The JSON report has these times for each rank.
@@ -206,23 +215,42 @@ fn parse_reduction(text: &str) -> Result<ValueOrAll<ReduceOp>, String> {
     }
 }
 
-/// Parses a number of bytes with an optional binary suffix, such as `64M`.
+/// Parses a number of bytes with an optional binary suffix, for example `64M`, `1.5KiB` or `1MB`.
 fn parse_bytes(text: &str) -> Result<usize, String> {
-    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
+    let not_a_size =
+        || format!("`{text}` is not a size; write bytes, or 64K, 64M, 64G, 1.5K (powers of 1024)");
+    let too_large = || format!("`{text}` is more than this machine can address");
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match text[number.len()..].to_ascii_lowercase().as_str() {
         "" | "b" => 0,
-        "k" | "kib" => 10,
-        "m" | "mib" => 20,
-        "g" | "gib" => 30,
-        _ => return Err(format!("`{text}` is not a size; write bytes, or 64K, 64M, 64G (powers of 1024)")),
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        _ => return Err(not_a_size()),
     };
-    // Check the digits here, because `usize::from_str` would also accept a leading `+`.
-    if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
-        return Err(format!("`{text}` is not a size; write a whole number such as 4096 or 64M"));
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
+    // `u128::from_str` would also accept a leading `+`.
+    let are_digits = |text: &str| !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
+    if !are_digits(whole) || !are_digits(fraction) {
+        return Err(not_a_size());
     }
-    let number: usize =
-        digits.parse().map_err(|_| format!("`{text}` is more than this machine can address"))?;
-    number.checked_mul(1 << shift).ok_or_else(|| format!("`{text}` is more than this machine can address"))
+    let fraction = fraction.trim_end_matches('0');
+    // A whole number of bytes has at most as many decimals as the power of 2 has factors.
+    let decimals = u32::try_from(fraction.len()).unwrap_or(u32::MAX);
+    let not_whole = || format!("`{text}` is not a whole number of bytes");
+    if decimals > shift {
+        return Err(not_whole());
+    }
+    let whole: u64 = whole.parse().map_err(|_| too_large())?;
+    let digits = if fraction.is_empty() { 0 } else { fraction.parse().map_err(|_| not_whole())? };
+    let scale = 10_u128.pow(decimals);
+    // At most 2^64 * 10^30 + 10^30, so this fits; the shift may not.
+    let scaled = u128::from(whole).checked_mul(scale).and_then(|value| value.checked_add(digits));
+    let bytes = scaled.and_then(|value| value.checked_mul(1 << shift)).ok_or_else(too_large)?;
+    if !bytes.is_multiple_of(scale) {
+        return Err(not_whole());
+    }
+    usize::try_from(bytes / scale).map_err(|_| too_large())
 }
 
 #[cfg(test)]
@@ -238,15 +266,35 @@ mod tests {
 
     #[test]
     fn suffixes_of_sizes_are_powers_of_1024() {
-        let cases =
-            [("4", 4), ("64K", 65_536), ("64k", 65_536), ("64MiB", 64 << 20), ("2G", 2 << 30), ("7b", 7)];
+        let cases = [
+            ("4", 4),
+            ("64K", 65_536),
+            ("64k", 65_536),
+            ("64MiB", 64 << 20),
+            ("1MB", 1 << 20),
+            ("2G", 2 << 30),
+            ("7b", 7),
+            ("1.5K", 1536),
+            ("1.50kb", 1536),
+            ("3.0", 3),
+            ("0.0009765625K", 1),
+        ];
         for (text, expected) in cases {
             assert_eq!(parse_bytes(text), Ok(expected), "{text}");
         }
-        for text in
-            ["", "K", "-4", "+4", "4.5M", "64MB", "1 K", "99999999999999999999", "18014398509481984K", "ä"]
+        for (text, expected) in [
+            ("4.5", "whole number"),
+            ("1.3K", "whole number"),
+            ("0.00048828125K", "whole number"),
+            ("99999999999999999999", "can address"),
+            ("18014398509481984K", "can address"),
+            ("18446744073709551615.5G", "can address"),
+        ] {
+            assert!(parse_bytes(text).is_err_and(|error| error.contains(expected)), "{text}");
+        }
+        for text in ["", "K", ".5K", "1.K", "1.2.3K", "-4", "+4", "1.+5K", "64MBB", "64T", "1 K", "1e3", "ä"]
         {
-            assert!(parse_bytes(text).is_err(), "{text}");
+            assert!(parse_bytes(text).is_err_and(|error| error.contains("is not a size")), "{text}");
         }
     }
 

@@ -187,6 +187,16 @@ impl BenchOperation {
     }
 }
 
+/// What nccl-tests, OSU's benchmarks and MPI call operations, without the prefix `osu_`, the suffix `_perf`, `_` and `-`.
+/// `latency` and `bw` measure messages between two ranks.
+const NAMES_ELSEWHERE: &[(&str, BenchOperation)] = &[
+    ("bcast", BenchOperation::Broadcast),
+    ("sendrecv", BenchOperation::SendReceive),
+    ("reducescatterblock", BenchOperation::ReduceScatter),
+    ("latency", BenchOperation::PingPong),
+    ("bw", BenchOperation::PingPong),
+];
+
 impl std::fmt::Display for BenchOperation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(self.name())
@@ -201,7 +211,15 @@ impl std::str::FromStr for BenchOperation {
         let normalize = |name: &str| name.to_ascii_lowercase().replace(['_', '-'], "");
         let typed = normalize(text);
         let typed = if typed == "sendrecv" { "sendreceive".to_owned() } else { typed };
-        Self::ALL.iter().copied().find(|operation| normalize(operation.name()) == typed).ok_or_else(|| {
+        let find =
+            |name: &str| Self::ALL.iter().copied().find(|operation| normalize(operation.name()) == name);
+        find(&typed).ok_or_else(|| {
+            let stem = typed.trim_start_matches("osu").trim_end_matches("perf");
+            let meant =
+                NAMES_ELSEWHERE.iter().find(|(name, _)| *name == stem).map(|(_, operation)| *operation);
+            if let Some(meant) = meant.or_else(|| find(stem)) {
+                return format!("`{text}` is the name of another benchmark; did you mean `{meant}`?");
+            }
             let names: Vec<&str> = Self::ALL.iter().map(|operation| operation.name()).collect();
             format!("`{text}` is not one of {}", names.join(", "))
         })
@@ -248,5 +266,16 @@ mod tests {
             assert_eq!(text.parse(), Ok(expected));
         }
         assert!("message".parse::<BenchOperation>().is_err() && "".parse::<BenchOperation>().is_err());
+        for (text, expected) in [
+            ("all_reduce_perf", "all_reduce"),
+            ("alltoall_perf", "all_to_all"),
+            ("sendrecv_perf", "send_receive"),
+            ("bcast", "broadcast"),
+            ("osu_bcast", "broadcast"),
+            ("osu_latency", "ping_pong"),
+        ] {
+            let error = text.parse::<BenchOperation>().unwrap_err();
+            assert!(error.ends_with(&format!("did you mean `{expected}`?")), "{error}");
+        }
     }
 }

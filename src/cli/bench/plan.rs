@@ -6,6 +6,7 @@ use super::args::{BenchArgs, ValueOrAll};
 use super::operation::BenchOperation;
 pub use super::plan_error::BenchPlanError;
 use crate::schedule::partition::chunk;
+use crate::train::plot::CURVE_COLORS;
 use crate::types::{Compression, DType, Rank, ReduceOp, WorldSize};
 
 /// The default size of the smallest buffer, in bytes.
@@ -110,6 +111,19 @@ fn compression_problem(args: &BenchArgs) -> Option<&'static str> {
     }
 }
 
+/// Returns why the rows cannot be drawn; `None` if they can.
+fn plot_problem(cases: &[BenchCase]) -> Option<&'static str> {
+    let mut curves: Vec<_> = cases.iter().map(|case| (case.dtype, case.reduction)).collect();
+    curves.dedup();
+    if cases.iter().all(|case| case.count == 0) {
+        Some("draws times over sizes, and a barrier has no size; leave --plot out")
+    } else if curves.len() > CURVE_COLORS.len() {
+        Some("draws at most 4 curves, one for each element type and reduction; choose fewer with -t and -o")
+    } else {
+        None
+    }
+}
+
 /// A checked benchmark plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BenchPlan {
@@ -137,8 +151,10 @@ pub struct BenchPlan {
     pub allocates: bool,
     /// How the ranks encode elements (`--compression`).
     pub compression: Compression,
-    /// The path of the report.
+    /// The path of the report (`--json`).
     pub json: Option<PathBuf>,
+    /// The path of the picture (`--plot`).
+    pub plot: Option<PathBuf>,
 }
 
 impl BenchPlan {
@@ -163,8 +179,8 @@ impl BenchPlan {
             }
             (None, factor) => SizeStep::Factor(factor),
         };
-        if let Some(path) = args.json.as_ref().filter(|path| !parent_directory_exists(path)) {
-            return Err(BenchPlanError::NoDirectory { path: path.clone() });
+        if let Some(path) = args.json.as_ref().filter(|_| args.json == args.plot) {
+            return Err(BenchPlanError::SameFile { path: path.clone() });
         }
         if args.alloc && args.operation != BenchOperation::AllReduce {
             return Err(BenchPlanError::UnusedAlloc { operation: args.operation });
@@ -174,9 +190,13 @@ impl BenchPlan {
         }
         let root = Rank::new(if args.operation.group_operation().has_root() { args.root } else { 0 });
         let sizes = list_sizes(bytes_min, bytes_max, step)?;
+        let cases = list_cases(args, &sizes, root)?;
+        if let Some(problem) = args.plot.as_ref().and_then(|_| plot_problem(&cases)) {
+            return Err(BenchPlanError::Plot { problem });
+        }
         Ok(Self {
             operation: args.operation,
-            cases: list_cases(args, &sizes, root)?,
+            cases,
             bytes_min,
             bytes_max,
             step: step.to_string(),
@@ -188,6 +208,7 @@ impl BenchPlan {
             allocates: args.alloc,
             compression: args.compression,
             json: args.json.clone(),
+            plot: args.plot.clone(),
         })
     }
 
@@ -339,14 +360,6 @@ fn list_reductions(args: &BenchArgs) -> Result<Vec<Option<ReduceOp>>, BenchPlanE
     Ok(reductions.into_iter().filter(is_measured).map(Some).collect())
 }
 
-fn parent_directory_exists(path: &std::path::Path) -> bool {
-    match path.parent() {
-        Some(directory) if directory.as_os_str().is_empty() => true,
-        Some(directory) => directory.is_dir(),
-        None => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
@@ -448,6 +461,10 @@ mod tests {
         assert_eq!(make_plan("all_reduce -i 0"), Err(BenchPlanError::StepIsZero));
         assert_eq!(make_plan("all_reduce -i 1"), Err(BenchPlanError::TooManyRows));
         assert!(matches!(make_plan("broadcast --alloc"), Err(BenchPlanError::UnusedAlloc { .. })));
+        for flags in ["barrier --plot a.svg", "all_reduce -t f16,f32,f64 -o sum,max --plot a.svg"] {
+            assert!(matches!(make_plan(flags), Err(BenchPlanError::Plot { .. })), "{flags}");
+        }
+        assert!(make_plan("all_reduce -t f16,f32 -o sum,max --plot a.svg").is_ok());
         let undefined = |op, dtype| Err(BenchPlanError::UndefinedReduction { op, dtype });
         assert_eq!(make_plan("all_reduce -t i8,f32 -o bor"), undefined(ReduceOp::BitOr, DType::F32));
         assert_eq!(make_plan("all_reduce -t f32_loc"), undefined(ReduceOp::Sum, DType::F32Loc));

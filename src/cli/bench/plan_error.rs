@@ -91,19 +91,35 @@ pub enum BenchPlanError {
         /// The available memory in bytes.
         available: u64,
     },
-    /// The directory of the report does not exist.
-    #[error("--json {}: its directory does not exist", path.display())]
+    /// The directory of an output file does not exist.
+    #[error("{option} {}: its directory does not exist", path.display())]
     NoDirectory {
-        /// The value of `--json`.
+        /// The option that names the file.
+        option: &'static str,
+        /// The value of the option.
         path: PathBuf,
     },
-    /// The report could not be written.
-    #[error("--json {}: the report could not be written there: {problem}", path.display())]
-    ReportNotWritable {
-        /// The value of `--json`.
+    /// An output file could not be written.
+    #[error("{option} {}: the file could not be written there: {problem}", path.display())]
+    FileNotWritable {
+        /// The option that names the file.
+        option: &'static str,
+        /// The value of the option.
         path: PathBuf,
         /// The error of the operating system.
         problem: String,
+    },
+    /// Two options name the same output file.
+    #[error("--json and --plot both name {}; give each its own file", path.display())]
+    SameFile {
+        /// The value of both options.
+        path: PathBuf,
+    },
+    /// The rows cannot be drawn.
+    #[error("--plot {problem}")]
+    Plot {
+        /// Why the rows cannot be drawn.
+        problem: &'static str,
     },
     /// `--alloc` was given for an operation other than all-reduce.
     #[error("--alloc is for all_reduce and has no effect on {operation}; leave --alloc out")]

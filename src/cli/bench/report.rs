@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
 use serde::Serialize;
@@ -14,8 +13,6 @@ use crate::group::Group;
 use crate::train::atomic_file;
 use crate::types::WorldSize;
 
-/// The size in bytes of the temporary file that tests whether a report can be written: more than most reports need.
-const WRITE_TEST_BYTES: usize = 64 << 10;
 /// The maximal number of ranks that the header lists.
 const LISTED_RANKS_MAX: usize = 64;
 /// The file in which the kernel names the default congestion control of sockets.
@@ -250,37 +247,6 @@ impl BenchReport {
         let mut text = serde_json::to_vec_pretty(self).map_err(io::Error::from)?;
         text.push(b'\n');
         atomic_file::replace_file(path, &text)
-    }
-}
-
-/// Before the measurement, checks as far as possible that a report can be written to `path`. Does not change an
-/// existing regular file.
-///
-/// # Errors
-///
-/// Errors of the file system.
-pub(super) fn check_writable(path: &Path) -> io::Result<()> {
-    // `save` follows symbolic links, so this check follows symbolic links too.
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    match fs::metadata(&target).map(|metadata| metadata.file_type()) {
-        Ok(file_type) if file_type.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
-        // Write a newline to test the device. JSON allows white space before the report.
-        Ok(file_type) if file_type.is_char_device() => {
-            fs::OpenOptions::new().write(true).open(&target)?.write_all(b"\n")
-        }
-        // A named pipe is not opened, because opening it would wait for a reader.
-        Ok(file_type) if !file_type.is_file() => Ok(()),
-        // `save` writes a new file in the directory of the report. Write a temporary file there, to find out whether
-        // the directory is writable and has space.
-        _ => {
-            let mut name = target.file_name().ok_or(io::ErrorKind::InvalidFilename)?.to_owned();
-            name.push(format!(".{}.trial", std::process::id()));
-            let test_file = target.with_file_name(name);
-            let write_result = fs::write(&test_file, vec![b' '; WRITE_TEST_BYTES]);
-            // Ignore an error of the removal: if the write failed, there may be no file to remove.
-            let _ = fs::remove_file(&test_file);
-            write_result
-        }
     }
 }
 

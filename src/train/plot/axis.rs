@@ -19,6 +19,8 @@ pub(super) struct Axis {
 enum AxisScale {
     Linear,
     Logarithmic,
+    /// Logarithmic, with labels such as `64K` at powers of 2.
+    Bytes,
 }
 
 /// The axis is logarithmic if all values are positive and the largest value is more than this many times the
@@ -31,6 +33,13 @@ const RANGE_FRACTION_MIN: f64 = 1e-5;
 
 /// The maximum number of digits behind the point of a label. Very small numbers would otherwise need many digits.
 const DIGITS_MAX: f64 = 8.0;
+
+/// A logarithmic axis that begins below 1 / this number of its end has at least one tick. The range of close values is
+/// made wider.
+const LOGARITHMIC_AXIS_RATIO_MIN: f64 = 4.0;
+
+/// An axis for sizes has at most this number of ticks.
+const SIZE_TICKS_MAX: usize = 8;
 
 /// A linear axis has about this number of ticks.
 const TICK_COUNT: f64 = 7.0;
@@ -51,6 +60,24 @@ impl Axis {
             _ => range * 0.05,
         };
         Self::linear(low - margin, (high + margin).min(margin_limit.max(high)), 0.0)
+    }
+
+    /// Returns a logarithmic axis for finite values above zero.
+    pub(super) fn for_positive_values(values: impl Iterator<Item = f64>) -> Self {
+        let (low, high) = values
+            .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
+        let (low, high) = if low <= high { (low, high) } else { (1.0, 1.0) };
+        let (low, high) = widen_logarithmic_range(low, high);
+        Self::logarithmic(low, high)
+    }
+
+    /// Returns a logarithmic axis for sizes in bytes. Its ticks are powers of 2.
+    pub(super) fn for_sizes(smallest: u64, largest: u64) -> Self {
+        let (low, high) = widen_logarithmic_range(smallest.max(1) as f64, largest.max(1) as f64);
+        let powers = (low.log2().ceil() as i32)..=(high.log2().floor() as i32);
+        let powers_per_tick = powers.clone().count().div_ceil(SIZE_TICKS_MAX).max(1);
+        let ticks = powers.step_by(powers_per_tick).map(|power| 2_f64.powi(power)).collect();
+        Self { scale: AxisScale::Bytes, low, high, ticks, tick_step: None }
     }
 
     /// Returns a linear axis whose ticks are whole numbers. If there is only one number, it is in the middle of the axis.
@@ -87,13 +114,15 @@ impl Axis {
     pub(super) fn position(&self, value: f64) -> f64 {
         match self.scale {
             AxisScale::Linear => (value - self.low) / (self.high - self.low),
-            AxisScale::Logarithmic => (value / self.low).ln() / (self.high / self.low).ln(),
+            AxisScale::Logarithmic | AxisScale::Bytes => {
+                (value / self.low).ln() / (self.high / self.low).ln()
+            }
         }
     }
 
     /// Returns whether the axis is logarithmic: equal distances on the axis stand for equal ratios of values.
     pub(super) fn is_logarithmic(&self) -> bool {
-        self.scale == AxisScale::Logarithmic
+        self.scale != AxisScale::Linear
     }
 
     /// Returns the positions and the labels of the ticks.
@@ -103,6 +132,9 @@ impl Axis {
 
     /// Returns the text of the label at the value `tick`.
     fn label(&self, tick: f64) -> String {
+        if self.scale == AxisScale::Bytes {
+            return format_power_of_two_bytes(tick);
+        }
         let largest = self.low.abs().max(self.high.abs());
         let step = self.tick_step.unwrap_or(tick);
         let is_small = self.tick_step.map_or(self.low < 1e-4, |step| step < 1e-5 && largest < 1e-2);
@@ -115,6 +147,18 @@ impl Axis {
         let decimals = (-magnitude).clamp(0.0, DIGITS_MAX) as usize;
         format!("{tick:.decimals$}")
     }
+}
+
+/// Returns a range around the values of a logarithmic axis that is wide enough for a tick.
+fn widen_logarithmic_range(low: f64, high: f64) -> (f64, f64) {
+    if high / low < LOGARITHMIC_AXIS_RATIO_MIN { (low / 2.0, high * 2.0) } else { (low, high) }
+}
+
+/// Formats a power of 2 with the suffixes of the sizes of `ringbench`: `65536` as `64K`.
+fn format_power_of_two_bytes(bytes: f64) -> String {
+    let suffixes = ["", "K", "M", "G", "T"];
+    let index = ((bytes.log2() / 10.0).floor().max(0.0) as usize).min(suffixes.len() - 1);
+    format!("{}{}", bytes / 1024_f64.powi(index as i32), suffixes[index])
 }
 
 /// Removes zeros at the end of the mantissa: `1.20e-6` becomes `1.2e-6`.
@@ -182,6 +226,36 @@ mod tests {
             [(1, 1, "1"), (1, 3, "1 2 3"), (1, 40, "10 20 30 40"), (0, 5000, "0 1000 2000 3000 4000 5000")]
         {
             assert_eq!(labels(&Axis::for_counts(first, last)).join(" "), expected);
+        }
+    }
+
+    #[test]
+    fn ticks_of_sizes_are_powers_of_two() {
+        for (smallest, largest, expected) in [
+            (4, 64 << 20, "4 64 1K 16K 256K 4M 64M"),
+            (1000, 1000, "512 1K"),
+            (1 << 20, 1 << 20, "512K 1M 2M"),
+            (0, 8, "1 2 4 8"),
+            (3, 3 << 40, "4 128 4K 128K 4M 128M 4G 128G"),
+        ] {
+            let axis = Axis::for_sizes(smallest, largest);
+            assert_eq!(labels(&axis).join(" "), expected, "{smallest} {largest}");
+            assert!(
+                [smallest.max(1), largest]
+                    .iter()
+                    .all(|&size| (0.0..=1.0).contains(&axis.position(size as f64)))
+            );
+        }
+    }
+
+    #[test]
+    fn positive_values_have_a_logarithmic_axis_with_a_tick() {
+        for (values, expected) in
+            [(&[7.0, 8.0][..], "5 10"), (&[1.3], "1 2"), (&[0.5, 4000.0], "1 10 100 1000"), (&[], "0.5 1 2")]
+        {
+            let axis = Axis::for_positive_values(values.iter().copied());
+            assert_eq!(labels(&axis).join(" "), expected, "{values:?}");
+            assert!(axis.is_logarithmic(), "{values:?}");
         }
     }
 

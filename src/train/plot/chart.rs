@@ -20,30 +20,63 @@ pub(super) const GRID_COLOR: &str = "#ddd";
 pub(super) const AXIS_COLOR: &str = "#333";
 pub(super) const MARK_COLOR: &str = "#666";
 
+/// Colors of curves that people with color blindness can distinguish (Okabe and Ito 2008).
+pub const CURVE_COLORS: [&str; 4] = [BLUE, ORANGE, GREEN, PURPLE];
+pub(super) const BLUE: &str = "#0072b2";
+pub(super) const ORANGE: &str = "#d55e00";
+pub(super) const GREEN: &str = "#009e73";
+const PURPLE: &str = "#cc79a7";
+
 /// If a curve has at most this many points, a dot marks each point.
 const POINTS_WITH_DOTS_MAX: usize = 30;
 
-/// A line chart over the epochs of a run.
-pub(super) struct Chart {
+/// A line chart.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Chart {
     /// The text above the chart.
-    pub(super) title: String,
+    pub title: String,
+    /// The horizontal axis.
+    pub x_axis: HorizontalAxis,
     /// The text beside the vertical axis.
-    pub(super) y_label: String,
-    /// The margin above the largest value does not extend beyond this value, for example 1 for an accuracy.
-    pub(super) y_margin_limit: f64,
-    pub(super) curves: Vec<Curve>,
-    /// The epoch with the lowest validation loss.
-    pub(super) best_epoch: Option<u64>,
+    pub y_label: String,
+    /// The scale of the vertical axis.
+    pub y_scale: VerticalScale,
+    /// The curves.
+    pub curves: Vec<Curve>,
+    /// The epoch with the lowest validation loss, which the chart marks.
+    pub best_epoch: Option<u64>,
+}
+
+/// The horizontal axis of a chart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HorizontalAxis {
+    /// Epochs, on a linear scale.
+    Epochs,
+    /// Sizes in bytes, on a logarithmic scale with ticks at powers of 2.
+    Bytes,
+}
+
+/// The scale of the vertical axis of a chart.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum VerticalScale {
+    /// Linear, or logarithmic for positive values that differ by more than a factor of 30.
+    Automatic {
+        /// The margin above the largest value does not extend beyond this value, for example 1 for an accuracy.
+        margin_limit: f64,
+    },
+    /// Logarithmic. All values must be above zero.
+    Logarithmic,
 }
 
 /// A curve of a chart.
-pub(super) struct Curve {
+#[derive(Clone, PartialEq, Debug)]
+pub struct Curve {
     /// The name in the legend.
-    pub(super) name: &'static str,
+    pub name: String,
     /// An SVG color, such as `#0072b2`.
-    pub(super) color: &'static str,
-    /// The epoch and the value of each point. All values are finite.
-    pub(super) points: Vec<(u64, f64)>,
+    pub color: &'static str,
+    /// The epoch or the size of each point, and its value. All values are finite.
+    pub points: Vec<(u64, f64)>,
 }
 
 /// A rectangle in pixels.
@@ -64,10 +97,20 @@ impl Chart {
             width: area.width - LEFT_MARGIN - RIGHT_MARGIN,
             height: area.height - TOP_MARGIN - BOTTOM_MARGIN,
         };
-        let epochs = || self.curves.iter().flat_map(|curve| curve.points.iter().map(|&(epoch, _)| epoch));
-        let x_axis = Axis::for_counts(epochs().min().unwrap_or_default(), epochs().max().unwrap_or_default());
-        let values = self.curves.iter().flat_map(|curve| curve.points.iter().map(|&(_, value)| value));
-        let y_axis = Axis::for_values(values, self.y_margin_limit);
+        let points = || self.curves.iter().flat_map(|curve| &curve.points);
+        let (first, last) = (
+            points().map(|&(x, _)| x).min().unwrap_or_default(),
+            points().map(|&(x, _)| x).max().unwrap_or_default(),
+        );
+        let x_axis = match self.x_axis {
+            HorizontalAxis::Epochs => Axis::for_counts(first, last),
+            HorizontalAxis::Bytes => Axis::for_sizes(first, last),
+        };
+        let values = points().map(|&(_, value)| value);
+        let y_axis = match self.y_scale {
+            VerticalScale::Automatic { margin_limit } => Axis::for_values(values, margin_limit),
+            VerticalScale::Logarithmic => Axis::for_positive_values(values),
+        };
         self.draw_labels(svg, plot, &y_axis);
         draw_grid(svg, plot, &x_axis, &y_axis);
         if let Some(epoch) = self.best_epoch {
@@ -83,13 +126,21 @@ impl Chart {
     fn draw_labels(&self, svg: &mut String, plot: PlotArea, y_axis: &Axis) {
         let (middle, bottom) = (plot.left + plot.width / 2.0, plot.top + plot.height);
         write_text(svg, (plot.left, plot.top - 38.0), "font-weight=\"bold\" font-size=\"14\"", &self.title);
-        write_text(svg, (middle, bottom + 38.0), "text-anchor=\"middle\"", "epoch");
+        let x_label = match self.x_axis {
+            HorizontalAxis::Epochs => "epoch",
+            HorizontalAxis::Bytes => "size in bytes, logarithmic",
+        };
+        write_text(svg, (middle, bottom + 38.0), "text-anchor=\"middle\"", x_label);
         let characters = y_axis.labels().map(|(_, label)| label.chars().count()).max().unwrap_or_default();
         let left = plot.left - 14.0 - LABEL_CHARACTER_WIDTH * characters as f64;
         let center = plot.top + plot.height / 2.0;
         let turned = format!("text-anchor=\"middle\" transform=\"rotate(-90 {left:.1} {center:.1})\"");
         let scale = if y_axis.is_logarithmic() { ", logarithmic" } else { "" };
         write_text(svg, (left, center), &turned, &format!("{}{scale}", self.y_label));
+        self.draw_legend(svg, plot);
+    }
+
+    fn draw_legend(&self, svg: &mut String, plot: PlotArea) {
         let (mut x1, y) = (plot.left, plot.top - 17.0);
         for curve in &self.curves {
             let x2 = x1 + 20.0;
@@ -98,7 +149,7 @@ impl Chart {
                 "<line x1=\"{x1:.1}\" y1=\"{y:.1}\" x2=\"{x2:.1}\" y2=\"{y:.1}\" stroke=\"{}\" stroke-width=\"3\"/>",
                 curve.color
             );
-            write_text(svg, (x1 + 26.0, y + 4.0), "", curve.name);
+            write_text(svg, (x1 + 26.0, y + 4.0), "", &curve.name);
             x1 += 46.0 + 6.6 * curve.name.chars().count() as f64;
         }
         if let Some(epoch) = self.best_epoch {
@@ -112,8 +163,8 @@ impl Curve {
     fn draw(&self, svg: &mut String, plot: PlotArea, (x_axis, y_axis): (&Axis, &Axis)) {
         let mut positions = String::new();
         let mut dots = String::new();
-        for (epoch, value) in select_points_to_draw(&self.points) {
-            let x = plot.left + plot.width * x_axis.position(epoch as f64);
+        for (x, value) in select_points_to_draw(&self.points) {
+            let x = plot.left + plot.width * x_axis.position(x as f64);
             let y = plot.top + plot.height * (1.0 - y_axis.position(value));
             let _ = write!(positions, "{x:.1},{y:.1} ");
             if self.points.len() <= POINTS_WITH_DOTS_MAX {
@@ -185,7 +236,7 @@ fn select_points_to_draw(points: &[(u64, f64)]) -> Vec<(u64, f64)> {
         let compare = |a: &&(u64, f64), b: &&(u64, f64)| a.1.total_cmp(&b.1);
         let mut pair: Vec<_> =
             range.iter().min_by(compare).into_iter().chain(range.iter().max_by(compare)).collect();
-        pair.sort_by_key(|(epoch, _)| *epoch);
+        pair.sort_by_key(|(x, _)| *x);
         pair.dedup();
         kept.extend(pair.into_iter().copied());
     }

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::chart::{AXIS_COLOR, Chart, GRID_COLOR, MARK_COLOR, PlotArea, escape};
-use super::run_charts::{BLUE, GREEN, ORANGE, loss_chart, metric_chart, speed_chart, step_chart};
+use super::chart::{AXIS_COLOR, BLUE, Chart, GREEN, GRID_COLOR, MARK_COLOR, ORANGE, PlotArea, escape};
+use super::run_charts::{loss_chart, metric_chart, speed_chart, step_chart};
 use crate::train::model::Loss;
 use crate::train::report::{EpochRecord, RankResults, Report};
 use crate::train::step_times::StepTimes;

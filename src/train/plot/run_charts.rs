@@ -1,14 +1,9 @@
 //! The charts of a run.
 
-use super::chart::{Chart, Curve};
+use super::chart::{BLUE, Chart, Curve, GREEN, HorizontalAxis, ORANGE, VerticalScale};
 use crate::train::model::Loss;
 use crate::train::report::{EpochRecord, Report};
 use crate::train::step_times::StepTimes;
-
-/// Colors that people with color blindness can distinguish (Okabe and Ito 2008).
-pub(super) const BLUE: &str = "#0072b2";
-pub(super) const ORANGE: &str = "#d55e00";
-pub(super) const GREEN: &str = "#009e73";
 
 /// Returns the chart of the losses.
 pub(super) fn loss_chart(report: &Report, loss: &Loss) -> Chart {
@@ -25,8 +20,9 @@ pub(super) fn loss_chart(report: &Report, loss: &Loss) -> Chart {
     ];
     Chart {
         title: "Mean loss".into(),
+        x_axis: HorizontalAxis::Epochs,
         y_label: y_label.into(),
-        y_margin_limit: f64::INFINITY,
+        y_scale: VerticalScale::Automatic { margin_limit: f64::INFINITY },
         curves: curves
             .into_iter()
             .filter_map(|(name, color, get)| make_curve(report, name, color, get))
@@ -46,8 +42,9 @@ pub(super) fn metric_chart(report: &Report) -> Chart {
     };
     Chart {
         title: title.into(),
+        x_axis: HorizontalAxis::Epochs,
         y_label: y_label.into(),
-        y_margin_limit: 1.0,
+        y_scale: VerticalScale::Automatic { margin_limit: 1.0 },
         curves: accuracy.or(r2).into_iter().collect(),
         best_epoch: report.best_epoch,
     }
@@ -68,8 +65,9 @@ pub(super) fn step_chart(report: &Report) -> Chart {
     };
     Chart {
         title: "Mean time of a step".into(),
+        x_axis: HorizontalAxis::Epochs,
         y_label: "ms".into(),
-        y_margin_limit: f64::INFINITY,
+        y_scale: VerticalScale::Automatic { margin_limit: f64::INFINITY },
         curves: parts.into_iter().filter_map(curve).collect(),
         best_epoch: None,
     }
@@ -79,8 +77,9 @@ pub(super) fn step_chart(report: &Report) -> Chart {
 pub(super) fn speed_chart(report: &Report) -> Chart {
     Chart {
         title: "Speed".into(),
+        x_axis: HorizontalAxis::Epochs,
         y_label: "samples/s".into(),
-        y_margin_limit: f64::INFINITY,
+        y_scale: VerticalScale::Automatic { margin_limit: f64::INFINITY },
         curves: make_curve(report, "all ranks", BLUE, |record| Some(record.samples_per_second))
             .into_iter()
             .collect(),
@@ -99,5 +98,5 @@ fn make_curve(
         get(record).filter(|value| value.is_finite()).map(|value| (record.epoch, value))
     };
     let points: Vec<(u64, f64)> = report.history.iter().filter_map(value).collect();
-    (!points.is_empty()).then_some(Curve { name, color, points })
+    (!points.is_empty()).then(|| Curve { name: name.into(), color, points })
 }
