@@ -20,10 +20,11 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
 use half::{bf16, f16};
 
 use self::args::BenchArgs;
+use self::compare::CompareArgs;
 use self::measure::{BenchRow, MeasureOptions, measure};
 use self::plan::{BenchCase, BenchPlan, BenchPlanError};
 use self::report::{BenchEnvironment, BenchReport};
@@ -95,6 +96,11 @@ impl BenchError {
             Self::WrongElements(_) => Exit::WrongResult,
         }
     }
+}
+
+/// Returns the definition of the options and of the command `compare`.
+pub(super) fn command() -> clap::Command {
+    BenchArgs::command().subcommand(CompareArgs::command().name("compare"))
 }
 
 /// Runs `ringbench` and returns the exit code. The first of `args` is the program's name.

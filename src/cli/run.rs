@@ -17,13 +17,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
-use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser};
+use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser, ValueHint};
 
 use self::hosts::{HostOptions, JobHosts, place_ranks};
 use self::rank_count::RankCount;
 use self::values::{parse_binding, parse_mpi4py, parse_positive_seconds, parse_seconds, parse_stdin_reader};
 use super::observe_args::is_variable_of_users;
 use super::print_error::print_error;
+use super::version::LONG_VERSION;
 use crate::exit::Exit;
 use crate::launch::{
     self, AGENT_OPTION, FailurePolicy, InterfaceFilter, LaunchLimits, LaunchPlan, Mpi4py, OutputFormat,
@@ -33,7 +34,8 @@ use crate::types::{Rank, WorldSize};
 
 /// Runs COMMAND as N ranks of one job, on this machine or on several hosts.
 #[derive(Parser, Debug)]
-#[command(name = "ringrun", version, after_help = help::AFTER_OPTIONS, max_term_width = 130)]
+#[command(name = "ringrun", version, long_version = LONG_VERSION, after_help = help::AFTER_OPTIONS)]
+#[command(max_term_width = 130)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a separate flag; `LaunchPlan` has enums")]
 struct RunArgs {
     /// The number of ranks to start. auto starts one rank for each processor that ringrun may use. -np N means the
@@ -168,7 +170,13 @@ struct RunArgs {
 
     /// The program and its arguments.
     #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
+    #[arg(value_hint = ValueHint::CommandWithArguments)]
     command: Vec<OsString>,
+}
+
+/// Returns the definition of the options.
+pub(super) fn command() -> clap::Command {
+    RunArgs::command()
 }
 
 /// Runs `ringrun` and returns the exit code. `arguments` does not contain the program's name.

@@ -28,9 +28,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use clap::CommandFactory as _;
 use rustix::fs::{FileType, fstat};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use self::args::TrainArgs;
 use self::invocation::{ArgumentError, Invocation};
 use self::monitoring::MetricsServer;
 use self::output_args::OutputArgs;
@@ -53,6 +55,11 @@ use crate::types::{Rank, WorldSize};
 struct ProgramFailure {
     exit: Exit,
     message: String,
+}
+
+/// Returns the definition of the options and of the commands.
+pub(super) fn command() -> clap::Command {
+    TrainArgs::command().subcommands(commands::definitions())
 }
 
 /// Runs `ringtrain` and returns its exit code. The first of `args` is the name of the program.

@@ -71,7 +71,14 @@ fn wrong_arguments_are_reported_and_exit_with_2() {
 
 #[test]
 fn help_and_version_exit_with_0() {
-    for (flags, expected) in [("--help", "Examples:"), ("--version", env!("CARGO_PKG_VERSION"))] {
+    // The test program has the features and the target of `ringbench`.
+    let target = format!("\ntarget: {}", env!("RINGTRAIN_TARGET"));
+    for (flags, expected) in [
+        ("--help", "Examples:"),
+        ("-V", env!("CARGO_PKG_VERSION")),
+        ("--version", concat!("\ncommit: ", env!("RINGTRAIN_COMMIT"), "\nfeatures: cli, ")),
+        ("--version", &target),
+    ] {
         let output = ringbench(flags);
         assert!(output.status.success() && text(&output.stdout).contains(expected), "{flags}");
     }

@@ -7,6 +7,7 @@ use clap::Parser;
 
 use super::operation::BenchOperation;
 use crate::cli::group_args::GroupArgs;
+use crate::cli::version::LONG_VERSION;
 use crate::types::{Compression, DType, ReduceOp};
 
 const EXAMPLES: &str = "\
@@ -46,7 +47,7 @@ docs/benchmarking.md defines size, algbw and busbw, and says how to measure reli
 /// minimum, the median and the 99th percentile of the times. Each row also shows the algorithm bandwidth and the bus
 /// bandwidth. ringbench computes both bandwidths from the median time.
 #[derive(Parser, Clone, Debug)]
-#[command(name = "ringbench", version, after_help = EXAMPLES)]
+#[command(name = "ringbench", version, long_version = LONG_VERSION, after_help = EXAMPLES)]
 pub struct BenchArgs {
     /// The operation to measure: all_reduce, reduce, reduce_scatter, all_gather, broadcast, gather, scatter,
     /// all_to_all, scan, exscan, barrier, ping_pong or send_receive. You may also write allreduce, all-reduce and so

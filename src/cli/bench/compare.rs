@@ -12,6 +12,7 @@ use clap::Parser;
 use serde::Deserialize;
 
 use crate::cli::print_error::print_error;
+use crate::cli::version::LONG_VERSION;
 use crate::exit::Exit;
 
 /// The largest report that is read: more than a run with the maximal number of rows writes without `--profile`.
@@ -37,7 +38,7 @@ Exit codes:
 
 /// Compare the times of two reports, which ringbench --json has written.
 #[derive(Parser, Debug)]
-#[command(name = "ringbench compare", version, after_help = AFTER_HELP)]
+#[command(name = "ringbench compare", version, long_version = LONG_VERSION, after_help = AFTER_HELP)]
 pub(super) struct CompareArgs {
     /// The report of the earlier run
     #[arg(value_name = "BEFORE.json")]

@@ -17,6 +17,7 @@ use super::server_args::ServerArgs;
 use super::table_args::TableArgs;
 use super::text_args::TextArgs;
 use crate::cli::group_args::GroupArgs;
+use crate::cli::version::LONG_VERSION;
 use crate::train::data::{DataSource, Task};
 use crate::train::model::ModelSpec;
 use crate::train::{BucketBytes, Config, StrategySpec, TEST_FRACTION_DEFAULT};
@@ -24,7 +25,7 @@ use crate::train::{BucketBytes, Config, StrategySpec, TEST_FRACTION_DEFAULT};
 /// Trains a model on all ranks of a job. Each rank computes the gradients of its part of every batch, and the ranks
 /// sum these gradients.
 #[derive(Parser, Debug)]
-#[command(name = "ringtrain", version, after_help = AFTER_OPTIONS)]
+#[command(name = "ringtrain", version, long_version = LONG_VERSION, after_help = AFTER_OPTIONS)]
 pub(super) struct TrainArgs {
     /// How to join the job.
     #[command(flatten)]

@@ -5,13 +5,14 @@ use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Parser};
+use clap::{Args, CommandFactory as _, Parser};
 
 use super::data_args::DataFormatArgs;
 use super::flight::{FLIGHT_AFTER_HELP, FlightArgs, compare_flight_records};
 use super::generate::{self, GENERATE_AFTER_HELP, GenerateArgs};
 use super::table_args::TableFormatArgs;
 use super::{ProgramFailure, usage_error};
+use crate::cli::version::LONG_VERSION;
 use crate::exit::Exit;
 use crate::train::data::{DataSource, file_of_array};
 use crate::train::model_file::{Inspection, ModelFileError, SavedModel};
@@ -82,7 +83,7 @@ Exit codes:
 
 /// A command with its arguments.
 #[derive(Parser, Debug)]
-#[command(name = "ringtrain", version, disable_help_subcommand = true)]
+#[command(name = "ringtrain", version, long_version = LONG_VERSION, disable_help_subcommand = true)]
 enum ModelCommand {
     /// Predict the target of new rows with a model that `ringtrain --save-model FILE` wrote
     #[command(after_help = PREDICT_AFTER_HELP)]
@@ -184,6 +185,11 @@ struct ExportArgs {
     /// otherwise matrix]
     #[arg(long, value_name = "columns|matrix")]
     inputs: Option<String>,
+}
+
+/// Returns the definitions of the commands.
+pub(super) fn definitions() -> Vec<clap::Command> {
+    ModelCommand::command().get_subcommands().cloned().collect()
 }
 
 /// Returns whether the first argument after the program's name is a command.
