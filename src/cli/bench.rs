@@ -113,7 +113,7 @@ pub fn run_ringbench(args: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(args) => args,
         Err(code) => return code,
     };
-    if let Err(problem) = args.group.start_log("ringbench") {
+    if let Err(problem) = args.group.start_log("ringbench", LogLevel::FromEnvironment("warn")) {
         print_error("ringbench", problem);
         return Exit::Usage.into();
     }

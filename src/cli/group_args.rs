@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::log_format::{LogFormat, start_log};
+use super::log_format::{LogFormat, LogLevel, start_log};
 use super::observe_args::ObserveArgs;
 use crate::exit::Exit;
 use crate::group::{
@@ -203,11 +203,11 @@ impl GroupArgs {
     /// # Errors
     ///
     /// Returns a sentence if the environment has a wrong format.
-    pub(super) fn start_log(&self, program: &'static str) -> Result<(), String> {
+    pub(super) fn start_log(&self, program: &'static str, level: LogLevel) -> Result<(), String> {
         let launched = || from_environment().ok().and_then(|environment| environment.rank());
         let rank = self.rank.map(Rank::new).or_else(launched);
         let format = self.observe.log_format.map_or_else(LogFormat::from_environment, Ok)?;
-        start_log("warn", format, (program, rank));
+        start_log(level, format, (program, rank));
         Ok(())
     }
 

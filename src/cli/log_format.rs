@@ -10,6 +10,7 @@ use log::{Level, LevelFilter, Record};
 use serde::Serialize;
 use serde_json::{Map, json};
 
+use super::journal::adapt_logger;
 use crate::observe::step::current_step;
 use crate::rendezvous::host_name;
 use crate::types::Rank;
@@ -53,28 +54,48 @@ impl LogFormat {
     }
 }
 
-/// Writes the log of a program that has no option for its format.
-pub(super) fn start_text_log(level: &'static str, program: &'static str) {
-    start_log(level, LogFormat::Text, (program, None));
+/// Which messages a log has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum LogLevel {
+    /// Those that `RUST_LOG` selects, or those from this level on.
+    FromEnvironment(&'static str),
+    /// Those from this level on. A later call of [`log::set_max_level`] changes the level.
+    Changeable(LevelFilter),
 }
 
-/// Writes the log of the program to standard error: the messages from `level` on, or those that `RUST_LOG` selects. Does nothing
-/// if this process has a logger already.
-pub(super) fn start_log(
-    level: &'static str,
-    format: LogFormat,
-    (program, rank): (&'static str, Option<Rank>),
-) {
-    let environment = env_logger::Env::default().default_filter_or(level);
-    let mut builder = env_logger::Builder::from_env(environment);
-    if format == LogFormat::Json {
-        let context = JSON_CONTEXT.get_or_init(|| LogContext { program, rank, host: host_name() });
-        builder.format(move |buffer, record| {
-            let time = buffer.timestamp_micros();
-            writeln!(buffer, "{}", json_line(record, &time.to_string(), context, current_step()))
-        });
+/// Writes the log of a program that has no option for its format: the messages that `RUST_LOG` selects, or those from `level` on.
+pub(super) fn start_text_log(level: &'static str, program: &'static str) {
+    start_log(LogLevel::FromEnvironment(level), LogFormat::Text, (program, None));
+}
+
+/// Writes the log of the program to standard error. Does nothing if this process has a logger already.
+pub(super) fn start_log(level: LogLevel, format: LogFormat, (program, rank): (&'static str, Option<Rank>)) {
+    let mut builder = match level {
+        LogLevel::FromEnvironment(level) => {
+            env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(level))
+        }
+        LogLevel::Changeable(_) => {
+            let mut builder = env_logger::Builder::new();
+            builder.filter_level(LevelFilter::Trace);
+            builder
+        }
+    };
+    match format {
+        LogFormat::Text => adapt_logger(&mut builder),
+        LogFormat::Json => {
+            let context = JSON_CONTEXT.get_or_init(|| LogContext { program, rank, host: host_name() });
+            builder.format(move |buffer, record| {
+                let time = buffer.timestamp_micros();
+                writeln!(buffer, "{}", json_line(record, &time.to_string(), context, current_step()))
+            });
+        }
     }
-    let _ = builder.try_init();
+    let is_started = builder.try_init().is_ok();
+    if let LogLevel::Changeable(level) = level
+        && is_started
+    {
+        log::set_max_level(level);
+    }
 }
 
 /// Logs the error with which the program ends, if the log is in JSON. Returns whether it was logged.
@@ -136,10 +157,10 @@ impl<'kvs> VisitSource<'kvs> for KeyVisitor {
     }
 }
 
-/// Writes a line to standard error with one system call, so that lines of several ranks do not mix on a terminal. If standard
-/// error is closed, does nothing.
-pub(super) fn write_line(line: &str) {
-    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
+/// Writes text to standard error with one system call, so that lines of several ranks do not mix on a terminal. If standard error is
+/// closed, does nothing.
+pub(super) fn write_text(text: &str) {
+    let _ = io::stderr().write_all(text.as_bytes());
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ pub mod bench;
 pub mod definitions;
 pub mod doctor;
 pub mod group_args;
+mod journal;
 pub mod log_format;
 pub mod observe_args;
 mod print_error;

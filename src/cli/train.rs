@@ -14,9 +14,12 @@ mod monitoring;
 mod optimizer_args;
 mod option_set;
 mod output_args;
+mod pid_file;
 mod pipeline_args;
 mod recipe_args;
 mod server_args;
+mod service;
+mod service_manager;
 mod table_args;
 mod text_args;
 
@@ -36,6 +39,7 @@ use self::args::TrainArgs;
 use self::invocation::{ArgumentError, Invocation};
 use self::monitoring::MetricsServer;
 use self::output_args::OutputArgs;
+use self::service::{Service, ServiceObserver};
 use super::group_args;
 use super::log_format::start_text_log;
 use super::observe_args::{AfterSignal, write_record_on_signals};
@@ -77,10 +81,9 @@ pub fn run_ringtrain(args: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(invocation) => invocation,
         Err(code) => return code,
     };
-    if let Err(problem) = invocation.group_args().start_log("ringtrain") {
-        return usage_error(problem).print_and_return_exit_code();
-    }
-    match train(&invocation) {
+    let level = invocation.service_args().log_level();
+    let log = level.and_then(|level| invocation.group_args().start_log("ringtrain", level));
+    match log.map_err(usage_error).and_then(|()| train_as_service(&invocation)) {
         Ok(()) => Exit::Success.into(),
         Err(failure) => failure.print_and_return_exit_code(),
     }
@@ -173,8 +176,20 @@ fn configure_resumed_run(
     invocation.to_config_and_output(stored.as_deref()).map_err(usage_error)
 }
 
+/// Trains, and tells the service manager about the state of this process.
+fn train_as_service(invocation: &Invocation) -> Result<(), ProgramFailure> {
+    let mut service = Service::start(invocation.service_args())
+        .map_err(|message| ProgramFailure { exit: Exit::Configuration, message })?;
+    let result = train(invocation, &mut service);
+    match &result {
+        Ok(()) => service.set_stopping("the run has ended"),
+        Err(failure) => service.set_stopping(&format!("failed: {}", failure.message)),
+    }
+    result
+}
+
 /// Joins the job, trains, and prints the result.
-fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
+fn train(invocation: &Invocation, service: &mut Service) -> Result<(), ProgramFailure> {
     let mut join_args = invocation.group_args().clone();
     if join_args.algorithm.is_automatic() {
         // With these algorithms, two runs with the same options produce bitwise equal parameters.
@@ -198,6 +213,7 @@ fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
     };
     let stop_flag = register_stop_flag().map_err(no_signals)?;
     write_record_on_signals(&group, AfterSignal::Continue).map_err(no_signals)?;
+    service.set_ready();
     let rank = group.rank();
     let mut console = Console::new(console_options, io::stdout());
     if rank == Rank::ZERO && group.size() > WorldSize::ONE {
@@ -213,7 +229,8 @@ fn train(invocation: &Invocation) -> Result<(), ProgramFailure> {
         }
         None => observer,
     };
-    let summary = train::run(&mut group, &config, &stop_flag, observer).map_err(|error| {
+    let mut observer = ServiceObserver::new(observer, service, &stop_flag);
+    let summary = train::run(&mut group, &config, &stop_flag, &mut observer).map_err(|error| {
         group.write_flight_record(&error.to_string());
         ProgramFailure { exit: exit_code_of_train_error(&error), message: error.to_string() }
     })?;

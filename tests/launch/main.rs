@@ -16,6 +16,7 @@ mod other_launchers;
 mod output;
 mod progress;
 mod recording;
+mod service;
 mod shared_memory;
 mod standard_input;
 mod tolerated_failures;

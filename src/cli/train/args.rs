@@ -14,6 +14,7 @@ use super::output_args::OutputArgs;
 use super::pipeline_args::PipelineArgs;
 use super::recipe_args::RecipeArgs;
 use super::server_args::ServerArgs;
+use super::service::ServiceArgs;
 use super::table_args::TableArgs;
 use super::text_args::TextArgs;
 use crate::cli::group_args::GroupArgs;
@@ -144,6 +145,9 @@ pub(super) struct TrainArgs {
     /// What to print and to write.
     #[command(flatten)]
     pub(super) output: OutputArgs,
+
+    #[command(flatten)]
+    pub(super) service: ServiceArgs,
 }
 
 impl TrainArgs {

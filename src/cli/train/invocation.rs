@@ -10,6 +10,7 @@ use super::args::TrainArgs;
 use super::config_file;
 use super::option_set::{self, OptionOrigin, OptionSet};
 use super::output_args::OutputArgs;
+use super::service::ServiceArgs;
 use crate::cli::group_args::GroupArgs;
 use crate::train::{CHECKPOINT_FILE_NAME, Config, options_refused_by, read_options, would_replace};
 
@@ -83,6 +84,11 @@ impl Invocation {
     /// Returns the options that say how this rank joins the job.
     pub(super) fn group_args(&self) -> &GroupArgs {
         &self.args.group
+    }
+
+    /// Returns the options for running as a service.
+    pub(super) fn service_args(&self) -> &ServiceArgs {
+        &self.args.service
     }
 
     /// Returns the checkpoint from which the run resumes, or `None` if the run does not resume.

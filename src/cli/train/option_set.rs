@@ -13,7 +13,8 @@ use crate::cli::group_args::GroupArgs;
 
 /// Checkpoints store neither these options nor the options of `GroupArgs`, because all these options apply only to
 /// one start of the program.
-const OPTIONS_NEVER_STORED: [&str; 4] = ["checkpoint", "resume", "config", "metrics"];
+const OPTIONS_NEVER_STORED: [&str; 6] =
+    ["checkpoint", "resume", "config", "metrics", "pid-file", "log-level-file"];
 /// The option for the learning rate. A resumed run takes the learning rate from the state of the run in the
 /// checkpoint, because `--scale-lr` may have multiplied the rate by the number of ranks.
 const LEARNING_RATE_OPTION: &str = "lr";
