@@ -30,6 +30,7 @@ use self::plan::{BenchCase, BenchPlan, BenchPlanError};
 use self::report::{BenchEnvironment, BenchReport};
 use super::exit::Exit;
 use super::group_args::{JoinError, exit_code_of_group_error};
+use super::log_format::LogLevel;
 use super::observe_args::{AfterSignal, write_record_on_signals};
 use super::print_error::print_error;
 use crate::group::{Error, Group};

@@ -157,8 +157,8 @@ impl<'kvs> VisitSource<'kvs> for KeyVisitor {
     }
 }
 
-/// Writes text to standard error with one system call, so that lines of several ranks do not mix on a terminal. If standard error is
-/// closed, does nothing.
+/// Writes text to standard error with one system call, so that lines of several ranks do not mix on a terminal. If standard
+/// error is closed, does nothing.
 pub(super) fn write_text(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }

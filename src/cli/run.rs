@@ -11,7 +11,6 @@ mod values;
 
 use std::ffi::{OsStr, OsString};
 use std::iter;
-use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -21,14 +20,16 @@ use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser, ValueHin
 
 use self::hosts::{HostOptions, JobHosts, place_ranks};
 use self::rank_count::RankCount;
-use self::values::{parse_binding, parse_mpi4py, parse_positive_seconds, parse_seconds, parse_stdin_reader};
-use super::observe_args::is_variable_of_users;
+use self::values::{
+    parse_binding, parse_environment_variable, parse_mpi4py, parse_positive_seconds, parse_seconds,
+    parse_stdin_reader,
+};
 use super::print_error::print_error;
 use super::version::LONG_VERSION;
 use crate::exit::Exit;
 use crate::launch::{
     self, AGENT_OPTION, FailurePolicy, InterfaceFilter, LaunchLimits, LaunchPlan, Mpi4py, OutputFormat,
-    RINGRUN_VARIABLE_PREFIX, RankShare, SshOptions, StdinReader, Verbosity,
+    RankShare, SshOptions, StdinReader, Verbosity,
 };
 use crate::types::{Rank, WorldSize};
 
@@ -345,27 +346,6 @@ fn check_tolerate_failures(world: WorldSize, program: &OsStr) -> Result<(), Stri
         );
     }
     Ok(())
-}
-
-/// Parses `NAME=VALUE`, or `NAME` with the value `None`. The value may be any bytes.
-fn parse_environment_variable(argument: OsString) -> Result<(OsString, Option<OsString>), String> {
-    let argument_text = argument.to_string_lossy().into_owned();
-    let bytes = argument.into_vec();
-    let (name, value) = match bytes.iter().position(|&byte| byte == b'=') {
-        Some(separator) => (&bytes[..separator], Some(OsStr::from_bytes(&bytes[separator + 1..]).to_owned())),
-        None => (&bytes[..], None),
-    };
-    if name.is_empty() {
-        return Err(format!("-x {argument_text}: a variable needs a name"));
-    }
-    if name.starts_with(RINGRUN_VARIABLE_PREFIX.as_bytes()) && !is_variable_of_users(name) {
-        // Error messages contain only the name, because the value may be a secret.
-        let name = String::from_utf8_lossy(name);
-        return Err(format!(
-            "-x {name}: only ringrun sets variables whose names begin with {RINGRUN_VARIABLE_PREFIX}"
-        ));
-    }
-    Ok((OsStr::from_bytes(name).to_owned(), value))
 }
 
 #[cfg(test)]

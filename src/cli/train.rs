@@ -39,7 +39,7 @@ use self::args::TrainArgs;
 use self::invocation::{ArgumentError, Invocation};
 use self::monitoring::MetricsServer;
 use self::output_args::OutputArgs;
-use self::service::{Service, ServiceObserver};
+use self::service::{ServiceObserver, ServiceState};
 use super::group_args;
 use super::log_format::start_text_log;
 use super::observe_args::{AfterSignal, write_record_on_signals};
@@ -178,7 +178,7 @@ fn configure_resumed_run(
 
 /// Trains, and tells the service manager about the state of this process.
 fn train_as_service(invocation: &Invocation) -> Result<(), ProgramFailure> {
-    let mut service = Service::start(invocation.service_args())
+    let mut service = ServiceState::start(invocation.service_args())
         .map_err(|message| ProgramFailure { exit: Exit::Configuration, message })?;
     let result = train(invocation, &mut service);
     match &result {
@@ -189,7 +189,7 @@ fn train_as_service(invocation: &Invocation) -> Result<(), ProgramFailure> {
 }
 
 /// Joins the job, trains, and prints the result.
-fn train(invocation: &Invocation, service: &mut Service) -> Result<(), ProgramFailure> {
+fn train(invocation: &Invocation, service: &mut ServiceState) -> Result<(), ProgramFailure> {
     let mut join_args = invocation.group_args().clone();
     if join_args.algorithm.is_automatic() {
         // With these algorithms, two runs with the same options produce bitwise equal parameters.

@@ -52,7 +52,7 @@ pub(super) struct LinkMeasurement {
 
 /// What a host requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Request {
+enum LinkRequest {
     /// The other host answers with the nanoseconds of its clock since 1970.
     Time,
     /// This number of bytes follow. The other host answers with a zero after the last byte.
@@ -61,7 +61,7 @@ enum Request {
     Receive(u64),
 }
 
-impl Request {
+impl LinkRequest {
     fn to_bytes(self) -> [u8; 9] {
         let (kind, number) = match self {
             Self::Time => (0, 0),
@@ -115,14 +115,14 @@ fn answer_requests(mut stream: TcpStream, token: &Token) -> io::Result<()> {
     loop {
         let mut bytes = [0; 9];
         stream.read_exact(&mut bytes)?;
-        match Request::from_bytes(bytes) {
+        match LinkRequest::from_bytes(bytes) {
             None => return Ok(()),
-            Some(Request::Time) => stream.write_all(&clock_ns().to_le_bytes())?,
-            Some(Request::Send(bytes)) => {
+            Some(LinkRequest::Time) => stream.write_all(&clock_ns().to_le_bytes())?,
+            Some(LinkRequest::Send(bytes)) => {
                 receive_bytes(&mut stream, bytes, &mut block)?;
                 stream.write_all(&0u64.to_le_bytes())?;
             }
-            Some(Request::Receive(bytes)) => send_bytes(&mut stream, bytes, &block)?,
+            Some(LinkRequest::Receive(bytes)) => send_bytes(&mut stream, bytes, &block)?,
         }
     }
 }
@@ -144,12 +144,12 @@ pub(super) fn measure_link(
     if with_rate {
         let mut block = vec![0; BLOCK_BYTES];
         let sent = measure_rate(|bytes| {
-            stream.write_all(&Request::Send(bytes).to_bytes())?;
+            stream.write_all(&LinkRequest::Send(bytes).to_bytes())?;
             send_bytes(&mut stream, bytes, &block)?;
             stream.read_exact(&mut [0; 8])
         });
         let received = measure_rate(|bytes| {
-            stream.write_all(&Request::Receive(bytes).to_bytes())?;
+            stream.write_all(&LinkRequest::Receive(bytes).to_bytes())?;
             receive_bytes(&mut stream, bytes, &mut block)
         });
         measurement.transfer_error =
@@ -173,7 +173,7 @@ fn measure_round_trips(stream: &mut TcpStream) -> io::Result<LinkMeasurement> {
     let (mut clock_offset_s, mut fastest) = (0.0, f64::INFINITY);
     while times.len() < ROUND_TRIPS && (times.is_empty() || started.elapsed() < ROUND_TRIPS_TIME) {
         let (sent, sent_ns) = (Instant::now(), clock_ns());
-        stream.write_all(&Request::Time.to_bytes())?;
+        stream.write_all(&LinkRequest::Time.to_bytes())?;
         let mut answer = [0; 8];
         stream.read_exact(&mut answer)?;
         let time = sent.elapsed().as_secs_f64();
@@ -259,17 +259,17 @@ mod tests {
         assert!(measure_link(address, &[8; 32], false).is_err());
         let mut stream = TcpStream::connect(address).unwrap();
         stream.write_all(&[7; 32]).unwrap();
-        stream.write_all(&Request::Send(TRANSFER_BYTES_MAX + 1).to_bytes()).unwrap();
+        stream.write_all(&LinkRequest::Send(TRANSFER_BYTES_MAX + 1).to_bytes()).unwrap();
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     }
 
     #[test]
     fn requests_survive_their_encoding() {
-        for request in [Request::Time, Request::Send(1), Request::Receive(TRANSFER_BYTES_MAX)] {
-            assert_eq!(Request::from_bytes(request.to_bytes()), Some(request));
+        for request in [LinkRequest::Time, LinkRequest::Send(1), LinkRequest::Receive(TRANSFER_BYTES_MAX)] {
+            assert_eq!(LinkRequest::from_bytes(request.to_bytes()), Some(request));
         }
         for bytes in [[3; 9], [0, 1, 0, 0, 0, 0, 0, 0, 0], [1, 255, 255, 255, 255, 255, 0, 0, 0]] {
-            assert_eq!(Request::from_bytes(bytes), None);
+            assert_eq!(LinkRequest::from_bytes(bytes), None);
         }
     }
 }

@@ -1,8 +1,11 @@
 //! Parses the values of options.
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::time::Duration;
 
-use crate::launch::{Binding, Mpi4py, StdinReader};
+use crate::cli::observe_args::is_variable_of_users;
+use crate::launch::{Binding, Mpi4py, RINGRUN_VARIABLE_PREFIX, StdinReader};
 
 /// The longest time that an option accepts, in seconds: a year.
 const DURATION_SECONDS_MAX: f64 = 365.0 * 24.0 * 3600.0;
@@ -63,4 +66,25 @@ pub(super) fn parse_positive_seconds(text: &str) -> Result<Duration, String> {
         time if time < Duration::from_millis(1) => Err("must be at least 0.001".to_owned()),
         time => Ok(time),
     }
+}
+
+/// Parses `NAME=VALUE`, or `NAME` with the value `None`. The value may be any bytes.
+pub(super) fn parse_environment_variable(argument: OsString) -> Result<(OsString, Option<OsString>), String> {
+    let argument_text = argument.to_string_lossy().into_owned();
+    let bytes = argument.into_vec();
+    let (name, value) = match bytes.iter().position(|&byte| byte == b'=') {
+        Some(separator) => (&bytes[..separator], Some(OsStr::from_bytes(&bytes[separator + 1..]).to_owned())),
+        None => (&bytes[..], None),
+    };
+    if name.is_empty() {
+        return Err(format!("-x {argument_text}: a variable needs a name"));
+    }
+    if name.starts_with(RINGRUN_VARIABLE_PREFIX.as_bytes()) && !is_variable_of_users(name) {
+        // Error messages contain only the name, because the value may be a secret.
+        let name = String::from_utf8_lossy(name);
+        return Err(format!(
+            "-x {name}: only ringrun sets variables whose names begin with {RINGRUN_VARIABLE_PREFIX}"
+        ));
+    }
+    Ok((OsStr::from_bytes(name).to_owned(), value))
 }

@@ -472,7 +472,6 @@ pub(super) mod tests {
         for (line, expected) in [
             ("--accumulate 0", "--accumulate"),
             ("--accumulate=-1", "--accumulate"),
-            ("--accumulate x", "--accumulate"),
             ("--strategy pipeline:2 --micro-batches 0", "--micro-batches"),
             ("--micro-batches 4", "--micro-batches is for --strategy pipeline and hybrid"),
         ] {

@@ -58,7 +58,7 @@ impl ServiceArgs {
 
 /// The state of this process as a service. Its messages go to the service manager if there is one.
 #[derive(Debug)]
-pub(super) struct Service {
+pub(super) struct ServiceState {
     manager: Option<ServiceManager>,
     /// The file of the log level, and the flag that SIGHUP sets.
     level: Option<(PathBuf, Arc<AtomicBool>)>,
@@ -67,7 +67,7 @@ pub(super) struct Service {
     _pid_file: Option<PidFile>,
 }
 
-impl Service {
+impl ServiceState {
     /// Creates the process id file, connects to the service manager, and listens for SIGHUP if there is a file of the log
     /// level.
     ///
@@ -156,7 +156,7 @@ fn read_level(path: &Path) -> Result<LevelFilter, String> {
 /// signs of life end if the training loop hangs.
 pub(super) struct ServiceObserver<'a> {
     inner: &'a mut dyn Observer,
-    service: &'a mut Service,
+    service: &'a mut ServiceState,
     stop_flag: &'a AtomicBool,
     /// The current epoch and the number of epochs.
     epoch: (u64, u64),
@@ -167,7 +167,7 @@ pub(super) struct ServiceObserver<'a> {
 impl<'a> ServiceObserver<'a> {
     pub(super) fn new(
         inner: &'a mut dyn Observer,
-        service: &'a mut Service,
+        service: &'a mut ServiceState,
         stop_flag: &'a AtomicBool,
     ) -> Self {
         Self { inner, service, stop_flag, epoch: (0, 0), alive_at: None, status_at: None }
