@@ -21,8 +21,8 @@ pub struct HostError {
     pub reason: String,
 }
 
-/// The reason why a job could not be started. If a rank fails after the start, [`run_job`](super::run_job) returns an exit code and no
-/// error.
+/// The reason why a job could not be started. If a rank fails after the start, [`run_job`](super::run_job) returns an exit code
+/// and no error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
