@@ -3,21 +3,12 @@ the result to a file. The process that called `run` reads this file."""
 
 import fcntl
 import os
-import pickle
 import signal
 import sys
 import threading
-import time
-import traceback
 from pathlib import Path
-from typing import Any
 
-import cloudpickle
-
-from . import _core, _world
-
-Outcome = tuple[bool, Any, str, float]
-"""Whether the function of a rank has returned, its result or exception, the traceback, and the time in seconds since 1970."""
+from ._task import call_task, end_job_because_of
 
 
 def main() -> int:
@@ -29,30 +20,6 @@ def main() -> int:
     if error is not None:
         end_job_because_of(error)
     return 0 if error is None else 1
-
-
-def call_task(task: bytes) -> tuple[bytes, BaseException | None]:
-    """Calls the function of a pickled task: a function, its arguments and its keyword arguments. Returns the pickled `Outcome`,
-    and the exception that the function has raised."""
-    try:
-        func, args, kwargs = pickle.loads(task)
-        return cloudpickle.dumps((True, func(*args, **kwargs), "", time.time())), None
-    except BaseException as error:  # noqa: BLE001  (the caller must learn of every exception)
-        trace = traceback.format_exc()
-        failure = (False, error, trace, time.time())
-        try:
-            data = cloudpickle.dumps(failure)
-            pickle.loads(data)
-        except Exception:  # noqa: BLE001  (the caller gets the text of an exception that cannot be pickled)
-            data = pickle.dumps((False, None, trace, failure[3]))
-        return data, error
-
-
-def end_job_because_of(error: BaseException) -> None:
-    """Ends the job because the function of this rank raised an exception. The caller prints its traceback, but other ranks may be
-    waiting for this rank."""
-    if not isinstance(error, _core.JobFailed):
-        _world.abort_world(f"its function raised {type(error).__name__}: {error}")
 
 
 def _end_with_caller(directory: Path) -> None:

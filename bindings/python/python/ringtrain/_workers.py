@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 
-from . import _core, _rank, _world
+from . import _core, _task, _world
 from ._errors import Error, InvalidArgument
 
 # The rendezvous server of the job whose rank 0 is this process.
@@ -56,7 +56,7 @@ def rank_variables(shared: Mapping[str, str], rank: int, hosts: Sequence[str]) -
 
 
 def run_rank(task: bytes, variables: Mapping[str, str]) -> bytes:
-    """Calls the function of a task as a rank of a job. Returns the pickled `_rank.Outcome`. The process may run ranks of other
+    """Calls the function of a task as a rank of a job. Returns the pickled `_task.Outcome`. The process may run ranks of other
     jobs later: at the end, it has left the job, and its environment is as before."""
     global _server
     if _world.is_joined() or "RING_RANK" in os.environ:
@@ -64,9 +64,9 @@ def run_rank(task: bytes, variables: Mapping[str, str]) -> bytes:
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
-        data, error = _rank.call_task(task)
+        data, error = _task.call_task(task)
         if error is not None:
-            _rank.end_job_because_of(error)
+            _task.end_job_because_of(error)
         _world.leave_world()
     finally:
         _server = None

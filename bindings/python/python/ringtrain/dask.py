@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from distributed import Client, TimeoutError, as_completed
 
 from . import _workers
-from ._rank import Outcome
+from ._task import Outcome
 from .launch import RunError, raise_first_failure
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ._errors import Error, InvalidArgument
-from ._rank import Outcome
+from ._task import Outcome
 
 _RANK_MODULE = "ringtrain._rank"
 

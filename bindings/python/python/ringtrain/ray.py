@@ -11,7 +11,7 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from . import _workers
-from ._rank import Outcome
+from ._task import Outcome
 from .launch import RunError, raise_first_failure
 
 

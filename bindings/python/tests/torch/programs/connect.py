@@ -55,5 +55,5 @@ if __name__ == "__main__":
             join_and_all_reduce(arguments)
             dist.destroy_process_group()
         # Without torch's store, the ranks find each other through the variables of torchrun.
-        assert ring.init().all_gather(np.array([ring.rank()])).tolist() == [0, 1]
+        assert ring.init().all_gather(np.int64(ring.rank())).tolist() == [0, 1]
     print("connected", flush=True)
