@@ -166,7 +166,9 @@ fn a_record_that_cannot_be_written_does_not_hide_the_error() {
     let log = fs::read_to_string(folder.path().join("logs/rank.0/stderr")).unwrap();
     assert!(log.contains("the flight recorder could not write flight/rank.0.json: No such file"), "{log}");
     assert!(
-        log.contains("ringtrain: error: rank 0's connection to rank 1 on ") && !done.status.success(),
+        log.contains("'s connection to rank 1 on ")
+            && log.contains("ringtrain: error: ")
+            && !done.status.success(),
         "{log}"
     );
 }

@@ -15,7 +15,7 @@ use signal_hook::consts::SIGHUP;
 use super::pid_file::PidFile;
 use super::service_manager::ServiceManager;
 use crate::cli::log_format::LogLevel;
-use crate::train::{CompletedStep, EpochRecord, Observer};
+use crate::train::{CompletedStep, EpochRecord, Observer, RankMeasurements};
 
 /// More bytes than the longest level and white space.
 const LEVEL_FILE_BYTES_MAX: u64 = 64;
@@ -231,6 +231,10 @@ impl Observer for ServiceObserver<'_> {
         self.handle_event();
         self.show_step(step);
         self.inner.step_taken(step);
+    }
+
+    fn measured(&mut self, measurements: &RankMeasurements<'_>) {
+        self.inner.measured(measurements);
     }
 
     fn epoch_ended(&mut self, epochs: u64, record: Option<&EpochRecord>) {
