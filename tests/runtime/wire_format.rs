@@ -367,7 +367,8 @@ fn rendezvous_messages_have_the_documented_text() {
         String::from_utf8(text).unwrap()
     };
     let member = |rank: u32| {
-        let shared = r#"{"segment_bytes":131072,"checksums":"auto","processors":2,"streams":4}"#;
+        let shared =
+            r#"{"segment_bytes":131072,"checksums":"auto","processors":2,"streams":4,"timeline":false}"#;
         format!(
             r#"{{"host":"h{rank}","machine":"m","address":"127.0.0.1:{}","shared":{shared}}}"#,
             4000 + rank
