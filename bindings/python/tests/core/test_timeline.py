@@ -174,7 +174,9 @@ def test_sigterm_makes_python_programs_write_their_records(tmp_path: Path) -> No
     assert done.returncode != 0
     for rank in range(2):
         record = json.loads((tmp_path / "flight" / f"rank.{rank}.json").read_text())
-        # A rank may notice that another rank has ended before it handles its own signal.
-        assert record["reason"] == "the process got SIGTERM" or " was lost" in record["reason"]
-        active = [operation["call"] for operation in record["operations"] if operation["result"] == "active"]
-        assert len(active) == (rank != 1)
+        # Rank 0 may get the signal before it calls the barrier. It may also notice that rank 1 has ended before it handles its
+        # own signal, and then the barrier has failed.
+        results = [operation["result"] for operation in record["operations"]]
+        assert results.count("completed") >= 40, record
+        assert results.count("active") + results.count("failed") <= (rank != 1), record
+        assert record["reason"] == "the process got SIGTERM" or " was lost" in record["reason"], record
