@@ -1,5 +1,6 @@
 """Tests of `_core.NamedTensors`: the ranks submit tensors by name, in any order and from several threads."""
 
+import contextlib
 import os
 import random
 import signal
@@ -204,13 +205,15 @@ def test_every_waiting_tensor_gets_the_error_of_a_rank_that_aborts():
     def work(group: ring.Group) -> None:
         tensors = _core.NamedTensors(group.core)
         if group.rank == 1:
-            # The other ranks have created their named tensors when they send.
+            # The other ranks have submitted their tensors when they send.
             for other in (0, 2):
                 group.receive(np.zeros(1), other)
             tensors.abort("the disk is full")
             return
-        group.send(np.ones(1), 1)
         handles = [tensors.all_reduce(f"t{index}", np.ones(index)) for index in range(3)]
+        # On a busy machine, the job may have ended before the send returns.
+        with contextlib.suppress(ring.Aborted):
+            group.send(np.ones(1), 1)
         for index, handle in enumerate(handles):
             error = raised(ring.Aborted, handle.wait)
             assert error.rank == 1 and "the disk is full" in str(error)
