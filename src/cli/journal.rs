@@ -1,9 +1,9 @@
 //! The form of messages on standard error if journald reads them.
 
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
+use std::io;
 
-use log::Level;
+use log::{Level, Record};
 use rustix::fs::fstat;
 
 /// The variable that systemd sets to the device and the inode of the stream to journald, separated by a colon.
@@ -37,14 +37,10 @@ pub(super) fn format_message(level: Level, message: &str) -> String {
     lines.collect()
 }
 
-/// If standard error is a stream to journald, gives the lines of the log the form that journald expects.
-pub(super) fn adapt_logger(builder: &mut env_logger::Builder) {
-    if is_stderr_journal() {
-        builder.format(|out, record| {
-            let message = format!("{}: {}", record.target(), record.args());
-            out.write_all(format_message(record.level(), &message).as_bytes())
-        });
-    }
+/// Writes a message of the log in the form that journald expects.
+pub(super) fn write_to_journal(out: &mut impl io::Write, record: &Record<'_>) -> io::Result<()> {
+    let message = format!("{}: {}", record.target(), record.args());
+    out.write_all(format_message(record.level(), &message).as_bytes())
 }
 
 #[cfg(test)]

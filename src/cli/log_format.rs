@@ -3,14 +3,16 @@
 use std::env;
 use std::io::{self, Write as _};
 use std::sync::OnceLock;
+use std::time::SystemTime;
 
 use clap::ValueEnum;
+use humantime::{format_rfc3339_micros, format_rfc3339_seconds};
 use log::kv::{Key, Value, VisitSource};
 use log::{Level, LevelFilter, Record};
 use serde::Serialize;
 use serde_json::{Map, json};
 
-use super::journal::adapt_logger;
+use super::journal::{is_stderr_journal, write_to_journal};
 use crate::observe::step::current_step;
 use crate::rendezvous::host_name;
 use crate::types::Rank;
@@ -81,12 +83,27 @@ pub(super) fn start_log(level: LogLevel, format: LogFormat, (program, rank): (&'
         }
     };
     match format {
-        LogFormat::Text => adapt_logger(&mut builder),
+        LogFormat::Text if is_stderr_journal() => {
+            builder.format(write_to_journal);
+        }
+        LogFormat::Text => {
+            builder.format(|out, record| {
+                let (time, style) =
+                    (format_rfc3339_seconds(SystemTime::now()), out.default_level_style(record.level()));
+                writeln!(
+                    out,
+                    "[{time} {style}{:<5}{style:#} {}] {}",
+                    record.level(),
+                    record.target(),
+                    record.args()
+                )
+            });
+        }
         LogFormat::Json => {
             let context = JSON_CONTEXT.get_or_init(|| LogContext { program, rank, host: host_name() });
-            builder.format(move |buffer, record| {
-                let time = buffer.timestamp_micros();
-                writeln!(buffer, "{}", json_line(record, &time.to_string(), context, current_step()))
+            builder.format(move |out, record| {
+                let time = format_rfc3339_micros(SystemTime::now()).to_string();
+                writeln!(out, "{}", json_line(record, &time, context, current_step()))
             });
         }
     }

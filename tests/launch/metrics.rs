@@ -184,6 +184,7 @@ fn wrong_addresses_and_pages_are_refused_before_the_training() {
 }
 
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn the_page_of_a_run_shows_all_ranks_and_needs_nothing_else() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();

@@ -51,7 +51,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn all_ranks_get_the_same_bits_and_the_error_is_bounded() {
     // The first buffer has two blocks. With five ranks, four chunks are empty.
     let all = &[(2, 140_003), (3, 2), (4, 1000), (5, 1), (8, 2003)];
-    for &(n, count) in if_long_tests_else(&all[..], &[(2, 140_003), (3, 2), (5, 1), (8, 203)]) {
+    for &(n, count) in if_long_tests_else(&all[..], &[(2, 140_003), (3, 2), (5, 1)]) {
         // Two ranks of `Hosts` would share one host, where nothing is encoded.
         for network in NETWORKS.into_iter().take(if n == 2 { 1 } else { 2 }) {
             let results = network.run(n, move |mut group| {

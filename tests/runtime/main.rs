@@ -23,7 +23,9 @@ macro_rules! on_every_transport {
             super::$name(TestTransport::Shm);
         }
 
+        // `hierarchy`, `conformance` and `random_programs` test several hosts without `--full` too.
         #[test]
+        #[ignore = "runs with tools/test --full"]
         fn over_hosts() {
             super::$name(TestTransport::Hosts);
         }

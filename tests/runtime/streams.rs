@@ -69,6 +69,7 @@ fn results_are_right_with_any_number_of_connections() {
 
 /// Many operations and messages run in both directions while further connections are still opened.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn many_operations_and_messages_at_once_give_right_results() {
     for &count in stream_counts() {
         let around_the_ring = |options: &mut JoinOptions| {
@@ -105,6 +106,7 @@ fn many_operations_and_messages_at_once_give_right_results() {
 /// Both ranks of a pair open their link at the same moment. The job has more than 16 ranks, so joining does not open
 /// all links.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn both_ranks_of_a_link_may_dial_at_once() {
     for round in 0..if runs_long_tests() { 4u64 } else { 2 } {
         let n = 18;

@@ -216,6 +216,7 @@ impl Drop for DropNotice {
 /// Regression test: before the fix, the progress thread dropped the reduction function and, with this function, the
 /// last handle of the job. The progress thread then waited for its own end.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn a_reduction_function_may_own_the_last_handle_of_the_job() {
     for transport in TestTransport::ALL {
         let adjust = move |options: &mut JoinOptions| transport.apply(options);

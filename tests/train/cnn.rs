@@ -40,6 +40,7 @@ fn the_parameters_do_not_depend_on_the_number_of_ranks() {
 
 /// Dropout must continue with the random numbers of the next step.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn a_resumed_run_gives_the_same_bits_as_an_uninterrupted_run() {
     let directory = tempfile::tempdir().unwrap();
     let uninterrupted = cnn_config("conv2x3,pool2,dropout0.5,dense8");

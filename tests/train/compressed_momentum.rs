@@ -92,6 +92,7 @@ fn adam_with_a_frozen_variance_takes_the_same_steps_on_each_number_of_ranks() {
 }
 
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn each_codec_trains_with_momentum_before_compression() {
     let momentum = Rule::Momentum { momentum: 0.9 };
     let all = [
@@ -130,6 +131,7 @@ fn the_warm_up_sends_more_elements_without_momentum_too() {
 
 /// A stop signal ends the first part of the run after 20 of 30 steps.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn a_resumed_run_has_the_bits_of_a_run_without_interruption() {
     let momentum = Rule::Momentum { momentum: 0.9 };
     let all = [
@@ -158,6 +160,7 @@ fn a_resumed_run_has_the_bits_of_a_run_without_interruption() {
 }
 
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn velocities_are_regrouped_for_another_number_of_ranks() {
     let directory = tempfile::tempdir().unwrap();
     let config = |epochs, existing| Config {

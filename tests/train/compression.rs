@@ -126,6 +126,7 @@ fn the_report_says_what_compression_saved_and_what_auto_chose() {
 
 /// All ranks must have the same parameters, with fewer bytes than without compression, and a loss that is nearly the same.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn each_strategy_trains_with_each_codec() {
     let strategies = if_long_tests_else(STRATEGIES, &STRATEGIES[..6]);
     for (index, strategy) in strategies.iter().enumerate() {
@@ -159,6 +160,7 @@ fn each_strategy_trains_with_each_codec() {
 
 /// Ranks of one host send nothing to other hosts, and excluded tensors and small ones stay exact.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn what_is_not_compressed_has_the_bits_of_an_exact_run() {
     let exact = train_on_hosts(2, &small_config("none")).parameters;
     let rules = |pattern: &str, elements_min| CompressionRules {
@@ -214,6 +216,7 @@ fn a_resumed_run_has_the_bits_of_a_run_without_interruption() {
 
 /// With strategies that average parameters, a save within an epoch happens when an average is due.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn local_training_resumes_from_checkpoints_with_residuals() {
     for (strategy, codec) in [("local-sgd:3", "topk:0.1"), ("diloco:4,0", "powersgd:2")] {
         let directory = tempfile::tempdir().unwrap();
@@ -287,6 +290,7 @@ pub(crate) fn residuals(directory: &Path) -> Vec<Vec<f32>> {
 /// After many steps that send few elements, the residuals are much larger than the gradients of the two steps of the resumed run.
 /// If the residual of a rank were lost, the sum would change by minus this residual.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn the_sum_of_residuals_is_kept_on_another_number_of_ranks() {
     let sum = |residuals: &[Vec<f32>], element: usize| -> f32 {
         residuals.iter().map(|residual| residual[element]).sum()

@@ -37,6 +37,7 @@ pub(crate) fn short_config() -> Config {
 }
 
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn gossip_learns_digits_as_well_as_a_single_process() {
     let short = Config { learning_rate: Some(0.1), epochs: Some(24), ..sgd_config() };
     // Two runs with the same options differ. The short run ends while the accuracy still rises.
@@ -67,6 +68,7 @@ fn a_single_rank_computes_the_same_bits_as_without_gossip() {
 /// A stopped run completes the batches that it has begun. So the resumed run uses each batch of the epoch exactly once,
 /// on another number of ranks.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn a_stopped_run_resumes_on_another_number_of_ranks() {
     for &victim in if_long_tests_else(&[0, 1][..], &[1]) {
         // On a busy machine, the other ranks may complete the run before this rank has taken three steps.

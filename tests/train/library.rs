@@ -24,6 +24,7 @@ pub(crate) fn train(config: &Config) -> Result<Summary, TrainError> {
 }
 
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn the_default_settings_learn_digits_with_every_seed() {
     for seed in 0..if runs_long_tests() { 5 } else { 1 } {
         let report = train(&Config { seed, ..config() }).unwrap().report;
@@ -34,6 +35,7 @@ fn the_default_settings_learn_digits_with_every_seed() {
 }
 
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn other_models_and_optimizers_learn_digits() {
     let all = [
         ("mlp:64,32", Rule::Sgd),
@@ -86,6 +88,7 @@ fn linear_regression_finds_the_least_squares_solution() {
 }
 
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn an_mlp_learns_regression() {
     let config = Config {
         source: DataSource::Synthetic { rows: 2000, columns: 8 },

@@ -62,6 +62,7 @@ fn synchronous_runs_equal_a_single_process_after_100_steps() {
 /// LAMB needs the norms of whole tensors, so servers hold whole tensors. The sum of two gradients has the same bits
 /// in both orders, so two workers compute the same bits as two ranks with `allreduce`.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn two_synchronous_workers_give_the_same_bits_as_two_allreduce_ranks() {
     let all = &[Rule::Lamb(AdamOptions::DEFAULT), Rule::Adam(AdamOptions::DEFAULT)][..];
     for &rule in if runs_long_tests() { all } else { &all[..1] } {
@@ -74,6 +75,7 @@ fn two_synchronous_workers_give_the_same_bits_as_two_allreduce_ranks() {
 }
 
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn an_asynchronous_run_learns_digits_as_well_as_a_single_process() {
     let short = Config { learning_rate: Some(0.1), epochs: Some(30), ..sgd_config() };
     let config = if runs_long_tests() { convergence_config() } else { short };
@@ -117,6 +119,7 @@ fn every_applied_gradient_is_within_the_bound_of_the_staleness() {
 /// A stopped run saves which batches are done. So the resumed run uses each batch exactly once, also with another
 /// number of ranks.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn a_stopped_run_resumes_with_other_servers_and_workers() {
     for text in ["ps-async", "ps-sync"] {
         // If the system suspends a rank, the workers may take all steps before the run stops.
@@ -212,6 +215,7 @@ fn a_lost_server_or_synchronous_worker_ends_the_run_with_an_error() {
 
 /// All ranks end as soon as the run stops early. The report counts only the updates that the final model includes.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn a_run_that_stops_early_ends_without_waiting_for_a_deadline() {
     for text in ["ps-sync", "ps-async"] {
         let validation = Validation { fraction: 0.3, patience: Some(1) };

@@ -44,6 +44,7 @@ fn copy_checkpoint(from: &Path, steps: u64, to: &Path) {
 /// At the first average after every 4 steps, the ranks agree on their whole state and save it. A job that dies and resumes
 /// must give the same bits as an uninterrupted job, although it has lost the state that was not saved.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn ranks_that_train_alone_save_when_they_average() {
     let all: &[(&str, u64)] = &[("local-sgd:3", 6), ("diloco:2,2", 4), ("diloco:3", 6)];
     for &(text, first) in if_long_tests_else(all, &all[..2]) {
@@ -100,6 +101,7 @@ fn ranks_that_train_alone_save_after_some_time() {
 /// The run has 240 epochs of 2 steps, and a record after every 8 epochs. The average after epoch 4 is the first average
 /// after 3 steps.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn model_average_saves_at_averages_between_two_records() {
     let directories = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let [whole, resumed, other] = directories.each_ref().map(tempfile::TempDir::path);

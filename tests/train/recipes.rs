@@ -98,6 +98,7 @@ fn a_run_is_not_resumed_with_another_recipe() {
 /// The weights of rare classes can make the loss of a good model larger than the loss of a model that always predicts
 /// the same probabilities. The run must not end with the error that it diverged.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn a_rare_class_with_balanced_weights_is_found() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("rare.csv");
@@ -215,6 +216,7 @@ fn epoch_with_lowest_loss(summary: &Summary) -> u64 {
 }
 
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn the_best_parameters_are_the_result_also_after_a_resumption() {
     let config = config_that_overfits(Some(3));
     let expected = train(&config).unwrap();
@@ -249,6 +251,7 @@ fn validation_losses(summary: &Summary) -> Vec<Option<f64>> {
 /// Without a patience, the validation losses change neither the end of the run nor its result. Then a run without a patience
 /// ends after the best epoch, a run with a patience continues, and a third run drops the patience again.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn without_patience_the_validation_loss_is_only_reported() {
     let config = |patience| Config { epochs: Some(20), ..config_that_overfits(patience) };
     let [expected, patient] = [None, Some(100)].map(|patience| train(&config(patience)).unwrap());
@@ -288,6 +291,7 @@ fn each_strategy_reports_the_validation_loss_of_the_final_parameters() {
 /// The first part ends after the last step of an epoch, before the validation. The second part ends early, and saves
 /// the best parameters. Each next part continues from the parameters of the last step.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn a_run_with_a_parameter_server_resumes_with_the_same_bits() {
     let config = |records| Config {
         strategy: parse_strategy("ps-sync"),

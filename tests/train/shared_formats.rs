@@ -367,6 +367,7 @@ fn each_number_of_ranks_computes_the_same_parameters_also_from_temporary_files()
 /// If a batch has all samples, each rank processes the samples that it holds. With `tensor` and `ps-sync`, the ranks gather all
 /// samples.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn each_rank_holds_only_a_part_of_the_samples() {
     for format in &FORMATS {
         let directory = tempfile::tempdir().unwrap();

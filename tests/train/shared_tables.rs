@@ -118,6 +118,7 @@ fn synchronous_config(path: PathBuf) -> Config {
 /// With `tensor`, `pipeline` and `ps-sync`, each rank holds all rows. With the other strategies, the ranks exchange
 /// rows.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn each_strategy_computes_the_same_from_a_table_as_a_single_process() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("table.csv");
@@ -141,6 +142,7 @@ fn each_strategy_computes_the_same_from_a_table_as_a_single_process() {
 
 /// With `replicate_data`, each rank reads all rows, so the ranks send each other no rows.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn ranks_with_all_rows_take_the_same_steps_and_send_fewer_bytes() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("table.csv");
@@ -198,6 +200,7 @@ fn each_of_two_ranks_holds_every_second_block_of_rows() {
 /// The second run begins its first window in the middle of the epoch. With one sample in each batch, each number of
 /// ranks gives the same bits.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn a_run_on_a_table_resumes_within_an_epoch_on_another_number_of_ranks() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("table.csv");

@@ -69,6 +69,7 @@ fn a_table_on_standard_input_gives_the_same_parameters_as_a_file() {
 }
 
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn a_run_resumes_only_with_the_same_input() {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path();

@@ -141,6 +141,7 @@ pub(crate) fn convergence_config() -> Config {
 }
 
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn each_strategy_learns_digits_as_well_as_a_single_process() {
     let config = convergence_config();
     let alone = train(&config).unwrap().report;
@@ -195,6 +196,7 @@ fn synchronous_runs_equal_a_single_process_after_100_steps() {
 
 /// With a parameter server, rank 0 takes no steps, so it must learn the times from the workers.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn each_strategy_reports_the_parts_of_its_steps() {
     for (text, ranks) in
         [("tensor", 2), ("pipeline:2", 2), ("ps-sync", 3), ("ps-async", 3), ("gossip", 2), ("local-sgd:3", 2)]
@@ -293,6 +295,7 @@ fn ranks_without_samples_do_not_change_the_average() {
 /// A stop signal on one rank stops all ranks after the same step. Before the ranks stop, they average their
 /// parameters, so the run can continue on another number of ranks.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn a_stopped_run_resumes_on_another_number_of_ranks() {
     for text in ["local-sgd:4", "diloco:4", "model-average:2", "model-average"] {
         let directory = tempfile::tempdir().unwrap();

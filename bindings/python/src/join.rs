@@ -1,11 +1,14 @@
 //! The Python functions that join a job, and the Python class of a job's rendezvous server.
 
+use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, Once};
 use std::thread;
+use std::time::SystemTime;
 
+use humantime::format_rfc3339_seconds;
 use pyo3::prelude::*;
 use ringtrain::group::{Checksums, LocalTransport};
 use ringtrain::rendezvous::{LaunchedRank, NoticeReceiver, PeersFile, Server, ServerOptions};
@@ -154,7 +157,19 @@ fn log_to_stderr() {
     ONCE.call_once(|| {
         let environment = env_logger::Env::default().default_filter_or("warn");
         // Another extension module may have set a logger for this process.
-        let _ = env_logger::Builder::from_env(environment).try_init();
+        let _ = env_logger::Builder::from_env(environment)
+            .format(|out, record| {
+                let (time, style) =
+                    (format_rfc3339_seconds(SystemTime::now()), out.default_level_style(record.level()));
+                writeln!(
+                    out,
+                    "[{time} {style}{:<5}{style:#} {}] {}",
+                    record.level(),
+                    record.target(),
+                    record.args()
+                )
+            })
+            .try_init();
     });
 }
 

@@ -80,7 +80,7 @@ fn run_two_threads<M: SegmentMemory + Send + Sync + 'static>(memory: M, total: u
 
 #[test]
 fn two_threads_exchange_random_entries_in_order() {
-    let (seeds, total) = if cfg!(miri) { (1, 2_000) } else { (4, 500_000) };
+    let (seeds, total) = if cfg!(miri) { (1, 2_000) } else { (2, 400_000) };
     for seed in 0..seeds {
         run_two_threads(HeapMemory::new(SHORT.bytes()), total, seed);
     }

@@ -311,7 +311,7 @@ def collectives_accept_uneven_parts(world, dtype):
 @cases
 def short_and_long_arrays_give_right_results(world):
     n, rank = world.size, world.rank
-    for count in (1, 63, 65_537, 300_007):
+    for count in (1, 63, 65_537, 300_007) if FULL else (1, 63, 65_537):
         arrays = all_samples(world, "float32", (count * n,), 8)
         total = expected_reduction("sum", arrays)
         mine = slice(rank * count, (rank + 1) * count)
@@ -471,7 +471,7 @@ def large_inputs_may_overlap_the_result(world):
     """Regression test: before the fix, if a long input and its result overlapped, the result overwrote input elements
     that had not been read yet."""
     n, rank = world.size, world.rank
-    count, shift = 600_000, 1000
+    count, shift = 600_000 if FULL else 300_000, 1000
     arrays = all_samples(world, "int64", (n * count,), 14)
     own = arrays[rank]
     memory = np.concatenate([own, np.zeros(shift, np.int64)])

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ranks import WAIT_LIMIT_S
 
 PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "compare_mpi4py.py"
 
 
+@pytest.mark.full
 def test_every_operation_is_measured_and_checked_without_mpi4py() -> None:
     ringrun = os.environ.get("RINGRUN") or shutil.which("ringrun")
     operations = ["--operation", "broadcast_object", "--operation", "barrier"]

@@ -292,7 +292,7 @@ ENDS = {
     "segmentation fault": ("PeerLost", ""),
 }
 # Other ranks see the same as after another end above, so the gate does not run these ends.
-SIMILAR_TO_OTHERS = ("exits with 0", "os._exit", "segmentation fault")
+SIMILAR_TO_OTHERS = ("exits", "exits with 0", "killed", "os._exit", "segmentation fault", "unpicklable")
 
 
 @pytest.mark.parametrize("transport", ("auto", pytest.param("tcp", marks=pytest.mark.full)))

@@ -239,14 +239,21 @@ def child_lives_longer_than_rank(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("n", (pytest.param(1, marks=pytest.mark.full), 2, pytest.param(3, marks=pytest.mark.full)))
-@pytest.mark.parametrize("program", ("calls_in_children", "process_pools", "forks_during_operations", "fork_from_solo_group"))
+@pytest.mark.parametrize(
+    "program",
+    (
+        "calls_in_children",
+        "process_pools",
+        *(pytest.param(program, marks=pytest.mark.full) for program in ("forks_during_operations", "fork_from_solo_group")),
+    ),
+)
 def test_forked_processes(ringrun: Launcher, tmp_path: Path, program: str, n: int):
     if program == "fork_from_solo_group" and n > 1:
         n = 2
     ringrun(n, HERE, program, tmp_path)
 
 
-@pytest.mark.parametrize("transport", ("auto", "tcp"))
+@pytest.mark.parametrize("transport", ("auto", pytest.param("tcp", marks=pytest.mark.full)))
 def test_peers_see_the_death_of_a_rank_whose_child_lives_on(ringrun: Launcher, tmp_path: Path, transport: str):
     """A forked child has copies of the rank's sockets. If the child kept these sockets open, peers would not notice that the
     rank has died."""

@@ -213,6 +213,7 @@ def interrupt_finish(directory: Path) -> None:
         print("finished", w.tolist(), gossip.lost_ranks[0][0])
 
 
+@pytest.mark.full
 def test_ctrl_c_interrupts_the_wait_for_the_other_ranks(ringrun: Launcher, tmp_path: Path):
     job = ringrun.start(2, Path(__file__), "interrupt", tmp_path, flags=("--tolerate-failures",))
     pid = int(wait_and_read(tmp_path / "pid"))

@@ -10,7 +10,7 @@ import ringtrain as ring
 from ranks import Cases, file_descriptors, resident_bytes, threads_of_process
 from ringtrain import _core
 
-cases = Cases(__file__, sizes=(1, 2), timeout=40.0)
+cases = Cases(__file__, sizes=(1, 2) if os.environ.get("TEST_FULL") else (2,), timeout=40.0)
 
 GROWTH_MAX_BYTES = 3 << 20
 """The allowed growth of a process's memory in bytes. Without a leak, the memory may grow by less than this limit,

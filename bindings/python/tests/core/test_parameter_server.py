@@ -44,6 +44,7 @@ def least_squares_gradient(w: np.ndarray, features: np.ndarray, targets: np.ndar
     return features.T @ (features @ w - targets) / len(targets)
 
 
+@pytest.mark.full
 def test_asynchronous_workers_solve_a_least_squares_problem():
     steps = 80
 
@@ -117,6 +118,7 @@ def test_synchronous_workers_compute_what_one_process_computes():
         assert np.array_equal(found, results[2]) and np.allclose(found, w, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("optimizer", ("lamb", "lars"))
 def test_several_servers_hold_whole_arrays(optimizer: str):
     """The steps of lamb and lars depend on the norms of whole arrays. The worker sets the learning rate of each step."""
@@ -263,7 +265,9 @@ def test_a_pull_of_rows_makes_the_next_push_fresh():
     assert run_on_ranks(2, run_worker, staleness=0)[1] == [(True, 0)] * 4
 
 
-@pytest.mark.parametrize("optimizer", ("momentum", "lamb", "lars"))
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param("momentum", marks=pytest.mark.full), "lamb", pytest.param("lars", marks=pytest.mark.full)]
+)
 def test_a_state_can_be_saved_and_loaded(optimizer: str, tmp_path: Path):
     """A job that loads the state of another job continues as the other job does."""
     servers = 2
@@ -450,6 +454,7 @@ def test_the_other_ranks_finish_after_a_worker_was_killed(ringrun: Launcher, tmp
     assert [done.lines(rank) for rank in range(4)] == [["interrupted", "lost [2]"], ["done True"], [], ["done True"]], done
 
 
+@pytest.mark.full
 def test_the_errors_of_all_workers_name_a_lost_server(ringrun: Launcher, tmp_path: Path):
     job = ringrun.start(3, Path(__file__), tmp_path, "0", flags=("--tolerate-failures",))
     for rank in (1, 2):

@@ -54,6 +54,7 @@ def test_run_returns_the_results_in_rank_order(capfd: pytest.CaptureFixture):
     assert not rank_pids()
 
 
+@pytest.mark.full
 def test_functions_need_not_join_a_job():
     assert ring.run(lambda: ring.init().size, 1) == [1]
     assert ring.run(os.getppid, 1) != [os.getpid()], "the parent process of a rank must be ringrun"
@@ -168,7 +169,14 @@ def work(world_size):
 """
 
 
-@pytest.mark.parametrize("how", ("file", "file without a guard", "standard input", "-c", "notebook"))
+@pytest.mark.parametrize(
+    "how",
+    (
+        "file",
+        "notebook",
+        *(pytest.param(how, marks=pytest.mark.full) for how in ("file without a guard", "standard input", "-c")),
+    ),
+)
 def test_functions_of_the_main_module_can_run(tmp_path: Path, how: str):
     """The module `__main__` of a notebook has no file, so the ranks cannot import functions from this module."""
     guard = "if __name__ == '__main__':\n    " if how == "file" else ""
@@ -205,7 +213,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("name", ("SIGINT", "SIGKILL"))
+@pytest.mark.parametrize("name", ("SIGINT", pytest.param("SIGKILL", marks=pytest.mark.full)))
 def test_an_interrupted_run_ends_its_ranks(tmp_path: Path, name: str):
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(entry for entry in sys.path if entry))
     # As in a notebook, only this process gets the signal. In a terminal its children would get the signal too.

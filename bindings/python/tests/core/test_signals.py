@@ -282,6 +282,12 @@ OVER_SHARED_MEMORY = (
 # The gate does not run these calls, because each waits in the same way as another call above.
 SIMILAR_TO_OTHERS = (
     "a small collective",  # see WITH_OWN_EXCEPTION
+    "a collective of objects",
+    "a handle that another thread waits for",
+    "a probe",
+    "a reduction in shared memory",
+    "a split",
+    "an exchange",
     "a barrier",
     "a gather",
     "a collective of a duplicate",
@@ -356,6 +362,7 @@ def test_a_handler_may_abort_the_job(ringrun: Launcher, tmp_path: Path):
     assert "there is no more time" in (tmp_path / "error").read_text()
 
 
+@pytest.mark.full
 def test_an_interrupted_wait_can_be_repeated(ringrun: Launcher, tmp_path: Path):
     calls = ("Handle.wait", "a probe", "a receive of an object")
     done = ringrun(2, HERE, "repeated_after_interrupt", tmp_path, *calls)
@@ -363,7 +370,7 @@ def test_an_interrupted_wait_can_be_repeated(ringrun: Launcher, tmp_path: Path):
         assert (tmp_path / what / "passed").exists(), (what, done)
 
 
-@pytest.mark.parametrize("name", ("SIGINT", "SIGTERM"))
+@pytest.mark.parametrize("name", ("SIGINT", pytest.param("SIGTERM", marks=pytest.mark.full)))
 def test_a_signal_to_ringrun_ends_all_ranks(ringrun: Launcher, tmp_path: Path, name: str):
     job = ringrun.start(3, HERE, "all_ranks_block", tmp_path)
     for rank in range(3):

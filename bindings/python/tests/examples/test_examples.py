@@ -67,6 +67,7 @@ def test_local_sgd(ringrun: Launcher, n: int) -> None:
     assert len(steps) == n and min(steps) >= 400 and max(steps) <= 800, done
 
 
+@pytest.mark.full
 def test_local_sgd_without_additional_steps_is_deterministic(ringrun: Launcher) -> None:
     first, second = (ringrun(3, EXAMPLES / "local_sgd.py", "--rounds", 5, "--ahead", 0) for _ in range(2))
     assert first.lines(0) == second.lines(0)

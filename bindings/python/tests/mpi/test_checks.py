@@ -7,7 +7,7 @@ import pytest
 from mpi_jobs import HERE, names_of_checks, results_of_checks
 
 MODULES = tuple(sorted(path.stem for path in HERE.glob("checks_*.py")))
-SIZES = (1, pytest.param(2, marks=pytest.mark.full), 3, pytest.param(4, marks=pytest.mark.full))
+SIZES = (*(pytest.param(n, marks=pytest.mark.full) for n in (1, 2)), 3, pytest.param(4, marks=pytest.mark.full))
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -87,9 +87,8 @@ class PartialState:
 """
 
 
-@pytest.mark.parametrize(
-    "imports", ["accelerate.state, ringtrain.torch", pytest.param("ringtrain.torch, accelerate.state", marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("imports", ["accelerate.state, ringtrain.torch", "ringtrain.torch, accelerate.state"])
+@pytest.mark.full
 def test_accelerate_accepts_the_backend_on_a_cpu(run_python_text: Callable, tmp_path: Path, imports: str) -> None:
     """Without ringtrain, accelerate 1.15 chooses "gloo" and refuses "ring". The package `accelerate` that this test writes
     chooses in the same way."""
