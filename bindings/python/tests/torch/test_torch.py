@@ -46,7 +46,8 @@ def test_data_parallel_and_sharded(launch: Launch, n: int) -> None:
     assert check_output(launch(n, "ddp.py")).count("checks passed") == n
 
 
-@pytest.mark.parametrize("n", [2, pytest.param(3, marks=FULL)])
+@FULL
+@pytest.mark.parametrize("n", [2, 3])
 def test_compression(launch: Launch, n: int) -> None:
     assert check_output(launch(n, "compression.py")).count("checks passed") == n
 
