@@ -20,10 +20,13 @@ except ImportError as _error:
 if not _torch.distributed.is_available():
     raise ImportError("ringtrain.torch needs torch.distributed, but the installed PyTorch was built without it")
 
+from ringtrain._horovod.job import is_initialized, join, local_rank, local_size, rank, shutdown, size
+from ringtrain._horovod.objects import allgather_object, broadcast_object
+from ringtrain._horovod.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ringtrain.torch import backend as _backend
 from ringtrain.torch import hooks
 from ringtrain.torch.compression import Compression, Compressor
-from ringtrain.torch.horovod import init, is_initialized, join, local_rank, local_size, rank, shutdown, size
+from ringtrain.torch.horovod import init
 from ringtrain.torch.operations import (
     Average,
     Handle,
@@ -59,8 +62,7 @@ from ringtrain.torch.operations import (
 )
 from ringtrain.torch.optimizer import DistributedOptimizer
 from ringtrain.torch.process_group import RingProcessGroup
-from ringtrain.torch.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from ringtrain.torch.state import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from ringtrain.torch.state import broadcast_optimizer_state, broadcast_parameters
 
 _backend.register()
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ringtrain import _core
+from ringtrain._horovod import job
 from ringtrain.torch import accelerate, rendezvous
 from ringtrain.torch.process_group import RingProcessGroup
 
@@ -29,7 +30,7 @@ def create(options: Any, _backend_options: Any = None) -> RingProcessGroup:
     is_world = not options.global_ranks_in_group
     started_by_ringrun = rendezvous.is_started_by_ringrun(rank, size) if is_world else _world_is_started_by_ringrun()
     if is_world and started_by_ringrun:
-        group = rendezvous.join_job_of_launcher(timeout)
+        group = job.join_job_of_launcher(timeout)
     else:
         group = rendezvous.join_through_store(options.store, rendezvous.Membership(rank, size, timeout, started_by_ringrun))
     return RingProcessGroup(group, options.global_ranks_in_group, started_by_ringrun)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import torch
 
 from ringtrain import _core, _shutdown
+from ringtrain._horovod import registry
 from ringtrain.torch import bucket_memory, cuda, tensors
 from ringtrain.torch.bucket_memory import CodecBucket, CompressedBucket
 from ringtrain.torch.compression import WIRE_TYPES, Compressor
@@ -23,15 +22,6 @@ from ringtrain.torch.power_sgd import PowerSgdBucket, PowerSgdSettings
 BYTES = 4 << 20
 
 Parameter = torch.nn.Parameter
-
-# The reducers of this process. A weak set would not keep their order.
-_reducers: weakref.WeakValueDictionary[int, GradientReducer] = weakref.WeakValueDictionary()
-_reducer_numbers = itertools.count()
-
-
-def open_reducers() -> list[GradientReducer]:
-    """Returns the reducers of this process whose groups are open, in the order of their creation."""
-    return [reducer for _, reducer in sorted(_reducers.items()) if not reducer.is_closed()]
 
 
 @dataclass(frozen=True)
@@ -75,7 +65,7 @@ class GradientReducer:
         self._begun = 0
         # The number of reductions of all buckets.
         self._steps = 0
-        _reducers[next(_reducer_numbers)] = self
+        registry.register_reducer(self)
         for p in parameters:
             p.register_post_accumulate_grad_hook(self._take_gradient)
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from ringtrain import _core
+from ringtrain._horovod.process_sets import ProcessSet, global_process_set
 from ringtrain.torch import gathering, tensors
 from ringtrain.torch.compression import WIRE_TYPES, Compression, Compressor, find_compression
-from ringtrain.torch.process_sets import ProcessSet, global_process_set
 
 Tensor = torch.Tensor
 

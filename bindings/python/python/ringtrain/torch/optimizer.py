@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from ringtrain._horovod.process_sets import ProcessSet, global_process_set
 from ringtrain.torch import buckets, operations
 from ringtrain.torch.compression import Compression, Compressor, find_compression
-from ringtrain.torch.process_sets import ProcessSet, global_process_set
 
 Parameter = torch.nn.Parameter
 

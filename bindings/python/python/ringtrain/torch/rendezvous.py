@@ -39,15 +39,6 @@ def is_started_by_ringrun(rank: int, size: int) -> bool:
     return (os.environ.get("RING_RANK"), os.environ.get("RING_WORLD_SIZE")) == (str(rank), str(size))
 
 
-def join_job_of_launcher(timeout: float) -> _core.Group:
-    """Returns a new group of all ranks of the job for which ringrun or another launcher started this process. The operations of
-    this group are independent of those of `ringtrain.world()`."""
-    world = _world.current_world() if _world.is_joined() else _world.join_world()
-    group = world.core.duplicate()
-    group.timeout = timeout
-    return group
-
-
 def join_through_store(store: Any, member: Membership) -> _core.Group:
     """Forms a new job of the ranks of a process group, and returns the group of all ranks of this job. The ranks find
     each other through torch's store: group rank 0 runs a rendezvous server and writes the server's address to the

@@ -1,35 +1,15 @@
-"""Horovod's functions that send objects, parameters and optimizer states from one rank to all ranks."""
+"""Horovod's functions that send parameters and optimizer states from one rank to all ranks."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from ringtrain.torch import gathering, operations, tensors
-from ringtrain.torch.process_sets import ProcessSet, global_process_set, world
-
-
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """Returns the root's object on every rank. Objects are sent as pickles. Only processes that know the job's secret
-    can join the job and send pickles.
-    """
-    members = process_set.members()
-    is_root = members.rank_in_group(root_rank) == members.group.rank
-    # Only the root contributes bytes to this all-gather.
-    data = pickle.dumps(obj) if is_root else b""
-    gathered = members.named.all_gather_bytes(members.tensor_name("broadcast_object", name), data).wait()
-    return obj if is_root else pickle.loads(gathered)
-
-
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Returns every rank's object, in rank order."""
-    members = process_set.members()
-    data = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
-    handle = gathering.gather_parts(members, members.tensor_name("allgather_object", name), "", data)
-    return [pickle.loads(part.numpy().tobytes()) for _, part in gathering.split_parts(handle.wait())]
+from ringtrain._horovod.objects import broadcast_object
+from ringtrain._horovod.process_sets import ProcessSet, global_process_set, world
+from ringtrain.torch import operations, tensors
 
 
 def broadcast_parameters(

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringtrain.torch as hvd
 from ringtrain import _core as core
-from ringtrain.torch import process_sets
+from ringtrain._horovod import process_sets
 
 
 def print_line(text: str) -> None:

@@ -106,7 +106,7 @@ class ProcessSet:
         if self._members is not None:
             return self._members
         if self is global_process_set:
-            raise _core.Error("ringtrain.torch has not been initialised; call init() first")
+            raise _core.Error("ringtrain has not been initialised for Horovod's functions; call init() first")
         if self.process_set_id is None:
             raise _core.InvalidArgument(f"{self} has not been added; pass it to init(process_sets=[...]) or add_process_set")
         raise _core.InvalidArgument(f"rank {world().rank} is not part of {self}; only its ranks may call its operations")
