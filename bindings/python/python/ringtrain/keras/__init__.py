@@ -1,0 +1,110 @@
+"""Horovod's interface for Keras 3, on its back ends JAX, PyTorch and TensorFlow: `import ringtrain.keras as hvd`.
+
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3 * hvd.size()))
+    model.compile(optimizer=optimizer, loss="sparse_categorical_crossentropy")
+    x, y = hvd.shard((x, y))
+    model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()])
+
+Set the back end with KERAS_BACKEND, as usual. `docs/keras.md` has a table of the functions.
+"""
+
+try:
+    import keras as _keras
+except ImportError as _error:
+    raise ImportError(
+        "ringtrain.keras needs Keras 3, and JAX, PyTorch or TensorFlow as its back end; importing Keras failed with: "
+        f"{_error}; to install it: pip install keras jax"
+    ) from _error
+
+if int(_keras.__version__.split(".")[0]) < 3:
+    raise ImportError(f"ringtrain.keras needs Keras 3, and not {_keras.__version__}: pip install --upgrade keras")
+if _keras.backend.backend() not in ("jax", "torch", "tensorflow"):
+    raise ImportError(
+        f'ringtrain.keras works with the back ends "jax", "torch" and "tensorflow", and not with "{_keras.backend.backend()}"; '
+        "set KERAS_BACKEND"
+    )
+
+from ringtrain._horovod.builds import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+    start_timeline,
+    stop_timeline,
+)
+from ringtrain._horovod.compression import Compression, Compressor
+from ringtrain._horovod.job import init, is_initialized, join, local_rank, local_size, rank, shutdown, size
+from ringtrain._horovod.objects import allgather_object, broadcast_object
+from ringtrain._horovod.operations import Average, Max, Min, Product, Sum
+from ringtrain._horovod.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from ringtrain.keras import callbacks
+from ringtrain.keras.data import shard
+from ringtrain.keras.optimizer import DistributedOptimizer, load_model
+from ringtrain.keras.values import (
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    broadcast_variables,
+    reducescatter,
+)
+
+__all__ = [
+    "Average",
+    "Compression",
+    "Compressor",
+    "DistributedOptimizer",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_variables",
+    "callbacks",
+    "ccl_built",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_initialized",
+    "join",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shard",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Raises NotImplementedError for the parts of Horovod that do not exist here."""
+    if name in ("elastic", "Adasum"):
+        raise NotImplementedError(f"ringtrain.keras.{name} is not implemented")
+    raise AttributeError(f"module 'ringtrain.keras' has no attribute {name!r}")
