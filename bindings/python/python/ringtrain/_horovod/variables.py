@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,12 @@ class ArraySpec:
         """The number of bytes of the elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def kind(self) -> str:
+        """What must be the same on all ranks. Keras numbers layers without names, so the numbers depend on how many models a rank
+        has made before."""
+        return f"{re.sub(r'_[0-9]+(?=/|$)', '', self.name)} {self.dtype} {self.shape}"
+
     def __str__(self) -> str:
         return f"{self.name} ({self.dtype}, shape {self.shape})"
 
@@ -37,14 +44,15 @@ class ArraySpec:
 def require_same_everywhere(members: Members, what: str, specs: Sequence[ArraySpec]) -> None:
     """Raises `ringtrain.InvalidArgument` on all ranks if the lists differ between ranks. The error names the first array that
     differs, and a rank that has another one than the first rank. `what` is the plural of what the arrays are."""
-    mine = [str(spec) for spec in specs]
+    mine = [(spec.kind, str(spec)) for spec in specs]
     gathered = [pickle.loads(data) for data in members.group.all_gather_bytes(pickle.dumps(mine))]
     for rank, other in zip(members.ranks, gathered, strict=True):
-        for position, (first, second) in enumerate(itertools.zip_longest(gathered[0], other)):
-            if first != second:
+        pairs = itertools.zip_longest(gathered[0], other, fillvalue=("", "missing"))
+        for position, ((first_kind, first), (second_kind, second)) in enumerate(pairs):
+            if first_kind != second_kind:
                 raise _core.InvalidArgument(
-                    f"the ranks have different {what}: number {position} is {first or 'missing'} on rank {members.ranks[0]} and "
-                    f"{second or 'missing'} on rank {rank}; build the same model on all ranks"
+                    f"the ranks have different {what}: number {position} is {first} on rank {members.ranks[0]} and {second} on "
+                    f"rank {rank}; build the same model on all ranks"
                 )
 
 

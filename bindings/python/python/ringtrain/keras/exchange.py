@@ -48,7 +48,7 @@ class GradientExchange:
         if self.is_active():
             gradients = _reduce_on_backend(self, gradients, variables)
         if self.settings.factor != 1.0:
-            gradients = [None if g is None else g * self.settings.factor for g in gradients]
+            gradients = [_scaled(gradient, self.settings.factor) for gradient in gradients]
         return list(gradients)
 
     def reducer_for(self, variables: Sequence[Variable], dtypes: Sequence[Any]) -> ArrayReducer:
@@ -58,7 +58,7 @@ class GradientExchange:
             ArraySpec(getattr(v, "path", v.name), tuple(v.shape), np.dtype(dtype))
             for v, dtype in zip(variables, dtypes, strict=True)
         )
-        if specs not in self._reducers:
+        if specs not in self._reducers or self._reducers[specs].is_closed():
             self._reducers[specs] = ArrayReducer(self.settings.process_set.members(), specs, self.settings.reducer)
         return self._reducers[specs]
 
@@ -89,6 +89,14 @@ def _reduce_on_backend(
     else:
         from ringtrain.keras.exchange_tensorflow import reduce_gradients
     return reduce_gradients(exchange, gradients, variables)
+
+
+def _scaled(gradient: Gradient, factor: float) -> Gradient:
+    if gradient is None:
+        return None
+    if hasattr(gradient, "dense_shape"):  # tf.IndexedSlices
+        return type(gradient)(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
 
 
 def numpy_type(dtype: str) -> np.dtype[Any]:

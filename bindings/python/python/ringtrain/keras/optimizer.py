@@ -169,20 +169,14 @@ class _DistributedPlain(_DistributedMixin):
         is_update_step = (self._iterations + 1) % self.gradient_accumulation_steps == 0
         return jax.lax.cond(is_update_step, lambda: self.ring_exchange.reduce(grads, variables), lambda: grads)
 
-    @property
-    def loss_scale_factor(self) -> float | None:
-        """The factor by which the loss is multiplied."""
-        return self.__dict__.get("loss_scale_factor")
-
-    @loss_scale_factor.setter
-    def loss_scale_factor(self, factor: float | None) -> None:
-        # The constructor of LossScaleOptimizer sets the factor of its inner optimizer to None.
-        if factor is None:
+    def __setattr__(self, name: str, value: Any) -> None:
+        # The constructor of LossScaleOptimizer sets this attribute of its inner optimizer to None.
+        if name == "loss_scale_factor" and value is None:
             raise ValueError(
                 "a LossScaleOptimizer around a DistributedOptimizer would let each rank skip other steps; use "
                 "DistributedOptimizer(LossScaleOptimizer(optimizer)), or set the policy of Keras before you make the optimizer"
             )
-        self.__dict__["loss_scale_factor"] = factor
+        super().__setattr__(name, value)
 
 
 class _DistributedLossScale(_DistributedMixin):

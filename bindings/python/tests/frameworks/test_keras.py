@@ -1,0 +1,120 @@
+"""Tests of `ringtrain.keras` and `ringtrain.tensorflow` in several processes. The checks are in `programs/`."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ranks import FinishedProgram
+
+Launch = Callable[..., FinishedProgram]
+FULL = pytest.mark.full
+pytestmark = pytest.mark.timeout(260)
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+JAX = pytest.param("jax", marks=pytest.mark.needs("keras", "jax"))
+TORCH = pytest.param("torch", marks=pytest.mark.needs("keras", "torch"))
+TENSORFLOW = pytest.param("tensorflow", marks=pytest.mark.needs("keras", "tensorflow"))
+BACKENDS = pytest.mark.parametrize("backend", [JAX, TORCH, TENSORFLOW])
+
+
+@pytest.mark.needs("keras", "jax")
+def test_keras_with_jax(launch: Launch) -> None:
+    """Trains, saves and loads a model, and passes bad input."""
+    done = launch(2, "keras_checks.py", "saved_model,bad_input,shards,values")
+    assert done.stdout.count("4 checks passed") == 2, done
+
+
+@FULL
+@BACKENDS
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_keras(launch: Launch, n: int, backend: str) -> None:
+    assert launch(n, "keras_checks.py", backend=backend).stdout.count("10 checks passed") == n
+
+
+@FULL
+@pytest.mark.needs("keras", "tensorflow")
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_tensorflow(launch: Launch, n: int) -> None:
+    assert launch(n, "tensorflow_checks.py", backend="tensorflow").stdout.count("4 checks passed") == n
+
+
+@FULL
+@BACKENDS
+def test_a_killed_rank_is_named_within_two_seconds(launch: Launch, backend: str) -> None:
+    done = launch(3, "keras_failures.py", "kill", backend=backend, code=137, flags=["--grace", "100"])
+    killed = float(re.search(r"killed at (\d+\.\d+)", done.stdout)[1])
+    raised = re.findall(r"rank (\d) raised at (\d+\.\d+): .*rank 2", done.stdout)
+    assert {rank for rank, _ in raised} == {"0", "1"}, done
+    assert all(float(when) - killed < 2 for _, when in raised), done
+
+
+@FULL
+@BACKENDS
+def test_an_exception_in_a_callback_reaches_all_ranks(launch: Launch, backend: str) -> None:
+    done = launch(2, "keras_failures.py", "callback", backend=backend, code=1, flags=["--grace", "100"])
+    assert re.search(r"rank 0 raised at .*rank 1 .*KeyError: 'a broken callback'", done.stdout), done
+
+
+@FULL
+@BACKENDS
+def test_a_forked_child_gets_an_error(launch: Launch, backend: str) -> None:
+    done = launch(2, "keras_failures.py", "fork", backend=backend)
+    assert done.stdout.count("the child raised Forked") == 2, done
+
+
+@FULL
+@BACKENDS
+def test_ctrl_c_ends_all_ranks(ringrun: object, backend: str) -> None:
+    import time
+
+    from conftest import PROGRAMS
+
+    env = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+    running = ringrun.start(2, PROGRAMS / "keras_failures.py", "interrupt", env=env, timeout=200)
+    ready = 0
+    for line in running.process.stdout:
+        ready += b"ready" in line
+        if ready == 2:
+            break
+    start = time.monotonic()
+    running.signal(2)
+    done = running.finish()
+    assert done.code == 130 and time.monotonic() - start < 10, done
+
+
+@pytest.mark.parametrize(
+    ("module", "stub", "message"),
+    [
+        ("keras", "raise ImportError('no keras')", "ringtrain.keras needs Keras 3"),
+        ("keras", "__version__ = '2.15.0'", "ringtrain.keras needs Keras 3, and not 2.15.0"),
+        ("tensorflow", "raise ImportError('no tensorflow')", "ringtrain.tensorflow needs TensorFlow 2.16 or later"),
+        ("tensorflow", "__version__ = '2.15.1'", "ringtrain.tensorflow needs TensorFlow 2.16 or later, and not 2.15.1"),
+    ],
+)
+def test_a_missing_or_old_framework(tmp_path: Path, module: str, stub: str, message: str) -> None:
+    (tmp_path / f"{module}.py").write_text(stub)
+    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, *{sys.path!r}]; import ringtrain.{module}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and f"ImportError: {message}" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("framework", ["keras", "tensorflow"])
+def test_every_exported_name_is_in_the_table(framework: str) -> None:
+    """Compares the names that a page lists with the names that the package exports, without importing the framework."""
+    package = Path(__file__).resolve().parents[2] / "python" / "ringtrain" / framework / "__init__.py"
+    text = package.read_text()
+    exported = set(re.findall(r'^    "(\w+)",$', text.split("__all__ = [")[1].split("\n]")[0], re.MULTILINE))
+    table = [line for line in (DOCS / f"{framework}.md").read_text().splitlines() if line.startswith("| `")]
+    listed = {name for line in table for name in re.findall(r"`(\w+)", line.split("|")[1])}
+    assert len(exported) > 30 and exported <= listed, exported - listed
+    supported = {
+        name for line in table if "NotImplementedError" not in line for name in re.findall(r"`(\w+)", line.split("|")[1])
+    }
+    unknown = {name for name in supported - exported if not name.startswith(("Broadcast", "Metric", "LearningRate", "BestModel"))}
+    assert not unknown, unknown
