@@ -68,6 +68,7 @@ fn start_two_ranks(transport: LocalTransport) -> (Group, JoinHandle<()>) {
     let (job_id, start_timeout) = ([0; 16], options.start_timeout);
     let server_options = ServerOptions {
         host: std::net::Ipv4Addr::LOCALHOST.into(),
+        ports: None,
         world,
         secret,
         job_id,

@@ -117,7 +117,11 @@ fn check_plan(mut plan: LaunchPlan) -> (LaunchPlan, Vec<String>) {
     let names: Vec<String> = hosts.into_iter().map(|(_, name)| name).collect();
     plan.world = WorldSize::new(names.len() as u32).unwrap_or(WorldSize::ONE);
     plan.output_format = OutputFormat::Raw;
-    plan.arguments = names.iter().map(OsString::from).collect();
+    plan.programs.truncate(1);
+    for program in &mut plan.programs {
+        program.ranks = plan.world.get();
+        program.arguments = names.iter().map(OsString::from).collect();
+    }
     (plan, names)
 }
 

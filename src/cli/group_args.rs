@@ -16,7 +16,8 @@ use crate::group::{
     START_TIMEOUT, Streams,
 };
 use crate::rendezvous::{
-    LaunchEnvironment, PeersFile, SECRET_VARIABLE, StartError, from_environment, secret_from_environment,
+    LaunchEnvironment, PeersFile, SECRET_VARIABLE, StartError, from_environment, ports_from_environment,
+    secret_from_environment,
 };
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, PacingRate};
 use crate::types::Rank;
@@ -181,6 +182,7 @@ impl GroupArgs {
         let launcher_timeout = method.start_timeout();
         let options = JoinOptions {
             method,
+            ports: ports_from_environment().map_err(StartError::from)?,
             secret: self.find_secret()?,
             start_timeout: self.start_timeout.or(launcher_timeout).unwrap_or(START_TIMEOUT),
             operation_timeout: self.timeout,
@@ -286,7 +288,9 @@ impl JoinError {
                 | StartError::Recording { .. }
                 | StartError::CannotListen { .. } => Exit::Configuration,
                 StartError::Failed(cause) => exit_code_of_cause(cause),
-                StartError::PortInUse { .. } | StartError::RendezvousPortInUse { .. } => Exit::PortInUse,
+                StartError::PortInUse { .. }
+                | StartError::PortsInUse { .. }
+                | StartError::RendezvousPortInUse { .. } => Exit::PortInUse,
                 StartError::PeerLost { .. } | StartError::RendezvousLost { .. } => Exit::PeerLost,
                 StartError::Handshake { .. } if error.is_configuration_error() => Exit::Configuration,
                 _ => Exit::Start,

@@ -1,16 +1,23 @@
 //! Parses the arguments of ringrun. The module `other_launchers` first translates the options of other launchers.
 //! clap then checks each option, and this module checks that the options fit together and makes a [`LaunchPlan`].
 
+mod firewall;
 mod help;
 mod host_list;
 mod hosts;
 mod other_launchers;
+mod ports;
+mod programs;
 mod rank_count;
+#[cfg(test)]
+mod tests;
 mod top;
 mod values;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
+use std::io::{self, Write as _};
 use std::iter;
+use std::mem;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -18,19 +25,20 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser, ValueHint};
 
+use self::firewall::firewall_rules;
 use self::hosts::{HostOptions, JobHosts, place_ranks};
+use self::ports::check_port_count;
+use self::programs::{ProgramArgs, into_rank_programs, refuse_job_options, total_ranks};
 use self::rank_count::RankCount;
-use self::values::{
-    parse_binding, parse_environment_variable, parse_mpi4py, parse_positive_seconds, parse_seconds,
-    parse_stdin_reader,
-};
+use self::values::{parse_binding, parse_mpi4py, parse_positive_seconds, parse_seconds, parse_stdin_reader};
 use super::print_error::print_error;
 use super::version::LONG_VERSION;
 use crate::exit::Exit;
 use crate::launch::{
     self, AGENT_OPTION, FailurePolicy, InterfaceFilter, LaunchLimits, LaunchPlan, Mpi4py, OutputFormat,
-    RankShare, SshOptions, StdinReader, Verbosity,
+    RankProgram, RankShare, SshOptions, StdinReader, Verbosity,
 };
+use crate::rendezvous::PortRange;
 use crate::types::{Rank, WorldSize};
 
 /// Runs COMMAND as N ranks of one job, on this machine or on several hosts.
@@ -48,7 +56,6 @@ struct RunArgs {
         value_name = "N",
         allow_negative_numbers = true
     )]
-    #[arg(required_unless_present_any = ["ranks_per_host", "hosts", "hostfile"])]
     ranks: Option<RankCount>,
 
     /// The number of ranks to start, from an option of another launcher such as `--nproc-per-node`.
@@ -86,6 +93,15 @@ struct RunArgs {
     /// commas. ^ excludes an entry: ^docker*. Without this option, the routes between the hosts decide.
     #[arg(long, value_name = "LIST")]
     interface: Option<InterfaceFilter>,
+
+    /// The ports on which the ranks and ringrun listen: one port, or a range such as 7000-7010, which applies to each host. Each
+    /// rank needs one port, and ringrun needs one port of its host. Without this option, the operating system chooses the ports.
+    #[arg(long, value_name = "PORT[-PORT]")]
+    port: Option<PortRange>,
+
+    /// Print the rules that the firewalls of the hosts need for the job, as commands of nft and ufw, and exit.
+    #[arg(long)]
+    print_firewall: bool,
 
     /// The processors on which each rank may run. core: the rank's share of the processors. numa: all processors of
     /// the NUMA nodes that contain this share. none: all processors.
@@ -169,8 +185,8 @@ struct RunArgs {
     #[arg(short, long, overrides_with = "verbose")]
     quiet: bool,
 
-    /// The program and its arguments.
-    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
+    /// The program and its arguments. A : separates several programs, each with its own -n, -x and --wdir.
+    #[arg(value_name = "COMMAND", required_unless_present = "print_firewall", trailing_var_arg = true)]
     #[arg(value_hint = ValueHint::CommandWithArguments)]
     command: Vec<OsString>,
 }
@@ -193,8 +209,17 @@ pub fn run_ringrun(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     if arguments.first().is_some_and(|first| first == "doctor") {
         return super::doctor::run_doctor(&arguments[1..], parse_launch_plan);
     }
-    let plan = match parse_launch_plan(arguments) {
-        Ok(plan) => plan,
+    let planned = parse_arguments(arguments).and_then(|parsed| {
+        let planned = if parsed.job.print_firewall {
+            print_firewall(&parsed.job).map(|()| None)
+        } else {
+            into_plan(parsed).map(Some)
+        };
+        planned.map_err(error_without_usage)
+    });
+    let plan = match planned {
+        Ok(Some(plan)) => plan,
+        Ok(None) => return Exit::Success.into(),
         Err(error) => {
             // A closed pipe, as in `ringrun --help | head`, is not an error.
             let _ = error.print();
@@ -215,27 +240,88 @@ pub fn run_ringrun(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Checks the arguments of a built-in program before any rank starts, so that ringrun prints an error or the `--help`
+/// Checks the arguments of built-in programs before any rank starts, so that ringrun prints an error or the `--help`
 /// text only once.
 fn check_builtin_arguments(plan: &LaunchPlan) -> Result<(), ExitCode> {
-    let arguments = iter::once(&plan.program).chain(&plan.arguments).cloned();
-    match plan.program.to_str() {
-        Some("ringtrain") => super::train::check_arguments(arguments),
-        Some("ringbench") => super::bench::check_arguments(arguments, plan.world),
-        _ => Ok(()),
-    }
+    plan.programs.iter().try_for_each(|RankProgram { program, arguments, .. }| {
+        let arguments = iter::once(program).chain(arguments).cloned();
+        match program.to_str() {
+            Some("ringtrain") => super::train::check_arguments(arguments),
+            Some("ringbench") => super::bench::check_arguments(arguments, plan.world),
+            _ => Ok(()),
+        }
+    })
 }
 
 fn parse_launch_plan(arguments: Vec<OsString>) -> Result<LaunchPlan, clap::Error> {
+    into_plan(parse_arguments(arguments)?).map_err(error_without_usage)
+}
+
+/// The checked options of a command line.
+struct ParsedArguments {
+    job: RunArgs,
+    given: GivenOptions,
+    /// The options of each program, also of the first.
+    programs: Vec<ProgramArgs>,
+}
+
+/// Checks each option. The options of the job stand before the first program.
+fn parse_arguments(arguments: Vec<OsString>) -> Result<ParsedArguments, clap::Error> {
     let mut command = RunArgs::command();
-    let mut arguments = other_launchers::translate_options_of_other_launchers(&command, arguments)
-        .map_err(error_without_usage)?;
-    arguments.insert(0, "ringrun".into());
-    let matches = command.try_get_matches_from_mut(arguments)?;
+    let parse_part = |command: &mut clap::Command, part| {
+        let (mut translated, next) = other_launchers::translate_options_of_other_launchers(command, part)
+            .map_err(error_without_usage)?;
+        translated.insert(0, "ringrun".into());
+        Ok::<_, clap::Error>((command.try_get_matches_from_mut(translated)?, next))
+    };
+    let (matches, mut next) = parse_part(&mut command, arguments)?;
     let is_given = |option| matches.value_source(option) == Some(clap::parser::ValueSource::CommandLine);
     let given = GivenOptions { start_timeout: is_given("start_timeout"), stdin: is_given("stdin") };
-    let args = RunArgs::from_arg_matches(&matches)?;
-    into_plan(args, given).map_err(error_without_usage)
+    let mut job = RunArgs::from_arg_matches(&matches)?;
+    let mut programs = vec![job.take_program()];
+    while let Some(part) = next {
+        let (matches, after) = parse_part(&mut command, part)?;
+        refuse_job_options(&command, &matches).map_err(error_without_usage)?;
+        programs.push(RunArgs::from_arg_matches(&matches)?.take_program());
+        next = after;
+    }
+    job.ranks = total_ranks(&programs).map_err(error_without_usage)?;
+    Ok(ParsedArguments { job, given, programs })
+}
+
+/// Prints the rules that the firewalls need.
+fn print_firewall(args: &RunArgs) -> Result<(), String> {
+    let hosts = args.place_ranks()?;
+    let rules = firewall_rules(&hosts, args.port, args.ssh_port);
+    // A closed pipe is not an error.
+    let _ = io::stdout().write_all(rules.as_bytes());
+    Ok(())
+}
+
+impl RunArgs {
+    /// Removes and returns what belongs to the program.
+    fn take_program(&mut self) -> ProgramArgs {
+        ProgramArgs {
+            ranks: self.ranks.take(),
+            variables: mem::take(&mut self.variables),
+            directory: self.wdir.take(),
+            command: mem::take(&mut self.command),
+        }
+    }
+
+    /// Places the ranks on the hosts, and checks that each host has enough ports.
+    fn place_ranks(&self) -> Result<JobHosts, String> {
+        let hosts = place_ranks(&HostOptions {
+            ranks: self.ranks,
+            ranks_per_host: self.ranks_per_host,
+            hosts: &self.hosts,
+            hostfile: self.hostfile.as_deref(),
+        })?;
+        if let Some(ports) = self.port {
+            check_port_count(ports, &hosts)?;
+        }
+        Ok(hosts)
+    }
 }
 
 /// Returns an error that prints only `text`, without the usage lines that clap adds.
@@ -251,13 +337,9 @@ struct GivenOptions {
 }
 
 /// Checks that the options can be used together, and converts them to a plan.
-fn into_plan(args: RunArgs, given: GivenOptions) -> Result<LaunchPlan, String> {
-    let JobHosts { world, share, remote_hosts } = place_ranks(&HostOptions {
-        ranks: args.ranks,
-        ranks_per_host: args.ranks_per_host,
-        hosts: &args.hosts,
-        hostfile: args.hostfile.as_deref(),
-    })?;
+fn into_plan(parsed: ParsedArguments) -> Result<LaunchPlan, String> {
+    let ParsedArguments { job: args, given, programs } = parsed;
+    let JobHosts { world, share, remote_hosts } = args.place_ranks()?;
     let mut start_timeout = args.start_timeout;
     if let Some(job_timeout) = args.job_timeout
         && job_timeout < start_timeout
@@ -269,12 +351,10 @@ fn into_plan(args: RunArgs, given: GivenOptions) -> Result<LaunchPlan, String> {
         }
         start_timeout = job_timeout;
     }
-    let variables = args.variables.into_iter().map(parse_environment_variable).collect::<Result<_, _>>()?;
-    let mut command = args.command.into_iter();
-    let program = command.next().ok_or("there is no COMMAND to run")?;
+    let programs = into_rank_programs(programs, world)?;
     let failure_policy = if args.tolerate_failures { FailurePolicy::Tolerate } else { FailurePolicy::EndJob };
     if failure_policy == FailurePolicy::Tolerate {
-        check_tolerate_failures(world, &program)?;
+        check_tolerate_failures(world, &programs)?;
     }
     if args.interface.is_some() && remote_hosts.is_empty() {
         return Err("--interface: all ranks run on this host, so they use no network; leave the option out"
@@ -282,6 +362,7 @@ fn into_plan(args: RunArgs, given: GivenOptions) -> Result<LaunchPlan, String> {
     }
     Ok(LaunchPlan {
         interfaces: args.interface,
+        ports: args.port,
         world,
         share,
         remote_hosts,
@@ -296,12 +377,9 @@ fn into_plan(args: RunArgs, given: GivenOptions) -> Result<LaunchPlan, String> {
                 .collect(),
             remote_prefix: args.remote_prefix,
         },
-        program,
-        arguments: command.collect(),
-        variables,
+        programs,
         mpi4py: args.mpi4py.unwrap_or(Mpi4py::Refused),
         stdin_reader: choose_stdin_reader(args.stdin, given.stdin, share)?,
-        directory: args.wdir,
         output_format: if args.no_tag_output { OutputFormat::Raw } else { OutputFormat::Tagged },
         output_dir: args.output_dir,
         limits: LaunchLimits {
@@ -333,163 +411,17 @@ fn choose_stdin_reader(reader: StdinReader, is_given: bool, share: RankShare) ->
 }
 
 /// Refuses `--tolerate-failures` for jobs that cannot continue after a rank has failed.
-fn check_tolerate_failures(world: WorldSize, program: &OsStr) -> Result<(), String> {
+fn check_tolerate_failures(world: WorldSize, programs: &[RankProgram]) -> Result<(), String> {
     if world == WorldSize::ONE {
         return Err(
             "--tolerate-failures needs at least 2 ranks: no rank could continue after a failure".to_owned()
         );
     }
-    if program == "ringbench" {
+    if programs.iter().any(|program| program.program == "ringbench") {
         return Err(
             "--tolerate-failures: ringbench cannot continue after a rank is lost; leave this option out"
                 .to_owned(),
         );
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse_line(line: &str) -> Result<LaunchPlan, String> {
-        parse_launch_plan(line.split_whitespace().map(OsString::from).collect())
-            .map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn options_of_ringrun_end_where_the_command_begins() {
-        for (line, ranks, command) in [
-            ("-n 4 prog", 4, "prog"),
-            ("-np 4 prog -np 3", 4, "prog -np 3"),
-            ("-x A=1 -np 2 prog -n 7 --verbose", 2, "prog -n 7 --verbose"),
-            ("--output-dir=-np -np 2 prog -np", 2, "prog -np"),
-            ("--np 3 -- prog -- -n", 3, "prog -- -n"),
-            ("--num-proc=3 --wdir / -- -np", 3, "-np"),
-            ("-n4 -v prog --help", 4, "prog --help"),
-            ("-np=2 prog", 2, "prog"),
-            ("-np 4 -ppn 4 prog", 4, "prog"),
-            ("--nproc-per-node 3 --nnodes 1 prog", 3, "prog"),
-            ("-H localhost:3 prog", 3, "prog"),
-            ("-H a:2,n[1-2] --ssh-options -v -ssh-port 22 prog", 4, "prog"),
-            ("-n 2 -- prog : -n 1 b", 2, "prog : -n 1 b"),
-            ("-q -n 2 --bind-to core:overload-allowed prog", 2, "prog"),
-        ] {
-            let plan = parse_line(line).unwrap_or_else(|error| panic!("{line}: {error}"));
-            let words: Vec<_> = [&plan.program]
-                .into_iter()
-                .chain(&plan.arguments)
-                .map(|word| word.to_str().unwrap())
-                .collect();
-            assert_eq!((plan.world.get(), words.join(" ").as_str()), (ranks, command), "{line}");
-        }
-    }
-
-    #[test]
-    fn invalid_arguments_are_rejected() {
-        for (line, part) in [
-            ("", "required"),
-            ("-n 2", "COMMAND"),
-            ("prog", "--np"),
-            ("-n 0 prog", "at least 1"),
-            ("-n -1 prog", "at least 1"),
-            ("-n 99999999999999999999 prog", "neither a number nor auto"),
-            ("-n 5000 prog", "at most 1024"),
-            ("-n 2 -n 3 prog", "multiple times"),
-            ("-np 2 --grace 1 --grace 2 prog", "multiple times"),
-            ("-n x prog", "neither a number nor auto"),
-            ("-n 2 --bogus prog", "--bogus"),
-            ("-n 2 -np", "value"),
-            ("-n 2 --grace -1 prog", "unexpected argument"),
-            ("-n 2 --grace=-1 prog", "between"),
-            ("-n 2 --grace NaN prog", "between"),
-            ("-n 2 --kill-after inf prog", "between"),
-            ("-n 2 --job-timeout 0 prog", "more than 0"),
-            ("-n 2 --start-timeout 0.0001 prog", "at least 0.001"),
-            ("-n 2 --start-timeout 10 --job-timeout 5 prog", "shorter"),
-            ("-n 1 --tolerate-failures prog", "at least 2 ranks"),
-            ("-n 2 --tolerate-failures ringbench", "ringbench cannot continue"),
-            ("-n 2 -x =1 prog", "needs a name"),
-            ("-n 4 -ppn 2 prog", "several hosts"),
-            ("-n 2 -H node7 prog", "more than the 1 slot(s) of node7"),
-            ("-H node7 --stdin 0 prog", "rank 0 runs on another host"),
-            ("-n 2 --interface eth0 prog", "they use no network"),
-            ("-H node7 --interface 10.0.0.0/99 prog", "0 to 32 bits"),
-            ("-H node7 --ssh-port 0 prog", "0 is not in 1..=65535"),
-            ("-hostfile /no/such -n 2 prog", "/no/such: it cannot be read"),
-            ("-n gpu prog", "does not count GPUs"),
-            ("-n 2 --bind-to hwthread prog", "--bind-to hwthread: use --bind-to core, which"),
-            ("-n 2 --bind-to board prog", "--bind-to board: use --bind-to none, because"),
-            ("-n 2 --bind-to user:0,1 prog", "--bind-to user:0,1: start ringrun under `taskset -c LIST`"),
-            ("-n 2 --bind-to roof prog", "--bind-to roof: ringrun binds ranks to core, numa or none"),
-            ("-n 1 a : -n 1 b", "one command for all ranks"),
-            ("-n 2 -x RING_TIMELINE=t -x RING_SECRET=hush prog", "-x RING_SECRET: only ringrun sets"),
-            ("-n 2 --stdin all prog", "only rank 0 can read it"),
-            ("-n 2 -stdin 1 prog", "only rank 0 can read it"),
-        ] {
-            let error = parse_line(line).expect_err(line);
-            assert!(error.contains(part), "{line}: {error}");
-            assert!(!error.contains("hush"), "{error}");
-        }
-    }
-
-    #[test]
-    fn auto_is_one_rank_for_each_processor() {
-        let processors = std::thread::available_parallelism().unwrap().get();
-        for line in ["-n auto prog", "--nproc_per_node=cpu prog"] {
-            assert_eq!(parse_line(line).unwrap().world.as_usize(), processors, "{line}");
-        }
-    }
-
-    #[test]
-    fn the_value_of_the_option_mpi4py_is_optional() {
-        for (line, expected) in [
-            ("-n 2 prog", Mpi4py::Refused),
-            ("-n 2 prog --mpi4py", Mpi4py::Refused),
-            ("--mpi4py -np 2 prog", Mpi4py::Ringtrain),
-            ("--mpi4py=ringtrain -n 2 prog", Mpi4py::Ringtrain),
-            ("--mpi4py=installed -n 2 prog", Mpi4py::Installed),
-        ] {
-            assert_eq!(parse_line(line).unwrap().mpi4py, expected, "{line}");
-        }
-        let error = parse_line("--mpi4py=mine -n 2 prog").expect_err("the value was accepted");
-        assert!(error.contains("neither ringtrain nor installed"), "{error}");
-    }
-
-    #[test]
-    fn rank_0_reads_standard_input_by_default() {
-        for (line, expected) in [
-            ("-n 2 prog", StdinReader::RankZero),
-            ("-n 2 --stdin 0 prog", StdinReader::RankZero),
-            ("-n 2 -stdin=none prog", StdinReader::NoRank),
-            ("-n 2 --input none prog", StdinReader::NoRank),
-        ] {
-            assert_eq!(parse_line(line).unwrap().stdin_reader, expected, "{line}");
-        }
-    }
-
-    #[test]
-    fn a_job_timeout_limits_the_start_timeout() {
-        let limits = parse_line("-n 2 --job-timeout 5 prog").unwrap().limits;
-        assert_eq!(limits.start_timeout, Duration::from_secs(5));
-    }
-
-    #[test]
-    fn failures_are_tolerated_only_on_request() {
-        for (line, expected) in
-            [("-n 2 prog", FailurePolicy::EndJob), ("-n 2 --tolerate_failures prog", FailurePolicy::Tolerate)]
-        {
-            assert_eq!(parse_line(line).unwrap().failure_policy, expected, "{line}");
-        }
-    }
-
-    #[test]
-    fn the_last_of_several_tag_options_applies() {
-        assert_eq!(parse_line("-n 2 --no-tag-output prog").unwrap().output_format, OutputFormat::Raw);
-        assert_eq!(
-            parse_line("-n 2 --no-tag-output --tag-output prog").unwrap().output_format,
-            OutputFormat::Tagged
-        );
-        assert_eq!(parse_line("-n 2 prog").unwrap().output_format, OutputFormat::Tagged);
-    }
 }

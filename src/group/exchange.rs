@@ -2,14 +2,15 @@
 //! peers file or another launcher.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::num::NonZero;
 use std::thread::available_parallelism;
 
 use super::options::{JoinMethod, JoinOptions};
 use crate::rendezvous::{
-    DiscoveredRank, LaunchedRank, Member, PeersFile, Registration, RendezvousHost, Roster, SharedSettings,
-    StartError, host_name, is_loopback, machine_id, register, resolve_host, serve, user_secret,
+    DiscoveredRank, LaunchedRank, Member, PeersFile, PortRange, Registration, RendezvousHost, Roster,
+    SharedSettings, StartError, host_name, is_loopback, machine_id, register, resolve_host, serve,
+    user_secret,
 };
 use crate::transport::handshake::Identity;
 use crate::transport::listener::Listener;
@@ -138,8 +139,8 @@ fn register_and_listen(
 ) -> Result<(Listener, Roster), StartError> {
     let mut listener = None;
     let start_listening = |local: IpAddr| {
-        let address = SocketAddr::new(listen_at(local), 0);
-        let listening = listen(sockets, address, registration.rank, registration.identity.clone())?;
+        let ip = listen_at(local);
+        let listening = listen_on_free_port(options.ports, (sockets, ip), registration.identity.clone())?;
         let address = listening
             .local_address()
             .map_err(|source| StartError::System { what: "this rank's own address", source })?;
@@ -212,6 +213,25 @@ fn own_member(options: &JoinOptions, address: SocketAddr) -> Member {
     Member { host: host_name(), machine, address, shared: shared_settings(options) }
 }
 
+/// Opens a free port on which this rank accepts connections: one of `ports`, or one that the operating system chooses.
+pub(super) fn listen_on_free_port(
+    ports: Option<PortRange>,
+    (sockets, ip): (&SocketOptions, IpAddr),
+    identity: Identity,
+) -> Result<Listener, StartError> {
+    let rank = identity.rank.unwrap_or(Rank::ZERO);
+    let Some(ports) = ports else { return listen(sockets, SocketAddr::new(ip, 0), rank, identity) };
+    // The ranks of a host begin with different ports, so that they seldom try the same port.
+    let socket = ports.listen(rank.get(), |port| sockets.listen(SocketAddr::new(ip, port)));
+    let socket = socket.map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => {
+            StartError::PortsInUse { process: format!("rank {rank}"), host: host_name(), ports, ip }
+        }
+        _ => StartError::CannotListen { address: SocketAddr::new(ip, 0), rank, source },
+    })?;
+    new_listener(socket, identity)
+}
+
 /// Opens the port on which this rank accepts connections.
 pub(super) fn listen(
     sockets: &SocketOptions,
@@ -223,7 +243,11 @@ pub(super) fn listen(
         io::ErrorKind::AddrInUse => StartError::PortInUse { address, rank },
         _ => StartError::CannotListen { address, rank, source },
     })?;
-    Listener::new(listener, identity).map_err(|source| StartError::System { what: "an event queue", source })
+    new_listener(listener, identity)
+}
+
+fn new_listener(socket: TcpListener, identity: Identity) -> Result<Listener, StartError> {
+    Listener::new(socket, identity).map_err(|source| StartError::System { what: "an event queue", source })
 }
 
 /// Returns the number of processors that the ranks of this host have. A launcher that binds ranks to processors sets the

@@ -1,10 +1,9 @@
 //! A separate job of the ranks of a group, with connections of its own.
 
-use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::Group;
-use super::exchange::{Exchanged, listen};
+use super::exchange::{Exchanged, listen_on_free_port};
 use super::join::{StartInputs, start_error, start_group};
 use super::options::{JoinOptions, OPERATION_TIMEOUT};
 use super::state::Origin;
@@ -49,7 +48,7 @@ impl Group {
             .map_err(|error| start_error(&error))?;
         let job = Job { id, world: self.size().get(), peers_digest: [0; 32] };
         let identity = Identity { secret: options.secret.clone(), job, rank: Some(self.rank()) };
-        let listener = listen(&sockets, SocketAddr::new(member.address.ip(), 0), self.rank(), identity);
+        let listener = listen_on_free_port(options.ports, (&sockets, member.address.ip()), identity);
         let own_member = listener.as_ref().map_err(ToString::to_string).and_then(|listener| {
             let address = listener.local_address().map_err(|error| error.to_string())?;
             let mut member = Member { address, ..member.clone() };

@@ -8,7 +8,8 @@ use super::streams::Streams;
 use crate::observe::recording_options::RecordingOptions;
 use crate::rendezvous::{
     Checksums, DiscoveredRank, FLIGHT_RECORDER_VARIABLE, LaunchEnvironment, LaunchedRank, PeersFile,
-    StartError, TIMELINE_VARIABLE, from_environment, path_from_environment, secret_from_environment,
+    PortRange, StartError, TIMELINE_VARIABLE, from_environment, path_from_environment,
+    ports_from_environment, secret_from_environment,
 };
 use crate::runtime::driver::Interrupt;
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, PacingRate};
@@ -74,6 +75,9 @@ impl JoinMethod {
 pub struct JoinOptions {
     /// How the ranks find each other.
     pub method: JoinMethod,
+    /// The ports on which this rank may listen, if no peers file gives its port. Default: a port that the operating system
+    /// chooses.
+    pub ports: Option<PortRange>,
     /// The secret of the job's ranks, which authenticates connections.
     pub secret: Secret,
     /// The time within which all ranks must have started. Default [`START_TIMEOUT`].
@@ -113,6 +117,7 @@ impl Default for JoinOptions {
     fn default() -> Self {
         Self {
             method: JoinMethod::Alone,
+            ports: None,
             secret: Secret::none(),
             start_timeout: START_TIMEOUT,
             operation_timeout: OPERATION_TIMEOUT,
@@ -145,6 +150,7 @@ impl JoinOptions {
             secret: secret_from_environment()?.unwrap_or_else(Secret::none),
             start_timeout: method.start_timeout().unwrap_or(START_TIMEOUT),
             method,
+            ports: ports_from_environment()?,
             recording: Self::recording_from_environment(),
             ..Self::default()
         })

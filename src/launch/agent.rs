@@ -19,6 +19,7 @@ use super::environment::JobVariables;
 use super::error::LaunchError;
 use super::frame_link::FrameLink;
 use super::frames::{AgentFrame, FrameReader, MAGIC, encode_message, encode_output};
+use super::free_ports::check_ports;
 use super::host_job::HostJob;
 use super::interfaces::choose_address;
 use super::job_description::into_plan;
@@ -145,6 +146,7 @@ impl<'a> Agent<'a> {
             )));
         }
         let address = choose_address(plan.interfaces.as_ref(), address)?;
+        check_ports(&plan, address)?;
         let local_ranks = LocalRanks::find(&plan)?;
         let host = HostJob::prepare(&plan, &description.job_id, OutputTarget::Launcher(OUTPUT_CREDIT_BYTES))?;
         link.register(host.poll.registry(), (READ_TOKEN, WRITE_TOKEN))
@@ -190,6 +192,7 @@ impl<'a> Agent<'a> {
             share: self.plan.share,
             rendezvous: description.rendezvous,
             listen: self.plan.interfaces.as_ref().map(|_| self.address),
+            ports: self.plan.ports,
             master,
             secret: description.secret.clone(),
             job_id: description.job_id.clone(),

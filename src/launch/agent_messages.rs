@@ -21,8 +21,9 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 use super::outcome::RankEnd;
-use super::plan::{Binding, Mpi4py};
+use super::plan::{Binding, Mpi4py, RankProgram};
 use super::share::RankShare;
+use crate::rendezvous::PortRange;
 
 /// The bytes of output that an agent may send before ringrun has printed any of them. ringrun then allows as many further bytes
 /// as it has printed. So messages about the ranks arrive although a pager has stopped the output.
@@ -50,15 +51,12 @@ pub(super) enum ToAgent {
 pub(super) struct JobDescription {
     pub(super) world: u32,
     pub(super) share: RankShare,
-    pub(super) program: OsString,
-    pub(super) arguments: Vec<OsString>,
-    /// The variables of `-x`.
-    pub(super) variables: Vec<(OsString, OsString)>,
+    /// The programs of all ranks of the job, with all values and absolute directories.
+    pub(super) programs: Vec<RankProgram>,
     /// The variables of ringrun's environment whose names begin with `RING_`.
     pub(super) inherited: Vec<(OsString, OsString)>,
     /// The virtual environment of Python in which ringrun runs.
     pub(super) virtual_environment: Option<OsString>,
-    pub(super) directory: OsString,
     pub(super) mpi4py: Mpi4py,
     pub(super) binding: Binding,
     pub(super) report_bindings: bool,
@@ -66,6 +64,8 @@ pub(super) struct JobDescription {
     pub(super) start_timeout_ms: u64,
     /// The list of `--interface`.
     pub(super) interfaces: Option<String>,
+    /// The ports of `--port`.
+    pub(super) ports: Option<PortRange>,
     pub(super) rendezvous: SocketAddr,
     pub(super) secret: String,
     pub(super) job_id: String,

@@ -225,7 +225,11 @@ fn host_error(host: &Arc<str>, exit: Exit, reason: String) -> LaunchError {
 }
 
 /// Returns the address of this host from which packets to `remote` leave. Sends no packet.
-pub(super) fn source_address(remote: IpAddr) -> std::io::Result<IpAddr> {
+///
+/// # Errors
+///
+/// If there is no route to `remote`.
+pub fn source_address(remote: IpAddr) -> std::io::Result<IpAddr> {
     let any: IpAddr = if remote.is_ipv4() {
         std::net::Ipv4Addr::UNSPECIFIED.into()
     } else {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::share::RankShare;
 use super::status_line::STATUS_COLUMNS_VARIABLE;
+use crate::rendezvous::{LISTEN_PORTS_VARIABLE, PortRange};
 use crate::types::{Rank, WorldSize};
 
 /// The prefix of variables that only ringrun may set. `-x` refuses these variables.
@@ -27,6 +28,8 @@ pub struct JobVariables {
     pub rendezvous: SocketAddr,
     /// The address on which the ranks listen; `None` to listen on the address from which they reach the rendezvous.
     pub listen: Option<IpAddr>,
+    /// The ports on which the ranks may listen.
+    pub ports: Option<PortRange>,
     /// An address of the host of rank 0, with a free port on which rank 0 can listen, if the ranks use `PyTorch`.
     pub master: SocketAddr,
     /// The job's secret in hex. ringrun passes the secret only in the environment, because other users can read the
@@ -107,6 +110,7 @@ pub fn rank_environment(rank: Rank, job: &JobVariables) -> Vec<(String, String)>
         .chain(open_mpi)
         .chain(threads)
         .chain(job.listen.map(|address| ("RING_LISTEN_ADDRESS", address.to_string())))
+        .chain(job.ports.map(|ports| (LISTEN_PORTS_VARIABLE, ports.to_string())))
         .chain(status_columns.map(|columns| (STATUS_COLUMNS_VARIABLE, columns.to_string())))
         .map(|(name, value)| (name.to_owned(), value))
         .collect()
@@ -122,6 +126,7 @@ mod tests {
             share: RankShare { first: 2, count: 2, host: 1, hosts: 2 },
             rendezvous: "127.0.0.1:4321".parse().unwrap(),
             listen: Some("10.0.0.4".parse().unwrap()),
+            ports: Some("7000-7010".parse().unwrap()),
             master: "10.0.0.3:5678".parse().unwrap(),
             secret: "ab".repeat(32),
             job_id: "cd".repeat(16),
@@ -178,6 +183,7 @@ mod tests {
             ("OMPI_COMM_WORLD_NODE_RANK", "1"),
             ("OMP_NUM_THREADS", "2"),
             ("RING_LISTEN_ADDRESS", "10.0.0.4"),
+            ("RING_LISTEN_PORTS", "7000-7010"),
         ]
         .map(|(name, value)| (name.to_owned(), value.to_owned()));
         assert_eq!(found, expected);

@@ -111,6 +111,9 @@ pub enum LaunchError {
     /// There is no address at which the other hosts can reach this host.
     #[error("{0}")]
     Address(String),
+    /// The ports of `--port` are in use.
+    #[error("{0}")]
+    Ports(String),
     /// A signal arrived before the ranks were started.
     #[error("stopped by signal {0} before the ranks started")]
     Interrupted(i32),
@@ -133,6 +136,7 @@ impl LaunchError {
             Self::CommandNotFound { .. } => Exit::CommandNotFound,
             Self::NotExecutable { .. } => Exit::CommandNotExecutable,
             Self::VariableUnset { .. } => Exit::Usage,
+            Self::Ports(_) | Self::Rendezvous(StartError::PortsInUse { .. }) => Exit::PortInUse,
             Self::Directory { .. } | Self::OutputDir { .. } | Self::TooManyFiles { .. } => {
                 Exit::Configuration
             }

@@ -18,6 +18,7 @@ use super::agent_messages::{JobDescription, ToAgent};
 use super::agents::Agents;
 use super::environment::JobVariables;
 use super::error::LaunchError;
+use super::free_ports::check_ports;
 use super::host_job::HostJob;
 use super::job_description::describe_job;
 use super::local_ranks::{LocalProcessors, LocalRanks, ReservedPort};
@@ -57,11 +58,13 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     let processors = LocalProcessors::assign(plan, &job.host.output);
     let secret = format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>());
     let server = start_rendezvous_server(plan, address, &secret, &job)?;
+    check_ports(plan, address)?;
     let mut variables = JobVariables {
         world: plan.world,
         share: plan.share,
         rendezvous: server.address(),
         listen: plan.interfaces.as_ref().map(|_| address),
+        ports: plan.ports,
         master: server.address(),
         secret,
         job_id: job.job_id.clone(),
@@ -120,6 +123,7 @@ fn start_rendezvous_server(
     let output = job.host.output.command_sender();
     Server::start(ServerOptions {
         host,
+        ports: plan.ports,
         world: plan.world,
         secret,
         job_id,

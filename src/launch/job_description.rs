@@ -11,11 +11,11 @@ use super::environment::{JobVariables, RINGRUN_VARIABLE_PREFIX, rank_environment
 use super::error::LaunchError;
 use super::local_ranks::user_variables;
 use super::plan::{
-    FailurePolicy, LOCAL_RANKS_MAX, LaunchLimits, LaunchPlan, OutputFormat, SshOptions, StdinReader,
-    Verbosity,
+    FailurePolicy, LOCAL_RANKS_MAX, LaunchLimits, LaunchPlan, OutputFormat, RankProgram, SshOptions,
+    StdinReader, Verbosity,
 };
 use super::status_line::STATUS_COLUMNS_VARIABLE;
-use crate::rendezvous::EXIT_PIPE_VARIABLE;
+use crate::rendezvous::{EXIT_PIPE_VARIABLE, LISTEN_PORTS_VARIABLE};
 use crate::types::{Rank, WorldSize};
 
 /// The variable that names the virtual environment of Python.
@@ -26,16 +26,11 @@ const PATH: &str = "PATH";
 
 /// Describes the job for the agents.
 pub(super) fn describe_job(plan: &LaunchPlan, job: &JobVariables) -> Result<JobDescription, LaunchError> {
-    let chosen = plan.directory.as_deref().unwrap_or(Path::new("."));
-    let directory = path::absolute(chosen)
-        .map_err(|source| LaunchError::Directory { path: chosen.to_owned(), source })?;
-    // `absolute` keeps a dot at the end.
-    let directory: PathBuf = directory.components().collect();
     // ringrun sets some variables itself. If it runs as a rank of another job, it has inherited them.
     let own_names: Vec<String> = rank_environment(Rank::new(job.share.first), job)
         .into_iter()
         .map(|(name, _)| name)
-        .chain([EXIT_PIPE_VARIABLE, STATUS_COLUMNS_VARIABLE].map(str::to_owned))
+        .chain([EXIT_PIPE_VARIABLE, LISTEN_PORTS_VARIABLE, STATUS_COLUMNS_VARIABLE].map(str::to_owned))
         .collect();
     let is_inherited = |name: &OsStr| {
         name.as_bytes().starts_with(RINGRUN_VARIABLE_PREFIX.as_bytes())
@@ -44,22 +39,35 @@ pub(super) fn describe_job(plan: &LaunchPlan, job: &JobVariables) -> Result<JobD
     Ok(JobDescription {
         world: plan.world.get(),
         share: plan.share,
-        program: plan.program.clone(),
-        arguments: plan.arguments.clone(),
-        variables: user_variables(plan)?.into_iter().collect(),
+        programs: plan.programs.iter().map(describe_program).collect::<Result<_, _>>()?,
         inherited: env::vars_os().filter(|(name, _)| is_inherited(name)).collect(),
         virtual_environment: env::var_os(VIRTUAL_ENVIRONMENT_VARIABLE),
-        directory: directory.into_os_string(),
         mpi4py: plan.mpi4py,
         binding: plan.binding,
         report_bindings: plan.report_bindings,
         kill_after_ms: plan.limits.kill_after.as_millis() as u64,
         start_timeout_ms: plan.limits.start_timeout.as_millis() as u64,
         interfaces: plan.interfaces.as_ref().map(|filter| filter.text().to_owned()),
+        ports: plan.ports,
         rendezvous: job.rendezvous,
         secret: job.secret.clone(),
         job_id: job.job_id.clone(),
         status_columns: job.status_columns,
+    })
+}
+
+/// Describes a program for the agents, which have neither the directory nor the environment of ringrun.
+fn describe_program(program: &RankProgram) -> Result<RankProgram, LaunchError> {
+    let chosen = Path::new(program.directory.as_deref().unwrap_or(OsStr::new(".")));
+    let directory = path::absolute(chosen)
+        .map_err(|source| LaunchError::Directory { path: chosen.to_owned(), source })?;
+    // `absolute` keeps a dot at the end.
+    let directory: PathBuf = directory.components().collect();
+    let variables = user_variables(program)?.into_iter().map(|(name, value)| (name, Some(value)));
+    Ok(RankProgram {
+        variables: variables.collect(),
+        directory: Some(directory.into_os_string()),
+        ..program.clone()
     })
 }
 
@@ -68,23 +76,31 @@ pub(super) fn into_plan(description: &JobDescription) -> Result<LaunchPlan, Stri
     let JobDescription { share, mpi4py, binding, report_bindings, .. } = *description;
     let world = WorldSize::new(description.world).filter(|world| {
         let end = share.first.checked_add(share.count);
-        share.count >= 1 && share.count <= LOCAL_RANKS_MAX && end.is_some_and(|end| end <= world.get())
+        let ranks =
+            description.programs.iter().try_fold(0_u32, |sum, program| sum.checked_add(program.ranks));
+        ranks == Some(world.get())
+            && share.count >= 1
+            && share.count <= LOCAL_RANKS_MAX
+            && end.is_some_and(|end| end <= world.get())
+    });
+    let environment = description.virtual_environment.as_deref();
+    let programs = description.programs.iter().map(|program| RankProgram {
+        variables: rank_variables(&program.variables, environment),
+        ..program.clone()
     });
     let kill_after = Duration::from_millis(description.kill_after_ms);
     let interfaces = description.interfaces.as_ref().map(|text| text.parse()).transpose()?;
     Ok(LaunchPlan {
         interfaces,
+        ports: description.ports,
         world: world.ok_or("the numbers of ranks in the description of the job are wrong")?,
         share,
         remote_hosts: Vec::new(),
         ssh: SshOptions::default(),
-        program: description.program.clone(),
-        arguments: description.arguments.clone(),
-        variables: rank_variables(description),
+        programs: programs.collect(),
         mpi4py,
         // Only the host of ringrun has its standard input.
         stdin_reader: StdinReader::NoRank,
-        directory: Some(PathBuf::from(&description.directory)),
         output_format: OutputFormat::Raw,
         output_dir: None,
         limits: LaunchLimits {
@@ -104,10 +120,11 @@ pub(super) fn into_plan(description: &JobDescription) -> Result<LaunchPlan, Stri
 }
 
 /// Returns the variables of `-x`. If the virtual environment of ringrun exists on this host, adds it, unless `-x` sets `PATH`.
-fn rank_variables(description: &JobDescription) -> Vec<(OsString, Option<OsString>)> {
-    let mut variables: Vec<(OsString, Option<OsString>)> =
-        description.variables.iter().map(|(name, value)| (name.clone(), Some(value.clone()))).collect();
-    let environment = description.virtual_environment.as_ref();
+fn rank_variables(
+    variables: &[(OsString, Option<OsString>)],
+    environment: Option<&OsStr>,
+) -> Vec<(OsString, Option<OsString>)> {
+    let mut variables = variables.to_vec();
     if let Some(environment) = environment.filter(|environment| Path::new(environment).join("bin").is_dir())
         && variables.iter().all(|(name, _)| name != PATH)
     {
@@ -117,7 +134,7 @@ fn rank_variables(description: &JobDescription) -> Vec<(OsString, Option<OsStrin
             path.push(own);
         }
         variables.push((PATH.into(), Some(path)));
-        variables.push((VIRTUAL_ENVIRONMENT_VARIABLE.into(), Some(environment.clone())));
+        variables.push((VIRTUAL_ENVIRONMENT_VARIABLE.into(), Some(environment.to_owned())));
     }
     variables
 }
@@ -132,18 +149,22 @@ mod tests {
         JobDescription {
             world,
             share,
-            program: "prog".into(),
-            arguments: vec![OsStr::from_bytes(b"\xff").to_owned()],
-            variables: vec![("A".into(), "1".into())],
+            programs: vec![RankProgram {
+                ranks: world,
+                program: "prog".into(),
+                arguments: vec![OsStr::from_bytes(b"\xff").to_owned()],
+                variables: vec![("A".into(), Some("1".into()))],
+                directory: Some("/".into()),
+            }],
             inherited: Vec::new(),
             virtual_environment: environment.map(|path| path.as_os_str().to_owned()),
-            directory: "/".into(),
             mpi4py: Mpi4py::Refused,
             binding: Binding::Core,
             report_bindings: false,
             kill_after_ms: 5000,
             start_timeout_ms: 30_000,
             interfaces: None,
+            ports: None,
             rendezvous: "10.0.0.1:4000".parse().unwrap(),
             secret: "s".into(),
             job_id: "j".into(),
@@ -175,7 +196,7 @@ mod tests {
         let share = RankShare { first: 0, count: 1, host: 0, hosts: 2 };
         let text = serde_json::to_vec(&make_description(1, share, None)).unwrap();
         let description: JobDescription = serde_json::from_slice(&text).unwrap();
-        assert_eq!(into_plan(&description).unwrap().arguments, [OsStr::from_bytes(b"\xff")]);
+        assert_eq!(into_plan(&description).unwrap().programs[0].arguments, [OsStr::from_bytes(b"\xff")]);
     }
 
     #[test]
@@ -184,7 +205,8 @@ mod tests {
         std::fs::create_dir(directory.path().join("bin")).unwrap();
         let share = RankShare { first: 0, count: 1, host: 0, hosts: 2 };
         let names = |environment: &Path| -> Vec<OsString> {
-            let variables = rank_variables(&make_description(1, share, Some(environment)));
+            let plan = into_plan(&make_description(1, share, Some(environment))).unwrap();
+            let variables = plan.programs[0].variables.clone();
             variables.into_iter().map(|(name, _)| name).collect()
         };
         assert_eq!(names(directory.path()), ["A", PATH, VIRTUAL_ENVIRONMENT_VARIABLE]);

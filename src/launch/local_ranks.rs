@@ -6,6 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZero;
+use std::ops::Range;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -22,11 +23,12 @@ use super::error::LaunchError;
 use super::mpi4py::{self, SearchPaths};
 use super::mpi4py_guard::Mpi4pyGuard;
 use super::output::Output;
-use super::plan::{Binding, LaunchPlan, StdinReader};
+use super::plan::{Binding, LaunchPlan, RankProgram, StdinReader};
 use super::rank_processes::RankProcesses;
 use super::shim;
 use super::status_line::STATUS_COLUMNS_VARIABLE;
 use super::topology::{self, Processor};
+use crate::rendezvous::LISTEN_PORTS_VARIABLE;
 use crate::types::{Rank, WorldSize};
 
 /// The number of open files that each rank needs: two pipes for its output and one for its exit record, a socket to its
@@ -43,8 +45,18 @@ const RINGRUN_OPEN_FILES: u64 = 64;
 /// What the ranks of this host need. It has been found before any rank starts.
 #[derive(Debug)]
 pub(super) struct LocalRanks {
-    pub(super) directory: PathBuf,
+    /// The programs of the ranks of this host.
+    programs: Vec<LocalProgram>,
+}
+
+/// What the ranks of one program need.
+#[derive(Debug)]
+struct LocalProgram {
+    /// The ranks that run the program, also on other hosts.
+    ranks: Range<u32>,
+    directory: PathBuf,
     program: LaunchedProgram,
+    arguments: Vec<OsString>,
     /// The variables of `-x`, and those of mpi4py.
     variables: BTreeMap<OsString, OsString>,
     _mpi4py_guard: Option<Mpi4pyGuard>,
@@ -58,18 +70,19 @@ pub(super) struct LocalProcessors {
 }
 
 impl LocalRanks {
-    /// Looks for the working directory, the program and the Python packages of the ranks.
+    /// Looks for the working directories, the programs and the Python packages of the ranks.
     pub(super) fn find(plan: &LaunchPlan) -> Result<Self, LaunchError> {
-        let directory = working_directory(plan)?;
-        let mut variables = user_variables(plan)?;
-        let path = variables.get(OsStr::new("PATH")).cloned().or_else(|| env::var_os("PATH"));
-        let program = LaunchedProgram::find(&plan.program, path.as_deref(), &directory)?;
-        let python_path = env::var_os("PYTHONPATH");
-        let search_paths =
-            SearchPaths { directory: &directory, path: path.as_deref(), python_path: python_path.as_deref() };
-        let mpi4py_guard = mpi4py::extend_python_path(plan, search_paths, &mut variables)?;
         raise_file_limit(plan)?;
-        Ok(Self { directory, program, variables, _mpi4py_guard: mpi4py_guard })
+        let mut first = 0;
+        let mut programs = Vec::new();
+        for program in &plan.programs {
+            let ranks = first..first + program.ranks;
+            first = ranks.end;
+            if plan.share.ranks().any(|rank| ranks.contains(&rank.get())) {
+                programs.push(LocalProgram::find(plan, program, ranks)?);
+            }
+        }
+        Ok(Self { programs })
     }
 
     /// Starts the ranks of this host. `inherited` are variables of the ringrun that has started this agent.
@@ -84,21 +97,43 @@ impl LocalRanks {
     ) -> Result<(), LaunchError> {
         let stdin = io::stdin();
         for rank in plan.share.ranks() {
+            let program = self.programs.iter().find(|program| program.ranks.contains(&rank.get()));
+            let program = program.expect("each rank of this host has a program");
             let processors = processors.of_rank(plan.share.local_rank(rank) as usize);
             if plan.report_bindings {
                 output.print_message(&format!("rank {rank} {}", describe_binding(processors)));
             }
-            let mut command = shim::shim_command(&self.program, &plan.arguments, processors);
+            let mut command = shim::shim_command(&program.program, &program.arguments, processors);
             command.envs(inherited.iter().map(|(name, value)| (name, value)));
-            // If ringrun itself runs as rank 0 of another ringrun job, it has inherited this variable.
-            command.env_remove(STATUS_COLUMNS_VARIABLE);
-            command.current_dir(&self.directory).envs(rank_environment(rank, job)).envs(&self.variables);
+            // If ringrun itself runs as a rank of another ringrun job, it has inherited these variables.
+            for inherited in [LISTEN_PORTS_VARIABLE, STATUS_COLUMNS_VARIABLE] {
+                command.env_remove(inherited);
+            }
+            command
+                .current_dir(&program.directory)
+                .envs(rank_environment(rank, job))
+                .envs(&program.variables);
             let stdin = Some(stdin.as_fd()).filter(|stdin| reads_stdin(rank, plan.stdin_reader, stdin));
             let started = rank_processes.start_rank(command, stdin);
             let streams = started.map_err(|source| LaunchError::Spawn { rank, world: plan.world, source })?;
             output.add_streams(rank, streams);
         }
         Ok(())
+    }
+}
+
+impl LocalProgram {
+    fn find(plan: &LaunchPlan, wanted: &RankProgram, ranks: Range<u32>) -> Result<Self, LaunchError> {
+        let directory = working_directory(wanted)?;
+        let mut variables = user_variables(wanted)?;
+        let path = variables.get(OsStr::new("PATH")).cloned().or_else(|| env::var_os("PATH"));
+        let program = LaunchedProgram::find(&wanted.program, path.as_deref(), &directory)?;
+        let python_path = env::var_os("PYTHONPATH");
+        let search_paths =
+            SearchPaths { directory: &directory, path: path.as_deref(), python_path: python_path.as_deref() };
+        let mpi4py_guard = mpi4py::extend_python_path((plan, &wanted.program), search_paths, &mut variables)?;
+        let arguments = wanted.arguments.clone();
+        Ok(Self { ranks, directory, program, arguments, variables, _mpi4py_guard: mpi4py_guard })
     }
 }
 
@@ -192,8 +227,8 @@ impl ReservedPort {
 }
 
 /// Returns the absolute path of the working directory of the ranks.
-pub(super) fn working_directory(plan: &LaunchPlan) -> Result<PathBuf, LaunchError> {
-    let chosen = plan.directory.as_deref().unwrap_or(Path::new("."));
+fn working_directory(program: &RankProgram) -> Result<PathBuf, LaunchError> {
+    let chosen = Path::new(program.directory.as_deref().unwrap_or(OsStr::new(".")));
     let directory_error = |source| LaunchError::Directory { path: chosen.to_owned(), source };
     let absolute = chosen.canonicalize().map_err(directory_error)?;
     if !absolute.is_dir() {
@@ -203,9 +238,9 @@ pub(super) fn working_directory(plan: &LaunchPlan) -> Result<PathBuf, LaunchErro
 }
 
 /// Returns the variables of `-x`. A variable without a value gets its value from ringrun's own environment.
-pub(super) fn user_variables(plan: &LaunchPlan) -> Result<BTreeMap<OsString, OsString>, LaunchError> {
+pub(super) fn user_variables(program: &RankProgram) -> Result<BTreeMap<OsString, OsString>, LaunchError> {
     let mut found = BTreeMap::new();
-    for (name, value) in &plan.variables {
+    for (name, value) in &program.variables {
         let value = value.clone().or_else(|| env::var_os(name));
         let value = value.ok_or_else(|| LaunchError::VariableUnset { name: name.clone() })?;
         found.insert(name.clone(), value);

@@ -25,6 +25,7 @@ mod error;
 mod exit_pipe;
 mod frame_link;
 mod frames;
+mod free_ports;
 mod host_job;
 mod interfaces;
 mod job;
@@ -55,6 +56,7 @@ mod watchdog;
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 
+pub use agents::source_address;
 pub use command::{HOST_CHECK_NAME, LaunchedProgram};
 pub use environment::{JobVariables, RINGRUN_VARIABLE_PREFIX, rank_environment};
 pub use error::{HostError, LaunchError};
@@ -62,7 +64,7 @@ pub use interfaces::InterfaceFilter;
 pub use outcome::{JobOutcome, RankEnd};
 pub use plan::{
     Binding, FailurePolicy, HOSTS_MAX, LOCAL_RANKS_MAX, LaunchLimits, LaunchPlan, Mpi4py, OutputFormat,
-    RemoteHost, SshOptions, StdinReader, Verbosity,
+    RankProgram, RemoteHost, SshOptions, StdinReader, Verbosity,
 };
 pub use processes::set_process_name;
 pub use share::RankShare;

@@ -57,13 +57,15 @@ pub(super) struct SearchPaths<'a> {
 /// rest is the `PYTHONPATH` of `-x`, or ringrun's own `PYTHONPATH` if `-x` does not set the variable. The caller must
 /// keep the returned guard until the job has ended. Returns `None` if the ranks run without a guard.
 pub(super) fn extend_python_path(
-    plan: &LaunchPlan,
+    (plan, program): (&LaunchPlan, &OsStr),
     search: SearchPaths<'_>,
     variables: &mut BTreeMap<OsString, OsString>,
 ) -> Result<Option<Mpi4pyGuard>, LaunchError> {
     let (first_entry, guard) = match plan.mpi4py {
         Mpi4py::Installed => return Ok(None),
-        Mpi4py::Ringtrain => (find_mpi4py_directory(plan, search, variables)?.into_os_string(), None),
+        Mpi4py::Ringtrain => {
+            (find_mpi4py_directory((plan, program), search, variables)?.into_os_string(), None)
+        }
         // If the system cannot create the guard's file in memory, the ranks run without a guard.
         Mpi4py::Refused => match Mpi4pyGuard::create() {
             Ok(guard) => (guard.path(), Some(guard)),
@@ -77,11 +79,11 @@ pub(super) fn extend_python_path(
 
 /// Asks the interpreter for the directory of ringtrain's `mpi4py`. Waits at most `--start-timeout` for the answer.
 fn find_mpi4py_directory(
-    plan: &LaunchPlan,
+    (plan, program): (&LaunchPlan, &OsStr),
     search: SearchPaths<'_>,
     variables: &BTreeMap<OsString, OsString>,
 ) -> Result<PathBuf, LaunchError> {
-    let interpreter = choose_interpreter(&plan.program);
+    let interpreter = choose_interpreter(program);
     let mpi4py_error = |why| LaunchError::Mpi4py { interpreter: interpreter.to_owned(), why };
     let program = LaunchedProgram::find(interpreter, search.path, search.directory)
         .map_err(|error| mpi4py_error(error.to_string()))?;

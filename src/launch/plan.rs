@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::interfaces::InterfaceFilter;
 use super::share::RankShare;
+use crate::rendezvous::PortRange;
 use crate::types::WorldSize;
 
 /// The maximal number of hosts of a job. ringrun starts one ssh for each host, and needs some open files for each ssh.
@@ -31,19 +32,14 @@ pub struct LaunchPlan {
     pub ssh: SshOptions,
     /// The addresses that the ranks and the rendezvous may use. With `None`, the routes to the other hosts decide.
     pub interfaces: Option<InterfaceFilter>,
-    /// The program of each rank: a built-in program, a name on `PATH`, or a path.
-    pub program: OsString,
-    /// The arguments of the program.
-    pub arguments: Vec<OsString>,
-    /// The environment variables that `-x` sets on the ranks. A variable without a value gets its value from ringrun's
-    /// environment.
-    pub variables: Vec<(OsString, Option<OsString>)>,
+    /// The ports on which the ranks and the rendezvous may listen. With `None`, the operating system chooses the ports.
+    pub ports: Option<PortRange>,
+    /// The programs of the ranks, in rank order. There is at least one.
+    pub programs: Vec<RankProgram>,
     /// The package that ranks import as `mpi4py`.
     pub mpi4py: Mpi4py,
     /// Which rank reads the standard input of ringrun.
     pub stdin_reader: StdinReader,
-    /// The working directory of the ranks. `None` selects the working directory of ringrun.
-    pub directory: Option<PathBuf>,
     /// The format in which ringrun prints the output of the ranks.
     pub output_format: OutputFormat,
     /// The directory for a copy of the output.
@@ -58,6 +54,22 @@ pub struct LaunchPlan {
     pub report_bindings: bool,
     /// Which messages ringrun prints.
     pub verbosity: Verbosity,
+}
+
+/// A program, and the number of consecutive ranks that run it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RankProgram {
+    /// The number of ranks.
+    pub ranks: u32,
+    /// A built-in program, a name on `PATH`, or a path.
+    pub program: OsString,
+    /// The arguments of the program.
+    pub arguments: Vec<OsString>,
+    /// The environment variables that `-x` sets on the ranks. A variable without a value gets its value from ringrun's
+    /// environment.
+    pub variables: Vec<(OsString, Option<OsString>)>,
+    /// The working directory of the ranks. `None` selects the working directory of ringrun.
+    pub directory: Option<OsString>,
 }
 
 /// A host that ringrun reaches through ssh.

@@ -1,12 +1,13 @@
 //! The errors with which a rank fails to join its job.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::environment_error::EnvironmentError;
 use super::peers_file::PeersFileError;
+use super::ports::PortRange;
 use crate::types::{Rank, WorldSize, debug_as_display};
 use crate::wire::cause::means_no_answer;
 use crate::wire::handshake::{HandshakeError, Refusal};
@@ -87,6 +88,20 @@ pub enum StartError {
         address: SocketAddr,
         /// This rank.
         rank: Rank,
+    },
+    /// All ports of `--port` are in use.
+    #[error(
+        "{process} on host {host} cannot listen: {} in use on {ip} by other programs, which `ss -ltnp` lists; end them, or choose other ports with --port", ports.describe_all()
+    )]
+    PortsInUse {
+        /// The process that wants to listen: a rank, or the rendezvous.
+        process: String,
+        /// The name of its host.
+        host: String,
+        /// The ports.
+        ports: PortRange,
+        /// The address on which the process tried to listen.
+        ip: IpAddr,
     },
     /// This rank cannot listen on the address.
     #[error(

@@ -1,6 +1,7 @@
 //! The serving side of the rendezvous: the sockets and the clock of a [`RankRegistry`].
 
-use std::net::{IpAddr, SocketAddr};
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use mio::Waker;
 
 use super::registry::{NoticeAudience, NoticeReceiver, RankRegistry};
-use super::{Member, Roster, StartError, is_loopback};
+use super::{Member, PortRange, Roster, StartError, host_name, is_loopback};
 use crate::transport::handshake::Identity;
 use crate::transport::listener::{Listener, listen};
 use crate::transport::poller::Event;
@@ -57,8 +58,10 @@ enum ServerCommand {
 
 /// The options of a launcher's rendezvous.
 pub struct ServerOptions {
-    /// The address of this machine on which the rendezvous listens. The operating system chooses the port.
+    /// The address of this machine on which the rendezvous listens.
     pub host: IpAddr,
+    /// The ports on which the rendezvous may listen; `None` if the operating system chooses the port.
+    pub ports: Option<PortRange>,
     /// The number of ranks of the job.
     pub world: WorldSize,
     /// The secret of the job.
@@ -82,17 +85,16 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens on a free port, and serves the ranks of a job.
+    /// Listens on a free port of `ports`, and serves the ranks of a job.
     ///
     /// # Errors
     ///
-    /// If the operating system refuses a socket or a thread, or if there is no secret and other hosts can reach the
-    /// address.
+    /// If all ports are in use, if the operating system refuses a socket or a thread, or if there is no secret and other hosts
+    /// can reach the address.
     pub fn start(options: ServerOptions) -> Result<Self, StartError> {
-        let ServerOptions { host, world, secret, job_id, start_timeout, notices } = options;
+        let ServerOptions { host, ports, world, secret, job_id, start_timeout, notices } = options;
         let system = |what| move |source| StartError::System { what, source };
-        let listener =
-            listen(SocketAddr::new(host, 0), |_| Ok(())).map_err(system("a socket for the rendezvous"))?;
+        let listener = listen_for_ranks(host, ports)?;
         let address = listener.local_addr().map_err(system("the rendezvous's address"))?;
         if secret.is_none() && !is_loopback(host) {
             return Err(StartError::NeedsSecret { address });
@@ -175,6 +177,22 @@ impl Drop for Server {
     }
 }
 
+/// Listens on one of `ports`, or on a port that the operating system chooses.
+fn listen_for_ranks(host: IpAddr, ports: Option<PortRange>) -> Result<TcpListener, StartError> {
+    let listen_on = |port| listen(SocketAddr::new(host, port), |_| Ok(()));
+    // The ranks begin with the first port, and the rendezvous with the last port.
+    let listener = match ports {
+        Some(ports) => ports.listen(ports.count() - 1, listen_on),
+        None => listen_on(0),
+    };
+    listener.map_err(|source| match ports {
+        Some(ports) if source.kind() == io::ErrorKind::AddrInUse => {
+            StartError::PortsInUse { process: "the rendezvous".into(), host: host_name(), ports, ip: host }
+        }
+        _ => StartError::System { what: "a socket for the rendezvous", source },
+    })
+}
+
 /// Replies to late ranks until the launcher stops the server.
 fn reply_until_stopped(listener: &mut Listener, commands: &Receiver<ServerCommand>, started: Instant) {
     let mut events = Vec::new();
@@ -249,6 +267,7 @@ mod tests {
         for _ in 0..100 {
             let server = Server::start(ServerOptions {
                 host: "127.0.0.1".parse().unwrap(),
+                ports: None,
                 world,
                 secret: Secret::none(),
                 job_id: [7; 16],

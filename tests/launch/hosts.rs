@@ -8,6 +8,9 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
+use ringtrain::exit::Exit;
+
+use crate::ports::{hold_ports, listening_ports};
 use crate::util::{
     FinishedProgram, finish, processes_with_environment, ringrun, run, runs_long_tests, send_signal,
     wait_until,
@@ -154,12 +157,50 @@ fn ranks_run_on_several_hosts() {
         })
         .into();
     assert_eq!(job.sorted_lines(), expected);
+    // Several programs.
+    let programs =
+        ["-n", "1", "sh", "-c", "echo $RANK a", ":", "-n", "2", "--wdir", "/", "-x", "X=7", "sh", "-c"];
+    let job = run(lab.ringrun("@0:2,@1", &programs).arg("echo $RANK b $X $(pwd)"));
+    let expected = ["[0]<stdout>:0 a", "[1]<stdout>:1 b 7 /", "[2]<stdout>:2 b 7 /"];
+    assert_eq!(job.sorted_lines(), expected, "{}", job.stderr());
     // The ranks find each other, also with ranks on this host.
+    let (held, port) = hold_ports(3);
+    drop(held);
+    let ports = format!("{port}-{}", port + 2);
     let training = run(&mut lab.ringrun(
         "localhost,@0,@1:2",
-        &["--interface", "10.0.0.0/8,^lo", "ringtrain", "--epochs", "1", "--data", "synthetic:256x4"],
+        &[
+            "--port",
+            &ports,
+            "--interface",
+            "10.0.0.0/8,^lo",
+            "ringtrain",
+            "--epochs",
+            "1",
+            "--data",
+            "synthetic:256x4",
+        ],
     ));
     assert_eq!(training.code(), Some(0), "{}", training.stderr());
+    // Another job uses ports of host 1.
+    let train = ["--port", &ports, "ringtrain", "--epochs", "1000000", "--data", "synthetic:64x4"];
+    let other = lab.ringrun("@1:2", &train).spawn().expect("ringrun starts");
+    let namespace = format!("{}-1", lab.get("NAME"));
+    wait_until("the ranks of the other job listen", || {
+        let table = Command::new("ip").args(["netns", "exec", &namespace, "cat", "/proc/net/tcp"]).output();
+        let table = table.expect("ip runs").stdout;
+        let listening = listening_ports(&String::from_utf8_lossy(&table));
+        listening.into_iter().filter(|found| (port..port + 3).contains(found)).count() == 2
+    });
+    let job = run(&mut lab.ringrun("@1:2", &["--port", &ports, "true"]));
+    assert_eq!(job.code(), Some(Exit::PortInUse as i32), "{}", job.stderr());
+    let wanted = [
+        format!("host {second}: --port {ports}: "),
+        format!("need 2 free port(s) on {second}, and 1 are free"),
+    ];
+    assert!(wanted.iter().all(|part| job.stderr().contains(part)), "{}", job.stderr());
+    send_signal("INT", other.id());
+    finish(other);
     // The rank that fails is named with its host.
     let job = lab.run_script("@0:2,@1", "[ $RANK = 2 ] && exit 3; exec sleep 300");
     assert_failed(

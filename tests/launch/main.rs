@@ -14,6 +14,8 @@ mod metrics;
 mod mpi4py;
 mod other_launchers;
 mod output;
+mod ports;
+mod programs;
 mod progress;
 mod recording;
 mod service;

@@ -77,7 +77,8 @@ pub fn server_options(
     start_timeout: Duration,
 ) -> ServerOptions {
     let host = std::net::Ipv4Addr::LOCALHOST.into();
-    ServerOptions { host, world, secret, job_id, start_timeout, notices: NoticeReceiver::LowestRank }
+    let notices = NoticeReceiver::LowestRank;
+    ServerOptions { host, ports: None, world, secret, job_id, start_timeout, notices }
 }
 
 /// Runs `work` on every rank of a job of `n` ranks, and returns the results in rank order. `adjust` can change the

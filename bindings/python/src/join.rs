@@ -48,7 +48,8 @@ impl Rendezvous {
             host.parse().map_err(|_| errors::invalid(py, format!("`{host}` is not an IP address")))?;
         let timeout = duration_from_seconds(py, start_timeout)?;
         let notices = NoticeReceiver::LowestRank;
-        let options = ServerOptions { host, world, secret, job_id, start_timeout: timeout, notices };
+        let options =
+            ServerOptions { host, ports: None, world, secret, job_id, start_timeout: timeout, notices };
         let server = py.detach(|| Server::start(options));
         let server = server.map_err(|error| errors::from_start_error(py, &error))?;
         Ok(Self { address: server.address().to_string(), server: Mutex::new(Some(server)) })

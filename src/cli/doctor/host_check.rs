@@ -15,7 +15,7 @@ use super::link_check::{LinkMeasurement, Token, answer_connections, measure_link
 use crate::group::{Checksums, SEGMENT_BYTES, START_TIMEOUT};
 use crate::rendezvous::{
     LaunchEnvironment, LaunchedRank, Member, Registration, Roster, SECRET_VARIABLE, SharedSettings,
-    StartError, from_environment, machine_id, register, secret_from_environment,
+    StartError, from_environment, machine_id, ports_from_environment, register, secret_from_environment,
 };
 use crate::transport::handshake::Identity;
 use crate::types::{Rank, WorldSize};
@@ -99,9 +99,18 @@ fn exchange_addresses(launched: &LaunchedRank) -> Result<(Roster, TcpListener), 
     };
     let mut listener = None;
     let listen = |local: IpAddr| {
-        let address = SocketAddr::new(launched.listen.unwrap_or(local), 0);
-        let failed = |source| StartError::CannotListen { address, rank: launched.rank, source };
-        let listening = TcpListener::bind(address).map_err(failed)?;
+        let ip = launched.listen.unwrap_or(local);
+        let failed = |source| StartError::CannotListen {
+            address: SocketAddr::new(ip, 0),
+            rank: launched.rank,
+            source,
+        };
+        let bind = |port| TcpListener::bind((ip, port));
+        let listening = match ports_from_environment()? {
+            Some(ports) => ports.listen(launched.rank.get(), bind),
+            None => bind(0),
+        }
+        .map_err(failed)?;
         let address = listening.local_addr().map_err(failed)?;
         listener = Some(listening);
         let shared = SharedSettings {

@@ -9,6 +9,9 @@ Examples:
   ringrun -n 2 -x RUST_LOG=debug ringtrain  set RUST_LOG to debug for every rank
   ringrun --mpi4py -n 2 python script.py    run an mpi4py script with ringtrain instead of MPI
   ringrun -H a:2,b:2 ringtrain              train on 2 ranks on each of the hosts a and b
+  ringrun -n 1 ./reader : -n 3 ./trainer    run several programs as the ranks of one job
+  ringrun -H a,b --port 7000-7001 --print-firewall
+                                            print the rules that the firewalls of a and b need
   ringrun doctor -H a,b                     measure the network between hosts; see ringrun doctor --help
   ringrun top                               show the progress of runs with --metrics; see ringrun top --help
   zcat a.csv.gz | ringrun -n 4 ringtrain --data - --target y
@@ -74,6 +77,7 @@ Exit codes:
   5        also: the ranks could not be started, a host could not be reached, or --mpi4py did not find the
            Python package ringtrain
   6        also: the connection to a host broke
+  11       also: other programs use the ports of --port
   13       also: a host has another version of ringrun
   124      the job took longer than --job-timeout
   126      COMMAND cannot be executed

@@ -80,7 +80,11 @@ fn place_on_this_host(options: &HostOptions<'_>) -> Result<JobHosts, String> {
     let world = match options.ranks.or(options.ranks_per_host) {
         Some(RankCount::Number(number)) => to_world_size(number)?,
         Some(RankCount::Auto) => count_processors()?,
-        None => return Err("the list of hosts is empty".to_owned()),
+        None if !options.hosts.is_empty() => return Err("the list of hosts is empty".to_owned()),
+        None => {
+            return Err("the number of ranks is missing: give it with --np N, or name the hosts with --host"
+                .to_owned());
+        }
     };
     if world.get() > LOCAL_RANKS_MAX {
         return Err(too_many_ranks(&format!("-n {world}")));

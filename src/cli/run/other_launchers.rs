@@ -1,6 +1,7 @@
 //! A table of options of mpirun, horovodrun, torchrun and srun, and their translation to options of ringrun.
 
 use std::ffi::{OsStr, OsString};
+use std::iter;
 use std::os::unix::ffi::OsStrExt as _;
 
 use clap::{Arg, Command};
@@ -57,7 +58,7 @@ const MERGE_STREAMS_HINT: &str = "redirect in the command: `ringrun -n N -- sh -
 const TIMESTAMPS_HINT: &str = "ringrun prints no times; pipe its output through `ts` (package moreutils)";
 const MODULE_HINT: &str = "begin the command with the interpreter: ringrun -n N python -m MODULE";
 const ONE_PROGRAM_HINT: &str =
-    "ringrun starts one command for all ranks; start a script that chooses its program by $RANK";
+    "write the programs on the command line, separated by `:`, for example ringrun -n 1 a : -n 2 b";
 const DEBUGGER_HINT: &str =
     "start the debugger as the command, for example: ringrun -n N gdb --batch -ex run --args COMMAND";
 const ENVIRONMENT_HINT: &str =
@@ -175,12 +176,12 @@ const OPTIONS_OF_OTHER_LAUNCHERS: &[OptionRow] = &[
     (&["check-build"], 0, Refused("use --version")),
 ];
 
-/// Replaces the options of other launchers by options of ringrun. Does not change COMMAND and its arguments. An error
-/// is one sentence.
+/// Replaces the options of other launchers by options of ringrun. Does not change COMMAND and its arguments. If a `:` ends the
+/// arguments of COMMAND, also returns the arguments after the `:`. An error is one sentence.
 pub(super) fn translate_options_of_other_launchers(
     ringrun_options: &Command,
     arguments: Vec<OsString>,
-) -> Result<Vec<OsString>, String> {
+) -> Result<(Vec<OsString>, Option<Vec<OsString>>), String> {
     let mut translated = Vec::with_capacity(arguments.len());
     let mut rest = arguments.into_iter();
     while let Some(argument) = rest.next() {
@@ -190,16 +191,11 @@ pub(super) fn translate_options_of_other_launchers(
             break;
         }
         if !bytes.starts_with(b"-") || bytes == b"-" {
-            translated.push(argument);
-            let command: Vec<OsString> = rest.collect();
-            if command.iter().any(|word| word == ":") {
-                return Err(format!(
-                    "`:` separates several commands for mpirun, but {ONE_PROGRAM_HINT}; if `:` is an argument of the command, \
-                     put -- before the command"
-                ));
-            }
+            let mut command: Vec<OsString> = iter::once(argument).chain(rest).collect();
+            let end = command.iter().position(|word| word == ":");
+            let next_part = end.map(|end| command.split_off(end).split_off(1));
             translated.extend(command);
-            return Ok(translated);
+            return Ok((translated, next_part));
         }
         // Pass an argument that is not UTF-8 to clap. clap accepts such an argument only as the value of an option such
         // as `-x`.
@@ -228,7 +224,7 @@ pub(super) fn translate_options_of_other_launchers(
         }
     }
     translated.extend(rest);
-    Ok(translated)
+    Ok((translated, None))
 }
 
 /// Returns the row of an option, or `None` if no row has this option. `typed_name` is the option as the user typed it,
@@ -333,11 +329,13 @@ mod tests {
     }
 
     fn translate_line(line: &str) -> Result<String, String> {
-        let words = translate_options_of_other_launchers(
+        let separator = OsString::from("|");
+        let (words, next_part) = translate_options_of_other_launchers(
             &ringrun_command(),
             line.split_whitespace().map(OsString::from).collect(),
         )?;
-        Ok(words.iter().map(|word| word.to_str().expect("text")).collect::<Vec<_>>().join(" "))
+        let words = words.iter().chain(next_part.iter().flat_map(|part| iter::once(&separator).chain(part)));
+        Ok(words.map(|word| word.to_str().expect("text")).collect::<Vec<_>>().join(" "))
     }
 
     /// For every option of the table and every spelling of the option, `translate_options_of_other_launchers` returns
@@ -437,11 +435,12 @@ mod tests {
             ("--oversubscribe --allow-run-as-root -n 2 -- a : b", "-n 2 -- a : b"),
             ("--bind-to core --report-bindings a", "--bind-to core --report-bindings a"),
             ("--bogus a", "--bogus a"),
+            ("-c 1 a x : -c 2 b", "--np 1 a x | -c 2 b"),
+            ("-n 1 a :", "-n 1 a |"),
         ] {
             assert_eq!(translate_line(line).as_deref(), Ok(expected), "{line}");
         }
         for (line, part) in [
-            ("-n 1 a : -n 1 b", "one command for all ranks"),
             ("--mca btl ^openib a", "no MCA parameters"),
             ("--map-by socket a", "--bind-to core, numa or none"),
             ("--nnodes 2 a", "-H HOST:N"),
