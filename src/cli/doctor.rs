@@ -1,6 +1,5 @@
-//! `ringrun doctor`: checks the hosts of a job before the job. It starts one process on each host, in the same way as the ranks
-//! of a
-//! job, and judges what these processes measure.
+//! `ringrun doctor`: checks the hosts of a job before the job. It starts one process on each host, in the same way as the
+//! ranks of a job, and judges what these processes measure.
 
 mod facts;
 mod findings;

@@ -1,6 +1,12 @@
 //! `ringrun doctor` on this host, and on hosts with planted faults.
 
+use std::fs;
+use std::net::TcpListener;
+use std::os::fd::AsFd as _;
 use std::process::{Command, Stdio};
+use std::thread;
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::hosts::Lab;
 use crate::util::{ringrun, run};
@@ -25,35 +31,50 @@ fn this_host_alone_is_checked_without_ssh() {
     }
 }
 
-/// A host whose line is limited must be found. The other direction has no limit.
-#[test]
-fn a_slow_line_is_found() {
-    let Some(lab) = Lab::start(2) else { return };
-    let slow = [
-        "netns",
-        "exec",
-        &format!("{}-1", lab.get("NAME")),
-        "tc",
-        "qdisc",
-        "add",
-        "dev",
-        "eth0",
-        "root",
-        "tbf",
-    ];
-    let slow =
-        Command::new("ip").args(slow).args(["rate", "50mbit", "burst", "64kb", "latency", "100ms"]).status();
-    assert!(slow.expect("ip runs").success());
-    let (first, second) = (lab.get("HOST_0"), lab.get("HOST_1"));
-    let hosts = format!("{first}:2,{second}");
-    let keys = ["--ssh-identity", lab.get("KEY"), "--ssh-options", lab.get("OPTIONS")];
-    let done = run(ringrun(&["doctor", "-H", &hosts]).args(keys).stdin(Stdio::null()));
-    let text = done.stdout();
-    let expected = format!("PROBLEM: {second} sends to {first} at ");
+/// Runs `ip` with these arguments, in which `@0` stands for the address of host 0, and `@name` for the namespace of host 1.
+fn ip(lab: &Lab, arguments: &str) {
+    let arguments =
+        arguments.replace("@0", lab.get("HOST_0")).replace("@name", &format!("{}-1", lab.get("NAME")));
     assert!(
-        text.contains(&expected) && text.contains("the hosts are not fit for a job: 1 problem"),
-        "{text}{}",
-        done.stderr()
+        Command::new("ip").args(arguments.split(' ')).status().expect("ip runs").success(),
+        "ip {arguments}"
     );
+}
+
+/// Runs the doctor on both hosts, and checks that it finds a problem with this text.
+fn assert_finds(lab: &Lab, options: &[&str], problem: &str) {
+    let hosts = format!("{},{}", lab.get("HOST_0"), lab.get("HOST_1"));
+    let keys = ["--ssh-identity", lab.get("KEY"), "--ssh-options", lab.get("OPTIONS")];
+    let done = run(ringrun(&["doctor", "-H", &hosts]).args(keys).args(options).stdin(Stdio::null()));
+    let text = done.stdout();
+    let is_found =
+        text.contains(&format!("PROBLEM: {problem}")) && text.contains("the hosts are not fit for a job");
+    assert!(is_found, "{problem}\n{text}{}", done.stderr());
     assert_eq!(done.code(), Some(1), "{text}");
+}
+
+#[test]
+fn planted_faults_of_a_host_are_found() {
+    let Some(lab) = Lab::start(2) else { return };
+    let (first, second) = (lab.get("HOST_0"), lab.get("HOST_1"));
+    // The line of host 1 is limited in one direction.
+    ip(&lab, "netns exec @name tc qdisc add dev eth0 root tbf rate 50mbit burst 64kb latency 100ms");
+    assert_finds(&lab, &[], &format!("{second} sends to {first} at "));
+    ip(&lab, "netns exec @name tc qdisc del dev eth0 root");
+    // Host 1 drops the packets of connections that host 0 opens to the ports of the job.
+    ip(&lab, "-n @name rule add pref 10 lookup local");
+    ip(&lab, "-n @name rule del pref 0");
+    ip(&lab, "-n @name rule add pref 5 from @0 ipproto tcp dport 7400-7409 blackhole");
+    let blocked = format!("{first} cannot connect to {second} ({second}): ");
+    assert_finds(&lab, &["--port", "7400-7409"], &blocked);
+    // Another program of host 1 listens on the only port.
+    let namespace = fs::File::open(format!("/run/netns/{}-1", lab.get("NAME"))).expect("the namespace");
+    let listen = move || {
+        // The namespace of this thread only.
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+            .expect("root may do this");
+        TcpListener::bind(("0.0.0.0", 7500)).expect("a free port")
+    };
+    let _holder = thread::spawn(listen).join().expect("no panic");
+    assert_finds(&lab, &["--port", "7500"], &format!("{second} has not reported"));
 }

@@ -1,6 +1,5 @@
-//! The program `ringtrain host-check`, which `ringrun doctor` starts on each host: it measures the connections to all other
-//! hosts,
-//! and prints a [`HostReport`] as one line of JSON.
+//! The program `ringtrain host-check`, which `ringrun doctor` starts on each host: it measures the connections to all
+//! other hosts, and prints a [`HostReport`] as one line of JSON.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::thread;

@@ -11,9 +11,10 @@ const MATRIX_HOSTS_MAX: usize = 12;
 
 /// Returns the report as text: the hosts, the connections, the findings and the order of the ring.
 pub(super) fn format_report(reports: &Reports<'_>, findings: &[Finding]) -> String {
-    let mut text = format_hosts(reports);
-    let count = reports.names.len();
-    if count > 1 && count <= MATRIX_HOSTS_MAX {
+    let (count, reported) = (reports.names.len(), reports.reports.iter().flatten().count());
+    // If no host has reported, tables would be empty.
+    let mut text = if reported > 0 { format_hosts(reports) } else { String::new() };
+    if reported > 1 && count <= MATRIX_HOSTS_MAX {
         let round_trip = |from, to| {
             let link = reports.link(from, to)?;
             Some(link.as_ref().map_or("failed".into(), |link| format!("{:.0}", link.round_trip_s * 1e6)))
