@@ -10,6 +10,8 @@ mod circles;
 mod each_rule_can_fail;
 #[path = "tidy/features.rs"]
 mod features;
+#[path = "tidy/guide.rs"]
+mod guide;
 #[path = "tidy/pages.rs"]
 mod pages;
 #[path = "tidy/source.rs"]

@@ -72,6 +72,12 @@ fn named_files(text: &str) -> Vec<&str> {
     spans.filter(is_path).collect()
 }
 
+/// Returns whether a page has the content of the file `path`, for example of a program that its reader saves: a comment before a
+/// block says `file: path`.
+fn is_file_of_page(page_text: &str, path: &str) -> bool {
+    page_text.contains(&format!("<!-- file: {path} -->"))
+}
+
 fn exists(files: &[String], path: &str) -> bool {
     let end = format!("/{path}");
     files.iter().any(|file| file == path || file.ends_with(&end))
@@ -88,7 +94,8 @@ fn find_violations(page: &str, text: &str, files: &[String]) -> Vec<String> {
             found.push(format!("{page} links to {link}, which does not exist"));
         }
     }
-    for path in named_files(&prose).into_iter().filter(|path| !exists(files, path)) {
+    let is_missing = |path: &&str| !exists(files, path) && !is_file_of_page(text, path);
+    for path in named_files(&prose).into_iter().filter(is_missing) {
         found.push(format!("{page} names {path}, which does not exist"));
     }
     let lines = text.lines().count();

@@ -29,6 +29,11 @@ _MARK = "RINGTRAIN_TESTS"
 _OWN_MARK = f"{os.getpid()}-{uuid.uuid4().hex}"
 
 
+def own_mark() -> dict[str, str]:
+    """Returns the variable with which `kill_leftover_processes` finds the processes of this test run."""
+    return {_MARK: _OWN_MARK}
+
+
 # Waiting
 
 
@@ -178,7 +183,7 @@ class Launcher:
         line = [self.program, "-n", str(n), *flags, *command, *map(str, arguments)]
         path = os.pathsep.join(entry for entry in sys.path if entry)
         return RunningProgram(
-            line, {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", _MARK: _OWN_MARK, **(env or {})}, timeout
+            line, {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **own_mark(), **(env or {})}, timeout
         )
 
     def __call__(self, n: int, *arguments: object, code: int | None = 0, **options: Any) -> FinishedProgram:
