@@ -1,4 +1,5 @@
-"""Fixtures that start the programs of the folder `programs`. A job runs many checks, because importing a framework takes seconds."""
+"""Fixtures that start the programs of the folder `programs`. A job runs many checks, because importing a framework takes
+seconds."""
 
 from __future__ import annotations
 
