@@ -6,7 +6,6 @@ The default command is `ringrun -n 2`. A comment `<!-- run: COMMAND -->` before 
 
 import importlib.util
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,15 +13,13 @@ from typing import NamedTuple
 
 import pytest
 
+from pages import read_blocks
 from ranks import Launcher
 
 PACKAGE = Path(__file__).resolve().parents[2]
 PAGES = [PACKAGE / "README.md", PACKAGE / "docs" / "strategies.md"]
 WAIT_LIMIT_S = 240.0
 pytestmark = pytest.mark.timeout(WAIT_LIMIT_S + 20)
-BLOCK = re.compile(
-    r"(?:^<!-- run: (?P<command>[^>]*) -->\n)?^```(?P<language>\w+)\n(?P<content>.*?)^```\n", re.DOTALL | re.MULTILINE
-)
 
 
 class PageProgram(NamedTuple):
@@ -35,16 +32,14 @@ class PageProgram(NamedTuple):
 
 
 def read_programs(page: Path) -> list[PageProgram]:
-    text = page.read_text()
     found: list[PageProgram] = []
-    for block in BLOCK.finditer(text):
-        line = text.count("\n", 0, block.start("content")) + 1
-        if block["language"] == "python":
-            place = f"{page.name}-line-{line}"
-            found.append(PageProgram(place, (block["command"] or "ringrun -n 2").split(), block["content"], []))
-        elif block["language"] == "text":
-            assert found and not found[-1].output, f"{page.name}:{line}: no program for this output"
-            found[-1].output.extend(block["content"].splitlines())
+    for block in read_blocks(page):
+        if block.language == "python":
+            place = f"{page.name}-line-{block.line}"
+            found.append(PageProgram(place, block.marks.get("run", "ringrun -n 2").split(), block.content, []))
+        elif block.language == "text":
+            assert found and not found[-1].output, f"{page.name}:{block.line}: no program for this output"
+            found[-1].output.extend(block.content.splitlines())
     return found
 
 
