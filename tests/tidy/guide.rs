@@ -10,7 +10,7 @@ const GUIDE: &str = "docs/guide/src/";
 /// The beginning of the names of the pages that explain messages.
 const MESSAGE_PAGES: &str = "docs/guide/src/errors-";
 /// A message must have a part of at least this length that is the same in the sources.
-const STABLE_PART_MIN: usize = 12;
+const STABLE_PART_MIN: usize = 11;
 
 /// Returns the pages that the table of contents does not name.
 fn find_unlisted_pages(summary: &str, pages: &[String]) -> Vec<String> {
@@ -75,12 +75,15 @@ fn the_table_of_contents_names_every_page() {
 fn the_messages_that_the_guide_explains_exist() {
     let files = all_files();
     let is_source = |path: &&String| {
-        (path.starts_with("src/") && path.ends_with(".rs"))
+        (path.starts_with("src/") && path.ends_with(".rs") && !path.ends_with("tests.rs"))
             || (path.starts_with("src/") && path.ends_with(".py"))
             || (path.starts_with("bindings/python/src/") && path.ends_with(".rs"))
             || (path.starts_with("bindings/python/python/") && path.ends_with(".py"))
     };
-    let sources: String = files.iter().filter(is_source).map(|path| joined_texts(&read(path))).collect();
+    // A message in a test may no longer exist.
+    let without_tests = |text: String| text.split("mod tests {").next().unwrap_or_default().to_owned();
+    let sources: String =
+        files.iter().filter(is_source).map(|path| joined_texts(&without_tests(read(path)))).collect();
     let mut found = Vec::new();
     for page in files.iter().filter(|path| path.starts_with(MESSAGE_PAGES)) {
         let messages = messages(&read(page));
