@@ -26,7 +26,7 @@ pub struct TimelineReport {
     pub ranks: u32,
     /// The number of operations of all ranks in the timeline.
     pub operations: u64,
-    /// The number of operations and of parts of training that the ranks left out, because there were too many.
+    /// The number of operations, steps of operations and parts of training that the ranks left out, because there were too many.
     pub left_out: u64,
     /// The largest possible error of the times of a rank relative to rank 0, in microseconds.
     pub clock_error_us: f64,
@@ -46,7 +46,10 @@ impl fmt::Display for TimelineReport {
             path.display()
         )?;
         if *left_out > 0 {
-            write!(f, "; the last {left_out} operations and parts of steps did not fit and are left out")?;
+            write!(
+                f,
+                "; the last {left_out} operations, steps and parts of training did not fit and are left out"
+            )?;
         }
         Ok(())
     }
@@ -88,10 +91,9 @@ impl Group {
         let end = if self.job.is_some() { Some(self.measure_clock(recorder)?) } else { None };
         let clock = ClockMap::new(recorder.start_offset(), end);
         let bytes = perfetto::encode(content, clock);
-        let (operations, (operations_left_out, spans_left_out)) =
-            (content.operations.len() as u64, content.left_out);
-        let summary: TimelineSummary =
-            [bytes.len() as u64, operations, operations_left_out + spans_left_out, clock.error_ns() as u64];
+        let operations = content.operations.len() as u64;
+        let left_out = content.left_out.operations + content.left_out.spans + content.left_out.parts;
+        let summary: TimelineSummary = [bytes.len() as u64, operations, left_out, clock.error_ns() as u64];
         if self.rank != Rank::ZERO {
             self.send(&summary, Rank::ZERO, CLOCK_TAG)?;
             self.send(&bytes, Rank::ZERO, CLOCK_TAG)?;

@@ -8,12 +8,15 @@ use prost::Message;
 
 use super::clock_offset::ClockMap;
 use super::event::{Direction, RecordedEvent};
+use super::operation_part::OperationPart;
 use super::span::Span;
 use super::timeline::TimelineContent;
 use crate::types::INTERNAL_GROUP_BITS;
 
 /// The number of a rank's first track for operations. The numbers below belong to the tracks of training.
 const FIRST_LANE: u64 = 16;
+/// The number of a rank's first track for the parts of operations.
+const FIRST_PART_LANE: u64 = 1 << 31;
 
 /// A file: a sequence of packets.
 #[derive(Clone, PartialEq, Message)]
@@ -132,6 +135,11 @@ pub(crate) fn encode(content: &TimelineContent, clock: ClockMap) -> Vec<u8> {
     for (lane, slices) in divide_into_lanes(operations.collect()).into_iter().enumerate() {
         trace.add_track(FIRST_LANE + lane as u64, "communication", slices);
     }
+    // Threads of the program and the thread that drives asynchronous operations may work at the same time.
+    let parts = content.parts.iter().map(|part| slice_of_part(part, clock));
+    for (lane, slices) in divide_into_lanes(parts.collect()).into_iter().enumerate() {
+        trace.add_track(FIRST_PART_LANE + lane as u64, "steps", slices);
+    }
     Trace { packet: trace.packets }.encode_to_vec()
 }
 
@@ -168,8 +176,9 @@ impl RankTrace {
             DebugAnnotation::text("version", env!("CARGO_PKG_VERSION")),
             DebugAnnotation::float("clock_error_us", clock.error_ns() as f64 / 1e3),
             DebugAnnotation::float("clock_drift_ppm", clock.drift_ppm()),
-            DebugAnnotation::number("operations_left_out", content.left_out.0),
-            DebugAnnotation::number("training_parts_left_out", content.left_out.1),
+            DebugAnnotation::number("operations_left_out", content.left_out.operations),
+            DebugAnnotation::number("training_parts_left_out", content.left_out.spans),
+            DebugAnnotation::number("steps_left_out", content.left_out.parts),
         ];
         let first = content.operations.iter().map(|event| event.submitted);
         let first = first.chain(content.spans.iter().map(|span| span.begun)).min().unwrap_or_default();
@@ -223,6 +232,14 @@ fn slice_of_span(span: &Span, clock: ClockMap) -> Slice {
     let annotations = span.step.map(|step| DebugAnnotation::number("step", step)).into_iter().collect();
     let (name, category) = (span.kind.name(), "training");
     Slice { begin: time(span.begun), end: time(span.ended), name, category, annotations }
+}
+
+fn slice_of_part(part: &OperationPart, clock: ClockMap) -> Slice {
+    let time = |time: std::time::Duration| clock.to_rank_0(time.as_nanos() as u64);
+    let annotations = part.transfer.map_or_else(Vec::new, |(peer, bytes)| {
+        vec![DebugAnnotation::number("peer", peer.get().into()), DebugAnnotation::number("bytes", bytes)]
+    });
+    Slice { begin: time(part.begun), end: time(part.ended), name: part.name, category: "step", annotations }
 }
 
 /// Returns an operation from its call to its end. `ended_ns` is the end of the timeline.

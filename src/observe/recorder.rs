@@ -14,11 +14,12 @@ use super::event::{Direction, EventNumber, EventStatus, OperationStart, Recorded
 use super::event_log::{EventLog, EventWords, Keep};
 use super::flight_record::{FlightDirectory, FlightRecord, RankIdentity};
 use super::group_counters::GroupCounters;
+use super::operation_part::OperationPart;
 #[cfg(feature = "train")]
 use super::perfetto;
 use super::span::{Span, SpanKind};
 use super::step::current_step;
-use super::timeline::{TIMELINE_OPERATIONS_MAX, TimelineContent, TimelineLog};
+use super::timeline::{LeftOut, TIMELINE_OPERATIONS_MAX, TimelineContent, TimelineLog};
 use crate::types::{LOCAL_GROUP_BIT, Rank};
 
 /// The number of operations that the flight recorder keeps.
@@ -108,6 +109,24 @@ impl Recorder {
         }
     }
 
+    /// Adds a part of an operation, from `begun` to `ended`, to the timeline. `transfer` has the peer and the bytes.
+    pub(crate) fn add_part(
+        &self,
+        name: &'static str,
+        transfer: Option<(Rank, u64)>,
+        (begun, ended): (Instant, Instant),
+    ) {
+        if let Some(timeline) = self.timeline.as_ref().filter(|timeline| timeline.is_on()) {
+            let since_epoch = |time: Instant| time.saturating_duration_since(self.epoch);
+            timeline.add_part(OperationPart {
+                name,
+                transfer,
+                begun: since_epoch(begun),
+                ended: since_epoch(ended),
+            });
+        }
+    }
+
     /// Stores the difference between the clocks of this rank and of rank 0 at the start of the job.
     pub(crate) fn set_start_offset(&self, offset: ClockOffset) {
         if let Some(timeline) = &self.timeline {
@@ -124,12 +143,19 @@ impl Recorder {
     pub(crate) fn take_timeline(&self) -> Option<TimelineContent> {
         let timeline = self.timeline.as_ref().filter(|timeline| timeline.stop())?;
         let (spans, spans_left_out) = timeline.take_spans();
+        let (parts, parts_left_out) = timeline.take_parts();
         let submitted = self.next_number.load(Ordering::Relaxed);
+        let operations_left_out = submitted.saturating_sub(TIMELINE_OPERATIONS_MAX as u64);
         Some(TimelineContent {
             identity: timeline.identity.clone(),
             operations: timeline.operations.read(&self.sites),
             spans,
-            left_out: (submitted.saturating_sub(TIMELINE_OPERATIONS_MAX as u64), spans_left_out),
+            parts,
+            left_out: LeftOut {
+                operations: operations_left_out,
+                spans: spans_left_out,
+                parts: parts_left_out,
+            },
             ended_ns: self.now().as_nanos() as u64,
         })
     }

@@ -8,12 +8,15 @@ use super::clock_offset::ClockOffset;
 use super::event::RecordedEvent;
 use super::event_log::{EventLog, Keep};
 use super::flight_record::RankIdentity;
+use super::operation_part::OperationPart;
 use super::span::Span;
 
 /// The most operations of a rank in a timeline. The first ones are kept. They take 8 MiB.
 pub(crate) const TIMELINE_OPERATIONS_MAX: usize = 1 << 17;
 /// The most parts of training of a rank in a timeline. The first ones are kept. They take some 12 MiB.
 const SPANS_MAX: usize = 1 << 18;
+/// The most parts of operations of a rank in a timeline. The first ones are kept. They take 16 MiB.
+const OPERATION_PARTS_MAX: usize = 1 << 18;
 
 /// The timeline of a rank.
 pub(crate) struct TimelineLog {
@@ -22,8 +25,8 @@ pub(crate) struct TimelineLog {
     /// not been given the option.
     pub(super) path: Option<PathBuf>,
     pub(super) operations: EventLog,
-    spans: Mutex<Vec<Span>>,
-    spans_left_out: AtomicU64,
+    spans: FirstOf<Span>,
+    parts: FirstOf<OperationPart>,
     /// False after the timeline has been written.
     is_on: AtomicBool,
     /// The difference between this rank's clock and that of rank 0 at the start of the job.
@@ -36,10 +39,47 @@ pub(crate) struct TimelineContent {
     pub(crate) identity: RankIdentity,
     pub(crate) operations: Vec<RecordedEvent>,
     pub(crate) spans: Vec<Span>,
-    /// The numbers of operations and of spans that did not fit.
-    pub(crate) left_out: (u64, u64),
+    pub(crate) parts: Vec<OperationPart>,
+    /// What did not fit.
+    pub(crate) left_out: LeftOut,
     /// When the timeline ended, in nanoseconds on the clock of the rank.
     pub(crate) ended_ns: u64,
+}
+
+/// How many entries did not fit into a timeline.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct LeftOut {
+    pub(crate) operations: u64,
+    pub(crate) spans: u64,
+    pub(crate) parts: u64,
+}
+
+/// The first entries of a list, and the number of the others. Any thread may add an entry.
+struct FirstOf<T> {
+    entries: Mutex<Vec<T>>,
+    max: usize,
+    left_out: AtomicU64,
+}
+
+impl<T> FirstOf<T> {
+    const fn new(max: usize) -> Self {
+        Self { entries: Mutex::new(Vec::new()), max, left_out: AtomicU64::new(0) }
+    }
+
+    fn add(&self, entry: T) {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        if entries.len() < self.max {
+            entries.push(entry);
+        } else {
+            self.left_out.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes the entries, and returns how many were left out.
+    fn take(&self) -> (Vec<T>, u64) {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        (std::mem::take(&mut *entries), self.left_out.load(Ordering::Relaxed))
+    }
 }
 
 impl TimelineLog {
@@ -48,8 +88,8 @@ impl TimelineLog {
             identity,
             path,
             operations: EventLog::new(TIMELINE_OPERATIONS_MAX, Keep::First),
-            spans: Mutex::default(),
-            spans_left_out: AtomicU64::new(0),
+            spans: FirstOf::new(SPANS_MAX),
+            parts: FirstOf::new(OPERATION_PARTS_MAX),
             is_on: AtomicBool::new(true),
             start: OnceLock::new(),
         }
@@ -65,17 +105,20 @@ impl TimelineLog {
     }
 
     pub(super) fn add_span(&self, span: Span) {
-        let mut spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
-        if spans.len() < SPANS_MAX {
-            spans.push(span);
-        } else {
-            self.spans_left_out.fetch_add(1, Ordering::Relaxed);
-        }
+        self.spans.add(span);
+    }
+
+    pub(super) fn add_part(&self, part: OperationPart) {
+        self.parts.add(part);
     }
 
     /// Takes the spans, and returns how many were left out.
     pub(super) fn take_spans(&self) -> (Vec<Span>, u64) {
-        let mut spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
-        (std::mem::take(&mut *spans), self.spans_left_out.load(Ordering::Relaxed))
+        self.spans.take()
+    }
+
+    /// Takes the parts of operations, and returns how many were left out.
+    pub(super) fn take_parts(&self) -> (Vec<OperationPart>, u64) {
+        self.parts.take()
     }
 }

@@ -342,7 +342,7 @@ impl<T: Transport> LinkDriver<T> {
         };
         let mut started = operations.meter.start();
         let moved = transport.send(peer, &outgoing.unsent(payload));
-        operations.meter.end(ProfilePart::Send, &mut started);
+        operations.meter.end_transfer(ProfilePart::Send, &mut started, peer, moved.bytes());
         match moved {
             TransferResult::Bytes(count) => {
                 counters.add_sent(&mut link.counters, count);
@@ -411,7 +411,7 @@ impl<T: Transport> LinkDriver<T> {
             }
             None => transport.receive(peer, &mut [IoSliceMut::new(target)]),
         };
-        operations.meter.end(ProfilePart::Receive, &mut started);
+        operations.meter.end_transfer(ProfilePart::Receive, &mut started, peer, moved.bytes());
         match moved {
             TransferResult::Bytes(count) => {
                 counters.add_received(&mut link.counters, count);

@@ -1,12 +1,14 @@
-//! The profile: how long the operations of a rank send, receive, reduce and wait. The clock is read only while the profile is
-//! on.
+//! The profile: how long the operations of a rank send, receive, reduce and wait. The timeline gets the same parts. The clock is
+//! read only while the profile or a timeline is on.
 
 use std::cell::Cell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use crate::observe::recorder::Recorder;
 use crate::schedule::Action;
+use crate::types::Rank;
 
 /// How long a job's operations on this rank have sent, received, reduced and waited while the profile was on
 /// ([`Group::set_profiling`](crate::Group::set_profiling)).
@@ -68,6 +70,16 @@ impl ProfilePart {
             Action::Reduce | Action::ReduceLast => Self::Reduce,
         }
     }
+
+    /// Returns the name of the part in a timeline; `None` if it is not in the timeline.
+    const fn step_name(self) -> Option<&'static str> {
+        match self {
+            Self::Send => Some("send"),
+            Self::Receive => Some("receive"),
+            Self::Reduce => Some("reduce"),
+            Self::Wait => None,
+        }
+    }
 }
 
 /// Measures the profile of a job. While the profile is off, a measurement costs only the reading of a flag.
@@ -78,6 +90,8 @@ pub(crate) struct Meter(Arc<ProfileCounters>);
 #[derive(Default)]
 struct ProfileCounters {
     is_on: AtomicBool,
+    /// What also gets the parts, for its timeline.
+    recorder: OnceLock<Arc<Recorder>>,
     calls: PartTimes,
     background: PartTimes,
 }
@@ -116,19 +130,53 @@ impl Meter {
         Profile { calls: spent(&self.0.calls), background: spent(&self.0.background) }
     }
 
-    /// Returns the current time; `None` while the profile is off.
+    /// Adds the parts to the timeline of `recorder` from now on.
+    pub(crate) fn record(&self, recorder: &Arc<Recorder>) {
+        self.0.recorder.get_or_init(|| Arc::clone(recorder));
+    }
+
+    /// Returns the current time; `None` while the profile is off and there is no timeline.
     pub(crate) fn start(&self) -> Option<Instant> {
-        self.0.is_on.load(Ordering::Relaxed).then(Instant::now)
+        (self.0.is_on.load(Ordering::Relaxed) || self.0.recorder.get().is_some()).then(Instant::now)
     }
 
     /// Adds the time since `started` to `part`, and sets `started` to the current time. So the clock is read only once between
     /// two parts that follow each other.
     pub(crate) fn end(&self, part: ProfilePart, started: &mut Option<Instant>) {
-        if let Some(since) = started {
-            let now = Instant::now();
+        if let Some((begun, ended)) = self.add(part, started) {
+            self.add_to_timeline(part, None, (begun, ended));
+        }
+    }
+
+    /// Like [`end`](Self::end), after a call that has tried to move bytes between this rank and a peer. If it has moved none, the
+    /// timeline does not get the call.
+    pub(crate) fn end_transfer(
+        &self,
+        part: ProfilePart,
+        started: &mut Option<Instant>,
+        peer: Rank,
+        moved: Option<usize>,
+    ) {
+        if let (Some(times), Some(bytes)) = (self.add(part, started), moved) {
+            self.add_to_timeline(part, Some((peer, bytes as u64)), times);
+        }
+    }
+
+    /// Adds the time since `started` to the profile, sets `started` to the current time, and returns both times.
+    fn add(&self, part: ProfilePart, started: &mut Option<Instant>) -> Option<(Instant, Instant)> {
+        let since = started.as_mut()?;
+        let (begun, now) = (*since, Instant::now());
+        if self.0.is_on.load(Ordering::Relaxed) {
             let parts = if IN_BACKGROUND.get() { &self.0.background } else { &self.0.calls };
-            parts[part as usize].fetch_add((now - *since).as_nanos() as u64, Ordering::Relaxed);
-            *since = now;
+            parts[part as usize].fetch_add((now - begun).as_nanos() as u64, Ordering::Relaxed);
+        }
+        *since = now;
+        Some((begun, now))
+    }
+
+    fn add_to_timeline(&self, part: ProfilePart, transfer: Option<(Rank, u64)>, times: (Instant, Instant)) {
+        if let (Some(name), Some(recorder)) = (part.step_name(), self.0.recorder.get()) {
+            recorder.add_part(name, transfer, times);
         }
     }
 

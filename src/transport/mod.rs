@@ -32,6 +32,16 @@ pub enum TransferResult {
     Corrupt(String),
 }
 
+impl TransferResult {
+    /// Returns how many bytes were moved; `None` if none were.
+    pub const fn bytes(&self) -> Option<usize> {
+        match self {
+            Self::Bytes(count) => Some(*count),
+            Self::Blocked | Self::Lost(_) | Self::Corrupt(_) => None,
+        }
+    }
+}
+
 /// Links to peers. A link is an ordered stream of bytes in each direction. [`Transport::connect`] opens a link.
 ///
 /// No method blocks, and no method reads a clock: the caller passes the current time.

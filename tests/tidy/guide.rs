@@ -2,6 +2,7 @@
 //! the sources.
 
 use std::fs;
+use std::path::Path;
 
 use super::pages::all_files;
 use super::repository_root;
@@ -75,10 +76,10 @@ fn the_table_of_contents_names_every_page() {
 fn the_messages_that_the_guide_explains_exist() {
     let files = all_files();
     let is_source = |path: &&String| {
-        (path.starts_with("src/") && path.ends_with(".rs") && !path.ends_with("tests.rs"))
-            || (path.starts_with("src/") && path.ends_with(".py"))
-            || (path.starts_with("bindings/python/src/") && path.ends_with(".rs"))
-            || (path.starts_with("bindings/python/python/") && path.ends_with(".py"))
+        let is_code =
+            Path::new(path).extension().is_some_and(|extension| extension == "rs" || extension == "py");
+        let folders = ["src/", "bindings/python/src/", "bindings/python/python/"];
+        is_code && folders.iter().any(|folder| path.starts_with(folder)) && !path.ends_with("tests.rs")
     };
     // A message in a test may no longer exist.
     let without_tests = |text: String| text.split("mod tests {").next().unwrap_or_default().to_owned();

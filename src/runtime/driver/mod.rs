@@ -143,6 +143,9 @@ impl Driver {
     pub(crate) fn start_recording(&self, recorder: &Arc<Recorder>) {
         self.shared.lock().recorder = Some(Arc::clone(recorder));
         self.shared.recorder.get_or_init(|| Arc::clone(recorder));
+        if recorder.has_timeline() {
+            self.shared.meter.record(recorder);
+        }
     }
 
     /// Returns the meter that measures how long sending, receiving, reducing and waiting take.

@@ -138,6 +138,12 @@ def test_perfetto_reads_the_timeline_of_a_training_run(tmp_path: Path, transport
         data = [part for part in slices[rank] if part.track == "communication"]
         assert all(part.values["result"] == "completed" for part in data)
         assert {part.values["bytes"] for part in data if part.name == "all_reduce"} - {0}
+        steps = [part for part in slices[rank] if part.track == "steps"]
+        assert {"send", "reduce"} <= {part.name for part in steps} <= {"send", "receive", "reduce"}
+        # Over links, a step names the peer and the bytes of one call.
+        sent = sum(part.values["bytes"] for part in steps if part.name == "send" and "peer" in part.values)
+        if transport == "tcp":
+            assert sent > sum(part.values["bytes"] for part in data) / 4
         description = descriptions[rank]
         assert (description["rank"], description["ranks"], description["operations_left_out"]) == (rank, 2, 0)
 
