@@ -101,16 +101,19 @@ pub(super) fn run_doctor(
 
 /// Changes a plan to one process on each host. Also returns the names of the hosts, in the order of the ranks.
 fn check_plan(mut plan: LaunchPlan) -> (LaunchPlan, Vec<String>) {
-    let one_rank = |share: RankShare| RankShare { first: share.host, count: share.count.min(1), ..share };
+    let one_rank = |share: &mut RankShare| {
+        share.ranks.truncate(1);
+        share.ranks.fill(share.host);
+    };
     let mut hosts: Vec<(u32, String)> = Vec::new();
-    if plan.share.count > 0 {
+    if plan.share.count() > 0 {
         hosts.push((plan.share.host, host_name()));
     }
-    plan.share = one_rank(plan.share);
+    one_rank(&mut plan.share);
     for host in &mut plan.remote_hosts {
         let name = host.name.rsplit('@').next().unwrap_or_default();
         hosts.push((host.share.host, name.to_owned()));
-        host.share = one_rank(host.share);
+        one_rank(&mut host.share);
     }
     hosts.sort();
     let names: Vec<String> = hosts.into_iter().map(|(_, name)| name).collect();

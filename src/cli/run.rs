@@ -23,23 +23,26 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
+use clap::parser::ValueSource;
 use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser, ValueHint};
 
 use self::firewall::firewall_rules;
-use self::hosts::{HostOptions, JobHosts, place_ranks};
+use self::hosts::{HostOptions, JobHosts, RankOrder, place_ranks};
 use self::ports::check_port_count;
 use self::programs::{ProgramArgs, into_rank_programs, refuse_job_options, total_ranks};
 use self::rank_count::RankCount;
-use self::values::{parse_binding, parse_mpi4py, parse_positive_seconds, parse_seconds, parse_stdin_reader};
+use self::values::{
+    parse_binding, parse_mpi4py, parse_positive_seconds, parse_rank_order, parse_seconds, parse_stdin_reader,
+};
 use super::print_error::print_error;
 use super::version::LONG_VERSION;
 use crate::exit::Exit;
 use crate::launch::{
     self, AGENT_OPTION, FailurePolicy, InterfaceFilter, LaunchLimits, LaunchPlan, Mpi4py, OutputFormat,
-    RankProgram, RankShare, SshOptions, StdinReader, Verbosity,
+    RankProgram, SshOptions, StdinReader, Verbosity,
 };
 use crate::rendezvous::PortRange;
-use crate::types::{Rank, WorldSize};
+use crate::types::WorldSize;
 
 /// Runs COMMAND as N ranks of one job, on this machine or on several hosts.
 #[derive(Parser, Debug)]
@@ -71,6 +74,11 @@ struct RunArgs {
     /// Read the list of hosts from FILE instead of from --host. Each line is HOST, HOST:N or HOST slots=N. A # begins a comment.
     #[arg(long, value_name = "FILE", conflicts_with = "hosts")]
     hostfile: Option<PathBuf>,
+
+    /// The order in which the ranks are placed on the hosts. slot: fill the first host, then the next. node: one rank on each
+    /// host in turn.
+    #[arg(long, value_name = "ORDER", default_value = "slot", value_parser = parse_rank_order)]
+    map_by: RankOrder,
 
     /// The port of sshd on the other hosts.
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
@@ -120,6 +128,10 @@ struct RunArgs {
     #[arg(long, overrides_with = "tag_output", action = ArgAction::SetTrue)]
     no_tag_output: bool,
 
+    /// Begin each line of output with the date and the time (UTC) at which ringrun has received it, before the tag.
+    #[arg(long)]
+    timestamp_output: bool,
+
     /// Also write each rank's output to DIR/rank.N/stdout and DIR/rank.N/stderr.
     #[arg(long, visible_alias = "output-filename", value_name = "DIR")]
     output_dir: Option<PathBuf>,
@@ -141,9 +153,9 @@ struct RunArgs {
     )]
     mpi4py: Option<Mpi4py>,
 
-    /// The rank that reads the standard input of ringrun: 0 or none. The standard input of all other ranks is /dev/null.
-    /// If the standard input of ringrun is a terminal, 0 means none.
-    #[arg(long, value_name = "RANK", default_value = "0", value_parser = parse_stdin_reader)]
+    /// The ranks that read the standard input of ringrun: 0, all or none. With all, each rank gets a copy. The standard input of
+    /// the other ranks is /dev/null. If the standard input of ringrun is a terminal, no rank reads it.
+    #[arg(long, value_name = "RANKS", default_value = "0", value_parser = parse_stdin_reader)]
     stdin: StdinReader,
 
     /// Run the ranks in the working directory DIR.
@@ -260,7 +272,8 @@ fn parse_launch_plan(arguments: Vec<OsString>) -> Result<LaunchPlan, clap::Error
 /// The checked options of a command line.
 struct ParsedArguments {
     job: RunArgs,
-    given: GivenOptions,
+    /// Whether the user has given `--start-timeout`.
+    has_start_timeout: bool,
     /// The options of each program, also of the first.
     programs: Vec<ProgramArgs>,
 }
@@ -275,8 +288,7 @@ fn parse_arguments(arguments: Vec<OsString>) -> Result<ParsedArguments, clap::Er
         Ok::<_, clap::Error>((command.try_get_matches_from_mut(translated)?, next))
     };
     let (matches, mut next) = parse_part(&mut command, arguments)?;
-    let is_given = |option| matches.value_source(option) == Some(clap::parser::ValueSource::CommandLine);
-    let given = GivenOptions { start_timeout: is_given("start_timeout"), stdin: is_given("stdin") };
+    let has_start_timeout = matches.value_source("start_timeout") == Some(ValueSource::CommandLine);
     let mut job = RunArgs::from_arg_matches(&matches)?;
     let mut programs = vec![job.take_program()];
     while let Some(part) = next {
@@ -286,7 +298,7 @@ fn parse_arguments(arguments: Vec<OsString>) -> Result<ParsedArguments, clap::Er
         next = after;
     }
     job.ranks = total_ranks(&programs).map_err(error_without_usage)?;
-    Ok(ParsedArguments { job, given, programs })
+    Ok(ParsedArguments { job, has_start_timeout, programs })
 }
 
 /// Prints the rules that the firewalls need.
@@ -316,6 +328,7 @@ impl RunArgs {
             ranks_per_host: self.ranks_per_host,
             hosts: &self.hosts,
             hostfile: self.hostfile.as_deref(),
+            order: self.map_by,
         })?;
         if let Some(ports) = self.port {
             check_port_count(ports, &hosts)?;
@@ -329,22 +342,15 @@ fn error_without_usage(text: String) -> clap::Error {
     clap::Error::raw(ErrorKind::ValueValidation, text + "\n")
 }
 
-/// Whether the user has given some options that have default values.
-#[derive(Clone, Copy)]
-struct GivenOptions {
-    start_timeout: bool,
-    stdin: bool,
-}
-
 /// Checks that the options can be used together, and converts them to a plan.
 fn into_plan(parsed: ParsedArguments) -> Result<LaunchPlan, String> {
-    let ParsedArguments { job: args, given, programs } = parsed;
+    let ParsedArguments { job: args, has_start_timeout, programs } = parsed;
     let JobHosts { world, share, remote_hosts } = args.place_ranks()?;
     let mut start_timeout = args.start_timeout;
     if let Some(job_timeout) = args.job_timeout
         && job_timeout < start_timeout
     {
-        if given.start_timeout {
+        if has_start_timeout {
             return Err(
                 "--job-timeout is shorter than --start-timeout: the start could never time out".to_owned()
             );
@@ -364,7 +370,6 @@ fn into_plan(parsed: ParsedArguments) -> Result<LaunchPlan, String> {
         interfaces: args.interface,
         ports: args.port,
         world,
-        share,
         remote_hosts,
         ssh: SshOptions {
             port: args.ssh_port,
@@ -379,8 +384,9 @@ fn into_plan(parsed: ParsedArguments) -> Result<LaunchPlan, String> {
         },
         programs,
         mpi4py: args.mpi4py.unwrap_or(Mpi4py::Refused),
-        stdin_reader: choose_stdin_reader(args.stdin, given.stdin, share)?,
-        output_format: if args.no_tag_output { OutputFormat::Raw } else { OutputFormat::Tagged },
+        stdin_reader: args.stdin,
+        share,
+        output_format: choose_output_format(args.no_tag_output, args.timestamp_output)?,
         output_dir: args.output_dir,
         limits: LaunchLimits {
             start_timeout,
@@ -396,18 +402,16 @@ fn into_plan(parsed: ParsedArguments) -> Result<LaunchPlan, String> {
     })
 }
 
-/// Returns which rank reads the standard input of ringrun. Only a rank on this host can read it.
-fn choose_stdin_reader(reader: StdinReader, is_given: bool, share: RankShare) -> Result<StdinReader, String> {
-    if reader == StdinReader::NoRank || share.contains(Rank::ZERO) {
-        return Ok(reader);
+/// Returns the format in which ringrun prints lines.
+fn choose_output_format(no_tag_output: bool, timestamp_output: bool) -> Result<OutputFormat, String> {
+    match (no_tag_output, timestamp_output) {
+        (false, false) => Ok(OutputFormat::Tagged),
+        (false, true) => Ok(OutputFormat::Timestamped),
+        (true, false) => Ok(OutputFormat::Raw),
+        (true, true) => {
+            Err("--timestamp-output: the time is part of the tag; leave --no-tag-output out".to_owned())
+        }
     }
-    if is_given {
-        return Err(
-            "--stdin 0: rank 0 runs on another host, so it cannot read it; name this host first in --host"
-                .to_owned(),
-        );
-    }
-    Ok(StdinReader::NoRank)
 }
 
 /// Refuses `--tolerate-failures` for jobs that cannot continue after a rank has failed.

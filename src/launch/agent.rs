@@ -86,7 +86,9 @@ fn receive_description(link: &mut FrameLink) -> Result<Option<JobDescription>, S
                 ToAgent::Prepare(description) => return Ok(Some(*description)),
                 _ => return Err("the first message of ringrun does not describe a job".to_owned()),
             },
-            Some(AgentFrame::Output { .. }) => return Err("ringrun sent output".to_owned()),
+            Some(AgentFrame::Output { .. } | AgentFrame::Input(_)) => {
+                return Err("the first message of ringrun does not describe a job".to_owned());
+            }
             None if link.has_ended() => return Ok(None),
             None => {}
         }
@@ -125,6 +127,8 @@ struct Agent<'a> {
     _port: ReservedPort,
     /// Messages of ringrun that have arrived, and have not been handled.
     messages: Vec<ToAgent>,
+    /// How much of the input the ranks have taken, as ringrun knows it.
+    reported_input: Option<u64>,
     /// Whether ringrun has ended, or has broken a rule.
     is_alone: bool,
     /// Whether all output has been passed on.
@@ -164,6 +168,7 @@ impl<'a> Agent<'a> {
             address,
             _port: port,
             messages: Vec::new(),
+            reported_input: None,
             is_alone: false,
             is_drained: false,
         })
@@ -189,7 +194,7 @@ impl<'a> Agent<'a> {
         let processors = self.processors.as_ref();
         let variables = JobVariables {
             world: self.plan.world,
-            share: self.plan.share,
+            share: self.plan.share.clone(),
             rendezvous: description.rendezvous,
             listen: self.plan.interfaces.as_ref().map(|_| self.address),
             ports: self.plan.ports,
@@ -218,8 +223,7 @@ impl<'a> Agent<'a> {
         inherited: &[(OsString, OsString)],
     ) -> Result<(), LaunchError> {
         let Some(processors) = &self.processors else { return Ok(()) };
-        let HostJob { rank_processes, output, .. } = &mut self.host;
-        self.local_ranks.start(&self.plan, processors, variables, inherited, rank_processes, output)
+        self.local_ranks.start(&self.plan, processors, variables, inherited, &mut self.host)
     }
 
     fn send(&mut self, message: &FromAgent) {
@@ -230,7 +234,6 @@ impl<'a> Agent<'a> {
     /// alone, or gets a signal itself.
     fn run_event_loop(&mut self, mut supervisor: Supervisor) -> Result<(), LaunchError> {
         // The supervisor numbers the ranks of this host from 0.
-        let first = self.plan.share.first;
         supervisor.handle_job_start();
         while !supervisor.is_over() {
             let timeout =
@@ -248,8 +251,10 @@ impl<'a> Agent<'a> {
                     self.host.rank_processes.send_signal(signal);
                 }
             }
-            let local_ends: Vec<_> =
-                ended_ranks.iter().map(|&(rank, end)| (Rank::new(rank.get() - first), end)).collect();
+            let local_ends: Vec<_> = ended_ranks
+                .iter()
+                .map(|&(rank, end)| (Rank::new(self.plan.share.local_rank(rank)), end))
+                .collect();
             supervisor.handle_rank_ends(&local_ends, now);
             for (rank, end) in ended_ranks {
                 self.send(&FromAgent::Ended { rank: rank.get(), end });
@@ -301,6 +306,16 @@ impl<'a> Agent<'a> {
                     Err(_) => is_broken = true,
                 },
                 AgentFrame::Output { .. } => is_broken = true,
+                AgentFrame::Input(bytes) => {
+                    self.host.input_feed.iter_mut().for_each(|feed| feed.push(&bytes));
+                }
+            }
+        }
+        if let Some(feed) = &mut self.host.input_feed {
+            feed.advance();
+            let taken = feed.taken();
+            if mem::replace(&mut self.reported_input, taken) != taken {
+                self.link.send(&encode_message(&FromAgent::InputTaken(taken)));
             }
         }
         if is_broken && !mem::replace(&mut self.is_alone, true) {

@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, waitpid};
 use super::agent_messages::{AgentHello, FromAgent, OUTPUT_CREDIT_BYTES, TEXT_CHARS_MAX, ToAgent};
 use super::error::HostError;
 use super::frame_link::FrameLink;
-use super::frames::{AgentFrame, FrameReader, encode_message};
+use super::frames::{AgentFrame, FrameReader, encode_input, encode_message};
 use super::outcome::{RankEnd, RankPlace};
 use super::output_messages::OutputCommandSender;
 use super::plan::RemoteHost;
@@ -83,6 +83,10 @@ pub(super) struct AgentLink {
     note_count: usize,
     /// The number of streams of ranks that have ended.
     ended_stream_count: usize,
+    /// The bytes of the standard input that ringrun has sent, and those that the ranks have taken; `None` if no rank of the host
+    /// reads it.
+    input_sent: u64,
+    input_taken: Option<u64>,
 }
 
 impl AgentLink {
@@ -121,6 +125,8 @@ impl AgentLink {
             unprinted_bytes: 0,
             note_count: 0,
             ended_stream_count: 0,
+            input_sent: 0,
+            input_taken: None,
         })
     }
 
@@ -153,6 +159,24 @@ impl AgentLink {
     pub(super) fn add_credit(&mut self, bytes: usize) {
         self.unprinted_bytes = self.unprinted_bytes.saturating_sub(bytes);
         self.send(&ToAgent::OutputCredit(bytes));
+    }
+
+    /// Records that ranks of the host read the standard input of ringrun.
+    pub(super) fn expect_input(&mut self) {
+        self.input_taken = Some(0);
+    }
+
+    /// Sends a part of the standard input if ranks of the host read it. No bytes mean that the input has ended.
+    pub(super) fn send_input(&mut self, bytes: &[u8]) {
+        if self.failure.is_none() && self.input_taken.is_some() {
+            self.input_sent += bytes.len() as u64;
+            self.link.send(&encode_input(bytes));
+        }
+    }
+
+    /// Returns how many bytes of the standard input the ranks of the host have taken, or `None` if none of them reads it.
+    pub(super) fn input_taken(&self) -> Option<u64> {
+        self.input_taken.filter(|_| self.failure.is_none() && self.phase != AgentPhase::Finished)
     }
 
     /// Returns the place of each rank of the host, for messages.
@@ -254,13 +278,14 @@ impl AgentLink {
                 self.unprinted_bytes += bytes.len();
                 self.ended_stream_count += usize::from(bytes.is_empty());
                 if self.unprinted_bytes > OUTPUT_CREDIT_BYTES
-                    || self.ended_stream_count > STREAMS_PER_RANK * self.host.share.count as usize
+                    || self.ended_stream_count > STREAMS_PER_RANK * self.host.share.count() as usize
                 {
                     return Err("it sent more output than ringrun has allowed".to_owned());
                 }
                 output.add_remote_bytes(index, rank, stream, bytes);
                 Ok(())
             }
+            AgentFrame::Input(_) => Err("it sent standard input".to_owned()),
             AgentFrame::Message(body) => self.handle_message(AgentFrame::parse(&body)?, output, ended_ranks),
         }
     }
@@ -291,12 +316,12 @@ impl AgentLink {
                 self.failure = Some(HostError { host, exit_code: exit_code.max(1), reason });
             }
             (AgentPhase::Ready, FromAgent::Started { pids })
-                if pids.len() == self.host.share.count as usize =>
+                if pids.len() == self.host.share.count() as usize =>
             {
                 (self.pids, self.phase) = (pids, AgentPhase::Started);
             }
             (AgentPhase::Greeted | AgentPhase::Ready | AgentPhase::Started, FromAgent::Note(text))
-                if self.note_count < NOTES_MAX + self.host.share.count as usize =>
+                if self.note_count < NOTES_MAX + self.host.share.count() as usize =>
             {
                 self.note_count += 1;
                 output.print_message(&format!("host {}: {}", self.host.name, printable(&text)));
@@ -306,6 +331,11 @@ impl AgentLink {
                 let index = self.running.iter().position(|&running| running == rank);
                 self.running.swap_remove(index.ok_or("it said that a rank has ended that does not run")?);
                 ended_ranks.push((rank, end));
+            }
+            (AgentPhase::Started, FromAgent::InputTaken(taken))
+                if taken.is_none_or(|taken| taken <= self.input_sent) =>
+            {
+                self.input_taken = taken.filter(|_| self.input_taken.is_some());
             }
             (AgentPhase::Started, FromAgent::Record { rank, record }) => {
                 let rank = Rank::new(rank);

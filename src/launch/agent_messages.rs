@@ -7,8 +7,10 @@
 //!               | <---- Ready or Refused ------ |
 //!               | -------- Start -------------> |   when all agents are ready
 //!               | <------- Started ------------ |   the process ids
-//!               | -- Signal, OutputCredit ----> |
-//!               | <-- output, Ended, Note ----- |
+//!               | -- input, Signal,             |
+//!               |    OutputCredit ------------> |
+//!               | <-- output, InputTaken,       |
+//!               |     Ended, Note ------------- |
 //!               | <-- Record, Finished -------- |   when all ranks of the host have ended
 //! ```
 //!
@@ -21,7 +23,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 use super::outcome::RankEnd;
-use super::plan::{Binding, Mpi4py, RankProgram};
+use super::plan::{Binding, Mpi4py, RankProgram, StdinReader};
 use super::share::RankShare;
 use crate::rendezvous::PortRange;
 
@@ -58,6 +60,7 @@ pub(super) struct JobDescription {
     /// The virtual environment of Python in which ringrun runs.
     pub(super) virtual_environment: Option<OsString>,
     pub(super) mpi4py: Mpi4py,
+    pub(super) stdin_reader: StdinReader,
     pub(super) binding: Binding,
     pub(super) report_bindings: bool,
     pub(super) kill_after_ms: u64,
@@ -96,6 +99,8 @@ pub(super) enum FromAgent {
         rank: u32,
         end: RankEnd,
     },
+    /// The ranks of the host have taken this number of bytes of the input; `None` if none of them reads any more.
+    InputTaken(Option<u64>),
     /// The exit record of a rank, encoded.
     Record {
         rank: u32,

@@ -14,7 +14,7 @@ use super::error::{HostError, LaunchError};
 use super::interfaces::{InterfaceFilter, choose_address};
 use super::outcome::{RankEnd, RankPlace};
 use super::output_messages::OutputCommandSender;
-use super::plan::RemoteHost;
+use super::plan::{RemoteHost, StdinReader};
 use super::rank_processes::RankProcesses;
 use super::ssh::AgentStarter;
 use crate::exit::Exit;
@@ -187,6 +187,26 @@ impl Agents {
             let message = message(&link.host);
             link.send(&message);
         }
+    }
+
+    /// Records which hosts have ranks that read the standard input of ringrun. Returns whether there is such a host.
+    pub(super) fn expect_input(&mut self, reader: StdinReader) -> bool {
+        let reads = |link: &&mut AgentLink| match reader {
+            StdinReader::NoRank => false,
+            StdinReader::RankZero => link.host.share.contains(Rank::ZERO),
+            StdinReader::AllRanks => true,
+        };
+        self.links.iter_mut().filter(reads).map(AgentLink::expect_input).count() > 0
+    }
+
+    /// Sends a part of the standard input to the hosts whose ranks read it.
+    pub(super) fn send_input(&mut self, bytes: &[u8]) {
+        self.links.iter_mut().for_each(|link| link.send_input(bytes));
+    }
+
+    /// Returns how many bytes of the standard input the ranks on other hosts have taken, or `None` if none of them reads it.
+    pub(super) fn input_taken(&self) -> Option<u64> {
+        self.links.iter().filter_map(AgentLink::input_taken).min()
     }
 
     /// Allows an agent to send as many bytes as ringrun has printed.

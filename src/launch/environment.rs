@@ -51,7 +51,7 @@ pub struct JobVariables {
 }
 
 /// Returns the value of [`HOST_JOB_VARIABLE`].
-pub(super) fn host_job_id(job_id: &str, share: RankShare) -> String {
+pub(super) fn host_job_id(job_id: &str, share: &RankShare) -> String {
     format!("{job_id}.{}", share.host)
 }
 
@@ -59,7 +59,7 @@ pub(super) fn host_job_id(job_id: &str, share: RankShare) -> String {
 pub fn rank_environment(rank: Rank, job: &JobVariables) -> Vec<(String, String)> {
     let status_columns = job.status_columns.filter(|_| rank == Rank::ZERO);
     let local_rank = job.share.local_rank(rank).to_string();
-    let local_size = job.share.count.to_string();
+    let local_size = job.share.count().to_string();
     let rank = rank.to_string();
     let size = job.world.to_string();
     let ringtrain = [
@@ -70,7 +70,7 @@ pub fn rank_environment(rank: Rank, job: &JobVariables) -> Vec<(String, String)>
         ("RING_RENDEZVOUS", job.rendezvous.to_string()),
         ("RING_SECRET", job.secret.clone()),
         ("RING_JOB_ID", job.job_id.clone()),
-        (HOST_JOB_VARIABLE, host_job_id(&job.job_id, job.share)),
+        (HOST_JOB_VARIABLE, host_job_id(&job.job_id, &job.share)),
         ("RING_START_TIMEOUT_MS", job.start_timeout.as_millis().to_string()),
         ("RING_LOCAL_PROCESSORS", job.exclusive_processors.to_string()),
     ];
@@ -123,7 +123,7 @@ mod tests {
     fn job_variables(omp_threads: Option<usize>) -> JobVariables {
         JobVariables {
             world: WorldSize::new(4).unwrap(),
-            share: RankShare { first: 2, count: 2, host: 1, hosts: 2 },
+            share: RankShare { ranks: vec![2, 3], host: 1, hosts: 2 },
             rendezvous: "127.0.0.1:4321".parse().unwrap(),
             listen: Some("10.0.0.4".parse().unwrap()),
             ports: Some("7000-7010".parse().unwrap()),
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn only_rank_0_can_show_its_progress() {
         let find = |rank| {
-            let share = RankShare { first: 0, count: 4, host: 0, hosts: 1 };
+            let share = RankShare::whole(WorldSize::new(4).unwrap());
             let variables = rank_environment(Rank::new(rank), &JobVariables { share, ..job_variables(None) });
             variables.into_iter().find(|(name, _)| name == STATUS_COLUMNS_VARIABLE).map(|(_, value)| value)
         };

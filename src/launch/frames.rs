@@ -1,7 +1,8 @@
 //! The frames that ringrun and its agents on other hosts exchange through ssh, and their limits. This module performs no IO.
 //!
 //! A frame is a length (u32, little-endian), a kind (1 byte) and a body of this length. The body of kind 0 is a message in
-//! JSON. The body of kind 1 is output of a rank: the rank (u32, little-endian), the stream (0 or 1), and the bytes.
+//! JSON. The body of kind 1 is output of a rank: the rank (u32, little-endian), the stream (0 or 1), and the bytes. The body of
+//! kind 2 is a part of the standard input of ringrun.
 //!
 //! An agent begins with [`MAGIC`]. The shell that starts the agent may print text before, for example from `.bashrc`.
 
@@ -31,6 +32,7 @@ const HEADER_BYTES: usize = 5;
 const OUTPUT_HEADER_BYTES: usize = 5;
 const MESSAGE_KIND: u8 = 0;
 const OUTPUT_KIND: u8 = 1;
+const INPUT_KIND: u8 = 2;
 const _: () = assert!(OUTPUT_HEADER_BYTES + OUTPUT_BYTES_MAX <= BODY_FROM_AGENT_BYTES_MAX);
 
 /// A frame that has arrived.
@@ -40,6 +42,8 @@ pub(super) enum AgentFrame {
     Message(Vec<u8>),
     /// Output of a rank. No bytes mean that the stream has ended.
     Output { rank: Rank, stream: OutputStream, bytes: Vec<u8> },
+    /// A part of the standard input of ringrun. No bytes mean that the input has ended.
+    Input(Vec<u8>),
 }
 
 impl AgentFrame {
@@ -58,6 +62,11 @@ pub(super) fn encode_message(message: &impl Serialize) -> Vec<u8> {
 /// Returns the frame of output of a rank, of at most [`OUTPUT_BYTES_MAX`] bytes.
 pub(super) fn encode_output(rank: Rank, stream: OutputStream, bytes: &[u8]) -> Vec<u8> {
     encode_frame(OUTPUT_KIND, &[&rank.get().to_le_bytes(), &[stream as u8], bytes])
+}
+
+/// Returns the frame of a part of the standard input.
+pub(super) fn encode_input(bytes: &[u8]) -> Vec<u8> {
+    encode_frame(INPUT_KIND, &[bytes])
 }
 
 fn encode_frame(kind: u8, parts: &[&[u8]]) -> Vec<u8> {
@@ -133,6 +142,7 @@ impl FrameReader {
 fn parse_body(kind: u8, body: &[u8]) -> Result<AgentFrame, String> {
     match kind {
         MESSAGE_KIND => Ok(AgentFrame::Message(body.to_vec())),
+        INPUT_KIND => Ok(AgentFrame::Input(body.to_vec())),
         OUTPUT_KIND => {
             let Some((&[a, b, c, d, stream], bytes)) = body.split_first_chunk::<OUTPUT_HEADER_BYTES>() else {
                 return Err("it sent output without a rank".into());
@@ -169,10 +179,12 @@ mod tests {
     #[test]
     fn frames_are_read_in_any_pieces_and_after_text_of_the_shell() {
         let output = encode_output(Rank::new(7), OutputStream::Stderr, b"a\nb");
-        let bytes = [&b"Welcome to b!\n"[..], MAGIC, &encode_message(&"hello"), &output].concat();
+        let input = encode_input(b"in");
+        let bytes = [&b"Welcome to b!\n"[..], MAGIC, &encode_message(&"hello"), &output, &input].concat();
         let expected = [
             AgentFrame::Message(b"\"hello\"".to_vec()),
             AgentFrame::Output { rank: Rank::new(7), stream: OutputStream::Stderr, bytes: b"a\nb".to_vec() },
+            AgentFrame::Input(b"in".to_vec()),
         ];
         assert_eq!(read(FrameReader::of_agent(), &bytes).unwrap(), expected);
     }

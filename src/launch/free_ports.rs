@@ -17,7 +17,7 @@ const LISTED_PORTS_MAX: usize = 8;
 /// If fewer ports are free than this host has ranks, or the operating system does not let a program listen on them.
 pub(super) fn check_ports(plan: &LaunchPlan, address: IpAddr) -> Result<(), LaunchError> {
     let Some(ports) = plan.ports else { return Ok(()) };
-    let needed = plan.share.count as usize;
+    let needed = plan.share.count() as usize;
     let (mut free, mut used) = (0, Vec::new());
     for port in ports.ports_from(0) {
         if free == needed {

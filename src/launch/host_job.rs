@@ -8,9 +8,10 @@ use mio::{Events, Poll, Token, Waker};
 
 use super::environment::host_job_id;
 use super::error::LaunchError;
+use super::input_feed::InputFeed;
 use super::output::Output;
 use super::output_messages::OutputTarget;
-use super::plan::LaunchPlan;
+use super::plan::{LaunchPlan, StdinReader};
 use super::rank_processes::RankProcesses;
 use super::signals::Signals;
 use super::watchdog::Watchdog;
@@ -27,10 +28,12 @@ pub(super) struct HostJob {
     pub(super) poll: Poll,
     pub(super) output: Output,
     pub(super) rank_processes: RankProcesses,
+    /// Copies the standard input of ringrun to the ranks; `None` if rank 0 inherits it.
+    pub(super) input_feed: Option<InputFeed>,
     signals: Signals,
     /// The waker with which the output thread wakes the poll. The job also owns the waker: a wake-up would be lost if
     /// the output thread were the only owner, and dropped the waker before the poll returns.
-    _waker: Arc<Waker>,
+    pub(super) waker: Arc<Waker>,
     has_warned_of_lost_watchdog: bool,
 }
 
@@ -55,9 +58,13 @@ impl HostJob {
         let signals = Signals::register(poll.registry(), FIRST_SIGNAL_TOKEN)
             .map_err(system_error("the signal handlers"))?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKE_TOKEN).map_err(system_error("an eventfd"))?);
-        let watchdog = Watchdog::start(&host_job_id(job_id, plan.share))
+        let watchdog = Watchdog::start(&host_job_id(job_id, &plan.share))
             .map_err(system_error("the watchdog process"))?;
-        let rank_processes = RankProcesses::new(watchdog, plan.share.first);
+        let rank_processes = RankProcesses::new(watchdog, plan.share.ranks().collect());
+        // The agents of other hosts have no standard input that ranks could inherit.
+        let copies_input =
+            matches!(target, OutputTarget::Launcher(_)) || plan.stdin_reader == StdinReader::AllRanks;
+        let input_feed = copies_input.then(InputFeed::default);
         let output = Output::start(plan.world, target, Arc::clone(&waker))
             .map_err(system_error("the output thread"))?;
         Ok(Self {
@@ -65,8 +72,9 @@ impl HostJob {
             poll,
             output,
             rank_processes,
+            input_feed,
             signals,
-            _waker: waker,
+            waker,
             has_warned_of_lost_watchdog: false,
         })
     }

@@ -5,9 +5,10 @@
 //! The loop waits for all events in a single poll, at most until the supervisor's next deadline. The ranks of this host and the
 //! [agents](super::agents) of other hosts are sources of the same events.
 
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::mem;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::sync::mpsc::TryRecvError;
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,8 @@ use super::environment::JobVariables;
 use super::error::LaunchError;
 use super::free_ports::check_ports;
 use super::host_job::HostJob;
+use super::input_feed::InputFeed;
+use super::input_reader::InputReader;
 use super::job_description::describe_job;
 use super::local_ranks::{LocalProcessors, LocalRanks, ReservedPort};
 use super::outcome::{
@@ -47,7 +50,7 @@ const OTHER_FAILURES_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Runs the job and returns the exit code of ringrun.
 pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
-    let local_ranks = (plan.share.count > 0).then(|| LocalRanks::find(plan)).transpose()?;
+    let local_ranks = (plan.share.count() > 0).then(|| LocalRanks::find(plan)).transpose()?;
     let files = match &plan.output_dir {
         Some(output_dir) => OutputFiles::create(output_dir, plan.world)
             .map_err(|(path, source)| LaunchError::OutputDir { path, source })?,
@@ -61,7 +64,7 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     check_ports(plan, address)?;
     let mut variables = JobVariables {
         world: plan.world,
-        share: plan.share,
+        share: plan.share.clone(),
         rendezvous: server.address(),
         listen: plan.interfaces.as_ref().map(|_| address),
         ports: plan.ports,
@@ -82,10 +85,10 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
         ReservedPort::new().map_err(|source| LaunchError::System { resource: "a free port", source })?;
     variables.master = job.agents.master().unwrap_or(SocketAddr::new(server.address().ip(), port.port));
     if let (Some(local_ranks), Some(processors)) = (&local_ranks, &processors) {
-        let HostJob { rank_processes, output, .. } = &mut job.host;
-        local_ranks.start(plan, processors, &variables, &[], rank_processes, output)?;
+        local_ranks.start(plan, processors, &variables, &[], &mut job.host)?;
     }
     job.start_remote_ranks(variables.master)?;
+    job.start_input()?;
     let supervisor = Supervisor::new(plan.limits, plan.failure_policy, job.places());
     let (outcome, rank_statuses) = job.run_event_loop(supervisor, &server)?;
     if job.finish_hosts()?.is_none() {
@@ -140,6 +143,8 @@ struct RunningJob<'a> {
     /// The connections to other hosts. They end before the ranks of this host are killed.
     agents: Agents,
     host: HostJob,
+    /// The standard input; `None` if no rank reads it, or rank 0 inherits it.
+    input: Option<InputReader>,
     /// The ranks that have ended, and that the supervisor does not know yet.
     ended_ranks: Vec<(Rank, RankEnd)>,
     /// The `errno` of a failed write to standard output that the supervisor does not know yet.
@@ -157,6 +162,7 @@ impl<'a> RunningJob<'a> {
             plan,
             job_id,
             agents: Agents::default(),
+            input: None,
             host,
             ended_ranks: Vec::new(),
             stdout_errno: None,
@@ -176,7 +182,7 @@ impl<'a> RunningJob<'a> {
         let HostJob { rank_processes, poll, .. } = &mut self.host;
         self.agents = Agents::start(&self.plan.remote_hosts, starter, rank_processes, poll.registry())?;
         self.wait_for_agents(AgentPhase::Greeted)?;
-        self.agents.check_machines(self.plan.share.count > 0)?;
+        self.agents.check_machines(self.plan.share.count() > 0)?;
         self.agents.find_own_address(self.plan.interfaces.as_ref())
     }
 
@@ -187,13 +193,44 @@ impl<'a> RunningJob<'a> {
         }
         let description = describe_job(self.plan, variables)?;
         let describe = |share| JobDescription { share, ..description.clone() };
-        self.agents.send(|host| ToAgent::Prepare(Box::new(describe(host.share))));
+        self.agents.send(|host| ToAgent::Prepare(Box::new(describe(host.share.clone()))));
         self.wait_for_agents(AgentPhase::Ready)
     }
 
     fn start_remote_ranks(&mut self, master: SocketAddr) -> Result<(), LaunchError> {
         self.agents.send(|_| ToAgent::Start { master });
         self.wait_for_agents(AgentPhase::Started)
+    }
+
+    /// Starts to copy the standard input to the ranks that read it and cannot inherit it.
+    fn start_input(&mut self) -> Result<(), LaunchError> {
+        let is_read_here = self.host.input_feed.as_ref().is_some_and(|feed| feed.taken().is_some());
+        let is_terminal = io::stdin().is_terminal();
+        if (!is_terminal && self.agents.expect_input(self.plan.stdin_reader)) || is_read_here {
+            let reader = InputReader::start(Arc::clone(&self.host.waker));
+            let error = |source| LaunchError::System { resource: "a thread for the standard input", source };
+            self.input = Some(reader.map_err(error)?);
+        }
+        Ok(())
+    }
+
+    /// Passes the standard input to the ranks, and reads on as far as they have taken it.
+    fn pass_input(&mut self) {
+        let Some(reader) = &mut self.input else { return };
+        while let Some(chunk) = reader.next_chunk() {
+            let chunk = chunk.unwrap_or_else(|error| {
+                self.host.output.print_message(&format!("cannot read the standard input: {error}"));
+                Vec::new()
+            });
+            self.agents.send_input(&chunk);
+            self.host.input_feed.iter_mut().for_each(|feed| feed.push(&chunk));
+        }
+        self.host.input_feed.iter_mut().for_each(InputFeed::advance);
+        let own = self.host.input_feed.as_ref().and_then(InputFeed::taken);
+        // If no rank reads any more, ringrun stops to read.
+        if let Some(taken) = own.into_iter().chain(self.agents.input_taken()).min() {
+            reader.release(taken);
+        }
     }
 
     /// Waits until all agents have reached this phase of the start, at most `--start-timeout`.
@@ -354,6 +391,7 @@ impl<'a> RunningJob<'a> {
         let ended_helpers = self.host.rank_processes.take_ended_helpers();
         let output = self.host.output.command_sender();
         self.ended_ranks.extend(self.agents.advance(&ended_helpers, &output));
+        self.pass_input();
         loop {
             match self.host.output.next_event() {
                 Ok(OutputEvent::StdoutFailed(errno)) => self.stdout_errno = Some(errno),

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::io::{self, IsTerminal as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{self, Path, PathBuf};
 use std::time::Duration;
@@ -27,7 +28,7 @@ const PATH: &str = "PATH";
 /// Describes the job for the agents.
 pub(super) fn describe_job(plan: &LaunchPlan, job: &JobVariables) -> Result<JobDescription, LaunchError> {
     // ringrun sets some variables itself. If it runs as a rank of another job, it has inherited them.
-    let own_names: Vec<String> = rank_environment(Rank::new(job.share.first), job)
+    let own_names: Vec<String> = rank_environment(Rank::ZERO, job)
         .into_iter()
         .map(|(name, _)| name)
         .chain([EXIT_PIPE_VARIABLE, LISTEN_PORTS_VARIABLE, STATUS_COLUMNS_VARIABLE].map(str::to_owned))
@@ -38,11 +39,12 @@ pub(super) fn describe_job(plan: &LaunchPlan, job: &JobVariables) -> Result<JobD
     };
     Ok(JobDescription {
         world: plan.world.get(),
-        share: plan.share,
+        share: plan.share.clone(),
         programs: plan.programs.iter().map(describe_program).collect::<Result<_, _>>()?,
         inherited: env::vars_os().filter(|(name, _)| is_inherited(name)).collect(),
         virtual_environment: env::var_os(VIRTUAL_ENVIRONMENT_VARIABLE),
         mpi4py: plan.mpi4py,
+        stdin_reader: if io::stdin().is_terminal() { StdinReader::NoRank } else { plan.stdin_reader },
         binding: plan.binding,
         report_bindings: plan.report_bindings,
         kill_after_ms: plan.limits.kill_after.as_millis() as u64,
@@ -73,15 +75,13 @@ fn describe_program(program: &RankProgram) -> Result<RankProgram, LaunchError> {
 
 /// Returns the plan of an agent: the part of the job that runs on its host.
 pub(super) fn into_plan(description: &JobDescription) -> Result<LaunchPlan, String> {
-    let JobDescription { share, mpi4py, binding, report_bindings, .. } = *description;
+    let JobDescription { mpi4py, binding, report_bindings, .. } = *description;
+    let share = description.share.clone();
     let world = WorldSize::new(description.world).filter(|world| {
-        let end = share.first.checked_add(share.count);
         let ranks =
             description.programs.iter().try_fold(0_u32, |sum, program| sum.checked_add(program.ranks));
-        ranks == Some(world.get())
-            && share.count >= 1
-            && share.count <= LOCAL_RANKS_MAX
-            && end.is_some_and(|end| end <= world.get())
+        let is_count_allowed = (1..=LOCAL_RANKS_MAX).contains(&share.count());
+        ranks == Some(world.get()) && is_count_allowed && share.is_valid(*world)
     });
     let environment = description.virtual_environment.as_deref();
     let programs = description.programs.iter().map(|program| RankProgram {
@@ -99,8 +99,7 @@ pub(super) fn into_plan(description: &JobDescription) -> Result<LaunchPlan, Stri
         ssh: SshOptions::default(),
         programs: programs.collect(),
         mpi4py,
-        // Only the host of ringrun has its standard input.
-        stdin_reader: StdinReader::NoRank,
+        stdin_reader: description.stdin_reader,
         output_format: OutputFormat::Raw,
         output_dir: None,
         limits: LaunchLimits {
@@ -159,6 +158,7 @@ mod tests {
             inherited: Vec::new(),
             virtual_environment: environment.map(|path| path.as_os_str().to_owned()),
             mpi4py: Mpi4py::Refused,
+            stdin_reader: StdinReader::NoRank,
             binding: Binding::Core,
             report_bindings: false,
             kill_after_ms: 5000,
@@ -174,26 +174,25 @@ mod tests {
 
     #[test]
     fn an_agent_checks_the_numbers_of_ranks() {
-        for (world, first, count, is_valid) in [
-            (4, 2, 2, true),
-            (4, 0, 4, true),
-            (4, 3, 2, false),
-            (4, 0, 0, false),
-            (0, 0, 1, false),
-            (9, u32::MAX, 1, false),
+        for (world, ranks, is_valid) in [
+            (4, vec![2, 3], true),
+            (4, vec![0, 1, 2, 3], true),
+            (4, vec![0, 3], true),
+            (4, vec![3, 4], false),
+            (4, vec![3, 2], false),
+            (4, vec![2, 2], false),
+            (4, vec![], false),
+            (0, vec![0], false),
         ] {
-            let share = RankShare { first, count, host: 1, hosts: 2 };
-            assert_eq!(
-                into_plan(&make_description(world, share, None)).is_ok(),
-                is_valid,
-                "{world} {first} {count}"
-            );
+            let share = RankShare { ranks, host: 1, hosts: 2 };
+            let text = format!("{world} {share:?}");
+            assert_eq!(into_plan(&make_description(world, share, None)).is_ok(), is_valid, "{text}");
         }
     }
 
     #[test]
     fn words_that_are_not_utf8_reach_the_agent() {
-        let share = RankShare { first: 0, count: 1, host: 0, hosts: 2 };
+        let share = RankShare { ranks: vec![0], host: 0, hosts: 2 };
         let text = serde_json::to_vec(&make_description(1, share, None)).unwrap();
         let description: JobDescription = serde_json::from_slice(&text).unwrap();
         assert_eq!(into_plan(&description).unwrap().programs[0].arguments, [OsStr::from_bytes(b"\xff")]);
@@ -203,9 +202,9 @@ mod tests {
     fn a_virtual_environment_is_used_only_where_it_exists() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join("bin")).unwrap();
-        let share = RankShare { first: 0, count: 1, host: 0, hosts: 2 };
+        let share = RankShare { ranks: vec![0], host: 0, hosts: 2 };
         let names = |environment: &Path| -> Vec<OsString> {
-            let plan = into_plan(&make_description(1, share, Some(environment))).unwrap();
+            let plan = into_plan(&make_description(1, share.clone(), Some(environment))).unwrap();
             let variables = plan.programs[0].variables.clone();
             variables.into_iter().map(|(name, _)| name).collect()
         };

@@ -7,7 +7,7 @@ use std::io::{self, IsTerminal};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZero;
 use std::ops::Range;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
@@ -20,11 +20,11 @@ use super::claims::ClaimRegistry;
 use super::command::LaunchedProgram;
 use super::environment::{JobVariables, rank_environment};
 use super::error::LaunchError;
+use super::host_job::HostJob;
 use super::mpi4py::{self, SearchPaths};
 use super::mpi4py_guard::Mpi4pyGuard;
 use super::output::Output;
 use super::plan::{Binding, LaunchPlan, RankProgram, StdinReader};
-use super::rank_processes::RankProcesses;
 use super::shim;
 use super::status_line::STATUS_COLUMNS_VARIABLE;
 use super::topology::{self, Processor};
@@ -92,8 +92,7 @@ impl LocalRanks {
         processors: &LocalProcessors,
         job: &JobVariables,
         inherited: &[(OsString, OsString)],
-        rank_processes: &mut RankProcesses,
-        output: &Output,
+        host: &mut HostJob,
     ) -> Result<(), LaunchError> {
         let stdin = io::stdin();
         for rank in plan.share.ranks() {
@@ -101,7 +100,7 @@ impl LocalRanks {
             let program = program.expect("each rank of this host has a program");
             let processors = processors.of_rank(plan.share.local_rank(rank) as usize);
             if plan.report_bindings {
-                output.print_message(&format!("rank {rank} {}", describe_binding(processors)));
+                host.output.print_message(&format!("rank {rank} {}", describe_binding(processors)));
             }
             let mut command = shim::shim_command(&program.program, &program.arguments, processors);
             command.envs(inherited.iter().map(|(name, value)| (name, value)));
@@ -113,10 +112,18 @@ impl LocalRanks {
                 .current_dir(&program.directory)
                 .envs(rank_environment(rank, job))
                 .envs(&program.variables);
-            let stdin = Some(stdin.as_fd()).filter(|stdin| reads_stdin(rank, plan.stdin_reader, stdin));
-            let started = rank_processes.start_rank(command, stdin);
-            let streams = started.map_err(|source| LaunchError::Spawn { rank, world: plan.world, source })?;
-            output.add_streams(rank, streams);
+            let spawn_error = |source| LaunchError::Spawn { rank, world: plan.world, source };
+            let pipe = match &mut host.input_feed {
+                Some(feed) if reads_stdin(rank, plan.stdin_reader, &stdin) => {
+                    Some(feed.add_rank(host.poll.registry()).map_err(spawn_error)?)
+                }
+                _ => None,
+            };
+            let inherited_stdin = (host.input_feed.is_none() && reads_stdin(rank, plan.stdin_reader, &stdin))
+                .then_some(stdin.as_fd());
+            let input = pipe.as_ref().map(OwnedFd::as_fd).or(inherited_stdin);
+            let streams = host.rank_processes.start_rank(command, input).map_err(spawn_error)?;
+            host.output.add_streams(rank, streams);
         }
         Ok(())
     }
@@ -140,7 +147,7 @@ impl LocalProgram {
 impl LocalProcessors {
     /// Assigns processors to the ranks of this host, and claims these processors.
     pub(super) fn assign(plan: &LaunchPlan, output: &Output) -> Option<Self> {
-        let (bindings, claims) = assign_processors(plan, WorldSize::new(plan.share.count)?, output);
+        let (bindings, claims) = assign_processors(plan, WorldSize::new(plan.share.count())?, output);
         Some(Self { bindings, _claims: claims })
     }
 
@@ -161,7 +168,12 @@ impl LocalProcessors {
 /// Returns whether `rank` reads the standard input of ringrun. If a rank read a terminal, the kernel would stop the rank
 /// with SIGTTIN, because the process group of the rank is not the foreground process group of the terminal.
 fn reads_stdin(rank: Rank, reader: StdinReader, stdin: &impl IsTerminal) -> bool {
-    rank == Rank::ZERO && reader == StdinReader::RankZero && !stdin.is_terminal()
+    let is_reader = match reader {
+        StdinReader::NoRank => false,
+        StdinReader::RankZero => rank == Rank::ZERO,
+        StdinReader::AllRanks => true,
+    };
+    is_reader && !stdin.is_terminal()
 }
 
 /// Assigns processors to the ranks, and claims these processors until the returned sockets are dropped. If the system
@@ -251,7 +263,7 @@ pub(super) fn user_variables(program: &RankProgram) -> Result<BTreeMap<OsString,
 /// Raises the soft limit on open files if the limit is lower than the number of files that the job needs. The ranks
 /// inherit the new limit.
 fn raise_file_limit(plan: &LaunchPlan) -> Result<(), LaunchError> {
-    let needed = u64::from(plan.share.count) * OPEN_FILES_PER_RANK
+    let needed = u64::from(plan.share.count()) * OPEN_FILES_PER_RANK
         + plan.remote_hosts.len() as u64 * OPEN_FILES_PER_HOST
         + RINGRUN_OPEN_FILES
         + usable_processors() as u64;

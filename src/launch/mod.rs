@@ -27,6 +27,8 @@ mod frame_link;
 mod frames;
 mod free_ports;
 mod host_job;
+mod input_feed;
+mod input_reader;
 mod interfaces;
 mod job;
 mod job_description;

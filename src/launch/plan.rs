@@ -38,7 +38,7 @@ pub struct LaunchPlan {
     pub programs: Vec<RankProgram>,
     /// The package that ranks import as `mpi4py`.
     pub mpi4py: Mpi4py,
-    /// Which rank reads the standard input of ringrun.
+    /// Which ranks read the standard input of ringrun.
     pub stdin_reader: StdinReader,
     /// The format in which ringrun prints the output of the ranks.
     pub output_format: OutputFormat,
@@ -117,11 +117,13 @@ pub enum Mpi4py {
     Installed,
 }
 
-/// Which rank reads the standard input of ringrun. The standard input of the other ranks is `/dev/null`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Which ranks read the standard input of ringrun. The standard input of the other ranks is `/dev/null`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum StdinReader {
     /// Rank 0. But if the standard input of ringrun is a terminal, no rank reads it.
     RankZero,
+    /// All ranks: each gets a copy. But if the standard input of ringrun is a terminal, no rank reads it.
+    AllRanks,
     /// No rank.
     NoRank,
 }
@@ -142,6 +144,8 @@ pub enum Binding {
 pub enum OutputFormat {
     /// Each line begins with `[RANK]<stdout>:` or `[RANK]<stderr>:`.
     Tagged,
+    /// As [`Self::Tagged`], after the time (UTC) at which ringrun has received the end of the line.
+    Timestamped,
     /// Lines are unchanged.
     Raw,
 }

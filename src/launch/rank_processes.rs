@@ -37,8 +37,8 @@ struct RankProcess {
 #[derive(Debug)]
 pub(super) struct RankProcesses {
     processes: Vec<RankProcess>,
-    /// The rank of the first process.
-    first_rank: u32,
+    /// The ranks of this host. The first processes of `processes` are the lowest ranks.
+    ranks: Vec<Rank>,
     /// The programs that [`Self::start_helper`] has started and that still run.
     helpers: Vec<Pid>,
     /// The helpers that have ended, with their exit codes. The code is `None` if a signal killed the helper.
@@ -55,14 +55,14 @@ pub(super) struct RankStreams {
 }
 
 impl RankProcesses {
-    /// Prepares the ranks from `first_rank`.
-    pub(super) fn new(watchdog: Watchdog, first_rank: u32) -> Self {
+    /// Prepares the start of these ranks, which are in ascending order.
+    pub(super) fn new(watchdog: Watchdog, ranks: Vec<Rank>) -> Self {
         // In a sandbox that refuses `set_child_subreaper`, only the watchdog kills descendants that have left their
         // process group.
         let _ = set_child_subreaper(Some(getpid()));
         Self {
             processes: Vec::new(),
-            first_rank,
+            ranks,
             helpers: Vec::new(),
             ended_helpers: Vec::new(),
             watchdog,
@@ -107,7 +107,7 @@ impl RankProcesses {
 
     /// Returns the exit records that ranks have written. Call this function once, after the ranks have ended.
     pub(super) fn read_exit_records(&self) -> Vec<(Rank, ExitRecord)> {
-        let ranks = (self.first_rank..).map(Rank::new);
+        let ranks = self.ranks.iter().copied();
         let records =
             ranks.zip(&self.processes).map(|(rank, process)| (rank, process.exit_pipe.read_record(rank)));
         records.filter_map(|(rank, record)| Some((rank, record?))).collect()
@@ -181,7 +181,7 @@ impl RankProcesses {
     }
 
     fn rank(&self, index: usize) -> Rank {
-        Rank::new(self.first_rank + index as u32)
+        self.ranks[index]
     }
 
     /// Records that a rank has ended, kills the rest of its process group, and returns how the rank ended.

@@ -2,8 +2,9 @@
 
 use std::io::{self, ErrorKind, Write};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use humantime::format_rfc3339_millis;
 use rustix::io::Errno;
 
 use super::lines::LineEnd;
@@ -50,9 +51,9 @@ impl TerminalWriter {
     ) {
         text.extend_from_slice(line_prefix(self.output_format, rank, stream).as_bytes());
         text.extend_from_slice(line);
-        // `Raw` output is unchanged, byte for byte. `Tagged` output always ends with a newline, even after an
+        // `Raw` output is unchanged, byte for byte. Other output always ends with a newline, even after an
         // unfinished line.
-        if end == LineEnd::Newline || self.output_format == OutputFormat::Tagged {
+        if end == LineEnd::Newline || self.output_format != OutputFormat::Raw {
             text.push(b'\n');
         }
     }
@@ -101,6 +102,9 @@ pub(super) fn progress_bar_columns(columns: u16, output_format: OutputFormat) ->
 fn line_prefix(output_format: OutputFormat, rank: Rank, stream: OutputStream) -> String {
     match output_format {
         OutputFormat::Tagged => format!("[{rank}]<{}>:", stream.name()),
+        OutputFormat::Timestamped => {
+            format!("{} [{rank}]<{}>:", format_rfc3339_millis(SystemTime::now()), stream.name())
+        }
         OutputFormat::Raw => String::new(),
     }
 }
@@ -138,6 +142,16 @@ mod tests {
             writer.format_line(&mut text, Rank::new(3), OutputStream::Stderr, b"hello", end);
             assert_eq!(text, expected.as_bytes());
         }
+        let mut text = Vec::new();
+        let writer = TerminalWriter::new(OutputFormat::Timestamped);
+        let before = SystemTime::now();
+        writer.format_line(&mut text, Rank::new(3), OutputStream::Stdout, b"hello", LineEnd::Newline);
+        let text = String::from_utf8(text).unwrap();
+        let (time, line) = text.split_once(' ').unwrap();
+        // The text has whole milliseconds.
+        let passed = humantime::parse_rfc3339(time).unwrap() + Duration::from_millis(1);
+        assert!(passed.duration_since(before).unwrap() < Duration::from_mins(1), "{text}");
+        assert_eq!(line, "[3]<stdout>:hello\n");
     }
 
     #[test]

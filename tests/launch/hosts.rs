@@ -147,6 +147,8 @@ fn assert_failed(lab: &Lab, job: &FinishedProgram, code: i32, parts: &[&str]) {
 fn ranks_run_on_several_hosts() {
     let Some(lab) = Lab::start(2) else { return };
     let (first, second) = (lab.get("HOST_0").to_owned(), lab.get("HOST_1").to_owned());
+    let long = format!("{}/input", lab.get("DIRECTORY"));
+    fs::write(&long, "x".repeat(2_400_000)).expect("a file");
     let script = "echo $RANK $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE $MASTER_ADDR $(pwd)";
     let job = lab.run_script("@0:2,@1", script);
     assert_eq!(job.code(), Some(0), "{}", job.stderr());
@@ -163,6 +165,16 @@ fn ranks_run_on_several_hosts() {
     let job = run(lab.ringrun("@0:2,@1", &programs).arg("echo $RANK b $X $(pwd)"));
     let expected = ["[0]<stdout>:0 a", "[1]<stdout>:1 b 7 /", "[2]<stdout>:2 b 7 /"];
     assert_eq!(job.sorted_lines(), expected, "{}", job.stderr());
+    // The standard input reaches ranks on other hosts.
+    for (arguments, expected) in [
+        (&["--map-by", "node"][..], ["[0]<stdout>:0 2400000", "[1]<stdout>:1 0", "[2]<stdout>:2 0"]),
+        (&["--stdin", "all"], ["[0]<stdout>:0 2400000", "[1]<stdout>:1 2400000", "[2]<stdout>:2 2400000"]),
+    ] {
+        let arguments = [arguments, &["sh", "-c", "echo $RANK $(wc -c)"]].concat();
+        let input = fs::File::open(&long).expect("a file");
+        let job = run(lab.ringrun("@0:2,@1", &arguments).stdin(input));
+        assert_eq!(job.sorted_lines(), expected, "{}", job.stderr());
+    }
     // The ranks find each other, also with ranks on this host.
     let (held, port) = hold_ports(3);
     drop(held);

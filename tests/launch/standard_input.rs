@@ -42,6 +42,22 @@ fn no_rank_reads_standard_input_with_stdin_none() {
     assert_eq!(done.sorted_lines(), ["/dev/null", "/dev/null"], "{}", done.stderr());
 }
 
+/// The input is longer than all buffers, and one rank does not read it.
+#[test]
+fn all_ranks_read_a_copy_with_stdin_all() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("input");
+    fs::write(&path, "0123456789abcde\n".repeat(100_000)).unwrap();
+    let script = "[ $RANK = 1 ] || cksum";
+    let expected =
+        run(Command::new("cksum").stdin(File::open(&path).unwrap()).stdout(Stdio::piped())).stdout();
+    let options = ["-n", "3", "--no-tag-output", "--stdin", "all"];
+    let done = run(ringrun_script(&options, script).stdin(File::open(&path).unwrap()));
+    assert_eq!(done.stdout(), expected.repeat(2), "{}", done.stderr());
+    let done = run(ringrun_script(&options, PRINT_INPUT).stdin(Stdio::null()));
+    assert_eq!(done.sorted_lines(), ["0: ", "1: ", "2: "], "{}", done.stderr());
+}
+
 /// If a rank read the terminal, the kernel would stop the rank, because ringrun runs in the background. Then `--job-timeout`
 /// would end the job.
 #[test]

@@ -94,11 +94,17 @@ fn describe_host(name: String, short_name: &str, address: Option<IpAddr>) -> Fir
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::run::hosts::{HostOptions, place_ranks};
+    use crate::cli::run::hosts::{HostOptions, RankOrder, place_ranks};
 
     fn place(hosts: &str) -> JobHosts {
         let hosts = [hosts.to_owned()];
-        let options = HostOptions { ranks: None, ranks_per_host: None, hosts: &hosts, hostfile: None };
+        let options = HostOptions {
+            ranks: None,
+            ranks_per_host: None,
+            hosts: &hosts,
+            hostfile: None,
+            order: RankOrder::Slot,
+        };
         place_ranks(&options).unwrap()
     }
 

@@ -30,7 +30,7 @@ The ranks get the variables of -x and your variables whose names begin with RING
 ringrun stops the job on all hosts, and the lost host stops its own ranks.
 
 Rank 0 reads the standard input of ringrun if this is a pipe, a file or a socket. If the standard input of ringrun is a \
-terminal, if rank 0 runs on another host, and on all other ranks, the standard input is /dev/null. In a shell loop such as \
+terminal, and on all other ranks, the standard input is /dev/null (see --stdin). In a shell loop such as \
 `while read line; do ringrun ...; done`, pass --stdin none, so that rank 0 does not read the lines of the loop.
 
 ringrun divides the processors evenly among the ranks and binds each rank to its share (see --bind-to). ringrun uses only \

@@ -26,6 +26,17 @@ pub(super) struct HostOptions<'a> {
     pub(super) hosts: &'a [String],
     /// The value of `--hostfile`.
     pub(super) hostfile: Option<&'a Path>,
+    /// The value of `--map-by`.
+    pub(super) order: RankOrder,
+}
+
+/// The order in which the ranks are placed on the hosts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum RankOrder {
+    /// Fill the hosts one after the other.
+    Slot,
+    /// Place one rank on each host in turn, as long as the host has free slots.
+    Node,
 }
 
 /// The hosts of a job and their ranks.
@@ -37,7 +48,7 @@ pub(super) struct JobHosts {
     pub(super) remote_hosts: Vec<RemoteHost>,
 }
 
-/// Places the ranks. Fills the hosts in the order in which the user has named them. Without `--host` and `--hostfile`, all
+/// Places the ranks on the hosts, which have the order in which the user has named them. Without `--host` and `--hostfile`, all
 /// ranks run on this host.
 pub(super) fn place_ranks(options: &HostOptions<'_>) -> Result<JobHosts, String> {
     let entries = match options.hostfile {
@@ -73,7 +84,7 @@ pub(super) fn place_ranks(options: &HostOptions<'_>) -> Result<JobHosts, String>
             world.get().div_ceil(entries.len() as u32)
         ));
     }
-    Ok(fill_hosts(&entries, &slots, world))
+    Ok(fill_hosts(&entries, &assign_ranks(&slots, world, options.order), world))
 }
 
 fn place_on_this_host(options: &HostOptions<'_>) -> Result<JobHosts, String> {
@@ -142,24 +153,33 @@ fn check_entries(entries: &[HostEntry]) -> Result<(), String> {
     Ok(())
 }
 
-fn fill_hosts(entries: &[HostEntry], slots: &[u32], world: WorldSize) -> JobHosts {
-    let mut used: Vec<(&str, u32, u32)> = Vec::new();
-    let mut first = 0;
-    for (entry, &slots) in entries.iter().zip(slots) {
-        let count = slots.min(world.get() - first);
-        if count > 0 {
-            used.push((&entry.name, first, count));
+/// Returns the ranks of each host. The hosts have enough slots.
+fn assign_ranks(slots: &[u32], world: WorldSize, order: RankOrder) -> Vec<Vec<u32>> {
+    let mut assigned: Vec<Vec<u32>> = vec![Vec::new(); slots.len()];
+    let mut ranks = 0..world.get();
+    let chunk = match order {
+        RankOrder::Slot => u32::MAX,
+        RankOrder::Node => 1,
+    };
+    while !ranks.is_empty() {
+        for (own, &slots) in assigned.iter_mut().zip(slots) {
+            let free = slots - own.len() as u32;
+            own.extend(ranks.by_ref().take(free.min(chunk) as usize));
         }
-        first += count;
     }
-    let hosts = used.len() as u32;
+    assigned
+}
+
+fn fill_hosts(entries: &[HostEntry], assigned: &[Vec<u32>], world: WorldSize) -> JobHosts {
+    let used = entries.iter().zip(assigned).filter(|(_, ranks)| !ranks.is_empty());
+    let hosts = used.clone().count() as u32;
     let mut placed = JobHosts { world, share: RankShare::empty(hosts), remote_hosts: Vec::new() };
-    for (host, (name, first, count)) in (0..).zip(used) {
-        let share = RankShare { first, count, host, hosts };
-        if is_this_host(name) {
+    for (host, (entry, ranks)) in (0..).zip(used) {
+        let share = RankShare { ranks: ranks.clone(), host, hosts };
+        if is_this_host(&entry.name) {
             placed.share = share;
         } else {
-            placed.remote_hosts.push(RemoteHost { name: name.into(), share });
+            placed.remote_hosts.push(RemoteHost { name: entry.name.as_str().into(), share });
         }
     }
     placed
@@ -225,24 +245,53 @@ mod tests {
 
     /// Returns the ranks of each host, such as `a:0-1 this:2-3`, or the error.
     fn place(ranks: Option<i64>, per_host: Option<i64>, hosts: &str) -> Result<String, String> {
+        place_in_order(ranks, per_host, hosts, RankOrder::Slot)
+    }
+
+    fn place_in_order(
+        ranks: Option<i64>,
+        per_host: Option<i64>,
+        hosts: &str,
+        order: RankOrder,
+    ) -> Result<String, String> {
         let hosts = [hosts.to_owned()];
         let placed = place_ranks(&HostOptions {
             ranks: ranks.map(RankCount::Number),
             ranks_per_host: per_host.map(RankCount::Number),
             hosts: if hosts[0].is_empty() { &[] } else { &hosts },
             hostfile: None,
+            order,
         })?;
-        let mut all: Vec<_> = placed.remote_hosts.iter().map(|host| (host.share, &*host.name)).collect();
-        all.extend((placed.share.count > 0).then_some((placed.share, "this")));
-        all.sort_by_key(|(share, _)| share.first);
+        let mut all: Vec<_> =
+            placed.remote_hosts.iter().map(|host| (host.share.clone(), &*host.name)).collect();
+        all.extend((placed.share.count() > 0).then_some((placed.share, "this")));
+        all.sort_by_key(|(share, _)| share.ranks[0]);
         let numbers = (0..)
             .zip(&all)
             .all(|(number, (share, _))| share.host == number && share.hosts == all.len() as u32);
         assert!(numbers, "{all:?}");
         let text = |(share, name): &(RankShare, &str)| {
-            format!("{name}:{}-{}", share.first, share.first + share.count - 1)
+            let (first, last) = (share.ranks[0], share.ranks[share.ranks.len() - 1]);
+            if last - first + 1 == share.count() {
+                format!("{name}:{first}-{last}")
+            } else {
+                format!("{name}:{:?}", share.ranks).replace(", ", ",")
+            }
         };
         Ok(all.iter().map(text).collect::<Vec<_>>().join(" "))
+    }
+
+    #[test]
+    fn ranks_are_placed_on_one_host_after_the_other() {
+        for (ranks, hosts, expected) in [
+            (None, "a:2,localhost:2", "a:[0,2] this:[1,3]"),
+            (None, "a:1,b:3,c:2", "a:0-0 b:[1,3,5] c:[2,4]"),
+            (Some(3), "a:2,b:2", "a:[0,2] b:1-1"),
+            (Some(1), "a:2,b:2", "a:0-0"),
+        ] {
+            let found = place_in_order(ranks, None, hosts, RankOrder::Node);
+            assert_eq!(found.as_deref(), Ok(expected), "{hosts}");
+        }
     }
 
     #[test]

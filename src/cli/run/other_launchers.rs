@@ -55,7 +55,6 @@ const TUNING_HINT: &str = "ringrun has no tuning options of Horovod; leave this 
 const LOGGING_HINT: &str = "use -x RUST_LOG=debug, which makes the ranks print what they do";
 const SAVE_OUTPUT_HINT: &str = "use --output-dir DIR, which saves and prints the output of each rank";
 const MERGE_STREAMS_HINT: &str = "redirect in the command: `ringrun -n N -- sh -c 'COMMAND 2>&1'`";
-const TIMESTAMPS_HINT: &str = "ringrun prints no times; pipe its output through `ts` (package moreutils)";
 const MODULE_HINT: &str = "begin the command with the interpreter: ringrun -n N python -m MODULE";
 const ONE_PROGRAM_HINT: &str =
     "write the programs on the command line, separated by `:`, for example ringrun -n 1 a : -n 2 b";
@@ -106,8 +105,10 @@ const OPTIONS_OF_OTHER_LAUNCHERS: &[OptionRow] = &[
     (&["gloo", "mpi", "jsrun"], 0, Refused("ringrun has its own runtime; leave this option out")),
     (&["tcp"], 0, Refused("leave this option out, or pass --transport tcp to ringtrain or ringbench")),
     // Options for processors.
-    (&["map-by", "rank-by", "distribution"], 1, Refused(PLACEMENT_HINT)),
-    (&["bycore", "byslot", "bynode", "bysocket"], 0, Refused(PLACEMENT_HINT)),
+    (&["rank-by", "distribution"], 1, Refused(PLACEMENT_HINT)),
+    (&["byslot"], 0, SameAs("--map-by=slot")),
+    (&["bynode"], 0, SameAs("--map-by=node")),
+    (&["bycore", "bysocket"], 0, Refused(PLACEMENT_HINT)),
     (&["bind-to-core"], 0, SameAs("--bind-to=core")),
     (&["bind-to-none"], 0, SameAs("--bind-to=none")),
     (&["bind-to-socket"], 0, Refused("use --bind-to numa")),
@@ -151,7 +152,7 @@ const OPTIONS_OF_OTHER_LAUNCHERS: &[OptionRow] = &[
     (&["export"], 1, DroppedFor(&["ALL"], ENVIRONMENT_HINT)),
     // Options for the output of the ranks.
     (&["-l", "label", "prepend-rank"], 0, SameAs("--tag-output")),
-    (&["timestamp-output", "prefix-timestamp", "prefix-output-with-timestamp"], 0, Refused(TIMESTAMPS_HINT)),
+    (&["prefix-timestamp", "prefix-output-with-timestamp"], 0, SameAs("--timestamp-output")),
     (&["merge-stderr-to-stdout", "stream-output"], 0, Refused(MERGE_STREAMS_HINT)),
     (&["output"], 1, Refused("use --tag-output or --output-dir DIR")),
     (&["outfile-pattern", "errfile-pattern"], 1, SameAs("--output-dir")),
@@ -442,7 +443,7 @@ mod tests {
         }
         for (line, part) in [
             ("--mca btl ^openib a", "no MCA parameters"),
-            ("--map-by socket a", "--bind-to core, numa or none"),
+            ("--rank-by socket a", "--bind-to core, numa or none"),
             ("--nnodes 2 a", "-H HOST:N"),
             ("--max-restarts=3 a", "--resume"),
             ("-hfoo a", "unknown option -hfoo"),

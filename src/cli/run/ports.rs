@@ -7,8 +7,8 @@ use crate::types::WorldSize;
 /// Returns how many ports each host needs, with its name: one for each rank and, on this host, one for the rendezvous.
 pub(super) fn needed_ports(hosts: &JobHosts) -> Vec<(String, u32)> {
     // The only rank of a job does not listen.
-    let ranks = if hosts.world == WorldSize::ONE { 0 } else { hosts.share.count };
-    let remote = hosts.remote_hosts.iter().map(|host| (format!("host {}", host.name), host.share.count));
+    let ranks = if hosts.world == WorldSize::ONE { 0 } else { hosts.share.count() };
+    let remote = hosts.remote_hosts.iter().map(|host| (format!("host {}", host.name), host.share.count()));
     [("this host".to_owned(), ranks + 1)].into_iter().chain(remote).collect()
 }
 

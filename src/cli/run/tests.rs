@@ -60,7 +60,6 @@ fn invalid_arguments_are_rejected() {
         ("-n 2 -x =1 prog", "needs a name"),
         ("-n 4 -ppn 2 prog", "several hosts"),
         ("-n 2 -H node7 prog", "more than the 1 slot(s) of node7"),
-        ("-H node7 --stdin 0 prog", "rank 0 runs on another host"),
         ("-n 2 --interface eth0 prog", "they use no network"),
         ("-H node7 --interface 10.0.0.0/99 prog", "0 to 32 bits"),
         (
@@ -92,8 +91,10 @@ fn invalid_arguments_are_rejected() {
         ("-n 2 --tolerate-failures a : -n 1 ringbench", "ringbench cannot continue"),
         ("-n 1 a : -x RING_SECRET=hush -n 1 b", "-x RING_SECRET"),
         ("-n 2 -x RING_TIMELINE=t -x RING_SECRET=hush prog", "-x RING_SECRET: only ringrun sets"),
-        ("-n 2 --stdin all prog", "only rank 0 can read it"),
-        ("-n 2 -stdin 1 prog", "only rank 0 can read it"),
+        ("-n 2 --map-by core prog", "by slot or node"),
+        ("-n 2 --map-by ppr:2:node prog", "use -N N"),
+        ("-n 2 --timestamp-output --no-tag-output prog", "leave --no-tag-output out"),
+        ("-n 2 -stdin 1 prog", "pass 0, all or none"),
     ] {
         let error = parse_line(line).expect_err(line);
         assert!(error.contains(part), "{line}: {error}");
@@ -129,6 +130,8 @@ fn rank_0_reads_standard_input_by_default() {
     for (line, expected) in [
         ("-n 2 prog", StdinReader::RankZero),
         ("-n 2 --stdin 0 prog", StdinReader::RankZero),
+        ("-H node7 prog", StdinReader::RankZero),
+        ("-n 2 --stdin all prog", StdinReader::AllRanks),
         ("-n 2 -stdin=none prog", StdinReader::NoRank),
         ("-n 2 --input none prog", StdinReader::NoRank),
     ] {
@@ -159,6 +162,8 @@ fn the_last_of_several_tag_options_applies() {
         OutputFormat::Tagged
     );
     assert_eq!(parse_line("-n 2 prog").unwrap().output_format, OutputFormat::Tagged);
+    let line = "-n 2 -timestamp-output prog";
+    assert_eq!(parse_line(line).unwrap().output_format, OutputFormat::Timestamped);
 }
 
 #[test]

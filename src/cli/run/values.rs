@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::time::Duration;
 
+use super::hosts::RankOrder;
 use crate::cli::observe_args::is_variable_of_users;
 use crate::launch::{Binding, Mpi4py, RINGRUN_VARIABLE_PREFIX, StdinReader};
 
@@ -34,12 +35,25 @@ pub(super) fn parse_binding(text: &str) -> Result<Binding, String> {
     Err(format!("--bind-to {text}: {instead}"))
 }
 
-/// Parses the value of `--stdin`. mpirun also accepts other ranks and all ranks.
+/// Parses the value of `--stdin`. mpirun also accepts other ranks.
 pub(super) fn parse_stdin_reader(text: &str) -> Result<StdinReader, String> {
     match text {
         "0" => Ok(StdinReader::RankZero),
         "none" => Ok(StdinReader::NoRank),
-        _ => Err("only rank 0 can read it, so pass 0 or none; for other ranks, use a file".to_owned()),
+        "all" => Ok(StdinReader::AllRanks),
+        _ => Err("pass 0, all or none; for other ranks, use a file".to_owned()),
+    }
+}
+
+/// Parses the value of `--map-by`. mpirun also accepts parts of a host.
+pub(super) fn parse_rank_order(text: &str) -> Result<RankOrder, String> {
+    match text {
+        "slot" => Ok(RankOrder::Slot),
+        "node" => Ok(RankOrder::Node),
+        _ if text.starts_with("ppr:") => Err("use -N N, which starts N ranks on each host".to_owned()),
+        _ => Err("ringrun places ranks by slot or node, and spreads the ranks of a host evenly over its processors (see \
+            --bind-to)"
+            .to_owned()),
     }
 }
 
