@@ -118,6 +118,32 @@ def test_ddp_fashion_mnist_reports_missing_or_invalid_data(ringrun: Launcher, tm
     assert ("apt-get install dataset-fashion-mnist" in line) == (fault == "missing"), line
 
 
+def losses_of_steps(done: FinishedProgram) -> list[float]:
+    return [float(loss) for loss in next(line for line in done.lines(0) if line.startswith("losses: ")).split()[1:]]
+
+
+# In the gate, the tests of the folder `frameworks` cover the same functions.
+@pytest.mark.full
+@with_fashion
+@pytest.mark.parametrize(
+    ("backend", "script"), [("jax", "keras"), ("torch", "keras"), ("tensorflow", "keras"), ("tensorflow", "tensorflow")]
+)
+def test_horovod_scripts_train_as_one_process(ringrun: Launcher, tmp_path: Path, backend: str, script: str) -> None:
+    missing = [name for name in ("keras", backend) if not is_installed(name)]
+    if missing:
+        pytest.skip(f"NOT TESTED: examples for {' and '.join(missing)}, which cannot be imported")
+    options = ["--limit", 1600, "--batch", 32, "--epochs", 1, "--steps"]
+    env = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+    losses = {}
+    for n in (1, 2, 4):
+        saved = ["--save", tmp_path / "model.keras"] if script == "keras" else ["--checkpoint", tmp_path]
+        done = ringrun(n, EXAMPLES / f"{script}_fashion_mnist.py", *options, *saved, env=env, timeout=PATIENCE_S)
+        assert find_number("test accuracy #", final_line(done, n)) > 0.6, done
+        losses[n] = losses_of_steps(done)
+        assert len(losses[n]) == 50 and losses[n][-1] < losses[n][0]
+        assert max(abs(mine - one) for mine, one in zip(losses[n], losses[1], strict=True)) < 1e-4, losses
+
+
 # In the gate, `test_horovod` of the folder `torch` covers the same optimizer.
 @pytest.mark.full
 @with_torch
