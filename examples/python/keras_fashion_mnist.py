@@ -56,9 +56,8 @@ def main() -> None:
     keras.utils.set_random_seed(1)
     images, labels = hvd.shard(read_data(options.data, "train", options.limit))
     layers = [
-        keras.layers.Conv2D(8, 5, strides=2, activation="relu"),
-        keras.layers.Conv2D(16, 3, strides=2, activation="relu"),
         keras.layers.Flatten(),
+        keras.layers.Dense(64, activation="relu"),
         keras.layers.Dense(10, activation="softmax"),
     ]
     model = keras.Sequential([keras.layers.Input((28, 28, 1)), *layers])
