@@ -25,6 +25,7 @@ if _keras.backend.backend() not in ("jax", "torch", "tensorflow"):
         "set KERAS_BACKEND"
     )
 
+from ringtrain._horovod import missing
 from ringtrain._horovod.builds import (
     ccl_built,
     cuda_built,
@@ -105,6 +106,4 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Raises NotImplementedError for the parts of Horovod that do not exist here."""
-    if name in ("elastic", "Adasum"):
-        raise NotImplementedError(f"ringtrain.keras.{name} is not implemented")
-    raise AttributeError(f"module 'ringtrain.keras' has no attribute {name!r}")
+    raise missing.find_missing("ringtrain.keras", name)

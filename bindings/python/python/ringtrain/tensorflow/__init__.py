@@ -21,6 +21,7 @@ except ImportError as _error:
 if tuple(int(part) for part in _tf.__version__.split(".")[:2]) < (2, 16):
     raise ImportError(f"ringtrain.tensorflow needs TensorFlow 2.16 or later, and not {_tf.__version__}")
 
+from ringtrain._horovod import missing
 from ringtrain._horovod.builds import (
     ccl_built,
     cuda_built,
@@ -55,7 +56,7 @@ from ringtrain.tensorflow.operations import (
     reducescatter,
     size_op,
 )
-from ringtrain.tensorflow.state import allgather_object, broadcast_object, broadcast_variables
+from ringtrain.tensorflow.state import allgather_object, broadcast_global_variables, broadcast_object, broadcast_variables
 from ringtrain.tensorflow.tape import DistributedGradientTape, DistributedOptimizer
 
 __all__ = [
@@ -76,6 +77,7 @@ __all__ = [
     "alltoall",
     "barrier",
     "broadcast",
+    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_variables",
     "ccl_built",
@@ -110,18 +112,7 @@ __all__ = [
     "stop_timeline",
 ]
 
-_NOT_IMPLEMENTED = {
-    "Adasum": "use Average",
-    "BroadcastGlobalVariablesHook": "it is for sessions of TensorFlow 1; use broadcast_variables",
-    "SyncBatchNormalization": "use keras.layers.BatchNormalization, whose statistics are those of one rank",
-    "broadcast_global_variables": "TensorFlow 2 has no list of all variables; use broadcast_variables",
-    "broadcast_object_fn": "it is for sessions of TensorFlow 1; use broadcast_object",
-    "elastic": "start the job again from a checkpoint",
-}
-
 
 def __getattr__(name: str) -> object:
     """Raises NotImplementedError for the parts of Horovod that do not exist here."""
-    if name in _NOT_IMPLEMENTED:
-        raise NotImplementedError(f"ringtrain.tensorflow.{name} is not implemented; {_NOT_IMPLEMENTED[name]}")
-    raise AttributeError(f"module 'ringtrain.tensorflow' has no attribute {name!r}")
+    raise missing.find_missing("ringtrain.tensorflow", name)

@@ -23,6 +23,14 @@ def broadcast_variables(
         variable.assign(value)
 
 
+def broadcast_global_variables(root_rank: int) -> None:
+    """Raises NotImplementedError: TensorFlow 2 has no list of all variables."""
+    raise NotImplementedError(
+        "broadcast_global_variables is not implemented, because TensorFlow 2 has no list of all variables; use "
+        "broadcast_variables"
+    )
+
+
 def broadcast_object(
     obj: Any,
     root_rank: int = 0,
