@@ -156,6 +156,23 @@ def test_distributed_optimizer(ringrun: Launcher) -> None:
     assert find_number("loss #,", text) < find_number("epoch 1/6: loss #,", done.lines(0)[0]), done
 
 
+# In the gate, the tests of the folder `jax` cover the same functions.
+@pytest.mark.full
+@pytest.mark.skipif(
+    not (is_installed("jax") and is_installed("optax")), reason="NOT TESTED: jax_mlp.py, because JAX or optax cannot be imported"
+)
+def test_jax_mlp_has_the_same_losses_for_all_numbers_of_ranks(ringrun: Launcher) -> None:
+    def losses(n: int) -> list[float]:
+        done = ringrun(n, EXAMPLES / "jax_mlp.py", "--steps", 51, env={"JAX_PLATFORMS": "cpu"}, timeout=PATIENCE_S)
+        assert find_number("test accuracy #", final_line(done, n)) > 0.3, done
+        return [float(loss) for loss in re.findall(r"step \d+: loss ([0-9.]+)", "\n".join(done.lines(0)))]
+
+    alone = losses(1)
+    assert len(alone) == 6 and alone[-1] < 0.8 * alone[0]
+    for n in (2, 4):
+        assert max(abs(a - b) for a, b in zip(losses(n), alone, strict=True)) < 1e-4
+
+
 @pytest.mark.full
 @with_torch
 def test_pipeline(ringrun: Launcher) -> None:

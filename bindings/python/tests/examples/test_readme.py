@@ -50,14 +50,19 @@ def test_every_program_is_found(page: Path, count_min: int) -> None:
     assert text.count("<!-- run:") == sum(program.command != ["ringrun", "-n", "2"] for program in programs)
 
 
+def modules_of(program: PageProgram) -> list[str]:
+    """Returns the optional modules that a program imports."""
+    return [name for name in ("torch", "jax", "optax") if f"import {name}\n" in program.code]
+
+
 def program_parameters() -> list:
     """Returns the programs of the pages as parameters of a test. The gate leaves out the programs that import
-    torch, because programs in `torch/programs` cover them."""
+    torch or jax, because programs in `torch/programs` and `jax/programs` cover them."""
     return [
         pytest.param(
             program,
             id=program.place,
-            marks=[pytest.mark.full] if "import torch" in program.code else [],
+            marks=[pytest.mark.full] if modules_of(program) else [],
         )
         for page in PAGES
         for program in read_programs(page)
@@ -66,9 +71,10 @@ def program_parameters() -> list:
 
 @pytest.mark.parametrize("program", program_parameters())
 def test_program(ringrun: Launcher, tmp_path: Path, program: PageProgram) -> None:
-    spec = importlib.util.find_spec("torch")
-    if "import torch" in program.code and (spec is None or spec.origin is None):
-        pytest.skip("NOT TESTED: this program, because PyTorch cannot be imported")
+    for name in modules_of(program):
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            pytest.skip(f"NOT TESTED: this program, because {name} cannot be imported")
     # The name of the file must not be that of a module that the program imports.
     script = tmp_path / "program.py"
     script.write_text(program.code)
