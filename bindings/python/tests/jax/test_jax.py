@@ -40,7 +40,6 @@ def test_operations(ringrun: Launcher, n: int) -> None:
     assert all(done.lines(rank) == ["all checks passed"] for rank in range(n)), done
 
 
-# In the gate, `operations.py` averages gradients and takes a few steps.
 @with_optax
 @pytest.mark.full
 @pytest.mark.parametrize("n", [1, 2, 4])

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
 
 from ringtrain import _core
 
-# If an operation is still in progress this number of seconds after Ctrl-C, it is aborted.
+# After Ctrl-C, an operation that takes longer than this number of seconds is aborted.
 _PATIENCE_SECONDS = 0.1
 
 _changed = threading.Condition()
@@ -33,12 +35,12 @@ def in_progress() -> Iterator[None]:
     with _changed:
         _begun += 1
         _is_in_progress = True
+        _changed.notify_all()
     try:
         yield
     finally:
         with _changed:
             _is_in_progress = False
-            _changed.notify_all()
 
 
 def watch(group: _core.Group) -> None:
@@ -67,10 +69,21 @@ def _read_signals(reader: int) -> None:
 
 
 def _abort_operation() -> None:
-    with _changed:
-        begun = _begun
-        _changed.wait_for(lambda: not _is_in_progress or _begun != begun, _PATIENCE_SECONDS)
-        is_stuck = _is_in_progress and _begun == begun
-    if is_stuck and _group is not None:
-        with contextlib.suppress(_core.Error):  # the job has ended already
-            _group.abort("its program was interrupted by Ctrl-C")
+    """Aborts the operation in progress, or the next operation, unless the main thread runs Python code before. Then Python
+    handles the signal."""
+    position = _position_of_main_thread()
+    while position is not None and position == _position_of_main_thread():
+        with _changed:
+            begun = _begun
+            _changed.wait_for(lambda begun=begun: _begun != begun, _PATIENCE_SECONDS)
+            is_stuck = _is_in_progress and _begun == begun
+        if is_stuck and _group is not None:
+            with contextlib.suppress(_core.Error):  # the job has ended already
+                _group.abort("its program was interrupted by Ctrl-C")
+            return
+
+
+def _position_of_main_thread() -> tuple[FrameType, int] | None:
+    """Returns the instruction that the main thread executes."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return None if frame is None else (frame, frame.f_lasti)

@@ -170,14 +170,13 @@ class _OperationsInProgress:
             jax.effects_barrier()
         except Exception as error:
             _forget_failed_operations()
-            if not _is_reported:
+            # If an exception has ended the program, Python has printed it already.
+            if getattr(sys, "last_value", None) is None:
                 text = original_error(error) or error
                 print(f"ringtrain.jax: an operation inside a jitted function has failed: {text}", file=sys.stderr)
 
 
 _is_hook_installed = False
-# Whether the hook has printed the error of a failed operation.
-_is_reported = False
 
 
 def _install_exception_hook() -> None:
@@ -189,12 +188,10 @@ def _install_exception_hook() -> None:
     previous = sys.excepthook
 
     def print_original(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        global _is_reported
         original = original_error(error)
         if original is None:
             previous(kind, error, trace)
         else:
-            _is_reported = True
             previous(type(original), original.with_traceback(trace), trace)
 
     sys.excepthook = print_original

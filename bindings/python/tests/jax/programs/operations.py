@@ -3,6 +3,7 @@
 The inputs are numpy arrays, because JAX compiles each function that it calls, also `jnp.ones`.
 """
 
+import importlib.util
 import sys
 
 import jax
@@ -157,6 +158,15 @@ def check_wrong_arguments(r: int, n: int) -> None:
     for kind, call in wrong:
         raised(kind, call)
         raised(kind, jax.jit(call))
+
+
+def check_training(r: int, n: int) -> None:
+    """Ranks that have parts of a batch take the same steps as one process with the whole batch."""
+    if not IS_SHORT and importlib.util.find_spec("optax") is not None:
+        import optax
+        import training
+
+        assert max(training.distances(optax.sgd(0.1), 5)) < 1e-4
 
 
 def main() -> None:
