@@ -90,6 +90,10 @@ pub(super) fn run_doctor(
             return Exit::Usage.into();
         }
     };
+    if plan.nodes.is_some() {
+        print_error("ringrun doctor", "--nnodes: name the hosts with --host");
+        return Exit::Usage.into();
+    }
     let (plan, names) = check_plan(plan);
     let result =
         if has(REPORTS_OPTION) { run_check_job(&plan) } else { judge(arguments, &names, has("--json")) };

@@ -5,6 +5,7 @@ mod firewall;
 mod help;
 mod host_list;
 mod hosts;
+mod nodes;
 mod other_launchers;
 mod ports;
 mod programs;
@@ -28,6 +29,7 @@ use clap::{ArgAction, CommandFactory as _, FromArgMatches as _, Parser, ValueHin
 
 use self::firewall::firewall_rules;
 use self::hosts::{HostOptions, JobHosts, RankOrder, place_ranks};
+use self::nodes::{NodeArgs, place_on_nodes};
 use self::ports::check_port_count;
 use self::programs::{ProgramArgs, into_rank_programs, refuse_job_options, total_ranks};
 use self::rank_count::RankCount;
@@ -41,7 +43,7 @@ use crate::launch::{
     self, AGENT_OPTION, FailurePolicy, InterfaceFilter, LaunchLimits, LaunchPlan, Mpi4py, OutputFormat,
     RankProgram, SshOptions, StdinReader, Verbosity,
 };
-use crate::rendezvous::PortRange;
+use crate::rendezvous::{NodeOptions, PortRange};
 use crate::types::WorldSize;
 
 /// Runs COMMAND as N ranks of one job, on this machine or on several hosts.
@@ -74,6 +76,9 @@ struct RunArgs {
     /// Read the list of hosts from FILE instead of from --host. Each line is HOST, HOST:N or HOST slots=N. A # begins a comment.
     #[arg(long, value_name = "FILE", conflicts_with = "hosts")]
     hostfile: Option<PathBuf>,
+
+    #[command(flatten)]
+    nodes: NodeArgs,
 
     /// The order in which the ranks are placed on the hosts. slot: fill the first host, then the next. node: one rank on each
     /// host in turn.
@@ -136,7 +141,7 @@ struct RunArgs {
     #[arg(long, visible_alias = "output-filename", value_name = "DIR")]
     output_dir: Option<PathBuf>,
 
-    /// Set the environment variable NAME to VALUE for every rank. Without =VALUE, the ranks get the value of
+    /// Set the environment variable NAME to VALUE for every rank of the program. Without =VALUE, the ranks get the value of
     /// NAME in the environment of ringrun. You may repeat this option.
     #[arg(short = 'x', long = "env", value_name = "NAME[=VALUE]", action = ArgAction::Append)]
     variables: Vec<OsString>,
@@ -303,7 +308,7 @@ fn parse_arguments(arguments: Vec<OsString>) -> Result<ParsedArguments, clap::Er
 
 /// Prints the rules that the firewalls need.
 fn print_firewall(args: &RunArgs) -> Result<(), String> {
-    let hosts = args.place_ranks()?;
+    let hosts = args.place_ranks(args.nodes.check()?.as_ref())?;
     let rules = firewall_rules(&hosts, args.port, args.ssh_port);
     // A closed pipe is not an error.
     let _ = io::stdout().write_all(rules.as_bytes());
@@ -321,15 +326,39 @@ impl RunArgs {
         }
     }
 
+    /// Returns what is wrong if an option does not work with `--nnodes`.
+    fn find_node_conflict(&self) -> Option<&'static str> {
+        let conflicts = [
+            (self.ranks.is_some(), "-n: give the number of ranks on each node, --nproc-per-node M"),
+            (
+                !self.hosts.is_empty() || self.hostfile.is_some(),
+                "--host: each node of --nnodes runs this command itself; leave out --host or --nnodes",
+            ),
+            (
+                self.tolerate_failures,
+                "--tolerate-failures: leave it out, because each node sees only its own ranks",
+            ),
+            (self.print_firewall, "--print-firewall: name the hosts of the job with --host"),
+        ];
+        conflicts.into_iter().find(|&(is_given, _)| is_given).map(|(_, sentence)| sentence)
+    }
+
     /// Places the ranks on the hosts, and checks that each host has enough ports.
-    fn place_ranks(&self) -> Result<JobHosts, String> {
-        let hosts = place_ranks(&HostOptions {
+    fn place_ranks(&self, nodes: Option<&NodeOptions>) -> Result<JobHosts, String> {
+        let options = HostOptions {
             ranks: self.ranks,
             ranks_per_host: self.ranks_per_host,
             hosts: &self.hosts,
             hostfile: self.hostfile.as_deref(),
             order: self.map_by,
-        })?;
+        };
+        let hosts = match nodes {
+            Some(nodes) => match self.find_node_conflict() {
+                Some(sentence) => return Err(format!("--nnodes {}: {sentence}", nodes.nodes)),
+                None => place_on_nodes(nodes, self.ranks_per_host)?,
+            },
+            None => place_ranks(&options)?,
+        };
         if let Some(ports) = self.port {
             check_port_count(ports, &hosts)?;
         }
@@ -345,7 +374,8 @@ fn error_without_usage(text: String) -> clap::Error {
 /// Checks that the options can be used together, and converts them to a plan.
 fn into_plan(parsed: ParsedArguments) -> Result<LaunchPlan, String> {
     let ParsedArguments { job: args, has_start_timeout, programs } = parsed;
-    let JobHosts { world, share, remote_hosts } = args.place_ranks()?;
+    let nodes = args.nodes.check()?;
+    let JobHosts { world, share, remote_hosts } = args.place_ranks(nodes.as_ref())?;
     let mut start_timeout = args.start_timeout;
     if let Some(job_timeout) = args.job_timeout
         && job_timeout < start_timeout
@@ -362,7 +392,7 @@ fn into_plan(parsed: ParsedArguments) -> Result<LaunchPlan, String> {
     if failure_policy == FailurePolicy::Tolerate {
         check_tolerate_failures(world, &programs)?;
     }
-    if args.interface.is_some() && remote_hosts.is_empty() {
+    if args.interface.is_some() && remote_hosts.is_empty() && nodes.is_none() {
         return Err("--interface: all ranks run on this host, so they use no network; leave the option out"
             .to_owned());
     }
@@ -370,6 +400,7 @@ fn into_plan(parsed: ParsedArguments) -> Result<LaunchPlan, String> {
         interfaces: args.interface,
         ports: args.port,
         world,
+        nodes,
         remote_hosts,
         ssh: SshOptions {
             port: args.ssh_port,

@@ -14,7 +14,6 @@ use mio::Token;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 use super::agent_messages::{AgentHello, FromAgent, JobDescription, OUTPUT_CREDIT_BYTES, ToAgent};
-use super::agents::source_address;
 use super::environment::JobVariables;
 use super::error::LaunchError;
 use super::frame_link::FrameLink;
@@ -30,7 +29,7 @@ use super::plan::LaunchPlan;
 use super::processes;
 use super::supervisor::{Supervisor, SupervisorAction};
 use crate::exit::Exit;
-use crate::rendezvous::machine_id;
+use crate::rendezvous::{machine_id, source_address};
 use crate::types::Rank;
 
 /// The variable in which sshd describes a connection: the client's address and port, and the server's address and port.

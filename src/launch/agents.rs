@@ -1,7 +1,7 @@
 //! The agents on the other hosts of a job. Together with the processes of this host, they are the sources of the events of the
 //! job.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use super::plan::{RemoteHost, StdinReader};
 use super::rank_processes::RankProcesses;
 use super::ssh::AgentStarter;
 use crate::exit::Exit;
-use crate::rendezvous::machine_id;
+use crate::rendezvous::{machine_id, source_address};
 use crate::types::Rank;
 use crate::wire::ExitRecord;
 
@@ -242,21 +242,4 @@ impl Drop for Agents {
 
 fn host_error(host: &Arc<str>, exit: Exit, reason: String) -> LaunchError {
     LaunchError::Hosts(vec![HostError { host: Arc::clone(host), exit_code: exit as u8, reason }])
-}
-
-/// Returns the address of this host from which packets to `remote` leave. Sends no packet.
-///
-/// # Errors
-///
-/// If there is no route to `remote`.
-pub fn source_address(remote: IpAddr) -> std::io::Result<IpAddr> {
-    let any: IpAddr = if remote.is_ipv4() {
-        std::net::Ipv4Addr::UNSPECIFIED.into()
-    } else {
-        std::net::Ipv6Addr::UNSPECIFIED.into()
-    };
-    let socket = UdpSocket::bind((any, 0))?;
-    // The port has no meaning, because nothing is sent.
-    socket.connect((remote, 9))?;
-    Ok(socket.local_addr()?.ip())
 }

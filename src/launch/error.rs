@@ -114,6 +114,14 @@ pub enum LaunchError {
     /// The ports of `--port` are in use.
     #[error("{0}")]
     Ports(String),
+    /// The ringruns of the nodes did not meet.
+    #[error("--rdzv-endpoint {endpoint}: {source}; run the same command on all nodes")]
+    Nodes {
+        /// The endpoint.
+        endpoint: String,
+        /// The reason.
+        source: StartError,
+    },
     /// A signal arrived before the ranks were started.
     #[error("stopped by signal {0} before the ranks started")]
     Interrupted(i32),
@@ -136,7 +144,9 @@ impl LaunchError {
             Self::CommandNotFound { .. } => Exit::CommandNotFound,
             Self::NotExecutable { .. } => Exit::CommandNotExecutable,
             Self::VariableUnset { .. } => Exit::Usage,
-            Self::Ports(_) | Self::Rendezvous(StartError::PortsInUse { .. }) => Exit::PortInUse,
+            Self::Ports(_)
+            | Self::Nodes { source: StartError::PortsInUse { .. }, .. }
+            | Self::Rendezvous(StartError::PortsInUse { .. }) => Exit::PortInUse,
             Self::Directory { .. } | Self::OutputDir { .. } | Self::TooManyFiles { .. } => {
                 Exit::Configuration
             }
@@ -144,6 +154,7 @@ impl LaunchError {
             | Self::Spawn { .. }
             | Self::Rendezvous(_)
             | Self::Ssh(_)
+            | Self::Nodes { .. }
             | Self::Address(_) => Exit::Start,
             Self::System { .. } => Exit::Failure,
         };

@@ -23,8 +23,11 @@ use super::free_ports::check_ports;
 use super::host_job::HostJob;
 use super::input_feed::InputFeed;
 use super::input_reader::InputReader;
+use super::interfaces::choose_address;
 use super::job_description::describe_job;
+use super::job_rendezvous::{JobRendezvous, start_rendezvous_server};
 use super::local_ranks::{LocalProcessors, LocalRanks, ReservedPort};
+use super::nodes::{join_nodes, ranks_of_other_nodes};
 use super::outcome::{
     EPIPE, JobOutcome, RankEnd, RankPlace, RankStatus, exit_code, failure_report, format_seconds,
 };
@@ -38,38 +41,42 @@ use super::status_line;
 use super::supervisor::{Supervisor, SupervisorAction};
 use super::terminal_writer::progress_bar_columns;
 use crate::exit::Exit;
-use crate::rendezvous::{NoticeReceiver, Server, ServerOptions};
+use crate::rendezvous::{MetNodes, Server, source_address};
 use crate::types::Rank;
-use crate::wire::{ExitRecord, Secret};
+use crate::wire::ExitRecord;
 
 /// After all ranks have ended, ringrun waits for this time for an agent that says nothing.
 const AGENT_END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// After one host has failed at the start, ringrun waits for this time for the failures of other hosts, to report them together.
+/// After one host has failed at the start, ringrun waits for this time for the failures of other hosts, to report them
+/// together.
 const OTHER_FAILURES_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Runs the job and returns the exit code of ringrun.
 pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
+    match join_nodes(plan)? {
+        Some((plan, met)) => run_part(&plan, Some(met)),
+        None => run_part(plan, None),
+    }
+}
+
+/// Runs the ranks that this ringrun starts. `met` is what it has learned from the ringruns of other nodes.
+fn run_part(plan: &LaunchPlan, met: Option<MetNodes>) -> Result<u8, LaunchError> {
     let local_ranks = (plan.share.count() > 0).then(|| LocalRanks::find(plan)).transpose()?;
-    let files = match &plan.output_dir {
-        Some(output_dir) => OutputFiles::create(output_dir, plan.world)
-            .map_err(|(path, source)| LaunchError::OutputDir { path, source })?,
-        None => OutputFiles::default(),
-    };
-    let mut job = RunningJob::prepare(plan, files)?;
-    let address = job.reach_hosts()?;
+    let job_id = met.as_ref().map_or_else(rand::random::<[u8; 16]>, |met| met.job_id);
+    let mut job = RunningJob::prepare(plan, to_hex(&job_id))?;
+    let (address, rendezvous) = job.open_rendezvous(met)?;
+    let server = rendezvous.server.as_ref();
     let processors = LocalProcessors::assign(plan, &job.host.output);
-    let secret = format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>());
-    let server = start_rendezvous_server(plan, address, &secret, &job)?;
     check_ports(plan, address)?;
     let mut variables = JobVariables {
         world: plan.world,
         share: plan.share.clone(),
-        rendezvous: server.address(),
+        rendezvous: rendezvous.address,
         listen: plan.interfaces.as_ref().map(|_| address),
         ports: plan.ports,
-        master: server.address(),
-        secret,
+        master: rendezvous.address,
+        secret: rendezvous.secret,
         job_id: job.job_id.clone(),
         start_timeout: plan.limits.start_timeout,
         exclusive_processors: processors.as_ref().map_or(0, LocalProcessors::exclusive_count),
@@ -79,18 +86,20 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
             .filter(|_| plan.output_dir.is_none())
             .map(|columns| progress_bar_columns(columns, plan.output_format)),
     };
-    job.print_job_and_time_limits(&server.address());
+    job.print_job_and_time_limits(&rendezvous.address);
     job.prepare_hosts(&variables)?;
     let port =
         ReservedPort::new().map_err(|source| LaunchError::System { resource: "a free port", source })?;
-    variables.master = job.agents.master().unwrap_or(SocketAddr::new(server.address().ip(), port.port));
+    let master_port = plan.nodes.as_ref().map_or(port.port, |nodes| nodes.port);
+    variables.master = job.agents.master().unwrap_or(SocketAddr::new(rendezvous.address.ip(), master_port));
     if let (Some(local_ranks), Some(processors)) = (&local_ranks, &processors) {
         local_ranks.start(plan, processors, &variables, &[], &mut job.host)?;
     }
     job.start_remote_ranks(variables.master)?;
     job.start_input()?;
-    let supervisor = Supervisor::new(plan.limits, plan.failure_policy, job.places());
-    let (outcome, rank_statuses) = job.run_event_loop(supervisor, &server)?;
+    let mut supervisor = Supervisor::new(plan.limits, plan.failure_policy, job.places());
+    supervisor.handle_rank_ends(&ranks_of_other_nodes(plan), Duration::ZERO);
+    let (outcome, rank_statuses) = job.run_event_loop(supervisor, server)?;
     if job.finish_hosts()?.is_none() {
         return Ok(exit_code(outcome, &rank_statuses));
     }
@@ -113,29 +122,6 @@ pub(super) fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
     Ok(if code == 0 && !write_failures.is_empty() { Exit::Failure as u8 } else { code })
 }
 
-/// Starts the rendezvous server of the job. While ranks are missing, the server prints their numbers.
-fn start_rendezvous_server(
-    plan: &LaunchPlan,
-    host: IpAddr,
-    secret: &str,
-    job: &RunningJob<'_>,
-) -> Result<Server, LaunchError> {
-    let secret = Secret::new(secret.as_bytes()).map_err(|error| LaunchError::Rendezvous(error.into()))?;
-    let job_id =
-        u128::from_str_radix(&job.job_id, 16).expect("an id that this program has just made").to_be_bytes();
-    let output = job.host.output.command_sender();
-    Server::start(ServerOptions {
-        host,
-        ports: plan.ports,
-        world: plan.world,
-        secret,
-        job_id,
-        start_timeout: plan.limits.start_timeout,
-        notices: NoticeReceiver::Report(Box::new(move |notice| output.print_message(notice))),
-    })
-    .map_err(LaunchError::Rendezvous)
-}
-
 /// A running job.
 struct RunningJob<'a> {
     plan: &'a LaunchPlan,
@@ -155,8 +141,15 @@ struct RunningJob<'a> {
 
 impl<'a> RunningJob<'a> {
     /// Prepares the job without starting ranks.
-    fn prepare(plan: &'a LaunchPlan, files: OutputFiles) -> Result<Self, LaunchError> {
-        let job_id = to_hex(&rand::random::<[u8; 16]>());
+    fn prepare(plan: &'a LaunchPlan, job_id: String) -> Result<Self, LaunchError> {
+        // The other ringruns write the files of their ranks.
+        let ranks: Vec<Rank> =
+            if plan.nodes.is_some() { plan.share.ranks().collect() } else { plan.world.ranks().collect() };
+        let files = match &plan.output_dir {
+            Some(output_dir) => OutputFiles::create(output_dir, ranks.into_iter(), plan.world)
+                .map_err(|(path, source)| LaunchError::OutputDir { path, source })?,
+            None => OutputFiles::default(),
+        };
         let host = HostJob::prepare(plan, &job_id, OutputTarget::Terminal(plan.output_format, files))?;
         Ok(Self {
             plan,
@@ -168,6 +161,26 @@ impl<'a> RunningJob<'a> {
             stdout_errno: None,
             output_summary: None,
         })
+    }
+
+    /// Connects to the other hosts and opens the rendezvous, unless the ringruns of all nodes have done so. Also returns
+    /// the address on which the ranks of this host listen.
+    fn open_rendezvous(&mut self, met: Option<MetNodes>) -> Result<(IpAddr, JobRendezvous), LaunchError> {
+        if let Some(MetNodes { rendezvous, server, secret, .. }) = met {
+            let own = source_address(rendezvous.ip())
+                .and_then(|route| {
+                    choose_address(self.plan.interfaces.as_ref(), route).map_err(io::Error::other)
+                })
+                .map_err(|error| {
+                    LaunchError::Address(format!("there is no route to {rendezvous}: {error}"))
+                })?;
+            return Ok((own, JobRendezvous { address: rendezvous, server, secret }));
+        }
+        let address = self.reach_hosts()?;
+        let secret = format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>());
+        let output = self.host.output.command_sender();
+        let server = start_rendezvous_server(self.plan, (address, &secret, &self.job_id), output)?;
+        Ok((address, JobRendezvous { address: server.address(), server: Some(server), secret }))
     }
 
     /// Connects to the other hosts. Returns the address of this host for the rendezvous.
@@ -262,6 +275,9 @@ impl<'a> RunningJob<'a> {
         let own_pids = self.host.rank_processes.pids().into_iter();
         let own = self.plan.share.ranks().zip(own_pids.map(|pid| RankPlace { pid, host: None }));
         let mut places: Vec<(Rank, RankPlace)> = own.chain(self.agents.places()).collect();
+        places.extend(
+            ranks_of_other_nodes(self.plan).into_iter().map(|(rank, _)| (rank, RankPlace::default())),
+        );
         places.sort_by_key(|(rank, _)| *rank);
         places.into_iter().map(|(_, place)| place).collect()
     }
@@ -270,7 +286,7 @@ impl<'a> RunningJob<'a> {
     fn run_event_loop(
         &mut self,
         mut supervisor: Supervisor,
-        server: &Server,
+        server: Option<&Server>,
     ) -> Result<(JobOutcome, Vec<RankStatus>), LaunchError> {
         while !supervisor.is_over() {
             let timeout =
@@ -290,14 +306,17 @@ impl<'a> RunningJob<'a> {
             let ended_ranks = mem::take(&mut self.ended_ranks);
             // Call `has_job_started` after the ranks have been reaped: if a rank in `ended_ranks` ended after the start of
             // the job, the supervisor must first record the start.
-            if server.has_job_started() {
+            // Without a server, only the ringrun of node 0 knows whether the job has started.
+            if server.is_none_or(Server::has_job_started) {
                 supervisor.handle_job_start();
             }
             let now = self.host.start_time.elapsed();
             supervisor.handle_rank_ends(&ended_ranks, now);
             // Tell the server that these ranks can no longer join the job, even if they ended without an error.
             for (rank, ended) in &ended_ranks {
-                server.rank_ended(*rank, format!("it {ended}"));
+                if let Some(server) = server {
+                    server.rank_ended(*rank, format!("it {ended}"));
+                }
             }
             if self.plan.verbosity == Verbosity::Verbose {
                 for (rank, ended) in ended_ranks {

@@ -95,6 +95,7 @@ pub(super) fn into_plan(description: &JobDescription) -> Result<LaunchPlan, Stri
         ports: description.ports,
         world: world.ok_or("the numbers of ranks in the description of the job are wrong")?,
         share,
+        nodes: None,
         remote_hosts: Vec::new(),
         ssh: SshOptions::default(),
         programs: programs.collect(),

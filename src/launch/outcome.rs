@@ -29,12 +29,14 @@ pub enum RankEnd {
     NotRun(i32),
     /// ringrun lost its connection to the host of the rank, so it does not know how the process ended.
     HostLost,
+    /// The ringrun of another node runs the rank.
+    OtherNode,
 }
 
 impl RankEnd {
-    /// Returns whether the rank exited with 0.
+    /// Returns whether the rank exited with 0, or this ringrun does not run it.
     pub fn is_success(self) -> bool {
-        self == Self::Exited(0)
+        matches!(self, Self::Exited(0) | Self::OtherNode)
     }
 
     /// Returns the exit code that a shell would report for this process.
@@ -47,6 +49,7 @@ impl RankEnd {
             }
             Self::NotRun(_) => Exit::CommandNotExecutable as u8,
             Self::HostLost => Exit::PeerLost as u8,
+            Self::OtherNode => Exit::Success as u8,
         }
     }
 
@@ -55,7 +58,7 @@ impl RankEnd {
     /// by any other signal probably failed first.
     pub(super) fn blame_score(self) -> u8 {
         match self {
-            Self::Exited(0) => 0,
+            Self::Exited(0) | Self::OtherNode => 0,
             Self::Exited(code) if VICTIM_EXIT_CODES.iter().any(|&exit| code == exit as u8) => 1,
             Self::Killed(SIGPIPE) => 1,
             Self::Exited(_) => 2,
@@ -74,6 +77,7 @@ impl fmt::Display for RankEnd {
                 write!(f, "could not execute its command: {error}")
             }
             Self::HostLost => f.write_str("was lost with its host"),
+            Self::OtherNode => f.write_str("belongs to another node"),
         }
     }
 }
@@ -111,7 +115,7 @@ pub enum JobOutcome {
 }
 
 /// The process of a rank.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(super) struct RankPlace {
     /// The process id of the rank.
     pub(super) pid: i32,
@@ -141,6 +145,11 @@ pub(super) struct RankStatus {
 }
 
 impl RankStatus {
+    /// Returns whether the ringrun of another node runs the rank.
+    fn is_elsewhere(&self) -> bool {
+        matches!(self.ended, Some((RankEnd::OtherNode, _)))
+    }
+
     /// Returns whether the rank exited with 0.
     fn is_success(&self) -> bool {
         self.ended.is_some_and(|(ended, _)| ended.is_success())
@@ -222,9 +231,9 @@ pub(super) fn failure_report(
         }
         write_last_lines(&mut text, rank, last_lines.get(rank.index()).map_or(&[], Vec::as_slice));
     }
-    for (ranks, description) in
-        group_by_end(rank_statuses.iter().filter(|status| Some(status.rank) != blamed))
-    {
+    for (ranks, description) in group_by_end(
+        rank_statuses.iter().filter(|status| Some(status.rank) != blamed && !status.is_elsewhere()),
+    ) {
         let _ = writeln!(text, "ringrun: {ranks} {description}");
     }
     text

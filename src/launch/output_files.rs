@@ -18,10 +18,14 @@ pub(super) struct OutputFiles {
 }
 
 impl OutputFiles {
-    /// Creates the files of all ranks. An error contains the path that could not be created.
-    pub(super) fn create(directory: &Path, world: WorldSize) -> Result<Self, (PathBuf, io::Error)> {
+    /// Creates the files of these ranks. An error contains the path that could not be created.
+    pub(super) fn create(
+        directory: &Path,
+        ranks: impl Iterator<Item = Rank>,
+        world: WorldSize,
+    ) -> Result<Self, (PathBuf, io::Error)> {
         let mut by_stream = BTreeMap::new();
-        for rank in world.ranks() {
+        for rank in ranks {
             let folder = directory.join(folder_name(rank, world));
             fs::create_dir_all(&folder).map_err(|error| (folder.clone(), error))?;
             for stream in [OutputStream::Stdout, OutputStream::Stderr] {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::interfaces::InterfaceFilter;
 use super::share::RankShare;
-use crate::rendezvous::PortRange;
+use crate::rendezvous::{NodeOptions, PortRange};
 use crate::types::WorldSize;
 
 /// The maximal number of hosts of a job. ringrun starts one ssh for each host, and needs some open files for each ssh.
@@ -26,6 +26,9 @@ pub struct LaunchPlan {
     pub world: WorldSize,
     /// The ranks on this host.
     pub share: RankShare,
+    /// How this ringrun meets those of the other nodes; `None` if this ringrun starts all ranks. `share` then has the ranks of
+    /// node 0, because the number of this node is not known yet.
+    pub nodes: Option<NodeOptions>,
     /// The other hosts of the job.
     pub remote_hosts: Vec<RemoteHost>,
     /// How to reach the other hosts.

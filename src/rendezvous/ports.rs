@@ -62,6 +62,12 @@ impl PortRange {
     }
 }
 
+impl From<u16> for PortRange {
+    fn from(port: u16) -> Self {
+        Self { first: port, last: port }
+    }
+}
+
 impl FromStr for PortRange {
     type Err = String;
 

@@ -1,7 +1,7 @@
 //! Finds the address of the host of rank 0.
 
 use std::io;
-use std::net::{IpAddr, ToSocketAddrs as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs as _, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,20 @@ pub(crate) fn resolve_host(host: &str, timeout: Duration) -> Result<IpAddr, Star
             Err(_) => thread::sleep(RETRY_PAUSE),
         }
     }
+}
+
+/// Returns the address of this host from which packets to `remote` leave. Sends no packet.
+///
+/// # Errors
+///
+/// If there is no route to `remote`.
+pub fn source_address(remote: IpAddr) -> io::Result<IpAddr> {
+    let any: IpAddr =
+        if remote.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0))?;
+    // The port has no meaning, because nothing is sent.
+    socket.connect((remote, 9))?;
+    Ok(socket.local_addr()?.ip())
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The job's secret, and the message authentication codes (MACs) that are computed with it.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
@@ -53,6 +53,16 @@ impl Secret {
     /// Returns whether the job has no secret ([`Secret::none`]).
     pub fn is_none(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Returns the text of a secret for one purpose, `label`, from which this secret cannot be computed.
+    pub fn derive(&self, label: &[u8]) -> String {
+        let digest = self.mac(&[b"ringtrain derived secret", label]);
+        digest.iter().fold(String::new(), |mut text, byte| {
+            // Writing to a string does not fail.
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
     }
 
     /// Returns the HMAC-SHA256 (RFC 2104) of the concatenated parts.

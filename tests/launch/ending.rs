@@ -285,7 +285,7 @@ fn ringrun_refuses_bad_arguments() {
         (&["--frobnicate", "-n", "2", "true"], 2, "--frobnicate"),
         (&["-n", "2", "-x", "NO_SUCH_VARIABLE", "true"], 2, "is not set"),
         (&["-hostfile", "/no/such", "-np", "2", "true"], 2, "--hostfile /no/such: it cannot be read"),
-        (&["-n", "1", "true", ":", "-n", "1", "true"], 2, "one command for all ranks"),
+        (&["-n", "1", "true", ":", "true"], 2, "each of them needs the number of its ranks"),
         (&["-n", "2", "--mca", "btl", "^openib", "true"], 2, "--mca: ringrun has no MCA parameters"),
         (&["-n", "2", "--wdir", "/no/such", "true"], 3, "/no/such"),
         (&["-n", "2", "--wdir", "/dev/null", "true"], 3, "/dev/null"),

@@ -194,25 +194,7 @@ fn ranks_run_on_several_hosts() {
         ],
     ));
     assert_eq!(training.code(), Some(0), "{}", training.stderr());
-    // Another job uses ports of host 1.
-    let train = ["--port", &ports, "ringtrain", "--epochs", "1000000", "--data", "synthetic:64x4"];
-    let other = lab.ringrun("@1:2", &train).spawn().expect("ringrun starts");
-    let namespace = format!("{}-1", lab.get("NAME"));
-    wait_until("the ranks of the other job listen", || {
-        let table = Command::new("ip").args(["netns", "exec", &namespace, "cat", "/proc/net/tcp"]).output();
-        let table = table.expect("ip runs").stdout;
-        let listening = listening_ports(&String::from_utf8_lossy(&table));
-        listening.into_iter().filter(|found| (port..port + 3).contains(found)).count() == 2
-    });
-    let job = run(&mut lab.ringrun("@1:2", &["--port", &ports, "true"]));
-    assert_eq!(job.code(), Some(Exit::PortInUse as i32), "{}", job.stderr());
-    let wanted = [
-        format!("host {second}: --port {ports}: "),
-        format!("need 2 free port(s) on {second}, and 1 are free"),
-    ];
-    assert!(wanted.iter().all(|part| job.stderr().contains(part)), "{}", job.stderr());
-    send_signal("INT", other.id());
-    finish(other);
+    refuse_ports_in_use(&lab, port, &ports);
     // The rank that fails is named with its host.
     let job = lab.run_script("@0:2,@1", "[ $RANK = 2 ] && exit 3; exec sleep 300");
     assert_failed(
@@ -224,6 +206,29 @@ fn ranks_run_on_several_hosts() {
     let job = run(&mut lab.ringrun_with_key("WRONG_KEY", "@0,@1", &["true"]));
     let advice = format!("`ssh-copy-id {second}`");
     assert_failed(&lab, &job, 5, &[&format!("host {first}: ssh failed"), "Permission denied", &advice]);
+}
+
+/// Starts another job that uses 2 of the 3 ports `ports` of host 1, and checks that the error names the host and the ports.
+fn refuse_ports_in_use(lab: &Lab, port: u16, ports: &str) {
+    let second = lab.get("HOST_1");
+    let train = ["--port", ports, "ringtrain", "--epochs", "1000000", "--data", "synthetic:64x4"];
+    let other = lab.ringrun("@1:2", &train).spawn().expect("ringrun starts");
+    let namespace = format!("{}-1", lab.get("NAME"));
+    wait_until("the ranks of the other job listen", || {
+        let table = Command::new("ip").args(["netns", "exec", &namespace, "cat", "/proc/net/tcp"]).output();
+        let table = table.expect("ip runs").stdout;
+        let listening = listening_ports(&String::from_utf8_lossy(&table));
+        listening.into_iter().filter(|found| (port..port + 3).contains(found)).count() == 2
+    });
+    let job = run(&mut lab.ringrun("@1:2", &["--port", ports, "true"]));
+    assert_eq!(job.code(), Some(Exit::PortInUse as i32), "{}", job.stderr());
+    let wanted = [
+        format!("host {second}: --port {ports}: "),
+        format!("need 2 free port(s) on {second}, and 1 are free"),
+    ];
+    assert!(wanted.iter().all(|part| job.stderr().contains(part)), "{}", job.stderr());
+    send_signal("INT", other.id());
+    finish(other);
 }
 
 #[test]

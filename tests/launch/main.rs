@@ -12,6 +12,7 @@ mod hosts;
 mod killed_ranks;
 mod metrics;
 mod mpi4py;
+mod nodes;
 mod other_launchers;
 mod output;
 mod ports;

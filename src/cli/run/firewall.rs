@@ -5,8 +5,7 @@ use std::net::{IpAddr, ToSocketAddrs as _};
 
 use super::hosts::JobHosts;
 use super::ports::needed_ports;
-use crate::launch::source_address;
-use crate::rendezvous::PortRange;
+use crate::rendezvous::{PortRange, source_address};
 
 /// The port on which sshd listens, unless an option or the configuration of ssh says otherwise.
 const SSH_PORT: u16 = 22;

@@ -12,6 +12,8 @@ Examples:
   ringrun -n 1 ./reader : -n 3 ./trainer    run several programs as the ranks of one job
   ringrun -H a,b --port 7000-7001 --print-firewall
                                             print the rules that the firewalls of a and b need
+  ringrun --nnodes 2 --nproc-per-node 4 --rdzv-endpoint node0:29400 ringtrain
+                                            the same command on each of 2 nodes, without ssh
   ringrun doctor -H a,b                     measure the network between hosts; see ringrun doctor --help
   ringrun top                               show the progress of runs with --metrics; see ringrun top --help
   zcat a.csv.gz | ringrun -n 4 ringtrain --data - --target y

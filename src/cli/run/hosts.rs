@@ -189,6 +189,15 @@ fn too_many_ranks(what: &str) -> String {
     format!("{what}: ringrun starts at least 1 and at most {LOCAL_RANKS_MAX} ranks on one machine")
 }
 
+/// Returns the number of ranks of one host.
+pub(super) fn count_ranks(count: RankCount) -> Result<WorldSize, String> {
+    let count = match count {
+        RankCount::Number(number) => to_world_size(number)?,
+        RankCount::Auto => count_processors()?,
+    };
+    if count.get() > LOCAL_RANKS_MAX { Err(too_many_ranks(&format!("-n {count}"))) } else { Ok(count) }
+}
+
 /// Converts a number of ranks to a world size.
 fn to_world_size(number: i64) -> Result<WorldSize, String> {
     let world = u32::try_from(number).ok().and_then(WorldSize::new);

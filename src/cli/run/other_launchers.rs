@@ -47,9 +47,10 @@ const THREADS_HINT: &str = "each rank gets an even share of the processors; to c
     OMP_NUM_THREADS=N";
 const MCA_HINT: &str = "ringrun has no MCA parameters; leave this option out (ringtrain and ringbench have \
     --transport and --algorithm)";
-const MASTER_ADDRESS_HINT: &str = "leave this option out: ringrun finds a free port on this host; to choose the port, use \
-    -x MASTER_PORT=P and -x MASTER_ADDR=A";
-const RENDEZVOUS_HINT: &str = "leave this option out: ringrun itself is the rendezvous server of its job";
+const MASTER_ADDRESS_HINT: &str = "use --rdzv-endpoint HOST:PORT for several nodes; for one, ringrun finds a free port (to \
+    choose it, use -x MASTER_PORT=P and -x MASTER_ADDR=A)";
+const RENDEZVOUS_HINT: &str =
+    "leave this option out: ringrun itself is the rendezvous server of its job (see --rdzv-endpoint)";
 const TUNING_HINT: &str = "ringrun has no tuning options of Horovod; leave this option out (ringtrain has --bucket-bytes and \
     --compression)";
 const LOGGING_HINT: &str = "use -x RUST_LOG=debug, which makes the ranks print what they do";
@@ -95,8 +96,7 @@ const OPTIONS_OF_OTHER_LAUNCHERS: &[OptionRow] = &[
     (&["hosts"], 1, SameAs("--host")),
     (&["-f", "machinefile", "default-hostfile"], 1, SameAs("--hostfile")),
     (&["nodelist", "add-host", "add-hostfile"], 1, Refused(SEVERAL_HOSTS_HINT)),
-    (&["nodes", "nnodes"], 1, DroppedFor(VALUES_FOR_ONE_HOST, SEVERAL_HOSTS_HINT)),
-    (&["node-rank"], 1, DroppedFor(&["0"], SEVERAL_HOSTS_HINT)),
+    (&["nodes"], 1, DroppedFor(VALUES_FOR_ONE_HOST, SEVERAL_HOSTS_HINT)),
     (&["-p"], 1, SameAs("--ssh-port")),
     (&["-i"], 1, SameAs("--ssh-identity")),
     (&["launch-agent", "launcher", "launcher-exec"], 1, Refused(AGENT_HINT)),
@@ -123,7 +123,8 @@ const OPTIONS_OF_OTHER_LAUNCHERS: &[OptionRow] = &[
     (&["display"], 1, Refused(SHOW_PLACEMENT_HINT)),
     // Options for the rendezvous and for restarts.
     (&["standalone"], 0, Dropped),
-    (&["rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"], 1, Refused(RENDEZVOUS_HINT)),
+    (&["rdzv-backend"], 1, DroppedFor(&["c10d", "static"], RENDEZVOUS_HINT)),
+    (&["rdzv-conf"], 1, Refused(RENDEZVOUS_HINT)),
     (&["master-addr", "master-port"], 1, Refused(MASTER_ADDRESS_HINT)),
     (&["max-restarts"], 1, DroppedFor(&["0"], NOT_ELASTIC_HINT)),
     (
@@ -424,7 +425,7 @@ mod tests {
             ("-H localhost:2 a", "-H localhost:2 a"),
             ("-Hlocalhost:2 a", "-Hlocalhost:2 a"),
             ("-host localhost -wdir / a", "--host localhost --wdir / a"),
-            ("--nproc_per_node=4 --nnodes=1 --standalone a", "--ranks-per-host 4 a"),
+            ("--nproc_per_node=4 --nnodes=1 --standalone a", "--ranks-per-host 4 --nnodes=1 a"),
             ("-ppn 2 a", "--ranks-per-host 2 a"),
             ("-xA=1 -x B a", "-xA=1 -x B a"),
             ("-genv A 1 -genvlist B,C -env D 4 a", "-x A=1 -x B -x C -x D=4 a"),
@@ -444,7 +445,7 @@ mod tests {
         for (line, part) in [
             ("--mca btl ^openib a", "no MCA parameters"),
             ("--rank-by socket a", "--bind-to core, numa or none"),
-            ("--nnodes 2 a", "-H HOST:N"),
+            ("--nodes 2 a", "-H HOST:N"),
             ("--max-restarts=3 a", "--resume"),
             ("-hfoo a", "unknown option -hfoo"),
             ("-np4 a", "unknown option -np4"),

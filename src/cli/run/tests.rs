@@ -79,6 +79,25 @@ fn invalid_arguments_are_rejected() {
         ("-n 2 --bind-to board prog", "--bind-to board: use --bind-to none, because"),
         ("-n 2 --bind-to user:0,1 prog", "--bind-to user:0,1: start ringrun under `taskset -c LIST`"),
         ("-n 2 --bind-to roof prog", "--bind-to roof: ringrun binds ranks to core, numa or none"),
+        ("-n 2 -x RING_TIMELINE=t -x RING_SECRET=hush prog", "-x RING_SECRET: only ringrun sets"),
+        ("-n 2 --map-by core prog", "by slot or node"),
+        ("-n 2 --map-by ppr:2:node prog", "use -N N"),
+        ("-n 2 --timestamp-output --no-tag-output prog", "leave --no-tag-output out"),
+        ("-n 2 -stdin 1 prog", "pass 0, all or none"),
+    ] {
+        assert_rejected(line, part);
+    }
+}
+
+fn assert_rejected(line: &str, part: &str) {
+    let error = parse_line(line).expect_err(line);
+    assert!(error.contains(part), "{line}: {error}");
+    assert!(!error.contains("hush"), "{error}");
+}
+
+#[test]
+fn invalid_programs_and_nodes_are_rejected() {
+    for (line, part) in [
         ("-n 1 a : b", "each of them needs the number of its ranks: `-n N b`"),
         ("-H a:2,b:2 a : -n 1 b", "`-n N a`"),
         ("-n 1 a : -n auto b", "`-n N b`"),
@@ -90,16 +109,28 @@ fn invalid_arguments_are_rejected() {
         ("-H c:2 -n 1 a : -n 2 b", "-n 3 is more than the 2 slot(s) of c"),
         ("-n 2 --tolerate-failures a : -n 1 ringbench", "ringbench cannot continue"),
         ("-n 1 a : -x RING_SECRET=hush -n 1 b", "-x RING_SECRET"),
-        ("-n 2 -x RING_TIMELINE=t -x RING_SECRET=hush prog", "-x RING_SECRET: only ringrun sets"),
-        ("-n 2 --map-by core prog", "by slot or node"),
-        ("-n 2 --map-by ppr:2:node prog", "use -N N"),
-        ("-n 2 --timestamp-output --no-tag-output prog", "leave --no-tag-output out"),
-        ("-n 2 -stdin 1 prog", "pass 0, all or none"),
+        ("--nnodes 2 prog", "give --rdzv-endpoint HOST:PORT"),
+        ("--nnodes 2 --rdzv-endpoint a:b -ppn 2 prog", "write HOST:PORT, such as node0:29400"),
+        ("--nnodes 1:4 --rdzv-endpoint a -ppn 2 prog", "a fixed number of nodes from 1 to 256"),
+        ("--nnodes 2 --node-rank 2 --rdzv-endpoint a -ppn 2 prog", "numbered 0 to 1"),
+        ("--nnodes 2 --rdzv-endpoint a prog", "--nnodes 2: give --nproc-per-node M"),
+        ("--nnodes 2 --rdzv-endpoint a -n 4 prog", "the number of ranks on each node, --nproc-per-node"),
+        ("--nnodes 2 --rdzv-endpoint a -ppn 2 -H b prog", "leave out --host or --nnodes"),
+        ("--rdzv-backend etcd -n 2 prog", "see --rdzv-endpoint"),
     ] {
-        let error = parse_line(line).expect_err(line);
-        assert!(error.contains(part), "{line}: {error}");
-        assert!(!error.contains("hush"), "{error}");
+        assert_rejected(line, part);
     }
+}
+
+#[test]
+fn nodes_have_equal_numbers_of_ranks() {
+    let line = "--nnodes=3:3 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_endpoint=a:7 --rdzv-id=x --node_rank 1 prog";
+    let plan = parse_line(line).unwrap();
+    assert_eq!((plan.world.get(), plan.share.count(), plan.programs[0].ranks), (6, 2, 6));
+    let nodes = plan.nodes.unwrap();
+    let node = nodes.node.map(crate::types::Rank::get);
+    assert_eq!((nodes.host.as_str(), nodes.port, nodes.id.as_str(), node), ("a", 7, "x", Some(1)));
+    assert!(parse_line("--nnodes 1 --rdzv-endpoint a -ppn 2 prog").unwrap().nodes.is_none());
 }
 
 #[test]
