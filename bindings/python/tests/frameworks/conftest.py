@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ranks import FinishedProgram, Launcher
+from ranks import FinishedProgram, Launcher, RunningProgram
 
 PROGRAMS = Path(__file__).parent / "programs"
 # A job needs less time even on two busy cores.
@@ -37,12 +37,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def job_environment(backend: str) -> dict[str, str]:
+    return {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+
+
+@pytest.fixture
+def start(ringrun: Launcher) -> Callable[..., RunningProgram]:
+    """Starts a program of the folder `programs` on n ranks, with a back end of Keras."""
+
+    def start_job(n: int, program: str, *arguments: str, backend: str) -> RunningProgram:
+        return ringrun.start(n, PROGRAMS / program, *arguments, env=job_environment(backend), timeout=TIMEOUT_SECONDS)
+
+    return start_job
+
+
 @pytest.fixture
 def launch(ringrun: Launcher) -> Callable[..., FinishedProgram]:
-    """Runs a program of the folder `programs` on n ranks, with a back end of Keras."""
+    """Runs a program of the folder `programs` on n ranks, with a back end of Keras, until it ends."""
 
     def run_job(n: int, program: str, *arguments: str, backend: str = "jax", **options: object) -> FinishedProgram:
-        env = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
-        return ringrun(n, PROGRAMS / program, *arguments, env=env, timeout=TIMEOUT_SECONDS, **options)
+        return ringrun(n, PROGRAMS / program, *arguments, env=job_environment(backend), timeout=TIMEOUT_SECONDS, **options)
 
     return run_job
