@@ -140,7 +140,7 @@ class ArrayReducer:
         )
         if trains and ended:
             raise _core.Error(
-                f"the ranks have different numbers of batches: the data of rank {ended} have ended, and rank {trains} trains; "
+                f"the ranks have different numbers of batches: the data of rank {ended} have ended, but not of rank {trains}; "
                 "give all ranks the same number of batches (shard(..), steps_per_epoch), or call join() on the ranks without data"
             )
 
