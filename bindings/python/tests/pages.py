@@ -1,7 +1,7 @@
 """Reads the blocks of code in Markdown pages, runs their shell commands, and compares the output with the page.
 
-A comment in the line before a block may have marks: `<!-- file: train.py; needs: torch -->`. In the pages of the package, `run: COMMAND`
-gives the command of a program. The marks of the guide are:
+A comment in the line before a block may have marks: `<!-- file: train.py; needs: torch -->`. In the pages of the package,
+`run: COMMAND` gives the command of a program. The marks of the guide are:
 
 - `file: NAME`: the block is the content of this file. The commands of the page run in the directory of the file.
 - `needs: NAME`: the block runs only if this machine has what `REQUIREMENTS` in `test_guide.py` describes under this name.
