@@ -274,7 +274,7 @@ fn exchange_frames(seed: u64, stream_count: u8, capacity_max: usize, becomes_sin
 
 proptest! {
     // The number of cases is low, because each case takes tens of milliseconds.
-    #![proptest_config(ProptestConfig::with_cases(if std::env::var_os("TEST_FULL").is_some() { 100 } else { 8 }))]
+    #![proptest_config(ProptestConfig::with_cases(if std::env::var_os("TEST_FULL").is_some() { 100 } else { 4 }))]
 
     #[test]
     fn sent_bytes_arrive_in_order(

@@ -406,6 +406,7 @@ fn small_segments_with_checksums_give_right_results() {
 }
 
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn every_collective_is_right_for_values_with_an_index() {
     for &n in if_long_tests_else(&WORLD_SIZES[..], &[3]) {
         run_on_every_transport(n, |mut group| {
@@ -441,6 +442,7 @@ fn every_collective_is_right_for_long_buffers() {
 /// The forms of a collective take the same input, but in different buffers: for example `all_reduce`,
 /// `all_reduce_from` and `all_reduce_into`.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn every_form_of_every_collective_is_right() {
     fn check<T: Number>(group: &mut Group, op: ReduceOp, counts: &[usize]) {
         for &count in counts {

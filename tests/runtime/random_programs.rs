@@ -294,6 +294,7 @@ fn seeds() -> Vec<u64> {
 }
 
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn random_programs_give_right_results_over_tcp() {
     for seed in seeds() {
         run_program(seed, |_| {});

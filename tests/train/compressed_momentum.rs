@@ -69,6 +69,7 @@ fn momentum_on_each_rank_is_the_momentum_of_the_optimizer_if_the_sums_are_exact(
 
 /// In the warm-up, 1-bit Adam is Adam. After it, the first moments of the ranks add up to the first moment of all samples.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn adam_with_a_frozen_variance_takes_the_same_steps_on_each_number_of_ranks() {
     let all = [Rule::AdamW(AdamOptions { beta_1: 0.8, ..AdamOptions::DEFAULT }), ADAM];
     for &rule in if runs_long_tests() { &all[..] } else { &all[..1] } {

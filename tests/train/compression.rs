@@ -110,6 +110,7 @@ pub(crate) fn with_strategy(name: &str, config: &Config) -> Config {
 
 /// The report counts the encoded bytes, and names the codec that `auto` has chosen for each bucket.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn the_report_says_what_compression_saved_and_what_auto_chose() {
     let exact = train_on_hosts(2, &small_config("none")).report;
     assert_eq!(exact.compressed, None);
@@ -238,6 +239,7 @@ fn local_training_resumes_from_checkpoints_with_residuals() {
 
 /// Workers push encoded gradients, and servers keep exact parameters.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn parameter_servers_decode_what_workers_push() {
     let all: &[(&str, u32)] = &[("ps-sync", 1), ("ps-async", 2), ("ps-sync", 2)];
     for &(strategy, servers) in if_long_tests_else(all, &all[..2]) {

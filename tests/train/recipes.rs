@@ -45,6 +45,7 @@ fn train_in_parts(config: &Config, directory: &Path, parts: &[usize]) -> Summary
 
 /// The effect of each option must depend on the number of the step alone, and not on where the run was interrupted.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn a_run_resumed_with_any_recipe_gives_the_same_bits() {
     let step = RateSchedule::Step { epochs: 1, factor: 0.5 };
     let plain = train(&three_epoch_config(Recipe::default())).unwrap();

@@ -258,6 +258,7 @@ fn kill_a_worker(seed: u64) {
 }
 
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn the_other_ranks_finish_if_a_worker_is_killed_at_a_random_step() {
     for seed in 0..if runs_long_tests() { 20 } else { 1 } {
         kill_a_worker(seed);

@@ -65,6 +65,7 @@ fn streamed_rows_give_the_same_parameters_as_rows_in_memory() {
 
 /// A run with a batch of all samples is refused only if the training set is not in memory.
 #[test]
+#[ignore = "runs with tools/test --full"]
 fn samples_of_each_format_are_not_in_memory() {
     for format in &FORMATS {
         let (directory, stream_directory) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

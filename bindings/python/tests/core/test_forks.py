@@ -243,7 +243,7 @@ def child_lives_longer_than_rank(directory: Path) -> None:
     "program",
     (
         "calls_in_children",
-        "process_pools",
+        pytest.param("process_pools", marks=pytest.mark.full),
         *(pytest.param(program, marks=pytest.mark.full) for program in ("forks_during_operations", "fork_from_solo_group")),
     ),
 )

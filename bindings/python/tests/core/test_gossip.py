@@ -183,7 +183,8 @@ def train_with_killed_rank(directory: Path, victim: int) -> None:
     write_atomically(directory / f"hash-{world.rank}", w.tobytes().hex())
 
 
-@pytest.mark.parametrize("victim", (0, pytest.param(2, marks=pytest.mark.full)))
+@pytest.mark.full
+@pytest.mark.parametrize("victim", (0, 2))
 def test_the_other_ranks_finish_after_a_rank_was_killed(ringrun: Launcher, tmp_path: Path, victim: int):
     job = ringrun.start(4, Path(__file__), "kill", tmp_path, victim, flags=("--tolerate-failures",))
     pids = [int(wait_and_read(tmp_path / f"pid-{rank}")) for rank in range(4)]

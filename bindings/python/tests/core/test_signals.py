@@ -356,6 +356,7 @@ def test_a_call_goes_on_after_a_handler_that_raises_no_exception(ringrun: Launch
         assert (tmp_path / what / "passed").exists(), (what, done)
 
 
+@pytest.mark.full
 def test_a_handler_may_abort_the_job(ringrun: Launcher, tmp_path: Path):
     done = ringrun(2, HERE, "handler_aborts", tmp_path, code=None)
     assert (tmp_path / "passed").exists(), done

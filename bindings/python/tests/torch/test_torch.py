@@ -80,7 +80,7 @@ def test_ranks_connect_by_address(run_by_address: Launch) -> None:
 @pytest.mark.parametrize(
     ("n", "failure"),
     [
-        (2, "kill_last_rank"),
+        pytest.param(2, "kill_last_rank", marks=FULL),
         pytest.param(3, "kill_last_rank", marks=FULL),
         pytest.param(2, "kill_last_rank_with_hook", marks=FULL),
         pytest.param(3, "kill_last_rank_in_distributed_optimizer", marks=FULL),
