@@ -45,7 +45,7 @@ fn is_on_time(run: &SimRun) -> bool {
 #[test]
 fn every_program_completes_on_a_network_without_faults() {
     let run = |seed| check_run_without_faults(&Scenario::random(seed, false), seed).counts;
-    let counts = seeds(2000).map(run).fold(SimCounts::default(), SimCounts::add);
+    let counts = seeds(4000).map(run).fold(SimCounts::default(), SimCounts::add);
     println!("{counts:?}");
     let SimCounts { in_shared_memory, blocking, hierarchical, compressed, .. } = counts;
     let all = [in_shared_memory, blocking, hierarchical, compressed];
