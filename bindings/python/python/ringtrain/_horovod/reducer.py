@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ringtrain import _core, _shutdown
 from ringtrain._horovod import registry
 from ringtrain._horovod.compression import WIRE_TYPES
+from ringtrain._horovod.division import divide_into_buckets
 from ringtrain._horovod.operations import Average, Sum, as_memory, element_name
 from ringtrain._horovod.process_sets import Members
 from ringtrain._horovod.variables import ArraySpec, require_same_everywhere
@@ -54,9 +55,11 @@ class ArrayReducer:
         group = members.group.duplicate()
         self._resource = _shutdown.GroupResource(group)
         require_same_everywhere(members, "gradients", self.specs)
+        kinds_and_bytes = [(spec.dtype, spec.nbytes) for spec in self.specs]
+        parts = divide_into_buckets(kinds_and_bytes, settings.bucket_bytes, from_last=True)
         self._buckets = [
             _Bucket(group, index, [(position, self.specs[position]) for position in part], settings)
-            for index, part in enumerate(_divide_into_buckets(self.specs, settings.bucket_bytes))
+            for index, part in enumerate(parts)
         ]
         self._place = {position: (bucket, i) for bucket in self._buckets for i, position in enumerate(bucket.positions)}
         self.bucket_positions = [bucket.positions for bucket in self._buckets]
@@ -261,19 +264,3 @@ class _Bucket:
         if not self._can_overflow or np.isfinite(self._flat).all():
             return None
         return next(spec.name for spec, view in zip(self._specs, self.views, strict=True) if not np.isfinite(view).all())
-
-
-def _divide_into_buckets(specs: Sequence[ArraySpec], bucket_bytes: int) -> list[list[int]]:
-    """Divides the gradients into buckets of at most `bucket_bytes` bytes, from the last to the first, and returns the positions
-    of the gradients of each bucket. All gradients of a bucket have the same type. A larger gradient has a bucket of its own."""
-    buckets: list[list[int]] = []
-    open_buckets: dict[np.dtype[Any], tuple[list[int], int]] = {}
-    for position in reversed(range(len(specs))):
-        spec = specs[position]
-        bucket, used = open_buckets.get(spec.dtype, ([], bucket_bytes))
-        if not bucket or used + spec.nbytes > bucket_bytes:
-            bucket, used = [], 0
-            buckets.append(bucket)
-        bucket.append(position)
-        open_buckets[spec.dtype] = (bucket, used + spec.nbytes)
-    return buckets

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ringtrain import _core
 from ringtrain._horovod.compression import Compressor, find_wire
+from ringtrain._horovod.division import divide_into_buckets
 from ringtrain._horovod.operations import as_memory
 from ringtrain.jax import job
 
@@ -93,7 +94,7 @@ class AllReduce(Collective):
     bucket_bytes: int = BUCKET_BYTES
 
     def run(self, group: _core.Group, inputs: Arrays) -> list[NDArray]:
-        buckets = _divide_into_buckets(inputs, self.bucket_bytes)
+        buckets = divide_into_buckets([(array.dtype, array.nbytes) for array in inputs], self.bucket_bytes)
         flats, outputs = _pack(group, inputs, buckets, alignment=1)
         for array, output in zip(inputs, outputs, strict=True):
             output[...] = array
@@ -179,20 +180,6 @@ class AllToAll(Collective):
         for array, output in zip(inputs, outputs, strict=True):
             group.all_to_all(as_memory(output), as_memory(array, False))
         return outputs
-
-
-def _divide_into_buckets(arrays: Arrays, bucket_bytes: int) -> list[list[int]]:
-    """Returns the indices of the arrays in each bucket. The arrays of a bucket have the same type."""
-    buckets: list[list[int]] = []
-    open_buckets: dict[np.dtype, tuple[list[int], int]] = {}
-    for index, array in enumerate(arrays):
-        members, used = open_buckets.get(array.dtype, ([], 0))
-        if not members or used + array.nbytes > bucket_bytes:
-            members, used = [], 0
-            buckets.append(members)
-        members.append(index)
-        open_buckets[array.dtype] = (members, used + array.nbytes)
-    return buckets
 
 
 def _pack(

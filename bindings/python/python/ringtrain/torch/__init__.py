@@ -22,18 +22,14 @@ if not _torch.distributed.is_available():
 
 from ringtrain._horovod.job import is_initialized, join, local_rank, local_size, rank, shutdown, size
 from ringtrain._horovod.objects import allgather_object, broadcast_object
+from ringtrain._horovod.operations import Average, Max, Min, Product, Sum
 from ringtrain._horovod.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ringtrain.torch import backend as _backend
 from ringtrain.torch import hooks
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.horovod import init
 from ringtrain.torch.operations import (
-    Average,
     Handle,
-    Max,
-    Min,
-    Product,
-    Sum,
     allgather,
     allgather_async,
     allreduce,

@@ -12,6 +12,7 @@ import torch
 
 from ringtrain import _core, _shutdown
 from ringtrain._horovod import registry
+from ringtrain._horovod.division import divide_into_buckets
 from ringtrain.torch import bucket_memory, cuda, tensors
 from ringtrain.torch.bucket_memory import CodecBucket, CompressedBucket
 from ringtrain.torch.compression import WIRE_TYPES, Compressor
@@ -55,11 +56,12 @@ class GradientReducer:
         self._passes = settings.passes
         self._names = names
         _require_same_everywhere(group, parameters, names)
-        positions = {p: position for position, p in enumerate(parameters)}
-        self._buckets = [
-            Bucket(group, part, _new_memory(group, index, part, [positions[p] for p in part], settings.compression.wire))
-            for index, part in enumerate(_divide_into_buckets(parameters, settings.bucket_bytes))
-        ]
+        kinds_and_bytes = [((p.dtype, p.device), p.nbytes) for p in parameters]
+        parts = divide_into_buckets(kinds_and_bytes, settings.bucket_bytes, from_last=True)
+        self._buckets = []
+        for index, positions in enumerate(parts):
+            part = [parameters[position] for position in positions]
+            self._buckets.append(Bucket(group, part, _new_memory(group, index, part, positions, settings.compression.wire)))
         self._place = {p: (bucket, index) for bucket in self._buckets for index, p in enumerate(bucket.parameters)}
         self._count = dict.fromkeys(parameters, 0)
         self._begun = 0
@@ -325,22 +327,6 @@ def _new_memory(
     memory = CodecBucket(parameters, positions, compression, index)
     name, _, rank = memory.compressor.compression.partition(":")
     return PowerSgdBucket(parameters, positions, PowerSgdSettings(int(rank))) if name == "powersgd" else memory
-
-
-def _divide_into_buckets(parameters: Sequence[Parameter], bucket_bytes: int) -> list[list[Parameter]]:
-    """Divides the parameters into buckets of at most `bucket_bytes` bytes, from the last parameter to the first. All
-    parameters of a bucket have the same type and device. A parameter of more than `bucket_bytes` has a bucket of its
-    own."""
-    open_buckets: dict[tuple[torch.dtype, torch.device], list[Parameter]] = {}
-    filled: list[list[Parameter]] = []
-    for p in reversed(parameters):
-        kind = (p.dtype, p.device)
-        bucket = open_buckets.get(kind)
-        if bucket is None or sum(q.nbytes for q in bucket) + p.nbytes > bucket_bytes:
-            bucket = open_buckets[kind] = []
-            filled.append(bucket)
-        bucket.append(p)
-    return filled
 
 
 def _require_same_everywhere(group: _core.Group, parameters: Sequence[Parameter], names: dict[Parameter, str]) -> None:

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 
 from ringtrain import _core
+from ringtrain._horovod.operations import Average, Max, Sum, reduction_name
 from ringtrain._horovod.process_sets import ProcessSet, global_process_set
 from ringtrain.torch import gathering, tensors
 from ringtrain.torch.compression import WIRE_TYPES, Compression, Compressor, find_compression
 
 Tensor = torch.Tensor
-
-Average, Sum, Min, Max, Product = "avg", "sum", "min", "max", "prod"
 
 
 class Handle:
@@ -71,7 +70,7 @@ def allreduce_async(
     compression: type[Compressor] | str = Compression.none,
 ) -> Handle:
     """Begins to reduce a tensor over all ranks into a new tensor. The default reduction is the average."""
-    settings = _Reduction(process_set, _reduction_name(average, op), prescale_factor, postscale_factor, compression)
+    settings = _Reduction(process_set, reduction_name(average, op), prescale_factor, postscale_factor, compression)
     return settings.begin(tensor, None, "allreduce", name)
 
 
@@ -85,7 +84,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Begins to reduce a tensor over all ranks in place."""
-    settings = _Reduction(process_set, _reduction_name(average, op), prescale_factor, postscale_factor)
+    settings = _Reduction(process_set, reduction_name(average, op), prescale_factor, postscale_factor)
     return settings.begin(tensor, tensor, "allreduce", name)
 
 
@@ -103,7 +102,7 @@ def allreduce(
 
     Autograd can compute the gradient only if the reduction is a sum or an average.
     """
-    settings = _Reduction(process_set, _reduction_name(average, op), prescale_factor, postscale_factor, compression)
+    settings = _Reduction(process_set, reduction_name(average, op), prescale_factor, postscale_factor, compression)
     return _AllReduce.apply(tensor, name, settings)
 
 
@@ -270,7 +269,7 @@ def reducescatter_async(
 ) -> Handle:
     """Begins to reduce the tensors of all ranks. The result is this rank's part of the rows. If the rows cannot be divided
     evenly, each of the first ranks gets one row more than the others."""
-    settings = _Reduction(process_set, _reduction_name(None, op), prescale_factor, postscale_factor, compression)
+    settings = _Reduction(process_set, reduction_name(None, op), prescale_factor, postscale_factor, compression)
     return settings.begin_scatter(tensor, name)
 
 
@@ -285,7 +284,7 @@ def reducescatter(
 ) -> Tensor:
     """Reduces the tensors of all ranks and returns this rank's part of the rows. If the rows cannot be divided
     evenly, each of the first ranks gets one row more than the others."""
-    settings = _Reduction(process_set, _reduction_name(None, op), prescale_factor, postscale_factor, compression)
+    settings = _Reduction(process_set, reduction_name(None, op), prescale_factor, postscale_factor, compression)
     return _ReduceScatter.apply(tensor, name, settings)
 
 
@@ -302,16 +301,6 @@ def grouped_reducescatter(tensors: Sequence[Tensor], name: str | None = None, **
 def metric_average(value: Tensor | float, name: str | None = None, process_set: ProcessSet = global_process_set) -> float:
     """Returns the average over all ranks of a number, such as a loss."""
     return float(allreduce_(torch.tensor([float(value)], dtype=torch.float64), name=name, process_set=process_set))
-
-
-def _reduction_name(average: bool | None, op: str | None) -> str:
-    if average is not None and op is not None:
-        raise ValueError("the op parameter supersedes average; pass only one of them")
-    if op is None:
-        return Average if average is None or average else Sum
-    if op not in (Average, Sum, Min, Max, Product):
-        raise NotImplementedError(f"the reduction {op!r} is not implemented; use Average, Sum, Min, Max or Product")
-    return op
 
 
 class _Reduction:
