@@ -24,12 +24,16 @@ const DIRECT_WORLD_MAX: usize = 16;
 const OVERHEAD_FRACTION: f64 = 0.25;
 /// The least time per byte in nanoseconds. A smaller measured time is noise.
 const BYTE_NS_MIN: f64 = 0.02;
-/// The number of times that each all-gather is timed. The median counts.
-const ROUNDS: usize = 15;
-/// The value of [`ROUNDS`] in a world of more than [`DIRECT_WORLD_MAX`] ranks.
-const ROUNDS_LARGE: usize = 5;
+/// The largest number of times that each all-gather is timed. The median counts.
+const ROUNDS_MAX: usize = 15;
+/// The value of [`ROUNDS_MAX`] in a world of more than [`DIRECT_WORLD_MAX`] ranks.
+const ROUNDS_MAX_LARGE: usize = 5;
+/// The least number of times that each all-gather is timed, because the first direct all-gather opens connections.
+const ROUNDS_MIN: usize = 2;
 /// In a small world, the long all-gather is timed only in every third round.
 const LONG_INTERVAL: usize = 3;
+/// The intended time of all rounds in nanoseconds. Slow links, and ranks that share a processor, have fewer rounds.
+const ALL_ROUNDS_NS: f64 = 1e8;
 
 /// Several connections are used only if they reduce the time at least by this fraction.
 const MIN_GAIN: f64 = 0.1;
@@ -106,18 +110,28 @@ fn measure_link_cost(group: &mut Group) -> Result<LinkCost, Error> {
     let n = group.size().as_usize();
     let is_small = n <= DIRECT_WORLD_MAX;
     let long_bytes = (LONG_TOTAL_BYTES / (n - 1)).clamp(2 * SHORT_BYTES, LONG_BYTES_MAX);
-    let (rounds, long_interval) = if is_small { (ROUNDS, LONG_INTERVAL) } else { (ROUNDS_LARGE, 1) };
+    let (rounds_max, long_interval) =
+        if is_small { (ROUNDS_MAX, LONG_INTERVAL) } else { (ROUNDS_MAX_LARGE, 1) };
     let kinds = [("ring", SHORT_BYTES, 1), ("ring", long_bytes, long_interval), ("direct", SHORT_BYTES, 1)];
     let times_direct = is_small && n > 2;
     let kinds = if times_direct { &kinds[..] } else { &kinds[..2] };
     let mut times = vec![Vec::new(); kinds.len()];
+    let started = Instant::now();
+    let mut rounds = ROUNDS_MIN;
+    let mut round = 0;
     // Measure all kinds in turns, so that other load affects all alike.
-    for round in 0..rounds {
+    while round < rounds {
         for (&(algorithm, bytes, interval), times) in kinds.iter().zip(&mut times) {
             if round.is_multiple_of(interval) {
                 times.push(time_all_gather(group, algorithm, bytes)?);
             }
         }
+        if round == 0 {
+            let mut round_ns = [started.elapsed().as_nanos() as f64];
+            group.all_reduce(&mut round_ns, ReduceOp::Max)?;
+            rounds = round_count(round_ns[0], rounds_max);
+        }
+        round += 1;
     }
     let medians: Vec<f64> = times.into_iter().map(median).collect();
     let hops = (n - 1) as f64;
@@ -129,6 +143,12 @@ fn measure_link_cost(group: &mut Group) -> Result<LinkCost, Error> {
     let mut costs_ns = [latency_ns, overhead_ns.max(0.0), ns_per_byte.max(BYTE_NS_MIN)];
     group.all_reduce(&mut costs_ns, ReduceOp::Max)?;
     Ok(LinkCost { latency_ns: costs_ns[0], overhead_ns: costs_ns[1], ns_per_byte: costs_ns[2] })
+}
+
+/// Returns the number of rounds, of which one takes `round_ns` nanoseconds: at most `rounds_max`, and fewer if that many rounds
+/// would take more than [`ALL_ROUNDS_NS`].
+fn round_count(round_ns: f64, rounds_max: usize) -> usize {
+    ((ALL_ROUNDS_NS / round_ns) as usize).clamp(ROUNDS_MIN, rounds_max)
 }
 
 /// Returns the time in nanoseconds of an all-gather with `algorithm` of `bytes` bytes from each rank.
@@ -143,10 +163,11 @@ fn time_all_gather(group: &mut Group, algorithm: &str, bytes: usize) -> Result<f
     Ok(started.elapsed().as_nanos() as f64)
 }
 
-/// Returns the median of the times. There must be at least one time.
+/// Returns the median of the times; of an even number of times, the lower one of the two in the middle. There must be at least
+/// one time.
 fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
+    times[(times.len() - 1) / 2]
 }
 
 /// Measures whether one connection or several connections are faster on the ring, and uses the faster number for each link. All
@@ -204,4 +225,25 @@ fn measure_faster_count(group: &mut Group) -> Result<u8, Error> {
 fn time_with_streams(group: &mut Group, count: u8, bytes: usize) -> Result<f64, Error> {
     group.with_job(|job| job.driver.core().link_driver.transport_mut().sockets_mut().use_streams(count));
     time_all_gather(group, "ring", bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A fast network has all rounds. A network with a latency of 50 ms, on which a round of 16 ranks takes more than a second,
+    /// has the least number.
+    #[test]
+    fn slow_links_are_timed_less_often() {
+        for (round_ns, rounds) in [(0.0, 15), (1e6, 15), (1e7, 10), (4e7, 2), (2e9, 2)] {
+            assert_eq!(round_count(round_ns, ROUNDS_MAX), rounds, "{round_ns} ns");
+        }
+        assert_eq!(round_count(1e6, ROUNDS_MAX_LARGE), 5);
+    }
+
+    #[test]
+    fn the_median_of_two_times_is_the_lower_one() {
+        assert_eq!(median(vec![3.0, 1.0]), 1.0);
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+    }
 }
