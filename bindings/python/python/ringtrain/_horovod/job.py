@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import struct
 import threading
 from collections.abc import Callable, Sequence
 
@@ -13,6 +14,9 @@ from ringtrain._horovod.process_sets import ProcessSet, world
 
 TIMEOUT_SECONDS = 1800.0
 """The limit for one operation: the default of torch.distributed."""
+
+# The local rank and the local size of each rank.
+_places: list[tuple[int, ...]] = []
 
 
 def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
@@ -32,7 +36,10 @@ def init_with(
         raise NotImplementedError("init(comm) is not implemented; pass process_sets, or start fewer ranks")
     if is_initialized():
         return
-    sets.open_global_set(join_job())
+    group = join_job()
+    sets.open_global_set(group)
+    gathered = group.all_gather_bytes(struct.pack("<II", group.local_rank, group.local_size))
+    _places[:] = [struct.unpack("<II", place) for place in gathered]
     for process_set in () if process_sets is None or process_sets == "dynamic" else process_sets:
         sets.add_process_set(process_set)
 
@@ -74,6 +81,25 @@ def local_rank() -> int:
 def local_size() -> int:
     """Returns the number of ranks on this host."""
     return world().local_size
+
+
+def cross_rank() -> int:
+    """Returns the number of this host among the hosts that have a rank with this process's `local_rank`, counted from 0. The
+    hosts are in the order of these ranks."""
+    group = world()
+    return sum(local == group.local_rank for local, _ in _places[: group.rank])
+
+
+def cross_size() -> int:
+    """Returns the number of hosts that have a rank with this process's `local_rank`."""
+    local_rank = world().local_rank
+    return sum(local == local_rank for local, _ in _places)
+
+
+def is_homogeneous() -> bool:
+    """Returns whether all hosts have the same number of ranks."""
+    world()
+    return len({size for _, size in _places}) == 1
 
 
 def join(device: int = -1) -> int:

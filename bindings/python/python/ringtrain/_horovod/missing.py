@@ -9,14 +9,11 @@ NOT_IMPLEMENTED = {
     "Adasum": "use Average",
     "BroadcastGlobalVariablesHook": f"{_SESSIONS}; use broadcast_variables",
     "DistributedAdasumOptimizer": "use DistributedOptimizer",
-    "PartialDistributedGradientTape": "use DistributedGradientTape, with the sources that all ranks share",
-    "PartialDistributedOptimizer": "use DistributedOptimizer",
+    "LocalGradientAggregationHelper": "use the argument backward_passes_per_step of DistributedOptimizer",
+    "SyncBatchNorm": "use torch.nn.BatchNorm2d or a similar layer, whose statistics are those of one rank",
     "SyncBatchNormalization": "use keras.layers.BatchNormalization, whose statistics are those of one rank",
     "broadcast_object_fn": f"{_SESSIONS}; use broadcast_object",
-    "cross_rank": "the number of this host among the hosts is not known",
-    "cross_size": "the number of hosts is not known",
     "elastic": _ELASTIC,
-    "is_homogeneous": "ranks do not know local_size() of other hosts",
     "mpi_ops": "use the functions of this module",
 }
 """For each name, what to do instead."""

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ringtrain import _core, _shutdown
 
@@ -80,8 +80,11 @@ class ProcessSet:
     """A set of ranks. Pass a `ProcessSet` to `init` or `add_process_set`, and then as the argument `process_set` to operations,
     which only the ranks of the set call."""
 
-    def __init__(self, ranks: Sequence[int]) -> None:
-        self.ranks: list[int] | None = sorted(ranks)
+    def __init__(self, ranks_or_comm: Sequence[int]) -> None:
+        """Raises NotImplementedError for a communicator of MPI."""
+        if not isinstance(ranks_or_comm, Iterable):
+            raise NotImplementedError(f"ProcessSet({ranks_or_comm!r}) is not implemented; pass a list of ranks")
+        self.ranks: list[int] | None = sorted(ranks_or_comm)
         if any(not isinstance(rank, int) for rank in self.ranks):
             raise ValueError("ProcessSet needs a list of ranks")
         self.process_set_id: int | None = None
@@ -155,6 +158,14 @@ def world() -> _core.Group:
 def sets_of_this_rank() -> list[Members]:
     """Returns the groups of all sets that this process is in. The set of all ranks is the first."""
     return [members for _, process_set in sorted(_sets.items()) if (members := process_set._members) is not None]
+
+
+def find_set(process_set_id: int) -> ProcessSet:
+    """Returns the set with a number. Raises `ringtrain.InvalidArgument` if there is no such set."""
+    world()
+    if process_set_id not in _sets:
+        raise _core.InvalidArgument(f"there is no process set {process_set_id}; the sets are {sorted(_sets)}")
+    return _sets[process_set_id]
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:

@@ -41,13 +41,25 @@ from ringtrain._horovod.builds import (
     stop_timeline,
 )
 from ringtrain._horovod.compression import Compression, Compressor
-from ringtrain._horovod.job import init, is_initialized, join, local_rank, local_size, rank, shutdown, size
+from ringtrain._horovod.job import (
+    cross_rank,
+    cross_size,
+    init,
+    is_homogeneous,
+    is_initialized,
+    join,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+)
 from ringtrain._horovod.objects import allgather_object, broadcast_object
 from ringtrain._horovod.operations import Average, Max, Min, Product, Sum
 from ringtrain._horovod.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ringtrain.keras import callbacks
 from ringtrain.keras.data import shard
-from ringtrain.keras.optimizer import DistributedOptimizer, load_model
+from ringtrain.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer, load_model
 from ringtrain.keras.values import (
     allgather,
     allreduce,
@@ -64,6 +76,7 @@ __all__ = [
     "DistributedOptimizer",
     "Max",
     "Min",
+    "PartialDistributedOptimizer",
     "ProcessSet",
     "Product",
     "Sum",
@@ -77,12 +90,15 @@ __all__ = [
     "broadcast_variables",
     "callbacks",
     "ccl_built",
+    "cross_rank",
+    "cross_size",
     "cuda_built",
     "ddl_built",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
     "init",
+    "is_homogeneous",
     "is_initialized",
     "join",
     "load_model",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
 
 import keras
@@ -42,12 +42,23 @@ class BroadcastGlobalVariablesCallback(_RankCallback):
     the first batch if the model has not been built before. Raises `ringtrain.InvalidArgument` on all ranks if their models
     differ; the error names the variable."""
 
-    def __init__(self, root_rank: int, device: str = "", process_set: ProcessSet = global_process_set) -> None:
-        """`device` has no effect."""
+    def __init__(
+        self,
+        root_rank: int,
+        device: str = "",
+        local_variables: Iterable[Any] | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        """Each rank keeps its own values of `local_variables`. `device` has no effect."""
         super().__init__()
+        self._local = {id(variable): variable for variable in local_variables or ()}
         self.root_rank = root_rank
         self._process_set = process_set
         self._is_done = False
+
+    def register_local_var(self, var: Any) -> None:
+        """Declares that each rank keeps its own value of a variable."""
+        self._local[id(var)] = var
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self._is_done = False
@@ -67,7 +78,8 @@ class BroadcastGlobalVariablesCallback(_RankCallback):
         self._is_done = True
         if self._process_set.included() is not False:
             variables = self.model.weights + (self.model.optimizer.variables if self.model.optimizer is not None else [])
-            broadcast_variables(variables, self.root_rank, self._process_set)
+            shared = [variable for variable in variables if id(variable) not in self._local]
+            broadcast_variables(shared, self.root_rank, self._process_set)
 
 
 class MetricAverageCallback(_RankCallback):
@@ -191,19 +203,24 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Saves the whole model on rank 0 when the monitored metric is the best so far. Put it after MetricAverageCallback, so that
+    """Saves the model on rank 0 when the monitored metric is the best so far. Put it after MetricAverageCallback, so that
     the metric is that of all ranks. Other ranks save nothing."""
 
     def __init__(
         self,
         monitor: str = "val_loss",
         verbose: int = 0,
+        save_weights_only: bool = False,
         mode: str = "auto",
         save_freq: str | int = "epoch",
         filepath: str | os.PathLike[str] | None = None,
     ) -> None:
-        """`filepath` ends in `.keras`. It can also be set later, as the attribute `filepath`."""
-        super().__init__(filepath or "best.keras", monitor, verbose, save_best_only=True, mode=mode, save_freq=save_freq)
+        """`filepath` ends in `.keras`, or with `save_weights_only` in `.weights.h5`. It can also be set later, as the attribute
+        `filepath`. The order of the arguments is that of horovod.tensorflow.keras."""
+        if not isinstance(save_weights_only, bool):
+            raise ValueError(f"save_weights_only is {save_weights_only!r} instead of a bool; pass mode and save_freq by name")
+        path = filepath or ("best.weights.h5" if save_weights_only else "best.keras")
+        super().__init__(path, monitor, verbose, True, save_weights_only, mode, save_freq)
         if filepath is None:
             self.filepath = None
 

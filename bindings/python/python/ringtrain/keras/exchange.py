@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from ringtrain import _core
+from ringtrain._horovod.local import LocalVariables, scaled
 from ringtrain._horovod.process_sets import ProcessSet
 from ringtrain._horovod.reducer import ArrayReducer, ReducerSettings
 from ringtrain._horovod.variables import ArraySpec
@@ -27,6 +28,8 @@ class ExchangeSettings:
     sparse_as_dense: bool = False
     factor: float = 1.0
     """The results are multiplied by this number."""
+    scale_local_gradients: bool = True
+    """Whether gradients of local variables are divided by the number of ranks."""
 
 
 class GradientExchange:
@@ -36,6 +39,8 @@ class GradientExchange:
         self.settings = settings
         self._reducers: dict[tuple[ArraySpec, ...], ArrayReducer] = {}
         self._is_in_epoch = False
+        self.local = LocalVariables(settings.scale_local_gradients)
+        """The variables whose gradients are not exchanged."""
 
     def is_active(self) -> bool:
         """Returns whether this rank exchanges gradients with others."""
@@ -46,9 +51,10 @@ class GradientExchange:
         """Returns the average of the gradients over the ranks. Inside a compiled function, adds the exchange to the function. A
         gradient that is None on all ranks stays None."""
         if self.is_active():
-            gradients = _reduce_on_backend(self, gradients, variables)
+            size = self.settings.process_set.members().group.size
+            gradients = self.local.reduce_others(gradients, variables, size, lambda *some: _reduce_on_backend(self, *some))
         if self.settings.factor != 1.0:
-            gradients = [_scaled(gradient, self.settings.factor) for gradient in gradients]
+            gradients = [scaled(gradient, self.settings.factor) for gradient in gradients]
         return list(gradients)
 
     def reducer_for(self, variables: Sequence[Variable], dtypes: Sequence[Any]) -> ArrayReducer:
@@ -89,14 +95,6 @@ def _reduce_on_backend(
     else:
         from ringtrain.keras.exchange_tensorflow import reduce_gradients
     return reduce_gradients(exchange, gradients, variables)
-
-
-def _scaled(gradient: Gradient, factor: float) -> Gradient:
-    if gradient is None:
-        return None
-    if hasattr(gradient, "dense_shape"):  # tf.IndexedSlices
-        return type(gradient)(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * factor
 
 
 def numpy_type(dtype: str) -> np.dtype[Any]:

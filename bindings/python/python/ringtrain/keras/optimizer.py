@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from ringtrain._horovod.compression import Compression, Compressor, find_wire
+from ringtrain._horovod.local import variables_of_layers
 from ringtrain._horovod.operations import Average, Sum
 from ringtrain._horovod.process_sets import ProcessSet, global_process_set
 from ringtrain._horovod.reducer import BYTES, ReducerSettings
@@ -49,7 +50,10 @@ def DistributedOptimizer(
     With `Average`, each gradient is divided by `gradient_predivide_factor` before the sum, and multiplied by it afterwards.
     `compression` is an attribute of `Compression` or a name such as "topk:0.001". With the back end TensorFlow, sparse gradients
     are gathered, or with `sparse_as_dense` converted to dense ones. With `process_set`, only the ranks of this set average their
-    gradients. `device_dense`, `device_sparse`, `num_groups`, `groups` and `scale_local_gradients` have no effect.
+    gradients. `device_dense`, `device_sparse`, `num_groups` and `groups` have no effect.
+
+    The optimizer does not average the gradients of variables that were passed to its method `register_local_var` before it is
+    used. With `scale_local_gradients`, these are divided by the number of ranks.
 
     If the policy of Keras is "mixed_float16", and `optimizer` has no loss scaling, wraps it in a `LossScaleOptimizer` first. A
     `LossScaleOptimizer` must be inside: all ranks must skip the same steps.
@@ -72,8 +76,46 @@ def DistributedOptimizer(
         _set_passes(inner, backward_passes_per_step)
     factor = 1.0 if average_aggregated_gradients else float(max(backward_passes_per_step, 1))
     reducer = ReducerSettings(op, find_wire(compression), gradient_predivide_factor, bucket_bytes, skips_overflows=has_loss_scale)
-    exchange = GradientExchange(ExchangeSettings(reducer, process_set, sparse_as_dense, factor))
+    exchange = GradientExchange(ExchangeSettings(reducer, process_set, sparse_as_dense, factor, scale_local_gradients))
     return _make_distributed(optimizer, exchange)
+
+
+def PartialDistributedOptimizer(
+    optimizer: Optimizer,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] | str = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: str = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+    **options: Any,
+) -> Optimizer:
+    """Makes a `DistributedOptimizer` that does not average the gradients of `local_layers`: a layer of Keras or a list of
+    layers. `options` are options of `DistributedOptimizer`."""
+    variables = variables_of_layers(local_layers)
+    optimizer = DistributedOptimizer(
+        optimizer,
+        name,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        **options,
+    )
+    for variable in variables:
+        optimizer.register_local_var(variable)
+    return optimizer
 
 
 def exchange_of(optimizer: Any) -> GradientExchange | None:
@@ -132,6 +174,10 @@ class _DistributedMixin:
     def __class__(self) -> type:
         """The class of the plain optimizer: Keras saves the optimizer under its name."""
         return self.ring_saved_as
+
+    def register_local_var(self, var: Any) -> None:
+        """Declares that this rank keeps its own gradient of a variable."""
+        self.ring_exchange.local.add(var)
 
     def __reduce__(self) -> Any:
         raise TypeError("a DistributedOptimizer cannot be pickled or copied; save the model instead")

@@ -37,7 +37,18 @@ from ringtrain._horovod.builds import (
     stop_timeline,
 )
 from ringtrain._horovod.compression import Compression, Compressor
-from ringtrain._horovod.job import init, is_initialized, local_rank, local_size, rank, shutdown, size
+from ringtrain._horovod.job import (
+    cross_rank,
+    cross_size,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+)
 from ringtrain._horovod.operations import Average, Max, Min, Product, Sum
 from ringtrain._horovod.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ringtrain.tensorflow.operations import (
@@ -52,12 +63,19 @@ from ringtrain.tensorflow.operations import (
     join,
     local_rank_op,
     local_size_op,
+    process_set_included_op,
     rank_op,
     reducescatter,
     size_op,
 )
-from ringtrain.tensorflow.state import allgather_object, broadcast_global_variables, broadcast_object, broadcast_variables
-from ringtrain.tensorflow.tape import DistributedGradientTape, DistributedOptimizer
+from ringtrain.tensorflow.state import (
+    allgather_object,
+    broadcast_,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_variables,
+)
+from ringtrain.tensorflow.tape import DistributedGradientTape, DistributedOptimizer, PartialDistributedGradientTape
 
 __all__ = [
     "Average",
@@ -67,6 +85,7 @@ __all__ = [
     "DistributedOptimizer",
     "Max",
     "Min",
+    "PartialDistributedGradientTape",
     "ProcessSet",
     "Product",
     "Sum",
@@ -77,10 +96,13 @@ __all__ = [
     "alltoall",
     "barrier",
     "broadcast",
+    "broadcast_",
     "broadcast_global_variables",
     "broadcast_object",
     "broadcast_variables",
     "ccl_built",
+    "cross_rank",
+    "cross_size",
     "cuda_built",
     "ddl_built",
     "global_process_set",
@@ -90,6 +112,7 @@ __all__ = [
     "grouped_allreduce",
     "grouped_reducescatter",
     "init",
+    "is_homogeneous",
     "is_initialized",
     "join",
     "local_rank",
@@ -100,6 +123,7 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "process_set_included_op",
     "rank",
     "rank_op",
     "reducescatter",

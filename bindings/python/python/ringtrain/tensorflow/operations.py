@@ -12,7 +12,7 @@ from ringtrain._horovod import job
 from ringtrain._horovod import operations as arrays
 from ringtrain._horovod.compression import Compression, Compressor
 from ringtrain._horovod.operations import Average, Reduction, Sum, reduction_name
-from ringtrain._horovod.process_sets import ProcessSet, global_process_set
+from ringtrain._horovod.process_sets import ProcessSet, find_set, global_process_set
 from ringtrain.tensorflow.host import call_on_host
 
 
@@ -48,15 +48,35 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
+    name: str | None = None,
 ) -> list[Any]:
-    """Reduces several tensors at once. The gradients are those of `allreduce`."""
+    """Reduces several tensors at once. The gradients are those of `allreduce`. `tf.IndexedSlices` are gathered one after
+    another."""
     reduction = Reduction(reduction_name(average, op), prescale_factor, postscale_factor, compression)
-    found = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    names = _names(name, len(tensors))
+    results = list(tensors)
+    for index, tensor in enumerate(tensors):
+        if isinstance(tensor, tf.IndexedSlices):
+            results[index] = _allreduce_slices(tensor, reduction, names[index], process_set)
+    dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
+    reduced = _all_reduce_together(
+        [tf.convert_to_tensor(tensors[index]) for index in dense], reduction, [names[index] for index in dense], process_set
+    )
+    for index, tensor in zip(dense, reduced, strict=True):
+        results[index] = tensor
+    return results
 
+
+def _all_reduce_together(
+    tensors: Sequence[tf.Tensor], reduction: Reduction, names: Sequence[str | None], process_set: ProcessSet
+) -> list[tf.Tensor]:
     @tf.custom_gradient
     def reduce_all(*values: tf.Tensor) -> Any:
         def on_host(*parts: Any) -> list[Any]:
-            begun = [arrays.begin_all_reduce(part, reduction, None, process_set, kind="grouped_allreduce") for part in parts]
+            begun = [
+                arrays.begin_all_reduce(part, reduction, name, process_set, kind="grouped_allreduce")
+                for part, name in zip(parts, names, strict=True)
+            ]
             return [operation.wait() for operation in begun]
 
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
@@ -65,7 +85,7 @@ def grouped_allreduce(
 
         return call_on_host(on_host, values, [v.dtype for v in values], [v.shape for v in values]), gradient
 
-    return list(reduce_all(*found)) if found else []
+    return list(reduce_all(*tensors)) if tensors else []
 
 
 def allgather(
@@ -187,10 +207,18 @@ def reducescatter(
     return scatter(_with_rows(tensor, "reducescatter"))
 
 
-def grouped_reducescatter(tensors: Sequence[Any], **options: Any) -> list[Any]:
-    """Reduces and scatters several tensors, one after another, with the options of `reducescatter`."""
-    names = _names(options.pop("name", None), len(tensors))
-    return [reducescatter(tensor, name=part, **options) for tensor, part in zip(tensors, names, strict=True)]
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: type[Compressor] | str = Compression.none,
+    op: str = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
+    """Reduces and scatters several tensors, one after another, as `reducescatter` does."""
+    scale = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    return [reducescatter(tensor, compression=compression, op=op, process_set=process_set, **scale) for tensor in tensors]
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -212,9 +240,13 @@ def join(device: int = -1) -> int:
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Returns the number of ranks as a tensor."""
-    _require_global(process_set_id, "size_op")
-    return tf.constant(job.size(), tf.int32, name=name or "size")
+    """Returns the number of ranks of a process set as a tensor."""
+    return tf.constant(find_set(process_set_id).size(), tf.int32, name=name or "size")
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """Returns 1 as a tensor if this process is in a process set, and otherwise 0."""
+    return tf.constant(int(find_set(process_set_id).included()), tf.int32, name=name or "process_set_included")
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:
@@ -273,8 +305,3 @@ def _names(name: str | None, count: int) -> list[str | None]:
 def _require_gradient(op: str) -> None:
     if op not in (Average, Sum):
         raise NotImplementedError(f"the gradient of the reduction {op!r} is not implemented; only Average and Sum have gradients")
-
-
-def _require_global(process_set_id: int, function: str) -> None:
-    if process_set_id != 0:
-        raise NotImplementedError(f"{function} of a process set is not implemented; use ProcessSet.size()")

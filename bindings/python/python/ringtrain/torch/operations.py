@@ -12,38 +12,18 @@ from typing import Any
 import torch
 
 from ringtrain import _core
-from ringtrain._horovod.operations import Average, Max, Sum, reduction_name
+from ringtrain._horovod.operations import Average, Max, reduction_name
 from ringtrain._horovod.process_sets import ProcessSet, global_process_set
-from ringtrain.torch import gathering, tensors
-from ringtrain.torch.compression import WIRE_TYPES, Compression, Compressor, find_compression
+from ringtrain.torch import autograd, gathering, tensors
+from ringtrain.torch.compression import Compression, Compressor
+from ringtrain.torch.reduction import Handle, TensorReduction
 
 Tensor = torch.Tensor
 
 
-class Handle:
-    """The handle of an operation that has begun. `synchronize(handle)` returns the operation's result."""
-
-    def __init__(self, handles: Sequence[_core.Handle], finish: Callable[[list[Any]], Any]) -> None:
-        self._handles = handles
-        self._finish: Callable[[list[Any]], Any] | None = finish
-        self._result: Any = None
-
-    def wait(self) -> Any:
-        """Waits for the operation and returns its result, or raises its error."""
-        results = [handle.wait() for handle in self._handles]
-        if self._finish is not None:
-            self._result = self._finish(results)
-            self._finish = None
-        return self._result
-
-    def test(self) -> bool:
-        """Returns whether the operation has ended, with a result or an error."""
-        return all(handle.test() for handle in self._handles)
-
-
-def synchronize(handle: Handle) -> Any:
+def synchronize(handle: Handle | Callable[[], Any]) -> Any:
     """Waits for an operation and returns its result."""
-    return handle.wait()
+    return handle() if callable(handle) else handle.wait()
 
 
 def poll(handle: Handle) -> bool:
@@ -70,7 +50,7 @@ def allreduce_async(
     compression: type[Compressor] | str = Compression.none,
 ) -> Handle:
     """Begins to reduce a tensor over all ranks into a new tensor. The default reduction is the average."""
-    settings = _Reduction(process_set, reduction_name(average, op), prescale_factor, postscale_factor, compression)
+    settings = TensorReduction(process_set, reduction_name(average, op), prescale_factor, postscale_factor, compression)
     return settings.begin(tensor, None, "allreduce", name)
 
 
@@ -84,7 +64,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Begins to reduce a tensor over all ranks in place."""
-    settings = _Reduction(process_set, reduction_name(average, op), prescale_factor, postscale_factor)
+    settings = TensorReduction(process_set, reduction_name(average, op), prescale_factor, postscale_factor)
     return settings.begin(tensor, tensor, "allreduce", name)
 
 
@@ -102,8 +82,8 @@ def allreduce(
 
     Autograd can compute the gradient only if the reduction is a sum or an average.
     """
-    settings = _Reduction(process_set, reduction_name(average, op), prescale_factor, postscale_factor, compression)
-    return _AllReduce.apply(tensor, name, settings)
+    settings = TensorReduction(process_set, reduction_name(average, op), prescale_factor, postscale_factor, compression)
+    return autograd.AllReduceFunction.apply(tensor, settings.begin(tensor, None, "allreduce", name), settings)
 
 
 def allreduce_(
@@ -119,74 +99,23 @@ def allreduce_(
     return allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set).wait()
 
 
-def _begin_group(begin: Callable[..., Handle], kind: str, tensors: Sequence[Tensor], name: str | None, **options: Any) -> Handle:
-    """Begins an operation on each of several tensors. The result of the handle is the list of the operations' results."""
-    members = options.get("process_set", global_process_set).members()
-    base = members.tensor_name(kind, name)
-    handles = [begin(tensor, name=f"{base}_{index}of{len(tensors)}", **options) for index, tensor in enumerate(tensors, 1)]
-    return Handle(handles, list)
-
-
-def grouped_allreduce_async(
-    tensors: Sequence[Tensor], average: bool | None = None, name: str | None = None, op: str | None = None, **options: Any
-) -> Handle:
-    """Begins to reduce several tensors, each into a new tensor. Accepts the other options of `allreduce_async` by name."""
-    return _begin_group(allreduce_async, "grouped_allreduce", tensors, name, average=average, op=op, **options)
-
-
-def grouped_allreduce(
-    tensors: Sequence[Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    compression: type[Compressor] | str = Compression.none,
-    op: str | None = None,
-    **options: Any,
-) -> list[Tensor]:
-    """Reduces several tensors, each into a new tensor. Accepts the other options of `allreduce` by name. Autograd computes no
-    gradients."""
-    return grouped_allreduce_async(tensors, average, name, op, compression=compression, **options).wait()
-
-
-def grouped_allreduce_async_(
-    tensors: Sequence[Tensor], average: bool | None = None, name: str | None = None, op: str | None = None, **options: Any
-) -> Handle:
-    """Begins to reduce several tensors in place. Accepts the other options of `allreduce_async_` by name."""
-    return _begin_group(allreduce_async_, "grouped_allreduce", tensors, name, average=average, op=op, **options)
-
-
-def grouped_allreduce_(
-    tensors: Sequence[Tensor], average: bool | None = None, name: str | None = None, op: str | None = None, **options: Any
-) -> list[Tensor]:
-    """Reduces several tensors in place. Accepts the other options of `allreduce_` by name."""
-    return grouped_allreduce_async_(tensors, average, name, op, **options).wait()
-
-
 def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """Begins to concatenate the ranks' tensors along the first dimension. The tensors may differ only in the length
     of their first dimension."""
-    members = process_set.members()
-    handle, finish = gathering.begin_gather_rows(members, members.tensor_name("allgather", name), tensor)
-    return Handle([handle], lambda results: finish(results[0])[0])
+    return begin_gather(tensor, name, process_set).then(lambda whole_and_rows: whole_and_rows[0])
 
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
     """Concatenates the ranks' tensors along the first dimension. The tensors may differ only in the length of their
     first dimension."""
-    return _AllGather.apply(tensor, name, process_set)
+    return autograd.AllGatherFunction.apply(tensor, begin_gather(tensor, name, process_set), process_set)
 
 
-def grouped_allgather_async(
-    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
-    """Begins an `allgather_async` of each tensor."""
-    return _begin_group(allgather_async, "grouped_allgather", tensors, name, process_set=process_set)
-
-
-def grouped_allgather(
-    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[Tensor]:
-    """Gathers several tensors. Autograd computes no gradients."""
-    return grouped_allgather_async(tensors, name, process_set).wait()
+def begin_gather(tensor: Tensor, name: str | None, process_set: ProcessSet) -> Handle:
+    """Begins an all-gather. The result is the whole tensor, and the number of rows of each rank."""
+    members = process_set.members()
+    handle, finish = gathering.begin_gather_rows(members, members.tensor_name("allgather", name), tensor)
+    return Handle([handle], lambda results: finish(results[0]))
 
 
 def broadcast_async(
@@ -215,12 +144,25 @@ def broadcast_async_(
 
 def broadcast(tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
     """Returns a new tensor with the elements of the root's tensor. The root is a rank of the job, not of the set."""
-    return _Broadcast.apply(tensor, root_rank, name, process_set)
+    handle = broadcast_async(tensor, root_rank, name, process_set)
+    return autograd.BroadcastFunction.apply(tensor, handle, root_rank, process_set)
 
 
 def broadcast_(tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
     """Copies the root's tensor into the tensor of every rank. The root is a rank of the job, not of the set."""
     return broadcast_async_(tensor, root_rank, name, process_set).wait()
+
+
+def alltoall_async(
+    tensor: Tensor,
+    splits: Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Begins an `alltoall`. The rows are exchanged in `synchronize`, so all ranks must synchronize these operations in the same
+    order."""
+    begun = _begin_all_to_all(tensor, splits, name, process_set)
+    return begun.then(lambda rows_and_counts: rows_and_counts[0] if splits is None else rows_and_counts)
 
 
 def alltoall(
@@ -233,28 +175,44 @@ def alltoall(
     Returns the received rows in rank order. With `splits`, also returns how many rows came from each rank, as int32.
 
     If several threads of a rank call `alltoall`, all ranks must make the calls in the same order."""
+
+    def exchange_back(gradient: Tensor, counts: Tensor) -> Tensor:
+        return _begin_all_to_all(gradient, counts, None, process_set).wait()[0]
+
+    begun = _begin_all_to_all(tensor, splits, name, process_set)
+    rows, counts = autograd.AllToAllFunction.apply(tensor, begun, exchange_back)
+    return rows if splits is None else (rows, counts)
+
+
+def _begin_all_to_all(tensor: Tensor, splits: Tensor | Sequence[int] | None, name: str | None, process_set: ProcessSet) -> Handle:
+    """Begins an exchange of the numbers of rows, after which the handle exchanges the rows. The result is the received rows, and
+    how many rows came from each rank."""
     members = process_set.members()
-    group, source = members.group, tensors.readable_on_host(tensor)
+    group, source = members.group, tensors.readable_on_host(tensor.detach())
+    if source.dim() == 0:
+        raise _core.InvalidArgument("alltoall needs a first dimension; a single number has none")
     if splits is None and source.shape[0] % group.size:
         raise _core.InvalidArgument(f"{source.shape[0]} rows cannot be split evenly among {group.size} ranks; pass splits")
-    send_counts = [source.shape[0] // group.size] * group.size if splits is None else [int(split) for split in splits]
-    if len(send_counts) != group.size or sum(send_counts) != source.shape[0] or min(send_counts) < 0:
-        raise _core.InvalidArgument(f"the splits {send_counts} do not divide {source.shape[0]} rows among {group.size} ranks")
+    sent = [source.shape[0] // group.size] * group.size if splits is None else [int(split) for split in splits]
+    if len(sent) != group.size or sum(sent) != source.shape[0] or min(sent) < 0:
+        raise _core.InvalidArgument(f"the splits {sent} do not divide {source.shape[0]} rows among {group.size} ranks")
     # This all-gather also waits until all ranks have called `alltoall`, and fails if a rank has joined.
-    counts = torch.tensor(send_counts, dtype=torch.int64)
+    counts = torch.tensor(sent, dtype=torch.int64)
     handle, finish = gathering.begin_gather_rows(members, members.tensor_name("alltoall", name), counts)
-    received = finish(handle.wait())[0].view(group.size, group.size)[:, group.rank]
-    receive_counts = received.tolist()
-    row_elements = _element_count(source.shape[1:]) * tensors.values_per_element(source)
-    result = torch.empty((sum(receive_counts), *source.shape[1:]), dtype=source.dtype)
-    group.all_to_all(
-        tensors.as_memory(result),
-        tensors.as_memory(source, False),
-        [count * row_elements for count in send_counts],
-        [count * row_elements for count in receive_counts],
-    )
-    result = result.to(tensor.device)
-    return result if splits is None else (result, received.to(torch.int32))
+
+    def exchange(results: list[Any]) -> tuple[Tensor, Tensor]:
+        received = finish(results[0])[0].view(group.size, group.size)[:, group.rank]
+        result = torch.empty((int(received.sum()), *source.shape[1:]), dtype=source.dtype)
+        per_row = source.shape[1:].numel() * tensors.values_per_element(source)
+        group.all_to_all(
+            tensors.as_memory(result),
+            tensors.as_memory(source, False),
+            [count * per_row for count in sent],
+            [count * per_row for count in received.tolist()],
+        )
+        return result.to(tensor.device), received.to(torch.int32)
+
+    return Handle([handle], exchange)
 
 
 def reducescatter_async(
@@ -269,7 +227,7 @@ def reducescatter_async(
 ) -> Handle:
     """Begins to reduce the tensors of all ranks. The result is this rank's part of the rows. If the rows cannot be divided
     evenly, each of the first ranks gets one row more than the others."""
-    settings = _Reduction(process_set, reduction_name(None, op), prescale_factor, postscale_factor, compression)
+    settings = TensorReduction(process_set, reduction_name(None, op), prescale_factor, postscale_factor, compression)
     return settings.begin_scatter(tensor, name)
 
 
@@ -284,166 +242,10 @@ def reducescatter(
 ) -> Tensor:
     """Reduces the tensors of all ranks and returns this rank's part of the rows. If the rows cannot be divided
     evenly, each of the first ranks gets one row more than the others."""
-    settings = _Reduction(process_set, reduction_name(None, op), prescale_factor, postscale_factor, compression)
-    return _ReduceScatter.apply(tensor, name, settings)
-
-
-def grouped_reducescatter_async(tensors: Sequence[Tensor], name: str | None = None, **options: Any) -> Handle:
-    """Begins a `reducescatter_async` of each tensor, with the same options."""
-    return _begin_group(reducescatter_async, "grouped_reducescatter", tensors, name, **options)
-
-
-def grouped_reducescatter(tensors: Sequence[Tensor], name: str | None = None, **options: Any) -> list[Tensor]:
-    """Reduces several tensors, and returns this rank's part of the rows of each. Autograd computes no gradients."""
-    return grouped_reducescatter_async(tensors, name, **options).wait()
+    settings = TensorReduction(process_set, reduction_name(None, op), prescale_factor, postscale_factor, compression)
+    return autograd.ReduceScatterFunction.apply(tensor, settings.begin_scatter(tensor, name), settings)
 
 
 def metric_average(value: Tensor | float, name: str | None = None, process_set: ProcessSet = global_process_set) -> float:
     """Returns the average over all ranks of a number, such as a loss."""
     return float(allreduce_(torch.tensor([float(value)], dtype=torch.float64), name=name, process_set=process_set))
-
-
-class _Reduction:
-    """The options of an all-reduce or a reduce-scatter."""
-
-    def __init__(
-        self,
-        process_set: ProcessSet,
-        op: str,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        compression: type[Compressor] | str = Compression.none,
-    ) -> None:
-        self.process_set, self.op = process_set, op
-        self._prescale, self._postscale, self._compression = prescale, postscale, find_compression(compression)
-        wire = self._compression.wire
-        if wire is not None and wire not in WIRE_TYPES:
-            raise _core.Unsupported(
-                f"the compression {wire} is for the gradients of a DistributedOptimizer; for a single tensor, use fp16 or bf16"
-            )
-        self.scale = prescale * postscale
-
-    def begin(self, tensor: Tensor, into: Tensor | None, kind: str, name: str | None) -> Handle:
-        """Begins an all-reduce. The result is in `into`, or in a new tensor."""
-        members = self.process_set.members()
-        source, op, restore = self._convert(tensor)
-        host = source if into is not None and source.data_ptr() == into.data_ptr() else torch.empty_like(source)
-        input_memory = None if host is source else tensors.as_memory(source, False)
-        handle = members.named.all_reduce(members.tensor_name(kind, name), tensors.as_memory(host), op, input_memory)
-
-        def finish(_: list[Any]) -> Tensor:
-            result = restore(host)
-            if into is None:
-                return result.to(tensor.device)
-            if result is not into:
-                into.detach().copy_(result.view(into.shape))
-            return into
-
-        return Handle([handle], finish)
-
-    def begin_scatter(self, tensor: Tensor, name: str | None) -> Handle:
-        """Begins a reduce-scatter by rows."""
-        members = self.process_set.members()
-        source, op, restore = self._convert(tensor)
-        if source.dim() == 0:
-            raise _core.InvalidArgument("reducescatter needs a first dimension; a single number has none")
-        n, rank = members.group.size, members.group.rank
-        rows = [source.shape[0] // n + (index < source.shape[0] % n) for index in range(n)]
-        if source.shape[0] % n:
-            # The named tensors divide elements and not rows, so each rank's part gets the same number of rows.
-            padded = source.new_zeros((n, rows[0], *source.shape[1:]))
-            for part, values in zip(padded, source.split(rows), strict=True):
-                part[: len(values)] = values
-            source = padded.flatten(0, 1)
-        result = torch.empty((rows[0], *source.shape[1:]), dtype=source.dtype)
-        memory, input_memory = tensors.as_memory(result), tensors.as_memory(source, False)
-        handle = members.named.reduce_scatter(members.tensor_name("reducescatter", name), memory, input_memory, op)
-        return Handle([handle], lambda _: restore(result[: rows[rank]]).to(tensor.device))
-
-    def _convert(self, tensor: Tensor) -> tuple[Tensor, str, Callable[[Tensor], Tensor]]:
-        """Returns the tensor to send, which is on the host, the reduction, and the function that converts the result back."""
-        packed, context = self._compression.compress(tensor.detach())
-        source = tensors.readable_on_host(packed)
-        # Averages of integers are rounded towards minus infinity, as in Horovod.
-        divides = self.op == Average and not source.dtype.is_floating_point and not source.dtype.is_complex
-        if self._prescale != 1.0:
-            source = (source * self._prescale).to(source.dtype)
-        if self._compression.wire is not None and source.dtype is torch.float32:
-            source = source.to(WIRE_TYPES[self._compression.wire])
-
-        def restore(result: Tensor) -> Tensor:
-            result = result if result.dtype is packed.dtype else result.to(packed.dtype)
-            if divides:
-                result.div_(self.process_set.members().group.size, rounding_mode="floor")
-            if self._postscale != 1.0:
-                result.mul_(self._postscale)
-            return self._compression.decompress(result, context)
-
-        return source, Sum if divides else self.op, restore
-
-
-def _element_count(shape: Sequence[int]) -> int:
-    product = 1
-    for length in shape:
-        product *= length
-    return product
-
-
-class _AllReduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, name: str | None, settings: _Reduction) -> Tensor:
-        ctx.settings = settings
-        return settings.begin(tensor, None, "allreduce", name).wait()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        _require_gradient(ctx.settings.op)
-        return ctx.settings.begin(gradient, None, "allreduce", None).wait(), None, None
-
-
-class _AllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, name: str | None, process_set: ProcessSet) -> Tensor:
-        members = ctx.members = process_set.members()
-        handle, finish = gathering.begin_gather_rows(members, members.tensor_name("allgather", name), tensor)
-        result, ctx.rows = finish(handle.wait())
-        ctx.process_set = process_set
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        reduced = allreduce(gradient, op=Average, process_set=ctx.process_set)
-        return reduced.split(ctx.rows)[ctx.members.group.rank], None, None
-
-
-class _Broadcast(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Tensor:
-        members = process_set.members()
-        ctx.process_set, ctx.is_root = process_set, members.rank_in_group(root_rank) == members.group.rank
-        return broadcast_async(tensor, root_rank, name, process_set).wait()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        reduced = allreduce(gradient, op=Average, process_set=ctx.process_set)
-        return (reduced if ctx.is_root else torch.zeros_like(reduced)), None, None, None
-
-
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, name: str | None, settings: _Reduction) -> Tensor:
-        ctx.settings = settings
-        return settings.begin_scatter(tensor, name).wait()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Multiplies the gradient of a sum by the number of ranks, as Horovod does."""
-        settings = ctx.settings
-        _require_gradient(settings.op)
-        factor = settings.scale * (settings.process_set.size() if settings.op == Sum else 1)
-        return allgather(gradient * factor, process_set=settings.process_set), None, None
-
-
-def _require_gradient(op: str) -> None:
-    if op not in (Average, Sum):
-        raise NotImplementedError(f"the gradient of the reduction {op!r} is not implemented; only Average and Sum have gradients")

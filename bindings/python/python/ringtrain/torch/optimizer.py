@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from ringtrain._horovod.operations import Average, Sum
 from ringtrain._horovod.process_sets import ProcessSet, global_process_set
-from ringtrain.torch import buckets, operations
+from ringtrain.torch import buckets
 from ringtrain.torch.compression import Compression, Compressor, find_compression
 
 Parameter = torch.nn.Parameter
@@ -20,7 +21,7 @@ def DistributedOptimizer(
     named_parameters: Iterable[tuple[str, Parameter]] | None = None,
     compression: type[Compressor] | str = Compression.none,
     backward_passes_per_step: int = 1,
-    op: str = operations.Average,
+    op: str = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Any = None,
@@ -63,7 +64,7 @@ def DistributedOptimizer(
     wrapped = subclass.__new__(subclass)
     # If a scheduler has patched the wrapped optimizer's `step`, then `step` is in its `__dict__`. Do not copy that method.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
-    scale = gradient_predivide_factor if op == operations.Average else 1.0
+    scale = gradient_predivide_factor if op == Average else 1.0
     settings = buckets.ReducerSettings(
         op, find_compression(compression), scale, backward_passes_per_step, sparse_as_dense, bucket_bytes
     )
@@ -143,9 +144,9 @@ class _DistributedOptimizerMixin:
 def _check_arguments(optimizer: torch.optim.Optimizer, op: str, predivide: float) -> None:
     if isinstance(optimizer, _DistributedOptimizerMixin):
         raise ValueError("the optimizer is already a DistributedOptimizer")
-    if op not in (operations.Average, operations.Sum):
+    if op not in (Average, Sum):
         raise NotImplementedError(f"DistributedOptimizer supports Average and Sum, not {op!r}")
-    if predivide != 1.0 and op != operations.Average:
+    if predivide != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ringtrain import _core
-from ringtrain.torch import tensors
+from ringtrain._horovod.operations import Average, Sum
+from ringtrain._horovod.process_sets import ProcessSet, global_process_set
+from ringtrain.torch import operations, tensors
 
 
 def all_reduce_sparse(group: _core.Group, tensor: torch.Tensor, op: str) -> None:
@@ -28,6 +32,26 @@ def all_reduce_sparse(group: _core.Group, tensor: torch.Tensor, op: str) -> None
         result.values().div_(group.size)
     with torch.no_grad():
         tensor.copy_(result)
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str | None, op: str, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
+    """Begins to add or to average sparse tensors. Returns a function, as Horovod does, that waits and returns a new sparse tensor
+    with the indices and values of all ranks. `synchronize` also accepts this function."""
+    if op not in (Average, Sum):
+        raise NotImplementedError(f"the reduction {op!r} of sparse tensors is not implemented; use Average or Sum")
+    coalesced = tensor.detach().coalesce()
+    parts = {"indices": coalesced.indices().t().contiguous(), "values": coalesced.values()}
+    handles = {part: operations.allgather_async(value, name and f"{name}.{part}", process_set) for part, value in parts.items()}
+
+    def wait() -> torch.Tensor:
+        indices, values = handles["indices"].wait().t(), handles["values"].wait()
+        if op == Average:
+            values = values / process_set.members().group.size
+        return torch.sparse_coo_tensor(indices, values, tensor.size(), check_invariants=False)
+
+    return wait
 
 
 def _index_counts(group: _core.Group, mine: torch.Tensor) -> list[int]:

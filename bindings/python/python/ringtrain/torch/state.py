@@ -13,11 +13,13 @@ from ringtrain.torch import operations, tensors
 
 
 def broadcast_parameters(
-    params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int, process_set: ProcessSet = global_process_set
+    params: Mapping[str, Any] | Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
 ) -> None:
     """Copies the root's parameters to every rank. `params` is a `state_dict()` or `named_parameters()`. The ranks may have the
-    parameters in different orders. Values that are not tensors are ignored."""
-    named = params.items() if isinstance(params, Mapping) else params
+    parameters in different orders. Values that are not tensors are ignored. `params` can also be a list of parameters without
+    names, in the same order on all ranks."""
+    values = params.items() if isinstance(params, Mapping) else params
+    named = [value if isinstance(value, tuple) else (None, value) for value in values]
     found = [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
     handles = [operations.broadcast_async_(tensor, root_rank, name, process_set) for name, tensor in found]
     for handle in handles:
@@ -25,9 +27,13 @@ def broadcast_parameters(
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int, process_set: ProcessSet = global_process_set
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Copies the root's optimizer state and settings to every rank. The optimizers of other ranks may have no state yet.
+    """Copies the root's optimizer state and settings to every rank. The optimizers of other ranks may have no state yet. `model`
+    has no effect.
 
     Raises ValueError for `torch.optim.LBFGS`, because its state contains objects that are not tensors.
     """

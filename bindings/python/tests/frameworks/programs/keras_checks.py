@@ -197,6 +197,24 @@ def check_predivision_and_small_buckets() -> None:
     require_same_training(lambda: keras.optimizers.Adam(0.01), gradient_predivide_factor=2.0, bucket_bytes=100)
 
 
+def check_local_layers() -> None:
+    """Each rank trains a layer of its own, with its own number of units, between layers that all ranks share."""
+    rank, size = hvd.rank(), hvd.size()
+    layers = [keras.layers.Dense(4, name="first"), keras.layers.Dense(3 + rank, name="own"), keras.layers.Dense(1, name="last")]
+    model = keras.Sequential([keras.layers.Input((8,)), *layers[:2], keras.layers.Lambda(lambda x: x[:, :3]), layers[2]])
+    optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=layers[1])
+    model.compile(optimizer, "mse")
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=layers[1].weights[:1])
+    broadcast.register_local_var(layers[1].weights[1])
+    points, labels = runner.classes(32 * size)
+    model.fit(points[rank::size], labels[rank::size], batch_size=16, verbose=0, callbacks=[broadcast])
+    everywhere = hvd.allgather_object([layer.get_weights()[0] for layer in layers])
+    for first, own, last in everywhere[1:]:
+        np.testing.assert_array_equal(first, everywhere[0][0])
+        np.testing.assert_array_equal(last, everywhere[0][2])
+        assert own.shape[1] > 3
+
+
 def check_overflow_of_one_rank_skips_the_step_on_all() -> None:
     model = make_model()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)))

@@ -42,15 +42,28 @@ def check_operations() -> None:
         assert received.numpy().tolist() == [1] * size
         part = run(lambda x: hvd.reducescatter(x, op=hvd.Sum), tf.ones([2 * size, 3]))
         assert part.shape == (2, 3) and float(part[0, 0]) == size
-        first, second = run(lambda x: hvd.grouped_allreduce([x, 2 * x]), tf.ones([3]) * rank)
+        first, second = run(lambda x: hvd.grouped_allreduce([x, 2 * x], name="two"), tf.ones([3]) * rank)
         assert float(first[0]) == (size - 1) / 2 and float(second[0]) == size - 1
         assert float(run(lambda x: hvd.allreduce(x, compression=hvd.Compression.fp16), tf.constant(1.0))) == 1
         slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([rank]), tf.constant([size, 2]))
         dense = run(lambda: tf.convert_to_tensor(hvd.allreduce(slices, op=hvd.Sum)))
         assert np.array_equal(dense, np.ones((size, 2)))
+        mixed = run(lambda x: hvd.grouped_allreduce([slices, x], op=hvd.Sum), tf.ones([2]))
+        assert np.array_equal(tf.convert_to_tensor(mixed[0]), dense) and mixed[1].numpy().tolist() == [size] * 2
+        (part,) = run(lambda x: hvd.grouped_reducescatter([x], "", hvd.Compression.none, hvd.Sum), tf.ones([size, 2]))
+        assert part.numpy().tolist() == [[size] * 2]
+        variable = tf.Variable(tf.fill([2], rank))
+        assert run(lambda: hvd.broadcast_([variable], size - 1))[0].numpy().tolist() == [size - 1] * 2
+        assert variable.numpy().tolist() == [size - 1] * 2
 
     in_both_modes(check)
-    assert int(hvd.rank_op()) == rank and int(hvd.size_op()) == size
+    assert int(hvd.rank_op()) == rank and int(hvd.size_op()) == size and int(hvd.process_set_included_op()) == 1
+    if size > 1:
+        first = hvd.add_process_set([0])
+        number = first.process_set_id
+        assert int(hvd.size_op(number)) == 1 and int(hvd.process_set_included_op(number)) == (rank == 0)
+        hvd.remove_process_set(first)
+    assert "no process set 9" in runner.raised(ValueError, lambda: hvd.size_op(9))
 
 
 def check_gradients() -> None:
@@ -90,6 +103,11 @@ def make_model() -> keras.Model:
     return model
 
 
+def broadcast_state(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+    hvd.broadcast_variables(model.variables, root_rank=0)
+    hvd.broadcast_variables(optimizer.variables, root_rank=0)
+
+
 def train(is_distributed: bool, is_graph: bool, **options: Any) -> tuple[list[float], keras.Model]:
     """Trains with a loop of its own for 50 steps. The embedding has sparse gradients."""
     model, optimizer = make_model(), keras.optimizers.SGD(0.5, momentum=0.9)
@@ -99,7 +117,6 @@ def train(is_distributed: bool, is_graph: bool, **options: Any) -> tuple[list[fl
     labels = words.sum(1) % 3
     if is_distributed:
         words, labels = words[hvd.rank() :: hvd.size()], labels[hvd.rank() :: hvd.size()]
-        hvd.broadcast_variables(model.variables, root_rank=0)
     batch = 16 // hvd.size() if is_distributed else 16
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -113,6 +130,9 @@ def train(is_distributed: bool, is_graph: bool, **options: Any) -> tuple[list[fl
         return loss
 
     optimizer.build(model.trainable_variables)
+    if is_distributed:
+        # Scripts for Horovod broadcast in the compiled function of the first step.
+        (tf.function(broadcast_state) if is_graph else broadcast_state)(model, optimizer)
     run = tf.function(step) if is_graph else step
     losses = []
     for start in range(0, len(words), batch):
@@ -129,6 +149,37 @@ def check_training_with_a_tape() -> None:
             np.testing.assert_allclose(together, losses, atol=1e-4)
             for mine, other in zip(model.get_weights(), alone.get_weights(), strict=True):
                 np.testing.assert_allclose(mine, other, atol=1e-4)
+
+
+def check_local_variables() -> None:
+    """A tape averages only the gradients of the variables that all ranks share."""
+    rank, size = hvd.rank(), hvd.size()
+    shared, own = keras.layers.Dense(2, use_bias=False), keras.layers.Dense(rank + 1, use_bias=False)
+    layers = (shared, own)
+    for layer in layers:
+        layer.build((1, 3))
+
+    def gradients(is_scaled: bool, finds_pairs: bool) -> list[tf.Tensor]:
+        weights = [layer.trainable_weights[0] for layer in layers]
+        with tf.GradientTape() as tape:
+            loss = sum(tf.reduce_sum(layer(tf.ones([1, 3]))) for layer in layers) * tf.cast(rank + 1, tf.float32)
+        tape = hvd.PartialDistributedGradientTape(tape, local_layers=own, scale_local_gradients=is_scaled)
+        if finds_pairs:
+            [(_, second)], [(_, first)] = tape.get_local_and_global_gradients(loss, weights)
+            return [first, second]
+        return tape.gradient(loss, weights)
+
+    def check(run: Callable[..., Any]) -> None:
+        for is_scaled in (True, False):
+            first, second = run(lambda is_scaled=is_scaled: gradients(is_scaled, not is_scaled))
+            np.testing.assert_allclose(first, np.full((3, 2), (size + 1) / 2))
+            np.testing.assert_allclose(second, np.full((3, rank + 1), (rank + 1) / (size if is_scaled else 1)), rtol=1e-6)
+
+    in_both_modes(check)
+    unbuilt = keras.layers.Dense(1)
+    assert "build the model" in runner.raised(
+        ValueError, lambda: hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=unbuilt)
+    )
 
 
 def check_bad_input() -> None:

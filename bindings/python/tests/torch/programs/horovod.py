@@ -14,6 +14,7 @@ from torch import nn
 
 import ringtrain.torch as hvd
 from ringtrain import _core as core
+from ringtrain._horovod.missing import NOT_IMPLEMENTED
 
 
 def tensor_of_rank(rank: int, rows: int = 3) -> torch.Tensor:
@@ -32,6 +33,10 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 def check_init_and_ranks(rank: int, n: int) -> None:
     assert hvd.is_initialized() and (hvd.local_rank(), hvd.local_size()) == (rank, n)
+    assert (hvd.cross_rank(), hvd.cross_size(), hvd.is_homogeneous()) == (0, 1, True)
+    assert not hvd.nccl_built() and hvd.HorovodInternalError is core.Error
+    for name in NOT_IMPLEMENTED:
+        assert f"torch.{name} is not implemented" in str(raised(NotImplementedError, lambda: getattr(hvd, name)))
     hvd.init()
     hvd.barrier()
 
@@ -61,7 +66,7 @@ def check_allreduce(rank: int, n: int) -> None:
     for found in hvd.grouped_allreduce([tensor_of_rank(rank), tensor_of_rank(rank)], op=hvd.Sum):
         assert_close(found, sum_of_tensors(n))
     both = [tensor_of_rank(rank), tensor_of_rank(rank)]
-    hvd.grouped_allreduce_(both, op=hvd.Sum)
+    hvd.grouped_allreduce_(both, None, "both", hvd.Sum)
     assert_close(both[1], sum_of_tensors(n))
 
 
@@ -80,6 +85,11 @@ def check_collectives_except_allreduce(rank: int, n: int) -> None:
     received, sizes = hvd.alltoall(tensor_of_rank(rank, n * (rank + 1)), torch.tensor([rank + 1] * n))
     assert sizes.tolist() == [other + 1 for other in range(n)]
     assert_close(received, torch.cat([tensor_of_rank(other, n * (other + 1)).split(other + 1)[rank] for other in range(n)]))
+    assert_close(hvd.synchronize(hvd.alltoall_async(tensor_of_rank(rank, n), [1] * n))[0], hvd.alltoall(tensor_of_rank(rank, n)))
+    sparse = torch.sparse_coo_tensor([[rank, n]], torch.ones(2, 3), (n + 1, 3), check_invariants=False)
+    expected = torch.ones(n + 1, 3).index_fill(0, torch.tensor(n), n)
+    assert_close(hvd.synchronize(hvd.sparse_allreduce_async(sparse, "sparse", hvd.Sum)).to_dense(), expected)
+    assert_close(hvd.sparse_allreduce_async(sparse, "sparse", hvd.Average)().to_dense(), expected / n)
     rows = 2 * n + 1
     part = sum(tensor_of_rank(other, rows) for other in range(n)).tensor_split(n)[rank]
     assert_close(hvd.reducescatter(tensor_of_rank(rank, rows), op=hvd.Sum), part)
@@ -98,6 +108,14 @@ def check_gradients_of_collectives(rank: int, n: int) -> None:
     mine = tensor_of_rank(rank).requires_grad_()
     hvd.broadcast(mine, 0).sum().backward()
     assert_close(mine.grad, torch.ones(3, 4) if rank == 0 else torch.zeros(3, 4))
+    mine = tensor_of_rank(rank, n).requires_grad_()
+    (hvd.alltoall(mine) * (rank + 1)).sum().backward()
+    assert_close(mine.grad, torch.arange(1.0, n + 1)[:, None].expand(n, 4))
+    mine = [tensor_of_rank(rank, n).requires_grad_() for _ in range(3)]
+    sums = hvd.grouped_allreduce(mine[:1], op=hvd.Sum), hvd.grouped_allgather(mine[1:2]), hvd.grouped_reducescatter(mine[2:])
+    sum(found.sum() for (found,) in sums).backward()
+    for tensor, expected in zip(mine, (n, 1, 1), strict=True):
+        assert_close(tensor.grad, torch.full((n, 4), float(expected)))
 
 
 class Network(nn.Module):
@@ -269,6 +287,7 @@ def check_broadcasts_of_state(rank: int, n: int) -> None:
     model = Network()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_parameters(model.named_parameters(), root_rank=0)
+    hvd.broadcast_parameters(list(model.parameters()), root_rank=0)
     torch.manual_seed(0)
     assert_same_parameters(model, Network(), tolerance=0.0)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * (rank + 1))
