@@ -44,6 +44,14 @@ def test_keras(launch: Launch, n: int, backend: str) -> None:
 
 
 @FULL
+@BACKENDS
+def test_compiled_training(launch: Launch, backend: str) -> None:
+    """torch.compile takes a minute. XLA of TensorFlow cannot call Python, so the callbacks turn it off."""
+    done = launch(2, "keras_compiled.py", backend=backend)
+    assert done.stdout.count(f"the same training, compiled: {backend != 'tensorflow'}") == 2, done
+
+
+@FULL
 @pytest.mark.needs("keras", "tensorflow")
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_tensorflow(launch: Launch, n: int) -> None:
@@ -93,7 +101,8 @@ def test_ctrl_c_ends_all_ranks(start: Callable[..., RunningProgram], backend: st
     ("module", "stub", "message"),
     [
         ("keras", "raise ImportError('no keras')", "ringtrain.keras needs Keras 3"),
-        ("keras", "__version__ = '2.15.0'", "ringtrain.keras needs Keras 3, and not 2.15.0"),
+        ("keras", "__version__ = '2.15.0'", "ringtrain.keras needs Keras 3.0.5 or later, and not 2.15.0"),
+        ("torch", "__version__ = '2.7.1+cpu'", "ringtrain.torch needs PyTorch 2.8 or later, and not 2.7.1+cpu"),
         ("tensorflow", "raise ImportError('no tensorflow')", "ringtrain.tensorflow needs TensorFlow 2.16 or later"),
         ("tensorflow", "__version__ = '2.15.1'", "ringtrain.tensorflow needs TensorFlow 2.16 or later, and not 2.15.1"),
     ],

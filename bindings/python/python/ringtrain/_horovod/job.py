@@ -32,7 +32,8 @@ def init_with(
     join_job: Callable[[], _core.Group], comm: Sequence[int] | None, process_sets: Sequence[ProcessSet] | str | None
 ) -> None:
     """Does what `init` does. `join_job` joins the job and returns a group that only this module uses."""
-    if comm is not None and list(comm):
+    # An empty list of ranks stands for all ranks. A communicator of MPI is not a list.
+    if comm is not None and comm != []:
         raise NotImplementedError("init(comm) is not implemented; pass process_sets, or start fewer ranks")
     if is_initialized():
         return

@@ -13,10 +13,14 @@ wraps an optimizer of optax, `shard` selects this rank's rows, and `broadcast_pa
 try:
     import jax as _jax
 except ImportError as _error:
-    raise ImportError("ringtrain.jax needs JAX 0.7 or later, which is not installed here: pip install 'jax>=0.7'") from _error
+    raise ImportError("ringtrain.jax needs JAX 0.7.2 or later, which is not installed here: pip install jax") from _error
 
-if _jax.version.__version_info__ < (0, 7):
-    raise ImportError(f"ringtrain.jax needs JAX 0.7 or later, but this is JAX {_jax.__version__}: pip install -U jax")
+from ringtrain._versions import is_older as _is_older
+
+# With 0.7.0 and 0.7.1, XLA aborts while it compiles some functions with operations. Older versions do not have all functions of
+# JAX that this package calls.
+if _is_older(_jax.__version__, (0, 7, 2)):
+    raise ImportError(f"ringtrain.jax needs JAX 0.7.2 or later, and not {_jax.__version__}; upgrade JAX")
 
 from ringtrain._horovod.compression import Compression
 from ringtrain.jax.execution import CompressionState

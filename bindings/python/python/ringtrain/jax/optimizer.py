@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ringtrain._versions import is_older
 from ringtrain.jax.execution import BUCKET_BYTES, Compression, compression_state
 from ringtrain.jax.operations import all_reduce, reduction_name
 
@@ -26,6 +27,8 @@ def distribute(inner: Any, op: str = "average", *, compression: Compression = No
         import optax
     except ImportError as error:
         raise ImportError("ringtrain.jax.distribute needs optax, which is not installed here: pip install optax") from error
+    if is_older(optax.__version__, (0, 2, 4)):
+        raise ImportError(f"ringtrain.jax.distribute needs optax 0.2.4 or later, and not {optax.__version__}; upgrade optax")
     inner = optax.with_extra_args_support(inner)
     state = compression_state(compression)
     name = reduction_name(op)

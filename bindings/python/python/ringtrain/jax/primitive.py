@@ -118,7 +118,7 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, collective: Collective
 
     token = ctx.tokens_in.get(_effect)
     outputs, token, _ = mlir.emit_python_callback(
-        ctx, callback, token, list(operands), ctx.avals_in, ctx.avals_out, has_side_effect=True, returns_token=True
+        ctx, callback, token, list(operands), ctx.avals_in, ctx.avals_out, has_side_effect=True
     )
     ctx.set_tokens_out(mlir.TokenSet({_effect: token}))
     return outputs

@@ -17,8 +17,10 @@ except ImportError as _error:
         f"{_error}; to install it: pip install keras jax"
     ) from _error
 
-if int(_keras.__version__.split(".")[0]) < 3:
-    raise ImportError(f"ringtrain.keras needs Keras 3, and not {_keras.__version__}: pip install --upgrade keras")
+from ringtrain._versions import is_older as _is_older
+
+if _is_older(_keras.__version__, (3, 0, 5)):
+    raise ImportError(f"ringtrain.keras needs Keras 3.0.5 or later, and not {_keras.__version__}; upgrade Keras")
 if _keras.backend.backend() not in ("jax", "torch", "tensorflow"):
     raise ImportError(
         f'ringtrain.keras works with the back ends "jax", "torch" and "tensorflow", and not with "{_keras.backend.backend()}"; '

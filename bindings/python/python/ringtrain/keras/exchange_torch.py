@@ -10,6 +10,8 @@ import torch
 from ringtrain.keras.exchange import GradientExchange, numpy_type
 
 
+# Under `jit_compile=True`, torch.compile compiles the step before and after this function, but cannot compile the exchange.
+@torch.compiler.disable
 def reduce_gradients(exchange: GradientExchange, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """Averages the gradients over the ranks, after the backward pass. If only some ranks have a gradient, the others contribute
     zeros."""

@@ -18,8 +18,10 @@ except ImportError as _error:
         "pip install tensorflow"
     ) from _error
 
-if tuple(int(part) for part in _tf.__version__.split(".")[:2]) < (2, 16):
-    raise ImportError(f"ringtrain.tensorflow needs TensorFlow 2.16 or later, and not {_tf.__version__}")
+from ringtrain._versions import is_older as _is_older
+
+if _is_older(_tf.__version__, (2, 16)):
+    raise ImportError(f"ringtrain.tensorflow needs TensorFlow 2.16 or later, and not {_tf.__version__}; upgrade TensorFlow")
 
 from ringtrain._horovod import missing
 from ringtrain._horovod.builds import (

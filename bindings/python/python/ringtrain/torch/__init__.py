@@ -17,6 +17,10 @@ try:
 except ImportError as _error:
     raise ImportError("ringtrain.torch needs PyTorch 2.8 or later, which is not installed here: pip install torch") from _error
 
+from ringtrain._versions import is_older as _is_older
+
+if _is_older(_torch.__version__, (2, 8)):
+    raise ImportError(f"ringtrain.torch needs PyTorch 2.8 or later, and not {_torch.__version__}; upgrade PyTorch")
 if not _torch.distributed.is_available():
     raise ImportError("ringtrain.torch needs torch.distributed, but the installed PyTorch was built without it")
 

@@ -94,6 +94,8 @@ def check_bad_input() -> None:
 
 
 def check_process_sets() -> None:
+    for call in (lambda: job.init(comm=[0]), lambda: job.init(comm=object()), lambda: ProcessSet(object())):
+        assert "is not implemented; pass" in runner.raised(NotImplementedError, call)
     if job.size() == 1:
         return
     first = add_process_set(ProcessSet([0]))

@@ -43,14 +43,16 @@ class BatchLosses(keras.callbacks.Callback):
         self.losses.append(float(logs["loss"]))
 
 
-def train(optimizer: Any, is_distributed: bool, callbacks: Sequence[Any] = (), eager: bool = False) -> tuple[list[float], Any]:
+def train(
+    optimizer: Any, is_distributed: bool, callbacks: Sequence[Any] = (), compile_options: dict[str, bool] | None = None
+) -> tuple[list[float], Any]:
     """Trains for 50 steps, and returns the losses of all ranks together and the model."""
     model = make_model()
     if is_distributed and hvd.rank() > 0:
         # The broadcast must replace these weights by those of rank 0.
         model.set_weights([weight + 1 for weight in model.get_weights()])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, metrics=["accuracy"], run_eagerly=eager)
+    model.compile(optimizer, loss, metrics=["accuracy"], **(compile_options or {}))
     data = runner.classes(BATCH * STEPS)
     points, labels = hvd.shard(data) if is_distributed else data
     batch = BATCH // hvd.size() if is_distributed else BATCH
@@ -60,11 +62,11 @@ def train(optimizer: Any, is_distributed: bool, callbacks: Sequence[Any] = (), e
     return losses.tolist(), model
 
 
-def require_same_training(make: Any, eager: bool = False, **options: Any) -> Any:
+def require_same_training(make: Any, compile_options: dict[str, bool] | None = None, **options: Any) -> Any:
     """Checks that the ranks train as a single process with the same global batch does. Returns the model."""
-    losses, alone = train(make(), False, eager=eager)
+    losses, alone = train(make(), False, compile_options=compile_options)
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
-    together, model = train(hvd.DistributedOptimizer(make(), **options), True, callbacks, eager)
+    together, model = train(hvd.DistributedOptimizer(make(), **options), True, callbacks, compile_options)
     assert len(losses) == STEPS
     np.testing.assert_allclose(together, losses, atol=1e-4)
     for mine, other in zip(model.get_weights(), alone.get_weights(), strict=True):
@@ -171,7 +173,7 @@ def check_values_and_objects() -> None:
 
 
 def check_eager_training() -> None:
-    require_same_training(lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.5), eager=True)
+    require_same_training(lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.5), {"run_eagerly": True})
 
 
 def check_accumulated_gradients() -> None:
