@@ -20,7 +20,7 @@ MODULES = [
     ("horovod.torch", "ringtrain.torch", "horovod"),
     ("horovod.tensorflow", "ringtrain.tensorflow", "tensorflow"),
     ("horovod.tensorflow.keras", "ringtrain.keras", "keras"),
-    ("horovod.tensorflow.keras.callbacks", "ringtrain.keras.callbacks", "keras"),
+    ("horovod.tensorflow.keras.callbacks", "ringtrain.tensorflow.keras.callbacks", "keras"),
     ("horovod.keras", "ringtrain.keras", "keras"),
     ("horovod.keras.callbacks", "ringtrain.keras.callbacks", "keras"),
 ]

@@ -13,7 +13,9 @@ import numpy as np
 import runner
 import tensorflow as tf
 
+import ringtrain.keras.callbacks
 import ringtrain.tensorflow as hvd
+import ringtrain.tensorflow.keras.callbacks
 from ringtrain._horovod.missing import NOT_IMPLEMENTED
 
 
@@ -186,6 +188,8 @@ def check_bad_input() -> None:
     rank, size = hvd.rank(), hvd.size()
     for name in NOT_IMPLEMENTED:
         assert f"tensorflow.{name} is" in runner.raised(NotImplementedError, lambda: getattr(hvd, name))
+    for name in ringtrain.tensorflow.keras.callbacks.__all__:
+        assert getattr(ringtrain.tensorflow.keras.callbacks, name) is getattr(ringtrain.keras.callbacks, name)
     old = tf.compat.v1.train.GradientDescentOptimizer(0.1)
     assert "DistributedOptimizer" in runner.raised(NotImplementedError, lambda: hvd.DistributedOptimizer(old))
     assert "start_timeline" in runner.raised(NotImplementedError, lambda: hvd.start_timeline("file"))
