@@ -44,8 +44,11 @@ struct Matrix {
     left: Vec<f32>,
     /// Q', one row of `columns` elements for each column of Q.
     right: Vec<f32>,
-    /// Before a call: what this rank has not sent. During the first all-reduce: the matrix of this rank.
-    residual: Vec<f32>,
+    /// During a call: the matrix of this rank. Before a call: the matrix of this rank in the previous call. `sent` is what this
+    /// rank sent of it, so the difference is the residual. The next call subtracts `sent` while it reads the matrix anyway.
+    matrix: Vec<f32>,
+    /// P' and Q' of this rank in the previous call.
+    sent: (Vec<f32>, Vec<f32>),
 }
 
 impl LowRankSum {
@@ -61,7 +64,8 @@ impl LowRankSum {
             columns,
             left: vec![0.0; rank * rows],
             right: vec![0.0; rank * columns],
-            residual: vec![0.0; range.len()],
+            matrix: vec![0.0; range.len()],
+            sent: (vec![0.0; rank * rows], vec![0.0; rank * columns]),
             range,
         });
     }
@@ -78,7 +82,7 @@ impl LowRankSum {
                 // Each start of the stream depends on the tensor and on the call.
                 random::random_stream("PowerSGD", self.seed, (call << 20) + index as u64)
             });
-            matrix.add_and_multiply(vector);
+            matrix.update_and_multiply(vector);
         }
         self.all_reduce(runtime, 0, |matrix| &matrix.left)
     }
@@ -89,13 +93,12 @@ impl LowRankSum {
         for matrix in &mut self.matrices {
             orthonormalize(&mut matrix.left, matrix.rows);
             matrix.multiply_by_left();
-            matrix.subtract_product_from_residual();
         }
         self.all_reduce(runtime, 1, |matrix| &matrix.right)
     }
 
-    /// Waits for the all-reduce of Q, and writes the sums to `vector`. Calls `on_summed` with the range and the sums of each
-    /// matrix.
+    /// Waits for the all-reduce of Q, and writes the sums to `vector`. Calls `on_summed` with each part of the ranges of the matrices
+    /// and its sums.
     pub(crate) fn finish(
         &mut self,
         vector: &mut [f32],
@@ -104,8 +107,11 @@ impl LowRankSum {
         self.wait(1, |matrix| &mut matrix.right)?;
         for matrix in &self.matrices {
             let sums = &mut vector[matrix.range.clone()];
-            low_rank_products::set_product((&mut *sums, matrix.columns), &matrix.left, &matrix.right);
-            on_summed(matrix.range.clone(), sums);
+            let factors = (matrix.left.as_slice(), matrix.right.as_slice());
+            low_rank_products::set_product((sums, matrix.columns), factors, |start, block| {
+                let start = matrix.range.start + start;
+                on_summed(start..start + block.len(), block);
+            });
         }
         Ok(())
     }
@@ -113,7 +119,10 @@ impl LowRankSum {
     /// Copies what this rank has not sent to a vector with an element for each parameter.
     pub(crate) fn copy_residuals_to(&self, residual: &mut [f32]) {
         for matrix in &self.matrices {
-            residual[matrix.range.clone()].copy_from_slice(&matrix.residual);
+            let residual = &mut residual[matrix.range.clone()];
+            residual.copy_from_slice(&matrix.matrix);
+            let sent = (matrix.sent.0.as_slice(), matrix.sent.1.as_slice());
+            low_rank_products::subtract_product((residual, matrix.columns), sent);
         }
     }
 
@@ -129,7 +138,9 @@ impl LowRankSum {
     pub(crate) fn set_memory(&mut self, residual: Option<&Vec<f32>>, factors: &[f32]) {
         for matrix in &mut self.matrices {
             if let Some(residual) = residual {
-                matrix.residual.copy_from_slice(&residual[matrix.range.clone()]);
+                matrix.matrix.copy_from_slice(&residual[matrix.range.clone()]);
+                matrix.sent.0.fill(0.0);
+                matrix.sent.1.fill(0.0);
             }
             if !factors.is_empty() {
                 let len = matrix.right.len();
@@ -186,23 +197,21 @@ impl Matrix {
         }
     }
 
-    /// Adds the matrix in `vector` to the residual, and computes P' = Q' M', where M is the residual. The rounding may differ
-    /// between ranks.
-    fn add_and_multiply(&mut self, vector: &[f32]) {
-        let Self { residual, columns, left, right, range, .. } = self;
-        low_rank_products::add_and_multiply((residual, *columns), &vector[range.clone()], right, left);
+    /// Sets the matrix M to the sum of the residual and the matrix in `vector`, and computes P' = Q' M'. The rounding may differ
+    /// between ranks. An element of the residual that is not finite becomes 0, because it would make all later results infinite or
+    /// NaN.
+    fn update_and_multiply(&mut self, vector: &[f32]) {
+        let Self { matrix, columns, sent, left, right, range, .. } = self;
+        let sent = (sent.0.as_slice(), sent.1.as_slice());
+        low_rank_products::update_and_multiply((matrix, *columns), sent, &vector[range.clone()], right, left);
     }
 
-    /// Computes Q' = P' M, where M is the residual.
+    /// Computes Q' = P' M, and keeps P and Q as what this rank sends.
     fn multiply_by_left(&mut self) {
-        let Self { residual, columns, left, right, .. } = self;
-        low_rank_products::multiply_transposed((residual, *columns), left, right);
-    }
-
-    /// Subtracts P Q' from the residual. An error that is not finite would make all later results infinite or NaN.
-    fn subtract_product_from_residual(&mut self) {
-        let Self { residual, columns, left, right, .. } = self;
-        low_rank_products::subtract_product((residual, *columns), left, right);
+        let Self { matrix, columns, sent, left, right, .. } = self;
+        low_rank_products::multiply_transposed((matrix, *columns), left, right);
+        sent.0.copy_from_slice(left);
+        sent.1.copy_from_slice(right);
     }
 }
 
