@@ -14,14 +14,14 @@ use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{ChildStdout, Command, ExitCode, Stdio};
 
 use rustix::process::{Signal, set_parent_process_death_signal};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use self::findings::{Finding, Reports, Severity};
+use self::findings::{Finding, HostChecks, Severity};
 use self::host_check::{HostReport, check_host};
 use self::ring_order::suggest_order;
 use super::print_error::print_error;
 use crate::exit::Exit;
-use crate::launch::{self, HOST_CHECK_NAME, LaunchPlan, OutputFormat, RankShare};
+use crate::launch::{self, HOST_CHECK_NAME, HostError, LaunchError, LaunchPlan, OutputFormat, RankShare};
 use crate::rendezvous::host_name;
 use crate::types::WorldSize;
 
@@ -58,9 +58,27 @@ struct DoctorReport<'a> {
     hosts: &'a [String],
     /// What each host has measured; `null` for a host that has not reported.
     reports: &'a [Option<HostReport>],
+    /// Why the check could not start on a host; `null` for the other hosts.
+    failures: &'a [Option<String>],
     findings: &'a [Finding],
     /// The suggested order of the hosts in a ring, as indices of `hosts`.
     ring_order: Vec<usize>,
+}
+
+/// A line of the child process that starts the processes on the hosts.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum CheckLine {
+    /// The process of a host prints it.
+    Report(Box<HostReport>),
+    /// Why the check cannot start on a host.
+    Failure { host: String, reason: String },
+}
+
+/// What the child process has said about each host.
+struct CheckLines {
+    reports: Vec<Option<HostReport>>,
+    failures: Vec<Option<String>>,
 }
 
 /// Runs `ringrun doctor` and returns its exit code. `arguments` follow the word `doctor`; `parse` checks the options of ringrun.
@@ -115,8 +133,7 @@ fn check_plan(mut plan: LaunchPlan) -> (LaunchPlan, Vec<String>) {
     }
     one_rank(&mut plan.share);
     for host in &mut plan.remote_hosts {
-        let name = host.name.rsplit('@').next().unwrap_or_default();
-        hosts.push((host.share.host, name.to_owned()));
+        hosts.push((host.share.host, without_user(&host.name).to_owned()));
         one_rank(&mut host.share);
     }
     hosts.sort();
@@ -131,11 +148,24 @@ fn check_plan(mut plan: LaunchPlan) -> (LaunchPlan, Vec<String>) {
     (plan, names)
 }
 
-/// Runs the check on all hosts. Each process prints its report to standard output.
+/// Returns the host of `USER@HOST`.
+fn without_user(name: &str) -> &str {
+    name.rsplit('@').next().unwrap_or_default()
+}
+
+/// Runs the check on all hosts. Each process prints its report to standard output. If the check cannot start on some hosts,
+/// prints why.
 fn run_check_job(plan: &LaunchPlan) -> io::Result<ExitCode> {
     set_parent_process_death_signal(Some(Signal::TERM))?;
     Ok(match launch::run_job(plan) {
         Ok(code) => code.into(),
+        Err(LaunchError::Hosts(failures)) => {
+            for HostError { host, reason, .. } in failures {
+                let line = CheckLine::Failure { host: without_user(&host).to_owned(), reason };
+                writeln!(io::stdout(), "{}", serde_json::to_string(&line)?)?;
+            }
+            Exit::Start.into()
+        }
         Err(error) => {
             print_error("ringrun", &error);
             error.exit_code().into()
@@ -154,15 +184,16 @@ fn judge(arguments: &[OsString], names: &[String], as_json: bool) -> io::Result<
         .spawn()?;
     let stdout =
         child.stdout.take().ok_or_else(|| io::Error::other("the child process has no standard output"))?;
-    let reports = read_reports(stdout, names.len());
+    let lines = read_lines(stdout, names);
     child.wait()?;
-    let reports = Reports { names, reports: &reports? };
+    let CheckLines { reports, failures } = lines?;
+    let reports = HostChecks { names, reports: &reports, failures: &failures };
     let findings = reports.findings();
     let is_fit = findings.iter().all(|finding| finding.severity != Severity::Problem);
     let text = if as_json {
         let ring_order = suggest_order(&reports.rates()).0;
-        let (hosts, measured) = (reports.names, reports.reports);
-        let report = DoctorReport { is_fit, hosts, reports: measured, findings: &findings, ring_order };
+        let HostChecks { names: hosts, reports, failures } = reports;
+        let report = DoctorReport { is_fit, hosts, reports, failures, findings: &findings, ring_order };
         serde_json::to_string_pretty(&report)? + "\n"
     } else {
         tables::format_report(&reports, &findings)
@@ -172,25 +203,29 @@ fn judge(arguments: &[OsString], names: &[String], as_json: bool) -> io::Result<
     Ok(if is_fit { Exit::Success.into() } else { Exit::Failure.into() })
 }
 
-/// Reads one line of JSON from each host, in any order.
-fn read_reports(stdout: ChildStdout, hosts: usize) -> io::Result<Vec<Option<HostReport>>> {
-    let mut reports: Vec<Option<HostReport>> = vec![None; hosts];
+/// Reads the lines of the child process, which are in any order.
+fn read_lines(stdout: ChildStdout, names: &[String]) -> io::Result<CheckLines> {
+    let mut found = CheckLines { reports: vec![None; names.len()], failures: vec![None; names.len()] };
     let mut lines = BufReader::new(stdout);
     let mut line = Vec::new();
     while (&mut lines).take(REPORT_BYTES_MAX).read_until(b'\n', &mut line)? > 0 {
-        // Another line is a message of a host's login shell.
-        if let Ok(report) = serde_json::from_slice::<HostReport>(&line)
-            && report.rank < hosts
-            && report.links.len() == hosts
-        {
-            let rank = report.rank;
-            reports[rank] = Some(report);
-        } else {
-            io::stderr().write_all(&line)?;
+        match serde_json::from_slice(&line) {
+            Ok(CheckLine::Report(report))
+                if report.rank < names.len() && report.links.len() == names.len() =>
+            {
+                let rank = report.rank;
+                found.reports[rank] = Some(*report);
+            }
+            Ok(CheckLine::Failure { host, reason }) if names.contains(&host) => {
+                let failed = names.iter().zip(&mut found.failures).filter(|(name, _)| **name == host);
+                failed.for_each(|(_, failure)| *failure = Some(reason.clone()));
+            }
+            // The line is a message of a host's login shell.
+            _ => io::stderr().write_all(&line)?,
         }
         line.clear();
     }
-    Ok(reports)
+    Ok(found)
 }
 
 /// Runs the process of one host and returns its exit code. `arguments` are the names of all hosts.

@@ -302,7 +302,8 @@ impl AgentLink {
                 if hello.version != own {
                     let version = printable(&hello.version);
                     let reason = format!(
-                        "its ringrun has the version {version}, and this ringrun has the version {own}"
+                        "its ringrun has the version {version}, and this ringrun has the version {own}; install the same \
+                         version on all hosts"
                     );
                     self.fail(Exit::Version, reason);
                 }

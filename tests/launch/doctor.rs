@@ -3,13 +3,14 @@
 use std::fs;
 use std::net::TcpListener;
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::thread;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::hosts::Lab;
-use crate::util::{ringrun, run};
+use crate::util::{ringrun, run, runs_long_tests};
 
 #[test]
 fn this_host_alone_is_checked_without_ssh() {
@@ -43,9 +44,13 @@ fn ip(lab: &Lab, arguments: &str) {
 
 /// Runs the doctor on both hosts, and checks that it finds a problem with this text.
 fn assert_finds(lab: &Lab, options: &[&str], problem: &str) {
-    let hosts = format!("{},{}", lab.get("HOST_0"), lab.get("HOST_1"));
+    assert_finds_on(lab, &format!("{},{}", lab.get("HOST_0"), lab.get("HOST_1")), options, problem);
+}
+
+/// Runs the doctor on these hosts, and checks that it finds a problem with this text.
+fn assert_finds_on(lab: &Lab, hosts: &str, options: &[&str], problem: &str) {
     let keys = ["--ssh-identity", lab.get("KEY"), "--ssh-options", lab.get("OPTIONS")];
-    let done = run(ringrun(&["doctor", "-H", &hosts]).args(keys).args(options).stdin(Stdio::null()));
+    let done = run(ringrun(&["doctor", "-H", hosts]).args(keys).args(options).stdin(Stdio::null()));
     let text = done.stdout();
     let is_found =
         text.contains(&format!("PROBLEM: {problem}")) && text.contains("the hosts are not fit for a job");
@@ -76,5 +81,58 @@ fn planted_faults_of_a_host_are_found() {
         TcpListener::bind(("0.0.0.0", 7500)).expect("a free port")
     };
     let _holder = thread::spawn(listen).join().expect("no panic");
-    assert_finds(&lab, &["--port", "7500"], &format!("{second} has not reported"));
+    assert_finds(&lab, &["--port", "7500"], &format!("{second}: --port 7500: "));
+}
+
+/// Mounts a file over another one on a host only. Each host has its own mount namespace.
+fn mount_on_host(lab: &Lab, host: usize, file: &str, place: &str) {
+    let arguments = ["-t", lab.get(&format!("SSHD_{host}")), "-m", "mount", "--bind", file, place];
+    assert!(Command::new("nsenter").args(arguments).status().expect("nsenter runs").success(), "{place}");
+}
+
+#[test]
+fn a_wrong_name_in_etc_hosts_and_another_version_are_found() {
+    if !runs_long_tests() {
+        return;
+    }
+    let Some(lab) = Lab::start(2) else { return };
+    let (first, second) = (lab.get("HOST_0"), lab.get("HOST_1"));
+    let write = |name: &str, text: &[u8]| {
+        let path = format!("{}/{name}", lab.get("DIRECTORY"));
+        fs::write(&path, text).expect("a file");
+        path
+    };
+    // Host 1 has its own name in the line that the installer of Debian writes. ssh knows the names from its configuration.
+    let names = |own: &str| format!("127.0.0.1 localhost\n{first} doctor-first\n{own} doctor-second\n");
+    mount_on_host(&lab, 0, &write("right", names(second).as_bytes()), "/etc/hosts");
+    mount_on_host(&lab, 1, &write("wrong", names("127.0.1.1").as_bytes()), "/etc/hosts");
+    let config =
+        format!("Host doctor-first\n HostName {first}\nHost doctor-second\n HostName {second}\nHost *\n");
+    let options = format!("-F {}", write("ssh-config", config.as_bytes()));
+    let problem = format!(
+        "doctor-second resolves doctor-second to 127.0.1.1, which no other host can reach; the address is \
+        {second}: look at /etc/hosts"
+    );
+    assert_finds_on(&lab, "doctor-first,doctor-second", &["--ssh-options", &options], &problem);
+    // The ringrun of host 1 greets with another version.
+    let greeting = ringrun(&["--agent"]).output().expect("an agent").stdout;
+    let own_version = env!("CARGO_PKG_VERSION").as_bytes();
+    let place =
+        greeting.windows(own_version.len()).position(|part| part == own_version).expect("the version");
+    // The length of the message stays the same.
+    let other_version = env!("CARGO_PKG_VERSION").replace(|c: char| c.is_ascii_digit(), "9");
+    let changed =
+        [&greeting[..place], other_version.as_bytes(), &greeting[place + own_version.len()..]].concat();
+    let greeting = write("greeting", &changed);
+    fs::create_dir(format!("{}/bin", lab.get("DIRECTORY"))).expect("a directory");
+    let script = |name: &str, commands: &str| {
+        let path = write(name, format!("#!/bin/sh\n{commands}\n").as_bytes());
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).expect("the owner may do this");
+        path
+    };
+    let agent = script("bin/ringrun", &format!("exec '{}' \"$@\"", env!("CARGO_BIN_EXE_ringrun")));
+    mount_on_host(&lab, 1, &script("other", &format!("cat '{greeting}'; exec cat >/dev/null")), &agent);
+    let problem =
+        format!("{second}: its ringrun has the version {other_version}, and this ringrun has the version");
+    assert_finds(&lab, &["--remote-prefix", lab.get("DIRECTORY")], &problem);
 }

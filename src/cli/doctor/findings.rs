@@ -36,12 +36,14 @@ pub(super) struct Finding {
 }
 
 /// The reports of all hosts. `reports[i]` is `None` if host i has not reported.
-pub(super) struct Reports<'a> {
+pub(super) struct HostChecks<'a> {
     pub(super) names: &'a [String],
     pub(super) reports: &'a [Option<HostReport>],
+    /// Why the check could not start on a host.
+    pub(super) failures: &'a [Option<String>],
 }
 
-impl Reports<'_> {
+impl HostChecks<'_> {
     /// Returns all findings, the worst first.
     pub(super) fn findings(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
@@ -85,9 +87,27 @@ impl Reports<'_> {
     }
 
     fn find_missing_hosts(&self, findings: &mut Vec<Finding>) {
-        for (name, _) in self.names.iter().zip(self.reports).filter(|(_, report)| report.is_none()) {
-            let text = format!("{name} has not reported; the messages above say why");
+        let mut unchecked = Vec::new();
+        let has_failure = self.failures.iter().any(Option::is_some);
+        for ((name, report), failure) in self.names.iter().zip(self.reports).zip(self.failures) {
+            let text = match failure {
+                Some(reason) => format!("{name}: {reason}"),
+                None if report.is_some() => continue,
+                // The check starts on all hosts or on none.
+                None if has_failure => {
+                    unchecked.push(name.as_str());
+                    continue;
+                }
+                None => format!("{name} has not reported; the messages above say why"),
+            };
             findings.push(Finding { severity: Severity::Problem, text });
+        }
+        if !unchecked.is_empty() {
+            let text = format!(
+                "not measured: {}; a check starts only if all hosts can be reached, so correct the problems and check again",
+                unchecked.join(", ")
+            );
+            findings.push(Finding { severity: Severity::Warning, text });
         }
     }
 
@@ -189,20 +209,18 @@ impl Reports<'_> {
     fn find_differences(&self, findings: &mut Vec<Finding>) {
         let Some((first, first_facts)) = self.facts().next() else { return };
         for (name, facts) in self.facts().skip(1) {
-            let mut add = |severity, what: &str, own: &str, other: &str, remedy: &str| {
+            let mut add = |what: &str, own: &str, other: &str, remedy: &str| {
                 if own != other {
                     let text = format!("{what} of {first} is {own}, and of {name} {other}; {remedy}");
-                    findings.push(Finding { severity, text });
+                    findings.push(Finding { severity: Severity::Warning, text });
                 }
             };
-            let remedy = "install the same version on all hosts";
-            add(Severity::Problem, "the version of ringtrain", &first_facts.version, &facts.version, remedy);
             let remedy = "each step waits for the slowest host";
-            add(Severity::Warning, "the processor", &first_facts.processor, &facts.processor, remedy);
+            add("the processor", &first_facts.processor, &facts.processor, remedy);
             let mtu = |facts: &HostFacts| facts.interface.as_ref()?.mtu;
             if let (Some(own), Some(other)) = (mtu(first_facts), mtu(facts)) {
                 let remedy = "long packets may be lost; set the same MTU";
-                add(Severity::Warning, "the MTU", &own.to_string(), &other.to_string(), remedy);
+                add("the MTU", &own.to_string(), &other.to_string(), remedy);
             }
         }
         for (from, to) in self.pairs().filter(|(from, to)| from < to) {
@@ -320,12 +338,23 @@ mod tests {
         let mut reports = sound();
         change(&mut reports);
         let names = ["node0", "node1", "node2"].map(str::to_owned);
-        Reports { names: &names, reports: &reports }.findings()
+        HostChecks { names: &names, reports: &reports, failures: &[None, None, None] }.findings()
     }
 
     #[test]
     fn sound_hosts_have_no_findings() {
         assert_eq!(findings_after(|_| ()), []);
+    }
+
+    #[test]
+    fn a_host_on_which_the_check_cannot_start_is_the_only_problem() {
+        let names = ["node0", "node1", "node2"].map(str::to_owned);
+        let failures = [None, Some("ssh failed".to_owned()), None];
+        let reports = HostChecks { names: &names, reports: &[None, None, None], failures: &failures };
+        let findings = reports.findings();
+        let [problem, warning] = &findings[..] else { panic!("{findings:?}") };
+        assert_eq!((problem.severity, problem.text.as_str()), (Severity::Problem, "node1: ssh failed"));
+        assert!(warning.text.starts_with("not measured: node0, node2; "), "{warning:?}");
     }
 
     /// A change of the reports of sound hosts.
@@ -399,11 +428,6 @@ mod tests {
                 |all| host(all, 0).facts.names[2].error = Some("unknown".into()),
                 Severity::Warning,
                 "cannot resolve the name node2",
-            ),
-            (
-                |all| host(all, 2).facts.version = "2.0.0".into(),
-                Severity::Problem,
-                "node0 is 1.0.0, and of node2 2.0.0",
             ),
             (
                 |all| host(all, 2).facts.interface.as_mut().unwrap().mtu = Some(9000),

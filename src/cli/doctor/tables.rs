@@ -3,14 +3,14 @@
 use std::fmt::Write as _;
 
 use super::facts::{HostFacts, InterfaceFacts};
-use super::findings::{Finding, Reports, Severity, format_rate};
+use super::findings::{Finding, HostChecks, Severity, format_rate};
 use super::ring_order::suggest_order;
 
 /// With more hosts than this, a table of all pairs is too wide for a terminal.
 const MATRIX_HOSTS_MAX: usize = 12;
 
 /// Returns the report as text: the hosts, the connections, the findings and the order of the ring.
-pub(super) fn format_report(reports: &Reports<'_>, findings: &[Finding]) -> String {
+pub(super) fn format_report(reports: &HostChecks<'_>, findings: &[Finding]) -> String {
     let (count, reported) = (reports.names.len(), reports.reports.iter().flatten().count());
     // If no host has reported, tables would be empty.
     let mut text = if reported > 0 { format_hosts(reports) } else { String::new() };
@@ -45,7 +45,7 @@ pub(super) fn format_report(reports: &Reports<'_>, findings: &[Finding]) -> Stri
     text
 }
 
-fn format_hosts(reports: &Reports<'_>) -> String {
+fn format_hosts(reports: &HostChecks<'_>) -> String {
     let header = ["host", "address", "interface", "line rate", "MTU", "processors", "memory", "version"];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
     for (name, report) in reports.names.iter().zip(reports.reports) {
@@ -98,7 +98,7 @@ fn format_rows(rows: &[Vec<String>]) -> String {
 }
 
 /// Returns a sentence about a better order of the hosts; `None` if the given order is as good.
-fn format_order(reports: &Reports<'_>) -> Option<String> {
+fn format_order(reports: &HostChecks<'_>) -> Option<String> {
     let count = reports.names.len();
     let (order, slowest) = suggest_order(&reports.rates());
     if count < 4 || order.is_sorted() {
