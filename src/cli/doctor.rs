@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use self::findings::{Finding, HostChecks, Severity};
 use self::host_check::{HostReport, check_host};
 use self::ring_order::suggest_order;
-use super::print_error::print_error;
+use super::print_error::{print_error, print_launch_error};
 use crate::exit::Exit;
 use crate::launch::{self, HOST_CHECK_NAME, HostError, LaunchError, LaunchPlan, OutputFormat, RankShare};
 use crate::rendezvous::host_name;
@@ -167,7 +167,7 @@ fn run_check_job(plan: &LaunchPlan) -> io::Result<ExitCode> {
             Exit::Start.into()
         }
         Err(error) => {
-            print_error("ringrun", &error);
+            print_launch_error(plan, &error);
             error.exit_code().into()
         }
     })

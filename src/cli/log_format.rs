@@ -115,6 +115,20 @@ pub(super) fn start_log(level: LogLevel, format: LogFormat, (program, rank): (&'
     }
 }
 
+/// Returns a message as a line of a log in JSON, with a newline at the end. `rank` and `host` are what the message is about;
+/// without `host`, it is about this host.
+pub(super) fn message_as_json(
+    (program, level): (&'static str, Level),
+    (rank, host): (Option<Rank>, Option<&str>),
+    message: &str,
+) -> String {
+    let context = LogContext { program, rank, host: host.map_or_else(host_name, str::to_owned) };
+    let time = format_rfc3339_micros(SystemTime::now()).to_string();
+    let mut record = Record::builder();
+    let record = record.level(level).target(program);
+    json_line(&record.args(format_args!("{message}")).build(), &time, &context, None) + "\n"
+}
+
 /// Logs the error with which the program ends, if the log is in JSON. Returns whether it was logged.
 pub(super) fn log_error_as_json(program: &str, message: &str) -> bool {
     let is_json = JSON_CONTEXT.get().is_some() && log::max_level() >= LevelFilter::Error;

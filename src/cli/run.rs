@@ -36,7 +36,8 @@ use self::rank_count::RankCount;
 use self::values::{
     parse_binding, parse_mpi4py, parse_positive_seconds, parse_rank_order, parse_seconds, parse_stdin_reader,
 };
-use super::print_error::print_error;
+use super::log_format::{LogFormat, LogLevel, start_log, start_text_log};
+use super::print_error::{message_format, print_launch_error};
 use super::version::LONG_VERSION;
 use crate::exit::Exit;
 use crate::launch::{
@@ -124,6 +125,13 @@ struct RunArgs {
     /// Print which processors each rank may use.
     #[arg(long)]
     report_bindings: bool,
+
+    /// The format of the messages of ringrun itself on standard error. json: one JSON object for each message, with the same
+    /// fields as in the log of ringtrain. The lines of the ranks do not change; see their own --log-format [default: the value of
+    /// the environment variable RING_LOG_FORMAT, which the ranks use too, or text]
+    #[allow(clippy::doc_markdown, reason = "a help text")]
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    log_format: Option<LogFormat>,
 
     /// Begin each line of output with [RANK]<stdout>: or [RANK]<stderr>: (the default).
     #[arg(long, overrides_with = "no_tag_output", action = ArgAction::SetTrue)]
@@ -217,7 +225,7 @@ pub(super) fn command() -> clap::Command {
 pub fn run_ringrun(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let mut arguments: Vec<OsString> = arguments.collect();
     if arguments == [AGENT_OPTION] {
-        super::log_format::start_text_log("error", "ringrun");
+        start_text_log("error", "ringrun");
         return launch::run_agent();
     }
     if arguments.first().is_some_and(|first| first == "top") {
@@ -230,12 +238,13 @@ pub fn run_ringrun(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         let planned = if parsed.job.print_firewall {
             print_firewall(&parsed.job).map(|()| None)
         } else {
-            into_plan(parsed).map(Some)
+            let format = parsed.job.log_format();
+            format.and_then(|format| Ok(Some((into_plan(parsed)?, format))))
         };
         planned.map_err(error_without_usage)
     });
-    let plan = match planned {
-        Ok(Some(plan)) => plan,
+    let (plan, format) = match planned {
+        Ok(Some(planned)) => planned,
         Ok(None) => return Exit::Success.into(),
         Err(error) => {
             // A closed pipe, as in `ringrun --help | head`, is not an error.
@@ -247,11 +256,11 @@ pub fn run_ringrun(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         return code;
     }
     // The warnings of the library are for the ranks. ringrun prints its own warnings as messages.
-    super::log_format::start_text_log("error", "ringrun");
+    start_log(LogLevel::FromEnvironment("error"), format, ("ringrun", None));
     match launch::run_job(&plan) {
         Ok(code) => code.into(),
         Err(error) => {
-            print_error("ringrun", &error);
+            print_launch_error(&plan, &error);
             error.exit_code().into()
         }
     }
@@ -326,6 +335,11 @@ impl RunArgs {
         }
     }
 
+    /// Returns the format of the messages.
+    fn log_format(&self) -> Result<LogFormat, String> {
+        self.log_format.map_or_else(LogFormat::from_environment, Ok)
+    }
+
     /// Returns what is wrong if an option does not work with `--nnodes`.
     fn find_node_conflict(&self) -> Option<&'static str> {
         let conflicts = [
@@ -374,6 +388,7 @@ fn error_without_usage(text: String) -> clap::Error {
 /// Checks that the options can be used together, and converts them to a plan.
 fn into_plan(parsed: ParsedArguments) -> Result<LaunchPlan, String> {
     let ParsedArguments { job: args, has_start_timeout, programs } = parsed;
+    let log_format = args.log_format()?;
     let nodes = args.nodes.check()?;
     let JobHosts { world, share, remote_hosts } = args.place_ranks(nodes.as_ref())?;
     let mut start_timeout = args.start_timeout;
@@ -417,6 +432,7 @@ fn into_plan(parsed: ParsedArguments) -> Result<LaunchPlan, String> {
         mpi4py: args.mpi4py.unwrap_or(Mpi4py::Refused),
         stdin_reader: args.stdin,
         share,
+        message_format: message_format(log_format),
         output_format: choose_output_format(args.no_tag_output, args.timestamp_output)?,
         output_dir: args.output_dir,
         limits: LaunchLimits {

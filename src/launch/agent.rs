@@ -23,6 +23,7 @@ use super::host_job::HostJob;
 use super::interfaces::choose_address;
 use super::job_description::into_plan;
 use super::local_ranks::{LocalProcessors, LocalRanks, ReservedPort};
+use super::message::LaunchMessage;
 use super::outcome::RankPlace;
 use super::output_messages::{OutputEvent, OutputTarget};
 use super::plan::LaunchPlan;
@@ -326,7 +327,9 @@ impl<'a> Agent<'a> {
                 OutputEvent::Forwarded { rank, stream, bytes } => {
                     self.link.send(&encode_output(rank, stream, &bytes));
                 }
-                OutputEvent::Note(text) => self.send(&FromAgent::Note(text)),
+                OutputEvent::Note(LaunchMessage { level, text, .. }) => {
+                    self.send(&FromAgent::Note { level, text });
+                }
                 OutputEvent::Drained(_) => self.is_drained = true,
                 // Only ringrun gets these events.
                 OutputEvent::StdoutFailed(_) | OutputEvent::RemotePrinted { .. } => {}

@@ -16,6 +16,7 @@ use super::agent_messages::{AgentHello, FromAgent, OUTPUT_CREDIT_BYTES, TEXT_CHA
 use super::error::HostError;
 use super::frame_link::FrameLink;
 use super::frames::{AgentFrame, FrameReader, encode_input, encode_message};
+use super::message::LaunchMessage;
 use super::outcome::{RankEnd, RankPlace};
 use super::output_messages::OutputCommandSender;
 use super::plan::RemoteHost;
@@ -321,11 +322,13 @@ impl AgentLink {
             {
                 (self.pids, self.phase) = (pids, AgentPhase::Started);
             }
-            (AgentPhase::Greeted | AgentPhase::Ready | AgentPhase::Started, FromAgent::Note(text))
-                if self.note_count < NOTES_MAX + self.host.share.count() as usize =>
-            {
+            (
+                AgentPhase::Greeted | AgentPhase::Ready | AgentPhase::Started,
+                FromAgent::Note { level, text },
+            ) if self.note_count < NOTES_MAX + self.host.share.count() as usize => {
                 self.note_count += 1;
-                output.print_message(&format!("host {}: {}", self.host.name, printable(&text)));
+                let text = format!("host {}: {}", self.host.name, printable(&text));
+                output.print_message(LaunchMessage::new(level, text).on_host(Some(&self.host.name)));
             }
             (AgentPhase::Started, FromAgent::Ended { rank, end }) => {
                 let rank = Rank::new(rank);

@@ -22,6 +22,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
+use super::message::MessageLevel;
 use super::outcome::RankEnd;
 use super::plan::{Binding, Mpi4py, RankProgram, StdinReader};
 use super::share::RankShare;
@@ -94,7 +95,10 @@ pub(super) enum FromAgent {
         pids: Vec<i32>,
     },
     /// A message for the user.
-    Note(String),
+    Note {
+        level: MessageLevel,
+        text: String,
+    },
     Ended {
         rank: u32,
         end: RankEnd,

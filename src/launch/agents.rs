@@ -87,7 +87,7 @@ impl Agents {
             let was_started = link.phase >= AgentPhase::Started && link.failure.is_none();
             ended_ranks.extend(link.advance(index, output));
             if let Some(failure) = link.failure.as_ref().filter(|_| was_started) {
-                output.print_message(&failure.to_string());
+                output.print_message(failure.message());
             }
         }
         ended_ranks

@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::message::LaunchMessage;
 use crate::exit::Exit;
 use crate::rendezvous::StartError;
 use crate::types::{Rank, WorldSize};
@@ -19,6 +20,13 @@ pub struct HostError {
     pub exit_code: u8,
     /// The reason, and what the user can do.
     pub reason: String,
+}
+
+impl HostError {
+    /// Returns the message that ringrun prints.
+    pub(super) fn message(&self) -> LaunchMessage {
+        LaunchMessage::error(self.to_string()).on_host(Some(&self.host))
+    }
 }
 
 /// The reason why a job could not be started. If a rank fails after the start, [`run_job`](super::run_job) returns an exit code
@@ -101,7 +109,7 @@ pub enum LaunchError {
     #[error("cannot start the rendezvous server: {0}")]
     Rendezvous(#[source] StartError),
     /// Some hosts could not be reached, or their ranks could not be started.
-    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\nringrun: "))]
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Hosts(Vec<HostError>),
     /// The program `ssh` could not be started.
     #[error(
@@ -136,6 +144,14 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
+    /// Returns the messages that ringrun prints.
+    pub fn messages(&self) -> Vec<LaunchMessage> {
+        match self {
+            Self::Hosts(errors) => errors.iter().map(HostError::message).collect(),
+            other => vec![LaunchMessage::error(other.to_string())],
+        }
+    }
+
     /// Returns the exit code of ringrun.
     pub fn exit_code(&self) -> u8 {
         let exit = match self {

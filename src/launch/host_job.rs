@@ -9,6 +9,7 @@ use mio::{Events, Poll, Token, Waker};
 use super::environment::host_job_id;
 use super::error::LaunchError;
 use super::input_feed::InputFeed;
+use super::message::LaunchMessage;
 use super::output::Output;
 use super::output_messages::OutputTarget;
 use super::plan::{LaunchPlan, StdinReader};
@@ -111,7 +112,8 @@ impl HostJob {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                self.output.print_message("some processes that the ranks left behind cannot be killed");
+                let text = "some processes that the ranks left behind cannot be killed";
+                self.output.print_message(LaunchMessage::warning(text));
                 break;
             }
             self.wait_for_events(Some(left))?;
@@ -123,8 +125,8 @@ impl HostJob {
     pub(super) fn warn_of_lost_watchdog(&mut self) {
         if self.rank_processes.watchdog_ended() && !self.has_warned_of_lost_watchdog {
             self.has_warned_of_lost_watchdog = true;
-            self.output
-                .print_message("the watchdog process was killed; if ringrun is killed too, processes of its ranks may survive");
+            let text = "the watchdog process was killed; if ringrun is killed too, processes of its ranks may survive";
+            self.output.print_message(LaunchMessage::warning(text));
         }
     }
 }

@@ -18,7 +18,7 @@ use super::agent_link::AgentPhase;
 use super::agent_messages::{JobDescription, ToAgent};
 use super::agents::Agents;
 use super::environment::JobVariables;
-use super::error::LaunchError;
+use super::error::{HostError, LaunchError};
 use super::free_ports::check_ports;
 use super::host_job::HostJob;
 use super::input_feed::InputFeed;
@@ -27,6 +27,7 @@ use super::interfaces::choose_address;
 use super::job_description::describe_job;
 use super::job_rendezvous::{JobRendezvous, start_rendezvous_server};
 use super::local_ranks::{LocalProcessors, LocalRanks, ReservedPort};
+use super::message::LaunchMessage;
 use super::nodes::{join_nodes, ranks_of_other_nodes};
 use super::outcome::{
     EPIPE, JobOutcome, RankEnd, RankPlace, RankStatus, exit_code, failure_report, format_seconds,
@@ -112,10 +113,11 @@ fn run_part(plan: &LaunchPlan, met: Option<MetNodes>) -> Result<u8, LaunchError>
     };
     let outcome = blame_reported_rank(outcome, &rank_statuses, &exit_records);
     let report = find_report(outcome, &exit_records);
-    let mut text = failure_report(outcome, &rank_statuses, (&last_lines, report));
-    // Repeat the sentences about hosts and failed writes at the end, because the first copies may have scrolled away.
-    text.extend(host_failures.iter().map(|failure| format!("ringrun: {failure}\n")));
-    text.extend(write_failures.iter().map(|sentence| format!("ringrun: {sentence}\n")));
+    let mut messages = failure_report(outcome, &rank_statuses, (&last_lines, report));
+    // Repeat the messages about hosts and failed writes at the end, because the first copies may have scrolled away.
+    messages.extend(host_failures.iter().map(HostError::message));
+    messages.extend(write_failures.iter().cloned());
+    let text: String = messages.iter().map(plan.message_format).collect();
     // Ignore the failure of this write: standard error may be closed.
     let _ = io::stderr().write_all(text.as_bytes());
     let code = exit_code(outcome, &rank_statuses);
@@ -150,7 +152,11 @@ impl<'a> RunningJob<'a> {
                 .map_err(|(path, source)| LaunchError::OutputDir { path, source })?,
             None => OutputFiles::default(),
         };
-        let host = HostJob::prepare(plan, &job_id, OutputTarget::Terminal(plan.output_format, files))?;
+        let host = HostJob::prepare(
+            plan,
+            &job_id,
+            OutputTarget::Terminal((plan.output_format, plan.message_format), files),
+        )?;
         Ok(Self {
             plan,
             job_id,
@@ -232,7 +238,9 @@ impl<'a> RunningJob<'a> {
         let Some(reader) = &mut self.input else { return };
         while let Some(chunk) = reader.next_chunk() {
             let chunk = chunk.unwrap_or_else(|error| {
-                self.host.output.print_message(&format!("cannot read the standard input: {error}"));
+                self.host
+                    .output
+                    .print_message(LaunchMessage::error(format!("cannot read the standard input: {error}")));
                 Vec::new()
             });
             self.agents.send_input(&chunk);
@@ -320,9 +328,8 @@ impl<'a> RunningJob<'a> {
             }
             if self.plan.verbosity == Verbosity::Verbose {
                 for (rank, ended) in ended_ranks {
-                    self.host
-                        .output
-                        .print_message(&format!("rank {rank} {ended} after {}", format_seconds(now)));
+                    let text = format!("rank {rank} {ended} after {}", format_seconds(now));
+                    self.host.output.print_message(LaunchMessage::info(text).about(rank));
                 }
             }
             if let Some(errno) = self.stdout_errno.take() {
@@ -339,7 +346,7 @@ impl<'a> RunningJob<'a> {
         while let Some(action) = supervisor.poll_action() {
             match action {
                 SupervisorAction::Signal(signal) => self.send_signal(signal),
-                SupervisorAction::PrintMessage(text) => self.host.output.print_message(&text),
+                SupervisorAction::Print(message) => self.host.output.print_message(message),
             }
         }
     }
@@ -432,11 +439,9 @@ impl<'a> RunningJob<'a> {
         if self.plan.verbosity == Verbosity::Verbose {
             let limits = &self.plan.limits;
             let job = limits.job_timeout.map_or_else(|| "none".to_owned(), format_seconds);
-            self.host.output.print_message(&format!(
-                "job {} of {} ranks, rendezvous at {rendezvous}",
-                self.job_id, self.plan.world
-            ));
-            self.host.output.print_message(&format!(
+            let print = |text: String| self.host.output.print_message(LaunchMessage::info(text));
+            print(format!("job {} of {} ranks, rendezvous at {rendezvous}", self.job_id, self.plan.world));
+            print(format!(
                 "time limits: start {}; whole job {job}; from a failure to SIGTERM {}; from SIGTERM to SIGKILL {}, or {} if \
                  ringrun itself got SIGTERM",
                 format_seconds(limits.start_timeout),

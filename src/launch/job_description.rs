@@ -11,6 +11,7 @@ use super::agent_messages::JobDescription;
 use super::environment::{JobVariables, RINGRUN_VARIABLE_PREFIX, rank_environment};
 use super::error::LaunchError;
 use super::local_ranks::user_variables;
+use super::message::LaunchMessage;
 use super::plan::{
     FailurePolicy, LOCAL_RANKS_MAX, LaunchLimits, LaunchPlan, OutputFormat, RankProgram, SshOptions,
     StdinReader, Verbosity,
@@ -102,6 +103,8 @@ pub(super) fn into_plan(description: &JobDescription) -> Result<LaunchPlan, Stri
         mpi4py,
         stdin_reader: description.stdin_reader,
         output_format: OutputFormat::Raw,
+        // ringrun prints the messages of an agent.
+        message_format: LaunchMessage::to_text,
         output_dir: None,
         limits: LaunchLimits {
             start_timeout: Duration::from_millis(description.start_timeout_ms),

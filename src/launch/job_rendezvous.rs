@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::error::LaunchError;
+use super::message::LaunchMessage;
 use super::output_messages::OutputCommandSender;
 use super::plan::LaunchPlan;
 use crate::rendezvous::{NoticeReceiver, Server, ServerOptions};
@@ -33,7 +34,9 @@ pub(super) fn start_rendezvous_server(
         secret,
         job_id,
         start_timeout: plan.limits.start_timeout,
-        notices: NoticeReceiver::Report(Box::new(move |notice| output.print_message(notice))),
+        notices: NoticeReceiver::Report(Box::new(move |notice| {
+            output.print_message(LaunchMessage::warning(notice));
+        })),
     })
     .map_err(LaunchError::Rendezvous)
 }

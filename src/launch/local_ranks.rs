@@ -21,6 +21,7 @@ use super::command::LaunchedProgram;
 use super::environment::{JobVariables, rank_environment};
 use super::error::LaunchError;
 use super::host_job::HostJob;
+use super::message::LaunchMessage;
 use super::mpi4py::{self, SearchPaths};
 use super::mpi4py_guard::Mpi4pyGuard;
 use super::output::Output;
@@ -100,7 +101,8 @@ impl LocalRanks {
             let program = program.expect("each rank of this host has a program");
             let processors = processors.of_rank(plan.share.local_rank(rank) as usize);
             if plan.report_bindings {
-                host.output.print_message(&format!("rank {rank} {}", describe_binding(processors)));
+                let text = format!("rank {rank} {}", describe_binding(processors));
+                host.output.print_message(LaunchMessage::info(text).about(rank));
             }
             let mut command = shim::shim_command(&program.program, &program.arguments, processors);
             command.envs(inherited.iter().map(|(name, value)| (name, value)));
@@ -187,9 +189,9 @@ fn assign_processors(
     if binding != Binding::None
         && let Err(error) = topology::check_binding_is_allowed()
     {
-        output.print_message(&format!(
+        output.print_message(LaunchMessage::warning(format!(
             "this system does not let ringrun bind ranks to processors; ringrun continues as with --bind-to none: {error}"
-        ));
+        )));
         binding = Binding::None;
     }
     let cores = topology::usable_cores();

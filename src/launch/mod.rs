@@ -35,6 +35,7 @@ mod job_description;
 mod job_rendezvous;
 mod lines;
 mod local_ranks;
+mod message;
 mod mpi4py;
 mod mpi4py_guard;
 mod nodes;
@@ -64,6 +65,7 @@ pub use command::{HOST_CHECK_NAME, LaunchedProgram};
 pub use environment::{JobVariables, RINGRUN_VARIABLE_PREFIX, rank_environment};
 pub use error::{HostError, LaunchError};
 pub use interfaces::InterfaceFilter;
+pub use message::{LaunchMessage, MessageFormat, MessageLevel};
 pub use outcome::{JobOutcome, RankEnd};
 pub use plan::{
     Binding, FailurePolicy, HOSTS_MAX, LOCAL_RANKS_MAX, LaunchLimits, LaunchPlan, Mpi4py, OutputFormat,

@@ -3,6 +3,7 @@
 use std::io::{self, Write as _};
 
 use super::error::LaunchError;
+use super::message::LaunchMessage;
 use super::outcome::RankEnd;
 use super::plan::LaunchPlan;
 use super::share::RankShare;
@@ -12,9 +13,10 @@ use crate::types::Rank;
 /// Meets the ringruns of the other nodes. Returns the plan of this node, and what this ringrun has learned.
 pub(super) fn join_nodes(plan: &LaunchPlan) -> Result<Option<(LaunchPlan, MetNodes)>, LaunchError> {
     let Some(options) = &plan.nodes else { return Ok(None) };
-    let print = |notice: &str| {
+    let format = plan.message_format;
+    let print = move |notice: &str| {
         // Standard error may be closed.
-        let _ = writeln!(io::stderr(), "ringrun: {notice}");
+        let _ = io::stderr().write_all(format(&LaunchMessage::warning(notice)).as_bytes());
     };
     let met =
         meet_nodes(options, plan.world, plan.ports, plan.limits.start_timeout, print).map_err(|source| {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGPIPE, SIGTERM};
 
+use super::message::LaunchMessage;
 use crate::exit::Exit;
 use crate::types::Rank;
 use crate::wire::ExitRecord;
@@ -163,6 +164,11 @@ impl RankStatus {
             None => format!("rank {rank} ({place}) did not end, even after SIGKILL"),
         }
     }
+
+    /// Returns the message that describes the end of the rank, and continues with `rest`.
+    pub(super) fn failure_message(&self, rest: &str) -> LaunchMessage {
+        LaunchMessage::error(self.describe() + rest).about(self.rank).on_host(self.place.host.as_ref())
+    }
 }
 
 /// Returns the exit code of ringrun.
@@ -185,86 +191,85 @@ pub(super) fn exit_code(outcome: JobOutcome, rank_statuses: &[RankStatus]) -> u8
     }
 }
 
-/// Returns the report for standard error at the end of the job, with a newline after each line. The report is empty
-/// if the job succeeded. `last_lines` holds the last output lines of each rank. `report` is a rank's exit record about the
-/// failure, and this rank.
+/// Returns the report for standard error at the end of the job. The report is empty if the job succeeded. `last_lines`
+/// holds the last output lines of each rank. `report` is a rank's exit record about the failure, and this rank.
 pub(super) fn failure_report(
     outcome: JobOutcome,
     rank_statuses: &[RankStatus],
     (last_lines, report): (&[Vec<String>], Option<(Rank, &ExitRecord)>),
-) -> String {
-    let mut text = String::new();
+) -> Vec<LaunchMessage> {
     let all_succeeded = rank_statuses.iter().all(RankStatus::is_success);
     let headline = match outcome {
-        JobOutcome::Success => return text,
-        JobOutcome::Terminated if all_succeeded => return text,
+        JobOutcome::Success => return Vec::new(),
+        JobOutcome::Terminated if all_succeeded => return Vec::new(),
         JobOutcome::Tolerated(_) if rank_statuses.iter().any(RankStatus::is_success) => {
-            return summarize_tolerated_failures(rank_statuses);
+            return vec![summarize_tolerated_failures(rank_statuses)];
         }
         JobOutcome::Tolerated(rank) => {
-            format!("{}; all other ranks failed too", rank_statuses[rank.index()].describe())
+            rank_statuses[rank.index()].failure_message("; all other ranks failed too")
         }
         JobOutcome::Failed(rank) => {
             let others = if rank_statuses.len() > 1 { "; the other ranks were stopped" } else { "" };
             let alone = rank_statuses.iter().all(|status| status.rank == rank || status.is_success());
-            format!("{}{}", rank_statuses[rank.index()].describe(), if alone { "" } else { others })
+            rank_statuses[rank.index()].failure_message(if alone { "" } else { others })
         }
-        JobOutcome::Interrupted(signal) => format!("stopped by signal {signal} ({})", signal_name(signal)),
-        JobOutcome::Terminated => "stopped by signal 15 (SIGTERM)".to_owned(),
-        JobOutcome::TimedOut => "the job passed its --job-timeout and was stopped".to_owned(),
+        JobOutcome::Interrupted(signal) => {
+            LaunchMessage::error(format!("stopped by signal {signal} ({})", signal_name(signal)))
+        }
+        JobOutcome::Terminated => LaunchMessage::error("stopped by signal 15 (SIGTERM)"),
+        JobOutcome::TimedOut => LaunchMessage::error("the job passed its --job-timeout and was stopped"),
         JobOutcome::StdoutFailed { errno: EPIPE } => {
-            "standard output was closed by its reader; the job was stopped".to_owned()
+            LaunchMessage::error("standard output was closed by its reader; the job was stopped")
         }
         JobOutcome::StdoutFailed { errno } => {
             let error = std::io::Error::from_raw_os_error(errno);
-            format!("standard output cannot be written: {error}; the job was stopped")
+            LaunchMessage::error(format!("standard output cannot be written: {error}; the job was stopped"))
         }
     };
-    let _ = writeln!(text, "ringrun: {headline}");
+    let mut messages = vec![headline];
     let blamed = match outcome {
         JobOutcome::Failed(rank) | JobOutcome::Tolerated(rank) => Some(rank),
         _ => None,
     };
     if let Some(rank) = blamed {
         if let Some((reporter, record)) = report {
-            let _ = writeln!(text, "ringrun: rank {reporter} reported: {record}");
+            let text = format!("rank {reporter} reported: {record}");
+            messages.push(LaunchMessage::error(text).about(reporter));
         }
-        write_last_lines(&mut text, rank, last_lines.get(rank.index()).map_or(&[], Vec::as_slice));
+        let lines = last_lines.get(rank.index()).map_or(&[][..], Vec::as_slice);
+        messages.push(LaunchMessage::error(describe_last_lines(rank, lines)).about(rank));
     }
     for (ranks, description) in group_by_end(
         rank_statuses.iter().filter(|status| Some(status.rank) != blamed && !status.is_elsewhere()),
     ) {
-        let _ = writeln!(text, "ringrun: {ranks} {description}");
+        let message = LaunchMessage::error(format!("{} {description}", format_ranks(&ranks)));
+        messages.push(if let [rank] = ranks[..] { message.about(rank) } else { message });
     }
-    text
+    messages
 }
 
 /// Returns the report of a job in which some ranks failed and others exited with 0.
-fn summarize_tolerated_failures(rank_statuses: &[RankStatus]) -> String {
+fn summarize_tolerated_failures(rank_statuses: &[RankStatus]) -> LaunchMessage {
     let failed = rank_statuses.iter().filter(|status| !status.is_success());
     let (world, success_count) = (rank_statuses.len(), rank_statuses.len() - failed.clone().count());
-    let mut text = format!("ringrun: --tolerate-failures: {success_count} of {world} ranks exited with 0");
+    let mut text = format!("--tolerate-failures: {success_count} of {world} ranks exited with 0");
     for (ranks, description) in group_by_end(failed) {
-        let _ = write!(text, ", {ranks} {description}");
+        let _ = write!(text, ", {} {description}", format_ranks(&ranks));
     }
-    text + "\n"
+    LaunchMessage::warning(text)
 }
 
-/// Appends the last lines of a rank to the report.
-fn write_last_lines(text: &mut String, rank: Rank, lines: &[String]) {
+/// Returns the last lines of a rank for the report.
+fn describe_last_lines(rank: Rank, lines: &[String]) -> String {
     if lines.is_empty() {
-        let _ = writeln!(text, "ringrun: rank {rank} printed nothing");
-        return;
+        return format!("rank {rank} printed nothing");
     }
-    let _ = writeln!(text, "ringrun: last lines of rank {rank}:");
-    for line in lines {
-        let _ = writeln!(text, "  | {line}");
-    }
+    format!("last lines of rank {rank}:\n  | {}", lines.join("\n  | "))
 }
 
-/// Groups ranks by how they ended, so that a report about a thousand ranks has only a few lines. Returns two texts for
-/// each group: the ranks, and how they ended.
-fn group_by_end<'a>(rank_statuses: impl Iterator<Item = &'a RankStatus>) -> Vec<(String, String)> {
+/// Groups ranks by how they ended, so that a report about a thousand ranks has only a few lines. Returns the ranks of
+/// each group, and how they ended.
+fn group_by_end<'a>(rank_statuses: impl Iterator<Item = &'a RankStatus>) -> Vec<(Vec<Rank>, String)> {
     let mut groups: Vec<(Option<RankEnd>, Vec<Rank>)> = Vec::new();
     for status in rank_statuses {
         let ended = status.ended.map(|(ended, _)| ended);
@@ -278,10 +283,8 @@ fn group_by_end<'a>(rank_statuses: impl Iterator<Item = &'a RankStatus>) -> Vec<
         .map(|(group_end, ranks)| {
             let description = group_end
                 .map_or_else(|| "did not end, even after SIGKILL".to_owned(), |ended| ended.to_string());
-            (
-                format_ranks(&ranks),
-                if ranks.len() > 1 { description.replacen("was ", "were ", 1) } else { description },
-            )
+            let is_plural = ranks.len() > 1;
+            (ranks, if is_plural { description.replacen("was ", "were ", 1) } else { description })
         })
         .collect()
 }
@@ -326,6 +329,16 @@ mod tests {
             .collect()
     }
 
+    /// Returns the report as text.
+    fn report_text(
+        outcome: JobOutcome,
+        ends: &[Option<RankEnd>],
+        reported: (&[Vec<String>], Option<(Rank, &ExitRecord)>),
+    ) -> String {
+        let messages = failure_report(outcome, &make_rank_statuses(ends), reported);
+        messages.iter().map(LaunchMessage::to_text).collect()
+    }
+
     #[test]
     fn each_job_outcome_has_its_exit_code() {
         let ok = Some(RankEnd::Exited(0));
@@ -361,9 +374,9 @@ mod tests {
         let (host, operation) = ("h".to_owned(), "barrier() at a.py:3".to_owned());
         let record = ExitRecord { kind: CauseKind::PeerLost, ranks: vec![Rank::new(2)], host, operation };
         assert_eq!(
-            failure_report(
+            report_text(
                 JobOutcome::Failed(Rank::new(2)),
-                &make_rank_statuses(&ends),
+                &ends,
                 (&last_lines, Some((Rank::new(1), &record)))
             ),
             "ringrun: rank 2 (pid 102) was killed by signal 9 (SIGKILL) after 12.3 s; the other ranks were stopped\n\
@@ -390,30 +403,14 @@ mod tests {
                  ringrun: ranks 0-1 exited with code 6\n",
             ),
         ] {
-            assert_eq!(
-                failure_report(JobOutcome::Tolerated(Rank::new(2)), &make_rank_statuses(&ends), (&[], None)),
-                expected
-            );
+            assert_eq!(report_text(JobOutcome::Tolerated(Rank::new(2)), &ends, (&[], None)), expected);
         }
     }
 
     #[test]
     fn the_report_of_a_success_is_empty() {
-        assert_eq!(
-            failure_report(
-                JobOutcome::Success,
-                &make_rank_statuses(&[Some(RankEnd::Exited(0))]),
-                (&[], None)
-            ),
-            ""
-        );
-        assert_eq!(
-            failure_report(
-                JobOutcome::Terminated,
-                &make_rank_statuses(&[Some(RankEnd::Exited(0))]),
-                (&[], None)
-            ),
-            ""
-        );
+        for outcome in [JobOutcome::Success, JobOutcome::Terminated] {
+            assert_eq!(report_text(outcome, &[Some(RankEnd::Exited(0))], (&[], None)), "");
+        }
     }
 }

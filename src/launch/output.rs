@@ -18,6 +18,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use super::lines::{
     ALWAYS_WHOLE_LINE_BYTES, LINE_BYTES_MAX, LastLines, LineEnd, LineSplitter, UNFINISHED_LINES_BYTES_MAX,
 };
+use super::message::{LaunchMessage, MessageFormat};
 use super::outcome::EPIPE;
 use super::output_files::OutputFiles;
 use super::output_messages::{OutputCommand, OutputCommandSender, OutputEvent, OutputSummary, OutputTarget};
@@ -51,9 +52,12 @@ pub(super) struct Output {
 impl Output {
     /// Starts the output thread. The thread wakes the job's thread with `job_waker` when there is an event.
     pub(super) fn start(world: WorldSize, target: OutputTarget, job_waker: Arc<Waker>) -> io::Result<Self> {
-        let (output_format, files, credit) = match target {
-            OutputTarget::Terminal(format, files) => (format, files, None),
-            OutputTarget::Launcher(credit) => (OutputFormat::Raw, OutputFiles::default(), Some(credit)),
+        let (formats, files, credit) = match target {
+            OutputTarget::Terminal(formats, files) => (formats, files, None),
+            OutputTarget::Launcher(credit) => {
+                let formats: (_, MessageFormat) = (OutputFormat::Raw, LaunchMessage::to_text);
+                (formats, OutputFiles::default(), Some(credit))
+            }
         };
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKE_TOKEN)?);
@@ -67,7 +71,7 @@ impl Output {
             job_waker,
             pipes: Vec::new(),
             files,
-            writer: TerminalWriter::new(output_format),
+            writer: TerminalWriter::new(formats),
             write_failures: Vec::new(),
             last_lines: (0..world.get()).map(|_| LastLines::default()).collect(),
             is_draining: false,
@@ -89,8 +93,8 @@ impl Output {
     }
 
     /// Writes a message of ringrun itself to standard error, between the lines of the ranks.
-    pub(super) fn print_message(&self, text: &str) {
-        self.command_sender.print_message(text);
+    pub(super) fn print_message(&self, message: LaunchMessage) {
+        self.command_sender.print_message(message);
     }
 
     /// Returns a sender with which other threads can make the output thread print messages of ringrun.
@@ -154,7 +158,7 @@ struct OutputReader {
     pipes: Vec<RankPipe>,
     files: OutputFiles,
     writer: TerminalWriter,
-    write_failures: Vec<String>,
+    write_failures: Vec<LaunchMessage>,
     last_lines: Vec<LastLines>,
     /// Whether the job's thread has reported that every rank has ended.
     is_draining: bool,
@@ -226,12 +230,10 @@ impl OutputReader {
                     self.add_pipe(rank, OutputStream::Stdout, streams.stdout.into());
                     self.add_pipe(rank, OutputStream::Stderr, streams.stderr.into());
                 }
-                Ok(OutputCommand::PrintMessage(text)) if self.forward_credit.is_some() => {
-                    self.send_event(OutputEvent::Note(text));
+                Ok(OutputCommand::PrintMessage(message)) if self.forward_credit.is_some() => {
+                    self.send_event(OutputEvent::Note(message));
                 }
-                Ok(OutputCommand::PrintMessage(text)) => {
-                    self.writer.write_lines(OutputStream::Stderr, format!("ringrun: {text}\n").as_bytes());
-                }
+                Ok(OutputCommand::PrintMessage(message)) => self.writer.write_message(&message),
                 Ok(OutputCommand::PrintRemoteBytes { agent, rank, stream, bytes }) => {
                     self.print_remote_bytes(rank, stream, &bytes);
                     self.send_event(OutputEvent::RemotePrinted { agent, count: bytes.len() });
@@ -253,8 +255,8 @@ impl OutputReader {
             .set_nonblocking(true)
             .and_then(|()| self.poll.registry().register(&mut pipe, token, Interest::READABLE));
         if let Err(error) = registered {
-            let text = format!("ringrun: cannot read {} of rank {rank}: {error}\n", stream.name());
-            self.writer.write_lines(OutputStream::Stderr, text.as_bytes());
+            let text = format!("cannot read {} of rank {rank}: {error}", stream.name());
+            self.writer.write_message(&LaunchMessage::error(text).about(rank));
         }
         self.push_pipe(rank, stream, Some(pipe));
     }
@@ -338,8 +340,9 @@ impl OutputReader {
             let (rank, stream) = (rank_pipe.rank, rank_pipe.stream.name());
             let directory = self.files.directory.as_deref().unwrap_or(Path::new("")).display();
             let sentence = format!("{stream} of rank {rank} in {directory} is not complete: {error}");
-            writer.write_lines(OutputStream::Stderr, format!("ringrun: {sentence}\n").as_bytes());
-            self.write_failures.push(sentence);
+            let message = LaunchMessage::error(sentence).about(rank);
+            writer.write_message(&message);
+            self.write_failures.push(message);
         }
         let mut text = Vec::with_capacity(bytes.len() + bytes.len() / 4 + 32);
         let rank_lines = &mut self.last_lines[rank_pipe.rank.index()];
@@ -361,11 +364,11 @@ impl OutputReader {
             let (rank, stream, line_mib_max) =
                 (rank_pipe.rank, rank_pipe.stream.name(), LINE_BYTES_MAX >> 20);
             let text = format!(
-                "ringrun: {stream} of rank {rank} has a line of more than {line_mib_max} MiB, or the unfinished lines of all \
-                 ranks together exceed {} MiB: ringrun prints such lines in pieces\n",
+                "{stream} of rank {rank} has a line of more than {line_mib_max} MiB, or the unfinished lines of all ranks \
+                 together exceed {} MiB: ringrun prints such lines in pieces",
                 UNFINISHED_LINES_BYTES_MAX >> 20
             );
-            writer.write_lines(OutputStream::Stderr, text.as_bytes());
+            writer.write_message(&LaunchMessage::warning(text).about(rank));
         }
         let stream = rank_pipe.stream;
         self.write_to_terminal(stream, &text);
@@ -426,6 +429,6 @@ fn printed_text(line: &[u8], has_status: bool) -> Option<&[u8]> {
 }
 
 /// Returns the message about incomplete standard output, which ringrun prints at the end of a job.
-pub(super) fn stdout_incomplete_message(errno: i32) -> String {
-    format!("standard output is not complete: {}", io::Error::from_raw_os_error(errno))
+pub(super) fn stdout_incomplete_message(errno: i32) -> LaunchMessage {
+    LaunchMessage::error(format!("standard output is not complete: {}", io::Error::from_raw_os_error(errno)))
 }

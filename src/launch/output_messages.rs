@@ -5,6 +5,7 @@ use std::sync::mpsc::Sender;
 
 use mio::Waker;
 
+use super::message::{LaunchMessage, MessageFormat};
 use super::output_files::OutputFiles;
 use super::plan::OutputFormat;
 use super::rank_processes::RankStreams;
@@ -23,7 +24,7 @@ pub(super) enum OutputCommand {
     },
     /// Allow the thread of an agent to pass on this number of further bytes.
     AddCredit(usize),
-    PrintMessage(String),
+    PrintMessage(LaunchMessage),
     DrainPipes,
 }
 
@@ -51,13 +52,13 @@ pub(super) enum OutputEvent {
         bytes: Vec<u8>,
     },
     /// In an agent: a message for the user.
-    Note(String),
+    Note(LaunchMessage),
 }
 
 /// What the output thread does with the output.
 pub(super) enum OutputTarget {
-    /// Prints it in this format, and writes it to the files of `--output-dir`.
-    Terminal(OutputFormat, OutputFiles),
+    /// Prints it and messages in these formats, and writes it to the files of `--output-dir`.
+    Terminal((OutputFormat, MessageFormat), OutputFiles),
     /// Passes it on to ringrun: [`OutputEvent::Forwarded`]. At first, this number of bytes.
     Launcher(usize),
 }
@@ -67,8 +68,8 @@ pub(super) enum OutputTarget {
 pub(super) struct OutputSummary {
     /// The last lines that each rank printed.
     pub(super) last_lines: Vec<Vec<String>>,
-    /// A sentence for each file of `--output-dir`, and for standard output, that could not be written completely.
-    pub(super) write_failures: Vec<String>,
+    /// A message for each file of `--output-dir`, and for standard output, that could not be written completely.
+    pub(super) write_failures: Vec<LaunchMessage>,
 }
 
 /// Sends commands to the output thread.
@@ -80,8 +81,8 @@ pub(super) struct OutputCommandSender {
 
 impl OutputCommandSender {
     /// Writes a message of ringrun itself to standard error, between the lines of the ranks.
-    pub(super) fn print_message(&self, text: &str) {
-        self.send(OutputCommand::PrintMessage(text.to_owned()));
+    pub(super) fn print_message(&self, message: LaunchMessage) {
+        self.send(OutputCommand::PrintMessage(message));
     }
 
     /// Prints bytes that an agent has sent. No bytes mean that the stream has ended.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::interfaces::InterfaceFilter;
+use super::message::MessageFormat;
 use super::share::RankShare;
 use crate::rendezvous::{NodeOptions, PortRange};
 use crate::types::WorldSize;
@@ -45,6 +46,8 @@ pub struct LaunchPlan {
     pub stdin_reader: StdinReader,
     /// The format in which ringrun prints the output of the ranks.
     pub output_format: OutputFormat,
+    /// The format in which ringrun prints its own messages.
+    pub message_format: MessageFormat,
     /// The directory for a copy of the output.
     pub output_dir: Option<PathBuf>,
     /// The time limits.

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM};
 
+use super::message::LaunchMessage;
 use super::outcome::{JobOutcome, RankEnd, RankPlace, RankStatus, format_seconds, signal_name};
 use super::plan::{FailurePolicy, LaunchLimits};
 use crate::types::Rank;
@@ -33,7 +34,7 @@ pub(super) enum SupervisorAction {
     /// Send this signal to the process group of every rank that still runs.
     Signal(i32),
     /// Print this message.
-    PrintMessage(String),
+    Print(LaunchMessage),
 }
 
 /// How far ringrun has come in stopping the job.
@@ -116,7 +117,7 @@ impl Supervisor {
                 if ended.blame_score() > self.blame_score(first) =>
             {
                 self.outcome = JobOutcome::Failed(rank);
-                self.queue_message(self.rank_statuses[rank.index()].describe());
+                self.queue_failure(rank, "");
             }
             _ => {}
         }
@@ -128,29 +129,22 @@ impl Supervisor {
             SIGINT | SIGHUP | SIGQUIT => match self.phase {
                 StopPhase::Running => {
                     self.outcome = JobOutcome::Interrupted(signal);
-                    self.queue_message(format!(
-                        "{}: the ranks have {} to exit{}",
-                        signal_name(signal),
-                        format_seconds(self.limits.kill_after),
-                        if signal == SIGINT { "; press Ctrl-C again to kill them at once" } else { "" }
-                    ));
+                    let (name, limit) = (signal_name(signal), format_seconds(self.limits.kill_after));
+                    let how = if signal == SIGINT { "; press Ctrl-C again to kill them at once" } else { "" };
+                    self.queue_warning(format!("{name}: the ranks have {limit} to exit{how}"));
                     self.stop_ranks(signal, self.limits.kill_after, now);
                 }
-                // While ringrun stops the job, Ctrl-C kills the ranks at once. Other signals, such as SIGHUP, change
-                // nothing.
+                // While ringrun stops the job, Ctrl-C kills the ranks at once. Other signals change nothing.
                 _ if signal == SIGINT => self.kill_ranks(now),
                 _ => {}
             },
-            SIGTERM => {
-                if self.phase == StopPhase::Running {
-                    self.outcome = JobOutcome::Terminated;
-                    self.queue_message(format!(
-                        "SIGTERM: the ranks have {} to exit",
-                        format_seconds(self.limits.term_timeout)
-                    ));
-                    self.stop_ranks(signal, self.limits.term_timeout, now);
-                }
+            SIGTERM if self.phase == StopPhase::Running => {
+                self.outcome = JobOutcome::Terminated;
+                let limit = format_seconds(self.limits.term_timeout);
+                self.queue_warning(format!("SIGTERM: the ranks have {limit} to exit"));
+                self.stop_ranks(signal, self.limits.term_timeout, now);
             }
+            SIGTERM => {}
             other => self.actions.push_back(SupervisorAction::Signal(other)),
         }
     }
@@ -169,7 +163,7 @@ impl Supervisor {
         match self.phase {
             StopPhase::Running if self.limits.job_timeout.is_some_and(|timeout| now >= timeout) => {
                 self.outcome = JobOutcome::TimedOut;
-                self.queue_message("the job passed its --job-timeout; ringrun stops the job".to_owned());
+                self.queue_warning("the job passed its --job-timeout; ringrun stops the job".to_owned());
                 self.stop_ranks(SIGTERM, self.limits.kill_after, now);
             }
             StopPhase::Leaving { until } if now >= until => {
@@ -223,8 +217,7 @@ impl Supervisor {
         // If all ranks have ended, print no messages, because the report at the end of the job lists the failures.
         for &(rank, ended) in ended_ranks {
             if !ended.is_success() && !self.is_over() {
-                let sentence = self.rank_statuses[rank.index()].describe();
-                self.queue_message(format!("{sentence}; --tolerate-failures: the other ranks continue"));
+                self.queue_failure(rank, "; --tolerate-failures: the other ranks continue");
             }
         }
     }
@@ -234,12 +227,11 @@ impl Supervisor {
         self.outcome = JobOutcome::Failed(rank);
         if self.rank_statuses.iter().any(|status| status.ended.is_none()) {
             let grace = format_seconds(self.limits.grace);
-            let sentence = self.rank_statuses[rank.index()].describe();
             let before_start = match self.failure_policy {
                 FailurePolicy::EndJob => "",
                 FailurePolicy::Tolerate => " and before all ranks had joined the job",
             };
-            self.queue_message(format!("{sentence}{before_start}; the other ranks have {grace} to exit"));
+            self.queue_failure(rank, &format!("{before_start}; the other ranks have {grace} to exit"));
         }
         self.phase = StopPhase::Leaving { until: now + self.limits.grace };
         self.tick(now);
@@ -260,9 +252,14 @@ impl Supervisor {
         }
     }
 
-    /// Makes ringrun print this message.
-    fn queue_message(&mut self, text: String) {
-        self.actions.push_back(SupervisorAction::PrintMessage(text));
+    fn queue_warning(&mut self, text: String) {
+        self.actions.push_back(SupervisorAction::Print(LaunchMessage::warning(text)));
+    }
+
+    /// Makes ringrun print how a rank has failed, and `rest`.
+    fn queue_failure(&mut self, rank: Rank, rest: &str) {
+        self.actions
+            .push_back(SupervisorAction::Print(self.rank_statuses[rank.index()].failure_message(rest)));
     }
 }
 
@@ -277,6 +274,10 @@ mod tests {
         term_timeout: Duration::from_secs(25),
         job_timeout: Some(Duration::from_secs(100)),
     };
+
+    fn print_failure_of_rank_1(sentence: &str) -> SupervisorAction {
+        SupervisorAction::Print(LaunchMessage::error(sentence).about(Rank::new(1)))
+    }
 
     fn secs(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -441,7 +442,7 @@ mod tests {
         end_rank(&mut job, 1, RankEnd::Killed(SIGKILL), secs(1));
         let sentence = "rank 1 (pid 11) was killed by signal 9 (SIGKILL) after 1.0 s; --tolerate-failures: the other ranks \
                         continue";
-        assert_eq!(job.poll_action(), Some(SupervisorAction::PrintMessage(sentence.to_owned())));
+        assert_eq!(job.poll_action(), Some(print_failure_of_rank_1(sentence)));
         end_rank(&mut job, 0, RankEnd::Exited(0), secs(50));
         job.tick(secs(50));
         assert_eq!((job.poll_action(), job.deadline(), job.is_over()), (None, Some(secs(100)), false));
@@ -491,7 +492,7 @@ mod tests {
         end_rank(&mut job, 1, RankEnd::Exited(3), secs(1));
         let sentence = "rank 1 (pid 11) exited with code 3 after 1.0 s and before all ranks had joined the job; the other \
                         ranks have 2.0 s to exit";
-        assert_eq!(job.poll_action(), Some(SupervisorAction::PrintMessage(sentence.to_owned())));
+        assert_eq!(job.poll_action(), Some(print_failure_of_rank_1(sentence)));
         assert_eq!(job.deadline(), Some(secs(3)));
         assert_eq!(job.into_result().0, JobOutcome::Failed(Rank::new(1)));
     }

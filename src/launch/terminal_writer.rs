@@ -8,6 +8,7 @@ use humantime::format_rfc3339_millis;
 use rustix::io::Errno;
 
 use super::lines::LineEnd;
+use super::message::{LaunchMessage, MessageFormat};
 use super::plan::OutputFormat;
 use super::status_line::{StatusLine, status_text, terminal_columns};
 use super::streams::OutputStream;
@@ -19,6 +20,7 @@ const FULL_OUTPUT_PAUSE: Duration = Duration::from_millis(5);
 /// Writes to ringrun's own standard output and standard error.
 pub(super) struct TerminalWriter {
     output_format: OutputFormat,
+    message_format: MessageFormat,
     /// `Err` with the `errno` of the first failed write to standard output. After a failed write, ringrun writes
     /// nothing more to standard output.
     pub(super) stdout_result: Result<(), i32>,
@@ -30,9 +32,10 @@ pub(super) struct TerminalWriter {
 }
 
 impl TerminalWriter {
-    pub(super) fn new(output_format: OutputFormat) -> Self {
+    /// Makes a writer that writes lines of ranks and messages of ringrun in these formats.
+    pub(super) fn new((output_format, message_format): (OutputFormat, MessageFormat)) -> Self {
         let status = terminal_columns().map(|_| StatusLine::default());
-        Self { output_format, stdout_result: Ok(()), stderr_result: Ok(()), status }
+        Self { output_format, message_format, stdout_result: Ok(()), stderr_result: Ok(()), status }
     }
 
     /// Returns whether [`set_status`](Self::set_status) has an effect.
@@ -68,6 +71,11 @@ impl TerminalWriter {
         if !bytes.is_empty() && self.stderr_result.is_ok() {
             self.stderr_result = write_all(&mut io::stderr().lock(), &bytes);
         }
+    }
+
+    /// Writes a message of ringrun to standard error, above the status line.
+    pub(super) fn write_message(&mut self, message: &LaunchMessage) {
+        self.write_lines(OutputStream::Stderr, (self.message_format)(message).as_bytes());
     }
 
     /// Writes whole lines above the status line.
@@ -138,12 +146,12 @@ mod tests {
             (OutputFormat::Raw, LineEnd::Unfinished, "hello"),
         ] {
             let mut text = Vec::new();
-            let writer = TerminalWriter::new(format);
+            let writer = TerminalWriter::new((format, LaunchMessage::to_text));
             writer.format_line(&mut text, Rank::new(3), OutputStream::Stderr, b"hello", end);
             assert_eq!(text, expected.as_bytes());
         }
         let mut text = Vec::new();
-        let writer = TerminalWriter::new(OutputFormat::Timestamped);
+        let writer = TerminalWriter::new((OutputFormat::Timestamped, LaunchMessage::to_text));
         let before = SystemTime::now();
         writer.format_line(&mut text, Rank::new(3), OutputStream::Stdout, b"hello", LineEnd::Newline);
         let text = String::from_utf8(text).unwrap();

@@ -289,6 +289,9 @@ fn every_failure_of_a_host_ends_the_job_everywhere() {
     assert_failed(&lab, &job, 5, &["host no-such-host.invalid: ssh failed"]);
     let job = run(&mut lab.ringrun("@0", &["--interface", "no-such*", "true"]));
     assert_failed(&lab, &job, 5, &["--interface no-such*: no interface has such an address", "10."]);
+    let job = run(&mut lab.ringrun("@0,@1", &["--log-format", "json", "--wdir", &bin, "true"]));
+    let host = format!("\"host\":\"{second}\"");
+    assert_failed(&lab, &job, 3, &["\"level\":\"ERROR\"", &host, "cannot run in the directory"]);
     let job = run(lab.ringrun("@0", &["true"]).env("PATH", "/no/such/directory"));
     assert_failed(&lab, &job, 5, &["cannot start ssh"]);
 }

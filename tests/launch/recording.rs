@@ -246,3 +246,44 @@ fn a_log_in_json_has_the_rank_and_the_error_of_the_program() {
     assert_eq!(done.code(), Some(Exit::Usage as i32));
     assert!(done.stderr().contains("RING_LOG_FORMAT is xml, and must be text or json"), "{}", done.stderr());
 }
+
+/// Returns the lines of standard error that ringrun has written as JSON.
+fn ringrun_messages(stderr: &str) -> Vec<serde_json::Value> {
+    let lines = stderr.lines().filter(|line| !line.starts_with("[1]<stderr>:"));
+    let parsed =
+        lines.map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")));
+    let messages: Vec<serde_json::Value> = parsed.collect();
+    for message in &messages {
+        let fields: Vec<&str> = message.as_object().expect("an object").keys().map(String::as_str).collect();
+        assert_eq!(fields, ["host", "level", "message", "program", "rank", "step", "target", "time"]);
+        assert_eq!((message["program"].as_str(), message["step"].as_u64()), (Some("ringrun"), None));
+    }
+    messages
+}
+
+#[test]
+fn messages_of_ringrun_can_be_json() {
+    let script = "[ $RANK = 1 ] || exec sleep 300; echo a line >&2; exit 3";
+    let arguments = ["--log-format", "json", "-n", "2", "--grace", "0", "--", "sh", "-c", script];
+    let done = run(&mut ringrun(&arguments));
+    let text = done.stderr();
+    assert_eq!(done.code(), Some(3), "{text}");
+    assert!(text.contains("[1]<stderr>:a line\n"), "{text}");
+    let messages = ringrun_messages(&text);
+    let has = |level: &str, rank: u64, part: &str| {
+        messages.iter().any(|message| {
+            message["level"] == level
+                && message["rank"] == rank
+                && message["message"].as_str().is_some_and(|text| text.contains(part))
+        })
+    };
+    assert!(has("ERROR", 1, "exited with code 3 after") && has("ERROR", 1, "rank 1:\n  | a line"), "{text}");
+    // The variable selects the format too, also of errors before the start.
+    let done = run(ringrun(&["-n", "2", "/no/such/program"]).env("RING_LOG_FORMAT", "json"));
+    assert_eq!(done.code(), Some(Exit::CommandNotFound as i32));
+    let [message] = &ringrun_messages(&done.stderr())[..] else { panic!("{}", done.stderr()) };
+    assert!(
+        message["message"].as_str().is_some_and(|text| text.starts_with("command not found: ")),
+        "{message}"
+    );
+}
