@@ -116,8 +116,8 @@ impl Invocation {
             // option.
             let strategy = options.first_value("strategy").and_then(|text| text.parse().ok());
             let refused_options = strategy.map_or(&[][..], options_refused_by);
-            options
-                .add_missing(&self.command, stored.without_learning_rate().without_options(refused_options));
+            let stored = stored.without_options_of_one_start().without_learning_rate();
+            options.add_missing(&self.command, stored.without_options(refused_options));
         }
         let args = parse_options(&self.command, &options)?;
         let output = args.output.clone();
@@ -164,7 +164,7 @@ fn parse_options(command: &Command, options: &OptionSet) -> Result<TrainArgs, St
 mod tests {
     use super::*;
     use crate::codec::Compression;
-    use crate::train::{BucketBytes, ExistingCheckpoint, RateSchedule};
+    use crate::train::{BucketBytes, ConsoleLines, ExistingCheckpoint, ProgressDisplay, RateSchedule};
 
     impl Invocation {
         fn to_config(&self, stored_options: Option<&str>) -> Result<Config, String> {
@@ -265,10 +265,10 @@ mod tests {
     #[test]
     fn stored_options_give_the_same_configuration_and_flags_override_them() {
         let line = "--checkpoint c --keep-checkpoints 3 --data a.csv b\"\\.csv --target y --lr 0.5 --seed 7 --drop a,b \
-                    --optimizer adam --betas 0.5,0.9 --scale-lr --no-overlap --timeout 5 --no-header --checkpoint-minutes 0.5";
+                    --optimizer adam --betas 0.5,0.9 --scale-lr --no-overlap --timeout 5 --no-header --checkpoint-minutes 0.5 --quiet";
         let first = parse_line(line).unwrap().to_config(None).unwrap();
         let text = first.checkpoint.as_ref().unwrap().options.clone().unwrap();
-        assert!(!text.contains("checkpoint =") && !text.contains("timeout"), "{text}");
+        assert!(["checkpoint =", "timeout", "quiet"].iter().all(|part| !text.contains(part)), "{text}");
         assert!(text.contains("\n# strategy = \"allreduce\"\n") && text.contains("seed = 7\n"), "{text}");
         let resumed = parse_line("--resume c").unwrap();
         assert_eq!(resumed.resume_source().map(|source| source.must_exist), Some(true));
@@ -291,6 +291,18 @@ mod tests {
         let expected = "--betas does not apply to --optimizer sgd; pass --optimizer adam, adamw or lamb (--betas is given in the \
                         checkpoint in c)";
         assert_eq!(error, expected);
+    }
+
+    /// Regression test: the resumed run printed nothing, because the checkpoint of a run with `--quiet` stored the option.
+    #[test]
+    fn a_run_that_resumes_a_quiet_run_prints_its_lines() {
+        let stored = "model = \"mlp:8\"\nquiet = true\n";
+        for (line, lines) in
+            [("--resume c", ConsoleLines::All), ("--resume c --quiet", ConsoleLines::Warnings)]
+        {
+            let (_, output) = parse_line(line).unwrap().to_config_and_output(Some(stored)).unwrap();
+            assert_eq!(output.console_options(ProgressDisplay::None).lines, lines, "{line}");
+        }
     }
 
     /// Regression test: before the fix, a run with `--micro-batches` could not continue with `allreduce`, because no

@@ -13,8 +13,8 @@ use crate::cli::group_args::GroupArgs;
 
 /// Checkpoints store neither these options nor the options of `GroupArgs`, because all these options apply only to
 /// one start of the program.
-const OPTIONS_NEVER_STORED: [&str; 6] =
-    ["checkpoint", "resume", "config", "metrics", "pid-file", "log-level-file"];
+const OPTIONS_NEVER_STORED: [&str; 8] =
+    ["checkpoint", "resume", "config", "metrics", "pid-file", "log-level-file", "quiet", "log-interval"];
 /// The option for the learning rate. A resumed run takes the learning rate from the state of the run in the
 /// checkpoint, because `--scale-lr` may have multiplied the rate by the number of ranks.
 const LEARNING_RATE_OPTION: &str = "lr";
@@ -136,6 +136,11 @@ impl OptionSet {
     pub(super) fn without_learning_rate(mut self) -> Self {
         self.options.remove(LEARNING_RATE_OPTION);
         self
+    }
+
+    /// Removes the options of a checkpoint that this version does not store, and earlier versions did.
+    pub(super) fn without_options_of_one_start(self) -> Self {
+        self.without_options(&OPTIONS_NEVER_STORED)
     }
 
     /// Removes the options with these names.
