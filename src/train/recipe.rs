@@ -46,6 +46,12 @@ impl Recipe {
             && self.clip_norm.is_none()
     }
 
+    /// Returns what the user can change if the loss of a run with this learning rate becomes too large, infinite or NaN.
+    pub(crate) fn advise_after_divergence(&self, learning_rate: f32) -> String {
+        let clip = if self.clip_norm.is_none() { ", or clip the gradients with --clip-norm 1" } else { "" };
+        format!("lower --lr (now {learning_rate}){clip}")
+    }
+
     /// Returns the number of reported epochs without a lower validation loss after which the run ends, or `None` if the
     /// run does not stop early.
     pub(crate) fn patience(&self) -> Option<u64> {

@@ -176,15 +176,17 @@ fn check_loss_against_constant_prediction(
     if constant == 0.0 || train_metrics.loss <= constant {
         return Ok(());
     }
+    let has_diverged = train_metrics.loss > DIVERGED_LOSS_RATIO * constant;
     let message = format!(
-        "the training loss is {:.4} after {} steps, but a model that always predicts {} has a loss of only {constant:.4}; \
-         lower --lr (now {}), raise --epochs, and do not pass --no-standardize",
+        "the training loss is {:.4} after {} steps, but a model that always predicts {} has a loss of only {constant:.4}; {}{}",
         train_metrics.loss,
         trainer.state.position.steps_total,
         setup.dataset.task().describe_constant_prediction(),
-        trainer.learning_rate(),
+        // A run that has diverged does not improve with more epochs.
+        if has_diverged { "" } else { "raise --epochs, or " },
+        trainer.advise_after_divergence(),
     );
-    if train_metrics.loss > DIVERGED_LOSS_RATIO * constant {
+    if has_diverged {
         return Err(TrainError::Diverged(message));
     }
     observer.warning(&message);

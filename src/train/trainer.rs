@@ -169,6 +169,12 @@ impl<'a> Trainer<'a> {
         self.state.learning_rate.unwrap_or_default()
     }
 
+    /// Returns what the user can change if the run diverges.
+    pub(crate) fn advise_after_divergence(&self) -> String {
+        let advice = self.config.recipe.advise_after_divergence(self.learning_rate());
+        if self.config.standardize { advice } else { advice + ", or do not pass --no-standardize" }
+    }
+
     /// Returns the size in bytes of the optimizer's state on this rank.
     pub(crate) fn optimizer_state_bytes(&self) -> usize {
         self.optimizer.state.iter().map(|vector| size_of_val(vector.as_slice())).sum()

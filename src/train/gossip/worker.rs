@@ -245,12 +245,12 @@ impl<'a> Worker<'a> {
                 return Ok(DonePart { number, loss, samples: indices.len() as u64 });
             }
             Ok(LossSums { loss, .. }) => format!(
-                "the loss is {} in batch {} (epoch {}, batch {} of this epoch) on rank {own_rank}; lower --lr (now {})",
+                "the loss is {} in batch {} (epoch {}, batch {} of this epoch) on rank {own_rank}; {}",
                 if loss.is_nan() { "NaN" } else { "infinite" },
                 batch + 1,
                 epoch + 1,
                 step + 1,
-                self.start.learning_rate.unwrap_or_default(),
+                config.recipe.advise_after_divergence(self.start.learning_rate.unwrap_or_default()),
             ),
             Err(error) => format!("{error} (on rank {own_rank})"),
         };

@@ -283,12 +283,12 @@ impl FirstServer<'_, '_> {
                 ParameterServerError::AllWorkersLost { worker, problem }.into()
             }
             RunFailure::Diverged { worker, loss, batch } => TrainError::Diverged(format!(
-                "the loss is {} in batch {} (epoch {}, batch {} of this epoch) on rank {worker}; lower --lr (now {})",
+                "the loss is {} in batch {} (epoch {}, batch {} of this epoch) on rank {worker}; {}",
                 if loss.is_nan() { "NaN" } else { "infinite" },
                 batch + 1,
                 batch / self.batches_per_epoch + 1,
                 batch % self.batches_per_epoch + 1,
-                self.trainer.learning_rate(),
+                self.trainer.advise_after_divergence(),
             )),
         }
     }

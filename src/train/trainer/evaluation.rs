@@ -81,9 +81,8 @@ impl Trainer<'_> {
         if !loss.is_finite() {
             // All ranks hold the same sum, so all ranks return this error.
             let steps = self.state.position.steps_total;
-            let rate = self.learning_rate();
-            let message =
-                format!("the loss is {loss} after step {steps} on all ranks; lower --lr (now {rate})");
+            let advice = self.advise_after_divergence();
+            let message = format!("the loss is {loss} after step {steps} on all ranks; {advice}");
             return Err(TrainError::Diverged(message));
         }
         if let Some(sum) = &mut exact_losses {

@@ -66,7 +66,8 @@ impl Trainer<'_> {
     fn check_finite(&self, group: &mut Group) -> Result<(), TrainError> {
         let is_finite = self.state.parameters.iter().all(|value| value.is_finite());
         let steps = self.state.position.steps_total;
-        let message = || format!("a parameter is not finite after step {steps} on all ranks; lower --lr");
+        let advice = self.advise_after_divergence();
+        let message = || format!("a parameter is not finite after step {steps} on all ranks; {advice}");
         let own_result = if is_finite { Ok(()) } else { Err(TrainError::Diverged(message())) };
         // If every rank holds the whole model, `own_result` is the same on all ranks.
         if self.partition.is_undivided() {

@@ -227,13 +227,12 @@ impl Trainer<'_> {
         let position = self.state.position;
         let value = if loss.is_nan() { "NaN" } else { "infinite" };
         let message = format!(
-            "the loss is {value} at step {} (epoch {}, step {} of this epoch) on rank {}; lower --lr (now {}){}",
+            "the loss is {value} at step {} (epoch {}, step {} of this epoch) on rank {}; {}",
             position.steps_total + 1,
             position.epoch + 1,
             position.step + 1,
             group.rank(),
-            self.learning_rate(),
-            if self.config.standardize { "" } else { ", or do not pass --no-standardize" },
+            self.advise_after_divergence(),
         );
         // If another rank has aborted the job first, `abort` fails. Ignore the error of `abort`, so that this rank
         // returns its own message.
