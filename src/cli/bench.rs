@@ -34,7 +34,7 @@ use super::log_format::LogLevel;
 use super::observe_args::{AfterSignal, write_record_on_signals};
 use super::print_error::print_error;
 use crate::group::{Error, Group};
-use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, Rank, WorldSize};
+use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, Rank, WorldSize, counted, plural};
 
 /// Without `-n`, the iterations of one row together take about this time in microseconds.
 const ROW_DURATION_US: f64 = 500_000.0;
@@ -81,7 +81,7 @@ pub enum BenchError {
     #[error("cannot listen for signals: {0}")]
     Signals(io::Error),
     /// Elements of the results are wrong.
-    #[error("{0} elements of the results are wrong")]
+    #[error("{} of the results {} wrong", counted(.0, "element"), plural(.0, "is", "are"))]
     WrongElements(u64),
 }
 

@@ -20,7 +20,7 @@ use crate::rendezvous::{
     secret_from_environment,
 };
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, PacingRate};
-use crate::types::Rank;
+use crate::types::{Rank, counted};
 use crate::wire::frame::SEGMENT_BYTES_MAX;
 use crate::wire::{Cause, SECRET_BYTES_MAX, Secret};
 
@@ -220,8 +220,8 @@ impl GroupArgs {
             streams => format!(", {streams} streams"),
         };
         format!(
-            "{} ranks over {} ({}{streams}), {} of them on this host; timeouts: connection {} s, operation {} s",
-            group.size(),
+            "{} over {} ({}{streams}), {} of them on this host; timeouts: connection {} s, operation {} s",
+            counted(group.size(), "rank"),
             group.transport(),
             group.congestion_control().unwrap_or("the host's congestion control"),
             group.local_size(),

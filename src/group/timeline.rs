@@ -12,7 +12,7 @@ use crate::observe::clock_offset::ClockMap;
 use crate::observe::perfetto;
 use crate::observe::recorder::Recorder;
 use crate::observe::timeline::TimelineContent;
-use crate::types::Rank;
+use crate::types::{Rank, counted};
 
 /// The longest timeline of a rank that rank 0 accepts, in bytes. With the limits of operations and spans, it has some 100 MB.
 const TIMELINE_BYTES_MAX: u64 = 256 << 20;
@@ -42,8 +42,10 @@ impl fmt::Display for TimelineReport {
         }
         write!(
             f,
-            "timeline {}: {operations} operations of {ranks} ranks, clocks within {clock_error_us:.1} us",
-            path.display()
+            "timeline {}: {} of {}, clocks within {clock_error_us:.1} us",
+            path.display(),
+            counted(operations, "operation"),
+            counted(ranks, "rank")
         )?;
         if *left_out > 0 {
             write!(

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::message::LaunchMessage;
 use crate::exit::Exit;
 use crate::rendezvous::StartError;
-use crate::types::{Rank, WorldSize};
+use crate::types::{Rank, WorldSize, counted, plural};
 
 /// Why the ranks of a host could not be started, or why the host was lost.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -85,7 +85,9 @@ pub enum LaunchError {
     },
     /// The job needs more open files than the system allows.
     #[error(
-        "{world} ranks need {needed} open files and this machine allows {allowed}: raise `ulimit -n` or start fewer ranks"
+        "{} {} {needed} open files and this machine allows {allowed}: raise `ulimit -n` or start fewer ranks",
+        counted(world, "rank"),
+        plural(world, "needs", "need")
     )]
     TooManyFiles {
         /// The number of ranks.

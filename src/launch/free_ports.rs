@@ -6,6 +6,7 @@ use std::net::{IpAddr, TcpListener};
 use super::error::LaunchError;
 use super::plan::LaunchPlan;
 use crate::rendezvous::host_name;
+use crate::types::{counted, plural};
 
 /// The most ports in use that an error lists.
 const LISTED_PORTS_MAX: usize = 8;
@@ -40,12 +41,14 @@ pub(super) fn check_ports(plan: &LaunchPlan, address: IpAddr) -> Result<(), Laun
     }
     let mut listed: Vec<String> = used.iter().take(LISTED_PORTS_MAX).map(u16::to_string).collect();
     if used.len() > LISTED_PORTS_MAX {
-        listed.push(format!("{} others", used.len() - LISTED_PORTS_MAX));
+        listed.push(counted(used.len() - LISTED_PORTS_MAX, "other"));
     }
     Err(LaunchError::Ports(format!(
-        "--port {ports}: the ranks on {} need {needed} free port(s) on {address}, and {free} are free; in use: {}; `ss -ltnp` \
-         lists the programs that use them; end these programs, or choose other ports",
+        "--port {ports}: the ranks on {} need {} on {address}, and {free} {} free; in use: {}; `ss -ltnp` lists the \
+         programs that use them; end these programs, or choose other ports",
         host_name(),
+        counted(needed, "free port"),
+        plural(free, "is", "are"),
         listed.join(", ")
     )))
 }

@@ -43,7 +43,7 @@ use super::supervisor::{Supervisor, SupervisorAction};
 use super::terminal_writer::progress_bar_columns;
 use crate::exit::Exit;
 use crate::rendezvous::{MetNodes, Server, source_address};
-use crate::types::Rank;
+use crate::types::{Rank, counted};
 use crate::wire::ExitRecord;
 
 /// After all ranks have ended, ringrun waits for this time for an agent that says nothing.
@@ -440,7 +440,8 @@ impl<'a> RunningJob<'a> {
             let limits = &self.plan.limits;
             let job = limits.job_timeout.map_or_else(|| "none".to_owned(), format_seconds);
             let print = |text: String| self.host.output.print_message(LaunchMessage::info(text));
-            print(format!("job {} of {} ranks, rendezvous at {rendezvous}", self.job_id, self.plan.world));
+            let ranks = counted(self.plan.world, "rank");
+            print(format!("job {} of {ranks}, rendezvous at {rendezvous}", self.job_id));
             print(format!(
                 "time limits: start {}; whole job {job}; from a failure to SIGTERM {}; from SIGTERM to SIGKILL {}, or {} if \
                  ringrun itself got SIGTERM",

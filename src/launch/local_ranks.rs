@@ -30,7 +30,7 @@ use super::shim;
 use super::status_line::STATUS_COLUMNS_VARIABLE;
 use super::topology::{self, Processor};
 use crate::rendezvous::LISTEN_PORTS_VARIABLE;
-use crate::types::{Rank, WorldSize};
+use crate::types::{Rank, WorldSize, plural};
 
 /// The number of open files that each rank needs: two pipes for its output and one for its exit record, a socket to its
 /// [`shim`], and two files of `--output-dir`.
@@ -214,8 +214,8 @@ fn describe_binding(processors: &[Processor]) -> String {
     if processors.is_empty() {
         return "is not bound".to_owned();
     }
-    let plural = if processors.len() > 1 { "s" } else { "" };
-    format!("is bound to processor{plural} {}", topology::format_processor_list(processors))
+    let noun = plural(processors.len(), "processor", "processors");
+    format!("is bound to {noun} {}", topology::format_processor_list(processors))
 }
 
 /// A free port for `MASTER_PORT`, on which a rank can listen.

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::{fs, io};
 
 use super::flight_record::{FlightRecord, OperationRecord};
+use crate::types::counted;
 
 /// The most messages in progress that are shown for each rank.
 const MESSAGES_SHOWN_MAX: usize = 5;
@@ -54,7 +55,10 @@ impl FlightComparison {
         let first = self.records.values().next().map(|first| first.identity.ranks);
         let reason = match first {
             Some(first) if first != ranks => {
-                format!("it is of a job of {ranks} ranks, and other records are of a job of {first}")
+                format!(
+                    "it is of a job of {}, and other records are of a job of {first}",
+                    counted(ranks, "rank")
+                )
             }
             _ if self.records.contains_key(&rank) => format!("another file has the record of rank {rank}"),
             _ => {
@@ -78,7 +82,7 @@ impl FlightComparison {
     /// Writes the ranks without a record, and why the other ranks wrote theirs.
     fn write_ranks(&self, out: &mut dyn fmt::Write) -> fmt::Result {
         let ranks = self.records.values().next().map_or(0, |record| record.identity.ranks);
-        writeln!(out, "records of {} of {ranks} ranks", self.records.len())?;
+        writeln!(out, "records of {} of {}", self.records.len(), counted(ranks, "rank"))?;
         let missing = (0..ranks).filter(|rank| !self.records.contains_key(rank));
         let missing: Vec<String> = missing.map(|rank| rank.to_string()).collect();
         if !missing.is_empty() {
@@ -154,8 +158,8 @@ impl FlightComparison {
             if active.len() > MESSAGES_SHOWN_MAX {
                 writeln!(
                     out,
-                    "rank {rank}: {} more messages in progress",
-                    active.len() - MESSAGES_SHOWN_MAX
+                    "rank {rank}: {} in progress",
+                    counted(active.len() - MESSAGES_SHOWN_MAX, "more message")
                 )?;
             }
         }

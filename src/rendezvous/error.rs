@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::environment_error::EnvironmentError;
 use super::peers_file::PeersFileError;
 use super::ports::PortRange;
-use crate::types::{Rank, WorldSize, debug_as_display};
+use crate::types::{Rank, WorldSize, counted, debug_as_display};
 use crate::wire::cause::means_no_answer;
 use crate::wire::handshake::{HandshakeError, Refusal};
 use crate::wire::{Cause, SecretError};
@@ -27,7 +27,7 @@ pub enum StartError {
     #[error("{0}")]
     Secret(#[from] SecretError),
     /// The rank is not below the world size.
-    #[error("rank {rank} is out of range: there are {world} ranks, numbered 0 to {}", world.get() - 1)]
+    #[error("rank {rank} is out of range: the job has {}, numbered from 0", counted(world, "rank"))]
     RankOutOfRange {
         /// The requested rank.
         rank: Rank,

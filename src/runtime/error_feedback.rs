@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::error::Error;
 use crate::codec::Compression;
+use crate::types::counted;
 
 /// What a [`Compressor`](crate::Compressor) remembers.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -67,9 +68,9 @@ impl ErrorMemory {
         }
         if !residual.is_empty() && residual.len() != elements.len() {
             return Err(Error::Compression(format!(
-                "the compressor keeps the errors of a buffer of {} elements, but this buffer has {}; use one compressor for each \
+                "the compressor keeps the errors of a buffer of {}, but this buffer has {}; use one compressor for each \
                  buffer",
-                residual.len(),
+                counted(residual.len(), "element"),
                 elements.len()
             )));
         }

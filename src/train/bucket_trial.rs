@@ -13,6 +13,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::bucket_ranges::BucketSizes;
+use crate::types::counted;
 
 /// The first steps of a process do not count, because they allocate memory and fill caches.
 const WARMUP_STEPS: u64 = 3;
@@ -182,9 +183,9 @@ impl fmt::Display for BucketReport {
         write!(f, "--bucket-bytes auto chose {chosen}; times of a step:")?;
         let mut before = " ";
         for BucketTime { bytes, buckets, seconds } in &self.candidates {
-            let plural = if *buckets == 1 { "bucket" } else { "buckets" };
+            let buckets = counted(buckets, "bucket");
             let milliseconds = seconds.unwrap_or_default() * 1e3;
-            write!(f, "{before}{milliseconds:.3} ms with {buckets} {plural} of {bytes}")?;
+            write!(f, "{before}{milliseconds:.3} ms with {buckets} of {bytes}")?;
             before = ", ";
         }
         Ok(())

@@ -36,7 +36,7 @@ use super::model::{Network, ParameterTensor};
 use super::model_file::content_digest;
 use super::optimizer::Rule;
 use super::report::parameters_hash;
-use crate::types::WORLD_SIZE_MAX;
+use crate::types::{WORLD_SIZE_MAX, counted};
 
 /// The name of a checkpoint format consists of this prefix and the version of the format.
 const FORMAT_PREFIX: &str = "ringtrain-";
@@ -445,14 +445,15 @@ fn check_state_is_possible(
 ) -> Result<(), String> {
     let Position { epoch, step, steps_total, momentum_start, loss_sum, .. } = state.position;
     if step >= steps_per_epoch {
-        return Err(format!("its step is {step}, but an epoch has {steps_per_epoch} steps"));
+        return Err(format!("its step is {step}, but an epoch has {}", counted(steps_per_epoch, "step")));
     }
     let batches = epoch.checked_mul(steps_per_epoch).and_then(|steps| steps.checked_add(step));
     let expected = batches.and_then(|batches| batches.checked_add(state.done_ahead.len() as u64));
     if !is_format_1 && expected != Some(steps_total) {
         return Err(format!(
             "its steps_total is {steps_total}, which does not fit step {step} of epoch {epoch} (both counted from 0) with \
-             {steps_per_epoch} steps in each epoch"
+             {} in each epoch",
+            counted(steps_per_epoch, "step")
         ));
     }
     let is_ahead = |&batch: &u64| batches.is_some_and(|batches| batch > batches);

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::data::{DataError, join_first_classes};
+use crate::types::{counted, plural};
 
 /// The maximum size in bytes of a file with class weights.
 const CLASS_WEIGHTS_FILE_BYTES_MAX: u64 = 1 << 24;
@@ -79,8 +80,9 @@ impl ClassWeights {
                 check_class_weights(weights).map_err(fail)?;
                 if weights.len() != classes.len() {
                     return Err(fail(format!(
-                        "{} weights are given, but the target has {} classes, in this order: {}",
-                        weights.len(),
+                        "{} {} given, but the target has {} classes, in this order: {}",
+                        counted(weights.len(), "weight"),
+                        plural(weights.len(), "is", "are"),
                         classes.len(),
                         join_first_classes(classes),
                     )));

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::data::DataError;
 use super::random;
 use super::report::EpochRecord;
+use crate::types::counted;
 
 /// The seed of the shuffle that chooses the held-out samples. This seed does not depend on `--seed`, so that runs
 /// with different seeds are compared on the same samples.
@@ -87,8 +88,9 @@ pub(crate) fn hold_out_rows(count: usize, fraction: f64) -> Result<(Vec<usize>, 
     let validation_count = (count as f64 * fraction).round() as usize;
     if validation_count == 0 || validation_count >= count {
         return Err(DataError::Unsuitable(format!(
-            "--validation-fraction {fraction} of {count} training samples gives {validation_count} samples for validation and \
+            "--validation-fraction {fraction} of {count} training samples gives {} for validation and \
              leaves {} for training; both need at least one",
+            counted(validation_count, "sample"),
             count.saturating_sub(validation_count),
         )));
     }

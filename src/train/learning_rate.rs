@@ -9,6 +9,7 @@ use std::str::FromStr;
 
 use super::data::DataError;
 use super::optimizer::power;
+use crate::types::counted;
 
 /// How the learning rate changes during the run.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -139,8 +140,10 @@ impl LearningRates {
         let warmup_steps = warmup.steps(steps_per_epoch);
         if schedule == RateSchedule::Cosine && warmup_steps >= steps {
             return Err(DataError::Unsuitable(format!(
-                "--warmup {warmup} takes {warmup_steps} steps, but the run takes only {steps} steps, so that --schedule cosine \
-                 has no step left; lower --warmup or raise --epochs"
+                "--warmup {warmup} takes {}, but the run takes only {}, so that --schedule cosine has no step left; lower --warmup \
+                 or raise --epochs",
+                counted(warmup_steps, "step"),
+                counted(steps, "step")
             )));
         }
         Ok(Self { schedule, warmup_steps, steps_per_epoch: steps_per_epoch.max(1), steps })

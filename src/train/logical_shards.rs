@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::batches::{divide, range_of_rank};
 use super::summation_tree::{largest_nodes_within, split_nodes};
-use crate::types::{Rank, WorldSize};
+use crate::types::{Rank, WorldSize, counted};
 
 /// The default number of logical shards. A run has at most as many ranks as shards.
 pub const SHARDS_DEFAULT: NonZeroU32 = NonZeroU32::new(8).unwrap();
@@ -36,9 +36,10 @@ impl LogicalShards {
             return Ok(());
         }
         Err(format!(
-            "--reproducible divides each batch into {} shards, but the job has {size} ranks; start at most {} ranks, or start a \
-             new run with --shards {size}",
-            self.count, self.count
+            "--reproducible divides each batch into {}, but the job has {size} ranks; start at most {}, or start a new run \
+             with --shards {size}",
+            counted(self.count, "shard"),
+            counted(self.count, "rank")
         ))
     }
 

@@ -12,6 +12,7 @@ pub use self::picture::draw_picture;
 use self::run_charts::{loss_chart, metric_chart};
 use super::model::Loss;
 use super::report::Report;
+use crate::types::counted;
 
 /// Draws the losses of all epochs, and the accuracy or R² of the test set if there is a test set. Returns a complete
 /// SVG document.
@@ -25,8 +26,7 @@ pub(super) fn draw_curves(report: &Report, loss: &Loss) -> String {
 
 /// Describes the run.
 fn make_title(report: &Report) -> String {
-    let ranks =
-        if report.world_size == 1 { "1 rank".to_owned() } else { format!("{} ranks", report.world_size) };
+    let ranks = counted(report.world_size, "rank");
     format!(
         "{} on {}: {ranks}, {}, {}, lr {}, batch {}",
         report.model, report.dataset, report.strategy, report.optimizer, report.lr, report.batch_size

@@ -8,6 +8,7 @@ use super::compression_report::CompressionReport;
 use super::metrics::Evaluation;
 use super::step_times::StepTimes;
 use crate::group::LinkBytes;
+use crate::types::counted;
 
 /// The results of an epoch. Metrics that do not apply are `None` (`null` in JSON). With a small data set, not every
 /// epoch has a record.
@@ -204,8 +205,11 @@ impl ServerReport {
     pub(crate) fn describe_staleness(&self) -> String {
         let applied: u64 = self.staleness.iter().sum();
         format!(
-            "staleness of {applied} updates: mean {:.2}, largest {}; {} gradients dropped",
-            self.staleness_mean, self.staleness_max, self.dropped
+            "staleness of {}: mean {:.2}, largest {}; {} dropped",
+            counted(applied, "update"),
+            self.staleness_mean,
+            self.staleness_max,
+            counted(self.dropped, "gradient")
         )
     }
 }

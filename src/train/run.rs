@@ -26,7 +26,7 @@ use super::{
 };
 use crate::group::{Group, Statistics};
 use crate::observe::training_thread::activate;
-use crate::types::Rank;
+use crate::types::{Rank, counted};
 
 /// The result of a run.
 #[derive(Clone, PartialEq, Debug)]
@@ -178,9 +178,9 @@ fn check_loss_against_constant_prediction(
     }
     let has_diverged = train_metrics.loss > DIVERGED_LOSS_RATIO * constant;
     let message = format!(
-        "the training loss is {:.4} after {} steps, but a model that always predicts {} has a loss of only {constant:.4}; {}{}",
+        "the training loss is {:.4} after {}, but a model that always predicts {} has a loss of only {constant:.4}; {}{}",
         train_metrics.loss,
-        trainer.state.position.steps_total,
+        counted(trainer.state.position.steps_total, "step"),
         setup.dataset.task().describe_constant_prediction(),
         // A run that has diverged does not improve with more epochs.
         if has_diverged { "" } else { "raise --epochs, or " },
@@ -209,11 +209,12 @@ fn end_message(config: &Config, setup: &Setup, trainer: &Trainer<'_>, is_saved: 
         let BestRecord { epoch, loss, records_since, .. } = best.record;
         let why = if trainer.is_out_of_patience() {
             format!(
-                "stopped early after epoch {}: {records_since} records without a lower validation loss",
-                position.epoch
+                "stopped early after epoch {}: {} without a lower validation loss",
+                position.epoch,
+                counted(records_since, "record")
             )
         } else {
-            format!("done: {} epochs", position.epoch)
+            format!("done: {}", counted(position.epoch, "epoch"))
         };
         let loss = loss.unwrap_or_default();
         format!(
@@ -224,7 +225,7 @@ fn end_message(config: &Config, setup: &Setup, trainer: &Trainer<'_>, is_saved: 
     } else if convergence::is_still_improving(&trainer.state.history, constant_loss, convex) {
         "still improving: raise --epochs or --lr".into()
     } else {
-        format!("done: {} epochs", position.epoch)
+        format!("done: {}", counted(position.epoch, "epoch"))
     }
 }
 
@@ -294,23 +295,23 @@ fn create_report(
 
 /// Returns a line for the user that describes the data, the model and the settings of the run.
 fn start_message(group: &Group, config: &Config, setup: &Setup, learning_rate: Option<f32>) -> String {
-    let (target, inputs) = setup.dataset.describe_target_and_inputs();
+    let (target, input) = setup.dataset.describe_target_and_inputs();
     let TrainingSettings { rule, batch_size, epochs, stops_when_converged, .. } = &setup.settings;
     format!(
-        "{} on {} ({target}): {} training and {} test samples of {} {inputs}, {} parameters; {} lr {}{}, batch {batch_size}, \
-         {}{epochs} epochs, seed {}, {} ranks{}",
+        "{} on {} ({target}): {} training and {} of {}, {}; {} lr {}{}, batch {batch_size}, {}{}, seed {}, {}{}",
         setup.model,
         setup.dataset.name,
         setup.dataset.train.len(),
-        setup.dataset.test.len(),
-        setup.dataset.train.columns(),
-        setup.network.parameter_count(),
+        counted(setup.dataset.test.len(), "test sample"),
+        counted(setup.dataset.train.columns(), input),
+        counted(setup.network.parameter_count(), "parameter"),
         rule.name(),
         learning_rate.unwrap_or_default(),
         config.recipe,
         if *stops_when_converged { "at most " } else { "" },
+        counted(epochs, "epoch"),
         config.seed,
-        group.size(),
+        counted(group.size(), "rank"),
         if config.strategy == StrategySpec::AllReduce {
             String::new()
         } else {

@@ -4,6 +4,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::types::counted;
+
 /// The time after which the count of lines starts again at zero.
 const COUNT_INTERVAL: Duration = Duration::from_secs(10);
 /// The maximum number of lines logged in an interval. The log counts further lines, but does not print them.
@@ -49,8 +51,8 @@ impl RefusalLog {
         if self.suppressed > 0 {
             let seconds = COUNT_INTERVAL.as_secs();
             log::warn!(
-                "... and {} more messages about refused connections in the last {seconds} s",
-                self.suppressed
+                "... and {} about refused connections in the last {seconds} s",
+                counted(self.suppressed, "more message")
             );
         }
     }

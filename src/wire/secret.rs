@@ -6,6 +6,8 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 use subtle::ConstantTimeEq as _;
 
+use crate::types::counted;
+
 /// The shortest secret that is accepted, in bytes.
 pub const SECRET_BYTES_MIN: usize = 16;
 /// The longest secret that is accepted, in bytes.
@@ -16,7 +18,8 @@ pub const SECRET_BYTES_MAX: usize = 4096;
 pub enum SecretError {
     /// The text is too short.
     #[error(
-        "the secret has {0} bytes and needs at least {SECRET_BYTES_MIN}; make one with `head -c 32 /dev/urandom | base64`"
+        "the secret has {} and needs at least {SECRET_BYTES_MIN}; make one with `head -c 32 /dev/urandom | base64`",
+        counted(.0, "byte")
     )]
     TooShort(usize),
     /// The text is too long.

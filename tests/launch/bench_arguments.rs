@@ -194,11 +194,11 @@ fn reports_are_compared_and_the_exit_code_tells_the_result() {
     write("empty.json", "{\"results\": []}");
     write("text.json", "size 4");
     for (flags, code, expected) in [
-        ("a.json a.json", 0, "2 row(s): 1.000; slower by more than 1.05: 0 row(s)"),
+        ("a.json a.json", 0, "2 rows: 1.000; slower by more than 1.05: 0 rows"),
         ("a.json b.json", 17, "1.200     1.00     1.00 slower"),
-        ("a.json b.json --threshold 1.25", 0, "slower by more than 1.25: 0 row(s)"),
+        ("a.json b.json --threshold 1.25", 0, "slower by more than 1.25: 0 rows"),
         ("b.json a.json", 0, " faster"),
-        ("a.json broadcast.json", 2, "a.json measures `all_reduce` with 2 rank(s), and broadcast.json"),
+        ("a.json broadcast.json", 2, "a.json measures `all_reduce` with 2 ranks, and broadcast.json"),
         ("a.json other.json", 2, "no row with the same size"),
         ("a.json wrong.json", 15, "wrong.json: 3 elements of the results are wrong"),
         ("zero.json a.json", 4, "zero.json: the time of 4 bytes is not a number above 0"),

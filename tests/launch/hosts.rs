@@ -222,10 +222,8 @@ fn refuse_ports_in_use(lab: &Lab, port: u16, ports: &str) {
     });
     let job = run(&mut lab.ringrun("@1:2", &["--port", ports, "true"]));
     assert_eq!(job.code(), Some(Exit::PortInUse as i32), "{}", job.stderr());
-    let wanted = [
-        format!("host {second}: --port {ports}: "),
-        format!("need 2 free port(s) on {second}, and 1 are free"),
-    ];
+    let wanted =
+        [format!("host {second}: --port {ports}: "), format!("need 2 free ports on {second}, and 1 is free")];
     assert!(wanted.iter().all(|part| job.stderr().contains(part)), "{}", job.stderr());
     send_signal("INT", other.id());
     finish(other);

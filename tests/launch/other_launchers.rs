@@ -42,7 +42,7 @@ fn ranks_find_each_other_with_the_secret_of_their_user() {
     for host in ["", "127.1"] {
         for (rank, done) in run_job([home.path(); 2], host).iter().enumerate() {
             assert_eq!(done.code(), Some(0), "rank {rank}, host `{host}`: {}", done.stderr());
-            assert_eq!(done.stdout().contains("2 rank(s)"), rank == 0, "{}", done.stdout());
+            assert_eq!(done.stdout().contains("2 ranks"), rank == 0, "{}", done.stdout());
         }
     }
     assert!(home.path().join(".ringtrain-secret").exists());

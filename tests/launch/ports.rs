@@ -55,7 +55,7 @@ fn all_processes_of_a_job_listen_in_the_range() {
         assert!(refused.code() == Some(Exit::PortInUse as i32) && text.contains(part), "{part}: {text}");
     };
     // Another job has one port for its rendezvous, and none for its ranks.
-    refuse("need 3 free port(s) on 127.0.0.1, and 0 are free");
+    refuse("need 3 free ports on 127.0.0.1, and 0 are free");
     let holders: Vec<_> =
         (first..first + 5).filter_map(|port| TcpListener::bind(("127.0.0.1", port)).ok()).collect();
     assert_eq!(holders.len(), 1);

@@ -136,8 +136,7 @@ fn only_rank_0_prints_and_all_ranks_report_the_same_times() {
     assert_eq!(row(0).busbw_gb_per_s, row(0).algbw_gb_per_s, "2(n-1)/n is 1 for n = 2");
     assert!(results[1].1.is_empty());
     let header = &results[0].1;
-    for line in ["2 rank(s)", "transport tcp  congestion control", "#  Rank  1 Pid", "iters: 4 validation: 1"]
-    {
+    for line in ["2 ranks", "transport tcp  congestion control", "#  Rank  1 Pid", "iters: 4 validation: 1"] {
         assert!(header.contains(line), "{line} in\n{header}");
     }
 }

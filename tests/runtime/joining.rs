@@ -71,7 +71,7 @@ fn addresses_beyond_loopback_need_a_secret() {
 #[test]
 fn a_rank_that_is_not_in_the_peers_file_is_refused() {
     let error = Group::join(&peers_file_options(&peers_file(2), 2, &Secret::none())).err().unwrap();
-    assert_eq!(error.to_string(), "rank 2 is out of range: there are 2 ranks, numbered 0 to 1");
+    assert_eq!(error.to_string(), "rank 2 is out of range: the job has 2 ranks, numbered from 0");
 }
 
 #[test]

@@ -163,7 +163,7 @@ fn modules_that_do_not_work_are_refused_with_the_name_of_their_layer() {
             }),
             "its output for 2 samples has the shape [10, 2]",
         ),
-        (broken(|parameters| linear(64, 9, parameters)), "has 1 layers and 9 outputs, but needs 10 outputs"),
+        (broken(|parameters| linear(64, 9, parameters)), "has 1 layer and 9 outputs, but needs 10 outputs"),
         (train_only, "the layer `last` failed: no evaluation"),
         (Config { recipe, ..checked_config(|_, _| Ok(())) }, "--reproducible does not apply to this model"),
     ] {

@@ -114,7 +114,7 @@ fn data_without_images_is_refused_with_a_reason() {
         (
             "--data t.csv --target y --model cnn",
             4,
-            "needs images, but the 2 features of a sample have no height",
+            "needs images, but a sample has 2 features without height",
         ),
         ("--data synthetic:50x64 --model cnn", 4, "needs images"),
         (

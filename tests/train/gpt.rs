@@ -162,7 +162,7 @@ mod with_candle {
         for (line, code, expected) in [
             ("predict --model m --data a.txt --header", 2, "do not apply to a model that reads plain text"),
             ("predict --model m --data digits", 4, "pass the name of a text file"),
-            ("predict --model m --data one.txt", 4, "the text has 1 tokens, but needs at least 2"),
+            ("predict --model m --data one.txt", 4, "the text has 1 token, but needs at least 2"),
             ("export --model m --output o", 2, "reads texts, and ringtrain does not export"),
             ("eval --model m --data a.txt --top-k 3", 2, "do not apply to a model that reads plain text"),
             ("eval --model m --data digits", 4, "pass the name of a text file"),

@@ -188,7 +188,7 @@ fn a_table_without_header_may_lack_the_target_and_dropped_columns() {
             place,
             "predict --model m --no-header --data one.csv",
             4,
-            "has 1 columns, but the model finds its columns by position",
+            "has 1 column, but the model finds its columns by position",
         );
         // Column 1, the given target, is a feature of the model.
         assert_fails(place, "eval --model m --no-header --data all.csv --target 1", 4, "has 4 columns");

@@ -51,7 +51,7 @@ fn a_table_is_tested_on_the_rows_of_its_test_files() {
         ndarray::array![[100.0, 0.0, 0.0], [2.0, 0.0, 1.0], [7.0, 1.0, 0.0]]
     );
     let notes = found.notes.join("\n");
-    for expected in ["dropped 1 of 7 rows", "1 test rows have a value of `name` that no training row has"] {
+    for expected in ["dropped 1 of 7 rows", "1 test row has a value of `name` that no training row has"] {
         assert!(notes.contains(expected), "{notes}");
     }
     let empty = file("empty.csv", "x,name,y\n1,p,NA\n");

@@ -14,6 +14,7 @@ use serde::Deserialize;
 use crate::cli::print_error::print_error;
 use crate::cli::version::LONG_VERSION;
 use crate::exit::Exit;
+use crate::types::{counted, plural};
 
 /// The largest report that is read: more than a run with the maximal number of rows writes without `--profile`.
 const REPORT_BYTES_MAX: u64 = 256 << 20;
@@ -67,7 +68,8 @@ enum CompareError {
     DifferentRuns { before_path: PathBuf, before: String, after_path: PathBuf, after: String },
     #[error("the reports have no row with the same size, element type, reduction and root")]
     NoCommonRow,
-    #[error("{}: {wrong} elements of the results are wrong, so its times mean nothing", path.display())]
+    #[error("{}: {} of the results {} wrong, so its times mean nothing",
+        path.display(), counted(wrong, "element"), plural(wrong, "is", "are"))]
     WrongResults { path: PathBuf, wrong: u64 },
     #[error("the comparison cannot be printed: {0}")]
     NotPrinted(io::Error),
@@ -117,7 +119,7 @@ impl StoredRow {
 
     /// Describes what both reports must have in common.
     fn describe_run(&self) -> String {
-        format!("`{}` with {} rank(s)", self.operation.escape_debug(), self.world_size)
+        format!("`{}` with {}", self.operation.escape_debug(), counted(self.world_size, "rank"))
     }
 }
 
@@ -260,14 +262,16 @@ fn make_table(
     if only_before + only_after > 0 {
         let _ = writeln!(
             table,
-            "# not compared: {only_before} row(s) only in the first report, {only_after} only in the second"
+            "# not compared: {} only in the first report, {only_after} only in the second",
+            counted(only_before, "row")
         );
     }
     let mean = (sum_of_logarithms / pairs.len() as f64).exp();
     let _ = writeln!(
         table,
-        "# geometric mean of the ratios of {} row(s): {mean:.3}; slower by more than {threshold}: {slower} row(s)",
-        pairs.len()
+        "# geometric mean of the ratios of {}: {mean:.3}; slower by more than {threshold}: {}",
+        counted(pairs.len(), "row"),
+        counted(slower, "row")
     );
     Ok((table, slower))
 }
@@ -369,8 +373,8 @@ mod tests {
             (verdict_of("4"), verdict_of("8"), verdict_of("16")),
             ("slower".into(), "1.00".into(), "faster".into())
         );
-        assert!(table.contains("1 row(s) only in the first report, 1 only in the second"), "{table}");
-        assert!(table.contains("ratios of 3 row(s): 1.015; slower by more than 1.05: 1 row(s)"), "{table}");
+        assert!(table.contains("1 row only in the first report, 1 only in the second"), "{table}");
+        assert!(table.contains("ratios of 3 rows: 1.015; slower by more than 1.05: 1 row"), "{table}");
         assert!(matches!(
             make_table(&before, &make_report(&[(5, 1.0)]), 1.05),
             Err(CompareError::NoCommonRow)

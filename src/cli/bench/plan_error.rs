@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::operation::BenchOperation;
 use super::plan::ROWS_MAX;
-use crate::types::{Compression, DType, Rank, ReduceOp, WorldSize};
+use crate::types::{Compression, DType, Rank, ReduceOp, WorldSize, counted};
 
 /// Why the flags do not fit together, or do not fit the job or the machine. The program exits with code 2.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -69,7 +69,7 @@ pub enum BenchPlanError {
         world: WorldSize,
     },
     /// The root is not a rank of the job.
-    #[error("root {root} is not a rank of this job of {world} rank(s) (ranks are counted from 0)")]
+    #[error("root {root} is not a rank of this job of {} (ranks are counted from 0)", counted(world, "rank"))]
     RootOutOfRange {
         /// The value of `--root`.
         root: Rank,
@@ -78,8 +78,9 @@ pub enum BenchPlanError {
     },
     /// The buffers do not fit into memory.
     #[error(
-        "a size of {bytes} bytes needs {needed} bytes of memory for the {ranks} rank(s) on this host, but only \
-         {available} are available; choose a smaller -e"
+        "a size of {bytes} bytes needs {needed} bytes of memory for the {} on this host, but only {available} are available; \
+         choose a smaller -e",
+        counted(ranks, "rank")
     )]
     TooLittleMemory {
         /// The size of the largest buffer in bytes.

@@ -3,6 +3,7 @@
 use super::measure::BenchRow;
 use super::report::BenchReport;
 use crate::train::plot::{CURVE_COLORS, Chart, Curve, HorizontalAxis, VerticalScale, draw_picture};
+use crate::types::counted;
 
 /// An element type and a reduction, whose rows are one curve.
 type CurveKey = (&'static str, Option<&'static str>);
@@ -22,7 +23,7 @@ pub(super) fn draw_rows(report: &BenchReport) -> String {
 
 fn make_title(report: &BenchReport) -> String {
     let Some(row) = report.results.first() else { return "no rows".to_owned() };
-    let ranks = if row.world_size == 1 { "1 rank".to_owned() } else { format!("{} ranks", row.world_size) };
+    let ranks = counted(row.world_size, "rank");
     let kind = curve_keys(&report.results)
         .first()
         .filter(|_| curve_keys(&report.results).len() == 1)

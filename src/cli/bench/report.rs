@@ -11,7 +11,7 @@ use super::plan::{BenchPlan, IterationCount};
 use super::time_breakdown;
 use crate::group::Group;
 use crate::train::atomic_file;
-use crate::types::WorldSize;
+use crate::types::{WorldSize, counted};
 
 /// The maximal number of ranks that the header lists.
 const LISTED_RANKS_MAX: usize = 64;
@@ -117,9 +117,9 @@ impl BenchEnvironment {
         let alloc = if self.alloc { ", in buffers from Group::alloc (--alloc)" } else { "" };
         writeln!(
             out,
-            "# ringbench {ringtrain} {}: {} rank(s), {in_place}{alloc}",
+            "# ringbench {ringtrain} {}: {}, {in_place}{alloc}",
             plan.operation,
-            group.size()
+            counted(group.size(), "rank")
         )?;
         writeln!(
             out,
@@ -134,7 +134,7 @@ impl BenchEnvironment {
             self.streams,
             self.segment_bytes
         )?;
-        writeln!(out, "# {}, {} processor(s), {}", self.cpu, self.cpu_count, self.kernel)?;
+        writeln!(out, "# {}, {}, {}", self.cpu, counted(self.cpu_count, "processor"), self.kernel)?;
         if profile == "debug" {
             writeln!(
                 out,

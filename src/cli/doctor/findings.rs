@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::facts::HostFacts;
 use super::host_check::HostReport;
 use super::link_check::LinkMeasurement;
+use crate::types::{counted, plural};
 
 /// A link is slow if its rate is below this part of the median of all links, or of the line rate.
 const SLOW: f64 = 0.5;
@@ -167,8 +168,12 @@ impl HostChecks<'_> {
         }
         let count = below_line.len();
         if let Some((slowest, _)) = below_line.into_iter().min_by(|one, other| one.1.total_cmp(&other.1)) {
-            let others =
-                if count > 1 { format!(" ({} other links are slow too)", count - 1) } else { String::new() };
+            let others = match count - 1 {
+                0 => String::new(),
+                others => {
+                    format!(" ({} {} slow too)", counted(others, "other link"), plural(others, "is", "are"))
+                }
+            };
             let text = format!("{slowest}{others}; look for other traffic, or a limit on the way");
             findings.push(Finding { severity: Severity::Warning, text });
         }

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use super::facts::{HostFacts, InterfaceFacts};
 use super::findings::{Finding, HostChecks, Severity, format_rate};
 use super::ring_order::suggest_order;
+use crate::types::counted;
 
 /// With more hosts than this, a table of all pairs is too wide for a terminal.
 const MATRIX_HOSTS_MAX: usize = 12;
@@ -38,8 +39,8 @@ pub(super) fn format_report(reports: &HostChecks<'_>, findings: &[Finding]) -> S
     let problems = findings.iter().filter(|finding| finding.severity == Severity::Problem).count();
     let verdict = match (problems, findings.len()) {
         (0, 0) => "the hosts are fit for a job".into(),
-        (0, warnings) => format!("the hosts are fit for a job, with {warnings} warnings"),
-        (problems, _) => format!("the hosts are not fit for a job: {problems} problems"),
+        (0, warnings) => format!("the hosts are fit for a job, with {}", counted(warnings, "warning")),
+        (problems, _) => format!("the hosts are not fit for a job: {}", counted(problems, "problem")),
     };
     let _ = writeln!(text, "{verdict}");
     text

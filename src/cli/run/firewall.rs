@@ -6,6 +6,7 @@ use std::net::{IpAddr, ToSocketAddrs as _};
 use super::hosts::JobHosts;
 use super::ports::needed_ports;
 use crate::rendezvous::{PortRange, source_address};
+use crate::types::counted;
 
 /// The port on which sshd listens, unless an option or the configuration of ssh says otherwise.
 const SSH_PORT: u16 = 22;
@@ -42,12 +43,12 @@ pub(super) fn firewall_rules(hosts: &JobHosts, ports: Option<PortRange>, ssh_por
 fn describe_rules(all: &[FirewallHost], hosts: &JobHosts, ports: PortRange, ssh_port: u16) -> String {
     let names: Vec<String> = all.iter().map(|host| format!("{} ({})", host.name, host.address)).collect();
     let mut text = format!(
-        "# The job has {} ranks. Each of its hosts, and this host, must accept TCP connections to port {ports} from all others:\n\
+        "# The job has {}. Each of its hosts, and this host, must accept TCP connections to port {ports} from all others:\n\
          # {}.\n\
          # This host must also be able to connect to TCP port {ssh_port} (ssh) of the other hosts, or to the port that your ssh \
          configuration names.\n\
          # Use either nft or ufw. The nft commands need the table `inet filter` with the chain `input`.\n",
-        hosts.world,
+        counted(hosts.world, "rank"),
         names.join(", ")
     );
     for (index, host) in all.iter().enumerate() {

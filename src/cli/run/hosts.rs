@@ -11,7 +11,7 @@ use super::host_list::{HostEntry, parse_host_line, split_hosts};
 use super::rank_count::RankCount;
 use crate::launch::{HOSTS_MAX, LOCAL_RANKS_MAX, RankShare, RemoteHost};
 use crate::rendezvous::host_name;
-use crate::types::WorldSize;
+use crate::types::{WorldSize, counted};
 
 /// The maximal length of a hostfile, in bytes. A real hostfile is much shorter.
 const HOSTFILE_BYTES_MAX: u64 = 1 << 20;
@@ -78,7 +78,8 @@ pub(super) fn place_ranks(options: &HostOptions<'_>) -> Result<JobHosts, String>
     if u64::from(world.get()) > total {
         let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
         return Err(format!(
-            "-n {world} is more than the {total} slot(s) of {}; give the number of slots of each host, for example {}:{}",
+            "-n {world} is more than the {} of {}; give the number of slots of each host, for example {}:{}",
+            counted(total, "slot"),
             names.join(", "),
             names[0],
             world.get().div_ceil(entries.len() as u32)
@@ -121,7 +122,8 @@ fn count_slots(entry: &HostEntry, options: &HostOptions<'_>) -> Result<u32, Stri
             let wanted = to_world_size(wanted)?.get();
             if let Some(slots) = slots.filter(|&slots| slots < wanted) {
                 return Err(format!(
-                    "host {name} has {slots} slot(s), fewer than the {wanted} ranks per host"
+                    "host {name} has {}, fewer than the {wanted} ranks per host",
+                    counted(slots, "slot")
                 ));
             }
             wanted
@@ -329,13 +331,13 @@ mod tests {
                 Some(5),
                 None,
                 "a:2,b:2",
-                "more than the 4 slot(s) of a, b; give the number of slots of each host, for example a:3",
+                "more than the 4 slots of a, b; give the number of slots of each host, for example a:3",
             ),
-            (Some(2), None, "localhost", "more than the 1 slot(s) of localhost"),
+            (Some(2), None, "localhost", "more than the 1 slot of localhost"),
             (None, None, "a:0,b", "host a has 0 slots"),
             (None, None, "a,b,a:2", "host a occurs twice"),
             (None, None, "localhost,127.0.0.1", "host 127.0.0.1 occurs twice"),
-            (None, Some(3), "a:2", "host a has 2 slot(s), fewer than the 3 ranks per host"),
+            (None, Some(3), "a:2", "host a has 2 slots, fewer than the 3 ranks per host"),
             (None, None, "a:5000", "host a: 5000 slots: ringrun starts at least 1 and at most 1024"),
             (None, None, "n[1-300]", "at most 256 hosts"),
             (None, None, "a:x", "`x` is not a number of ranks"),

@@ -59,7 +59,7 @@ fn invalid_arguments_are_rejected() {
         ("-n 2 --tolerate-failures ringbench", "ringbench cannot continue"),
         ("-n 2 -x =1 prog", "needs a name"),
         ("-n 4 -ppn 2 prog", "several hosts"),
-        ("-n 2 -H node7 prog", "more than the 1 slot(s) of node7"),
+        ("-n 2 -H node7 prog", "more than the 1 slot of node7"),
         ("-n 2 --interface eth0 prog", "they use no network"),
         ("-H node7 --interface 10.0.0.0/99 prog", "0 to 32 bits"),
         (
@@ -106,7 +106,7 @@ fn invalid_programs_and_nodes_are_rejected() {
         ("-n 1 a :", "COMMAND"),
         ("-n 1 a : -n 2 --grace 3 b", "--grace: this option applies to the whole job"),
         ("-n 1 a : -H c -n 1 b", "--host: this option applies to the whole job"),
-        ("-H c:2 -n 1 a : -n 2 b", "-n 3 is more than the 2 slot(s) of c"),
+        ("-H c:2 -n 1 a : -n 2 b", "-n 3 is more than the 2 slots of c"),
         ("-n 2 --tolerate-failures a : -n 1 ringbench", "ringbench cannot continue"),
         ("-n 1 a : -x RING_SECRET=hush -n 1 b", "-x RING_SECRET"),
         ("--nnodes 2 prog", "give --rdzv-endpoint HOST:PORT"),

@@ -397,7 +397,7 @@ pub(super) mod tests {
             ("--target x", "for tables"),
             ("--data a.csv", "name the column"),
             ("--no-header", "--no-header is for tables"),
-            ("--data a.csv b.csv", "and 1 more files is a table: name the column"),
+            ("--data a.csv b.csv", "and 1 more file is a table: name the column"),
             ("--data a.csv folder --target y", "--data folder: only tables"),
             ("--data none-*.csv --target y", "no file matches"),
             ("--separator tab", "--separator is for tables"),

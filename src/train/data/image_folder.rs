@@ -13,6 +13,7 @@ use super::part_of_source::{PartOfSource, read_samples};
 use super::sample_blocks::{BlockReader, RowOrigins, SampleBlock};
 use super::{BlocksOfRank, Column, DataError, ELEMENTS_MAX, Features, ImageShape, UninterpretedSamples};
 use crate::train::rank_checks::short_digest;
+use crate::types::counted;
 
 /// The extensions of the names of image files, in lower case.
 const IMAGE_FILE_EXTENSIONS: [&str; 3] = ["png", "jpg", "jpeg"];
@@ -237,8 +238,8 @@ fn list_images_of_class(folder: &Path, list: &mut ImageList) -> Result<(), DataE
 fn describe_ignored_files(files: &[PathBuf]) -> Option<String> {
     let first = files.first()?;
     Some(format!(
-        "ignored {} files whose names do not end in .png, .jpg or .jpeg, for example {}",
-        files.len(),
+        "ignored {}, because only names that end in .png, .jpg or .jpeg are images, for example {}",
+        counted(files.len(), "file"),
         first.display()
     ))
 }
@@ -398,7 +399,7 @@ mod tests {
         assert_eq!(rows, [grey.clone(), grey, colour]);
         let Column::Text(classes) = &samples.target else { panic!("classes have names") };
         assert_eq!((classes.indices.as_slice(), &*classes.distinct[1]), (&[0, 1, 1][..], "b"));
-        assert!(notes[0].starts_with("ignored 1 files") && notes[0].ends_with("a/Thumbs.db"));
+        assert!(notes[0].starts_with("ignored 1 file,") && notes[0].ends_with("a/Thumbs.db"));
         let wanted = WantedImages { inputs: 18, shape: None };
         let block = ImageReader::open(directory.path(), wanted).unwrap().read_block(2).unwrap();
         let error = block.origins.error(1, "problem").to_string();

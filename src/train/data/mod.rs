@@ -173,13 +173,13 @@ impl<S> Dataset<S> {
         }
     }
 
-    /// Returns two texts: what the model predicts, such as `10 classes`, and the name of its inputs, such as
-    /// `features`.
+    /// Returns two texts: what the model predicts, such as `10 classes`, and the name of an input, such as
+    /// `feature`.
     pub(crate) fn describe_target_and_inputs(&self) -> (String, &'static str) {
         match self.task() {
-            Task::Regression => ("regression".into(), "features"),
-            Task::Classification => (format!("{} classes", self.classes.len()), "features"),
-            Task::Text => ("the next token".into(), "tokens"),
+            Task::Regression => ("regression".into(), "feature"),
+            Task::Classification => (format!("{} classes", self.classes.len()), "feature"),
+            Task::Text => ("the next token".into(), "token"),
         }
     }
 

@@ -19,7 +19,7 @@ use super::{Column, DataError, Features, HeldFeatures, TableLayout, Uninterprete
 use crate::group::Group;
 use crate::train::rank_checks::check_all_succeeded;
 use crate::train::{RunPhase, TrainError};
-use crate::types::ReduceOp;
+use crate::types::{ReduceOp, counted, plural};
 
 /// The maximum number of bytes of all category names of a column. The model file and the checkpoint hold these names.
 const CATEGORY_BYTES_MAX: usize = 1 << 24;
@@ -173,7 +173,8 @@ impl RawTable {
         {
             for (column, count) in self.columns.iter().zip(unknown).filter(|(_, count)| **count > 0) {
                 notes.push(format!(
-                    "{count} {set} rows have a value of `{}` that no training row has; its inputs are 0 in these rows",
+                    "{count} {set} {} a value of `{}` that no training row has; its inputs are 0 there",
+                    plural(count, "row has", "rows have"),
                     column.name
                 ));
             }
@@ -364,9 +365,9 @@ impl RawColumn {
                  --max-categories, or leave out the column with --drop {name}{dates}"
             ),
             ColumnInputs::OneHot { categories } => {
-                let count = categories.len();
                 format!(
-                    "column `{name}` holds text with {count} distinct values: one input for each value{dates}"
+                    "column `{name}` holds text with {}: one input for each value{dates}",
+                    counted(categories.len(), "distinct value")
                 )
             }
             ColumnInputs::ShiftedNumber { offset, .. } => format!(

@@ -16,7 +16,7 @@ use super::{BlocksOfRank, DataError, ELEMENTS_MAX, MissingPolicy, TableLayout};
 use crate::group::Group;
 use crate::train::TrainError;
 use crate::train::rank_checks::short_digest;
-use crate::types::ReduceOp;
+use crate::types::{ReduceOp, counted};
 
 /// A message about missing values names at most this number of columns.
 const MISSING_COLUMNS_SHOWN_MAX: usize = 8;
@@ -194,7 +194,9 @@ impl RowsOfRank {
         if self.row_count == 0 {
             let problem = match self.more_file_count {
                 0 => "has no rows below its header; pass --no-header if its first row holds data".to_owned(),
-                count => format!("this file and {count} more files have no rows below their headers"),
+                count => {
+                    format!("this file and {} have no rows below their headers", counted(count, "more file"))
+                }
             };
             return Err(DataError::malformed(&self.first_path, problem).into());
         }

@@ -391,7 +391,7 @@ mod tests {
         }
         assert_eq!(
             parse(&["a.csv", "b.csv"]).unwrap().to_string(),
-            format!("{} and 1 more files", path("a.csv").display())
+            format!("{} and 1 more file", path("a.csv").display())
         );
         for (names, expected) in [
             (&["x*.csv"][..], "no file matches this pattern"),

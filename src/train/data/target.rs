@@ -11,7 +11,7 @@ use super::text::{TokenWindows, digest_tokens};
 use super::{Column, DataError, Texts};
 use crate::group::Group;
 use crate::train::TrainError;
-use crate::types::ReduceOp;
+use crate::types::{ReduceOp, counted};
 
 /// The maximum number of classes in a target.
 pub(crate) const CLASSES_MAX: usize = 10_000;
@@ -154,7 +154,8 @@ pub(crate) fn guess_task(
     let count = distinct.len();
     let as_classes = "treated as classes; to predict numbers, pass --task regression";
     let as_numbers = "treated as numbers; to predict classes, pass --task classification";
-    let found = format!("the target holds {count} distinct integers in {value_count} rows");
+    let found =
+        format!("the target holds {} in {}", counted(count, "distinct integer"), counted(value_count, "row"));
     Ok(if count > CLASSES_GUESSED_MAX {
         let found = format!("the target holds more than {CLASSES_GUESSED_MAX} distinct integers");
         (Task::Regression, format!("{found}: {as_numbers}"))

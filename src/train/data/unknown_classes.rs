@@ -1,6 +1,7 @@
 //! Classes that occur in the rows of a test, but not in training.
 
 use super::{DataError, DataSource, Dataset, SharedSamples};
+use crate::types::{counted, plural};
 
 /// The maximum number of classes that a message names.
 const CLASSES_SHOWN_MAX: usize = 20;
@@ -39,12 +40,14 @@ pub(crate) fn check_test_classes(
     match (names(&others).first(), test_source) {
         (None, _) => Ok(None),
         (Some(class), Some(source)) => Err(DataError::Unsuitable(format!(
-            "--test-data {source}: {}; remove the {count} test rows whose classes --data does not have, or add rows with these \
+            "--test-data {source}: {}; remove the {} whose classes --data does not have, or add rows with these \
              classes to --data",
-            describe_unknown_class(class, &join_first_classes(&names(&known)))
+            describe_unknown_class(class, &join_first_classes(&names(&known))),
+            counted(count, "test row")
         ))),
         (Some(_), None) => Ok(Some(format!(
-            "{count} test rows have a class that no training row has ({}); the model cannot learn such a class",
+            "{count} {} a class that no training row has ({}); the model cannot learn such a class",
+            plural(count, "test row has", "test rows have"),
             join_first_classes(&names(&others))
         ))),
     }

@@ -14,6 +14,7 @@ use super::{
 use crate::group::Group;
 use crate::train::rank_checks::check_all_succeeded;
 use crate::train::{RunPhase, TrainError};
+use crate::types::counted;
 
 /// The samples of a source, before they are divided into a training set and a test set.
 #[derive(Debug)]
@@ -161,11 +162,7 @@ impl DataSource {
             return differs("", describe(data.image), describe(train.image));
         }
         if tested.columns() != trained.columns() {
-            return differs(
-                " features",
-                format!("{} features", tested.columns()),
-                trained.columns().to_string(),
-            );
+            return differs(" features", counted(tested.columns(), "feature"), trained.columns().to_string());
         }
         let is_bytes = |features: &Features| matches!(features, Features::Pixels { .. });
         if is_bytes(trained) != is_bytes(tested) {

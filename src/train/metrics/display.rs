@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::{ClassReport, Evaluation};
+use crate::types::{counted, plural};
 
 /// The largest number of classes for which the confusion matrix and the results of each class are printed.
 const CLASSES_PRINTED_MAX: usize = 20;
@@ -63,7 +64,7 @@ fn write_row_counts(f: &mut fmt::Formatter<'_>, rows: u64, rows_without_target: 
     write!(f, "{:<16} {rows}", "rows")?;
     match rows_without_target {
         0 => writeln!(f),
-        count => writeln!(f, ", without {count} rows whose target is missing"),
+        count => writeln!(f, ", without {} whose target is missing", counted(count, "row")),
     }
 }
 
@@ -99,7 +100,8 @@ fn write_matrix(f: &mut fmt::Formatter<'_>, classes: &[ClassReport], matrix: &[V
 fn write_confusions(f: &mut fmt::Formatter<'_>, confusions: &[(String, String, u64)]) -> fmt::Result {
     writeln!(f, "\nmost frequent confusions; --json has the results of each class")?;
     for (class, prediction, count) in confusions {
-        writeln!(f, "  {count:>8} rows of {class:?} were predicted as {prediction:?}")?;
+        let (noun, verb) = (plural(count, "row", "rows"), plural(count, "was", "were"));
+        writeln!(f, "  {count:>8} {noun} of {class:?} {verb} predicted as {prediction:?}")?;
     }
     Ok(())
 }

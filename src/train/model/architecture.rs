@@ -11,6 +11,7 @@ use super::layer::{Activation, Layer};
 use super::pooling::MaxPooling;
 use super::{GptSpec, ModelSpec};
 use crate::train::data::ImageShape;
+use crate::types::counted;
 
 /// The maximum number of values that all layers of a convolutional network together compute for a sample.
 const LAYER_VALUES_MAX: usize = 1 << 24;
@@ -49,10 +50,10 @@ pub(super) fn build_layers(
     }
     if let (ModelSpec::Cnn(_), None) = (spec, input.image) {
         return Err(format!(
-            "needs images, but the {} features of a sample have no height and no width; pass digits, a directory of \
+            "needs images, but a sample has {} without height and width; pass digits, a directory of \
              images or of IDX files, or an array of the shape (samples, height, width) or (samples, channels, height, width) \
              as .npy",
-            input.features
+            counted(input.features, "feature")
         ));
     }
     let mut builder =

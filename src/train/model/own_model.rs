@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::{InputShape, Layer, SampleLoss};
+use crate::types::counted;
 
 /// Builds the layers of a model for inputs of this shape and for this number of outputs.
 type BuildLayers = dyn Fn(InputShape, usize) -> Result<Vec<Arc<dyn Layer>>, String> + Send + Sync;
@@ -61,16 +62,19 @@ impl OwnModel {
         for (number, layer) in (1..).zip(&layers) {
             if layer.inputs() != width {
                 return Err(format!(
-                    "has {} inputs in layer {number}, but this layer gets {width} values",
-                    layer.inputs()
+                    "has {} in layer {number}, but this layer gets {}",
+                    counted(layer.inputs(), "input"),
+                    counted(width, "value")
                 ));
             }
             width = layer.outputs();
         }
         if layers.is_empty() || width != outputs {
             return Err(format!(
-                "has {} layers and {width} outputs, but needs {outputs} outputs",
-                layers.len()
+                "has {} and {}, but needs {}",
+                counted(layers.len(), "layer"),
+                counted(width, "output"),
+                counted(outputs, "output")
             ));
         }
         Ok(layers)

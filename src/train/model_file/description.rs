@@ -10,6 +10,7 @@ use crate::train::data::{
     TextEncoding,
 };
 use crate::train::model::{InputShape, Loss, ModelSpec, Network, OwnModel, TargetScale};
+use crate::types::plural;
 
 /// The maximum number of categories of a one-hot column, and the maximum number of buckets of a hashed column.
 const CATEGORIES_MAX: usize = 1 << 16;
@@ -143,14 +144,18 @@ impl ModelDescription {
         let (loss, outputs) = match self.task {
             Task::Classification if !(2..=CLASSES_MAX).contains(&classes) => {
                 return Err(format!(
-                    "it has {classes} classes, but a classifier has from 2 to {CLASSES_MAX} classes"
+                    "it has {classes} {}, but a classifier has from 2 to {CLASSES_MAX} classes",
+                    plural(classes, "class", "classes")
                 ));
             }
             Task::Classification if self.classes.iter().collect::<BTreeSet<_>>().len() < classes => {
                 return Err("two classes have the same name".into());
             }
             Task::Regression if classes > 0 => {
-                return Err(format!("it has {classes} classes, but predicts numbers"));
+                return Err(format!(
+                    "it has {classes} {}, but predicts numbers",
+                    plural(classes, "class", "classes")
+                ));
             }
             Task::Classification if spec == ModelSpec::Linear => {
                 return Err("a linear model cannot predict classes".into());

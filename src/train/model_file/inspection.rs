@@ -12,6 +12,7 @@ use super::storage::{
 };
 use super::{ColumnOrigin, ModelDescription, ModelFileError, SavedModel};
 use crate::train::data::{ColumnEncoding, ColumnInputs, Standardizer, Task, TextEncoding, Vocabulary};
+use crate::types::{counted, plural};
 
 /// The maximum number of columns, of names or of tensors that [`Inspection`] prints as text. The JSON lists all.
 const LISTED_ENTRIES_MAX: usize = 20;
@@ -171,19 +172,19 @@ fn write_model(f: &mut fmt::Formatter<'_>, description: &ModelDescription, param
             target.mean, target.deviation
         )?,
     }
-    writeln!(f, "model          {model}, {parameters} parameters")?;
+    writeln!(f, "model          {model}, {}", counted(parameters, "parameter"))?;
     if let Some(name) = &target.name {
         writeln!(f, "target         {}", printable(name))?;
     }
     writeln!(
         f,
-        "training       {}: {} training and {} test samples; {}, {} epochs, {} steps, seed {}{}",
+        "training       {}: {} training and {}; {}, {}, {}, seed {}{}",
         printable(&training.data),
         training.train_samples,
-        training.test_samples,
+        counted(training.test_samples, "test sample"),
         printable(&training.optimizer),
-        training.epochs,
-        training.steps,
+        counted(training.epochs, "epoch"),
+        counted(training.steps, "step"),
         training.seed,
         if training.stopped { ", stopped by a signal" } else { "" },
     )?;
@@ -210,14 +211,14 @@ fn write_columns(
             Vocabulary::Bytes => "each byte is a token".into(),
             Vocabulary::Characters { characters } => {
                 format!(
-                    "{} characters {:?}",
-                    characters.chars().count(),
+                    "{} {:?}",
+                    counted(characters.chars().count(), "character"),
                     characters.chars().take(100).collect::<String>()
                 )
             }
             Vocabulary::BytePairs { .. } => "byte pairs".to_owned(),
         };
-        return writeln!(f, "text           windows of {context} tokens; {tokens}");
+        return writeln!(f, "text           windows of {}; {tokens}", counted(context, "token"));
     }
     let found = match description.columns_from {
         ColumnOrigin::Header => "found by name",
@@ -255,9 +256,10 @@ fn write_columns(
                 }
             }
             ColumnInputs::OneHot { categories } => {
-                write!(f, "{} categories: {}", categories.len(), join_first_names(categories))?;
+                let noun = plural(categories.len(), "category", "categories");
+                write!(f, "{} {noun}: {}", categories.len(), join_first_names(categories))?;
             }
-            ColumnInputs::Hashed { buckets } => write!(f, "text, hashed to {buckets} inputs")?,
+            ColumnInputs::Hashed { buckets } => write!(f, "text, hashed to {}", counted(buckets, "input"))?,
         }
         writeln!(f)?;
         input += column.width();

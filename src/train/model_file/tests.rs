@@ -127,7 +127,7 @@ fn a_description_with_a_wrong_field_is_refused() {
         ("\"mlp:2\"", "\"softmax\"", "the tensor layers.1.bias does not belong to the model softmax"),
         ("\"mlp:2\"", "\"mlp:2,2\"", "the tensor layers.2.weight is missing"),
         ("\"mlp:2\"", "\"mlp:65536,65536\"", "too many parameters"),
-        ("\"no\",\"yes\"", "\"no\"", "has 1 classes"),
+        ("\"no\",\"yes\"", "\"no\"", "has 1 class,"),
         ("\"no\",\"yes\"", "\"no\",\"no\"", "two classes have the same name"),
         ("\"classification\"", "\"regression\"", "predicts numbers"),
         ("\"classification\"", "\"ranking\"", "unknown variant `ranking`"),

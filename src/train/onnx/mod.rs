@@ -28,7 +28,7 @@ use self::onnx_proto::{ModelProto, OperatorSetIdProto, StringStringEntryProto};
 use super::atomic_file;
 use super::model::OWN_PREFIX;
 use super::model_file::{ColumnOrigin, ModelDescription, SavedModel};
-use crate::types::debug_as_display;
+use crate::types::{counted, debug_as_display};
 
 /// The version of the ONNX file format. ONNX 1.10 (2021) introduced this version.
 const IR_VERSION: i64 = 8;
@@ -193,7 +193,7 @@ impl fmt::Display for OnnxModel {
             writeln!(f, "input   {input}")?;
         }
         if self.inputs.len() > INPUTS_SHOWN_MAX {
-            writeln!(f, "        and {} more inputs", self.inputs.len() - INPUTS_SHOWN_MAX)?;
+            writeln!(f, "        and {}", counted(self.inputs.len() - INPUTS_SHOWN_MAX, "more input"))?;
         }
         self.outputs.iter().try_for_each(|output| writeln!(f, "output  {output}"))
     }

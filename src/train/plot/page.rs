@@ -7,6 +7,7 @@ use super::run_charts::{loss_chart, metric_chart, speed_chart, step_chart};
 use crate::train::model::Loss;
 use crate::train::report::{EpochRecord, RankResults, Report};
 use crate::train::step_times::StepTimes;
+use crate::types::counted;
 
 /// The size of a chart in pixels, before the browser scales it.
 const CHART_WIDTH: f64 = 520.0;
@@ -31,13 +32,13 @@ pub(in crate::train) fn make_page(report: &Report, loss: &Loss) -> String {
          <title>{title}</title>\n<style>\n{STYLE}{}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>",
         chart_color_rules()
     );
-    let ranks = if report.world_size == 1 { "1 rank".into() } else { format!("{} ranks", report.world_size) };
+    let ranks = counted(report.world_size, "rank");
     let stopped = if report.stopped { " A signal stopped the run." } else { "" };
     let _ = writeln!(
         html,
-        "<p class=\"summary\">{ranks}, {} epochs, {} steps, {} with testing and saving.{stopped}</p>",
-        report.epochs,
-        report.steps,
+        "<p class=\"summary\">{ranks}, {}, {}, {} with testing and saving.{stopped}</p>",
+        counted(report.epochs, "epoch"),
+        counted(report.steps, "step"),
         format_seconds(report.seconds)
     );
     write_results(&mut html, report);

@@ -11,6 +11,7 @@ use crate::train::data::{
     ColumnEncoding, ColumnInputs, DataError, FeatureShape, ImageShape, NpyStream, TableEncoding, npy,
 };
 use crate::train::model_file::ModelDescription;
+use crate::types::counted;
 
 /// Returns an error if the data has a different number of columns than the model, or if a column of the model holds
 /// text. `name` is the name of the data in messages, and `found` is the number of its columns.
@@ -21,7 +22,8 @@ pub(super) fn check_numeric_columns(
 ) -> Result<(), DataError> {
     let wanted = description.columns.len();
     if found != wanted {
-        let problem = format!("{name} has {found} features, but the model was trained on {wanted}");
+        let problem =
+            format!("{name} has {}, but the model was trained on {wanted}", counted(found, "feature"));
         return Err(DataError::Unsuitable(problem));
     }
     match description.columns.iter().find(|column| !column.is_number()) {

@@ -1,6 +1,7 @@
 //! Finds the columns of a model in a new table.
 
 use crate::train::model_file::{ColumnOrigin, ModelDescription};
+use crate::types::counted;
 
 /// The maximum number of names in a message.
 const NAMES_SHOWN_MAX: usize = 20;
@@ -48,14 +49,16 @@ fn wrong_column_count_error(description: &ModelDescription, found: usize) -> Str
     let names = join_first_names(description.columns.iter().map(|column| column.name.as_str()), count);
     let whole = match &description.layout {
         Some(layout) => format!(
-            "the {} columns of the training table, or all of these but the target (column {}, counted from 0), or ",
-            layout.columns, layout.target
+            "the {} of the training table, or all of these but the target (column {}, counted from 0), or ",
+            counted(layout.columns, "column"),
+            layout.target
         ),
         None => String::new(),
     };
     format!(
-        "has {found} columns, but the model finds its columns by position and needs {whole}only its {count} features in this \
-         order: {names}"
+        "has {}, but the model finds its columns by position and needs {whole}only its {} in this order: {names}",
+        counted(found, "column"),
+        counted(count, "feature")
     )
 }
 

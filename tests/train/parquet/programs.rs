@@ -43,7 +43,7 @@ fn a_model_predicts_the_same_for_each_format() {
         (
             "predict --model p.model --data b.parquet other.parquet",
             4,
-            "other.parquet: has 1 columns, but b.parquet has 25",
+            "other.parquet: has 1 column, but b.parquet has 25",
         ),
         (
             "predict --model p.model --data b.parquet --separator ;",

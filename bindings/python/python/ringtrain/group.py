@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from . import _core, arrays
 from ._errors import InvalidArgument
+from ._text import counted
 from .arrays import (
     as_contiguous,
     as_reducible,
@@ -285,7 +286,9 @@ class Group(_core.ArrayGroup, ObjectCollectives):
             return None
         self._check_counts(counts, None)
         if array.ndim == 0 or array.shape[0] != counts[self.rank]:
-            raise InvalidArgument(f"this rank's array has shape {array.shape}, but counts has {counts[self.rank]} rows for it")
+            raise InvalidArgument(
+                f"this rank's array has shape {array.shape}, but counts has {counted(counts[self.rank], 'row')} for it"
+            )
         return element_counts(list(counts), array.shape[1:])
 
     def _all_gather(self, async_op: bool, x: ArrayLike, out: NDArray | None, counts: Sequence[int] | None) -> Any:
@@ -343,7 +346,9 @@ class Group(_core.ArrayGroup, ObjectCollectives):
             if counts is None and (not shape or shape[0] % self.size):
                 raise InvalidArgument(f"an array of shape {shape} cannot be divided into {self.size} equal parts of rows")
             if counts is not None and (not shape or shape[0] != sum(counts)):
-                raise InvalidArgument(f"counts {list(counts)} add up to {sum(counts)} rows, but the array has shape {shape}")
+                raise InvalidArgument(
+                    f"counts {list(counts)} add up to {counted(sum(counts), 'row')}, but the array has shape {shape}"
+                )
             own = shape[0] // self.size if counts is None else counts[self.rank]
             out = np.empty((own, *shape[1:]), dtype)
         elif self.rank == root:
@@ -417,9 +422,11 @@ class Group(_core.ArrayGroup, ObjectCollectives):
 
     def _check_counts(self, counts: Sequence[int], total: int | None) -> None:
         if len(counts) != self.size or min(counts) < 0:
-            raise InvalidArgument(f"counts {list(counts)} are not one number of rows for each of {self.size} ranks")
+            raise InvalidArgument(
+                f"counts {list(counts)} are not one number of rows for each of the {counted(self.size, 'rank')}"
+            )
         if total is not None and sum(counts) != total:
-            raise InvalidArgument(f"counts {list(counts)} add up to {sum(counts)} rows, but the array has {total}")
+            raise InvalidArgument(f"counts {list(counts)} add up to {counted(sum(counts), 'row')}, but the array has {total}")
 
     # Messages
 

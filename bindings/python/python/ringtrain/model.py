@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ._encoding import encode_column, input_count, to_array
 from ._errors import InvalidArgument, ModelFileError
 from ._layers import Layer, create_layers
+from ._text import counted
 
 _VERSION = 1
 _HEADER_BYTES_MAX = 100_000_000
@@ -41,7 +42,7 @@ class Model:
             layer.load_parameters(tensors)
 
     def __repr__(self) -> str:
-        return f"<ringtrain.Model {self.description['model']}, {self.task}, {len(self.columns)} columns>"
+        return f"<ringtrain.Model {self.description['model']}, {self.task}, {counted(len(self.columns), 'column')}>"
 
     def predict(self, x: Any) -> NDArray:
         """Returns the predictions for the rows of `x`: numbers in the unit of the target, or names of classes.
@@ -123,9 +124,7 @@ class Model:
         layout, whole = self.description.get("layout"), ""
         if layout is not None:
             features, target = layout["features"], layout["target"]
-            whole = (
-                f"the {layout['columns']} columns of the training table, or all of these but the target (column {target}), or "
-            )
+            whole = f"the {counted(layout['columns'], 'column')} of the training table, or all of these but the target (column {target}), or "
             if count == layout["columns"]:
                 return features
             if count + 1 == layout["columns"]:
@@ -133,8 +132,8 @@ class Model:
         if count == len(self.columns):
             return range(count)
         raise InvalidArgument(
-            f"x has {count} columns, but the model finds its columns by position and needs {whole}only its "
-            f"{len(self.columns)} features"
+            f"x has {counted(count, 'column')}, but the model finds its columns by position and needs {whole}only its "
+            f"{counted(len(self.columns), 'feature')}"
         )
 
 

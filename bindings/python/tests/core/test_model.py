@@ -205,7 +205,7 @@ def test_columns_without_names_are_found_by_position_as_by_the_program(tmp_path:
         assert np.abs(model.predict(frame) - expected).max() < 1e-5
     assert np.abs(model.predict(cells[:, [1, 3]]) - expected).max() < 1e-5
     with pytest.raises(
-        ring.InvalidArgument, match="x has 1 columns, but the model finds its columns by position and needs the 4 columns"
+        ring.InvalidArgument, match="x has 1 column, but the model finds its columns by position and needs the 4 columns"
     ):
         model.predict({1: cells[:, 1]})
 

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::rank_view::RankView;
 use crate::monitor::{LiveRankStatus, RunStage};
+use crate::types::counted;
 
 /// A rank is shown as stalled if its last step ended this long ago, in seconds.
 const STALLED_SECONDS_MIN: f64 = 5.0;
@@ -36,8 +37,8 @@ fn draw_job(job: &str, ranks: &[&RankView]) -> String {
     if let Some(first) = answers.first() {
         let _ = write!(
             text,
-            ": {} ranks, {} over {}, epoch {}/{}",
-            first.world_size,
+            ": {}, {} over {}, epoch {}/{}",
+            counted(first.world_size, "rank"),
             clean(&first.strategy),
             clean(&first.transport),
             first.epoch,
@@ -171,7 +172,7 @@ fn write_links(text: &mut String, answers: &[&LiveRankStatus]) {
         text.push('\n');
     }
     if count > LINKS_MAX {
-        let _ = writeln!(text, "        and {} slower links", count - LINKS_MAX);
+        let _ = writeln!(text, "        and {}", counted(count - LINKS_MAX, "slower link"));
     }
 }
 

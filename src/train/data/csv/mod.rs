@@ -20,6 +20,7 @@ pub(crate) use self::records::Records;
 use super::file::open_data_file;
 use super::rows_of_rank::RowsOfRank;
 use super::{BlocksOfRank, DataError};
+use crate::types::counted;
 
 /// The maximum number of rows of data from which the kinds of the columns are chosen.
 const KIND_DETECTION_ROWS: usize = 1000;
@@ -183,7 +184,9 @@ pub(crate) fn check_header<'a>(
     let hint = "the files of a table must have the same columns in the same order";
     if names.len() != wanted.len() {
         let (found, wanted) = (names.len(), wanted.len());
-        return Err(records.error(format!("has {found} columns, but {first_file} has {wanted}; {hint}")));
+        return Err(
+            records.error(format!("has {}, but {first_file} has {wanted}; {hint}", counted(found, "column")))
+        );
     }
     match names.iter().zip(wanted).enumerate().find(|(_, (name, wanted))| name != wanted) {
         Some((index, (name, wanted))) => Err(records.error(format!(

@@ -332,7 +332,7 @@ fn several_files_are_read_as_one_table() {
     }
     let headers = ["4.csv", "5.csv"].map(|name| write(name, b"a,y\n"));
     let error = load_csv_files(&headers, "y", &TableOptions::default()).unwrap_err().to_string();
-    assert!(error.ends_with("4.csv: this file and 1 more files have no rows below their headers"), "{error}");
+    assert!(error.ends_with("4.csv: this file and 1 more file have no rows below their headers"), "{error}");
     let options = TableOptions { header: HeaderRow::Absent, ..TableOptions::default() };
     let [one, two] = ["one.csv", "two.csv"].map(|name| write(name, b"1,2\n3,4\n"));
     assert_eq!(load_csv_files(&[one, two], "1", &options).unwrap().row_map.rows(), 4);
@@ -364,7 +364,7 @@ fn encodings_are_fitted_on_the_training_rows() {
     assert_eq!(inputs(&encoded.train), rows);
     assert_eq!(inputs(&encoded.test), array![[2.0, 2.0, 0.0, 0.0, 0.0]]);
     let notes = encoded.notes.join("\n");
-    assert!(notes.contains("1 test rows have a value of `name` that no training row has"), "{notes}");
+    assert!(notes.contains("1 test row has a value of `name` that no training row has"), "{notes}");
     assert!(
         notes.contains("column `name` holds text with 3 distinct values: one input for each value"),
         "{notes}"

@@ -8,7 +8,7 @@ use super::NpyArray;
 use crate::group::{Error, Group};
 use crate::train::data::CLASS_NUMBER_LIMIT;
 use crate::train::data::numbers::{NumberRange, merge_ranges};
-use crate::types::ReduceOp;
+use crate::types::{ReduceOp, plural};
 
 /// A message about rounded numbers names at most this many columns of the data.
 const ROUNDED_COLUMNS_SHOWN_MAX: usize = 8;
@@ -53,8 +53,9 @@ impl ArrayRounding {
         for (path, count) in self.paths.iter().zip(self.rounded_integers) {
             if count > 0 {
                 notes.push(format!(
-                    "{}: {count} integers have a magnitude of 2^53 or more; ringtrain rounds them to 64-bit floating-point numbers",
-                    path.display()
+                    "{}: {count} {} a magnitude of 2^53 or more; ringtrain rounds to 64-bit floating-point numbers",
+                    path.display(),
+                    plural(count, "integer has", "integers have")
                 ));
             }
         }

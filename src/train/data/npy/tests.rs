@@ -107,10 +107,10 @@ fn integers_that_are_rounded_are_counted() {
     let (x, y) = (directory.path().join("x.npy"), directory.path().join("y.npy"));
     write_npy(&y, "<u8", StorageOrder::RowMajor, "(2,)", &[5_u64, 1 << 60]);
     for (descr, values, expected) in [
-        ("<i8", [-(1_i64 << 53), (1 << 53) + 1], &["x.npy: 2 integers", "y.npy: 1 integers"][..]),
-        ("<u8", [(1 << 53) - 1, -1], &["x.npy: 1 integers", "y.npy: 1 integers"]),
+        ("<i8", [-(1_i64 << 53), (1 << 53) + 1], &["x.npy: 2 integers", "y.npy: 1 integer "][..]),
+        ("<u8", [(1 << 53) - 1, -1], &["x.npy: 1 integer ", "y.npy: 1 integer "]),
         // These bytes are two small floating-point numbers.
-        ("<f8", [1 << 53, 1 << 54], &["y.npy: 1 integers"]),
+        ("<f8", [1 << 53, 1 << 54], &["y.npy: 1 integer "]),
     ] {
         write_npy(&x, descr, StorageOrder::RowMajor, "(2, 1)", &values);
         let notes = load_array_pair(&x, &y).unwrap().notes;

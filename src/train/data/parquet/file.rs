@@ -16,6 +16,7 @@ use super::column_type::ColumnType;
 use super::read_errors::read_part;
 use super::rows::{ParquetRows, UsedColumn};
 use crate::train::data::DataError;
+use crate::types::counted;
 
 /// The maximum size in bytes of a footer.
 const FOOTER_BYTES_MAX: u64 = 1 << 28;
@@ -94,7 +95,9 @@ impl ParquetFile {
         let hint = "the files of a table must have the same columns in the same order";
         let (found, count) = (self.columns.len(), wanted.len());
         if found != count {
-            return Err(self.error(format!("has {found} columns, but {first_file} has {count}; {hint}")));
+            return Err(
+                self.error(format!("has {}, but {first_file} has {count}; {hint}", counted(found, "column")))
+            );
         }
         let names = self.columns.iter().map(|column| &column.name);
         match names.zip(wanted).enumerate().find(|(_, (name, wanted))| name != wanted) {

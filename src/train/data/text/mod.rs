@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::{BlocksOfRank, DataError, Samples};
+use crate::types::counted;
 use stored_text::StoredText;
 pub(crate) use vocabulary::Tokenizer;
 pub use vocabulary::{TokenKind, Vocabulary};
@@ -122,9 +123,9 @@ pub(crate) fn load_text(
     let counts = (train.token_count, test.token_count);
     if counts.0 <= context || (has_test && counts.1 <= context) {
         return Err(refuse(format!(
-            "the text has {} tokens for training and {} for testing, but with --context {context}, each of the two sets needs at \
+            "the text has {} for training and {} for testing, but with --context {context}, each of the two sets needs at \
              least {}; pass more text or a smaller --context{}",
-            counts.0,
+            counted(counts.0, "token"),
             counts.1,
             context + 1,
             if has_test { advice } else { "" },
@@ -132,14 +133,16 @@ pub(crate) fn load_text(
     }
     let token_count = tokenizer.token_count();
     let what = match kind {
-        TokenKind::Characters => "characters",
-        TokenKind::Bytes => "bytes",
-        TokenKind::BytePairs { .. } => "byte pairs",
+        TokenKind::Characters => "character",
+        TokenKind::Bytes => "byte",
+        TokenKind::BytePairs { .. } => "byte pair",
     };
     let note = format!(
-        "the text has {} {what} for training, and then {} for testing; {token_count} tokens in the vocabulary; windows of \
-         {context} tokens",
-        counts.0, counts.1
+        "the text has {} for training, and then {} for testing; {} in the vocabulary; windows of {}",
+        counted(counts.0, what),
+        counts.1,
+        counted(token_count, "token"),
+        counted(context, "token")
     );
     let encoding = TextEncoding { context, vocabulary };
     let fingerprint = [text.digest(), training_bytes as u64];
@@ -151,7 +154,7 @@ pub(crate) fn name_of_files(files: &[PathBuf]) -> String {
     match files {
         [] => "no files".into(),
         [path] => path.display().to_string(),
-        [path, more @ ..] => format!("{} and {} more files", path.display(), more.len()),
+        [path, more @ ..] => format!("{} and {}", path.display(), counted(more.len(), "more file")),
     }
 }
 
@@ -163,8 +166,8 @@ pub(crate) fn load_windows(files: &[PathBuf], encoding: &TextEncoding) -> Result
     let windows = WindowsOfRank::new((&tokenizer, &text, 0..text.len()), context, place)?;
     if windows.token_count <= context {
         return Err(text.refuse(format!(
-            "the text has {} tokens, but the model needs at least {}",
-            windows.token_count,
+            "the text has {}, but the model needs at least {}",
+            counted(windows.token_count, "token"),
             context + 1
         )));
     }
@@ -180,7 +183,9 @@ pub(crate) fn load_tokens(files: &[PathBuf], encoding: &TextEncoding) -> Result<
         tokens.append(&mut tokenizer.encode_block(&block?).map_err(|problem| text.refuse(problem))?);
     }
     match tokens.len() {
-        count @ (0 | 1) => Err(text.refuse(format!("the text has {count} tokens, but needs at least 2"))),
+        count @ (0 | 1) => {
+            Err(text.refuse(format!("the text has {}, but needs at least 2", counted(count, "token"))))
+        }
         _ => Ok(tokens),
     }
 }

@@ -14,6 +14,7 @@ from ringtrain import _core, arrays
 from ringtrain._horovod import gathering
 from ringtrain._horovod.compression import Compression, Compressor, find_wire, half_type
 from ringtrain._horovod.process_sets import ProcessSet, global_process_set
+from ringtrain._text import counted
 
 Average, Sum, Min, Max, Product = "avg", "sum", "min", "max", "prod"
 
@@ -171,10 +172,12 @@ def all_to_all(
     if source.ndim == 0:
         raise _core.InvalidArgument("alltoall needs a first dimension; a single number has none")
     if splits is None and source.shape[0] % group.size:
-        raise _core.InvalidArgument(f"{source.shape[0]} rows cannot be split evenly among {group.size} ranks; pass splits")
+        raise _core.InvalidArgument(
+            f"{counted(source.shape[0], 'row')} cannot be split evenly among {group.size} ranks; pass splits"
+        )
     send = [source.shape[0] // group.size] * group.size if splits is None else [int(split) for split in splits]
     if len(send) != group.size or sum(send) != source.shape[0] or min(send) < 0:
-        raise _core.InvalidArgument(f"the splits {send} do not divide {source.shape[0]} rows among {group.size} ranks")
+        raise _core.InvalidArgument(f"the splits {send} do not divide {counted(source.shape[0], 'row')} among {group.size} ranks")
     # This all-gather also waits until all ranks have called `all_to_all`, and fails if a rank has joined or has other rows.
     counts = np.array(send, np.int64)
     text = f"{source.dtype}|{source.shape[1:]}|{group.size}"

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ringtrain import _core
+from ringtrain._text import counted
 from ringtrain.group import Group
 from ringtrain.jax import job
 from ringtrain.jax.operations import Tree, broadcast
@@ -79,7 +80,7 @@ def shard(tree: Tree, *, remainder: str = "error") -> Tree:
     ((count,),) = counts
     if count % size and remainder == "error":
         raise _core.InvalidArgument(
-            f"{count} rows cannot be divided into {size} equal parts; pass remainder='drop' or remainder='repeat'"
+            f"{counted(count, 'row')} cannot be divided into {size} equal parts; pass remainder='drop' or remainder='repeat'"
         )
     if remainder == "repeat" and not count:
         return tree

@@ -24,6 +24,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from ringtrain import _core
+from ringtrain._text import counted
 from ringtrain.arrays import as_contiguous
 from ringtrain.jax import interrupts, job
 from ringtrain.jax.execution import AllGather, AllReduce, Broadcast, Collective, ReduceScatter, SumOnRoot
@@ -94,7 +95,7 @@ def _execute(inputs: Sequence[np.ndarray], collective: Collective, size: int, si
     group = job.current_group()
     if group.size != size:
         raise _core.InvalidArgument(
-            f"the function was traced in a job of {size} ranks, and this job has {group.size}; call jax.clear_caches()"
+            f"the function was traced in a job of {counted(size, 'rank')}, and this job has {group.size}; call jax.clear_caches()"
         )
     with interrupts.in_progress():
         return _call_from(site)(lambda: collective.run(group, inputs))

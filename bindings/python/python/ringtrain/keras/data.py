@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from ringtrain._horovod.process_sets import ProcessSet, global_process_set
+from ringtrain._text import counted
 
 
 def shard(dataset: Any, process_set: ProcessSet = global_process_set) -> Any:
@@ -54,7 +55,7 @@ def _shard_value(value: Any, rank: int, size: int) -> Any:
             "DataLoader of PyTorch, use torch.utils.data.distributed.DistributedSampler)"
         )
     if len(value) < size:
-        raise ValueError(f"{len(value)} rows cannot be divided among {size} ranks")
+        raise ValueError(f"{counted(len(value), 'row')} cannot be divided among {size} ranks")
     return value[rank : len(value) // size * size : size]
 
 
@@ -63,7 +64,7 @@ def _shard_tf_data(dataset: Any, rank: int, size: int) -> Any:
     # Negative numbers mean that the number is infinite or unknown.
     if count >= 0:
         if count < size:
-            raise ValueError(f"{count} elements of the dataset cannot be divided among {size} ranks")
+            raise ValueError(f"{counted(count, 'element')} of the dataset cannot be divided among {size} ranks")
         return dataset.take(count // size * size).shard(size, rank)
     # A group of fewer than `size` elements at the end is left out.
     groups = dataset.window(size, drop_remainder=True)
@@ -89,7 +90,7 @@ class _ShardedPyDataset(keras.utils.PyDataset):
         super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
         self._dataset, self._rank, self._size = dataset, rank, size
         if self.num_batches == 0:
-            raise ValueError(f"{dataset.num_batches} batches cannot be divided among {size} ranks")
+            raise ValueError(f"the dataset has a length of {dataset.num_batches}, which cannot be divided among {size} ranks")
 
     @property
     def num_batches(self) -> int | None:

@@ -54,7 +54,7 @@ class Cartcomm(Topocomm):
         """Returns the coordinates of a rank."""
         grid = self._grid
         if not 0 <= rank < self._group.size:
-            raise Exception(c.ERR_RANK, f"{rank} is not a rank of a communicator of {self._group.size} ranks")
+            raise Exception(c.ERR_RANK, f"{rank} is not a rank of a communicator of size {self._group.size}")
         return grid.coordinates(rank)
 
     def Shift(self, direction: int, disp: int) -> tuple[int, int]:

@@ -186,7 +186,7 @@ class Objects:
     def _is_root(self, root: int) -> bool:
         group = self._group
         if not 0 <= root < group.size:
-            raise Exception(c.ERR_ROOT, f"{root} is not a rank of a communicator of {group.size} ranks")
+            raise Exception(c.ERR_ROOT, f"{root} is not a rank of a communicator of size {group.size}")
         return root == group.rank
 
     def _call(self, operation: str, *arguments: Any) -> Any:

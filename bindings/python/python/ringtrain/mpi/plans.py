@@ -273,7 +273,7 @@ def _address(block: Block) -> int | None:
 
 def _is_root(comm: Any, root: int) -> bool:
     if not 0 <= root < comm.size:
-        raise Exception(c.ERR_ROOT, f"{root} is not a rank of a communicator of {comm.size} ranks")
+        raise Exception(c.ERR_ROOT, f"{root} is not a rank of a communicator of size {comm.size}")
     return root == comm.rank
 
 

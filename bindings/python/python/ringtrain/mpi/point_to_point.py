@@ -26,14 +26,14 @@ class PointToPoint:
 
     def _check_destination(self, dest: int, tag: int) -> None:
         if not 0 <= dest < self._group.size:
-            raise Exception(c.ERR_RANK, f"{dest} is not a rank of a communicator of {self._group.size} ranks")
+            raise Exception(c.ERR_RANK, f"{dest} is not a rank of a communicator of size {self._group.size}")
         if not 0 <= tag <= TAG_MAX:
             raise Exception(c.ERR_TAG, f"{tag} is not within 0 and {TAG_MAX}")
 
     def _parse_source_and_tag(self, source: int, tag: int) -> tuple[int | None, int | None]:
         """Converts a source and a tag to ringtrain's form, in which `None` matches any source or any tag."""
         if source != c.ANY_SOURCE and not 0 <= source < self._group.size:
-            raise Exception(c.ERR_RANK, f"{source} is not a rank of a communicator of {self._group.size} ranks")
+            raise Exception(c.ERR_RANK, f"{source} is not a rank of a communicator of size {self._group.size}")
         if tag != c.ANY_TAG and not 0 <= tag <= TAG_MAX:
             raise Exception(c.ERR_TAG, f"{tag} is not within 0 and {TAG_MAX}")
         return (None if source < 0 else source), (None if tag < 0 else tag)

@@ -14,6 +14,7 @@ import torch
 from ringtrain import _core
 from ringtrain._horovod.operations import Average, Max, reduction_name
 from ringtrain._horovod.process_sets import ProcessSet, global_process_set
+from ringtrain._text import counted
 from ringtrain.torch import autograd, gathering, tensors
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.reduction import Handle, TensorReduction
@@ -192,10 +193,12 @@ def _begin_all_to_all(tensor: Tensor, splits: Tensor | Sequence[int] | None, nam
     if source.dim() == 0:
         raise _core.InvalidArgument("alltoall needs a first dimension; a single number has none")
     if splits is None and source.shape[0] % group.size:
-        raise _core.InvalidArgument(f"{source.shape[0]} rows cannot be split evenly among {group.size} ranks; pass splits")
+        raise _core.InvalidArgument(
+            f"{counted(source.shape[0], 'row')} cannot be split evenly among {group.size} ranks; pass splits"
+        )
     sent = [source.shape[0] // group.size] * group.size if splits is None else [int(split) for split in splits]
     if len(sent) != group.size or sum(sent) != source.shape[0] or min(sent) < 0:
-        raise _core.InvalidArgument(f"the splits {sent} do not divide {source.shape[0]} rows among {group.size} ranks")
+        raise _core.InvalidArgument(f"the splits {sent} do not divide {counted(source.shape[0], 'row')} among {group.size} ranks")
     # This all-gather also waits until all ranks have called `alltoall`, and fails if a rank has joined.
     counts = torch.tensor(sent, dtype=torch.int64)
     handle, finish = gathering.begin_gather_rows(members, members.tensor_name("alltoall", name), counts)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ringtrain import _core, _shutdown
+from ringtrain._text import counted
 from ringtrain.torch import cuda, profiling, sparse, tensors
 from ringtrain.torch.coalesced import CoalescedCollectives
 from ringtrain.torch.completion import Completer
@@ -442,10 +443,12 @@ def _row_counts(tensor: Tensor, sizes: Sequence[int], ranks: int) -> list[int] |
     `sizes[rank]` rows. Returns `None` if `sizes` is empty: all parts are then equal."""
     if not sizes:
         if tensor.dim() and tensor.shape[0] % ranks:
-            raise _core.InvalidArgument(f"{tensor.shape[0]} rows cannot be split evenly among {ranks} ranks; pass split sizes")
+            raise _core.InvalidArgument(
+                f"{counted(tensor.shape[0], 'row')} cannot be split evenly among {ranks} ranks; pass split sizes"
+            )
         return None
     if len(sizes) != ranks or sum(sizes) != tensor.shape[0]:
-        raise _core.InvalidArgument(f"the sizes {list(sizes)} do not split {tensor.shape[0]} rows among {ranks} ranks")
+        raise _core.InvalidArgument(f"the sizes {list(sizes)} do not split {counted(tensor.shape[0], 'row')} among {ranks} ranks")
     rows = tensor.shape[0]
     scale = (tensor.numel() // rows if rows else 0) * tensors.values_per_element(tensor)
     return [size * scale for size in sizes]
