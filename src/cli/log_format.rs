@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde_json::{Map, json};
 
 use super::journal::{is_stderr_journal, write_to_journal};
+use crate::observe::log_line::write_log_line;
 use crate::observe::step::current_step;
 use crate::rendezvous::host_name;
 use crate::types::Rank;
@@ -88,15 +89,8 @@ pub(super) fn start_log(level: LogLevel, format: LogFormat, (program, rank): (&'
         }
         LogFormat::Text => {
             builder.format(|out, record| {
-                let (time, style) =
-                    (format_rfc3339_seconds(SystemTime::now()), out.default_level_style(record.level()));
-                writeln!(
-                    out,
-                    "[{time} {style}{:<5}{style:#} {}] {}",
-                    record.level(),
-                    record.target(),
-                    record.args()
-                )
+                let style = out.default_level_style(record.level());
+                write_log_line(out, record, format_rfc3339_seconds(SystemTime::now()), style)
             });
         }
         LogFormat::Json => {

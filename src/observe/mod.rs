@@ -8,6 +8,7 @@ mod event_log;
 pub mod flight_comparison;
 pub mod flight_record;
 mod group_counters;
+pub mod log_line;
 pub(crate) mod operation_part;
 #[cfg(feature = "train")]
 pub(crate) mod perfetto;

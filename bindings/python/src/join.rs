@@ -1,6 +1,5 @@
 //! The Python functions that join a job, and the Python class of a job's rendezvous server.
 
-use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -11,6 +10,7 @@ use std::time::SystemTime;
 use humantime::format_rfc3339_seconds;
 use pyo3::prelude::*;
 use ringtrain::group::{Checksums, LocalTransport};
+use ringtrain::observe::log_line::write_log_line;
 use ringtrain::rendezvous::{LaunchedRank, NoticeReceiver, PeersFile, Server, ServerOptions};
 use ringtrain::types::WorldSize;
 use ringtrain::wire::Secret;
@@ -160,15 +160,8 @@ fn log_to_stderr() {
         // Another extension module may have set a logger for this process.
         let _ = env_logger::Builder::from_env(environment)
             .format(|out, record| {
-                let (time, style) =
-                    (format_rfc3339_seconds(SystemTime::now()), out.default_level_style(record.level()));
-                writeln!(
-                    out,
-                    "[{time} {style}{:<5}{style:#} {}] {}",
-                    record.level(),
-                    record.target(),
-                    record.args()
-                )
+                let style = out.default_level_style(record.level());
+                write_log_line(out, record, format_rfc3339_seconds(SystemTime::now()), style)
             })
             .try_init();
     });
