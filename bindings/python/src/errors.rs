@@ -44,8 +44,22 @@ pub(crate) fn add_classes(module: &Bound<'_, PyModule>) -> PyResult<()> {
     CLASS_NAMES.iter().zip(classes).try_for_each(|(&name, class)| module.add(name, class))
 }
 
+/// Advice in the library's messages that names options of `ringtrain`, and the advice that Python's exceptions give instead.
+const ADVICE_IN_PYTHON: [(&str, &str); 5] = [
+    ("raise --timeout", "raise the argument timeout of ringtrain.init or init_process_group"),
+    ("the deadline (--timeout)", "the deadline (the argument timeout of ringtrain.init)"),
+    (
+        "the same --secret-file (or RING_SECRET)",
+        "the same RING_SECRET, or the same argument secret of ringtrain.init",
+    ),
+    ("the same --secret-file", "the same RING_SECRET, or the same argument secret of ringtrain.init"),
+    ("use --peers and --rank", "pass the arguments peers and rank to ringtrain.init"),
+];
+
 /// Makes an exception of the class `name`, which is one of `CLASS_NAMES`.
 fn new_exception(py: Python<'_>, name: &str, message: String) -> PyErr {
+    let replace = |message: String, (option, argument)| message.replace(option, argument);
+    let message = ADVICE_IN_PYTHON.into_iter().fold(message, replace);
     let index = CLASS_NAMES.iter().position(|&known| known == name).unwrap_or_default();
     match classes(py) {
         Ok(classes) => PyErr::from_type(classes[index].bind(py).clone(), message),

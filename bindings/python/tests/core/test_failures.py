@@ -129,7 +129,7 @@ def test_a_timeout_names_the_late_rank():
     for error in errors:
         assert isinstance(error, TimeoutError)
         assert error.rank == 2 and error.host
-        assert "rank 2" in str(error)
+        assert "rank 2" in str(error) and "raise the argument timeout of ringtrain.init" in str(error)
 
 
 def test_a_receive_without_a_message_times_out():
