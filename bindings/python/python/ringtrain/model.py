@@ -124,7 +124,8 @@ class Model:
         layout, whole = self.description.get("layout"), ""
         if layout is not None:
             features, target = layout["features"], layout["target"]
-            whole = f"the {counted(layout['columns'], 'column')} of the training table, or all of these but the target (column {target}), or "
+            table = counted(layout["columns"], "column")
+            whole = f"the {table} of the training table, or all of these but the target (column {target}), or "
             if count == layout["columns"]:
                 return features
             if count + 1 == layout["columns"]:
