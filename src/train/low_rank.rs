@@ -46,7 +46,7 @@ struct Matrix {
     right: Vec<f32>,
     /// During a call: the matrix of this rank. Before a call: the matrix of this rank in the previous call. `sent` is what this
     /// rank sent of it, so the difference is the residual. The next call subtracts `sent` while it reads the matrix anyway.
-    matrix: Vec<f32>,
+    elements: Vec<f32>,
     /// P' and Q' of this rank in the previous call.
     sent: (Vec<f32>, Vec<f32>),
 }
@@ -64,7 +64,7 @@ impl LowRankSum {
             columns,
             left: vec![0.0; rank * rows],
             right: vec![0.0; rank * columns],
-            matrix: vec![0.0; range.len()],
+            elements: vec![0.0; range.len()],
             sent: (vec![0.0; rank * rows], vec![0.0; rank * columns]),
             range,
         });
@@ -120,7 +120,7 @@ impl LowRankSum {
     pub(crate) fn copy_residuals_to(&self, residual: &mut [f32]) {
         for matrix in &self.matrices {
             let residual = &mut residual[matrix.range.clone()];
-            residual.copy_from_slice(&matrix.matrix);
+            residual.copy_from_slice(&matrix.elements);
             let sent = (matrix.sent.0.as_slice(), matrix.sent.1.as_slice());
             low_rank_products::subtract_product((residual, matrix.columns), sent);
         }
@@ -138,7 +138,7 @@ impl LowRankSum {
     pub(crate) fn set_memory(&mut self, residual: Option<&Vec<f32>>, factors: &[f32]) {
         for matrix in &mut self.matrices {
             if let Some(residual) = residual {
-                matrix.matrix.copy_from_slice(&residual[matrix.range.clone()]);
+                matrix.elements.copy_from_slice(&residual[matrix.range.clone()]);
                 matrix.sent.0.fill(0.0);
                 matrix.sent.1.fill(0.0);
             }
@@ -201,15 +201,15 @@ impl Matrix {
     /// between ranks. An element of the residual that is not finite becomes 0, because it would make all later results infinite or
     /// NaN.
     fn update_and_multiply(&mut self, vector: &[f32]) {
-        let Self { matrix, columns, sent, left, right, range, .. } = self;
+        let Self { elements, columns, sent, left, right, range, .. } = self;
         let sent = (sent.0.as_slice(), sent.1.as_slice());
-        low_rank_products::update_and_multiply((matrix, *columns), sent, &vector[range.clone()], right, left);
+        low_rank_products::update_and_multiply((elements, *columns), sent, &vector[range.clone()], right, left);
     }
 
     /// Computes Q' = P' M, and keeps P and Q as what this rank sends.
     fn multiply_by_left(&mut self) {
-        let Self { matrix, columns, sent, left, right, .. } = self;
-        low_rank_products::multiply_transposed((matrix, *columns), left, right);
+        let Self { elements, columns, sent, left, right, .. } = self;
+        low_rank_products::multiply_transposed((elements, *columns), left, right);
         sent.0.copy_from_slice(left);
         sent.1.copy_from_slice(right);
     }
