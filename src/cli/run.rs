@@ -19,7 +19,7 @@ use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::iter;
 use std::mem;
-use std::path::PathBuf;
+use std::path::{self, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ use super::version::LONG_VERSION;
 use crate::exit::Exit;
 use crate::launch::{
     self, AGENT_OPTION, FailurePolicy, InterfaceFilter, LaunchLimits, LaunchPlan, Mpi4py, OutputFormat,
-    RankProgram, SshOptions, StdinReader, Verbosity,
+    RELAY_OPTION, RankProgram, SshOptions, StdinReader, Verbosity,
 };
 use crate::rendezvous::{NodeOptions, PortRange};
 use crate::types::WorldSize;
@@ -97,6 +97,11 @@ struct RunArgs {
     /// Further arguments of ssh, separated by spaces, for example --ssh-options='-o StrictHostKeyChecking=accept-new'.
     #[arg(long, value_name = "ARGUMENTS", allow_hyphen_values = true)]
     ssh_options: Vec<String>,
+
+    /// The most hosts that ringrun, and each other host, reaches through ssh itself. If there are more hosts, the first hosts run
+    /// ssh to further hosts. 0: ringrun runs ssh to all hosts.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    ssh_fanout: u16,
 
     /// On the other hosts, use DIR/bin/ringrun. Without this option, ringrun uses the file with the same path as its own
     /// executable or, if there is no such file, the ringrun in PATH.
@@ -228,6 +233,9 @@ pub fn run_ringrun(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         start_text_log("error", "ringrun");
         return launch::run_agent();
     }
+    if arguments == [RELAY_OPTION] {
+        return launch::run_relay();
+    }
     if arguments.first().is_some_and(|first| first == "top") {
         return top::run_top(arguments.drain(1..));
     }
@@ -318,7 +326,7 @@ fn parse_arguments(arguments: Vec<OsString>) -> Result<ParsedArguments, clap::Er
 /// Prints the rules that the firewalls need.
 fn print_firewall(args: &RunArgs) -> Result<(), String> {
     let hosts = args.place_ranks(args.nodes.check()?.as_ref())?;
-    let rules = firewall_rules(&hosts, args.port, args.ssh_port);
+    let rules = firewall_rules(&hosts, args.port, args.ssh_port, args.ssh_fanout);
     // A closed pipe is not an error.
     let _ = io::stdout().write_all(rules.as_bytes());
     Ok(())
@@ -419,7 +427,7 @@ fn into_plan(parsed: ParsedArguments) -> Result<LaunchPlan, String> {
         remote_hosts,
         ssh: SshOptions {
             port: args.ssh_port,
-            identity: args.ssh_identity,
+            identity: args.ssh_identity.map(absolute_if_it_exists),
             arguments: args
                 .ssh_options
                 .iter()
@@ -427,6 +435,7 @@ fn into_plan(parsed: ParsedArguments) -> Result<LaunchPlan, String> {
                 .map(str::to_owned)
                 .collect(),
             remote_prefix: args.remote_prefix,
+            fanout: args.ssh_fanout,
         },
         programs,
         mpi4py: args.mpi4py.unwrap_or(Mpi4py::Refused),
@@ -447,6 +456,11 @@ fn into_plan(parsed: ParsedArguments) -> Result<LaunchPlan, String> {
         report_bindings: args.report_bindings,
         verbosity: if args.verbose { Verbosity::Verbose } else { Verbosity::Quiet },
     })
+}
+
+/// Returns the absolute path of a file of this host, because other hosts run ssh in another directory. ssh itself replaces `~`.
+fn absolute_if_it_exists(path: PathBuf) -> PathBuf {
+    if path.exists() { path::absolute(&path).unwrap_or(path) } else { path }
 }
 
 /// Returns the format in which ringrun prints lines.

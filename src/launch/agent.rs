@@ -86,7 +86,7 @@ fn receive_description(link: &mut FrameLink) -> Result<Option<JobDescription>, S
                 ToAgent::Prepare(description) => return Ok(Some(*description)),
                 _ => return Err("the first message of ringrun does not describe a job".to_owned()),
             },
-            Some(AgentFrame::Output { .. } | AgentFrame::Input(_)) => {
+            Some(_) => {
                 return Err("the first message of ringrun does not describe a job".to_owned());
             }
             None if link.has_ended() => return Ok(None),
@@ -282,7 +282,7 @@ impl<'a> Agent<'a> {
         }
         self.send(&FromAgent::Finished);
         let deadline = Instant::now() + LAUNCHER_TIMEOUT;
-        while !self.link.is_flushed() && !self.is_alone && Instant::now() < deadline {
+        while self.link.unsent_bytes() > 0 && !self.is_alone && Instant::now() < deadline {
             self.wait_for_events(Some(LAUNCHER_TIMEOUT))?;
         }
         Ok(())
@@ -305,7 +305,7 @@ impl<'a> Agent<'a> {
                     Ok(message) => self.messages.push(message),
                     Err(_) => is_broken = true,
                 },
-                AgentFrame::Output { .. } => is_broken = true,
+                AgentFrame::Output { .. } | AgentFrame::Relayed { .. } => is_broken = true,
                 AgentFrame::Input(bytes) => {
                     self.host.input_feed.iter_mut().for_each(|feed| feed.push(&bytes));
                 }

@@ -1,6 +1,7 @@
 //! The agents on the other hosts of a job. Together with the processes of this host, they are the sources of the events of the
 //! job.
 
+use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,12 +12,14 @@ use rustix::process::Pid;
 use super::agent_link::{AgentLink, AgentPhase};
 use super::agent_messages::ToAgent;
 use super::error::{HostError, LaunchError};
+use super::host_connection::HostConnection;
 use super::interfaces::{InterfaceFilter, choose_address};
 use super::outcome::{RankEnd, RankPlace};
 use super::output_messages::OutputCommandSender;
 use super::plan::{RemoteHost, StdinReader};
 use super::rank_processes::RankProcesses;
-use super::ssh::AgentStarter;
+use super::relays::Relays;
+use super::ssh::{AgentStarter, ssh_command};
 use crate::exit::Exit;
 use crate::rendezvous::{machine_id, source_address};
 use crate::types::Rank;
@@ -32,10 +35,11 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Default, Debug)]
 pub(super) struct Agents {
     links: Vec<AgentLink>,
+    relays: Relays,
 }
 
 impl Agents {
-    /// Starts an ssh for each host.
+    /// Starts an ssh for each host that ringrun itself reaches. The others are reached through relays.
     pub(super) fn start(
         hosts: &[RemoteHost],
         starter: AgentStarter,
@@ -43,33 +47,33 @@ impl Agents {
         registry: &Registry,
     ) -> Result<Self, LaunchError> {
         let starter = Arc::new(starter);
-        let mut agents = Self::default();
-        for (index, host) in hosts.iter().enumerate() {
-            let ssh = processes.start_helper(&mut starter.command(&host.name)).map_err(LaunchError::Ssh)?;
+        let connect = |index: usize, arguments: &[OsString]| {
+            let ssh = processes.start_helper(&mut ssh_command(arguments)).map_err(LaunchError::Ssh)?;
             let first = FIRST_AGENT_TOKEN + 2 * index;
-            let tokens = (Token(first), Token(first + 1));
-            let link = AgentLink::new(host.clone(), Arc::clone(&starter), ssh, registry, tokens);
-            agents
-                .links
-                .push(link.map_err(|source| LaunchError::System { resource: "pipes for ssh", source })?);
-        }
+            HostConnection::of_ssh(ssh, registry, (Token(first), Token(first + 1)))
+                .map_err(|source| LaunchError::System { resource: "pipes for ssh", source })
+        };
+        // After an error, dropping `agents` ends the programs ssh that have been started.
+        let mut agents = Self::default();
+        agents.relays.start(&mut agents.links, hosts, &starter, connect)?;
         Ok(agents)
     }
 
     /// Records that the poll has reported this token.
     pub(super) fn mark_readable(&mut self, token: Token) {
-        let index = token.0.checked_sub(FIRST_AGENT_TOKEN).map(|offset| offset / 2);
-        if let Some(link) = index.and_then(|index| self.links.get_mut(index)) {
-            link.mark_readable();
+        if let Some(offset) = token.0.checked_sub(FIRST_AGENT_TOKEN) {
+            self.relays.mark_readable(&mut self.links, offset / 2);
         }
     }
 
     /// Returns how long the job may wait for events.
     pub(super) fn wait_limit(&self) -> Option<Duration> {
-        if self.links.iter().any(AgentLink::is_readable) {
+        if self.links.iter().any(AgentLink::is_readable) || self.relays.are_readable() {
             return Some(Duration::ZERO);
         }
-        let deadline = self.links.iter().filter_map(AgentLink::deadline).min()?;
+        let running = self.links.iter().filter(|link| link.failure.is_none());
+        let deadlines = running.filter_map(|link| link.connection.deadline());
+        let deadline = deadlines.chain(self.relays.deadline()).min()?;
         Some(deadline.saturating_duration_since(Instant::now()))
     }
 
@@ -80,16 +84,20 @@ impl Agents {
         output: &OutputCommandSender,
     ) -> Vec<(Rank, RankEnd)> {
         let mut ended_ranks = Vec::new();
-        for (index, link) in self.links.iter_mut().enumerate() {
-            for &(pid, code) in ended_helpers {
-                link.handle_ended_child(pid, code);
+        for index in 0..self.links.len() {
+            for &ended in ended_helpers {
+                self.relays.handle_ended_child(&mut self.links, index, ended);
             }
+            let link = &self.links[index];
             let was_started = link.phase >= AgentPhase::Started && link.failure.is_none();
+            self.relays.advance(&mut self.links, index);
+            let link = &mut self.links[index];
             ended_ranks.extend(link.advance(index, output));
             if let Some(failure) = link.failure.as_ref().filter(|_| was_started) {
                 output.print_message(failure.message());
             }
         }
+        self.relays.pass_on(&mut self.links);
         ended_ranks
     }
 
@@ -134,11 +142,12 @@ impl Agents {
         Ok(())
     }
 
-    /// Returns the address of this host at which all other hosts can reach it: the source address of the routes to them, or an
-    /// address that `filter` allows.
+    /// Returns the address of this host at which all other hosts can reach it: the source address of the routes to the hosts that
+    /// ringrun itself reaches, or an address that `filter` allows. The other hosts check later that they have a route to it:
+    /// relays may know them by addresses of networks that this host does not have.
     pub(super) fn find_own_address(&self, filter: Option<&InterfaceFilter>) -> Result<IpAddr, LaunchError> {
         let mut found: Option<(IpAddr, &str)> = None;
-        for link in &self.links {
+        for link in self.links.iter().filter(|link| link.via.is_none()) {
             let host = &link.host.name;
             let Some(remote) = link.hello.as_ref().and_then(|hello| hello.address) else {
                 let reason =
@@ -187,6 +196,7 @@ impl Agents {
             let message = message(&link.host);
             link.send(&message);
         }
+        self.relays.pass_on(&mut self.links);
     }
 
     /// Records which hosts have ranks that read the standard input of ringrun. Returns whether there is such a host.
@@ -202,6 +212,7 @@ impl Agents {
     /// Sends a part of the standard input to the hosts whose ranks read it.
     pub(super) fn send_input(&mut self, bytes: &[u8]) {
         self.links.iter_mut().for_each(|link| link.send_input(bytes));
+        self.relays.pass_on(&mut self.links);
     }
 
     /// Returns how many bytes of the standard input the ranks on other hosts have taken, or `None` if none of them reads it.
@@ -214,6 +225,7 @@ impl Agents {
         if let Some(link) = self.links.get_mut(index) {
             link.add_credit(bytes);
         }
+        self.relays.pass_on(&mut self.links);
     }
 
     /// Returns whether ringrun still has output of other hosts that it has not printed.
@@ -228,9 +240,16 @@ impl Agents {
 
     /// Ends all connections, and waits until the programs ssh have ended.
     pub(super) fn close(&mut self) {
-        self.links.iter_mut().for_each(AgentLink::close);
+        let agents = self.links.iter_mut().map(|link| &mut link.connection);
+        let mut connections: Vec<_> = agents.chain(self.relays.connections()).collect();
+        for connection in &mut connections {
+            connection.link.close();
+        }
         let deadline = Instant::now() + CLOSE_TIMEOUT;
-        self.links.drain(..).for_each(|mut link| link.end_ssh(deadline));
+        for connection in connections {
+            connection.end_ssh(deadline);
+        }
+        (self.links, self.relays) = (Vec::new(), Relays::default());
     }
 }
 
@@ -241,5 +260,5 @@ impl Drop for Agents {
 }
 
 fn host_error(host: &Arc<str>, exit: Exit, reason: String) -> LaunchError {
-    LaunchError::Hosts(vec![HostError { host: Arc::clone(host), exit_code: exit as u8, reason }])
+    LaunchError::Hosts(vec![HostError { host: Arc::clone(host), via: None, exit_code: exit as u8, reason }])
 }

@@ -12,10 +12,12 @@ use crate::types::{Rank, WorldSize, counted, plural};
 
 /// Why the ranks of a host could not be started, or why the host was lost.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("host {host}: {reason}")]
+#[error("host {host}{}: {reason}", via.as_ref().map_or_else(String::new, |via| format!(", reached from host {via}")))]
 pub struct HostError {
     /// The name of the host.
     pub host: Arc<str>,
+    /// The host that reaches it through ssh; `None` if ringrun itself does.
+    pub via: Option<Arc<str>>,
     /// The exit code of ringrun if the job cannot start because of this error.
     pub exit_code: u8,
     /// The reason, and what the user can do.

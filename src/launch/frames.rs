@@ -1,10 +1,12 @@
-//! The frames that ringrun and its agents on other hosts exchange through ssh, and their limits. This module performs no IO.
+//! The frames that ringrun exchanges through ssh with its agents and relays on other hosts, and their limits. This module
+//! performs no IO.
 //!
 //! A frame is a length (u32, little-endian), a kind (1 byte) and a body of this length. The body of kind 0 is a message in
 //! JSON. The body of kind 1 is output of a rank: the rank (u32, little-endian), the stream (0 or 1), and the bytes. The body of
-//! kind 2 is a part of the standard input of ringrun.
+//! kind 2 is a part of the standard input of ringrun. The body of kind 3 is for [relays](super::relay): a channel (u16,
+//! little-endian), the stream (0 or 1), and bytes of the program at the end of the channel, which the relay does not read.
 //!
-//! An agent begins with [`MAGIC`]. The shell that starts the agent may print text before, for example from `.bashrc`.
+//! An agent or a relay begins with [`MAGIC`]. The shell that starts the agent may print text before, for example from `.bashrc`.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -12,7 +14,7 @@ use serde::de::DeserializeOwned;
 use super::streams::OutputStream;
 use crate::types::Rank;
 
-/// The first bytes that an agent writes.
+/// The first bytes that an agent or a relay writes.
 pub(super) const MAGIC: &[u8] = b"\0ringrun-agent\0";
 
 /// The most bytes of text before [`MAGIC`] that ringrun ignores.
@@ -25,15 +27,18 @@ pub(super) const BODY_TO_AGENT_BYTES_MAX: usize = 16 << 20;
 /// The maximal length of the body of a frame from an agent to ringrun.
 pub(super) const BODY_FROM_AGENT_BYTES_MAX: usize = 128 << 10;
 
-/// The maximal number of output bytes in a frame.
+/// The maximal number of output bytes, or of bytes of a channel, in a frame.
 pub(super) const OUTPUT_BYTES_MAX: usize = 64 << 10;
 
 const HEADER_BYTES: usize = 5;
 const OUTPUT_HEADER_BYTES: usize = 5;
+const RELAYED_HEADER_BYTES: usize = 3;
 const MESSAGE_KIND: u8 = 0;
 const OUTPUT_KIND: u8 = 1;
 const INPUT_KIND: u8 = 2;
+const RELAYED_KIND: u8 = 3;
 const _: () = assert!(OUTPUT_HEADER_BYTES + OUTPUT_BYTES_MAX <= BODY_FROM_AGENT_BYTES_MAX);
+const _: () = assert!(RELAYED_HEADER_BYTES <= OUTPUT_HEADER_BYTES);
 
 /// A frame that has arrived.
 #[derive(PartialEq, Eq, Debug)]
@@ -44,6 +49,8 @@ pub(super) enum AgentFrame {
     Output { rank: Rank, stream: OutputStream, bytes: Vec<u8> },
     /// A part of the standard input of ringrun. No bytes mean that the input has ended.
     Input(Vec<u8>),
+    /// Bytes of a channel of a relay. No bytes mean that the stream has ended.
+    Relayed { channel: u16, stream: OutputStream, bytes: Vec<u8> },
 }
 
 impl AgentFrame {
@@ -67,6 +74,11 @@ pub(super) fn encode_output(rank: Rank, stream: OutputStream, bytes: &[u8]) -> V
 /// Returns the frame of a part of the standard input.
 pub(super) fn encode_input(bytes: &[u8]) -> Vec<u8> {
     encode_frame(INPUT_KIND, &[bytes])
+}
+
+/// Returns the frame of at most [`OUTPUT_BYTES_MAX`] bytes of a channel. To a relay, the stream is always the first.
+pub(super) fn encode_relayed(channel: u16, stream: OutputStream, bytes: &[u8]) -> Vec<u8> {
+    encode_frame(RELAYED_KIND, &[&channel.to_le_bytes(), &[stream as u8], bytes])
 }
 
 fn encode_frame(kind: u8, parts: &[&[u8]]) -> Vec<u8> {
@@ -147,18 +159,29 @@ fn parse_body(kind: u8, body: &[u8]) -> Result<AgentFrame, String> {
             let Some((&[a, b, c, d, stream], bytes)) = body.split_first_chunk::<OUTPUT_HEADER_BYTES>() else {
                 return Err("it sent output without a rank".into());
             };
-            let stream = match stream {
-                0 => OutputStream::Stdout,
-                1 => OutputStream::Stderr,
-                other => return Err(format!("it sent output of the unknown stream {other}")),
-            };
+            let stream = parse_stream(stream)?;
             Ok(AgentFrame::Output {
                 rank: Rank::new(u32::from_le_bytes([a, b, c, d])),
                 stream,
                 bytes: bytes.to_vec(),
             })
         }
+        RELAYED_KIND => {
+            let Some((&[a, b, stream], bytes)) = body.split_first_chunk::<RELAYED_HEADER_BYTES>() else {
+                return Err("it sent bytes without a channel".into());
+            };
+            let (channel, stream) = (u16::from_le_bytes([a, b]), parse_stream(stream)?);
+            Ok(AgentFrame::Relayed { channel, stream, bytes: bytes.to_vec() })
+        }
         other => Err(format!("it sent a frame of the unknown kind {other}")),
+    }
+}
+
+fn parse_stream(number: u8) -> Result<OutputStream, String> {
+    match number {
+        0 => Ok(OutputStream::Stdout),
+        1 => Ok(OutputStream::Stderr),
+        other => Err(format!("it sent output of the unknown stream {other}")),
     }
 }
 
@@ -180,18 +203,21 @@ mod tests {
     fn frames_are_read_in_any_pieces_and_after_text_of_the_shell() {
         let output = encode_output(Rank::new(7), OutputStream::Stderr, b"a\nb");
         let input = encode_input(b"in");
-        let bytes = [&b"Welcome to b!\n"[..], MAGIC, &encode_message(&"hello"), &output, &input].concat();
+        let relayed = encode_relayed(258, OutputStream::Stdout, b"");
+        let start = [&b"Welcome to b!\n"[..], MAGIC, &encode_message(&"hello")].concat();
+        let bytes = [start, output, input, relayed].concat();
         let expected = [
             AgentFrame::Message(b"\"hello\"".to_vec()),
             AgentFrame::Output { rank: Rank::new(7), stream: OutputStream::Stderr, bytes: b"a\nb".to_vec() },
             AgentFrame::Input(b"in".to_vec()),
+            AgentFrame::Relayed { channel: 258, stream: OutputStream::Stdout, bytes: Vec::new() },
         ];
         assert_eq!(read(FrameReader::of_agent(), &bytes).unwrap(), expected);
     }
 
     #[test]
     fn what_breaks_a_limit_is_refused() {
-        let cases: [(&str, FrameReader, Vec<u8>, &str); 5] = [
+        let cases: [(&str, FrameReader, Vec<u8>, &str); 7] = [
             (
                 "endless text",
                 FrameReader::of_agent(),
@@ -207,6 +233,13 @@ mod tests {
             ("an unknown kind", FrameReader::of_launcher(), vec![0, 0, 0, 0, 9], "kind 9"),
             ("output without a rank", FrameReader::of_launcher(), vec![1, 0, 0, 0, 1, 5], "without a rank"),
             ("a third stream", FrameReader::of_launcher(), vec![5, 0, 0, 0, 1, 0, 0, 0, 0, 2], "stream 2"),
+            ("no channel", FrameReader::of_launcher(), vec![2, 0, 0, 0, 3, 0, 0], "without a channel"),
+            (
+                "a channel's third stream",
+                FrameReader::of_launcher(),
+                vec![3, 0, 0, 0, 3, 0, 0, 2],
+                "stream 2",
+            ),
         ];
         for (case, mut reader, bytes, part) in cases {
             reader.push(&bytes);

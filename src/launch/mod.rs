@@ -26,6 +26,7 @@ mod exit_pipe;
 mod frame_link;
 mod frames;
 mod free_ports;
+mod host_connection;
 mod host_job;
 mod input_feed;
 mod input_reader;
@@ -43,14 +44,20 @@ mod outcome;
 mod output;
 mod output_files;
 mod output_messages;
+mod pipe_ends;
 mod plan;
 mod processes;
 mod rank_processes;
+mod relay;
+mod relay_link;
+mod relay_messages;
+mod relays;
 mod root_cause;
 mod share;
 mod shim;
 mod signals;
 mod ssh;
+mod ssh_tree;
 mod status_line;
 mod streams;
 mod supervisor;
@@ -74,7 +81,8 @@ pub use plan::{
 pub use processes::set_process_name;
 pub use share::RankShare;
 pub use shim::SHIM_NAME;
-pub use ssh::AGENT_OPTION;
+pub use ssh::{AGENT_OPTION, RELAY_OPTION};
+pub use ssh_tree::find_parents;
 pub use status_line::STATUS_COLUMNS_VARIABLE;
 pub use watchdog::WATCHDOG_NAME;
 
@@ -95,6 +103,12 @@ pub fn run_job(plan: &LaunchPlan) -> Result<u8, LaunchError> {
 /// Returns when the job is over or the connection has ended. No rank is left then.
 pub fn run_agent() -> ExitCode {
     agent::main()
+}
+
+/// Runs the relay of a ringrun on another host: starts an agent on this host and an ssh for each further host, and passes on the
+/// bytes between them and the ringrun. Returns when the connection has ended.
+pub fn run_relay() -> ExitCode {
+    relay::main()
 }
 
 /// Runs the watchdog if `name` is [`WATCHDOG_NAME`], or the shim if `name` is [`SHIM_NAME`]. Returns `None` for any

@@ -13,7 +13,7 @@ use super::share::RankShare;
 use crate::rendezvous::{NodeOptions, PortRange};
 use crate::types::WorldSize;
 
-/// The maximal number of hosts of a job. ringrun starts one ssh for each host, and needs some open files for each ssh.
+/// The maximal number of hosts of a job.
 pub const HOSTS_MAX: usize = 256;
 
 /// The maximal number of ranks that ringrun starts on one machine. The limit is higher than any useful number of
@@ -99,6 +99,8 @@ pub struct SshOptions {
     /// The directory whose `bin/ringrun` is the ringrun of the other hosts. With `None`, it is the file with the same path
     /// as this executable or, if there is no such file, `ringrun` in `PATH`.
     pub remote_prefix: Option<PathBuf>,
+    /// The most hosts that ringrun, and each host, reaches itself. Hosts reach further hosts. With 0, ringrun reaches all hosts.
+    pub fanout: u16,
 }
 
 /// What happens to the other ranks when a rank fails.

@@ -22,6 +22,7 @@ const NO_LAB: i32 = 77;
 /// Hosts with sshd. Dropping this value removes them.
 pub(crate) struct Lab {
     keeper: Child,
+    hosts: usize,
     variables: BTreeMap<String, String>,
 }
 
@@ -50,25 +51,26 @@ impl Lab {
         }
         let variables = lines.iter().filter_map(|line| line.split_once('='));
         let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-        Some(Self { keeper, variables })
+        Some(Self { keeper, hosts, variables })
     }
 
     pub(crate) fn get(&self, name: &str) -> &str {
         &self.variables[&format!("LAB_{name}")]
     }
 
-    /// Returns a command that runs ringrun with the hosts `hosts`, in which `@0` stands for the address of host 0, and so on.
-    fn ringrun_with_key(&self, key: &str, hosts: &str, arguments: &[&str]) -> Command {
-        let mut command = ringrun(&["--ssh-identity", self.get(key), "--ssh-options", self.get("OPTIONS")]);
-        let hosts = ["0", "1"].iter().fold(hosts.to_owned(), |hosts, number| {
+    /// Returns a command that runs ringrun with the private key `key` and the hosts `hosts`, in which `@0` stands for the address
+    /// of host 0, and so on.
+    pub(crate) fn ringrun_with_key(&self, key: &str, hosts: &str, arguments: &[&str]) -> Command {
+        let mut command = ringrun(&["--ssh-identity", key, "--ssh-options", self.get("OPTIONS")]);
+        let hosts = (0..self.hosts).fold(hosts.to_owned(), |hosts, number| {
             hosts.replace(&format!("@{number}"), self.get(&format!("HOST_{number}")))
         });
         command.args(["-H", &hosts, "-x"]).arg(self.mark()).args(arguments);
         command
     }
 
-    fn ringrun(&self, hosts: &str, arguments: &[&str]) -> Command {
-        self.ringrun_with_key("KEY", hosts, arguments)
+    pub(crate) fn ringrun(&self, hosts: &str, arguments: &[&str]) -> Command {
+        self.ringrun_with_key(self.get("KEY"), hosts, arguments)
     }
 
     fn run_script(&self, hosts: &str, script: &str) -> FinishedProgram {
@@ -80,19 +82,20 @@ impl Lab {
         format!("LAB_MARK={}", self.get("NAME"))
     }
 
-    /// Returns the processes of a host whose names begin with `name`.
-    fn processes(&self, host: usize, name: &str) -> Vec<u32> {
+    /// Returns the processes of a host whose names begin with `name`, without those of sshd if the name is `ssh`.
+    pub(crate) fn processes(&self, host: usize, name: &str) -> Vec<u32> {
         let namespace = format!("{}-{host}", self.get("NAME"));
         let found = Command::new("ip").args(["netns", "pids", &namespace]).output().expect("ip runs");
         let text = String::from_utf8(found.stdout).expect("numbers");
         let is_named = |pid: &u32| {
-            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|found| found.starts_with(name))
+            fs::read_to_string(format!("/proc/{pid}/comm"))
+                .is_ok_and(|found| found.starts_with(name) && (name != "ssh" || found.trim() == name))
         };
         text.lines().filter_map(|pid| pid.parse().ok()).filter(is_named).collect()
     }
 
     /// Kills the processes of a host with this name. One of them may end because another is killed.
-    fn kill(&self, host: usize, name: &str) {
+    pub(crate) fn kill(&self, host: usize, name: &str) {
         let pids = self.processes(host, name);
         assert!(!pids.is_empty(), "no {name} runs on host {host}");
         for pid in pids {
@@ -101,17 +104,28 @@ impl Lab {
         }
     }
 
-    /// Waits until no rank and no agent is left on any host.
-    fn wait_until_nothing_is_left(&self) {
+    /// Waits until no rank, no agent and no relay is left on any host.
+    pub(crate) fn wait_until_nothing_is_left(&self) {
         wait_until("no rank is left", || processes_with_environment(&self.mark()).is_empty());
-        for (host, name) in [(0, "ring-agent"), (1, "ring-agent"), (0, "ring-watchdog"), (1, "ring-watchdog")]
-        {
-            wait_until("no agent is left", || self.processes(host, name).is_empty());
+        for host in 0..self.hosts {
+            for name in ["ring-agent", "ring-relay", "ring-watchdog", "ssh"] {
+                wait_until("no agent is left", || self.processes(host, name).is_empty());
+            }
         }
     }
 
+    /// Makes a directory that host `host` sees as an empty one.
+    pub(crate) fn hide_directory(&self, host: usize, name: &str) -> String {
+        let directory = format!("{}/{name}", self.get("DIRECTORY"));
+        fs::create_dir_all(&directory).expect("a directory");
+        let sshd = self.get(&format!("SSHD_{host}"));
+        let hide = ["-t", sshd, "-m", "mount", "-t", "tmpfs", "none", &directory];
+        assert!(Command::new("nsenter").args(hide).status().expect("nsenter runs").success());
+        directory
+    }
+
     /// Starts ranks that sleep, and waits until all of them run. Returns ringrun.
-    fn start_sleeping_ranks(&self, hosts: &str, arguments: &[&str], ranks: usize) -> Child {
+    pub(crate) fn start_sleeping_ranks(&self, hosts: &str, arguments: &[&str], ranks: usize) -> Child {
         let arguments = [arguments, &["--", "sh", "-c", "exec sleep 300"]].concat();
         let job = self.ringrun(hosts, &arguments).spawn().expect("ringrun starts");
         wait_until("all ranks sleep", || {
@@ -134,7 +148,7 @@ impl Drop for Lab {
 }
 
 /// Checks that a job failed with this code and printed all of these parts, and that nothing of it is left.
-fn assert_failed(lab: &Lab, job: &FinishedProgram, code: i32, parts: &[&str]) {
+pub(crate) fn assert_failed(lab: &Lab, job: &FinishedProgram, code: i32, parts: &[&str]) {
     let text = job.stderr();
     assert_eq!(job.code(), Some(code), "{text}");
     for part in parts {
@@ -159,6 +173,9 @@ fn ranks_run_on_several_hosts() {
         })
         .into();
     assert_eq!(job.sorted_lines(), expected);
+    // Host 0 reaches host 1.
+    let job = run(&mut lab.ringrun("@0:2,@1", &["--ssh-fanout", "1", "--", "sh", "-c", script]));
+    assert_eq!(job.sorted_lines(), expected, "{}", job.stderr());
     // Several programs.
     let programs =
         ["-n", "1", "sh", "-c", "echo $RANK a", ":", "-n", "2", "--wdir", "/", "-x", "X=7", "sh", "-c"];
@@ -203,7 +220,7 @@ fn ranks_run_on_several_hosts() {
         3,
         &["rank 2 (pid ", &format!(" on {second}) exited with code 3"), "ranks 0-1 were killed"],
     );
-    let job = run(&mut lab.ringrun_with_key("WRONG_KEY", "@0,@1", &["true"]));
+    let job = run(&mut lab.ringrun_with_key(lab.get("WRONG_KEY"), "@0,@1", &["true"]));
     let advice = format!("`ssh-copy-id {second}`");
     assert_failed(&lab, &job, 5, &[&format!("host {first}: ssh failed"), "Permission denied", &advice]);
 }
@@ -264,13 +281,11 @@ fn every_failure_of_a_host_ends_the_job_everywhere() {
     lab.kill(1, "ring-agent");
     assert_failed(&lab, &finish(job), 6, &[&format!("host {second}: the connection broke")]);
     // Something is missing on host 1 only.
-    let folder = format!("{}/only-0", lab.get("DIRECTORY"));
-    fs::create_dir_all(format!("{folder}/bin")).expect("a directory");
+    let folder = lab.hide_directory(1, "only-0");
+    fs::create_dir(format!("{folder}/bin")).expect("a directory");
     fs::copy("/bin/true", format!("{folder}/program")).expect("a program");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_ringrun"), format!("{folder}/bin/ringrun"))
         .expect("a link");
-    let hide = ["-t", lab.get("SSHD_1"), "-m", "mount", "-t", "tmpfs", "none", &folder];
-    assert!(Command::new("nsenter").args(hide).status().expect("nsenter runs").success());
     let program = format!("{folder}/program");
     let (wanted, bin) = (format!("host {second}: "), format!("{folder}/bin"));
     let cases: [(&[&str], i32, &str); 3] = [

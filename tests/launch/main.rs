@@ -19,6 +19,7 @@ mod ports;
 mod programs;
 mod progress;
 mod recording;
+mod relays;
 mod service;
 mod shared_memory;
 mod standard_input;

@@ -5,6 +5,7 @@ use std::net::{IpAddr, ToSocketAddrs as _};
 
 use super::hosts::JobHosts;
 use super::ports::needed_ports;
+use crate::launch::find_parents;
 use crate::rendezvous::{PortRange, source_address};
 use crate::types::counted;
 
@@ -23,8 +24,13 @@ struct FirewallHost {
     is_ipv6: bool,
 }
 
-/// Returns the rules as comments and commands of a shell.
-pub(super) fn firewall_rules(hosts: &JobHosts, ports: Option<PortRange>, ssh_port: Option<u16>) -> String {
+/// Returns the rules as comments and commands of a shell. `ssh_port` and `fanout` are the values of the options for ssh.
+pub(super) fn firewall_rules(
+    hosts: &JobHosts,
+    ports: Option<PortRange>,
+    ssh_port: Option<u16>,
+    fanout: u16,
+) -> String {
     if hosts.remote_hosts.is_empty() {
         return "# All ranks run on this host and use its loopback address, so the job needs no rules.\n"
             .to_owned();
@@ -37,15 +43,26 @@ pub(super) fn firewall_rules(hosts: &JobHosts, ports: Option<PortRange>, ssh_por
             u32::from(SUGGESTED_PORT) + needed - 1
         );
     };
-    describe_rules(&find_addresses(hosts), hosts, ports, ssh_port.unwrap_or(SSH_PORT))
+    describe_rules(&find_addresses(hosts), hosts, ports, (ssh_port.unwrap_or(SSH_PORT), fanout))
 }
 
-fn describe_rules(all: &[FirewallHost], hosts: &JobHosts, ports: PortRange, ssh_port: u16) -> String {
+fn describe_rules(
+    all: &[FirewallHost],
+    hosts: &JobHosts,
+    ports: PortRange,
+    (ssh_port, fanout): (u16, u16),
+) -> String {
+    let parents = find_parents(hosts.remote_hosts.len(), fanout.into());
+    let ssh_hosts = if parents.iter().all(Option::is_none) {
+        "This host must also be able to connect to TCP port"
+    } else {
+        "As the rules show, this host and some other hosts must also be able to connect to TCP port"
+    };
     let names: Vec<String> = all.iter().map(|host| format!("{} ({})", host.name, host.address)).collect();
     let mut text = format!(
         "# The job has {}. Each of its hosts, and this host, must accept TCP connections to port {ports} from all others:\n\
          # {}.\n\
-         # This host must also be able to connect to TCP port {ssh_port} (ssh) of the other hosts, or to the port that your ssh \
+         # {ssh_hosts} {ssh_port} (ssh) of the other hosts, or to the port that your ssh \
          configuration names.\n\
          # Use either nft or ufw. The nft commands need the table `inet filter` with the chain `input`.\n",
         counted(hosts.world, "rank"),
@@ -55,8 +72,9 @@ fn describe_rules(all: &[FirewallHost], hosts: &JobHosts, ports: PortRange, ssh_
         let _ = write!(text, "\n# On {}:\n", host.name);
         let others = all.iter().enumerate().filter(|(other, _)| *other != index);
         let from = |(number, other): (usize, &FirewallHost)| {
-            // Only the first host, which runs ringrun, connects to sshd.
-            let ssh = if number == 0 { format!("{ssh_port}, ") } else { String::new() };
+            // Host 0 of `all` runs ringrun.
+            let runs_ssh = index > 0 && parents[index - 1].map_or(0, |parent| parent + 1) == number;
+            let ssh = if runs_ssh { format!("{ssh_port}, ") } else { String::new() };
             let family = if other.is_ipv6 { "ip6" } else { "ip" };
             let address = &other.address;
             let nft = format!(
@@ -117,7 +135,7 @@ mod tests {
             describe_host("host 127.0.0.2".into(), "127.0.0.2", ip("127.0.0.2")),
             describe_host("host x.invalid".into(), "x.invalid", None),
         ];
-        let text = describe_rules(&all, &hosts, "7000-7010".parse().unwrap(), 22);
+        let text = describe_rules(&all, &hosts, "7000-7010".parse().unwrap(), (22, 0));
         let (_, commands) = text.split_once("\n\n").unwrap();
         let expected = "\
 # On this host:
@@ -139,6 +157,10 @@ ufw allow proto tcp from 127.0.0.1 to any port 22,7000:7010
 ufw allow proto tcp from 127.0.0.2 to any port 7000:7010
 ";
         assert_eq!(commands, expected);
+        // In a chain, the second host accepts ssh from the first.
+        let chain = describe_rules(&all, &hosts, "7000".parse().unwrap(), (22, 1));
+        let rule = "saddr 127.0.0.2 tcp dport { 22, 7000 } accept";
+        assert!(chain.contains(rule) && chain.matches("22,7000").count() == 2, "{chain}");
         assert!(text.contains("4 ranks") && text.contains("host 127.0.0.2 (127.0.0.2)"), "{text}");
     }
 
@@ -147,7 +169,7 @@ ufw allow proto tcp from 127.0.0.2 to any port 7000:7010
         for (hosts, part) in
             [("localhost:3,x.invalid:9", "--port 7000-7008"), ("localhost:2", "needs no rules")]
         {
-            let text = firewall_rules(&place(hosts), None, None);
+            let text = firewall_rules(&place(hosts), None, None, 0);
             assert!(text.contains(part) && text.lines().all(|line| line.starts_with('#')), "{text}");
         }
     }

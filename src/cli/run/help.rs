@@ -29,7 +29,8 @@ OMP_NUM_THREADS to the number of cores for each rank, unless you have set this v
 ringrun starts the ranks of other hosts (see --host) through ssh, without a password: `ssh -o BatchMode=yes HOST true` must \
 work. Each host needs the same version of ringrun, and the program, the data and the working directory at the same paths. \
 The ranks get the variables of -x and your variables whose names begin with RING_. If the connection to a host breaks, \
-ringrun stops the job on all hosts, and the lost host stops its own ranks.
+ringrun stops the job on all hosts, and the lost host stops its own ranks. With more than --ssh-fanout hosts, the first hosts \
+run ssh to further hosts, with the same options.
 
 Rank 0 reads the standard input of ringrun if this is a pipe, a file or a socket. If the standard input of ringrun is a \
 terminal, and on all other ranks, the standard input is /dev/null (see --stdin). In a shell loop such as \
