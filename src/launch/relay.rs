@@ -105,10 +105,13 @@ struct Relay {
 impl Relay {
     /// Passes bytes on until the connection to ringrun ends.
     fn pass_bytes(&mut self) -> Result<(), String> {
-        while !self.link.has_ended() && !self.is_stopped {
+        loop {
             self.link.flush();
             for frame in self.link.receive()? {
                 self.handle_frame(frame)?;
+            }
+            if self.link.has_ended() || self.is_stopped {
+                return Ok(());
             }
             for program in &mut self.programs {
                 program.stdin.flush();
@@ -119,7 +122,6 @@ impl Relay {
             let has_more = has_output || self.link.is_readable();
             self.wait_for_events(has_more.then_some(Duration::ZERO))?;
         }
-        Ok(())
     }
 
     fn handle_frame(&mut self, frame: AgentFrame) -> Result<(), String> {
