@@ -181,7 +181,10 @@ pub(super) fn check_version(version: &str) -> Result<(), String> {
         return Ok(());
     }
     let version = printable(version);
-    Err(format!("its ringrun has the version {version}, and this ringrun has the version {own}"))
+    Err(format!(
+        "its ringrun has the version {version}, and this ringrun has the version {own}; install the same version on all \
+         hosts"
+    ))
 }
 
 #[cfg(test)]
