@@ -214,7 +214,7 @@ fn own_member(options: &JoinOptions, address: SocketAddr) -> Member {
 }
 
 /// Opens a free port on which this rank accepts connections: one of `ports`, or one that the operating system chooses.
-pub(super) fn listen_on_free_port(
+fn listen_on_free_port(
     ports: Option<PortRange>,
     (sockets, ip): (&SocketOptions, IpAddr),
     identity: Identity,
@@ -233,7 +233,7 @@ pub(super) fn listen_on_free_port(
 }
 
 /// Opens the port on which this rank accepts connections.
-pub(super) fn listen(
+fn listen(
     sockets: &SocketOptions,
     address: SocketAddr,
     rank: Rank,

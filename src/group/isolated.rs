@@ -1,73 +1,116 @@
 //! A separate job of the ranks of a group, with connections of its own.
 
+use std::io;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::Group;
-use super::exchange::{Exchanged, listen_on_free_port};
 use super::join::{StartInputs, start_error, start_group};
 use super::options::{JoinOptions, OPERATION_TIMEOUT};
-use super::state::Origin;
+use super::state::{Origin, SharedJob};
 use super::streams::Streams;
 use crate::rendezvous::{Member, Roster, StartError};
-use crate::transport::handshake::Identity;
-use crate::transport::tcp::SocketOptions;
+use crate::transport::tcp::{CONNECT_TIMEOUT, IsolatedGroup, SocketOptions, TcpTransport};
 use crate::types::Rank;
-use crate::wire::handshake::Job;
 
 impl Group {
-    /// Starts a separate job of the ranks of this group, with connections of its own. All ranks of this group must call
-    /// this function. A failure in one of the two jobs, such as the loss of a rank, does not affect the other job. For
-    /// example, a process can have an isolated group of two ranks with each peer. If the process loses one peer, its
-    /// groups with the other peers still work. Errors of the new job show the ranks of this group.
+    /// Starts a separate job of the ranks of this group, with connections of its own, which arrive on the ports of the ranks. All
+    /// ranks of this group must call this function. A failure in one of the two jobs, such as the loss of a rank, does not affect
+    /// the other job. For example, a process can have an isolated group of two ranks with each peer. If the process loses one
+    /// peer, its groups with the other peers still work. Errors of the new job show the ranks of this group.
     ///
     /// # Errors
     ///
-    /// [`StartError`] if this group has failed, if a rank cannot open a port, or if the ranks cannot connect.
+    /// [`StartError`] if this group has failed or is itself isolated, or if the ranks cannot connect.
     pub fn isolated(&mut self) -> Result<Self, StartError> {
         let Some(job) = self.job.clone() else {
             return Ok(Self { timeout: self.timeout, ..Self::solo() });
         };
-        let Some(Origin { options, member, host_of_rank_0, ranks_per_processor, failure_reporter }) =
-            &job.origin
-        else {
-            return Err(StartError::Refused("the group of one rank has no connections".into()));
+        let has_port = with_sockets(&job, |sockets| sockets.has_port());
+        let Some(origin) = job.origin.as_ref().filter(|_| has_port) else {
+            return Err(StartError::Isolated(
+                "an isolated group has no ports on which another one could connect; use a group of the whole job"
+                    .into(),
+            ));
         };
         let epoch = Instant::now();
         let options = JoinOptions {
             streams: Streams::new(self.streams()).unwrap_or_default(),
             transport: job.selection.local_transport,
             operation_timeout: self.timeout,
-            ..options.clone()
+            ..origin.options.clone()
         };
         let sockets =
             SocketOptions::new(&options.congestion, options.operation_timeout.max(OPERATION_TIMEOUT))
                 .and_then(|sockets| sockets.with_pacing(options.pacing))
                 .map_err(StartError::SocketOptions)?;
-        let id = self
-            .broadcast_object(&rand::random::<[u8; 16]>(), Rank::ZERO)
-            .map_err(|error| start_error(&error))?;
-        let job = Job { id, world: self.size().get(), peers_digest: [0; 32] };
-        let identity = Identity { secret: options.secret.clone(), job, rank: Some(self.rank()) };
-        let listener = listen_on_free_port(options.ports, (&sockets, member.address.ip()), identity);
-        let own_member = listener.as_ref().map_err(ToString::to_string).and_then(|listener| {
-            let address = listener.local_address().map_err(|error| error.to_string())?;
-            let mut member = Member { address, ..member.clone() };
-            member.shared.streams = options.streams.to_byte();
-            Ok(member)
-        });
-        // A rank that cannot listen must inform the other ranks, because they would wait for its connection.
-        let members = self.all_gather_object(&own_member).map_err(|error| start_error(&error))?;
-        let members: Result<Vec<Member>, String> = members.into_iter().collect();
-        let roster = Roster { members: members.map_err(StartError::Refused)? };
-        let rank = self.rank();
+        let (roster, transport) = self.connect_isolated(&job, origin, &options, sockets, epoch)?;
         let failure_reporter =
-            failure_reporter.as_ref().map(|reporter| reporter.for_isolated_group(self.members()));
-        let exchanged = Exchanged { rank, listener: listener?, roster, host_of_rank_0: *host_of_rank_0 };
-        let ranks_per_processor = Some(*ranks_per_processor);
-        start_group(
-            StartInputs { exchanged, sockets, epoch, ranks_per_processor, failure_reporter },
-            &options,
-        )
+            origin.failure_reporter.as_ref().map(|reporter| reporter.for_isolated_group(self.members()));
+        let inputs = StartInputs {
+            rank: self.rank(),
+            roster,
+            host_of_rank_0: origin.host_of_rank_0,
+            epoch,
+            ranks_per_processor: Some(origin.ranks_per_processor),
+            failure_reporter,
+        };
+        start_group(inputs, &options, |_, _| transport)
+    }
+
+    /// Connects the ranks of this group for an isolated group. Returns the list of its ranks, and its transport.
+    fn connect_isolated(
+        &mut self,
+        job: &SharedJob,
+        origin: &Origin,
+        options: &JoinOptions,
+        sockets: SocketOptions,
+        epoch: Instant,
+    ) -> Result<(Roster, TcpTransport), StartError> {
+        let refused_queue = |source| StartError::System { what: "an event queue", source };
+        let id =
+            self.broadcast_object(&rand::random::<u64>(), Rank::ZERO).map_err(|error| start_error(&error))?;
+        let group = IsolatedGroup { id, members: Arc::clone(&self.members) };
+        let (rank, streams) = (self.rank(), options.streams.initial_count());
+        let created = with_sockets(job, |port| port.create_isolated(group, rank, sockets, streams));
+        let mut own_member = origin.member.clone();
+        own_member.shared.streams = options.streams.to_byte();
+        // A rank that cannot take part must inform the other ranks, because they would wait for its connection.
+        let own_member = created.as_ref().map(|_| own_member).map_err(ToString::to_string);
+        // No rank dials before the ports of all ranks accept connections of the isolated group.
+        let members = self.all_gather_object(&own_member).map_err(|error| start_error(&error));
+        let mut transport = created.map_err(refused_queue)?;
+        let connected = members.and_then(|members| {
+            let members: Result<Vec<Member>, String> = members.into_iter().collect();
+            let roster = Roster { members: members.map_err(StartError::Isolated)? };
+            self.open_isolated_links(&mut transport, epoch)?;
+            Ok(roster)
+        });
+        // Even after a failure, the port must not accept connections of the isolated group any more.
+        let taken = with_sockets(job, |port| transport.take_accepted_from(port, epoch.elapsed()));
+        let roster = connected?;
+        taken.map_err(refused_queue)?;
+        Ok((roster, transport))
+    }
+
+    /// Dials the higher ranks of an isolated group. Returns when all ranks have done so. Meanwhile, the port of this rank accepts
+    /// the connections of the lower ranks.
+    fn open_isolated_links(
+        &mut self,
+        transport: &mut TcpTransport,
+        epoch: Instant,
+    ) -> Result<(), StartError> {
+        let dialed = dial_higher_ranks(transport, epoch).map_err(|error| error.to_string());
+        let dialed = dialed.and_then(|()| match transport.missing_link() {
+            None => Ok(()),
+            Some((peer, why)) => {
+                let (from, to) = (self.members[self.rank.index()], self.members[peer.index()]);
+                let host = self.host(peer);
+                Err(format!("the connection from rank {from} to rank {to} on {host} failed: {why}"))
+            }
+        });
+        let results = self.all_gather_object(&dialed).map_err(|error| start_error(&error))?;
+        results.into_iter().collect::<Result<(), String>>().map_err(StartError::Isolated)
     }
 
     /// From now on, a thread that waits for a message of this job polls up to 200 us before it sleeps, while its waits are
@@ -76,5 +119,26 @@ impl Group {
         if let Some(job) = &self.job {
             job.driver.core().adapt_polling();
         }
+    }
+}
+
+/// Calls a function with the sockets of a job, which include the port of this rank.
+fn with_sockets<R>(job: &SharedJob, call: impl FnOnce(&mut TcpTransport) -> R) -> R {
+    call(job.driver.core().link_driver.transport_mut().sockets_mut())
+}
+
+/// Opens the links to the higher ranks of an isolated group, as far as this is possible before the deadline. All ranks already
+/// accept connections, so the time is short, but longer than the timeout for connecting a link.
+fn dial_higher_ranks(transport: &mut TcpTransport, epoch: Instant) -> io::Result<()> {
+    let deadline = epoch.elapsed() + 2 * CONNECT_TIMEOUT;
+    transport.dial_higher_ranks(epoch.elapsed());
+    let mut events = Vec::new();
+    loop {
+        let now = epoch.elapsed();
+        if transport.has_dialed() || now >= deadline {
+            return Ok(());
+        }
+        transport.wait_for_events(now, deadline, &mut events)?;
+        transport.serve(epoch.elapsed(), events.drain(..));
     }
 }

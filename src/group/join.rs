@@ -1,11 +1,11 @@
 //! How a rank joins its job: it listens, exchanges addresses with the other ranks, opens links to its neighbours, and passes a
 //! barrier, which shows that all links work.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::exchange::{Exchanged, exchange, listen, local_processors, user_secret_if_needed};
+use super::exchange::{Exchanged, exchange, local_processors, user_secret_if_needed};
 use super::options::{JoinMethod, JoinOptions, OPERATION_TIMEOUT, SEGMENT_BYTES};
 use super::recording::RecordingFiles;
 use super::state::{Origin, SharedJob};
@@ -17,6 +17,7 @@ use crate::runtime::driver::{Core, Driver};
 use crate::runtime::failure_report::FailureReporter;
 use crate::runtime::link_driver::LinkDriver;
 use crate::transport::handshake::Identity;
+use crate::transport::listener::Listener;
 use crate::transport::local_links::LinkTransport;
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, SocketOptions, TcpTransport};
 use crate::types::{Rank, WorldSize};
@@ -97,8 +98,11 @@ fn join_and_report(
     };
     let has_timeline = exchanged.roster.shared_settings().is_some_and(|shared| shared.timeline);
     let ranks_per_processor = None;
-    let inputs = StartInputs { exchanged, sockets, epoch, ranks_per_processor, failure_reporter };
-    let mut group = start_group(inputs, options)?;
+    let Exchanged { rank, listener, roster, host_of_rank_0 } = exchanged;
+    let inputs = StartInputs { rank, roster, host_of_rank_0, epoch, ranks_per_processor, failure_reporter };
+    let mut group = start_group(inputs, options, |addresses, streams| {
+        TcpTransport::new(listener, rank, addresses, sockets, streams)
+    })?;
     let recorder = files.into_recorder(options, (epoch, has_timeline));
     if let Some(recorder) = recorder.as_ref().filter(|recorder| recorder.has_timeline()) {
         run_setup(&mut group, |group| {
@@ -110,10 +114,13 @@ fn join_and_report(
     Ok(group)
 }
 
-/// What a rank has before it opens links: its listener, and the data that the ranks of the job have exchanged.
+/// What a rank has before it uses links: the data that the ranks of the job have exchanged.
 pub(super) struct StartInputs {
-    pub(super) exchanged: Exchanged,
-    pub(super) sockets: SocketOptions,
+    pub(super) rank: Rank,
+    /// The addresses and settings of all ranks.
+    pub(super) roster: Roster,
+    /// The address of rank 0's host (see `Exchanged`).
+    pub(super) host_of_rank_0: Option<IpAddr>,
     /// The start of the engine's clock.
     pub(super) epoch: Instant,
     /// The number of ranks on this machine for each of its processors, rounded up; `None` to count them.
@@ -123,9 +130,14 @@ pub(super) struct StartInputs {
 }
 
 /// Creates the group of all ranks: opens the links to both neighbours, and agrees with the other ranks on all settings.
-pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<Group, StartError> {
-    let StartInputs { exchanged, sockets, epoch, ranks_per_processor, failure_reporter } = inputs;
-    let Exchanged { rank, listener, mut roster, host_of_rank_0 } = exchanged;
+/// `create_transport` gets the addresses of all ranks and the number of connections of each link.
+pub(super) fn start_group(
+    inputs: StartInputs,
+    options: &JoinOptions,
+    create_transport: impl FnOnce(Vec<SocketAddr>, u8) -> TcpTransport,
+) -> Result<Group, StartError> {
+    let StartInputs { rank, mut roster, host_of_rank_0, epoch, ranks_per_processor, failure_reporter } =
+        inputs;
     let world = WorldSize::new(roster.members.len() as u32).unwrap_or(WorldSize::ONE);
     let (shared, streams) = check_settings(&roster)?;
     let has_own_processor = roster.local_rank_and_size(rank).1 == world && world.get() <= shared.processors;
@@ -133,12 +145,12 @@ pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<
         (roster.count_ranks_on_same_processors(rank) as u32).div_ceil(local_processors(options).max(1))
     });
     let chunk_bytes = if has_own_processor { CHUNK_BYTES_LOCAL } else { CHUNK_BYTES };
-    let congestion = sockets.congestion().map(str::to_owned);
     let own_member = roster.members[rank.index()].clone();
     if let Some(host) = host_of_rank_0 {
         roster.replace_unspecified_hosts(host);
     }
-    let sockets = TcpTransport::new(listener, rank, roster.addresses(), sockets, streams.initial_count());
+    let sockets = create_transport(roster.addresses(), streams.initial_count());
+    let congestion = sockets.congestion().map(str::to_owned);
     let transport = LinkTransport::new(sockets, world);
     let settings = Settings {
         rank,
@@ -183,17 +195,16 @@ pub(super) fn start_group(inputs: StartInputs, options: &JoinOptions) -> Result<
     Ok(group)
 }
 
-/// Creates a job of this process alone, which carries messages of the process to itself. No other process knows its port.
+/// Creates a job of this process alone, which carries messages of the process to itself. It has no port.
 pub(super) fn create_self_job() -> Result<SharedJob, Error> {
     let refused = |what, detail: String| Error::System { what, detail };
     let sockets = SocketOptions::new(&CongestionControl::Host, OPERATION_TIMEOUT)
         .map_err(|detail| refused("socket options", detail))?;
     let job = handshake::Job { id: rand::random(), world: 1, peers_digest: [0; 32] };
     let identity = Identity { secret: Secret::none(), job, rank: Some(Rank::ZERO) };
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let listener = listen(&sockets, address, Rank::ZERO, identity)
-        .map_err(|error| refused("an event queue", error.to_string()))?;
-    let sockets = TcpTransport::new(listener, Rank::ZERO, vec![address], sockets, 1);
+    let listener =
+        Listener::without_port(identity).map_err(|error| refused("an event queue", error.to_string()))?;
+    let sockets = TcpTransport::new(listener, Rank::ZERO, Vec::new(), sockets, 1);
     let transport = LinkTransport::new(sockets, WorldSize::ONE);
     let settings = Settings {
         rank: Rank::ZERO,

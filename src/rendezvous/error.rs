@@ -152,6 +152,9 @@ pub enum StartError {
     /// The rendezvous refused this rank.
     #[error("the rendezvous refused this rank: {0}")]
     Refused(String),
+    /// The ranks of an isolated group cannot connect. The text says why.
+    #[error("{0}")]
+    Isolated(String),
     /// A rank ended, or its connection to the rendezvous failed, before the job started.
     #[error(
         "rank {rank} on {host} was lost while the job was starting: {detail}; {}",

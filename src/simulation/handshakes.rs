@@ -27,6 +27,8 @@ use crate::wire::{Secret, VERSION};
 
 /// The number of ranks of the simulated job. The accepting rank is rank 0.
 const WORLD: u32 = 5;
+/// The number of an isolated group. The accepting process expects one connection of this group from each other rank.
+const GROUP: u64 = 11;
 /// The virtual time by which every connection must have ended. Processes are busy for less than 100 s altogether.
 const END: Duration = Duration::from_mins(5);
 
@@ -34,6 +36,10 @@ const END: Duration = Duration::from_mins(5);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum DialerKind {
     Member,
+    /// A rank that opens a connection of the isolated group.
+    IsolatedMember,
+    /// A rank that opens a connection of an isolated group that the accepting process does not expect.
+    WrongGroup,
     WrongSecret,
     WrongJob,
     WrongWorld,
@@ -48,7 +54,8 @@ enum DialerKind {
     Stranger,
 }
 
-const WRONG_KINDS: [DialerKind; 7] = [
+const WRONG_KINDS: [DialerKind; 8] = [
+    DialerKind::WrongGroup,
     DialerKind::WrongSecret,
     DialerKind::WrongJob,
     DialerKind::WrongWorld,
@@ -66,12 +73,13 @@ impl DialerKind {
             Self::WrongVersion => {
                 return Some((Refusal::Version, format!("it speaks protocol version {}", VERSION + 1)));
             }
+            Self::WrongGroup => Refusal::Group,
             Self::WrongJob => Refusal::Job,
             Self::WrongWorld => Refusal::World,
             Self::WrongPeersFile => Refusal::PeersFile,
             Self::WrongAddress => Refusal::Rank,
             Self::SameRank => Refusal::SameRank,
-            Self::Member | Self::Stranger => return None,
+            Self::Member | Self::IsolatedMember | Self::Stranger => return None,
         };
         Some((refusal, refusal.to_string()))
     }
@@ -91,7 +99,12 @@ impl DialerKind {
     fn introduction(self, rank: Rank) -> Introduction {
         let to = if self == Self::WrongAddress { Rank::new(WORLD - 1) } else { Rank::ZERO };
         let from = if self == Self::SameRank { Rank::ZERO } else { rank };
-        Introduction { purpose: ConnectionPurpose::Link, from, to, stream: StreamId::ONLY }
+        let purpose = match self {
+            Self::IsolatedMember => ConnectionPurpose::IsolatedLink(GROUP),
+            Self::WrongGroup => ConnectionPurpose::IsolatedLink(GROUP + 1),
+            _ => ConnectionPurpose::Link,
+        };
+        Introduction { purpose, from, to, stream: StreamId::ONLY }
     }
 }
 
@@ -199,6 +212,8 @@ struct SimulatedAcceptor {
     busy: Range<Duration>,
     /// The connections that this process has accepted, with the ranks of their dialers.
     links: Vec<(Rank, SimulatedSocket)>,
+    /// The ranks whose connections of the isolated group this process has accepted.
+    isolated: Vec<Rank>,
 }
 
 impl SimulatedAcceptor {
@@ -226,6 +241,10 @@ impl SimulatedAcceptor {
 fn random_dialers(random: &mut StdRng) -> Vec<SimulatedDialer> {
     let mut kinds: Vec<(DialerKind, Rank)> =
         (1..WORLD).map(|rank| (DialerKind::Member, Rank::new(rank))).collect();
+    // The same rank may connect twice.
+    for _ in 0..random.random_range(0..4) {
+        kinds.push((DialerKind::IsolatedMember, Rank::new(random.random_range(1..WORLD))));
+    }
     for _ in 0..random.random_range(0..4) {
         let kind = WRONG_KINDS[random.random_range(0..WRONG_KINDS.len())];
         kinds.push((kind, Rank::new(random.random_range(1..WORLD))));
@@ -272,7 +291,9 @@ fn run(seed: u64) -> (Vec<SimulatedDialer>, SimulatedAcceptor) {
             0
         }),
         links: Vec::new(),
+        isolated: Vec::new(),
     };
+    acceptor.incoming.expect_isolated_links(GROUP, (1..WORLD).map(Rank::new), 1);
     let network = SocketNetwork::new(StdRng::seed_from_u64(random.random()));
     let mut dialer_of_end = BTreeMap::new();
     // The times at which a dialer connects, or is no longer busy.
@@ -313,6 +334,8 @@ fn run(seed: u64) -> (Vec<SimulatedDialer>, SimulatedAcceptor) {
         assert!(next < END, "seed {seed}: connections are still open after {END:?}");
         network.borrow_mut().now = next.max(now);
     }
+    let isolated = acceptor.incoming.take_isolated_links(GROUP);
+    acceptor.isolated = isolated.iter().map(|accepted| accepted.introduction.from).collect();
     let open = acceptor.incoming.streams().count();
     assert_eq!(open, 0, "seed {seed}: the accepting process waits for these connections without a deadline");
     (dialers, acceptor)
@@ -329,7 +352,13 @@ pub(crate) fn check_handshakes(seed: u64) {
         let is_linked = links.contains(rank);
         match (kind, outcome) {
             (DialerKind::Member, Some(Ok(()))) => assert!(is_linked, "{case}"),
-            (DialerKind::Member, _) => assert!(cut.is_some(), "{case}"),
+            (DialerKind::IsolatedMember, Some(Ok(()))) => assert!(acceptor.isolated.contains(rank), "{case}"),
+            // The accepting process accepts one connection of each rank.
+            (DialerKind::IsolatedMember, Some(Err(DialError::Handshake(error)))) => {
+                assert_eq!(*error, HandshakeError::Refused(Refusal::Group), "{case}");
+                assert!(acceptor.isolated.contains(rank), "{case}");
+            }
+            (DialerKind::Member | DialerKind::IsolatedMember, _) => assert!(cut.is_some(), "{case}"),
             (_, Some(Ok(()))) => panic!("{case}"),
             (DialerKind::Stranger | DialerKind::WrongVersion, _) => {
                 let Some(DialedConnection::Raw(socket, _)) = connection else { panic!("{case}") };
@@ -361,6 +390,8 @@ pub(crate) fn check_handshakes(seed: u64) {
     let linked: BTreeSet<Rank> = links.iter().copied().collect();
     assert!(linked.is_subset(&members), "seed {seed}: {links:?}");
     assert_eq!(linked.len(), links.len(), "seed {seed}: a rank has two links: {links:?}");
+    let isolated: BTreeSet<Rank> = acceptor.isolated.iter().copied().collect();
+    assert_eq!(isolated.len(), acceptor.isolated.len(), "seed {seed}: {:?}", acceptor.isolated);
 }
 
 #[test]

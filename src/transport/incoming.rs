@@ -6,9 +6,12 @@
 //! owner then accepts the connection with [`AcceptedConnection::confirm`], or closes the connection because it prefers
 //! another connection to the same peer.
 //!
+//! A connection of an isolated group is refused unless the owner expects it ([`IncomingConnections::expect_isolated_links`]),
+//! so only a limited number of connections waits for the owner.
+//!
 //! This module opens no sockets and reads no clock, so the simulation runs it with simulated connections.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -22,7 +25,8 @@ use super::handshake::{DialError, Identity, advance_handshake};
 use super::refusal_log::RefusalLog;
 use crate::types::Rank;
 use crate::wire::handshake::{
-    Acceptor, ConnectionPurpose, Handshake as _, HandshakeError, Introduction, NONCE_BYTES,
+    Acceptor, ConnectionPurpose, Handshake as _, HandshakeError, Introduction, NONCE_BYTES, Refusal,
+    StreamId, encode_verdict,
 };
 
 /// The time-out of a handshake. If this rank calls [`IncomingConnections::expire`] late, at most 1 s of the time since the
@@ -48,7 +52,7 @@ pub struct AcceptedConnection<S = TcpStream> {
     pub token: Token,
     /// Which rank dialed, and for which purpose.
     pub introduction: Introduction,
-    /// The last message of the handshake, for which the dialer waits.
+    /// The last message of the handshake, for which the dialer waits; empty if it has been sent.
     verdict: Vec<u8>,
 }
 
@@ -94,6 +98,10 @@ struct IncomingHandshake<S> {
     elapsed: Duration,
 }
 
+/// A connection of an isolated group: the number of the group, the rank that dials, and the number of the connection within its
+/// link.
+type ExpectedConnection = (u64, Rank, u8);
+
 /// Creates the reply to a rank that connects after the job has started, or after the start of the job has failed.
 type LateReplyFunction = Box<dyn Fn(Rank) -> Vec<u8> + Send>;
 
@@ -104,6 +112,8 @@ pub struct IncomingConnections<S> {
     pending: BTreeMap<Token, IncomingHandshake<S>>,
     /// The connections whose handshake is complete, and which the owner has not taken yet.
     accepted: VecDeque<AcceptedConnection<S>>,
+    /// The connections of isolated groups that other ranks may open, each once.
+    expected: BTreeSet<ExpectedConnection>,
     /// The time of the last call of [`IncomingConnections::expire`].
     expired_at: Duration,
     pub(super) log: RefusalLog,
@@ -121,6 +131,7 @@ impl<S: Read + Write> IncomingConnections<S> {
             identity,
             pending: BTreeMap::new(),
             accepted: VecDeque::new(),
+            expected: BTreeSet::new(),
             expired_at: Duration::ZERO,
             log: RefusalLog::default(),
             refused: VecDeque::new(),
@@ -162,6 +173,21 @@ impl<S: Read + Write> IncomingConnections<S> {
     pub fn take(&mut self, purpose: ConnectionPurpose) -> Option<AcceptedConnection<S>> {
         let index = self.accepted.iter().position(|accepted| accepted.introduction.purpose == purpose)?;
         self.accepted.remove(index)
+    }
+
+    /// From now on, each of the ranks `from` may open a link of `streams` connections for the isolated group with the number
+    /// `group`.
+    pub fn expect_isolated_links(&mut self, group: u64, from: impl IntoIterator<Item = Rank>, streams: u8) {
+        let connections =
+            from.into_iter().flat_map(|rank| (0..streams).map(move |index| (group, rank, index)));
+        self.expected.extend(connections);
+    }
+
+    /// From now on, refuses connections of this isolated group. Removes and returns those that have been accepted, in the order
+    /// in which they were accepted.
+    pub fn take_isolated_links(&mut self, group: u64) -> Vec<AcceptedConnection<S>> {
+        self.expected.retain(|&(expected, ..)| expected != group);
+        std::iter::from_fn(|| self.take(ConnectionPurpose::IsolatedLink(group))).collect()
     }
 
     /// Returns the first refused processes, each process once, at most `REFUSED_RANKS_MAX` processes.
@@ -223,9 +249,9 @@ impl<S: Read + Write> IncomingConnections<S> {
         if let Ok(false) = progress {
             return;
         }
-        let Some(pending) = self.pending.remove(&token) else { return };
-        match progress {
-            Ok(_) => self.finish_handshake(now, pending, token),
+        let Some(mut pending) = self.pending.remove(&token) else { return };
+        match progress.and_then(|_| self.refuse_unexpected(&mut pending).map_err(DialError::from)) {
+            Ok(()) => self.finish_handshake(now, pending, token),
             // This is usually no error: the dialer has chosen another connection to this rank.
             Err(DialError::Io(error)) if pending.handshake.requests_link() => {
                 log::debug!("{address} closed its connection: {error}");
@@ -290,17 +316,41 @@ impl<S: Read + Write> IncomingConnections<S> {
         }
     }
 
+    /// Refuses a connection of an isolated group that the owner does not expect. Returns the reason.
+    fn refuse_unexpected(&self, pending: &mut IncomingHandshake<S>) -> Result<(), HandshakeError> {
+        let Some(introduction) = pending.handshake.introduction() else { return Ok(()) };
+        if expectation(introduction).is_none_or(|expected| self.expected.contains(&expected)) {
+            return Ok(());
+        }
+        // Tell the peer the reason. If this fails, the peer only learns that the connection was closed.
+        let _ = pending.stream.write_all(&encode_verdict(Some(Refusal::Group)));
+        Err(HandshakeError::RefusedPeer(Refusal::Group))
+    }
+
     fn finish_handshake(&mut self, now: Duration, pending: IncomingHandshake<S>, token: Token) {
         let IncomingHandshake { mut stream, address, mut handshake, .. } = pending;
         let Some(introduction) = handshake.introduction() else { return };
         let mut verdict = handshake.take_output();
-        if introduction.purpose == ConnectionPurpose::Rendezvous
+        // The owner of a link sends the verdict itself, because it may prefer another connection.
+        if introduction.purpose != ConnectionPurpose::Link
             && let Err(error) = stream.write_all(&std::mem::take(&mut verdict))
         {
             self.log.log_or_count(now, format_args!("refused the connection from {address}: {error}"));
             return;
         }
+        if let Some(expected) = expectation(introduction) {
+            self.expected.remove(&expected);
+        }
         self.accepted.push_back(AcceptedConnection { stream, token, introduction, verdict });
         self.send_late_replies(now);
+    }
+}
+
+/// Returns the entry of a connection of an isolated group in the list of expected connections; `None` for other connections.
+fn expectation(introduction: Introduction) -> Option<ExpectedConnection> {
+    let Introduction { purpose, from, stream: StreamId { index, .. }, .. } = introduction;
+    match purpose {
+        ConnectionPurpose::IsolatedLink(group) => Some((group, from, index)),
+        ConnectionPurpose::Link | ConnectionPurpose::Rendezvous => None,
     }
 }

@@ -48,13 +48,14 @@ pub fn listen(
     Ok(socket.into())
 }
 
-/// The listening socket, the incoming handshakes, and an event queue. The owner of the listener also registers its
-/// own sockets with this queue.
+/// The listening socket, if there is one, the incoming handshakes, and an event queue. The owner of the listener also
+/// registers its own sockets with this queue.
 pub struct Listener {
     /// The event queue; `None` after the owner has taken it.
     poller: Option<Poller>,
     registry: Registry,
-    socket: TcpListener,
+    /// `None` if no process can connect.
+    socket: Option<TcpListener>,
     /// Whether there may be connections in the kernel that this listener has not accepted. The kernel reports each
     /// such connection only once.
     may_have_waiting: bool,
@@ -70,7 +71,7 @@ impl Listener {
     /// Returns the file descriptors of the listening socket and of the connections in [`Listener::incoming`].
     pub fn descriptors(&self) -> Vec<RawFd> {
         let incoming = self.incoming.streams().map(AsRawFd::as_raw_fd);
-        std::iter::once(self.socket.as_raw_fd()).chain(incoming).collect()
+        self.socket.iter().map(AsRawFd::as_raw_fd).chain(incoming).collect()
     }
 
     /// Creates a listener from a listening socket.
@@ -81,13 +82,23 @@ impl Listener {
     pub fn new(listener: StdListener, identity: Identity) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let mut socket = TcpListener::from_std(listener);
+        let without_port = Self::without_port(identity)?;
+        without_port.registry.register(&mut socket, LISTENER, Interest::READABLE)?;
+        Ok(Self { socket: Some(socket), ..without_port })
+    }
+
+    /// Creates the event queue of a process to which no process connects.
+    ///
+    /// # Errors
+    ///
+    /// If the operating system refuses an event queue.
+    pub fn without_port(identity: Identity) -> io::Result<Self> {
         let poller = Poller::new()?;
         let registry = poller.registry()?;
-        registry.register(&mut socket, LISTENER, Interest::READABLE)?;
         Ok(Self {
             poller: Some(poller),
             registry,
-            socket,
+            socket: None,
             may_have_waiting: false,
             accept_at: Duration::ZERO,
             next_token: FIRST_TOKEN,
@@ -95,13 +106,18 @@ impl Listener {
         })
     }
 
+    /// Returns whether other processes can connect.
+    pub fn has_port(&self) -> bool {
+        self.socket.is_some()
+    }
+
     /// Returns the address of the listening socket.
     ///
     /// # Errors
     ///
-    /// If the operating system does not return the address.
+    /// If the operating system does not return the address, or there is no listening socket.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
-        self.socket.local_addr()
+        self.socket.as_ref().ok_or(io::ErrorKind::NotConnected)?.local_addr()
     }
 
     /// Returns the registry in which the owner registers its sockets, with tokens from [`Listener::new_token`].
@@ -175,10 +191,11 @@ impl Listener {
 
     fn accept(&mut self, now: Duration) {
         for _ in 0..ACCEPTS_PER_SERVE_MAX {
+            let Some(socket) = &self.socket else { return };
             if !self.may_have_waiting || now < self.accept_at {
                 return;
             }
-            match self.socket.accept() {
+            match socket.accept() {
                 Ok((stream, address)) => self.begin_handshake(now, stream, address),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.may_have_waiting = false,
                 Err(error)

@@ -7,6 +7,7 @@
 //! Neither side reads a frame before the verdict. Both sides are state machines without IO (see [`Handshake`]).
 
 use super::VERSION;
+pub use super::introduction::{ConnectionPurpose, Introduction, Job, STREAMS_MAX, StreamId};
 use super::reader::{Excerpt, Reader};
 use super::secret::Secret;
 use crate::types::{Rank, WORLD_SIZE_MAX};
@@ -29,62 +30,6 @@ const MAGIC: [u8; 8] = *b"RINGTRAI";
 /// The first input of the HMAC of the acceptor's proof. The dialer's proof has another label.
 const ACCEPTOR_LABEL: &[u8] = b"ringtrain 1 acceptor";
 const DIALER_LABEL: &[u8] = b"ringtrain 1 dialer";
-
-/// The purposes of connections.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ConnectionPurpose {
-    /// The connection carries frames between two ranks.
-    Link = 1,
-    /// The connection is between a rank and the rendezvous.
-    Rendezvous = 2,
-}
-
-/// The properties of the job that must be equal at both ends.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Job {
-    /// The job's id, which the launcher chooses; all zeros if there is a peers file.
-    pub id: [u8; 16],
-    /// The number of ranks.
-    pub world: u32,
-    /// A digest of the peers file; all zeros if a launcher starts the job.
-    pub peers_digest: [u8; 32],
-}
-
-/// The maximum number of connections of a link.
-pub const STREAMS_MAX: u8 = 8;
-
-/// Identifies one of a link's connections.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct StreamId {
-    /// The number of the connection, counted from 0. Connection 0 is opened first. One rank opens all connections of
-    /// a link.
-    pub index: u8,
-    /// The number of connections of the link.
-    pub total: u8,
-}
-
-impl StreamId {
-    /// The only connection of a link.
-    pub const ONLY: Self = Self { index: 0, total: 1 };
-
-    /// Returns whether a link may have `total` connections and `index` is below `total`.
-    pub fn is_valid(self) -> bool {
-        self.total <= STREAMS_MAX && self.index < self.total
-    }
-}
-
-/// What the dialer says about itself and the connection.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Introduction {
-    /// What the connection is for.
-    pub purpose: ConnectionPurpose,
-    /// The rank that dials.
-    pub from: Rank,
-    /// The rank that is dialed; for a connection to the rendezvous, rank 0.
-    pub to: Rank,
-    /// The connection's number within its link; for a connection to the rendezvous, [`StreamId::ONLY`].
-    pub stream: StreamId,
-}
 
 /// Why the acceptor refused a connection. The verdict contains this reason. In the error messages, "it" means the
 /// dialer.
@@ -115,10 +60,13 @@ pub enum Refusal {
     /// A link cannot have a connection with this number.
     #[error("a link has at most {STREAMS_MAX} connections, numbered from 0")]
     Stream,
+    /// The acceptor does not expect this connection of an isolated group.
+    #[error("it opened a connection of an isolated group that this rank does not expect")]
+    Group,
 }
 
 impl Refusal {
-    const ALL: [(u8, Self); 8] = [
+    const ALL: [(u8, Self); 9] = [
         (1, Self::Version),
         (2, Self::Secret),
         (3, Self::Job),
@@ -127,6 +75,7 @@ impl Refusal {
         (6, Self::Rank),
         (7, Self::Stream),
         (8, Self::SameRank),
+        (9, Self::Group),
     ];
 
     fn to_byte(self) -> u8 {
@@ -215,8 +164,9 @@ impl Dialer {
         let mut hello = Vec::with_capacity(DIALER_HELLO_BYTES);
         hello.extend_from_slice(&MAGIC);
         hello.extend_from_slice(&VERSION.to_le_bytes());
-        hello.push(introduction.purpose as u8);
-        hello.extend_from_slice(&[0; 13]);
+        let (purpose, group) = introduction.purpose.encode();
+        hello.extend_from_slice(&[purpose, 0, 0, 0, 0, 0]);
+        hello.extend_from_slice(&group.to_le_bytes());
         hello.extend_from_slice(&job.world.to_le_bytes());
         hello.extend_from_slice(&introduction.from.get().to_le_bytes());
         hello.extend_from_slice(&introduction.to.get().to_le_bytes());
@@ -371,12 +321,9 @@ impl Acceptor {
             return Err(HandshakeError::Version { theirs: version });
         }
         let introduction = (|| {
-            let purpose = match reader.u8()? {
-                1 => ConnectionPurpose::Link,
-                2 => ConnectionPurpose::Rendezvous,
-                _ => return None,
-            };
-            reader.bytes(13)?;
+            let purpose = reader.u8()?;
+            reader.bytes(5)?;
+            let purpose = ConnectionPurpose::decode(purpose, reader.u64()?)?;
             let _world = reader.u32()?;
             let (from, to) = (Rank::new(reader.u32()?), Rank::new(reader.u32()?));
             let stream = StreamId { index: reader.u8()?, total: reader.u8()? };
@@ -484,7 +431,7 @@ fn check_magic(input: &[u8]) -> Result<(), HandshakeError> {
 }
 
 /// Encodes the acceptor's verdict; `None` accepts the connection.
-fn encode_verdict(refusal: Option<Refusal>) -> Vec<u8> {
+pub(crate) fn encode_verdict(refusal: Option<Refusal>) -> Vec<u8> {
     vec![refusal.map_or(0, Refusal::to_byte), 0, 0, 0]
 }
 

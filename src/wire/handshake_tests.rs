@@ -24,7 +24,10 @@ fn dialer(job: &Job, from: u32, to: u32) -> Dialer {
 
 fn dialer_with_stream(job: &Job, from: u32, to: u32, stream: StreamId) -> Dialer {
     let (from, to) = (Rank::new(from), Rank::new(to));
-    let introduction = Introduction { purpose: ConnectionPurpose::Link, from, to, stream };
+    new_dialer(job, Introduction { purpose: ConnectionPurpose::Link, from, to, stream })
+}
+
+fn new_dialer(job: &Job, introduction: Introduction) -> Dialer {
     Dialer::new(secret(b"sixteen bytes or more"), job, introduction, [1; 32])
 }
 
@@ -103,8 +106,8 @@ fn a_dialer_with_a_valid_proof_learns_the_reason_of_the_refusal() {
 fn both_sides_report_that_their_versions_differ() {
     let mut acceptor = acceptor(&job(), b"sixteen bytes or more");
     let mut hello = dialer(&job(), 1, 2).take_output();
-    hello[8] = 9;
-    assert_eq!(acceptor.feed(&hello), Err(HandshakeError::Version { theirs: 9 }));
+    hello[8] = 88;
+    assert_eq!(acceptor.feed(&hello), Err(HandshakeError::Version { theirs: 88 }));
     let mut answer = acceptor.take_output();
     assert_eq!(answer.len(), ACCEPTOR_HELLO_BYTES);
     answer[8] = 99;
@@ -128,6 +131,28 @@ fn a_reflected_proof_is_refused() {
     acceptor.feed(&dialer(&job(), 1, 2).take_output()).unwrap();
     let answer = acceptor.take_output();
     assert_eq!(acceptor.feed(&answer[48..]), Err(HandshakeError::Secret));
+}
+
+#[test]
+fn the_acceptor_learns_the_purpose() {
+    for purpose in [
+        ConnectionPurpose::Link,
+        ConnectionPurpose::Rendezvous,
+        ConnectionPurpose::IsolatedLink(0),
+        ConnectionPurpose::IsolatedLink(u64::MAX - 1),
+    ] {
+        let introduction =
+            Introduction { purpose, from: Rank::new(1), to: Rank::new(2), stream: StreamId::ONLY };
+        let mut acceptor = acceptor(&job(), b"sixteen bytes or more");
+        let results = run_handshake(&mut new_dialer(&job(), introduction), &mut acceptor, 1000);
+        assert_eq!((results, acceptor.introduction()), ((Ok(()), Ok(())), Some(introduction)));
+    }
+    let mut hello = dialer(&job(), 1, 2).take_output();
+    for purpose in [0, 4, 255] {
+        hello[10] = purpose;
+        let refused = acceptor(&job(), b"sixteen bytes or more").feed(&hello);
+        assert_eq!(refused, Err(HandshakeError::Unknown("purpose")));
+    }
 }
 
 #[test]

@@ -30,6 +30,21 @@ pub(crate) fn listening_ports(table: &str) -> Vec<u16> {
     ports.collect()
 }
 
+/// Regression test: before the fix, each pair of ranks of these jobs needed a further port.
+#[test]
+fn connections_between_pairs_of_ranks_arrive_on_the_port_of_each_rank() {
+    for (strategy, ranks) in [("gossip", 3), ("ps-async", 3)] {
+        // One port for each rank, and one for the rendezvous.
+        let (held, first) = hold_ports(ranks + 1);
+        drop(held);
+        let range = format!("{first}-{}", first + ranks);
+        let mut command = ringrun(&["-n", &ranks.to_string(), "--port", &range, "ringtrain"]);
+        let arguments = ["--strategy", strategy, "--epochs", "2", "--data", "synthetic:64x4"];
+        let finished = run(command.args(arguments));
+        assert_eq!(finished.code(), Some(0), "{strategy}: {}", finished.stderr());
+    }
+}
+
 #[test]
 fn all_processes_of_a_job_listen_in_the_range() {
     let (held, first) = hold_ports(6);

@@ -1,8 +1,11 @@
 //! Isolated groups: separate jobs of the same ranks.
 
+use std::time::{Duration, Instant};
+
 use crate::util::ranks::TestTransport;
+use ringtrain::rendezvous::{Checksums, Member, SharedSettings};
 use ringtrain::wire::Cause;
-use ringtrain::{Rank, ReduceOp};
+use ringtrain::{Group, Rank, ReduceOp};
 
 const R0: Rank = Rank::ZERO;
 const R1: Rank = Rank::new(1);
@@ -66,7 +69,85 @@ fn an_aborted_job_does_not_affect_an_isolated_group_of_its_ranks(transport: Test
     });
 }
 
+/// An isolated group of three ranks, in another order than in the job, works like the job.
+fn an_isolated_group_may_have_more_than_two_ranks(transport: TestTransport) {
+    transport.run(4, |mut group| {
+        let order = [3, 0, 2].map(Rank::new);
+        let Some(mut isolated) = group.subgroup(&order).unwrap().map(|mut some| some.isolated().unwrap())
+        else {
+            return;
+        };
+        assert_eq!(order[isolated.rank().index()], group.rank());
+        let ranks = isolated.all_gather_object(&group.rank().get()).unwrap();
+        assert_eq!(ranks, [3, 0, 2]);
+        let error = isolated.isolated().err().expect("an isolated group has no ports").to_string();
+        assert!(error.contains("no ports"), "{error}");
+    });
+}
+
+/// The steps in which the ranks of a pair connect, and after which a rank of the test leaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum LastStep {
+    /// The ranks have agreed on the number of the isolated group.
+    Number,
+    /// All ports accept connections of the group.
+    Expectation,
+    /// The rank has told the other rank that it cannot take part.
+    Refusal,
+}
+
+/// Takes part in [`Group::isolated`] as far as the step `last`.
+fn connect_partly(group: &mut Group, last: LastStep) {
+    group.broadcast_object(&5u64, R0).unwrap();
+    let shared = SharedSettings {
+        segment_bytes: 1 << 16,
+        checksums: Checksums::Auto,
+        processors: 1,
+        streams: 1,
+        timeline: false,
+    };
+    let address = "127.0.0.1:1".parse().unwrap();
+    let member = Member { host: String::new(), machine: String::new(), address, shared };
+    match last {
+        LastStep::Number => {}
+        LastStep::Expectation => drop(group.all_gather_object(&Ok::<Member, String>(member)).unwrap()),
+        LastStep::Refusal => {
+            group.all_gather_object(&Err::<Member, String>("no more files".into())).unwrap();
+        }
+    }
+}
+
+/// A rank leaves, or cannot take part, while it and another rank connect. The other rank learns this at once, and not at a
+/// deadline.
+fn a_rank_that_leaves_while_it_connects_is_named(transport: TestTransport) {
+    for leaver in [R0, R1] {
+        for last in [LastStep::Number, LastStep::Expectation, LastStep::Refusal] {
+            transport.run(2, move |mut group| {
+                if group.rank() == leaver {
+                    connect_partly(&mut group, last);
+                    if last == LastStep::Refusal {
+                        group.isolated().unwrap();
+                    }
+                    return;
+                }
+                let started = Instant::now();
+                let error = group.isolated().err().expect("a rank is missing").to_string();
+                assert!(started.elapsed() < Duration::from_secs(5), "{last:?} of rank {leaver}: {error}");
+                if last == LastStep::Refusal {
+                    // The job and a second isolated group still work.
+                    assert_eq!(error, "no more files");
+                    group.isolated().unwrap();
+                } else {
+                    assert!(error.contains(&format!("rank {leaver}")), "{last:?}: {error}");
+                }
+            });
+        }
+    }
+}
+
 on_every_transport! {
+    an_isolated_group_may_have_more_than_two_ranks,
+    a_rank_that_leaves_while_it_connects_is_named,
     a_failure_stays_in_its_isolated_group,
     an_aborted_job_does_not_affect_an_isolated_group_of_its_ranks,
 }

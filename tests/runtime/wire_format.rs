@@ -43,7 +43,7 @@ fn hmac_of(parts: &[&[u8]]) -> Vec<u8> {
 
 #[test]
 fn the_limits_match_the_wire_format_page() {
-    assert_eq!((VERSION, HEADER_BYTES, SEGMENT_BYTES_MAX, CONTROL_BYTES_MAX), (8, 64, 4_194_304, 4096));
+    assert_eq!((VERSION, HEADER_BYTES, SEGMENT_BYTES_MAX, CONTROL_BYTES_MAX), (9, 64, 4_194_304, 4096));
     assert_eq!((SECRET_BYTES_MIN, SECRET_BYTES_MAX), (16, 4096));
 }
 
@@ -188,14 +188,15 @@ fn a_record_header_has_the_documented_bytes() {
 
 #[test]
 fn a_handshake_has_the_documented_bytes() {
-    let mut dialer =
-        make_dialer(&make_job(), ConnectionPurpose::Link, 0x0101, 2, StreamId { index: 3, total: 4 });
+    let purpose = ConnectionPurpose::IsolatedLink(0x0807_0605_0403_0201);
+    let mut dialer = make_dialer(&make_job(), purpose, 0x0101, 2, StreamId { index: 3, total: 4 });
     let hello = dialer.take_output();
     let mut expected = Vec::new();
     expected.extend_from_slice(b"RINGTRAI"); // 0: magic
-    expected.extend_from_slice(&[8, 0]); // 8: version
-    expected.push(1); // 10: purpose
-    expected.extend_from_slice(&[0; 13]); // 11: reserved
+    expected.extend_from_slice(&[9, 0]); // 8: version
+    expected.push(3); // 10: purpose
+    expected.extend_from_slice(&[0; 5]); // 11: reserved
+    expected.extend_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]); // 16: group
     expected.extend_from_slice(&[0x02, 0x01, 0, 0]); // 24: world
     expected.extend_from_slice(&[0x01, 0x01, 0, 0]); // 28: from
     expected.extend_from_slice(&[2, 0, 0, 0]); // 32: to
@@ -214,7 +215,7 @@ fn a_handshake_has_the_documented_bytes() {
     let answer = acceptor.take_output();
     let mut expected = Vec::new();
     expected.extend_from_slice(b"RINGTRAI"); // 0: magic
-    expected.extend_from_slice(&[8, 0]); // 8: version
+    expected.extend_from_slice(&[9, 0]); // 8: version
     expected.push(0); // 10: refusal
     expected.extend_from_slice(&[0; 5]); // 11: reserved
     expected.extend_from_slice(&[0xb2; 32]); // 16: nonce
@@ -258,6 +259,10 @@ fn a_refusal_has_the_documented_bytes() {
     acceptor.feed(&hello).unwrap_err();
     let answer = acceptor.take_output();
     assert_eq!((answer.len(), answer[10], &answer[48..]), (80, 1, &[0; 32][..]));
+    for (purpose, byte) in [(ConnectionPurpose::Link, 1), (ConnectionPurpose::Rendezvous, 2)] {
+        let hello = make_dialer(&make_job(), purpose, 0, 2, StreamId::ONLY).take_output();
+        assert_eq!(hello[10..24], [byte, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    }
 }
 
 /// Returns a missed deadline with one waiting rank and one link.

@@ -7,6 +7,9 @@
 mod bundle;
 mod dial;
 mod extra;
+mod isolated;
+#[cfg(test)]
+mod isolated_tests;
 mod kernel;
 mod options;
 mod simultaneous_open;
@@ -17,6 +20,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use mio::net::TcpStream;
@@ -40,6 +44,15 @@ use super::{TransferResult, Transport};
 use crate::types::Rank;
 use crate::wire::handshake::{ConnectionPurpose, Introduction, StreamId};
 
+/// Ranks of a job that have connections of their own.
+#[derive(Clone, Debug)]
+pub struct IsolatedGroup {
+    /// The number of the group, which no other isolated group of the job has.
+    pub id: u64,
+    /// The ranks in the job, in the order of their ranks in the group.
+    pub members: Arc<[Rank]>,
+}
+
 /// Links over TCP.
 pub struct TcpTransport {
     listener: Listener,
@@ -58,6 +71,8 @@ pub struct TcpTransport {
     extras: BTreeMap<Token, Dial>,
     /// The peers that have opened a link to this rank without a request of this rank.
     incoming_links: VecDeque<Rank>,
+    /// The isolated group of which this is the transport; `None` for the transport of a job.
+    isolated: Option<IsolatedGroup>,
 }
 
 /// The link to one peer.
@@ -101,7 +116,13 @@ impl TcpTransport {
             peers_by_token: HashMap::new(),
             extras: BTreeMap::new(),
             incoming_links: VecDeque::new(),
+            isolated: None,
         }
+    }
+
+    /// Returns the congestion control of links, or `None` for the host's default.
+    pub fn congestion(&self) -> Option<&str> {
+        self.options.congestion()
     }
 
     /// Removes and returns the event queue of the transport. The caller passes the events of this queue to
@@ -122,10 +143,7 @@ impl TcpTransport {
             }
         }
         while let Some(accepted) = self.listener.incoming.take(ConnectionPurpose::Link) {
-            match accepted.introduction.stream.index {
-                0 => self.handle_peer_connection(now, accepted),
-                _ => self.accept_extra_connection(accepted),
-            }
+            self.add_peer_connection(now, accepted);
         }
         let late: Vec<Token> = self.dials().filter(|dial| dial.is_late(now)).map(|dial| dial.token).collect();
         for token in late {
@@ -169,8 +187,7 @@ impl TcpTransport {
         let mut stream = self.options.connect(*address, self.rate_divisor(stream_id.total))?;
         let token = self.listener.new_token();
         self.listener.registry().register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
-        let (from, to) = (self.rank, peer);
-        let introduction = Introduction { purpose: ConnectionPurpose::Link, from, to, stream: stream_id };
+        let introduction = self.introduce(peer, stream_id);
         let identity = self.listener.incoming.identity();
         let handshake = OutgoingHandshake::new(identity, introduction, random_nonce());
         let deadline = Some(now + CONNECT_TIMEOUT);
@@ -215,6 +232,25 @@ impl TcpTransport {
                 let why = format!("no connection: {error}");
                 self.update_opening_link(now, peer, &why, SimultaneousOpen::handle_failed_dial);
             }
+        }
+    }
+
+    /// Returns what this rank says about itself when it dials `peer`.
+    fn introduce(&self, peer: Rank, stream: StreamId) -> Introduction {
+        let (purpose, from, to) = match &self.isolated {
+            None => (ConnectionPurpose::Link, self.rank, peer),
+            Some(IsolatedGroup { id, members }) => {
+                (ConnectionPurpose::IsolatedLink(*id), members[self.rank.index()], members[peer.index()])
+            }
+        };
+        Introduction { purpose, from, to, stream }
+    }
+
+    /// Handles a connection of a link that a peer has opened.
+    fn add_peer_connection(&mut self, now: Duration, accepted: AcceptedConnection) {
+        match accepted.introduction.stream.index {
+            0 => self.handle_peer_connection(now, accepted),
+            _ => self.accept_extra_connection(accepted),
         }
     }
 

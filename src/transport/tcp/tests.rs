@@ -13,13 +13,13 @@ use crate::wire::Secret;
 use crate::wire::handshake::Job;
 
 /// The time within which the kernel must deliver data over loopback. The tests wait for events and do not sleep.
-const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
-const SECOND: Duration = Duration::from_secs(1);
+pub(super) const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const SECOND: Duration = Duration::from_secs(1);
 
 /// One rank's transport and event queue.
-struct TestRank {
-    transport: TcpTransport,
-    poller: Poller,
+pub(super) struct TestRank {
+    pub(super) transport: TcpTransport,
+    pub(super) poller: Poller,
 }
 
 impl TestRank {
@@ -29,7 +29,7 @@ impl TestRank {
     }
 
     /// Waits for events, but not longer than `timeout`, and handles the events.
-    fn wait_and_handle_events(&mut self, now: Duration, timeout: Duration) {
+    pub(super) fn wait_and_handle_events(&mut self, now: Duration, timeout: Duration) {
         let mut events = Vec::new();
         self.poller.wait(Some(timeout), &mut events).unwrap();
         self.transport.serve(now, events);
@@ -61,7 +61,7 @@ impl TestRank {
     }
 }
 
-fn options() -> SocketOptions {
+pub(super) fn options() -> SocketOptions {
     SocketOptions::new(&CongestionControl::Host, Duration::from_mins(1)).unwrap()
 }
 
@@ -69,7 +69,7 @@ fn make_test_ranks(n: u32) -> Vec<TestRank> {
     make_test_ranks_with_streams(n, 1)
 }
 
-fn make_test_ranks_with_streams(n: u32, streams: u8) -> Vec<TestRank> {
+pub(super) fn make_test_ranks_with_streams(n: u32, streams: u8) -> Vec<TestRank> {
     let listeners: Vec<_> =
         (0..n).map(|_| options().listen("127.0.0.1:0".parse().unwrap()).unwrap()).collect();
     let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
@@ -88,7 +88,7 @@ fn make_test_ranks_with_streams(n: u32, streams: u8) -> Vec<TestRank> {
 }
 
 /// Handles the events of `ranks[i]` for each i in `indices`, at the virtual time `now`, until `is_done` returns true.
-fn handle_events_until(
+pub(super) fn handle_events_until(
     ranks: &mut [TestRank],
     indices: &[usize],
     now: Duration,
@@ -108,7 +108,7 @@ fn is_link_open(ranks: &[TestRank]) -> bool {
 }
 
 /// Checks that both ranks use the same connection, and sends one byte in each direction.
-fn assert_linked(ranks: &mut [TestRank], now: Duration) {
+pub(super) fn assert_linked(ranks: &mut [TestRank], now: Duration) {
     assert_eq!(ranks[0].connection_addresses(1), ranks[1].connection_addresses(0));
     for (from, to) in [(0, 1), (1, 0)] {
         let to_rank = Rank::new(to as u32);

@@ -1,0 +1,105 @@
+//! Opens the links of an isolated group. They arrive on the port of the job: the rank that dials names the isolated group in the
+//! handshake, and the transport of the job, which has the port, passes the accepted connections to the transport of the group.
+//!
+//! Of two ranks, the lower rank of the group dials. The transport of the job refuses connections of an isolated group that it
+//! does not expect, so all ranks must have called [`TcpTransport::create_isolated`] before one of them dials.
+
+use std::io;
+use std::time::Duration;
+
+use mio::Interest;
+
+use super::{IsolatedGroup, SocketOptions, TcpLink, TcpTransport};
+use crate::transport::Transport as _;
+use crate::transport::listener::Listener;
+use crate::transport::poller::Event;
+use crate::types::Rank;
+
+impl TcpTransport {
+    /// Returns whether other ranks can connect to this transport.
+    pub fn has_port(&self) -> bool {
+        self.listener.has_port()
+    }
+
+    /// Creates the transport of this rank in an isolated group of this job, without links. `rank` is this rank's number in the
+    /// group. From now on, this job's port accepts the connections that the lower ranks of the group open.
+    ///
+    /// # Errors
+    ///
+    /// If the operating system refuses an event queue.
+    pub fn create_isolated(
+        &mut self,
+        group: IsolatedGroup,
+        rank: Rank,
+        options: SocketOptions,
+        streams: u8,
+    ) -> io::Result<Self> {
+        let listener = Listener::without_port(self.listener.incoming.identity().clone())?;
+        let lower = group.members[..rank.index()].iter().copied();
+        self.listener.incoming.expect_isolated_links(group.id, lower, streams);
+        let addresses = group.members.iter().map(|member| self.addresses[member.index()]).collect();
+        let transport = Self::new(listener, rank, addresses, options, streams);
+        Ok(Self { isolated: Some(group), ..transport })
+    }
+
+    /// Begins to open the links to all higher ranks of an isolated group. Continue with [`TcpTransport::wait_for_events`] and
+    /// [`TcpTransport::serve`].
+    pub fn dial_higher_ranks(&mut self, now: Duration) {
+        for peer in (self.rank.get() + 1..self.addresses.len() as u32).map(Rank::new) {
+            self.connect(now, peer);
+        }
+    }
+
+    /// Returns whether no connection is being opened.
+    pub fn has_dialed(&self) -> bool {
+        self.dials().next().is_none()
+    }
+
+    /// Returns a peer whose link is lost or still being opened, and why.
+    pub fn missing_link(&self) -> Option<(Rank, &str)> {
+        self.links.iter().find_map(|(&peer, link)| match link {
+            TcpLink::Open(_) => None,
+            TcpLink::Lost(why) => Some((peer, why.as_str())),
+            TcpLink::Opening(_) => Some((peer, "it did not complete the handshake in time")),
+        })
+    }
+
+    /// Waits for events of the sockets, at most until the time `until`, and appends them to `events`.
+    ///
+    /// # Errors
+    ///
+    /// If the system call fails, or the event queue has been taken.
+    pub fn wait_for_events(
+        &mut self,
+        now: Duration,
+        until: Duration,
+        events: &mut Vec<Event>,
+    ) -> io::Result<()> {
+        let dials = self.dials().filter_map(|dial| dial.deadline);
+        let until = dials.min().map_or(until, |deadline| deadline.min(until));
+        self.listener.wait(now, Some(until), events)
+    }
+
+    /// Adds the connections that the lower ranks of this isolated group have opened to the port of `job`. From now on, that port
+    /// refuses connections of this group.
+    ///
+    /// # Errors
+    ///
+    /// If the operating system refuses to move a connection to the event queue of this transport.
+    pub fn take_accepted_from(&mut self, job: &mut Self, now: Duration) -> io::Result<()> {
+        let Some(group) = self.isolated.clone() else { return Ok(()) };
+        for mut accepted in job.listener.incoming.take_isolated_links(group.id) {
+            job.listener.registry().deregister(&mut accepted.stream)?;
+            accepted.token = self.listener.new_token();
+            let interest = Interest::READABLE | Interest::WRITABLE;
+            self.listener.registry().register(&mut accepted.stream, accepted.token, interest)?;
+            let from = group.members.iter().position(|&member| member == accepted.introduction.from);
+            let Some(from) = from else { continue };
+            accepted.introduction.from = Rank::new(from as u32);
+            self.add_peer_connection(now, accepted);
+        }
+        // The other ranks may send before this rank needs its links.
+        self.incoming_links = self.links.keys().copied().collect();
+        Ok(())
+    }
+}
