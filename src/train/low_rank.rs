@@ -203,7 +203,13 @@ impl Matrix {
     fn update_and_multiply(&mut self, vector: &[f32]) {
         let Self { elements, columns, sent, left, right, range, .. } = self;
         let sent = (sent.0.as_slice(), sent.1.as_slice());
-        low_rank_products::update_and_multiply((elements, *columns), sent, &vector[range.clone()], right, left);
+        low_rank_products::update_and_multiply(
+            (elements, *columns),
+            sent,
+            &vector[range.clone()],
+            right,
+            left,
+        );
     }
 
     /// Computes Q' = P' M, and keeps P and Q as what this rank sends.

@@ -53,7 +53,9 @@ fn the_links_of_an_isolated_group_arrive_on_the_ports_of_the_job() {
             all.iter().all(|rank| rank.transport.has_dialed() && rank.transport.missing_link().is_none())
         });
         let mut isolated = all.split_off(world as usize);
-        isolated.iter_mut().for_each(|isolated| take_accepted(&mut all, isolated));
+        for isolated in &mut isolated {
+            take_accepted(&mut all, isolated);
+        }
         assert!(all.iter().all(|rank| rank.transport.descriptors().len() == 1), "only the listener is left");
         drop(all);
         let peers = members.len() - 1;
