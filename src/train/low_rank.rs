@@ -97,8 +97,8 @@ impl LowRankSum {
         self.all_reduce(runtime, 1, |matrix| &matrix.right)
     }
 
-    /// Waits for the all-reduce of Q, and writes the sums to `vector`. Calls `on_summed` with each part of the ranges of the matrices
-    /// and its sums.
+    /// Waits for the all-reduce of Q, and writes the sums to `vector`. Calls `on_summed` with each part of the ranges of the
+    /// matrices and its sums.
     pub(crate) fn finish(
         &mut self,
         vector: &mut [f32],
@@ -197,9 +197,9 @@ impl Matrix {
         }
     }
 
-    /// Sets the matrix M to the sum of the residual and the matrix in `vector`, and computes P' = Q' M'. The rounding may differ
-    /// between ranks. An element of the residual that is not finite becomes 0, because it would make all later results infinite or
-    /// NaN.
+    /// Sets the matrix M to the sum of the residual and the matrix in `vector`, and computes P' = Q' M'. The rounding may
+    /// differ between ranks. An element of the residual that is not finite becomes 0, because it would make all later results
+    /// infinite or NaN.
     fn update_and_multiply(&mut self, vector: &[f32]) {
         let Self { elements, columns, sent, left, right, range, .. } = self;
         let sent = (sent.0.as_slice(), sent.1.as_slice());

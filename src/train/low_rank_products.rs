@@ -23,8 +23,8 @@ const VECTORS_MAX: usize = u8::MAX as usize;
 /// The approximate number of elements in a block of [`set_product`], which the level 2 cache holds.
 const BLOCK_ELEMENTS: usize = 32 << 10;
 
-/// Subtracts the product `sent` of two factors from `matrix` as [`subtract_product`] does, and then adds `values`. Sets `products`
-/// to the products of the matrix and each vector of `vectors`, which has as many elements as the matrix has columns.
+/// Subtracts the product `sent` of two factors from `matrix` as [`subtract_product`] does, and then adds `values`. Sets
+/// `products` to the products of the matrix and each vector of `vectors`, which has as many elements as the matrix has columns.
 pub(super) fn update_and_multiply(
     (matrix, columns): (&mut [f32], usize),
     sent: (&[f32], &[f32]),

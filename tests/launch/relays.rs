@@ -4,7 +4,8 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
 
 use crate::hosts::{Lab, assert_failed};
 use crate::util::{finish, read_pid, run, runs_long_tests, send_signal, wait_until};
@@ -135,6 +136,11 @@ fn status_line(pid: u32, name: &str) -> String {
     line.unwrap_or_default().trim().to_owned()
 }
 
+fn wait_for_end(relay: &mut Child) -> ExitStatus {
+    wait_until("the relay ends", || relay.try_wait().expect("a child").is_some());
+    relay.wait().expect("a child")
+}
+
 /// A host that prints without end must not fill the memory of the relay while ringrun does not read.
 #[test]
 fn a_relay_stores_a_limited_number_of_bytes() {
@@ -152,19 +158,24 @@ fn a_relay_stores_a_limited_number_of_bytes() {
         status_line(script, "Name") != "sh" && sleeps(script) && sleeps(relay.id())
     });
     let mut stdout = relay.stdout.take().expect("a pipe");
-    let mut received = Vec::new();
-    let mut buffer = vec![0; 1 << 16];
-    while !received.ends_with(br#"{"Ended":{"channel":1,"code":0}}"#) {
-        let count = stdout.read(&mut buffer).expect("the relay writes");
-        assert!(count > 0, "the relay has ended too early");
-        received.extend_from_slice(&buffer[..count]);
-    }
+    let reader = thread::spawn(move || {
+        let mut received = Vec::new();
+        let mut buffer = vec![0; 1 << 16];
+        while !received.ends_with(br#"{"Ended":{"channel":1,"code":0}}"#) {
+            let count = stdout.read(&mut buffer).expect("the relay writes");
+            assert!(count > 0, "the relay has ended too early");
+            received.extend_from_slice(&buffer[..count]);
+        }
+        received
+    });
+    wait_until("the relay has passed on everything", || reader.is_finished());
+    let received = reader.join().expect("the reader ends");
     assert!(received.len() > BYTES && received.len() < BYTES + (1 << 18), "{} bytes", received.len());
     let peak = status_line(relay.id(), "VmHWM");
     let kib: usize = peak.trim_end_matches(" kB").parse().expect("a number");
     assert!(kib < BYTES >> 10, "the relay has used {peak}");
     drop(relay.stdin.take());
-    assert!(relay.wait().expect("the relay ends").success());
+    assert!(wait_for_end(&mut relay).success());
 }
 
 /// The end of the relay's input is the end of the input of all its programs, also if the relay is killed.
@@ -182,6 +193,6 @@ fn the_end_of_a_relay_ends_the_input_of_its_programs() {
             drop(relay.stdin.take());
         }
         wait_until("the program has read the end of its input", || ended.exists());
-        assert_eq!(relay.wait().expect("the relay ends").success(), !is_killed);
+        assert_eq!(wait_for_end(&mut relay).success(), !is_killed);
     }
 }
