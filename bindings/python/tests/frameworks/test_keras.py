@@ -59,6 +59,14 @@ def test_tensorflow(launch: Launch, n: int) -> None:
 
 
 @FULL
+@pytest.mark.needs("tensorflow")
+def test_the_benchmark_runs(launch: Launch) -> None:
+    """The benchmark also checks that both ways of training have the same losses."""
+    done = launch(2, "../../../benchmarks/tf_compare.py", "--rounds", "1", backend="tensorflow")
+    assert done.stdout.count("2 ranks, ") == 4, done
+
+
+@FULL
 @BACKENDS
 def test_a_killed_rank_is_named_within_two_seconds(launch: Launch, backend: str) -> None:
     done = launch(3, "keras_failures.py", "kill", backend=backend, code=137, flags=["--grace", "100"])
