@@ -12,8 +12,8 @@ import pytest
 from ranks import FinishedProgram, Launcher, RunningProgram
 
 PROGRAMS = Path(__file__).parent / "programs"
-# A job needs less time even on two busy cores.
-TIMEOUT_SECONDS = 240.0
+# A job needs less time even on two busy cores. `keras_compiled.py` with PyTorch took 220 seconds while a compiler ran.
+TIMEOUT_SECONDS = 400.0
 
 
 def is_installed(*names: str) -> bool:

@@ -16,7 +16,7 @@ from ranks import FinishedProgram, RunningProgram
 
 Launch = Callable[..., FinishedProgram]
 FULL = pytest.mark.full
-pytestmark = pytest.mark.timeout(260)
+pytestmark = pytest.mark.timeout(420)
 
 JAX = pytest.param("jax", marks=pytest.mark.needs("keras", "jax"))
 TORCH = pytest.param("torch", marks=pytest.mark.needs("keras", "torch"))
@@ -46,7 +46,7 @@ def test_keras(launch: Launch, n: int, backend: str) -> None:
 @FULL
 @BACKENDS
 def test_compiled_training(launch: Launch, backend: str) -> None:
-    """torch.compile takes a minute. XLA of TensorFlow cannot call Python, so the callbacks turn it off."""
+    """torch.compile takes minutes. XLA of TensorFlow cannot call Python, so the callbacks turn it off."""
     done = launch(2, "keras_compiled.py", backend=backend)
     assert done.stdout.count(f"the same training, compiled: {backend != 'tensorflow'}") == 2, done
 
