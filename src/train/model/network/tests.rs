@@ -370,7 +370,7 @@ fn a_model_that_does_not_fit_its_inputs_is_refused() {
     for (spec, input, expected) in [
         ("mlp:65536,65536", 10.into(), "too many parameters"),
         ("softmax", usize::MAX.into(), "too many parameters"),
-        ("cnn", 64.into(), "needs images, but the 64 features"),
+        ("cnn", 64.into(), "needs images, but a sample has 64 features"),
         ("cnn", small, "has `pool2` where the image has only 1 x 1 pixels"),
         ("cnn:conv65536x1,conv65536x1,pool2", IMAGE_INPUT, "too many parameters"),
         (
