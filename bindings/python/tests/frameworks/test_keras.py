@@ -32,8 +32,8 @@ def test_shared_functions(launch: Launch, n: int) -> None:
 @pytest.mark.needs("keras", "jax")
 def test_keras_with_jax(launch: Launch) -> None:
     """Trains, saves and loads a model, and passes bad input."""
-    done = launch(2, "keras_checks.py", "saved_model,bad_input,shards,values")
-    assert done.stdout.count("4 checks passed") == 2, done
+    done = launch(2, "keras_checks.py", "saved_model,bad_input")
+    assert done.stdout.count("2 checks passed") == 2, done
 
 
 @FULL
