@@ -44,6 +44,11 @@ fn hmac_of(parts: &[&[u8]]) -> Vec<u8> {
 #[test]
 fn the_limits_match_the_wire_format_page() {
     assert_eq!((VERSION, HEADER_BYTES, SEGMENT_BYTES_MAX, CONTROL_BYTES_MAX), (9, 64, 4_194_304, 4096));
+    let page = include_str!("../../docs/wire-format.md");
+    assert!(
+        page.contains(&format!("in version {VERSION} of the format")),
+        "the page describes another version"
+    );
     assert_eq!((SECRET_BYTES_MIN, SECRET_BYTES_MAX), (16, 4096));
 }
 
