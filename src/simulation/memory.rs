@@ -28,7 +28,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 pub use self::accesses::THREADS_MAX;
-use self::accesses::{Access, Clock, LastAccesses, MappedBuffers};
+use self::accesses::{Access, Clock, LastAccesses, MappedBuffers, split_at_words};
 use crate::shm::{RoundsMemory, SegmentMemory, WORD_BYTES};
 
 /// The number of bytes of a chunk.
@@ -425,15 +425,20 @@ impl SegmentMemory for SimMemory {
         }
         let thread = self.whole.thread.get();
         let access = state.access(thread);
-        for (offset, target) in (self.base + start..).zip(target) {
+        for (offset, part) in split_at_words(self.base + start, target.len()) {
             let (chunk, index) = state.chunk(offset);
             let is_race = chunk.blocks[index / WORD_BYTES].read(&access);
-            let replaced = chunk.replaced[index];
-            *target = chunk.newest[index];
+            let bytes = index..index + part.len();
+            let target = &mut target[part];
+            target.copy_from_slice(&chunk.newest[bytes.clone()]);
             if is_race {
+                let mut replaced = [0; WORD_BYTES];
+                replaced[..target.len()].copy_from_slice(&chunk.replaced[bytes]);
                 state.note_race(thread, "reads", offset);
-                if state.random.random_bool(0.5) {
-                    *target = replaced;
+                for (byte, replaced) in target.iter_mut().zip(replaced) {
+                    if state.random.random_bool(0.5) {
+                        *byte = replaced;
+                    }
                 }
             }
         }
@@ -446,10 +451,12 @@ impl SegmentMemory for SimMemory {
         }
         let thread = self.whole.thread.get();
         let access = state.access(thread);
-        for (offset, &byte) in (self.base + start..).zip(source) {
+        for (offset, part) in split_at_words(self.base + start, source.len()) {
             let (chunk, index) = state.chunk(offset);
             let is_race = chunk.blocks[index / WORD_BYTES].write(&access);
-            chunk.replaced[index] = std::mem::replace(&mut chunk.newest[index], byte);
+            let bytes = index..index + part.len();
+            chunk.replaced[bytes.clone()].copy_from_slice(&chunk.newest[bytes.clone()]);
+            chunk.newest[bytes].copy_from_slice(&source[part]);
             if is_race {
                 state.note_race(thread, "writes", offset);
             }

@@ -114,9 +114,13 @@ impl PyArrayGroup {
         compression: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (py, group) = Self::for_call(slf)?;
-        if let (Some(arrays), None) = (InputAndOutput::of(x, out), compression)
+        if let Some(arrays) = InputAndOutput::of(x, out)
             && arrays.have_same_shape()
         {
+            if compression.is_some() {
+                group.all_reduce_regions(py, arrays.output_and_input(), op, compression, Ending::Wait)?;
+                return Ok(arrays.output.1.clone());
+            }
             let (dtype, op) = reduction_for(py, arrays.input.0.kind, op)?;
             let (mut output, input) = arrays.output_and_input();
             with_type!(dtype, T => group.collective(py, |group| {

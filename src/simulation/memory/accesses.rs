@@ -2,6 +2,7 @@
 //! the other.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::shm::WORD_BYTES;
 
@@ -43,6 +44,16 @@ impl LastAccesses {
         (self.writer, self.written) = (access.thread, access.now);
         is_race
     }
+}
+
+/// Splits a range of bytes where words begin. Returns the offset of each part, and its place in the range.
+pub fn split_at_words(start: usize, length: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let end = start + length;
+    let words = if length == 0 { 0..0 } else { start / WORD_BYTES..end.div_ceil(WORD_BYTES) };
+    words.map(move |word| {
+        let (first, last) = (start.max(word * WORD_BYTES), end.min((word + 1) * WORD_BYTES));
+        (first, first - start..last - start)
+    })
 }
 
 /// Buffers in the memory of this process that have a mapping for each thread. Threads access the bytes themselves.
