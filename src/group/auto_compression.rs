@@ -8,7 +8,7 @@ use crate::codec::Compression;
 use crate::engine::Timestamp;
 use crate::runtime::error_feedback::mix;
 use crate::schedule::CollectiveSpec;
-use crate::types::{ReduceOp, Site, WorldSize};
+use crate::types::{ReduceOp, Site};
 
 /// The largest number of elements with which the ranks measure the error of a codec.
 const SAMPLE_ELEMENTS: usize = 16_384;
@@ -36,9 +36,9 @@ impl Group {
         site: Site,
     ) -> Result<(Compression, Option<CallTimer>), Error> {
         let mut shared = choice.lock();
-        let Some(job) = self.job.clone().filter(|_| self.world != WorldSize::ONE && !self.shares_memory)
-        else {
-            shared.choice.use_shared_memory();
+        // Within a host, no codec is worth the time of the processors, which the ranks need for their computation.
+        let Some(job) = self.job.as_ref().filter(|_| self.local_size() != self.world).cloned() else {
+            shared.choice.use_exact_elements();
             return Ok((Compression::None, None));
         };
         let before = shared.choice.report();

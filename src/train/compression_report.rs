@@ -27,7 +27,7 @@ pub struct CodecChoice {
     /// The relative error of a result with this codec. `None` if it was not measured.
     pub relative_error: Option<f32>,
     /// The time of a sum in the last trial, in seconds, on the slowest rank. `None` before the end of the first trial, or if all
-    /// ranks share memory.
+    /// ranks are on one host.
     pub seconds: Option<f32>,
 }
 

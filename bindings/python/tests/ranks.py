@@ -356,7 +356,7 @@ class Cases:
 
 def run_in_threads(n: int, work: Callable[[Any], Any], **options: Any) -> list[Any]:
     """Runs a job whose `n` ranks are threads of this process. Each thread calls `work(group)`. Returns, in rank order,
-    the value that each call returned or the exception that the call raised."""
+    the value that each call returned or the exception that the call raised. A function among `options` gets the rank."""
     import ringtrain as ring
     from ringtrain import _core
 
@@ -365,9 +365,10 @@ def run_in_threads(n: int, work: Callable[[Any], Any], **options: Any) -> list[A
     results: list[Any] = [None] * n
 
     def run_rank(rank: int) -> None:
+        values = {name: option(rank) if callable(option) else option for name, option in options.items()}
         try:
             joined = _core.join(
-                rank=rank, size=n, rendezvous=server.address, job_id=job, secret=secret, **{"timeout": 20.0, **options}
+                rank=rank, size=n, rendezvous=server.address, job_id=job, secret=secret, **{"timeout": 20.0, **values}
             )
             with ring.Group(joined) as group:
                 results[rank] = work(group)

@@ -19,7 +19,7 @@ pub struct CompressionResult {
     /// The codec.
     pub codec: String,
     /// The bytes of all encoded elements that rank 0 sent, divided by the bytes that they take without compression. `None` if
-    /// nothing was encoded, because the ranks share memory.
+    /// nothing was encoded, because all ranks share memory or `auto` sends exact elements.
     pub fraction_of_bytes: Option<f64>,
     /// The relative error of a result: the Euclidean norm of its error, divided by that of the exact result. The inputs are
     /// random numbers with a mean of 0. `None` without `--check`.
@@ -113,7 +113,7 @@ impl CompressionResult {
     pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let bytes = match self.fraction_of_bytes {
             Some(fraction) => format!("{fraction:.4} of the bytes"),
-            None => "nothing was encoded, because all ranks share memory".into(),
+            None => "nothing was encoded".into(),
         };
         let error =
             self.relative_error.map_or_else(String::new, |error| format!(", relative error {error:.2e}"));

@@ -30,7 +30,8 @@ NAMES = [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.full]) f
 
 
 def run(n: int, work) -> list:
-    results = run_in_threads(n, work, transport="tcp")
+    """Runs each rank on a host of its own, because `auto` encodes nothing within a host."""
+    results = run_in_threads(n, work, transport="tcp", host_id="host {}".format)
     for result in results:
         if isinstance(result, BaseException):
             raise result
