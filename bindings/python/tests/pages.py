@@ -8,7 +8,8 @@ A comment in the line before a block may have marks: `<!-- file: train.py; needs
 - `full`: only `tools/test --full` runs the block, although the gate runs other blocks of the page.
 - `code: N`: the exit code of the block. Without this mark, it is 0.
 - `background`: the block runs until the page ends.
-- `retry`: the block is repeated until its output is as in the page. It waits for a block that runs in the background.
+- `retry`: the block is repeated until its output is as in the page, because a block in the background needs time, or because the
+  ranks may write to the same line: torchrun runs `python -u`, which writes the end of a line by itself.
 - `not run: REASON`: no test runs the block.
 
 A block of type `text` after a block of type `sh` is the output of its commands.
