@@ -76,7 +76,8 @@ pub enum LaunchError {
     },
     /// `--mpi4py` was given and the Python package ringtrain was not found.
     #[error(
-        "--mpi4py: {i} cannot find the package ringtrain: {why}; to install it, run: {i} -m pip install ringtrain",
+        "--mpi4py: {i} cannot find the package ringtrain: {why}; to install it, run in a clone of ringtrain: \
+         {i} -m pip install ./bindings/python",
         i = interpreter.display()
     )]
     Mpi4py {

@@ -9,7 +9,7 @@ import sys
 
 MESSAGE = (
     "mpi4py is not available on ranks that ringrun started, because an installed MPI does not connect them: start the job with "
-    "`ringrun --mpi4py` to run the script on ringtrain (pip install ringtrain), or with `ringrun --mpi4py=installed` to import "
+    "`ringrun --mpi4py` to run the script on the Python package of ringtrain, or with `ringrun --mpi4py=installed` to import "
     "the installed mpi4py, in which every rank is a world of size 1"
 )
 

@@ -209,7 +209,7 @@ pub(super) fn failure_report(
             rank_statuses[rank.index()].failure_message("; all other ranks failed too")
         }
         JobOutcome::Failed(rank) => {
-            let others = if rank_statuses.len() > 1 { "; the other ranks were stopped" } else { "" };
+            let others = if rank_statuses.len() > 1 { "; the job has ended" } else { "" };
             let alone = rank_statuses.iter().all(|status| status.rank == rank || status.is_success());
             rank_statuses[rank.index()].failure_message(if alone { "" } else { others })
         }
@@ -232,7 +232,7 @@ pub(super) fn failure_report(
         _ => None,
     };
     if let Some(rank) = blamed {
-        if let Some((reporter, record)) = report {
+        if let Some((reporter, record)) = report.filter(|(_, record)| !record.only_says_that_failed(rank)) {
             let text = format!("rank {reporter} reported: {record}");
             messages.push(LaunchMessage::error(text).about(reporter));
         }
@@ -379,7 +379,7 @@ mod tests {
                 &ends,
                 (&last_lines, Some((Rank::new(1), &record)))
             ),
-            "ringrun: rank 2 (pid 102) was killed by signal 9 (SIGKILL) after 12.3 s; the other ranks were stopped\n\
+            "ringrun: rank 2 (pid 102) was killed by signal 9 (SIGKILL) after 12.3 s; the job has ended\n\
              ringrun: rank 1 reported: a rank was lost: rank 2 on h; in barrier() at a.py:3\n\
              ringrun: last lines of rank 2:\n  | step 7\n  | step 8\n\
              ringrun: ranks 0-1,3,5 exited with code 6\n\

@@ -151,6 +151,13 @@ impl ExitRecord {
 }
 
 /// Describes the failure: `a rank was lost: rank 2 on node7; in barrier() at train.py:12`.
+impl ExitRecord {
+    /// Returns whether the record says no more than that `rank` has failed.
+    pub fn only_says_that_failed(&self, rank: Rank) -> bool {
+        self.kind == CauseKind::RankFailed && self.ranks == [rank] && self.operation.is_empty()
+    }
+}
+
 impl fmt::Display for ExitRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind.description())?;

@@ -106,7 +106,7 @@ pub enum HandshakeError {
         theirs: u16,
     },
     /// The peer's proof is wrong, so the peer has a different secret.
-    #[error("its secret is not ours; give every rank the same --secret-file")]
+    #[error("its secret differs from the secret of this rank; give every rank the same --secret-file")]
     Secret,
     /// The peer refused this rank, before or after this rank sent its proof.
     #[error("it refused this rank and said about this rank: \"{0}\"")]

@@ -97,7 +97,7 @@ fn the_rank_that_failed_first_is_blamed_for_every_kind_of_failure() {
         let done = run_job(failure);
         let errors = done.stderr();
         assert_eq!(done.code(), Some(code), "{failure}: {errors}");
-        let headline = errors.lines().find(|line| line.contains("the other ranks were stopped"));
+        let headline = errors.lines().find(|line| line.contains("the job has ended"));
         assert!(
             headline.is_some_and(|line| line.starts_with("ringrun: rank 2 (pid ")),
             "{failure}: {errors}"

@@ -195,7 +195,7 @@ fn assert_not_started(done: &FinishedProgram, interpreter: &str, expected: &str)
     assert_eq!((done.code(), done.stdout().as_str()), (Some(5), ""), "{expected}: {errors}");
     let begin = format!("ringrun: --mpi4py: {interpreter} cannot find the package ringtrain: ");
     assert!(errors.starts_with(&begin) && errors.contains(expected), "`{expected}` is not in: {errors}");
-    assert!(errors.ends_with(&format!("{interpreter} -m pip install ringtrain\n")), "{errors}");
+    assert!(errors.ends_with(&format!("{interpreter} -m pip install ./bindings/python\n")), "{errors}");
     assert_eq!(errors.lines().count(), 1, "{errors}");
 }
 

@@ -164,10 +164,11 @@ const OPTIONS_OF_OTHER_LAUNCHERS: &[OptionRow] = &[
     (&["report-pid", "report-uri"], 1, Refused("use --verbose; each rank also finds its number in $RANK")),
     (&["print-all-exitcodes"], 0, SameAs("--verbose")),
     // Options for the runtime of Horovod.
+    (&["fusion-threshold-mb", "cycle-time-ms", "cache-capacity", "config-file"], 1, Refused(TUNING_HINT)),
     (
-        &["fusion-threshold-mb", "cycle-time-ms", "cache-capacity", "timeline-filename", "config-file"],
+        &["timeline-filename"],
         1,
-        Refused(TUNING_HINT),
+        Refused("set RING_TIMELINE=FILE for your own program, or use `ringtrain --timeline FILE`"),
     ),
     (&["stall-check-warning-time-seconds", "stall-check-shutdown-time-seconds"], 1, Refused(TUNING_HINT)),
     (
@@ -175,7 +176,7 @@ const OPTIONS_OF_OTHER_LAUNCHERS: &[OptionRow] = &[
         0,
         Refused(TUNING_HINT),
     ),
-    (&["check-build"], 0, Refused("use --version")),
+    (&["check-build"], 0, Refused("use --version, and `ringrun doctor` to check the hosts")),
 ];
 
 /// Replaces the options of other launchers by options of ringrun. Does not change COMMAND and its arguments. If a `:` ends the

@@ -17,7 +17,7 @@ use clap::Parser;
 use serde::Serialize;
 
 use self::rank_view::RankView;
-use self::screen::Screen;
+use self::screen::{Screen, ScreenContent};
 use self::table::draw_jobs;
 use crate::cli::print_error::print_error;
 use crate::exit::Exit;
@@ -216,12 +216,12 @@ fn print(text: &str) -> Result<(), String> {
 fn show_until_left(source: &RankSource) -> Result<Exit, String> {
     let mut screen = Screen::open().map_err(|error| format!("cannot use the terminal: {error}"))?;
     loop {
-        let text = match source.collect_views() {
-            Ok(views) if views.is_empty() => source.describe_absence(),
-            Ok(views) => draw_jobs(&views),
-            Err(message) => message,
+        let (text, content) = match source.collect_views() {
+            Ok(views) if views.is_empty() => (source.describe_absence(), ScreenContent::Sentence),
+            Ok(views) => (draw_jobs(&views), ScreenContent::Tables),
+            Err(message) => (message, ScreenContent::Sentence),
         };
-        screen.draw(&text).map_err(|error| format!("cannot write to the terminal: {error}"))?;
+        screen.draw(&text, content).map_err(|error| format!("cannot write to the terminal: {error}"))?;
         if screen.wait_for_leave(REFRESH_INTERVAL) {
             return Ok(Exit::Success);
         }

@@ -35,7 +35,9 @@ def ringrun() -> str:
     beside = Path(sys.executable).parent / "ringrun"
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("ringrun")
     if found is None:
-        raise Error("ringrun is neither in this Python's directory nor on PATH; it comes with the package: pip install ringtrain")
+        raise Error(
+            "ringrun is neither in this Python's directory nor on PATH; install the package again, which contains ringrun"
+        )
     return found
 
 

@@ -16,6 +16,13 @@ const SIZE_DEFAULT: (usize, usize) = (24, 80);
 /// Ctrl-C, which is a byte while the terminal sends no signals.
 const CTRL_C: u8 = 3;
 
+/// What a text on the screen is.
+#[derive(Clone, Copy)]
+pub(super) enum ScreenContent {
+    Tables,
+    Sentence,
+}
+
 /// The terminal. Dropping it restores the terminal.
 pub(super) struct Screen {
     /// The modes of the terminal at the start. `None` if the standard input is not a terminal, or has ended.
@@ -46,8 +53,9 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Replaces the content of the screen by the first lines of `text`.
-    pub(super) fn draw(&mut self, text: &str) -> io::Result<()> {
+    /// Replaces the content of the screen by the first lines of `text`. Cuts long lines of tables, and continues a long sentence
+    /// on the next line.
+    pub(super) fn draw(&mut self, text: &str, content: ScreenContent) -> io::Result<()> {
         let (rows, columns) = tcgetwinsize(io::stdout())
             .ok()
             .map(|size| (usize::from(size.ws_row), usize::from(size.ws_col)))
@@ -55,9 +63,15 @@ impl Screen {
             .unwrap_or(SIZE_DEFAULT);
         let keys = if self.reads_keys { "q leaves" } else { "Ctrl-C leaves" };
         let mut frame = format!("\x1b[H\x1b[1mringrun top\x1b[0m, refreshed each second; {keys}\x1b[K");
-        for line in text.lines().take(rows.saturating_sub(1)) {
+        let lines = match content {
+            ScreenContent::Tables => text.lines().map(|line| line.chars().take(columns).collect()).collect(),
+            ScreenContent::Sentence => {
+                text.chars().collect::<Vec<_>>().chunks(columns).map(String::from_iter).collect::<Vec<_>>()
+            }
+        };
+        for line in lines.iter().take(rows.saturating_sub(1)) {
             frame += "\r\n";
-            frame.extend(line.chars().take(columns));
+            frame += line;
             frame += "\x1b[K";
         }
         write_now(&(frame + "\x1b[J"))
