@@ -134,7 +134,8 @@ impl BenchEnvironment {
             self.streams,
             self.segment_bytes
         )?;
-        writeln!(out, "# {}, {}, {}", self.cpu, counted(self.cpu_count, "processor"), self.kernel)?;
+        let processors = counted(self.cpu_count, "processor");
+        writeln!(out, "# {}, rank 0 may use {processors}, {}", self.cpu, self.kernel)?;
         if profile == "debug" {
             writeln!(
                 out,
