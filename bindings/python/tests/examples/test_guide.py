@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
@@ -23,7 +24,7 @@ import pytest
 
 import ranks
 from pages import Block, find_difference, read_blocks
-from ranks import Launcher, wait_until
+from ranks import Launcher
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 GUIDE = REPOSITORY / "docs" / "guide"
@@ -212,10 +213,10 @@ def check_block(shell: Shell, page: Path, block: Block, expected: str | None) ->
         return "" if expected is None else find_difference(expected, output)
 
     place = f"{page.name}:{block.line}"
-    if "retry" in block.marks:
-        wait_until(f"{place} has the output of the page", lambda: not problem())
-    elif found := problem():
-        pytest.fail(f"{place}: {found}", pytrace=False)
+    until = time.monotonic() + (WAIT_LIMIT_S if "retry" in block.marks else 0)
+    while found := problem():
+        if time.monotonic() >= until:
+            pytest.fail(f"{place}: {found}", pytrace=False)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
