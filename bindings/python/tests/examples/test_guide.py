@@ -47,6 +47,7 @@ def has_programs(*names: str) -> bool:
 
 REQUIREMENTS: dict[str, tuple[Callable[[], bool], str]] = {
     "torch": (lambda: has_modules("torch"), "PyTorch"),
+    "keras": (lambda: has_modules("keras", "jax", "optax"), "Keras, JAX or optax"),
     "ray": (lambda: has_modules("ray"), "Ray"),
     "dask": (lambda: has_modules("distributed"), "Dask"),
     "hosts": (lambda: os.geteuid() == 0 and has_programs("ip", "ssh", "/usr/sbin/sshd"), "root's rights, iproute2 and sshd"),
