@@ -67,6 +67,7 @@ mod recipe;
 mod report;
 mod reproducible_options;
 mod run;
+mod run_messages;
 mod runtime;
 mod server_run;
 mod setup;

@@ -9,20 +9,20 @@ use super::compression_report::CompressionReport;
 use super::config::{Config, default_learning_rate};
 use super::curve_files::CurveFiles;
 use super::data::SharedSamples;
-use super::early_stopping::BestRecord;
 use super::optimizer::Rule;
 use super::partition::ModelPartition;
 use super::plot::{draw_curves, make_page};
 use super::progress::Observer;
 use super::rank_checks::{check_all_succeeded, check_same_data, find_first_differing_rank, short_digest};
 use super::report::{RankResults, Report, f64_with_same_digits, parameters_hash};
+use super::run_messages::{end_message, nothing_to_train_message, start_message};
 use super::setup::{Setup, TrainingSettings};
 use super::state_distribution::broadcast_state;
 use super::strategies::StrategySpec;
 use super::tensorboard::{EventRecorder, TensorBoard};
 use super::trainer::{Metrics, Trainer};
 use super::{
-    RunPhase, TrainError, atomic_file, convergence, curvature, gossip, model_file, server_run, tensorboard,
+    RunPhase, TrainError, atomic_file, curvature, gossip, model_file, server_run, tensorboard,
 };
 use crate::group::{Group, Statistics};
 use crate::observe::training_thread::activate;
@@ -193,42 +193,6 @@ fn check_loss_against_constant_prediction(
     Ok(())
 }
 
-/// Returns a line that says why training ended and what to do next. `is_saved` is false if the last checkpoint was
-/// not written.
-fn end_message(config: &Config, setup: &Setup, trainer: &Trainer<'_>, is_saved: bool) -> String {
-    let position = trainer.state.position;
-    let (convex, constant_loss) = (setup.model.is_convex(), setup.constant_prediction_loss());
-    if trainer.stopped {
-        let saved = match &config.checkpoint {
-            Some(_) if !is_saved => "the checkpoint could not be saved".into(),
-            Some(target) => format!("saved to {}; pass --resume to continue", target.directory.display()),
-            None => "nothing was saved, because --checkpoint was not given".into(),
-        };
-        format!("stopped by a signal after step {}: {saved}", position.steps_total)
-    } else if let Some(best) = &trainer.state.best {
-        let BestRecord { epoch, loss, records_since, .. } = best.record;
-        let why = if trainer.is_out_of_patience() {
-            format!(
-                "stopped early after epoch {}: {} without a lower validation loss",
-                position.epoch,
-                counted(records_since, "record")
-            )
-        } else {
-            format!("done: {}", counted(position.epoch, "epoch"))
-        };
-        let loss = loss.unwrap_or_default();
-        format!(
-            "{why}; the result has the parameters after epoch {epoch}, whose validation loss of {loss:.4} is the lowest"
-        )
-    } else if trainer.has_converged() {
-        format!("converged: the loss no longer falls after epoch {}", position.epoch)
-    } else if convergence::is_still_improving(&trainer.state.history, constant_loss, convex) {
-        "still improving: raise --epochs or --lr".into()
-    } else {
-        format!("done: {}", counted(position.epoch, "epoch"))
-    }
-}
-
 /// Returns the report of a run. `started` and `start_statistics` are the time and the group's statistics at the start
 /// of the run.
 fn create_report(
@@ -293,33 +257,6 @@ fn create_report(
     }
 }
 
-/// Returns a line for the user that describes the data, the model and the settings of the run.
-fn start_message(group: &Group, config: &Config, setup: &Setup, learning_rate: Option<f32>) -> String {
-    let (target, input) = setup.dataset.describe_target_and_inputs();
-    let TrainingSettings { rule, batch_size, epochs, stops_when_converged, .. } = &setup.settings;
-    format!(
-        "{} on {} ({target}): {} training and {} of {}, {}; {} lr {}{}, batch {batch_size}, {}{}, seed {}, {}{}",
-        setup.model,
-        setup.dataset.name,
-        setup.dataset.train.len(),
-        counted(setup.dataset.test.len(), "test sample"),
-        counted(setup.dataset.train.columns(), input),
-        counted(setup.network.parameter_count(), "parameter"),
-        rule.name(),
-        learning_rate.unwrap_or_default(),
-        config.recipe,
-        if *stops_when_converged { "at most " } else { "" },
-        counted(epochs, "epoch"),
-        config.seed,
-        counted(group.size(), "rank"),
-        if config.strategy == StrategySpec::AllReduce {
-            String::new()
-        } else {
-            format!(", strategy {}", config.strategy)
-        },
-    )
-}
-
 /// Returns an error if a rank has other options than rank 0.
 fn check_same_arguments(group: &mut Group, config: &Config) -> Result<(), TrainError> {
     let options = config.options_equal_on_all_ranks();
@@ -354,12 +291,17 @@ fn starting_state(
     let resuming =
         config.checkpoint.as_ref().is_some_and(|target| target.existing == ExistingCheckpoint::Resume);
     match &found {
-        Some(TrainingState { position, .. }) => observer.notice(&format!(
-            "resuming from the checkpoint at step {} (epoch {}, step {} of this epoch)",
-            position.steps_total,
-            position.epoch + 1,
-            position.step,
-        )),
+        Some(TrainingState { position, .. }) => {
+            observer.notice(&format!(
+                "resuming from the checkpoint at step {} (epoch {}, step {} of this epoch)",
+                position.steps_total,
+                position.epoch + 1,
+                position.step,
+            ));
+            if let Some(line) = nothing_to_train_message(config, setup, *position) {
+                observer.notice(&line);
+            }
+        }
         None if resuming => observer.notice("there is no checkpoint yet: starting from the beginning"),
         None => {}
     }
@@ -453,7 +395,9 @@ fn check_files_and_load_state(
         _ => {}
     }
     checkpoint::check_disk_space(target, &setup.network, &identity)?;
-    if let Some(options) = &target.options {
+    // A run that trains nothing does not replace the options of the run that trained the model.
+    let is_complete = found.as_ref().is_some_and(|state| state.position.epoch >= setup.settings.epochs);
+    if let Some(options) = target.options.as_ref().filter(|_| !is_complete) {
         checkpoint::write_options(&target.directory, options, config, setup)?;
     }
     Ok(found)

@@ -403,6 +403,14 @@ fn resume_takes_the_options_of_the_checkpoint() {
         assert_eq!(output.code(), Some(code), "{line}: {output:?}");
         assert!(output.stderr().contains(expected), "{line}: {output:?}");
     }
+    // Regression test: a run that trained nothing said so nowhere, and replaced the options of the run before it.
+    let config = || fs::read_to_string(directory.path().join("c/config.toml")).unwrap();
+    let before = config();
+    let nothing = ringtrain(2, "--resume c --epochs 1");
+    let line = "the checkpoint in c is at epoch 3, and --epochs is 1, so there is nothing to train; pass a larger --epochs";
+    assert_eq!((nothing.code(), nothing.stdout().matches(line).count()), (Some(0), 1), "{nothing:?}");
+    assert_eq!(config(), before);
+    assert!(!resumed.stdout().contains("nothing to train"), "{resumed:?}");
     let repeated = ringtrain(2, "--config c/config.toml --lr 0.02");
     assert_eq!(loss(&repeated), loss(&whole), "{repeated:?}");
 }

@@ -1,6 +1,12 @@
 //! Tests of the program `ringtrain`: exit codes, output and report.
 
 use std::process::{Command, Output};
+use std::sync::atomic::AtomicBool;
+
+use ringtrain::Group;
+use ringtrain::train::{Config, run};
+
+use super::library::{PrintedLines, config};
 
 fn ringtrain(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_ringtrain")).args(arguments).output().unwrap()
@@ -205,4 +211,19 @@ fn a_stop_signal_saves_a_checkpoint_from_which_resume_continues() {
     let again = ringtrain(&["--epochs", "1", "--checkpoint", place, "--resume"]);
     assert_eq!(again.status.code(), Some(0));
     assert!(text(&again.stdout).contains("resuming from the checkpoint"), "{again:?}");
+}
+
+/// Regression test: ringtrain said that nothing was saved, and then that the model was saved.
+#[test]
+fn a_stopped_run_without_checkpoints_says_what_it_saved() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut lines = PrintedLines(Vec::new());
+    let config = Config { model_file: Some(directory.path().join("m")), ..config() };
+    run(&mut Group::solo(), &config, &AtomicBool::new(true), &mut lines).unwrap();
+    let [.., stopped, saved] = &lines.0[..] else { panic!("{lines:?}", lines = lines.0) };
+    assert_eq!(
+        stopped,
+        "stopped by a signal after step 1: no checkpoint was saved, because --checkpoint was not given"
+    );
+    assert!(saved.starts_with("saved the model to "), "{saved}");
 }
