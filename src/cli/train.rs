@@ -50,8 +50,8 @@ use crate::launch::STATUS_COLUMNS_VARIABLE;
 use crate::train::data::check_standard_input_is_no_terminal;
 use crate::train::predict::Evaluation;
 use crate::train::{
-    self, Console, GossipError, Observer, ParameterServerError, ProgressDisplay, RefusalReason, RunPhase,
-    SilentObserver, TrainError,
+    self, CompressionReport, Console, GossipError, Observer, ParameterServerError, ProgressDisplay,
+    RefusalReason, RunPhase, SilentObserver, TrainError,
 };
 use crate::types::{Rank, WorldSize};
 
@@ -340,8 +340,8 @@ fn describe_result(report: &train::Report) -> String {
     if report.bucket_bytes.is_some() {
         let _ = write!(line, " ({:.2} s not overlapped)", report.exposed_communication_seconds);
     }
-    if let Some(compressed) = &report.compressed {
-        let _ = write!(line, "; {compressed}");
+    if let Some(text) = report.compressed.as_ref().and_then(CompressionReport::describe) {
+        let _ = write!(line, "; {text}");
     }
     line
 }

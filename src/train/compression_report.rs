@@ -1,11 +1,12 @@
 //! What compression has saved in a run, and which codecs `auto` has chosen.
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use crate::group::{AutoReport, Statistics};
+use crate::group::{AutoReport, Group, Statistics};
+use crate::types::WorldSize;
 
 /// The effect of `--compression` on what rank 0 sent.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -17,6 +18,37 @@ pub struct CompressionReport {
     pub unencoded_bytes: u64,
     /// With `auto`: the choice for each buffer at the end of the run. Empty with other compressions.
     pub choices: Vec<CodecChoice>,
+    /// Whether the ranks could compress anything. Not in reports as JSON.
+    #[serde(skip)]
+    pub reach: CompressionReach,
+}
+
+/// Whether the ranks of a run could compress what they send to each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum CompressionReach {
+    /// They could.
+    #[default]
+    Full,
+    /// There is only one rank.
+    OneRank,
+    /// All ranks share memory, in which they exchange exact elements.
+    SharedMemory,
+    /// All ranks are on one host, within which `auto` sends exact elements.
+    OneHost,
+}
+
+impl CompressionReach {
+    fn of_group(group: &Group) -> Self {
+        if group.size() == WorldSize::ONE {
+            Self::OneRank
+        } else if group.shares_memory() {
+            Self::SharedMemory
+        } else if group.local_size() == group.size() {
+            Self::OneHost
+        } else {
+            Self::Full
+        }
+    }
 }
 
 /// What `auto` has chosen for a buffer.
@@ -32,14 +64,52 @@ pub struct CodecChoice {
 }
 
 impl CompressionReport {
-    /// Creates the report of a run, from the group's statistics at its start and at its end, and from the choices of `auto`.
-    pub(crate) fn new(start: &Statistics, end: &Statistics, choices: Vec<AutoReport>) -> Self {
+    /// Creates the report of a run, from the group's statistics at its start and now, and from the choices of `auto`.
+    pub(crate) fn new(start: &Statistics, group: &Group, choices: Vec<AutoReport>) -> Self {
+        let end = group.statistics();
         let elements = end.encoded_elements - start.encoded_elements;
         Self {
             encoded_bytes: end.encoded_bytes - start.encoded_bytes,
             unencoded_bytes: elements * size_of::<f32>() as u64,
             choices: choices.into_iter().map(CodecChoice::from).collect(),
+            reach: CompressionReach::of_group(group),
         }
+    }
+
+    /// Describes the effect for the user. Returns `None` if nothing of it was counted, as with `PowerSGD`.
+    pub fn describe(&self) -> Option<String> {
+        match self.reach {
+            CompressionReach::OneRank => {
+                return Some("compression had no effect, because there is only one rank".into());
+            }
+            CompressionReach::SharedMemory => {
+                return Some("compression had no effect, because all ranks share memory".into());
+            }
+            CompressionReach::OneHost if self.unencoded_bytes == 0 && !self.choices.is_empty() => {
+                return Some("auto sent exact elements, because all ranks are on one host".into());
+            }
+            CompressionReach::OneHost | CompressionReach::Full => {}
+        }
+        let mut text = String::new();
+        if self.unencoded_bytes > 0 {
+            let (unit, unit_bytes) = if self.unencoded_bytes < 1_000_000 { ("kB", 1e3) } else { ("MB", 1e6) };
+            let [before, after] =
+                [self.unencoded_bytes, self.encoded_bytes].map(|bytes| bytes as f64 / unit_bytes);
+            let _ = write!(text, "compressed {before:.1} {unit} of gradients to {after:.1} {unit}");
+        }
+        let mut counts = BTreeMap::new();
+        for CodecChoice { codec, .. } in &self.choices {
+            *counts.entry(codec.as_str()).or_insert(0) += 1;
+        }
+        for (index, (codec, count)) in counts.into_iter().enumerate() {
+            let before = match index {
+                0 if text.is_empty() => "auto chose",
+                0 => "; auto chose",
+                _ => ",",
+            };
+            let _ = write!(text, "{before} {codec} for {count} of {} buffers", self.choices.len());
+        }
+        (!text.is_empty()).then_some(text)
     }
 }
 
@@ -49,39 +119,34 @@ impl From<AutoReport> for CodecChoice {
     }
 }
 
-impl fmt::Display for CompressionReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let megabytes = |bytes: u64| bytes as f64 / 1e6;
-        write!(
-            f,
-            "compressed {:.1} MB of gradients to {:.1} MB",
-            megabytes(self.unencoded_bytes),
-            megabytes(self.encoded_bytes)
-        )?;
-        let mut counts = BTreeMap::new();
-        for CodecChoice { codec, .. } in &self.choices {
-            *counts.entry(codec.as_str()).or_insert(0) += 1;
-        }
-        let mut before = "; auto chose";
-        for (codec, count) in counts {
-            write!(f, "{before} {codec} for {count} of {} buffers", self.choices.len())?;
-            before = ",";
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_text_names_the_bytes_and_the_choices() {
+    fn the_text_names_the_bytes_and_the_choices_or_the_reason_why_there_are_none() {
+        use CompressionReach::{Full, OneHost, OneRank, SharedMemory};
         let choice = |codec: &str| CodecChoice { codec: codec.into(), relative_error: None, seconds: None };
-        let choices = ["int8", "none", "int8"].map(choice).to_vec();
-        let report = CompressionReport { encoded_bytes: 1_260_000, unencoded_bytes: 5_000_000, choices };
-        let expected = "compressed 5.0 MB of gradients to 1.3 MB; auto chose int8 for 2 of 3 buffers, none for 1 of 3 buffers";
-        assert_eq!(report.to_string(), expected);
-        assert_eq!(CompressionReport::default().to_string(), "compressed 0.0 MB of gradients to 0.0 MB");
+        for (reach, unencoded_bytes, codecs, expected) in [
+            (
+                Full,
+                5_000_000,
+                &["int8", "none", "int8"][..],
+                "compressed 5.0 MB of gradients to 1.3 MB; auto chose int8 for 2 of 3 buffers, none for 1 of 3 buffers",
+            ),
+            (OneHost, 5_000_000, &[], "compressed 5.0 MB of gradients to 1.3 MB"),
+            (Full, 16_000, &[], "compressed 16.0 kB of gradients to 4.0 kB"),
+            (Full, 0, &["none"], "auto chose none for 1 of 1 buffers"),
+            (Full, 0, &[], ""),
+            // Regression test: the text of these runs was "compressed 0.0 MB of gradients to 0.0 MB".
+            (OneRank, 0, &[], "compression had no effect, because there is only one rank"),
+            (SharedMemory, 0, &[], "compression had no effect, because all ranks share memory"),
+            (OneHost, 0, &["none"], "auto sent exact elements, because all ranks are on one host"),
+        ] {
+            let choices = codecs.iter().map(|codec| choice(codec)).collect();
+            let encoded_bytes = unencoded_bytes * 252 / 1000;
+            let report = CompressionReport { encoded_bytes, unencoded_bytes, choices, reach };
+            assert_eq!(report.describe().unwrap_or_default(), expected);
+        }
     }
 }

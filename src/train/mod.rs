@@ -94,7 +94,7 @@ pub use checkpoint::{
 };
 pub use class_weights::ClassWeights;
 pub(crate) use class_weights::check_class_weights;
-pub use compression_report::{CodecChoice, CompressionReport};
+pub use compression_report::{CodecChoice, CompressionReach, CompressionReport};
 pub use compression_rules::{COMPRESSION_MIN_DEFAULT, CompressionRules};
 pub use config::{Config, ServerSettings, TEST_FRACTION_DEFAULT, default_learning_rate, default_model};
 pub use console::{Console, ConsoleLines, ConsoleOptions, ProgressDisplay};

@@ -21,9 +21,7 @@ use super::state_distribution::broadcast_state;
 use super::strategies::StrategySpec;
 use super::tensorboard::{EventRecorder, TensorBoard};
 use super::trainer::{Metrics, Trainer};
-use super::{
-    RunPhase, TrainError, atomic_file, curvature, gossip, model_file, server_run, tensorboard,
-};
+use super::{RunPhase, TrainError, atomic_file, curvature, gossip, model_file, server_run, tensorboard};
 use crate::group::{Group, Statistics};
 use crate::observe::training_thread::activate;
 use crate::types::{Rank, counted};
@@ -131,7 +129,7 @@ pub(super) fn conclude_run(
     report.test_metrics = test_evaluation;
     if config.compresses() {
         let choices = trainer.codec_choices();
-        report.compressed = Some(CompressionReport::new(&start_statistics, &group.statistics(), choices));
+        report.compressed = Some(CompressionReport::new(&start_statistics, group, choices));
     }
     add_strategy_results(&mut report);
     let written = if group.rank() == Rank::ZERO { write_results(config, setup, &report) } else { Ok(()) };

@@ -11,7 +11,12 @@ use crate::group::Group;
 use crate::types::counted;
 
 /// Returns a line for the user that describes the data, the model and the settings of the run.
-pub(super) fn start_message(group: &Group, config: &Config, setup: &Setup, learning_rate: Option<f32>) -> String {
+pub(super) fn start_message(
+    group: &Group,
+    config: &Config,
+    setup: &Setup,
+    learning_rate: Option<f32>,
+) -> String {
     let (target, input) = setup.dataset.describe_target_and_inputs();
     let TrainingSettings { rule, batch_size, epochs, stops_when_converged, .. } = &setup.settings;
     format!(

@@ -374,3 +374,24 @@ fn options_that_do_not_fit_are_refused_with_a_reason() {
         assert!(done.stderr().contains(expected), "{options}: {done:?}");
     }
 }
+
+/// Regression test: a run that could not compress anything printed that 0.0 MB became 0.0 MB.
+#[test]
+fn a_run_on_one_host_says_why_it_compressed_nothing() {
+    for (options, expected) in [
+        ("--compression int8", "; compression had no effect, because all ranks share memory\n"),
+        (
+            "--compression int8 --strategy ps-sync",
+            "; compression had no effect, because all ranks share memory\n",
+        ),
+        (
+            "--compression auto --transport tcp",
+            "; auto sent exact elements, because all ranks are on one host\n",
+        ),
+    ] {
+        let mut arguments = vec!["-n", "2", "ringtrain", "--data", "synthetic:64x64", "--epochs", "1"];
+        arguments.extend(["--model", "mlp:32"].into_iter().chain(options.split(' ')));
+        let done = run_program(&mut ringrun(&arguments));
+        assert!(done.code() == Some(0) && done.stdout().contains(expected), "{options}: {done:?}");
+    }
+}

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::chart::{AXIS_COLOR, BLUE, Chart, GREEN, GRID_COLOR, MARK_COLOR, ORANGE, PlotArea, escape};
 use super::run_charts::{loss_chart, metric_chart, speed_chart, step_chart};
+use crate::train::compression_report::CompressionReport;
 use crate::train::model::Loss;
 use crate::train::report::{EpochRecord, RankResults, Report};
 use crate::train::step_times::StepTimes;
@@ -245,8 +246,8 @@ fn write_configuration(html: &mut String, report: &Report) {
         ("optimizer state of rank 0", format_bytes(report.optimizer_state_bytes as u64)),
         ("hash of the parameters", report.parameters_hash.clone()),
     ];
-    if let Some(compressed) = &report.compressed {
-        rows.push(("compressed bytes", compressed.to_string()));
+    if let Some(text) = report.compressed.as_ref().and_then(CompressionReport::describe) {
+        rows.push(("compressed bytes", text));
     }
     if let Some(server) = &report.parameter_server {
         rows.push(("parameter server", server.describe_staleness()));

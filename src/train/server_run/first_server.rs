@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 
 use super::coordinator::{BatchCoordinator, RunFailure, RunStart, TrainingProgress};
 use super::{RunContext, create_shard, refusal_reason};
+use crate::codec::Compression;
 use crate::group::{Group, Statistics};
 use crate::train::TrainError;
 use crate::train::checkpoint::{CheckpointSettings, TrainingState};
+use crate::train::compression_report::CompressionReach;
 use crate::train::parameter_server::{
     Links, MessageCodecs, ParameterServerError, ServerClient, ShardServer, StalenessCounts,
 };
@@ -350,6 +352,11 @@ impl FirstServer<'_, '_> {
             report.world_size = context.size.get();
             report.bytes_sent = bytes_sent;
             report.parameter_server = Some(server_report);
+            if let Some(compressed) = &mut report.compressed {
+                let is_exact = context.compression == Compression::None;
+                compressed.reach =
+                    if is_exact { CompressionReach::SharedMemory } else { CompressionReach::Full };
+            }
         })
     }
 }
