@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use super::program::{assert_fails, ringtrain_stdout};
+use super::program::{assert_fails, ringtrain_stdout, run_ringtrain_in};
 
 /// Returns a directory with three tables of two features. The target of `flowers.csv` is `kind`, which has three
 /// classes. The target of `numbers.csv` is the number `size`. `plain.csv` is `numbers.csv` without the header.
@@ -236,6 +236,19 @@ fn several_files_and_the_rest_of_standard_input_are_read() {
         .output()
         .unwrap();
     assert_eq!(String::from_utf8(output.stdout).unwrap(), predictions);
+}
+
+/// Regression test: before the fix, the header was printed before the first row was read.
+#[test]
+fn the_header_of_predictions_is_printed_with_the_first_of_them() {
+    let directory = directory_with_table();
+    let place = directory.path();
+    ringtrain_stdout(place, "--data numbers.csv --target size --epochs 3 --save-model m");
+    for (data, rows, lines) in [("text.csv", "1,2\n3,long\n", 0), ("none.csv", "", 1)] {
+        fs::write(place.join(data), format!("width,length\n{rows}")).unwrap();
+        let output = run_ringtrain_in(place, &format!("predict --model m --data {data}"));
+        assert_eq!(String::from_utf8(output.stdout).unwrap().lines().count(), lines, "{data}");
+    }
 }
 
 #[test]

@@ -131,6 +131,9 @@ fn is_closed_pipe(error: &PredictError, output: &PredictionOutput) -> bool {
 /// Writes predictions to an open output.
 struct PredictionWriter {
     format: PredictionFormat,
+    /// The names of the columns, which are written before the first prediction, so that standard output stays empty if the first
+    /// rows cannot be read. `None` after they are written, and for a `.npy` file.
+    header: Option<Vec<String>>,
     /// The names of the classes. Empty for regression and for texts.
     classes: Vec<String>,
     /// The output file, which [`commit`](Self::commit) replaces. `None` for standard output.
@@ -144,36 +147,48 @@ enum PredictionFormat {
 }
 
 impl PredictionWriter {
-    /// Opens the output, and writes the header.
+    /// Opens the output.
     fn create(output: &PredictionOutput, description: &ModelDescription) -> io::Result<Self> {
         let file = match output {
             PredictionOutput::StandardOutput => None,
             PredictionOutput::Csv(path) | PredictionOutput::Npy(path) => Some(ReplacementFile::create(path)?),
         };
         let classes = description.classes.clone();
-        let format = match (&file, output) {
-            (Some(file), PredictionOutput::Npy(_)) => PredictionFormat::Npy(reserve_npy_header(file.file())?),
+        let (format, header) = match (&file, output) {
+            (Some(file), PredictionOutput::Npy(_)) => {
+                (PredictionFormat::Npy(reserve_npy_header(file.file())?), None)
+            }
             (file, _) => {
                 let sink: Box<dyn Write> = match file {
                     Some(file) => Box::new(file.file().try_clone()?),
                     None => Box::new(io::stdout()),
                 };
-                let mut writer = csv::WriterBuilder::new().buffer_capacity(1 << 16).from_writer(sink);
+                let writer = csv::WriterBuilder::new().buffer_capacity(1 << 16).from_writer(sink);
                 let columns = if description.text.is_some() {
                     TEXT_COLUMNS.map(str::to_owned).to_vec()
                 } else {
                     let probabilities = classes.iter().map(|class| format!("probability_{class}"));
                     std::iter::once("prediction".to_owned()).chain(probabilities).collect()
                 };
-                writer.write_record(columns).map_err(to_io_error)?;
-                PredictionFormat::Csv(Box::new(writer))
+                (PredictionFormat::Csv(Box::new(writer)), Some(columns))
             }
         };
-        Ok(Self { format, classes, file })
+        Ok(Self { format, header, classes, file })
+    }
+
+    /// Writes the names of the columns, if they are not written yet.
+    fn write_header(&mut self) -> io::Result<()> {
+        match (&mut self.format, self.header.take()) {
+            (PredictionFormat::Csv(writer), Some(columns)) => {
+                writer.write_record(columns).map_err(to_io_error)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Writes the prediction for a row.
     fn write(&mut self, prediction: &Prediction) -> io::Result<()> {
+        self.write_header()?;
         match (&mut self.format, prediction) {
             (PredictionFormat::Npy(buffer), Prediction::Number(value)) => {
                 buffer.write_all(&value.to_le_bytes())
@@ -197,6 +212,7 @@ impl PredictionWriter {
 
     /// Writes the prediction for a token.
     fn write_token(&mut self, prediction: &TokenPrediction) -> io::Result<()> {
+        self.write_header()?;
         let TokenPrediction { token, log_probability, likeliest } = prediction;
         match &mut self.format {
             PredictionFormat::Npy(buffer) => buffer.write_all(&log_probability.to_le_bytes()),
@@ -208,7 +224,8 @@ impl PredictionWriter {
     }
 
     /// Writes the buffered predictions and the number of rows, and replaces the output file.
-    fn commit(self, rows: u64) -> io::Result<()> {
+    fn commit(mut self, rows: u64) -> io::Result<()> {
+        self.write_header()?;
         match self.format {
             PredictionFormat::Csv(mut writer) => writer.flush()?,
             PredictionFormat::Npy(mut buffer) => {
