@@ -9,6 +9,7 @@ use ringtrain::train::data::{ColumnInputs, DataSource, LoadOptions, MissingPolic
 use ringtrain::train::{CheckpointSettings, Config, ExistingCheckpoint, run};
 
 use super::library::{PrintedLines, config, train};
+use super::program::{ringtrain_stdout, run_ringtrain_in};
 
 /// Writes a table whose target y is 2 x + (the effect of `carrier`). In rows without x, y is 2 * 5 - 5 + (the effect
 /// of `carrier`). Every tenth y is missing.
@@ -159,4 +160,24 @@ fn a_column_of_tiny_numbers_counts_as_constant() {
         lines.contains("too little for 32-bit floating-point numbers: `tiny`. They count as constant"),
         "{lines}"
     );
+}
+
+/// Regression test: predict and eval used a text that no training row has, and said nothing.
+#[test]
+fn predict_and_eval_warn_about_texts_that_no_training_row_has() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path();
+    let write = |name: &str, text: &str| std::fs::write(place.join(name), text).unwrap();
+    write("t.csv", "city,x,y\nOslo,1,1.5\nParis,2,2.5\nRome,3,0.5\nOslo,4,4.5\n");
+    write("new.csv", "city,x,y\nRome,1,1.5\nBerlin,2,2.5\nOslo,3,1.5\nMadrid,4,5.5\n");
+    ringtrain_stdout(place, "--data t.csv --target y --test-fraction 0 --epochs 2 --save-model m");
+    for command in ["predict", "eval"] {
+        let run = |data: &str| run_ringtrain_in(place, &format!("{command} --model m --data {data}"));
+        let (known, new) = (run("t.csv"), run("new.csv"));
+        assert!(known.status.success() && known.stderr.is_empty(), "{known:?}");
+        let text = String::from_utf8_lossy(&new.stderr);
+        let expected = "2 rows have a value of `city` that no training row has (the first is `Berlin` in new.csv, line 3); all \
+                        inputs of this column are 0 there\n";
+        assert!(new.status.success() && text.ends_with(expected) && text.lines().count() == 1, "{new:?}");
+    }
 }

@@ -100,6 +100,11 @@ pub(super) trait RowReader {
     /// last call of [`read_rows`](Self::read_rows) returned, from 0.
     fn row_error(&self, index: usize, problem: &str) -> DataError;
 
+    /// Returns warnings about the rows that were read.
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Returns the number of rows that were left out because their target is missing.
     fn rows_without_target(&self) -> u64 {
         0

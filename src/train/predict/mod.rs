@@ -9,6 +9,7 @@ mod samples;
 mod table;
 mod text;
 mod truth;
+mod unknown_values;
 
 use super::data::DataError;
 use super::model::{LayerError, Prediction};
@@ -24,7 +25,7 @@ pub use text::{GenerationOptions, TextGenerator};
 use input::RowReader;
 
 /// Calls `each` with the prediction and the target of each row. The target is `None` if `reader` reads no targets.
-/// Returns the number of rows.
+/// Returns the number of rows. At the end, warns about texts that no training row has.
 fn for_each_row<E: From<DataError> + From<LayerError>>(
     model: &mut SavedModel,
     reader: &mut dyn RowReader,
@@ -36,6 +37,7 @@ fn for_each_row<E: From<DataError> + From<LayerError>>(
         truths.clear();
         let count = reader.read_rows(model.inputs_mut(), &mut truths)?;
         if count == 0 {
+            reader.warnings().iter().for_each(|warning| log::warn!("{warning}"));
             return Ok(rows);
         }
         for (index, prediction) in model.predict(count)?.iter().enumerate() {

@@ -10,6 +10,7 @@ use super::Truth;
 use super::columns::find_columns;
 use super::input::{InputOptions, RowReader, TargetColumn};
 use super::truth::TruthParser;
+use super::unknown_values::UnknownValues;
 #[cfg(feature = "parquet")]
 use crate::train::data::ParquetFile;
 use crate::train::data::{
@@ -41,6 +42,8 @@ pub(super) struct TableRows {
     column_indices: Vec<usize>,
     /// For each column of the model, the cell of the current row as a number; see [`ColumnInputs`].
     cells: Array1<f32>,
+    /// For each column of the model, the rows with a text that no training row has.
+    unknown_values: Vec<UnknownValues>,
     /// The index of the target column, and the parser of its cells. `None` if no targets are read.
     target: Option<(usize, TruthParser)>,
     /// The number of rows that were skipped because their target is missing.
@@ -178,6 +181,7 @@ impl TableRows {
             pixel_divisor: description.pixel_divisor,
             column_indices,
             cells: Array1::zeros(description.columns.len()),
+            unknown_values: vec![UnknownValues::default(); description.columns.len()],
             target: target.map(|index| (index, TruthParser::new(description))),
             rows_without_target: 0,
         }
@@ -277,7 +281,13 @@ impl TableRows {
             truths.push(parser.parse(&text).map_err(|why| self.cell_error(*index, &why))?);
         }
         for column in 0..self.cells.len() {
-            self.cells[column] = self.parse_cell(column)?;
+            let cell = self.parse_cell(column)?;
+            if cell.is_nan() && !self.encoding.columns[column].is_number() {
+                let text = self.rows.cell(self.column_indices[column]).text().unwrap_or_default();
+                let place = (self.files[self.file_index].as_path(), self.rows.place());
+                self.unknown_values[column].add(&text, place);
+            }
+            self.cells[column] = cell;
         }
         self.encoding.write_inputs(&self.cells.view(), inputs.view_mut());
         if let Some(divisor) = self.pixel_divisor {
@@ -305,6 +315,11 @@ impl RowReader for TableRows {
     fn row_error(&self, index: usize, problem: &str) -> DataError {
         let (file_index, place) = self.row_origins[index];
         DataError::malformed(&self.files[file_index], format!("{place}: {problem}"))
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let columns = self.unknown_values.iter().zip(&self.encoding.columns);
+        columns.filter_map(|(values, column)| values.describe(&column.name)).collect()
     }
 
     fn rows_without_target(&self) -> u64 {
