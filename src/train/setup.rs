@@ -20,7 +20,7 @@ use super::strategies::StrategySpec;
 use super::stream_options::check_streamed_batch;
 use super::{RunPhase, TrainError};
 use crate::group::Group;
-use crate::types::WorldSize;
+use crate::types::{WorldSize, counted};
 
 /// Each rank holds all samples if the features of all samples together have at most this many bytes: for example, a table
 /// with 65,536 cells.
@@ -181,6 +181,7 @@ impl Setup {
         let is_alone = config.replicate_data && !config.reads_standard_input();
         let loaded = config.source.load_on_ranks(&options, if is_alone { &mut solo } else { &mut *group });
         let mut dataset = check_all_succeeded(group, RunPhase::Data, loaded)?;
+        dataset.notes.extend(describe_missing_test_set(config, &dataset));
         let class_count = dataset.class_count();
         let bytes = dataset.train.feature_bytes().saturating_add(dataset.test.feature_bytes());
         if config.replicate_data || !config.strategy.divides_batches() || bytes <= REPLICATED_BYTES_MAX {
@@ -380,6 +381,19 @@ fn choose_loss(config: &Config, dataset: &Dataset<SharedSamples>) -> Result<(Los
             config.recipe.check_no_class_options(Task::Text)?;
             (Loss::NextToken, dataset.train.columns() * dataset.class_count())
         }
+    })
+}
+
+/// Returns a message for the user if the data has too few samples for the test set that `--test-fraction` selects.
+fn describe_missing_test_set(config: &Config, dataset: &Dataset<SharedSamples>) -> Option<String> {
+    let (fraction, samples) = (config.test_fraction, dataset.train.len());
+    let is_missing = dataset.test.is_empty() && fraction > 0.0 && config.test_source.is_none();
+    is_missing.then(|| {
+        format!(
+            "there is no test set, because --test-fraction {fraction} selects none of the {}, so the results show only how the model \
+             fits the samples that it was trained on; pass a larger --test-fraction, or other samples with --test-data",
+            counted(samples, "sample")
+        )
     })
 }
 

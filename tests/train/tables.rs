@@ -181,3 +181,17 @@ fn predict_and_eval_warn_about_texts_that_no_training_row_has() {
         assert!(new.status.success() && text.ends_with(expected) && text.lines().count() == 1, "{new:?}");
     }
 }
+
+/// Regression test: a run without test rows said nothing about the missing test set.
+#[test]
+fn a_table_that_is_too_small_for_a_test_set_is_noticed() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("t.csv"), "x,y\n1,1.5\n2,2.5\n").unwrap();
+    for (fraction, has_note) in [("0.2", true), ("0.5", false), ("0", false)] {
+        let line = format!("--data t.csv --target y --epochs 2 --test-fraction {fraction}");
+        let printed = ringtrain_stdout(directory.path(), &line);
+        let expected = "there is no test set, because --test-fraction 0.2 selects none of the 2 samples";
+        assert_eq!(printed.contains(expected), has_note, "{printed}");
+        assert_eq!(printed.contains("there is no test set"), has_note, "{printed}");
+    }
+}
