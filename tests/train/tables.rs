@@ -195,3 +195,23 @@ fn a_table_that_is_too_small_for_a_test_set_is_noticed() {
         assert_eq!(printed.contains("there is no test set"), has_note, "{printed}");
     }
 }
+
+/// Regression test: columns of numbers with decimal commas became categories, and no message named the commas.
+#[test]
+fn decimal_commas_are_noticed() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path();
+    std::fs::write(place.join("t.csv"), "a;b;y\n1,5;2;0,5\n2,5;3;1,5\n3;4;0,5\n4,5;5;1,5\n").unwrap();
+    let printed = ringtrain_stdout(place, "--data t.csv --target y --epochs 2");
+    for expected in [
+        "column `a` holds text with 3 distinct values: one input for each value; if these are numbers with a decimal comma, such as \
+         `1,5`, replace the commas by decimal points",
+        "the target holds text: treated as classes; if these are numbers with a decimal comma, such as `0,5`, ",
+    ] {
+        assert!(printed.contains(expected), "{expected}: {printed}");
+    }
+    assert!(!printed.contains("column `b`"), "{printed}");
+    let failure = run_ringtrain_in(place, "--data t.csv --target y --model linear");
+    assert_eq!(failure.status.code(), Some(4));
+    assert!(String::from_utf8_lossy(&failure.stderr).contains("decimal comma, such as `0,5`"), "{failure:?}");
+}

@@ -14,6 +14,7 @@ use super::encoding::{ColumnEncoding, ColumnInputs, MissingPolicy, TableEncoding
 use super::exact_sum::{self, ExactSum};
 use super::numbers::{NumberRange, NumberReader, Numbers, merge_ranges};
 use super::row_map::RowMap;
+use super::texts::advise_about_commas;
 use super::value_store::{ValueReader, ValueStore};
 use super::{Column, DataError, Features, HeldFeatures, TableLayout, UninterpretedSamples};
 use crate::group::Group;
@@ -354,19 +355,19 @@ impl RawColumn {
         if matches!(self.values, RawValues::Numbers(Numbers::Single(_))) {
             return None;
         }
-        let dates = if self.texts_are_dates() {
-            format!("; if these are dates, pass --dates {name}")
-        } else {
-            String::new()
+        let advice = match &self.values {
+            _ if self.texts_are_dates() => format!("; if these are dates, pass --dates {name}"),
+            RawValues::Texts(texts) => advise_about_commas(&texts.distinct),
+            RawValues::Numbers(_) => String::new(),
         };
         Some(match inputs {
             ColumnInputs::Hashed { buckets } => format!(
                 "column `{name}` holds text with more than {buckets} distinct values: hashed to {buckets} inputs; see \
-                 --max-categories, or leave out the column with --drop {name}{dates}"
+                 --max-categories, or leave out the column with --drop {name}{advice}"
             ),
             ColumnInputs::OneHot { categories } => {
                 format!(
-                    "column `{name}` holds text with {}: one input for each value{dates}",
+                    "column `{name}` holds text with {}: one input for each value{advice}",
                     counted(categories.len(), "distinct value")
                 )
             }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::text::{TokenWindows, digest_tokens};
+use super::texts::advise_about_commas;
 use super::{Column, DataError, Texts};
 use crate::group::Group;
 use crate::train::TrainError;
@@ -145,7 +146,8 @@ pub(crate) fn guess_task(
     let TargetSummary { holds_text, value_count, smallest_fraction, distinct } =
         ranks.fold(TargetSummary::default(), TargetSummary::merge);
     if holds_text {
-        return Ok((Task::Classification, "the target holds text: treated as classes".into()));
+        let advice = advise_about_target(train_target);
+        return Ok((Task::Classification, format!("the target holds text: treated as classes{advice}")));
     }
     if let Some(value) = smallest_fraction {
         let note = format!("the target holds {value}, which is not an integer: treated as numbers");
@@ -178,11 +180,11 @@ pub(crate) fn interpret_targets(
         (Task::Regression, Column::Numbers(train), Column::Numbers(test)) => {
             Ok(([Targets::Numbers(train), Targets::Numbers(test)], Vec::new()))
         }
-        (Task::Regression, ..) => Err(DataError::Unsuitable(
+        (Task::Regression, train, _) => Err(DataError::Unsuitable(format!(
             "the target holds text, so regression (--model linear, --task regression) cannot predict it; \
-             try --model softmax, or another --target"
-                .into(),
-        )
+             try --model softmax, or another --target{}",
+            advise_about_target(&train)
+        ))
         .into()),
         (Task::Text, ..) => {
             Err(DataError::Unsuitable("only --model gpt:... predicts the next token of a text".into()).into())
@@ -216,6 +218,14 @@ pub(crate) fn interpret_targets(
             });
             Ok((targets, classes))
         }
+    }
+}
+
+/// Returns what the user can do if a target holds numbers with a decimal comma. Looks only at the rows of this rank.
+fn advise_about_target(target: &Column) -> String {
+    match target {
+        Column::Text(texts) => advise_about_commas(&texts.distinct),
+        Column::Numbers(_) => String::new(),
     }
 }
 

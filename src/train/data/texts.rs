@@ -64,6 +64,24 @@ impl<'a> FromIterator<&'a str> for Texts {
     }
 }
 
+/// The maximum number of distinct texts from which [`advise_about_commas`] recognises numbers.
+const TEXTS_TRIED_AS_NUMBERS_MAX: usize = 20;
+
+/// Returns what the user can do if most of the first distinct texts of a column become numbers when a decimal point replaces
+/// their comma. Returns an empty text for other columns.
+pub(crate) fn advise_about_commas(distinct: &[Arc<str>]) -> String {
+    let mut shown = distinct.iter().filter(|text| !text.is_empty()).take(TEXTS_TRIED_AS_NUMBERS_MAX);
+    let is_number = |text: &str| text.replacen(',', ".", 1).parse::<f64>().is_ok_and(f64::is_finite);
+    let (numbers, others): (Vec<&Arc<str>>, Vec<_>) = shown.by_ref().partition(|text| is_number(text));
+    match numbers.iter().find(|text| text.contains(',')) {
+        Some(first) if numbers.len() > others.len() => format!(
+            "; if these are numbers with a decimal comma, such as `{first}`, replace the commas by decimal points in the data, so that \
+             they are read as numbers"
+        ),
+        _ => String::new(),
+    }
+}
+
 /// The memory in bytes that is left for the distinct texts of a table.
 #[derive(Debug)]
 pub(crate) struct TextBytesLeft(pub(crate) usize);
@@ -125,6 +143,25 @@ mod tests {
         let mut distinct = DistinctTexts::default();
         assert_eq!(distinct.index_of("long text", &mut TextBytesLeft(200)), Ok(0));
         assert!(Arc::ptr_eq(&distinct.texts[0], distinct.index_of.keys().next().unwrap()));
+    }
+
+    /// Regression test: a column of numbers with decimal commas became categories, and no message named the commas.
+    #[test]
+    fn numbers_with_a_decimal_comma_are_recognised() {
+        for (texts, expected) in [
+            (&["1,5", "-2,25", "3"][..], Some("`1,5`")),
+            (&["", "3", "1,5e3", "unknown"], Some("`1,5e3`")),
+            (&["1,5", "unknown"], None),
+            (&["1,000,000", "2,000,000"], None),
+            (&["1", "2"], None),
+            (&["Oslo, Norway", "a"], None),
+            (&[], None),
+        ] {
+            let texts: Vec<Arc<str>> = texts.iter().map(|&text| text.into()).collect();
+            let advice = advise_about_commas(&texts);
+            assert_eq!(advice.is_empty(), expected.is_none(), "{texts:?}: {advice}");
+            assert!(advice.contains(expected.unwrap_or_default()), "{texts:?}: {advice}");
+        }
     }
 
     /// Regression test: before the fix, nothing limited the memory for the texts of a small compressed file.
