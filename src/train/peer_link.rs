@@ -40,6 +40,8 @@ pub(crate) struct PeerLink {
     request_receiver: Messenger,
     /// The rank of the peer in `group`.
     peer_in_group: Rank,
+    /// The bytes that this rank sent to measure the link when the group was formed. Their number depends on the time that they took.
+    bytes_of_measurement: u64,
 }
 
 /// A reply that may not have arrived yet.
@@ -77,7 +79,8 @@ pub(crate) fn connect_pair(group: &mut Group, pair: [Rank; 2]) -> Result<Option<
     isolated.set_timeout(timeout);
     let peer_in_group = if own_rank == pair[0] { Rank::new(1) } else { Rank::ZERO };
     let (peer, host) = (pair[peer_in_group.index()], isolated.host(peer_in_group));
-    Ok(Some(PeerLink { peer, host, group: isolated, request_receiver, peer_in_group }))
+    let bytes_of_measurement = isolated.statistics().bytes_sent;
+    Ok(Some(PeerLink { peer, host, group: isolated, request_receiver, peer_in_group, bytes_of_measurement }))
 }
 
 /// Why a connection failed.
@@ -158,9 +161,9 @@ impl PeerLink {
         self.group.messenger()
     }
 
-    /// Returns the number of bytes that this rank has sent to the peer.
+    /// Returns the number of bytes that this rank has sent to the peer, without those that measured the link.
     pub(crate) fn bytes_sent(&self) -> u64 {
-        self.group.statistics().bytes_sent
+        self.group.statistics().bytes_sent - self.bytes_of_measurement
     }
 }
 
