@@ -40,7 +40,8 @@ pub(crate) struct PeerLink {
     request_receiver: Messenger,
     /// The rank of the peer in `group`.
     peer_in_group: Rank,
-    /// The bytes that this rank sent to measure the link when the group was formed. Their number depends on the time that they took.
+    /// The bytes that this rank sent to measure the link when the group was formed. Their number depends on the time that they
+    /// took.
     bytes_of_measurement: u64,
 }
 

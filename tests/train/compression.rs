@@ -149,8 +149,8 @@ fn each_strategy_trains_with_each_codec() {
                 // After each step, `--shard-optimizer` sends parameters, which are exact.
                 "sharded" => 1.0,
                 "allreduce" | "hybrid:3x1" => *fraction,
-                // Each average of parameters is followed by one of the exact state, which is as long. With bf16, that makes 0.75 of
-                // the bytes if both runs use the same algorithm.
+                // Each average of parameters is followed by one of the exact state, which is as long. With bf16, that makes
+                // 0.75 of the bytes if both runs use the same algorithm.
                 "model-average:1" => 0.76,
                 // At the end of each epoch, the ranks average the exact state of the optimizer.
                 _ => 0.6,
