@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use crate::group::{AutoReport, Group, Statistics};
-use crate::types::WorldSize;
+use super::compression_reach::CompressionReach;
+use crate::group::{AutoReport, Statistics};
 
 /// The effect of `--compression` on what rank 0 sent.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -16,39 +16,12 @@ pub struct CompressionReport {
     pub encoded_bytes: u64,
     /// The bytes that these elements take without compression.
     pub unencoded_bytes: u64,
-    /// With `auto`: the choice for each buffer at the end of the run. Empty with other compressions.
+    /// With `auto`: the choice for each buffer at the end of the run. Empty with other compressions, and if all ranks are on one
+    /// host.
     pub choices: Vec<CodecChoice>,
     /// Whether the ranks could compress anything. Not in reports as JSON.
     #[serde(skip)]
     pub reach: CompressionReach,
-}
-
-/// Whether the ranks of a run could compress what they send to each other.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum CompressionReach {
-    /// They could.
-    #[default]
-    Full,
-    /// There is only one rank.
-    OneRank,
-    /// All ranks share memory, in which they exchange exact elements.
-    SharedMemory,
-    /// All ranks are on one host, within which `auto` sends exact elements.
-    OneHost,
-}
-
-impl CompressionReach {
-    fn of_group(group: &Group) -> Self {
-        if group.size() == WorldSize::ONE {
-            Self::OneRank
-        } else if group.shares_memory() {
-            Self::SharedMemory
-        } else if group.local_size() == group.size() {
-            Self::OneHost
-        } else {
-            Self::Full
-        }
-    }
 }
 
 /// What `auto` has chosen for a buffer.
@@ -58,21 +31,23 @@ pub struct CodecChoice {
     pub codec: String,
     /// The relative error of a result with this codec. `None` if it was not measured.
     pub relative_error: Option<f32>,
-    /// The time of a sum in the last trial, in seconds, on the slowest rank. `None` before the end of the first trial, or if all
-    /// ranks are on one host.
+    /// The time of a sum in the last trial, in seconds, on the slowest rank. `None` before the end of the first trial.
     pub seconds: Option<f32>,
 }
 
 impl CompressionReport {
-    /// Creates the report of a run, from the group's statistics at its start and now, and from the choices of `auto`.
-    pub(crate) fn new(start: &Statistics, group: &Group, choices: Vec<AutoReport>) -> Self {
-        let end = group.statistics();
+    /// Creates the report of a run, from the group's statistics at its start and end, and from the choices of `auto`.
+    pub(crate) fn new(
+        (start, end): (&Statistics, &Statistics),
+        choices: Vec<AutoReport>,
+        reach: CompressionReach,
+    ) -> Self {
         let elements = end.encoded_elements - start.encoded_elements;
         Self {
             encoded_bytes: end.encoded_bytes - start.encoded_bytes,
             unencoded_bytes: elements * size_of::<f32>() as u64,
             choices: choices.into_iter().map(CodecChoice::from).collect(),
-            reach: CompressionReach::of_group(group),
+            reach,
         }
     }
 
@@ -85,10 +60,10 @@ impl CompressionReport {
             CompressionReach::SharedMemory => {
                 return Some("compression had no effect, because all ranks share memory".into());
             }
-            CompressionReach::OneHost if self.unencoded_bytes == 0 && !self.choices.is_empty() => {
+            CompressionReach::OneHost => {
                 return Some("auto sent exact elements, because all ranks are on one host".into());
             }
-            CompressionReach::OneHost | CompressionReach::Full => {}
+            CompressionReach::Full => {}
         }
         let mut text = String::new();
         if self.unencoded_bytes > 0 {
@@ -134,14 +109,13 @@ mod tests {
                 &["int8", "none", "int8"][..],
                 "compressed 5.0 MB of gradients to 1.3 MB; auto chose int8 for 2 of 3 buffers, none for 1 of 3 buffers",
             ),
-            (OneHost, 5_000_000, &[], "compressed 5.0 MB of gradients to 1.3 MB"),
             (Full, 16_000, &[], "compressed 16.0 kB of gradients to 4.0 kB"),
             (Full, 0, &["none"], "auto chose none for 1 of 1 buffers"),
             (Full, 0, &[], ""),
             // Regression test: the text of these runs was "compressed 0.0 MB of gradients to 0.0 MB".
             (OneRank, 0, &[], "compression had no effect, because there is only one rank"),
             (SharedMemory, 0, &[], "compression had no effect, because all ranks share memory"),
-            (OneHost, 0, &["none"], "auto sent exact elements, because all ranks are on one host"),
+            (OneHost, 0, &[], "auto sent exact elements, because all ranks are on one host"),
         ] {
             let choices = codecs.iter().map(|codec| choice(codec)).collect();
             let encoded_bytes = unencoded_bytes * 252 / 1000;

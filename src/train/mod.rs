@@ -25,6 +25,7 @@ mod clipping;
 mod compression_memory;
 mod compression_options;
 mod compression_plan;
+mod compression_reach;
 mod compression_report;
 mod compression_rules;
 mod compression_schedule;
@@ -94,7 +95,8 @@ pub use checkpoint::{
 };
 pub use class_weights::ClassWeights;
 pub(crate) use class_weights::check_class_weights;
-pub use compression_report::{CodecChoice, CompressionReach, CompressionReport};
+pub use compression_reach::CompressionReach;
+pub use compression_report::{CodecChoice, CompressionReport};
 pub use compression_rules::{COMPRESSION_MIN_DEFAULT, CompressionRules};
 pub use config::{Config, ServerSettings, TEST_FRACTION_DEFAULT, default_learning_rate, default_model};
 pub use console::{Console, ConsoleLines, ConsoleOptions, ProgressDisplay};

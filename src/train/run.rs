@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use super::checkpoint::{self, CheckpointError, CheckpointFiles, ExistingCheckpoint, TrainingState};
+use super::compression_reach::CompressionReach;
 use super::compression_report::CompressionReport;
 use super::config::{Config, default_learning_rate};
 use super::curve_files::CurveFiles;
@@ -128,8 +129,9 @@ pub(super) fn conclude_run(
     let mut report = create_report(group, (config, setup), (trainer, hash), metrics, start);
     report.test_metrics = test_evaluation;
     if config.compresses() {
-        let choices = trainer.codec_choices();
-        report.compressed = Some(CompressionReport::new(&start_statistics, group, choices));
+        let reach = CompressionReach::new(group, config.compression_rules.codecs(config.compression));
+        let statistics = (&start_statistics, &group.statistics());
+        report.compressed = Some(CompressionReport::new(statistics, trainer.codec_choices(), reach));
     }
     add_strategy_results(&mut report);
     let written = if group.rank() == Rank::ZERO { write_results(config, setup, &report) } else { Ok(()) };
@@ -279,7 +281,8 @@ fn starting_state(
     observer: &mut dyn Observer,
 ) -> Result<TrainingState, TrainError> {
     let found = if group.rank() == Rank::ZERO {
-        let is_encoded = !group.shares_memory();
+        let is_encoded = CompressionReach::new(group, config.compression_rules.codecs(config.compression))
+            == CompressionReach::Full;
         let replicas = partition.place().replicas.as_usize();
         check_files_and_load_state(config, setup, (is_encoded, replicas))
     } else {

@@ -376,6 +376,24 @@ fn options_that_do_not_fit_are_refused_with_a_reason() {
     }
 }
 
+/// Within a host, `auto` sends nothing encoded. Regression test: it divided the gradients into more sums than a run without
+/// compression, so steps took longer.
+#[test]
+fn auto_on_one_host_does_the_same_operations_as_no_compression() {
+    let [exact, auto] = ["none", "auto"].map(|compression| {
+        let config = small_config(compression);
+        let results = TestTransport::Tcp.run(2, move |mut group| {
+            let report =
+                run(&mut group, &config, &AtomicBool::new(false), &mut SilentObserver).unwrap().report;
+            (report.parameters_hash, group.statistics().operations, report.compressed)
+        });
+        results.into_iter().next().unwrap()
+    });
+    assert_eq!((&auto.0, auto.1), (&exact.0, exact.1));
+    let report = auto.2.unwrap();
+    assert!(report.choices.is_empty() && report.encoded_bytes == 0, "{report:?}");
+}
+
 /// Regression test: a run that could not compress anything printed that 0.0 MB became 0.0 MB.
 #[test]
 fn a_run_on_one_host_says_why_it_compressed_nothing() {

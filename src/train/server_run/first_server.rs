@@ -11,7 +11,7 @@ use crate::codec::Compression;
 use crate::group::{Group, Statistics};
 use crate::train::TrainError;
 use crate::train::checkpoint::{CheckpointSettings, TrainingState};
-use crate::train::compression_report::CompressionReach;
+use crate::train::compression_reach::CompressionReach;
 use crate::train::parameter_server::{
     Links, MessageCodecs, ParameterServerError, ServerClient, ShardServer, StalenessCounts,
 };

@@ -37,6 +37,7 @@ use super::bucket_options::BucketBytes;
 use super::bucket_ranges::BucketSizes;
 use super::buckets::Buckets;
 use super::compression_plan::{CompressionPlan, ModelTensor};
+use super::compression_reach::CompressionReach;
 use super::config::Config;
 use super::evaluation_work::EvaluationWork;
 use super::gradient_work::GradientWork;
@@ -153,8 +154,7 @@ pub(crate) fn create(
 ) -> Result<Box<dyn Strategy>, TrainError> {
     let network = &setup.network;
     let count = network.parameter_count();
-    // Ranks exchange exact values in shared memory.
-    let (is_encoded, size) = (!group.shares_memory(), group.size());
+    let size = group.size();
     let tensors = network.parameter_tensors().into_iter().map(|tensor| ModelTensor {
         own_range: partition.own_range_of_tensor(&tensor.range),
         name: tensor.name,
@@ -162,6 +162,8 @@ pub(crate) fn create(
         is_statistic: tensor.is_statistic,
     });
     let compression = (config.compression, &config.compression_rules);
+    let codecs = config.compression_rules.codecs(config.compression);
+    let is_encoded = CompressionReach::new(group, codecs) == CompressionReach::Full;
     let plan = CompressionPlan::new(compression, tensors.collect(), (is_encoded, config.seed));
     let plan = plan.map_err(TrainError::Options)?.with_schedule(setup.compression_schedule);
     let momentum = LocalMomentum::new(&plan, (partition.place().replicas, config.recipe.clip_norm));
