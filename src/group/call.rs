@@ -35,7 +35,7 @@ pub struct Call {
     uses_shared_memory: bool,
     /// For compressed `f32`: the compressor until [`Group::begin_encoding`], and then the encoding.
     compressor: Option<Compressor>,
-    encoding: Option<Encoding>,
+    encoding: Option<Box<Encoding>>,
     /// Measures the time of a call whose compressor chooses the codec.
     timer: Option<CallTimer>,
     /// Whether the reduction must be applied in rank order, because it may not commute.
@@ -265,13 +265,11 @@ impl Group {
         let (world, rank, members) = (self.world, self.rank, &self.members);
         let topology = Topology { world, rank, members, medium, chunk_bytes };
         let blocks = match &call.encoding {
-            Some(Encoding { codec, .. }) => {
-                topology.plan_encoded(&call.spec, &|count| codec.encoded_words(count))
-            }
+            Some(encoding) => topology.plan_encoded(&call.spec, &|count| encoding.codec.encoded_words(count)),
             None => topology.plan(&call.spec, algorithm, call.in_rank_order, dtype.size_bytes()),
         };
         let buffer_and_reduction = BufferAndReduction { memory, kernels: call.kernels.take() };
-        Submission::Collective(blocks, buffer_and_reduction, call.encoding.take())
+        Submission::Collective(blocks, buffer_and_reduction, call.encoding.take().map(|encoding| *encoding))
     }
 
     /// Begins a call with a compressor: chooses the codec, and adds the errors of the last call to the elements unless the
@@ -299,13 +297,13 @@ impl Group {
         if let Some((codec, kernels)) = encoder {
             call.request.group |= HOSTS_GROUP_BIT;
             let is_average = call.request.contract.reduction == Some(ReduceOp::Average);
-            call.encoding = Some(Encoding {
+            call.encoding = Some(Box::new(Encoding {
                 codec: codec.into(),
                 call: Arc::new(compressor_call),
                 kernels,
                 divisor: if is_average { self.world.get() } else { 1 },
                 rank: self.members[self.rank.index()],
-            });
+            }));
         }
         Ok(())
     }

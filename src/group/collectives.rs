@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::verbs::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, Scan};
+use super::verbs::{AllGather, AllReduce, Reduce, ReduceScatter, Scan};
 use super::{Buffer, Error, Group, Handle, OwnedBuffer};
 use crate::schedule::CollectiveSpec;
 use crate::types::{Rank, ReduceOp, Site};
@@ -99,7 +99,12 @@ impl Group {
     /// The same errors as [`Group::all_reduce`], and [`Error::InvalidRoot`].
     #[track_caller]
     pub fn broadcast<B: Buffer + ?Sized>(&mut self, buffer: &mut B, root: Rank) -> Result<(), Error> {
-        self.call(Broadcast::from(root)).run(buffer).map(drop)
+        let site = Site::here();
+        let elements = buffer.elements_mut()?;
+        self.check_root(root)?;
+        let spec = CollectiveSpec::Broadcast { count: elements.len(), root };
+        let mut call = self.new_call::<B::Element>(spec, site);
+        self.run(&mut call, elements)
     }
 
     /// Replaces each rank's buffer by the reduction of the buffers of rank 0 up to and including this rank.

@@ -71,7 +71,10 @@ pub trait OutOfPlace<T: Element> {
 }
 
 impl Plan {
+    // These methods change a plan in place, because a short call may take as long as a few copies of its plan.
+
     /// Returns the plan of a call that replaces `count` elements of input by the result.
+    #[inline]
     pub(super) fn replacing(call: Call, count: usize) -> Self {
         let (places, output_count) = (0..count, Some(count));
         let access = MemoryAccess::Written;
@@ -79,19 +82,26 @@ impl Plan {
     }
 
     /// Returns the plan of a call that only sends `count` elements. Of these elements, `result` is this rank's result.
+    #[inline]
     pub(super) fn sending(call: Call, count: usize, result: Range<usize>) -> Self {
-        Self { access: MemoryAccess::Sent, ..Self::replacing(call, count).with_places(0..count, result) }
+        let mut plan = Self::replacing(call, count).with_places(0..count, result);
+        plan.access = MemoryAccess::Sent;
+        plan
     }
 
     /// Sets the places of the input and the result.
-    pub(super) fn with_places(self, input: Range<usize>, result: Range<usize>) -> Self {
-        let output_count = Some(result.len());
-        Self { input, result, output_count, ..self }
+    #[inline]
+    pub(super) fn with_places(mut self, input: Range<usize>, result: Range<usize>) -> Self {
+        self.output_count = Some(result.len());
+        (self.input, self.result) = (input, result);
+        self
     }
 
     /// Makes the call ignore this rank's output. The rank has no result.
-    pub(super) fn without_result(self) -> Self {
-        Self { result: 0..0, output_count: None, ..self }
+    #[inline]
+    pub(super) fn without_result(mut self) -> Self {
+        (self.result, self.output_count) = (0..0, None);
+        self
     }
 
     /// Returns memory for the call that holds a copy of the input.

@@ -32,10 +32,10 @@ macro_rules! reducing_verbs {
 
         impl<T: Element, R: Reducer<T>> InPlace<T> for $verb<R> {
             fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
-                let plan = OutOfPlace::<T>::plan(self, group, count, site)?;
+                let mut plan = OutOfPlace::<T>::plan(self, group, count, site)?;
                 // The memory of an exscan also has space for the result.
-                let start = (plan.count == count).then_some(0);
-                Ok(Plan { start, ..plan })
+                plan.start = (plan.count == count).then_some(0);
+                Ok(plan)
             }
 
             fn prepare_in_place(&self, input: &mut [T]) {
@@ -126,8 +126,9 @@ fn gather<T: Element>(
     Ok(if root.is_none_or(|root| root == group.rank) {
         Plan::replacing(call, total).with_places(own, 0..total)
     } else {
-        let plan = Plan::sending(call, own.len(), 0..0).without_result();
-        Plan { start: Some(own.start), ..plan }
+        let mut plan = Plan::sending(call, own.len(), 0..0).without_result();
+        plan.start = Some(own.start);
+        plan
     })
 }
 
@@ -145,8 +146,9 @@ fn scatter<T: Element>(
     Ok(if group.rank == root {
         Plan::sending(call, total, own)
     } else {
-        let plan = Plan::replacing(call, own.len()).with_places(0..0, 0..own.len());
-        Plan { start: Some(own.start), ..plan }
+        let mut plan = Plan::replacing(call, own.len()).with_places(0..0, 0..own.len());
+        plan.start = Some(own.start);
+        plan
     })
 }
 
@@ -208,8 +210,9 @@ fn all_to_all<T: Element>(
     let total = sent.checked_add(received).ok_or(TOTAL_TOO_LARGE)?;
     let access = MemoryAccess::InputThenOutput(send.range(group.rank), receive.range(group.rank));
     let call = group.new_call::<T>(CollectiveSpec::AllToAll { send, receive, is_even }, site);
-    let plan = Plan::replacing(call, total).with_places(0..sent, sent..total);
-    Ok(Plan { access, start: None, ..plan })
+    let mut plan = Plan::replacing(call, total).with_places(0..sent, sent..total);
+    (plan.access, plan.start) = (access, None);
+    Ok(plan)
 }
 
 impl<T: Element> OutOfPlace<T> for AllToAll {

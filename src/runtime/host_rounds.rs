@@ -39,6 +39,9 @@ pub(crate) struct HostRounds<M = Segment> {
     rounds: ShmRounds<M>,
     /// The world ranks that share the memory.
     members: Arc<[Rank]>,
+    /// The numbers of the next rank and of all other ranks.
+    next_rank: RankSet,
+    other_ranks: RankSet,
     /// The number of the last round that this rank has completed.
     last_round: u64,
     /// The number of operations that were added.
@@ -51,9 +54,9 @@ pub(crate) struct HostRounds<M = Segment> {
     lower_ranks_piece: Vec<u64>,
     /// The last calls, without those that the engine has recorded. A short operation does not lock the engine.
     unrecorded: VecDeque<ShmCall>,
-    /// The calls and headers of the last rounds, as far as this rank has not compared them with those of all other ranks: at
+    /// The calls of the last rounds, as far as this rank has not compared them with those of all other ranks: at
     /// most [`LEAD_MAX`] rounds.
-    unchecked: VecDeque<(ShmCall, Header)>,
+    unchecked: VecDeque<ShmCall>,
     /// Whether the program has dropped a shared buffer. The next operation then removes the dropped buffers.
     has_dropped_buffers: Arc<AtomicBool>,
     /// Whether the group was dropped. The core then drops the rounds after their last operation.
@@ -105,7 +108,10 @@ pub(crate) enum ShmFailure {
 impl<M: RoundsMemory> HostRounds<M> {
     /// Creates the part of a rank. `members` are the world ranks that share the memory.
     pub(crate) fn new(rounds: ShmRounds<M>, members: Arc<[Rank]>, meter: Meter) -> Self {
+        let (rank, ranks) = (rounds.rank() as u32, rounds.size().ranks as u32);
         Self {
+            next_rank: [Rank::new((rank + 1) % ranks)].into_iter().collect(),
+            other_ranks: RankSet::first_without(ranks, Rank::new(rank)),
             rounds,
             members,
             last_round: 0,
@@ -260,24 +266,25 @@ impl<M: RoundsMemory> HostRounds<M> {
                 }
                 // Every rank compares with its next rank before it posts, so no rank can wait for all others in a later round if
                 // the contracts of any two ranks differ.
-                self.check_rounds(LEAD_MAX as usize - 1, self.next_rank())?;
+                self.check_rounds(LEAD_MAX as usize - 1, self.next_rank)?;
                 self.post(round, shm_operation, memory);
                 shm_operation.execution.handle_posted();
                 self.rounds.wake_sleepers(|rank| wake(self.members[rank]));
             }
             let sources = shm_operation.execution.round().0.sources;
+            sources.indices().for_each(|from| self.rounds.prefetch_payload(from, round));
             for from in sources.indices() {
                 let Some(posted) = self.rounds.read_post(from, round) else {
                     return self.waits_for(from, round);
                 };
-                shm_operation.call.check(&shm_operation.header, self.members[from], &posted.header)?;
+                shm_operation.call.check(&shm_operation.header, self.members[from], &posted.header())?;
                 shm_operation.check_payload(from, &posted).map_err(|what| self.invalid(from, what))?;
             }
             if sources.count() + 1 >= self.rounds.size().ranks {
                 self.rounds.handle_all_read(round);
-                self.check_rounds(0, self.other_ranks())?;
+                self.check_rounds(0, self.other_ranks)?;
             } else {
-                self.unchecked.push_back((shm_operation.call, shm_operation.header));
+                self.unchecked.push_back(shm_operation.call);
             }
             if shm_operation.execution.may_expose() {
                 self.read_exposed_locations(round, shm_operation, memory)?;
@@ -339,9 +346,10 @@ impl<M: RoundsMemory> HostRounds<M> {
     fn check_rounds(&mut self, left: usize, ranks: RankSet) -> Result<(), Box<ShmFailure>> {
         while self.unchecked.len() > left {
             let round = self.last_round + 1 - self.unchecked.len() as u64;
-            let Some((own_call, own_header)) = self.unchecked.pop_front() else { break };
+            let Some(own_call) = self.unchecked.pop_front() else { break };
+            let own_header = own_call.header();
             for rank in ranks.indices() {
-                if let Some((_, header)) = self.rounds.posts().header(rank, round) {
+                if let Some(header) = self.rounds.posts().header(rank, round) {
                     own_call.check(&own_header, self.members[rank], &header)?;
                 }
             }
@@ -370,7 +378,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         let round = self.last_round + 1;
         match shm_operation.execution.awaited() {
             Some(sources) => (round, sources),
-            None => (ShmRounds::<M>::awaited_round(round, shm_operation.payload_bytes()), self.other_ranks()),
+            None => (ShmRounds::<M>::awaited_round(round, shm_operation.payload_bytes()), self.other_ranks),
         }
     }
 
@@ -379,14 +387,6 @@ impl<M: RoundsMemory> HostRounds<M> {
         let (round, ranks) = self.awaited_round_and_ranks(shm_operation);
         let ranks = ranks.indices().filter(|&rank| !self.rounds.posts().has_posted(rank, round));
         ranks.map(|rank| self.members[rank]).collect()
-    }
-
-    fn next_rank(&self) -> RankSet {
-        [Rank::new(((self.rounds.rank() + 1) % self.rounds.size().ranks) as u32)].into_iter().collect()
-    }
-
-    fn other_ranks(&self) -> RankSet {
-        RankSet::first_without(self.rounds.size().ranks as u32, Rank::new(self.rounds.rank() as u32))
     }
 }
 

@@ -15,17 +15,21 @@ pub fn chunk(count: usize, world: WorldSize, rank: Rank) -> Range<usize> {
 
 /// How a buffer is divided into one part for each rank. Parts are contiguous, in rank order and of any lengths.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Partition {
+pub struct Partition(Parts);
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Parts {
+    /// As many elements are divided as evenly as possible among the ranks. Calls make these partitions again and again, so
+    /// they need no memory.
+    Even(usize, WorldSize),
     /// The index at which each part begins, followed by the index at which the last part ends.
-    bounds: Vec<usize>,
+    Bounds(Vec<usize>),
 }
 
 impl Partition {
     /// Divides `count` elements as evenly as possible: the part of each rank is its [`chunk`].
     pub fn even(count: usize, world: WorldSize) -> Self {
-        let (base, longer) = (count / world.as_usize(), count % world.as_usize());
-        let bounds = (0..=world.as_usize()).map(|index| index * base + index.min(longer)).collect();
-        Self { bounds }
+        Self(Parts::Even(count, world))
     }
 
     /// Returns a partition with `count` elements for each rank.
@@ -34,9 +38,8 @@ impl Partition {
     ///
     /// If the number of elements of all ranks overflows a `usize`.
     pub fn of_equal_parts(count: usize, world: WorldSize) -> Self {
-        let bound =
-            |index: usize| index.checked_mul(count).expect("the length of the buffer must fit a usize");
-        Self { bounds: (0..=world.as_usize()).map(bound).collect() }
+        let total = count.checked_mul(world.as_usize());
+        Self::even(total.expect("the length of the buffer must fit a usize"), world)
     }
 
     /// Returns the partition whose parts have these lengths, one for each rank, or `None` if their sum overflows.
@@ -48,7 +51,7 @@ impl Partition {
             end = end.checked_add(count)?;
             bounds.push(end);
         }
-        Some(Self { bounds })
+        Some(Self(Parts::Bounds(bounds)))
     }
 
     /// Returns the range of the elements of `rank`.
@@ -57,17 +60,29 @@ impl Partition {
     ///
     /// If the partition has no part for this rank.
     pub fn range(&self, rank: Rank) -> Range<usize> {
-        self.bounds[rank.index()]..self.bounds[rank.index() + 1]
+        match &self.0 {
+            Parts::Even(count, world) => {
+                assert!(world.contains(rank), "the partition must have a part for the rank");
+                chunk(*count, *world, rank)
+            }
+            Parts::Bounds(bounds) => bounds[rank.index()]..bounds[rank.index() + 1],
+        }
     }
 
     /// Returns the number of elements of all ranks together.
     pub fn total(&self) -> usize {
-        self.bounds.last().copied().unwrap_or(0)
+        match &self.0 {
+            Parts::Even(count, _) => *count,
+            Parts::Bounds(bounds) => bounds.last().copied().unwrap_or(0),
+        }
     }
 
     /// Returns the number of parts, which is the number of ranks.
     pub fn len(&self) -> usize {
-        self.bounds.len() - 1
+        match &self.0 {
+            Parts::Even(_, world) => world.as_usize(),
+            Parts::Bounds(bounds) => bounds.len() - 1,
+        }
     }
 
     /// Panics if the number of parts differs from the number of ranks of `world`.

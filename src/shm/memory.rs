@@ -28,6 +28,33 @@ pub trait SegmentMemory {
     #[track_caller]
     fn store(&self, offset: usize, value: u64, ordering: Ordering);
 
+    /// Returns the values of `N` words from `offset` on, with [`Ordering::Relaxed`].
+    #[track_caller]
+    fn load_words<const N: usize>(&self, offset: usize) -> [u64; N]
+    where
+        Self: Sized,
+    {
+        let mut values = [0; N];
+        for (index, value) in values.iter_mut().enumerate() {
+            *value = self.load(offset + index * WORD_BYTES, Ordering::Relaxed);
+        }
+        values
+    }
+
+    /// Sets `N` words from `offset` on, with [`Ordering::Relaxed`].
+    #[track_caller]
+    fn store_words<const N: usize>(&self, offset: usize, values: &[u64; N])
+    where
+        Self: Sized,
+    {
+        for (index, value) in values.iter().enumerate() {
+            self.store(offset + index * WORD_BYTES, *value, Ordering::Relaxed);
+        }
+    }
+
+    /// Begins to fetch the byte at `offset` into the caches, because this thread will read it soon.
+    fn prefetch(&self, _offset: usize) {}
+
     /// Sets the word at `offset`, and returns its value before.
     #[track_caller]
     fn swap(&self, offset: usize, value: u64, ordering: Ordering) -> u64;

@@ -54,7 +54,7 @@ const PLACE_BITS: u32 = 16;
 /// only the location of the elements ([`BufferRef`]).
 const EXPOSED_PLACE: usize = (1 << PLACE_BITS) - 1;
 /// The number of 64-bit words of a post header without its stamp.
-pub const HEADER_WORDS: usize = 7;
+pub const HEADER_WORDS: usize = 5;
 
 /// The words of a post header without its stamp. The caller decides what the words mean.
 pub type Header = [u64; HEADER_WORDS];
@@ -130,11 +130,11 @@ struct NextPost {
 
 /// The post of a rank in one round.
 pub struct PostedRound<'a, M> {
-    /// The words of the post header without its stamp.
-    pub header: Header,
     /// Whether the rank has posted the location of its elements instead of the elements
     /// ([`ShmRounds::read_exposed_locations`]).
     pub is_exposed: bool,
+    /// The offset of the post header.
+    header_offset: usize,
     /// The offset of the first byte of the payload.
     start: usize,
     /// The number of bytes from `start` to the end of the memory that a payload at this place can use.
@@ -142,15 +142,15 @@ pub struct PostedRound<'a, M> {
     memory: &'a M,
 }
 
-/// The length in bytes of a post header: the stamp, with the number of the round and, in the lowest [`PLACE_BITS`] bits,
-/// the place of the payload; and then the words of [`Header`]. A short payload directly follows the header.
-const POST_HEADER_BYTES: usize = (1 + HEADER_WORDS) * WORD_BYTES;
+/// The length in bytes of a post header, one cache line: the stamp, with the number of the round and, in the lowest
+/// [`PLACE_BITS`] bits, the place of the payload; and then the words of [`Header`]. A short payload directly follows the header.
+const POST_HEADER_BYTES: usize = 64;
 /// The distance in bytes between two post headers of a rank.
 const POST_HEADER_STRIDE: usize =
     (POST_HEADER_BYTES + SHORT_PAYLOAD_BYTES_MAX).next_multiple_of(CACHE_LINE_PAIR_BYTES);
 
 const _: () = assert!(
-    POST_HEADER_BYTES == 64
+    (1 + HEADER_WORDS) * WORD_BYTES <= POST_HEADER_BYTES
         && POST_HEADER_BYTES <= CACHE_LINE_PAIR_BYTES
         && TOKEN_BYTES <= CACHE_LINE_PAIR_BYTES
 );
@@ -178,6 +178,11 @@ const fn in_units(bytes: usize) -> usize {
 }
 
 impl<'a, M: RoundsMemory> PostedRound<'a, M> {
+    /// Returns the words of the post header without its stamp.
+    pub fn header(&self) -> Header {
+        self.memory.load_words(self.header_offset + WORD_BYTES)
+    }
+
     /// Returns the bytes of the payload in `range`. Returns `None` if the range ends after the memory that a payload at this
     /// place can use.
     pub fn bytes(&self, range: Range<usize>) -> Option<M::Bytes<'a>> {
@@ -301,9 +306,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
             self.reserve_payload(round, 0);
         }
         let (memory, stamp) = (&*self.posts.memory, self.posts.header_offset(self.rank, round));
-        for (index, value) in header.iter().enumerate() {
-            memory.store(stamp + (1 + index) * WORD_BYTES, *value, Ordering::Relaxed);
-        }
+        memory.store_words(stamp + WORD_BYTES, header);
         memory.store(stamp, round << PLACE_BITS | self.next_post.place as u64, Ordering::Release);
         self.posted = round;
     }
@@ -320,7 +323,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
     /// posted the next round.
     pub fn read_post(&self, rank: usize, round: u64) -> Option<PostedRound<'_, M>> {
         // After this rank has posted the next round, `rank` may overwrite the payload.
-        let (stamp, header) = self.posts.header(rank, round).filter(|_| self.posted <= round)?;
+        let (header_offset, stamp) = self.posts.stamp(rank, round).filter(|_| self.posted <= round)?;
         let place = stamp as usize & EXPOSED_PLACE;
         let (place, payload_bytes_max) = match place {
             0 => (0, SHORT_PAYLOAD_BYTES_MAX),
@@ -332,7 +335,12 @@ impl<M: RoundsMemory> ShmRounds<M> {
         };
         let is_exposed = stamp as usize & EXPOSED_PLACE == EXPOSED_PLACE;
         let start = self.payload_offset(rank, round, place);
-        Some(PostedRound { header, is_exposed, start, payload_bytes_max, memory: &self.posts.memory })
+        Some(PostedRound { header_offset, is_exposed, start, payload_bytes_max, memory: &self.posts.memory })
+    }
+
+    /// Begins to fetch a short payload of `rank` in `round`, which is in another cache line than its header.
+    pub fn prefetch_payload(&self, rank: usize, round: u64) {
+        self.posts.memory.prefetch(self.payload_offset(rank, round, 0));
     }
 
     /// Tells the other ranks that this rank is about to sleep, so that the next rank that posts wakes this rank. After this
@@ -388,16 +396,18 @@ impl<M: RoundsMemory> Posts<M> {
         self.memory.load(self.header_offset(rank, round), Ordering::Relaxed) >> PLACE_BITS > round
     }
 
-    /// Returns the stamp and the other words of the header of `rank` in `round`. Returns `None` if the rank has not posted the
+    /// Returns the words of the header of `rank` in `round` without its stamp. Returns `None` if the rank has not posted the
     /// round. A rank may read the headers of the last [`LEAD_MAX`] rounds that it has posted.
-    pub fn header(&self, rank: usize, round: u64) -> Option<(u64, Header)> {
-        let (memory, offset) = (&*self.memory, self.header_offset(rank, round));
-        let stamp = memory.load(offset, Ordering::Acquire);
-        if stamp >> PLACE_BITS != round {
-            return None;
-        }
-        let word = |index| memory.load(offset + (1 + index) * WORD_BYTES, Ordering::Relaxed);
-        Some((stamp, std::array::from_fn(word)))
+    pub fn header(&self, rank: usize, round: u64) -> Option<Header> {
+        let (offset, _) = self.stamp(rank, round)?;
+        Some(self.memory.load_words(offset + WORD_BYTES))
+    }
+
+    /// Returns the offset and the stamp of the header of `rank` in `round`. Returns `None` if the rank has not posted the round.
+    fn stamp(&self, rank: usize, round: u64) -> Option<(usize, u64)> {
+        let offset = self.header_offset(rank, round);
+        let stamp = self.memory.load(offset, Ordering::Acquire);
+        (stamp >> PLACE_BITS == round).then_some((offset, stamp))
     }
 
     /// Returns the offset in bytes of the memory of `rank`.

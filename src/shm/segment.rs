@@ -155,11 +155,17 @@ impl Segment {
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
+        let [word] = self.words(offset);
+        word
+    }
+
+    /// Returns the `N` words from `offset` on.
+    fn words<const N: usize>(&self, offset: usize) -> &[AtomicU64; N] {
         assert!(offset.is_multiple_of(WORD_BYTES), "a word of shared memory must be aligned");
-        let word = self.address(offset, WORD_BYTES).cast::<AtomicU64>();
-        // SAFETY: the word is inside the mapping, which lives as long as `self`. The mapping begins at the beginning of a page,
-        // so the word is aligned. All processes access it only as an atomic.
-        unsafe { word.as_ref() }
+        let words = self.address(offset, N * WORD_BYTES).cast::<[AtomicU64; N]>();
+        // SAFETY: the words are inside the mapping, which lives as long as `self`. The mapping begins at the beginning of a page,
+        // so the words are aligned. All processes access them only as atomics.
+        unsafe { words.as_ref() }
     }
 }
 
@@ -174,6 +180,21 @@ impl SegmentMemory for Segment {
 
     fn store(&self, offset: usize, value: u64, ordering: Ordering) {
         self.word(offset).store(value, ordering);
+    }
+
+    fn load_words<const N: usize>(&self, offset: usize) -> [u64; N] {
+        let words = self.words::<N>(offset);
+        std::array::from_fn(|index| words[index].load(Ordering::Relaxed))
+    }
+
+    fn store_words<const N: usize>(&self, offset: usize, values: &[u64; N]) {
+        for (word, value) in self.words::<N>(offset).iter().zip(values) {
+            word.store(*value, Ordering::Relaxed);
+        }
+    }
+
+    fn prefetch(&self, offset: usize) {
+        super::copy::prefetch(self.address(offset, 1));
     }
 
     fn swap(&self, offset: usize, value: u64, ordering: Ordering) -> u64 {

@@ -21,7 +21,7 @@ fn a_payload_can_be_read_from_its_post_until_the_reader_posts_the_next_round() {
     assert!(all_ranks[0].read_post(1, 1).is_none(), "the payload has been written, but not posted");
     all_ranks[1].post(1, &[9; HEADER_WORDS]);
     let posted = all_ranks[0].read_post(1, 1).unwrap();
-    assert_eq!((posted.bytes(0..3), posted.header), (Some(&b"one"[..]), [9; HEADER_WORDS]));
+    assert_eq!((posted.bytes(0..3), posted.header()), (Some(&b"one"[..]), [9; HEADER_WORDS]));
     for round in 2..=LEAD_MAX {
         assert!(all_ranks[1].may_write(round, 1));
         all_ranks[1].post(round, &[0; HEADER_WORDS]);
@@ -123,7 +123,7 @@ fn threads_read_complete_payloads_in_every_round() {
                         None => thread::yield_now(),
                     }
                 };
-                assert_eq!(posted.header, [round; HEADER_WORDS]);
+                assert_eq!(posted.header(), [round; HEADER_WORDS]);
                 let payload = posted.bytes(0..length(round, rank)).unwrap();
                 assert!(payload.iter().all(|&byte| byte == (round as usize * 3 + rank) as u8));
             }
