@@ -74,17 +74,6 @@ pub(super) unsafe fn copy_past_caches(source: NonNull<u8>, target: &mut [u8]) {
     unsafe { ptr::copy_nonoverlapping(source.as_ptr(), target.as_mut_ptr(), target.len()) }
 }
 
-/// Begins to fetch the cache line of this byte into the caches. Processors other than x86-64 get no hint.
-pub(super) fn prefetch(byte: NonNull<u8>) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the instruction is a hint, which has no effect on the memory and is allowed for every address.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(byte.as_ptr().cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = byte;
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

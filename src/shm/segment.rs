@@ -194,7 +194,14 @@ impl SegmentMemory for Segment {
     }
 
     fn prefetch(&self, offset: usize) {
-        super::copy::prefetch(self.address(offset, 1));
+        let byte = self.address(offset, 1);
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the instruction is a hint, which has no effect on the memory and is allowed for every address.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(byte.as_ptr().cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = byte;
     }
 
     fn swap(&self, offset: usize, value: u64, ordering: Ordering) -> u64 {
