@@ -16,8 +16,8 @@ pub struct CompressionReport {
     pub encoded_bytes: u64,
     /// The bytes that these elements take without compression.
     pub unencoded_bytes: u64,
-    /// With `auto`: the choice for each buffer at the end of the run. Empty with other compressions, and if all ranks are on one
-    /// host.
+    /// With `auto`: the choice for each buffer at the end of the run. Empty with other compressions, and if `reach` is not
+    /// `Full`.
     pub choices: Vec<CodecChoice>,
     /// Whether the ranks could compress anything. Not in reports as JSON.
     #[serde(skip)]
@@ -31,7 +31,8 @@ pub struct CodecChoice {
     pub codec: String,
     /// The relative error of a result with this codec. `None` if it was not measured.
     pub relative_error: Option<f32>,
-    /// The time of a sum in the last trial, in seconds, on the slowest rank. `None` before the end of the first trial.
+    /// The time of a sum in the last trial, in seconds, on the slowest rank. `None` before the end of the first trial, or if the
+    /// ranks that summed the buffer are on one host.
     pub seconds: Option<f32>,
 }
 
