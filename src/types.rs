@@ -341,6 +341,9 @@ pub const RESULTS_GROUP_BIT: u32 = 1 << 28;
 /// The bit of [`Contract::layout`] that marks compressed collectives. Digests of lengths do not have it.
 pub const COMPRESSED_LAYOUT: u32 = 1 << 31;
 
+/// The bit of [`Contract::layout`] that marks compressed collectives whose ranks add the result of an earlier collective.
+pub const LAST_RESULT_LAYOUT: u32 = 1 << 29;
+
 /// The tag of a receive that accepts messages with any tag. No message is sent with this tag.
 pub const ANY_TAG: u32 = u32::MAX;
 
@@ -361,7 +364,8 @@ pub struct Contract {
     /// The number of elements in the whole buffer.
     pub count: u64,
     /// For a message, its tag. For a collective whose parts have different lengths, a digest of the lengths. For a compressed
-    /// collective, [`COMPRESSED_LAYOUT`] and the code of the compression. 0 for all other operations.
+    /// collective, [`COMPRESSED_LAYOUT`], [`LAST_RESULT_LAYOUT`] if it applies, and the code of the compression. 0 for all other
+    /// operations.
     pub layout: u32,
 }
 
@@ -386,7 +390,10 @@ impl Contract {
     /// Returns the compression of a compressed collective.
     pub fn compression(&self) -> Option<Compression> {
         let code = self.layout.checked_sub(COMPRESSED_LAYOUT)?;
-        if self.operation == Operation::Message { None } else { Compression::from_code(code) }
+        if self.operation == Operation::Message {
+            return None;
+        }
+        Compression::from_code(code & !LAST_RESULT_LAYOUT)
     }
 }
 
@@ -410,6 +417,9 @@ impl fmt::Display for Contract {
             write!(f, "{} x {}, ", self.count, self.dtype)?;
         }
         match self.compression() {
+            Some(compression) if self.layout & LAST_RESULT_LAYOUT != 0 => {
+                write!(f, "compressed as {compression} with the result of an earlier call, ")?;
+            }
             Some(compression) => write!(f, "compressed as {compression}, ")?,
             None if self.layout != 0 => write!(f, "uneven parts {:08x}, ", self.layout)?,
             None => {}

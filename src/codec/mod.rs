@@ -49,6 +49,7 @@ pub fn codec(compression: Compression) -> Option<Box<dyn Codec>> {
         Compression::SignSgd => boxed(BlockCodec(SignSgd)),
         Compression::TopK(fraction) => boxed(TopKCodec(fraction)),
         Compression::RandomK(fraction) => boxed(RandomKCodec(fraction)),
+        Compression::Ef21(biased) => return codec(biased.compression()),
     })
 }
 

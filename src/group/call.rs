@@ -14,14 +14,14 @@ use crate::engine::{OperationRequest, SendMode};
 use crate::reduce::{self, Kernels};
 use crate::runtime::driver::{OperationOutput, Submission};
 use crate::runtime::encoding::Encoding;
-use crate::runtime::error_feedback::ErrorAddition;
+use crate::runtime::error_feedback::{ErrorAddition, ResultAddition};
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::memory::{BufferAccess, Memory};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::topology::{Medium, Topology};
 use crate::types::{
-    Algorithm, COMPRESSED_LAYOUT, Contract, Element, HOSTS_GROUP_BIT, Operation, Rank, ReduceOp, Site,
-    WorldSize,
+    Algorithm, COMPRESSED_LAYOUT, Contract, Element, HOSTS_GROUP_BIT, LAST_RESULT_LAYOUT, Operation, Rank,
+    ReduceOp, Site, WorldSize,
 };
 
 /// A collective that a caller requests, and the algorithm that was chosen for it.
@@ -38,6 +38,8 @@ pub struct Call {
     encoding: Option<Box<Encoding>>,
     /// Measures the time of a call whose compressor chooses the codec.
     timer: Option<CallTimer>,
+    /// What remains to be done with the result of a call with EF21.
+    addition: Option<ResultAddition>,
     /// Whether the reduction must be applied in rank order, because it may not commute.
     in_rank_order: bool,
     world: WorldSize,
@@ -83,6 +85,12 @@ impl Call {
                 "{compression} compresses sums and averages, not {op}; use another compression, such as bf16"
             )));
         }
+        if compression.adds_last_result() && contract.operation != Operation::AllReduce {
+            return Err(Error::Compression(format!(
+                "{compression} is for all-reduces, because every rank keeps all results, not for {}",
+                contract.operation
+            )));
+        }
         if contract.layout != 0 {
             let text = "has even parts; leave out the counts or the compression";
             return Err(Error::Compression(format!("a compressed {} {text}", contract.operation)));
@@ -91,13 +99,16 @@ impl Call {
         Ok(())
     }
 
-    /// Sets the codec of a compressed call.
-    fn set_codec(&mut self, compression: Compression) {
+    /// Sets the codec of a compressed call. `has_result` says whether the call adds an earlier result.
+    fn set_codec(&mut self, compression: Compression, has_result: bool) {
         if compression == Compression::None {
             return;
         }
         let contract = &mut self.request.contract;
         contract.layout = COMPRESSED_LAYOUT | compression.to_code();
+        if has_result {
+            contract.layout |= LAST_RESULT_LAYOUT;
+        }
         if !self.uses_shared_memory && contract.algorithm != Algorithm::Hierarchy {
             contract.algorithm = Algorithm::Direct;
         }
@@ -149,6 +160,7 @@ impl Group {
             compressor: None,
             encoding: None,
             timer: None,
+            addition: None,
             in_rank_order: false,
             world: self.world,
         }
@@ -182,7 +194,11 @@ impl Group {
         }
         let bytes = bytemuck::cast_slice_mut::<T, u8>(elements);
         self.reduce_single_contribution(&call.request.contract, bytes);
-        self.run_on_bytes(call, bytes.into())
+        self.run_on_bytes(call, bytes.into())?;
+        if let Some(addition) = call.addition.take() {
+            addition.apply(bytemuck::cast_slice_mut(elements));
+        }
+        Ok(())
     }
 
     /// Runs a collective on the bytes of its buffer, and waits until the collective is complete. The rank only sends the input of
@@ -219,7 +235,14 @@ impl Group {
             self.begin_encoding(&mut call, bytemuck::cast_slice_mut(buffer.as_mut()))?;
         }
         self.reduce_single_contribution(&call.request.contract, bytemuck::cast_slice_mut(buffer.as_mut()));
-        let Some(job) = self.job.clone() else { return Ok(Handle::ready(Ok(buffer))) };
+        let addition = call.addition.take();
+        let add_last_result = |mut buffer: B| {
+            if let Some(addition) = addition {
+                addition.apply(bytemuck::cast_slice_mut(buffer.as_mut()));
+            }
+            buffer
+        };
+        let Some(job) = self.job.clone() else { return Ok(Handle::ready(Ok(add_last_result(buffer)))) };
         self.hand_over_rounds(&mut call);
         let id = job.driver.submit(call.request, self.submission(&mut call, Memory::owned(buffer)))?;
         let timer = call.timer.take();
@@ -227,7 +250,7 @@ impl Group {
             if let Some(timer) = timer {
                 timer.stop(output.ended);
             }
-            output.memory.into_owned().ok_or(Error::Taken)
+            output.memory.into_owned().map(add_last_result).ok_or(Error::Taken)
         };
         Ok(Handle::pending(job, id, make_result))
     }
@@ -284,15 +307,19 @@ impl Group {
             }
             None => compressor.compression(),
         };
-        call.set_codec(compression);
+        call.set_codec(compression, compressor.has_result());
         let codec =
             codec::codec(compression).filter(|_| self.world != WorldSize::ONE && !call.uses_shared_memory);
         let encoder = codec.zip(call.kernels.clone());
+        // EF21 changes the bits of sums, so it applies only if something is encoded.
+        let is_useless = encoder.is_none() && compression.adds_last_result();
+        let compression = if is_useless { Compression::None } else { compression };
         // In a hierarchy, a rank encodes only a slice of the buffer.
         let encodes_everything = encoder.is_some() && call.request.contract.algorithm == Algorithm::Direct;
         let addition = if encodes_everything { ErrorAddition::WhileEncoding } else { ErrorAddition::AtBegin };
-        let compressor_call =
+        let (compressor_call, addition) =
             compressor.begin_call(compression, (elements, addition), self.compressed_calls)?;
+        call.addition = addition;
         self.compressed_calls += 1;
         if let Some((codec, kernels)) = encoder {
             call.request.group |= HOSTS_GROUP_BIT;

@@ -7,7 +7,9 @@ use super::Error;
 use super::auto_choice::{AutoChoice, AutoReport};
 use super::handle::WeakHandle;
 use crate::codec::Compression;
-use crate::runtime::error_feedback::{CompressorCall, CompressorState, ErrorAddition, ErrorMemory};
+use crate::runtime::error_feedback::{
+    CompressorCall, CompressorState, ErrorAddition, ErrorMemory, ResultAddition,
+};
 
 /// A compression, and the memory that it needs for one buffer that is reduced again and again, such as a bucket of gradients.
 ///
@@ -15,6 +17,9 @@ use crate::runtime::error_feedback::{CompressorCall, CompressorState, ErrorAddit
 /// lost but only delayed (Karimireddy et al., "Error feedback fixes signSGD and other gradient compression schemes", ICML 2019).
 /// The memory has one `f32` for each element. Every rank keeps its own errors; their sum over the ranks is what the results so
 /// far lack. Save [`state`](Self::state) in checkpoints.
+///
+/// With [`Compression::Ef21`], the memory has three `f32` for each element, and all ranks must wait for the result of each call.
+/// After a call that failed, no further call accepts the compressor before [`set_state`](Self::set_state).
 ///
 /// With [`Compression::Auto`], the compressor chooses a codec by measurement. Its [`report`](Self::report) says which one.
 ///
@@ -104,18 +109,23 @@ impl Compressor {
         self.auto.as_ref().map(|choice| choice.lock().choice.report())
     }
 
-    /// Returns a copy of the memory, for a checkpoint. Call it while no call uses the compressor. The measurements of
-    /// [`Compression::Auto`] are not part of it, because a resumed job may have another network.
+    /// Returns a copy of the memory, for a checkpoint. Call it while no call uses the compressor, after the last call was waited
+    /// for. The measurements of [`Compression::Auto`] are not part of it, because a resumed job may have another network.
     pub fn state(&self) -> CompressorState {
         self.memory.as_ref().map(ErrorMemory::state).unwrap_or_default()
     }
 
-    /// Replaces the memory by one of [`state`](Self::state). If its residual is not empty, the next call must have a buffer of
-    /// the same length.
+    /// Replaces the memory by one of [`state`](Self::state) of the same rank. Call it while no call uses the compressor. If the
+    /// residual is not empty, the next call must have a buffer of the same length.
     pub fn set_state(&self, state: CompressorState) {
         if let Some(memory) = &self.memory {
             memory.set_state(state);
         }
+    }
+
+    /// Returns whether the next call adds the result of the last one.
+    pub(super) fn has_result(&self) -> bool {
+        self.memory.as_ref().is_some_and(ErrorMemory::has_result)
     }
 
     /// Returns the choice of the codec for [`Compression::Auto`].
@@ -124,21 +134,21 @@ impl Compressor {
     }
 
     /// Begins a call on `elements` with `compression`. Adds the errors of the last call to the elements, unless the encoding does
-    /// it. Returns the use of the memory by this call. `number` is a number that differs between the calls of the group, and is
-    /// the same on all ranks.
+    /// it. Returns the use of the memory by this call, and with EF21 what to do with the result. `number` differs between the
+    /// calls of the group, and is the same on all ranks.
     ///
     /// # Errors
     ///
-    /// [`Error::Compression`] if the last call had a buffer of another length, or has not ended.
+    /// [`Error::Compression`] if the last call had a buffer of another length, has not ended, or was not waited for.
     pub(super) fn begin_call(
         &self,
         compression: Compression,
         (elements, addition): (&mut [f32], ErrorAddition),
         number: u64,
-    ) -> Result<CompressorCall, Error> {
+    ) -> Result<(CompressorCall, Option<ResultAddition>), Error> {
         match &self.memory {
             Some(memory) => memory.begin_call(compression, elements, addition),
-            None => Ok(CompressorCall::without_memory(number)),
+            None => Ok((CompressorCall::without_memory(number), None)),
         }
     }
 }

@@ -1,4 +1,8 @@
 //! The errors of compressed calls. What a rank could not send in one call, it adds to the input of the next call.
+//!
+//! EF21 is error feedback on the differences of consecutive inputs. A call with the input x and the residual r sends c and keeps
+//! x + r - c. With EF21, the rank keeps x + r - c - x: minus what it has sent so far. So the next call encodes the difference
+//! between its input and what was sent, and the ranks add the result of the last call to the decoded differences.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,8 +14,11 @@ use crate::types::counted;
 /// What a [`Compressor`](crate::Compressor) remembers.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct CompressorState {
-    /// The error of each element that has not been sent. Empty before the first call, and without error feedback.
+    /// What the next call adds to each element: what this rank has not sent. With [`Compression::Ef21`], minus what this rank has
+    /// sent. Empty before the first call, and without error feedback.
     pub residual: Vec<f32>,
+    /// With [`Compression::Ef21`], the last result, which is the same on all ranks. Otherwise empty.
+    pub result: Vec<f32>,
     /// The number of calls.
     pub calls: u64,
 }
@@ -25,6 +32,10 @@ struct SharedErrors {
     state: CompressorState,
     seed: u64,
     is_in_use: bool,
+    /// With EF21, the input of the current call.
+    input: Vec<f32>,
+    /// Whether the last call has a [`ResultAddition`] that has not been applied.
+    lacks_result: bool,
 }
 
 impl ErrorMemory {
@@ -39,7 +50,14 @@ impl ErrorMemory {
 
     /// Replaces what the memory holds.
     pub(crate) fn set_state(&self, state: CompressorState) {
-        self.lock().state = state;
+        let mut errors = self.lock();
+        errors.state = state;
+        errors.lacks_result = false;
+    }
+
+    /// Returns whether the next call adds the result of the last one.
+    pub(crate) fn has_result(&self) -> bool {
+        !self.lock().state.result.is_empty()
     }
 
     /// Sets the seed of the random numbers of the following calls.
@@ -48,31 +66,47 @@ impl ErrorMemory {
     }
 
     /// Begins a call on `elements` with `compression`. Adds the errors of the last call to the elements, unless the encoding does
-    /// it. Returns the use of the memory by this call.
+    /// it. Returns the use of the memory by this call, and with EF21 what to do with the result.
     ///
     /// # Errors
     ///
-    /// [`Error::Compression`] if the last call had a buffer of another length, or has not ended.
+    /// [`Error::Compression`] if the last call had a buffer of another length, has not ended, or was not waited for.
     pub(crate) fn begin_call(
         &self,
         compression: Compression,
         elements: &mut [f32],
         addition: ErrorAddition,
-    ) -> Result<CompressorCall, Error> {
+    ) -> Result<(CompressorCall, Option<ResultAddition>), Error> {
         let mut errors = self.lock();
-        let SharedErrors { state: CompressorState { residual, calls }, seed, is_in_use } = &mut *errors;
-        if *is_in_use {
-            let text =
-                "the compressor is in use by a call that has not ended; use one compressor for each buffer";
+        let SharedErrors { state, seed, is_in_use, input, lacks_result } = &mut *errors;
+        let CompressorState { residual, result, calls } = state;
+        if *is_in_use || *lacks_result {
+            let text = if *is_in_use {
+                "the compressor is in use by a call that has not ended; use one compressor for each buffer"
+            } else {
+                "the compressor lacks the result of its last call, which failed or was not waited for; wait for each call, and \
+                 after a failure create a new compressor or set its state"
+            };
             return Err(Error::Compression(text.into()));
         }
-        if !residual.is_empty() && residual.len() != elements.len() {
-            return Err(Error::Compression(format!(
-                "the compressor keeps the errors of a buffer of {}, but this buffer has {}; use one compressor for each \
-                 buffer",
-                counted(residual.len(), "element"),
-                elements.len()
-            )));
+        for kept in [residual.len(), result.len()] {
+            if kept != 0 && kept != elements.len() {
+                return Err(Error::Compression(format!(
+                    "the compressor keeps the errors of a buffer of {}, but this buffer has {}; use one compressor for each \
+                     buffer",
+                    counted(kept, "element"),
+                    elements.len()
+                )));
+            }
+        }
+        let keeps_result = compression.adds_last_result();
+        if keeps_result {
+            input.clear();
+            input.extend_from_slice(elements);
+            // Where there is no result, the residual is an error of calls without EF21, which counts once.
+            let without_result = |index: &usize| result.get(*index).is_none_or(|result| *result == 0.0);
+            let errors = residual.iter().enumerate().filter(|(index, _)| without_result(index));
+            errors.for_each(|(index, error)| input[index] += error);
         }
         let keeps_errors = compression.needs_error_feedback();
         if !keeps_errors || addition == ErrorAddition::AtBegin {
@@ -84,13 +118,53 @@ impl ErrorMemory {
             // Later calls without error feedback have no errors to add.
             residual.clear();
         }
-        *is_in_use = true;
+        let memory = || self.clone();
+        let addition =
+            (keeps_result || !result.is_empty()).then(|| ResultAddition { memory: memory(), keeps_result });
         *calls += 1;
-        Ok(CompressorCall {
-            memory: Some(self.clone()),
+        (*is_in_use, *lacks_result) = (true, addition.is_some());
+        let call = CompressorCall {
+            memory: Some(memory()),
             seed: mix(*seed ^ mix(*calls)),
             residual_length: if keeps_errors { elements.len() } else { 0 },
-        })
+        };
+        Ok((call, addition))
+    }
+}
+
+/// What a call with EF21 does with its result. Also the first call without EF21 after calls with it.
+#[derive(Debug)]
+pub(crate) struct ResultAddition {
+    memory: ErrorMemory,
+    /// Whether the call has EF21.
+    keeps_result: bool,
+}
+
+impl ResultAddition {
+    /// Adds the result of the last call to that of this call. If an element is then infinite or NaN, the memory becomes 0 on all
+    /// ranks, because such an element would stay in all later results.
+    pub(crate) fn apply(self, elements: &mut [f32]) {
+        let mut errors = self.memory.lock();
+        let SharedErrors { state: CompressorState { residual, result, .. }, input, .. } = &mut *errors;
+        result.resize(elements.len(), 0.0);
+        let mut is_finite = true;
+        for (element, result) in elements.iter_mut().zip(result.iter_mut()) {
+            *element += *result;
+            *result = *element;
+            is_finite &= element.is_finite();
+        }
+        if self.keeps_result {
+            residual.resize(elements.len(), 0.0);
+            residual.iter_mut().zip(&*input).for_each(|(residual, input)| *residual -= input);
+        }
+        if !is_finite {
+            residual.fill(0.0);
+            result.fill(0.0);
+        }
+        if !self.keeps_result {
+            result.clear();
+        }
+        errors.lacks_result = false;
     }
 }
 

@@ -87,7 +87,8 @@ impl Buckets {
         // Free the buffers of the earlier buckets first.
         self.sums.clear();
         self.sums = Self::sums(&self.plan, sizes, self.target);
-        self.sums.iter_mut().for_each(|bucket| bucket.set_memory(&memory));
+        // The codecs stay the same, so no results become residuals.
+        self.sums.iter_mut().for_each(|bucket| bucket.set_memory(&memory, false));
     }
 
     /// Sets the momentum that this rank applies to its gradients before the sums.
@@ -227,11 +228,12 @@ impl Buckets {
 
     /// Returns what this rank remembers of the earlier sums.
     pub(crate) fn memory(&self) -> CompressionMemory {
-        let MemoryNeeds { residuals, velocities, factors, .. } = self.plan.memory;
-        let zeros = vec![0.0; self.parameter_count];
+        let MemoryNeeds { residuals, velocities, results, factors, .. } = self.plan.memory;
+        let zeros_if = |needs| vec![0.0; if needs { self.parameter_count } else { 0 }];
         let mut memory = CompressionMemory {
-            factors: if factors { zeros.clone() } else { Vec::new() },
-            residuals: if residuals { vec![zeros] } else { Vec::new() },
+            results: zeros_if(results),
+            factors: zeros_if(factors),
+            residuals: if residuals { vec![zeros_if(true)] } else { Vec::new() },
             velocities: Vec::new(),
             calls: 0,
         };
@@ -242,9 +244,10 @@ impl Buckets {
         memory
     }
 
-    /// Replaces what this rank remembers.
-    pub(crate) fn set_memory(&mut self, memory: &CompressionMemory) {
-        self.sums.iter_mut().for_each(|bucket| bucket.set_memory(memory));
+    /// Replaces what this rank remembers. `adds_results` is true on one of the ranks that sum together; see
+    /// [`RangeSum::set_memory`].
+    pub(crate) fn set_memory(&mut self, memory: &CompressionMemory, adds_results: bool) {
+        self.sums.iter_mut().for_each(|bucket| bucket.set_memory(memory, adds_results));
         if let (Some(momentum), Some(velocity)) = (&mut self.momentum, memory.velocities.first()) {
             momentum.velocity.clone_from(velocity);
         }
@@ -321,7 +324,7 @@ mod tests {
             let value = |index: usize| if is_encoded(&index) { 1.0 + index as f32 } else { 0.0 };
             let residual: Vec<f32> = (0..3240).map(value).collect();
             let memory = CompressionMemory { residuals: vec![residual], calls: 9, ..buckets.memory() };
-            buckets.set_memory(&memory);
+            buckets.set_memory(&memory, true);
             let memory = buckets.memory();
             assert_eq!((memory.calls, memory.residuals[0][3239]), (9, 3240.0), "{codec}");
             for bytes in [4000, 20_000, 100, 1000] {
@@ -329,6 +332,41 @@ mod tests {
                 assert_eq!(buckets.sums.len(), 12960_usize.div_ceil(bytes), "{codec}, {bytes}");
                 assert!(buckets.memory() == memory, "{codec}, {bytes}");
             }
+        }
+    }
+
+    /// With EF21, the sum of the residuals of all ranks and of the results is what was not sent. So with another codec, one rank
+    /// adds the results to its residual.
+    #[test]
+    fn another_codec_keeps_what_was_not_sent_with_ef21() {
+        let vector = |factor: f32| (0..2000).map(|index| factor * index as f32).collect::<Vec<_>>();
+        let memory = CompressionMemory {
+            residuals: vec![vector(-1.0)],
+            results: vector(3.0),
+            calls: 9,
+            ..CompressionMemory::default()
+        };
+        for (codec, adds_results, residual, result) in [
+            ("ef21:topk:0.1", true, -1.0, Some(3.0)),
+            ("ef21:onebit", false, -1.0, Some(3.0)),
+            ("topk:0.1", true, 2.0, None),
+            ("topk:0.1", false, -1.0, None),
+            ("powersgd:2", true, 2.0, None),
+            ("powersgd:2", false, -1.0, None),
+        ] {
+            let tensor = ModelTensor {
+                name: "layers.0.weight".into(),
+                shape: vec![40, 50],
+                is_statistic: false,
+                own_range: 0..2000,
+            };
+            let codec_and_rules = (codec.parse().unwrap(), &CompressionRules::default());
+            let plan = CompressionPlan::new(codec_and_rules, vec![tensor], (true, 7)).unwrap();
+            let mut buckets = Buckets::new(&plan, BucketSizes::new(Some(1000), 2000), SumTarget::Everything);
+            buckets.set_memory(&memory, adds_results);
+            let found = buckets.memory();
+            assert_eq!(found.residuals, [vector(residual)], "{codec}, {adds_results}");
+            assert_eq!(found.results, result.map_or_else(Vec::new, vector), "{codec}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Checks `--compression-momentum` and `--compression-warmup`.
+//! Checks `--compression-momentum` and `--compression-warmup`, and the compressions that depend on other options.
 
 use super::compression_rules::CompressionRules;
 use super::optimizer::Rule;
@@ -28,6 +28,15 @@ impl CompressionOptions<'_> {
     ///
     /// Returns a sentence that says which options do not fit together and what to do.
     pub(super) fn check(&self) -> Result<(), String> {
+        if self.shards_optimizer
+            && let Some(codec) = self.rules.codecs(self.compression).find(|codec| codec.adds_last_result())
+        {
+            return Err(format!(
+                "--compression {codec} does not apply to --shard-optimizer, because each rank needs the sums of all parameters, but gets \
+                 only those of its part; \
+                 leave one of them out"
+            ));
+        }
         if self.momentum {
             self.check_momentum()?;
         }
@@ -63,6 +72,14 @@ impl CompressionOptions<'_> {
             ));
         }
         match self.rule {
+            Some(Rule::Momentum { .. } | Rule::Nesterov { .. })
+                if self.rules.codecs(self.compression).any(Compression::adds_last_result) =>
+            {
+                Err(format!(
+                    "--compression-momentum with --optimizer {} does not apply to ef21, which delays no elements; leave one of them out",
+                    self.rule.map_or("auto", Rule::name)
+                ))
+            }
             Some(Rule::Momentum { .. } | Rule::Nesterov { .. }) if self.is_any_codec_sparse() => Ok(()),
             Some(rule @ (Rule::Momentum { .. } | Rule::Nesterov { .. })) => Err(format!(
                 "--compression-momentum with --optimizer {} is for --compression topk and randomk, which delay most elements; leave it \

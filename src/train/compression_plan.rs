@@ -71,6 +71,7 @@ impl CompressionPlan {
                 compression => compression,
             };
             memory.residuals |= compression.needs_error_feedback();
+            memory.results |= compression.adds_last_result();
             memory.factors |= matches!(compression, Compression::PowerSgd(_));
             memory.calls |= compression.is_random() || compression.needs_error_feedback();
             if !own_range.is_empty() {

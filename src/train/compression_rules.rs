@@ -42,10 +42,11 @@ impl CompressionRules {
         (strategy, ranks): (StrategySpec, usize),
     ) -> usize {
         let with_feedback = self.codecs(default).any(Compression::needs_error_feedback);
+        let with_results = self.codecs(default).any(Compression::adds_last_result);
         let with_factors = self.codecs(default).any(|codec| matches!(codec, Compression::PowerSgd(_)));
         // Workers do not save what they have not pushed.
         let ranks = if strategy.uses_parameter_server() { 0 } else { ranks };
-        ranks * usize::from(with_feedback) + usize::from(with_factors)
+        ranks * usize::from(with_feedback) + usize::from(with_results) + usize::from(with_factors)
     }
 
     /// Checks that the compressions fit the strategy.

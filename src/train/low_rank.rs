@@ -134,11 +134,17 @@ impl LowRankSum {
         }
     }
 
-    /// Replaces what this rank has not sent, and each matrix Q unless `factors` is empty.
-    pub(crate) fn set_memory(&mut self, residual: Option<&Vec<f32>>, factors: &[f32]) {
+    /// Replaces what this rank has not sent by the sum of `residual` and `addition`, which may be empty. Replaces each matrix Q
+    /// unless `factors` is empty.
+    pub(crate) fn set_memory(&mut self, residual: Option<&Vec<f32>>, addition: &[f32], factors: &[f32]) {
         for matrix in &mut self.matrices {
             if let Some(residual) = residual {
                 matrix.elements.copy_from_slice(&residual[matrix.range.clone()]);
+                for (element, value) in
+                    matrix.elements.iter_mut().zip(addition.iter().skip(matrix.range.start))
+                {
+                    *element += value;
+                }
                 matrix.sent.0.fill(0.0);
                 matrix.sent.1.fill(0.0);
             }

@@ -171,9 +171,14 @@ impl RangeSum {
         memory.calls = self.calls;
         for residual in &mut memory.residuals {
             for lane in self.lanes.iter().filter(|lane| lane.compression.needs_error_feedback()) {
-                let saved = lane.compressor.state().residual;
-                for (piece, at) in lane.places(&self.range).into_iter().filter(|_| !saved.is_empty()) {
-                    residual[piece.clone()].copy_from_slice(&saved[at..at + piece.len()]);
+                let CompressorState { residual: saved, result, .. } = lane.compressor.state();
+                for (piece, at) in lane.places(&self.range) {
+                    if !saved.is_empty() {
+                        residual[piece.clone()].copy_from_slice(&saved[at..at + piece.len()]);
+                    }
+                    if !result.is_empty() {
+                        memory.results[piece.clone()].copy_from_slice(&result[at..at + piece.len()]);
+                    }
                 }
             }
             self.low_rank.copy_residuals_to(residual);
@@ -181,20 +186,32 @@ impl RangeSum {
         self.low_rank.copy_factors_to(&mut memory.factors);
     }
 
-    /// Replaces the memory of these sums by the memory of a rank.
-    pub(crate) fn set_memory(&mut self, memory: &CompressionMemory) {
+    /// Replaces the memory of these sums by the memory of a rank. If a tensor had EF21 when the memory was saved, but does not
+    /// have it any more, a rank with `adds_results` adds the results to its residual.
+    pub(crate) fn set_memory(&mut self, memory: &CompressionMemory, adds_results: bool) {
         self.calls = memory.calls;
+        let residual = memory.residuals.first();
         for lane in self.lanes.iter().filter(|lane| lane.compression != Compression::None) {
-            let mut state = CompressorState { residual: Vec::new(), calls: memory.calls };
-            if let (Some(saved), true) = (memory.residuals.first(), lane.compression.needs_error_feedback()) {
-                state.residual = vec![0.0; lane.vector_len(&self.range)];
-                for (piece, at) in lane.places(&self.range) {
-                    state.residual[at..at + piece.len()].copy_from_slice(&saved[piece]);
+            let mut state = CompressorState { calls: memory.calls, ..CompressorState::default() };
+            if let (Some(residual), true) = (residual, lane.compression.needs_error_feedback()) {
+                state.residual = lane.pack(residual, &self.range);
+                if !memory.results.is_empty() {
+                    let result = lane.pack(&memory.results, &self.range);
+                    if lane.compression.adds_last_result() {
+                        state.result = result;
+                    } else if adds_results {
+                        state
+                            .residual
+                            .iter_mut()
+                            .zip(&result)
+                            .for_each(|(residual, result)| *residual += result);
+                    }
                 }
             }
             lane.compressor.set_state(state);
         }
-        self.low_rank.set_memory(memory.residuals.first(), &memory.factors);
+        let results = if adds_results { &memory.results[..] } else { &[] };
+        self.low_rank.set_memory(residual, results, &memory.factors);
     }
 }
 
@@ -221,6 +238,16 @@ impl Lane {
             (piece.clone(), start)
         };
         self.pieces.iter().map(place).collect()
+    }
+
+    /// Returns the lane's elements of a vector with an element for each parameter, where they are in the vector that the lane
+    /// reduces.
+    fn pack(&self, vector: &[f32], range: &Range<usize>) -> Vec<f32> {
+        let mut packed = vec![0.0; self.vector_len(range)];
+        for (piece, at) in self.places(range) {
+            packed[at..at + piece.len()].copy_from_slice(&vector[piece]);
+        }
+        packed
     }
 
     /// Returns the number of elements of the vector that the lane reduces.

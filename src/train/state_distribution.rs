@@ -63,21 +63,23 @@ fn distribute_compression_memory(
     if resumes == 0 {
         return Ok(());
     }
-    let lengths = [memory.residuals.len(), memory.velocities.len(), memory.factors.len()];
-    let [residuals, velocities, factors] = lengths.map(|length| length as u64);
-    let mut numbers = [memory.calls, residuals, velocities, factors];
+    let CompressionMemory { residuals, velocities, results, factors, calls } = memory;
+    let lengths = [residuals.len(), velocities.len(), results.len(), factors.len()];
+    let [residual_count, velocity_count, result_len, factor_len] = lengths.map(|length| length as u64);
+    let mut numbers = [*calls, residual_count, velocity_count, result_len, factor_len];
     group.broadcast(&mut numbers, Rank::ZERO)?;
-    let [calls, residuals, velocities, factors] = numbers;
-    memory.calls = calls;
-    for (count, vectors) in [(residuals, &mut memory.residuals), (velocities, &mut memory.velocities)] {
+    let [saved_calls, residual_count, velocity_count, result_len, factor_len] = numbers;
+    *calls = saved_calls;
+    for (count, vectors) in [(residual_count, residuals), (velocity_count, velocities)] {
         if count > 0 {
             fold_vectors(vectors, partition.place().replicas.as_usize());
             *vectors = vec![partition.distribute_replicas_from_rank_0(group, vectors)?];
         }
     }
-    if factors > 0 {
-        let factors = [std::mem::take(&mut memory.factors)];
-        memory.factors = partition.distribute_replicas_from_rank_0(group, &factors)?;
+    for (length, vector) in [(result_len, results), (factor_len, factors)] {
+        if length > 0 {
+            partition.distribute_from_rank_0(group, vector)?;
+        }
     }
     Ok(())
 }

@@ -124,7 +124,8 @@ impl<'a> Trainer<'a> {
             *vector = saved;
         }
         if let Some(sums) = strategy.compressed_sums() {
-            sums.set_memory(&std::mem::take(&mut state.compression));
+            let is_first_replica = partition.place().replica == Rank::ZERO;
+            sums.set_memory(&std::mem::take(&mut state.compression), is_first_replica);
         }
         let measures_buckets =
             config.bucket_bytes == Some(BucketBytes::Auto) && group.size() != WorldSize::ONE;

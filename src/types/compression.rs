@@ -38,6 +38,56 @@ pub enum Compression {
     /// Chooses the fastest of none, bf16, int8, int4 and onebit for each buffer, by measurement. Uses no codec whose relative
     /// error is larger than this fraction, and no codec that is slower than none.
     Auto(Fraction),
+    /// EF21: the codec encodes the difference between each element and what this rank has sent of it so far. So the results
+    /// converge to the exact sums if the elements converge.
+    ///
+    /// Source: Richtárik, Sokolov and Fatkhullin, "EF21: a new, simpler, theoretically better, and practically faster error
+    /// feedback", `NeurIPS` 2021.
+    Ef21(BiasedCodec),
+}
+
+/// A codec for [`Compression::Ef21`]: it rounds elements to the nearest value that it can send, or leaves elements out.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum BiasedCodec {
+    /// As [`Compression::Fp8`].
+    Fp8(Fp8Format),
+    /// As [`Compression::Int8`] with [`Rounding::Nearest`].
+    Int8,
+    /// As [`Compression::Int4`] with [`Rounding::Nearest`].
+    Int4,
+    /// As [`Compression::OneBit`].
+    OneBit,
+    /// As [`Compression::TopK`].
+    TopK(Fraction),
+    /// As [`Compression::RandomK`].
+    RandomK(Fraction),
+}
+
+impl BiasedCodec {
+    /// Returns the codec of `compression`; `None` if EF21 does not apply to it.
+    pub fn new(compression: Compression) -> Option<Self> {
+        Some(match compression {
+            Compression::Fp8(format) => Self::Fp8(format),
+            Compression::Int8(Rounding::Nearest) => Self::Int8,
+            Compression::Int4(Rounding::Nearest) => Self::Int4,
+            Compression::OneBit => Self::OneBit,
+            Compression::TopK(fraction) => Self::TopK(fraction),
+            Compression::RandomK(fraction) => Self::RandomK(fraction),
+            _ => return None,
+        })
+    }
+
+    /// Returns the compression with this codec and without EF21.
+    pub fn compression(self) -> Compression {
+        match self {
+            Self::Fp8(format) => Compression::Fp8(format),
+            Self::Int8 => Compression::Int8(Rounding::Nearest),
+            Self::Int4 => Compression::Int4(Rounding::Nearest),
+            Self::OneBit => Compression::OneBit,
+            Self::TopK(fraction) => Compression::TopK(fraction),
+            Self::RandomK(fraction) => Compression::RandomK(fraction),
+        }
+    }
 }
 
 /// A format of 8-bit floats.
@@ -85,8 +135,10 @@ impl Fraction {
 
 /// The names that [`Compression::from_str`] accepts, for error messages.
 pub const COMPRESSION_NAMES: &str = "none, fp16, bf16, fp8-e4m3, fp8-e5m2, int8, int8-stochastic, int4, int4-stochastic, \
-     qsgd:BITS, onebit, signsgd, topk:FRACTION, randomk:FRACTION, powersgd:RANK, auto:ERROR";
+     qsgd:BITS, onebit, signsgd, topk:FRACTION, randomk:FRACTION, powersgd:RANK, auto:ERROR, ef21:CODEC";
 
+/// The codecs to which EF21 applies, for error messages.
+const EF21_CODECS: &str = "fp8-e4m3, fp8-e5m2, int8, int4, onebit, topk:FRACTION and randomk:FRACTION";
 /// The bits of QSGD without a parameter.
 const QSGD_BITS: u8 = 4;
 /// The fraction of top-k and random-k without a parameter.
@@ -95,6 +147,10 @@ const DEFAULT_FRACTION: Fraction = Fraction(10_000);
 const AUTO_ERROR: Fraction = Fraction(50_000);
 /// The rank of `PowerSGD` without a parameter.
 const POWER_SGD_RANK: u8 = 4;
+/// The codec of EF21 without a parameter.
+const EF21_CODEC: BiasedCodec = BiasedCodec::TopK(DEFAULT_FRACTION);
+/// The bit of a [`Compression::to_code`] that stands for EF21.
+const EF21_BIT: u32 = 1 << 30;
 /// The largest rank of `PowerSGD`.
 pub const POWER_SGD_RANK_MAX: u8 = 64;
 
@@ -115,12 +171,16 @@ impl Compression {
             Self::RandomK(fraction) => (10, fraction.0),
             Self::PowerSgd(rank) => (11, u32::from(rank)),
             Self::Auto(error_max) => (12, error_max.0),
+            Self::Ef21(codec) => return EF21_BIT | codec.compression().to_code(),
         };
         kind << 24 | parameter
     }
 
     /// Returns the compression with this code; `None` if there is none.
     pub(crate) fn from_code(code: u32) -> Option<Self> {
+        if code & EF21_BIT != 0 {
+            return Self::from_code(code & !EF21_BIT).and_then(BiasedCodec::new).map(Self::Ef21);
+        }
         let parameter = code & 0x00ff_ffff;
         let rounding = || [Rounding::Nearest, Rounding::Stochastic].get(parameter as usize).copied();
         let fraction = || (1..=Fraction::WHOLE).contains(&parameter).then_some(Fraction(parameter));
@@ -154,8 +214,14 @@ impl Compression {
             | Self::TopK(_)
             | Self::RandomK(_)
             | Self::PowerSgd(_)
-            | Self::Auto(_) => true,
+            | Self::Auto(_)
+            | Self::Ef21(_) => true,
         }
+    }
+
+    /// Returns whether each result contains the result of the last call.
+    pub fn adds_last_result(self) -> bool {
+        matches!(self, Self::Ef21(_))
     }
 
     /// Returns whether the results depend on random numbers.
@@ -163,6 +229,7 @@ impl Compression {
         match self {
             Self::Int8(rounding) | Self::Int4(rounding) => rounding == Rounding::Stochastic,
             Self::Qsgd(_) | Self::SignSgd | Self::RandomK(_) => true,
+            Self::Ef21(codec) => codec.compression().is_random(),
             _ => false,
         }
     }
@@ -197,6 +264,7 @@ impl fmt::Display for Compression {
             Self::PowerSgd(rank) => format!("powersgd:{rank}"),
             Self::Auto(AUTO_ERROR) => "auto".into(),
             Self::Auto(error_max) => format!("auto:{error_max}"),
+            Self::Ef21(codec) => format!("ef21:{}", codec.compression()),
         };
         f.pad(&name)
     }
@@ -229,6 +297,13 @@ impl FromStr for Compression {
             "topk" => return Ok(Self::TopK(fraction(DEFAULT_FRACTION)?)),
             "randomk" => return Ok(Self::RandomK(fraction(DEFAULT_FRACTION)?)),
             "auto" => return Ok(Self::Auto(fraction(AUTO_ERROR)?)),
+            "ef21" => {
+                let Some(parameter) = parameter else { return Ok(Self::Ef21(EF21_CODEC)) };
+                let codec: Self = parameter.parse().map_err(|error| format!("`{text}`: {error}"))?;
+                return BiasedCodec::new(codec)
+                    .map(Self::Ef21)
+                    .ok_or_else(|| format!("`{text}`: ef21 applies to {EF21_CODECS}, not to {codec}"));
+            }
             "powersgd" => {
                 return Ok(Self::PowerSgd(number(POWER_SGD_RANK, 1..=POWER_SGD_RANK_MAX, "a rank")?));
             }
@@ -260,7 +335,7 @@ mod tests {
     fn all() -> Vec<Compression> {
         let names = "none fp16 bf16 fp8-e4m3 fp8-e5m2 int8 int8-stochastic int4 int4-stochastic qsgd:2 qsgd:8 onebit signsgd \
                      topk:0.000001 topk:1 randomk:0.25 powersgd:1 powersgd:64 auto \
-                     auto:0.3";
+                     auto:0.3 ef21:fp8-e4m3 ef21:fp8-e5m2 ef21:int8 ef21:int4 ef21:onebit ef21:topk:0.5 ef21:randomk:0.25";
         names.split_whitespace().map(|name| name.parse().unwrap()).collect()
     }
 
@@ -272,6 +347,7 @@ mod tests {
         }
         assert_eq!("topk".parse(), Ok(Compression::TopK(Fraction::new(0.01).unwrap())));
         assert_eq!("powersgd".parse::<Compression>().unwrap().to_string(), "powersgd:4");
+        assert_eq!("ef21".parse::<Compression>().unwrap().to_string(), "ef21:topk:0.01");
         for code in [
             13 << 24,
             (1 << 24) + 1,
@@ -281,6 +357,9 @@ mod tests {
             (11 << 24) + 65,
             12 << 24,
             u32::MAX,
+            EF21_BIT,
+            EF21_BIT + (2 << 24),
+            EF21_BIT + (4 << 24) + 1,
         ] {
             assert_eq!(Compression::from_code(code), None, "{code:x}");
         }
@@ -301,6 +380,11 @@ mod tests {
             ("auto:0", "`0` is not a fraction"),
             ("powersgd:0", "`0` is not a rank from 1 to 64"),
             ("powersgd:-1", "`-1` is not a rank"),
+            ("ef21:bf16", "ef21 applies to fp8-e4m3, fp8-e5m2, int8, int4, onebit, topk"),
+            ("ef21:int8-stochastic", "not to int8-stochastic"),
+            ("ef21:ef21:topk", "not to ef21:topk:0.01"),
+            ("ef21:topk:2", "`2` is not a fraction"),
+            ("ef21:", "`` is not one of none"),
         ] {
             let error = text.parse::<Compression>().unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");

@@ -161,7 +161,7 @@ fn the_state_of_a_compressor_is_saved_and_restored() {
     }
     let mut group = Group::solo();
     let compressor = Compressor::new("topk:0.1".parse().unwrap());
-    compressor.set_state(CompressorState { residual: vec![0.5; 3], calls: 1 });
+    compressor.set_state(CompressorState { residual: vec![0.5; 3], calls: 1, ..CompressorState::default() });
     let mut buffer = [1.0f32, 2.0, 3.0];
     group.call(AllReduce::new(ReduceOp::Sum).compressed(&compressor)).run(&mut buffer).unwrap();
     assert_eq!((buffer, compressor.state().residual), ([1.5, 2.5, 3.5], vec![0.0; 3]));

@@ -37,6 +37,7 @@ mod collectives;
 mod compression;
 mod concurrency;
 mod conformance;
+mod ef21;
 mod failures;
 mod groups;
 mod hierarchy;

@@ -13,7 +13,7 @@ use ringtrain::verbs::{
     AllGather, AllReduce, AllToAll, Gather, ReduceScatter, Scatter, function, scaled_sum,
 };
 use ringtrain::wire::Cause;
-use ringtrain::{Compression, Error, Group, JoinOptions, Rank, ReduceOp, Site};
+use ringtrain::{Compression, Compressor, CompressorState, Error, Group, JoinOptions, Rank, ReduceOp, Site};
 
 type CallResult = Result<(), Error>;
 type GroupCall = fn(&mut Group) -> CallResult;
@@ -251,6 +251,21 @@ fn different_compressions_are_reported() {
         [
             "all_reduce(sum, 100 x f32, compressed as bf16, ",
             "all_reduce(sum, 100 x f32, compressed as fp16, ",
+        ],
+    );
+    assert_mismatch(
+        "an earlier result with EF21 or none",
+        |group| {
+            let compressor = Compressor::new("ef21:int8".parse().unwrap());
+            let (residual, result) = (vec![1.0; 100], vec![-1.0; 100]);
+            compressor.set_state(CompressorState { residual, result, calls: 1 });
+            let verb = AllReduce::new(ReduceOp::Sum).compressed(&compressor);
+            group.call(verb).run(&mut [0f32; 100]).map(drop)
+        },
+        |group| compressed(group, "ef21:int8".parse().unwrap()),
+        [
+            "all_reduce(sum, 100 x f32, compressed as ef21:int8 with the result of an earlier call, ",
+            "all_reduce(sum, 100 x f32, compressed as ef21:int8, ",
         ],
     );
     assert_mismatch(

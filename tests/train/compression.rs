@@ -196,6 +196,8 @@ fn a_resumed_run_has_the_bits_of_a_run_without_interruption() {
         ("allreduce", "randomk:0.1"),
         ("allreduce", "onebit"),
         ("sharded", "powersgd:1"),
+        ("allreduce", "ef21:topk:0.1"),
+        ("hybrid:2x1", "ef21:int4"),
         ("sharded", "randomk:0.1"),
         ("hybrid:2x1", "powersgd:2"),
     ];
@@ -220,7 +222,9 @@ fn a_resumed_run_has_the_bits_of_a_run_without_interruption() {
 #[test]
 #[ignore = "runs with tools/test --full"]
 fn local_training_resumes_from_checkpoints_with_residuals() {
-    for (strategy, codec) in [("local-sgd:3", "topk:0.1"), ("diloco:4,0", "powersgd:2")] {
+    for (strategy, codec) in
+        [("local-sgd:3", "topk:0.1"), ("diloco:4,0", "powersgd:2"), ("local-sgd:3", "ef21:int8")]
+    {
         let directory = tempfile::tempdir().unwrap();
         let config = |existing, epochs| Config {
             checkpoint: Some(CheckpointSettings {
@@ -363,6 +367,8 @@ fn options_that_do_not_fit_are_refused_with_a_reason() {
         ("--compression int8 --reproducible", "leave out --compression"),
         ("--compression auto:7", "`7` is not a fraction"),
         ("--compression auto --strategy ps-sync", "ps-sync; pass bf16, fp16"),
+        ("--compression ef21:bf16", "ef21 applies to fp8-e4m3"),
+        ("--compression ef21 --shard-optimizer", "ef21:topk:0.01 does not apply to --shard-optimizer"),
         ("--compression signsgd --strategy local-sgd:2", "pass --compression onebit"),
         ("--compression int8 --strategy gossip", "gossip, which sends f32"),
         ("--compression topk --strategy ps-sync", "ps-sync; pass bf16, fp16"),

@@ -52,20 +52,24 @@ impl PyCompressor {
         Ok(Some(dict))
     }
 
-    /// Returns a copy of the memory, for a checkpoint: "residual" is an array with the error of each element, which is empty
-    /// before the first call, and "calls" is the number of calls. Every rank has its own errors, so every rank saves them.
+    /// Returns a copy of the memory, for a checkpoint: "residual" is an array with what the next call adds to each element, which
+    /// is empty before the first call, "result" is the last result of EF21, which is empty without EF21, and "calls" is the number
+    /// of calls. Every rank has its own errors, so every rank saves them.
     fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let state = self.0.state();
-        let bytes = PyByteArray::new(py, bytemuck::cast_slice(&state.residual));
-        let residual = py.import("numpy")?.call_method1(intern!(py, "frombuffer"), (bytes, "float32"))?;
+        let array = |elements: &[f32]| {
+            let bytes = PyByteArray::new(py, bytemuck::cast_slice(elements));
+            py.import("numpy")?.call_method1(intern!(py, "frombuffer"), (bytes, "float32"))
+        };
         let dict = PyDict::new(py);
-        dict.set_item(intern!(py, "residual"), residual)?;
+        dict.set_item(intern!(py, "residual"), array(&state.residual)?)?;
+        dict.set_item(intern!(py, "result"), array(&state.result)?)?;
         dict.set_item(intern!(py, "calls"), state.calls)?;
         Ok(dict)
     }
 
-    /// Replaces the memory by a result of `state_dict`. The next array must have as many elements as the residual, unless the
-    /// residual is empty.
+    /// Replaces the memory by a result of `state_dict`, which may lack "result". The next array must have as many elements as the
+    /// arrays, unless they are empty.
     fn load_state_dict(&self, state: &Bound<'_, PyDict>) -> PyResult<()> {
         let py = state.py();
         let item = |name: &str| {
@@ -73,9 +77,12 @@ impl PyCompressor {
                 errors::invalid(py, format!("the state of a compressor needs the key \"{name}\""))
             })
         };
-        let (residual, calls) = (item("residual")?, item("calls")?.extract()?);
-        let residual = readable_f32(&residual, Region::readable(&residual)?.count)?;
-        self.0.set_state(CompressorState { residual: residual.elements::<f32>().to_vec(), calls });
+        let elements = |array: &Bound<'_, PyAny>| -> PyResult<Vec<f32>> {
+            Ok(readable_f32(array, Region::readable(array)?.count)?.elements::<f32>().to_vec())
+        };
+        let (residual, calls) = (elements(&item("residual")?)?, item("calls")?.extract()?);
+        let result = state.get_item("result")?.map_or_else(|| Ok(Vec::new()), |array| elements(&array))?;
+        self.0.set_state(CompressorState { residual, result, calls });
         Ok(())
     }
 

@@ -97,12 +97,12 @@ fn compression_problem(args: &BenchArgs) -> Option<&'static str> {
     use BenchOperation::{AllReduce, ReduceScatter};
     let are_sums =
         args.reductions.iter().all(|op| matches!(op, ValueOrAll::One(ReduceOp::Sum | ReduceOp::Average)));
+    let can_be_compressed = matches!(args.operation, AllReduce | ReduceScatter);
     match args.compression {
         Compression::None => None,
         Compression::PowerSgd(_) => Some("is for the gradients of a model"),
-        _ if !matches!(args.operation, AllReduce | ReduceScatter) => {
-            Some("is for all_reduce and reduce_scatter")
-        }
+        Compression::Ef21(_) if args.operation != AllReduce => Some("is for all_reduce"),
+        _ if !can_be_compressed => Some("is for all_reduce and reduce_scatter"),
         _ if !args.dtypes.iter().all(|dtype| *dtype == ValueOrAll::One(DType::F32)) => {
             Some("encodes only f32; leave out -t")
         }

@@ -10,7 +10,7 @@ use crate::train::{COMPRESSION_MIN_DEFAULT, CompressionRules, Warmup};
 pub(super) struct CompressionArgs {
     /// How ranks encode gradients and changes of parameters for other hosts: none, fp16, bf16, fp8-e4m3, fp8-e5m2, int8,
     /// int8-stochastic, int4, int4-stochastic, qsgd:BITS, onebit, signsgd, topk:FRACTION, randomk:FRACTION,
-    /// powersgd:RANK or auto, which measures which codec is fastest. Ranks that share memory exchange exact values
+    /// powersgd:RANK, auto, which measures which codec is fastest, or ef21:CODEC. Ranks that share memory exchange exact values
     #[arg(long, value_name = "CODEC", default_value = "none", help_heading = "Training")]
     compression: String,
 

@@ -2,6 +2,8 @@
 
 use crate::train::compression_memory::CompressionMemory;
 
+/// The name of the tensor that holds [`CompressionMemory::results`].
+const RESULTS_TENSOR: &str = "compression.results";
 /// The name of the tensor that holds [`CompressionMemory::factors`].
 const FACTORS_TENSOR: &str = "compression.factors";
 
@@ -19,8 +21,9 @@ fn velocity_tensor(rank: u32) -> String {
 pub(super) fn compression_tensors(memory: &CompressionMemory) -> impl Iterator<Item = (String, &Vec<f32>)> {
     let residuals = memory.residuals.iter().zip(0..).map(|(values, rank)| (residual_tensor(rank), values));
     let velocities = memory.velocities.iter().zip(0..).map(|(values, rank)| (velocity_tensor(rank), values));
-    let factors = (!memory.factors.is_empty()).then_some((FACTORS_TENSOR.into(), &memory.factors));
-    residuals.chain(velocities).chain(factors)
+    let common = [(RESULTS_TENSOR, &memory.results), (FACTORS_TENSOR, &memory.factors)];
+    let common = common.into_iter().filter(|(_, values)| !values.is_empty());
+    residuals.chain(velocities).chain(common.map(|(name, values)| (name.to_owned(), values)))
 }
 
 /// Reads the tensors of [`compression_tensors`]. `names` are the names of all tensors of the checkpoint, and `read` reads one of
@@ -36,8 +39,10 @@ pub(super) fn read_compression_memory<E>(
     for name in (0..).map(velocity_tensor).take_while(|name| names.contains(&name.as_str())) {
         memory.velocities.push(read(&name)?);
     }
-    if names.contains(&FACTORS_TENSOR) {
-        memory.factors = read(FACTORS_TENSOR)?;
+    for (name, values) in [(RESULTS_TENSOR, &mut memory.results), (FACTORS_TENSOR, &mut memory.factors)] {
+        if names.contains(&name) {
+            *values = read(name)?;
+        }
     }
     Ok(memory)
 }

@@ -35,7 +35,7 @@ pub(super) fn example_run() -> (Network, RunIdentity, TrainingState) {
         keeps_best: true,
         optimizer_names: &["optimizer.velocity"],
         strategy_names: &["strategy.outer_velocity"],
-        compression_vectors: 4,
+        compression_vectors: 5,
         standardizer: None,
         scale: TargetScale::IDENTITY,
         classes: vec!["a".into(), "b".into()],
@@ -53,6 +53,7 @@ pub(super) fn example_run() -> (Network, RunIdentity, TrainingState) {
     let compression = CompressionMemory {
         residuals: vec![quarter.clone(), quarter.clone()],
         velocities: vec![quarter.clone()],
+        results: quarter.clone(),
         factors: quarter,
         calls: 13,
     };

@@ -283,8 +283,14 @@ impl Trainer<'_> {
                 }
             }
         }
-        if needs.factors {
-            all.factors = self.partition.gather_on_rank_0(group, &own.factors)?.unwrap_or_default();
+        let common = [
+            (needs.results, &own.results, &mut all.results),
+            (needs.factors, &own.factors, &mut all.factors),
+        ];
+        for (is_needed, own, all) in common {
+            if is_needed {
+                *all = self.partition.gather_on_rank_0(group, own)?.unwrap_or_default();
+            }
         }
         Ok(all)
     }

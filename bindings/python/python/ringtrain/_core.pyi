@@ -117,8 +117,8 @@ class Compressor:
         """Returns what a compressor with the compression "auto" has chosen: "compression" (a name), "is_trial",
         "relative_error" and "seconds" (per call). Returns `None` for other compressions."""
     def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of the memory: the array "residual" of float32, which is empty before the first call, and the number
-        "calls"."""
+        """Returns a copy of the memory: the array "residual" of float32, which is empty before the first call, the array
+        "result", which is empty without EF21, and the number "calls"."""
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replaces the memory by a result of `state_dict`."""
 

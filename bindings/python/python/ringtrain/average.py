@@ -197,7 +197,7 @@ class PeriodicAverage:
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the state: "parameters" (the parameters after the last average), "velocity" (of the outer
         optimizer), "steps", "samples" and "last_total" (the number of samples of all ranks in the last average). If the
-        compression has a memory, the state also has "residual" and "calls", and every rank must save its own state.
+        compression has a memory, the state also has "residual", "result" and "calls", and every rank must save its own state.
         `numpy.savez(file, **state)` saves the state. Save the program's parameters and the state of its optimizer too.
 
         Raises `InvalidArgument` if an average is in progress (`delay`)."""
@@ -232,8 +232,9 @@ class PeriodicAverage:
                 f"the state has {steps} steps, {samples} samples and last_total {last_total}; they must be finite and at least 0"
             )
         if self._compressor is not None and self._compressor.has_memory:
-            memory = {"residual": np.empty(0, np.float32), "calls": 0, **state}
-            self._compressor.load_state_dict({"residual": np.array(memory["residual"]), "calls": int(memory["calls"])})
+            empty = np.empty(0, np.float32)
+            arrays = {name: np.array(state.get(name, empty)) for name in ("residual", "result")}
+            self._compressor.load_state_dict({**arrays, "calls": int(state.get("calls", 0))})
         self._start_of_round, self._velocity = vectors
         self._steps, self._samples, self._last_total = steps, samples, last_total
 

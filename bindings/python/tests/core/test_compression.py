@@ -22,10 +22,11 @@ CODECS = {
     "signsgd": 0.05,
     "topk": 0.05,
     "randomk": 0.05,
+    "ef21": 0.05,
 }
 
 # The tests of the library cover every codec. The short tests use one codec of each kind.
-SHORT = ("fp16", "int8-stochastic", "onebit", "topk")
+SHORT = ("fp16", "int8-stochastic", "onebit", "topk", "ef21")
 NAMES = [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.full]) for name in CODECS]
 
 
@@ -62,7 +63,13 @@ def test_every_codec_sends_fewer_bytes_and_gives_all_ranks_the_same_bits(name: s
     for result, (elements, encoded_bytes), _ in results:
         assert elements > 0 and encoded_bytes <= CODECS[name] * 4 * elements, (name, encoded_bytes / elements / 4)
         assert np.array_equal(result, results[0][0])
-    if ring.Compressor(name).has_memory and name != "signsgd":
+    if name == "ef21":
+        # The last result is what all ranks have sent.
+        sent = -sum(state["residual"] for _, _, state in results) / 3
+        for result, _, state in results:
+            assert np.array_equal(state["result"], result[-state["result"].size :]) and state["result"].size == 10_001
+            assert np.allclose(state["result"], sent, atol=1e-4)
+    elif ring.Compressor(name).has_memory and name != "signsgd":
         # What the results lack is the sum of all residuals.
         lacks = sum(np.mean([values(rank, step) for rank in range(3)], axis=0) for step in range(4))
         lacks = lacks - results[0][0].reshape(4, -1).sum(axis=0)
@@ -133,6 +140,7 @@ def test_wrong_names_types_and_states_are_refused():
     for wrong, expected in [
         ({"calls": 5}, 'needs the key "residual"'),
         ({"residual": state["residual"]}, 'needs the key "calls"'),
+        ({**state, "result": np.arange(3)}, "not f32"),
         ({"residual": np.arange(3), "calls": 5}, "not f32"),
     ]:
         with pytest.raises(ring.InvalidArgument, match=expected):

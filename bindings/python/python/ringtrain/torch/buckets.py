@@ -117,17 +117,17 @@ class GradientReducer:
     def memory(self) -> bucket_memory.Memory | None:
         """Returns a copy of what the compression remembers, and the rank that remembers it. Returns None if the compression has
         no memory."""
-        found: bucket_memory.Memory = {"steps": self._steps, "errors": {}, "factors": {}}
+        found = {**bucket_memory.empty(), "steps": self._steps}
         memories = [bucket.memory for bucket in self._buckets if bucket.memory is not None]
         bucket_memory.collect(memories, found)
         return {**bucket_memory.copied(found), "rank": self._resource.group.rank} if memories else None
 
     def load_memory(self, state: Mapping[str, Any]) -> None:
-        """Restores a result of `memory`. Ignores the errors of another rank. Raises `ringtrain.InvalidArgument` if it is the
-        memory of another model."""
+        """Restores a result of `memory`. Ignores the errors of another rank, and the memory of EF21, which would need the
+        memories of all ranks. Raises `ringtrain.InvalidArgument` if it is the memory of another model."""
         memory = bucket_memory.checked(state)
-        if state.get("rank") != self._resource.group.rank:
-            memory["errors"] = {}
+        if state.get("rank") != self._resource.group.rank or memory["results"]:
+            memory |= {"errors": {}, "results": {}}
         for bucket in self._buckets:
             if bucket.memory is not None:
                 bucket_memory.restore(bucket.memory, memory)

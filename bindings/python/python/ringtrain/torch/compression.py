@@ -92,6 +92,7 @@ class Compression:
     randomk: type[Compressor]
     powersgd: type[Compressor]
     auto: type[Compressor]
+    ef21: type[Compressor]
 
 
 for _name in Compression.__annotations__:

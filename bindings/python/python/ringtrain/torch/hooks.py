@@ -38,6 +38,7 @@ __all__ = [
     "auto",
     "bf16",
     "compress",
+    "ef21",
     "fp16",
     "fp8",
     "int4",
@@ -97,20 +98,25 @@ class CompressionState:
         self._positions: dict[torch.nn.Parameter, int] = {}
         self._knows_model = False
         # What the buckets do not remember themselves.
-        self._memory: bucket_memory.Memory = {"steps": 0, "errors": {}, "factors": {}}
+        self._memory: bucket_memory.Memory = bucket_memory.empty()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the memory, for `torch.save`: the number of steps, and for each parameter the errors that were not
-        sent, and the factor of PowerSGD. Call this method between two steps. Every rank has its own errors, so every rank must
-        save its own state."""
+        sent, the last result of EF21, and the factor of PowerSGD. Call this method between two steps. Every rank has its own
+        errors, so every rank must save its own state."""
         bucket_memory.collect(self._buckets.values(), self._memory)
-        return bucket_memory.copied(self._memory)
+        return {**bucket_memory.copied(self._memory), "rank": dist.get_rank(self.process_group)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a result of `state_dict`, for the same model and the same rank. For another number of ranks, pass a result of
-        `redistribute`. Raises `ringtrain.InvalidArgument` if a part of the state is missing. If the state belongs to another
-        model, the next backward pass raises this error."""
-        self._memory = bucket_memory.checked(state)
+        `redistribute`. Raises `ringtrain.InvalidArgument` if a part of the state is missing, or if it is the state of EF21 of
+        another rank. If the state belongs to another model, the next backward pass raises this error."""
+        memory, rank = bucket_memory.checked(state), dist.get_rank(self.process_group)
+        if memory["results"] and state.get("rank", rank) != rank:
+            raise _core.InvalidArgument(
+                f"rank {rank} loads the state of rank {state['rank']}; with ef21, every rank must save and load its own state"
+            )
+        self._memory = memory
         self._buckets.clear()
 
     def use(self, name: str) -> None:
@@ -237,3 +243,4 @@ topk = _hook("topk")
 randomk = _hook("randomk")
 powersgd = _hook("powersgd")
 auto = _hook("auto")
+ef21 = _hook("ef21")

@@ -49,7 +49,8 @@ def DistributedOptimizer(
     `compression` is an attribute of `Compression`, or a name with a parameter, such as "topk:0.001". Codecs that round a lot keep
     what a rank could not send, and add it to the gradients of the next step. The optimizer's `state_dict` has these errors under
     the key "compression". Every rank has its own errors, so every rank must save its own state for an exact continuation;
-    `load_state_dict` ignores the errors of another rank. Without such a compression, the format of `state_dict` does not change.
+    `load_state_dict` ignores the errors of another rank, and all errors of "ef21". Without such a compression, the format of
+    `state_dict` does not change.
 
     With `process_set`, only the ranks of this set average their gradients. On other ranks, the optimizer averages nothing.
 

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from ringtrain import _core
+
 Tensor = torch.Tensor
 T = TypeVar("T")
 BeginAverage = Callable[[Tensor], Any]
@@ -62,9 +64,13 @@ class PowerSgdBucket:
         self._error = parameters[0].new_zeros(sum(p.numel() for p in parameters))
         self._set_random_factors()
 
-    def load(self, error: Tensor | None, factors: Mapping[int, Tensor], steps: int) -> None:
+    def load(self, error: Tensor | None, result: Tensor | None, factors: Mapping[int, Tensor], steps: int) -> None:
         """Sets the errors, which are zeros if `error` is None, and those factors whose positions and shapes are found in
-        `factors`."""
+        `factors`. Raises `ringtrain.InvalidArgument` if there is a `result`, which only EF21 has."""
+        if result is not None:
+            raise _core.InvalidArgument(
+                "the state is that of ef21, which powersgd cannot continue; use ef21 again, or begin with a new state"
+            )
         if error is None:
             self._error.zero_()
         else:
@@ -73,9 +79,9 @@ class PowerSgdBucket:
             if position in factors and factors[position].shape == q.shape:
                 q.copy_(factors[position])
 
-    def error(self) -> Tensor:
+    def error_and_result(self) -> tuple[Tensor, None]:
         """Returns what was not sent of the gradients."""
-        return self._error
+        return self._error, None
 
     def factors(self) -> dict[int, Tensor]:
         """Returns the factors Q by the positions of their parameters."""

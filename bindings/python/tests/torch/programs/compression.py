@@ -38,12 +38,14 @@ EXPECTED: dict[str, tuple[float, float]] = {
     "powersgd": (5.0, 0.75),
     # On a fast link it chooses exact gradients, and each check of a bucket sends a sample.
     "auto": (0.8, 0.99),
+    "ef21": (26.0, 0.3),
 }
 STEPS = 40
 IS_FULL = bool(os.environ.get("TEST_FULL"))
 # The short tests train with one codec of each kind. Tests without torch cover every codec.
 HOOKS = list(EXPECTED) if IS_FULL else ["int8", "powersgd", "auto"]
 OPTIMIZERS = list(EXPECTED) if IS_FULL else ["onebit", "powersgd"]
+# "ef21" starts without errors, so it continues in another way.
 RESUMED = ["bf16", "int8_stochastic", "topk", "randomk", "powersgd"] if IS_FULL else ["topk"]
 
 Register = Callable[[DistributedDataParallel], Any]
@@ -180,7 +182,7 @@ def check_resumed_distributed_optimizer(rank: int, n: int) -> None:
         InvalidArgument,
         lambda: train_distributed_optimizer(compression, range(1), other),
     )
-    assert "3 errors for a parameter of 2048 elements" in str(error), error
+    assert "3 elements for a parameter of 2048 elements" in str(error), error
 
 
 def check_sums_of_distributed_optimizer(rank: int, n: int) -> None:
