@@ -148,7 +148,7 @@ const AUTO_ERROR: Fraction = Fraction(50_000);
 /// The rank of `PowerSGD` without a parameter.
 const POWER_SGD_RANK: u8 = 4;
 /// The codec of EF21 without a parameter.
-const EF21_CODEC: BiasedCodec = BiasedCodec::TopK(DEFAULT_FRACTION);
+const EF21_CODEC: BiasedCodec = BiasedCodec::Int4;
 /// The bit of a [`Compression::to_code`] that stands for EF21.
 const EF21_BIT: u32 = 1 << 30;
 /// The largest rank of `PowerSGD`.
@@ -347,7 +347,7 @@ mod tests {
         }
         assert_eq!("topk".parse(), Ok(Compression::TopK(Fraction::new(0.01).unwrap())));
         assert_eq!("powersgd".parse::<Compression>().unwrap().to_string(), "powersgd:4");
-        assert_eq!("ef21".parse::<Compression>().unwrap().to_string(), "ef21:topk:0.01");
+        assert_eq!("ef21".parse::<Compression>().unwrap().to_string(), "ef21:int4");
         for code in [
             13 << 24,
             (1 << 24) + 1,

@@ -368,7 +368,7 @@ fn options_that_do_not_fit_are_refused_with_a_reason() {
         ("--compression auto:7", "`7` is not a fraction"),
         ("--compression auto --strategy ps-sync", "ps-sync; pass bf16, fp16"),
         ("--compression ef21:bf16", "ef21 applies to fp8-e4m3"),
-        ("--compression ef21 --shard-optimizer", "ef21:topk:0.01 does not apply to --shard-optimizer"),
+        ("--compression ef21 --shard-optimizer", "ef21:int4 does not apply to --shard-optimizer"),
         ("--compression signsgd --strategy local-sgd:2", "pass --compression onebit"),
         ("--compression int8 --strategy gossip", "gossip, which sends f32"),
         ("--compression topk --strategy ps-sync", "ps-sync; pass bf16, fp16"),

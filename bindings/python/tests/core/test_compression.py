@@ -22,7 +22,7 @@ CODECS = {
     "signsgd": 0.05,
     "topk": 0.05,
     "randomk": 0.05,
-    "ef21": 0.05,
+    "ef21": 0.15,
 }
 
 # The tests of the library cover every codec. The short tests use one codec of each kind.
