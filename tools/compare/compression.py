@@ -53,6 +53,8 @@ COMPRESSIONS = [
     "topk:0.01 --optimizer sgd --lr 1 --clip-norm 1 --compression-warmup 1e",
     "randomk:0.01 --optimizer sgd --lr 1 --clip-norm 1 --compression-warmup 1e",
     "powersgd:4",
+    "ef21:int4",
+    "ef21:topk:0.1",
 ]
 # The factor of the standard error for a one-sided interval of 95%, for 2, 3, ... values.
 STUDENT_T = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
