@@ -105,14 +105,17 @@ class CompressionState:
         sent, the last result of EF21, and the factor of PowerSGD. Call this method between two steps. Every rank has its own
         errors, so every rank must save its own state."""
         bucket_memory.collect(self._buckets.values(), self._memory)
-        return {**bucket_memory.copied(self._memory), "rank": dist.get_rank(self.process_group)}
+        state = bucket_memory.copied(self._memory)
+        if state["results"] and dist.is_initialized():
+            state["rank"] = dist.get_rank(self.process_group)
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a result of `state_dict`, for the same model and the same rank. For another number of ranks, pass a result of
         `redistribute`. Raises `ringtrain.InvalidArgument` if a part of the state is missing, or if it is the state of EF21 of
         another rank. If the state belongs to another model, the next backward pass raises this error."""
-        memory, rank = bucket_memory.checked(state), dist.get_rank(self.process_group)
-        if memory["results"] and state.get("rank", rank) != rank:
+        memory = bucket_memory.checked(state)
+        if memory["results"] and "rank" in state and state["rank"] != (rank := dist.get_rank(self.process_group)):
             raise _core.InvalidArgument(
                 f"rank {rank} loads the state of rank {state['rank']}; with ef21, every rank must save and load its own state"
             )

@@ -256,6 +256,12 @@ def check_wrong_arguments(rank: int, n: int) -> None:
             lambda: hooks.CompressionState("int8").load_state_dict({"steps": 3}),
             "has no errors, factors",
         ),
+        (
+            lambda: hooks.CompressionState("ef21").load_state_dict(
+                {"steps": 3, "errors": {}, "results": {0: torch.ones(3)}, "factors": {}, "rank": rank + 1}
+            ),
+            "every rank must save and load its own state",
+        ),
     ]:
         error = checks.raised(InvalidArgument, call)
         assert expected in str(error), error
