@@ -12,9 +12,10 @@ use super::{Error, Group, OwnedBuffer};
 use crate::codec::{self, Compression};
 use crate::engine::{OperationRequest, SendMode};
 use crate::reduce::{self, Kernels};
-use crate::runtime::driver::{OperationOutput, Submission};
+use crate::runtime::driver::{BegunShort, OperationOutput, SpecAndKernels, Submission};
 use crate::runtime::encoding::Encoding;
 use crate::runtime::error_feedback::{ErrorAddition, ResultAddition};
+use crate::runtime::host_rounds::{HostRounds, ShortCall};
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::memory::{BufferAccess, Memory};
 use crate::schedule::CollectiveSpec;
@@ -46,6 +47,40 @@ pub struct Call {
 }
 
 impl Call {
+    /// Returns whether the whole collective runs in shared memory.
+    pub(super) fn uses_shared_memory(&self) -> bool {
+        self.uses_shared_memory
+    }
+
+    /// Returns the same call if it is so short that it need not be an operation.
+    pub(super) fn short_call(&self, host_rounds: &mut HostRounds) -> Option<ShortCall> {
+        host_rounds.short_call(&self.spec, self.request.contract, self.kernels.clone())
+    }
+
+    /// Returns the same collective at another line, for the driver.
+    pub(super) fn as_operation(
+        &self,
+        site: Site,
+        timeout: Duration,
+    ) -> (OperationRequest, SpecAndKernels<'_>) {
+        (OperationRequest { site, timeout, ..self.request }, (&self.spec, self.kernels.clone()))
+    }
+
+    /// Returns the same call at another line. The call is not compressed.
+    pub(super) fn again(&self, site: Site, timeout: Duration) -> Self {
+        let (request, (spec, kernels)) = self.as_operation(site, timeout);
+        Self {
+            spec: spec.clone(),
+            request,
+            kernels,
+            compressor: None,
+            encoding: None,
+            timer: None,
+            addition: None,
+            ..*self
+        }
+    }
+
     /// Sets a built-in reduction. Returns an error if the reduction is not defined.
     pub(super) fn set_built_in(&mut self, op: ReduceOp) -> Result<(), Error> {
         let Contract { operation, dtype, .. } = self.request.contract;
@@ -204,16 +239,16 @@ impl Group {
     /// Runs a collective on the bytes of its buffer, and waits until the collective is complete. The rank only sends the input of
     /// the buffer. In a world of one rank, does nothing.
     pub(super) fn run_on_bytes(&mut self, call: &mut Call, bytes: BufferAccess<'_>) -> Result<(), Error> {
-        let Some(job) = &self.job else { return self.check_abort() };
-        if call.uses_shared_memory {
-            if self.host_rounds.is_none() {
-                self.host_rounds = job.driver.core().take_rounds(self.id);
-            }
-            // If asynchronous operations use the rounds, this operation has to queue behind them.
-            if let Some(host_rounds) = &mut self.host_rounds {
-                let spec_and_kernels = (&call.spec, call.kernels.take());
-                return job.driver.run_in_shared_memory(host_rounds, &call.request, spec_and_kernels, bytes);
-            }
+        if call.uses_shared_memory
+            && self.take_back_rounds()
+            && let (Some(job), Some(host_rounds)) = (&self.job, &mut self.host_rounds)
+        {
+            let spec_and_kernels = (&call.spec, call.kernels.take());
+            let memory = (bytes, BegunShort::default());
+            return job.driver.run_in_shared_memory(host_rounds, &call.request, spec_and_kernels, memory);
+        }
+        if self.job.is_none() {
+            return self.check_abort();
         }
         self.hand_over_rounds(call);
         let Some(job) = &self.job else { return Ok(()) };
@@ -222,6 +257,17 @@ impl Group {
             timer.stop(job.driver.now());
         }
         Ok(())
+    }
+
+    /// Takes the rounds of the group back from the core, unless asynchronous operations use them: then the next operation has to
+    /// queue behind these. Returns whether the group has its rounds.
+    pub(super) fn take_back_rounds(&mut self) -> bool {
+        if self.host_rounds.is_none()
+            && let Some(job) = self.job.as_ref().filter(|_| self.shares_memory)
+        {
+            self.host_rounds = job.driver.core().take_rounds(self.id);
+        }
+        self.host_rounds.is_some()
     }
 
     /// Begins a collective that works on `buffer` in place. The handle returns the buffer.

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::parts::{output_elements, zeroed};
-use super::plan::{InPlace, MemoryAccess, OutOfPlace, Plan};
+use super::plan::{InPlace, MemoryAccess, OutOfPlace, Places, Plan};
+use super::prepared::PlannedCall;
 use super::{Buffer, Error, Group, Handle, Input, OwnedBuffer};
 use crate::shm::copy_to_buffer;
 use crate::types::{Element, Site};
@@ -59,23 +60,29 @@ impl<V> Collective<'_, V> {
     {
         let Self { group, verb, site } = self;
         let elements = buffer.elements_mut()?;
-        let mut plan = verb.plan_in_place(group, elements.len(), site)?;
-        let Some(start) = plan.start else {
-            let mut memory = plan.fill(elements, |input| verb.prepare_in_place(input))?;
-            group.run(&mut plan.call, &mut memory)?;
-            let result = &memory[plan.result];
+        let (key, count) = ((verb.key_in_place(), true), elements.len());
+        let make_plan = |group: &Group| verb.plan_in_place(group, count, site);
+        let mut planned = group.plan_call::<B::Element>(key, count, make_plan)?;
+        let Places { count, input, result, access, start, .. } = planned.places.clone();
+        let Some(start) = start else {
+            let mut memory = planned.places.fill(elements, |input| verb.prepare_in_place(input))?;
+            group.run_planned((&mut planned, site), &mut memory)?;
+            group.keep_plan(planned);
+            let result = &memory[result];
             elements[..result.len()].copy_from_slice(result);
             return Ok(0..result.len());
         };
-        let memory = &mut elements[start..start + plan.count];
-        verb.prepare_in_place(&mut memory[plan.input]);
-        match plan.access {
+        let memory = &mut elements[start..start + count];
+        verb.prepare_in_place(&mut memory[input]);
+        match access {
             MemoryAccess::Sent => {
-                group.run_on_bytes(&mut plan.call, bytemuck::cast_slice::<B::Element, u8>(memory).into())?;
+                let sent = bytemuck::cast_slice::<B::Element, u8>(memory);
+                group.run_planned_on_bytes((&mut planned, site), sent.into())?;
             }
-            _ => group.run(&mut plan.call, memory)?,
+            _ => group.run_planned((&mut planned, site), memory)?,
         }
-        Ok(start + plan.result.start..start + plan.result.end)
+        group.keep_plan(planned);
+        Ok(start + result.start..start + result.end)
     }
 
     /// Runs the collective on `input`, and returns this rank's result. The vector is empty if this rank gets no result.
@@ -89,14 +96,17 @@ impl<V> Collective<'_, V> {
     {
         let Self { group, verb, site } = self;
         let input = used_input(&verb, group, input)?;
-        let mut plan = verb.plan(group, input.len(), site)?;
-        if let MemoryAccess::Written = plan.access {
-            let mut memory = plan.fill(input, |input| verb.prepare(input))?;
-            group.run(&mut plan.call, &mut memory)?;
-            return Ok(keep_range(memory, plan.result));
+        let mut planned = plan_out_of_place(&verb, group, input, site)?;
+        if let MemoryAccess::Written = planned.places.access {
+            let mut memory = planned.places.fill(input, |input| verb.prepare(input))?;
+            group.run_planned((&mut planned, site), &mut memory)?;
+            let result = planned.places.result.clone();
+            group.keep_plan(planned);
+            return Ok(keep_range(memory, result));
         }
-        let mut output = zeroed(plan.result.len())?;
-        run_without_copy(group, plan, input, &mut output)?;
+        let mut output = zeroed(planned.places.result.len())?;
+        run_without_copy(group, (&mut planned, site), input, &mut output)?;
+        group.keep_plan(planned);
         Ok(output)
     }
 
@@ -114,26 +124,28 @@ impl<V> Collective<'_, V> {
     {
         let Self { group, verb, site } = self;
         let input = used_input(&verb, group, input)?;
-        let mut plan = verb.plan(group, input.len(), site)?;
-        let output: &mut [B::Element] = match plan.output_count {
+        let mut planned = plan_out_of_place(&verb, group, input, site)?;
+        let places = &planned.places;
+        let output: &mut [B::Element] = match places.output_count {
             Some(count) => output_elements(output, count)?,
             None => &mut [],
         };
-        match plan.access {
-            MemoryAccess::Written if output.len() == plan.count && plan.result == (0..plan.count) => {
-                copy_part(group, output, &plan.input, input);
-                verb.prepare(&mut output[plan.input]);
-                group.run(&mut plan.call, output)
+        match places.access {
+            MemoryAccess::Written if output.len() == places.count && places.result == (0..places.count) => {
+                copy_part(group, output, &places.input, input);
+                verb.prepare(&mut output[places.input.clone()]);
+                group.run_planned((&mut planned, site), output)?;
             }
             MemoryAccess::Written => {
-                let mut memory = plan.fill(input, |input| verb.prepare(input))?;
-                group.run(&mut plan.call, &mut memory)?;
-                let result = &memory[plan.result];
+                let mut memory = places.fill(input, |input| verb.prepare(input))?;
+                group.run_planned((&mut planned, site), &mut memory)?;
+                let result = &memory[planned.places.result.clone()];
                 output[..result.len()].copy_from_slice(result);
-                Ok(())
             }
-            _ => run_without_copy(group, plan, input, output),
+            _ => run_without_copy(group, (&mut planned, site), input, output)?,
         }
+        group.keep_plan(planned);
+        Ok(())
     }
 
     /// Begins the collective in place. The handle returns the buffer, which is a vector or a buffer of [`Group::alloc`].
@@ -147,20 +159,20 @@ impl<V> Collective<'_, V> {
     {
         let Self { group, verb, site } = self;
         let count = buffer.as_ref().len();
-        let plan = verb.plan_in_place(group, count, site)?;
-        if plan.start == Some(0) && plan.count == count {
-            verb.prepare_in_place(&mut buffer.as_mut()[plan.input]);
-            return group.start_in_place(plan.call, buffer);
+        let Plan { call, places } = verb.plan_in_place(group, count, site)?;
+        if places.start == Some(0) && places.count == count {
+            verb.prepare_in_place(&mut buffer.as_mut()[places.input]);
+            return group.start_in_place(call, buffer);
         }
-        let (memory, target) = match plan.start {
+        let (memory, target) = match places.start {
             Some(start) => {
-                let mut memory = buffer.as_ref()[start..start + plan.count].to_vec();
-                verb.prepare_in_place(&mut memory[plan.input]);
-                (memory, start + plan.result.start)
+                let mut memory = buffer.as_ref()[start..start + places.count].to_vec();
+                verb.prepare_in_place(&mut memory[places.input]);
+                (memory, start + places.result.start)
             }
-            None => (plan.fill(buffer.as_ref(), |input| verb.prepare_in_place(input))?, 0),
+            None => (places.fill(buffer.as_ref(), |input| verb.prepare_in_place(input))?, 0),
         };
-        let (result, ended) = (plan.result, group.start_in_place(plan.call, memory)?);
+        let (result, ended) = (places.result, group.start_in_place(call, memory)?);
         Ok(ended.and_then(move |memory| {
             buffer.as_mut()[target..target + result.len()].copy_from_slice(&memory[result]);
             Ok(buffer)
@@ -179,9 +191,9 @@ impl<V> Collective<'_, V> {
     {
         let Self { group, verb, site } = self;
         let input = used_input(&verb, group, input)?;
-        let plan = verb.plan(group, input.len(), site)?;
-        let memory = plan.fill(input, |input| verb.prepare(input))?;
-        let (result, ended) = (plan.result, group.start_in_place(plan.call, memory)?);
+        let Plan { call, places } = verb.plan(group, input.len(), site)?;
+        let memory = places.fill(input, |input| verb.prepare(input))?;
+        let (result, ended) = (places.result, group.start_in_place(call, memory)?);
         Ok(ended.and_then(move |memory| Ok(keep_range(memory, result))))
     }
 }
@@ -195,21 +207,33 @@ where
     if verb.uses_input(group) { input.elements() } else { Ok(&[]) }
 }
 
+/// Plans a collective on a separate input.
+#[inline]
+fn plan_out_of_place<T: Element, V: OutOfPlace<T>>(
+    verb: &V,
+    group: &mut Group,
+    input: &[T],
+    site: Site,
+) -> Result<Box<PlannedCall>, Error> {
+    let make_plan = |group: &Group| verb.plan(group, input.len(), site);
+    group.plan_call::<T>((verb.key(), false), input.len(), make_plan)
+}
+
 /// Runs a call that does not write to its input.
 fn run_without_copy<T: Element>(
     group: &mut Group,
-    mut plan: Plan,
+    (planned, site): (&mut PlannedCall, Site),
     input: &[T],
     output: &mut [T],
 ) -> Result<(), Error> {
     let input_bytes = bytemuck::cast_slice::<T, u8>(input);
-    if let MemoryAccess::InputThenOutput(own_input, own_output) = plan.access {
-        copy_part(group, output, &own_output, &input[own_input]);
+    if let MemoryAccess::InputThenOutput(own_input, own_output) = &planned.places.access {
+        copy_part(group, output, own_output, &input[own_input.clone()]);
         let output_bytes = bytemuck::cast_slice_mut::<T, u8>(output);
-        return group.run_on_bytes(&mut plan.call, (input_bytes, output_bytes).into());
+        return group.run_planned_on_bytes((planned, site), (input_bytes, output_bytes).into());
     }
-    group.run_on_bytes(&mut plan.call, input_bytes.into())?;
-    copy_part(group, output, &(0..output.len()), &input[plan.result]);
+    group.run_planned_on_bytes((planned, site), input_bytes.into())?;
+    copy_part(group, output, &(0..output.len()), &input[planned.places.result.clone()]);
     Ok(())
 }
 

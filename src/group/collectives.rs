@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::verbs::{AllGather, AllReduce, Reduce, ReduceScatter, Scan};
+use super::verb_plans::Barrier;
+use super::verbs::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, Scan};
 use super::{Buffer, Error, Group, Handle, OwnedBuffer};
-use crate::schedule::CollectiveSpec;
-use crate::types::{Rank, ReduceOp, Site};
+use crate::types::{Rank, ReduceOp};
 
 impl Group {
     /// Replaces every rank's buffer by the reduction of all ranks' buffers. All ranks get the same bits.
@@ -21,12 +21,7 @@ impl Group {
     /// peer is lost or the deadline passes.
     #[track_caller]
     pub fn all_reduce<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
-        let site = Site::here();
-        let elements = buffer.elements_mut()?;
-        let spec = CollectiveSpec::AllReduce { count: elements.len() };
-        let mut call = self.new_call::<B::Element>(spec, site);
-        call.set_built_in(op)?;
-        self.run(&mut call, elements)
+        self.call(AllReduce::new(op)).run(buffer).map(drop)
     }
 
     /// Asynchronous [`Group::all_reduce`]; the handle returns the buffer, which is a vector or a buffer
@@ -99,12 +94,7 @@ impl Group {
     /// The same errors as [`Group::all_reduce`], and [`Error::InvalidRoot`].
     #[track_caller]
     pub fn broadcast<B: Buffer + ?Sized>(&mut self, buffer: &mut B, root: Rank) -> Result<(), Error> {
-        let site = Site::here();
-        let elements = buffer.elements_mut()?;
-        self.check_root(root)?;
-        let spec = CollectiveSpec::Broadcast { count: elements.len(), root };
-        let mut call = self.new_call::<B::Element>(spec, site);
-        self.run(&mut call, elements)
+        self.call(Broadcast::from(root)).run(buffer).map(drop)
     }
 
     /// Replaces each rank's buffer by the reduction of the buffers of rank 0 up to and including this rank.
@@ -126,7 +116,7 @@ impl Group {
     /// The same errors as [`Group::all_reduce`].
     #[track_caller]
     pub fn barrier(&mut self) -> Result<(), Error> {
-        self.run::<u8>(&mut self.new_call::<u8>(CollectiveSpec::Barrier, Site::here()), &mut [])
+        self.call(Barrier).run::<[u8]>(&mut []).map(drop)
     }
 
     /// Asynchronous [`Group::barrier`].
@@ -136,8 +126,7 @@ impl Group {
     /// The same errors as [`Group::barrier`]. The handle returns later failures.
     #[track_caller]
     pub fn barrier_async(&mut self) -> Result<Handle<()>, Error> {
-        let call = self.new_call::<u8>(CollectiveSpec::Barrier, Site::here());
-        Ok(self.start_in_place(call, Vec::<u8>::new())?.and_then(|_| Ok(())))
+        Ok(self.call(Barrier).start(Vec::<u8>::new())?.and_then(|_| Ok(())))
     }
 
     /// Returns an error if `root` is not a rank of the group.

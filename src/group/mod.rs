@@ -31,6 +31,7 @@ pub(crate) mod objects;
 mod options;
 mod parts;
 mod plan;
+mod prepared;
 mod recording;
 mod reducers;
 mod selection;

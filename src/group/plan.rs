@@ -4,12 +4,19 @@ use std::ops::Range;
 
 use super::call::Call;
 use super::parts::zeroed;
+use super::prepared::VerbKey;
 use super::{Error, Group};
 use crate::types::{Element, Site};
 
-/// A call, and the places of the rank's input and result in the memory on which the call works.
+/// A call, and how it uses its memory.
 pub struct Plan {
     pub(super) call: Call,
+    pub(super) places: Places,
+}
+
+/// The places of the rank's input and result in the memory on which a call works.
+#[derive(Clone)]
+pub(super) struct Places {
     pub(super) access: MemoryAccess,
     /// The number of elements of the memory.
     pub(super) count: usize,
@@ -23,7 +30,8 @@ pub struct Plan {
     pub(super) start: Option<usize>,
 }
 
-/// How a call uses its memory.
+/// Which parts of its memory a call writes.
+#[derive(Clone)]
 pub(super) enum MemoryAccess {
     /// The call writes to the memory.
     Written,
@@ -44,6 +52,10 @@ pub trait InPlace<T: Element> {
     #[doc(hidden)]
     fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error>;
 
+    /// Returns what determines the plan, or `None` if there is more than a key contains.
+    #[doc(hidden)]
+    fn key_in_place(&self) -> Option<VerbKey>;
+
     /// Changes the input in the memory of the call before the call begins.
     #[doc(hidden)]
     fn prepare_in_place(&self, _input: &mut [T]) {}
@@ -59,6 +71,10 @@ pub trait OutOfPlace<T: Element> {
     #[doc(hidden)]
     fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error>;
 
+    /// Returns what determines the plan, or `None` if there is more than a key contains.
+    #[doc(hidden)]
+    fn key(&self) -> Option<VerbKey>;
+
     /// Returns whether this rank's input is used.
     #[doc(hidden)]
     fn uses_input(&self, _group: &Group) -> bool {
@@ -71,39 +87,48 @@ pub trait OutOfPlace<T: Element> {
 }
 
 impl Plan {
-    // These methods change a plan in place, because a short call may take as long as a few copies of its plan.
-
     /// Returns the plan of a call that replaces `count` elements of input by the result.
-    #[inline]
     pub(super) fn replacing(call: Call, count: usize) -> Self {
-        let (places, output_count) = (0..count, Some(count));
-        let access = MemoryAccess::Written;
-        Self { call, access, count, input: places.clone(), result: places, output_count, start: Some(0) }
+        let (whole, output_count, access) = (0..count, Some(count), MemoryAccess::Written);
+        let places =
+            Places { access, count, input: whole.clone(), result: whole, output_count, start: Some(0) };
+        Self { call, places }
     }
 
     /// Returns the plan of a call that only sends `count` elements. Of these elements, `result` is this rank's result.
-    #[inline]
     pub(super) fn sending(call: Call, count: usize, result: Range<usize>) -> Self {
         let mut plan = Self::replacing(call, count).with_places(0..count, result);
-        plan.access = MemoryAccess::Sent;
+        plan.places.access = MemoryAccess::Sent;
         plan
     }
 
     /// Sets the places of the input and the result.
-    #[inline]
     pub(super) fn with_places(mut self, input: Range<usize>, result: Range<usize>) -> Self {
-        self.output_count = Some(result.len());
-        (self.input, self.result) = (input, result);
+        self.places.output_count = Some(result.len());
+        (self.places.input, self.places.result) = (input, result);
+        self
+    }
+
+    /// Sets the place of the result. The length of the output stays.
+    pub(super) fn with_result(mut self, result: Range<usize>) -> Self {
+        self.places.result = result;
+        self
+    }
+
+    /// Sets the index in the buffer at which the memory of the call begins if it works in place.
+    pub(super) fn with_start(mut self, start: Option<usize>) -> Self {
+        self.places.start = start;
         self
     }
 
     /// Makes the call ignore this rank's output. The rank has no result.
-    #[inline]
     pub(super) fn without_result(mut self) -> Self {
-        (self.result, self.output_count) = (0..0, None);
+        (self.places.result, self.places.output_count) = (0..0, None);
         self
     }
+}
 
+impl Places {
     /// Returns memory for the call that holds a copy of the input.
     pub(super) fn fill<T: Element>(
         &self,

@@ -21,6 +21,13 @@ pub trait Reducer<T: Element> {
     #[doc(hidden)]
     fn set_reduction(&self, call: &mut Call) -> Result<(), Error>;
 
+    /// Returns the reduction if it is built in and nothing else.
+    #[doc(hidden)]
+    #[inline]
+    fn built_in(&self) -> Option<ReduceOp> {
+        None
+    }
+
     /// Changes the input before the call begins.
     #[doc(hidden)]
     fn prepare(&self, _input: &mut [T]) {}
@@ -87,6 +94,11 @@ pub fn scaled_sum<T: Element + Mul<Output = T>>(factor: T) -> ScaledSum<T> {
 impl<T: Element> Reducer<T> for ReduceOp {
     fn set_reduction(&self, call: &mut Call) -> Result<(), Error> {
         call.set_built_in(*self)
+    }
+
+    #[inline]
+    fn built_in(&self) -> Option<ReduceOp> {
+        Some(*self)
     }
 }
 

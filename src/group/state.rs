@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::options::{JoinOptions, OPERATION_TIMEOUT};
+use super::prepared::PlannedCall;
 use super::selection::AlgorithmSelection;
 use crate::observe::recorder::Recorder;
 use crate::rendezvous::Member;
@@ -105,6 +106,8 @@ pub struct Group {
     /// If all members share memory: the rounds of collectives in this memory. A blocking collective uses them without a lock, in
     /// the thread that calls it. `None` while the core has the rounds, because of an asynchronous collective.
     pub(super) host_rounds: Option<Box<HostRounds>>,
+    /// The last plans of collectives in shared memory.
+    pub(super) kept_plans: Vec<Box<PlannedCall>>,
     /// The data for hierarchical collectives; `None` if all members are on one host, or if the members on a host do not share
     /// memory.
     pub(super) hierarchical_data: Option<HierarchicalData>,
@@ -146,6 +149,7 @@ impl Group {
             abort_error: Arc::default(),
             shares_memory: false,
             host_rounds: None,
+            kept_plans: Vec::new(),
             hierarchical_data: None,
             compressed_calls: 0,
             recorder: None,

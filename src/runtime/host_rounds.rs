@@ -2,15 +2,16 @@
 //! posts elements in its slot, and reads the elements in the slots of other ranks.
 
 mod apply;
+mod short;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
 
+pub(crate) use self::short::{ShortCall, ShortResult};
 use super::memory::BufferAccess;
 use super::profile::Meter;
 use crate::engine::OperationRequest;
@@ -52,11 +53,16 @@ pub(crate) struct HostRounds<M = Segment> {
     programs: Vec<(ProgramKey, Arc<Program>)>,
     /// Scratch memory for one piece of the reduction over all lower ranks.
     lower_ranks_piece: Vec<u64>,
-    /// The last calls, without those that the engine has recorded. A short operation does not lock the engine.
-    unrecorded: VecDeque<ShmCall>,
-    /// The calls of the last rounds, as far as this rank has not compared them with those of all other ranks: at
-    /// most [`LEAD_MAX`] rounds.
-    unchecked: VecDeque<ShmCall>,
+    /// The last calls, by their position modulo [`UNRECORDED_MAX`]. A short operation does not lock the engine, which records
+    /// them later.
+    last_calls: [Option<ShmCall>; UNRECORDED_MAX],
+    /// The position of the first call that the engine has not recorded.
+    unrecorded_position: u64,
+    /// The calls of the last rounds with their headers, by the number of the round modulo [`LEAD_MAX`].
+    round_calls: [Option<(ShmCall, Header)>; LEAD_MAX as usize],
+    /// The number of the last rounds in which this rank has not compared its call with those of all other ranks: at most
+    /// [`LEAD_MAX`].
+    unchecked_rounds: u64,
     /// Whether the program has dropped a shared buffer. The next operation then removes the dropped buffers.
     has_dropped_buffers: Arc<AtomicBool>,
     /// Whether the group was dropped. The core then drops the rounds after their last operation.
@@ -119,8 +125,10 @@ impl<M: RoundsMemory> HostRounds<M> {
             oldest_position: 0,
             programs: Vec::new(),
             lower_ranks_piece: vec![0; PIECE_BYTES / size_of::<u64>()],
-            unrecorded: VecDeque::new(),
-            unchecked: VecDeque::with_capacity(LEAD_MAX as usize),
+            last_calls: Default::default(),
+            unrecorded_position: 0,
+            round_calls: Default::default(),
+            unchecked_rounds: 0,
             has_dropped_buffers: Arc::default(),
             is_retired: false,
             meter,
@@ -134,27 +142,39 @@ impl<M: RoundsMemory> HostRounds<M> {
 
     /// Adds an operation. Operations must be executed in the order in which they are added. The ranks of `spec` are numbered
     /// within the shared memory. The number of a block of a hierarchical collective is that of the block. All other operations
-    /// have no number in their group (`None`), and are numbered within the shared memory.
+    /// have no number in their group (`None`), and are numbered within the shared memory. `has_posted` says whether this rank has
+    /// already posted the first round of the operation ([`HostRounds::run_short`]).
     pub(crate) fn add_operation(
         &mut self,
         (&OperationRequest { contract, site, .. }, number): (&OperationRequest, Option<u64>),
         spec: &CollectiveSpec,
-        kernels: Option<Kernels>,
+        (kernels, has_posted): (Option<Kernels>, bool),
     ) -> ShmOperation {
         if self.has_dropped_buffers.load(Ordering::Acquire) && !self.is_busy() {
             self.remove_dropped_buffers();
         }
         let position = self.next_position;
         let call = ShmCall { sequence: number.unwrap_or(position), contract, site };
-        self.next_position += 1;
-        if self.unrecorded.len() == UNRECORDED_MAX {
-            self.unrecorded.pop_front();
-        }
-        self.unrecorded.push_back(call);
+        self.keep_for_record(call);
         let element_bytes = contract.dtype.size_bytes();
         let program = self.program(spec, (element_bytes, contract.algorithm == Algorithm::OneShot));
-        let (execution, header) = (Execution::new(program), call.header());
+        let (mut execution, header) = (Execution::new(program), header_of(&contract, call.sequence));
+        if has_posted {
+            execution.handle_posted();
+        }
         ShmOperation { execution, call, position, header, kernels, element_bytes, is_exposed: false }
+    }
+
+    /// Counts a new call, and keeps it until the engine records it.
+    fn keep_for_record(&mut self, call: ShmCall) {
+        self.last_calls[self.next_position as usize % UNRECORDED_MAX] = Some(call);
+        self.next_position += 1;
+    }
+
+    /// Keeps the call of the current round until this rank has compared it with the calls of all other ranks.
+    fn keep_for_check(&mut self, call: ShmCall, header: Header) {
+        self.round_calls[(self.last_round + 1) as usize % LEAD_MAX as usize] = Some((call, header));
+        self.unchecked_rounds += 1;
     }
 
     /// Returns a program. It is made only once for operations that the caller repeats.
@@ -193,7 +213,10 @@ impl<M: RoundsMemory> HostRounds<M> {
 
     /// Returns the last calls, without those that an earlier call of this method has returned. The engine has to record them.
     pub(crate) fn take_unrecorded(&mut self) -> impl Iterator<Item = ShmCall> {
-        self.unrecorded.drain(..)
+        let first = self.unrecorded_position.max(self.next_position.saturating_sub(UNRECORDED_MAX as u64));
+        self.unrecorded_position = self.next_position;
+        let calls = &mut self.last_calls;
+        (first..self.next_position).filter_map(|position| calls[position as usize % UNRECORDED_MAX].take())
     }
 }
 
@@ -266,7 +289,7 @@ impl<M: RoundsMemory> HostRounds<M> {
                 }
                 // Every rank compares with its next rank before it posts, so no rank can wait for all others in a later round if
                 // the contracts of any two ranks differ.
-                self.check_rounds(LEAD_MAX as usize - 1, self.next_rank)?;
+                self.check_rounds(LEAD_MAX - 1, self.next_rank)?;
                 self.post(round, shm_operation, memory);
                 shm_operation.execution.handle_posted();
                 self.rounds.wake_sleepers(|rank| wake(self.members[rank]));
@@ -284,7 +307,7 @@ impl<M: RoundsMemory> HostRounds<M> {
                 self.rounds.handle_all_read(round);
                 self.check_rounds(0, self.other_ranks)?;
             } else {
-                self.unchecked.push_back(shm_operation.call);
+                self.keep_for_check(shm_operation.call, shm_operation.header);
             }
             if shm_operation.execution.may_expose() {
                 self.read_exposed_locations(round, shm_operation, memory)?;
@@ -343,16 +366,17 @@ impl<M: RoundsMemory> HostRounds<M> {
     /// Compares this rank's contracts with those of `ranks` in the oldest unchecked rounds, so that at most `left` rounds are
     /// unchecked. All ranks must have posted these rounds. In its rounds, this rank may have compared only the contracts of the
     /// ranks whose slots it read.
-    fn check_rounds(&mut self, left: usize, ranks: RankSet) -> Result<(), Box<ShmFailure>> {
-        while self.unchecked.len() > left {
-            let round = self.last_round + 1 - self.unchecked.len() as u64;
-            let Some(own_call) = self.unchecked.pop_front() else { break };
-            let own_header = own_call.header();
-            for rank in ranks.indices() {
-                if let Some(header) = self.rounds.posts().header(rank, round) {
-                    own_call.check(&own_header, self.members[rank], &header)?;
+    fn check_rounds(&mut self, left: u64, ranks: RankSet) -> Result<(), Box<ShmFailure>> {
+        while self.unchecked_rounds > left {
+            let round = self.last_round + 1 - self.unchecked_rounds;
+            if let Some((own_call, own_header)) = &self.round_calls[round as usize % LEAD_MAX as usize] {
+                for rank in ranks.indices() {
+                    if let Some(header) = self.rounds.posts().header(rank, round) {
+                        own_call.check(own_header, self.members[rank], &header)?;
+                    }
                 }
             }
+            self.unchecked_rounds -= 1;
         }
         Ok(())
     }
@@ -390,22 +414,25 @@ impl<M: RoundsMemory> HostRounds<M> {
     }
 }
 
-impl ShmCall {
-    /// Returns the contract and the number as they are written to shared memory.
-    fn header(&self) -> Header {
-        let mut header: Header = [0; HEADER_WORDS];
-        header[..CONTRACT_WORDS].copy_from_slice(&wire::contract_to_words(&self.contract));
-        header[HEADER_WORDS - 1] = self.sequence;
-        header
-    }
+/// Returns the contract and the number of a call as they are written to shared memory.
+fn header_of(contract: &Contract, sequence: u64) -> Header {
+    let mut header: Header = [0; HEADER_WORDS];
+    header[..CONTRACT_WORDS].copy_from_slice(&wire::contract_to_words(contract));
+    header[HEADER_WORDS - 1] = sequence;
+    header
+}
 
+impl ShmCall {
     /// Returns an error if the header of a rank differs from this rank's header.
-    fn check(self, own_header: &Header, rank: Rank, header: &Header) -> Result<(), Box<ShmFailure>> {
-        if header == own_header {
+    #[inline]
+    fn check(&self, own_header: &Header, rank: Rank, header: &Header) -> Result<(), Box<ShmFailure>> {
+        // Without a branch for each word, and without a call of `memcmp`.
+        let differences = header.iter().zip(own_header).map(|(word, own_word)| word ^ own_word);
+        if differences.fold(0, |all, difference| all | difference) == 0 {
             return Ok(());
         }
         let other = (header[HEADER_WORDS - 1], wire::contract_from_words(header));
-        Err(Box::new(ShmFailure::Mismatch(self, rank, other)))
+        Err(Box::new(ShmFailure::Mismatch(*self, rank, other)))
     }
 }
 

@@ -26,7 +26,10 @@ pub use copy::{copy_to_buffer, exceeds_caches};
 pub use host::HostMemoryLayout;
 pub use memory::{RoundsMemory, SegmentMemory};
 pub use queue::{NextEntry, QueueError, QueueMessage, QueueReceiver, QueueSender};
-pub use rounds::{BUFFERS_MAX, HEADER_WORDS, Header, LEAD_MAX, PostedRound, Posts, RoundsSize, ShmRounds};
+pub use rounds::{
+    BUFFERS_MAX, HEADER_WORDS, Header, LEAD_MAX, PostedRound, Posts, RoundsSize, SHORT_PAYLOAD_BYTES_MAX,
+    ShmRounds,
+};
 pub use segment::{Segment, SegmentLocation, TOKEN_BYTES};
 pub use signals::QueueSignals;
 #[cfg(test)]

@@ -40,7 +40,7 @@ pub const LEAD_MAX: u64 = 8;
 /// r, and these compare the headers of round r - [`LEAD_MAX`] before they post round r.
 const HEADERS: u64 = 2 * LEAD_MAX;
 /// The maximum length in bytes of a payload that directly follows its header.
-const SHORT_PAYLOAD_BYTES_MAX: usize = 4 << 10;
+pub const SHORT_PAYLOAD_BYTES_MAX: usize = 4 << 10;
 /// The number of payloads of maximum length for which a ring buffer has space. At least three are necessary: for
 /// the payload that other ranks read, for the payload that this rank writes, and for the unused space at the end.
 const RING_BUFFER_SLOTS: usize = 4;
@@ -106,11 +106,13 @@ pub struct ShmRounds<M = Segment> {
 pub struct Posts<M = Segment> {
     memory: Arc<M>,
     size: RoundsSize,
+    /// [`RoundsSize::bytes_per_rank`].
+    bytes_per_rank: usize,
 }
 
 impl<M> Clone for Posts<M> {
     fn clone(&self) -> Self {
-        Self { memory: Arc::clone(&self.memory), size: self.size }
+        Self { memory: Arc::clone(&self.memory), size: self.size, bytes_per_rank: self.bytes_per_rank }
     }
 }
 
@@ -209,7 +211,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
             size.ring_buffer_bytes() / CACHE_LINE_PAIR_BYTES < EXPOSED_PLACE,
             "a stamp must be able to count the units of a ring buffer"
         );
-        let posts = Posts { memory, size };
+        let posts = Posts { memory, size, bytes_per_rank: size.bytes_per_rank() };
         Self {
             posts,
             rank,
@@ -253,6 +255,12 @@ impl<M: RoundsMemory> ShmRounds<M> {
     /// Returns whether this rank may write a payload of `bytes` bytes for `round`.
     pub fn may_write(&mut self, round: u64, bytes: usize) -> bool {
         let awaited = Self::awaited_round(round, bytes);
+        self.posted_by_all >= awaited || self.look_for_all(awaited)
+    }
+
+    /// Returns whether all other ranks have posted the round `awaited`, after a look at their posts.
+    #[cold]
+    fn look_for_all(&mut self, awaited: u64) -> bool {
         // A rank that is far ahead of the others looks at all of them only once in `LEAD_MAX / 2` rounds.
         for candidate in [(awaited + LEAD_MAX / 2).min(self.posted), awaited] {
             if self.posted_by_all < awaited && candidate >= awaited && self.have_others_posted(candidate) {
@@ -311,6 +319,35 @@ impl<M: RoundsMemory> ShmRounds<M> {
         self.posted = round;
     }
 
+    /// Posts a header and a payload of `bytes` bytes, which directly follows the header. `parts` are the parts of the payload, and
+    /// where they begin in it.
+    ///
+    /// # Panics
+    ///
+    /// If other ranks may still read earlier contents of the memory ([`ShmRounds::may_write`]), if this rank has already
+    /// posted the round, or if a part exceeds the payload or a short payload.
+    pub fn post_short<'a>(
+        &mut self,
+        round: u64,
+        header: &Header,
+        (bytes, parts): (usize, impl Iterator<Item = (usize, &'a [u8])>),
+    ) {
+        let is_free = self.posted < round && self.posted_by_all >= Self::awaited_round(round, 0);
+        assert!(is_free, "another rank may read this memory");
+        let (memory, stamp) = (&*self.posts.memory, self.posts.header_offset(self.rank, round));
+        for (start, part) in parts {
+            assert!(
+                start + part.len() <= bytes.min(SHORT_PAYLOAD_BYTES_MAX),
+                "the payload must be long enough"
+            );
+            memory.write(stamp + POST_HEADER_BYTES + start, part);
+        }
+        memory.store_words(stamp + WORD_BYTES, header);
+        memory.store(stamp, round << PLACE_BITS, Ordering::Release);
+        (self.next_post.round, self.next_post.place, self.next_post.length) = (round, 0, bytes);
+        self.posted = round;
+    }
+
     /// Posts a header with a stamp that names any place of the payload.
     #[cfg(test)]
     pub fn post_with_place(&mut self, round: u64, header: &Header, place: usize) {
@@ -336,6 +373,22 @@ impl<M: RoundsMemory> ShmRounds<M> {
         let is_exposed = stamp as usize & EXPOSED_PLACE == EXPOSED_PLACE;
         let start = self.payload_offset(rank, round, place);
         Some(PostedRound { header_offset, is_exposed, start, payload_bytes_max, memory: &self.posts.memory })
+    }
+
+    /// Returns the post of `rank` in `round` if its payload follows its header, and `None` otherwise or as [`ShmRounds::read_post`]
+    /// does.
+    pub fn read_short_post(&self, rank: usize, round: u64) -> Option<PostedRound<'_, M>> {
+        let memory = &*self.posts.memory;
+        let header_offset = self.posts.header_offset(rank, round);
+        let is_posted = memory.load(header_offset, Ordering::Acquire) == round << PLACE_BITS;
+        let (start, payload_bytes_max) = (header_offset + POST_HEADER_BYTES, SHORT_PAYLOAD_BYTES_MAX);
+        (is_posted && self.posted <= round).then_some(PostedRound {
+            is_exposed: false,
+            header_offset,
+            start,
+            payload_bytes_max,
+            memory,
+        })
     }
 
     /// Begins to fetch a short payload of `rank` in `round`, which is in another cache line than its header.
@@ -413,7 +466,7 @@ impl<M: RoundsMemory> Posts<M> {
     /// Returns the offset in bytes of the memory of `rank`.
     fn rank_offset(&self, rank: usize) -> usize {
         assert!(rank < self.size.ranks, "the rank must be below the number of ranks");
-        CACHE_LINE_PAIR_BYTES + rank * self.size.bytes_per_rank()
+        CACHE_LINE_PAIR_BYTES + rank * self.bytes_per_rank
     }
 
     /// Returns the offset in bytes of the post header of `rank` for `round`.

@@ -72,6 +72,8 @@ pub(crate) struct SimCounts {
     pub(crate) in_shared_memory: u64,
     /// The collectives in shared memory that the rank executed itself.
     pub(crate) blocking: u64,
+    /// The short collectives in shared memory that were complete after one look at the posts.
+    pub(crate) short: u64,
     /// Hierarchical collectives.
     pub(crate) hierarchical: u64,
     pub(crate) compressed: u64,
@@ -83,6 +85,7 @@ impl SimCounts {
             direct_messages: self.direct_messages + other.direct_messages,
             in_shared_memory: self.in_shared_memory + other.in_shared_memory,
             blocking: self.blocking + other.blocking,
+            short: self.short + other.short,
             hierarchical: self.hierarchical + other.hierarchical,
             compressed: self.compressed + other.compressed,
         }

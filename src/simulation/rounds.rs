@@ -234,7 +234,8 @@ impl SimHost {
                 request.contract.algorithm = Algorithm::OneShot;
             }
             let spec = current.spec(self.world, own).expect("a collective has a description");
-            let operation = host_rounds.add_operation((&request, None), &spec, current.kernels(self.world));
+            let operation =
+                host_rounds.add_operation((&request, None), &spec, (current.kernels(self.world), false));
             let share = (self.registered_share, &self.random);
             buffers.begin(current.initial_buffer(self.world, own), share, &self.memory);
             operation

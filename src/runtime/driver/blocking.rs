@@ -21,7 +21,7 @@ use crate::observe::event::{Direction, EventNumber, EventStatus};
 use crate::observe::training_thread::{SpanKind, span};
 use crate::reduce::Kernels;
 use crate::runtime::error::Error;
-use crate::runtime::host_rounds::{HostRounds, ShmCall, ShmFailure, ShmOperation};
+use crate::runtime::host_rounds::{HostRounds, ShmCall, ShmFailure, ShmOperation, ShortCall, ShortResult};
 use crate::runtime::link_io::FUNCTION_PANICKED;
 use crate::runtime::memory::BufferAccess;
 use crate::runtime::profile::ProfilePart;
@@ -29,7 +29,7 @@ use crate::runtime::statistics::OperationTimer;
 use crate::schedule::CollectiveSpec;
 use crate::shm::RoundsMemory;
 use crate::transport::local_links::SocketTransport;
-use crate::types::Rank;
+use crate::types::{Rank, Site};
 
 /// The number of times that a thread polls shared memory before it also yields its processor between the polls. So many polls
 /// take a few microseconds.
@@ -56,16 +56,28 @@ pub(crate) enum SleepDecision {
     Failed,
 }
 
+/// A collective, and the kernels with which it reduces.
+pub(crate) type SpecAndKernels<'a> = (&'a CollectiveSpec, Option<Kernels>);
+
+/// What [`HostRounds::run_short`] has done for a collective that then goes on as a [`BlockingCollective`].
+#[derive(Default)]
+pub(crate) struct BegunShort {
+    /// Whether this rank has posted.
+    pub(crate) has_posted: bool,
+    /// The sleeping ranks that have to learn of the post.
+    pub(crate) sleeping_peers: Vec<Rank>,
+}
+
 impl<M: RoundsMemory, H: DerefMut<Target = HostRounds<M>>> BlockingCollective<H> {
-    /// Begins a collective.
+    /// Begins a collective, or goes on with a collective that has begun.
     pub(crate) fn new(
         mut host_rounds: H,
         request: &OperationRequest,
-        spec: &CollectiveSpec,
-        kernels: Option<Kernels>,
+        (spec, kernels): SpecAndKernels<'_>,
+        BegunShort { has_posted, sleeping_peers }: BegunShort,
     ) -> Self {
-        let shm_operation = host_rounds.add_operation((request, None), spec, kernels);
-        Self { host_rounds, request: *request, shm_operation, sleeping_peers: Vec::new(), engine_id: None }
+        let shm_operation = host_rounds.add_operation((request, None), spec, (kernels, has_posted));
+        Self { host_rounds, request: *request, shm_operation, sleeping_peers, engine_id: None }
     }
 
     /// Executes the collective as far as possible without waiting. Then call [`BlockingCollective::wake_peers`] if there are
@@ -170,13 +182,42 @@ pub(super) fn fail_because<M: RoundsMemory>(
 }
 
 impl Driver {
+    /// Runs a short call, and waits until it is complete. `as_operation` returns the same call as an operation.
+    pub(crate) fn run_short<'a>(
+        &self,
+        host_rounds: &mut HostRounds,
+        (call, site): (&ShortCall, Site),
+        as_operation: impl FnOnce() -> (OperationRequest, SpecAndKernels<'a>),
+        mut memory: BufferAccess<'_>,
+    ) -> Result<(), Error> {
+        let mut begun = BegunShort::default();
+        if self.shared.recorder.get().is_none() && !self.shared.has_failed.load(Ordering::Acquire) {
+            let timer = self.shared.shm_counters.start_timer(memory.len());
+            let spins = if self.shared.has_own_processor { SPINS_BEFORE_YIELD } else { 0 };
+            let wake = |peer| begun.sleeping_peers.push(peer);
+            match host_rounds.run_short(call, site, &mut memory, (spins, wake)) {
+                ShortResult::Complete => {
+                    if !begun.sleeping_peers.is_empty() {
+                        self.wake_peers(begun.sleeping_peers.drain(..));
+                    }
+                    self.shared.shm_counters.count(&timer, true);
+                    return Ok(());
+                }
+                ShortResult::NotBegun => {}
+                ShortResult::Posted => begun.has_posted = true,
+            }
+        }
+        let (request, spec_and_kernels) = as_operation();
+        self.run_in_shared_memory(host_rounds, &request, spec_and_kernels, (memory, begun))
+    }
+
     /// Runs an operation in shared memory, and waits until it is complete.
     pub(crate) fn run_in_shared_memory(
         &self,
         host_rounds: &mut HostRounds,
         request: &OperationRequest,
-        (spec, kernels): (&CollectiveSpec, Option<Kernels>),
-        mut memory: BufferAccess<'_>,
+        spec_and_kernels: SpecAndKernels<'_>,
+        (mut memory, begun): (BufferAccess<'_>, BegunShort),
     ) -> Result<(), Error> {
         if self.shared.has_failed.load(Ordering::Acquire) {
             return Err(self.shared.fail(self.shared.lock()));
@@ -188,12 +229,12 @@ impl Driver {
             event
         });
         let _span = event.map(|_| span(SpanKind::Wait));
-        let mut collective = BlockingCollective::new(host_rounds, request, spec, kernels);
+        let mut collective = BlockingCollective::new(host_rounds, request, spec_and_kernels, begun);
         let mut timer = OperationTimer::new(collective.shm_operation.sequence(), memory.len());
         let result = loop {
             let poll = collective.poll(&mut memory);
             if collective.has_sleeping_peers() {
-                self.wake_peers(&mut collective);
+                self.wake_peers(collective.sleeping_peers.drain(..));
             }
             match poll {
                 Ok(Poll::Ready(())) => break Ok(()),
@@ -228,9 +269,9 @@ impl Driver {
     }
 
     /// Wakes sleeping peers at once, because this thread may not poll the link driver for a while.
-    fn wake_peers(&self, collective: &mut BlockingCollective<&mut HostRounds>) {
+    fn wake_peers(&self, peers: impl Iterator<Item = Rank>) {
         let mut core = self.shared.lock();
-        collective.wake_peers(&mut core);
+        peers.for_each(|peer| core.link_driver.engine_mut().send_wake_frame(peer));
         if matches!(self.shared.poll(&mut core, self.shared.now()), PollProgress::Progress) {
             core.wake_waiters();
         }

@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+pub(crate) use self::blocking::{BegunShort, SpecAndKernels};
 pub(crate) use self::core::{Core, PollProgress};
 pub(crate) use self::core_lock::CoreLock;
 #[cfg(test)]

@@ -31,7 +31,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         let Some(host_rounds) = self.rounds.get_mut(&key) else {
             return Err(self.link_driver.abort(NO_ROUNDS));
         };
-        let shm_operation = host_rounds.add_operation((&request, number), spec, kernels);
+        let shm_operation = host_rounds.add_operation((&request, number), spec, (kernels, false));
         // With the record, the engine detects a rank of this host that calls a different operation.
         record_calls(self.link_driver.engine_mut(), request.group, host_rounds);
         Ok(ShmTask { key, shm_operation, memory })

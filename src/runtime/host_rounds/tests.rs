@@ -61,7 +61,8 @@ fn begin(host_rounds: &mut HostRounds, spec: &CollectiveSpec) -> ShmOperation {
     let (group, timeout, spent) = (0, Duration::MAX, Duration::ZERO);
     let site = Site::from(std::panic::Location::caller());
     let request = OperationRequest { group, contract, timeout, spent, site, mode: SendMode::Standard };
-    host_rounds.add_operation((&request, None), spec, reduce::kernels(DType::F32, ReduceOp::Sum))
+    let kernels = reduce::kernels(DType::F32, ReduceOp::Sum);
+    host_rounds.add_operation((&request, None), spec, (kernels, false))
 }
 
 /// Runs an all-reduce. `uses_shared_buffer` says which ranks use their shared buffers. Returns the number of rounds and the

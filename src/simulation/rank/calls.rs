@@ -6,12 +6,13 @@ use super::{BlockingCall, OPERATION_TIMEOUT, SimulatedRank};
 use crate::codec::{Codec, DecodeError, RandomKeys};
 use crate::engine::{OpId, OperationRequest, Pattern, Timestamp};
 use crate::reduce::Kernels;
-use crate::runtime::driver::{BlockingCollective, Submission};
+use crate::runtime::driver::{BegunShort, BlockingCollective, Submission};
 use crate::runtime::encoding::Encoding;
 use crate::runtime::error_feedback::CompressorCall;
+use crate::runtime::host_rounds::ShortResult;
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::link_driver::direct::DirectReceive;
-use crate::runtime::memory::Memory;
+use crate::runtime::memory::{BufferAccess, Memory};
 use crate::schedule::hierarchy::{Block, CollectiveStage};
 use crate::schedule::topology::{Medium, Topology};
 use crate::simulation::hosts::SimMedium;
@@ -25,8 +26,8 @@ impl SimulatedRank {
     /// group.
     fn begin_blocking_call(
         &mut self,
-        call: SimCall,
-        request: OperationRequest,
+        now: Timestamp,
+        (call, request): (SimCall, OperationRequest),
         (world, rank): (WorldSize, Rank),
     ) -> bool {
         let is_shared = matches!(self.groups[call.group].medium, SimMedium::SharedMemory);
@@ -34,11 +35,31 @@ impl SimulatedRank {
             return false;
         };
         let taken = self.rounds.remove(&request.group);
-        let Some(host_rounds) = taken.or_else(|| self.core.take_rounds(request.group)) else {
+        let Some(mut host_rounds) = taken.or_else(|| self.core.take_rounds(request.group)) else {
             return false;
         };
-        let collective = BlockingCollective::new(host_rounds, &request, &spec, call.kernels(world));
-        let buffer = call.initial_buffer(world, rank);
+        let mut buffer = call.initial_buffer(world, rank);
+        let mut begun = BegunShort::default();
+        let short_call = host_rounds.short_call(&spec, request.contract, call.kernels(world));
+        if let Some(short_call) = short_call.filter(|_| self.random.random_bool(0.7)) {
+            let mut memory = BufferAccess::from(bytemuck::cast_slice_mut::<_, u8>(&mut buffer));
+            let wake = |peer| begun.sleeping_peers.push(peer);
+            match host_rounds.run_short(&short_call, request.site, &mut memory, (0, wake)) {
+                ShortResult::Complete => {
+                    for peer in begun.sleeping_peers {
+                        self.core.link_driver.engine_mut().send_wake_frame(peer);
+                    }
+                    self.core.poll(now);
+                    self.rounds.insert(request.group, host_rounds);
+                    self.check_result(call, Memory::owned(buffer));
+                    self.counts.short += 1;
+                    return true;
+                }
+                ShortResult::NotBegun => {}
+                ShortResult::Posted => begun.has_posted = true,
+            }
+        }
+        let collective = BlockingCollective::new(host_rounds, &request, (&spec, call.kernels(world)), begun);
         self.blocking = Some(BlockingCall { call: self.next_call, collective, buffer, has_failed: false });
         self.counts.blocking += 1;
         true
@@ -112,7 +133,7 @@ impl SimulatedRank {
             return true;
         }
         let request = call.to_begin(OPERATION_TIMEOUT);
-        if self.begin_blocking_call(call, request, (world, rank)) {
+        if self.begin_blocking_call(now, (call, request), (world, rank)) {
             return true;
         }
         self.hand_over_rounds(call.group);
