@@ -295,7 +295,7 @@ impl<M: RoundsMemory> HostRounds<M> {
                 self.rounds.wake_sleepers(|rank| wake(self.members[rank]));
             }
             let sources = shm_operation.execution.round().0.sources;
-            sources.indices().for_each(|from| self.rounds.prefetch_payload(from, round));
+            sources.indices().for_each(|from| self.rounds.prefetch_payload(from, round, 0));
             for from in sources.indices() {
                 let Some(posted) = self.rounds.read_post(from, round) else {
                     return self.waits_for(from, round);

@@ -1,16 +1,20 @@
 //! The rounds of operations in shared memory. In each round, every rank of a host posts a header and a payload, which the
 //! other ranks read.
 //!
-//! Every rank has [`HEADERS`] post headers. Round r uses the header r modulo [`HEADERS`]. A short payload follows its header.
-//! Longer payloads are written one after another into the rank's ring buffer. To post, a rank writes the payload, and then
-//! the number of the round, for which the other ranks wait.
+//! Every rank has [`HEADERS`] post headers. Round r uses the header r modulo [`HEADERS`]. A payload of at most
+//! [`INLINE_PAYLOAD_BYTES_MAX`] bytes follows its header. A longer one of at most [`SHORT_PAYLOAD_BYTES_MAX`] bytes is in the cell
+//! r modulo [`SHORT_CELLS`]. Even longer payloads are written one after another into the rank's ring buffer. To post, a rank
+//! writes the payload, and then the number of the round, for which the other ranks wait.
 //!
 //! A rank that has posted round r + 1 no longer reads payloads of round r. Before a rank posts round r + [`LEAD_MAX`], it
 //! compares its header with that of the next rank in round r. So a rank may post round r when all other ranks have posted round
-//! r - [`LEAD_MAX`]: no rank reads a header of round r - [`HEADERS`] any more. A payload in the ring buffer does not overlap
-//! the payload of the round before, but it may overlap earlier ones, so it has to wait until all other ranks have posted the
-//! round before. [`ShmRounds::may_write`] returns whether these conditions hold, and [`ShmRounds::write_payload`] panics if
-//! they do not hold.
+//! r - [`LEAD_MAX`]: no rank reads a header of round r - [`HEADERS`] any more. A payload in a cell needs only that all others have
+//! posted round r - [`SHORT_LEAD_MAX`]. A payload in the ring buffer does not overlap the payload of the round before, but it may
+//! overlap earlier ones, so it has to wait until all other ranks have posted the round before. [`ShmRounds::may_write`] returns
+//! whether these conditions hold, and [`ShmRounds::write_payload`] panics if they do not hold.
+//!
+//! The headers of a rank are next to each other, so that all of them are in a few pages: a short collective takes less time than
+//! it takes to look for some pages in the second level of a processor's TLB.
 //!
 //! A write is slow if another processor has just read the same memory and still has the memory in its cache. The ring buffer
 //! is therefore larger than a processor's second-level cache.
@@ -34,13 +38,23 @@ use super::segment::{Segment, TOKEN_BYTES};
 /// The unit of the memory layout in bytes: two adjacent cache lines, which some processors fetch together. The data of each
 /// rank begin at a multiple of this unit, so that two ranks do not share a unit by accident.
 const CACHE_LINE_PAIR_BYTES: usize = 128;
-/// How many rounds a rank may be ahead of the others, if it posts short payloads.
-pub const LEAD_MAX: u64 = 8;
+/// How many rounds a rank may be ahead of the others, if its payloads follow their headers.
+pub const LEAD_MAX: u64 = 32;
+/// How many rounds a rank may be ahead of the others, if its payloads are in cells.
+const SHORT_LEAD_MAX: u64 = 8;
 /// The number of post headers of a rank. A rank that may post round r + [`LEAD_MAX`] knows only that all others have posted round
 /// r, and these compare the headers of round r - [`LEAD_MAX`] before they post round r.
 const HEADERS: u64 = 2 * LEAD_MAX;
-/// The maximum length in bytes of a payload that directly follows its header.
+/// The distance between the headers of two rounds. A processor that reads a header may also fetch the next lines, which should
+/// not be those that the other rank writes next. An odd number, so that all headers are used.
+const HEADER_STEP: u64 = 37;
+/// The maximum length in bytes of a payload that directly follows its header. A payload of up to 16 bytes is in the same cache
+/// line as its header.
+const INLINE_PAYLOAD_BYTES_MAX: usize = CACHE_LINE_PAIR_BYTES - POST_HEADER_BYTES;
+/// The length in bytes of a cell, which contains one payload.
 pub const SHORT_PAYLOAD_BYTES_MAX: usize = 4 << 10;
+/// The number of cells of a rank: more than [`SHORT_LEAD_MAX`], because the others may still read the oldest of these rounds.
+const SHORT_CELLS: u64 = 2 * SHORT_LEAD_MAX;
 /// The number of payloads of maximum length for which a ring buffer has space. At least three are necessary: for
 /// the payload that other ranks read, for the payload that this rank writes, and for the unused space at the end.
 const RING_BUFFER_SLOTS: usize = 4;
@@ -53,6 +67,8 @@ const PLACE_BITS: u32 = 16;
 /// The place in the stamp of a rank that exposes its elements. In this case, the payload follows the header, and contains
 /// only the location of the elements ([`BufferRef`]).
 const EXPOSED_PLACE: usize = (1 << PLACE_BITS) - 1;
+/// The place in the stamp of a payload in a cell.
+const CELL_PLACE: usize = EXPOSED_PLACE - 1;
 /// The number of 64-bit words of a post header without its stamp.
 pub const HEADER_WORDS: usize = 5;
 
@@ -78,10 +94,9 @@ impl RoundsSize {
         CACHE_LINE_PAIR_BYTES + self.ranks * self.bytes_per_rank()
     }
 
-    /// Returns the number of bytes of one rank: its sleep flag, its post headers with short payloads, and its ring
-    /// buffer.
+    /// Returns the number of bytes of one rank: its sleep flag, its post headers, its cells, and its ring buffer.
     const fn bytes_per_rank(self) -> usize {
-        CACHE_LINE_PAIR_BYTES + HEADERS as usize * POST_HEADER_STRIDE + self.ring_buffer_bytes()
+        RING_BUFFER_OFFSET + self.ring_buffer_bytes()
     }
 
     const fn ring_buffer_bytes(self) -> usize {
@@ -121,8 +136,8 @@ impl<M> Clone for Posts<M> {
 struct NextPost {
     /// The round in which this rank posts the payload; 0 before the first round.
     round: u64,
-    /// The place of the payload: 0 means directly after the header, and n > 0 means at the nth unit of the ring buffer.
-    /// [`EXPOSED_PLACE`] means that the payload is the location of exposed elements.
+    /// The place of the payload: 0 means directly after the header, [`CELL_PLACE`] in the cell of the round, and any other n
+    /// at the nth unit of the ring buffer. [`EXPOSED_PLACE`] means that the payload is the location of exposed elements.
     place: usize,
     /// The length of the payload in bytes.
     length: usize,
@@ -144,24 +159,25 @@ pub struct PostedRound<'a, M> {
     memory: &'a M,
 }
 
-/// The length in bytes of a post header, one cache line: the stamp, with the number of the round and, in the lowest
-/// [`PLACE_BITS`] bits, the place of the payload; and then the words of [`Header`]. A short payload directly follows the header.
-const POST_HEADER_BYTES: usize = 64;
-/// The distance in bytes between two post headers of a rank.
-const POST_HEADER_STRIDE: usize =
-    (POST_HEADER_BYTES + SHORT_PAYLOAD_BYTES_MAX).next_multiple_of(CACHE_LINE_PAIR_BYTES);
+/// The length in bytes of a post header: the stamp, with the number of the round and, in the lowest [`PLACE_BITS`] bits, the
+/// place of the payload; and then the words of [`Header`].
+const POST_HEADER_BYTES: usize = (1 + HEADER_WORDS) * WORD_BYTES;
+/// Where the cells and the ring buffer begin in the memory of a rank. The headers follow the sleep flag. Each has one unit of
+/// memory.
+const CELLS_OFFSET: usize = (1 + HEADERS as usize) * CACHE_LINE_PAIR_BYTES;
+const RING_BUFFER_OFFSET: usize = CELLS_OFFSET + SHORT_CELLS as usize * SHORT_PAYLOAD_BYTES_MAX;
 
 const _: () = assert!(
-    (1 + HEADER_WORDS) * WORD_BYTES <= POST_HEADER_BYTES
-        && POST_HEADER_BYTES <= CACHE_LINE_PAIR_BYTES
+    BUFFER_REF_BYTES <= INLINE_PAYLOAD_BYTES_MAX
         && TOKEN_BYTES <= CACHE_LINE_PAIR_BYTES
+        && SHORT_PAYLOAD_BYTES_MAX.is_multiple_of(CACHE_LINE_PAIR_BYTES)
 );
 
 impl NextPost {
     /// Reserves memory for a payload. The payload does not overlap the payload of the round before, which other ranks may
     /// still read.
     fn reserve(&mut self, round: u64, bytes: usize, size: RoundsSize) {
-        self.place = 0;
+        self.place = if bytes > INLINE_PAYLOAD_BYTES_MAX { CELL_PLACE } else { 0 };
         if bytes > SHORT_PAYLOAD_BYTES_MAX {
             // If the cursor is so far that the payload has to begin at 0, the payload before begins after the end of this one.
             let separate = 2 * in_units(bytes) + in_units(self.length);
@@ -208,7 +224,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
         assert!(memory.length() >= size.bytes(), "the memory must be large enough for all ranks");
         assert!(rank < size.ranks, "the rank must be below the number of ranks");
         assert!(
-            size.ring_buffer_bytes() / CACHE_LINE_PAIR_BYTES < EXPOSED_PLACE,
+            size.ring_buffer_bytes() / CACHE_LINE_PAIR_BYTES < CELL_PLACE,
             "a stamp must be able to count the units of a ring buffer"
         );
         let posts = Posts { memory, size, bytes_per_rank: size.bytes_per_rank() };
@@ -249,7 +265,11 @@ impl<M: RoundsMemory> ShmRounds<M> {
 
     /// Returns the round that all other ranks must have posted before this rank writes a payload of `bytes` bytes for `round`.
     pub fn awaited_round(round: u64, bytes: usize) -> u64 {
-        round.saturating_sub(if bytes > SHORT_PAYLOAD_BYTES_MAX { 1 } else { LEAD_MAX })
+        round.saturating_sub(match bytes {
+            0..=INLINE_PAYLOAD_BYTES_MAX => LEAD_MAX,
+            ..=SHORT_PAYLOAD_BYTES_MAX => SHORT_LEAD_MAX,
+            _ => 1,
+        })
     }
 
     /// Returns whether this rank may write a payload of `bytes` bytes for `round`.
@@ -261,9 +281,10 @@ impl<M: RoundsMemory> ShmRounds<M> {
     /// Returns whether all other ranks have posted the round `awaited`, after a look at their posts.
     #[cold]
     fn look_for_all(&mut self, awaited: u64) -> bool {
-        // A rank that is far ahead of the others looks at all of them only once in `LEAD_MAX / 2` rounds.
-        for candidate in [(awaited + LEAD_MAX / 2).min(self.posted), awaited] {
-            if self.posted_by_all < awaited && candidate >= awaited && self.have_others_posted(candidate) {
+        // A rank that is far ahead of the others does not look at all of them in each round.
+        let middle = awaited + self.posted.saturating_sub(awaited) / 2;
+        for candidate in [middle, awaited] {
+            if self.posted_by_all < awaited && self.have_others_posted(candidate) {
                 self.posted_by_all = candidate;
             }
         }
@@ -319,8 +340,8 @@ impl<M: RoundsMemory> ShmRounds<M> {
         self.posted = round;
     }
 
-    /// Posts a header and a payload of `bytes` bytes, which directly follows the header. `parts` are the parts of the payload, and
-    /// where they begin in it.
+    /// Posts a header and a payload of `bytes` bytes, which is short. `parts` are the parts of the payload, and where they begin
+    /// in it. This method does the same as [`ShmRounds::write_payload`] and [`ShmRounds::post`], with fewer instructions.
     ///
     /// # Panics
     ///
@@ -332,19 +353,19 @@ impl<M: RoundsMemory> ShmRounds<M> {
         header: &Header,
         (bytes, parts): (usize, impl Iterator<Item = (usize, &'a [u8])>),
     ) {
-        let is_free = self.posted < round && self.posted_by_all >= Self::awaited_round(round, 0);
+        let is_free = self.posted < round && self.posted_by_all >= Self::awaited_round(round, bytes);
         assert!(is_free, "another rank may read this memory");
+        let place = if bytes > INLINE_PAYLOAD_BYTES_MAX { CELL_PLACE } else { 0 };
         let (memory, stamp) = (&*self.posts.memory, self.posts.header_offset(self.rank, round));
+        let payload = self.payload_offset(self.rank, round, place);
         for (start, part) in parts {
-            assert!(
-                start + part.len() <= bytes.min(SHORT_PAYLOAD_BYTES_MAX),
-                "the payload must be long enough"
-            );
-            memory.write(stamp + POST_HEADER_BYTES + start, part);
+            let is_inside = start + part.len() <= bytes.min(SHORT_PAYLOAD_BYTES_MAX);
+            assert!(is_inside, "the payload must be long enough");
+            memory.write(payload + start, part);
         }
         memory.store_words(stamp + WORD_BYTES, header);
-        memory.store(stamp, round << PLACE_BITS, Ordering::Release);
-        (self.next_post.round, self.next_post.place, self.next_post.length) = (round, 0, bytes);
+        memory.store(stamp, round << PLACE_BITS | place as u64, Ordering::Release);
+        (self.next_post.round, self.next_post.place, self.next_post.length) = (round, place, bytes);
         self.posted = round;
     }
 
@@ -362,38 +383,61 @@ impl<M: RoundsMemory> ShmRounds<M> {
         // After this rank has posted the next round, `rank` may overwrite the payload.
         let (header_offset, stamp) = self.posts.stamp(rank, round).filter(|_| self.posted <= round)?;
         let place = stamp as usize & EXPOSED_PLACE;
-        let (place, payload_bytes_max) = match place {
-            0 => (0, SHORT_PAYLOAD_BYTES_MAX),
-            EXPOSED_PLACE => (0, BUFFER_REF_BYTES),
+        let payload_bytes_max = match place {
+            0 => INLINE_PAYLOAD_BYTES_MAX,
+            EXPOSED_PLACE => BUFFER_REF_BYTES,
+            CELL_PLACE => SHORT_PAYLOAD_BYTES_MAX,
             _ => {
                 let ring_buffer_bytes = self.posts.size.ring_buffer_bytes();
-                (place, ring_buffer_bytes.saturating_sub((place - 1) * CACHE_LINE_PAIR_BYTES))
+                ring_buffer_bytes.saturating_sub((place - 1) * CACHE_LINE_PAIR_BYTES)
             }
         };
-        let is_exposed = stamp as usize & EXPOSED_PLACE == EXPOSED_PLACE;
         let start = self.payload_offset(rank, round, place);
-        Some(PostedRound { header_offset, is_exposed, start, payload_bytes_max, memory: &self.posts.memory })
+        let (is_exposed, memory) = (place == EXPOSED_PLACE, &*self.posts.memory);
+        Some(PostedRound { header_offset, is_exposed, start, payload_bytes_max, memory })
     }
 
-    /// Returns the post of `rank` in `round` if its payload follows its header, and `None` otherwise or as [`ShmRounds::read_post`]
-    /// does.
-    pub fn read_short_post(&self, rank: usize, round: u64) -> Option<PostedRound<'_, M>> {
-        let memory = &*self.posts.memory;
-        let header_offset = self.posts.header_offset(rank, round);
-        let is_posted = memory.load(header_offset, Ordering::Acquire) == round << PLACE_BITS;
-        let (start, payload_bytes_max) = (header_offset + POST_HEADER_BYTES, SHORT_PAYLOAD_BYTES_MAX);
-        (is_posted && self.posted <= round).then_some(PostedRound {
-            is_exposed: false,
-            header_offset,
-            start,
-            payload_bytes_max,
-            memory,
-        })
+    /// Returns the header of the post of `rank` in `round`, and whether its payload is in a cell. Returns `None` if `rank` has not
+    /// posted this round, or if its payload is not short.
+    #[inline]
+    pub fn read_short_header(&self, rank: usize, round: u64) -> Option<(Header, bool)> {
+        let (header_offset, stamp) = self.posts.stamp(rank, round)?;
+        let place = stamp as usize & EXPOSED_PLACE;
+        let header = self.posts.memory.load_words(header_offset + WORD_BYTES);
+        (place == 0 || place == CELL_PLACE).then_some((header, place == CELL_PLACE))
     }
 
-    /// Begins to fetch a short payload of `rank` in `round`, which is in another cache line than its header.
-    pub fn prefetch_payload(&self, rank: usize, round: u64) {
-        self.posts.memory.prefetch(self.payload_offset(rank, round, 0));
+    /// Returns the bytes of the short payload of `rank` in `round`. The rank has posted the round, and [`read_short_header`] has
+    /// returned where its payload is. Returns `None` if the range exceeds the payload's memory, or if this rank has already posted
+    /// the next round.
+    ///
+    /// [`read_short_header`]: Self::read_short_header
+    #[inline]
+    pub fn short_payload(
+        &self,
+        (rank, round): (usize, u64),
+        is_in_cell: bool,
+        range: Range<usize>,
+    ) -> Option<M::Bytes<'_>> {
+        let (place, bytes_max) =
+            if is_in_cell { (CELL_PLACE, SHORT_PAYLOAD_BYTES_MAX) } else { (0, INLINE_PAYLOAD_BYTES_MAX) };
+        if range.start > range.end || range.end > bytes_max || self.posted > round {
+            return None;
+        }
+        let start = self.payload_offset(rank, round, place) + range.start;
+        // SAFETY: as in `PostedRound::bytes`.
+        Some(unsafe { self.posts.memory.bytes(start, range.len()) })
+    }
+
+    /// Begins to fetch the second half of a header with its payload, or a longer payload in a cell. The payload has `bytes`
+    /// bytes.
+    pub fn prefetch_payload(&self, rank: usize, round: u64, bytes: usize) {
+        let offset = if bytes > INLINE_PAYLOAD_BYTES_MAX {
+            self.payload_offset(rank, round, CELL_PLACE)
+        } else {
+            self.posts.header_offset(rank, round) + CACHE_LINE_PAIR_BYTES / 2
+        };
+        self.posts.memory.prefetch(offset);
     }
 
     /// Tells the other ranks that this rank is about to sleep, so that the next rank that posts wakes this rank. After this
@@ -424,15 +468,15 @@ impl<M: RoundsMemory> ShmRounds<M> {
     }
 
     /// Returns the offset of the payload of `rank` in `round`, at [`NextPost::place`] `place`.
+    #[inline]
     fn payload_offset(&self, rank: usize, round: u64, place: usize) -> usize {
+        let rank_offset = self.posts.rank_offset(rank);
         match place {
-            0 => self.posts.header_offset(rank, round) + POST_HEADER_BYTES,
-            _ => {
-                self.posts.rank_offset(rank)
-                    + CACHE_LINE_PAIR_BYTES
-                    + HEADERS as usize * POST_HEADER_STRIDE
-                    + (place - 1) * CACHE_LINE_PAIR_BYTES
+            0 | EXPOSED_PLACE => self.posts.header_offset(rank, round) + POST_HEADER_BYTES,
+            CELL_PLACE => {
+                rank_offset + CELLS_OFFSET + (round % SHORT_CELLS) as usize * SHORT_PAYLOAD_BYTES_MAX
             }
+            _ => rank_offset + RING_BUFFER_OFFSET + (place - 1) * CACHE_LINE_PAIR_BYTES,
         }
     }
 }
@@ -471,7 +515,7 @@ impl<M: RoundsMemory> Posts<M> {
 
     /// Returns the offset in bytes of the post header of `rank` for `round`.
     fn header_offset(&self, rank: usize, round: u64) -> usize {
-        self.rank_offset(rank) + CACHE_LINE_PAIR_BYTES + (round % HEADERS) as usize * POST_HEADER_STRIDE
+        self.rank_offset(rank) + (1 + round * HEADER_STEP % HEADERS) as usize * CACHE_LINE_PAIR_BYTES
     }
 
     /// Returns the offset in bytes of the sleep flag of `rank`.

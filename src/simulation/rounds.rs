@@ -20,7 +20,7 @@ use self::buffers::{RankBuffers, register_buffer};
 use self::programs::{add_all_reduces, random_program};
 use super::memory::{AccessKind, AccessSite, Mutation, SimMemory, THREADS_MAX};
 use super::program::SimCall;
-use crate::runtime::host_rounds::{HostRounds, ShmFailure, ShmOperation};
+use crate::runtime::host_rounds::{HostRounds, ShmFailure, ShmOperation, ShortResult};
 use crate::runtime::memory::BufferAccess;
 use crate::runtime::profile::Meter;
 use crate::shm::{RoundsMemory as _, RoundsSize, ShmRounds};
@@ -86,6 +86,8 @@ struct SimHost {
     /// How probable it is that a rank uses a registered buffer for a call.
     registered_share: f64,
     random: RefCell<StdRng>,
+    /// The number of calls that were complete without an operation.
+    short_calls: Cell<u64>,
     problem: RefCell<Option<String>>,
 }
 
@@ -159,6 +161,7 @@ impl SimHost {
             failure: disturbance.failure,
             registered_share,
             random: RefCell::new(random),
+            short_calls: Cell::new(0),
             problem: RefCell::default(),
         }
     }
@@ -227,19 +230,35 @@ impl SimHost {
         let own = Rank::new(rank as u32);
         let RoundsRank { host_rounds, program, running, buffers, call, refusals } = state;
         let current = program[*call];
-        let operation = running.get_or_insert_with(|| {
+        if running.is_none() {
             let mut request = current.to_begin(Duration::ZERO);
             // The buffers of rounds have no slots, so the programs have no one-shot algorithms.
             if current.count.is_multiple_of(3) {
                 request.contract.algorithm = Algorithm::OneShot;
             }
             let spec = current.spec(self.world, own).expect("a collective has a description");
-            let operation =
-                host_rounds.add_operation((&request, None), &spec, (current.kernels(self.world), false));
             let share = (self.registered_share, &self.random);
             buffers.begin(current.initial_buffer(self.world, own), share, &self.memory);
-            operation
-        });
+            let mut has_posted = false;
+            let short_call = host_rounds.short_call(&spec, request.contract, current.kernels(self.world));
+            let tries = self.random.borrow_mut().random_bool(0.5);
+            if let Some(short_call) = short_call.filter(|_| tries) {
+                let mut bytes: BufferAccess<'_> =
+                    bytemuck::cast_slice_mut::<_, u8>(buffers.elements_mut()).into();
+                let wake = |sleeper| self.wake(rank, sleeper);
+                match host_rounds.run_short(&short_call, request.site, &mut bytes, (1, wake)) {
+                    ShortResult::Complete => {
+                        self.short_calls.set(self.short_calls.get() + 1);
+                        return self.end_call(rank, state);
+                    }
+                    ShortResult::NotBegun => {}
+                    ShortResult::Posted => has_posted = true,
+                }
+            }
+            let kernels = (current.kernels(self.world), has_posted);
+            *running = Some(host_rounds.add_operation((&request, None), &spec, kernels));
+        }
+        let operation = running.as_mut().expect("the call has begun");
         let awaited = host_rounds.awaited_round_and_ranks(operation);
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(buffers.elements_mut());
         let poll =
@@ -248,17 +267,7 @@ impl SimHost {
             *refusals = 0;
         }
         match poll.map_err(|failure| *failure) {
-            Ok(Poll::Ready(())) => {
-                let elements = buffers.elements_mut();
-                self.memory.before_access_in_place(bytemuck::cast_slice(elements), false);
-                if self.status[rank].get() != HostRankStatus::Killed
-                    && !current.is_right_result(self.world, own, elements)
-                {
-                    self.note(&format!("rank {rank} has a wrong result of {current:?}"));
-                }
-                (*running, *call, *refusals) = (None, *call + 1, 0);
-                if *call == program.len() { HostRankStatus::Completed } else { HostRankStatus::Works }
-            }
+            Ok(Poll::Ready(())) => self.end_call(rank, state),
             Ok(Poll::Pending) if self.random.borrow_mut().random_bool(0.3) => HostRankStatus::Works,
             Ok(Poll::Pending) => HostRankStatus::FallsAsleep,
             Err(ShmFailure::Mismatch(_, other, _)) => {
@@ -279,6 +288,19 @@ impl SimHost {
                 HostRankStatus::Works
             }
         }
+    }
+
+    /// Checks the result of the current call, which is complete.
+    fn end_call(&self, rank: usize, state: &mut RoundsRank) -> HostRankStatus {
+        let elements = state.buffers.elements_mut();
+        self.memory.before_access_in_place(bytemuck::cast_slice(elements), false);
+        let current = state.program[state.call];
+        let is_right = current.is_right_result(self.world, Rank::new(rank as u32), elements);
+        if !is_right && self.status[rank].get() != HostRankStatus::Killed {
+            self.note(&format!("rank {rank} has a wrong result of {current:?}"));
+        }
+        (state.running, state.call, state.refusals) = (None, state.call + 1, 0);
+        if state.call == state.program.len() { HostRankStatus::Completed } else { HostRankStatus::Works }
     }
 
     fn wake(&self, rank: usize, sleeper: Rank) {

@@ -21,8 +21,9 @@ pub(crate) struct ShortCall {
     payload_bytes: usize,
     /// The parts of the buffer that the rank posts, and where they begin in the payload.
     writes: Box<[(usize, Range<usize>)]>,
-    /// The ranks whose posts the call reads.
+    /// The ranks whose posts the call reads, and the most bytes of a payload that it needs.
     sources: RankSet,
+    taken_bytes_max: usize,
     work: ShortWork,
 }
 
@@ -68,20 +69,23 @@ impl ShortCall {
             RoundWork::Fold(_) | RoundWork::FoldInPlace(_) => return None,
         };
         let taken_len = |rank| round.taken_len(Rank::new(rank as u32), 0);
-        let longest = round.sources.indices().map(taken_len).chain([round.written_len(0)]).max()?;
-        let is_short =
-            phase.times == 1 && program.if_all_expose.is_none() && longest * bytes <= SHORT_PAYLOAD_BYTES_MAX;
+        let taken_bytes_max = round.sources.indices().map(taken_len).max().unwrap_or_default() * bytes;
+        let payload_bytes = round.written_len(0) * bytes;
+        let is_short = phase.times == 1
+            && program.if_all_expose.is_none()
+            && taken_bytes_max.max(payload_bytes) <= SHORT_PAYLOAD_BYTES_MAX;
         is_short.then(|| Self {
             contract,
             header: header_of(&contract, 0),
             kernels,
-            payload_bytes: round.written_len(0) * bytes,
+            payload_bytes,
             writes: round
                 .writes
                 .iter()
                 .map(|write| (write.slot_offset * bytes, to_bytes(write.elements.block(0))))
                 .collect(),
             sources: round.sources,
+            taken_bytes_max,
             work,
         })
     }
@@ -123,9 +127,9 @@ impl<M: RoundsMemory> HostRounds<M> {
         let parts = call.writes.iter().map(|(start, bytes)| (*start, memory.bytes(bytes.clone())));
         self.rounds.post_short(round, &header, (call.payload_bytes, parts));
         self.rounds.wake_sleepers(|rank| wake(self.members[rank]));
-        if !self.await_short_posts(round, call.sources, (&own_call, &header), spins) {
+        let Some(in_cells) = self.await_short_posts(round, call, (&own_call, &header), spins) else {
             return ShortResult::Posted;
-        }
+        };
         if call.sources == self.other_ranks {
             self.rounds.handle_all_read(round);
             if self.check_rounds(0, self.other_ranks).is_err() {
@@ -134,43 +138,53 @@ impl<M: RoundsMemory> HostRounds<M> {
         } else {
             self.keep_for_check(own_call, header);
         }
-        self.apply_short(round, call, memory);
+        self.apply_short(round, (call, in_cells), memory);
         self.last_round = round;
         self.keep_for_record(own_call);
         self.oldest_position += 1;
         ShortResult::Complete
     }
 
-    /// Looks for the posts of the sources. Returns whether all of them have posted the same call with a short payload.
+    /// Looks for the posts of the sources. If all of them have posted the same call with a short payload, returns the ranks whose
+    /// payloads are in cells.
+    #[inline]
     fn await_short_posts(
         &self,
         round: u64,
-        sources: RankSet,
+        call: &ShortCall,
         (own_call, header): (&ShmCall, &Header),
         mut spins: u32,
-    ) -> bool {
-        sources.indices().for_each(|from| self.rounds.prefetch_payload(from, round));
-        for from in sources.indices() {
-            let posted = loop {
-                match self.rounds.read_short_post(from, round) {
+    ) -> Option<RankSet> {
+        let prefetch = |from| self.rounds.prefetch_payload(from, round, call.taken_bytes_max);
+        call.sources.indices().for_each(prefetch);
+        let mut in_cells = RankSet::default();
+        for from in call.sources.indices() {
+            let (posted, is_in_cell) = loop {
+                match self.rounds.read_short_header(from, round) {
                     Some(posted) => break posted,
-                    None if spins == 0 => return false,
-                    None => spins -= 1,
+                    None => spins = spins.checked_sub(1)?,
                 }
                 std::hint::spin_loop();
             };
-            if own_call.check(header, self.members[from], &posted.header()).is_err() {
-                return false;
+            own_call.check(header, self.members[from], &posted).ok()?;
+            if is_in_cell {
+                in_cells.insert(from);
             }
         }
-        true
+        Some(in_cells)
     }
 
-    /// Reads the payloads of the sources, which have posted them.
-    fn apply_short(&mut self, round: u64, call: &ShortCall, memory: &mut BufferAccess<'_>) {
+    /// Reads the payloads of the sources, which have posted them. `in_cells` are the ranks whose payloads are in cells.
+    #[inline]
+    fn apply_short(
+        &mut self,
+        round: u64,
+        (call, in_cells): (&ShortCall, RankSet),
+        memory: &mut BufferAccess<'_>,
+    ) {
         let rounds = &self.rounds;
         let payload = |from: usize, start: usize, length: usize| {
-            rounds.read_short_post(from, round)?.bytes(start..start + length)
+            rounds.short_payload((from, round), in_cells.contains(from), start..start + length)
         };
         match &call.work {
             ShortWork::Take(takes) => {

@@ -31,8 +31,10 @@ fn a_payload_can_be_read_from_its_post_until_the_reader_posts_the_next_round() {
         "rank 0 has not posted round 1, so it may still read older headers"
     );
     all_ranks[0].post(1, &[0; HEADER_WORDS]);
-    assert!(all_ranks[1].may_write(LEAD_MAX + 1, SHORT_PAYLOAD_BYTES_MAX));
-    assert!(!all_ranks[1].may_write(LEAD_MAX + 1, SHORT_PAYLOAD_BYTES_MAX + 1));
+    assert!(all_ranks[1].may_write(LEAD_MAX + 1, INLINE_PAYLOAD_BYTES_MAX));
+    assert!(!all_ranks[1].may_write(LEAD_MAX + 1, INLINE_PAYLOAD_BYTES_MAX + 1));
+    assert!(all_ranks[1].may_write(SHORT_LEAD_MAX + 1, SHORT_PAYLOAD_BYTES_MAX));
+    assert!(!all_ranks[1].may_write(SHORT_LEAD_MAX + 1, SHORT_PAYLOAD_BYTES_MAX + 1));
     assert!(all_ranks[0].read_post(1, 1).is_some(), "the next rounds use other headers");
     all_ranks[0].post(2, &[0; HEADER_WORDS]);
     assert!(
@@ -105,7 +107,8 @@ fn each_sleeping_rank_is_woken_once() {
 fn threads_read_complete_payloads_in_every_round() {
     let size = RoundsSize { ranks: 3, slot_bytes: 9000 };
     // Short payloads, long payloads, and payloads after which unused space stays at the end of the ring buffer.
-    let length = |round: u64, rank: usize| [5, 9000, 4097, 8191, 4096, 0][(round as usize + rank) % 6];
+    let length =
+        |round: u64, rank: usize| [5, 9000, 4097, 8191, 4096, 0, 80, 81][(round as usize + rank) % 8];
     let last = if cfg!(miri) { 20 } else { 2000 };
     let run_rounds = move |mut rounds: ShmRounds| {
         for round in 1..=last {

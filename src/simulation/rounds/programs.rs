@@ -4,12 +4,25 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 
 use crate::simulation::program::{OPERATIONS, SimCall};
-use crate::types::{Algorithm, Operation, WorldSize};
+use crate::types::{Algorithm, Operation, Rank, WorldSize};
 
-/// Returns up to 8 collectives and a barrier.
+/// Returns up to 8 collectives, or many short ones in which some ranks wait for no other ranks, and a barrier.
 pub fn random_program(random: &mut StdRng, world: WorldSize, slot_bytes: usize) -> Vec<SimCall> {
     let groups = [world.ranks().collect()];
     let mut program = Vec::new();
+    if random.random_bool(0.2) {
+        for _ in 0..random.random_range(50..150) {
+            let operation =
+                [Operation::Broadcast, Operation::Gather, Operation::Scatter][random.random_range(0..3)];
+            let call = SimCall::random_call_of(operation, random, &groups);
+            let count_max = if random.random_bool(0.5) { 4 } else { 30 };
+            let count = random.random_range(0..count_max);
+            let root = Rank::new(u32::from(random.random_bool(0.1)));
+            program.push(SimCall { algorithm: Algorithm::Direct, count, root, ..call });
+        }
+        program.push(SimCall { algorithm: Algorithm::Direct, ..SimCall::BARRIER });
+        return program;
+    }
     for _ in 0..random.random_range(1..=8) {
         let operation = OPERATIONS[random.random_range(0..OPERATIONS.len() - 1)];
         let call = SimCall::random_call_of(operation, random, &groups);
