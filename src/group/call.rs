@@ -12,12 +12,13 @@ use super::{Error, Group, OwnedBuffer};
 use crate::codec::{self, Compression};
 use crate::engine::{OperationRequest, SendMode};
 use crate::reduce::{self, Kernels};
+use crate::runtime::buffer::BufferAccess;
 use crate::runtime::driver::{BegunShort, OperationOutput, SpecAndKernels, Submission};
 use crate::runtime::encoding::Encoding;
 use crate::runtime::error_feedback::{ErrorAddition, ResultAddition};
 use crate::runtime::host_rounds::{HostRounds, ShortCall};
 use crate::runtime::link_driver::BufferAndReduction;
-use crate::runtime::memory::{BufferAccess, Memory};
+use crate::runtime::memory::Memory;
 use crate::schedule::CollectiveSpec;
 use crate::schedule::topology::{Medium, Topology};
 use crate::types::{

@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 use super::parts::{output_elements, zeroed};
-use super::plan::{InPlace, MemoryAccess, OutOfPlace, Places, Plan};
-use super::prepared::PlannedCall;
+use super::plan::{InPlace, MemoryAccess, OutOfPlace, Places, Plan, PlannedCall};
 use super::{Buffer, Error, Group, Handle, Input, OwnedBuffer};
 use crate::shm::copy_to_buffer;
 use crate::types::{Element, Site};

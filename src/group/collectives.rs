@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use super::plan::VerbKey;
 use super::verb_plans::Barrier;
 use super::verbs::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, Scan};
 use super::{Buffer, Error, Group, Handle, OwnedBuffer};
-use crate::types::{Rank, ReduceOp};
+use crate::types::{Operation, Rank, ReduceOp, Site};
 
 impl Group {
     /// Replaces every rank's buffer by the reduction of all ranks' buffers. All ranks get the same bits.
@@ -21,7 +22,11 @@ impl Group {
     /// peer is lost or the deadline passes.
     #[track_caller]
     pub fn all_reduce<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
-        self.call(AllReduce::new(op)).run(buffer).map(drop)
+        let key = VerbKey::new(Operation::AllReduce).reducing(op);
+        match self.run_kept(key, buffer.elements_mut()?, Site::here()) {
+            Some(result) => result,
+            None => self.call(AllReduce::new(op)).run(buffer).map(drop),
+        }
     }
 
     /// Asynchronous [`Group::all_reduce`]; the handle returns the buffer, which is a vector or a buffer
@@ -94,7 +99,11 @@ impl Group {
     /// The same errors as [`Group::all_reduce`], and [`Error::InvalidRoot`].
     #[track_caller]
     pub fn broadcast<B: Buffer + ?Sized>(&mut self, buffer: &mut B, root: Rank) -> Result<(), Error> {
-        self.call(Broadcast::from(root)).run(buffer).map(drop)
+        let key = VerbKey::new(Operation::Broadcast).with_root(root);
+        match self.run_kept(key, buffer.elements_mut()?, Site::here()) {
+            Some(result) => result,
+            None => self.call(Broadcast::from(root)).run(buffer).map(drop),
+        }
     }
 
     /// Replaces each rank's buffer by the reduction of the buffers of rank 0 up to and including this rank.

@@ -31,7 +31,6 @@ pub(crate) mod objects;
 mod options;
 mod parts;
 mod plan;
-mod prepared;
 mod recording;
 mod reducers;
 mod selection;

@@ -11,9 +11,8 @@ use super::{Error, Group};
 use crate::runtime::host_rounds::HostRounds;
 use crate::schedule::CollectiveSpec;
 use crate::schedule::hierarchy::HostLayout;
-use crate::schedule::program::RankSet;
 use crate::shm::{RoundsSize, Segment, SegmentLocation, ShmRounds, TOKEN_BYTES};
-use crate::types::{Algorithm, Contract, LOCAL_GROUP_BIT, Rank, ReduceOp, Site, WorldSize};
+use crate::types::{Algorithm, Contract, LOCAL_GROUP_BIT, Rank, RankSet, ReduceOp, Site, WorldSize};
 
 /// The size of a slot in bytes. It is also the size of the block that a round transfers. With shorter slots, ranks wait for each
 /// other more often. With longer slots, the slots of four ranks do not fit into the third-level cache of a processor.

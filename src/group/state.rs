@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::options::{JoinOptions, OPERATION_TIMEOUT};
-use super::prepared::PlannedCall;
+use super::plan::PlannedCall;
 use super::selection::AlgorithmSelection;
 use crate::observe::recorder::Recorder;
 use crate::rendezvous::Member;

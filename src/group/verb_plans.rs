@@ -1,8 +1,7 @@
 //! For each verb, the call that it makes, and where the rank's input and result are in the memory of the call.
 
 use super::parts::TOTAL_TOO_LARGE;
-use super::plan::{InPlace, MemoryAccess, OutOfPlace, Plan};
-use super::prepared::VerbKey;
+use super::plan::{InPlace, MemoryAccess, OutOfPlace, Plan, VerbKey};
 use super::reducers::Reducer;
 use super::verbs::{
     AllGather, AllReduce, AllToAll, Broadcast, ExchangedCounts, Exscan, Gather, Reduce, ReduceScatter, Scan,

@@ -13,6 +13,7 @@ mod arithmetic;
 mod dispatch;
 mod half_floats;
 mod kernel;
+mod rank_order;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +24,7 @@ use half::{bf16, f16};
 
 use self::dispatch::{indexed_value_kernels, integer_kernels, number_kernels};
 pub use self::kernel::{Kernel, Kernels};
+pub use self::rank_order::reduce_in_rank_order;
 use crate::simd::VectorWidth;
 use crate::types::{DType, F32Loc, F64Loc, I32Loc, I64Loc, ReduceOp};
 

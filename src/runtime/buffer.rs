@@ -1,4 +1,7 @@
-//! The types of buffers that collectives and messages accept: slices, vectors and contiguous arrays.
+//! The types of buffers that collectives and messages accept: slices, vectors and contiguous arrays; and access to the bytes of a
+//! buffer.
+
+use std::ops::Range;
 
 use ndarray::{ArrayBase, Data, DataMut, Dimension};
 
@@ -110,5 +113,78 @@ where
 
     fn elements(&self) -> Result<&[S::Elem], Error> {
         self.as_slice().ok_or(Error::NotContiguous)
+    }
+}
+
+/// Access to the buffer of an operation: an input, which the operation only reads, followed by an output, which it may also
+/// write. Input and output may be separate memories, but the offsets count through both.
+#[derive(Default)]
+pub(crate) struct BufferAccess<'a> {
+    pub(super) input: &'a [u8],
+    pub(super) output: &'a mut [u8],
+}
+
+impl<'a> BufferAccess<'a> {
+    /// Returns a range of the output; `None` if the range is not completely in the output.
+    pub(super) fn into_bytes_mut(self, range: &Range<usize>) -> Option<&'a mut [u8]> {
+        self.output.get_mut(output_range(self.input.len(), range)?)
+    }
+
+    /// Returns the number of bytes of input and output together.
+    pub(crate) fn len(&self) -> usize {
+        self.input.len() + self.output.len()
+    }
+
+    /// Returns a range of the bytes.
+    ///
+    /// # Panics
+    ///
+    /// If the buffer ends before the range does, or the range begins in the input and ends in the output.
+    pub(crate) fn bytes(&self, range: Range<usize>) -> &[u8] {
+        range_of(self.input, self.output, range).expect("the range is in the input or in the output")
+    }
+
+    /// Returns a range of the output.
+    ///
+    /// # Panics
+    ///
+    /// If the range is not completely in the output.
+    pub(crate) fn bytes_mut(&mut self, range: &Range<usize>) -> &mut [u8] {
+        let whole = BufferAccess { input: self.input, output: self.output };
+        whole.into_bytes_mut(range).expect("the range is in the output")
+    }
+
+    /// Returns the whole buffer, or `None` if a part of it is input, which must not be written.
+    pub(crate) fn all_writable(&self) -> Option<&[u8]> {
+        self.input.is_empty().then_some(&*self.output)
+    }
+}
+
+/// Returns a range of the bytes of an input followed by an output; `None` if neither contains the whole range.
+pub(super) fn range_of<'a>(input: &'a [u8], output: &'a [u8], range: Range<usize>) -> Option<&'a [u8]> {
+    if range.end <= input.len() { input.get(range) } else { output.get(output_range(input.len(), &range)?) }
+}
+
+/// Converts a range of the whole buffer to a range of the output; `None` if the range begins in the input, which
+/// has `input_bytes` bytes.
+fn output_range(input_bytes: usize, range: &Range<usize>) -> Option<Range<usize>> {
+    Some(range.start.checked_sub(input_bytes)?..range.end.checked_sub(input_bytes)?)
+}
+
+impl<'a> From<&'a [u8]> for BufferAccess<'a> {
+    fn from(input: &'a [u8]) -> Self {
+        Self { input, output: &mut [] }
+    }
+}
+
+impl<'a> From<&'a mut [u8]> for BufferAccess<'a> {
+    fn from(output: &'a mut [u8]) -> Self {
+        Self { input: &[], output }
+    }
+}
+
+impl<'a> From<(&'a [u8], &'a mut [u8])> for BufferAccess<'a> {
+    fn from((input, output): (&'a [u8], &'a mut [u8])) -> Self {
+        Self { input, output }
     }
 }

@@ -12,18 +12,18 @@ use std::sync::{Arc, Weak};
 use std::task::Poll;
 
 pub(crate) use self::short::{ShortCall, ShortResult};
-use super::memory::BufferAccess;
+use super::buffer::BufferAccess;
 use super::profile::Meter;
 use crate::engine::OperationRequest;
 use crate::reduce::{self, Kernels};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::plan::{SharedSlots, plan};
-use crate::schedule::program::{Execution, Program, RankSet, RoundWork};
+use crate::schedule::program::{Execution, Program, RoundWork};
 use crate::shm::{
     BUFFERS_MAX, ExposedBuffer, HEADER_WORDS, Header, LEAD_MAX, PostedRound, RemoteBuffer, RoundsMemory,
     Segment, ShmRounds,
 };
-use crate::types::{Algorithm, Contract, Rank, Site, WorldSize};
+use crate::types::{Algorithm, Contract, Rank, RankSet, Site, WorldSize};
 use crate::wire::{self, CONTRACT_WORDS};
 
 /// The most calls that the engine has not recorded. The other ranks are at most a few operations behind this rank.

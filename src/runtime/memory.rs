@@ -7,7 +7,7 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::buffer::OwnedBuffer;
+use super::buffer::{BufferAccess, OwnedBuffer, range_of};
 use crate::types::Element;
 
 /// A buffer that an operation owns, without its element type.
@@ -172,79 +172,6 @@ impl SplitBuffer {
 /// Returns `count` zeros; `None` if there is not enough memory. The number may come from another rank, so it may be very large.
 pub(crate) fn zeroed<T: Element>(count: usize) -> Option<Vec<T>> {
     bytemuck::allocation::try_zeroed_slice_box(count).ok().map(Vec::from)
-}
-
-/// Access to the buffer of an operation: an input, which the operation only reads, followed by an output, which it may also
-/// write. Input and output may be separate memories, but the offsets count through both.
-#[derive(Default)]
-pub(crate) struct BufferAccess<'a> {
-    input: &'a [u8],
-    output: &'a mut [u8],
-}
-
-impl<'a> BufferAccess<'a> {
-    /// Returns a range of the output; `None` if the range is not completely in the output.
-    fn into_bytes_mut(self, range: &Range<usize>) -> Option<&'a mut [u8]> {
-        self.output.get_mut(output_range(self.input.len(), range)?)
-    }
-
-    /// Returns the number of bytes of input and output together.
-    pub(crate) fn len(&self) -> usize {
-        self.input.len() + self.output.len()
-    }
-
-    /// Returns a range of the bytes.
-    ///
-    /// # Panics
-    ///
-    /// If the buffer ends before the range does, or the range begins in the input and ends in the output.
-    pub(crate) fn bytes(&self, range: Range<usize>) -> &[u8] {
-        range_of(self.input, self.output, range).expect("the range is in the input or in the output")
-    }
-
-    /// Returns a range of the output.
-    ///
-    /// # Panics
-    ///
-    /// If the range is not completely in the output.
-    pub(crate) fn bytes_mut(&mut self, range: &Range<usize>) -> &mut [u8] {
-        let whole = BufferAccess { input: self.input, output: self.output };
-        whole.into_bytes_mut(range).expect("the range is in the output")
-    }
-
-    /// Returns the whole buffer, or `None` if a part of it is input, which must not be written.
-    pub(crate) fn all_writable(&self) -> Option<&[u8]> {
-        self.input.is_empty().then_some(&*self.output)
-    }
-}
-
-/// Returns a range of the bytes of an input followed by an output; `None` if neither contains the whole range.
-fn range_of<'a>(input: &'a [u8], output: &'a [u8], range: Range<usize>) -> Option<&'a [u8]> {
-    if range.end <= input.len() { input.get(range) } else { output.get(output_range(input.len(), &range)?) }
-}
-
-/// Converts a range of the whole buffer to a range of the output; `None` if the range begins in the input, which
-/// has `input_bytes` bytes.
-fn output_range(input_bytes: usize, range: &Range<usize>) -> Option<Range<usize>> {
-    Some(range.start.checked_sub(input_bytes)?..range.end.checked_sub(input_bytes)?)
-}
-
-impl<'a> From<&'a [u8]> for BufferAccess<'a> {
-    fn from(input: &'a [u8]) -> Self {
-        Self { input, output: &mut [] }
-    }
-}
-
-impl<'a> From<&'a mut [u8]> for BufferAccess<'a> {
-    fn from(output: &'a mut [u8]) -> Self {
-        Self { input: &[], output }
-    }
-}
-
-impl<'a> From<(&'a [u8], &'a mut [u8])> for BufferAccess<'a> {
-    fn from((input, output): (&'a [u8], &'a mut [u8])) -> Self {
-        Self { input, output }
-    }
 }
 
 /// Lends `bytes` to `work` as the memory of an operation. This memory must be dropped before `work` returns. Otherwise the

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use super::CollectiveSpec;
 use super::partition::{Partition, chunk};
-use super::program::{Blocks, Fold, Phase, Program, RankSet, Round, RoundWork, SlotWrite, Take};
-use crate::types::{Rank, WorldSize};
+use super::program::{Blocks, Fold, Phase, Program, Round, RoundWork, SlotWrite, Take};
+use crate::types::{Rank, RankSet, WorldSize};
 
 /// The ranks that share memory, as one of them sees them. The comments call this rank "this rank".
 #[derive(Clone, Copy, Debug)]

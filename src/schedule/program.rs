@@ -10,7 +10,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::types::Rank;
+use crate::types::{Rank, RankSet};
 
 /// What one rank does in one operation. The programs of all ranks have the same number of rounds, which is at least one.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -102,10 +102,6 @@ pub struct Blocks {
     length: usize,
 }
 
-/// A set of ranks that share memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct RankSet(u64);
-
 /// The progress of one rank in a program: which round the rank posts, for which ranks the rank waits, and when the operation is
 /// complete. Its owner moves the elements: the driver in shared memory, or a proof.
 pub struct Execution {
@@ -151,46 +147,6 @@ impl Round {
             RoundWork::FoldInPlace(_) => return 0,
         };
         if elements.is_empty() { 0 } else { slot_offset + elements.len() }
-    }
-}
-
-impl RankSet {
-    /// The highest number of ranks.
-    pub const RANKS_MAX: u32 = u64::BITS;
-
-    /// Returns the ranks from 0 to `count` - 1 without `excluded`.
-    pub fn first_without(count: u32, excluded: Rank) -> Self {
-        (0..count).map(Rank::new).filter(|&rank| rank != excluded).collect()
-    }
-
-    /// Returns the indices of the ranks, in ascending order.
-    pub fn indices(self) -> impl Iterator<Item = usize> {
-        std::iter::successors(Some(self.0), |left| Some(left & left.wrapping_sub(1)))
-            .take_while(|&left| left != 0)
-            .map(|left| left.trailing_zeros() as usize)
-    }
-
-    /// Adds the rank with this index.
-    #[inline]
-    pub fn insert(&mut self, index: usize) {
-        self.0 |= 1 << index;
-    }
-
-    /// Returns whether the set contains the rank with this index.
-    #[inline]
-    pub fn contains(self, index: usize) -> bool {
-        self.0 >> index & 1 == 1
-    }
-
-    /// Returns the number of ranks.
-    pub fn count(self) -> usize {
-        self.0.count_ones() as usize
-    }
-}
-
-impl FromIterator<Rank> for RankSet {
-    fn from_iter<I: IntoIterator<Item = Rank>>(ranks: I) -> Self {
-        Self(ranks.into_iter().fold(0, |set, rank| set | 1 << rank.get()))
     }
 }
 

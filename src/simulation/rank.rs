@@ -13,10 +13,11 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 
 use crate::engine::{DISCONNECT_TIMEOUT, Failure, OpId, Timestamp};
-use crate::runtime::driver::{BlockingCollective, Core, PollProgress, SleepDecision};
+use crate::runtime::buffer::BufferAccess;
+use crate::runtime::driver::{BlockingCollective, Core, PollProgress, SleepDecision, send_wake_frames};
 use crate::runtime::error::Error;
 use crate::runtime::host_rounds::HostRounds;
-use crate::runtime::memory::{BufferAccess, Memory};
+use crate::runtime::memory::Memory;
 use crate::shm::QueueSignals;
 use crate::simulation::hosts::SimGroup;
 use crate::simulation::memory::SimMemory;
@@ -280,8 +281,9 @@ impl SimulatedRank {
         let call = *call;
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(buffer);
         let poll = collective.poll(&mut BufferAccess::from(bytes));
-        if collective.has_sleeping_peers() {
-            collective.wake_peers(&mut self.core);
+        let sleeping_peers = collective.take_sleeping_peers();
+        if !sleeping_peers.is_empty() {
+            send_wake_frames(&mut self.core, sleeping_peers);
             self.core.poll(now);
         }
         let may_sleep = match poll {

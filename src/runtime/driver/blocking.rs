@@ -5,6 +5,7 @@
 //! socket has data: a peer that posts elements for a sleeping rank sends a wake frame to this rank. So a sleeping thread also
 //! notices that a peer has exited or that the job has failed.
 
+use std::mem;
 use std::ops::DerefMut;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
@@ -20,10 +21,10 @@ use crate::engine::{Engine, OpId, OperationRequest, Timestamp};
 use crate::observe::event::{Direction, EventNumber, EventStatus};
 use crate::observe::training_thread::{SpanKind, span};
 use crate::reduce::Kernels;
+use crate::runtime::buffer::BufferAccess;
 use crate::runtime::error::Error;
 use crate::runtime::host_rounds::{HostRounds, ShmCall, ShmFailure, ShmOperation, ShortCall, ShortResult};
 use crate::runtime::link_io::FUNCTION_PANICKED;
-use crate::runtime::memory::BufferAccess;
 use crate::runtime::profile::ProfilePart;
 use crate::runtime::statistics::OperationTimer;
 use crate::schedule::CollectiveSpec;
@@ -80,23 +81,15 @@ impl<M: RoundsMemory, H: DerefMut<Target = HostRounds<M>>> BlockingCollective<H>
         Self { host_rounds, request: *request, shm_operation, sleeping_peers, engine_id: None }
     }
 
-    /// Executes the collective as far as possible without waiting. Then call [`BlockingCollective::wake_peers`] if there are
-    /// [`sleeping peers`](Self::has_sleeping_peers). After an error, call [`BlockingCollective::fail`].
+    /// Executes the collective as far as possible without waiting. After an error, call [`BlockingCollective::fail`].
     pub(crate) fn poll(&mut self, memory: &mut BufferAccess<'_>) -> Result<Poll<()>, Box<ShmFailure>> {
         let Self { host_rounds, shm_operation, sleeping_peers, .. } = self;
         host_rounds.poll(shm_operation, memory, |rank| sleeping_peers.push(rank))
     }
 
-    /// Returns whether ranks sleep that have to learn of the posts of the last poll.
-    pub(crate) fn has_sleeping_peers(&self) -> bool {
-        !self.sleeping_peers.is_empty()
-    }
-
-    /// Sends wake frames to the sleeping peers. The caller must poll the core now, because it may not do so for a while.
-    pub(crate) fn wake_peers<S: SocketTransport>(&mut self, core: &mut Core<S, M>) {
-        for peer in self.sleeping_peers.drain(..) {
-            core.link_driver.engine_mut().send_wake_frame(peer);
-        }
+    /// Returns the sleeping ranks that have to learn of the posts of the last poll. Pass them to [`send_wake_frames`].
+    pub(crate) fn take_sleeping_peers(&mut self) -> Vec<Rank> {
+        mem::take(&mut self.sleeping_peers)
     }
 
     /// Returns whether [`BlockingCollective::poll`] would make progress.
@@ -151,6 +144,16 @@ impl<M: RoundsMemory, H: DerefMut<Target = HostRounds<M>>> BlockingCollective<H>
     }
 }
 
+/// Sends wake frames to sleeping peers. The caller must poll the core now, because it may not do so for a while.
+pub(crate) fn send_wake_frames<S: SocketTransport, M: RoundsMemory>(
+    core: &mut Core<S, M>,
+    sleeping_peers: Vec<Rank>,
+) {
+    for peer in sleeping_peers {
+        core.link_driver.engine_mut().send_wake_frame(peer);
+    }
+}
+
 /// Passes the last calls to the engine, so that the engine detects a rank that calls a different operation.
 pub(super) fn record_calls<M: RoundsMemory>(
     engine: &mut Engine,
@@ -197,9 +200,7 @@ impl Driver {
             let wake = |peer| begun.sleeping_peers.push(peer);
             match host_rounds.run_short(call, site, &mut memory, (spins, wake)) {
                 ShortResult::Complete => {
-                    if !begun.sleeping_peers.is_empty() {
-                        self.wake_peers(begun.sleeping_peers.drain(..));
-                    }
+                    self.wake_peers(begun.sleeping_peers);
                     self.shared.shm_counters.count(&timer, true);
                     return Ok(());
                 }
@@ -233,9 +234,7 @@ impl Driver {
         let mut timer = OperationTimer::new(collective.shm_operation.sequence(), memory.len());
         let result = loop {
             let poll = collective.poll(&mut memory);
-            if collective.has_sleeping_peers() {
-                self.wake_peers(collective.sleeping_peers.drain(..));
-            }
+            self.wake_peers(collective.take_sleeping_peers());
             match poll {
                 Ok(Poll::Ready(())) => break Ok(()),
                 Ok(Poll::Pending) => {}
@@ -269,9 +268,13 @@ impl Driver {
     }
 
     /// Wakes sleeping peers at once, because this thread may not poll the link driver for a while.
-    fn wake_peers(&self, peers: impl Iterator<Item = Rank>) {
+    #[inline]
+    fn wake_peers(&self, sleeping_peers: Vec<Rank>) {
+        if sleeping_peers.is_empty() {
+            return;
+        }
         let mut core = self.shared.lock();
-        peers.for_each(|peer| core.link_driver.engine_mut().send_wake_frame(peer));
+        send_wake_frames(&mut core, sleeping_peers);
         if matches!(self.shared.poll(&mut core, self.shared.now()), PollProgress::Progress) {
             core.wake_waiters();
         }

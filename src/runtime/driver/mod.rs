@@ -40,11 +40,12 @@ pub(crate) use self::tasks::{OperationOutput, Submission};
 pub(crate) use self::threads::ThreadedDriver;
 #[cfg(test)]
 pub(crate) use self::{
-    blocking::{BlockingCollective, SleepDecision},
+    blocking::{BlockingCollective, SleepDecision, send_wake_frames},
     tasks::RoundsKey,
 };
+use super::buffer::BufferAccess;
 use super::error::Error;
-use super::memory::{self, BufferAccess, Memory};
+use super::memory::{self, Memory};
 use super::profile::{Meter, mark_background_thread};
 use super::statistics::{LinkBytes, Statistics};
 use crate::engine::{

@@ -11,10 +11,9 @@ use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::memory::{Memory, SplitBuffer};
 use crate::schedule::Schedule;
 use crate::schedule::hierarchy::Block;
-use crate::schedule::program::RankSet;
 use crate::schedule::two_step::TwoStepExchange;
 use crate::shm::{Posts, RoundsMemory, Segment};
-use crate::types::Rank;
+use crate::types::{Rank, RankSet};
 
 /// The time for which a thread polls shared memory before it sleeps, if each rank has a processor. The other ranks usually need
 /// less time for a round. If n ranks share a processor, each gets the processor for 1/n of the time, so a thread polls n times

@@ -1,12 +1,11 @@
 //! Copies and reductions in shared memory: writing to slots, reading from slots, and reducing in place.
 
-use std::ops::{Deref, Range};
+use std::ops::Range;
 
 use super::{HostRounds, PIECE_BYTES, RoundWork, ShmOperation};
-use crate::reduce::Kernels;
-use crate::runtime::memory::BufferAccess;
+use crate::reduce::reduce_in_rank_order;
+use crate::runtime::buffer::BufferAccess;
 use crate::runtime::profile::ProfilePart;
-use crate::schedule::Action;
 use crate::schedule::program::{Fold, SlotWrite, Take};
 use crate::shm::{RoundsMemory, copy_to_buffer};
 
@@ -90,7 +89,7 @@ impl<M: RoundsMemory> HostRounds<M> {
             let world = (rounds.rank(), rounds.size().ranks);
             let ranks = fold.ranks as usize;
             let kernels = shm_operation.kernels.as_ref();
-            reduce(kernels, world, ranks, own, &mut self.lower_ranks_piece, contribution_of);
+            reduce_in_rank_order(kernels, (world, ranks), own, &mut self.lower_ranks_piece, contribution_of);
             self.meter.end(ProfilePart::Reduce, &mut started);
             if fold.is_posted_next {
                 self.rounds.write_payload(round + 1, all_bytes.len(), (start, own));
@@ -115,7 +114,8 @@ impl<M: RoundsMemory> HostRounds<M> {
             let rounds = &self.rounds;
             rounds.before_own_write(own);
             let kernels = shm_operation.kernels.as_ref();
-            reduce(kernels, (rank, ranks), ranks, own, &mut self.lower_ranks_piece, |from| {
+            let world = ((rank, ranks), ranks);
+            reduce_in_rank_order(kernels, world, own, &mut self.lower_ranks_piece, |from| {
                 rounds.exposed_bytes(from, round, &piece)
             });
             self.meter.end(ProfilePart::Reduce, &mut started);
@@ -124,57 +124,6 @@ impl<M: RoundsMemory> HostRounds<M> {
             }
             self.meter.end(ProfilePart::Send, &mut started);
         }
-    }
-}
-
-/// Reduces the contributions of the first `count` ranks to a piece, in rank order. `own` receives the result. It holds this
-/// rank's contribution if this rank is one of the first ranks. `lower` is scratch memory for one piece.
-pub(super) fn reduce<B: Deref<Target = [u8]>>(
-    kernels: Option<&Kernels>,
-    (rank, ranks): (usize, usize),
-    count: usize,
-    own: &mut [u8],
-    lower: &mut [u64],
-    contribution_of: impl Fn(usize) -> Option<B>,
-) {
-    let action = |from: usize| match from {
-        0 => Action::Copy,
-        from if from + 1 == ranks => Action::ReduceLast,
-        _ => Action::Reduce,
-    };
-    let contributes = rank < count;
-    if contributes
-        && rank > 0
-        && let Some(rank_0) = contribution_of(0)
-    {
-        let lower = &mut bytemuck::cast_slice_mut(lower)[..own.len()];
-        if rank > 1 {
-            lower.copy_from_slice(&rank_0);
-        }
-        for arrived in (1..rank).filter_map(&contribution_of) {
-            apply(kernels, Action::Reduce, lower, &arrived);
-        }
-        apply_as_left_operand(kernels, action(rank), own, if rank > 1 { lower } else { &rank_0 });
-    }
-    for from in if contributes { rank + 1..count } else { 0..count } {
-        let Some(arrived) = contribution_of(from) else { return };
-        apply(kernels, action(from), own, &arrived);
-    }
-}
-
-/// Reduces `lower` (the left operand, from lower ranks) and `own` (the right operand) into `own`.
-fn apply_as_left_operand(kernels: Option<&Kernels>, action: Action, own: &mut [u8], lower: &[u8]) {
-    let Some(kernels) = kernels else { return };
-    let kernel = if action == Action::ReduceLast { &kernels.reduce_last } else { &kernels.reduce };
-    kernel.apply(own, lower);
-}
-
-/// Copies `arrived` to `own`, or reduces `own` (the left operand) and `arrived` (the right operand) into `own`.
-fn apply(kernels: Option<&Kernels>, action: Action, own: &mut [u8], arrived: &[u8]) {
-    match (action, kernels) {
-        (Action::Reduce, Some(kernels)) => kernels.reduce.apply_as_right_operand(own, arrived),
-        (Action::ReduceLast, Some(kernels)) => kernels.reduce_last.apply_as_right_operand(own, arrived),
-        _ => own.copy_from_slice(arrived),
     }
 }
 

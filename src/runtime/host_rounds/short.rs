@@ -3,14 +3,13 @@
 
 use std::ops::Range;
 
-use super::apply::reduce;
 use super::{HostRounds, ShmCall, header_of};
-use crate::reduce::Kernels;
-use crate::runtime::memory::BufferAccess;
+use crate::reduce::{Kernels, reduce_in_rank_order};
+use crate::runtime::buffer::BufferAccess;
 use crate::schedule::CollectiveSpec;
-use crate::schedule::program::{Program, RankSet, RoundWork};
+use crate::schedule::program::{Program, RoundWork};
 use crate::shm::{HEADER_WORDS, Header, LEAD_MAX, RoundsMemory, SHORT_PAYLOAD_BYTES_MAX};
-use crate::types::{Algorithm, Contract, Rank, Site};
+use crate::types::{Algorithm, Contract, Rank, RankSet, Site};
 
 /// A collective of one round whose payloads are short. The offsets and ranges are in bytes.
 pub(crate) struct ShortCall {
@@ -193,10 +192,12 @@ impl<M: RoundsMemory> HostRounds<M> {
                     memory.bytes_mut(range).copy_from_slice(&bytes);
                 }
             }
+            ShortWork::Fold(..) if call.taken_bytes_max == 0 => {}
             ShortWork::Fold(ranks, start, range) => {
                 let own = memory.bytes_mut(range);
                 let (world, length) = ((rounds.rank(), rounds.size().ranks), own.len());
-                reduce(call.kernels.as_ref(), world, *ranks, own, &mut self.lower_ranks_piece, |from| {
+                let (kernels, lower) = (call.kernels.as_ref(), &mut self.lower_ranks_piece);
+                reduce_in_rank_order(kernels, (world, *ranks), own, lower, |from| {
                     payload(from, *start, length)
                 });
             }

@@ -126,12 +126,13 @@ fn the_next_operation_removes_a_dropped_buffer() {
 #[test]
 fn a_payload_that_does_not_end_in_the_ring_buffer_is_reported_with_the_rank_that_posted_it() {
     // A ring buffer has 8 units of 128 bytes: 4 slots of 256 bytes. The reduction needs 88 bytes, and the broadcast 256 bytes.
-    for place in [0, 7, 8, 9, 60_000] {
+    // At place 0, directly after the header, there are 80 bytes.
+    for place in [0, 1, 7, 8, 9, 60_000] {
         for (last_place, spec) in [
             (8, CollectiveSpec::AllReduce { count: SLOT }),
             (7, CollectiveSpec::Broadcast { count: SLOT, root: Rank::new(1) }),
         ] {
-            let is_valid = place <= last_place;
+            let is_valid = (1..=last_place).contains(&place);
             let mut ranks = new_ranks();
             let mut operations: Vec<ShmOperation> =
                 ranks.iter_mut().map(|rank_state| begin(&mut rank_state.host_rounds, &spec)).collect();
@@ -183,6 +184,7 @@ fn an_invalid_buffer_address_is_reported_with_the_rank_that_posted_it() {
             ranks.iter_mut().map(|rank_state| begin(&mut rank_state.host_rounds, &spec)).collect();
         let header = operations[1].header;
         ranks[1].host_rounds.rounds.post_exposed(1, &header, buffer_ref);
+        ranks[2].host_rounds.rounds.write_payload(1, SLOT * size_of::<f32>(), (0, &[]));
         ranks[2].host_rounds.rounds.post(1, &header);
         let ShmRank { host_rounds, own, .. } = &mut ranks[0];
         let memory = &mut own.bytes_mut()[..bytes];

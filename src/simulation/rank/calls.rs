@@ -6,13 +6,14 @@ use super::{BlockingCall, OPERATION_TIMEOUT, SimulatedRank};
 use crate::codec::{Codec, DecodeError, RandomKeys};
 use crate::engine::{OpId, OperationRequest, Pattern, Timestamp};
 use crate::reduce::Kernels;
-use crate::runtime::driver::{BegunShort, BlockingCollective, Submission};
+use crate::runtime::buffer::BufferAccess;
+use crate::runtime::driver::{BegunShort, BlockingCollective, Submission, send_wake_frames};
 use crate::runtime::encoding::Encoding;
 use crate::runtime::error_feedback::CompressorCall;
 use crate::runtime::host_rounds::ShortResult;
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::link_driver::direct::DirectReceive;
-use crate::runtime::memory::{BufferAccess, Memory};
+use crate::runtime::memory::Memory;
 use crate::schedule::hierarchy::{Block, CollectiveStage};
 use crate::schedule::topology::{Medium, Topology};
 use crate::simulation::hosts::SimMedium;
@@ -46,9 +47,7 @@ impl SimulatedRank {
             let wake = |peer| begun.sleeping_peers.push(peer);
             match host_rounds.run_short(&short_call, request.site, &mut memory, (0, wake)) {
                 ShortResult::Complete => {
-                    for peer in begun.sleeping_peers {
-                        self.core.link_driver.engine_mut().send_wake_frame(peer);
-                    }
+                    send_wake_frames(&mut self.core, begun.sleeping_peers);
                     self.core.poll(now);
                     self.rounds.insert(request.group, host_rounds);
                     self.check_result(call, Memory::owned(buffer));

@@ -12,8 +12,8 @@ use super::{
 use crate::schedule::CollectiveSpec;
 use crate::schedule::partition::Partition;
 use crate::schedule::plan::{SharedSlots, plan};
-use crate::schedule::program::{Execution, Program, RankSet, RoundWork};
-use crate::types::{Rank, WorldSize};
+use crate::schedule::program::{Execution, Program, RoundWork};
+use crate::types::{Rank, RankSet, WorldSize};
 
 /// The number of ranks in the largest tested world. Under Miri, tests run a thousand times slower, so the largest world
 /// is smaller.

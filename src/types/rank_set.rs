@@ -1,0 +1,47 @@
+//! A set of ranks.
+
+use super::Rank;
+
+/// A set of ranks that share memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RankSet(u64);
+
+impl RankSet {
+    /// The highest number of ranks.
+    pub const RANKS_MAX: u32 = u64::BITS;
+
+    /// Returns the ranks from 0 to `count` - 1 without `excluded`.
+    pub fn first_without(count: u32, excluded: Rank) -> Self {
+        (0..count).map(Rank::new).filter(|&rank| rank != excluded).collect()
+    }
+
+    /// Returns the indices of the ranks, in ascending order.
+    pub fn indices(self) -> impl Iterator<Item = usize> {
+        std::iter::successors(Some(self.0), |left| Some(left & left.wrapping_sub(1)))
+            .take_while(|&left| left != 0)
+            .map(|left| left.trailing_zeros() as usize)
+    }
+
+    /// Adds the rank with this index.
+    #[inline]
+    pub fn insert(&mut self, index: usize) {
+        self.0 |= 1 << index;
+    }
+
+    /// Returns whether the set contains the rank with this index.
+    #[inline]
+    pub fn contains(self, index: usize) -> bool {
+        self.0 >> index & 1 == 1
+    }
+
+    /// Returns the number of ranks.
+    pub fn count(self) -> usize {
+        self.0.count_ones() as usize
+    }
+}
+
+impl FromIterator<Rank> for RankSet {
+    fn from_iter<I: IntoIterator<Item = Rank>>(ranks: I) -> Self {
+        Self(ranks.into_iter().fold(0, |set, rank| set | 1 << rank.get()))
+    }
+}
