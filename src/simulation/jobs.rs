@@ -47,8 +47,8 @@ fn every_program_completes_on_a_network_without_faults() {
     let run = |seed| check_run_without_faults(&Scenario::random(seed, false), seed).counts;
     let counts = seeds(4000).map(run).fold(SimCounts::default(), SimCounts::add);
     println!("{counts:?}");
-    let SimCounts { in_shared_memory, blocking, hierarchical, compressed, .. } = counts;
-    let all = [in_shared_memory, blocking, hierarchical, compressed];
+    let SimCounts { in_shared_memory, blocking, short, hierarchical, compressed, .. } = counts;
+    let all = [in_shared_memory, blocking, short, hierarchical, compressed];
     assert!(!has_many_seeds() || all.iter().all(|count| *count > 0));
 }
 

@@ -88,8 +88,6 @@ struct SimHost {
     /// How probable it is that a rank uses a registered buffer for a call.
     registered_share: f64,
     random: RefCell<StdRng>,
-    /// The number of calls that were complete without an operation.
-    short_calls: Cell<u64>,
     problem: RefCell<Option<String>>,
 }
 
@@ -163,7 +161,6 @@ impl SimHost {
             failure: disturbance.failure,
             registered_share,
             random: RefCell::new(random),
-            short_calls: Cell::new(0),
             problem: RefCell::default(),
         }
     }
@@ -249,10 +246,7 @@ impl SimHost {
                     bytemuck::cast_slice_mut::<_, u8>(buffers.elements_mut()).into();
                 let wake = |sleeper| self.wake(rank, sleeper);
                 match host_rounds.run_short(&short_call, request.site, &mut bytes, (1, wake)) {
-                    ShortResult::Complete => {
-                        self.short_calls.set(self.short_calls.get() + 1);
-                        return self.end_call(rank, state);
-                    }
+                    ShortResult::Complete => return self.end_call(rank, state),
                     ShortResult::NotBegun => {}
                     ShortResult::Posted => has_posted = true,
                 }
