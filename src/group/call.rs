@@ -64,7 +64,7 @@ impl Call {
         site: Site,
         timeout: Duration,
     ) -> (OperationRequest, SpecAndKernels<'_>) {
-        (OperationRequest { site, timeout, ..self.request }, (&self.spec, self.kernels.clone()))
+        (OperationRequest { timeout, site, ..self.request }, (&self.spec, self.kernels.clone()))
     }
 
     /// Returns the same call at another line. The call is not compressed.

@@ -107,6 +107,7 @@ pub struct Group {
     /// the thread that calls it. `None` while the core has the rounds, because of an asynchronous collective.
     pub(super) host_rounds: Option<Box<HostRounds>>,
     /// The last plans of collectives in shared memory.
+    #[expect(clippy::vec_box, reason = "each call moves its plan out of the list and back")]
     pub(super) kept_plans: Vec<Box<PlannedCall>>,
     /// The data for hierarchical collectives; `None` if all members are on one host, or if the members on a host do not share
     /// memory.

@@ -265,10 +265,12 @@ impl<M: RoundsMemory> ShmRounds<M> {
 
     /// Returns the round that all other ranks must have posted before this rank writes a payload of `bytes` bytes for `round`.
     pub fn awaited_round(round: u64, bytes: usize) -> u64 {
-        round.saturating_sub(match bytes {
-            0..=INLINE_PAYLOAD_BYTES_MAX => LEAD_MAX,
-            ..=SHORT_PAYLOAD_BYTES_MAX => SHORT_LEAD_MAX,
-            _ => 1,
+        round.saturating_sub(if bytes <= INLINE_PAYLOAD_BYTES_MAX {
+            LEAD_MAX
+        } else if bytes <= SHORT_PAYLOAD_BYTES_MAX {
+            SHORT_LEAD_MAX
+        } else {
+            1
         })
     }
 
@@ -394,7 +396,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
         };
         let start = self.payload_offset(rank, round, place);
         let (is_exposed, memory) = (place == EXPOSED_PLACE, &*self.posts.memory);
-        Some(PostedRound { header_offset, is_exposed, start, payload_bytes_max, memory })
+        Some(PostedRound { is_exposed, header_offset, start, payload_bytes_max, memory })
     }
 
     /// Returns the header of the post of `rank` in `round`, and whether its payload is in a cell. Returns `None` if `rank` has not
