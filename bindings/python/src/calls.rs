@@ -19,17 +19,18 @@ use crate::errors;
 /// name the line of the user's program. Fails in a process that was forked from a rank.
 pub(crate) fn run<R: Send>(py: Python<'_>, work: impl FnOnce() -> R + Send) -> PyResult<R> {
     fail_if_forked(py)?;
-    match find_user_line(py) {
-        Some(site) => detach(py, || group::at(site, work)),
-        None => detach(py, work),
-    }
+    let site = find_user_line(py);
+    detach(py, || match site {
+        Some(site) => group::at(site, work),
+        None => work(),
+    })
 }
 
 /// Runs `work` without the interpreter's lock. If a signal handler raised an exception meanwhile, returns this exception, even if
 /// `work` has a result.
 pub(crate) fn detach<R: Send>(py: Python<'_>, work: impl FnOnce() -> R + Send) -> PyResult<R> {
     let result = py.detach(work);
-    drop_left_objects(py);
+    drop_deferred(py);
     RAISED.take().map_or(Ok(result), Err)
 }
 
@@ -87,6 +88,12 @@ pub(crate) fn is_interrupted() -> bool {
     is_interrupted.unwrap_or(false)
 }
 
+fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
+    let threading = py.import("threading")?;
+    let main: u64 = threading.call_method0("main_thread")?.getattr("ident")?.extract()?;
+    Ok(threading.call_method0("get_ident")?.extract::<u64>()? == main)
+}
+
 /// Calls `wait` until it returns a value, and runs Python's signal handlers between the calls. Passes the time that `wait` may
 /// take. Returns `None` after `timeout`.
 pub(crate) fn wait_in_intervals<R>(
@@ -106,12 +113,6 @@ pub(crate) fn wait_in_intervals<R>(
             return Ok(None);
         }
     }
-}
-
-fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
-    let threading = py.import("threading")?;
-    let main: u64 = threading.call_method0("main_thread")?.getattr("ident")?.extract()?;
-    Ok(threading.call_method0("get_ident")?.extract::<u64>()? == main)
 }
 
 /// The objects of dropped references.
@@ -144,8 +145,8 @@ impl Drop for DeferredDrop {
     }
 }
 
-/// Drops the objects in `DROPPED`. The caller holds the interpreter's lock.
-pub(crate) fn drop_left_objects(_py: Python<'_>) {
+/// Drops the objects in [`DROPPED`]. The caller holds the interpreter's lock.
+pub(crate) fn drop_deferred(_py: Python<'_>) {
     if !HAS_DROPPED.load(Ordering::Acquire) || is_forked() {
         return;
     }

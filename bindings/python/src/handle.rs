@@ -174,7 +174,7 @@ impl PyHandle {
             if !py.detach(|| self.wait_until_ended(patience)) {
                 return Ok(None);
             }
-            calls::drop_left_objects(py);
+            calls::drop_deferred(py);
             self.result(py).map(Some)
         })
     }
@@ -232,7 +232,7 @@ impl Drop for PyHandle {
             // wait for the interpreter's lock.
             Python::try_attach(|py| {
                 py.detach(move || drop(state));
-                calls::drop_left_objects(py);
+                calls::drop_deferred(py);
             });
         }
     }
