@@ -15,8 +15,8 @@ use ringtrain::{Site, group};
 
 use crate::errors;
 
-/// Runs `work` without the interpreter's lock, so that other Python threads can run. The errors of operations that begin in `work`
-/// name the line of the user's program. Fails in a process that was forked from a rank.
+/// Runs `work` without the interpreter's lock, so that other Python threads can run. The errors of operations that begin in
+/// `work` name the line of the user's program. Fails in a process that was forked from a rank.
 pub(crate) fn run<R: Send>(py: Python<'_>, work: impl FnOnce() -> R + Send) -> PyResult<R> {
     fail_if_forked(py)?;
     let site = find_user_line(py);
