@@ -7,13 +7,12 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use ringtrain::verbs::{AllToAll, Broadcast, Gather, ReduceScatter, Scatter};
 
-use crate::collectives::{BufferArg, Ending, reduction_for};
-use crate::dtype::with_type;
-use crate::fork;
+use crate::arguments::BufferArg;
+use crate::calls;
+use crate::collectives::Ending;
+use crate::elements::{PlainArray, Region, with_type};
 use crate::group::PyGroup;
 use crate::messages::{send_options, source_and_tag};
-use crate::numpy_array::PlainArray;
-use crate::region::Region;
 
 /// The base class of `ringtrain.Group`. If the arguments are plain numpy arrays and `out` is passed, a method of this class runs
 /// the operation itself. Otherwise it calls the method of the subclass that has the same name with an underscore in front, and
@@ -30,46 +29,35 @@ type StatusValues = (u32, u32, usize);
 
 /// The array that a call reads, and the array for its result. Both have elements of the same type.
 struct InputAndOutput<'a, 'py> {
-    input: (PlainArray<'a>, BufferArg<'a, 'py>),
-    output: (PlainArray<'a>, BufferArg<'a, 'py>),
+    input: PlainArray<'a, 'py>,
+    output: PlainArray<'a, 'py>,
 }
 
 impl<'a, 'py> InputAndOutput<'a, 'py> {
     /// Returns the arrays. Returns `None` if the arguments need a conversion or have different types.
     fn of(input: BufferArg<'a, 'py>, output: Option<BufferArg<'a, 'py>>) -> Option<Self> {
-        let (input, output) = ((PlainArray::of(input)?, input), (writable(output?)?, output?));
-        (input.0.kind == output.0.kind).then_some(Self { input, output })
+        let (input, output) = (PlainArray::of(input)?, PlainArray::writable(output?)?);
+        (input.kind == output.kind).then_some(Self { input, output })
     }
 
     fn have_same_shape(&self) -> bool {
-        self.input.0.shape() == self.output.0.shape()
-    }
-
-    fn is_in_place(&self) -> bool {
-        self.input.1.is(self.output.1)
-    }
-
-    fn output_region(&self) -> Region {
-        Region::of_array(&self.output.0, self.output.1)
-    }
-
-    fn input_region(&self) -> Region {
-        Region::of_array(&self.input.0, self.input.1)
+        self.input.shape() == self.output.shape()
     }
 
     /// Returns the output, and the input if it is another array.
     fn output_and_input(&self) -> (Region, Option<Region>) {
-        (self.output_region(), (!self.is_in_place()).then(|| self.input_region()))
+        let is_in_place = self.input.object.is(self.output.object);
+        (self.output.region(), (!is_in_place).then(|| self.input.region()))
     }
 
     fn regions(&self) -> (Option<Region>, Option<Region>) {
-        (Some(self.output_region()), Some(self.input_region()))
+        (Some(self.output.region()), Some(self.input.region()))
     }
-}
 
-/// Returns an array that a call may write to.
-fn writable<'a>(object: BufferArg<'a, '_>) -> Option<PlainArray<'a>> {
-    PlainArray::of(object).filter(PlainArray::is_writable)
+    /// Returns the output as the result of the call.
+    fn into_result(self) -> Bound<'py, PyAny> {
+        self.output.object.clone()
+    }
 }
 
 /// Returns whether an array of the shape `whole` has `n` arrays of the shape `part` as its rows.
@@ -89,7 +77,7 @@ impl PyArrayGroup {
     /// Returns the group for a call. A forked process gets an error at once: a thread of its parent may have been in the middle
     /// of initializing `ARRAY_TYPE` or an interned string, and the forked process would wait for this thread for ever.
     fn for_call<'py, 'a>(slf: &'a Bound<'py, Self>) -> PyResult<(Python<'py>, &'a PyGroup)> {
-        fork::fail_if_forked(slf.py())?;
+        calls::fail_if_forked(slf.py())?;
         Ok((slf.py(), slf.get().core.get()))
     }
 }
@@ -119,15 +107,15 @@ impl PyArrayGroup {
         {
             if compression.is_some() {
                 group.all_reduce_regions(py, arrays.output_and_input(), op, compression, Ending::Wait)?;
-                return Ok(arrays.output.1.clone());
+                return Ok(arrays.into_result());
             }
-            let (dtype, op) = reduction_for(py, arrays.input.0.kind, op)?;
+            let (dtype, op) = arrays.input.kind.reduction(py, op)?;
             let (mut output, input) = arrays.output_and_input();
-            with_type!(dtype, T => group.collective(py, |group| {
+            with_type!(dtype, T => group.lock.with_group(py, |group| {
                 output.copy_from(input.as_ref());
                 group.all_reduce(output.elements_mut::<T>(), op)
             }))?;
-            return Ok(arrays.output.1.clone());
+            return Ok(arrays.into_result());
         }
         slf.call_method1(intern!(py, "_all_reduce"), (false, x, op, out, compression))
     }
@@ -144,13 +132,13 @@ impl PyArrayGroup {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (py, group) = Self::for_call(slf)?;
         if let (Some(arrays), None) = (InputAndOutput::of(x, out), counts)
-            && has_rows_of_parts(arrays.input.0.shape(), arrays.output.0.shape(), group.size)
+            && has_rows_of_parts(arrays.input.shape(), arrays.output.shape(), group.size)
         {
-            let (dtype, op) = reduction_for(py, arrays.input.0.kind, op)?;
+            let (dtype, op) = arrays.input.kind.reduction(py, op)?;
             with_type!(dtype, T => {
                 group.out_of_place::<T, _>(py, ReduceScatter::new(op), arrays.regions(), Ending::Wait)
             })?;
-            return Ok(arrays.output.1.clone());
+            return Ok(arrays.into_result());
         }
         slf.call_method1(intern!(py, "_reduce_scatter"), (false, x, op, out, counts))
     }
@@ -173,7 +161,7 @@ impl PyArrayGroup {
             with_type!(output.kind.wire_type().0, T => {
                 group.in_place::<T, _>(py, Broadcast::from(rank), (output, input), Ending::Wait)
             })?;
-            return Ok(arrays.output.1.clone());
+            return Ok(arrays.into_result());
         }
         slf.call_method1(intern!(py, "_broadcast"), (false, x, root, out))
     }
@@ -189,11 +177,11 @@ impl PyArrayGroup {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (py, group) = Self::for_call(slf)?;
         if let (Some(arrays), None) = (InputAndOutput::of(x, out), counts)
-            && has_parts_as_rows(arrays.output.0.shape(), arrays.input.0.shape(), group.size)
+            && has_parts_as_rows(arrays.output.shape(), arrays.input.shape(), group.size)
         {
-            let (output, input) = (arrays.output_region(), arrays.input_region());
+            let (output, input) = (arrays.output.region(), arrays.input.region());
             group.all_gather_regions(py, output, Some(input), None, Ending::Wait)?;
-            return Ok(arrays.output.1.clone());
+            return Ok(arrays.into_result());
         }
         slf.call_method1(intern!(py, "_all_gather"), (false, x, out, counts))
     }
@@ -211,15 +199,14 @@ impl PyArrayGroup {
         let rank = PyGroup::parse_rank(py, root)?;
         let (arrays, input) = (InputAndOutput::of(x, out), PlainArray::of(x));
         let arrays = arrays
-            .filter(|arrays| has_parts_as_rows(arrays.output.0.shape(), arrays.input.0.shape(), group.size));
+            .filter(|arrays| has_parts_as_rows(arrays.output.shape(), arrays.input.shape(), group.size));
         let is_root = group.rank == rank;
         if let (Some(input), None) = (input, counts)
             && (arrays.is_some() || !is_root)
         {
-            let output = arrays.filter(|_| is_root).map(|arrays| arrays.output_region());
+            let output = arrays.filter(|_| is_root).map(|arrays| arrays.output.region());
             with_type!(input.kind.wire_type().0, T => {
-                let regions = (output, Some(Region::of_array(&input, x)));
-                group.out_of_place::<T, _>(py, Gather::to(rank), regions, Ending::Wait)
+                group.out_of_place::<T, _>(py, Gather::to(rank), (output, Some(input.region())), Ending::Wait)
             })?;
             let result = out.filter(|_| is_root).cloned();
             return Ok(result.unwrap_or_else(|| py.None().into_bound(py)));
@@ -244,17 +231,17 @@ impl PyArrayGroup {
         let (py, group) = Self::for_call(slf)?;
         let rank = PyGroup::parse_rank(py, root)?;
         let arrays = InputAndOutput::of(x, out)
-            .filter(|arrays| has_rows_of_parts(arrays.input.0.shape(), arrays.output.0.shape(), group.size));
+            .filter(|arrays| has_rows_of_parts(arrays.input.shape(), arrays.output.shape(), group.size));
         let is_root = group.rank == rank;
         if let (Some(out), None) = (out, counts)
-            && let Some(output) = writable(out)
+            && let Some(output) = PlainArray::writable(out)
             && (arrays.is_some() || !is_root)
         {
-            let verb = Scatter::from(rank).count(output.count() * group.size as usize);
-            let input = arrays.filter(|_| is_root).map(|arrays| arrays.input_region());
+            let output = output.region();
+            let verb = Scatter::from(rank).count(output.count * group.size as usize);
+            let input = arrays.filter(|_| is_root).map(|arrays| arrays.input.region());
             with_type!(output.kind.wire_type().0, T => {
-                let regions = (Some(Region::of_array(&output, out)), input);
-                group.out_of_place::<T, _>(py, verb, regions, Ending::Wait)
+                group.out_of_place::<T, _>(py, verb, (Some(output), input), Ending::Wait)
             })?;
             return Ok(out.clone());
         }
@@ -275,19 +262,19 @@ impl PyArrayGroup {
         let (py, group) = Self::for_call(slf)?;
         if let (Some(arrays), None, None) = (InputAndOutput::of(x, out), send_counts, receive_counts)
             && arrays.have_same_shape()
-            && arrays.input.0.shape().first().is_some_and(|rows| rows % group.size as isize == 0)
+            && arrays.input.shape().first().is_some_and(|rows| rows % group.size as isize == 0)
         {
-            with_type!(arrays.input.0.kind.wire_type().0, T => {
+            with_type!(arrays.input.kind.wire_type().0, T => {
                 group.out_of_place::<T, _>(py, AllToAll::new(), arrays.regions(), Ending::Wait)
             })?;
-            return Ok(arrays.output.1.clone());
+            return Ok(arrays.into_result());
         }
         slf.call_method1(intern!(py, "_all_to_all"), (false, x, out, send_counts, receive_counts))
     }
 
     /// Waits until every rank has called `barrier`.
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
-        self.core.get().collective(py, ringtrain::Group::barrier)
+        self.core.get().lock.with_group(py, ringtrain::Group::barrier)
     }
 
     /// Sends an array to rank `to`. After `send` has returned, you may change the array. With `synchronous`, the call returns
@@ -307,7 +294,7 @@ impl PyArrayGroup {
         };
         let (rank, options) = (PyGroup::parse_rank(py, to)?, send_options(py, tag, synchronous)?);
         with_type!(array.kind.wire_type().0, T => {
-            group.send_region::<T>(py, Region::of_array(&array, x), rank, options, Ending::Wait)
+            group.send_region::<T>(py, array.region(), rank, options, Ending::Wait)
         })
         .map(drop)
     }
@@ -323,11 +310,11 @@ impl PyArrayGroup {
         tag: Option<i64>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (py, group) = Self::for_call(slf)?;
-        let Some(array) = writable(out) else {
+        let Some(array) = PlainArray::writable(out) else {
             return slf.call_method1(intern!(py, "_receive"), (false, out, source, tag));
         };
         let (source, tag) = source_and_tag(py, source, tag)?;
-        let status = group.receive_region(py, &mut Region::of_array(&array, out), source, tag)?;
+        let status = group.receive_region(py, &mut array.region(), source, tag)?;
         let values = (status.source.get(), status.tag, status.count);
         if let Ok(last) = slf.get().last_status.try_lock()
             && let Some((last_values, last_status)) = &*last

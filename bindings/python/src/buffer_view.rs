@@ -6,7 +6,9 @@ use std::ffi::CStr;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// A view of an object's memory. The memory stays valid and is not moved until the view is dropped.
+/// A view of an object's memory. The memory stays valid and is not moved until the view is dropped. The view is a Python object,
+/// because a thread without the interpreter's lock may drop a reference to an object, but no view.
+#[pyclass(frozen, module = "ringtrain._core")]
 pub(crate) struct BufferView(Box<ffi::Py_buffer>);
 
 // SAFETY: the memory stays valid for every thread, and the thread that releases the view holds the interpreter's

@@ -10,9 +10,9 @@ use ringtrain::verbs::{AllGather, AllToAll, Gather, Scatter};
 use ringtrain::{Error, Rank};
 
 use crate::bytes::RECEIVED_BYTES_MAX;
+use crate::elements::Region;
 use crate::errors;
 use crate::group::PyGroup;
-use crate::region::Region;
 
 /// A rank refuses with a header in which this bit is set. In the header of a refusal, the low 63 bits are the length
 /// of the reason in bytes.
@@ -183,7 +183,7 @@ impl PyGroup {
         own_error: Option<PyErr>,
         work: impl FnOnce(&mut ringtrain::Group) -> UnlessRefused<R> + Send,
     ) -> PyResult<R> {
-        match (self.collective(py, work)?, own_error) {
+        match (self.lock.with_group(py, work)?, own_error) {
             (Ok(result), None) => Ok(result),
             (_, Some(error)) => Err(error),
             (Err(RankRefusal { rank, reason }), None) => {

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 
 use crate::collectives::Ended;
+use crate::elements::Region;
 use crate::errors;
 use crate::group::PyGroup;
 use crate::handle::{OperationResult, PyHandle};
 use crate::messages::{send_options, source_and_tag};
-use crate::region::Region;
 
 /// The maximum length of received data in bytes. The receiver allocates at most this many bytes for a message, even
 /// if the sender announces a greater length.
@@ -43,6 +43,7 @@ impl PyGroup {
     ) -> PyResult<Py<PyAny>> {
         let (source, tag) = source_and_tag(py, source, tag)?;
         let received = self
+            .lock
             .with_messenger(py, |messenger| messenger.receive_async::<u8>(RECEIVED_BYTES_MAX, source, tag))?;
         let handle = PyHandle::new(received.and_then(|received: ringtrain::Received<u8>| {
             Ok(OperationResult::Bytes(Arc::new(received.elements), received.status))
@@ -71,12 +72,12 @@ impl PyGroup {
         if !async_op {
             let bytes = region.elements_mut::<u8>();
             let status =
-                self.with_messenger(py, |messenger| messenger.receive_fitting(bytes, source, tag))?;
+                self.lock.with_messenger(py, |messenger| messenger.receive_fitting(bytes, source, tag))?;
             return OperationResult::Message(status).into_python(py);
         }
-        let bytes = region.into_foreign::<u8>(py)?;
+        let bytes = region.into_foreign::<u8>();
         let received =
-            self.with_messenger(py, |messenger| messenger.receive_fitting_async(bytes, source, tag))?;
+            self.lock.with_messenger(py, |messenger| messenger.receive_fitting_async(bytes, source, tag))?;
         PyHandle::new(received.and_then(|(_, status)| Ok(OperationResult::Message(status)))).into_python(py)
     }
 }

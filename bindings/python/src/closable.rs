@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 use pyo3::prelude::*;
 use ringtrain::Messenger;
 
-use crate::{deferred_drop, errors, fork, interrupt};
+use crate::{calls, errors, fork};
 
 /// An object, and the messengers of its connections. If Python closes the object during calls, the last call to return
 /// drops the object.
@@ -34,7 +34,7 @@ impl<T: Send + Sync> Closable<T> {
 
     /// Returns the object. Fails after `close`, and in a forked process.
     fn object(&self, py: Python<'_>) -> PyResult<Arc<RwLock<T>>> {
-        fork::fail_if_forked(py)?;
+        calls::fail_if_forked(py)?;
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let closed = || errors::base_error(py, format!("the {} has been closed", self.name));
         open.as_ref().map(|(object, _)| Arc::clone(object)).ok_or_else(closed)
@@ -48,7 +48,7 @@ impl<T: Send + Sync> Closable<T> {
         work: impl FnOnce(&mut T) -> R + Send,
     ) -> PyResult<R> {
         let object = self.object(py)?;
-        let result = py.detach(move || {
+        let result = calls::detach(py, move || {
             let result = match object.try_write() {
                 Ok(mut object) => Some(work(&mut object)),
                 Err(TryLockError::Poisoned(poisoned)) => Some(work(&mut poisoned.into_inner())),
@@ -57,11 +57,7 @@ impl<T: Send + Sync> Closable<T> {
             // If another thread closed the object during `work`, this drop ends the connections.
             drop(object);
             result
-        });
-        deferred_drop::drop_all(py);
-        if let Some(raised) = interrupt::take_raised_exception() {
-            return Err(raised);
-        }
+        })?;
         result.ok_or_else(|| self.busy_error(py))
     }
 
@@ -95,7 +91,7 @@ impl<T: Send + Sync> Closable<T> {
 
     /// Ends all connections with an error that contains `message`. Works even while another thread is in a call.
     pub(crate) fn abort(&self, py: Python<'_>, message: &str) -> PyResult<()> {
-        fork::fail_if_forked(py)?;
+        calls::fail_if_forked(py)?;
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let messengers = open.as_ref().map(|(_, messengers)| messengers.clone()).unwrap_or_default();
         drop(open);
@@ -106,11 +102,9 @@ impl<T: Send + Sync> Closable<T> {
     /// Ends the connections and drops the object. If another thread is in a call, the object is dropped at the end of that
     /// call.
     pub(crate) fn close(&self, py: Python<'_>) -> PyResult<()> {
-        fork::fail_if_forked(py)?;
+        calls::fail_if_forked(py)?;
         let open = self.take_open_object();
-        py.detach(move || drop(open));
-        deferred_drop::drop_all(py);
-        interrupt::take_raised_exception().map_or(Ok(()), Err)
+        calls::detach(py, move || drop(open))
     }
 
     fn take_open_object(&self) -> Option<OpenObject<T>> {
@@ -121,7 +115,7 @@ impl<T: Send + Sync> Closable<T> {
 impl<T: Send + Sync> Drop for Closable<T> {
     fn drop(&mut self) {
         let open = self.take_open_object();
-        if fork::is_forked() {
+        if calls::is_forked() {
             std::mem::forget(open);
         } else if open.is_some() {
             // The drop waits for other ranks and for threads, so let other Python threads run.

@@ -4,61 +4,11 @@ use std::borrow::Cow;
 
 use pyo3::prelude::*;
 use ringtrain::verbs::{InPlace, OutOfPlace};
-use ringtrain::{DType, Element, Error, ForeignBuffer, ReduceOp};
+use ringtrain::{Element, Error, ForeignBuffer};
 
-use crate::dtype::ElementKind;
+use crate::elements::Region;
 use crate::group::PyGroup;
-use crate::group_lock::LockError;
 use crate::handle::{OperationResult, PyHandle};
-use crate::region::Region;
-use crate::{deferred_drop, errors, fork, interrupt, site};
-
-/// A buffer argument.
-pub(crate) type BufferArg<'a, 'py> = &'a Bound<'py, PyAny>;
-
-/// Returns the element type and the reduction that the library uses for elements of `kind` and the reduction `op`.
-pub(crate) fn reduction_for(py: Python<'_>, kind: ElementKind, op: &str) -> PyResult<(DType, ReduceOp)> {
-    let op = op.parse().map_err(|error: String| errors::invalid(py, error))?;
-    kind.reduction(op)
-        .ok_or_else(|| errors::unsupported(py, format!("{op} on {} is not defined", kind.name())))
-}
-
-/// Checks that the elements of both buffers have the same type.
-pub(crate) fn check_same_kind(py: Python<'_>, output: &Region, input: &Region) -> PyResult<()> {
-    if output.kind == input.kind {
-        return Ok(());
-    }
-    let (output, input) = (output.kind.name(), input.kind.name());
-    Err(errors::invalid(py, format!("the input's elements are {input}, the output's {output}")))
-}
-
-/// Returns the memory of a reduction's output, and of its input if the reduction is not in place. Checks that output
-/// and input have the same type and length.
-pub(crate) fn output_and_input(
-    output: BufferArg<'_, '_>,
-    input: Option<BufferArg<'_, '_>>,
-) -> PyResult<(Region, Option<Region>)> {
-    let py = output.py();
-    let output = Region::writable(output)?;
-    let Some(input) = input else { return Ok((output, None)) };
-    let input = Region::readable(input)?;
-    check_same_kind(py, &output, &input)?;
-    if output.count != input.count {
-        let (output, input) = (output.count, input.count);
-        return Err(errors::invalid(py, format!("the input has {input} elements, the output {output}")));
-    }
-    Ok((output, Some(input)))
-}
-
-/// Multiplies each count by `scale`, because the library sends each element of the caller's buffer as `scale` values.
-pub(crate) fn scale_counts(
-    py: Python<'_>,
-    counts: Option<Vec<i64>>,
-    scale: usize,
-) -> PyResult<Option<Vec<usize>>> {
-    let scale_count = |count| Ok(PyGroup::parse_count(py, count)?.saturating_mul(scale));
-    counts.map(|counts| counts.into_iter().map(scale_count).collect()).transpose()
-}
 
 /// How a call ends. Python chooses with the argument `async_op`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -102,32 +52,6 @@ pub(crate) fn discard_result<R>(_: R) -> Result<OperationResult, Error> {
 }
 
 impl PyGroup {
-    /// Locks the group and calls `work` with the group. Other Python threads can run during `work`.
-    pub(crate) fn collective<R: Send>(
-        &self,
-        py: Python<'_>,
-        work: impl FnOnce(&mut ringtrain::Group) -> Result<R, Error> + Send,
-    ) -> PyResult<R> {
-        fork::fail_if_forked(py)?;
-        let site = site::find_user_line(py);
-        let result = py.detach(|| site::run_at(site, || self.lock.with_group(work)));
-        deferred_drop::drop_all(py);
-        // If a signal handler raised an exception, raise that exception, even if the operation has a result.
-        if let Some(raised) = interrupt::take_raised_exception() {
-            return Err(raised);
-        }
-        match result {
-            Ok(result) => result.map_err(|error| errors::from_error(py, &error)),
-            Err(LockError::Closed) => Err(errors::closed_group(py)),
-            Err(LockError::Interrupted) => Err(errors::base_error(py, "the thread was interrupted")),
-            Err(LockError::Nested) => Err(errors::base_error(
-                py,
-                "a signal handler called a collective of a group while the interrupted thread was in another \
-                 collective of that group",
-            )),
-        }
-    }
-
     /// Runs or begins a collective that works on `buffer` in place. If there is an `input`, its elements are first copied to
     /// `buffer`, which has the same length.
     pub(crate) fn in_place<T: Element, V: InPlace<T> + Send>(
@@ -143,13 +67,13 @@ impl PyGroup {
                 buffer.copy_from(input);
                 group.call(verb).run(buffer.elements_mut::<T>()).map(drop)
             };
-            return self.collective(py, run).map(|()| None);
+            return self.lock.with_group(py, run).map(|()| None);
         }
         buffer.copy_from(input.as_ref());
-        let buffer = buffer.into_foreign::<T>(py)?;
+        let buffer = buffer.into_foreign::<T>();
         let begin =
             |group: &mut ringtrain::Group| Ok(group.call(verb).start(buffer)?.and_then(discard_result));
-        Ok(Some(PyHandle::new(self.collective(py, begin)?)))
+        Ok(Some(PyHandle::new(self.lock.with_group(py, begin)?)))
     }
 
     /// Runs or begins a collective that reads `input` and writes its result to `output`. A rank that sends nothing has no input,
@@ -169,13 +93,13 @@ impl PyGroup {
             };
             let output = output.as_mut().map(Region::elements_mut::<T>).unwrap_or_default();
             let run = move |group: &mut ringtrain::Group| group.call(verb).run_into(&*input, output);
-            return self.collective(py, run).map(|()| None);
+            return self.lock.with_group(py, run).map(|()| None);
         }
-        let output = output.map(|output| output.into_foreign::<T>(py)).transpose()?;
+        let output = output.map(Region::into_foreign::<T>);
         let input = input.as_ref().map(Region::elements::<T>).unwrap_or_default();
         let begin = |group: &mut ringtrain::Group| {
             Ok(group.call(verb).start_from(input)?.and_then(copy_result_to(output)))
         };
-        Ok(Some(PyHandle::new(self.collective(py, begin)?)))
+        Ok(Some(PyHandle::new(self.lock.with_group(py, begin)?)))
     }
 }

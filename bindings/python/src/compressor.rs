@@ -5,9 +5,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 use ringtrain::{Compression, Compressor, CompressorState, DType};
 
-use crate::dtype::ElementKind;
+use crate::arguments::readable_f32;
+use crate::elements::{ElementKind, Region};
 use crate::errors;
-use crate::region::{Region, readable_f32};
 
 /// A compression, and what a rank could not send in earlier calls. `compression` is a name such as "int8" or "topk:0.01".
 /// `seed` is the seed of the random numbers, the same on all ranks.

@@ -74,11 +74,6 @@ fn with_attribute(py: Python<'_>, error: PyErr, name: &str, value: impl for<'py>
     error
 }
 
-/// Makes the exception for a call on a closed group.
-pub(crate) fn closed_group(py: Python<'_>) -> PyErr {
-    base_error(py, "the group has been closed")
-}
-
 /// Makes the exception for a call in a process that was forked from a rank.
 pub(crate) fn forked(py: Python<'_>) -> PyErr {
     let message = "this process was forked from a rank and is not a rank itself: communicate in the parent, or start processes with spawn";

@@ -3,12 +3,12 @@
 use pyo3::prelude::*;
 use ringtrain::verbs::{AllGather, AllToAll, Broadcast, Gather, Scatter};
 
-use crate::collectives::{BufferArg, Ended, Ending, check_same_kind, discard_result, scale_counts};
-use crate::dtype::with_type;
+use crate::arguments::{BufferArg, check_same_kind, scale_counts};
+use crate::collectives::{Ended, Ending, discard_result};
+use crate::elements::{Region, with_type};
 use crate::errors;
 use crate::group::PyGroup;
 use crate::handle::PyHandle;
-use crate::region::Region;
 
 #[pymethods]
 impl PyGroup {
@@ -111,9 +111,9 @@ impl PyGroup {
     #[pyo3(signature = (*, async_op = false))]
     fn barrier(&self, py: Python<'_>, async_op: bool) -> Ended {
         if !async_op {
-            return self.collective(py, ringtrain::Group::barrier).map(|()| None);
+            return self.lock.with_group(py, ringtrain::Group::barrier).map(|()| None);
         }
-        let handle = self.collective(py, |group| Ok(group.barrier_async()?.and_then(discard_result)))?;
+        let handle = self.lock.with_group(py, |group| Ok(group.barrier_async()?.and_then(discard_result)))?;
         Ok(Some(PyHandle::new(handle)))
     }
 }

@@ -10,12 +10,10 @@ use pyo3::prelude::*;
 use ringtrain::Messenger;
 use rustix::fs::FileType;
 
-use crate::errors;
+use crate::calls::{is_forked, set_forked};
 
-/// Whether this process was forked from a rank.
-static IS_FORKED: AtomicBool = AtomicBool::new(false);
 /// Whether this process has ever had a group. If a process forks before it has a group, the child can still become a
-/// rank: in this child `IS_FORKED` stays false.
+/// rank: calls do not fail in this child.
 static HAS_HAD_GROUPS: AtomicBool = AtomicBool::new(false);
 /// The groups that this process has.
 static GROUPS: Mutex<Vec<Weak<Messenger>>> = Mutex::new(Vec::new());
@@ -51,7 +49,7 @@ pub(crate) fn before_fork(py: Python<'_>) {
 /// Tells the module that this process is a forked child.
 #[pyfunction]
 pub(crate) fn after_fork() {
-    if !HAS_HAD_GROUPS.load(Ordering::Acquire) || IS_FORKED.swap(true, Ordering::AcqRel) {
+    if !HAS_HAD_GROUPS.load(Ordering::Acquire) || set_forked() {
         return;
     }
     // Only `before_fork` takes this lock, and it releases the lock before the fork.
@@ -75,14 +73,4 @@ pub(crate) fn after_fork() {
         let mut socket = std::mem::ManuallyDrop::new(unsafe { std::os::fd::FromRawFd::from_raw_fd(socket) });
         let _ = rustix::io::dup3(&dev_null, &mut socket, rustix::io::DupFlags::CLOEXEC);
     }
-}
-
-/// Returns whether this process was forked from a rank.
-pub(crate) fn is_forked() -> bool {
-    IS_FORKED.load(Ordering::Acquire)
-}
-
-/// Returns an error in a process that was forked from a rank.
-pub(crate) fn fail_if_forked(py: Python<'_>) -> PyResult<()> {
-    if is_forked() { Err(errors::forked(py)) } else { Ok(()) }
 }

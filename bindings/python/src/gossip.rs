@@ -8,11 +8,11 @@ use pyo3::prelude::*;
 use ringtrain::Rank;
 use ringtrain::train::{AverageCounts, Gossip, GossipOptions};
 
+use crate::arguments::writable_f32;
 use crate::closable::Closable;
 use crate::errors;
 use crate::group::PyGroup;
 use crate::handle::duration_from_seconds;
-use crate::region::writable_f32;
 
 /// The counts of averages, and the lost ranks with the reasons.
 type GossipSnapshot = (AverageCounts, Vec<(Rank, String)>);
@@ -69,7 +69,7 @@ impl PyGossip {
         let mut parameters = writable_f32(parameters, count)?;
         let options = GossipOptions { steps_between_averages: every, ..GossipOptions::default() };
         let members: Vec<u32> = (0..group.size).map(|rank| group.rank_in_job(Rank::new(rank))).collect();
-        let (started, timeout) = group.collective(py, |group: &mut ringtrain::Group| {
+        let (started, timeout) = group.lock.with_group(py, |group: &mut ringtrain::Group| {
             Ok((Gossip::start(group, parameters.elements_mut(), &options), group.timeout()))
         })?;
         let gossip = started.map_err(|error| errors::from_gossip(py, &error, &members))?;

@@ -7,7 +7,7 @@ use ringtrain::types::Operation;
 
 use crate::group_lock::GroupLock;
 use crate::handle::duration_from_seconds;
-use crate::{errors, fork};
+use crate::{calls, errors};
 
 /// A group of ranks of a job.
 #[pyclass(name = "Group", frozen, module = "ringtrain._core")]
@@ -97,13 +97,13 @@ impl PyGroup {
 
     #[getter]
     fn timeout(&self, py: Python<'_>) -> PyResult<f64> {
-        Ok(self.messenger(py)?.timeout().as_secs_f64())
+        Ok(self.lock.messenger(py)?.timeout().as_secs_f64())
     }
 
     #[setter]
     fn set_timeout(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         let timeout = duration_from_seconds(py, seconds)?;
-        self.collective(py, |group| {
+        self.lock.with_group(py, |group| {
             group.set_timeout(timeout);
             self.lock.renew_messenger(group);
             Ok(())
@@ -112,11 +112,11 @@ impl PyGroup {
 
     fn algorithm(&self, py: Python<'_>, operation: &str, bytes: usize) -> PyResult<String> {
         let operation: Operation = operation.parse().map_err(|error: String| errors::invalid(py, error))?;
-        self.collective(py, |group| Ok(group.algorithm(operation, bytes).to_string()))
+        self.lock.with_group(py, |group| Ok(group.algorithm(operation, bytes).to_string()))
     }
 
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let statistics = self.messenger(py)?.statistics();
+        let statistics = self.lock.messenger(py)?.statistics();
         let dict = PyDict::new(py);
         dict.set_item("operations", statistics.operations)?;
         dict.set_item("bytes_sent", statistics.bytes_sent)?;
@@ -130,38 +130,38 @@ impl PyGroup {
 
     #[pyo3(signature = (colour, key = 0))]
     fn split(&self, py: Python<'_>, colour: Option<u32>, key: i64) -> PyResult<Option<Self>> {
-        Ok(self.collective(py, |group| group.split(colour, key))?.map(Self::new))
+        Ok(self.lock.with_group(py, |group| group.split(colour, key))?.map(Self::new))
     }
 
     fn subgroup(&self, py: Python<'_>, ranks: Vec<i64>) -> PyResult<Option<Self>> {
         let ranks: Vec<Rank> =
             ranks.into_iter().map(|rank| Self::parse_rank(py, rank)).collect::<PyResult<_>>()?;
-        Ok(self.collective(py, |group| group.subgroup(&ranks))?.map(Self::new))
+        Ok(self.lock.with_group(py, |group| group.subgroup(&ranks))?.map(Self::new))
     }
 
     fn duplicate(&self, py: Python<'_>) -> PyResult<Self> {
-        Ok(Self::new(self.collective(py, ringtrain::Group::duplicate)?))
+        Ok(Self::new(self.lock.with_group(py, ringtrain::Group::duplicate)?))
     }
 
     fn abort(&self, py: Python<'_>, message: &str) -> PyResult<Py<PyAny>> {
-        let messenger = self.messenger(py)?;
+        let messenger = self.lock.messenger(py)?;
         let error = py.detach(|| messenger.abort(message));
         Ok(errors::from_error(py, &error).into_value(py).into_any())
     }
 
     fn write_timeline(&self, py: Python<'_>) -> PyResult<Option<String>> {
-        let report = self.collective(py, ringtrain::Group::write_timeline)?;
+        let report = self.lock.with_group(py, ringtrain::Group::write_timeline)?;
         Ok(report.map(|report| report.to_string()))
     }
 
     fn write_flight_record(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
-        let messenger = self.messenger(py)?;
+        let messenger = self.lock.messenger(py)?;
         py.detach(|| messenger.write_flight_record(reason));
         Ok(())
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        fork::fail_if_forked(py)?;
+        calls::fail_if_forked(py)?;
         py.detach(|| self.lock.close());
         Ok(())
     }
@@ -173,7 +173,7 @@ impl PyGroup {
 
 impl Drop for PyGroup {
     fn drop(&mut self) {
-        if fork::is_forked() {
+        if calls::is_forked() {
             self.lock.leak();
         } else {
             // Closing the last group of a job can take time, so detach from the interpreter and let other Python

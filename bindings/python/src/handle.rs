@@ -8,9 +8,8 @@ use pyo3::types::{PyByteArray, PyBytes};
 use ringtrain::{Rank, Status};
 
 use crate::errors::OperationError;
-use crate::interrupt::SIGNAL_CHECK_INTERVAL;
 use crate::named::NamedOperation;
-use crate::{deferred_drop, errors, fork};
+use crate::{calls, errors};
 
 /// The interval at which `wait_any` tests operations on named tensors, and operations for which other threads wait.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -170,20 +169,14 @@ impl PyHandle {
 
     /// Waits for the operation. Runs Python's signal handlers while waiting.
     pub(crate) fn wait_for(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Option<Py<PyAny>>> {
-        fork::fail_if_forked(py)?;
-        let started = Instant::now();
-        loop {
-            let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
-            let patience = left.map_or(SIGNAL_CHECK_INTERVAL, |left| left.min(SIGNAL_CHECK_INTERVAL));
-            if py.detach(|| self.wait_until_ended(patience)) {
-                deferred_drop::drop_all(py);
-                return self.result(py).map(Some);
-            }
-            py.check_signals()?;
-            if left == Some(Duration::ZERO) {
+        calls::fail_if_forked(py)?;
+        calls::wait_in_intervals(py, timeout, |patience| {
+            if !py.detach(|| self.wait_until_ended(patience)) {
                 return Ok(None);
             }
-        }
+            calls::drop_deferred(py);
+            self.result(py).map(Some)
+        })
     }
 }
 
@@ -197,7 +190,7 @@ impl PyHandle {
     }
 
     fn test(&self, py: Python<'_>) -> PyResult<bool> {
-        fork::fail_if_forked(py)?;
+        calls::fail_if_forked(py)?;
         Ok(py.detach(|| {
             let has_ended = match &*self.lock() {
                 PyHandleState::Running(handle) => handle.test(),
@@ -211,7 +204,7 @@ impl PyHandle {
     }
 
     pub(crate) fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
-        fork::fail_if_forked(py)?;
+        calls::fail_if_forked(py)?;
         Ok(py.detach(|| {
             let mut state = self.lock();
             while matches!(*state, PyHandleState::Waiting) {
@@ -232,14 +225,14 @@ impl Drop for PyHandle {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let state = std::mem::replace(state, PyHandleState::Cancelled);
-        if fork::is_forked() {
+        if calls::is_forked() {
             std::mem::forget(state);
         } else if matches!(state, PyHandleState::Running(_)) {
             // Detach first, because dropping the handle waits for a lock, and the thread that holds this lock may
             // wait for the interpreter's lock.
             Python::try_attach(|py| {
                 py.detach(move || drop(state));
-                deferred_drop::drop_all(py);
+                calls::drop_deferred(py);
             });
         }
     }
@@ -281,28 +274,21 @@ pub(crate) fn wait_any(
     handles: Vec<PyRef<'_, PyHandle>>,
     timeout: Option<f64>,
 ) -> PyResult<Option<usize>> {
-    fork::fail_if_forked(py)?;
+    calls::fail_if_forked(py)?;
     let limit = timeout.map(|seconds| duration_from_seconds(py, seconds)).transpose()?;
     let handles: Vec<&PyHandle> = handles.iter().map(|handle| &**handle).collect();
-    let started = Instant::now();
     if handles.is_empty() {
         return Ok(None);
     }
-    loop {
-        let left = limit.map(|limit| limit.saturating_sub(started.elapsed()));
-        let patience = left.map_or(SIGNAL_CHECK_INTERVAL, |left| left.min(SIGNAL_CHECK_INTERVAL));
-        let find_ended = || handles.iter().position(|handle| handle.wait_until_ended(Duration::ZERO));
-        let ended = py.detach(|| {
+    let find_ended = || handles.iter().position(|handle| handle.wait_until_ended(Duration::ZERO));
+    calls::wait_in_intervals(py, limit, |patience| {
+        Ok(py.detach(|| {
             find_ended().or_else(|| {
                 wait_for_any(&handles, patience);
                 find_ended()
             })
-        });
-        if ended.is_some() || left == Some(Duration::ZERO) {
-            return Ok(ended);
-        }
-        py.check_signals()?;
-    }
+        }))
+    })
 }
 
 /// Converts a number of seconds to a duration. Infinity becomes about a hundred years.

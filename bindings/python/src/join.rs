@@ -16,10 +16,10 @@ use ringtrain::types::WorldSize;
 use ringtrain::wire::Secret;
 use ringtrain::{JoinMethod, JoinOptions, Rank, StartError};
 
+use crate::calls::SIGNAL_CHECK_INTERVAL;
 use crate::group::PyGroup;
 use crate::handle::duration_from_seconds;
-use crate::interrupt::SIGNAL_CHECK_INTERVAL;
-use crate::{errors, fork, interrupt};
+use crate::{calls, errors};
 
 /// The rendezvous server of a job. A separate thread runs the server until all ranks have joined or this object is
 /// dropped.
@@ -59,7 +59,7 @@ impl Rendezvous {
 impl Drop for Rendezvous {
     fn drop(&mut self) {
         let server = self.server.get_mut().map_or(None, Option::take);
-        if fork::is_forked() {
+        if calls::is_forked() {
             std::mem::forget(server);
         } else {
             // `drop` waits for the server's thread. `detach` lets other Python threads run during this wait.
@@ -85,7 +85,7 @@ fn parse_job_id(py: Python<'_>, id: &str) -> PyResult<[u8; 16]> {
 /// Returns a group whose only rank is this process.
 #[pyfunction]
 pub(crate) fn solo(py: Python<'_>) -> PyResult<PyGroup> {
-    fork::fail_if_forked(py)?;
+    calls::fail_if_forked(py)?;
     Ok(PyGroup::new(ringtrain::Group::solo()))
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn join(
     host_id: Option<String>,
     check_payloads: Option<bool>,
 ) -> PyResult<PyGroup> {
-    fork::fail_if_forked(py)?;
+    calls::fail_if_forked(py)?;
     let mut options = join_options(py, rendezvous, peers, rank, (size, job_id))?;
     if let Some(secret) = secret {
         options.secret = parse_secret(py, secret)?;
@@ -145,7 +145,7 @@ pub(crate) fn join(
         Some(true) => Checksums::On,
         Some(false) => Checksums::Off,
     };
-    options.interrupt = Some(interrupt::is_interrupted);
+    options.interrupt = Some(calls::is_interrupted);
     log_to_stderr();
     join_in_thread(py, options)
 }

@@ -3,15 +3,16 @@
 //! `python/ringtrain/_core.pyi` documents the functions of this module. Each call finds the memory of its arguments, releases the
 //! interpreter's lock, and calls the Rust library.
 
+mod arguments;
 mod array_group;
 mod buffer_view;
 mod byte_collectives;
 mod bytes;
+mod calls;
 mod closable;
 mod collectives;
 mod compressor;
-mod deferred_drop;
-mod dtype;
+mod elements;
 mod errors;
 mod exchanges;
 mod fork;
@@ -19,16 +20,12 @@ mod gossip;
 mod group;
 mod group_lock;
 mod handle;
-mod interrupt;
 mod join;
 mod messages;
 mod named;
-mod numpy_array;
 mod parameter_server;
 mod reductions;
-mod region;
 mod shared;
-mod site;
 
 use pyo3::prelude::*;
 
@@ -42,7 +39,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<join::Rendezvous>()?;
     module.add_class::<named::PyNamedTensors>()?;
     module.add_class::<parameter_server::PyParameterServer>()?;
-    module.add_class::<region::PyMemory>()?;
+    module.add_class::<arguments::PyMemory>()?;
     module.add_class::<shared::PySharedBuffer>()?;
     module.add_function(wrap_pyfunction!(handle::wait_any, module)?)?;
     module.add_function(wrap_pyfunction!(fork::after_fork, module)?)?;

@@ -1,17 +1,13 @@
 //! Messages of elements from one rank to another.
 
-use std::sync::Arc;
-
 use pyo3::prelude::*;
-use ringtrain::{Element, Error, Messenger, Rank, SendMode, SendOptions, Source, Status};
+use ringtrain::{Element, Rank, SendMode, SendOptions, Source, Status};
 
 use crate::collectives::{Ended, Ending, discard_result};
-use crate::dtype::with_type;
+use crate::elements::{Region, with_type};
 use crate::group::PyGroup;
 use crate::handle::{OperationResult, PyHandle, duration_from_seconds};
-use crate::interrupt::{self, SIGNAL_CHECK_INTERVAL};
-use crate::region::Region;
-use crate::{deferred_drop, errors, fork, site};
+use crate::{calls, errors};
 
 /// Converts the source and the tag of a receive from Python integers to the types of the library. A source of `None`
 /// matches any rank, and a tag of `None` matches any tag.
@@ -63,8 +59,8 @@ impl PyGroup {
             return OperationResult::Message(status).into_python(py);
         }
         let received = with_type!(dtype, T => {
-            let elements = region.into_foreign::<T>(py)?;
-            self.with_messenger(py, |messenger| {
+            let elements = region.into_foreign::<T>();
+            self.lock.with_messenger(py, |messenger| {
                 let received = messenger.receive_into_async(elements, source, tag)?;
                 Ok(received.and_then(move |(_, status)| Ok(OperationResult::message(status, scale))))
             })
@@ -97,7 +93,7 @@ impl PyGroup {
         let status = with_type!(input.kind.wire_type().0, T => {
             let sent = input.elements_without_overlap::<T>(&output);
             let received = output.elements_mut::<T>();
-            self.with_messenger(py, |messenger| {
+            self.lock.with_messenger(py, |messenger| {
                 messenger.send_receive((&*sent, to, send_tag), (received, source, receive_tag))
             })?
         });
@@ -112,51 +108,16 @@ impl PyGroup {
         tag: Option<i64>,
         timeout: f64,
     ) -> PyResult<Option<(u32, u32, usize, String)>> {
-        let ((source, tag), mut left) =
-            (source_and_tag(py, source, tag)?, duration_from_seconds(py, timeout)?);
-        loop {
-            let patience = left.min(SIGNAL_CHECK_INTERVAL);
-            let found = self.with_messenger(py, |messenger| messenger.probe(source, tag, patience))?;
-            left -= patience;
-            if found.is_some() || left.is_zero() {
-                return Ok(found.map(|status| {
-                    (status.source.get(), status.tag, status.count, status.dtype.to_string())
-                }));
-            }
-            fork::fail_if_forked(py)?;
-            py.check_signals()?;
-        }
+        let (source, tag) = source_and_tag(py, source, tag)?;
+        let limit = duration_from_seconds(py, timeout)?;
+        let found = calls::wait_in_intervals(py, Some(limit), |patience| {
+            self.lock.with_messenger(py, |messenger| messenger.probe(source, tag, patience))
+        })?;
+        Ok(found.map(|status| (status.source.get(), status.tag, status.count, status.dtype.to_string())))
     }
 }
 
 impl PyGroup {
-    /// Calls `work` with the group's messenger. Other Python threads can run during `work`.
-    pub(crate) fn with_messenger<R: Send>(
-        &self,
-        py: Python<'_>,
-        work: impl FnOnce(&Messenger) -> Result<R, Error> + Send,
-    ) -> PyResult<R> {
-        let (messenger, site) = (self.messenger(py)?, site::find_user_line(py));
-        let result = py.detach(|| {
-            let result = site::run_at(site, || work(&messenger));
-            // If another thread closed the group during `work`, this is the last messenger, and dropping it closes
-            // the connections.
-            drop(messenger);
-            result
-        });
-        deferred_drop::drop_all(py);
-        match interrupt::take_raised_exception() {
-            Some(raised) => Err(raised),
-            None => result.map_err(|error| errors::from_error(py, &error)),
-        }
-    }
-
-    /// Returns the group's messenger. Fails if the group is closed or this process was forked.
-    pub(crate) fn messenger(&self, py: Python<'_>) -> PyResult<Arc<Messenger>> {
-        fork::fail_if_forked(py)?;
-        self.lock.messenger().ok_or_else(|| errors::closed_group(py))
-    }
-
     /// Sends the elements of a region. `T` is their type, or `u8`.
     pub(crate) fn send_region<T: Element>(
         &self,
@@ -168,10 +129,13 @@ impl PyGroup {
     ) -> Ended {
         if ending == Ending::Wait {
             let elements = region.elements::<T>();
-            return self.with_messenger(py, |messenger| messenger.send(elements, to, options)).map(|()| None);
+            return self
+                .lock
+                .with_messenger(py, |messenger| messenger.send(elements, to, options))
+                .map(|()| None);
         }
-        let elements = region.into_foreign::<T>(py)?;
-        let sent = self.with_messenger(py, |messenger| {
+        let elements = region.into_foreign::<T>();
+        let sent = self.lock.with_messenger(py, |messenger| {
             messenger.send_async(elements, to, options).map(|sent| sent.and_then(discard_result))
         })?;
         Ok(Some(PyHandle::new(sent)))
@@ -188,7 +152,7 @@ impl PyGroup {
         let (dtype, scale) = region.kind.wire_type();
         let status = with_type!(dtype, T => {
             let elements = region.elements_mut::<T>();
-            self.with_messenger(py, |messenger| messenger.receive(elements, source, tag))?
+            self.lock.with_messenger(py, |messenger| messenger.receive(elements, source, tag))?
         });
         Ok(Status { count: status.count / scale.max(1), ..status })
     }

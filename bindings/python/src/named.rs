@@ -1,20 +1,20 @@
 //! Collectives of tensors that the ranks submit by name, in any order.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use ringtrain::{Element, ForeignBuffer, NamedError, NamedHandle, NamedOptions, NamedTensors};
 
+use crate::arguments::{BufferArg, check_same_kind, output_and_input};
+use crate::calls;
 use crate::closable::Closable;
-use crate::collectives::{BufferArg, check_same_kind, copy_result_to, output_and_input, reduction_for};
-use crate::dtype::with_type;
+use crate::collectives::copy_result_to;
+use crate::elements::{Region, with_type};
 use crate::errors::{self, OperationError};
 use crate::group::PyGroup;
 use crate::handle::{OperationResult, Outcome, PyHandle, duration_from_seconds};
-use crate::interrupt::SIGNAL_CHECK_INTERVAL;
-use crate::region::Region;
 
 /// The type-independent part of an operation on a named tensor.
 trait Wait: Send {
@@ -121,7 +121,7 @@ impl PyNamedTensors {
             options.stall_warning = duration_from_seconds(py, seconds)?;
         }
         options.stall_abort = stall_abort.map(|seconds| duration_from_seconds(py, seconds)).transpose()?;
-        let (tensors, messenger) = group.collective(py, |group: &mut ringtrain::Group| {
+        let (tensors, messenger) = group.lock.with_group(py, |group: &mut ringtrain::Group| {
             Ok((NamedTensors::new(group, options)?, group.messenger()))
         })?;
         Ok(Self { tensors: Closable::new("object NamedTensors", tensors, vec![messenger]) })
@@ -142,11 +142,11 @@ impl PyNamedTensors {
         input: Option<BufferArg<'_, '_>>,
     ) -> PyResult<PyHandle> {
         let (mut output, input) = output_and_input(output, input)?;
-        let (dtype, op) = reduction_for(py, output.kind, op)?;
+        let (dtype, op) = output.kind.reduction(py, op)?;
         output.copy_from(input.as_ref());
         let what = format!("the all-reduce of tensor `{name}`");
         with_type!(dtype, T => {
-            let output = output.into_foreign::<T>(py)?;
+            let output = output.into_foreign::<T>();
             self.begin(py, what, |tensors| tensors.all_reduce(name, output, op), no_value)
         })
     }
@@ -162,7 +162,7 @@ impl PyNamedTensors {
         let output = Region::writable(output)?;
         let what = format!("the broadcast of tensor `{name}`");
         with_type!(output.kind.wire_type().0, T => {
-            let output = output.into_foreign::<T>(py)?;
+            let output = output.into_foreign::<T>();
             self.begin(py, what, |tensors| tensors.broadcast(name, output, root), no_value)
         })
     }
@@ -178,16 +178,16 @@ impl PyNamedTensors {
     ) -> PyResult<PyHandle> {
         let (output, input) = (Region::writable(output)?, Region::readable(input)?);
         check_same_kind(py, &output, &input)?;
-        let (dtype, op) = reduction_for(py, output.kind, op)?;
+        let (dtype, op) = output.kind.reduction(py, op)?;
         let what = format!("the reduce-scatter of tensor `{name}`");
         with_type!(dtype, T => {
-            let (output, input) = (output.into_foreign::<T>(py)?, input.into_foreign::<T>(py)?);
+            let (output, input) = (output.into_foreign::<T>(), input.into_foreign::<T>());
             self.begin(py, what, |tensors| tensors.reduce_scatter(name, input, op), copy_result_to(Some(output)))
         })
     }
 
     fn all_gather_bytes(&self, py: Python<'_>, name: &str, data: BufferArg<'_, '_>) -> PyResult<PyHandle> {
-        let data = Region::readable(data)?.into_foreign::<u8>(py)?;
+        let data = Region::readable(data)?.into_foreign::<u8>();
         let what = format!("the all-gather of tensor `{name}`");
         let convert = |bytes| Ok(OperationResult::Gathered(Arc::new(bytes)));
         self.begin(py, what, |tensors| tensors.all_gather(name, data), convert)
@@ -228,18 +228,14 @@ impl PyNamedTensors {
             return Ok(());
         }
         let limit = timeout.map(|seconds| duration_from_seconds(py, seconds)).transpose()?;
-        let started = Instant::now();
         self.tensors.run_shared(py, NamedTensors::begin_close)?;
-        loop {
-            let left = limit.map(|limit| limit.saturating_sub(started.elapsed()));
-            let patience = left.map_or(SIGNAL_CHECK_INTERVAL, |left| left.min(SIGNAL_CHECK_INTERVAL));
-            if self.tensors.run_shared(py, |tensors| tensors.wait_until_closed(patience))? {
-                return self.tensors.close(py);
-            }
-            py.check_signals()?;
-            if left == Some(Duration::ZERO) {
-                return Err(errors::still_running(py, timeout.unwrap_or_default()));
-            }
+        let closed = calls::wait_in_intervals(py, limit, |patience| {
+            let is_closed = self.tensors.run_shared(py, |tensors| tensors.wait_until_closed(patience))?;
+            Ok(is_closed.then_some(()))
+        })?;
+        match closed {
+            Some(()) => self.tensors.close(py),
+            None => Err(errors::still_running(py, timeout.unwrap_or_default())),
         }
     }
 }

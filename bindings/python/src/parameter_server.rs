@@ -3,20 +3,18 @@
 
 use std::num::NonZeroU32;
 use std::ops::Range;
-use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use ringtrain::train::optimizer::{AdamOptions, Rule};
 use ringtrain::train::{ParameterServer, ParameterServerError, ParameterServerOptions, PushOutcome};
 use ringtrain::{DType, Rank};
 
+use crate::arguments::{readable_f32, writable_f32};
 use crate::closable::Closable;
-use crate::dtype::ElementKind;
-use crate::errors;
+use crate::elements::{ElementKind, Region};
 use crate::group::PyGroup;
 use crate::handle::duration_from_seconds;
-use crate::interrupt::SIGNAL_CHECK_INTERVAL;
-use crate::region::{Region, readable_f32, writable_f32};
+use crate::{calls, errors};
 
 /// The result of a push: whether all servers applied their parts of the gradient, and the largest staleness of a part.
 type PushResult = (bool, u64);
@@ -172,7 +170,7 @@ impl PyParameterServer {
             let range = server.with_shard(|range, _, _| range);
             Ok(Ok((server, range.unwrap_or_default())))
         };
-        let started = group.collective(py, start)?;
+        let started = group.lock.with_group(py, start)?;
         let (server, range) = started.map_err(|error| errors::from_parameter_server(py, &error, &members))?;
         let messengers = server.messengers();
         let is_server = server.is_server();
@@ -263,18 +261,11 @@ impl PyParameterServer {
     #[pyo3(signature = (timeout = None))]
     fn wait_for_workers(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let limit = timeout.map(|seconds| duration_from_seconds(py, seconds)).transpose()?;
-        let started = Instant::now();
-        loop {
-            let left = limit.map(|limit| limit.saturating_sub(started.elapsed()));
-            let wait_max = left.map_or(SIGNAL_CHECK_INTERVAL, |left| left.min(SIGNAL_CHECK_INTERVAL));
-            if self.run_on_server(py, |server| server.wait_for_workers(Some(wait_max)))? {
-                return Ok(true);
-            }
-            py.check_signals()?;
-            if left == Some(Duration::ZERO) {
-                return Ok(false);
-            }
-        }
+        let ended = calls::wait_in_intervals(py, limit, |patience| {
+            let have_ended = self.run_on_server(py, |server| server.wait_for_workers(Some(patience)))?;
+            Ok(have_ended.then_some(()))
+        })?;
+        Ok(ended.is_some())
     }
 
     #[getter]

@@ -4,14 +4,12 @@ use pyo3::prelude::*;
 use ringtrain::Rank;
 use ringtrain::verbs::{AllReduce, Exscan, Reduce, ReduceScatter, Scan};
 
-use crate::collectives::{
-    BufferArg, Ended, Ending, check_same_kind, output_and_input, reduction_for, scale_counts,
-};
+use crate::arguments::{BufferArg, check_same_kind, output_and_input, scale_counts};
+use crate::collectives::{Ended, Ending};
 use crate::compressor::compressor_for;
-use crate::dtype::with_type;
+use crate::elements::{Region, with_type};
 use crate::errors;
 use crate::group::PyGroup;
-use crate::region::Region;
 
 #[pymethods]
 impl PyGroup {
@@ -41,7 +39,7 @@ impl PyGroup {
         let root = Self::parse_rank(py, root)?;
         if let Some(input) = input.filter(|_| self.rank != root) {
             let input = Region::readable(input)?;
-            let (dtype, op) = reduction_for(py, input.kind, op)?;
+            let (dtype, op) = input.kind.reduction(py, op)?;
             let verb = Reduce::to(root, op);
             return with_type!(dtype, T => {
                 self.out_of_place::<T, _>(py, verb, (None, Some(input)), async_op.into())
@@ -49,7 +47,7 @@ impl PyGroup {
         }
         let output = output.ok_or_else(|| errors::invalid(py, "an output for the result is needed"))?;
         let regions = output_and_input(output, input)?;
-        let (dtype, op) = reduction_for(py, regions.0.kind, op)?;
+        let (dtype, op) = regions.0.kind.reduction(py, op)?;
         with_type!(dtype, T => self.in_place::<T, _>(py, Reduce::to(root, op), regions, async_op.into()))
     }
 
@@ -65,7 +63,7 @@ impl PyGroup {
     ) -> Ended {
         let (output, input) = (Region::writable(output)?, Region::readable(input)?);
         check_same_kind(py, &output, &input)?;
-        let (dtype, op) = reduction_for(py, output.kind, op)?;
+        let (dtype, op) = output.kind.reduction(py, op)?;
         let verb = ReduceScatter::new(op);
         let verb = if let Some(counts) = scale_counts(py, counts, 1)? { verb.counts(&counts) } else { verb };
         let regions = (Some(output), Some(input));
@@ -82,7 +80,7 @@ impl PyGroup {
         async_op: bool,
     ) -> Ended {
         let regions = output_and_input(output, input)?;
-        let (dtype, op) = reduction_for(py, regions.0.kind, op)?;
+        let (dtype, op) = regions.0.kind.reduction(py, op)?;
         with_type!(dtype, T => self.in_place::<T, _>(py, Scan::new(op), regions, async_op.into()))
     }
 
@@ -96,7 +94,7 @@ impl PyGroup {
         async_op: bool,
     ) -> Ended {
         let (output, input) = output_and_input(output, input)?;
-        let (dtype, op) = reduction_for(py, output.kind, op)?;
+        let (dtype, op) = output.kind.reduction(py, op)?;
         let (verb, ending) = (Exscan::new(op), async_op.into());
         if self.rank == Rank::ZERO {
             // Rank 0 has no result, so its output does not change.
@@ -105,7 +103,7 @@ impl PyGroup {
                 Ending::Handle => self.out_of_place::<T, _>(py, verb, (None, Some(input)), ending),
                 Ending::Wait => {
                     let input = input.elements::<T>();
-                    self.collective(py, |group| group.call(verb).run_from(input).map(|_| None))
+                    self.lock.with_group(py, |group| group.call(verb).run_from(input).map(|_| None))
                 }
             });
         }
@@ -124,7 +122,7 @@ impl PyGroup {
         ending: Ending,
     ) -> Ended {
         let compressor = compressor_for(compression, regions.0.kind)?;
-        let (dtype, op) = reduction_for(py, regions.0.kind, op)?;
+        let (dtype, op) = regions.0.kind.reduction(py, op)?;
         let verb = AllReduce::new(op);
         if let Some(compressor) = compressor {
             return self.in_place::<f32, _>(py, verb.compressed(compressor), regions, ending);

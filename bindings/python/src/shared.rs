@@ -6,12 +6,11 @@ use std::sync::Mutex;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use ringtrain::SharedBuffer;
+use ringtrain::{DType, SharedBuffer};
 
-use crate::dtype::ElementKind;
-use crate::errors;
-use crate::fork;
+use crate::elements::ElementKind;
 use crate::group::PyGroup;
+use crate::{calls, errors};
 
 /// Memory from `Group.alloc`, with the buffer protocol.
 #[pyclass(name = "Shared", frozen, module = "ringtrain._core")]
@@ -36,7 +35,7 @@ impl PyGroup {
         let bytes = count.checked_mul(kind.bytes()).filter(|&bytes| isize::try_from(bytes).is_ok());
         // If the length is too large, pass `usize::MAX`: then `Group::alloc` fails on all ranks.
         let words = bytes.map_or(usize::MAX, |bytes| bytes.div_ceil(size_of::<u64>()));
-        let mut buffer = self.collective(py, |group| group.alloc::<u64>(words))?;
+        let mut buffer = self.lock.with_group(py, |group| group.alloc::<u64>(words))?;
         let start = buffer.as_mut_ptr() as usize;
         Ok(PySharedBuffer {
             is_shared: buffer.is_shared(),
@@ -47,6 +46,28 @@ impl PyGroup {
             shape: [count as isize],
             strides: [kind.bytes() as isize],
         })
+    }
+}
+
+/// Returns the format that the buffer protocol has for elements of this kind. The protocol has no format for
+/// bf16, so bf16 has the format of u16.
+fn buffer_format(kind: ElementKind) -> &'static CStr {
+    match kind {
+        ElementKind::Bool => c"?",
+        ElementKind::Opaque(_) => c"B",
+        ElementKind::Number(dtype) => match dtype {
+            DType::F16 => c"e",
+            DType::I16 => c"h",
+            DType::Bf16 | DType::U16 => c"H",
+            DType::F32 => c"f",
+            DType::F64 => c"d",
+            DType::I8 => c"b",
+            DType::I32 => c"i",
+            DType::U32 => c"I",
+            DType::I64 => c"q",
+            DType::U64 => c"Q",
+            _ => c"B",
+        },
     }
 }
 
@@ -77,7 +98,7 @@ impl PySharedBuffer {
         }
         let shared = slf.get();
         let is_requested = |flag: c_int| flags & flag == flag;
-        let format: &'static CStr = shared.kind.format();
+        let format: &'static CStr = buffer_format(shared.kind);
         // SAFETY: Python passes a view that may be overwritten. The view points to memory of
         // `shared`, and holds a reference to `slf`, which keeps this memory alive.
         unsafe {
@@ -112,7 +133,7 @@ impl PySharedBuffer {
 impl Drop for PySharedBuffer {
     fn drop(&mut self) {
         let buffer = self.buffer.get_mut().map_or(None, Option::take);
-        if fork::is_forked() {
+        if calls::is_forked() {
             std::mem::forget(buffer);
         } else {
             Python::try_attach(|py| py.detach(move || drop(buffer)));
