@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::auto_compression::CallTimer;
 use super::compressor::Compressor;
 use super::handle::Handle;
+use super::kept_plan::{KeptPlan, Places, PlanKey};
 use super::parts::layout_digest;
 use super::selection::AlgorithmSelection;
 use super::{Error, Group, OwnedBuffer};
@@ -13,10 +14,10 @@ use crate::codec::{self, Compression};
 use crate::engine::{OperationRequest, SendMode};
 use crate::reduce::{self, Kernels};
 use crate::runtime::buffer::BufferAccess;
-use crate::runtime::driver::{BegunShort, OperationOutput, SpecAndKernels, Submission};
+use crate::runtime::driver::{BegunShort, OperationOutput, Submission};
 use crate::runtime::encoding::Encoding;
 use crate::runtime::error_feedback::{ErrorAddition, ResultAddition};
-use crate::runtime::host_rounds::{HostRounds, ShortCall};
+use crate::runtime::host_rounds::HostRounds;
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::memory::Memory;
 use crate::schedule::CollectiveSpec;
@@ -53,32 +54,27 @@ impl Call {
         self.uses_shared_memory
     }
 
-    /// Returns the same call if it is so short that it need not be an operation.
-    pub(super) fn short_call(&self, host_rounds: &mut HostRounds) -> Option<ShortCall> {
-        host_rounds.short_call(&self.spec, self.request.contract, self.kernels.clone())
+    /// Returns the plan of the call to keep. The call runs in shared memory, has a built-in reduction or none, and is not
+    /// compressed.
+    pub(super) fn into_kept(self, key: PlanKey, places: Places, host_rounds: &mut HostRounds) -> KeptPlan {
+        let Self { spec, request, kernels, .. } = self;
+        let short = host_rounds.short_call(&spec, request.contract, kernels.clone());
+        KeptPlan { key, places, request, spec, kernels, short }
     }
 
-    /// Returns the same collective at another line, for the driver.
-    pub(super) fn as_operation(
-        &self,
-        site: Site,
-        timeout: Duration,
-    ) -> (OperationRequest, SpecAndKernels<'_>) {
-        (OperationRequest { timeout, site, ..self.request }, (&self.spec, self.kernels.clone()))
-    }
-
-    /// Returns the same call at another line. The call is not compressed.
-    pub(super) fn again(&self, site: Site, timeout: Duration) -> Self {
-        let (request, (spec, kernels)) = self.as_operation(site, timeout);
+    /// Returns a call with a kept plan.
+    pub(super) fn of_kept(kept: &KeptPlan, timeout: Duration, site: Site, world: WorldSize) -> Self {
         Self {
-            spec: spec.clone(),
-            request,
-            kernels,
+            spec: kept.spec.clone(),
+            request: OperationRequest { timeout, site, ..kept.request },
+            kernels: kept.kernels.clone(),
+            uses_shared_memory: true,
             compressor: None,
             encoding: None,
             timer: None,
             addition: None,
-            ..*self
+            in_rank_order: false,
+            world,
         }
     }
 

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use super::kept_plan::{MemoryAccess, Places};
 use super::parts::{output_elements, zeroed};
-use super::plan::{InPlace, MemoryAccess, OutOfPlace, Places, Plan, PlannedCall};
+use super::plan::{InPlace, OutOfPlace, Plan, PlannedCall};
 use super::{Buffer, Error, Group, Handle, Input, OwnedBuffer};
 use crate::shm::copy_to_buffer;
 use crate::types::{Element, Site};
@@ -62,9 +63,9 @@ impl<V> Collective<'_, V> {
         let (key, count) = ((verb.key_in_place(), true), elements.len());
         let make_plan = |group: &Group| verb.plan_in_place(group, count, site);
         let mut planned = group.plan_call::<B::Element>(key, count, make_plan)?;
-        let Places { count, input, result, access, start, .. } = planned.places.clone();
+        let Places { count, input, result, access, start, .. } = planned.places().clone();
         let Some(start) = start else {
-            let mut memory = planned.places.fill(elements, |input| verb.prepare_in_place(input))?;
+            let mut memory = planned.places().fill(elements, |input| verb.prepare_in_place(input))?;
             group.run_planned((&mut planned, site), &mut memory)?;
             group.keep_plan(planned);
             let result = &memory[result];
@@ -96,14 +97,14 @@ impl<V> Collective<'_, V> {
         let Self { group, verb, site } = self;
         let input = used_input(&verb, group, input)?;
         let mut planned = plan_out_of_place(&verb, group, input, site)?;
-        if let MemoryAccess::Written = planned.places.access {
-            let mut memory = planned.places.fill(input, |input| verb.prepare(input))?;
+        if let MemoryAccess::Written = planned.places().access {
+            let mut memory = planned.places().fill(input, |input| verb.prepare(input))?;
             group.run_planned((&mut planned, site), &mut memory)?;
-            let result = planned.places.result.clone();
+            let result = planned.places().result.clone();
             group.keep_plan(planned);
             return Ok(keep_range(memory, result));
         }
-        let mut output = zeroed(planned.places.result.len())?;
+        let mut output = zeroed(planned.places().result.len())?;
         run_without_copy(group, (&mut planned, site), input, &mut output)?;
         group.keep_plan(planned);
         Ok(output)
@@ -124,7 +125,7 @@ impl<V> Collective<'_, V> {
         let Self { group, verb, site } = self;
         let input = used_input(&verb, group, input)?;
         let mut planned = plan_out_of_place(&verb, group, input, site)?;
-        let places = &planned.places;
+        let places = planned.places();
         let output: &mut [B::Element] = match places.output_count {
             Some(count) => output_elements(output, count)?,
             None => &mut [],
@@ -138,7 +139,7 @@ impl<V> Collective<'_, V> {
             MemoryAccess::Written => {
                 let mut memory = places.fill(input, |input| verb.prepare(input))?;
                 group.run_planned((&mut planned, site), &mut memory)?;
-                let result = &memory[planned.places.result.clone()];
+                let result = &memory[planned.places().result.clone()];
                 output[..result.len()].copy_from_slice(result);
             }
             _ => run_without_copy(group, (&mut planned, site), input, output)?,
@@ -213,7 +214,7 @@ fn plan_out_of_place<T: Element, V: OutOfPlace<T>>(
     group: &mut Group,
     input: &[T],
     site: Site,
-) -> Result<Box<PlannedCall>, Error> {
+) -> Result<PlannedCall, Error> {
     let make_plan = |group: &Group| verb.plan(group, input.len(), site);
     group.plan_call::<T>((verb.key(), false), input.len(), make_plan)
 }
@@ -226,13 +227,13 @@ fn run_without_copy<T: Element>(
     output: &mut [T],
 ) -> Result<(), Error> {
     let input_bytes = bytemuck::cast_slice::<T, u8>(input);
-    if let MemoryAccess::InputThenOutput(own_input, own_output) = &planned.places.access {
+    if let MemoryAccess::InputThenOutput(own_input, own_output) = &planned.places().access {
         copy_part(group, output, own_output, &input[own_input.clone()]);
         let output_bytes = bytemuck::cast_slice_mut::<T, u8>(output);
         return group.run_planned_on_bytes((planned, site), (input_bytes, output_bytes).into());
     }
     group.run_planned_on_bytes((planned, site), input_bytes.into())?;
-    copy_part(group, output, &(0..output.len()), &input[planned.places.result.clone()]);
+    copy_part(group, output, &(0..output.len()), &input[planned.places().result.clone()]);
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::plan::VerbKey;
+use super::kept_plan::VerbKey;
 use super::verb_plans::Barrier;
 use super::verbs::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, Scan};
 use super::{Buffer, Error, Group, Handle, OwnedBuffer};

@@ -24,6 +24,7 @@ mod foreign;
 mod handle;
 mod isolated;
 mod join;
+mod kept_plan;
 mod local_queues;
 mod messages;
 mod new_groups;

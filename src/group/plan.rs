@@ -1,14 +1,15 @@
-//! How a collective uses memory on one rank, and the plans that a group keeps: in shared memory, a short collective takes less time
-//! than it takes to plan, and a program repeats most of its collectives.
+//! How a collective uses memory on one rank, and how its plan runs. A group keeps plans: in shared memory, a short
+//! collective takes less time than its plan, and a program repeats most of its collectives.
 
 use std::ops::Range;
 
 use super::call::Call;
+use super::kept_plan::{KeptPlan, MemoryAccess, Places, PlanKey, VerbKey};
 use super::parts::zeroed;
 use super::{Error, Group};
+use crate::engine::OperationRequest;
 use crate::runtime::buffer::BufferAccess;
-use crate::runtime::host_rounds::ShortCall;
-use crate::types::{DType, Element, Operation, Rank, ReduceOp, Site};
+use crate::types::{Element, Site};
 
 /// The most plans that a group keeps.
 const KEPT_MAX: usize = 32;
@@ -17,34 +18,6 @@ const KEPT_MAX: usize = 32;
 pub struct Plan {
     pub(super) call: Call,
     pub(super) places: Places,
-}
-
-/// The places of the rank's input and result in the memory on which a call works.
-#[derive(Clone)]
-pub(super) struct Places {
-    pub(super) access: MemoryAccess,
-    /// The number of elements of the memory.
-    pub(super) count: usize,
-    pub(super) input: Range<usize>,
-    /// The place of this rank's result. It is empty on a rank that gets no result.
-    pub(super) result: Range<usize>,
-    /// The required length of this rank's output; `None` if the rank's output is ignored.
-    pub(super) output_count: Option<usize>,
-    /// If the call works in place: the index in the buffer at which the memory of the call begins. `None` if the call needs
-    /// separate memory. Then the whole buffer is the input, and the result goes to the beginning of the buffer.
-    pub(super) start: Option<usize>,
-}
-
-/// Which parts of its memory a call writes.
-#[derive(Clone)]
-pub(super) enum MemoryAccess {
-    /// The call writes to the memory.
-    Written,
-    /// This rank only sends the memory.
-    Sent,
-    /// The call reads the input, which is followed by the output. The rank's own part goes from the first range, in the input,
-    /// to the second range, in the output.
-    InputThenOutput(Range<usize>, Range<usize>),
 }
 
 /// A verb that works in place on a buffer of elements of type `T`.
@@ -155,85 +128,63 @@ impl Places {
     }
 }
 
-/// What determines the plan of a verb with even parts and a built-in reduction, besides the group and the elements.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct VerbKey {
-    operation: Operation,
-    reduction: Option<ReduceOp>,
-    root: Rank,
-    /// The number of elements, if the verb gives it.
-    count: usize,
-}
-
-/// What determines a plan, besides the group.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct PlanKey {
-    verb: VerbKey,
-    dtype: DType,
-    /// The number of elements of the input.
-    count: usize,
-    is_in_place: bool,
-}
-
 /// A planned call of a collective.
-pub(super) struct PlannedCall {
-    /// `None` if the group does not keep the plan.
-    key: Option<PlanKey>,
-    call: Call,
-    pub(super) places: Places,
-    /// The same call, if it is so short that it is not an operation.
-    short: Option<ShortCall>,
+pub(super) enum PlannedCall {
+    /// A call that the group keeps. After the call, pass it to [`Group::keep_plan`].
+    Kept(Box<KeptPlan>),
+    New(Box<Plan>),
 }
 
-impl VerbKey {
-    /// Returns the key of a verb without a reduction, a root and a count.
+impl PlannedCall {
     #[inline]
-    pub(super) fn new(operation: Operation) -> Self {
-        Self { operation, reduction: None, root: Rank::ZERO, count: 0 }
-    }
-
-    /// Sets the reduction.
-    #[inline]
-    pub(super) fn reducing(self, op: ReduceOp) -> Self {
-        Self { reduction: Some(op), ..self }
-    }
-
-    /// Sets the root.
-    #[inline]
-    pub(super) fn with_root(self, root: Rank) -> Self {
-        Self { root, ..self }
-    }
-
-    /// Sets the number of elements.
-    #[inline]
-    pub(super) fn with_count(self, count: usize) -> Self {
-        Self { count, ..self }
+    pub(super) fn places(&self) -> &Places {
+        match self {
+            Self::Kept(kept) => &kept.places,
+            Self::New(plan) => &plan.places,
+        }
     }
 }
 
 impl Group {
-    /// Returns a planned call for elements of type `T`: one that the group has kept, or one with the plan that `make_plan` returns.
-    /// `verb` is `None` if the plan depends on more than its key. After the call, pass it to [`Group::keep_plan`].
+    /// Returns a planned call for elements of type `T`: one that the group has kept, or one with the plan that `make_plan`
+    /// returns. `verb` is `None` if the plan depends on more than its key.
     #[inline]
     pub(super) fn plan_call<T: Element>(
         &mut self,
         (verb, is_in_place): (Option<VerbKey>, bool),
         count: usize,
         make_plan: impl FnOnce(&Self) -> Result<Plan, Error>,
-    ) -> Result<Box<PlannedCall>, Error> {
+    ) -> Result<PlannedCall, Error> {
         let key = verb.map(|verb| PlanKey { verb, dtype: T::DTYPE, count, is_in_place });
-        if let Some(planned) = key.and_then(|key| self.take_kept(key)) {
-            return Ok(planned);
+        if let Some(kept) = key.and_then(|key| self.take_kept(key)) {
+            return Ok(PlannedCall::Kept(kept));
         }
         let plan = make_plan(self)?;
-        Ok(self.prepare(key, plan))
+        let key = key.filter(|_| plan.call.uses_shared_memory() && self.take_back_rounds());
+        Ok(match (key, &mut self.host_rounds) {
+            (Some(key), Some(host_rounds)) => {
+                PlannedCall::Kept(Box::new(plan.call.into_kept(key, plan.places, host_rounds)))
+            }
+            _ => PlannedCall::New(Box::new(plan)),
+        })
     }
 
-    /// Takes the kept plan with a key. After the call, pass it to [`Group::keep_plan`].
+    /// Takes the kept plan with a key.
     #[inline]
-    fn take_kept(&mut self, key: PlanKey) -> Option<Box<PlannedCall>> {
-        let index = self.kept_plans.iter().rposition(|planned| planned.key == Some(key))?;
+    fn take_kept(&mut self, key: PlanKey) -> Option<Box<KeptPlan>> {
+        let index = self.kept_plans.iter().rposition(|kept| kept.key == key)?;
         Some(self.kept_plans.swap_remove(index))
+    }
+
+    /// Keeps the plan of a call, if it is for shared memory.
+    #[inline]
+    pub(super) fn keep_plan(&mut self, planned: PlannedCall) {
+        if let PlannedCall::Kept(kept) = planned {
+            if self.kept_plans.len() == KEPT_MAX {
+                self.kept_plans.remove(0);
+            }
+            self.kept_plans.push(kept);
+        }
     }
 
     /// Runs a collective that works on all `elements` in place. Returns `None` if the group has not kept its plan.
@@ -245,29 +196,10 @@ impl Group {
         site: Site,
     ) -> Option<Result<(), Error>> {
         let key = PlanKey { verb, dtype: T::DTYPE, count: elements.len(), is_in_place: true };
-        let mut planned = self.take_kept(key)?;
+        let mut planned = PlannedCall::Kept(self.take_kept(key)?);
         let result = self.run_planned((&mut planned, site), elements);
         self.keep_plan(planned);
         Some(result)
-    }
-
-    /// Prepares a call to be kept if it is for shared memory.
-    fn prepare(&mut self, key: Option<PlanKey>, Plan { call, places }: Plan) -> Box<PlannedCall> {
-        let key = key.filter(|_| call.uses_shared_memory() && self.take_back_rounds());
-        let host_rounds = self.host_rounds.as_mut().filter(|_| key.is_some());
-        let short = host_rounds.and_then(|host_rounds| call.short_call(host_rounds));
-        Box::new(PlannedCall { key, call, places, short })
-    }
-
-    /// Keeps the plan of a call.
-    #[inline]
-    pub(super) fn keep_plan(&mut self, planned: Box<PlannedCall>) {
-        if planned.key.is_some() {
-            if self.kept_plans.len() == KEPT_MAX {
-                self.kept_plans.remove(0);
-            }
-            self.kept_plans.push(planned);
-        }
     }
 
     /// Runs a planned call that works on `elements` in place, and waits until it is complete.
@@ -277,10 +209,13 @@ impl Group {
         (planned, site): (&mut PlannedCall, Site),
         elements: &mut [T],
     ) -> Result<(), Error> {
-        if planned.key.is_none() {
-            return self.run(&mut planned.call, elements);
+        match planned {
+            PlannedCall::New(plan) => self.run(&mut plan.call, elements),
+            PlannedCall::Kept(_) => {
+                let bytes = bytemuck::cast_slice_mut::<T, u8>(elements);
+                self.run_planned_on_bytes((planned, site), bytes.into())
+            }
         }
-        self.run_planned_on_bytes((planned, site), bytemuck::cast_slice_mut::<T, u8>(elements).into())
     }
 
     /// Runs a planned call on the bytes of its buffer, and waits until it is complete.
@@ -289,15 +224,16 @@ impl Group {
         (planned, site): (&mut PlannedCall, Site),
         bytes: BufferAccess<'_>,
     ) -> Result<(), Error> {
-        let PlannedCall { key, call, short, .. } = planned;
-        if let (Some(short), Some(job), Some(host_rounds)) = (short, &self.job, &mut self.host_rounds) {
-            let as_operation = || call.as_operation(site, self.timeout);
+        let kept = match planned {
+            PlannedCall::New(plan) => return self.run_on_bytes(&mut plan.call, bytes),
+            PlannedCall::Kept(kept) => kept,
+        };
+        let (timeout, request) = (self.timeout, &kept.request);
+        if let (Some(short), Some(job), Some(host_rounds)) = (&kept.short, &self.job, &mut self.host_rounds) {
+            let as_operation =
+                || (OperationRequest { timeout, site, ..*request }, (&kept.spec, kept.kernels.clone()));
             return job.driver.run_short(host_rounds, (short, site), as_operation, bytes);
         }
-        if key.is_none() {
-            return self.run_on_bytes(call, bytes);
-        }
-        let mut call = call.again(site, self.timeout);
-        self.run_on_bytes(&mut call, bytes)
+        self.run_on_bytes(&mut Call::of_kept(kept, timeout, site, self.world), bytes)
     }
 }

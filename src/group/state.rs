@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use super::kept_plan::KeptPlan;
 use super::options::{JoinOptions, OPERATION_TIMEOUT};
-use super::plan::PlannedCall;
 use super::selection::AlgorithmSelection;
 use crate::observe::recorder::Recorder;
 use crate::rendezvous::Member;
@@ -108,7 +108,7 @@ pub struct Group {
     pub(super) host_rounds: Option<Box<HostRounds>>,
     /// The last plans of collectives in shared memory.
     #[expect(clippy::vec_box, reason = "each call moves its plan out of the list and back")]
-    pub(super) kept_plans: Vec<Box<PlannedCall>>,
+    pub(super) kept_plans: Vec<Box<KeptPlan>>,
     /// The data for hierarchical collectives; `None` if all members are on one host, or if the members on a host do not share
     /// memory.
     pub(super) hierarchical_data: Option<HierarchicalData>,

@@ -1,7 +1,8 @@
 //! For each verb, the call that it makes, and where the rank's input and result are in the memory of the call.
 
+use super::kept_plan::{MemoryAccess, VerbKey};
 use super::parts::TOTAL_TOO_LARGE;
-use super::plan::{InPlace, MemoryAccess, OutOfPlace, Plan, VerbKey};
+use super::plan::{InPlace, OutOfPlace, Plan};
 use super::reducers::Reducer;
 use super::verbs::{
     AllGather, AllReduce, AllToAll, Broadcast, ExchangedCounts, Exscan, Gather, Reduce, ReduceScatter, Scan,
@@ -232,7 +233,9 @@ macro_rules! verbs_with_root_input {
 }
 
 verbs_with_root_input! {
-    Broadcast<usize>: |this| Some(VerbKey::new(Operation::Broadcast).with_count(this.count)), |this, group, site| broadcast::<T>(group, this.root, this.count, site);
+    Broadcast<usize>: |this| Some(VerbKey::new(Operation::Broadcast).with_count(this.count)), |this, group, site| {
+        broadcast::<T>(group, this.root, this.count, site)
+    };
     Scatter<usize>: |this| Some(VerbKey::new(Operation::Scatter).with_count(this.parts)), |this, group, site| {
         scatter::<T>(group, this.root, (group.divide::<T>(None, this.parts)?, None), site)
     };

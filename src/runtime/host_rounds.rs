@@ -2,7 +2,7 @@
 //! posts elements in its slot, and reads the elements in the slots of other ranks.
 
 mod apply;
-mod short;
+pub(crate) mod short;
 #[cfg(test)]
 mod tests;
 
@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
 
-pub(crate) use self::short::{ShortCall, ShortResult};
 use super::buffer::BufferAccess;
 use super::profile::Meter;
 use crate::engine::OperationRequest;
@@ -116,8 +115,8 @@ impl<M: RoundsMemory> HostRounds<M> {
     pub(crate) fn new(rounds: ShmRounds<M>, members: Arc<[Rank]>, meter: Meter) -> Self {
         let (rank, ranks) = (rounds.rank() as u32, rounds.size().ranks as u32);
         Self {
-            next_rank: [Rank::new((rank + 1) % ranks)].into_iter().collect(),
-            other_ranks: RankSet::first_without(ranks, Rank::new(rank)),
+            next_rank: [((rank + 1) % ranks) as usize].into_iter().collect(),
+            other_ranks: RankSet::first_without(ranks, rank as usize),
             rounds,
             members,
             last_round: 0,

@@ -117,7 +117,7 @@ impl SharedSlots {
         let whole_slots = |range| Blocks::of(range, self.slot_len);
         let fold = |ranks: u32, slot_offset, elements| {
             let fold = Fold { ranks, slot_offset, elements, is_posted_next: false };
-            (RankSet::first_without(ranks, self.rank), RoundWork::Fold(fold))
+            (RankSet::first_without(ranks, self.rank.index()), RoundWork::Fold(fold))
         };
         match spec {
             CollectiveSpec::Barrier => signals(self.world, self.rank),
@@ -181,7 +181,7 @@ fn two_shot_phase(block: Range<usize>, times: usize, root: Option<Rank>, slots: 
         write(repeated(own.end..block.end), own.end - block.start),
     ];
     let fold = Fold { ranks: world.get(), slot_offset, elements: repeated(own), is_posted_next: true };
-    let sources = RankSet::first_without(world.get(), rank);
+    let sources = RankSet::first_without(world.get(), rank.index());
     let reduce = Round { writes: writes.into(), sources, work: RoundWork::Fold(fold) };
     let takes = slots.others().filter(|_| root.is_none_or(|root| root == rank));
     let (sources, work) = take_all(takes.map(|from| take(from, 0, repeated(chunk_of(from)))));
@@ -199,14 +199,14 @@ fn reduce_in_place(count: usize, world: WorldSize, rank: Rank) -> Program {
 
 /// Returns the sources and the work of a round in which this rank waits for the signals of all other ranks.
 fn signals(world: WorldSize, rank: Rank) -> (RankSet, RoundWork) {
-    (RankSet::first_without(world.get(), rank), RoundWork::Take([].into()))
+    (RankSet::first_without(world.get(), rank.index()), RoundWork::Take([].into()))
 }
 
 /// Returns the sources and the work of a round in which a rank copies elements. The rank also waits for a source whose block
 /// is empty.
 fn take_all(takes: impl IntoIterator<Item = Take>) -> (RankSet, RoundWork) {
     let takes: Box<[Take]> = takes.into_iter().collect();
-    (takes.iter().map(|take| take.from).collect(), RoundWork::Take(takes))
+    (takes.iter().map(|take| take.from.index()).collect(), RoundWork::Take(takes))
 }
 
 fn take(from: Rank, slot_offset: usize, elements: Blocks) -> Take {

@@ -1,20 +1,17 @@
 //! The rounds of operations in shared memory. In each round, every rank of a host posts a header and a payload, which the
 //! other ranks read.
 //!
-//! Every rank has [`HEADERS`] post headers. Round r uses the header r modulo [`HEADERS`]. A payload of at most
-//! [`INLINE_PAYLOAD_BYTES_MAX`] bytes follows its header. A longer one of at most [`SHORT_PAYLOAD_BYTES_MAX`] bytes is in the cell
-//! r modulo [`SHORT_CELLS`]. Even longer payloads are written one after another into the rank's ring buffer. To post, a rank
-//! writes the payload, and then the number of the round, for which the other ranks wait.
+//! Every rank has [`HEADERS`] post headers, which it uses in turn. A payload of at most [`INLINE_PAYLOAD_BYTES_MAX`] bytes
+//! follows its header. A longer one of at most [`SHORT_PAYLOAD_BYTES_MAX`] bytes is in one of [`SHORT_CELLS`] cells, which are also
+//! used in turn. Even longer payloads are written one after another into the rank's ring buffer. To post, a rank writes the
+//! payload, and then the number of the round, for which the other ranks wait.
 //!
 //! A rank that has posted round r + 1 no longer reads payloads of round r. Before a rank posts round r + [`LEAD_MAX`], it
 //! compares its header with that of the next rank in round r. So a rank may post round r when all other ranks have posted round
-//! r - [`LEAD_MAX`]: no rank reads a header of round r - [`HEADERS`] any more. A payload in a cell needs only that all others have
+//! r - [`LEAD_MAX`]: no rank reads a header of round r - [`HEADERS`] any more. For a payload in a cell, all others must have
 //! posted round r - [`SHORT_LEAD_MAX`]. A payload in the ring buffer does not overlap the payload of the round before, but it may
 //! overlap earlier ones, so it has to wait until all other ranks have posted the round before. [`ShmRounds::may_write`] returns
 //! whether these conditions hold, and [`ShmRounds::write_payload`] panics if they do not hold.
-//!
-//! The headers of a rank are next to each other, so that all of them are in a few pages: a short collective takes less time than
-//! it takes to look for some pages in the second level of a processor's TLB.
 //!
 //! A write is slow if another processor has just read the same memory and still has the memory in its cache. The ring buffer
 //! is therefore larger than a processor's second-level cache.
@@ -24,85 +21,23 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 mod exposed;
+mod layout;
 mod registry;
 #[cfg(test)]
 mod tests;
 
+use self::layout::{
+    CACHE_LINE_PAIR_BYTES, CELL_PLACE, CELLS_OFFSET, EXPOSED_PLACE, HEADER_STEP, HEADERS,
+    INLINE_PAYLOAD_BYTES_MAX, NextPost, PLACE_BITS, POST_HEADER_BYTES, RING_BUFFER_OFFSET, SHORT_CELLS,
+    SHORT_LEAD_MAX,
+};
+pub use self::layout::{HEADER_WORDS, Header, LEAD_MAX, RoundsSize, SHORT_PAYLOAD_BYTES_MAX};
 pub use self::registry::BUFFERS_MAX;
 #[cfg(test)]
 pub use self::registry::BufferRef;
 use self::registry::{BUFFER_REF_BYTES, BufferRegistry};
 use super::memory::{RoundsMemory, WORD_BYTES};
 use super::segment::{Segment, TOKEN_BYTES};
-
-/// The unit of the memory layout in bytes: two adjacent cache lines, which some processors fetch together. The data of each
-/// rank begin at a multiple of this unit, so that two ranks do not share a unit by accident.
-const CACHE_LINE_PAIR_BYTES: usize = 128;
-/// How many rounds a rank may be ahead of the others, if its payloads follow their headers.
-pub const LEAD_MAX: u64 = 32;
-/// How many rounds a rank may be ahead of the others, if its payloads are in cells.
-const SHORT_LEAD_MAX: u64 = 8;
-/// The number of post headers of a rank. A rank that may post round r + [`LEAD_MAX`] knows only that all others have posted round
-/// r, and these compare the headers of round r - [`LEAD_MAX`] before they post round r.
-const HEADERS: u64 = 2 * LEAD_MAX;
-/// The distance between the headers of two rounds. A processor that reads a header may also fetch the next lines, which should
-/// not be those that the other rank writes next. An odd number, so that all headers are used.
-const HEADER_STEP: u64 = 37;
-/// The maximum length in bytes of a payload that directly follows its header. A payload of up to 16 bytes is in the same cache
-/// line as its header.
-const INLINE_PAYLOAD_BYTES_MAX: usize = CACHE_LINE_PAIR_BYTES - POST_HEADER_BYTES;
-/// The length in bytes of a cell, which contains one payload.
-pub const SHORT_PAYLOAD_BYTES_MAX: usize = 4 << 10;
-/// The number of cells of a rank: more than [`SHORT_LEAD_MAX`], because the others may still read the oldest of these rounds.
-const SHORT_CELLS: u64 = 2 * SHORT_LEAD_MAX;
-/// The number of payloads of maximum length for which a ring buffer has space. At least three are necessary: for
-/// the payload that other ranks read, for the payload that this rank writes, and for the unused space at the end.
-const RING_BUFFER_SLOTS: usize = 4;
-/// The number of bytes that the payloads in the ring buffers of all ranks use together, unless they are too long for that. With
-/// more memory, the ranks would read memory that is in no cache, and each rank has a page fault for every page that it reads for
-/// the first time.
-const USED_BYTES_OF_ALL_RANKS: usize = 8 << 20;
-/// The number of bits of a stamp, the first word of a post header, that contain the place of the payload ([`NextPost::place`]).
-const PLACE_BITS: u32 = 16;
-/// The place in the stamp of a rank that exposes its elements. In this case, the payload follows the header, and contains
-/// only the location of the elements ([`BufferRef`]).
-const EXPOSED_PLACE: usize = (1 << PLACE_BITS) - 1;
-/// The place in the stamp of a payload in a cell.
-const CELL_PLACE: usize = EXPOSED_PLACE - 1;
-/// The number of 64-bit words of a post header without its stamp.
-pub const HEADER_WORDS: usize = 5;
-
-/// The words of a post header without its stamp. The caller decides what the words mean.
-pub type Header = [u64; HEADER_WORDS];
-
-/// The sizes that determine the memory layout of a [`ShmRounds`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RoundsSize {
-    /// The number of ranks that share the memory.
-    pub ranks: usize,
-    /// The maximum length of a payload in bytes.
-    pub slot_bytes: usize,
-}
-
-impl RoundsSize {
-    /// Returns the size of the shared memory in bytes.
-    ///
-    /// # Panics
-    ///
-    /// If the size does not fit into a `usize` and the build checks for overflow.
-    pub const fn bytes(self) -> usize {
-        CACHE_LINE_PAIR_BYTES + self.ranks * self.bytes_per_rank()
-    }
-
-    /// Returns the number of bytes of one rank: its sleep flag, its post headers, its cells, and its ring buffer.
-    const fn bytes_per_rank(self) -> usize {
-        RING_BUFFER_OFFSET + self.ring_buffer_bytes()
-    }
-
-    const fn ring_buffer_bytes(self) -> usize {
-        RING_BUFFER_SLOTS * in_units(self.slot_bytes)
-    }
-}
 
 /// One rank's access to the shared memory of a group of ranks.
 pub struct ShmRounds<M = Segment> {
@@ -131,20 +66,6 @@ impl<M> Clone for Posts<M> {
     }
 }
 
-/// The payload that this rank posts next.
-#[derive(Default)]
-struct NextPost {
-    /// The round in which this rank posts the payload; 0 before the first round.
-    round: u64,
-    /// The place of the payload: 0 means directly after the header, [`CELL_PLACE`] in the cell of the round, and any other n
-    /// at the nth unit of the ring buffer. [`EXPOSED_PLACE`] means that the payload is the location of exposed elements.
-    place: usize,
-    /// The length of the payload in bytes.
-    length: usize,
-    /// The offset in bytes at which the next long payload begins in the ring buffer.
-    cursor: usize,
-}
-
 /// The post of a rank in one round.
 pub struct PostedRound<'a, M> {
     /// Whether the rank has posted the location of its elements instead of the elements
@@ -159,41 +80,11 @@ pub struct PostedRound<'a, M> {
     memory: &'a M,
 }
 
-/// The length in bytes of a post header: the stamp, with the number of the round and, in the lowest [`PLACE_BITS`] bits, the
-/// place of the payload; and then the words of [`Header`].
-const POST_HEADER_BYTES: usize = (1 + HEADER_WORDS) * WORD_BYTES;
-/// Where the cells and the ring buffer begin in the memory of a rank. The headers follow the sleep flag. Each has one unit of
-/// memory.
-const CELLS_OFFSET: usize = (1 + HEADERS as usize) * CACHE_LINE_PAIR_BYTES;
-const RING_BUFFER_OFFSET: usize = CELLS_OFFSET + SHORT_CELLS as usize * SHORT_PAYLOAD_BYTES_MAX;
-
 const _: () = assert!(
     BUFFER_REF_BYTES <= INLINE_PAYLOAD_BYTES_MAX
         && TOKEN_BYTES <= CACHE_LINE_PAIR_BYTES
         && SHORT_PAYLOAD_BYTES_MAX.is_multiple_of(CACHE_LINE_PAIR_BYTES)
 );
-
-impl NextPost {
-    /// Reserves memory for a payload. The payload does not overlap the payload of the round before, which other ranks may
-    /// still read.
-    fn reserve(&mut self, round: u64, bytes: usize, size: RoundsSize) {
-        self.place = if bytes > INLINE_PAYLOAD_BYTES_MAX { CELL_PLACE } else { 0 };
-        if bytes > SHORT_PAYLOAD_BYTES_MAX {
-            // If the cursor is so far that the payload has to begin at 0, the payload before begins after the end of this one.
-            let separate = 2 * in_units(bytes) + in_units(self.length);
-            let end_max = separate.max(USED_BYTES_OF_ALL_RANKS / size.ranks).min(size.ring_buffer_bytes());
-            let start = if self.cursor + bytes > end_max { 0 } else { self.cursor };
-            self.place = start / CACHE_LINE_PAIR_BYTES + 1;
-            self.cursor = in_units(start + bytes);
-        }
-        (self.round, self.length) = (round, bytes);
-    }
-}
-
-/// Rounds a number of bytes up to whole units of the memory layout.
-const fn in_units(bytes: usize) -> usize {
-    bytes.next_multiple_of(CACHE_LINE_PAIR_BYTES)
-}
 
 impl<'a, M: RoundsMemory> PostedRound<'a, M> {
     /// Returns the words of the post header without its stamp.
@@ -399,8 +290,8 @@ impl<M: RoundsMemory> ShmRounds<M> {
         Some(PostedRound { is_exposed, header_offset, start, payload_bytes_max, memory })
     }
 
-    /// Returns the header of the post of `rank` in `round`, and whether its payload is in a cell. Returns `None` if `rank` has not
-    /// posted this round, or if its payload is not short.
+    /// Returns the header of the post of `rank` in `round`, and whether its payload is in a cell. Returns `None` if `rank` has
+    /// not posted this round, or if its payload is not short.
     #[inline]
     pub fn read_short_header(&self, rank: usize, round: u64) -> Option<(Header, bool)> {
         let (header_offset, stamp) = self.posts.stamp(rank, round)?;
@@ -410,8 +301,8 @@ impl<M: RoundsMemory> ShmRounds<M> {
     }
 
     /// Returns the bytes of the short payload of `rank` in `round`. The rank has posted the round, and [`read_short_header`] has
-    /// returned where its payload is. Returns `None` if the range exceeds the payload's memory, or if this rank has already posted
-    /// the next round.
+    /// returned where its payload is. Returns `None` if the range exceeds the payload's memory, or if this rank has already
+    /// posted the next round.
     ///
     /// [`read_short_header`]: Self::read_short_header
     #[inline]

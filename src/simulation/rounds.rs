@@ -3,6 +3,7 @@
 //! They also kill ranks, let operations fail, let ranks call different operations, and change each line that accesses the memory.
 
 mod buffers;
+mod disturbance;
 mod programs;
 
 use std::cell::{Cell, RefCell};
@@ -17,11 +18,13 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use self::buffers::{RankBuffers, register_buffer};
+use self::disturbance::{Disturbance, with_failed_rank, with_killed_rank, with_odd_rank};
 use self::programs::{add_all_reduces, random_program};
 use super::memory::{AccessKind, AccessSite, Mutation, SimMemory, THREADS_MAX};
 use super::program::SimCall;
 use crate::runtime::buffer::BufferAccess;
-use crate::runtime::host_rounds::{HostRounds, ShmFailure, ShmOperation, ShortResult};
+use crate::runtime::host_rounds::short::ShortResult;
+use crate::runtime::host_rounds::{HostRounds, ShmFailure, ShmOperation};
 use crate::runtime::profile::Meter;
 use crate::shm::{RoundsMemory as _, RoundsSize, ShmRounds};
 use crate::types::{Algorithm, Operation, Rank, WorldSize};
@@ -36,8 +39,8 @@ const PREEMPTION: f64 = 0.15;
 const FAILING_SEEDS: u64 = 1_000;
 /// The source of the lines that access the memory.
 const ROUNDS_SOURCE: &str = include_str!("../shm/rounds.rs");
-/// The lines that may be skipped: the ranks only send more wake frames than they have to, do not find wrong words, or execute short
-/// calls as operations.
+/// The lines that may be skipped: the ranks only send more wake frames than they have to, do not find wrong words, or execute
+/// short calls as operations.
 const MAY_BE_SKIPPED: [&str; 4] = [
     "let header = self.posts.memory.load_words(header_offset + WORD_BYTES);",
     "self.memory.load(self.header_offset(rank, round), Ordering::Relaxed) >> PLACE_BITS > round",
@@ -47,19 +50,6 @@ const MAY_BE_SKIPPED: [&str; 4] = [
 /// The lines that may be relaxed: before a rank writes its payload, it also compares the headers of all other ranks.
 const MAY_BE_RELAXED: [&str; 1] =
     ["self.memory.load(self.header_offset(rank, round), Ordering::Acquire) >> PLACE_BITS >= round"];
-
-/// What goes wrong in a run.
-#[derive(Clone, Copy, Default, Debug)]
-struct Disturbance {
-    /// The line of the source that is changed.
-    mutation: Option<(AccessSite, Mutation)>,
-    /// The rank that is killed, and the number of its accesses before that.
-    kill: Option<(usize, u64)>,
-    /// The rank whose operation fails, for example because of a deadline, and the number of the rank's accesses before that.
-    failure: Option<(usize, u64)>,
-    /// The rank that calls another operation.
-    odd_rank: Option<usize>,
-}
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum HostRankStatus {
@@ -436,22 +426,6 @@ fn check_seed(seed: u64, disturbance: fn(&mut StdRng) -> Disturbance) -> bool {
 fn check_seeds(count: u64, disturbance: fn(&mut StdRng) -> Disturbance) -> u64 {
     let count = if cfg!(miri) { 2 } else { count };
     (0..count).filter(|&seed| check_seed(seed, disturbance)).count() as u64
-}
-
-fn with_killed_rank(random: &mut StdRng) -> Disturbance {
-    let kill = (random.random_range(0..2), random.random_range(0..300));
-    Disturbance { kill: Some(kill), ..Disturbance::default() }
-}
-
-fn with_failed_rank(random: &mut StdRng) -> Disturbance {
-    let failing = random.random_range(0..2);
-    let [failure, kill] = [0, 0].map(|_: u8| random.random_range(0..300));
-    let kill = random.random_bool(0.3).then_some((1 - failing, kill));
-    Disturbance { failure: Some((failing, failure)), kill, ..Disturbance::default() }
-}
-
-fn with_odd_rank(random: &mut StdRng) -> Disturbance {
-    Disturbance { odd_rank: Some(random.random_range(0..2)), ..Disturbance::default() }
 }
 
 /// Checks the runs of a seed: without a disturbance, with a killed rank, with an operation that fails, and with a rank that calls

@@ -1,6 +1,4 @@
-//! A set of ranks.
-
-use super::Rank;
+//! A set of ranks, as their indices.
 
 /// A set of ranks that share memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -11,8 +9,8 @@ impl RankSet {
     pub const RANKS_MAX: u32 = u64::BITS;
 
     /// Returns the ranks from 0 to `count` - 1 without `excluded`.
-    pub fn first_without(count: u32, excluded: Rank) -> Self {
-        (0..count).map(Rank::new).filter(|&rank| rank != excluded).collect()
+    pub fn first_without(count: u32, excluded: usize) -> Self {
+        (0..count as usize).filter(|&index| index != excluded).collect()
     }
 
     /// Returns the indices of the ranks, in ascending order.
@@ -40,8 +38,8 @@ impl RankSet {
     }
 }
 
-impl FromIterator<Rank> for RankSet {
-    fn from_iter<I: IntoIterator<Item = Rank>>(ranks: I) -> Self {
-        Self(ranks.into_iter().fold(0, |set, rank| set | 1 << rank.get()))
+impl FromIterator<usize> for RankSet {
+    fn from_iter<I: IntoIterator<Item = usize>>(indices: I) -> Self {
+        Self(indices.into_iter().fold(0, |set, index| set | 1 << index))
     }
 }

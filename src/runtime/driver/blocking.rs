@@ -16,18 +16,18 @@ use super::Driver;
 use super::core::{Core, PollProgress};
 use super::recording::operation_start;
 use super::shared::DriverShared;
+use super::tasks::{BegunShort, SpecAndKernels};
 use super::threads::ThreadedDriver as _;
 use crate::engine::{Engine, OpId, OperationRequest, Timestamp};
 use crate::observe::event::{Direction, EventNumber, EventStatus};
 use crate::observe::training_thread::{SpanKind, span};
-use crate::reduce::Kernels;
 use crate::runtime::buffer::BufferAccess;
 use crate::runtime::error::Error;
-use crate::runtime::host_rounds::{HostRounds, ShmCall, ShmFailure, ShmOperation, ShortCall, ShortResult};
+use crate::runtime::host_rounds::short::{ShortCall, ShortResult};
+use crate::runtime::host_rounds::{HostRounds, ShmCall, ShmFailure, ShmOperation};
 use crate::runtime::link_io::FUNCTION_PANICKED;
 use crate::runtime::profile::ProfilePart;
 use crate::runtime::statistics::OperationTimer;
-use crate::schedule::CollectiveSpec;
 use crate::shm::RoundsMemory;
 use crate::transport::local_links::SocketTransport;
 use crate::types::{Rank, Site};
@@ -55,18 +55,6 @@ pub(crate) enum SleepDecision {
     Allowed,
     /// The job has failed.
     Failed,
-}
-
-/// A collective, and the kernels with which it reduces.
-pub(crate) type SpecAndKernels<'a> = (&'a CollectiveSpec, Option<Kernels>);
-
-/// What [`HostRounds::run_short`] has done for a collective that then goes on as a [`BlockingCollective`].
-#[derive(Default)]
-pub(crate) struct BegunShort {
-    /// Whether this rank has posted.
-    pub(crate) has_posted: bool,
-    /// The sleeping ranks that have to learn of the post.
-    pub(crate) sleeping_peers: Vec<Rank>,
 }
 
 impl<M: RoundsMemory, H: DerefMut<Target = HostRounds<M>>> BlockingCollective<H> {

@@ -26,7 +26,6 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-pub(crate) use self::blocking::{BegunShort, SpecAndKernels};
 pub(crate) use self::core::{Core, PollProgress};
 pub(crate) use self::core_lock::CoreLock;
 #[cfg(test)]
@@ -36,7 +35,7 @@ pub(crate) use self::primitives::Primitives;
 pub use self::shared::Interrupt;
 use self::shared::{DriverShared, LocalPeers, LockedCore};
 use self::tasks::SHM_SPIN_TIME;
-pub(crate) use self::tasks::{OperationOutput, Submission};
+pub(crate) use self::tasks::{BegunShort, OperationOutput, Submission};
 pub(crate) use self::threads::ThreadedDriver;
 #[cfg(test)]
 pub(crate) use self::{

@@ -9,9 +9,9 @@ use crate::runtime::encoding::Encoding;
 use crate::runtime::host_rounds::ShmOperation;
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::memory::{Memory, SplitBuffer};
-use crate::schedule::Schedule;
 use crate::schedule::hierarchy::Block;
 use crate::schedule::two_step::TwoStepExchange;
+use crate::schedule::{CollectiveSpec, Schedule};
 use crate::shm::{Posts, RoundsMemory, Segment};
 use crate::types::{Rank, RankSet};
 
@@ -29,6 +29,21 @@ pub(crate) enum Submission {
     Send(Rank, Memory),
     /// The receive of a message that fits the pattern.
     Receive(Pattern, Memory),
+}
+
+/// A collective, and the kernels with which it reduces.
+pub(crate) type SpecAndKernels<'a> = (&'a CollectiveSpec, Option<Kernels>);
+
+/// What [`HostRounds::run_short`] has done for a collective that goes on as a [`BlockingCollective`].
+///
+/// [`HostRounds::run_short`]: crate::runtime::host_rounds::HostRounds::run_short
+/// [`BlockingCollective`]: super::blocking::BlockingCollective
+#[derive(Default)]
+pub(crate) struct BegunShort {
+    /// Whether this rank has posted.
+    pub(crate) has_posted: bool,
+    /// The sleeping ranks that have to learn of the post.
+    pub(crate) sleeping_peers: Vec<Rank>,
 }
 
 /// The output of an operation that has completed successfully.

@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::ptr;
 
 use super::super::memory::RoundsMemory;
+use super::ShmRounds;
+use super::layout::{EXPOSED_PLACE, Header};
 use super::registry::{BUFFER_REF_BYTES, BufferRef, ExposedParts};
-use super::{EXPOSED_PLACE, Header, ShmRounds};
 
 impl<M: RoundsMemory> ShmRounds<M> {
     /// Posts the round with the location of exposed elements instead of a payload. Do not call

@@ -1,5 +1,6 @@
 use std::thread;
 
+use super::layout::USED_BYTES_OF_ALL_RANKS;
 use super::*;
 
 /// Returns one [`ShmRounds`] for each rank, all on the same memory.

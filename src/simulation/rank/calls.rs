@@ -10,7 +10,7 @@ use crate::runtime::buffer::BufferAccess;
 use crate::runtime::driver::{BegunShort, BlockingCollective, Submission, send_wake_frames};
 use crate::runtime::encoding::Encoding;
 use crate::runtime::error_feedback::CompressorCall;
-use crate::runtime::host_rounds::ShortResult;
+use crate::runtime::host_rounds::short::ShortResult;
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::link_driver::direct::DirectReceive;
 use crate::runtime::memory::Memory;

@@ -116,7 +116,7 @@ fn work(
     assert!(!sources.contains(&rank), "a rank does not wait for itself");
     match &round.work {
         RoundWork::Take(takes) => {
-            let takes_from: RankSet = takes.iter().map(|take| take.from).collect();
+            let takes_from: RankSet = takes.iter().map(|take| take.from.index()).collect();
             assert_eq!(takes_from.count(), takes.len(), "a rank takes from each slot at most once");
             for take in takes {
                 assert!(

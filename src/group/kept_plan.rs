@@ -1,0 +1,95 @@
+//! The plans of collectives in shared memory that a group keeps, and what identifies them.
+
+use std::ops::Range;
+
+use crate::engine::OperationRequest;
+use crate::reduce::Kernels;
+use crate::runtime::host_rounds::short::ShortCall;
+use crate::schedule::CollectiveSpec;
+use crate::types::{DType, Operation, Rank, ReduceOp};
+
+/// What determines the plan of a verb with even parts and a built-in reduction, besides the group and the elements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VerbKey {
+    operation: Operation,
+    reduction: Option<ReduceOp>,
+    root: Rank,
+    /// The number of elements, if the verb gives it.
+    count: usize,
+}
+
+/// What determines a plan, besides the group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct PlanKey {
+    pub(super) verb: VerbKey,
+    pub(super) dtype: DType,
+    /// The number of elements of the input.
+    pub(super) count: usize,
+    pub(super) is_in_place: bool,
+}
+
+/// The places of the rank's input and result in the memory on which a call works.
+#[derive(Clone)]
+pub(super) struct Places {
+    pub(super) access: MemoryAccess,
+    /// The number of elements of the memory.
+    pub(super) count: usize,
+    pub(super) input: Range<usize>,
+    /// The place of this rank's result. It is empty on a rank that gets no result.
+    pub(super) result: Range<usize>,
+    /// The required length of this rank's output; `None` if the rank's output is ignored.
+    pub(super) output_count: Option<usize>,
+    /// If the call works in place: the index in the buffer at which the memory of the call begins. `None` if the call needs
+    /// separate memory. Then the whole buffer is the input, and the result goes to the beginning of the buffer.
+    pub(super) start: Option<usize>,
+}
+
+/// Which parts of its memory a call writes.
+#[derive(Clone)]
+pub(super) enum MemoryAccess {
+    /// The call writes to the memory.
+    Written,
+    /// This rank only sends the memory.
+    Sent,
+    /// The call reads the input, which is followed by the output. The rank's own part goes from the first range, in the input,
+    /// to the second range, in the output.
+    InputThenOutput(Range<usize>, Range<usize>),
+}
+
+/// A collective in shared memory whose plan a group keeps. It is not compressed.
+pub(super) struct KeptPlan {
+    pub(super) key: PlanKey,
+    pub(super) places: Places,
+    /// The arguments of the operation, without the line and the maximum time of a call.
+    pub(super) request: OperationRequest,
+    pub(super) spec: CollectiveSpec,
+    pub(super) kernels: Option<Kernels>,
+    /// The same call, if it is so short that it is not an operation.
+    pub(super) short: Option<ShortCall>,
+}
+
+impl VerbKey {
+    /// Returns the key of a verb without a reduction, a root and a count.
+    #[inline]
+    pub(super) fn new(operation: Operation) -> Self {
+        Self { operation, reduction: None, root: Rank::ZERO, count: 0 }
+    }
+
+    /// Sets the reduction.
+    #[inline]
+    pub(super) fn reducing(self, op: ReduceOp) -> Self {
+        Self { reduction: Some(op), ..self }
+    }
+
+    /// Sets the root.
+    #[inline]
+    pub(super) fn with_root(self, root: Rank) -> Self {
+        Self { root, ..self }
+    }
+
+    /// Sets the number of elements.
+    #[inline]
+    pub(super) fn with_count(self, count: usize) -> Self {
+        Self { count, ..self }
+    }
+}
