@@ -2,9 +2,9 @@
 //! other ranks read.
 //!
 //! Every rank has [`HEADERS`] post headers, which it uses in turn. A payload of at most [`INLINE_PAYLOAD_BYTES_MAX`] bytes
-//! follows its header. A longer one of at most [`SHORT_PAYLOAD_BYTES_MAX`] bytes is in one of [`SHORT_CELLS`] cells, which are also
-//! used in turn. Even longer payloads are written one after another into the rank's ring buffer. To post, a rank writes the
-//! payload, and then the number of the round, for which the other ranks wait.
+//! follows its header. A longer one of at most [`SHORT_PAYLOAD_BYTES_MAX`] bytes is in one of [`SHORT_CELLS`] cells, which are
+//! also used in turn. Even longer payloads are written one after another into the rank's ring buffer. To post, a rank writes
+//! the payload, and then the number of the round, for which the other ranks wait.
 //!
 //! A rank that has posted round r + 1 no longer reads payloads of round r. Before a rank posts round r + [`LEAD_MAX`], it
 //! compares its header with that of the next rank in round r. So a rank may post round r when all other ranks have posted round
