@@ -135,9 +135,14 @@ impl Meter {
         self.0.recorder.get_or_init(|| Arc::clone(recorder));
     }
 
+    /// Returns whether times are measured, for the profile or for a timeline.
+    pub(crate) fn is_on(&self) -> bool {
+        self.0.is_on.load(Ordering::Relaxed) || self.0.recorder.get().is_some()
+    }
+
     /// Returns the current time; `None` while the profile is off and there is no timeline.
     pub(crate) fn start(&self) -> Option<Instant> {
-        (self.0.is_on.load(Ordering::Relaxed) || self.0.recorder.get().is_some()).then(Instant::now)
+        self.is_on().then(Instant::now)
     }
 
     /// Adds the time since `started` to `part`, and sets `started` to the current time. So the clock is read only once between

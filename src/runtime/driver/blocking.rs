@@ -181,22 +181,25 @@ impl Driver {
         as_operation: impl FnOnce() -> (OperationRequest, SpecAndKernels<'a>),
         mut memory: BufferAccess<'_>,
     ) -> Result<(), Error> {
-        let mut begun = BegunShort::default();
-        if self.shared.recorder.get().is_none() && !self.shared.has_failed.load(Ordering::Acquire) {
+        let (mut has_posted, mut sleeping_peers) = (false, Vec::new());
+        // Only operations are recorded and measured, and only they report a failure.
+        let is_observed = self.shared.recorder.get().is_some() || self.shared.meter.is_on();
+        if !is_observed && !self.shared.has_failed.load(Ordering::Acquire) {
             let timer = self.shared.shm_counters.start_timer(memory.len());
             let spins = if self.shared.has_own_processor { SPINS_BEFORE_YIELD } else { 0 };
-            let wake = |peer| begun.sleeping_peers.push(peer);
+            let wake = |peer| sleeping_peers.push(peer);
             match host_rounds.run_short(call, site, &mut memory, (spins, wake)) {
                 ShortResult::Complete => {
-                    self.wake_peers(begun.sleeping_peers);
+                    self.wake_peers(sleeping_peers);
                     self.shared.shm_counters.count(&timer, true);
                     return Ok(());
                 }
                 ShortResult::NotBegun => {}
-                ShortResult::Posted => begun.has_posted = true,
+                ShortResult::Posted => has_posted = true,
             }
         }
         let (request, spec_and_kernels) = as_operation();
+        let begun = BegunShort { has_posted, sleeping_peers };
         self.run_in_shared_memory(host_rounds, &request, spec_and_kernels, (memory, begun))
     }
 
