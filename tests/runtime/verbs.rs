@@ -26,6 +26,14 @@ fn check_separate<V: OutOfPlace<u64> + Clone>(
     let written = if expected.is_empty() { &filler[..] } else { expected };
     assert_eq!(output, written, "{what}: run_into, rank {rank}");
     assert_eq!(handle.wait().unwrap(), expected, "{what}: start_from, rank {rank}");
+    // The group keeps the plan of a repeated call in shared memory.
+    for repetition in 0..3 {
+        let found = group.call(verb.clone()).run_from(input).unwrap();
+        assert_eq!(found, expected, "{what}: run_from, rank {rank}, repetition {repetition}");
+        let mut output = filler.clone();
+        group.call(verb.clone()).run_into(input, &mut output).unwrap();
+        assert_eq!(output, written, "{what}: run_into, rank {rank}, repetition {repetition}");
+    }
 }
 
 /// Checks the methods that work in place. `before` is the buffer before the call.
@@ -42,6 +50,52 @@ fn check_in_place<V: InPlace<u64> + Clone>(
     let range = group.call(verb.clone()).run(&mut buffer).unwrap();
     assert_eq!(buffer[range.clone()], *expected, "{what}: run, rank {rank}");
     assert_eq!(handle.wait().unwrap()[range], *expected, "{what}: start, rank {rank}");
+    for repetition in 0..3 {
+        let mut buffer = before.to_vec();
+        let range = group.call(verb.clone()).run(&mut buffer).unwrap();
+        assert_eq!(buffer[range], *expected, "{what}: run, rank {rank}, repetition {repetition}");
+    }
+}
+
+/// A group keeps a limited number of plans. The ranks repeat more different calls than that, in place and out of place, with two
+/// reductions and several roots.
+#[test]
+fn many_different_repeated_calls_give_the_right_results() {
+    TestTransport::Shm.run(3, |mut group| {
+        let rank = u64::from(group.rank().get());
+        for _ in 0..3 {
+            for count in 1..25usize {
+                let own: Vec<u64> = (0..count as u64).map(|index| index + rank).collect();
+                let (mut sum, mut highest, mut from_root) = (own.clone(), own.clone(), own.clone());
+                let root = Rank::new(count as u32 % 3);
+                group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+                group.all_reduce(&mut highest, ReduceOp::Max).unwrap();
+                group.broadcast(&mut from_root, root).unwrap();
+                let gathered = group.call(Gather::to(root)).run_from(&own[..1]).unwrap();
+                group.barrier().unwrap();
+                let all =
+                    |factor: u64, term: u64| (0..count as u64).map(|index| factor * index + term).collect();
+                let expected: [Vec<u64>; 3] = [all(3, 3), all(1, 2), all(1, u64::from(root.get()))];
+                assert_eq!([sum, highest, from_root], expected, "rank {rank}, {count} elements");
+                let of_root: &[u64] = if group.rank() == root { &[0, 1, 2] } else { &[] };
+                assert_eq!(gathered, of_root, "rank {rank}");
+            }
+        }
+        // A kept plan does not hide wrong arguments.
+        let scattered = [1u64, 2, 3];
+        let root = Rank::ZERO;
+        for _ in 0..2 {
+            let own = group.call(Scatter::from(root).count(3)).run_from(&scattered).unwrap();
+            assert_eq!(own, [rank + 1]);
+        }
+        if group.rank() == root {
+            let error = group.call(Scatter::from(root).count(3)).run_from(&scattered[..2]).unwrap_err();
+            assert!(matches!(error, Error::InvalidCounts(_)), "{error}");
+        }
+        let outside = Rank::new(3);
+        assert!(matches!(group.broadcast(&mut [0u64], outside), Err(Error::InvalidRoot { .. })));
+        group.barrier().unwrap();
+    });
 }
 
 /// Checks a verb with both kinds of methods. In place, the buffer is the input.
