@@ -14,7 +14,7 @@ pub struct VerbKey {
     operation: Operation,
     reduction: Option<ReduceOp>,
     root: Rank,
-    /// The number of elements, if the verb gives it.
+    /// The number of elements that a broadcast or scatter names; otherwise 0.
     count: usize,
 }
 

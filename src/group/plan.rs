@@ -30,7 +30,7 @@ pub trait InPlace<T: Element> {
     #[doc(hidden)]
     fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error>;
 
-    /// Returns what determines the plan, or `None` if there is more than a key contains.
+    /// Returns what determines the plan; `None` if the plan depends on something that is not in the key.
     #[doc(hidden)]
     fn key_in_place(&self) -> Option<VerbKey>;
 
@@ -49,7 +49,7 @@ pub trait OutOfPlace<T: Element> {
     #[doc(hidden)]
     fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error>;
 
-    /// Returns what determines the plan, or `None` if there is more than a key contains.
+    /// Returns what determines the plan; `None` if the plan depends on something that is not in the key.
     #[doc(hidden)]
     fn key(&self) -> Option<VerbKey>;
 
@@ -173,7 +173,7 @@ impl Group {
     #[inline]
     fn take_kept(&mut self, key: PlanKey) -> Option<Box<KeptPlan>> {
         let index = self.kept_plans.iter().rposition(|kept| kept.key == key)?;
-        Some(self.kept_plans.swap_remove(index))
+        Some(self.kept_plans.remove(index))
     }
 
     /// Keeps the plan of a call, if it is for shared memory.

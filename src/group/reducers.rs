@@ -21,7 +21,7 @@ pub trait Reducer<T: Element> {
     #[doc(hidden)]
     fn set_reduction(&self, call: &mut Call) -> Result<(), Error>;
 
-    /// Returns the reduction if it is built in and nothing else.
+    /// Returns the built-in reduction, if the reducer does nothing else.
     #[doc(hidden)]
     #[inline]
     fn built_in(&self) -> Option<ReduceOp> {

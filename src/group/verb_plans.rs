@@ -79,7 +79,7 @@ reducing_verbs! {
         this.reducer.set_reduction(&mut call)?;
         Ok(Plan::replacing(call, count).with_places(0..count, own))
     };
-    // The lowest rank of a scan does more than its plan says.
+    // Rank 0 of a scan also applies the reduction to its own elements, which no plan contains.
     Scan: |_| None, |this, group, count, site| {
         let mut call = group.new_call::<T>(CollectiveSpec::Scan { count }, site);
         this.reducer.set_reduction(&mut call)?;

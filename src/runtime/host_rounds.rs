@@ -25,13 +25,14 @@ use crate::shm::{
 use crate::types::{Algorithm, Contract, Rank, RankSet, Site, WorldSize};
 use crate::wire::{self, CONTRACT_WORDS};
 
-/// The most calls that the engine has not recorded. The other ranks are at most a few operations behind this rank.
-const UNRECORDED_MAX: usize = 8;
+/// The most calls that the engine has not recorded. The other ranks are at most [`LEAD_MAX`] rounds behind this rank, and they find
+/// a difference between two calls at most [`LEAD_MAX`] rounds later.
+const UNRECORDED_MAX: usize = 2 * LEAD_MAX as usize;
 /// The size of a piece in bytes. Copies and reductions work on one piece at a time. The contributions of several ranks to one
 /// piece fit into the first-level cache of a processor.
 const PIECE_BYTES: usize = 16 << 10;
 /// The most programs that are stored.
-const PROGRAMS_MAX: usize = 8;
+const PROGRAMS_MAX: usize = 32;
 
 /// One rank's part of the rounds in a shared memory.
 pub(crate) struct HostRounds<M = Segment> {
@@ -124,9 +125,9 @@ impl<M: RoundsMemory> HostRounds<M> {
             oldest_position: 0,
             programs: Vec::new(),
             lower_ranks_piece: vec![0; PIECE_BYTES / size_of::<u64>()],
-            last_calls: Default::default(),
+            last_calls: [None; UNRECORDED_MAX],
             unrecorded_position: 0,
-            round_calls: Default::default(),
+            round_calls: [None; LEAD_MAX as usize],
             unchecked_rounds: 0,
             has_dropped_buffers: Arc::default(),
             is_retired: false,

@@ -28,7 +28,7 @@ pub use memory::{RoundsMemory, SegmentMemory};
 pub use queue::{NextEntry, QueueError, QueueMessage, QueueReceiver, QueueSender};
 pub use rounds::{
     BUFFERS_MAX, HEADER_WORDS, Header, LEAD_MAX, PostedRound, Posts, RoundsSize, SHORT_PAYLOAD_BYTES_MAX,
-    ShmRounds,
+    ShmRounds, ShortPost,
 };
 pub use segment::{Segment, SegmentLocation, TOKEN_BYTES};
 pub use signals::QueueSignals;

@@ -39,10 +39,8 @@ const PREEMPTION: f64 = 0.15;
 const FAILING_SEEDS: u64 = 1_000;
 /// The source of the lines that access the memory.
 const ROUNDS_SOURCE: &str = include_str!("../shm/rounds.rs");
-/// The lines that may be skipped: the ranks only send more wake frames than they have to, do not find wrong words, or execute
-/// short calls as operations.
-const MAY_BE_SKIPPED: [&str; 4] = [
-    "let header = self.posts.memory.load_words(header_offset + WORD_BYTES);",
+/// The lines that may be skipped: the ranks only send more wake frames than they have to, or do not find wrong words.
+const MAY_BE_SKIPPED: [&str; 3] = [
     "self.memory.load(self.header_offset(rank, round), Ordering::Relaxed) >> PLACE_BITS > round",
     "self.posts.memory.store(self.posts.sleep_flag(self.rank), 0, Ordering::Relaxed);",
     "&& memory.swap(sleep_flag, 0, Ordering::Relaxed) != 0",

@@ -20,18 +20,6 @@ impl RankSet {
             .map(|left| left.trailing_zeros() as usize)
     }
 
-    /// Adds the rank with this index.
-    #[inline]
-    pub fn insert(&mut self, index: usize) {
-        self.0 |= 1 << index;
-    }
-
-    /// Returns whether the set contains the rank with this index.
-    #[inline]
-    pub fn contains(self, index: usize) -> bool {
-        self.0 >> index & 1 == 1
-    }
-
     /// Returns the number of ranks.
     pub fn count(self) -> usize {
         self.0.count_ones() as usize

@@ -2,13 +2,14 @@
 //! call to call is computed once.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use super::{HostRounds, ShmCall, header_of};
 use crate::reduce::{Kernels, reduce_in_rank_order};
 use crate::runtime::buffer::BufferAccess;
 use crate::schedule::CollectiveSpec;
 use crate::schedule::program::{Program, RoundWork};
-use crate::shm::{HEADER_WORDS, Header, LEAD_MAX, RoundsMemory, SHORT_PAYLOAD_BYTES_MAX};
+use crate::shm::{HEADER_WORDS, Header, LEAD_MAX, RoundsMemory, SHORT_PAYLOAD_BYTES_MAX, ShortPost};
 use crate::types::{Algorithm, Contract, Rank, RankSet, Site};
 
 /// A collective of one round whose payloads are short. The offsets and ranges are in bytes.
@@ -20,9 +21,10 @@ pub(crate) struct ShortCall {
     payload_bytes: usize,
     /// The parts of the buffer that the rank posts, and where they begin in the payload.
     writes: Box<[(usize, Range<usize>)]>,
-    /// The ranks whose posts the call reads, and the most bytes of a payload that it needs.
+    /// The ranks whose posts the call reads.
     sources: RankSet,
-    taken_bytes_max: usize,
+    /// For each rank: up to which byte the call needs its payload.
+    taken_bytes: Box<[usize]>,
     work: ShortWork,
 }
 
@@ -46,7 +48,7 @@ pub(crate) enum ShortResult {
 
 impl ShortCall {
     /// Returns the call, or `None` if the program has several rounds or long payloads.
-    fn new(program: &Program, contract: Contract, kernels: Option<Kernels>) -> Option<Self> {
+    fn new(program: &Program, ranks: usize, contract: Contract, kernels: Option<Kernels>) -> Option<Self> {
         let [phase] = &*program.phases else { return None };
         let [round] = &*phase.rounds else { return None };
         let bytes = contract.dtype.size_bytes();
@@ -67,12 +69,12 @@ impl ShortCall {
             ),
             RoundWork::Fold(_) | RoundWork::FoldInPlace(_) => return None,
         };
-        let taken_len = |rank| round.taken_len(Rank::new(rank as u32), 0);
-        let taken_bytes_max = round.sources.indices().map(taken_len).max().unwrap_or_default() * bytes;
+        let taken_bytes = |from| round.taken_len(Rank::new(from), 0) * bytes;
+        let taken_bytes: Box<[usize]> = (0..ranks as u32).map(taken_bytes).collect();
         let payload_bytes = round.written_len(0) * bytes;
         let is_short = phase.times == 1
             && program.if_all_expose.is_none()
-            && taken_bytes_max.max(payload_bytes) <= SHORT_PAYLOAD_BYTES_MAX;
+            && taken_bytes.iter().chain([&payload_bytes]).all(|&bytes| bytes <= SHORT_PAYLOAD_BYTES_MAX);
         is_short.then(|| Self {
             contract,
             header: header_of(&contract, 0),
@@ -84,7 +86,7 @@ impl ShortCall {
                 .map(|write| (write.slot_offset * bytes, to_bytes(write.elements.block(0))))
                 .collect(),
             sources: round.sources,
-            taken_bytes_max,
+            taken_bytes,
             work,
         })
     }
@@ -100,12 +102,12 @@ impl<M: RoundsMemory> HostRounds<M> {
     ) -> Option<ShortCall> {
         let is_one_shot = contract.algorithm == Algorithm::OneShot;
         let program = self.program(spec, (contract.dtype.size_bytes(), is_one_shot));
-        ShortCall::new(&program, contract, kernels)
+        ShortCall::new(&program, self.rounds.size().ranks, contract, kernels)
     }
 
-    /// Executes a call if the other ranks post soon: after `spins` looks at the posts, or after one look. Anything unusual, for
-    /// example a post that does not fit the call, is left to [`HostRounds::poll`]. `memory` is the whole buffer. Calls `wake` for
-    /// each sleeping rank that has to learn of the post.
+    /// Executes a call if the other ranks post soon: this rank looks at each post, and at most `spins` times again. Anything
+    /// unusual, for example a post that does not fit the call, is left to [`HostRounds::poll`]. `memory` is the whole buffer. Calls
+    /// `wake` for each sleeping rank that has to learn of the post.
     pub(crate) fn run_short(
         &mut self,
         call: &ShortCall,
@@ -115,6 +117,7 @@ impl<M: RoundsMemory> HostRounds<M> {
     ) -> ShortResult {
         let round = self.last_round + 1;
         if self.is_busy()
+            || self.has_dropped_buffers.load(Ordering::Relaxed)
             || !self.rounds.may_write(round, call.payload_bytes)
             || self.check_rounds(LEAD_MAX - 1, self.next_rank).is_err()
         {
@@ -126,9 +129,9 @@ impl<M: RoundsMemory> HostRounds<M> {
         let parts = call.writes.iter().map(|(start, bytes)| (*start, memory.bytes(bytes.clone())));
         self.rounds.post_short(round, &header, (call.payload_bytes, parts));
         self.rounds.wake_sleepers(|rank| wake(self.members[rank]));
-        let Some(in_cells) = self.await_short_posts(round, call, (&own_call, &header), spins) else {
+        if !self.await_short_posts(round, call, (&own_call, &header), spins) {
             return ShortResult::Posted;
-        };
+        }
         if call.sources == self.other_ranks {
             self.rounds.handle_all_read(round);
             if self.check_rounds(0, self.other_ranks).is_err() {
@@ -137,15 +140,15 @@ impl<M: RoundsMemory> HostRounds<M> {
         } else {
             self.keep_for_check(own_call, header);
         }
-        self.apply_short(round, (call, in_cells), memory);
+        self.apply_short(round, call, memory);
         self.last_round = round;
         self.keep_for_record(own_call);
         self.oldest_position += 1;
         ShortResult::Complete
     }
 
-    /// Looks for the posts of the sources. If all of them have posted the same call with a short payload, returns the ranks whose
-    /// payloads are in cells.
+    /// Looks for the posts of the sources. Returns whether all of them have posted the same call with a short payload that is long
+    /// enough.
     #[inline]
     fn await_short_posts(
         &self,
@@ -153,48 +156,47 @@ impl<M: RoundsMemory> HostRounds<M> {
         call: &ShortCall,
         (own_call, header): (&ShmCall, &Header),
         mut spins: u32,
-    ) -> Option<RankSet> {
-        let prefetch = |from| self.rounds.prefetch_payload(from, round, call.taken_bytes_max);
+    ) -> bool {
+        let prefetch = |from| self.rounds.prefetch_payload(from, round, call.taken_bytes[from]);
         call.sources.indices().for_each(prefetch);
-        let mut in_cells = RankSet::default();
         for from in call.sources.indices() {
-            let (posted, is_in_cell) = loop {
-                match self.rounds.read_short_header(from, round) {
-                    Some(posted) => break posted,
-                    None => spins = spins.checked_sub(1)?,
+            let posted = loop {
+                match self.rounds.read_short_post(from, round) {
+                    ShortPost::Posted(posted) => break posted,
+                    ShortPost::Absent if spins > 0 => spins -= 1,
+                    ShortPost::Absent | ShortPost::NotShort => return false,
                 }
                 std::hint::spin_loop();
             };
-            own_call.check(header, self.members[from], &posted).ok()?;
-            if is_in_cell {
-                in_cells.insert(from);
+            let has_payload = posted.payload_bytes_max >= call.taken_bytes[from];
+            if !has_payload || own_call.check(header, self.members[from], &posted.header()).is_err() {
+                return false;
             }
         }
-        Some(in_cells)
+        true
     }
 
-    /// Reads the payloads of the sources, which have posted them. `in_cells` are the ranks whose payloads are in cells.
+    /// Reads the payloads of the sources, which have posted them.
     #[inline]
-    fn apply_short(
-        &mut self,
-        round: u64,
-        (call, in_cells): (&ShortCall, RankSet),
-        memory: &mut BufferAccess<'_>,
-    ) {
+    fn apply_short(&mut self, round: u64, call: &ShortCall, memory: &mut BufferAccess<'_>) {
         let rounds = &self.rounds;
-        let payload = |from: usize, start: usize, length: usize| {
-            rounds.short_payload((from, round), in_cells.contains(from), start..start + length)
+        let payload = |from: usize, start: usize, length: usize| match rounds.read_short_post(from, round) {
+            ShortPost::Posted(posted) => posted.bytes(start..start + length),
+            ShortPost::Absent | ShortPost::NotShort => None,
         };
         match &call.work {
             ShortWork::Take(takes) => {
                 for (from, start, range) in takes {
                     let Some(bytes) = payload(*from, *start, range.len()) else { return };
-                    memory.bytes_mut(range).copy_from_slice(&bytes);
+                    let target = memory.bytes_mut(range);
+                    rounds.before_own_write(target);
+                    target.copy_from_slice(&bytes);
                 }
             }
-            ShortWork::Fold(..) if call.taken_bytes_max == 0 => {}
+            ShortWork::Fold(_, _, range) if range.is_empty() => {}
             ShortWork::Fold(ranks, start, range) => {
                 let own = memory.bytes_mut(range);
+                rounds.before_own_write(own);
                 let (world, length) = ((rounds.rank(), rounds.size().ranks), own.len());
                 let (kernels, lower) = (call.kernels.as_ref(), &mut self.lower_ranks_piece);
                 reduce_in_rank_order(kernels, (world, *ranks), own, lower, |from| {

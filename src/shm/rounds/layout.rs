@@ -15,15 +15,16 @@ pub(super) const SHORT_LEAD_MAX: u64 = 8;
 /// The number of post headers of a rank. A rank that may post round r + [`LEAD_MAX`] knows only that all others have posted round
 /// r, and these compare the headers of round r - [`LEAD_MAX`] before they post round r.
 pub(super) const HEADERS: u64 = 2 * LEAD_MAX;
-/// The distance between the headers of two rounds. A processor that reads a header may also fetch the next lines, which should
-/// not be those that the other rank writes next. An odd number, so that all headers are used.
+/// The distance between the headers of two rounds. They are not next to each other: a processor that reads a header may also
+/// fetch the next lines, while another rank writes them. An odd number, so that all headers are used.
 pub(super) const HEADER_STEP: u64 = 37;
 /// The maximum length in bytes of a payload that directly follows its header. A payload of up to 16 bytes is in the same cache
 /// line as its header.
 pub(super) const INLINE_PAYLOAD_BYTES_MAX: usize = CACHE_LINE_PAIR_BYTES - POST_HEADER_BYTES;
 /// The length in bytes of a cell, which contains one payload.
 pub const SHORT_PAYLOAD_BYTES_MAX: usize = 4 << 10;
-/// The number of cells of a rank: more than [`SHORT_LEAD_MAX`], because the others may still read the oldest of these rounds.
+/// The number of cells of a rank. More than [`SHORT_LEAD_MAX`] are necessary, because the others may still read the oldest of
+/// these rounds; a power of two is fast.
 pub(super) const SHORT_CELLS: u64 = 2 * SHORT_LEAD_MAX;
 /// The number of payloads of maximum length for which a ring buffer has space. At least three are necessary: for
 /// the payload that other ranks read, for the payload that this rank writes, and for the unused space at the end.
