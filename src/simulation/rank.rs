@@ -13,7 +13,7 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 
 use crate::engine::{DISCONNECT_TIMEOUT, Failure, OpId, Timestamp};
-use crate::runtime::driver::{BlockingCollective, Core, PollProgress, SleepDecision};
+use crate::runtime::driver::{BlockingCollective, Core, DrivenCore as _, PollProgress, SleepDecision};
 use crate::runtime::error::Error;
 use crate::runtime::host_rounds::HostRounds;
 use crate::runtime::memory::{BufferAccess, Memory};

@@ -27,10 +27,10 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 pub(crate) use self::blocking::{BegunShort, SpecAndKernels};
-pub(crate) use self::core::{Core, PollProgress};
-pub(crate) use self::core_lock::CoreLock;
+pub(crate) use self::core::Core;
 #[cfg(test)]
 pub(crate) use self::core_lock::{CoreGuard, DrivenCore};
+pub(crate) use self::core_lock::{CoreLock, PollProgress};
 #[cfg(test)]
 pub(crate) use self::primitives::Primitives;
 pub use self::shared::Interrupt;

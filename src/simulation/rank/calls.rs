@@ -6,7 +6,7 @@ use super::{BlockingCall, OPERATION_TIMEOUT, SimulatedRank};
 use crate::codec::{Codec, DecodeError, RandomKeys};
 use crate::engine::{OpId, OperationRequest, Pattern, Timestamp};
 use crate::reduce::Kernels;
-use crate::runtime::driver::{BegunShort, BlockingCollective, Submission};
+use crate::runtime::driver::{BegunShort, BlockingCollective, DrivenCore as _, Submission};
 use crate::runtime::encoding::Encoding;
 use crate::runtime::error_feedback::CompressorCall;
 use crate::runtime::host_rounds::ShortResult;
