@@ -124,7 +124,7 @@ impl Group {
 
 /// Calls a function with the sockets of a job, which include the port of this rank.
 fn with_sockets<R>(job: &SharedJob, call: impl FnOnce(&mut TcpTransport) -> R) -> R {
-    call(job.driver.core().link_driver.transport_mut().sockets_mut())
+    call(&mut job.driver.core().link_driver.transport.sockets)
 }
 
 /// Opens the links to the higher ranks of an isolated group, as far as this is possible before the deadline. All ranks already

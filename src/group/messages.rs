@@ -350,7 +350,7 @@ impl Group {
             return receive();
         }
         memory::lend(bytes, |memory| {
-            let sent = driver.begin(send_request, Submission::Send(to, memory), true)?;
+            let sent = driver.begin_borrowed(send_request, Submission::Send(to, memory))?;
             let received = receive();
             // The send must end even if the receive has failed, because the send uses the borrowed elements.
             driver.wait_for_borrowed(sent).unwrap_or(Err(Error::Taken))?;

@@ -162,7 +162,7 @@ impl SimulatedRank {
             }
         }
         if now >= host.change_over_at {
-            self.core.link_driver.transport_mut().change_over();
+            self.core.link_driver.transport.change_over();
         }
         if !self.step(now, compute_max) {
             return true;

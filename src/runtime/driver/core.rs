@@ -17,20 +17,20 @@ use crate::runtime::deferred_drop::{self, Deferred};
 use crate::runtime::error::Error;
 use crate::runtime::failure_report::FailureReporter;
 use crate::runtime::host_rounds::HostRounds;
-use crate::runtime::link_driver::{BufferAndReduction, LinkDriver, PollOutcome};
+use crate::runtime::link_driver::{BufferAndReduction, LinkDriver};
 use crate::runtime::memory::Memory;
 use crate::runtime::statistics::{ShmCounters, Statistics};
 use crate::schedule::Schedule;
 use crate::schedule::hierarchy::{Block, CollectiveStage};
 use crate::shm::{RoundsMemory, Segment};
-use crate::transport::local_links::{LinkTransport, SocketTransport};
+use crate::transport::SocketTransport;
 use crate::transport::tcp::TcpTransport;
 use crate::types::{Algorithm, Rank, SortedMap, SortedSet};
 
 /// The link driver, the active operations and the results of finished operations. The links go over the sockets `S`, and through
 /// queues in memory of the kind `M` between ranks of one host. Simulations have other sockets and other memory than jobs.
 pub(crate) struct Core<S = TcpTransport, M = Segment> {
-    pub(crate) link_driver: LinkDriver<LinkTransport<S, M>>,
+    pub(crate) link_driver: LinkDriver<S, M>,
     /// After a failure of the job: until this time, this rank tells the peers and receives their reports. `None` until the core
     /// has noticed the failure. The engine of the link driver has the failure itself.
     notify_until: Option<Timestamp>,
@@ -73,10 +73,7 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
 }
 
 impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
-    pub(crate) fn new(
-        link_driver: LinkDriver<LinkTransport<S, M>>,
-        failure_reporter: Option<FailureReporter>,
-    ) -> Self {
+    pub(crate) fn new(link_driver: LinkDriver<S, M>, failure_reporter: Option<FailureReporter>) -> Self {
         Self {
             link_driver,
             notify_until: None,
@@ -208,7 +205,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     fn report_unacknowledged_links(&mut self) {
         let count = self.link_driver.settings().host_names.len() as u32;
         for peer in (0..count).map(Rank::new) {
-            if self.link_driver.transport().sockets().is_retransmission_unanswered(peer) {
+            if self.link_driver.transport.sockets.is_retransmission_unanswered(peer) {
                 self.link_driver.engine_mut().report_unacknowledged(peer);
             }
         }
@@ -312,7 +309,7 @@ impl<S: SocketTransport + 'static, M: RoundsMemory + 'static> DrivenCore for Cor
         if self.link_driver.engine().poll_timeout().is_some_and(|due| now >= due) {
             self.report_unacknowledged_links();
         }
-        let poll = self.link_driver.poll(now);
+        let can_move_more = self.link_driver.poll(now);
         // A probe waits for a message, and a thread that sleeps in shared memory waits for a wake frame.
         let mut is_progress = self.link_driver.engine().event_count() != events_before;
         if !self.shm_tasks.is_empty() {
@@ -325,21 +322,20 @@ impl<S: SocketTransport + 'static, M: RoundsMemory + 'static> DrivenCore for Cor
             is_progress = true;
         }
         let has_encoded = self.poll_encoded(now);
-        match poll {
-            // The failure may have been detected in shared memory, after the link driver was polled.
-            _ if self.link_driver.failure().is_some() => {
-                self.notify_until = Some(now + NOTIFY_TIMEOUT);
-                PollProgress::Busy
-            }
+        // The failure may have been detected in shared memory, after the link driver was polled.
+        if self.link_driver.failure().is_some() {
+            self.notify_until = Some(now + NOTIFY_TIMEOUT);
+            return PollProgress::Busy;
+        }
+        match can_move_more || has_encoded {
             _ if is_progress => PollProgress::Progress,
-            PollOutcome::Busy => PollProgress::Busy,
-            _ if has_encoded => PollProgress::Busy,
-            PollOutcome::Blocked | PollOutcome::Failed(_) => PollProgress::Blocked,
+            true => PollProgress::Busy,
+            false => PollProgress::Blocked,
         }
     }
 
     fn take_wake_bytes(&mut self) -> bool {
-        self.link_driver.transport_mut().take_wake_bytes()
+        self.link_driver.transport.take_wake_bytes()
     }
 
     fn prepare_to_sleep(&mut self) -> bool {
@@ -349,7 +345,7 @@ impl<S: SocketTransport + 'static, M: RoundsMemory + 'static> DrivenCore for Cor
 
     fn next_deadline(&self) -> Option<Timestamp> {
         let notify_until = self.notify_until.filter(|_| !self.has_failed.load(Ordering::Relaxed));
-        let transport_deadline = self.link_driver.transport().sockets().next_deadline();
+        let transport_deadline = self.link_driver.transport.sockets.next_deadline();
         notify_until
             .into_iter()
             .chain(self.link_driver.engine().poll_timeout())

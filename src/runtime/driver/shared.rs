@@ -294,7 +294,7 @@ impl ThreadedDriver for DriverShared {
         let awaited_posts = core.awaited_posts();
         (!awaited_posts.is_empty()).then(|| EventWait {
             kind: WaitKind::Spin(awaited_posts),
-            signals: core.link_driver.transport().signals(),
+            signals: core.link_driver.transport.signals(),
         })
     }
 
@@ -302,7 +302,7 @@ impl ThreadedDriver for DriverShared {
         // A thread that waits for its own operation first polls, because waking up takes time. The progress thread does not
         // poll, because it would take the processor from the program's computation.
         let spin = if core.background.is_empty() { core.poll_time.max() } else { Duration::ZERO };
-        EventWait { kind: WaitKind::Sleep { spin, timeout }, signals: core.link_driver.transport().signals() }
+        EventWait { kind: WaitKind::Sleep { spin, timeout }, signals: core.link_driver.transport.signals() }
     }
 
     fn wait_for_events(&self, EventWait { kind, signals }: EventWait) -> FoundEvents {
@@ -319,7 +319,7 @@ impl ThreadedDriver for DriverShared {
 
     fn handle_events(&self, core: &mut Core, found: FoundEvents) -> bool {
         let FoundEvents { events, has_work, waited } = found;
-        core.link_driver.transport_mut().sockets_mut().serve(self.now(), events);
+        core.link_driver.transport.sockets.serve(self.now(), events);
         if let Some(waited) = waited {
             core.poll_time.record_wait(waited);
         }

@@ -12,7 +12,7 @@ use crate::runtime::host_rounds::HostRounds;
 use crate::runtime::memory::Memory;
 use crate::schedule::CollectiveSpec;
 use crate::shm::RoundsMemory;
-use crate::transport::local_links::SocketTransport;
+use crate::transport::SocketTransport;
 
 /// The message of a job that fails because of an error in this library: a group must hand over its rounds before an operation.
 const NO_ROUNDS: &str = "a group began an operation without its shared memory";

@@ -16,7 +16,7 @@ use crate::runtime::memory::Memory;
 use crate::schedule::Schedule;
 use crate::schedule::hierarchy::{Block, CollectiveStage};
 use crate::shm::RoundsMemory;
-use crate::transport::local_links::SocketTransport;
+use crate::transport::SocketTransport;
 use crate::types::INTERNAL_GROUP_BITS;
 
 impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {

@@ -5,8 +5,8 @@ use crate::engine::{Envelope, OperationRequest, Pattern, SendMode, Timestamp};
 use crate::runtime::link_io::IncomingFrame;
 use crate::runtime::profile::ProfilePart;
 use crate::shm::SegmentMemory;
-use crate::transport::TransferResult;
-use crate::transport::local_links::{LinkTransport, LocalMessage, NextFrame, SocketTransport};
+use crate::transport::local_links::{LocalMessage, NextFrame};
+use crate::transport::{SocketTransport, TransferResult};
 use crate::types::Rank;
 use crate::wire::frame::HEADER_BYTES;
 
@@ -27,7 +27,7 @@ pub enum DirectReceive {
     NeedsOperation,
 }
 
-impl<S: SocketTransport, M: SegmentMemory> LinkDriver<LinkTransport<S, M>> {
+impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     /// Sends a message without an operation. Returns false if it was not sent, and needs an operation.
     pub fn try_send_directly(&mut self, request: &OperationRequest, to: Rank, payload: &[u8]) -> bool {
         let Self { engine, transport, links, operations, counters, .. } = self;

@@ -38,9 +38,8 @@ pub(crate) use self::simultaneous_open::{LinkChoice, SimultaneousOpen};
 use super::handshake::{OutgoingHandshake, random_nonce};
 use super::incoming::AcceptedConnection;
 use super::listener::Listener;
-use super::local_links::SocketTransport;
 use super::poller::{Event, Poller};
-use super::{TransferResult, Transport};
+use super::{SocketTransport, TransferResult};
 use crate::types::Rank;
 use crate::wire::handshake::{ConnectionPurpose, Introduction, StreamId};
 
@@ -351,7 +350,7 @@ impl TcpTransport {
     }
 }
 
-impl Transport for TcpTransport {
+impl SocketTransport for TcpTransport {
     fn connect(&mut self, now: Duration, peer: Rank) {
         if self.links.contains_key(&peer) {
             return;
@@ -396,9 +395,7 @@ impl Transport for TcpTransport {
     fn take_incoming_link(&mut self) -> Option<Rank> {
         self.incoming_links.pop_front()
     }
-}
 
-impl SocketTransport for TcpTransport {
     fn wake(&mut self, peer: Rank) {
         // If the link is lost, an event has told the peer.
         if let Some(bundle) = self.bundle_mut(peer) {
