@@ -41,7 +41,6 @@ pub struct LinkDriver<S, M> {
     peers: Vec<Rank>,
     settings: Settings,
     operations: ActiveOperations,
-    counters: ByteCounters,
     /// The number of threads that are in a probe for messages at the moment.
     probing_threads: usize,
 }
@@ -64,7 +63,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
             peers: Vec::new(),
             settings,
             operations: ActiveOperations::default(),
-            counters: ByteCounters::default(),
             probing_threads: 0,
         }
     }
@@ -77,11 +75,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     /// Returns the meter that measures how long sending, receiving and reducing take.
     pub(crate) fn meter(&self) -> &Meter {
         &self.operations.meter
-    }
-
-    /// Returns the numbers of bytes that have been sent and received.
-    pub fn counters(&self) -> ByteCounters {
-        self.counters
     }
 
     /// Returns the numbers of bytes that each link has carried, by peer. A link that was not opened has no entry.
@@ -296,7 +289,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
 
     /// Sends bytes to `peer` with one call of the transport. Returns whether anything has changed.
     fn send(&mut self, peer: Rank) -> bool {
-        let Self { engine, transport, links, operations, counters, .. } = self;
+        let Self { engine, transport, links, operations, .. } = self;
         let Some(link) = links.get_mut(&peer).filter(|link| !link.is_lost && !link.is_closed_for_sending)
         else {
             return false;
@@ -323,7 +316,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         operations.meter.end_transfer(ProfilePart::Send, &mut started, peer, moved.bytes());
         match moved {
             TransferResult::Bytes(count) => {
-                counters.add_sent(&mut link.counters, count);
+                link.counters.bytes_sent += count as u64;
                 link.has_opened = true;
                 outgoing.sent += count;
                 if outgoing.sent == HEADER_BYTES + payload.len() {
@@ -354,7 +347,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
 
     /// Receives bytes from `peer` with one call of the transport. Returns whether anything has changed.
     fn receive(&mut self, peer: Rank) -> bool {
-        let Self { engine, transport, links, operations, counters, .. } = self;
+        let Self { engine, transport, links, operations, .. } = self;
         let Some(link) = links.get_mut(&peer).filter(|link| !link.is_lost) else { return false };
         let LinkIo { incoming, header, header_filled, scratch, .. } = link;
         let mut started = operations.meter.start();
@@ -392,7 +385,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         operations.meter.end_transfer(ProfilePart::Receive, &mut started, peer, moved.bytes());
         match moved {
             TransferResult::Bytes(count) => {
-                counters.add_received(&mut link.counters, count);
+                link.counters.bytes_received += count as u64;
                 link.has_opened = true;
                 link.count_received(count);
                 link.handle_complete_frames(peer, engine, operations);

@@ -112,14 +112,13 @@ impl Driver {
 
     pub(crate) fn statistics(&self) -> Statistics {
         let core = self.shared.lock();
-        let counters = core.link_driver.counters();
         let current = core.busy_since.map_or(Duration::ZERO, |since| self.shared.now().saturating_sub(since));
-        let mut statistics = Statistics {
-            bytes_sent: counters.bytes_sent,
-            bytes_received: counters.bytes_received,
-            communication: core.statistics.communication + current,
-            ..core.statistics
-        };
+        let mut statistics = core.statistics;
+        statistics.communication += current;
+        for (_, counters) in core.link_driver.link_counters() {
+            statistics.bytes_sent += counters.bytes_sent;
+            statistics.bytes_received += counters.bytes_received;
+        }
         core.shm_counters.add_to(&mut statistics);
         statistics
     }

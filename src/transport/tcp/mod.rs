@@ -343,9 +343,15 @@ impl TcpTransport {
 
     /// Returns the connections of the link to `peer`, if the link is open.
     fn bundle_mut(&mut self, peer: Rank) -> Option<&mut Bundle<TcpStream>> {
+        self.open_link(peer).ok()
+    }
+
+    /// Returns the connections of the link to `peer`, or why they cannot send and receive.
+    fn open_link(&mut self, peer: Rank) -> Result<&mut Bundle<TcpStream>, TransferResult> {
         match self.links.get_mut(&peer) {
-            Some(TcpLink::Open(bundle)) => Some(bundle),
-            _ => None,
+            Some(TcpLink::Open(bundle)) => Ok(bundle),
+            Some(TcpLink::Lost(why)) => Err(TransferResult::Lost(why.clone())),
+            Some(TcpLink::Opening(_)) | None => Err(TransferResult::Blocked),
         }
     }
 }
@@ -367,19 +373,11 @@ impl SocketTransport for TcpTransport {
     }
 
     fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> TransferResult {
-        match self.links.get_mut(&peer) {
-            Some(TcpLink::Open(bundle)) => bundle.send(parts),
-            Some(TcpLink::Lost(why)) => TransferResult::Lost(why.clone()),
-            Some(TcpLink::Opening(_)) | None => TransferResult::Blocked,
-        }
+        self.open_link(peer).map_or_else(|result| result, |bundle| bundle.send(parts))
     }
 
     fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
-        match self.links.get_mut(&peer) {
-            Some(TcpLink::Open(bundle)) => bundle.receive(parts),
-            Some(TcpLink::Lost(why)) => TransferResult::Lost(why.clone()),
-            Some(TcpLink::Opening(_)) | None => TransferResult::Blocked,
-        }
+        self.open_link(peer).map_or_else(|result| result, |bundle| bundle.receive(parts))
     }
 
     fn close_sending(&mut self, peer: Rank) {
