@@ -1,6 +1,5 @@
 //! The verdict of the engine for each frame that arrives.
 
-use super::matching::Envelope;
 use super::operation::{DueSegment, TransferSegment};
 use super::{Engine, FrameVerdict, OpId, OperationKey, contract_of_transfer};
 use crate::types::{Operation, Rank};
@@ -152,21 +151,8 @@ impl Engine {
                     return Err(self.refuse(peer, detail));
                 }
                 link.messages_received += 1;
-                // The layout in the contract of a message is the tag of the message.
-                let envelope = Envelope {
-                    group: header.group,
-                    source: peer,
-                    tag: header.contract.layout,
-                    contract: header.contract,
-                };
-                match self.matching.take_posted(&envelope) {
-                    Some(posted) => {
-                        self.start_matched_receive(&posted, key, envelope)
-                            .map_err(|_| FrameVerdict::Discard)?;
-                    }
-                    None => self.matching.add_arrived(key, envelope),
-                }
-                Ok(key)
+                let matched = self.match_message(key, (peer, header.group), header.contract);
+                matched.map(|()| key).map_err(|_| FrameVerdict::Discard)
             }
         }
     }

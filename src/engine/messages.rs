@@ -12,7 +12,7 @@ use super::matching::{Envelope, Pattern, PostedReceive};
 use super::operation::{EAGER_BYTES, ExternalOperation, OperationInfo, credit_cost};
 use super::{Engine, Failure, OpId, OperationKey, OperationRequest, SendMode, Timestamp};
 use crate::schedule::{Action, InboundElements, OutboundElements, Schedule, Step};
-use crate::types::{Rank, Site};
+use crate::types::{Contract, Rank, Site};
 
 impl Engine {
     /// Begins to send elements `0..count` of a buffer as a message. The contract's `layout` is the tag of the message.
@@ -81,8 +81,24 @@ impl Engine {
         true
     }
 
+    /// Starts the receive that a message from `source` matches. If there is no such receive, the message waits for one.
+    pub(super) fn match_message(
+        &mut self,
+        key: OperationKey,
+        (source, group): (Rank, u32),
+        contract: Contract,
+    ) -> Result<(), Failure> {
+        // The layout in the contract of a message is the tag of the message.
+        let envelope = Envelope { group, source, tag: contract.layout, contract };
+        if let Some(posted) = self.matching.take_posted(&envelope) {
+            return self.start_matched_receive(&posted, key, envelope);
+        }
+        self.matching.add_arrived(key, envelope);
+        Ok(())
+    }
+
     /// Starts a receive that has matched a message. `key` is the key of the message.
-    pub(super) fn start_matched_receive(
+    fn start_matched_receive(
         &mut self,
         posted: &PostedReceive,
         key: OperationKey,
@@ -120,8 +136,6 @@ impl Engine {
     ) -> Result<OpId, Failure> {
         let (id, rank, contract) = (self.new_id(), self.settings.rank, request.contract);
         let key = OperationKey::Message { from: rank, to: rank, sequence: id.0 };
-        // The layout in the contract of a message is the tag of the message.
-        let envelope = Envelope { group: request.group, source: rank, tag: contract.layout, contract };
         match request.mode {
             SendMode::Standard => self.completed.push_back(id),
             SendMode::Synchronous => {
@@ -130,11 +144,7 @@ impl Engine {
                 self.external.insert(id, ExternalOperation { info, awaited: vec![rank] });
             }
         }
-        match self.matching.take_posted(&envelope) {
-            Some(posted) => self.start_matched_receive(&posted, key, envelope)?,
-            None => self.matching.add_arrived(key, envelope),
-        }
-        Ok(id)
+        self.match_message(key, (rank, request.group), contract).map(|()| id)
     }
 
     /// Completes a receive that has matched a message of this rank to itself. Also completes the send of the message if it is

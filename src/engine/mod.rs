@@ -238,8 +238,8 @@ impl Engine {
         if let Some(header) = link.control_frames.pop_front() {
             return Some(Transmit::Control { header, payload: Bytes::new() });
         }
-        for _ in 0..link.send_queue.runnable_count() {
-            let Some(id) = link.send_queue.take_next() else { break };
+        for _ in 0..link.send_queue.runnable.len() {
+            let Some(id) = link.send_queue.runnable.pop_front() else { break };
             let Some(running) = self.operations.get_mut(&id) else { continue };
             match running.take_next_send(peer, link.credit()) {
                 NextSend::Nothing if running.sends_to(peer) => link.send_queue.wait_for_data(id),
@@ -262,7 +262,7 @@ impl Engine {
                         link.spend_credit(payload_bytes);
                     }
                     link.send_queue.record_frame(id, payload_bytes, self.settings.segment_bytes);
-                    link.send_queue.mark_in_flight(id);
+                    link.send_queue.in_flight = Some(id);
                     return Some(Transmit::Segment { operation: id, header, range: segment.range });
                 }
             }
@@ -273,11 +273,11 @@ impl Engine {
     /// Records that the driver has sent the whole segment that [`Engine::poll_transmit`] returned for `peer`.
     pub fn handle_sent_segment(&mut self, peer: Rank) {
         let Some(link) = self.links.get_mut(&peer) else { return };
-        let Some(id) = link.send_queue.take_in_flight() else { return };
+        let Some(id) = link.send_queue.in_flight.take() else { return };
         let Some(running) = self.operations.get_mut(&id) else { return };
         running.record_sent_segment(peer);
         if running.sends_to(peer) {
-            link.send_queue.requeue(id);
+            link.send_queue.runnable.push_back(id);
         }
         self.complete_if_done(id);
     }
@@ -356,7 +356,7 @@ impl Engine {
             }
             match info.key {
                 _ if !is_sent_to => {}
-                OperationKey::Collective { .. } => link.send_queue.add_collective(id),
+                OperationKey::Collective { .. } => link.send_queue.runnable.push_back(id),
                 OperationKey::Message { .. } => link.send_queue.add_message(id),
             }
         }

@@ -16,7 +16,7 @@ use crate::wire::frame::HEADER_BYTES;
 #[derive(Default)]
 pub(super) struct SendQueue {
     /// The operations that take turns, because they may be able to send. The first one has the next turn.
-    runnable: VecDeque<OpId>,
+    pub(super) runnable: VecDeque<OpId>,
     /// The operations that can send only after they have received and applied a further segment.
     waiting_for_data: SortedSet<OpId>,
     /// The messages that have sent no frame, in the order of their numbers.
@@ -34,15 +34,10 @@ pub(super) struct SendQueue {
     /// `waiting_for_credit` or `waiting_for_ready`.
     unannounced: SortedSet<OpId>,
     /// The operation whose segment the driver is sending.
-    in_flight: Option<OpId>,
+    pub(super) in_flight: Option<OpId>,
 }
 
 impl SendQueue {
-    /// Adds a collective.
-    pub(super) fn add_collective(&mut self, id: OpId) {
-        self.runnable.push_back(id);
-    }
-
     /// Adds a message behind all earlier messages.
     pub(super) fn add_message(&mut self, id: OpId) {
         self.unopened.push_back(id);
@@ -54,22 +49,6 @@ impl SendQueue {
     /// Returns whether there are messages that have sent no frame.
     pub(super) fn has_unopened_messages(&self) -> bool {
         !self.unopened.is_empty()
-    }
-
-    /// Returns the number of operations that take turns.
-    pub(super) fn runnable_count(&self) -> usize {
-        self.runnable.len()
-    }
-
-    /// Removes and returns the operation that has the next turn. If the operation has more to send, the caller passes it to
-    /// `wait_for_data`, `suspend` or `mark_in_flight`.
-    pub(super) fn take_next(&mut self) -> Option<OpId> {
-        self.runnable.pop_front()
-    }
-
-    /// Puts an operation at the end of the operations that take turns, after a segment of the operation has been sent.
-    pub(super) fn requeue(&mut self, id: OpId) {
-        self.runnable.push_back(id);
     }
 
     /// Suspends an operation until [`SendQueue::resume_after_data`].
@@ -124,16 +103,6 @@ impl SendQueue {
             self.turn_bytes = 0;
             self.runnable.push_back(next);
         }
-    }
-
-    /// Records that the driver now sends a segment of the operation.
-    pub(super) fn mark_in_flight(&mut self, id: OpId) {
-        self.in_flight = Some(id);
-    }
-
-    /// Records that the driver has sent the segment in flight, and returns the operation of the segment.
-    pub(super) fn take_in_flight(&mut self) -> Option<OpId> {
-        self.in_flight.take()
     }
 
     /// Handles a ready frame for an operation. `id` is `None` if the operation is not active on this rank.

@@ -26,7 +26,7 @@ impl Group {
         let Some(job) = self.job.clone() else {
             return Ok(Self { timeout: self.timeout, ..Self::solo() });
         };
-        let has_port = with_sockets(&job, |sockets| sockets.has_port());
+        let has_port = job.driver.core().link_driver.transport.sockets.has_port();
         let Some(origin) = job.origin.as_ref().filter(|_| has_port) else {
             return Err(StartError::Isolated(
                 "an isolated group has no ports on which another one could connect; use a group of the whole job"
@@ -72,7 +72,8 @@ impl Group {
             self.broadcast_object(&rand::random::<u64>(), Rank::ZERO).map_err(|error| start_error(&error))?;
         let group = IsolatedGroup { id, members: Arc::clone(&self.members) };
         let (rank, streams) = (self.rank(), options.streams.initial_count());
-        let created = with_sockets(job, |port| port.create_isolated(group, rank, sockets, streams));
+        let core = || job.driver.core();
+        let created = core().link_driver.transport.sockets.create_isolated(group, rank, sockets, streams);
         let mut own_member = origin.member.clone();
         own_member.shared.streams = options.streams.to_byte();
         // A rank that cannot take part must inform the other ranks, because they would wait for its connection.
@@ -87,7 +88,7 @@ impl Group {
             Ok(roster)
         });
         // Even after a failure, the port must not accept connections of the isolated group any more.
-        let taken = with_sockets(job, |port| transport.take_accepted_from(port, epoch.elapsed()));
+        let taken = transport.take_accepted_from(&mut core().link_driver.transport.sockets, epoch.elapsed());
         let roster = connected?;
         taken.map_err(refused_queue)?;
         Ok((roster, transport))
@@ -120,11 +121,6 @@ impl Group {
             job.driver.core().adapt_polling();
         }
     }
-}
-
-/// Calls a function with the sockets of a job, which include the port of this rank.
-fn with_sockets<R>(job: &SharedJob, call: impl FnOnce(&mut TcpTransport) -> R) -> R {
-    call(job.driver.core().link_driver.transport_mut().sockets_mut())
 }
 
 /// Opens the links to the higher ranks of an isolated group, as far as this is possible before the deadline. All ranks already

@@ -37,11 +37,11 @@ impl Group {
         // rank adds its queues before it reports that it has the memory.
         let bytes = HostMemoryLayout::new(members.len()).bytes();
         let added = local.share_segment(bytes, |memory| {
-            job.driver.core().link_driver.transport_mut().add_queues(&Arc::new(memory), &members, own);
+            job.driver.core().link_driver.transport.add_queues(&Arc::new(memory), &members, own);
         });
         if let Err(error) = added {
             let why = error.reason()?;
-            job.driver.core().link_driver.transport_mut().remove_queues();
+            job.driver.core().link_driver.transport.remove_queues();
             log::info!("the ranks of this host exchange messages over TCP: {why}");
             return Ok(());
         }

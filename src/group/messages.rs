@@ -187,8 +187,8 @@ impl Group {
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<Status, Error> {
-        let site = Site::here();
-        self.receive_elements(buffer.elements_mut()?, (source.into(), tag.into()), TooLong::FailsJob, site)
+        let source = (source.into(), tag.into());
+        self.receive_elements(buffer.elements_mut()?, source, TooLong::FailsJob, Site::here())
     }
 
     /// Receives as [`Group::receive`] does, but a message that is longer than the buffer does not fail the job. Such a message
@@ -204,13 +204,8 @@ impl Group {
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<Status, Error> {
-        let site = Site::here();
-        self.receive_elements(
-            buffer.elements_mut()?,
-            (source.into(), tag.into()),
-            TooLong::FailsReceive,
-            site,
-        )
+        let source = (source.into(), tag.into());
+        self.receive_elements(buffer.elements_mut()?, source, TooLong::FailsReceive, Site::here())
     }
 
     /// Receives a message into the beginning of `elements`.
@@ -262,11 +257,9 @@ impl Group {
         source: impl Into<Source>,
         tag: impl Into<Option<u32>>,
     ) -> Result<Handle<Received<T>>, Error> {
-        let site = Site::here();
-        let (request, pattern) =
-            self.receive_request_and_pattern::<T>(count_max, source.into(), tag.into(), site)?;
         let memory = Memory::none().or_allocated_if_longer::<T>();
-        self.submit_receive(request, pattern, memory, |memory, status| {
+        let (source, site) = ((source.into(), tag.into()), Site::here());
+        self.submit_receive::<T, _>(source, (count_max, memory), site, |memory, status| {
             Ok(Received { elements: memory.into_owned().unwrap_or_default(), status })
         })
     }
@@ -290,28 +283,28 @@ impl Group {
     fn receive_into_owned<B: OwnedBuffer>(
         &self,
         buffer: B,
-        (source, tag): (Source, Option<u32>),
+        source: (Source, Option<u32>),
         too_long: TooLong,
         site: Site,
     ) -> Result<Handle<(B, Status)>, Error> {
         let room = buffer.as_ref().len();
-        let (request, pattern) =
-            self.receive_request_and_pattern::<B::Element>(too_long.count_max(room), source, tag, site)?;
-        let memory = too_long.adapt::<B::Element>(Memory::owned(buffer));
-        self.submit_receive(request, pattern, memory, move |memory, status| {
+        let memory = (too_long.count_max(room), too_long.adapt::<B::Element>(Memory::owned(buffer)));
+        self.submit_receive::<B::Element, _>(source, memory, site, move |memory, status| {
             let status = check_length(status, room)?;
             Ok((memory.into_owned().ok_or(Error::Taken)?, status))
         })
     }
 
-    /// Begins to receive a message into `memory`. `make_result` makes the result from the memory and the status.
-    fn submit_receive<R>(
+    /// Begins to receive a message of at most `count_max` elements into `memory`. `make_result` makes the result from the memory
+    /// and the status.
+    fn submit_receive<T: Element, R>(
         &self,
-        request: OperationRequest,
-        pattern: Pattern,
-        memory: Memory,
+        (source, tag): (Source, Option<u32>),
+        (count_max, memory): (usize, Memory),
+        site: Site,
         make_result: impl FnOnce(Memory, Status) -> Result<R, Error> + Send + 'static,
     ) -> Result<Handle<R>, Error> {
+        let (request, pattern) = self.receive_request_and_pattern::<T>(count_max, source, tag, site)?;
         let job = self.message_job()?;
         let id = job.driver.submit(request, Submission::Receive(pattern, memory))?;
         let members = Arc::clone(&self.members);
@@ -350,7 +343,7 @@ impl Group {
             return receive();
         }
         memory::lend(bytes, |memory| {
-            let sent = driver.begin(send_request, Submission::Send(to, memory), true)?;
+            let sent = driver.begin_borrowed(send_request, Submission::Send(to, memory))?;
             let received = receive();
             // The send must end even if the receive has failed, because the send uses the borrowed elements.
             driver.wait_for_borrowed(sent).unwrap_or(Err(Error::Taken))?;

@@ -249,7 +249,7 @@ impl Group {
     /// the group.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let job = self.job.as_ref().or_else(|| self.self_job.get());
-        job.map(|job| job.driver.core().link_driver.transport().sockets().descriptors()).unwrap_or_default()
+        job.map(|job| job.driver.core().link_driver.transport.sockets.descriptors()).unwrap_or_default()
     }
 
     /// Returns the host of a rank of the group, for use in errors: its name and address.

@@ -178,7 +178,7 @@ fn choose_streams_by_measurement(group: &mut Group, local_transport: LocalTransp
     let count = if shares_memory { 1 } else { measure_faster_count(group)? };
     group.with_job(|job| {
         let mut core = job.driver.core();
-        let sockets = core.link_driver.transport_mut().sockets_mut();
+        let sockets = &mut core.link_driver.transport.sockets;
         if count == 1 {
             sockets.use_single_connection();
         } else {
@@ -223,7 +223,7 @@ fn measure_faster_count(group: &mut Group) -> Result<u8, Error> {
 /// Returns the time in nanoseconds of an all-gather of `bytes` bytes from each rank on the ring, with `count` connections for
 /// each link.
 fn time_with_streams(group: &mut Group, count: u8, bytes: usize) -> Result<f64, Error> {
-    group.with_job(|job| job.driver.core().link_driver.transport_mut().sockets_mut().use_streams(count));
+    group.with_job(|job| job.driver.core().link_driver.transport.sockets.use_streams(count));
     time_all_gather(group, "ring", bytes)
 }
 

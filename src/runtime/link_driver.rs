@@ -18,7 +18,9 @@ use crate::engine::{
 };
 use crate::reduce::Kernels;
 use crate::schedule::{Action, Schedule};
-use crate::transport::{TransferResult, Transport};
+use crate::shm::SegmentMemory;
+use crate::transport::local_links::LinkTransport;
+use crate::transport::{SocketTransport, TransferResult};
 use crate::types::{Contract, Rank, Site};
 use crate::wire::frame::HEADER_BYTES;
 
@@ -30,29 +32,17 @@ const DISCARD_BYTES: usize = 16 << 10;
 const NO_MEMORY: &str =
     "there is not enough memory for the buffers of all ranks: choose an algorithm that needs less memory";
 
-/// An engine, its transport, and the frames that are partly sent or partly received.
-pub struct LinkDriver<T> {
+/// An engine, its links, and the frames that are partly sent or partly received. [`LinkTransport`] explains `S` and `M`.
+pub struct LinkDriver<S, M> {
     engine: Engine,
-    transport: T,
+    pub(crate) transport: LinkTransport<S, M>,
     links: BTreeMap<Rank, LinkIo>,
     /// The peers in `links`, in the order in which the links were opened.
     peers: Vec<Rank>,
     settings: Settings,
     operations: ActiveOperations,
-    counters: ByteCounters,
     /// The number of threads that are in a probe for messages at the moment.
     probing_threads: usize,
-}
-
-/// The result of [`LinkDriver::poll`].
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum PollOutcome {
-    /// More work can be done now.
-    Busy,
-    /// No more work can be done before the transport has waited for events.
-    Blocked,
-    /// The job has failed.
-    Failed(Failure),
 }
 
 /// The buffer and the reduction of an operation.
@@ -63,9 +53,9 @@ pub struct BufferAndReduction {
     pub kernels: Option<Kernels>,
 }
 
-impl<T: Transport> LinkDriver<T> {
+impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     /// Creates a driver without operations.
-    pub fn new(settings: Settings, transport: T) -> Self {
+    pub fn new(settings: Settings, transport: LinkTransport<S, M>) -> Self {
         Self {
             engine: Engine::new(settings.clone()),
             transport,
@@ -73,7 +63,6 @@ impl<T: Transport> LinkDriver<T> {
             peers: Vec::new(),
             settings,
             operations: ActiveOperations::default(),
-            counters: ByteCounters::default(),
             probing_threads: 0,
         }
     }
@@ -83,24 +72,9 @@ impl<T: Transport> LinkDriver<T> {
         &self.settings
     }
 
-    /// Returns the transport.
-    pub fn transport(&self) -> &T {
-        &self.transport
-    }
-
-    /// Returns the transport, for example to pass events to it.
-    pub fn transport_mut(&mut self) -> &mut T {
-        &mut self.transport
-    }
-
     /// Returns the meter that measures how long sending, receiving and reducing take.
     pub(crate) fn meter(&self) -> &Meter {
         &self.operations.meter
-    }
-
-    /// Returns the numbers of bytes that have been sent and received.
-    pub fn counters(&self) -> ByteCounters {
-        self.counters
     }
 
     /// Returns the numbers of bytes that each link has carried, by peer. A link that was not opened has no entry.
@@ -117,7 +91,7 @@ impl<T: Transport> LinkDriver<T> {
     pub fn connect(&mut self, now: Timestamp, peer: Rank) {
         // Messages of a rank to itself need no link.
         if peer != self.settings.rank && !self.links.contains_key(&peer) {
-            self.transport.connect(now, peer);
+            self.transport.sockets.connect(now, peer);
             self.links.insert(peer, LinkIo::new());
             self.peers.push(peer);
         }
@@ -236,8 +210,9 @@ impl<T: Transport> LinkDriver<T> {
         }
     }
 
-    /// Sends and receives on all links until no link sends or receives more bytes, but at most 64 times on each link.
-    pub fn poll(&mut self, now: Timestamp) -> PollOutcome {
+    /// Sends and receives on all links until no link sends or receives more bytes, but at most 64 times on each link. Returns
+    /// whether more bytes can be sent or received now.
+    pub fn poll(&mut self, now: Timestamp) -> bool {
         self.engine.advance(now);
         self.add_incoming_links();
         let (mut moved, mut rounds) = (true, 0);
@@ -252,11 +227,7 @@ impl<T: Transport> LinkDriver<T> {
         }
         self.send_control_frames();
         self.engine.handle_timeout(now);
-        match self.engine.failure() {
-            Some(failure) => PollOutcome::Failed(failure.clone()),
-            None if moved && self.has_work() => PollOutcome::Busy,
-            None => PollOutcome::Blocked,
-        }
+        moved && self.has_work()
     }
 
     /// Sends the control frames that wait to be sent.
@@ -279,7 +250,7 @@ impl<T: Transport> LinkDriver<T> {
 
     /// Adds the links that peers have opened.
     fn add_incoming_links(&mut self) {
-        while let Some(peer) = self.transport.take_incoming_link() {
+        while let Some(peer) = self.transport.sockets.take_incoming_link() {
             if let Entry::Vacant(entry) = self.links.entry(peer) {
                 entry.insert(LinkIo::new());
                 self.peers.push(peer);
@@ -318,7 +289,7 @@ impl<T: Transport> LinkDriver<T> {
 
     /// Sends bytes to `peer` with one call of the transport. Returns whether anything has changed.
     fn send(&mut self, peer: Rank) -> bool {
-        let Self { engine, transport, links, operations, counters, .. } = self;
+        let Self { engine, transport, links, operations, .. } = self;
         let Some(link) = links.get_mut(&peer).filter(|link| !link.is_lost && !link.is_closed_for_sending)
         else {
             return false;
@@ -345,7 +316,7 @@ impl<T: Transport> LinkDriver<T> {
         operations.meter.end_transfer(ProfilePart::Send, &mut started, peer, moved.bytes());
         match moved {
             TransferResult::Bytes(count) => {
-                counters.add_sent(&mut link.counters, count);
+                link.counters.bytes_sent += count as u64;
                 link.has_opened = true;
                 outgoing.sent += count;
                 if outgoing.sent == HEADER_BYTES + payload.len() {
@@ -376,7 +347,7 @@ impl<T: Transport> LinkDriver<T> {
 
     /// Receives bytes from `peer` with one call of the transport. Returns whether anything has changed.
     fn receive(&mut self, peer: Rank) -> bool {
-        let Self { engine, transport, links, operations, counters, .. } = self;
+        let Self { engine, transport, links, operations, .. } = self;
         let Some(link) = links.get_mut(&peer).filter(|link| !link.is_lost) else { return false };
         let LinkIo { incoming, header, header_filled, scratch, .. } = link;
         let mut started = operations.meter.start();
@@ -407,14 +378,14 @@ impl<T: Transport> LinkDriver<T> {
         let moved = match next_header {
             Some(header) => {
                 let parts = &mut [IoSliceMut::new(target), IoSliceMut::new(header)];
-                transport.receive_part(peer, parts, buffer_bytes)
+                transport.receive(peer, parts, buffer_bytes)
             }
-            None => transport.receive(peer, &mut [IoSliceMut::new(target)]),
+            None => transport.receive(peer, &mut [IoSliceMut::new(target)], 0),
         };
         operations.meter.end_transfer(ProfilePart::Receive, &mut started, peer, moved.bytes());
         match moved {
             TransferResult::Bytes(count) => {
-                counters.add_received(&mut link.counters, count);
+                link.counters.bytes_received += count as u64;
                 link.has_opened = true;
                 link.count_received(count);
                 link.handle_complete_frames(peer, engine, operations);

@@ -20,27 +20,13 @@ use crate::wire::frame::HEADER_BYTES;
 /// Why a job fails if a reduction function of the program panics.
 pub(crate) const FUNCTION_PANICKED: &str = "the program's reduction function panicked";
 
-/// The bytes that this rank has sent and received since the start, with frame headers.
+/// The bytes that this rank has sent and received on a link since the start, with frame headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ByteCounters {
     /// The bytes sent.
     pub bytes_sent: u64,
     /// The bytes received.
     pub bytes_received: u64,
-}
-
-impl ByteCounters {
-    /// Counts bytes that were sent on one link, here and in the counters of the `link`.
-    pub(crate) fn add_sent(&mut self, link: &mut Self, bytes: usize) {
-        self.bytes_sent += bytes as u64;
-        link.bytes_sent += bytes as u64;
-    }
-
-    /// Counts bytes that were received on one link, here and in the counters of the `link`.
-    pub(crate) fn add_received(&mut self, link: &mut Self, bytes: usize) {
-        self.bytes_received += bytes as u64;
-        link.bytes_received += bytes as u64;
-    }
 }
 
 /// The buffer and the reduction of an active operation.

@@ -16,8 +16,7 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use crate::transport::local_links::SocketTransport;
-use crate::transport::{TransferResult, Transport};
+use crate::transport::{SocketTransport, TransferResult};
 use crate::types::Rank;
 
 /// The properties of a simulated network.
@@ -408,7 +407,7 @@ impl SimTransport {
     }
 }
 
-impl Transport for SimTransport {
+impl SocketTransport for SimTransport {
     fn connect(&mut self, _: Duration, peer: Rank) {
         self.peers.insert(peer);
         self.network.borrow_mut().connect(self.rank, peer);
@@ -450,9 +449,7 @@ impl Transport for SimTransport {
         self.peers.insert(new_peer);
         Some(new_peer)
     }
-}
 
-impl SocketTransport for SimTransport {
     fn wake(&mut self, peer: Rank) {
         self.network.borrow_mut().wake(self.rank, peer, Location::caller());
     }

@@ -14,7 +14,9 @@ use rand::rngs::StdRng;
 
 use crate::engine::{DISCONNECT_TIMEOUT, Failure, OpId, Timestamp};
 use crate::runtime::buffer::BufferAccess;
-use crate::runtime::driver::{BlockingCollective, Core, PollProgress, SleepDecision, send_wake_frames};
+use crate::runtime::driver::{
+    BlockingCollective, Core, DrivenCore as _, PollProgress, SleepDecision, send_wake_frames,
+};
 use crate::runtime::error::Error;
 use crate::runtime::host_rounds::HostRounds;
 use crate::runtime::memory::Memory;
@@ -163,7 +165,7 @@ impl SimulatedRank {
             }
         }
         if now >= host.change_over_at {
-            self.core.link_driver.transport_mut().change_over();
+            self.core.link_driver.transport.change_over();
         }
         if !self.step(now, compute_max) {
             return true;

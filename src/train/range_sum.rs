@@ -31,7 +31,9 @@ pub(crate) struct RangeSum {
 struct Lane {
     /// The ranges of the elements in the vector.
     pieces: Vec<Range<usize>>,
-    layout: LaneLayout,
+    /// With [`SumTarget::Everything`], the lane reduces all pieces, one after the other. With [`SumTarget::OwnChunk`], it reduces
+    /// the whole range, with zeros between the pieces.
+    target: SumTarget,
     /// The compression after the warm-up.
     compression: Compression,
     /// The compressor of the last sum.
@@ -40,19 +42,10 @@ struct Lane {
     seed: u64,
     pending: Option<PendingSum>,
     free_buffer: Option<SumBuffer>,
-    /// Memory for [`LaneLayout::Padded`].
+    /// Memory for the pieces and the zeros between them.
     padded: Vec<f32>,
-    /// The elements of the vector whose sums this rank gets in a padded lane.
+    /// The elements of the vector whose sums this rank gets with [`SumTarget::OwnChunk`].
     own: Range<usize>,
-}
-
-/// The vector that a lane reduces.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum LaneLayout {
-    /// All pieces, one after the other. Every rank gets all sums.
-    Packed,
-    /// The whole range, with zeros between the pieces. Each rank gets the sums of its chunk.
-    Padded,
 }
 
 impl RangeSum {
@@ -86,12 +79,12 @@ impl RangeSum {
         }
         let is_whole = lanes.len() == 1 && lanes[0].1 == [range.clone()];
         let make_lane = |(index, (compression, pieces)): (usize, (Compression, Vec<Range<usize>>))| {
-            let is_padded = target == SumTarget::OwnChunk && (is_whole || compression != Compression::None);
+            let is_all_reduced = compression == Compression::None && !is_whole;
             // A lane has the same number on all ranks, so that codecs draw the same random numbers.
             let seed = SplitMix::new(plan.seed, (number << 8) + index as u64).next_word();
             Lane {
                 pieces,
-                layout: if is_padded { LaneLayout::Padded } else { LaneLayout::Packed },
+                target: if is_all_reduced { SumTarget::Everything } else { target },
                 compression,
                 compressor: Compressor::new(compression).with_seed(seed),
                 seed,
@@ -233,7 +226,7 @@ impl Lane {
     fn places(&self, range: &Range<usize>) -> Vec<(Range<usize>, usize)> {
         let mut end = 0;
         let place = |piece: &Range<usize>| {
-            let start = if self.layout == LaneLayout::Padded { piece.start - range.start } else { end };
+            let start = if self.target == SumTarget::OwnChunk { piece.start - range.start } else { end };
             end += piece.len();
             (piece.clone(), start)
         };
@@ -252,9 +245,9 @@ impl Lane {
 
     /// Returns the number of elements of the vector that the lane reduces.
     fn vector_len(&self, range: &Range<usize>) -> usize {
-        match self.layout {
-            LaneLayout::Padded => range.len(),
-            LaneLayout::Packed => self.pieces.iter().map(Range::len).sum(),
+        match self.target {
+            SumTarget::OwnChunk => range.len(),
+            SumTarget::Everything => self.pieces.iter().map(Range::len).sum(),
         }
     }
 
@@ -264,35 +257,28 @@ impl Lane {
         vector: &[f32],
         range: &Range<usize>,
     ) -> Result<(), Error> {
-        let reuse = self.free_buffer.take();
         self.own = chunk_of_bucket(range, runtime.rank_and_size());
-        self.pending = Some(match self.layout {
-            LaneLayout::Packed => {
-                let parts: Vec<&[f32]> = self.pieces.iter().map(|piece| &vector[piece.clone()]).collect();
-                runtime.start_sum(&parts, (SumTarget::Everything, &self.compressor), reuse)?
+        let has_gaps = self.target == SumTarget::OwnChunk && !self.is_whole(range);
+        let parts: Vec<&[f32]> = if has_gaps {
+            self.padded.resize(range.len(), 0.0);
+            for (piece, at) in self.places(range) {
+                self.padded[at..at + piece.len()].copy_from_slice(&vector[piece]);
             }
-            LaneLayout::Padded if self.is_whole(range) => {
-                let parts = [&vector[range.clone()]];
-                runtime.start_sum(&parts, (SumTarget::OwnChunk, &self.compressor), reuse)?
-            }
-            LaneLayout::Padded => {
-                self.padded.resize(range.len(), 0.0);
-                for piece in &self.pieces {
-                    let place = piece.start - range.start..piece.end - range.start;
-                    self.padded[place].copy_from_slice(&vector[piece.clone()]);
-                }
-                runtime.start_sum(&[&self.padded], (SumTarget::OwnChunk, &self.compressor), reuse)?
-            }
-        });
+            vec![&self.padded]
+        } else {
+            self.pieces.iter().map(|piece| &vector[piece.clone()]).collect()
+        };
+        let reuse = self.free_buffer.take();
+        self.pending = Some(runtime.start_sum(&parts, (self.target, &self.compressor), reuse)?);
         Ok(())
     }
 
     /// Waits for the sums, and calls `on_summed` for each piece.
     fn wait(&mut self, on_summed: &mut impl FnMut(Range<usize>, &mut [f32])) -> Result<(), Error> {
         let Some(pending) = self.pending.take() else { return Ok(()) };
-        let (own, pieces, layout) = (&self.own, &self.pieces, self.layout);
-        let buffer = pending.wait(|sums| match layout {
-            LaneLayout::Packed => {
+        let (own, pieces, target) = (&self.own, &self.pieces, self.target);
+        let buffer = pending.wait(|sums| match target {
+            SumTarget::Everything => {
                 let mut rest = sums;
                 for piece in pieces {
                     let (start, end) = rest.split_at_mut(piece.len());
@@ -300,7 +286,7 @@ impl Lane {
                     rest = end;
                 }
             }
-            LaneLayout::Padded => {
+            SumTarget::OwnChunk => {
                 for piece in pieces.iter().map(|piece| overlap(piece, own)) {
                     on_summed(piece.clone(), &mut sums[piece.start - own.start..piece.end - own.start]);
                 }

@@ -2,7 +2,6 @@
 //! the API of [`Group`] changes this file, but no strategy.
 
 use super::shard_exchange::{ShardSums, add_over_ranks};
-use crate::codec::Compression;
 use crate::group::verbs::{AllReduce, ReduceScatter};
 use crate::group::{Compressor, Error, Group, Handle, SharedBuffer, Status};
 use crate::types::{Rank, ReduceOp, WorldSize};
@@ -112,7 +111,6 @@ impl Runtime for Group {
         reuse: Option<SumBuffer>,
     ) -> Result<PendingSum, Error> {
         let count = values.iter().map(|part| part.len()).sum();
-        let is_exact = compressor.compression() == Compression::None;
         match target {
             SumTarget::Everything => {
                 let mut buffer = match reuse {
@@ -125,13 +123,8 @@ impl Runtime for Group {
                     start.copy_from_slice(part);
                     rest = end;
                 }
-                let verb = AllReduce::new(ReduceOp::Sum);
-                let started = if is_exact {
-                    self.call(verb).start(buffer)
-                } else {
-                    self.call(verb.compressed(compressor)).start(buffer)
-                };
-                started.map(PendingSum::Everything)
+                let verb = AllReduce::new(ReduceOp::Sum).compressed(compressor);
+                self.call(verb).start(buffer).map(PendingSum::Everything)
             }
             SumTarget::OwnChunk => {
                 let mut buffer = match reuse {
@@ -143,12 +136,8 @@ impl Runtime for Group {
                     buffer.extend_from_slice(part);
                 }
                 let own = self.chunk(count, self.rank());
-                let verb = ReduceScatter::new(ReduceOp::Sum);
-                let reduced = if is_exact {
-                    self.call(verb).start(buffer)?
-                } else {
-                    self.call(verb.compressed(compressor)).start(buffer)?
-                };
+                let verb = ReduceScatter::new(ReduceOp::Sum).compressed(compressor);
+                let reduced = self.call(verb).start(buffer)?;
                 Ok(PendingSum::OwnChunk(reduced.and_then(move |mut buffer| {
                     buffer.truncate(own.end);
                     buffer.drain(..own.start);

@@ -17,10 +17,10 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
-use std::time::Duration;
 
 pub use self::message::{LocalMessage, NextFrame};
-use super::{TransferResult, Transport};
+pub use super::SocketTransport;
+use super::TransferResult;
 use crate::shm::{
     HostMemoryLayout, NextEntry, QueueError, QueueReceiver, QueueSender, QueueSignals, SegmentMemory,
     exceeds_caches,
@@ -31,24 +31,9 @@ use crate::wire::frame::HEADER_BYTES;
 /// The most times that one call reads wake bytes from a socket. A peer sends at most a few of them.
 const WAKE_READS_MAX: usize = 256;
 
-/// Sockets that carry links.
-pub trait SocketTransport: Transport {
-    /// Sends one byte to `peer`, whose thread sleeps until its socket has data. If the link is lost, does nothing. Does not
-    /// depend on events that this rank has not handled. Knows the line of its caller, because tests lose the bytes of a line.
-    #[track_caller]
-    fn wake(&mut self, peer: Rank);
-
-    /// Returns when the sockets must be served again, even if there is no event.
-    fn next_deadline(&self) -> Option<Duration>;
-
-    /// Returns whether the kernel has sent data to `peer` again, and the host of `peer` has not answered since then. If
-    /// only the peer's program hangs, its host still answers.
-    fn is_retransmission_unanswered(&self, peer: Rank) -> bool;
-}
-
 /// Links over sockets. The links to other ranks of this host can change over to queues in shared memory.
 pub struct LinkTransport<S, M> {
-    sockets: S,
+    pub(crate) sockets: S,
     /// For each rank: the bytes of its link that have gone over the socket.
     socket_bytes: Vec<SocketBytes>,
     local: Option<LocalLinks<M>>,
@@ -118,16 +103,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         Self { sockets, socket_bytes: vec![SocketBytes::default(); world.as_usize()], local: None }
     }
 
-    /// Returns the sockets.
-    pub fn sockets(&self) -> &S {
-        &self.sockets
-    }
-
-    /// Returns the sockets, for example to pass events to them.
-    pub fn sockets_mut(&mut self) -> &mut S {
-        &mut self.sockets
-    }
-
     /// Returns what a thread that waits must look at in addition to the sockets; `None` without queues.
     pub fn signals(&self) -> Option<Arc<QueueSignals<M>>> {
         self.local.as_ref().map(|local| Arc::clone(&local.signals))
@@ -186,18 +161,9 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         let (link, socket_bytes) = (links.get_mut(&peer)?, self.socket_bytes.get_mut(peer.index())?);
         Some((link, LinkContext { peer, sockets: &mut self.sockets, socket_bytes, signals, has_wake_bytes }))
     }
-}
 
-impl<S: SocketTransport, M: SegmentMemory> Transport for LinkTransport<S, M> {
-    fn connect(&mut self, now: Duration, peer: Rank) {
-        self.sockets.connect(now, peer);
-    }
-
-    fn is_open(&self, peer: Rank) -> bool {
-        self.sockets.is_open(peer)
-    }
-
-    fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> TransferResult {
+    /// Sends the bytes of `parts` in order, as many as possible without blocking.
+    pub fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> TransferResult {
         if let Some((link, mut context)) = self.local_link(peer)
             && link.is_sending
         {
@@ -211,11 +177,9 @@ impl<S: SocketTransport, M: SegmentMemory> Transport for LinkTransport<S, M> {
         sent
     }
 
-    fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
-        self.receive_part(peer, parts, 0)
-    }
-
-    fn receive_part(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>], length: usize) -> TransferResult {
+    /// Copies the bytes that have arrived into `parts`, and fills each part before the next one. The parts belong to a buffer of
+    /// `length` bytes: bytes of a queue go past the caches into a long buffer ([`copy_to_buffer`](crate::shm::copy_to_buffer)).
+    pub fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>], length: usize) -> TransferResult {
         if let Some((link, mut context)) = self.local_link(peer) {
             link.receiver.set_target_long(exceeds_caches(2 * length));
             return link.receive(&mut context, parts);
@@ -229,21 +193,14 @@ impl<S: SocketTransport, M: SegmentMemory> Transport for LinkTransport<S, M> {
         received
     }
 
-    fn close_sending(&mut self, peer: Rank) {
+    /// Closes the sending direction of the link to `peer`. Data from the peer can still be received.
+    pub fn close_sending(&mut self, peer: Rank) {
         if let Some((link, context)) = self.local_link(peer) {
             link.is_closed = true;
             link.full_at = None;
             context.signals.stop_waiting_for_space(link.index);
         }
         self.sockets.close_sending(peer);
-    }
-
-    fn has_unacknowledged_bytes(&self, peer: Rank) -> bool {
-        self.sockets.has_unacknowledged_bytes(peer)
-    }
-
-    fn take_incoming_link(&mut self) -> Option<Rank> {
-        self.sockets.take_incoming_link()
     }
 }
 

@@ -42,10 +42,11 @@ impl TransferResult {
     }
 }
 
-/// Links to peers. A link is an ordered stream of bytes in each direction. [`Transport::connect`] opens a link.
+/// Sockets that carry links to peers. A link is an ordered stream of bytes in each direction.
+/// [`SocketTransport::connect`] opens a link.
 ///
 /// No method blocks, and no method reads a clock: the caller passes the current time.
-pub trait Transport {
+pub trait SocketTransport {
     /// Begins to open a link to `peer`, unless the link exists or is already being opened.
     fn connect(&mut self, now: Duration, peer: Rank);
 
@@ -57,12 +58,6 @@ pub trait Transport {
 
     /// Copies the bytes that have arrived into `parts`, and fills each part before the next one.
     fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> TransferResult;
-
-    /// Does the same as [`Transport::receive`], for a part of a buffer of `length` bytes. A transport may write to a
-    /// long buffer past the caches ([`copy_to_buffer`](crate::shm::copy_to_buffer)).
-    fn receive_part(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>], _length: usize) -> TransferResult {
-        self.receive(peer, parts)
-    }
 
     /// Closes the sending direction of the link to `peer`. Data from the peer can still be received.
     fn close_sending(&mut self, peer: Rank);
@@ -76,4 +71,16 @@ pub trait Transport {
     /// Returns a peer that has opened a link without a request of this rank, or `None` if there is no such peer. Each such
     /// link is reported once.
     fn take_incoming_link(&mut self) -> Option<Rank>;
+
+    /// Sends one byte to `peer`, whose thread sleeps until its socket has data. If the link is lost, does nothing. Does not
+    /// depend on events that this rank has not handled. Knows the line of its caller, because tests lose the bytes of a line.
+    #[track_caller]
+    fn wake(&mut self, peer: Rank);
+
+    /// Returns when the sockets must be served again, even if there is no event.
+    fn next_deadline(&self) -> Option<Duration>;
+
+    /// Returns whether the kernel has sent data to `peer` again, and the host of `peer` has not answered since then. If
+    /// only the peer's program hangs, its host still answers.
+    fn is_retransmission_unanswered(&self, peer: Rank) -> bool;
 }

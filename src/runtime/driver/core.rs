@@ -4,27 +4,33 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::core_lock::DrivenCore;
+pub(super) use super::core_lock::PollProgress;
 use super::link_stages::{BlockId, LinkStages};
 use super::poll_time::PollTime;
 use super::tasks::{OperationOutput, RoundsKey, ShmTask, StagedCollective, Submission};
 use crate::engine::{Envelope, Failure, NOTIFY_TIMEOUT, OpId, OperationRequest, Timestamp};
 use crate::observe::event::{EventNumber, EventStatus};
 use crate::observe::recorder::Recorder;
+use crate::reduce;
+use crate::runtime::deferred_drop::{self, Deferred};
 use crate::runtime::error::Error;
 use crate::runtime::failure_report::FailureReporter;
 use crate::runtime::host_rounds::HostRounds;
-use crate::runtime::link_driver::{LinkDriver, PollOutcome};
+use crate::runtime::link_driver::{BufferAndReduction, LinkDriver};
 use crate::runtime::memory::Memory;
 use crate::runtime::statistics::{ShmCounters, Statistics};
+use crate::schedule::Schedule;
+use crate::schedule::hierarchy::{Block, CollectiveStage};
 use crate::shm::{RoundsMemory, Segment};
-use crate::transport::local_links::{LinkTransport, SocketTransport};
+use crate::transport::SocketTransport;
 use crate::transport::tcp::TcpTransport;
-use crate::types::{Rank, SortedMap, SortedSet};
+use crate::types::{Algorithm, Rank, SortedMap, SortedSet};
 
 /// The link driver, the active operations and the results of finished operations. The links go over the sockets `S`, and through
 /// queues in memory of the kind `M` between ranks of one host. Simulations have other sockets and other memory than jobs.
 pub(crate) struct Core<S = TcpTransport, M = Segment> {
-    pub(crate) link_driver: LinkDriver<LinkTransport<S, M>>,
+    pub(crate) link_driver: LinkDriver<S, M>,
     /// After a failure of the job: until this time, this rank tells the peers and receives their reports. `None` until the core
     /// has noticed the failure. The engine of the link driver has the failure itself.
     notify_until: Option<Timestamp>,
@@ -66,22 +72,8 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     failure_reporter: Option<FailureReporter>,
 }
 
-/// The result of [`Core::poll`].
-#[derive(PartialEq, Eq)]
-pub(crate) enum PollProgress {
-    /// An event has happened for which other threads may wait.
-    Progress,
-    /// More work can be done now.
-    Busy,
-    /// No more work can be done before a thread has waited for the sockets.
-    Blocked,
-}
-
 impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
-    pub(crate) fn new(
-        link_driver: LinkDriver<LinkTransport<S, M>>,
-        failure_reporter: Option<FailureReporter>,
-    ) -> Self {
+    pub(crate) fn new(link_driver: LinkDriver<S, M>, failure_reporter: Option<FailureReporter>) -> Self {
         Self {
             link_driver,
             notify_until: None,
@@ -121,8 +113,13 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     ) -> Option<OpId> {
         let event = self.record_submission(now, &request, &submission);
         let begun = match submission {
-            Submission::Collective(blocks, buffer_and_reduction, encoding) => {
-                self.begin_collective(now, request, (blocks, encoding), buffer_and_reduction)
+            Submission::Collective(blocks, buffer_and_reduction, encoding)
+                if request.contract.algorithm == Algorithm::Hierarchy || encoding.is_some() =>
+            {
+                self.begin_staged(now, request, (blocks, encoding), buffer_and_reduction)
+            }
+            Submission::Collective(blocks, buffer_and_reduction, _) => {
+                self.begin_single_stage(now, request, blocks, buffer_and_reduction)
             }
             Submission::Send(to, memory) => self.link_driver.send_message(now, request, to, memory),
             Submission::Receive(pattern, memory) => {
@@ -140,38 +137,27 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         Some(id)
     }
 
-    /// Does all work that needs no waiting, and stores the results of the operations that have ended.
-    pub(crate) fn poll(&mut self, now: Timestamp) -> PollProgress {
-        if let Some(until) = self.notify_until {
-            return self.poll_after_failure(now, until);
-        }
-        let events_before = self.link_driver.engine().event_count();
-        if self.link_driver.engine().poll_timeout().is_some_and(|due| now >= due) {
-            self.report_unacknowledged_links();
-        }
-        let poll = self.link_driver.poll(now);
-        // A probe waits for a message, and a thread that sleeps in shared memory waits for a wake frame.
-        let mut is_progress = self.link_driver.engine().event_count() != events_before;
-        if !self.shm_tasks.is_empty() {
-            is_progress |= self.poll_shm_operations(now);
-            // Sleeping peers must learn of the new posts before this rank sleeps itself.
-            self.link_driver.send_control_frames();
-        }
-        while let Some((id, memory, envelope)) = self.link_driver.take_completed() {
-            self.handle_success(id, now, (memory, envelope));
-            is_progress = true;
-        }
-        let has_encoded = self.poll_encoded(now);
-        match poll {
-            // The failure may have been detected in shared memory, after the link driver was polled.
-            _ if self.link_driver.failure().is_some() => {
-                self.notify_until = Some(now + NOTIFY_TIMEOUT);
-                PollProgress::Busy
+    /// Begins a collective of one stage, which is a single operation of the engine.
+    fn begin_single_stage(
+        &mut self,
+        now: Timestamp,
+        request: OperationRequest,
+        mut blocks: Vec<Block>,
+        buffer_and_reduction: BufferAndReduction,
+    ) -> Result<OpId, Failure> {
+        let stage = blocks.pop().and_then(|mut block| block.stages.pop());
+        match stage.unwrap_or_else(|| CollectiveStage::OverLinks(Schedule::default())) {
+            CollectiveStage::OverLinks(schedule) => {
+                let contract_and_site = (request.contract, request.site);
+                let number = self.link_driver.assign_number(request.group, contract_and_site)?;
+                self.link_driver.begin(now, request, number, schedule, buffer_and_reduction)
             }
-            _ if is_progress => PollProgress::Progress,
-            PollOutcome::Busy => PollProgress::Busy,
-            _ if has_encoded => PollProgress::Busy,
-            PollOutcome::Blocked | PollOutcome::Failed(_) => PollProgress::Blocked,
+            CollectiveStage::OnHost(memory_number, spec) => {
+                let BufferAndReduction { memory, kernels } = buffer_and_reduction;
+                let task = self.new_shm_task((request, None), memory_number, (&spec, kernels), memory)?;
+                self.begin_shm_task(now, request, task)
+            }
+            CollectiveStage::Encoded(_) => unreachable!("an exchange of encoded elements has an encoding"),
         }
     }
 
@@ -219,7 +205,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     fn report_unacknowledged_links(&mut self) {
         let count = self.link_driver.settings().host_names.len() as u32;
         for peer in (0..count).map(Rank::new) {
-            if self.link_driver.transport().sockets().is_retransmission_unanswered(peer) {
+            if self.link_driver.transport.sockets.is_retransmission_unanswered(peer) {
                 self.link_driver.engine_mut().report_unacknowledged(peer);
             }
         }
@@ -289,15 +275,89 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             self.shm_counters.does_core_count.store(false, Ordering::Relaxed);
         }
     }
+}
 
-    /// Returns the earliest time at which [`Core::poll`] has to be called even if no event comes.
-    pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
+impl<S: SocketTransport + 'static, M: RoundsMemory + 'static> DrivenCore for Core<S, M> {
+    type OpId = OpId;
+    type Deferred = Deferred;
+
+    fn check_before_locking() {
+        assert!(
+            !reduce::is_reducing(),
+            "a reduction function must not use groups or handles, and must not drop them"
+        );
+        debug_assert!(!deferred_drop::holds_lock(), "a thread must not lock two cores, or one core twice");
+    }
+
+    fn record_locked() {
+        deferred_drop::record_lock_taken();
+    }
+
+    fn take_deferred(&mut self) -> Self::Deferred {
+        deferred_drop::record_lock_released()
+    }
+
+    fn has_deferred_drops(&self) -> bool {
+        deferred_drop::has_deferred_drops()
+    }
+
+    fn poll(&mut self, now: Timestamp) -> PollProgress {
+        if let Some(until) = self.notify_until {
+            return self.poll_after_failure(now, until);
+        }
+        let events_before = self.link_driver.engine().event_count();
+        if self.link_driver.engine().poll_timeout().is_some_and(|due| now >= due) {
+            self.report_unacknowledged_links();
+        }
+        let can_move_more = self.link_driver.poll(now);
+        // A probe waits for a message, and a thread that sleeps in shared memory waits for a wake frame.
+        let mut is_progress = self.link_driver.engine().event_count() != events_before;
+        if !self.shm_tasks.is_empty() {
+            is_progress |= self.poll_shm_operations(now);
+            // Sleeping peers must learn of the new posts before this rank sleeps itself.
+            self.link_driver.send_control_frames();
+        }
+        while let Some((id, memory, envelope)) = self.link_driver.take_completed() {
+            self.handle_success(id, now, (memory, envelope));
+            is_progress = true;
+        }
+        let has_encoded = self.poll_encoded(now);
+        // The failure may have been detected in shared memory, after the link driver was polled.
+        if self.link_driver.failure().is_some() {
+            self.notify_until = Some(now + NOTIFY_TIMEOUT);
+            return PollProgress::Busy;
+        }
+        match can_move_more || has_encoded {
+            _ if is_progress => PollProgress::Progress,
+            true => PollProgress::Busy,
+            false => PollProgress::Blocked,
+        }
+    }
+
+    fn take_wake_bytes(&mut self) -> bool {
+        self.link_driver.transport.take_wake_bytes()
+    }
+
+    fn prepare_to_sleep(&mut self) -> bool {
+        // After a failure this rank waits only for reports of the peers, and these reports come over links.
+        self.is_running() && (self.mark_asleep() || self.link_driver.failure().is_some())
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
         let notify_until = self.notify_until.filter(|_| !self.has_failed.load(Ordering::Relaxed));
-        let transport_deadline = self.link_driver.transport().sockets().next_deadline();
+        let transport_deadline = self.link_driver.transport.sockets.next_deadline();
         notify_until
             .into_iter()
             .chain(self.link_driver.engine().poll_timeout())
             .chain(transport_deadline)
             .min()
+    }
+
+    fn is_active(&self, id: OpId) -> bool {
+        self.active_ids.contains(&id)
+    }
+
+    fn background(&mut self) -> &mut SortedSet<OpId> {
+        &mut self.background
     }
 }

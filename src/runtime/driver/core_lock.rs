@@ -5,7 +5,6 @@ use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-use super::core::PollProgress;
 use super::primitives::Primitives;
 use crate::engine::Timestamp;
 use crate::types::SortedSet;
@@ -49,6 +48,17 @@ pub(crate) trait DrivenCore: 'static {
 
     /// The active operations that the progress thread drives, because no other thread waits for them.
     fn background(&mut self) -> &mut SortedSet<Self::OpId>;
+}
+
+/// The result of [`DrivenCore::poll`].
+#[derive(PartialEq, Eq)]
+pub(crate) enum PollProgress {
+    /// An event has happened for which other threads may wait.
+    Progress,
+    /// More work can be done now.
+    Busy,
+    /// No more work can be done before a thread has waited for the sockets.
+    Blocked,
 }
 
 /// The lock of the core.

@@ -12,7 +12,7 @@ use crate::runtime::link_driver::direct::DirectReceive;
 use crate::runtime::memory::Memory;
 use crate::runtime::profile::ProfilePart;
 use crate::shm::RoundsMemory;
-use crate::transport::local_links::SocketTransport;
+use crate::transport::SocketTransport;
 use crate::types::Rank;
 
 /// One of so many messages becomes an operation, so that a rank which only exchanges messages also learns of other events.

@@ -9,7 +9,7 @@ use crate::engine::{Failure, Timestamp};
 use crate::runtime::encoding::InvalidChunk;
 use crate::runtime::memory::Memory;
 use crate::shm::RoundsMemory;
-use crate::transport::local_links::SocketTransport;
+use crate::transport::SocketTransport;
 
 /// The bytes of a word of encoded elements.
 const WORD_BYTES: u64 = 4;

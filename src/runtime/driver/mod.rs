@@ -26,10 +26,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-pub(crate) use self::core::{Core, PollProgress};
-pub(crate) use self::core_lock::CoreLock;
+pub(crate) use self::core::Core;
 #[cfg(test)]
 pub(crate) use self::core_lock::{CoreGuard, DrivenCore};
+pub(crate) use self::core_lock::{CoreLock, PollProgress};
 #[cfg(test)]
 pub(crate) use self::primitives::Primitives;
 pub use self::shared::Interrupt;
@@ -74,12 +74,7 @@ impl Driver {
         ranks_per_processor: u32,
         interrupt: Option<Interrupt>,
     ) -> io::Result<Self> {
-        let poller = core
-            .link_driver
-            .transport_mut()
-            .sockets_mut()
-            .take_poller()
-            .ok_or(io::ErrorKind::NotConnected)?;
+        let poller = core.link_driver.transport.sockets.take_poller().ok_or(io::ErrorKind::NotConnected)?;
         let shared = Arc::new(DriverShared {
             waker: poller.waker(),
             meter: core.link_driver.meter().clone(),
@@ -107,8 +102,8 @@ impl Driver {
     /// `own` is this rank.
     pub(crate) fn change_over_to_queues(&self, ranks: Arc<[Rank]>, own: Rank) {
         let mut core = self.shared.lock();
-        core.link_driver.transport_mut().change_over();
-        if let Some(signals) = core.link_driver.transport().signals() {
+        core.link_driver.transport.change_over();
+        if let Some(signals) = core.link_driver.transport.signals() {
             self.shared.local_peers.get_or_init(|| LocalPeers { signals, ranks, own });
         }
         // A message takes so little time that sleeping would take most of it.
@@ -117,14 +112,13 @@ impl Driver {
 
     pub(crate) fn statistics(&self) -> Statistics {
         let core = self.shared.lock();
-        let counters = core.link_driver.counters();
         let current = core.busy_since.map_or(Duration::ZERO, |since| self.shared.now().saturating_sub(since));
-        let mut statistics = Statistics {
-            bytes_sent: counters.bytes_sent,
-            bytes_received: counters.bytes_received,
-            communication: core.statistics.communication + current,
-            ..core.statistics
-        };
+        let mut statistics = core.statistics;
+        statistics.communication += current;
+        for (_, counters) in core.link_driver.link_counters() {
+            statistics.bytes_sent += counters.bytes_sent;
+            statistics.bytes_received += counters.bytes_received;
+        }
         core.shm_counters.add_to(&mut statistics);
         statistics
     }
@@ -170,7 +164,7 @@ impl Driver {
         memory::lend(bytes, |memory| {
             let submission = submission(memory);
             let started = self.shared.now();
-            let (core, id) = self.begin_and_lock(started, request, submission, true)?;
+            let (core, id) = self.begin(started, request, submission, true)?;
             let result = self.wait_with_lock(core, id, started);
             result.map_or(Ok(None), |result| result.map(|output| output.envelope))
         })
@@ -179,22 +173,21 @@ impl Driver {
     /// Begins an asynchronous operation. [`Driver::wait`] returns its result.
     pub(crate) fn submit(&self, request: OperationRequest, submission: Submission) -> Result<OpId, Error> {
         self.ensure_progress_thread()?;
-        self.begin(request, submission, false)
+        self.begin(self.shared.now(), request, submission, false).map(|(_, id)| id)
     }
 
-    /// Begins an operation. If `is_awaited` is true, the caller waits for the operation at once, and the progress thread does not
-    /// drive the operation.
-    pub(crate) fn begin(
+    /// Begins an operation on a borrowed buffer. The caller then calls [`Driver::wait_for_borrowed`].
+    pub(crate) fn begin_borrowed(
         &self,
         request: OperationRequest,
         submission: Submission,
-        is_awaited: bool,
     ) -> Result<OpId, Error> {
-        self.begin_and_lock(self.shared.now(), request, submission, is_awaited).map(|(_, id)| id)
+        self.begin(self.shared.now(), request, submission, true).map(|(_, id)| id)
     }
 
-    /// Does the same as [`Driver::begin`]. Also returns the locked core.
-    fn begin_and_lock(
+    /// Begins an operation, and returns the locked core. If `is_awaited` is true, the caller waits for the operation at once, and
+    /// the progress thread does not drive the operation.
+    fn begin(
         &self,
         now: Timestamp,
         request: OperationRequest,

@@ -6,7 +6,7 @@ use crate::engine::{Failure, OpId, OperationRequest, Timestamp};
 use crate::observe::event::{Direction, EventNumber, EventStatus, OperationStart};
 use crate::runtime::error::Error;
 use crate::shm::RoundsMemory;
-use crate::transport::local_links::SocketTransport;
+use crate::transport::SocketTransport;
 use crate::types::Rank;
 
 impl Submission {

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use mio::Waker;
 
-use super::core::{Core, PollProgress};
-use super::core_lock::{CoreGuard, CoreLock, DrivenCore};
+use super::core::Core;
+use super::core_lock::{CoreGuard, CoreLock};
 use super::poll_time::must_sleep;
 use super::primitives::StdPrimitives;
 use super::tasks::{AwaitedPosts, OperationOutput};
@@ -19,14 +19,13 @@ use super::threads::ThreadedDriver;
 use crate::engine::{OpId, Timestamp};
 use crate::observe::recorder::Recorder;
 use crate::observe::training_thread::{SpanKind, span};
-use crate::reduce;
-use crate::runtime::deferred_drop::{self, Deferred};
+use crate::runtime::deferred_drop;
 use crate::runtime::error::Error;
 use crate::runtime::profile::{Meter, ProfilePart};
 use crate::runtime::statistics::ShmCounters;
 use crate::shm::{QueueSignals, Segment};
 use crate::transport::poller::{Event, Poller};
-use crate::types::{Rank, SortedSet};
+use crate::types::Rank;
 
 /// The number of times that a thread polls for events before it also yields its processor between the polls. So many polls
 /// take about 10 us.
@@ -295,7 +294,7 @@ impl ThreadedDriver for DriverShared {
         let awaited_posts = core.awaited_posts();
         (!awaited_posts.is_empty()).then(|| EventWait {
             kind: WaitKind::Spin(awaited_posts),
-            signals: core.link_driver.transport().signals(),
+            signals: core.link_driver.transport.signals(),
         })
     }
 
@@ -303,7 +302,7 @@ impl ThreadedDriver for DriverShared {
         // A thread that waits for its own operation first polls, because waking up takes time. The progress thread does not
         // poll, because it would take the processor from the program's computation.
         let spin = if core.background.is_empty() { core.poll_time.max() } else { Duration::ZERO };
-        EventWait { kind: WaitKind::Sleep { spin, timeout }, signals: core.link_driver.transport().signals() }
+        EventWait { kind: WaitKind::Sleep { spin, timeout }, signals: core.link_driver.transport.signals() }
     }
 
     fn wait_for_events(&self, EventWait { kind, signals }: EventWait) -> FoundEvents {
@@ -320,7 +319,7 @@ impl ThreadedDriver for DriverShared {
 
     fn handle_events(&self, core: &mut Core, found: FoundEvents) -> bool {
         let FoundEvents { events, has_work, waited } = found;
-        core.link_driver.transport_mut().sockets_mut().serve(self.now(), events);
+        core.link_driver.transport.sockets.serve(self.now(), events);
         if let Some(waited) = waited {
             core.poll_time.record_wait(waited);
         }
@@ -336,55 +335,6 @@ impl ThreadedDriver for DriverShared {
 
     fn measure_wait<R>(&self, wait: impl FnOnce() -> R) -> R {
         self.meter.time(ProfilePart::Wait, wait)
-    }
-}
-
-impl DrivenCore for Core {
-    type OpId = OpId;
-    type Deferred = Deferred;
-
-    fn check_before_locking() {
-        assert!(
-            !reduce::is_reducing(),
-            "a reduction function must not use groups or handles, and must not drop them"
-        );
-        debug_assert!(!deferred_drop::holds_lock(), "a thread must not lock two cores, or one core twice");
-    }
-
-    fn record_locked() {
-        deferred_drop::record_lock_taken();
-    }
-
-    fn take_deferred(&mut self) -> Self::Deferred {
-        deferred_drop::record_lock_released()
-    }
-
-    fn has_deferred_drops(&self) -> bool {
-        deferred_drop::has_deferred_drops()
-    }
-
-    fn poll(&mut self, now: Timestamp) -> PollProgress {
-        Self::poll(self, now)
-    }
-
-    fn take_wake_bytes(&mut self) -> bool {
-        self.link_driver.transport_mut().take_wake_bytes()
-    }
-
-    fn prepare_to_sleep(&mut self) -> bool {
-        Self::prepare_to_sleep(self)
-    }
-
-    fn next_deadline(&self) -> Option<Timestamp> {
-        Self::next_deadline(self)
-    }
-
-    fn is_active(&self, id: OpId) -> bool {
-        self.active_ids.contains(&id)
-    }
-
-    fn background(&mut self) -> &mut SortedSet<OpId> {
-        &mut self.background
     }
 }
 

@@ -12,7 +12,7 @@ use crate::runtime::host_rounds::HostRounds;
 use crate::runtime::memory::Memory;
 use crate::schedule::CollectiveSpec;
 use crate::shm::RoundsMemory;
-use crate::transport::local_links::SocketTransport;
+use crate::transport::SocketTransport;
 
 /// The message of a job that fails because of an error in this library: a group must hand over its rounds before an operation.
 const NO_ROUNDS: &str = "a group began an operation without its shared memory";
@@ -128,12 +128,8 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     }
 
     /// Sets the sleep flag of this rank in every shared memory in which the core waits. Returns true if there is work, so that
-    /// the thread must not sleep.
-    pub(crate) fn prepare_to_sleep(&mut self) -> bool {
-        // After a failure this rank waits only for reports of the peers, and these reports come over links.
-        if !self.is_running() {
-            return false;
-        }
+    /// the thread must not sleep. Fails the job if an awaited rank has left.
+    pub(super) fn mark_asleep(&mut self) -> bool {
         let mut is_ready = false;
         for (&id, ShmTask { key, shm_operation, .. }) in &self.shm_tasks {
             let Some(host_rounds) = self.rounds.get(key) else { continue };
@@ -145,7 +141,6 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             host_rounds.rounds().mark_asleep();
             is_ready |= host_rounds.is_ready(shm_operation);
         }
-        // `set_awaited_ranks` fails the job if an awaited rank has left.
-        is_ready || self.link_driver.failure().is_some()
+        is_ready
     }
 }

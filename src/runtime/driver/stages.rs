@@ -1,6 +1,6 @@
-//! Collectives. Each block of the buffer passes its stages one after another: shared memory of the host, and links. Several
-//! blocks are in different stages at the same time. A collective of one stage is a single operation of the engine. In a
-//! hierarchical collective, each stage of each block is an operation, and the collective has a number of its own.
+//! Collectives of several stages. Each block of the buffer passes its stages one after another: shared memory of the host, and
+//! links. Several blocks are in different stages at the same time. Each stage of each block is an operation, and the collective
+//! has a number of its own.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,39 +16,12 @@ use crate::runtime::memory::Memory;
 use crate::schedule::Schedule;
 use crate::schedule::hierarchy::{Block, CollectiveStage};
 use crate::shm::RoundsMemory;
-use crate::transport::local_links::SocketTransport;
-use crate::types::{Algorithm, INTERNAL_GROUP_BITS};
+use crate::transport::SocketTransport;
+use crate::types::INTERNAL_GROUP_BITS;
 
 impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
-    /// Begins a collective whose buffer passes the stages of `blocks`.
-    pub(super) fn begin_collective(
-        &mut self,
-        now: Timestamp,
-        request: OperationRequest,
-        (mut blocks, encoding): (Vec<Block>, Option<Encoding>),
-        buffer_and_reduction: BufferAndReduction,
-    ) -> Result<OpId, Failure> {
-        if request.contract.algorithm == Algorithm::Hierarchy || encoding.is_some() {
-            return self.begin_staged(now, request, (blocks, encoding), buffer_and_reduction);
-        }
-        let stage = blocks.pop().and_then(|mut block| block.stages.pop());
-        match stage.unwrap_or_else(|| CollectiveStage::OverLinks(Schedule::default())) {
-            CollectiveStage::OverLinks(schedule) => {
-                let number =
-                    self.link_driver.assign_number(request.group, (request.contract, request.site))?;
-                self.link_driver.begin(now, request, number, schedule, buffer_and_reduction)
-            }
-            CollectiveStage::OnHost(memory_number, spec) => {
-                let BufferAndReduction { memory, kernels } = buffer_and_reduction;
-                let task = self.new_shm_task((request, None), memory_number, (&spec, kernels), memory)?;
-                self.begin_shm_task(now, request, task)
-            }
-            CollectiveStage::Encoded(_) => unreachable!("an exchange of encoded elements has an encoding"),
-        }
-    }
-
     /// Begins a collective of several stages.
-    fn begin_staged(
+    pub(super) fn begin_staged(
         &mut self,
         now: Timestamp,
         request: OperationRequest,

@@ -3,8 +3,7 @@
 
 use std::time::Duration;
 
-use super::core::PollProgress;
-use super::core_lock::{CoreGuard, CoreLock, DrivenCore};
+use super::core_lock::{CoreGuard, CoreLock, DrivenCore, PollProgress};
 use super::primitives::Primitives;
 use crate::engine::Timestamp;
 
@@ -153,7 +152,7 @@ pub(crate) trait ThreadedDriver: Sized {
     /// Does the work that needs no waiting. If this thread has read a wake byte that was for the thread that waits for the
     /// sockets, wakes that thread. The peer sends no other wake byte before that thread has set the sleep flag again.
     fn poll(&self, core: &mut Locked<'_, Self>, now: Timestamp) -> PollProgress {
-        let progress = DrivenCore::poll(&mut **core, now);
+        let progress = core.poll(now);
         if core.take_wake_bytes() {
             self.wake_socket_waiter(core);
         }

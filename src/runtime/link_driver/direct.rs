@@ -5,8 +5,8 @@ use crate::engine::{Envelope, OperationRequest, Pattern, SendMode, Timestamp};
 use crate::runtime::link_io::IncomingFrame;
 use crate::runtime::profile::ProfilePart;
 use crate::shm::SegmentMemory;
-use crate::transport::TransferResult;
-use crate::transport::local_links::{LinkTransport, LocalMessage, NextFrame, SocketTransport};
+use crate::transport::local_links::{LocalMessage, NextFrame};
+use crate::transport::{SocketTransport, TransferResult};
 use crate::types::Rank;
 use crate::wire::frame::HEADER_BYTES;
 
@@ -27,10 +27,10 @@ pub enum DirectReceive {
     NeedsOperation,
 }
 
-impl<S: SocketTransport, M: SegmentMemory> LinkDriver<LinkTransport<S, M>> {
+impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     /// Sends a message without an operation. Returns false if it was not sent, and needs an operation.
     pub fn try_send_directly(&mut self, request: &OperationRequest, to: Rank, payload: &[u8]) -> bool {
-        let Self { engine, transport, links, operations, counters, .. } = self;
+        let Self { engine, transport, links, operations, .. } = self;
         let is_between_frames =
             |peer| links.get(peer).is_some_and(|link| link.outgoing.is_none() && !link.is_closed_for_sending);
         if request.mode != SendMode::Standard || !is_between_frames(&to) {
@@ -47,7 +47,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<LinkTransport<S, M>> {
         let send = || transport.send_message(to, &message, payload);
         let is_sent = operations.meter.time(ProfilePart::Send, send);
         if let Some(link) = links.get_mut(&to).filter(|_| is_sent) {
-            counters.add_sent(&mut link.counters, HEADER_BYTES + payload.len());
+            link.counters.bytes_sent += (HEADER_BYTES + payload.len()) as u64;
             engine.record_direct_send(to, payload.len(), request.site);
         }
         is_sent
@@ -139,7 +139,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<LinkTransport<S, M>> {
     ) -> DirectReceive {
         let LocalMessage { group, tag, bytes, .. } = *message;
         if let Some(link) = self.links.get_mut(&source) {
-            self.counters.add_received(&mut link.counters, HEADER_BYTES + bytes);
+            link.counters.bytes_received += (HEADER_BYTES + bytes) as u64;
         }
         if self.engine.record_direct_receive(source, bytes, now) {
             self.send_control_frames();
@@ -150,10 +150,10 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<LinkTransport<S, M>> {
     /// Makes the message of which a part is already in `target` a frame that the link driver receives. An operation can then
     /// receive the message.
     pub fn interrupt_receive(&mut self, source: Rank, target: &[u8]) {
-        let Self { engine, links, operations, counters, .. } = self;
+        let Self { engine, links, operations, .. } = self;
         let Some(link) = links.get_mut(&source) else { return };
         if let IncomingFrame::Direct { message, filled } = link.incoming {
-            counters.add_received(&mut link.counters, HEADER_BYTES + filled);
+            link.counters.bytes_received += (HEADER_BYTES + filled) as u64;
             link.receive_rest(source, message.header(), &target[..filled], engine, operations);
         }
     }

@@ -4,13 +4,14 @@ use std::io::IoSliceMut;
 
 use super::LinkDriver;
 use crate::runtime::link_io::{FramePayload, IncomingFrame, LinkIo};
-use crate::transport::{TransferResult, Transport};
+use crate::shm::SegmentMemory;
+use crate::transport::{SocketTransport, TransferResult};
 use crate::types::Rank;
 
 /// The most bytes that are read at a time from a link that is being closed.
 const DRAINED_BYTES: usize = 16 << 10;
 
-impl<T: Transport> LinkDriver<T> {
+impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     /// Sends the failure to the peers and reads their reports. Returns whether all peers have it and agree on the cause.
     pub fn notify_peers(&mut self) -> bool {
         self.add_incoming_links();
@@ -19,7 +20,8 @@ impl<T: Transport> LinkDriver<T> {
             while self.receive(peer) {}
             while self.send(peer) {}
             let is_notified = |link: &LinkIo| link.is_lost || link.outgoing.is_none();
-            all_notified &= !self.transport.is_open(peer) || self.links.get(&peer).is_none_or(is_notified);
+            all_notified &=
+                !self.transport.sockets.is_open(peer) || self.links.get(&peer).is_none_or(is_notified);
         }
         all_notified && self.engine.do_peers_agree()
     }
@@ -47,7 +49,7 @@ impl<T: Transport> LinkDriver<T> {
             while self.send(peer) {}
             self.close_and_drain(peer);
             let is_lost = self.links.get(&peer).is_none_or(|link| link.is_lost);
-            all_closed &= is_lost || !self.transport.is_open(peer);
+            all_closed &= is_lost || !self.transport.sockets.is_open(peer);
         }
         all_closed
     }
@@ -64,7 +66,7 @@ impl<T: Transport> LinkDriver<T> {
         }
         let mut discarded = [0; DRAINED_BYTES];
         loop {
-            match self.transport.receive(peer, &mut [IoSliceMut::new(&mut discarded)]) {
+            match self.transport.receive(peer, &mut [IoSliceMut::new(&mut discarded)], 0) {
                 TransferResult::Bytes(_) | TransferResult::Corrupt(_) => {}
                 TransferResult::Blocked => return,
                 TransferResult::Lost(_) => break,
@@ -78,7 +80,8 @@ impl<T: Transport> LinkDriver<T> {
     pub fn peers_with_undelivered_bytes(&self) -> Vec<Rank> {
         let has_undelivered_bytes = |peer: &&Rank| {
             self.links.get(peer).is_some_and(|link| {
-                !link.is_lost && (link.outgoing.is_some() || self.transport.has_unacknowledged_bytes(**peer))
+                !link.is_lost
+                    && (link.outgoing.is_some() || self.transport.sockets.has_unacknowledged_bytes(**peer))
             })
         };
         self.peers.iter().filter(has_undelivered_bytes).copied().collect()

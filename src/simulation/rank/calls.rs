@@ -7,7 +7,7 @@ use crate::codec::{Codec, DecodeError, RandomKeys};
 use crate::engine::{OpId, OperationRequest, Pattern, Timestamp};
 use crate::reduce::Kernels;
 use crate::runtime::buffer::BufferAccess;
-use crate::runtime::driver::{BegunShort, BlockingCollective, Submission, send_wake_frames};
+use crate::runtime::driver::{BegunShort, BlockingCollective, DrivenCore as _, Submission, send_wake_frames};
 use crate::runtime::encoding::Encoding;
 use crate::runtime::error_feedback::CompressorCall;
 use crate::runtime::host_rounds::short::ShortResult;

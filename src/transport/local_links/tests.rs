@@ -2,6 +2,7 @@
 //! simulation of jobs tests the change-over itself.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -29,7 +30,7 @@ impl LinkedRank {
     /// Sends bytes over the socket that do not belong to the link.
     fn send_over_socket(&mut self, mut bytes: &[u8]) {
         let peer = self.peer();
-        while let TransferResult::Bytes(count) = self.links.sockets_mut().send(peer, &[IoSlice::new(bytes)]) {
+        while let TransferResult::Bytes(count) = self.links.sockets.send(peer, &[IoSlice::new(bytes)]) {
             bytes = &bytes[count..];
         }
     }
@@ -74,7 +75,7 @@ fn ranks_with_queues(seed: u64) -> ([LinkedRank; 2], [Arc<Segment>; 2]) {
 
 fn receive(rank: &mut LinkedRank, length: usize) -> Result<Vec<u8>, TransferResult> {
     let mut bytes = vec![0; length];
-    match rank.links.receive(rank.peer(), &mut [IoSliceMut::new(&mut bytes)]) {
+    match rank.links.receive(rank.peer(), &mut [IoSliceMut::new(&mut bytes)], 0) {
         TransferResult::Bytes(count) => Ok(bytes[..count].to_vec()),
         result => Err(result),
     }

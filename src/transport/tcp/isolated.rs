@@ -10,7 +10,7 @@ use std::time::Duration;
 use mio::Interest;
 
 use super::{IsolatedGroup, SocketOptions, TcpLink, TcpTransport};
-use crate::transport::Transport as _;
+use crate::transport::SocketTransport as _;
 use crate::transport::listener::Listener;
 use crate::transport::poller::Event;
 use crate::types::Rank;

@@ -8,8 +8,8 @@ use super::tests::{
     options,
 };
 use super::{IsolatedGroup, TcpTransport};
+use crate::transport::SocketTransport as _;
 use crate::transport::handshake::{DialError, DialProgress};
-use crate::transport::local_links::SocketTransport as _;
 use crate::types::Rank;
 use crate::wire::handshake::{HandshakeError, Refusal, StreamId};
 

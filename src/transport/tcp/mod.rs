@@ -38,9 +38,8 @@ pub(crate) use self::simultaneous_open::{LinkChoice, SimultaneousOpen};
 use super::handshake::{OutgoingHandshake, random_nonce};
 use super::incoming::AcceptedConnection;
 use super::listener::Listener;
-use super::local_links::SocketTransport;
 use super::poller::{Event, Poller};
-use super::{TransferResult, Transport};
+use super::{SocketTransport, TransferResult};
 use crate::types::Rank;
 use crate::wire::handshake::{ConnectionPurpose, Introduction, StreamId};
 
@@ -344,14 +343,20 @@ impl TcpTransport {
 
     /// Returns the connections of the link to `peer`, if the link is open.
     fn bundle_mut(&mut self, peer: Rank) -> Option<&mut Bundle<TcpStream>> {
+        self.open_link(peer).ok()
+    }
+
+    /// Returns the connections of the link to `peer`, or why they cannot send and receive.
+    fn open_link(&mut self, peer: Rank) -> Result<&mut Bundle<TcpStream>, TransferResult> {
         match self.links.get_mut(&peer) {
-            Some(TcpLink::Open(bundle)) => Some(bundle),
-            _ => None,
+            Some(TcpLink::Open(bundle)) => Ok(bundle),
+            Some(TcpLink::Lost(why)) => Err(TransferResult::Lost(why.clone())),
+            Some(TcpLink::Opening(_)) | None => Err(TransferResult::Blocked),
         }
     }
 }
 
-impl Transport for TcpTransport {
+impl SocketTransport for TcpTransport {
     fn connect(&mut self, now: Duration, peer: Rank) {
         if self.links.contains_key(&peer) {
             return;
@@ -368,19 +373,11 @@ impl Transport for TcpTransport {
     }
 
     fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> TransferResult {
-        match self.links.get_mut(&peer) {
-            Some(TcpLink::Open(bundle)) => bundle.send(parts),
-            Some(TcpLink::Lost(why)) => TransferResult::Lost(why.clone()),
-            Some(TcpLink::Opening(_)) | None => TransferResult::Blocked,
-        }
+        self.open_link(peer).map_or_else(|result| result, |bundle| bundle.send(parts))
     }
 
     fn receive(&mut self, peer: Rank, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
-        match self.links.get_mut(&peer) {
-            Some(TcpLink::Open(bundle)) => bundle.receive(parts),
-            Some(TcpLink::Lost(why)) => TransferResult::Lost(why.clone()),
-            Some(TcpLink::Opening(_)) | None => TransferResult::Blocked,
-        }
+        self.open_link(peer).map_or_else(|result| result, |bundle| bundle.receive(parts))
     }
 
     fn close_sending(&mut self, peer: Rank) {
@@ -396,9 +393,7 @@ impl Transport for TcpTransport {
     fn take_incoming_link(&mut self) -> Option<Rank> {
         self.incoming_links.pop_front()
     }
-}
 
-impl SocketTransport for TcpTransport {
     fn wake(&mut self, peer: Rank) {
         // If the link is lost, an event has told the peer.
         if let Some(bundle) = self.bundle_mut(peer) {
