@@ -19,8 +19,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 
 pub use self::message::{LocalMessage, NextFrame};
-pub use super::SocketTransport;
-use super::TransferResult;
+use super::{SocketTransport, TransferResult};
 use crate::shm::{
     HostMemoryLayout, NextEntry, QueueError, QueueReceiver, QueueSender, QueueSignals, SegmentMemory,
     exceeds_caches,

@@ -13,7 +13,8 @@ use std::thread;
 use std::time::Instant;
 
 use super::Driver;
-use super::core::{Core, PollProgress};
+use super::core::Core;
+use super::core_lock::PollProgress;
 use super::recording::operation_start;
 use super::shared::DriverShared;
 use super::tasks::{BegunShort, SpecAndKernels};
@@ -29,7 +30,7 @@ use crate::runtime::link_io::FUNCTION_PANICKED;
 use crate::runtime::profile::ProfilePart;
 use crate::runtime::statistics::OperationTimer;
 use crate::shm::RoundsMemory;
-use crate::transport::local_links::SocketTransport;
+use crate::transport::SocketTransport;
 use crate::types::{Rank, Site};
 
 /// The number of times that a thread polls shared memory before it also yields its processor between the polls. So many polls

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::core_lock::DrivenCore;
-pub(super) use super::core_lock::PollProgress;
+use super::core_lock::{DrivenCore, PollProgress};
 use super::link_stages::{BlockId, LinkStages};
 use super::poll_time::PollTime;
 use super::tasks::{OperationOutput, RoundsKey, ShmTask, StagedCollective, Submission};
