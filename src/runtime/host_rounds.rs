@@ -25,8 +25,8 @@ use crate::shm::{
 use crate::types::{Algorithm, Contract, Rank, RankSet, Site, WorldSize};
 use crate::wire::{self, CONTRACT_WORDS};
 
-/// The most calls that the engine has not recorded. The other ranks are at most [`LEAD_MAX`] rounds behind this rank, and they find
-/// a difference between two calls at most [`LEAD_MAX`] rounds later.
+/// The most calls that the engine has not recorded. The other ranks are at most [`LEAD_MAX`] rounds behind this rank, and they
+/// find a difference between two calls at most [`LEAD_MAX`] rounds later.
 const UNRECORDED_MAX: usize = 2 * LEAD_MAX as usize;
 /// The size of a piece in bytes. Copies and reductions work on one piece at a time. The contributions of several ranks to one
 /// piece fit into the first-level cache of a processor.

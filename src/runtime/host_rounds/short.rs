@@ -106,8 +106,8 @@ impl<M: RoundsMemory> HostRounds<M> {
     }
 
     /// Executes a call if the other ranks post soon: this rank looks at each post, and at most `spins` times again. Anything
-    /// unusual, for example a post that does not fit the call, is left to [`HostRounds::poll`]. `memory` is the whole buffer. Calls
-    /// `wake` for each sleeping rank that has to learn of the post.
+    /// unusual, for example a post that does not fit the call, is left to [`HostRounds::poll`]. `memory` is the whole buffer.
+    /// Calls `wake` for each sleeping rank that has to learn of the post.
     pub(crate) fn run_short(
         &mut self,
         call: &ShortCall,
@@ -147,8 +147,8 @@ impl<M: RoundsMemory> HostRounds<M> {
         ShortResult::Complete
     }
 
-    /// Looks for the posts of the sources. Returns whether all of them have posted the same call with a short payload that is long
-    /// enough.
+    /// Looks for the posts of the sources. Returns whether all of them have posted the same call with a short payload that is
+    /// long enough.
     #[inline]
     fn await_short_posts(
         &self,
