@@ -75,6 +75,8 @@ struct SimHost {
     failure: Option<(usize, u64)>,
     /// How probable it is that a rank uses a registered buffer for a call.
     registered_share: f64,
+    /// A rank that takes few turns, so that others are far ahead of it.
+    slow_rank: Option<usize>,
     random: RefCell<StdRng>,
     problem: RefCell<Option<String>>,
 }
@@ -148,6 +150,7 @@ impl SimHost {
             kill: disturbance.kill.filter(|(rank, _)| *rank < ranks),
             failure: disturbance.failure,
             registered_share,
+            slow_rank: random.random_bool(0.4).then(|| random.random_range(0..ranks)),
             random: RefCell::new(random),
             problem: RefCell::default(),
         }
@@ -167,7 +170,10 @@ impl SimHost {
 
     /// Lets a random rank take a turn. Returns false if no rank can do anything.
     fn run_any(&self) -> bool {
-        let ranks: Vec<usize> = (0..self.ranks.len()).filter(|&rank| self.can_run(rank)).collect();
+        let mut ranks: Vec<usize> = (0..self.ranks.len()).filter(|&rank| self.can_run(rank)).collect();
+        if ranks.len() > 1 && self.random.borrow_mut().random_bool(0.98) {
+            ranks.retain(|rank| Some(*rank) != self.slow_rank);
+        }
         if ranks.is_empty() {
             return false;
         }

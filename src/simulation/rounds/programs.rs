@@ -11,13 +11,14 @@ pub fn random_program(random: &mut StdRng, world: WorldSize, slot_bytes: usize) 
     let groups = [world.ranks().collect()];
     let mut program = Vec::new();
     if random.random_bool(0.2) {
+        // In a program of one kind, the same ranks are ahead of the others all the time.
+        let one_way = [Operation::Broadcast, Operation::Scatter, Operation::Gather];
+        let kinds = [&one_way[..2], &one_way[2..], &one_way[..]][random.random_range(0..3)];
+        let (count_max, other_root) = (if random.random_bool(0.5) { 4 } else { 30 }, random.random_bool(0.3));
         for _ in 0..random.random_range(50..150) {
-            let operation =
-                [Operation::Broadcast, Operation::Gather, Operation::Scatter][random.random_range(0..3)];
-            let call = SimCall::random_call_of(operation, random, &groups);
-            let count_max = if random.random_bool(0.5) { 4 } else { 30 };
-            let count = random.random_range(0..count_max);
-            let root = Rank::new(u32::from(random.random_bool(0.1)));
+            let call = SimCall::random_call_of(kinds[random.random_range(0..kinds.len())], random, &groups);
+            let root = Rank::new(u32::from(other_root && random.random_bool(0.1)));
+            let count = random.random_range(0..=count_max);
             program.push(SimCall { algorithm: Algorithm::Direct, count, root, ..call });
         }
         program.push(SimCall { algorithm: Algorithm::Direct, ..SimCall::BARRIER });
