@@ -5,6 +5,7 @@ mod compression;
 mod debug_as_display;
 mod located;
 mod plural;
+mod rank_map;
 mod rank_set;
 mod site;
 mod sorted_map;
@@ -21,6 +22,7 @@ pub use self::compression::{
 pub(crate) use self::debug_as_display::debug_as_display;
 pub use self::located::{F32Loc, F64Loc, I32Loc, I64Loc};
 pub use self::plural::{counted, plural};
+pub(crate) use self::rank_map::RankMap;
 pub use self::rank_set::RankSet;
 pub use self::site::Site;
 pub(crate) use self::sorted_map::{SortedMap, SortedSet};

@@ -37,7 +37,7 @@ impl Engine {
 
     /// Sets the ranks for which an external operation waits. Fails the job if one of these ranks has left.
     pub fn set_awaited_ranks(&mut self, id: OpId, ranks: Vec<Rank>) {
-        let has_gone = |rank: &&Rank| self.links.get(rank).is_some_and(Link::is_gone);
+        let has_gone = |rank: &&Rank| self.links.get(**rank).is_some_and(Link::is_gone);
         let gone_rank = ranks.iter().find(has_gone).copied();
         if let Some(external) = self.external.get_mut(&id) {
             external.awaited = ranks;
@@ -78,10 +78,7 @@ impl Engine {
 
     /// Sends a wake frame to a peer, because the peer sleeps although the shared memory has changed.
     pub fn send_wake_frame(&mut self, peer: Rank) {
-        self.links
-            .entry(peer)
-            .or_default()
-            .control_frames
-            .push_back(FrameHeader { kind: FrameKind::Wake, ..FrameHeader::EMPTY });
+        let header = FrameHeader { kind: FrameKind::Wake, ..FrameHeader::EMPTY };
+        self.links.get_or_default(peer).control_frames.push_back(header);
     }
 }

@@ -45,7 +45,7 @@ impl Engine {
             self.report_misbehavior(peer, "it sent an abort frame that cannot be decoded");
             return;
         };
-        self.links.entry(peer).or_default().cause_received = Some(cause.clone());
+        self.links.get_or_default(peer).cause_received = Some(cause.clone());
         let known = self.failure.as_ref().map(|failure| failure.cause.clone());
         match known {
             None => {
@@ -64,7 +64,7 @@ impl Engine {
     /// Handles the loss of the link to `peer`. `detail` is the error of the transport.
     pub fn handle_lost_link(&mut self, peer: Rank, detail: &str) {
         let host = self.host(peer);
-        let link = self.links.entry(peer).or_default();
+        let link = self.links.get_or_default(peer);
         let already_lost = std::mem::replace(&mut link.is_lost, true);
         if link.has_left || already_lost || self.is_closing {
             return;
@@ -77,7 +77,7 @@ impl Engine {
     /// Handles a link to `peer` that could not be opened. `detail` is the error of the transport. The peer may have exited
     /// because the job failed. So the engine first waits half a second for another rank to report that failure.
     pub fn handle_unopened_link(&mut self, peer: Rank, detail: &str) {
-        let link = self.links.entry(peer).or_default();
+        let link = self.links.get_or_default(peer);
         let already_lost = std::mem::replace(&mut link.is_lost, true);
         if !link.has_left && !already_lost && !self.is_closing {
             let report_at = self.now.saturating_add(UNREACHABLE_DELAY);
@@ -105,11 +105,9 @@ impl Engine {
     /// this rank's, the peers cannot add anything to the cause, or the job has not failed.
     pub fn do_peers_agree(&self) -> bool {
         let Some(Failure { cause, .. }) = &self.failure else { return true };
+        let mut links = self.links.iter();
         !cause.other_ranks_may_add_reports()
-            || self
-                .links
-                .values()
-                .all(|link| link.is_lost || link.has_left || link.cause_received.as_ref() == Some(cause))
+            || links.all(|(_, link)| link.is_gone() || link.cause_received.as_ref() == Some(cause))
     }
 
     /// Records a failure that this rank has detected, and returns it. If the job has already failed, returns the first failure.
@@ -133,7 +131,7 @@ impl Engine {
 
     /// Handles the goodbye of `peer`. Fails the job if this rank still needs the peer.
     pub(super) fn handle_goodbye(&mut self, peer: Rank) {
-        let link = self.links.entry(peer).or_default();
+        let link = self.links.get_or_default(peer);
         link.has_left = true;
         self.wake_events += 1;
         let is_awaited_sender = self.matching.posted().any(|posted| posted.pattern.source == Some(peer));
@@ -190,7 +188,7 @@ impl Engine {
 
     /// Returns the abort or goodbye frame to send to `peer`, or `None` if the peer already has it.
     pub(super) fn take_notification(&mut self, peer: Rank) -> Option<Transmit> {
-        let link = self.links.entry(peer).or_default();
+        let link = self.links.get_or_default(peer);
         if link.is_lost {
             return None;
         }
@@ -252,7 +250,7 @@ impl Engine {
         }
         let peers = waiting.awaited.iter().map(|&(peer, _)| peer).filter(|&peer| peer != waiting.rank);
         let link_to = |peer| {
-            let link = self.links.get(&peer)?;
+            let link = self.links.get(peer)?;
             Some(SilentLink {
                 rank: waiting.rank,
                 peer,
@@ -374,7 +372,7 @@ impl Engine {
     fn site_of_message(&self, to: Rank, sequence: u64) -> Option<Site> {
         let running = self.find_running(OperationKey::Message { from: self.settings.rank, to, sequence });
         let site = running.map(|running| running.info.site);
-        site.or_else(|| self.links.get(&to)?.site_of(sequence))
+        site.or_else(|| self.links.get(to)?.site_of(sequence))
     }
 
     /// Returns the active operation with this key.

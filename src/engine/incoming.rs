@@ -8,7 +8,7 @@ use crate::wire::{FrameHeader, FrameKind};
 impl Engine {
     /// Handles the header of a frame from `peer`, and returns what the driver has to do with the payload.
     pub fn handle_header(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
-        self.links.entry(peer).or_default().last_frame_at = self.now;
+        self.links.get_or_default(peer).last_frame_at = self.now;
         match header.kind {
             FrameKind::Abort => FrameVerdict::Control,
             _ if self.failure.is_some() => FrameVerdict::Discard,
@@ -17,7 +17,7 @@ impl Engine {
                 FrameVerdict::Control
             }
             FrameKind::Credit => {
-                let link = self.links.entry(peer).or_default();
+                let link = self.links.get_or_default(peer);
                 if link.accept_credit(header.offset) {
                     return FrameVerdict::Handled;
                 }
@@ -56,7 +56,7 @@ impl Engine {
     fn handle_ready(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
         let key = Self::key_of_header(header, self.settings.rank, peer);
         let id = self.by_key.get(&key).copied();
-        let link = self.links.entry(peer).or_default();
+        let link = self.links.get_or_default(peer);
         // The peer stores an announcement until it answers with a ready frame. So the ready frame counts as the answer even
         // if the announced data have meanwhile been sent on credit.
         link.send_queue.handle_ready(key, id);
@@ -100,7 +100,7 @@ impl Engine {
             self.send_ready_frames(id);
             return FrameVerdict::Handled;
         }
-        let link = self.links.entry(peer).or_default();
+        let link = self.links.get_or_default(peer);
         link.announced.insert(key, header.contract);
         if link.announced.len() > self.announced_max {
             let limit = self.announced_max;
@@ -139,7 +139,7 @@ impl Engine {
                 Err(self.handle_late_frame(peer, header))
             }
             OperationKey::Message { sequence, .. } => {
-                let link = self.links.entry(peer).or_default();
+                let link = self.links.get_or_default(peer);
                 if sequence != link.messages_received {
                     if sequence < link.messages_received && self.matching.has_arrived(key) {
                         return Ok(key);
@@ -205,7 +205,7 @@ impl Engine {
             // has sent its own data from the same elements, the peer's data are stored.
             let is_crossed = !header.eager && !is_destination_free && position >= due_position;
             let is_long = header.payload_bytes as usize > self.settings.segment_bytes;
-            let link = self.links.entry(peer).or_default();
+            let link = self.links.get_or_default(peer);
             if is_crossed && !is_long && link.stored_segments(key) < running.unapplied_segments(peer) {
                 link.count_ready_segment(key);
                 return FrameVerdict::Store(key);
@@ -230,7 +230,7 @@ impl Engine {
     /// Returns the verdict for a segment that must wait: [`FrameVerdict::Store`] if the peer had enough credit, and otherwise
     /// [`FrameVerdict::Refuse`].
     fn store_early(&mut self, key: OperationKey, peer: Rank, header: &FrameHeader) -> FrameVerdict {
-        let link = self.links.entry(peer).or_default();
+        let link = self.links.get_or_default(peer);
         if header.eager && link.count_early_segment(key, header.payload_bytes as usize) {
             return FrameVerdict::Store(key);
         }

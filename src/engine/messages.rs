@@ -28,7 +28,7 @@ impl Engine {
         if to == self.settings.rank {
             return self.send_to_itself(now, request);
         }
-        let sequence = self.links.entry(to).or_default().number_message(request.site);
+        let sequence = self.links.get_or_default(to).number_message(request.site);
         let key = OperationKey::Message { from: self.settings.rank, to, sequence };
         let range = 0..request.contract.count as usize;
         let step =
@@ -64,7 +64,7 @@ impl Engine {
             return Ok(id);
         }
         if let Some(source) = pattern.source
-            && self.links.get(&source).is_some_and(Link::is_gone)
+            && self.links.get(source).is_some_and(Link::is_gone)
         {
             return Err(self.fail_because_peer_left(source));
         }
@@ -181,7 +181,7 @@ impl Engine {
 
     /// Records that the driver has sent the message for which [`Engine::next_direct_send`] returned a number.
     pub fn record_direct_send(&mut self, to: Rank, bytes: usize, site: Site) {
-        let link = self.links.entry(to).or_default();
+        let link = self.links.get_or_default(to);
         link.number_message(site);
         link.spend_credit(bytes);
     }
@@ -196,7 +196,7 @@ impl Engine {
     /// Records that the driver has received the message for which [`Engine::next_direct_receive`] returned a number. Returns
     /// whether control frames for the peer wait to be sent.
     pub fn record_direct_receive(&mut self, from: Rank, bytes: usize, now: Option<Timestamp>) -> bool {
-        let link = self.links.entry(from).or_default();
+        let link = self.links.get_or_default(from);
         link.messages_received += 1;
         link.last_frame_at = now.map_or(link.last_frame_at, |now| now.max(link.last_frame_at));
         link.return_credit(bytes);
@@ -207,6 +207,6 @@ impl Engine {
     /// checksums.
     fn direct_link(&self, peer: Rank) -> Option<&Link> {
         let is_possible = self.failure.is_none() && !self.is_closing && !self.settings.is_checked(peer);
-        self.links.get(&peer).filter(|link| is_possible && !link.is_lost)
+        self.links.get(peer).filter(|link| is_possible && !link.is_lost)
     }
 }

@@ -49,7 +49,7 @@ pub use self::matching::{Envelope, Pattern};
 pub use self::operation::EAGER_BYTES;
 use self::operation::{ExternalOperation, NextSend, OperationInfo, RunningOperation, TransferSegment};
 use crate::schedule::Schedule;
-use crate::types::{Contract, Operation, Rank, Site, SortedMap, SortedSet};
+use crate::types::{Contract, Operation, Rank, RankMap, Site, SortedMap, SortedSet};
 use crate::wire::cause::SilentLink;
 use crate::wire::{FrameHeader, FrameKind};
 
@@ -76,7 +76,7 @@ pub struct Engine {
     /// The most operations that a rank may have announced to one peer and that the peer has not begun. All ranks have the same
     /// value.
     announced_max: usize,
-    links: BTreeMap<Rank, Link>,
+    links: RankMap<Link>,
     /// The complete operations that [`Engine::take_completed`] has not returned, in the order of completion.
     completed: VecDeque<OpId>,
     /// The matched messages of this rank to itself: the send and the receive of each message.
@@ -110,7 +110,7 @@ impl Engine {
             overdue_operation: None,
             history: OperationHistory::default(),
             announced_max: ANNOUNCED_MAX,
-            links: BTreeMap::new(),
+            links: RankMap::default(),
             completed: VecDeque::new(),
             self_deliveries: VecDeque::new(),
             last_id: 0,
@@ -134,8 +134,9 @@ impl Engine {
         let sequence = self.history.record_next(group, contract_and_site);
         let keys = OperationKey::of_other_kind(group, sequence, &contract_and_site.0);
         let announced =
-            |(&peer, link): (&Rank, &Link)| Some((peer, *link.announced.range(keys.clone()).next()?.1));
-        match self.links.iter().find_map(announced) {
+            |(peer, link): (Rank, &Link)| Some((peer, *link.announced.range(keys.clone()).next()?.1));
+        let mismatch = self.links.iter().find_map(announced);
+        match mismatch {
             Some(mismatch) => Err(self.fail_because_mismatch((group, sequence), contract_and_site, mismatch)),
             None => Ok(sequence),
         }
@@ -204,7 +205,7 @@ impl Engine {
 
     /// Returns whether control frames for `peer` wait to be sent. The driver sends them even if no operation is active.
     pub fn has_control_frames(&self, peer: Rank) -> bool {
-        self.links.get(&peer).is_some_and(|link| !link.control_frames.is_empty())
+        self.links.get(peer).is_some_and(|link| !link.control_frames.is_empty())
     }
 
     /// Returns the failure of the job, or `None` if the job has not failed.
@@ -234,7 +235,7 @@ impl Engine {
         if self.failure.is_some() || self.is_closing {
             return self.take_notification(peer);
         }
-        let link = self.links.get_mut(&peer)?;
+        let link = self.links.get_mut(peer)?;
         if let Some(header) = link.control_frames.pop_front() {
             return Some(Transmit::Control { header, payload: Bytes::new() });
         }
@@ -272,7 +273,7 @@ impl Engine {
 
     /// Records that the driver has sent the whole segment that [`Engine::poll_transmit`] returned for `peer`.
     pub fn handle_sent_segment(&mut self, peer: Rank) {
-        let Some(link) = self.links.get_mut(&peer) else { return };
+        let Some(link) = self.links.get_mut(peer) else { return };
         let Some(id) = link.send_queue.in_flight.take() else { return };
         let Some(running) = self.operations.get_mut(&id) else { return };
         running.record_sent_segment(peer);
@@ -293,7 +294,7 @@ impl Engine {
     ) {
         let bytes = header.payload_bytes as usize;
         let key = self.key_of(operation);
-        let link = self.links.entry(peer).or_default();
+        let link = self.links.get_or_default(peer);
         if was_stored && let Some(key) = key {
             link.forget_stored_segment(key, bytes, header.eager);
         }
@@ -304,7 +305,7 @@ impl Engine {
             running.record_applied_segment(peer);
             for index in 0..running.peer_count() {
                 if let (peer, true) = running.peer_at(index) {
-                    self.links.entry(peer).or_default().send_queue.resume_after_data(operation);
+                    self.links.get_or_default(peer).send_queue.resume_after_data(operation);
                 }
             }
         }
@@ -341,7 +342,7 @@ impl Engine {
         let mut mismatch: Option<(Rank, Contract)> = None;
         for index in 0..running.peer_count() {
             let (peer, is_sent_to) = running.peer_at(index);
-            let link = self.links.entry(peer).or_default();
+            let link = self.links.get_or_default(peer);
             if link.is_gone() && running.needs(peer, link.stored_segments(info.key)) {
                 missing_peer.get_or_insert(peer);
             }
@@ -380,7 +381,7 @@ impl Engine {
         let Some(running) = self.operations.get_mut(&id) else { return };
         for (peer, transfers) in running.take_ready_frames() {
             let header = header(FrameKind::Ready, &running.info, transfers as u64);
-            self.links.entry(peer).or_default().control_frames.push_back(header);
+            self.links.get_or_default(peer).control_frames.push_back(header);
         }
     }
 

@@ -342,7 +342,7 @@ fn a_mismatch_in_shared_memory_names_the_first_calls_that_differ() {
             (block_of(reporter), (all_reduce, request_with(all_reduce).site)),
             (Rank::new(1 - reporter as u32), (block_of(1 - reporter), Some(all_reduce))),
         );
-        engine.links.entry(Rank::new(1 - reporter as u32)).or_default();
+        engine.links.get_or_default(Rank::new(1 - reporter as u32));
         pair.pass_all_frames();
         let [Some(cause), Some(other)] = pair.causes() else { panic!("{:?}", pair.causes()) };
         assert_eq!(cause, other);

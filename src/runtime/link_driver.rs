@@ -5,7 +5,6 @@
 pub mod direct;
 mod leaving;
 
-use std::collections::{BTreeMap, btree_map::Entry};
 use std::io::IoSliceMut;
 
 use super::gathering::Gathering;
@@ -21,7 +20,7 @@ use crate::schedule::{Action, Schedule};
 use crate::shm::SegmentMemory;
 use crate::transport::local_links::LinkTransport;
 use crate::transport::{SocketTransport, TransferResult};
-use crate::types::{Contract, Rank, Site};
+use crate::types::{Contract, Rank, RankMap, Site};
 use crate::wire::frame::HEADER_BYTES;
 
 /// The most times that one [`LinkDriver::poll`] sends and receives on every link. Then it returns to its caller.
@@ -36,7 +35,7 @@ const NO_MEMORY: &str =
 pub struct LinkDriver<S, M> {
     engine: Engine,
     pub(crate) transport: LinkTransport<S, M>,
-    links: BTreeMap<Rank, LinkIo>,
+    links: RankMap<LinkIo>,
     /// The peers in `links`, in the order in which the links were opened.
     peers: Vec<Rank>,
     settings: Settings,
@@ -59,7 +58,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         Self {
             engine: Engine::new(settings.clone()),
             transport,
-            links: BTreeMap::new(),
+            links: RankMap::default(),
             peers: Vec::new(),
             settings,
             operations: ActiveOperations::default(),
@@ -79,7 +78,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
 
     /// Returns the numbers of bytes that each link has carried, by peer. A link that was not opened has no entry.
     pub fn link_counters(&self) -> impl Iterator<Item = (Rank, ByteCounters)> {
-        self.links.iter().map(|(&peer, link)| (peer, link.counters))
+        self.links.iter().map(|(peer, link)| (peer, link.counters))
     }
 
     /// Returns the failure of the job, or `None` if the job has not failed.
@@ -90,7 +89,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     /// Opens the link to a peer, if it is not open.
     pub fn connect(&mut self, now: Timestamp, peer: Rank) {
         // Messages of a rank to itself need no link.
-        if peer != self.settings.rank && !self.links.contains_key(&peer) {
+        if peer != self.settings.rank && !self.links.contains(peer) {
             self.transport.sockets.connect(now, peer);
             self.links.insert(peer, LinkIo::new());
             self.peers.push(peer);
@@ -251,8 +250,8 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     /// Adds the links that peers have opened.
     fn add_incoming_links(&mut self) {
         while let Some(peer) = self.transport.sockets.take_incoming_link() {
-            if let Entry::Vacant(entry) = self.links.entry(peer) {
-                entry.insert(LinkIo::new());
+            if !self.links.contains(peer) {
+                self.links.insert(peer, LinkIo::new());
                 self.peers.push(peer);
             }
         }
@@ -290,7 +289,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     /// Sends bytes to `peer` with one call of the transport. Returns whether anything has changed.
     fn send(&mut self, peer: Rank) -> bool {
         let Self { engine, transport, links, operations, .. } = self;
-        let Some(link) = links.get_mut(&peer).filter(|link| !link.is_lost && !link.is_closed_for_sending)
+        let Some(link) = links.get_mut(peer).filter(|link| !link.is_lost && !link.is_closed_for_sending)
         else {
             return false;
         };
@@ -348,7 +347,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     /// Receives bytes from `peer` with one call of the transport. Returns whether anything has changed.
     fn receive(&mut self, peer: Rank) -> bool {
         let Self { engine, transport, links, operations, .. } = self;
-        let Some(link) = links.get_mut(&peer).filter(|link| !link.is_lost) else { return false };
+        let Some(link) = links.get_mut(peer).filter(|link| !link.is_lost) else { return false };
         let LinkIo { incoming, header, header_filled, scratch, .. } = link;
         let mut started = operations.meter.start();
         // The call that reads a payload also reads the next header. That saves a system call for each segment.

@@ -92,9 +92,14 @@ impl ShmCounters {
 
     /// Counts an operation that has ended. A failed operation counts only for the times.
     pub(crate) fn count(&self, timer: &OperationTimer, is_successful: bool) {
-        let add = |counter: &AtomicU64, increment: u64| counter.fetch_add(increment, Ordering::Relaxed);
-        add(&self.operations, u64::from(is_successful));
+        self.operations.fetch_add(u64::from(is_successful), Ordering::Relaxed);
+        self.count_time(timer);
+    }
+
+    /// Counts the time of an operation or of a message that has ended.
+    pub(crate) fn count_time(&self, timer: &OperationTimer) {
         let Some(began) = timer.began else { return };
+        let add = |counter: &AtomicU64, increment: u64| counter.fetch_add(increment, Ordering::Relaxed);
         let ns = (began.elapsed() * timer.weight).as_nanos() as u64;
         add(&self.exposed_ns, ns);
         if !self.does_core_count.load(Ordering::Relaxed) {

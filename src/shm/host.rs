@@ -121,6 +121,17 @@ impl QueueLayout {
         self.cells + (entry % self.cell_count as u64) as usize * CELL_BYTES
     }
 
+    /// Returns the offset of the cell after another cell, which is the first one after the last one.
+    pub(super) fn cell_after(&self, cell: usize) -> usize {
+        let next = cell + CELL_BYTES;
+        if next == self.cells + self.cell_count * CELL_BYTES { self.cells } else { next }
+    }
+
+    /// Returns the number of a cell, which is at this offset.
+    pub(super) fn index_of(&self, cell: usize) -> usize {
+        (cell - self.cells) / CELL_BYTES
+    }
+
     /// Returns the most bytes of the payload of an entry. Several payloads of this length fit into the arena.
     pub(super) fn payload_bytes_max(&self) -> usize {
         PAYLOAD_BYTES_MAX.min(self.arena_bytes / 4)
@@ -142,6 +153,11 @@ mod tests {
             let queues = pairs.filter(|(from, to)| from != to).map(|(from, to)| layout.queue(from, to));
             let parts = queues.flat_map(|queue| {
                 assert_eq!(queue.cell(queue.cell_count as u64 + 1), queue.cells + CELL_BYTES);
+                let last = queue.cell(queue.cell_count as u64 - 1);
+                assert_eq!(
+                    (queue.cell_after(last), queue.index_of(last)),
+                    (queue.cells, queue.cell_count - 1)
+                );
                 assert!(queue.payload_bytes_max() * 4 <= queue.arena_bytes);
                 [
                     (queue.read_count, WORD_BYTES),

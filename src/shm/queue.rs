@@ -78,6 +78,8 @@ pub struct QueueMessage {
     pub label: [u64; 2],
     /// The number of bytes of the message. Those that are not in this entry are in the entries after it.
     pub bytes: usize,
+    /// The offset in the memory, and the number, of the bytes in this entry.
+    first: (usize, usize),
 }
 
 /// The sender's end of a queue.
@@ -86,6 +88,8 @@ pub struct QueueSender<M> {
     layout: QueueLayout,
     /// The number of the next entry.
     next: u64,
+    /// The offset of its cell in the memory.
+    cell: usize,
     /// The number of entries that the receiver had read when this rank last looked.
     read_count: u64,
     /// For each cell: the position in the arena at which the bytes of its last entry end. A position counts all bytes since
@@ -93,6 +97,8 @@ pub struct QueueSender<M> {
     ends: Box<[u64]>,
     /// The position at which the bytes of the next entry begin.
     head: u64,
+    /// The offset of this position in the arena.
+    head_offset: usize,
     /// The position before which the receiver has read all bytes.
     tail: u64,
 }
@@ -103,6 +109,8 @@ pub struct QueueReceiver<M> {
     layout: QueueLayout,
     /// The number of the entry that this rank reads next or is reading.
     next: u64,
+    /// The offset of its cell in the memory.
+    cell: usize,
     /// The offset in the memory, and the number, of the bytes of this entry that have not been read; (0, 0) if this rank has
     /// not begun to read it.
     unread: (usize, usize),
@@ -139,8 +147,8 @@ impl<M: SegmentMemory> QueueSender<M> {
     pub fn new(memory: Arc<M>, layout: HostMemoryLayout, from: usize, to: usize) -> Self {
         assert!(memory.length() >= layout.bytes(), "the memory must be large enough for all ranks");
         let layout = layout.queue(from, to);
-        let ends = vec![0; layout.cell_count].into_boxed_slice();
-        Self { memory, layout, next: 0, read_count: 0, ends, head: 0, tail: 0 }
+        let (ends, cell) = (vec![0; layout.cell_count].into_boxed_slice(), layout.cell(0));
+        Self { memory, layout, next: 0, cell, read_count: 0, ends, head: 0, head_offset: 0, tail: 0 }
     }
 
     /// Returns the number of entries that the receiver had read when this rank last looked.
@@ -151,7 +159,7 @@ impl<M: SegmentMemory> QueueSender<M> {
     /// Adds the first entry. `socket_bytes` is the number of bytes that this rank has sent to the receiver over the socket.
     pub fn begin(&mut self, socket_bytes: u64) {
         debug_assert_eq!(self.next, 0, "only the first entry says where the queue begins");
-        self.publish(KIND_BEGIN, 0, socket_bytes);
+        self.publish(KIND_BEGIN, 0, socket_bytes as usize);
     }
 
     /// Adds one entry with the bytes of `parts` after the first `skip` bytes, or with as many of them as there is space for.
@@ -166,9 +174,8 @@ impl<M: SegmentMemory> QueueSender<M> {
         if count == 0 {
             return Ok(0);
         }
-        let offset = self.head % self.arena_bytes();
-        let mut skip = skip;
-        let mut end = self.layout.arena + offset as usize;
+        let (mut skip, start) = (skip, self.head_offset);
+        let mut end = self.layout.arena + start;
         let mut left = count;
         for part in parts {
             let start = skip.min(part.len());
@@ -178,8 +185,8 @@ impl<M: SegmentMemory> QueueSender<M> {
             end += piece.len();
             left -= piece.len();
         }
-        self.head += count.next_multiple_of(PAYLOAD_ALIGNMENT) as u64;
-        self.publish(KIND_BYTES, count as u64, offset);
+        self.advance(count);
+        self.publish(KIND_BYTES, count, start);
         Ok(count)
     }
 
@@ -197,7 +204,7 @@ impl<M: SegmentMemory> QueueSender<M> {
             if !self.has_cell() {
                 return Ok(false);
             }
-            self.memory.write(self.layout.cell(self.next) + 5 * WORD_BYTES, payload);
+            self.memory.write(self.cell + 5 * WORD_BYTES, payload);
             self.publish_message(label, bytes, 0);
             return Ok(true);
         }
@@ -208,10 +215,10 @@ impl<M: SegmentMemory> QueueSender<M> {
         if !self.reserve_whole(piece_bytes)? || (piece_bytes < bytes && !self.has_space_for(bytes)) {
             return Ok(false);
         }
-        let start = self.head % self.arena_bytes();
-        self.memory.write(self.layout.arena + start as usize, &payload[..piece_bytes]);
-        self.head += piece_bytes.next_multiple_of(PAYLOAD_ALIGNMENT) as u64;
-        self.memory.store(self.layout.cell(self.next) + 5 * WORD_BYTES, bytes as u64, Ordering::Relaxed);
+        let start = self.head_offset;
+        self.memory.write(self.layout.arena + start, &payload[..piece_bytes]);
+        self.advance(piece_bytes);
+        self.memory.store(self.cell + 5 * WORD_BYTES, bytes as u64, Ordering::Relaxed);
         self.publish_message(label, piece_bytes, start);
         let mut sent = piece_bytes;
         while sent < bytes {
@@ -228,11 +235,10 @@ impl<M: SegmentMemory> QueueSender<M> {
     }
 
     /// Writes the cell of a message with `bytes` bytes, which begin at `start` in the arena if they are not in the cell.
-    fn publish_message(&mut self, label: [u64; 2], bytes: usize, start: u64) {
-        let cell = self.layout.cell(self.next);
-        self.memory.store(cell + 3 * WORD_BYTES, label[0], Ordering::Relaxed);
-        self.memory.store(cell + 4 * WORD_BYTES, label[1], Ordering::Relaxed);
-        self.publish(KIND_MESSAGE, bytes as u64, start);
+    fn publish_message(&mut self, label: [u64; 2], bytes: usize, start: usize) {
+        self.memory.store(self.cell + 3 * WORD_BYTES, label[0], Ordering::Relaxed);
+        self.memory.store(self.cell + 4 * WORD_BYTES, label[1], Ordering::Relaxed);
+        self.publish(KIND_MESSAGE, bytes, start);
     }
 
     /// Returns whether there is space for a message of `bytes` bytes, as far as this rank knows. An entry of the message may
@@ -250,12 +256,12 @@ impl<M: SegmentMemory> QueueSender<M> {
             return Ok(true);
         }
         // The rest of the arena may be too short, and the space at its start long enough.
-        let start = self.head.next_multiple_of(self.arena_bytes());
+        let start = self.head + self.bytes_to_arena_end() as u64;
         let has_space = bytes <= self.layout.payload_bytes_max()
             && self.has_cell()
             && start + bytes as u64 <= self.tail + self.arena_bytes();
         if has_space {
-            self.head = start;
+            (self.head, self.head_offset) = (start, 0);
         }
         Ok(has_space)
     }
@@ -281,8 +287,22 @@ impl<M: SegmentMemory> QueueSender<M> {
         }
         let unused = self.arena_bytes() - (self.head - self.tail);
         // The bytes of an entry do not continue at the start of the arena.
-        let to_the_end = self.arena_bytes() - self.head % self.arena_bytes();
-        unused.min(to_the_end) as usize
+        self.bytes_to_arena_end().min(unused as usize)
+    }
+
+    /// Returns the number of bytes between the start of the next entry's bytes and the end of the arena.
+    fn bytes_to_arena_end(&self) -> usize {
+        self.layout.arena_bytes - self.head_offset
+    }
+
+    /// Counts the bytes of the next entry.
+    fn advance(&mut self, bytes: usize) {
+        let padded = bytes.next_multiple_of(PAYLOAD_ALIGNMENT);
+        self.head += padded as u64;
+        self.head_offset += padded;
+        if self.head_offset >= self.layout.arena_bytes {
+            self.head_offset = 0;
+        }
     }
 
     /// Looks how many entries the receiver has read.
@@ -300,14 +320,15 @@ impl<M: SegmentMemory> QueueSender<M> {
     }
 
     /// Writes the cell of the next entry, whose bytes end before `head`.
-    fn publish(&mut self, kind: u64, bytes: u64, word: u64) {
-        let cell = self.layout.cell(self.next);
-        self.memory.store(cell + WORD_BYTES, kind | bytes << 32, Ordering::Relaxed);
-        self.memory.store(cell + 2 * WORD_BYTES, word, Ordering::Relaxed);
+    fn publish(&mut self, kind: u64, bytes: usize, word: usize) {
+        let cell = self.cell;
+        self.memory.store(cell + WORD_BYTES, kind | (bytes as u64) << 32, Ordering::Relaxed);
+        self.memory.store(cell + 2 * WORD_BYTES, word as u64, Ordering::Relaxed);
         // Release pairs with Acquire in `next_words`: a receiver that sees the stamp sees the words and the bytes.
         self.memory.store(cell, self.next + 1, Ordering::Release);
-        self.ends[(self.next % self.layout.cell_count as u64) as usize] = self.head;
+        self.ends[self.layout.index_of(cell)] = self.head;
         self.next += 1;
+        self.cell = self.layout.cell_after(cell);
     }
 
     fn arena_bytes(&self) -> u64 {
@@ -323,7 +344,8 @@ impl<M: SegmentMemory> QueueReceiver<M> {
     /// If the memory is too small, or if the ranks are not two ranks of the layout.
     pub fn new(memory: Arc<M>, layout: HostMemoryLayout, from: usize, to: usize) -> Self {
         assert!(memory.length() >= layout.bytes(), "the memory must be large enough for all ranks");
-        Self { memory, layout: layout.queue(from, to), next: 0, unread: (0, 0), is_target_long: false }
+        let layout = layout.queue(from, to);
+        Self { memory, layout, next: 0, cell: layout.cell(0), unread: (0, 0), is_target_long: false }
     }
 
     /// Sets whether the parts that [`QueueReceiver::read`] fills belong to a buffer that is longer than the caches.
@@ -359,44 +381,44 @@ impl<M: SegmentMemory> QueueReceiver<M> {
         if self.unread.1 > 0 {
             return Ok(NextEntry::Bytes);
         }
-        let Some([kind_and_bytes, _]) = self.next_words()? else { return Ok(NextEntry::Nothing) };
+        let Some([kind_and_bytes, start]) = self.next_words()? else { return Ok(NextEntry::Nothing) };
         if kind_and_bytes & KIND_MASK != KIND_MESSAGE {
             return Ok(NextEntry::Bytes);
         }
-        let cell = self.layout.cell(self.next);
-        let word = |index: usize| self.memory.load(cell + index * WORD_BYTES, Ordering::Relaxed);
+        let word = |index: usize| self.memory.load(self.cell + index * WORD_BYTES, Ordering::Relaxed);
+        let label = [word(3), word(4)];
         let first_bytes = (kind_and_bytes >> 32) as usize;
-        let bytes = if first_bytes <= BYTES_IN_CELL_MAX { first_bytes } else { word(5) as usize };
-        if bytes < first_bytes {
-            return Err(QueueError::Bytes { start: 0, bytes: bytes as u64 });
+        if first_bytes <= BYTES_IN_CELL_MAX {
+            let first = (self.cell + 5 * WORD_BYTES, first_bytes);
+            return Ok(NextEntry::Message(QueueMessage { label, bytes: first_bytes, first }));
         }
-        Ok(NextEntry::Message(QueueMessage { label: [word(3), word(4)], bytes }))
+        let (bytes, first) = (word(5) as usize, self.check_bytes(first_bytes as u64, start)?);
+        if bytes < first_bytes {
+            return Err(QueueError::Bytes { start, bytes: bytes as u64 });
+        }
+        Ok(NextEntry::Message(QueueMessage { label, bytes, first }))
     }
 
-    /// Begins to read the message that [`QueueReceiver::peek`] has returned: [`QueueReceiver::read`] then copies its first bytes.
-    /// If the message has no bytes, its entry has been read.
-    ///
-    /// # Errors
-    ///
-    /// If the sender has written a wrong entry, or has changed it.
-    pub fn begin_message(&mut self, message: &QueueMessage) -> Result<(), QueueError> {
-        let Some([kind_and_bytes, start]) = self.next_words()? else { return Ok(()) };
-        let first_bytes = kind_and_bytes >> 32;
-        let is_valid = kind_and_bytes & KIND_MASK == KIND_MESSAGE
-            && (first_bytes == message.bytes as u64
-                || (BYTES_IN_CELL_MAX as u64 + 1..message.bytes as u64).contains(&first_bytes));
-        if !is_valid {
-            return Err(QueueError::Kind(kind_and_bytes & KIND_MASK));
-        }
-        if first_bytes <= BYTES_IN_CELL_MAX as u64 {
-            self.unread = (self.layout.cell(self.next) + 5 * WORD_BYTES, first_bytes as usize);
-        } else {
-            self.unread = self.check_bytes(first_bytes, start)?;
-        }
-        if first_bytes == 0 {
+    /// Begins to read the message that [`QueueReceiver::peek`] has just returned: [`QueueReceiver::read`] then copies its first
+    /// bytes. If the message has no bytes, its entry has been read.
+    pub fn begin_message(&mut self, message: &QueueMessage) {
+        self.unread = message.first;
+        if message.bytes == 0 {
             self.finish_entry();
         }
-        Ok(())
+    }
+
+    /// Copies the bytes of the message that [`QueueReceiver::peek`] has just returned, as far as they are in its entry, to the
+    /// start of `target`. Returns the number of bytes. [`QueueReceiver::read`] then copies the other bytes.
+    ///
+    /// # Panics
+    ///
+    /// If `target` is shorter than the message.
+    pub fn read_message(&mut self, message: &QueueMessage, target: &mut [u8]) -> usize {
+        let (start, bytes) = message.first;
+        self.memory.read(start, &mut target[..bytes]);
+        self.finish_entry();
+        bytes
     }
 
     /// Copies bytes of one entry into `parts`, after their first `skip` bytes. Copies nothing if no entry is there, or if the
@@ -439,10 +461,9 @@ impl<M: SegmentMemory> QueueReceiver<M> {
 
     /// Returns the words 1 and 2 of the next cell; `None` if the entry is not there.
     fn next_words(&self) -> Result<Option<[u64; 2]>, QueueError> {
-        let cell = self.layout.cell(self.next);
-        let stamp = self.memory.load(cell, Ordering::Acquire);
+        let stamp = self.memory.load(self.cell, Ordering::Acquire);
         if stamp == self.next + 1 {
-            let word = |index: usize| self.memory.load(cell + index * WORD_BYTES, Ordering::Relaxed);
+            let word = |index: usize| self.memory.load(self.cell + index * WORD_BYTES, Ordering::Relaxed);
             return Ok(Some([word(1), word(2)]));
         }
         // The cell still has the stamp of the entry that used it before, or no stamp.
@@ -462,6 +483,7 @@ impl<M: SegmentMemory> QueueReceiver<M> {
     /// Counts the entry as read, so that the sender may overwrite it.
     fn finish_entry(&mut self) {
         self.next += 1;
+        self.cell = self.layout.cell_after(self.cell);
         // Release: the bytes have been read before the sender sees the number.
         self.memory.store(self.layout.read_count, self.next, Ordering::Release);
     }

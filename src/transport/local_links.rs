@@ -14,7 +14,6 @@ mod messages;
 mod tests;
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 
@@ -24,7 +23,7 @@ use crate::shm::{
     HostMemoryLayout, NextEntry, QueueError, QueueReceiver, QueueSender, QueueSignals, SegmentMemory,
     exceeds_caches,
 };
-use crate::types::{Rank, WorldSize};
+use crate::types::{Rank, RankMap, WorldSize};
 use crate::wire::frame::HEADER_BYTES;
 
 /// The most times that one call reads wake bytes from a socket. A peer sends at most a few of them.
@@ -47,7 +46,7 @@ struct SocketBytes {
 
 /// The links to the other ranks of this host.
 struct LocalLinks<M> {
-    links: BTreeMap<Rank, LocalLink<M>>,
+    links: RankMap<LocalLink<M>>,
     signals: Arc<QueueSignals<M>>,
     /// Whether wake bytes have been read since the last [`LinkTransport::take_wake_bytes`].
     has_wake_bytes: bool,
@@ -123,12 +122,12 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         own: usize,
     ) {
         let peers = ranks.iter().enumerate().filter(|&(number, _)| number != own);
-        let links = peers.enumerate().map(|(index, (number, &rank))| {
+        let mut links = RankMap::default();
+        for (index, (number, &rank)) in peers.enumerate() {
             let sender = QueueSender::new(Arc::clone(memory), layout, own, number);
             let receiver = QueueReceiver::new(Arc::clone(memory), layout, number, own);
-            (rank, LocalLink::new(index, sender, receiver))
-        });
-        let links = links.collect();
+            links.insert(rank, LocalLink::new(index, sender, receiver));
+        }
         let signals = Arc::new(QueueSignals::new(Arc::clone(memory), layout, own));
         self.local = Some(LocalLinks { links, signals, has_wake_bytes: false });
     }
@@ -140,7 +139,8 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
 
     /// Sends through the queues from now on. All ranks of this host must have added their queues.
     pub fn change_over(&mut self) {
-        let peers: Vec<Rank> = self.local.iter().flat_map(|local| local.links.keys().copied()).collect();
+        let peers: Vec<Rank> =
+            self.local.iter().flat_map(|local| local.links.iter().map(|(peer, _)| peer)).collect();
         for peer in peers {
             if let Some((link, mut context)) = self.local_link(peer) {
                 link.begin_sending(&mut context);
@@ -157,7 +157,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
     /// Returns the link to a rank of this host and its context; `None` for a link that has no queues.
     fn local_link(&mut self, peer: Rank) -> Option<(&mut LocalLink<M>, LinkContext<'_, S, M>)> {
         let LocalLinks { links, signals, has_wake_bytes } = self.local.as_mut()?;
-        let (link, socket_bytes) = (links.get_mut(&peer)?, self.socket_bytes.get_mut(peer.index())?);
+        let (link, socket_bytes) = (links.get_mut(peer)?, self.socket_bytes.get_mut(peer.index())?);
         Some((link, LinkContext { peer, sockets: &mut self.sockets, socket_bytes, signals, has_wake_bytes }))
     }
 
@@ -346,7 +346,7 @@ impl<M: SegmentMemory> LocalLink<M> {
     fn begin_frame(&mut self) -> Result<bool, QueueError> {
         let NextEntry::Message(entry) = self.receiver.peek()? else { return Ok(false) };
         let message = LocalMessage::from_entry(&entry)?;
-        self.receiver.begin_message(&entry)?;
+        self.receiver.begin_message(&entry);
         self.header = message.header().encode();
         self.header_left = self.header.len();
         Ok(message.bytes == 0)

@@ -131,8 +131,10 @@ impl<C: DrivenCore, P: Primitives> CoreLock<C, P> {
     /// In a reduction function of the user. Its thread already holds this lock, so locking again would deadlock.
     pub(crate) fn lock(&self) -> CoreGuard<'_, C, P> {
         C::check_before_locking();
-        let _contender = Contender::<P>::new(&self.contenders);
-        let state = P::lock(&self.state);
+        let state = P::try_lock(&self.state).unwrap_or_else(|| {
+            let _contender = Contender::<P>::new(&self.contenders);
+            P::lock(&self.state)
+        });
         C::record_locked();
         CoreGuard { lock: self, state: Some(state) }
     }

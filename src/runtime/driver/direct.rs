@@ -5,12 +5,13 @@ use super::core::Core;
 use super::recording::operation_start;
 use super::threads::ThreadedDriver as _;
 use super::{Driver, Submission};
-use crate::engine::{Envelope, OperationRequest, Pattern, Timestamp};
+use crate::engine::{Envelope, OperationRequest, Pattern, SendMode, Timestamp};
 use crate::observe::event::{Direction, EventStatus};
 use crate::runtime::error::Error;
 use crate::runtime::link_driver::direct::DirectReceive;
 use crate::runtime::memory::Memory;
 use crate::runtime::profile::ProfilePart;
+use crate::runtime::statistics::OperationTimer;
 use crate::shm::RoundsMemory;
 use crate::transport::SocketTransport;
 use crate::types::Rank;
@@ -19,6 +20,11 @@ use crate::types::Rank;
 const MESSAGES_PER_OPERATION: u32 = 1024;
 
 impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
+    /// Starts to time the next message, which has `bytes` bytes.
+    fn message_timer(&self, bytes: usize) -> OperationTimer {
+        OperationTimer::new(self.direct_messages.into(), bytes)
+    }
+
     /// Returns whether the next message may go without an operation.
     pub(crate) fn may_be_direct(&mut self) -> bool {
         self.direct_messages = (self.direct_messages + 1) % MESSAGES_PER_OPERATION;
@@ -52,16 +58,20 @@ impl Driver {
 
     /// Sends a message without an operation. Returns false if it was not sent, and needs an operation.
     pub(crate) fn try_send_directly(&self, request: &OperationRequest, to: Rank, bytes: &[u8]) -> bool {
-        if self.shared.local_peers.get().and_then(|local| local.number_of(to)).is_none() {
+        let is_possible = request.mode == SendMode::Standard && self.shared.local_peers.get().is_some();
+        if !is_possible {
             return false;
         }
-        let timer = self.shared.shm_counters.start_timer(bytes.len());
         let submitted = self.shared.recorder.get().map(|recorder| recorder.now());
         let mut core = self.shared.lock();
+        let timer = core.message_timer(bytes.len());
         let is_sent = core.may_be_direct() && core.link_driver.try_send_directly(request, to, bytes);
+        if is_sent {
+            core.statistics.operations += 1;
+        }
         drop(core);
         if is_sent {
-            self.shared.shm_counters.count(&timer, true);
+            self.shared.shm_counters.count_time(&timer);
             self.record_message(request, Direction::To(to), submitted);
         }
         is_sent
@@ -87,12 +97,12 @@ impl Driver {
         let source = pattern.source?;
         let local = self.shared.local_peers.get()?;
         let number = local.number_of(source)?;
-        let mut timer = self.shared.shm_counters.start_timer(bytes.len());
         let submitted = self.shared.recorder.get().map(|recorder| recorder.now());
+        let mut core = self.shared.lock();
+        let mut timer = core.message_timer(bytes.len());
         let mut has_begun = false;
         loop {
             let now = timer.is_timed().then(|| self.shared.now());
-            let mut core = self.shared.lock();
             let received = if has_begun {
                 core.link_driver.continue_receive(source, bytes, now)
             } else if core.may_be_direct() {
@@ -103,12 +113,13 @@ impl Driver {
             match received {
                 DirectReceive::Received(envelope) => {
                     core.poll_time.record_received_message();
+                    core.statistics.operations += 1;
                     // The thread that waits for the sockets did not read this link meanwhile.
                     if has_begun {
                         self.shared.wake_socket_waiter(&core);
                     }
                     drop(core);
-                    self.shared.shm_counters.count(&timer, true);
+                    self.shared.shm_counters.count_time(&timer);
                     self.record_message(request, Direction::From(Some(source)), submitted);
                     return Some(envelope);
                 }
@@ -120,9 +131,9 @@ impl Driver {
             let has_arrived = self.shared.meter.time(ProfilePart::Wait, || {
                 self.shared.spin_until(&mut timer, || local.signals.has_entry(number))
             });
+            core = self.shared.lock();
             if !has_arrived {
                 request.spent += self.shared.shm_spin_time;
-                let mut core = self.shared.lock();
                 if has_begun {
                     core.link_driver.interrupt_receive(source, bytes);
                 }

@@ -2,7 +2,7 @@
 
 use std::ops::DerefMut;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 use std::time::Duration;
 
@@ -15,6 +15,8 @@ pub(crate) trait Primitives: 'static {
 
     fn new_mutex<T: 'static>(value: T) -> Self::Mutex<T>;
     fn lock<T: 'static>(mutex: &Self::Mutex<T>) -> Self::Guard<'_, T>;
+    /// Takes the mutex if that needs no waiting.
+    fn try_lock<T: 'static>(mutex: &Self::Mutex<T>) -> Option<Self::Guard<'_, T>>;
     /// Releases the mutex until a notification, at most for `timeout`. May also return earlier.
     fn wait<'a, T: 'static>(
         condvar: &Self::Condvar,
@@ -44,6 +46,14 @@ impl Primitives for StdPrimitives {
 
     fn lock<T: 'static>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn try_lock<T: 'static>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+        match mutex.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     fn wait<'a, T: 'static>(

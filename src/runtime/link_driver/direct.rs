@@ -1,7 +1,7 @@
 //! Messages between ranks of a host that need no operation: the link driver moves them between the caller's buffer and a queue.
 
 use super::LinkDriver;
-use crate::engine::{Envelope, OperationRequest, Pattern, SendMode, Timestamp};
+use crate::engine::{Envelope, OperationRequest, Pattern, Timestamp};
 use crate::runtime::link_io::IncomingFrame;
 use crate::runtime::profile::ProfilePart;
 use crate::shm::SegmentMemory;
@@ -32,10 +32,8 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     pub fn try_send_directly(&mut self, request: &OperationRequest, to: Rank, payload: &[u8]) -> bool {
         let Self { engine, transport, links, operations, .. } = self;
         let is_between_frames =
-            |peer| links.get(peer).is_some_and(|link| link.outgoing.is_none() && !link.is_closed_for_sending);
-        if request.mode != SendMode::Standard || !is_between_frames(&to) {
-            return false;
-        }
+            |link: &&mut super::LinkIo| link.outgoing.is_none() && !link.is_closed_for_sending;
+        let Some(link) = links.get_mut(to).filter(is_between_frames) else { return false };
         let Some(sequence) = engine.next_direct_send(to, payload.len()) else { return false };
         let message = LocalMessage {
             group: request.group,
@@ -46,7 +44,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         };
         let send = || transport.send_message(to, &message, payload);
         let is_sent = operations.meter.time(ProfilePart::Send, send);
-        if let Some(link) = links.get_mut(&to).filter(|_| is_sent) {
+        if is_sent {
             link.counters.bytes_sent += (HEADER_BYTES + payload.len()) as u64;
             engine.record_direct_send(to, payload.len(), request.site);
         }
@@ -66,31 +64,28 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         let is_between_frames =
             |link: &super::LinkIo| matches!(link.incoming, IncomingFrame::Header) && link.header_filled == 0;
         let Some(sequence) = engine.next_direct_receive(source) else { return DirectReceive::NeedsOperation };
-        if !links.get(&source).is_some_and(is_between_frames) {
+        if !links.get(source).is_some_and(is_between_frames) {
             return DirectReceive::NeedsOperation;
         }
-        let message = match transport.next_frame(source) {
+        let room = target.len();
+        let fits = |message: &LocalMessage| {
+            message.group == pattern.group
+                && pattern.tag.is_none_or(|tag| tag == message.tag)
+                && message.dtype == request.contract.dtype
+                && message.bytes <= room
+                && message.sequence == sequence
+        };
+        let mut started = operations.meter.start();
+        let (message, filled) = match transport.receive_message(source, target, fits) {
             NextFrame::Nothing => return DirectReceive::NotYet,
             NextFrame::Other => return DirectReceive::NeedsOperation,
-            NextFrame::Message(message) => message,
-        };
-        let fits = message.group == pattern.group
-            && pattern.tag.is_none_or(|tag| tag == message.tag)
-            && message.dtype == request.contract.dtype
-            && message.bytes <= target.len()
-            && message.sequence == sequence;
-        let mut started = operations.meter.start();
-        if !fits {
-            return DirectReceive::NeedsOperation;
-        }
-        let Some(filled) = transport.receive_message(source, &message, target) else {
-            return DirectReceive::NeedsOperation;
+            NextFrame::Message(message, filled) => (message, filled),
         };
         operations.meter.end(ProfilePart::Receive, &mut started);
         if filled == message.bytes {
             return self.record_received(source, &message, now);
         }
-        if let Some(link) = links.get_mut(&source) {
+        if let Some(link) = links.get_mut(source) {
             link.incoming = IncomingFrame::Direct { message, filled };
         }
         self.continue_receive(source, target, now)
@@ -104,7 +99,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         now: Option<Timestamp>,
     ) -> DirectReceive {
         let Self { engine, transport, links, operations, .. } = self;
-        let Some(link) = links.get_mut(&source) else { return DirectReceive::NeedsOperation };
+        let Some(link) = links.get_mut(source) else { return DirectReceive::NeedsOperation };
         let IncomingFrame::Direct { message, filled } = &mut link.incoming else {
             return DirectReceive::NeedsOperation;
         };
@@ -138,7 +133,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         now: Option<Timestamp>,
     ) -> DirectReceive {
         let LocalMessage { group, tag, bytes, .. } = *message;
-        if let Some(link) = self.links.get_mut(&source) {
+        if let Some(link) = self.links.get_mut(source) {
             link.counters.bytes_received += (HEADER_BYTES + bytes) as u64;
         }
         if self.engine.record_direct_receive(source, bytes, now) {
@@ -151,7 +146,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     /// receive the message.
     pub fn interrupt_receive(&mut self, source: Rank, target: &[u8]) {
         let Self { engine, links, operations, .. } = self;
-        let Some(link) = links.get_mut(&source) else { return };
+        let Some(link) = links.get_mut(source) else { return };
         if let IncomingFrame::Direct { message, filled } = link.incoming {
             link.counters.bytes_received += (HEADER_BYTES + filled) as u64;
             link.receive_rest(source, message.header(), &target[..filled], engine, operations);

@@ -21,7 +21,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
             while self.send(peer) {}
             let is_notified = |link: &LinkIo| link.is_lost || link.outgoing.is_none();
             all_notified &=
-                !self.transport.sockets.is_open(peer) || self.links.get(&peer).is_none_or(is_notified);
+                !self.transport.sockets.is_open(peer) || self.links.get(peer).is_none_or(is_notified);
         }
         all_notified && self.engine.do_peers_agree()
     }
@@ -48,7 +48,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         for peer in self.peers.clone() {
             while self.send(peer) {}
             self.close_and_drain(peer);
-            let is_lost = self.links.get(&peer).is_none_or(|link| link.is_lost);
+            let is_lost = self.links.get(peer).is_none_or(|link| link.is_lost);
             all_closed &= is_lost || !self.transport.sockets.is_open(peer);
         }
         all_closed
@@ -56,7 +56,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
 
     /// Closes our side of a link if no frame is partly sent. Then discards all bytes that have arrived from the peer.
     fn close_and_drain(&mut self, peer: Rank) {
-        let Some(link) = self.links.get_mut(&peer) else { return };
+        let Some(link) = self.links.get_mut(peer) else { return };
         if link.is_lost {
             return;
         }
@@ -79,7 +79,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     /// message to such a peer may be lost if this rank closes the link now.
     pub fn peers_with_undelivered_bytes(&self) -> Vec<Rank> {
         let has_undelivered_bytes = |peer: &&Rank| {
-            self.links.get(peer).is_some_and(|link| {
+            self.links.get(**peer).is_some_and(|link| {
                 !link.is_lost
                     && (link.outgoing.is_some() || self.transport.sockets.has_unacknowledged_bytes(**peer))
             })

@@ -29,8 +29,8 @@ pub struct LocalMessage {
 pub enum NextFrame {
     /// Nothing has arrived.
     Nothing,
-    /// A message that can be received with `LinkTransport::receive_message`.
-    Message(LocalMessage),
+    /// An accepted message, and the number of its first bytes, which have been copied.
+    Message(LocalMessage, usize),
     /// Something else, or this rank does not know. It must be received as bytes.
     Other,
 }

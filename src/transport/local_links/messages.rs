@@ -4,7 +4,7 @@ use std::io::IoSliceMut;
 
 use super::message::{LocalMessage, NextFrame};
 use super::{LinkTransport, Receiving, SocketTransport};
-use crate::shm::{NextEntry, QueueMessage, SegmentMemory};
+use crate::shm::{NextEntry, SegmentMemory};
 use crate::transport::TransferResult;
 use crate::types::Rank;
 
@@ -29,48 +29,31 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         }
     }
 
-    /// Returns what this rank receives next from `peer`. The caller must have received all frames before.
-    pub fn next_frame(&mut self, peer: Rank) -> NextFrame {
-        let Some((link, _)) = self.local_link(peer) else { return NextFrame::Other };
-        if link.receiving != Receiving::Queue || link.problem.is_some() || link.header_left > 0 {
-            return NextFrame::Other;
-        }
-        match link.receiver.peek() {
-            Ok(NextEntry::Nothing) if link.socket_end.is_none() => NextFrame::Nothing,
-            // An error is found again when the link is received as bytes.
-            Ok(NextEntry::Nothing | NextEntry::Bytes) | Err(_) => NextFrame::Other,
-            Ok(NextEntry::Message(entry)) => {
-                LocalMessage::from_entry(&entry).map_or(NextFrame::Other, NextFrame::Message)
-            }
-        }
-    }
-
-    /// Receives the message that [`LinkTransport::next_frame`] has returned, as far as its first entry contains it, and returns
-    /// the number of bytes. [`LinkTransport::receive_from_queue`] then returns the other bytes. Returns `None` if the peer has
-    /// changed the entry.
+    /// If the next frame of the link to `peer` is a message that `accepts` accepts, copies its bytes to the start of `target`, as
+    /// far as the message's first entry has them. [`LinkTransport::receive_from_queue`] then returns the other bytes. `target`
+    /// must be at least as long as an accepted message. The caller must have received all frames before.
     pub fn receive_message(
         &mut self,
         peer: Rank,
-        message: &LocalMessage,
         target: &mut [u8],
-    ) -> Option<usize> {
-        let (link, mut context) = self.local_link(peer)?;
-        let entry = QueueMessage { label: message.label(), bytes: message.bytes };
-        let received =
-            link.receiver.begin_message(&entry).and_then(|()| match target.get_mut(..message.bytes) {
-                Some([]) | None => Ok(0),
-                Some(target) => link.receiver.read(&mut [IoSliceMut::new(target)], 0).map(|read| read.bytes),
-            });
-        match received {
-            Ok(count) => {
-                link.report_freed_space(&mut context);
-                Some(count)
-            }
-            Err(error) => {
-                link.problem = Some(error);
-                None
-            }
+        accepts: impl FnOnce(&LocalMessage) -> bool,
+    ) -> NextFrame {
+        let Some((link, mut context)) = self.local_link(peer) else { return NextFrame::Other };
+        if link.receiving != Receiving::Queue || link.problem.is_some() || link.header_left > 0 {
+            return NextFrame::Other;
         }
+        let entry = match link.receiver.peek() {
+            Ok(NextEntry::Nothing) if link.socket_end.is_none() => return NextFrame::Nothing,
+            // An error is found again when the link is received as bytes.
+            Ok(NextEntry::Nothing | NextEntry::Bytes) | Err(_) => return NextFrame::Other,
+            Ok(NextEntry::Message(entry)) => entry,
+        };
+        let Some(message) = LocalMessage::from_entry(&entry).ok().filter(accepts) else {
+            return NextFrame::Other;
+        };
+        let count = link.receiver.read_message(&entry, target);
+        link.report_freed_space(&mut context);
+        NextFrame::Message(message, count)
     }
 
     /// Receives bytes from the queue, as many as are there, and does not read the socket.
