@@ -11,6 +11,8 @@ pub(crate) type Deferred = Vec<Box<dyn Any + Send>>;
 thread_local! {
     /// The number of core locks that this thread holds.
     static LOCKS: Cell<usize> = const { Cell::new(0) };
+    /// Whether `DEFERRED` has values. To look at this costs less, because it needs no destructor.
+    static HAS_DEFERRED: Cell<bool> = const { Cell::new(false) };
     /// The values that this thread drops after it has released its locks.
     static DEFERRED: RefCell<Deferred> = const { RefCell::new(Vec::new()) };
 }
@@ -23,7 +25,7 @@ pub(crate) fn record_lock_taken() {
 /// Records that this thread has released a core lock, and returns the values to drop.
 pub(crate) fn record_lock_released() -> Deferred {
     LOCKS.set(LOCKS.get() - 1);
-    if LOCKS.get() == 0 { DEFERRED.take() } else { Vec::new() }
+    if LOCKS.get() == 0 && HAS_DEFERRED.take() { DEFERRED.take() } else { Vec::new() }
 }
 
 /// Returns whether this thread holds a core lock.
@@ -34,7 +36,7 @@ pub(crate) fn holds_lock() -> bool {
 
 /// Returns whether this thread has deferred drops.
 pub(crate) fn has_deferred_drops() -> bool {
-    DEFERRED.with_borrow(|deferred| !deferred.is_empty())
+    HAS_DEFERRED.get()
 }
 
 /// A value of the user. If a thread that holds a core lock drops this value, the thread drops the user's value later, after it
@@ -59,6 +61,7 @@ impl<T: Send + 'static> Drop for UserValue<T> {
     fn drop(&mut self) {
         if let Some(value) = self.0.take().filter(|_| holds_lock()) {
             DEFERRED.with_borrow_mut(|deferred| deferred.push(Box::new(value)));
+            HAS_DEFERRED.set(true);
         }
     }
 }

@@ -111,9 +111,16 @@ impl<M: SegmentMemory> QueueSignals<M> {
         self.peers.iter().any(|peer| self.has_changed(peer))
     }
 
-    /// Returns whether the peer has written the entry that this rank reads next.
-    pub fn has_entry(&self, peer: usize) -> bool {
-        self.peers.get(peer).is_some_and(|peer| self.is_written(peer))
+    /// Returns a function that looks whether the peer has written the entry that this rank reads next now.
+    ///
+    /// # Panics
+    ///
+    /// If there is no peer with this number.
+    pub fn next_entry_watch(&self, peer: usize) -> impl Fn() -> bool {
+        let peer = &self.peers[peer];
+        let next_entry = peer.next_entry.load(Ordering::Relaxed);
+        let cell = peer.incoming.cell(next_entry);
+        move || next_entry != DOES_NOT_READ && self.memory.load(cell, Ordering::Relaxed) > next_entry
     }
 
     fn is_written(&self, peer: &PeerSignals) -> bool {

@@ -24,7 +24,7 @@ use crate::observe::event::{Direction, EventNumber, EventStatus};
 use crate::observe::training_thread::{SpanKind, span};
 use crate::runtime::buffer::BufferAccess;
 use crate::runtime::error::Error;
-use crate::runtime::host_rounds::short::{ShortCall, ShortResult};
+use crate::runtime::host_rounds::short::{ShortCall, ShortResult, pause_between_looks};
 use crate::runtime::host_rounds::{HostRounds, ShmCall, ShmFailure, ShmOperation};
 use crate::runtime::link_io::FUNCTION_PANICKED;
 use crate::runtime::profile::ProfilePart;
@@ -35,7 +35,7 @@ use crate::types::{Rank, Site};
 
 /// The number of times that a thread polls shared memory before it also yields its processor between the polls. So many polls
 /// take a few microseconds.
-const SPINS_BEFORE_YIELD: u32 = 500;
+const SPINS_BEFORE_YIELD: u32 = 1000;
 
 /// A collective in shared memory that its caller executes itself. `H` refers to the rounds of the group.
 pub(crate) struct BlockingCollective<H> {
@@ -311,11 +311,11 @@ impl DriverShared {
     /// processors than ranks, the thread yields from the start, because the awaited rank may need this processor.
     pub(super) fn spin_until(&self, timer: &mut OperationTimer, is_ready: impl Fn() -> bool) -> bool {
         if self.has_own_processor {
-            for _ in 0..SPINS_BEFORE_YIELD {
+            for look in 0..SPINS_BEFORE_YIELD {
                 if is_ready() {
                     return true;
                 }
-                std::hint::spin_loop();
+                pause_between_looks(look);
             }
         }
         // Yield from here on even if each rank should have a processor: another process may need this one.

@@ -129,7 +129,7 @@ impl Driver {
             }
             drop(core);
             let has_arrived = self.shared.meter.time(ProfilePart::Wait, || {
-                self.shared.spin_until(&mut timer, || local.signals.has_entry(number))
+                self.shared.spin_until(&mut timer, local.signals.next_entry_watch(number))
             });
             core = self.shared.lock();
             if !has_arrived {

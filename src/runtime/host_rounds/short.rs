@@ -12,6 +12,9 @@ use crate::schedule::program::{Program, RoundWork};
 use crate::shm::{HEADER_WORDS, Header, LEAD_MAX, RoundsMemory, SHORT_PAYLOAD_BYTES_MAX, ShortPost};
 use crate::types::{Algorithm, Contract, Rank, RankSet, Site};
 
+/// A thread that looks for a post pauses once after this number of looks.
+const LOOKS_PER_PAUSE: u32 = 8;
+
 /// A collective of one round whose payloads are short. The offsets and ranges are in bytes.
 pub(crate) struct ShortCall {
     contract: Contract,
@@ -166,7 +169,7 @@ impl<M: RoundsMemory> HostRounds<M> {
                     ShortPost::Absent if spins > 0 => spins -= 1,
                     ShortPost::Absent | ShortPost::NotShort => return false,
                 }
-                std::hint::spin_loop();
+                pause_between_looks(spins);
             };
             let has_payload = posted.payload_bytes_max >= call.taken_bytes[from];
             if !has_payload || own_call.check(header, self.members[from], &posted.header()).is_err() {
@@ -204,5 +207,14 @@ impl<M: RoundsMemory> HostRounds<M> {
                 });
             }
         }
+    }
+}
+
+/// Lets the processor pause after some looks for a peer's post. `look` is the number of the look. A pause helps another thread
+/// that shares this processor core, but takes longer than several looks.
+#[inline]
+pub(crate) fn pause_between_looks(look: u32) {
+    if look.is_multiple_of(LOOKS_PER_PAUSE) {
+        std::hint::spin_loop();
     }
 }
