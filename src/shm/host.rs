@@ -25,12 +25,23 @@ pub(super) const CELL_BYTES: usize = 64;
 pub(super) const PAYLOAD_ALIGNMENT: usize = 64;
 /// The most bytes of a payload. The receiver copies a payload while the sender writes the next one.
 const PAYLOAD_BYTES_MAX: usize = 32 << 10;
-/// The number of bytes in the entries of a message that is longer than [`PAYLOAD_BYTES_MAX`].
-pub(super) const PIECE_BYTES: usize = 8 << 10;
+/// A message of more bytes has several entries, so that the receiver copies one while the sender writes the next one. The longer
+/// the message, the longer its entries ([`QueueLayout::piece_bytes`]).
+const PIECE_BYTES_MIN: usize = 2 << 10;
+/// The most bytes in an entry of a message.
+const PIECE_BYTES_MAX: usize = 16 << 10;
+/// A message has about this number of entries, as long as they are neither too short nor too long.
+const PIECES: usize = 4;
 /// The number of cells of a queue, 8,192 for data and 1,024 for control frames.
 const CELL_COUNT: usize = 9 << 10;
-/// The length of the arena of a queue in bytes, 1 MiB for data and 64 KiB for control frames.
-const ARENA_BYTES: usize = (1 << 20) + (64 << 10);
+/// The number of bytes for control frames in the arena of a queue.
+const CONTROL_ARENA_BYTES: usize = 64 << 10;
+/// The number of bytes for data in the arena of a queue. A longer arena is faster: the sender writes memory that is in the cache
+/// which all processors share, and not any more in a cache of the receiver's processor, which has 1 or 2 MiB.
+const DATA_ARENA_BYTES_MIN: usize = 1 << 20;
+const DATA_ARENA_BYTES_MAX: usize = 4 << 20;
+/// The number of bytes for data in all arenas of a host together, if [`DATA_ARENA_BYTES_MIN`] allows that.
+const ALL_ARENAS_BYTES: usize = 128 << 20;
 
 const _: () = assert!(TOKEN_BYTES <= UNIT_BYTES && UNIT_BYTES.is_multiple_of(WORD_BYTES));
 
@@ -65,14 +76,21 @@ impl HostMemoryLayout {
     /// Returns whether a queue has space for `frames` frames that the receiver has not read. `bytes` is the sum of their lengths,
     /// each rounded up to a multiple of 64.
     pub const fn has_space_for(frames: usize, bytes: usize) -> bool {
-        // A long message has an entry for each 8 KiB, and one more at the end of the arena, where its bytes are divided.
-        let cells = frames + bytes / PIECE_BYTES + 1;
-        cells <= CELL_COUNT && bytes <= ARENA_BYTES
+        // A long message has an entry for each 2 KiB, and one more at the end of the arena, where its bytes are divided.
+        let cells = frames + bytes / PIECE_BYTES_MIN + 1;
+        cells <= CELL_COUNT && bytes <= DATA_ARENA_BYTES_MIN + CONTROL_ARENA_BYTES
     }
 
     /// Returns the layout for this number of ranks.
     pub const fn new(ranks: usize) -> Self {
-        Self { ranks, cell_count: CELL_COUNT, arena_bytes: ARENA_BYTES }
+        // A host of one rank has no queue.
+        let queues = if ranks > 1 { ranks * (ranks - 1) } else { 1 };
+        let data_bytes = match ALL_ARENAS_BYTES / queues {
+            bytes if bytes < DATA_ARENA_BYTES_MIN => DATA_ARENA_BYTES_MIN,
+            bytes if bytes > DATA_ARENA_BYTES_MAX => DATA_ARENA_BYTES_MAX,
+            bytes => bytes - bytes % UNIT_BYTES,
+        };
+        Self { ranks, cell_count: CELL_COUNT, arena_bytes: data_bytes + CONTROL_ARENA_BYTES }
     }
 
     /// Returns a layout with short queues, which fill up and begin again soon, for tests.
@@ -136,6 +154,12 @@ impl QueueLayout {
     pub(super) fn payload_bytes_max(&self) -> usize {
         PAYLOAD_BYTES_MAX.min(self.arena_bytes / 4)
     }
+
+    /// Returns the most bytes of a message of `bytes` bytes in one entry.
+    pub(super) fn piece_bytes(&self, bytes: usize) -> usize {
+        let piece_bytes = (bytes / PIECES).next_power_of_two().clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX);
+        bytes.min(piece_bytes).min(self.payload_bytes_max())
+    }
 }
 
 #[cfg(test)]
@@ -180,7 +204,26 @@ mod tests {
 
     #[test]
     fn the_memory_of_a_host_is_limited() {
-        assert!(HostMemoryLayout::new(2).bytes() < 4 << 20);
-        assert!(HostMemoryLayout::new(HostMemoryLayout::RANKS_MAX).bytes() < 400 << 20);
+        assert!(HostMemoryLayout::new(2).bytes() < 10 << 20);
+        for ranks in 3..=HostMemoryLayout::RANKS_MAX {
+            let bytes = HostMemoryLayout::new(ranks).bytes();
+            assert!(bytes < 400 << 20 && (ranks > 11 || bytes < 256 << 20), "{ranks} ranks: {bytes}");
+        }
+    }
+
+    #[test]
+    fn long_messages_have_long_entries() {
+        let layout = HostMemoryLayout::new(4).queue(0, 1);
+        for (bytes, expected) in [
+            (0, 0),
+            (2048, 2048),
+            (2049, 2048),
+            (8 << 10, 2 << 10),
+            (16 << 10, 4 << 10),
+            (33 << 10, 16 << 10),
+            (1 << 20, 16 << 10),
+        ] {
+            assert_eq!(layout.piece_bytes(bytes), expected, "{bytes} bytes");
+        }
     }
 }

@@ -29,7 +29,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::host::{HostMemoryLayout, PAYLOAD_ALIGNMENT, PIECE_BYTES, QueueLayout};
+use super::host::{HostMemoryLayout, PAYLOAD_ALIGNMENT, QueueLayout};
 use super::memory::{SegmentMemory, WORD_BYTES};
 
 /// The kind of an entry with bytes.
@@ -208,7 +208,7 @@ impl<M: SegmentMemory> QueueSender<M> {
             self.publish_message(label, bytes, 0);
             return Ok(true);
         }
-        let piece_bytes = self.piece_bytes(bytes);
+        let piece_bytes = self.layout.piece_bytes(bytes);
         if piece_bytes < bytes && !self.has_space_for(bytes) {
             self.update_read_count()?;
         }
@@ -228,12 +228,6 @@ impl<M: SegmentMemory> QueueSender<M> {
         Ok(true)
     }
 
-    /// Returns the most bytes of a message of `bytes` bytes in one entry.
-    fn piece_bytes(&self, bytes: usize) -> usize {
-        let bytes_max = self.layout.payload_bytes_max();
-        bytes.min(if bytes > bytes_max { bytes_max.min(PIECE_BYTES) } else { bytes_max })
-    }
-
     /// Writes the cell of a message with `bytes` bytes, which begin at `start` in the arena if they are not in the cell.
     fn publish_message(&mut self, label: [u64; 2], bytes: usize, start: usize) {
         self.memory.store(self.cell + 3 * WORD_BYTES, label[0], Ordering::Relaxed);
@@ -244,7 +238,7 @@ impl<M: SegmentMemory> QueueSender<M> {
     /// Returns whether there is space for a message of `bytes` bytes, as far as this rank knows. An entry of the message may
     /// also end at the end of the arena.
     fn has_space_for(&self, bytes: usize) -> bool {
-        let entries = 2 + bytes / self.piece_bytes(bytes);
+        let entries = 2 + bytes / self.layout.piece_bytes(bytes);
         let unused = self.arena_bytes() - (self.head - self.tail);
         self.next - self.read_count + entries as u64 <= self.layout.cell_count as u64
             && (bytes + entries * PAYLOAD_ALIGNMENT) as u64 <= unused
