@@ -1,12 +1,16 @@
-//! Short forms of the collectives that programs call most.
+//! Short forms of the collectives that programs call most. In shared memory, such a call runs at once if the group has kept its
+//! plan.
 
 use std::ops::Range;
 
-use super::kept_plan::VerbKey;
+use super::call::Call;
+use super::kept_plan::{KeptPlan, PlanKey, VerbKey};
 use super::verb_plans::Barrier;
 use super::verbs::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, Scan};
 use super::{Buffer, Error, Group, Handle, OwnedBuffer};
-use crate::types::{Operation, Rank, ReduceOp, Site};
+use crate::engine::OperationRequest;
+use crate::runtime::buffer::BufferAccess;
+use crate::types::{Element, Operation, Rank, ReduceOp, Site};
 
 impl Group {
     /// Replaces every rank's buffer by the reduction of all ranks' buffers. All ranks get the same bits.
@@ -136,6 +140,37 @@ impl Group {
     #[track_caller]
     pub fn barrier_async(&mut self) -> Result<Handle<()>, Error> {
         Ok(self.call(Barrier).start(Vec::<u8>::new())?.and_then(|_| Ok(())))
+    }
+
+    /// Runs a collective that works on all `elements` in place. Returns `None` if the group has not kept its plan.
+    #[inline]
+    fn run_kept<T: Element>(
+        &mut self,
+        verb: VerbKey,
+        elements: &mut [T],
+        site: Site,
+    ) -> Option<Result<(), Error>> {
+        let key = PlanKey { verb, dtype: T::DTYPE, count: elements.len(), is_in_place: true };
+        let kept = self.kept_plans.take(key)?;
+        let bytes = bytemuck::cast_slice_mut::<T, u8>(elements);
+        let result = self.run_kept_on_bytes((&kept, site), bytes.into());
+        self.kept_plans.keep(kept);
+        Some(result)
+    }
+
+    /// Runs a collective whose plan the group has kept on the bytes of its buffer, and waits until it is complete.
+    pub(super) fn run_kept_on_bytes(
+        &mut self,
+        (kept, site): (&KeptPlan, Site),
+        bytes: BufferAccess<'_>,
+    ) -> Result<(), Error> {
+        let (timeout, request) = (self.timeout, &kept.request);
+        if let (Some(short), Some(job), Some(host_rounds)) = (&kept.short, &self.job, &mut self.host_rounds) {
+            let as_operation =
+                || (OperationRequest { timeout, site, ..*request }, (&kept.spec, kept.kernels.clone()));
+            return job.driver.run_short(host_rounds, (short, site), as_operation, bytes);
+        }
+        self.run_on_bytes(&mut Call::of_kept(kept, timeout, site, self.world), bytes)
     }
 
     /// Returns an error if `root` is not a rank of the group.

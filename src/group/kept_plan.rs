@@ -1,4 +1,5 @@
-//! The plans of collectives in shared memory that a group keeps, and what identifies them.
+//! The plans of collectives in shared memory that a group keeps, and what identifies them. In shared memory, a short collective
+//! takes less time than its plan, and a program repeats most of its collectives.
 
 use std::ops::Range;
 
@@ -7,6 +8,9 @@ use crate::reduce::Kernels;
 use crate::runtime::host_rounds::short::ShortCall;
 use crate::schedule::CollectiveSpec;
 use crate::types::{DType, Operation, Rank, ReduceOp};
+
+/// The most plans that a group keeps.
+const KEPT_MAX: usize = 32;
 
 /// What determines the plan of a verb with even parts and a built-in reduction, besides the group and the elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,6 +70,31 @@ pub(super) struct KeptPlan {
     pub(super) kernels: Option<Kernels>,
     /// The same call, if it is so short that it is not an operation.
     pub(super) short: Option<ShortCall>,
+}
+
+/// The plans that a group keeps, the last one at the end.
+#[derive(Default)]
+pub(super) struct KeptPlans(
+    #[expect(clippy::vec_box, reason = "each call moves its plan out of the list and back")]
+    Vec<Box<KeptPlan>>,
+);
+
+impl KeptPlans {
+    /// Removes and returns the plan with a key.
+    #[inline]
+    pub(super) fn take(&mut self, key: PlanKey) -> Option<Box<KeptPlan>> {
+        let index = self.0.iter().rposition(|kept| kept.key == key)?;
+        Some(self.0.remove(index))
+    }
+
+    /// Keeps a plan. If there are too many, removes the oldest.
+    #[inline]
+    pub(super) fn keep(&mut self, kept: Box<KeptPlan>) {
+        if self.0.len() == KEPT_MAX {
+            self.0.remove(0);
+        }
+        self.0.push(kept);
+    }
 }
 
 impl VerbKey {

@@ -1,5 +1,4 @@
-//! How a collective uses memory on one rank, and how its plan runs. A group keeps plans: in shared memory, a short
-//! collective takes less time than its plan, and a program repeats most of its collectives.
+//! How a collective uses memory on one rank, and how its plan runs.
 
 use std::ops::Range;
 
@@ -7,12 +6,8 @@ use super::call::Call;
 use super::kept_plan::{KeptPlan, MemoryAccess, Places, PlanKey, VerbKey};
 use super::parts::zeroed;
 use super::{Error, Group};
-use crate::engine::OperationRequest;
 use crate::runtime::buffer::BufferAccess;
 use crate::types::{Element, Site};
-
-/// The most plans that a group keeps.
-const KEPT_MAX: usize = 32;
 
 /// A call, and how it uses its memory.
 pub struct Plan {
@@ -156,7 +151,7 @@ impl Group {
         make_plan: impl FnOnce(&Self) -> Result<Plan, Error>,
     ) -> Result<PlannedCall, Error> {
         let key = verb.map(|verb| PlanKey { verb, dtype: T::DTYPE, count, is_in_place });
-        if let Some(kept) = key.and_then(|key| self.take_kept(key)) {
+        if let Some(kept) = key.and_then(|key| self.kept_plans.take(key)) {
             return Ok(PlannedCall::Kept(kept));
         }
         let plan = make_plan(self)?;
@@ -169,37 +164,12 @@ impl Group {
         })
     }
 
-    /// Takes the kept plan with a key.
-    #[inline]
-    fn take_kept(&mut self, key: PlanKey) -> Option<Box<KeptPlan>> {
-        let index = self.kept_plans.iter().rposition(|kept| kept.key == key)?;
-        Some(self.kept_plans.remove(index))
-    }
-
     /// Keeps the plan of a call, if it is for shared memory.
     #[inline]
     pub(super) fn keep_plan(&mut self, planned: PlannedCall) {
         if let PlannedCall::Kept(kept) = planned {
-            if self.kept_plans.len() == KEPT_MAX {
-                self.kept_plans.remove(0);
-            }
-            self.kept_plans.push(kept);
+            self.kept_plans.keep(kept);
         }
-    }
-
-    /// Runs a collective that works on all `elements` in place. Returns `None` if the group has not kept its plan.
-    #[inline]
-    pub(super) fn run_kept<T: Element>(
-        &mut self,
-        verb: VerbKey,
-        elements: &mut [T],
-        site: Site,
-    ) -> Option<Result<(), Error>> {
-        let key = PlanKey { verb, dtype: T::DTYPE, count: elements.len(), is_in_place: true };
-        let mut planned = PlannedCall::Kept(self.take_kept(key)?);
-        let result = self.run_planned((&mut planned, site), elements);
-        self.keep_plan(planned);
-        Some(result)
     }
 
     /// Runs a planned call that works on `elements` in place, and waits until it is complete.
@@ -211,9 +181,9 @@ impl Group {
     ) -> Result<(), Error> {
         match planned {
             PlannedCall::New(plan) => self.run(&mut plan.call, elements),
-            PlannedCall::Kept(_) => {
+            PlannedCall::Kept(kept) => {
                 let bytes = bytemuck::cast_slice_mut::<T, u8>(elements);
-                self.run_planned_on_bytes((planned, site), bytes.into())
+                self.run_kept_on_bytes((kept, site), bytes.into())
             }
         }
     }
@@ -224,16 +194,9 @@ impl Group {
         (planned, site): (&mut PlannedCall, Site),
         bytes: BufferAccess<'_>,
     ) -> Result<(), Error> {
-        let kept = match planned {
-            PlannedCall::New(plan) => return self.run_on_bytes(&mut plan.call, bytes),
-            PlannedCall::Kept(kept) => kept,
-        };
-        let (timeout, request) = (self.timeout, &kept.request);
-        if let (Some(short), Some(job), Some(host_rounds)) = (&kept.short, &self.job, &mut self.host_rounds) {
-            let as_operation =
-                || (OperationRequest { timeout, site, ..*request }, (&kept.spec, kept.kernels.clone()));
-            return job.driver.run_short(host_rounds, (short, site), as_operation, bytes);
+        match planned {
+            PlannedCall::New(plan) => self.run_on_bytes(&mut plan.call, bytes),
+            PlannedCall::Kept(kept) => self.run_kept_on_bytes((kept, site), bytes),
         }
-        self.run_on_bytes(&mut Call::of_kept(kept, timeout, site, self.world), bytes)
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::kept_plan::KeptPlan;
+use super::kept_plan::KeptPlans;
 use super::options::{JoinOptions, OPERATION_TIMEOUT};
 use super::selection::AlgorithmSelection;
 use crate::observe::recorder::Recorder;
@@ -16,8 +16,7 @@ use crate::runtime::driver::{Driver, Interrupt};
 use crate::runtime::error::Error;
 use crate::runtime::failure_report::FailureReporter;
 use crate::runtime::host_rounds::HostRounds;
-use crate::runtime::profile::{Meter, Profile};
-use crate::runtime::statistics::{LinkBytes, Statistics};
+use crate::runtime::profile::{LinkBytes, Meter, Profile, Statistics};
 use crate::schedule::hierarchy::HostLayout;
 use crate::schedule::partition;
 use crate::types::{HOSTS_GROUP_BIT, RESULTS_GROUP_BIT, Rank, WorldSize};
@@ -107,8 +106,7 @@ pub struct Group {
     /// the thread that calls it. `None` while the core has the rounds, because of an asynchronous collective.
     pub(super) host_rounds: Option<Box<HostRounds>>,
     /// The last plans of collectives in shared memory.
-    #[expect(clippy::vec_box, reason = "each call moves its plan out of the list and back")]
-    pub(super) kept_plans: Vec<Box<KeptPlan>>,
+    pub(super) kept_plans: KeptPlans,
     /// The data for hierarchical collectives; `None` if all members are on one host, or if the members on a host do not share
     /// memory.
     pub(super) hierarchical_data: Option<HierarchicalData>,
@@ -150,7 +148,7 @@ impl Group {
             abort_error: Arc::default(),
             shares_memory: false,
             host_rounds: None,
-            kept_plans: Vec::new(),
+            kept_plans: KeptPlans::default(),
             hierarchical_data: None,
             compressed_calls: 0,
             recorder: None,

@@ -1,26 +1,26 @@
-//! Collectives in shared memory. The ranks of a host execute one operation after the other, in rounds. In each round, a rank
-//! posts elements in its slot, and reads the elements in the slots of other ranks.
+//! Collectives in shared memory. The ranks of a host execute one after the other, in rounds. In each round, a rank posts elements
+//! in its slot, and reads the elements in the slots of other ranks. A [short call](ShortCall) has only one round, which
+//! [`HostRounds::run_short`] executes. All other collectives are [operations](operation).
 
 mod apply;
+pub(crate) mod operation;
 pub(crate) mod short;
 #[cfg(test)]
 mod tests;
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::task::Poll;
 
+use self::short::{ShortCall, ShortResult, ShortWork};
 use super::buffer::BufferAccess;
 use super::profile::Meter;
-use crate::engine::OperationRequest;
-use crate::reduce::{self, Kernels};
+use crate::reduce::{Kernels, reduce_in_rank_order};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::plan::{SharedSlots, plan};
-use crate::schedule::program::{Execution, Program, RoundWork};
+use crate::schedule::program::Program;
 use crate::shm::{
-    BUFFERS_MAX, ExposedBuffer, HEADER_WORDS, Header, LEAD_MAX, PostedRound, RemoteBuffer, RoundsMemory,
-    Segment, ShmRounds,
+    BUFFERS_MAX, ExposedBuffer, HEADER_WORDS, Header, LEAD_MAX, RemoteBuffer, RoundsMemory, Segment,
+    ShmRounds, ShortPost,
 };
 use crate::types::{Algorithm, Contract, Rank, RankSet, Site, WorldSize};
 use crate::wire::{self, CONTRACT_WORDS};
@@ -31,6 +31,8 @@ const UNRECORDED_MAX: usize = 2 * LEAD_MAX as usize;
 /// The size of a piece in bytes. Copies and reductions work on one piece at a time. The contributions of several ranks to one
 /// piece fit into the first-level cache of a processor.
 const PIECE_BYTES: usize = 16 << 10;
+/// A thread that looks for a post pauses once after this number of looks.
+const LOOKS_PER_PAUSE: u32 = 8;
 /// The most programs that are stored.
 const PROGRAMS_MAX: usize = 32;
 
@@ -85,20 +87,6 @@ pub(crate) struct ShmCall {
     pub(crate) site: Site,
 }
 
-/// An operation in shared memory.
-pub(crate) struct ShmOperation {
-    execution: Execution,
-    call: ShmCall,
-    /// The number of operations that were added to the shared memory before.
-    position: u64,
-    /// The contract and the number as they are written to shared memory.
-    header: Header,
-    kernels: Option<Kernels>,
-    element_bytes: usize,
-    /// Whether this rank has posted the address of its buffer, so that other ranks read and write the buffer in place.
-    is_exposed: bool,
-}
-
 /// Why an operation in shared memory fails the job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ShmFailure {
@@ -140,41 +128,9 @@ impl<M: RoundsMemory> HostRounds<M> {
         &self.rounds
     }
 
-    /// Adds an operation. Operations must be executed in the order in which they are added. The ranks of `spec` are numbered
-    /// within the shared memory. The number of a block of a hierarchical collective is that of the block. All other operations
-    /// have no number in their group (`None`), and are numbered within the shared memory. `has_posted` says whether this rank has
-    /// already posted the first round of the operation ([`HostRounds::run_short`]).
-    pub(crate) fn add_operation(
-        &mut self,
-        (&OperationRequest { contract, site, .. }, number): (&OperationRequest, Option<u64>),
-        spec: &CollectiveSpec,
-        (kernels, has_posted): (Option<Kernels>, bool),
-    ) -> ShmOperation {
-        if self.has_dropped_buffers.load(Ordering::Acquire) && !self.is_busy() {
-            self.remove_dropped_buffers();
-        }
-        let position = self.next_position;
-        let call = ShmCall { sequence: number.unwrap_or(position), contract, site };
-        self.keep_for_record(call);
-        let element_bytes = contract.dtype.size_bytes();
-        let program = self.program(spec, (element_bytes, contract.algorithm == Algorithm::OneShot));
-        let (mut execution, header) = (Execution::new(program), header_of(&contract, call.sequence));
-        if has_posted {
-            execution.handle_posted();
-        }
-        ShmOperation { execution, call, position, header, kernels, element_bytes, is_exposed: false }
-    }
-
-    /// Counts a new call, and keeps it until the engine records it.
-    fn keep_for_record(&mut self, call: ShmCall) {
-        self.last_calls[self.next_position as usize % UNRECORDED_MAX] = Some(call);
-        self.next_position += 1;
-    }
-
-    /// Keeps the call of the current round until this rank has compared it with the calls of all other ranks.
-    fn keep_for_check(&mut self, call: ShmCall, header: Header) {
-        self.round_calls[(self.last_round + 1) as usize % LEAD_MAX as usize] = Some((call, header));
-        self.unchecked_rounds += 1;
+    /// Returns whether there is an operation that is not complete.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.oldest_position != self.next_position
     }
 
     /// Returns a program. It is made only once for operations that the caller repeats.
@@ -209,6 +165,156 @@ impl<M: RoundsMemory> HostRounds<M> {
             slot_len: size.slot_bytes / key.element_bytes,
         };
         plan(&key.spec, slots, key.is_one_shot)
+    }
+}
+
+/// Short calls, which are not operations.
+impl<M: RoundsMemory> HostRounds<M> {
+    /// Returns a call that [`HostRounds::run_short`] can run, or `None` if the call has several rounds or long payloads.
+    pub(crate) fn short_call(
+        &mut self,
+        spec: &CollectiveSpec,
+        contract: Contract,
+        kernels: Option<Kernels>,
+    ) -> Option<ShortCall> {
+        let is_one_shot = contract.algorithm == Algorithm::OneShot;
+        let program = self.program(spec, (contract.dtype.size_bytes(), is_one_shot));
+        let header = header_of(&contract, 0);
+        ShortCall::new(&program, self.rounds.size().ranks, (contract, header), kernels)
+    }
+
+    /// Executes a call if the other ranks post soon: this rank looks at each post, and at most `spins` times again. Anything
+    /// unusual, for example a post that does not fit the call, is left to [`HostRounds::poll`]. `memory` is the whole buffer.
+    /// Calls `wake` for each sleeping rank that has to learn of the post.
+    pub(crate) fn run_short(
+        &mut self,
+        call: &ShortCall,
+        site: Site,
+        memory: &mut BufferAccess<'_>,
+        (spins, mut wake): (u32, impl FnMut(Rank)),
+    ) -> ShortResult {
+        let round = self.last_round + 1;
+        if self.is_busy()
+            || self.has_dropped_buffers.load(Ordering::Relaxed)
+            || !self.rounds.may_write(round, call.payload_bytes)
+            || self.check_rounds(LEAD_MAX - 1, self.next_rank).is_err()
+        {
+            return ShortResult::NotBegun;
+        }
+        let own_call = ShmCall { sequence: self.next_position, contract: call.contract, site };
+        let mut header = call.header;
+        header[HEADER_WORDS - 1] = own_call.sequence;
+        let parts = call.writes.iter().map(|(start, bytes)| (*start, memory.bytes(bytes.clone())));
+        self.rounds.post_short(round, &header, (call.payload_bytes, parts));
+        self.rounds.wake_sleepers(|rank| wake(self.members[rank]));
+        if !self.await_short_posts(round, call, (&own_call, &header), spins) {
+            return ShortResult::Posted;
+        }
+        if call.sources == self.other_ranks {
+            self.rounds.handle_all_read(round);
+            if self.check_rounds(0, self.other_ranks).is_err() {
+                return ShortResult::Posted;
+            }
+        } else {
+            self.keep_for_check(own_call, header);
+        }
+        self.apply_short(round, call, memory);
+        self.last_round = round;
+        self.keep_for_record(own_call);
+        self.oldest_position += 1;
+        ShortResult::Complete
+    }
+
+    /// Looks for the posts of the sources. Returns whether all of them have posted the same call with a short payload that is
+    /// long enough.
+    #[inline]
+    fn await_short_posts(
+        &self,
+        round: u64,
+        call: &ShortCall,
+        (own_call, header): (&ShmCall, &Header),
+        mut spins: u32,
+    ) -> bool {
+        let prefetch = |from| self.rounds.prefetch_payload(from, round, call.taken_bytes[from]);
+        call.sources.indices().for_each(prefetch);
+        for from in call.sources.indices() {
+            let posted = loop {
+                match self.rounds.read_short_post(from, round) {
+                    ShortPost::Posted(posted) => break posted,
+                    ShortPost::Absent if spins > 0 => spins -= 1,
+                    ShortPost::Absent | ShortPost::NotShort => return false,
+                }
+                pause_between_looks(spins);
+            };
+            let has_payload = posted.payload_bytes_max >= call.taken_bytes[from];
+            if !has_payload || own_call.check(header, self.members[from], &posted.header()).is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Reads the payloads of the sources, which have posted them.
+    #[inline]
+    fn apply_short(&mut self, round: u64, call: &ShortCall, memory: &mut BufferAccess<'_>) {
+        let rounds = &self.rounds;
+        let payload = |from: usize, start: usize, length: usize| match rounds.read_short_post(from, round) {
+            ShortPost::Posted(posted) => posted.bytes(start..start + length),
+            ShortPost::Absent | ShortPost::NotShort => None,
+        };
+        match &call.work {
+            ShortWork::Take(takes) => {
+                for (from, start, range) in takes {
+                    let Some(bytes) = payload(*from, *start, range.len()) else { return };
+                    let target = memory.bytes_mut(range);
+                    rounds.before_own_write(target);
+                    target.copy_from_slice(&bytes);
+                }
+            }
+            ShortWork::Fold(_, _, range) if range.is_empty() => {}
+            ShortWork::Fold(ranks, start, range) => {
+                let own = memory.bytes_mut(range);
+                rounds.before_own_write(own);
+                let (world, length) = ((rounds.rank(), rounds.size().ranks), own.len());
+                let (kernels, lower) = (call.kernels.as_ref(), &mut self.lower_ranks_piece);
+                reduce_in_rank_order(kernels, (world, *ranks), own, lower, |from| {
+                    payload(from, *start, length)
+                });
+            }
+        }
+    }
+}
+
+/// The calls that the ranks have not compared, and those that the engine has not recorded.
+impl<M: RoundsMemory> HostRounds<M> {
+    /// Counts a new call, and keeps it until the engine records it.
+    fn keep_for_record(&mut self, call: ShmCall) {
+        self.last_calls[self.next_position as usize % UNRECORDED_MAX] = Some(call);
+        self.next_position += 1;
+    }
+
+    /// Keeps the call of the current round until this rank has compared it with the calls of all other ranks.
+    fn keep_for_check(&mut self, call: ShmCall, header: Header) {
+        self.round_calls[(self.last_round + 1) as usize % LEAD_MAX as usize] = Some((call, header));
+        self.unchecked_rounds += 1;
+    }
+
+    /// Compares this rank's contracts with those of `ranks` in the oldest unchecked rounds, so that at most `left` rounds are
+    /// unchecked. All ranks must have posted these rounds. In its rounds, this rank may have compared only the contracts of the
+    /// ranks whose slots it read.
+    fn check_rounds(&mut self, left: u64, ranks: RankSet) -> Result<(), Box<ShmFailure>> {
+        while self.unchecked_rounds > left {
+            let round = self.last_round + 1 - self.unchecked_rounds;
+            if let Some((own_call, own_header)) = &self.round_calls[round as usize % LEAD_MAX as usize] {
+                for rank in ranks.indices() {
+                    if let Some(header) = self.rounds.posts().header(rank, round) {
+                        own_call.check(own_header, self.members[rank], &header)?;
+                    }
+                }
+            }
+            self.unchecked_rounds -= 1;
+        }
+        Ok(())
     }
 
     /// Returns the last calls, without those that an earlier call of this method has returned. The engine has to record them.
@@ -247,170 +353,14 @@ impl<M: RoundsMemory> HostRounds<M> {
         self.has_dropped_buffers.store(is_busy, Ordering::Relaxed);
         self.rounds.registry_mut().unmap_dropped_buffers(is_busy);
     }
-
-    /// After an operation has failed: makes the other ranks stop accessing the operation's buffer, because the buffer returns to
-    /// its owner.
-    pub(crate) fn stop_exposing(&mut self, shm_operation: &ShmOperation, memory: &BufferAccess<'_>) {
-        if let Some(bytes) = memory.all_writable().filter(|_| shm_operation.is_exposed) {
-            self.rounds.registry_mut().stop_exposing(bytes);
-        }
-    }
 }
 
-impl<M: RoundsMemory> HostRounds<M> {
-    /// Executes an operation as far as possible without waiting for posts of other ranks. The operation must be the oldest that
-    /// is not complete. `memory` is the whole buffer of the operation. Calls `wake` for each sleeping rank that has to learn of a
-    /// post.
-    ///
-    /// # Errors
-    ///
-    /// The reason why the job fails. Ranks are world ranks.
-    pub(crate) fn poll(
-        &mut self,
-        shm_operation: &mut ShmOperation,
-        memory: &mut BufferAccess<'_>,
-        wake: impl FnMut(Rank),
-    ) -> Result<Poll<()>, Box<ShmFailure>> {
-        let polled = reduce::catch_panic(|| self.run_rounds(shm_operation, memory, wake));
-        polled.unwrap_or_else(|| Err(Box::new(ShmFailure::Panicked)))
-    }
-
-    fn run_rounds(
-        &mut self,
-        shm_operation: &mut ShmOperation,
-        memory: &mut BufferAccess<'_>,
-        mut wake: impl FnMut(Rank),
-    ) -> Result<Poll<()>, Box<ShmFailure>> {
-        loop {
-            let round = self.last_round + 1;
-            if shm_operation.execution.awaited().is_none() {
-                if !self.rounds.may_write(round, shm_operation.payload_bytes()) {
-                    return Ok(Poll::Pending);
-                }
-                // Every rank compares with its next rank before it posts, so no rank can wait for all others in a later round if
-                // the contracts of any two ranks differ.
-                self.check_rounds(LEAD_MAX - 1, self.next_rank)?;
-                self.post(round, shm_operation, memory);
-                shm_operation.execution.handle_posted();
-                self.rounds.wake_sleepers(|rank| wake(self.members[rank]));
-            }
-            let sources = shm_operation.execution.round().0.sources;
-            sources.indices().for_each(|from| self.rounds.prefetch_payload(from, round, 0));
-            for from in sources.indices() {
-                let Some(posted) = self.rounds.read_post(from, round) else {
-                    return self.waits_for(from, round);
-                };
-                shm_operation.call.check(&shm_operation.header, self.members[from], &posted.header())?;
-                shm_operation.check_payload(from, &posted).map_err(|what| self.invalid(from, what))?;
-            }
-            if sources.count() + 1 >= self.rounds.size().ranks {
-                self.rounds.handle_all_read(round);
-                self.check_rounds(0, self.other_ranks)?;
-            } else {
-                self.keep_for_check(shm_operation.call, shm_operation.header);
-            }
-            if shm_operation.execution.may_expose() {
-                self.read_exposed_locations(round, shm_operation, memory)?;
-            }
-            self.apply(round, shm_operation, memory);
-            self.last_round = round;
-            if shm_operation.execution.handle_worked() {
-                self.oldest_position += 1;
-                return Ok(Poll::Ready(()));
-            }
-        }
-    }
-
-    /// Returns the result of [`HostRounds::poll`] if the rank `from` has not posted `round`.
-    fn waits_for(&self, from: usize, round: u64) -> Result<Poll<()>, Box<ShmFailure>> {
-        // This rank would look for the post again and again, and would not sleep.
-        if self.rounds.posts().is_ahead(from, round) {
-            return Err(self.invalid(from, "it posted the number of a wrong round").into());
-        }
-        Ok(Poll::Pending)
-    }
-
-    /// Returns the failure because a rank posted invalid values.
-    fn invalid(&self, rank: usize, what: &'static str) -> ShmFailure {
-        ShmFailure::Invalid(self.members[rank], what)
-    }
-
-    /// Posts the round: the address of the buffer if the round allows that and all ranks can access the buffer, and elements
-    /// otherwise.
-    fn post(&mut self, round: u64, shm_operation: &mut ShmOperation, memory: &BufferAccess<'_>) {
-        let exposable = memory.all_writable().filter(|_| shm_operation.execution.may_expose());
-        let buffer_ref = exposable
-            .and_then(|bytes| self.rounds.registry().find_buffer_ref(bytes, shm_operation.element_bytes));
-        shm_operation.is_exposed |= buffer_ref.is_some();
-        match buffer_ref {
-            Some(buffer_ref) => self.rounds.post_exposed(round, &shm_operation.header, buffer_ref),
-            None => self.post_elements(round, shm_operation, memory),
-        }
-    }
-
-    /// Reads the buffer addresses that other ranks have posted. If all ranks have posted one, the ranks reduce in place.
-    fn read_exposed_locations(
-        &mut self,
-        round: u64,
-        shm_operation: &mut ShmOperation,
-        memory: &BufferAccess<'_>,
-    ) -> Result<(), Box<ShmFailure>> {
-        let exposed = self.rounds.read_exposed_locations(round, memory.len(), shm_operation.element_bytes);
-        let have_others_exposed = exposed.map_err(|(rank, what)| self.invalid(rank, what))?;
-        if have_others_exposed && shm_operation.is_exposed {
-            shm_operation.execution.handle_all_exposed();
-        }
-        Ok(())
-    }
-
-    /// Compares this rank's contracts with those of `ranks` in the oldest unchecked rounds, so that at most `left` rounds are
-    /// unchecked. All ranks must have posted these rounds. In its rounds, this rank may have compared only the contracts of the
-    /// ranks whose slots it read.
-    fn check_rounds(&mut self, left: u64, ranks: RankSet) -> Result<(), Box<ShmFailure>> {
-        while self.unchecked_rounds > left {
-            let round = self.last_round + 1 - self.unchecked_rounds;
-            if let Some((own_call, own_header)) = &self.round_calls[round as usize % LEAD_MAX as usize] {
-                for rank in ranks.indices() {
-                    if let Some(header) = self.rounds.posts().header(rank, round) {
-                        own_call.check(own_header, self.members[rank], &header)?;
-                    }
-                }
-            }
-            self.unchecked_rounds -= 1;
-        }
-        Ok(())
-    }
-
-    /// Returns whether there is an operation that is not complete.
-    pub(crate) fn is_busy(&self) -> bool {
-        self.oldest_position != self.next_position
-    }
-
-    /// Returns whether an operation is the oldest that is not complete.
-    pub(crate) fn is_oldest(&self, shm_operation: &ShmOperation) -> bool {
-        self.oldest_position == shm_operation.position
-    }
-
-    /// Returns whether [`HostRounds::poll`] would make progress.
-    pub(crate) fn is_ready(&self, shm_operation: &ShmOperation) -> bool {
-        let (round, ranks) = self.awaited_round_and_ranks(shm_operation);
-        ranks.indices().all(|rank| self.rounds.posts().has_posted(rank, round))
-    }
-
-    /// Returns a round, and the ranks that have to post this round before [`HostRounds::poll`] makes progress.
-    pub(crate) fn awaited_round_and_ranks(&self, shm_operation: &ShmOperation) -> (u64, RankSet) {
-        let round = self.last_round + 1;
-        match shm_operation.execution.awaited() {
-            Some(sources) => (round, sources),
-            None => (ShmRounds::<M>::awaited_round(round, shm_operation.payload_bytes()), self.other_ranks),
-        }
-    }
-
-    /// Returns the world ranks for whose posts an operation waits. The operation must be the oldest that is not complete.
-    pub(crate) fn awaited_ranks(&self, shm_operation: &ShmOperation) -> Vec<Rank> {
-        let (round, ranks) = self.awaited_round_and_ranks(shm_operation);
-        let ranks = ranks.indices().filter(|&rank| !self.rounds.posts().has_posted(rank, round));
-        ranks.map(|rank| self.members[rank]).collect()
+/// Lets the processor pause after some looks for a peer's post. `look` is the number of the look. A pause helps another thread
+/// that shares this processor core, but takes longer than several looks.
+#[inline]
+pub(crate) fn pause_between_looks(look: u32) {
+    if look.is_multiple_of(LOOKS_PER_PAUSE) {
+        std::hint::spin_loop();
     }
 }
 
@@ -433,43 +383,5 @@ impl ShmCall {
         }
         let other = (header[HEADER_WORDS - 1], wire::contract_from_words(header));
         Err(Box::new(ShmFailure::Mismatch(*self, rank, other)))
-    }
-}
-
-impl ShmOperation {
-    /// Returns the [number](HostRounds::add_operation) of the operation.
-    pub(crate) fn sequence(&self) -> u64 {
-        self.call.sequence
-    }
-
-    /// Checks what the rank `from` has posted in the current round. Returns an error that describes an invalid post.
-    fn check_payload<M: RoundsMemory>(
-        &self,
-        from: usize,
-        posted: &PostedRound<'_, M>,
-    ) -> Result<(), &'static str> {
-        if posted.is_exposed {
-            let is_valid = self.execution.may_expose();
-            return is_valid
-                .then_some(())
-                .ok_or("it posted a buffer address in a round without in-place reduction");
-        }
-        let (current, block) = self.execution.round();
-        let needed_bytes = current.taken_len(Rank::new(from as u32), block) * self.element_bytes;
-        if needed_bytes > posted.payload_bytes_max {
-            return Err("it posted a payload that does not end inside its memory");
-        }
-        Ok(())
-    }
-
-    /// Returns the length in bytes of the payload of the current round, unless the round before has already written it.
-    fn payload_bytes(&self) -> usize {
-        let (current, block) = self.execution.round();
-        current.written_len(block) * self.element_bytes
-    }
-
-    /// Returns the byte range of a range of elements.
-    fn bytes(&self, range: &Range<usize>) -> Range<usize> {
-        range.start * self.element_bytes..range.end * self.element_bytes
     }
 }

@@ -17,4 +17,3 @@ pub(crate) mod link_io;
 pub(crate) mod memory;
 pub(crate) mod message_status;
 pub(crate) mod profile;
-pub(crate) mod statistics;

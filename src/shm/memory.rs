@@ -96,7 +96,7 @@ pub trait RoundsMemory: SegmentMemory {
 
     /// Called before this thread accesses `bytes` of a buffer that ranks access in place. Only simulated memory does something:
     /// it looks for data races.
-    fn before_access_in_place(&self, _bytes: *const [u8], _is_write: bool) {}
+    fn before_access_in_place(&self, bytes: *const [u8], is_write: bool);
 }
 
 #[cfg(test)]

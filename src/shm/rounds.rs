@@ -329,6 +329,11 @@ impl<M: RoundsMemory> ShmRounds<M> {
         self.posts.memory.prefetch(offset);
     }
 
+    /// Call this method before this rank writes `bytes` of its own buffer, which it may have exposed.
+    pub fn before_own_write(&self, bytes: &[u8]) {
+        self.posts.memory.before_access_in_place(bytes, true);
+    }
+
     /// Tells the other ranks that this rank is about to sleep, so that the next rank that posts wakes this rank. After this
     /// call, check again for posts before you sleep.
     pub fn mark_asleep(&self) {

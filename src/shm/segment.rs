@@ -240,6 +240,8 @@ impl RoundsMemory for Segment {
         // SAFETY: the bytes are inside the mapping, which lives as long as `self`. The caller guarantees the rest.
         unsafe { std::slice::from_raw_parts(bytes.as_ptr(), length) }
     }
+
+    fn before_access_in_place(&self, _bytes: *const [u8], _is_write: bool) {}
 }
 
 /// Returns the address of `length` bytes at `offset` of a memory of `memory_length` bytes that begins at `base`.

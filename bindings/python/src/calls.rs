@@ -1,19 +1,19 @@
 //! What each call of the library does besides its work: it refuses a forked process, finds the line of the program for error
-//! messages, releases the interpreter's lock, drops objects that other threads have left, and raises an exception of a signal
-//! handler.
+//! messages, releases the interpreter's lock, waits until no other thread uses the group, drops objects that other threads have
+//! left, and raises an exception of a signal handler.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
-use ringtrain::{Site, group};
+use ringtrain::{Error, Group, Messenger, Site, group};
 
 use crate::errors;
+use crate::signals::{SIGNAL_CHECK_INTERVAL, run_signal_handlers};
 
 /// Runs `work` without the interpreter's lock, so that other Python threads can run. The errors of operations that begin in
 /// `work` name the line of the user's program. Fails in a process that was forked from a rank.
@@ -52,66 +52,204 @@ pub(crate) fn fail_if_forked(py: Python<'_>) -> PyResult<()> {
     if is_forked() { Err(errors::forked(py)) } else { Ok(()) }
 }
 
-/// The time between two checks whether a signal handler has raised an exception.
-pub(crate) const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
-
 thread_local! {
-    /// Whether the current thread is Python's main thread, which runs signal handlers. `None` if this thread has not
-    /// yet determined whether it is the main thread.
-    static IS_MAIN: Cell<Option<bool>> = const { Cell::new(None) };
     /// The exception that a signal handler raised while this thread waited.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
-/// Runs pending signal handlers. Returns whether a handler raised an exception, which [`detach`] returns later.
-/// A waiting thread calls this function without the interpreter's lock.
+/// Runs pending signal handlers. Returns whether a handler raised an exception, which [`detach`] returns later. A waiting thread
+/// calls this function without the interpreter's lock.
 pub(crate) fn is_interrupted() -> bool {
-    // Python runs signal handlers only in its main thread, so other threads need not take the interpreter's lock.
-    if IS_MAIN.get() == Some(false) {
-        return false;
+    run_signal_handlers(|raised| RAISED.set(Some(raised)))
+}
+
+const CLOSED: &str = "the group has been closed";
+
+/// A thread, for as long as it lives. The standard library counts the references to the thread of its own identifier.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct ThreadId(usize);
+
+impl ThreadId {
+    fn current() -> Self {
+        thread_local! {
+            static MARK: u8 = const { 0 };
+        }
+        MARK.with(|mark| Self(std::ptr::from_ref(mark) as usize))
     }
-    let is_interrupted = Python::try_attach(|py| {
-        // Both `check_signals` and `is_main_thread` can run signal handlers, so this function must store an exception
-        // from either call.
-        let checked = match IS_MAIN.get() {
-            Some(_) => py.check_signals(),
-            None => is_main_thread(py).and_then(|is_main| {
-                IS_MAIN.set(Some(is_main));
-                py.check_signals()
-            }),
+}
+
+/// The state of the group: free, in use by a thread, or dropped.
+enum Holder {
+    /// No thread uses the group.
+    Free(Box<Group>),
+    /// A thread uses the group. If `is_closing` is true, this thread drops the group when it has finished using the
+    /// group.
+    Thread { id: ThreadId, is_closing: bool },
+    /// The group has been dropped.
+    Closed,
+}
+
+struct LockState {
+    holder: Holder,
+    /// The number of threads that wait for `returned`. To notify a condition variable is a system call.
+    waiters: usize,
+}
+
+/// A group and its messenger. Only one thread at a time can use the group. Any thread can use the messenger.
+pub(crate) struct GroupLock {
+    state: Mutex<LockState>,
+    returned: Condvar,
+    messenger: Mutex<Option<Arc<Messenger>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl GroupLock {
+    pub(crate) fn new(group: Group, messenger: Arc<Messenger>) -> Self {
+        Self {
+            messenger: Mutex::new(Some(messenger)),
+            state: Mutex::new(LockState { holder: Holder::Free(Box::new(group)), waiters: 0 }),
+            returned: Condvar::new(),
+        }
+    }
+
+    /// Waits until no other thread uses the group, and then calls `work` with the group. Other Python threads can run meanwhile.
+    pub(crate) fn with_group<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Group) -> Result<R, Error> + Send,
+    ) -> PyResult<R> {
+        let result = run(py, || self.take_group().map(|mut guard| work(guard.group())))?;
+        match result {
+            Ok(result) => result.map_err(|error| errors::from_error(py, &error)),
+            Err(reason) => Err(errors::base_error(py, reason)),
+        }
+    }
+
+    /// Waits until no other thread uses the group, and returns the group. If the thread cannot use the group, returns the reason.
+    fn take_group(&self) -> Result<GroupGuard<'_>, &'static str> {
+        let own = ThreadId::current();
+        let mut state = lock(&self.state);
+        loop {
+            match std::mem::replace(&mut state.holder, Holder::Thread { id: own, is_closing: false }) {
+                Holder::Free(group) => return Ok(GroupGuard { lock: self, group: Some(group) }),
+                other => state.holder = other,
+            }
+            match state.holder {
+                Holder::Thread { is_closing: false, id } if id == own => {
+                    return Err(
+                        "a signal handler called a collective of a group while the interrupted thread was in \
+                                another collective of that group",
+                    );
+                }
+                Holder::Thread { is_closing: false, .. } => {}
+                _ => return Err(CLOSED),
+            }
+            state.waiters += 1;
+            let (guard, waited) = self
+                .returned
+                .wait_timeout(state, SIGNAL_CHECK_INTERVAL)
+                .unwrap_or_else(PoisonError::into_inner);
+            state = guard;
+            state.waiters -= 1;
+            if waited.timed_out() {
+                drop(state);
+                if is_interrupted() {
+                    return Err("the thread was interrupted");
+                }
+                state = lock(&self.state);
+            }
+        }
+    }
+
+    /// Calls `work` with the group's messenger. Other Python threads can run during `work`.
+    pub(crate) fn with_messenger<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&Messenger) -> Result<R, Error> + Send,
+    ) -> PyResult<R> {
+        // If another thread closes the group during `work`, `messenger` is the last messenger, and dropping it closes the
+        // connections. So it is dropped without the interpreter's lock.
+        let messenger = self.messenger(py)?;
+        let result = run(py, move || work(&messenger))?;
+        result.map_err(|error| errors::from_error(py, &error))
+    }
+
+    /// Returns the group's messenger. Fails if the group is closed or this process was forked.
+    pub(crate) fn messenger(&self, py: Python<'_>) -> PyResult<Arc<Messenger>> {
+        fail_if_forked(py)?;
+        lock(&self.messenger).clone().ok_or_else(|| errors::base_error(py, CLOSED))
+    }
+
+    /// Replaces the messenger, unless the group is closed.
+    pub(crate) fn replace_messenger(&self, renewed: Arc<Messenger>) {
+        let mut messenger = lock(&self.messenger);
+        if messenger.is_some() {
+            *messenger = Some(renewed);
+        }
+    }
+
+    /// Drops the group. If a thread uses the group, that thread drops the group when it has finished.
+    pub(crate) fn close(&self) {
+        let messenger = lock(&self.messenger).take();
+        let mut state = lock(&self.state);
+        let group = match std::mem::replace(&mut state.holder, Holder::Closed) {
+            Holder::Free(group) => Some(group),
+            Holder::Thread { id, .. } => {
+                state.holder = Holder::Thread { id, is_closing: true };
+                None
+            }
+            Holder::Closed => None,
         };
-        let Err(raised) = checked else { return false };
-        RAISED.set(Some(raised));
-        true
-    });
-    // An interpreter that has ended runs no handlers.
-    is_interrupted.unwrap_or(false)
+        drop(state);
+        self.returned.notify_all();
+        drop((messenger, group));
+    }
+
+    /// Returns whether the group has been closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(lock(&self.state).holder, Holder::Closed | Holder::Thread { is_closing: true, .. })
+    }
+
+    /// Gives up the group without dropping it, so that its connections stay open. A forked process must not close the
+    /// connections, because they belong to its parent.
+    pub(crate) fn leak(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        std::mem::forget(std::mem::replace(&mut state.holder, Holder::Closed));
+        std::mem::forget(self.messenger.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+    }
 }
 
-fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
-    let threading = py.import("threading")?;
-    let main: u64 = threading.call_method0("main_thread")?.getattr("ident")?.extract()?;
-    Ok(threading.call_method0("get_ident")?.extract::<u64>()? == main)
+/// A thread that holds this guard may use the group. When the guard is dropped, the guard puts the group back into
+/// the lock.
+struct GroupGuard<'a> {
+    lock: &'a GroupLock,
+    group: Option<Box<Group>>,
 }
 
-/// Calls `wait` until it returns a value, and runs Python's signal handlers between the calls. Passes the time that `wait` may
-/// take. Returns `None` after `timeout`.
-pub(crate) fn wait_in_intervals<R>(
-    py: Python<'_>,
-    timeout: Option<Duration>,
-    mut wait: impl FnMut(Duration) -> PyResult<Option<R>>,
-) -> PyResult<Option<R>> {
-    let started = Instant::now();
-    loop {
-        let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
-        let result = wait(left.map_or(SIGNAL_CHECK_INTERVAL, |left| left.min(SIGNAL_CHECK_INTERVAL)))?;
-        if result.is_some() {
-            return Ok(result);
+impl GroupGuard<'_> {
+    fn group(&mut self) -> &mut Group {
+        self.group.as_mut().expect("only `drop` takes the group")
+    }
+}
+
+impl Drop for GroupGuard<'_> {
+    fn drop(&mut self) {
+        let Some(group) = self.group.take() else { return };
+        let mut state = lock(&self.lock.state);
+        let (next, closed) = match state.holder {
+            Holder::Thread { is_closing: true, .. } => (Holder::Closed, Some(group)),
+            _ => (Holder::Free(group), None),
+        };
+        state.holder = next;
+        let has_waiters = state.waiters > 0;
+        drop(state);
+        if has_waiters {
+            self.lock.returned.notify_one();
         }
-        py.check_signals()?;
-        if left == Some(Duration::ZERO) {
-            return Ok(None);
-        }
+        drop(closed);
     }
 }
 

@@ -23,8 +23,7 @@ pub(crate) struct Closable<T: Send + Sync> {
 impl<T: Send + Sync> Closable<T> {
     /// `messengers` are the messengers of the object's connections.
     pub(crate) fn new(name: &'static str, object: T, messengers: Vec<Messenger>) -> Self {
-        let messengers: Vec<_> = messengers.into_iter().map(Arc::new).collect();
-        messengers.iter().for_each(fork::register_messenger);
+        let messengers: Vec<_> = messengers.into_iter().map(fork::register_messenger).collect();
         Self { open: Mutex::new(Some((Arc::new(RwLock::new(object)), messengers))), name }
     }
 

@@ -21,11 +21,13 @@ static GROUPS: Mutex<Vec<Weak<Messenger>>> = Mutex::new(Vec::new());
 static SOCKETS: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 
 /// Registers the messenger of a group. A forked child must close the sockets of all registered messengers.
-pub(crate) fn register_messenger(messenger: &Arc<Messenger>) {
+pub(crate) fn register_messenger(messenger: Messenger) -> Arc<Messenger> {
+    let messenger = Arc::new(messenger);
     HAS_HAD_GROUPS.store(true, Ordering::Release);
     let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
     groups.retain(|group| group.strong_count() > 0);
-    groups.push(Arc::downgrade(messenger));
+    groups.push(Arc::downgrade(&messenger));
+    messenger
 }
 
 /// Tells the module that this process is about to fork.

@@ -5,7 +5,8 @@ use pyo3::types::PyDict;
 use ringtrain::Rank;
 use ringtrain::types::Operation;
 
-use crate::group_lock::GroupLock;
+use crate::calls::GroupLock;
+use crate::fork::register_messenger;
 use crate::handle::duration_from_seconds;
 use crate::{calls, errors};
 
@@ -24,13 +25,14 @@ pub(crate) struct PyGroup {
 
 impl PyGroup {
     pub(crate) fn new(group: ringtrain::Group) -> Self {
+        let messenger = register_messenger(group.messenger());
         Self {
             rank: group.rank(),
             size: group.size().get(),
             local: (group.local_rank().get(), group.local_size().get()),
             members: group.members().iter().map(|rank| rank.get()).collect(),
             transport: group.transport(),
-            lock: GroupLock::new(group),
+            lock: GroupLock::new(group, messenger),
         }
     }
 
@@ -105,7 +107,7 @@ impl PyGroup {
         let timeout = duration_from_seconds(py, seconds)?;
         self.lock.with_group(py, |group| {
             group.set_timeout(timeout);
-            self.lock.renew_messenger(group);
+            self.lock.replace_messenger(register_messenger(group.messenger()));
             Ok(())
         })
     }

@@ -9,6 +9,7 @@ use ringtrain::{Rank, Status};
 
 use crate::errors::OperationError;
 use crate::named::NamedOperation;
+use crate::signals::wait_in_intervals;
 use crate::{calls, errors};
 
 /// The interval at which `wait_any` tests operations on named tensors, and operations for which other threads wait.
@@ -170,7 +171,7 @@ impl PyHandle {
     /// Waits for the operation. Runs Python's signal handlers while waiting.
     pub(crate) fn wait_for(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Option<Py<PyAny>>> {
         calls::fail_if_forked(py)?;
-        calls::wait_in_intervals(py, timeout, |patience| {
+        wait_in_intervals(py, timeout, |patience| {
             if !py.detach(|| self.wait_until_ended(patience)) {
                 return Ok(None);
             }
@@ -281,7 +282,7 @@ pub(crate) fn wait_any(
         return Ok(None);
     }
     let find_ended = || handles.iter().position(|handle| handle.wait_until_ended(Duration::ZERO));
-    calls::wait_in_intervals(py, limit, |patience| {
+    wait_in_intervals(py, limit, |patience| {
         Ok(py.detach(|| {
             find_ended().or_else(|| {
                 wait_for_any(&handles, patience);

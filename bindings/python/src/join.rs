@@ -16,9 +16,9 @@ use ringtrain::types::WorldSize;
 use ringtrain::wire::Secret;
 use ringtrain::{JoinMethod, JoinOptions, Rank, StartError};
 
-use crate::calls::SIGNAL_CHECK_INTERVAL;
 use crate::group::PyGroup;
 use crate::handle::duration_from_seconds;
+use crate::signals::SIGNAL_CHECK_INTERVAL;
 use crate::{calls, errors};
 
 /// The rendezvous server of a job. A separate thread runs the server until all ranks have joined or this object is

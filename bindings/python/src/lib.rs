@@ -18,7 +18,6 @@ mod exchanges;
 mod fork;
 mod gossip;
 mod group;
-mod group_lock;
 mod handle;
 mod join;
 mod messages;
@@ -26,6 +25,7 @@ mod named;
 mod parameter_server;
 mod reductions;
 mod shared;
+mod signals;
 
 use pyo3::prelude::*;
 

@@ -5,9 +5,10 @@ use ringtrain::{Element, Rank, SendMode, SendOptions, Source, Status};
 
 use crate::collectives::{Ended, Ending, discard_result};
 use crate::elements::{Region, with_type};
+use crate::errors;
 use crate::group::PyGroup;
 use crate::handle::{OperationResult, PyHandle, duration_from_seconds};
-use crate::{calls, errors};
+use crate::signals::wait_in_intervals;
 
 /// Converts the source and the tag of a receive from Python integers to the types of the library. A source of `None`
 /// matches any rank, and a tag of `None` matches any tag.
@@ -110,7 +111,7 @@ impl PyGroup {
     ) -> PyResult<Option<(u32, u32, usize, String)>> {
         let (source, tag) = source_and_tag(py, source, tag)?;
         let limit = duration_from_seconds(py, timeout)?;
-        let found = calls::wait_in_intervals(py, Some(limit), |patience| {
+        let found = wait_in_intervals(py, Some(limit), |patience| {
             self.lock.with_messenger(py, |messenger| messenger.probe(source, tag, patience))
         })?;
         Ok(found.map(|status| (status.source.get(), status.tag, status.count, status.dtype.to_string())))

@@ -8,13 +8,13 @@ use pyo3::types::PyDict;
 use ringtrain::{Element, ForeignBuffer, NamedError, NamedHandle, NamedOptions, NamedTensors};
 
 use crate::arguments::{BufferArg, check_same_kind, output_and_input};
-use crate::calls;
 use crate::closable::Closable;
 use crate::collectives::copy_result_to;
 use crate::elements::{Region, with_type};
 use crate::errors::{self, OperationError};
 use crate::group::PyGroup;
 use crate::handle::{OperationResult, Outcome, PyHandle, duration_from_seconds};
+use crate::signals::wait_in_intervals;
 
 /// The type-independent part of an operation on a named tensor.
 trait Wait: Send {
@@ -229,7 +229,7 @@ impl PyNamedTensors {
         }
         let limit = timeout.map(|seconds| duration_from_seconds(py, seconds)).transpose()?;
         self.tensors.run_shared(py, NamedTensors::begin_close)?;
-        let closed = calls::wait_in_intervals(py, limit, |patience| {
+        let closed = wait_in_intervals(py, limit, |patience| {
             let is_closed = self.tensors.run_shared(py, |tensors| tensors.wait_until_closed(patience))?;
             Ok(is_closed.then_some(()))
         })?;

@@ -12,9 +12,10 @@ use ringtrain::{DType, Rank};
 use crate::arguments::{readable_f32, writable_f32};
 use crate::closable::Closable;
 use crate::elements::{ElementKind, Region};
+use crate::errors;
 use crate::group::PyGroup;
 use crate::handle::duration_from_seconds;
-use crate::{calls, errors};
+use crate::signals::wait_in_intervals;
 
 /// The result of a push: whether all servers applied their parts of the gradient, and the largest staleness of a part.
 type PushResult = (bool, u64);
@@ -261,7 +262,7 @@ impl PyParameterServer {
     #[pyo3(signature = (timeout = None))]
     fn wait_for_workers(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let limit = timeout.map(|seconds| duration_from_seconds(py, seconds)).transpose()?;
-        let ended = calls::wait_in_intervals(py, limit, |patience| {
+        let ended = wait_in_intervals(py, limit, |patience| {
             let have_ended = self.run_on_server(py, |server| server.wait_for_workers(Some(patience)))?;
             Ok(have_ended.then_some(()))
         })?;

@@ -18,7 +18,7 @@ use crate::runtime::failure_report::FailureReporter;
 use crate::runtime::host_rounds::HostRounds;
 use crate::runtime::link_driver::{BufferAndReduction, LinkDriver};
 use crate::runtime::memory::Memory;
-use crate::runtime::statistics::{ShmCounters, Statistics};
+use crate::runtime::profile::{ShmCounters, Statistics};
 use crate::schedule::Schedule;
 use crate::schedule::hierarchy::{Block, CollectiveStage};
 use crate::shm::{RoundsMemory, Segment};

@@ -45,8 +45,7 @@ pub(crate) use self::{
 use super::buffer::BufferAccess;
 use super::error::Error;
 use super::memory::{self, Memory};
-use super::profile::{Meter, mark_background_thread};
-use super::statistics::{LinkBytes, Statistics};
+use super::profile::{LinkBytes, Meter, Statistics, mark_background_thread};
 use crate::engine::{
     DELIVERY_TIMEOUT, DISCONNECT_TIMEOUT, Envelope, OpId, OperationRequest, Pattern, Timestamp,
 };

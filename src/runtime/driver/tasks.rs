@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::engine::{Envelope, OperationRequest, Pattern, Timestamp};
 use crate::reduce::Kernels;
 use crate::runtime::encoding::Encoding;
-use crate::runtime::host_rounds::ShmOperation;
+use crate::runtime::host_rounds::operation::ShmOperation;
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::memory::{Memory, SplitBuffer};
 use crate::schedule::hierarchy::Block;

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-use super::{HostRounds, PIECE_BYTES, RoundWork, ShmOperation};
+use super::operation::ShmOperation;
+use super::{HostRounds, PIECE_BYTES};
 use crate::reduce::reduce_in_rank_order;
 use crate::runtime::buffer::BufferAccess;
 use crate::runtime::profile::ProfilePart;
-use crate::schedule::program::{Fold, SlotWrite, Take};
+use crate::schedule::program::{Fold, RoundWork, SlotWrite, Take};
 use crate::shm::{RoundsMemory, copy_to_buffer};
 
 impl<M: RoundsMemory> HostRounds<M> {

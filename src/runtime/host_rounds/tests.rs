@@ -1,8 +1,10 @@
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
+use super::operation::ShmOperation;
 use super::*;
-use crate::engine::SendMode;
+use crate::engine::{OperationRequest, SendMode};
 use crate::reduce;
 use crate::schedule::CollectiveSpec;
 use crate::shm::{BufferRef, RoundsSize, Segment, TOKEN_BYTES};

@@ -109,11 +109,6 @@ impl<M: RoundsMemory> ShmRounds<M> {
         self.posts.memory.before_access_in_place(bytes, is_write);
         Some(start)
     }
-
-    /// Call this method before this rank writes `bytes` of its own buffer, which it may have exposed.
-    pub fn before_own_write(&self, bytes: &[u8]) {
-        self.posts.memory.before_access_in_place(bytes, true);
-    }
 }
 
 #[cfg(test)]
