@@ -1,8 +1,6 @@
 //! A map whose keys are ranks.
 
-use std::mem;
-
-use super::Rank;
+use super::rank::Rank;
 
 /// A map from ranks to values, which iterates in rank order. A lookup is one access by index, because links are looked up several
 /// times for each message. The memory of an empty place is one pointer, so also a map of few ranks of a large world is small.
@@ -20,7 +18,7 @@ impl<T> Default for RankMap<T> {
 impl<T> RankMap<T> {
     /// Inserts a value. Returns the previous value of the rank.
     pub(crate) fn insert(&mut self, rank: Rank, value: T) -> Option<T> {
-        mem::replace(self.place(rank), Some(Box::new(value))).map(|previous| *previous)
+        self.place(rank).replace(Box::new(value)).map(|previous| *previous)
     }
 
     pub(crate) fn get(&self, rank: Rank) -> Option<&T> {
