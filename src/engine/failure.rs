@@ -47,17 +47,10 @@ impl Engine {
         };
         self.links.entry(peer).or_default().cause_received = Some(cause.clone());
         let known = self.failure.as_ref().map(|failure| failure.cause.clone());
-        match known {
-            None => {
-                let cause = self.with_own_report(cause);
-                self.failure = Some(Failure { cause, reported_by: Some(peer) });
-            }
-            Some(known) => {
-                let cause = self.with_own_report(known.clone().combine_with(cause));
-                if cause != known {
-                    self.failure = Some(Failure { cause, reported_by: Some(peer) });
-                }
-            }
+        let combined = known.clone().map_or(cause.clone(), |known| known.combine_with(cause));
+        let cause = self.with_own_report(combined);
+        if known.as_ref() != Some(&cause) {
+            self.failure = Some(Failure { cause, reported_by: Some(peer) });
         }
     }
 
@@ -383,7 +376,7 @@ impl Engine {
     }
 
     /// Returns the name of a rank's host for error messages.
-    pub(super) fn host(&self, rank: Rank) -> String {
+    pub fn host(&self, rank: Rank) -> String {
         self.settings.host_names.get(rank.index()).cloned().unwrap_or_else(|| "an unknown host".into())
     }
 }

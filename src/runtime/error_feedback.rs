@@ -28,41 +28,24 @@ pub struct CompressorState {
 pub(crate) struct ErrorMemory(Arc<Mutex<SharedErrors>>);
 
 #[derive(Debug, Default)]
-struct SharedErrors {
-    state: CompressorState,
-    seed: u64,
+pub(crate) struct SharedErrors {
+    pub(crate) state: CompressorState,
+    pub(crate) seed: u64,
     is_in_use: bool,
     /// With EF21, the input of the current call.
     input: Vec<f32>,
     /// Whether the last call has a [`ResultAddition`] that has not been applied.
-    lacks_result: bool,
+    pub(crate) lacks_result: bool,
 }
 
 impl ErrorMemory {
-    fn lock(&self) -> MutexGuard<'_, SharedErrors> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, SharedErrors> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns a copy of what the memory holds.
-    pub(crate) fn state(&self) -> CompressorState {
-        self.lock().state.clone()
-    }
-
-    /// Replaces what the memory holds.
-    pub(crate) fn set_state(&self, state: CompressorState) {
-        let mut errors = self.lock();
-        errors.state = state;
-        errors.lacks_result = false;
     }
 
     /// Returns whether the next call adds the result of the last one.
     pub(crate) fn has_result(&self) -> bool {
         !self.lock().state.result.is_empty()
-    }
-
-    /// Sets the seed of the random numbers of the following calls.
-    pub(crate) fn set_seed(&self, seed: u64) {
-        self.lock().seed = seed;
     }
 
     /// Begins a call on `elements` with `compression`. Adds the errors of the last call to the elements, unless the encoding does

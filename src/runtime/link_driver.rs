@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, btree_map::Entry};
 use std::io::IoSliceMut;
 
 use super::gathering::Gathering;
-pub use super::link_io::ByteCounters;
 use super::link_io::{ActiveOperation, ActiveOperations, FramePayload, IncomingFrame, LinkIo, OutgoingFrame};
 use super::memory::Memory;
 use super::profile::{Meter, ProfilePart};
+use super::statistics::LinkBytes;
 use crate::engine::{
     Engine, Envelope, Failure, OpId, OperationKey, OperationRequest, Pattern, Settings, Timestamp,
 };
@@ -39,7 +39,7 @@ pub struct LinkDriver<S, M> {
     links: BTreeMap<Rank, LinkIo>,
     /// The peers in `links`, in the order in which the links were opened.
     peers: Vec<Rank>,
-    settings: Settings,
+    rank: Rank,
     operations: ActiveOperations,
     /// The number of threads that are in a probe for messages at the moment.
     probing_threads: usize,
@@ -57,19 +57,14 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     /// Creates a driver without operations.
     pub fn new(settings: Settings, transport: LinkTransport<S, M>) -> Self {
         Self {
-            engine: Engine::new(settings.clone()),
+            rank: settings.rank,
+            engine: Engine::new(settings),
             transport,
             links: BTreeMap::new(),
             peers: Vec::new(),
-            settings,
             operations: ActiveOperations::default(),
             probing_threads: 0,
         }
-    }
-
-    /// Returns the settings.
-    pub fn settings(&self) -> &Settings {
-        &self.settings
     }
 
     /// Returns the meter that measures how long sending, receiving and reducing take.
@@ -77,9 +72,9 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         &self.operations.meter
     }
 
-    /// Returns the numbers of bytes that each link has carried, by peer. A link that was not opened has no entry.
-    pub fn link_counters(&self) -> impl Iterator<Item = (Rank, ByteCounters)> {
-        self.links.iter().map(|(&peer, link)| (peer, link.counters))
+    /// Returns the numbers of bytes that each link has carried. A link that was not opened has no entry.
+    pub fn link_bytes(&self) -> impl Iterator<Item = LinkBytes> {
+        self.links.values().map(|link| link.counters)
     }
 
     /// Returns the failure of the job, or `None` if the job has not failed.
@@ -90,9 +85,9 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     /// Opens the link to a peer, if it is not open.
     pub fn connect(&mut self, now: Timestamp, peer: Rank) {
         // Messages of a rank to itself need no link.
-        if peer != self.settings.rank && !self.links.contains_key(&peer) {
+        if peer != self.rank && !self.links.contains_key(&peer) {
             self.transport.sockets.connect(now, peer);
-            self.links.insert(peer, LinkIo::new());
+            self.links.insert(peer, LinkIo::new(peer));
             self.peers.push(peer);
         }
     }
@@ -150,7 +145,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         self.connect(now, to);
         let id = self.engine.send(now, request, to)?;
         self.add_operation(id, request, BufferAndReduction { memory, kernels: None }, None);
-        if to == self.settings.rank {
+        if to == self.rank {
             self.operations.copy_message_to_self(id, request.contract.count as usize);
             self.operations.deliver_messages_to_self(&mut self.engine);
         }
@@ -252,7 +247,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     fn add_incoming_links(&mut self) {
         while let Some(peer) = self.transport.sockets.take_incoming_link() {
             if let Entry::Vacant(entry) = self.links.entry(peer) {
-                entry.insert(LinkIo::new());
+                entry.insert(LinkIo::new(peer));
                 self.peers.push(peer);
             }
         }
@@ -280,11 +275,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         }
         self.operations.active.remove(&operation);
         true
-    }
-
-    /// Fails the job because the program of this rank aborts it. `message` is the reason.
-    pub fn abort(&mut self, message: &str) -> Failure {
-        self.engine.abort(message)
     }
 
     /// Sends bytes to `peer` with one call of the transport. Returns whether anything has changed.

@@ -116,7 +116,7 @@ impl LinkStages {
     /// the results.
     pub(super) fn take_last_work(&mut self) -> Option<(BlockId, EncodedBlock, ExchangeState)> {
         let is_last = |exchange: &EncodedBlock, state: &ExchangeState| match state {
-            ExchangeState::Contributions(_) => exchange.exchange().second.is_none(),
+            ExchangeState::Contributions(_) => exchange.exchange.second.is_none(),
             ExchangeState::Results(_) => true,
             _ => false,
         };
