@@ -169,7 +169,7 @@ impl Engine {
             && link.credit() >= credit_cost(bytes)
             && !link.send_queue.has_unopened_messages()
             && link.control_frames.is_empty();
-        may_send.then(|| link.next_message())
+        may_send.then_some(link.messages_sent)
     }
 
     /// Records that the driver has sent the message for which [`Engine::next_direct_send`] returned a number.
@@ -182,7 +182,7 @@ impl Engine {
     /// Returns the number of the next message from `from`, if it may be received without an operation: no other operation
     /// waits, and no message waits for a receive.
     pub fn next_direct_receive(&self, from: Rank) -> Option<u64> {
-        let may_receive = self.is_idle() && !self.matching.has_arrived_messages();
+        let may_receive = self.is_idle() && self.matching.arrived.is_empty();
         self.direct_link(from).filter(|_| may_receive).map(|link| link.messages_received)
     }
 

@@ -16,7 +16,7 @@ use crate::reduce::{self, Kernels};
 use crate::runtime::buffer::BufferAccess;
 use crate::runtime::driver::{BegunShort, OperationOutput, Submission};
 use crate::runtime::encoding::Encoding;
-use crate::runtime::error_feedback::{CompressorCall, ErrorAddition, ErrorMemory, ResultAddition};
+use crate::runtime::error_feedback::{CompressorCall, ErrorMemory, ResultAddition};
 use crate::runtime::host_rounds::HostRounds;
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::memory::Memory;
@@ -359,9 +359,8 @@ impl Group {
         let compression = if is_useless { Compression::None } else { compression };
         // In a hierarchy, a rank encodes only a slice of the buffer.
         let encodes_everything = encoder.is_some() && call.request.contract.algorithm == Algorithm::Direct;
-        let addition = if encodes_everything { ErrorAddition::WhileEncoding } else { ErrorAddition::AtBegin };
         let (compressor_call, addition) = match &compressor.memory {
-            Some(memory) => memory.begin_call(compression, elements, addition)?,
+            Some(memory) => memory.begin_call(compression, elements, encodes_everything)?,
             None => (CompressorCall::without_memory(self.compressed_calls), None),
         };
         call.addition = addition;

@@ -58,12 +58,12 @@ pub(super) fn agree_on_selection(
     options: &JoinOptions,
     streams: Streams,
 ) -> Result<(), Error> {
-    let (algorithms, local_transport, has_queues) = broadcast_options(group, options)?;
+    let (algorithms, local_transport) = broadcast_options(group, options)?;
     if streams.is_measured() {
         choose_streams_by_measurement(group, local_transport)?;
     }
     // A rank that sleeps is woken over the only connection of a link.
-    if has_queues && local_transport != LocalTransport::Tcp && streams.initial_count() == 1 {
+    if local_transport != LocalTransport::Tcp && streams.initial_count() == 1 {
         group.open_local_queues()?;
     }
     let link_cost = measure_link_cost(group)?;
@@ -81,17 +81,17 @@ impl Group {
     }
 }
 
-/// Sends rank 0's algorithms and transport, and whether its links on a host use queues, to all ranks. Returns them.
+/// Sends rank 0's algorithms and transport to all ranks. Returns them.
 fn broadcast_options(
     group: &mut Group,
     options: &JoinOptions,
-) -> Result<(Algorithms, LocalTransport, bool), Error> {
-    let own_options = (options.transport as u8, options.queues, options.algorithms.to_string());
-    let (transport, has_queues, algorithms) = group.broadcast_object(&own_options, Rank::ZERO)?;
+) -> Result<(Algorithms, LocalTransport), Error> {
+    let own_options = (options.transport as u8, options.algorithms.to_string());
+    let (transport, algorithms) = group.broadcast_object(&own_options, Rank::ZERO)?;
     let algorithms = algorithms.parse().unwrap_or_default();
     let all = [LocalTransport::Auto, LocalTransport::Tcp, LocalTransport::Shm];
     let transport = all.into_iter().find(|&known| known as u8 == transport);
-    Ok((algorithms, transport.unwrap_or(LocalTransport::Tcp), has_queues))
+    Ok((algorithms, transport.unwrap_or(LocalTransport::Tcp)))
 }
 
 /// Measures the cost of links: times short and long all-gathers on the ring and, in a small world, a direct all-gather. The

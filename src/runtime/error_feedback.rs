@@ -48,8 +48,9 @@ impl ErrorMemory {
         !self.lock().state.result.is_empty()
     }
 
-    /// Begins a call on `elements` with `compression`. Adds the errors of the last call to the elements, unless the encoding does
-    /// it. Returns the use of the memory by this call, and with EF21 what to do with the result.
+    /// Begins a call on `elements` with `compression`. Adds the errors of the last call to the elements. But with error feedback,
+    /// if this rank `encodes_everything`, the encoding adds them to each chunk while the chunk is in the processor's caches.
+    /// Returns the use of the memory by this call, and with EF21 what to do with the result.
     ///
     /// # Errors
     ///
@@ -58,7 +59,7 @@ impl ErrorMemory {
         &self,
         compression: Compression,
         elements: &mut [f32],
-        addition: ErrorAddition,
+        encodes_everything: bool,
     ) -> Result<(CompressorCall, Option<ResultAddition>), Error> {
         let mut errors = self.lock();
         let SharedErrors { state, seed, is_in_use, input, lacks_result } = &mut *errors;
@@ -92,7 +93,7 @@ impl ErrorMemory {
             errors.for_each(|(index, error)| input[index] += error);
         }
         let keeps_errors = compression.needs_error_feedback();
-        if !keeps_errors || addition == ErrorAddition::AtBegin {
+        if !keeps_errors || !encodes_everything {
             for (element, error) in elements.iter_mut().zip(residual.iter_mut()) {
                 *element += std::mem::take(error);
             }
@@ -149,16 +150,6 @@ impl ResultAddition {
         }
         errors.lacks_result = false;
     }
-}
-
-/// When a call adds the errors of the last call to its elements.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ErrorAddition {
-    /// At its begin, because this rank may not encode all elements.
-    AtBegin,
-    /// When it encodes or reduces a chunk, while the chunk is in the processor's caches. Calls without error feedback add the
-    /// errors at their begin.
-    WhileEncoding,
 }
 
 /// The use of a compressor's memory by one call. Dropping it ends the use.

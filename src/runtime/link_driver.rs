@@ -92,7 +92,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         }
     }
 
-    /// Returns the engine.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
@@ -103,10 +102,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     }
 
     /// Begins a collective, or a block of a hierarchical collective. See [`Engine::begin`].
-    ///
-    /// # Errors
-    ///
-    /// The same errors as [`Engine::begin`].
     pub fn begin(
         &mut self,
         now: Timestamp,
@@ -130,11 +125,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         Ok(id)
     }
 
-    /// Begins to send a message to `to`. The contract's `layout` is the tag of the message.
-    ///
-    /// # Errors
-    ///
-    /// The same errors as [`Engine::send`].
+    /// Begins to send a message to `to`. See [`Engine::send`].
     pub fn send_message(
         &mut self,
         now: Timestamp,
@@ -152,11 +143,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         Ok(id)
     }
 
-    /// Begins to receive a message that fits the pattern.
-    ///
-    /// # Errors
-    ///
-    /// The same errors as [`Engine::receive`].
+    /// Begins to receive a message that fits the pattern. See [`Engine::receive`].
     pub fn receive_message(
         &mut self,
         now: Timestamp,
@@ -173,12 +160,8 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         Ok(id)
     }
 
-    /// Assigns the next number of a group to a collective of the program. See [`Engine::assign_number`].
-    ///
-    /// # Errors
-    ///
-    /// The failure, if the job has already failed, or if a rank has already sent a frame of a different operation with this
-    /// number.
+    /// Assigns the next number of a group to a collective of the program. See [`Engine::assign_number`]. Also fails if a rank has
+    /// already sent a frame of a different operation with this number.
     pub fn assign_number(&mut self, group: u32, contract_and_site: (Contract, Site)) -> Result<u64, Failure> {
         let sequence = self.engine.assign_number(group, contract_and_site)?;
         // The engine checks the frames that arrive from now on. A frame that arrived earlier is stored, and is checked here.

@@ -14,7 +14,6 @@ const ENCODED_CHUNK_BYTES_MAX: usize = 512 << 10;
 /// What connects the ranks of a group.
 #[derive(Clone, Copy, Debug)]
 pub enum Medium<'a> {
-    /// Links.
     Links,
     /// Memory that all ranks share.
     SharedMemory,

@@ -34,7 +34,6 @@ const ARENA_BYTES: usize = (1 << 20) + (64 << 10);
 
 const _: () = assert!(TOKEN_BYTES <= UNIT_BYTES && UNIT_BYTES.is_multiple_of(WORD_BYTES));
 
-/// The layout of the memory of a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HostMemoryLayout {
     ranks: usize,
@@ -81,7 +80,6 @@ impl HostMemoryLayout {
         Self { ranks, cell_count, arena_bytes }
     }
 
-    /// Returns the number of ranks.
     pub fn ranks(self) -> usize {
         self.ranks
     }

@@ -80,7 +80,6 @@ impl LinkStages {
         Some((block, schedule, memory))
     }
 
-    /// Begins the exchange of a block.
     pub(super) fn begin(&mut self, block: BlockId, exchange: EncodedBlock) {
         self.exchanges.insert(block, (exchange, ExchangeState::Ready));
     }
