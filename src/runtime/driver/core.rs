@@ -99,7 +99,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
 
     /// Makes the time for which waiting threads poll depend on how long they waited before.
     pub(crate) fn adapt_polling(&mut self) {
-        self.poll_time.adapt_to_waits();
+        self.poll_time.is_adaptive = true;
     }
 
     /// Begins an operation. If `is_awaited` is false, the progress thread drives it. Returns `None` if the job has failed.
