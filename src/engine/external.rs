@@ -47,7 +47,6 @@ impl Engine {
         }
     }
 
-    /// Ends an external operation.
     pub fn end_external(&mut self, id: OpId) {
         if let Some(external) = self.external.remove(&id) {
             self.deadlines.remove(&(external.info.deadline, id));

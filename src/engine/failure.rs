@@ -47,17 +47,10 @@ impl Engine {
         };
         self.links.get_or_default(peer).cause_received = Some(cause.clone());
         let known = self.failure.as_ref().map(|failure| failure.cause.clone());
-        match known {
-            None => {
-                let cause = self.with_own_report(cause);
-                self.failure = Some(Failure { cause, reported_by: Some(peer) });
-            }
-            Some(known) => {
-                let cause = self.with_own_report(known.clone().combine_with(cause));
-                if cause != known {
-                    self.failure = Some(Failure { cause, reported_by: Some(peer) });
-                }
-            }
+        let combined = known.clone().map_or(cause.clone(), |known| known.combine_with(cause));
+        let cause = self.with_own_report(combined);
+        if known.as_ref() != Some(&cause) {
+            self.failure = Some(Failure { cause, reported_by: Some(peer) });
         }
     }
 
@@ -134,7 +127,8 @@ impl Engine {
         let link = self.links.get_or_default(peer);
         link.has_left = true;
         self.wake_events += 1;
-        let is_awaited_sender = self.matching.posted().any(|posted| posted.pattern.source == Some(peer));
+        let is_awaited_sender =
+            self.matching.posted.values().any(|posted| posted.pattern.source == Some(peer));
         let needs = |running: &RunningOperation| running.needs(peer, link.stored_segments(running.info.key));
         if is_awaited_sender || self.operations.values().any(needs) {
             self.fail_because_peer_left(peer);
@@ -313,7 +307,7 @@ impl Engine {
     /// operations.
     fn active_operations(&self) -> impl Iterator<Item = (OpId, &OperationInfo)> {
         let running = self.operations.iter().map(|(&id, running)| (id, &running.info));
-        let posted = self.matching.posted().map(|posted| (posted.id, &posted.info));
+        let posted = self.matching.posted.values().map(|posted| (posted.id, &posted.info));
         running.chain(posted).chain(self.external.iter().map(|(&id, external)| (id, &external.info)))
     }
 
@@ -340,7 +334,7 @@ impl Engine {
             (Some(running), _) => running.awaited_peers().take(AWAITED_RANKS_MAX).collect(),
             (None, Some(external)) => external.awaited.iter().copied().take(AWAITED_RANKS_MAX).collect(),
             (None, None) => {
-                self.matching.find_posted(id).and_then(|posted| posted.pattern.source).into_iter().collect()
+                self.matching.posted.get(&id).and_then(|posted| posted.pattern.source).into_iter().collect()
             }
         }
     }
@@ -352,7 +346,7 @@ impl Engine {
 
     /// Returns the description of an active operation of any kind.
     fn info_of(&self, id: OpId) -> Option<&OperationInfo> {
-        let posted = || self.matching.find_posted(id).map(|posted| &posted.info);
+        let posted = || self.matching.posted.get(&id).map(|posted| &posted.info);
         let external = || self.external.get(&id).map(|external| &external.info);
         self.operations.get(&id).map(|running| &running.info).or_else(external).or_else(posted)
     }
@@ -381,7 +375,7 @@ impl Engine {
     }
 
     /// Returns the name of a rank's host for error messages.
-    pub(super) fn host(&self, rank: Rank) -> String {
+    pub fn host(&self, rank: Rank) -> String {
         self.settings.host_names.get(rank.index()).cloned().unwrap_or_else(|| "an unknown host".into())
     }
 }

@@ -30,11 +30,7 @@ impl OperationHistory {
         let next = self.next_sequences.entry(group).or_default();
         let sequence = *next;
         *next += 1;
-        let history = self.histories.entry(group).or_default();
-        if history.len() == HISTORY_MAX {
-            history.pop_front();
-        }
-        history.push_back((sequence, contract_and_site));
+        self.push(group, sequence, contract_and_site);
         sequence
     }
 
@@ -46,13 +42,17 @@ impl OperationHistory {
 
     /// Records an operation in shared memory. The number comes from the rounds of the shared memory.
     pub(super) fn record_numbered(&mut self, group: u32, sequence: u64, contract_and_site: ContractAndSite) {
-        let history = self.histories.entry(group).or_default();
-        if history.iter().all(|entry| entry.0 != sequence) {
-            if history.len() == HISTORY_MAX {
-                history.pop_front();
-            }
-            history.push_back((sequence, contract_and_site));
+        if self.find(group, sequence).is_none() {
+            self.push(group, sequence, contract_and_site);
         }
+    }
+
+    fn push(&mut self, group: u32, sequence: u64, contract_and_site: ContractAndSite) {
+        let history = self.histories.entry(group).or_default();
+        if history.len() == HISTORY_MAX {
+            history.pop_front();
+        }
+        history.push_back((sequence, contract_and_site));
     }
 
     /// Returns the number of a group's next operation.

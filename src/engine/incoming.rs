@@ -112,7 +112,6 @@ impl Engine {
         FrameVerdict::Handled
     }
 
-    /// Handles the header of a segment.
     fn handle_segment(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {
         let key = match self.find_or_match(peer, header) {
             Ok(key) => key,
@@ -141,7 +140,7 @@ impl Engine {
             OperationKey::Message { sequence, .. } => {
                 let link = self.links.get_or_default(peer);
                 if sequence != link.messages_received {
-                    if sequence < link.messages_received && self.matching.has_arrived(key) {
+                    if sequence < link.messages_received && self.matching.arrived_keys.contains(&key) {
                         return Ok(key);
                     }
                     let detail = format!(

@@ -59,7 +59,6 @@ pub enum SendMode {
 /// The arguments that all kinds of operations need to begin.
 #[derive(Clone, Copy, Debug)]
 pub struct OperationRequest {
-    /// The group.
     pub group: u32,
     /// The arguments of the call that must be the same on all ranks.
     pub contract: Contract,
@@ -84,14 +83,7 @@ pub enum OperationKey {
         sequence: u64,
     },
     /// A point-to-point message, identified by its number among the messages from one rank to another.
-    Message {
-        /// The sender.
-        from: Rank,
-        /// The receiver.
-        to: Rank,
-        /// The number of the message.
-        sequence: u64,
-    },
+    Message { from: Rank, to: Rank, sequence: u64 },
 }
 
 impl OperationKey {
@@ -128,38 +120,19 @@ impl OperationKey {
 /// A frame to send. The driver sends the whole frame before any other frame to the same peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Transmit {
-    /// A segment: the header, then elements of the operation's buffer. If the header has a checksum field, the driver fills
-    /// it in.
-    Segment {
-        /// The operation.
-        operation: OpId,
-        /// The frame's header.
-        header: FrameHeader,
-        /// The elements to send.
-        range: Range<usize>,
-    },
+    /// A segment: the header, then the elements `range` of the operation's buffer. If the header has a checksum field, the
+    /// driver fills it in.
+    Segment { operation: OpId, header: FrameHeader, range: Range<usize> },
     /// A control frame: the header, then the payload.
-    Control {
-        /// The frame's header.
-        header: FrameHeader,
-        /// The payload.
-        payload: Bytes,
-    },
+    Control { header: FrameHeader, payload: Bytes },
 }
 
 /// What the driver has to do with a frame whose header has arrived.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FrameVerdict {
-    /// Receive the payload, apply it to the elements of `range`, and then call
+    /// Receive the payload, apply it to the elements `range` of the operation's buffer, and then call
     /// [`Engine::handle_applied_segment`](super::Engine::handle_applied_segment).
-    Apply {
-        /// The operation.
-        operation: OpId,
-        /// The elements of the operation's buffer.
-        range: Range<usize>,
-        /// Whether to copy or to reduce the payload.
-        action: Action,
-    },
+    Apply { operation: OpId, range: Range<usize>, action: Action },
     /// Receive the payload and store it under this key until
     /// [`Engine::check_stored_frame`](super::Engine::check_stored_frame) returns [`FrameVerdict::Apply`].
     Store(OperationKey),
@@ -176,7 +149,6 @@ pub enum FrameVerdict {
 /// The failure of the job.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
-    /// The root cause.
     pub cause: Cause,
     /// The rank that reported the cause to this rank; `None` if this rank detected the failure itself.
     pub reported_by: Option<Rank>,

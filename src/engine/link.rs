@@ -46,7 +46,7 @@ pub(super) struct Link {
     /// For operations that this rank has not begun: the number of transfers for which the peer sent a ready frame.
     pub(super) ready_transfers: BTreeMap<OperationKey, u64>,
     /// The number of point-to-point messages to the peer, which is also the number of the next message.
-    messages_sent: u64,
+    pub(super) messages_sent: u64,
     /// The number of point-to-point messages whose first frame has arrived from the peer.
     pub(super) messages_received: u64,
     /// The lines of the caller's program that sent the last messages to the peer, oldest first.
@@ -88,11 +88,6 @@ impl Link {
     /// Spends the credit for a segment of `bytes` bytes.
     pub(super) fn spend_credit(&mut self, bytes: usize) {
         self.credit_spent += credit_cost(bytes) as u64;
-    }
-
-    /// Returns the number of the next message to the peer.
-    pub(super) fn next_message(&self) -> u64 {
-        self.messages_sent
     }
 
     /// Assigns a number to the next message to the peer, and stores the call site of the message. Returns the number.

@@ -11,7 +11,6 @@ use crate::types::{Contract, Rank, SortedMap, SortedSet};
 /// The messages that a receive accepts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pattern {
-    /// The group.
     pub group: u32,
     /// The sender; `None` accepts any sender.
     pub source: Option<Rank>,
@@ -22,11 +21,8 @@ pub struct Pattern {
 /// The description of a message in its first frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Envelope {
-    /// The group.
     pub group: u32,
-    /// The sender.
     pub source: Rank,
-    /// The tag.
     pub tag: u32,
     /// The sender's contract, with the element type and the number of elements.
     pub contract: Contract,
@@ -56,17 +52,16 @@ pub(super) struct PostedReceive {
 #[derive(Default)]
 pub(super) struct Matching {
     /// The posted receives, oldest first.
-    posted: SortedMap<OpId, PostedReceive>,
+    pub(super) posted: SortedMap<OpId, PostedReceive>,
     /// The posted receives by group, source and tag.
     posted_index: SortedSet<(u32, Option<Rank>, Option<u32>, OpId)>,
     /// The arrived messages by arrival number.
-    arrived: SortedMap<u64, (OperationKey, Envelope)>,
+    pub(super) arrived: SortedMap<u64, (OperationKey, Envelope)>,
     /// The arrival numbers by group, source and tag.
     arrived_index: SortedSet<(u32, Rank, u32, u64)>,
-    /// The keys of the arrived messages.
-    arrived_keys: SortedSet<OperationKey>,
+    pub(super) arrived_keys: SortedSet<OperationKey>,
     /// The number of messages that have arrived before a matching receive was posted. It is also the next arrival number.
-    unexpected_messages: u64,
+    pub(super) unexpected_messages: u64,
 }
 
 impl Matching {
@@ -130,35 +125,5 @@ impl Matching {
         self.arrived_index.insert((envelope.group, envelope.source, envelope.tag, self.unexpected_messages));
         self.arrived_keys.insert(key);
         self.unexpected_messages += 1;
-    }
-
-    /// Returns whether the message with this key has arrived and no receive has matched it.
-    pub(super) fn has_arrived(&self, key: OperationKey) -> bool {
-        self.arrived_keys.contains(&key)
-    }
-
-    /// Returns the number of messages that have arrived before a matching receive was posted.
-    pub(super) fn unexpected_messages(&self) -> u64 {
-        self.unexpected_messages
-    }
-
-    /// Returns whether there is a message that no receive has matched.
-    pub(super) fn has_arrived_messages(&self) -> bool {
-        !self.arrived.is_empty()
-    }
-
-    /// Returns whether there is a receive that has not matched a message.
-    pub(super) fn has_posted(&self) -> bool {
-        !self.posted.is_empty()
-    }
-
-    /// Returns a receive if it has not matched a message.
-    pub(super) fn find_posted(&self, id: OpId) -> Option<&PostedReceive> {
-        self.posted.get(&id)
-    }
-
-    /// Returns the posted receives, oldest first.
-    pub(super) fn posted(&self) -> impl Iterator<Item = &PostedReceive> {
-        self.posted.values()
     }
 }

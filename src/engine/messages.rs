@@ -11,7 +11,7 @@ use super::link::Link;
 use super::matching::{Envelope, Pattern, PostedReceive};
 use super::operation::{EAGER_BYTES, ExternalOperation, OperationInfo, credit_cost};
 use super::{Engine, Failure, OpId, OperationKey, OperationRequest, SendMode, Timestamp};
-use crate::schedule::{Action, InboundElements, OutboundElements, Schedule, Step};
+use crate::schedule::{Action, Step};
 use crate::types::{Contract, Rank, Site};
 
 impl Engine {
@@ -30,9 +30,7 @@ impl Engine {
         }
         let sequence = self.links.get_or_default(to).number_message(request.site);
         let key = OperationKey::Message { from: self.settings.rank, to, sequence };
-        let range = 0..request.contract.count as usize;
-        let step =
-            Step { send: Some(OutboundElements { peer: to, range, awaited_step: None }), receive: None };
+        let step = Step::send(to, 0..request.contract.count as usize, None);
         let id = self.new_id();
         self.start_transfers(id, OperationInfo::new(now, request, key), vec![step].into())
     }
@@ -111,21 +109,16 @@ impl Engine {
             let peer_call = (envelope.source, envelope.contract);
             return Err(self.fail_because_mismatch((info.group, sequence), (contract, info.site), peer_call));
         }
-        let receive = InboundElements {
-            peer: envelope.source,
-            range: 0..envelope.contract.count as usize,
-            action: Action::Copy,
-            awaited_step: None,
-        };
         self.envelopes.insert(id, envelope);
         if envelope.source == self.settings.rank {
             self.deadlines.remove(&(info.deadline, id));
             self.deliver_to_itself(id, key);
             return Ok(());
         }
+        let range = 0..envelope.contract.count as usize;
+        let step = Step::receive(envelope.source, range, Action::Copy, None);
         let info = OperationInfo { key, contract: envelope.contract, ..info };
-        let schedule: Schedule = vec![Step { send: None, receive: Some(receive) }].into();
-        self.start_transfers(id, info, schedule).map(|_| ())
+        self.start_transfers(id, info, vec![step].into()).map(|_| ())
     }
 
     /// Begins to send a message from this rank to itself: see [`Engine::send`].
@@ -176,7 +169,7 @@ impl Engine {
             && link.credit() >= credit_cost(bytes)
             && !link.send_queue.has_unopened_messages()
             && link.control_frames.is_empty();
-        may_send.then(|| link.next_message())
+        may_send.then_some(link.messages_sent)
     }
 
     /// Records that the driver has sent the message for which [`Engine::next_direct_send`] returned a number.
@@ -189,7 +182,7 @@ impl Engine {
     /// Returns the number of the next message from `from`, if it may be received without an operation: no other operation
     /// waits, and no message waits for a receive.
     pub fn next_direct_receive(&self, from: Rank) -> Option<u64> {
-        let may_receive = self.is_idle() && !self.matching.has_arrived_messages();
+        let may_receive = self.is_idle() && self.matching.arrived.is_empty();
         self.direct_link(from).filter(|_| may_receive).map(|link| link.messages_received)
     }
 

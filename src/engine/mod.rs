@@ -194,13 +194,13 @@ impl Engine {
 
     /// Returns whether this rank has no active operation.
     pub fn is_idle(&self) -> bool {
-        self.operations.is_empty() && self.external.is_empty() && !self.matching.has_posted()
+        self.operations.is_empty() && self.external.is_empty() && self.matching.posted.is_empty()
     }
 
     /// Returns the number of events for which a thread may wait that waits for no operation: messages that have arrived before a
     /// matching receive was posted, wake frames and goodbyes.
     pub fn event_count(&self) -> u64 {
-        self.matching.unexpected_messages() + self.wake_events
+        self.matching.unexpected_messages + self.wake_events
     }
 
     /// Returns whether control frames for `peer` wait to be sent. The driver sends them even if no operation is active.

@@ -112,13 +112,8 @@ pub(super) enum NextSend {
         /// Whether this rank has to announce the operation, because otherwise the peer sends no ready frame.
         must_announce: bool,
     },
-    /// The segment to send.
-    Segment {
-        /// The segment.
-        segment: TransferSegment,
-        /// Whether the segment is sent on credit.
-        eager: bool,
-    },
+    /// The segment to send. If `eager` is true, it is sent on credit.
+    Segment { segment: TransferSegment, eager: bool },
 }
 
 /// A segment of a transfer between this rank and a peer.
@@ -188,7 +183,6 @@ impl RunningOperation {
         self.unfinished_transfers == 0
     }
 
-    /// Returns the number of peers.
     pub(super) fn peer_count(&self) -> usize {
         self.peers.len()
     }

@@ -134,7 +134,6 @@ impl AutoChoice {
         self.phase = AutoPhase::Use { calls: 0, was_slow: false };
     }
 
-    /// Begins a call.
     pub(super) fn begin_call(&mut self) -> AutoStep {
         let mut step = AutoStep { compression: Compression::None, is_checked: false, times_to_compare: None };
         match &mut self.phase {

@@ -16,7 +16,7 @@ use crate::reduce::{self, Kernels};
 use crate::runtime::buffer::BufferAccess;
 use crate::runtime::driver::{BegunShort, OperationOutput, Submission};
 use crate::runtime::encoding::Encoding;
-use crate::runtime::error_feedback::{ErrorAddition, ResultAddition};
+use crate::runtime::error_feedback::{CompressorCall, ErrorMemory, ResultAddition};
 use crate::runtime::host_rounds::HostRounds;
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::memory::Memory;
@@ -62,13 +62,17 @@ impl Call {
         KeptPlan { key, places, request, spec, kernels, short }
     }
 
-    /// Returns a call with a kept plan.
-    pub(super) fn of_kept(kept: &KeptPlan, timeout: Duration, site: Site, world: WorldSize) -> Self {
+    fn new(
+        spec: CollectiveSpec,
+        request: OperationRequest,
+        uses_shared_memory: bool,
+        world: WorldSize,
+    ) -> Self {
         Self {
-            spec: kept.spec.clone(),
-            request: OperationRequest { timeout, site, ..kept.request },
-            kernels: kept.kernels.clone(),
-            uses_shared_memory: true,
+            spec,
+            request,
+            kernels: None,
+            uses_shared_memory,
             compressor: None,
             encoding: None,
             timer: None,
@@ -76,6 +80,12 @@ impl Call {
             in_rank_order: false,
             world,
         }
+    }
+
+    /// Returns a call with a kept plan.
+    pub(super) fn of_kept(kept: &KeptPlan, timeout: Duration, site: Site, world: WorldSize) -> Self {
+        let request = OperationRequest { timeout, site, ..kept.request };
+        Self { kernels: kept.kernels.clone(), ..Self::new(kept.spec.clone(), request, true, world) }
     }
 
     /// Sets a built-in reduction. Returns an error if the reduction is not defined.
@@ -100,7 +110,7 @@ impl Call {
             return Ok(());
         }
         let is_automatic = matches!(compression, Compression::Auto(_));
-        if is_automatic && compressor.auto().is_none() {
+        if is_automatic && compressor.auto.is_none() {
             let text = "auto compares the codecs over several calls, so pass a Compressor that all calls with this buffer share";
             return Err(Error::Compression(text.into()));
         }
@@ -184,18 +194,7 @@ impl Group {
         let mut request = self.new_request::<T>(spec.operation(), spec.count(), site);
         request.contract.root = spec.root();
         let uses_shared_memory = self.shares_memory && spec.has_known_part_lengths();
-        Call {
-            spec,
-            request,
-            kernels: None,
-            uses_shared_memory,
-            compressor: None,
-            encoding: None,
-            timer: None,
-            addition: None,
-            in_rank_order: false,
-            world: self.world,
-        }
+        Call::new(spec, request, uses_shared_memory, self.world)
     }
 
     /// Returns the arguments with which the engine begins an operation on `count` elements of type `T`.
@@ -342,7 +341,7 @@ impl Group {
     /// encoding does it. If the ranks will send elements over links, prepares their encoding.
     fn begin_encoding(&mut self, call: &mut Call, elements: &mut [f32]) -> Result<(), Error> {
         let Some(compressor) = call.compressor.take() else { return Ok(()) };
-        let compression = match compressor.auto() {
+        let compression = match &compressor.auto {
             Some(choice) => {
                 let (compression, timer) = self.choose_codec(choice, elements, call.request.site)?;
                 call.timer = timer;
@@ -350,7 +349,8 @@ impl Group {
             }
             None => compressor.compression(),
         };
-        call.set_codec(compression, compressor.has_result());
+        let has_result = compressor.memory.as_ref().is_some_and(ErrorMemory::has_result);
+        call.set_codec(compression, has_result);
         let codec =
             codec::codec(compression).filter(|_| self.world != WorldSize::ONE && !call.uses_shared_memory);
         let encoder = codec.zip(call.kernels.clone());
@@ -359,9 +359,10 @@ impl Group {
         let compression = if is_useless { Compression::None } else { compression };
         // In a hierarchy, a rank encodes only a slice of the buffer.
         let encodes_everything = encoder.is_some() && call.request.contract.algorithm == Algorithm::Direct;
-        let addition = if encodes_everything { ErrorAddition::WhileEncoding } else { ErrorAddition::AtBegin };
-        let (compressor_call, addition) =
-            compressor.begin_call(compression, (elements, addition), self.compressed_calls)?;
+        let (compressor_call, addition) = match &compressor.memory {
+            Some(memory) => memory.begin_call(compression, elements, encodes_everything)?,
+            None => (CompressorCall::without_memory(self.compressed_calls), None),
+        };
         call.addition = addition;
         self.compressed_calls += 1;
         if let Some((codec, kernels)) = encoder {

@@ -3,13 +3,10 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::Error;
 use super::auto_choice::{AutoChoice, AutoReport};
 use super::handle::WeakHandle;
 use crate::codec::Compression;
-use crate::runtime::error_feedback::{
-    CompressorCall, CompressorState, ErrorAddition, ErrorMemory, ResultAddition,
-};
+use crate::runtime::error_feedback::{CompressorState, ErrorMemory};
 
 /// A compression, and the memory that it needs for one buffer that is reduced again and again, such as a bucket of gradients.
 ///
@@ -42,9 +39,9 @@ use crate::runtime::error_feedback::{
 pub struct Compressor {
     compression: Compression,
     /// `None` for a [`Compression`] that is passed directly.
-    memory: Option<ErrorMemory>,
+    pub(super) memory: Option<ErrorMemory>,
     /// For [`Compression::Auto`]: the measurements.
-    auto: Option<SharedChoice>,
+    pub(super) auto: Option<SharedChoice>,
 }
 
 /// The choice of a compressor's codec. A clone refers to the same choice.
@@ -94,7 +91,7 @@ impl Compressor {
     #[must_use]
     pub fn with_seed(self, seed: u64) -> Self {
         if let Some(memory) = &self.memory {
-            memory.set_seed(seed);
+            memory.lock().seed = seed;
         }
         self
     }
@@ -112,43 +109,15 @@ impl Compressor {
     /// Returns a copy of the memory, for a checkpoint. Call it while no call uses the compressor, after the last call was waited
     /// for. The measurements of [`Compression::Auto`] are not part of it, because a resumed job may have another network.
     pub fn state(&self) -> CompressorState {
-        self.memory.as_ref().map(ErrorMemory::state).unwrap_or_default()
+        self.memory.as_ref().map(|memory| memory.lock().state.clone()).unwrap_or_default()
     }
 
     /// Replaces the memory by one of [`state`](Self::state) of the same rank. Call it while no call uses the compressor. If the
     /// residual is not empty, the next call must have a buffer of the same length.
     pub fn set_state(&self, state: CompressorState) {
         if let Some(memory) = &self.memory {
-            memory.set_state(state);
-        }
-    }
-
-    /// Returns whether the next call adds the result of the last one.
-    pub(super) fn has_result(&self) -> bool {
-        self.memory.as_ref().is_some_and(ErrorMemory::has_result)
-    }
-
-    /// Returns the choice of the codec for [`Compression::Auto`].
-    pub(super) fn auto(&self) -> Option<&SharedChoice> {
-        self.auto.as_ref()
-    }
-
-    /// Begins a call on `elements` with `compression`. Adds the errors of the last call to the elements, unless the encoding does
-    /// it. Returns the use of the memory by this call, and with EF21 what to do with the result. `number` differs between the
-    /// calls of the group, and is the same on all ranks.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Compression`] if the last call had a buffer of another length, has not ended, or was not waited for.
-    pub(super) fn begin_call(
-        &self,
-        compression: Compression,
-        (elements, addition): (&mut [f32], ErrorAddition),
-        number: u64,
-    ) -> Result<(CompressorCall, Option<ResultAddition>), Error> {
-        match &self.memory {
-            Some(memory) => memory.begin_call(compression, elements, addition),
-            None => Ok((CompressorCall::without_memory(number), None)),
+            let mut errors = memory.lock();
+            (errors.state, errors.lacks_result) = (state, false);
         }
     }
 }

@@ -90,15 +90,11 @@ fn exchange_by_peers_file(
     let roster = if rank == Rank::ZERO {
         serve(&mut listener, world, (rank, member), options.start_timeout, name)?
     } else {
-        let registration = Registration {
-            identity: &identity,
-            rank,
-            world,
-            address: addresses[0],
-            server_name: "rank 0".into(),
-            start_timeout: options.start_timeout,
-        };
-        register(&registration, |_| Ok(member), name)?
+        register(
+            &registration(options, &identity, (rank, world), (addresses[0], "rank 0")),
+            |_| Ok(member),
+            name,
+        )?
     };
     Ok(Exchanged { rank, listener, roster, host_of_rank_0: None })
 }
@@ -115,18 +111,23 @@ fn exchange_at_launcher(
     }
     let job = handshake::Job { id: job_id, world: world.get(), peers_digest: [0; 32] };
     let identity = Identity { secret: options.secret.clone(), job, rank: Some(rank) };
-    let registration = Registration {
-        identity: &identity,
-        rank,
-        world,
-        address: rendezvous,
-        server_name: "the launcher's rendezvous".into(),
-        start_timeout: options.start_timeout,
-    };
+    let server = (rendezvous, "the launcher's rendezvous");
+    let registration = registration(options, &identity, (rank, world), server);
     // Without another choice, listen on the network interface that leads to the rendezvous, because the peers can reach it.
     let listen_at = |local| own_address.unwrap_or(local);
     let (listener, roster) = register_and_listen(options, sockets, &registration, listen_at)?;
     Ok(Exchanged { rank, listener, roster, host_of_rank_0: None })
+}
+
+/// Returns what a rank needs to register. `server` is the address of the rendezvous and the name of its process.
+fn registration<'a>(
+    options: &JoinOptions,
+    identity: &'a Identity,
+    (rank, world): (Rank, WorldSize),
+    (address, server_name): (SocketAddr, &str),
+) -> Registration<'a> {
+    let (server_name, start_timeout) = (server_name.into(), options.start_timeout);
+    Registration { identity, rank, world, address, server_name, start_timeout }
 }
 
 /// Registers a rank that listens on a free port. `listen_at` receives the address with which this rank reaches the rendezvous,
@@ -186,14 +187,7 @@ fn exchange_at_rank_0(
         let loopback = if ip.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
         return Ok(Exchanged { rank, listener, roster, host_of_rank_0: Some(loopback) });
     }
-    let registration = Registration {
-        identity: &identity,
-        rank,
-        world,
-        address,
-        server_name: "rank 0".into(),
-        start_timeout: options.start_timeout,
-    };
+    let registration = registration(options, &identity, (rank, world), (address, "rank 0"));
     // A rank that reaches rank 0 at a loopback address is on the host of rank 0. The ranks of other hosts reach both in the
     // same way.
     let listen_at =

@@ -97,7 +97,7 @@ impl<R> Handle<R> {
     /// ranks depend on it.
     pub fn cancel(&mut self) -> bool {
         let HandleState::Pending(Pending { job, id, .. }) = &self.0 else { return false };
-        let is_cancelled = job.driver.cancel(*id);
+        let is_cancelled = job.driver.core().cancel(*id, job.driver.now());
         if is_cancelled {
             self.0 = HandleState::Taken;
         }
@@ -142,7 +142,7 @@ impl<R> WeakHandle<R> {
 impl<R> Drop for WeakHandle<R> {
     fn drop(&mut self) {
         if let (Some((id, _)), Some(job)) = (&self.rest, self.job.upgrade()) {
-            job.driver.discard_result(*id);
+            job.driver.core().discard_result(*id, job.driver.now());
         }
     }
 }
@@ -150,7 +150,7 @@ impl<R> Drop for WeakHandle<R> {
 impl<R> Drop for Handle<R> {
     fn drop(&mut self) {
         if let HandleState::Pending(Pending { job, id, .. }) = &self.0 {
-            job.driver.discard_result(*id);
+            job.driver.core().discard_result(*id, job.driver.now());
         }
     }
 }

@@ -44,7 +44,24 @@ impl Group {
     ///
     /// [`StartError`], which names the missing ranks, or says what is wrong and on which rank.
     pub fn join(options: &JoinOptions) -> Result<Self, StartError> {
-        join(options)
+        let failure_reporter = match &options.method {
+            JoinMethod::Launched(launched) => Some(FailureReporter::of_launched_job(launched.world)),
+            _ => None,
+        };
+        let user_secret = user_secret_if_needed(options)?;
+        let has_user_secret = user_secret.is_some();
+        let with_user_secret = user_secret.map(|secret| JoinOptions { secret, ..options.clone() });
+        let joined = join_and_report(with_user_secret.as_ref().unwrap_or(options), failure_reporter.clone());
+        let joined = joined.map_err(|error| match error {
+            error if has_user_secret && error.is_wrong_secret() => {
+                StartError::UserSecretDiffers { source: Box::new(error) }
+            }
+            error => error,
+        });
+        if let (Err(StartError::PeerLost { rank, host, .. }), Some(reporter)) = (&joined, &failure_reporter) {
+            reporter.report_lost_at_start(*rank, host);
+        }
+        joined
     }
 
     /// Joins the job for which `ringrun`, or another launcher such as `srun`, `torchrun` or `mpirun`, has started this process.
@@ -56,28 +73,6 @@ impl Group {
     pub fn from_environment() -> Result<Self, StartError> {
         Self::join(&JoinOptions::from_environment()?)
     }
-}
-
-/// Joins the job that the options describe. If a rank was lost before the job had started, tells `ringrun`.
-fn join(options: &JoinOptions) -> Result<Group, StartError> {
-    let failure_reporter = match &options.method {
-        JoinMethod::Launched(launched) => Some(FailureReporter::of_launched_job(launched.world)),
-        _ => None,
-    };
-    let user_secret = user_secret_if_needed(options)?;
-    let has_user_secret = user_secret.is_some();
-    let with_user_secret = user_secret.map(|secret| JoinOptions { secret, ..options.clone() });
-    let joined = join_and_report(with_user_secret.as_ref().unwrap_or(options), failure_reporter.clone());
-    let joined = joined.map_err(|error| match error {
-        error if has_user_secret && error.is_wrong_secret() => {
-            StartError::UserSecretDiffers { source: Box::new(error) }
-        }
-        error => error,
-    });
-    if let (Err(StartError::PeerLost { rank, host, .. }), Some(reporter)) = (&joined, &failure_reporter) {
-        reporter.report_lost_at_start(*rank, host);
-    }
-    joined
 }
 
 /// Joins the job that the options describe. `failure_reporter` reports later failures of the job.
@@ -248,8 +243,9 @@ pub(super) fn start_error(error: &Error) -> StartError {
 fn connect_ring(group: &mut Group) -> Result<(), Error> {
     let (rank, world) = (group.rank, group.world);
     if let Some(job) = &group.job {
-        job.driver.connect(world.rank_after(rank, 1));
-        job.driver.connect(world.rank_before(rank, 1));
+        for peer in [world.rank_after(rank, 1), world.rank_before(rank, 1)] {
+            job.driver.core().link_driver.connect(job.driver.now(), peer);
+        }
     }
     group.barrier()
 }

@@ -100,10 +100,6 @@ pub struct JoinOptions {
     /// The transport between ranks of one host. Rank 0's setting applies to all ranks. Default: shared memory if it is
     /// possible.
     pub transport: LocalTransport,
-    /// Whether messages between ranks of one host go through queues in shared memory, if `transport` is not TCP. Rank 0's setting
-    /// applies to all ranks.
-    #[doc(hidden)]
-    pub queues: bool,
     /// The identifier of this rank's host. Ranks with different identifiers count as ranks of different hosts. Default: an
     /// identifier of the machine and its network.
     pub host_id: Option<String>,
@@ -128,7 +124,6 @@ impl Default for JoinOptions {
             checksums: Checksums::default(),
             algorithms: Algorithms::default(),
             transport: LocalTransport::default(),
-            queues: true,
             host_id: None,
             recording: RecordingOptions::default(),
             interrupt: None,

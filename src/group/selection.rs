@@ -43,21 +43,13 @@ pub struct Algorithms(Vec<AlgorithmRange>);
 
 /// The algorithm for buffers of `bytes_min` to `bytes_max` bytes. Both ends belong to the range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct AlgorithmRange {
-    pub(super) algorithm: Algorithm,
-    pub(super) bytes_min: u64,
-    pub(super) bytes_max: u64,
+struct AlgorithmRange {
+    algorithm: Algorithm,
+    bytes_min: u64,
+    bytes_max: u64,
 }
 
 impl Algorithms {
-    pub(super) fn new(ranges: Vec<AlgorithmRange>) -> Self {
-        Self(ranges)
-    }
-
-    pub(super) fn ranges(&self) -> &[AlgorithmRange] {
-        &self.0
-    }
-
     /// Returns fixed ranges. With these ranges, all runs on the same hosts give the same bits. A choice by measured cost may
     /// differ from run to run.
     pub fn reproducible() -> Self {

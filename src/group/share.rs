@@ -17,8 +17,6 @@ use crate::types::{Algorithm, Contract, LOCAL_GROUP_BIT, Rank, RankSet, ReduceOp
 /// The size of a slot in bytes. It is also the size of the block that a round transfers. With shorter slots, ranks wait for each
 /// other more often. With longer slots, the slots of four ranks do not fit into the third-level cache of a processor.
 const SLOT_BYTES: usize = 512 << 10;
-/// The most ranks that share one memory. In rounds, each rank reads the slots of all other ranks.
-const RANKS_MAX: u32 = RankSet::RANKS_MAX;
 /// The number of 64-bit words in which a rank sends the location of its memory.
 pub(super) const LOCATION_WORDS: usize = 3 + TOKEN_BYTES / 8;
 
@@ -121,8 +119,9 @@ impl Group {
 
     /// Creates shared memory for a group whose ranks are all on this host. All ranks of the group have to call this method.
     fn new_host_rounds(&mut self) -> Result<HostRounds, ShareError> {
-        if self.world.get() > RANKS_MAX {
-            let why = format!("at most {RANKS_MAX} ranks can share memory, and the group has {}", self.world);
+        if self.world.get() > RankSet::RANKS_MAX {
+            let (ranks_max, world) = (RankSet::RANKS_MAX, self.world);
+            let why = format!("at most {ranks_max} ranks can share memory, and the group has {world}");
             return Err(ShareError::Impossible(why));
         }
         let size = RoundsSize { ranks: self.world.as_usize(), slot_bytes: SLOT_BYTES };

@@ -226,7 +226,8 @@ impl Group {
     /// Returns the bytes that each open link of the job has carried on this rank, in all groups, by peer. Collectives of ranks
     /// that share memory use no links.
     pub fn link_bytes(&self) -> Vec<LinkBytes> {
-        self.job.as_ref().map(|job| job.driver.link_bytes()).unwrap_or_default()
+        let job = self.job.as_ref();
+        job.map(|job| job.driver.core().link_driver.link_bytes().collect()).unwrap_or_default()
     }
 
     /// Switches the profile of the job's operations on this rank ([`Group::profile`]) on or off, for all groups. At first,
@@ -253,7 +254,8 @@ impl Group {
     /// Returns the host of a rank of the group, for use in errors: its name and address.
     pub(crate) fn host(&self, rank: Rank) -> String {
         let rank_in_job = self.members[rank.index()];
-        self.job.as_ref().map_or_else(|| "this host".into(), |job| job.driver.host(rank_in_job))
+        let host = |job: &Arc<SharedJob>| job.driver.core().link_driver.engine().host(rank_in_job);
+        self.job.as_ref().map_or_else(|| "this host".into(), host)
     }
 
     /// Returns the interrupt function with which this rank joined its job.

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::options::JoinOptions;
-use super::selection::{AlgorithmRange, AlgorithmSelection, Algorithms, LocalTransport};
+use super::selection::{AlgorithmSelection, Algorithms, LocalTransport};
 use super::state::{Group, SharedJob};
 use super::streams::{MEASURED_STREAMS, Streams};
 use crate::runtime::error::Error;
 use crate::schedule::cost::LinkCost;
-use crate::types::{Algorithm, Rank, ReduceOp};
+use crate::types::{Rank, ReduceOp};
 
 /// The bytes that each rank contributes to a short all-gather.
 const SHORT_BYTES: usize = 8;
@@ -58,23 +58,18 @@ pub(super) fn agree_on_selection(
     options: &JoinOptions,
     streams: Streams,
 ) -> Result<(), Error> {
-    let (algorithms, local_transport, has_queues) = broadcast_options(group, options)?;
+    let (algorithms, local_transport) = broadcast_options(group, options)?;
     if streams.is_measured() {
         choose_streams_by_measurement(group, local_transport)?;
     }
     // A rank that sleeps is woken over the only connection of a link.
-    if has_queues && local_transport != LocalTransport::Tcp && streams.initial_count() == 1 {
+    if local_transport != LocalTransport::Tcp && streams.initial_count() == 1 {
         group.open_local_queues()?;
     }
     let link_cost = measure_link_cost(group)?;
-    set_selection(group, AlgorithmSelection { algorithms, link_cost, local_transport });
+    group.with_job(|job| job.selection = AlgorithmSelection { algorithms, link_cost, local_transport });
     log::debug!("measured cost of links: {link_cost:?}");
     Ok(())
-}
-
-/// Sets the algorithm selection of the job.
-fn set_selection(group: &mut Group, selection: AlgorithmSelection) {
-    group.with_job(|job| job.selection = selection);
 }
 
 impl Group {
@@ -86,22 +81,17 @@ impl Group {
     }
 }
 
-/// Sends rank 0's algorithms and transport, and whether its links on a host use queues, to all ranks. Returns them.
+/// Sends rank 0's algorithms and transport to all ranks. Returns them.
 fn broadcast_options(
     group: &mut Group,
     options: &JoinOptions,
-) -> Result<(Algorithms, LocalTransport, bool), Error> {
-    let range = |range: &AlgorithmRange| (range.algorithm.to_byte(), range.bytes_min, range.bytes_max);
-    let ranges: Vec<(u8, u64, u64)> = options.algorithms.ranges().iter().map(range).collect();
-    let own_options = (options.transport as u8, options.queues, ranges);
-    let (transport, has_queues, ranges) = group.broadcast_object(&own_options, Rank::ZERO)?;
-    let range = |(algorithm, bytes_min, bytes_max): (u8, u64, u64)| {
-        Some(AlgorithmRange { algorithm: Algorithm::from_byte(algorithm)?, bytes_min, bytes_max })
-    };
-    let algorithms = Algorithms::new(ranges.into_iter().map_while(range).collect());
+) -> Result<(Algorithms, LocalTransport), Error> {
+    let own_options = (options.transport as u8, options.algorithms.to_string());
+    let (transport, algorithms) = group.broadcast_object(&own_options, Rank::ZERO)?;
+    let algorithms = algorithms.parse().unwrap_or_default();
     let all = [LocalTransport::Auto, LocalTransport::Tcp, LocalTransport::Shm];
     let transport = all.into_iter().find(|&known| known as u8 == transport);
-    Ok((algorithms, transport.unwrap_or(LocalTransport::Tcp), has_queues))
+    Ok((algorithms, transport.unwrap_or(LocalTransport::Tcp)))
 }
 
 /// Measures the cost of links: times short and long all-gathers on the ring and, in a small world, a direct all-gather. The
@@ -154,7 +144,8 @@ fn round_count(round_ns: f64, rounds_max: usize) -> usize {
 /// Returns the time in nanoseconds of an all-gather with `algorithm` of `bytes` bytes from each rank.
 fn time_all_gather(group: &mut Group, algorithm: &str, bytes: usize) -> Result<f64, Error> {
     let algorithms = algorithm.parse().unwrap_or_default();
-    set_selection(group, AlgorithmSelection { algorithms, ..AlgorithmSelection::default() });
+    let selection = AlgorithmSelection { algorithms, ..AlgorithmSelection::default() };
+    group.with_job(|job| job.selection = selection);
     let mut buffer = vec![0u8; group.size().as_usize() * bytes];
     // Other ranks may still work on the previous all-gather. The barrier waits for these ranks.
     group.barrier()?;

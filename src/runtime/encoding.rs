@@ -30,9 +30,8 @@ pub(crate) struct Encoding {
 /// The exchange of one block, with its memory.
 pub(crate) struct EncodedBlock {
     encoding: Encoding,
-    exchange: TwoStepExchange,
-    /// The elements of the block.
-    elements: Memory,
+    pub(crate) exchange: TwoStepExchange,
+    pub(crate) elements: Memory,
     /// The index of the block's first element in the buffer of the call.
     start: usize,
     /// Memory for decoded elements.
@@ -62,16 +61,6 @@ impl EncodedBlock {
         (elements, start): (Memory, usize),
     ) -> Self {
         Self { encoding, exchange, elements, start, scratch: Vec::new() }
-    }
-
-    /// Returns the exchange.
-    pub(crate) fn exchange(&self) -> &TwoStepExchange {
-        &self.exchange
-    }
-
-    /// Ends the exchange, and returns the memory of its elements.
-    pub(crate) fn into_elements(self) -> Memory {
-        self.elements
     }
 
     /// Returns the number of elements whose encodings this rank sends in both steps, and the number of their words.

@@ -28,31 +28,19 @@ pub struct CompressorState {
 pub(crate) struct ErrorMemory(Arc<Mutex<SharedErrors>>);
 
 #[derive(Debug, Default)]
-struct SharedErrors {
-    state: CompressorState,
-    seed: u64,
+pub(crate) struct SharedErrors {
+    pub(crate) state: CompressorState,
+    pub(crate) seed: u64,
     is_in_use: bool,
     /// With EF21, the input of the current call.
     input: Vec<f32>,
     /// Whether the last call has a [`ResultAddition`] that has not been applied.
-    lacks_result: bool,
+    pub(crate) lacks_result: bool,
 }
 
 impl ErrorMemory {
-    fn lock(&self) -> MutexGuard<'_, SharedErrors> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, SharedErrors> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns a copy of what the memory holds.
-    pub(crate) fn state(&self) -> CompressorState {
-        self.lock().state.clone()
-    }
-
-    /// Replaces what the memory holds.
-    pub(crate) fn set_state(&self, state: CompressorState) {
-        let mut errors = self.lock();
-        errors.state = state;
-        errors.lacks_result = false;
     }
 
     /// Returns whether the next call adds the result of the last one.
@@ -60,13 +48,9 @@ impl ErrorMemory {
         !self.lock().state.result.is_empty()
     }
 
-    /// Sets the seed of the random numbers of the following calls.
-    pub(crate) fn set_seed(&self, seed: u64) {
-        self.lock().seed = seed;
-    }
-
-    /// Begins a call on `elements` with `compression`. Adds the errors of the last call to the elements, unless the encoding does
-    /// it. Returns the use of the memory by this call, and with EF21 what to do with the result.
+    /// Begins a call on `elements` with `compression`. Adds the errors of the last call to the elements. But with error feedback,
+    /// if this rank `encodes_everything`, the encoding adds them to each chunk while the chunk is in the processor's caches.
+    /// Returns the use of the memory by this call, and with EF21 what to do with the result.
     ///
     /// # Errors
     ///
@@ -75,7 +59,7 @@ impl ErrorMemory {
         &self,
         compression: Compression,
         elements: &mut [f32],
-        addition: ErrorAddition,
+        encodes_everything: bool,
     ) -> Result<(CompressorCall, Option<ResultAddition>), Error> {
         let mut errors = self.lock();
         let SharedErrors { state, seed, is_in_use, input, lacks_result } = &mut *errors;
@@ -109,7 +93,7 @@ impl ErrorMemory {
             errors.for_each(|(index, error)| input[index] += error);
         }
         let keeps_errors = compression.needs_error_feedback();
-        if !keeps_errors || addition == ErrorAddition::AtBegin {
+        if !keeps_errors || !encodes_everything {
             for (element, error) in elements.iter_mut().zip(residual.iter_mut()) {
                 *element += std::mem::take(error);
             }
@@ -166,16 +150,6 @@ impl ResultAddition {
         }
         errors.lacks_result = false;
     }
-}
-
-/// When a call adds the errors of the last call to its elements.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ErrorAddition {
-    /// At its begin, because this rank may not encode all elements.
-    AtBegin,
-    /// When it encodes or reduces a chunk, while the chunk is in the processor's caches. Calls without error feedback add the
-    /// errors at their begin.
-    WhileEncoding,
 }
 
 /// The use of a compressor's memory by one call. Dropping it ends the use.

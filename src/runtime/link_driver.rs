@@ -8,10 +8,9 @@ mod leaving;
 use std::io::IoSliceMut;
 
 use super::gathering::Gathering;
-pub use super::link_io::ByteCounters;
 use super::link_io::{ActiveOperation, ActiveOperations, FramePayload, IncomingFrame, LinkIo, OutgoingFrame};
 use super::memory::Memory;
-use super::profile::{Meter, ProfilePart};
+use super::profile::{LinkBytes, Meter, ProfilePart};
 use crate::engine::{
     Engine, Envelope, Failure, OpId, OperationKey, OperationRequest, Pattern, Settings, Timestamp,
 };
@@ -38,7 +37,7 @@ pub struct LinkDriver<S, M> {
     links: RankMap<LinkIo>,
     /// The peers in `links`, in the order in which the links were opened.
     peers: Vec<Rank>,
-    settings: Settings,
+    rank: Rank,
     operations: ActiveOperations,
     /// The number of threads that are in a probe for messages at the moment.
     probing_threads: usize,
@@ -56,19 +55,14 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     /// Creates a driver without operations.
     pub fn new(settings: Settings, transport: LinkTransport<S, M>) -> Self {
         Self {
-            engine: Engine::new(settings.clone()),
+            rank: settings.rank,
+            engine: Engine::new(settings),
             transport,
             links: RankMap::default(),
             peers: Vec::new(),
-            settings,
             operations: ActiveOperations::default(),
             probing_threads: 0,
         }
-    }
-
-    /// Returns the settings.
-    pub fn settings(&self) -> &Settings {
-        &self.settings
     }
 
     /// Returns the meter that measures how long sending, receiving and reducing take.
@@ -76,9 +70,9 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         &self.operations.meter
     }
 
-    /// Returns the numbers of bytes that each link has carried, by peer. A link that was not opened has no entry.
-    pub fn link_counters(&self) -> impl Iterator<Item = (Rank, ByteCounters)> {
-        self.links.iter().map(|(peer, link)| (peer, link.counters))
+    /// Returns the numbers of bytes that each link has carried. A link that was not opened has no entry.
+    pub fn link_bytes(&self) -> impl Iterator<Item = LinkBytes> {
+        self.links.iter().map(|(_, link)| link.counters)
     }
 
     /// Returns the failure of the job, or `None` if the job has not failed.
@@ -89,14 +83,13 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     /// Opens the link to a peer, if it is not open.
     pub fn connect(&mut self, now: Timestamp, peer: Rank) {
         // Messages of a rank to itself need no link.
-        if peer != self.settings.rank && !self.links.contains(peer) {
+        if peer != self.rank && !self.links.contains(peer) {
             self.transport.sockets.connect(now, peer);
-            self.links.insert(peer, LinkIo::new());
+            self.links.insert(peer, LinkIo::new(peer));
             self.peers.push(peer);
         }
     }
 
-    /// Returns the engine.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
@@ -107,10 +100,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     }
 
     /// Begins a collective, or a block of a hierarchical collective. See [`Engine::begin`].
-    ///
-    /// # Errors
-    ///
-    /// The same errors as [`Engine::begin`].
     pub fn begin(
         &mut self,
         now: Timestamp,
@@ -134,11 +123,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         Ok(id)
     }
 
-    /// Begins to send a message to `to`. The contract's `layout` is the tag of the message.
-    ///
-    /// # Errors
-    ///
-    /// The same errors as [`Engine::send`].
+    /// Begins to send a message to `to`. See [`Engine::send`].
     pub fn send_message(
         &mut self,
         now: Timestamp,
@@ -149,18 +134,14 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         self.connect(now, to);
         let id = self.engine.send(now, request, to)?;
         self.add_operation(id, request, BufferAndReduction { memory, kernels: None }, None);
-        if to == self.settings.rank {
+        if to == self.rank {
             self.operations.copy_message_to_self(id, request.contract.count as usize);
             self.operations.deliver_messages_to_self(&mut self.engine);
         }
         Ok(id)
     }
 
-    /// Begins to receive a message that fits the pattern.
-    ///
-    /// # Errors
-    ///
-    /// The same errors as [`Engine::receive`].
+    /// Begins to receive a message that fits the pattern. See [`Engine::receive`].
     pub fn receive_message(
         &mut self,
         now: Timestamp,
@@ -177,12 +158,8 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         Ok(id)
     }
 
-    /// Assigns the next number of a group to a collective of the program. See [`Engine::assign_number`].
-    ///
-    /// # Errors
-    ///
-    /// The failure, if the job has already failed, or if a rank has already sent a frame of a different operation with this
-    /// number.
+    /// Assigns the next number of a group to a collective of the program. See [`Engine::assign_number`]. Also fails if a rank has
+    /// already sent a frame of a different operation with this number.
     pub fn assign_number(&mut self, group: u32, contract_and_site: (Contract, Site)) -> Result<u64, Failure> {
         let sequence = self.engine.assign_number(group, contract_and_site)?;
         // The engine checks the frames that arrive from now on. A frame that arrived earlier is stored, and is checked here.
@@ -251,7 +228,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     fn add_incoming_links(&mut self) {
         while let Some(peer) = self.transport.sockets.take_incoming_link() {
             if !self.links.contains(peer) {
-                self.links.insert(peer, LinkIo::new());
+                self.links.insert(peer, LinkIo::new(peer));
                 self.peers.push(peer);
             }
         }
@@ -279,11 +256,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         }
         self.operations.active.remove(&operation);
         true
-    }
-
-    /// Fails the job because the program of this rank aborts it. `message` is the reason.
-    pub fn abort(&mut self, message: &str) -> Failure {
-        self.engine.abort(message)
     }
 
     /// Sends bytes to `peer` with one call of the transport. Returns whether anything has changed.

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::gathering::Gathering;
 use super::memory::Memory;
-use super::profile::{Meter, ProfilePart};
+use super::profile::{LinkBytes, Meter, ProfilePart};
 use crate::engine::{Engine, FrameVerdict, OpId, OperationKey, Transmit};
 use crate::reduce::{self, Kernels};
 use crate::schedule::Action;
@@ -19,15 +19,6 @@ use crate::wire::frame::HEADER_BYTES;
 
 /// Why a job fails if a reduction function of the program panics.
 pub(crate) const FUNCTION_PANICKED: &str = "the program's reduction function panicked";
-
-/// The bytes that this rank has sent and received on a link since the start, with frame headers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct ByteCounters {
-    /// The bytes sent.
-    pub bytes_sent: u64,
-    /// The bytes received.
-    pub bytes_received: u64,
-}
 
 /// The buffer and the reduction of an active operation.
 pub(crate) struct ActiveOperation {
@@ -77,8 +68,7 @@ pub(crate) struct LinkIo {
     pub(crate) is_lost: bool,
     /// Whether this rank sends nothing more on the link.
     pub(crate) is_closed_for_sending: bool,
-    /// The bytes that this link has carried.
-    pub(crate) counters: ByteCounters,
+    pub(crate) counters: LinkBytes,
 }
 
 /// The part of the incoming data that is being received. `filled` is the number of bytes of the payload that have arrived.
@@ -242,7 +232,7 @@ impl ActiveOperations {
 }
 
 impl LinkIo {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(peer: Rank) -> Self {
         Self {
             incoming: IncomingFrame::Header,
             header: [0; HEADER_BYTES],
@@ -252,7 +242,7 @@ impl LinkIo {
             has_opened: false,
             is_lost: false,
             is_closed_for_sending: false,
-            counters: ByteCounters::default(),
+            counters: LinkBytes { peer, bytes_sent: 0, bytes_received: 0 },
         }
     }
 

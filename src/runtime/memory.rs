@@ -11,10 +11,9 @@ use super::buffer::{BufferAccess, OwnedBuffer, range_of};
 use crate::types::Element;
 
 /// A buffer that an operation owns, without its element type.
-trait ErasedBuffer: Send {
+trait ErasedBuffer: Any + Send {
     fn bytes(&self) -> &[u8];
     fn bytes_mut(&mut self) -> &mut [u8];
-    fn into_any(self: Box<Self>) -> Box<dyn Any>;
 }
 
 impl<B: OwnedBuffer> ErasedBuffer for B {
@@ -24,10 +23,6 @@ impl<B: OwnedBuffer> ErasedBuffer for B {
 
     fn bytes_mut(&mut self) -> &mut [u8] {
         bytemuck::cast_slice_mut(self.as_mut())
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn Any> {
-        self
     }
 }
 
@@ -141,7 +136,7 @@ impl Memory {
     /// Returns the buffer that the operation owned; `None` if it owned no buffer of this type.
     pub(crate) fn into_owned<B: OwnedBuffer>(self) -> Option<B> {
         match self.kind {
-            MemoryKind::Owned(owned) => owned.into_any().downcast().ok().map(|elements| *elements),
+            MemoryKind::Owned(owned) => (owned as Box<dyn Any>).downcast().ok().map(|elements| *elements),
             MemoryKind::Nothing | MemoryKind::Borrowed(_) => None,
         }
     }

@@ -4,73 +4,39 @@ use super::partition::Partition;
 use super::{GatherWorkspace, Schedule, chain, direct_exchange, double_tree, doubling, ring, tree};
 use crate::types::{Algorithm, Operation, Rank, WorldSize};
 
-/// A collective as one rank calls it: the kind of the collective, the number of elements, and the root if there is
-/// one.
+/// A collective as one rank calls it. `count` is the number of elements in each buffer, and part r of a `partition` belongs to
+/// rank r.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CollectiveSpec {
     /// No rank leaves the barrier before all ranks have entered the barrier.
     Barrier,
     /// Every rank gets the reduction of all buffers.
-    AllReduce {
-        /// The number of elements in each buffer.
-        count: usize,
-    },
+    AllReduce { count: usize },
     /// The root gets the reduction of all buffers. After the operation, the contents of the buffers of all ranks except
     /// the root are unspecified.
-    Reduce {
-        /// The number of elements in each buffer.
-        count: usize,
-        /// The rank that gets the result.
-        root: Rank,
-    },
+    Reduce { count: usize, root: Rank },
     /// Every rank gets its part of the reduction of all buffers.
     ReduceScatter(Partition),
     /// Every rank gets the parts of all ranks.
     AllGather(Partition),
     /// Every rank gets the contents of the root's buffer.
-    Broadcast {
-        /// The number of elements in each buffer.
-        count: usize,
-        /// The rank whose buffer is sent to all ranks.
-        root: Rank,
-    },
+    Broadcast { count: usize, root: Rank },
     /// The root gets the parts of all ranks. The root's buffer has space for all parts. The buffer of every
     /// rank except the root contains only that rank's part.
-    Gather {
-        /// How the root's buffer is divided into parts: part r comes from rank r.
-        partition: Partition,
-        /// The rank that gets the parts.
-        root: Rank,
-    },
+    Gather { partition: Partition, root: Rank },
     /// Every rank gets its part of the root's buffer. The buffers have the same lengths as in
     /// [`CollectiveSpec::Gather`].
-    Scatter {
-        /// How the root's buffer is divided into parts: part r goes to rank r.
-        partition: Partition,
-        /// The rank that sends the parts.
-        root: Rank,
-    },
+    Scatter { partition: Partition, root: Rank },
     /// Each rank sends a part to each other rank. The buffer contains the elements to send and then the elements to
-    /// receive. The caller copies the part that the rank sends to itself.
-    AllToAll {
-        /// How the elements to send are divided into parts: part r goes to rank r.
-        send: Partition,
-        /// How the elements to receive are divided into parts: part r comes from rank r.
-        receive: Partition,
-        /// Whether all parts have the same length, so that every rank knows the lengths of all parts.
-        is_even: bool,
-    },
+    /// receive: part r of `send` goes to rank r, and part r of `receive` comes from rank r. The caller copies the part
+    /// that the rank sends to itself. If `is_even` is true, all parts have the same length, so every rank knows the
+    /// lengths of all parts.
+    AllToAll { send: Partition, receive: Partition, is_even: bool },
     /// Rank r gets the reduction of the buffers of ranks 0 to r.
-    Scan {
-        /// The number of elements in each buffer.
-        count: usize,
-    },
+    Scan { count: usize },
     /// Rank r gets the reduction of the contributions of ranks 0 to r-1. The buffer contains the `count` elements of
     /// the rank's contribution and then the `count` elements of the result.
-    Exscan {
-        /// The number of elements in each contribution.
-        count: usize,
-    },
+    Exscan { count: usize },
 }
 
 impl CollectiveSpec {

@@ -111,9 +111,7 @@ pub fn cheapest_between_hosts(operation: Operation, hosts: WorldSize, bytes: u64
         Operation::AllReduce if hosts.get() == 2 && bytes <= BUTTERFLY_BYTES_MAX => Algorithm::Butterfly,
         Operation::AllReduce => {
             let possible = [Algorithm::Butterfly, Algorithm::Direct, Algorithm::DoubleTree, Algorithm::Ring];
-            let time = |algorithm: &Algorithm| network.estimated_ns(operation, *algorithm, hosts, bytes);
-            let cheaper = |a: &Algorithm, b: &Algorithm| time(a).total_cmp(&time(b));
-            possible.into_iter().min_by(cheaper).unwrap_or(Algorithm::Ring)
+            network.cheapest_of(&possible, operation, hosts, bytes)
         }
         _ => network.cheapest(operation, hosts, bytes),
     }
@@ -122,14 +120,19 @@ pub fn cheapest_between_hosts(operation: Operation, hosts: WorldSize, bytes: u64
 impl LinkCost {
     /// Returns the cheapest algorithm for `operation` on a buffer of `bytes` bytes.
     pub fn cheapest(&self, operation: Operation, world: WorldSize, bytes: u64) -> Algorithm {
-        let mut best = (f64::INFINITY, Algorithm::Ring);
-        for &algorithm in possible_algorithms(operation) {
-            let time = self.estimated_ns(operation, algorithm, world, bytes);
-            if time < best.0 {
-                best = (time, algorithm);
-            }
-        }
-        best.1
+        self.cheapest_of(possible_algorithms(operation), operation, world, bytes)
+    }
+
+    fn cheapest_of(
+        &self,
+        possible: &[Algorithm],
+        operation: Operation,
+        world: WorldSize,
+        bytes: u64,
+    ) -> Algorithm {
+        let time = |algorithm: Algorithm| self.estimated_ns(operation, algorithm, world, bytes);
+        let cheapest = possible.iter().copied().min_by(|&a, &b| time(a).total_cmp(&time(b)));
+        cheapest.unwrap_or(Algorithm::Ring)
     }
 
     /// Returns the estimated time of an operation in nanoseconds. Returns infinity if the algorithm cannot run, or

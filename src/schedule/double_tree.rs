@@ -18,6 +18,7 @@
 
 use std::ops::Range;
 
+use super::partition::blocks;
 use super::{Action, Schedule, Step, StepDependency};
 use crate::types::{Rank, WorldSize};
 
@@ -102,13 +103,6 @@ fn half_of_tree(count: usize, tree: usize) -> Range<usize> {
     if tree == 0 { 0..middle } else { middle..count }
 }
 
-/// Returns the blocks of one half of the buffer. An empty half has one empty block, so that the ranks exchange a
-/// message and can detect that a peer's half is not empty.
-fn split_into_blocks(half: Range<usize>, block: usize) -> impl Iterator<Item = Range<usize>> {
-    let end = half.end;
-    (half.start..end.max(half.start + 1)).step_by(block).map(move |start| start..end.min(start + block))
-}
-
 /// A rank's neighbours in one tree.
 struct TreeNeighbours {
     /// `None` for the top of the tree.
@@ -150,7 +144,7 @@ impl TreeNeighbours {
         block: usize,
     ) -> Vec<Option<StepDependency>> {
         let mut last_steps = Vec::new();
-        for range in split_into_blocks(half, block) {
+        for range in blocks(half, block) {
             let mut awaited_step = None;
             for (index, &peer) in self.children.iter().enumerate() {
                 let is_last = self.parent.is_none() && index + 1 == self.children.len();
@@ -176,7 +170,7 @@ impl TreeNeighbours {
         block: usize,
         reduced: &[Option<StepDependency>],
     ) {
-        for (index, range) in split_into_blocks(half, block).enumerate() {
+        for (index, range) in blocks(half, block).enumerate() {
             let mut awaited_step = reduced.get(index).copied().flatten();
             if let Some(peer) = self.parent {
                 schedule.steps.push(Step::receive(peer, range.clone(), Action::Copy, None));

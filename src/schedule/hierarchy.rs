@@ -15,7 +15,7 @@
 
 use std::ops::Range;
 
-use super::partition::Partition;
+use super::partition::{Partition, blocks};
 use super::two_step::TwoStepExchange;
 use super::{CollectiveSpec, Schedule, StepDependency, cost, double_tree, doubling};
 use crate::types::{Algorithm, Rank, WorldSize};
@@ -31,9 +31,7 @@ pub const BLOCKS_MAX: usize = 64;
 /// with one stage.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Block {
-    /// The elements.
     pub elements: Range<usize>,
-    /// The stages.
     pub stages: Vec<CollectiveStage>,
 }
 
@@ -101,7 +99,6 @@ impl HostLayout {
         &self.hosts[self.host]
     }
 
-    /// Returns the number of hosts.
     pub fn host_count(&self) -> WorldSize {
         world_size(self.hosts.len())
     }
@@ -120,11 +117,7 @@ impl HostLayout {
     /// ([`has_hierarchical_algorithm`](super::cost::has_hierarchical_algorithm)).
     pub fn blocks(&self, spec: &CollectiveSpec, element_bytes: usize) -> Vec<Block> {
         let (count, slices) = (spec.count(), self.slice_count().as_usize());
-        let block_elements = self.host_count().as_usize() * slices * (self.chunk_bytes / element_bytes);
-        let block_elements = block_elements.max(count.div_ceil(BLOCKS_MAX));
-        let starts = (0..count.max(1)).step_by(block_elements);
-        let block = |start: usize| {
-            let elements = start..count.min(start + block_elements);
+        let block = |elements: Range<usize>| {
             let slice_elements = elements.len().div_ceil(slices);
             let slice_bytes = slice_elements.saturating_mul(element_bytes) as u64;
             let algorithm = cost::cheapest_between_hosts(spec.operation(), self.host_count(), slice_bytes);
@@ -135,7 +128,13 @@ impl HostLayout {
             let stages = self.stages(&spec.with_count(elements.len()), algorithm, message_elements.max(1));
             Block { elements, stages }
         };
-        starts.map(block).collect()
+        blocks(0..count, self.block_elements(count, element_bytes)).map(block).collect()
+    }
+
+    /// Returns the most elements of a block, for a buffer of `count` elements.
+    fn block_elements(&self, count: usize, element_bytes: usize) -> usize {
+        let hosts_and_slices = self.host_count().as_usize() * self.slice_count().as_usize();
+        (hosts_and_slices * (self.chunk_bytes / element_bytes)).max(count.div_ceil(BLOCKS_MAX))
     }
 
     /// Returns the stages of this rank for the operation `spec`: the first stage on the host, the stage between hosts, and the
@@ -184,11 +183,7 @@ impl HostLayout {
         encoded_words: &dyn Fn(usize) -> usize,
     ) -> Vec<Block> {
         let (count, slices) = (spec.count(), self.slice_count());
-        let chunk_elements = self.chunk_bytes / size_of::<f32>();
-        let elements_max = self.host_count().as_usize() * slices.as_usize() * chunk_elements;
-        let elements_max = elements_max.max(count.div_ceil(BLOCKS_MAX));
-        let block = |start: usize| {
-            let elements = start..count.min(start + elements_max);
+        let block = |elements: Range<usize>| {
             let mut exchange = TwoStepExchange { second: Some(Schedule::default()), ..Default::default() };
             let ranges = Partition::even(elements.len(), slices);
             for slice in self.carried_slices(self.host, self.local) {
@@ -206,7 +201,7 @@ impl HostLayout {
             }
             Block { elements, stages }
         };
-        (0..count.max(1)).step_by(elements_max).map(block).collect()
+        blocks(0..count, self.block_elements(count, size_of::<f32>())).map(block).collect()
     }
 
     /// Returns this rank's schedule between hosts. The schedule reduces or copies each slice that this rank carries

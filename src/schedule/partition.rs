@@ -91,6 +91,17 @@ impl Partition {
     }
 }
 
+/// Divides a range into blocks of `length` elements. The last block may be shorter. An empty range has one empty block, so that
+/// the ranks exchange a message and can detect that the range of a peer is not empty.
+///
+/// # Panics
+///
+/// If `length` is 0.
+pub(super) fn blocks(range: Range<usize>, length: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    (range.start..end.max(range.start + 1)).step_by(length).map(move |start| start..end.min(start + length))
+}
+
 /// Returns the segment of `range` that starts after the first `sent` elements and has at most `segment_len` elements.
 /// The segment is empty if `range` is empty.
 pub fn segment(range: &Range<usize>, sent: usize, segment_len: usize) -> Range<usize> {

@@ -22,7 +22,6 @@ use crate::types::{Rank, RankSet, WorldSize};
 pub struct SharedSlots {
     /// The number of ranks that share memory.
     pub world: WorldSize,
-    /// This rank.
     pub rank: Rank,
     /// The number of elements in a slot.
     pub slot_len: usize,

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::partition::Partition;
+use super::partition::{Partition, blocks};
 use super::{Action, Schedule, Step, StepDependency};
 use crate::types::{Rank, WorldSize};
 
@@ -54,10 +54,9 @@ pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedu
 /// If `block` is 0.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
-    // An empty buffer has one empty block. From its messages, a rank can detect that a peer's buffer is not empty.
-    for start in (0..count.max(1)).step_by(block) {
-        let partition = Partition::even(block.min(count - start), world);
-        let position = RingPosition { world, rank, partition: &partition, start };
+    for range in blocks(0..count, block) {
+        let partition = Partition::even(range.len(), world);
+        let position = RingPosition { world, rank, partition: &partition, start: range.start };
         position.push_reduce_scatter(&mut schedule);
         position.push_all_gather(&mut schedule);
     }

@@ -86,12 +86,12 @@ pub enum Action {
 
 impl Step {
     /// Returns a step that only sends.
-    pub(super) fn send(peer: Rank, range: Range<usize>, awaited_step: Option<StepDependency>) -> Self {
+    pub(crate) fn send(peer: Rank, range: Range<usize>, awaited_step: Option<StepDependency>) -> Self {
         Self { send: Some(OutboundElements { peer, range, awaited_step }), receive: None }
     }
 
     /// Returns a step that only receives.
-    pub(super) fn receive(
+    pub(crate) fn receive(
         peer: Rank,
         range: Range<usize>,
         action: Action,

@@ -1,7 +1,7 @@
 //! The plan of a collective among the ranks of a group, which depends on what connects them.
 
 use super::hierarchy::{BLOCKS_MAX, Block, CollectiveStage, HostLayout};
-use super::partition::Partition;
+use super::partition::{Partition, blocks};
 use super::two_step::TwoStepExchange;
 use super::{CollectiveSpec, Schedule, double_tree};
 use crate::types::{Algorithm, Rank, WorldSize};
@@ -14,7 +14,6 @@ const ENCODED_CHUNK_BYTES_MAX: usize = 512 << 10;
 /// What connects the ranks of a group.
 #[derive(Clone, Copy, Debug)]
 pub enum Medium<'a> {
-    /// Links.
     Links,
     /// Memory that all ranks share.
     SharedMemory,
@@ -53,7 +52,7 @@ impl Topology<'_> {
         element_bytes: usize,
     ) -> Vec<Block> {
         let whole = |stage| vec![Block { elements: 0..spec.count(), stages: vec![stage] }];
-        let mut blocks = match self.medium {
+        let mut planned = match self.medium {
             Medium::SharedMemory => whole(CollectiveStage::OnHost(0, spec.clone())),
             Medium::Hosts(layout) => layout.blocks(spec, element_bytes),
             Medium::Links => {
@@ -67,8 +66,8 @@ impl Topology<'_> {
                 )))
             }
         };
-        self.rename_peers(&mut blocks);
-        blocks
+        self.rename_peers(&mut planned);
+        planned
     }
 
     /// Returns the plan of this rank for an all-reduce or a reduce-scatter in which the ranks encode what they send over links.
@@ -81,7 +80,7 @@ impl Topology<'_> {
             exchange.add_slice(partition, own, 0, encoded_words);
             Block { elements, stages: vec![CollectiveStage::Encoded(Box::new(exchange))] }
         };
-        let mut blocks = match (spec, self.medium) {
+        let mut planned = match (spec, self.medium) {
             (CollectiveSpec::ReduceScatter(partition), _) => vec![block(0..spec.count(), partition, None)],
             (_, Medium::Hosts(layout)) => layout.encoded_blocks(spec, encoded_words),
             _ => {
@@ -89,16 +88,14 @@ impl Topology<'_> {
                 let chunk_elements = self.chunk_bytes.min(ENCODED_CHUNK_BYTES_MAX) / size_of::<f32>();
                 let elements_max = self.world.as_usize() * chunk_elements;
                 let elements_max = elements_max.max(spec.count().div_ceil(BLOCKS_MAX));
-                let ranges = (0..spec.count().max(1)).step_by(elements_max);
-                let ranges = ranges.map(|start| start..spec.count().min(start + elements_max));
                 let partition = |count| Partition::even(count, self.world);
-                ranges
+                blocks(0..spec.count(), elements_max)
                     .map(|range| block(range.clone(), &partition(range.len()), Some(Schedule::default())))
                     .collect()
             }
         };
-        self.rename_peers(&mut blocks);
-        blocks
+        self.rename_peers(&mut planned);
+        planned
     }
 
     /// Replaces the ranks of the group by the ranks of the job.

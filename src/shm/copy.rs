@@ -62,12 +62,7 @@ pub(super) unsafe fn copy_past_caches(source: NonNull<u8>, target: &mut [u8]) {
     }
 }
 
-/// Fills `target` with the bytes from `source` on. On this processor, the copy does not write past the caches.
-///
-/// # Safety
-///
-/// As many bytes as `target` has must be readable at `source`, and must not overlap `target`. Another process may change them
-/// meanwhile; then the content of `target` is unspecified.
+/// The same for other processors, where the copy does not write past the caches.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) unsafe fn copy_past_caches(source: NonNull<u8>, target: &mut [u8]) {
     // SAFETY: the caller guarantees that the bytes are readable and do not overlap.

@@ -45,7 +45,6 @@ const ALL_ARENAS_BYTES: usize = 128 << 20;
 
 const _: () = assert!(TOKEN_BYTES <= UNIT_BYTES && UNIT_BYTES.is_multiple_of(WORD_BYTES));
 
-/// The layout of the memory of a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HostMemoryLayout {
     ranks: usize,
@@ -99,7 +98,6 @@ impl HostMemoryLayout {
         Self { ranks, cell_count, arena_bytes }
     }
 
-    /// Returns the number of ranks.
     pub fn ranks(self) -> usize {
         self.ranks
     }

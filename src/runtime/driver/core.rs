@@ -24,7 +24,7 @@ use crate::schedule::hierarchy::{Block, CollectiveStage};
 use crate::shm::{RoundsMemory, Segment};
 use crate::transport::SocketTransport;
 use crate::transport::tcp::TcpTransport;
-use crate::types::{Algorithm, Rank, SortedMap, SortedSet};
+use crate::types::{Algorithm, SortedMap, SortedSet};
 
 /// The link driver, the active operations and the results of finished operations. The links go over the sockets `S`, and through
 /// queues in memory of the kind `M` between ranks of one host. Simulations have other sockets and other memory than jobs.
@@ -99,7 +99,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
 
     /// Makes the time for which waiting threads poll depend on how long they waited before.
     pub(crate) fn adapt_polling(&mut self) {
-        self.poll_time.adapt_to_waits();
+        self.poll_time.is_adaptive = true;
     }
 
     /// Begins an operation. If `is_awaited` is false, the progress thread drives it. Returns `None` if the job has failed.
@@ -170,7 +170,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             return PollProgress::Blocked;
         }
         // The cause has been sent. Now the transport knows which hosts do not acknowledge data.
-        self.report_unacknowledged_links();
+        self.link_driver.report_unacknowledged_links();
         self.link_driver.release();
         let operation = self.link_driver.engine_mut().failed_operation();
         if let (Some(Failure { cause, .. }), Some(reporter)) =
@@ -198,16 +198,6 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     /// Returns whether the core has noticed no failure of the job.
     pub(super) fn is_running(&self) -> bool {
         self.notify_until.is_none()
-    }
-
-    /// Tells the engine which hosts do not acknowledge the data of this rank.
-    fn report_unacknowledged_links(&mut self) {
-        let count = self.link_driver.settings().host_names.len() as u32;
-        for peer in (0..count).map(Rank::new) {
-            if self.link_driver.transport.sockets.is_retransmission_unanswered(peer) {
-                self.link_driver.engine_mut().report_unacknowledged(peer);
-            }
-        }
     }
 
     /// Handles the success of an operation, or of a stage of a collective.
@@ -306,7 +296,7 @@ impl<S: SocketTransport + 'static, M: RoundsMemory + 'static> DrivenCore for Cor
         }
         let events_before = self.link_driver.engine().event_count();
         if self.link_driver.engine().poll_timeout().is_some_and(|due| now >= due) {
-            self.report_unacknowledged_links();
+            self.link_driver.report_unacknowledged_links();
         }
         let can_move_more = self.link_driver.poll(now);
         // A probe waits for a message, and a thread that sleeps in shared memory waits for a wake frame.

@@ -27,7 +27,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             };
             self.link_stages.recycle_workspace(workspace);
             match done {
-                Ok(()) => self.start_next_stage(now, block, exchange.into_elements()),
+                Ok(()) => self.start_next_stage(now, block, exchange.elements),
                 Err(invalid) => Err(self.fail_because_of_chunk(&invalid)),
             }
         } else {
@@ -48,14 +48,14 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
             if let Err(invalid) = reduced {
                 return Err(self.fail_because_of_chunk(&invalid));
             }
-            let schedule = exchange.exchange().second.clone().unwrap_or_default();
+            let schedule = exchange.exchange.second.clone().unwrap_or_default();
             (workspace, schedule, ExchangeState::SecondStep)
         } else {
             let (elements, words) = exchange.sent_elements_and_words();
             self.statistics.encoded_elements += elements;
             self.statistics.encoded_bytes += words * WORD_BYTES;
             let workspace = exchange.encode(free_workspaces.pop().unwrap_or_default());
-            (workspace, exchange.exchange().first.clone(), ExchangeState::FirstStep)
+            (workspace, exchange.exchange.first.clone(), ExchangeState::FirstStep)
         };
         *state = next;
         self.begin_links_of_stage(now, (group, block), schedule, Memory::owned(workspace), None)?;

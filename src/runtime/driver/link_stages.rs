@@ -80,7 +80,6 @@ impl LinkStages {
         Some((block, schedule, memory))
     }
 
-    /// Begins the exchange of a block.
     pub(super) fn begin(&mut self, block: BlockId, exchange: EncodedBlock) {
         self.exchanges.insert(block, (exchange, ExchangeState::Ready));
     }
@@ -116,7 +115,7 @@ impl LinkStages {
     /// the results.
     pub(super) fn take_last_work(&mut self) -> Option<(BlockId, EncodedBlock, ExchangeState)> {
         let is_last = |exchange: &EncodedBlock, state: &ExchangeState| match state {
-            ExchangeState::Contributions(_) => exchange.exchange().second.is_none(),
+            ExchangeState::Contributions(_) => exchange.exchange.second.is_none(),
             ExchangeState::Results(_) => true,
             _ => false,
         };

@@ -45,7 +45,7 @@ pub(crate) use self::{
 use super::buffer::BufferAccess;
 use super::error::Error;
 use super::memory::{self, Memory};
-use super::profile::{LinkBytes, Meter, Statistics, mark_background_thread};
+use super::profile::{Meter, Statistics, mark_background_thread};
 use crate::engine::{
     DELIVERY_TIMEOUT, DISCONNECT_TIMEOUT, Envelope, OpId, OperationRequest, Pattern, Timestamp,
 };
@@ -114,23 +114,12 @@ impl Driver {
         let current = core.busy_since.map_or(Duration::ZERO, |since| self.shared.now().saturating_sub(since));
         let mut statistics = core.statistics;
         statistics.communication += current;
-        for (_, counters) in core.link_driver.link_counters() {
+        for counters in core.link_driver.link_bytes() {
             statistics.bytes_sent += counters.bytes_sent;
             statistics.bytes_received += counters.bytes_received;
         }
         core.shm_counters.add_to(&mut statistics);
         statistics
-    }
-
-    /// Returns the bytes that each link has carried.
-    pub(crate) fn link_bytes(&self) -> Vec<LinkBytes> {
-        let core = self.shared.lock();
-        let links = core.link_driver.link_counters().map(|(peer, counters)| LinkBytes {
-            peer,
-            bytes_sent: counters.bytes_sent,
-            bytes_received: counters.bytes_received,
-        });
-        links.collect()
     }
 
     /// Records the operations of this rank from now on.
@@ -145,12 +134,6 @@ impl Driver {
     /// Returns the meter that measures how long sending, receiving, reducing and waiting take.
     pub(crate) fn meter(&self) -> &Meter {
         &self.shared.meter
-    }
-
-    /// Opens the link to a peer, if it is not open.
-    pub(crate) fn connect(&self, peer: Rank) {
-        let now = self.shared.now();
-        self.shared.lock().link_driver.connect(now, peer);
     }
 
     /// Runs an operation on a buffer of the caller, and waits until it is complete.
@@ -286,27 +269,11 @@ impl Driver {
         found.transpose()
     }
 
-    /// Discards the result of an operation, because its handle was dropped.
-    pub(crate) fn discard_result(&self, id: OpId) {
-        self.shared.lock().discard_result(id, self.shared.now());
-    }
-
-    /// Cancels the operation if it is a receive that has not matched a message, and returns true. Otherwise returns false.
-    pub(crate) fn cancel(&self, id: OpId) -> bool {
-        self.shared.lock().cancel(id, self.shared.now())
-    }
-
     /// Fails the job because the program of this rank aborts it. `message` is the reason.
     pub(crate) fn abort(&self, message: &str) -> Error {
         let mut core = self.shared.lock();
-        core.link_driver.abort(message);
+        core.link_driver.engine_mut().abort(message);
         self.shared.fail(core)
-    }
-
-    /// Returns the host of a rank of the job, for use in errors: its name and address.
-    pub(crate) fn host(&self, rank: Rank) -> String {
-        let core = self.shared.lock();
-        core.link_driver.settings().host_names.get(rank.index()).cloned().unwrap_or_default()
     }
 
     /// Returns the time since the epoch.

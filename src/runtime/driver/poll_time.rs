@@ -15,8 +15,9 @@ const POLL_GAP_MAX: Duration = Duration::from_micros(50);
 /// The time for which a thread polls the sockets before it sleeps.
 #[derive(Default)]
 pub(super) struct PollTime {
-    /// Whether the time depends on the waits for the last message.
-    is_adaptive: bool,
+    /// Whether a thread polls longer if it has waited only a short time for the last message. Then threads that exchange short
+    /// messages all the time do not sleep, and a thread that seldom gets a message does not use more processor time.
+    pub(super) is_adaptive: bool,
     /// Whether the waits before the last message were together at most [`POLL_TIME_MAX`] long.
     was_last_wait_short: bool,
     /// How long threads have waited since the last message.
@@ -24,12 +25,6 @@ pub(super) struct PollTime {
 }
 
 impl PollTime {
-    /// From now on, a thread polls longer if it has waited only a short time for the last message. So threads that exchange short
-    /// messages all the time do not sleep, and a thread that seldom gets a message does not use more processor time.
-    pub(super) fn adapt_to_waits(&mut self) {
-        self.is_adaptive = true;
-    }
-
     /// Returns the longest time for which a thread polls before it sleeps.
     pub(super) fn max(&self) -> Duration {
         if self.is_adaptive && self.was_last_wait_short && self.waited < POLL_TIME_MAX {
@@ -70,8 +65,8 @@ mod tests {
 
     #[test]
     fn only_a_job_that_adapts_polls_longer_after_short_waits() {
-        let (mut fixed, mut adaptive) = (PollTime::default(), PollTime::default());
-        adaptive.adapt_to_waits();
+        let mut fixed = PollTime::default();
+        let mut adaptive = PollTime { is_adaptive: true, ..PollTime::default() };
         assert_eq!(adaptive.max(), POLL_TIME);
         // The waits before each message. A message without waits changes nothing.
         for (waits_us, expected) in [

@@ -323,7 +323,8 @@ impl ThreadedDriver for DriverShared {
             core.poll_time.record_wait(waited);
         }
         has_work.unwrap_or_else(|error| {
-            core.link_driver.abort(&format!("the operating system could not wait for sockets: {error}"));
+            let why = format!("the operating system could not wait for sockets: {error}");
+            core.link_driver.engine_mut().abort(&why);
             true
         })
     }

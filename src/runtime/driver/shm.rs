@@ -29,7 +29,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     ) -> Result<ShmTask, Failure> {
         let key = (request.group, memory_number);
         let Some(host_rounds) = self.rounds.get_mut(&key) else {
-            return Err(self.link_driver.abort(NO_ROUNDS));
+            return Err(self.link_driver.engine_mut().abort(NO_ROUNDS));
         };
         let shm_operation = host_rounds.add_operation((&request, number), spec, (kernels, false));
         // With the record, the engine detects a rank of this host that calls a different operation.

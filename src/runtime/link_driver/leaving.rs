@@ -75,6 +75,15 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         link.is_lost = true;
     }
 
+    /// Tells the engine which hosts do not acknowledge the data of this rank.
+    pub fn report_unacknowledged_links(&mut self) {
+        for &peer in &self.peers {
+            if self.transport.sockets.is_retransmission_unanswered(peer) {
+                self.engine.report_unacknowledged(peer);
+            }
+        }
+    }
+
     /// Returns the peers to which this rank has not sent everything, or whose machines have not acknowledged everything. A
     /// message to such a peer may be lost if this rank closes the link now.
     pub fn peers_with_undelivered_bytes(&self) -> Vec<Rank> {

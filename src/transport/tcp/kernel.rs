@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 // From asm-generic/socket.h. A few architectures have other numbers, and are not supported.
 const SO_MAX_PACING_RATE: libc::c_int = 47;
 const SO_MEMINFO: libc::c_int = 55;
@@ -40,15 +42,9 @@ pub(super) fn has_unacknowledged_bytes<S: AsFd>(socket: &S) -> bool {
 /// Returns whether a socket accepts bytes now. After a result of false, the kernel reports an event when the socket
 /// accepts bytes again.
 pub(super) fn is_writable<S: AsFd>(socket: &S) -> io::Result<bool> {
-    let mut entry = libc::pollfd { fd: socket.as_fd().as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-    // SAFETY: there is one entry, and the kernel writes only to this entry. The call does not wait.
-    let ready = unsafe { libc::poll(&raw mut entry, 1, 0) };
-    match ready {
-        0 => Ok(false),
-        // If the socket has an error, the next write returns this error.
-        1.. => Ok(true),
-        _ => Err(io::Error::last_os_error()),
-    }
+    // If the socket has an error, the next write returns this error.
+    let mut entries = [PollFd::new(socket, PollFlags::OUT)];
+    Ok(poll(&mut entries, Some(&Timespec::default()))? > 0)
 }
 
 /// Returns whether the kernel has sent unacknowledged data of this socket again, and the other host has not answered

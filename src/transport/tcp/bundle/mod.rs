@@ -135,7 +135,6 @@ struct PendingRecord {
 /// The state of the sending direction of a link.
 #[derive(Default)]
 struct SendState {
-    /// The number of the next record.
     next_record: u64,
     /// A record of which only a part has been written. No other record can begin before this record is complete.
     /// Partial writes are rare, because the sender checks the free buffer space before a write.
