@@ -36,12 +36,13 @@ const PIECES: usize = 4;
 const CELL_COUNT: usize = 9 << 10;
 /// The number of bytes for control frames in the arena of a queue.
 const CONTROL_ARENA_BYTES: usize = 64 << 10;
-/// The number of bytes for data in the arena of a queue. A longer arena is faster: the sender writes memory that is in the cache
-/// which all processors share, and not any more in a cache of the receiver's processor, which has 1 or 2 MiB.
-const DATA_ARENA_BYTES_MIN: usize = 1 << 20;
-const DATA_ARENA_BYTES_MAX: usize = 4 << 20;
-/// The number of bytes for data in all arenas of a host together, if [`DATA_ARENA_BYTES_MIN`] allows that.
-const ALL_ARENAS_BYTES: usize = 128 << 20;
+/// The number of bytes for data in the arena of a queue.
+const DATA_ARENA_BYTES: usize = 1 << 20;
+/// The same for hosts with few ranks. A longer arena is faster: the sender writes memory that is in the cache which all processors
+/// share, and no longer in a cache of the receiver's processor, which often has 1 MiB.
+const LONG_DATA_ARENA_BYTES: usize = 2 << 20;
+/// The most ranks of a host with long arenas. With more ranks, their memory would be too large.
+const RANKS_WITH_LONG_ARENAS_MAX: usize = 8;
 
 const _: () = assert!(TOKEN_BYTES <= UNIT_BYTES && UNIT_BYTES.is_multiple_of(WORD_BYTES));
 
@@ -77,18 +78,13 @@ impl HostMemoryLayout {
     pub const fn has_space_for(frames: usize, bytes: usize) -> bool {
         // A long message has an entry for each 2 KiB, and one more at the end of the arena, where its bytes are divided.
         let cells = frames + bytes / PIECE_BYTES_MIN + 1;
-        cells <= CELL_COUNT && bytes <= DATA_ARENA_BYTES_MIN + CONTROL_ARENA_BYTES
+        cells <= CELL_COUNT && bytes <= DATA_ARENA_BYTES + CONTROL_ARENA_BYTES
     }
 
     /// Returns the layout for this number of ranks.
     pub const fn new(ranks: usize) -> Self {
-        // A host of one rank has no queue.
-        let queues = if ranks > 1 { ranks * (ranks - 1) } else { 1 };
-        let data_bytes = match ALL_ARENAS_BYTES / queues {
-            bytes if bytes < DATA_ARENA_BYTES_MIN => DATA_ARENA_BYTES_MIN,
-            bytes if bytes > DATA_ARENA_BYTES_MAX => DATA_ARENA_BYTES_MAX,
-            bytes => bytes - bytes % UNIT_BYTES,
-        };
+        let is_long = ranks <= RANKS_WITH_LONG_ARENAS_MAX;
+        let data_bytes = if is_long { LONG_DATA_ARENA_BYTES } else { DATA_ARENA_BYTES };
         Self { ranks, cell_count: CELL_COUNT, arena_bytes: data_bytes + CONTROL_ARENA_BYTES }
     }
 
@@ -202,10 +198,9 @@ mod tests {
 
     #[test]
     fn the_memory_of_a_host_is_limited() {
-        assert!(HostMemoryLayout::new(2).bytes() < 10 << 20);
-        for ranks in 3..=HostMemoryLayout::RANKS_MAX {
+        for (ranks, mib_max) in [(2, 6), (4, 32), (8, 150), (HostMemoryLayout::RANKS_MAX, 400)] {
             let bytes = HostMemoryLayout::new(ranks).bytes();
-            assert!(bytes < 400 << 20 && (ranks > 11 || bytes < 256 << 20), "{ranks} ranks: {bytes}");
+            assert!(bytes < mib_max << 20, "{ranks} ranks: {bytes}");
         }
     }
 
