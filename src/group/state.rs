@@ -16,7 +16,7 @@ use crate::runtime::driver::{Driver, Interrupt};
 use crate::runtime::error::Error;
 use crate::runtime::failure_report::FailureReporter;
 use crate::runtime::host_rounds::HostRounds;
-use crate::runtime::profile::{LinkBytes, Meter, Profile, Statistics};
+use crate::runtime::measurements::{LinkBytes, Meter, Profile, Statistics};
 use crate::schedule::hierarchy::HostLayout;
 use crate::schedule::partition;
 use crate::types::{HOSTS_GROUP_BIT, RESULTS_GROUP_BIT, Rank, WorldSize};

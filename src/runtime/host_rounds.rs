@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 
 use self::short::{ShortCall, ShortResult, ShortWork};
 use super::buffer::BufferAccess;
-use super::profile::Meter;
+use super::measurements::Meter;
 use crate::reduce::{Kernels, reduce_in_rank_order};
 use crate::schedule::CollectiveSpec;
 use crate::schedule::plan::{SharedSlots, plan};

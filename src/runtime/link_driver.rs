@@ -9,8 +9,8 @@ use std::io::IoSliceMut;
 
 use super::gathering::Gathering;
 use super::link_io::{ActiveOperation, ActiveOperations, FramePayload, IncomingFrame, LinkIo, OutgoingFrame};
+use super::measurements::{LinkBytes, Meter, ProfilePart};
 use super::memory::Memory;
-use super::profile::{LinkBytes, Meter, ProfilePart};
 use crate::engine::{
     Engine, Envelope, Failure, OpId, OperationKey, OperationRequest, Pattern, Settings, Timestamp,
 };

@@ -7,8 +7,8 @@ use std::ops::{Range, RangeInclusive};
 use bytes::Bytes;
 
 use super::gathering::Gathering;
+use super::measurements::{LinkBytes, Meter, ProfilePart};
 use super::memory::Memory;
-use super::profile::{LinkBytes, Meter, ProfilePart};
 use crate::engine::{Engine, FrameVerdict, OpId, OperationKey, Transmit};
 use crate::reduce::{self, Kernels};
 use crate::schedule::Action;

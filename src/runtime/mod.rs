@@ -14,6 +14,6 @@ mod gathering;
 pub(crate) mod host_rounds;
 pub(crate) mod link_driver;
 pub(crate) mod link_io;
+pub(crate) mod measurements;
 pub(crate) mod memory;
 pub(crate) mod message_status;
-pub(crate) mod profile;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::Rank;
 use crate::runtime::driver::RoundsKey;
 use crate::runtime::host_rounds::HostRounds;
-use crate::runtime::profile::Meter;
+use crate::runtime::measurements::Meter;
 use crate::schedule::cost::has_hierarchical_algorithm;
 use crate::schedule::hierarchy::HostLayout;
 use crate::schedule::topology::Medium;

@@ -26,7 +26,7 @@ use crate::runtime::buffer::BufferAccess;
 use crate::runtime::host_rounds::operation::ShmOperation;
 use crate::runtime::host_rounds::short::ShortResult;
 use crate::runtime::host_rounds::{HostRounds, ShmFailure};
-use crate::runtime::profile::Meter;
+use crate::runtime::measurements::Meter;
 use crate::shm::{RoundsMemory as _, RoundsSize, ShmRounds};
 use crate::types::{Algorithm, Operation, Rank, WorldSize};
 

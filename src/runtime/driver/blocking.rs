@@ -28,7 +28,7 @@ use crate::runtime::host_rounds::operation::ShmOperation;
 use crate::runtime::host_rounds::short::{ShortCall, ShortResult};
 use crate::runtime::host_rounds::{HostRounds, ShmCall, ShmFailure, pause_between_looks};
 use crate::runtime::link_io::FUNCTION_PANICKED;
-use crate::runtime::profile::{OperationTimer, ProfilePart};
+use crate::runtime::measurements::{OperationTimer, ProfilePart};
 use crate::shm::RoundsMemory;
 use crate::transport::SocketTransport;
 use crate::types::{Rank, Site};

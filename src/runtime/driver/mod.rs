@@ -44,8 +44,8 @@ pub(crate) use self::{
 };
 use super::buffer::BufferAccess;
 use super::error::Error;
+use super::measurements::{Meter, Statistics, mark_background_thread};
 use super::memory::{self, Memory};
-use super::profile::{Meter, Statistics, mark_background_thread};
 use crate::engine::{
     DELIVERY_TIMEOUT, DISCONNECT_TIMEOUT, Envelope, OpId, OperationRequest, Pattern, Timestamp,
 };

@@ -21,7 +21,7 @@ use crate::observe::recorder::Recorder;
 use crate::observe::training_thread::{SpanKind, span};
 use crate::runtime::deferred_drop;
 use crate::runtime::error::Error;
-use crate::runtime::profile::{Meter, ProfilePart, ShmCounters};
+use crate::runtime::measurements::{Meter, ProfilePart, ShmCounters};
 use crate::shm::{QueueSignals, Segment};
 use crate::transport::poller::{Event, Poller};
 use crate::types::Rank;

@@ -6,7 +6,7 @@ use super::operation::ShmOperation;
 use super::{HostRounds, PIECE_BYTES};
 use crate::reduce::reduce_in_rank_order;
 use crate::runtime::buffer::BufferAccess;
-use crate::runtime::profile::ProfilePart;
+use crate::runtime::measurements::ProfilePart;
 use crate::schedule::program::{Fold, RoundWork, SlotWrite, Take};
 use crate::shm::{RoundsMemory, copy_to_buffer};
 

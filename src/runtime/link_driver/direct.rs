@@ -3,7 +3,7 @@
 use super::LinkDriver;
 use crate::engine::{Envelope, OperationRequest, Pattern, Timestamp};
 use crate::runtime::link_io::IncomingFrame;
-use crate::runtime::profile::ProfilePart;
+use crate::runtime::measurements::ProfilePart;
 use crate::shm::SegmentMemory;
 use crate::transport::local_links::{LocalMessage, NextFrame};
 use crate::transport::{SocketTransport, TransferResult};
