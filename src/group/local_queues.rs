@@ -33,11 +33,15 @@ impl Group {
             self.with_members((self.id % LOCAL_GROUP_BIT) | LOCAL_GROUP_BIT, Arc::clone(&members));
         let Some(job) = &self.job else { return Ok(()) };
         let own = local.rank.index();
+        let layout = HostMemoryLayout::new(members.len());
+        // Each pair of ranks may have an isolated group, which has no port. With long arenas, the queues of all of them would take
+        // too much memory.
+        let is_isolated = !job.driver.core().link_driver.transport.sockets.has_port();
+        let layout = if is_isolated { layout } else { layout.with_long_arenas() };
         // A rank that has its queues may get the first entry of a peer before it knows itself that all ranks have theirs. So each
         // rank adds its queues before it reports that it has the memory.
-        let bytes = HostMemoryLayout::new(members.len()).bytes();
-        let added = local.share_segment(bytes, |memory| {
-            job.driver.core().link_driver.transport.add_queues(&Arc::new(memory), &members, own);
+        let added = local.share_segment(layout.bytes(), |memory| {
+            job.driver.core().link_driver.transport.add_queues(&Arc::new(memory), layout, &members, own);
         });
         if let Err(error) = added {
             let why = error.reason()?;

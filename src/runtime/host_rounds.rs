@@ -1,5 +1,5 @@
-//! Collectives in shared memory. The ranks of a host execute one after the other, in rounds. In each round, a rank posts elements
-//! in its slot, and reads the elements in the slots of other ranks. A [short call](ShortCall) has only one round, which
+//! Collectives in shared memory. The ranks of a host execute them one after the other, in rounds. In each round, a rank posts
+//! elements in its slot, and reads the elements in the slots of other ranks. A [short call](ShortCall) has only one round, which
 //! [`HostRounds::run_short`] executes. All other collectives are [operations](operation).
 
 mod apply;

@@ -38,8 +38,8 @@ const CELL_COUNT: usize = 9 << 10;
 const CONTROL_ARENA_BYTES: usize = 64 << 10;
 /// The number of bytes for data in the arena of a queue.
 const DATA_ARENA_BYTES: usize = 1 << 20;
-/// The same for hosts with few ranks. A longer arena is faster: the sender writes memory that is in the cache which all processors
-/// share, and no longer in a cache of the receiver's processor, which often has 1 MiB.
+/// The number of bytes for data in a long arena, which is faster: when the sender writes memory again, it is no longer in
+/// the cache of the receiver's processor, which often has 1 MiB, but in the cache that all processors share.
 const LONG_DATA_ARENA_BYTES: usize = 2 << 20;
 /// The most ranks of a host with long arenas. With more ranks, their memory would be too large.
 const RANKS_WITH_LONG_ARENAS_MAX: usize = 8;
@@ -83,9 +83,15 @@ impl HostMemoryLayout {
 
     /// Returns the layout for this number of ranks.
     pub const fn new(ranks: usize) -> Self {
-        let is_long = ranks <= RANKS_WITH_LONG_ARENAS_MAX;
-        let data_bytes = if is_long { LONG_DATA_ARENA_BYTES } else { DATA_ARENA_BYTES };
-        Self { ranks, cell_count: CELL_COUNT, arena_bytes: data_bytes + CONTROL_ARENA_BYTES }
+        Self { ranks, cell_count: CELL_COUNT, arena_bytes: DATA_ARENA_BYTES + CONTROL_ARENA_BYTES }
+    }
+
+    /// Returns this layout with long arenas, unless there are too many ranks.
+    pub const fn with_long_arenas(self) -> Self {
+        if self.ranks > RANKS_WITH_LONG_ARENAS_MAX {
+            return self;
+        }
+        Self { arena_bytes: LONG_DATA_ARENA_BYTES + CONTROL_ARENA_BYTES, ..self }
     }
 
     /// Returns a layout with short queues, which fill up and begin again soon, for tests.
@@ -165,7 +171,7 @@ mod tests {
     #[test]
     fn flags_and_queues_do_not_overlap_and_end_at_the_end_of_the_memory() {
         for ranks in [2, 3, 4, 7, 16] {
-            let layout = HostMemoryLayout::new(ranks);
+            let layout = HostMemoryLayout::new(ranks).with_long_arenas();
             let flags = (0..ranks).map(|rank| (layout.sleep_flag(rank), WORD_BYTES));
             let pairs = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
             let queues = pairs.filter(|(from, to)| from != to).map(|(from, to)| layout.queue(from, to));
@@ -199,8 +205,9 @@ mod tests {
     #[test]
     fn the_memory_of_a_host_is_limited() {
         for (ranks, mib_max) in [(2, 6), (4, 32), (8, 150), (HostMemoryLayout::RANKS_MAX, 400)] {
-            let bytes = HostMemoryLayout::new(ranks).bytes();
-            assert!(bytes < mib_max << 20, "{ranks} ranks: {bytes}");
+            let layout = HostMemoryLayout::new(ranks);
+            assert!(layout.with_long_arenas().bytes() < mib_max << 20, "{ranks} ranks");
+            assert!(layout.bytes() <= layout.with_long_arenas().bytes());
         }
     }
 

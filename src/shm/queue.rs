@@ -159,7 +159,7 @@ impl<M: SegmentMemory> QueueSender<M> {
     /// Adds the first entry. `socket_bytes` is the number of bytes that this rank has sent to the receiver over the socket.
     pub fn begin(&mut self, socket_bytes: u64) {
         debug_assert_eq!(self.next, 0, "only the first entry says where the queue begins");
-        self.publish(KIND_BEGIN, 0, socket_bytes as usize);
+        self.publish(KIND_BEGIN, 0, socket_bytes);
     }
 
     /// Adds one entry with the bytes of `parts` after the first `skip` bytes, or with as many of them as there is space for.
@@ -186,7 +186,7 @@ impl<M: SegmentMemory> QueueSender<M> {
             left -= piece.len();
         }
         self.advance(count);
-        self.publish(KIND_BYTES, count, start);
+        self.publish(KIND_BYTES, count, start as u64);
         Ok(count)
     }
 
@@ -232,7 +232,7 @@ impl<M: SegmentMemory> QueueSender<M> {
     fn publish_message(&mut self, label: [u64; 2], bytes: usize, start: usize) {
         self.memory.store(self.cell + 3 * WORD_BYTES, label[0], Ordering::Relaxed);
         self.memory.store(self.cell + 4 * WORD_BYTES, label[1], Ordering::Relaxed);
-        self.publish(KIND_MESSAGE, bytes, start);
+        self.publish(KIND_MESSAGE, bytes, start as u64);
     }
 
     /// Returns whether there is space for a message of `bytes` bytes, as far as this rank knows. An entry of the message may
@@ -314,10 +314,10 @@ impl<M: SegmentMemory> QueueSender<M> {
     }
 
     /// Writes the cell of the next entry, whose bytes end before `head`.
-    fn publish(&mut self, kind: u64, bytes: usize, word: usize) {
+    fn publish(&mut self, kind: u64, bytes: usize, word: u64) {
         let cell = self.cell;
         self.memory.store(cell + WORD_BYTES, kind | (bytes as u64) << 32, Ordering::Relaxed);
-        self.memory.store(cell + 2 * WORD_BYTES, word as u64, Ordering::Relaxed);
+        self.memory.store(cell + 2 * WORD_BYTES, word, Ordering::Relaxed);
         // Release pairs with Acquire in `next_words`: a receiver that sees the stamp sees the words and the bytes.
         self.memory.store(cell, self.next + 1, Ordering::Release);
         self.ends[self.layout.index_of(cell)] = self.head;

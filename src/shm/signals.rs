@@ -111,7 +111,8 @@ impl<M: SegmentMemory> QueueSignals<M> {
         self.peers.iter().any(|peer| self.has_changed(peer))
     }
 
-    /// Returns a function that looks whether the peer has written the entry that this rank reads next now.
+    /// Returns a function that looks whether the peer has written the entry that is this rank's next one now. Make a new function
+    /// after the rank has read.
     ///
     /// # Panics
     ///

@@ -224,7 +224,7 @@ impl Scenario {
         };
         let mut transport = LinkTransport::new(SimTransport::new(Rc::clone(network), rank), self.world);
         if let Some((SimulatedHost { queues: Some((memory, layout)), ranks, .. }, own)) = host {
-            transport.add_queues_with_layout(memory, *layout, ranks, own);
+            transport.add_queues(memory, *layout, ranks, own);
         }
         let signals = transport.signals();
         let mut link_driver = LinkDriver::new(settings, transport);

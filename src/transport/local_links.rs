@@ -108,19 +108,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
 
     /// Adds the queues in `memory` to the links to the other ranks of this host. From now on, this rank receives through a queue
     /// if the peer sends through it. `ranks` are the ranks of the host, of which this rank is number `own`.
-    pub fn add_queues(&mut self, memory: &Arc<M>, ranks: &[Rank], own: usize) {
-        let layout = HostMemoryLayout::new(ranks.len());
-        self.add_queues_with_layout(memory, layout, ranks, own);
-    }
-
-    /// Like [`Self::add_queues`], with another layout of the memory.
-    pub fn add_queues_with_layout(
-        &mut self,
-        memory: &Arc<M>,
-        layout: HostMemoryLayout,
-        ranks: &[Rank],
-        own: usize,
-    ) {
+    pub fn add_queues(&mut self, memory: &Arc<M>, layout: HostMemoryLayout, ranks: &[Rank], own: usize) {
         let peers = ranks.iter().enumerate().filter(|&(number, _)| number != own);
         let mut links = RankMap::default();
         for (index, (number, &rank)) in peers.enumerate() {

@@ -3,22 +3,25 @@
 use super::rank::Rank;
 
 /// A map from ranks to values, which iterates in rank order. A lookup is one access by index, because links are looked up several
-/// times for each message. The memory of an empty place is one pointer, so also a map of few ranks of a large world is small.
+/// times for each message. An empty place takes one pointer, so a map with few ranks stays small even in a large world.
 #[derive(Debug)]
 pub(crate) struct RankMap<T> {
     values: Vec<Option<Box<T>>>,
+    /// The ranks with values, in ascending order.
+    ranks: Vec<Rank>,
 }
 
 impl<T> Default for RankMap<T> {
     fn default() -> Self {
-        Self { values: Vec::new() }
+        Self { values: Vec::new(), ranks: Vec::new() }
     }
 }
 
 impl<T> RankMap<T> {
     /// Inserts a value. Returns the previous value of the rank.
     pub(crate) fn insert(&mut self, rank: Rank, value: T) -> Option<T> {
-        self.place(rank).replace(Box::new(value)).map(|previous| *previous)
+        self.add(rank);
+        self.values[rank.index()].replace(Box::new(value)).map(|previous| *previous)
     }
 
     pub(crate) fn get(&self, rank: Rank) -> Option<&T> {
@@ -34,7 +37,10 @@ impl<T> RankMap<T> {
     where
         T: Default,
     {
-        self.place(rank).get_or_insert_default()
+        if !self.contains(rank) {
+            self.add(rank);
+        }
+        self.values[rank.index()].get_or_insert_default()
     }
 
     pub(crate) fn contains(&self, rank: Rank) -> bool {
@@ -43,8 +49,7 @@ impl<T> RankMap<T> {
 
     /// Returns the ranks and their values in rank order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Rank, &T)> {
-        let values = self.values.iter().enumerate();
-        values.filter_map(|(index, value)| Some((Rank::new(index as u32), value.as_deref()?)))
+        self.ranks.iter().filter_map(|&rank| Some((rank, self.get(rank)?)))
     }
 
     /// Returns the values in rank order.
@@ -52,12 +57,12 @@ impl<T> RankMap<T> {
         self.values.iter_mut().filter_map(Option::as_deref_mut)
     }
 
-    fn place(&mut self, rank: Rank) -> &mut Option<Box<T>> {
-        let index = rank.index();
-        if index >= self.values.len() {
-            self.values.resize_with(index + 1, || None);
+    /// Adds a rank that may not be in the map. The caller then sets its value.
+    fn add(&mut self, rank: Rank) {
+        if let Err(place) = self.ranks.binary_search(&rank) {
+            self.ranks.insert(place, rank);
+            self.values.resize_with(self.values.len().max(rank.index() + 1), || None);
         }
-        &mut self.values[index]
     }
 }
 

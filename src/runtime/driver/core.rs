@@ -41,7 +41,7 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     pub(super) dropped_handles: SortedSet<OpId>,
     /// How long a thread polls the sockets before it sleeps.
     pub(super) poll_time: PollTime,
-    /// The number of messages that went without operations, modulo a limit.
+    /// The number of attempts to send or receive without an operation, modulo a limit. It also chooses which messages are timed.
     pub(super) direct_messages: u32,
     /// The active operations that the progress thread drives, because no other thread waits for them.
     pub(super) background: SortedSet<OpId>,

@@ -5,7 +5,7 @@ use super::core::Core;
 use super::recording::operation_start;
 use super::threads::ThreadedDriver as _;
 use super::{Driver, Submission};
-use crate::engine::{Envelope, OperationRequest, Pattern, SendMode, Timestamp};
+use crate::engine::{Envelope, OperationRequest, Pattern, Timestamp};
 use crate::observe::event::{Direction, EventStatus};
 use crate::runtime::error::Error;
 use crate::runtime::link_driver::direct::DirectReceive;
@@ -57,8 +57,7 @@ impl Driver {
 
     /// Sends a message without an operation. Returns false if it was not sent, and needs an operation.
     pub(crate) fn try_send_directly(&self, request: &OperationRequest, to: Rank, bytes: &[u8]) -> bool {
-        let is_possible = request.mode == SendMode::Standard && self.shared.local_peers.get().is_some();
-        if !is_possible {
+        if self.shared.local_peers.get().and_then(|local| local.number_of(to)).is_none() {
             return false;
         }
         let submitted = self.shared.recorder.get().map(|recorder| recorder.now());

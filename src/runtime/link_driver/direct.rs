@@ -1,7 +1,7 @@
 //! Messages between ranks of a host that need no operation: the link driver moves them between the caller's buffer and a queue.
 
 use super::LinkDriver;
-use crate::engine::{Envelope, OperationRequest, Pattern, Timestamp};
+use crate::engine::{Envelope, OperationRequest, Pattern, SendMode, Timestamp};
 use crate::runtime::link_io::IncomingFrame;
 use crate::runtime::measurements::ProfilePart;
 use crate::shm::SegmentMemory;
@@ -33,6 +33,9 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         let Self { engine, transport, links, operations, .. } = self;
         let is_between_frames =
             |link: &&mut super::LinkIo| link.outgoing.is_none() && !link.is_closed_for_sending;
+        if request.mode != SendMode::Standard {
+            return false;
+        }
         let Some(link) = links.get_mut(to).filter(is_between_frames) else { return false };
         let Some(sequence) = engine.next_direct_send(to, payload.len()) else { return false };
         let message = LocalMessage {
@@ -42,8 +45,10 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
             dtype: request.contract.dtype,
             bytes: payload.len(),
         };
-        let send = || transport.send_message(to, &message, payload);
-        let is_sent = operations.meter.time(ProfilePart::Send, send);
+        let mut started = operations.meter.start();
+        let is_sent = transport.send_message(to, &message, payload);
+        let sent_bytes = is_sent.then_some(payload.len());
+        operations.meter.end_transfer(ProfilePart::Send, &mut started, to, sent_bytes);
         if is_sent {
             link.counters.bytes_sent += (HEADER_BYTES + payload.len()) as u64;
             engine.record_direct_send(to, payload.len(), request.site);

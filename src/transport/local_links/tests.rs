@@ -62,7 +62,7 @@ fn new_ranks(seed: u64) -> ([LinkedRank; 2], [Arc<Segment>; 2]) {
 }
 
 fn add_queues(rank: &mut LinkedRank, memory: &Arc<Segment>) {
-    rank.links.add_queues_with_layout(memory, SHORT, &[Rank::ZERO, Rank::new(1)], rank.own);
+    rank.links.add_queues(memory, SHORT, &[Rank::ZERO, Rank::new(1)], rank.own);
 }
 
 /// Returns two ranks that have queues. Rank 0 has changed over.
