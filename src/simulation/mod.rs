@@ -30,7 +30,7 @@ fn network_count_divisor() -> u64 {
     } else if std::env::var_os("TEST_FULL").is_some() {
         1
     } else {
-        200
+        50
     }
 }
 

@@ -474,6 +474,6 @@ fn a_thread_stops_waiting_at_its_time_limit_after_it_has_spun() {
 #[test]
 #[cfg_attr(miri, ignore = "Miri does not support the stacks of simulated threads")]
 fn no_wake_up_of_a_thread_is_lost() {
-    // 100 seeds in long tests, and 25 in short ones.
+    // 100 seeds in long tests, and 50 in short ones.
     seeds(100 * network_count_divisor().min(25)).for_each(check_threads);
 }
