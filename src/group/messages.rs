@@ -225,7 +225,7 @@ impl Group {
         }
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(elements);
         let envelope = driver.receive(request, pattern, bytes, |memory| too_long.adapt::<T>(memory))?;
-        let envelope = envelope.ok_or(Error::Taken)?;
+        let Some(envelope) = envelope else { return Err(Error::Taken) };
         check_length(status(&self.members, &envelope), room)
     }
 
@@ -415,8 +415,10 @@ impl Group {
 
     /// Returns the rank in the world of a rank of the group.
     fn world_rank(&self, peer: Rank) -> Result<Rank, Error> {
-        let member = self.members.get(peer.index()).copied();
-        member.ok_or(Error::InvalidPeer { peer, world: self.world })
+        match self.members.get(peer.index()) {
+            Some(&member) => Ok(member),
+            None => Err(Error::InvalidPeer { peer, world: self.world }),
+        }
     }
 
     /// Returns the pattern of the messages from `source` with `tag`.
@@ -440,8 +442,11 @@ impl Group {
     /// Returns the job that carries messages. In a world of one rank, this is a job for messages of the rank to itself. The first
     /// call creates this job.
     fn message_job(&self) -> Result<&Arc<SharedJob>, Error> {
+        if let Some(job) = &self.job {
+            return Ok(job);
+        }
         self.check_abort()?;
-        if let Some(job) = self.job.as_ref().or_else(|| self.self_job.get()) {
+        if let Some(job) = self.self_job.get() {
             return Ok(job);
         }
         let job = join::create_self_job()?;
