@@ -10,6 +10,7 @@ mod tests;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::thread;
 
 use self::short::{ShortCall, ShortResult, ShortWork};
 use super::buffer::BufferAccess;
@@ -183,15 +184,15 @@ impl<M: RoundsMemory> HostRounds<M> {
         ShortCall::new(&program, self.rounds.size().ranks, (contract, header), kernels)
     }
 
-    /// Executes a call if the other ranks post soon: this rank looks at each post, and at most `spins` times again. Anything
-    /// unusual, for example a post that does not fit the call, is left to [`HostRounds::poll`]. `memory` is the whole buffer.
-    /// Calls `wake` for each sleeping rank that has to learn of the post.
+    /// Executes a call if the other ranks post soon, while `patience` lasts. Anything unusual, for example a post that does not fit
+    /// the call, is left to [`HostRounds::poll`]. `memory` is the whole buffer. Calls `wake` for each sleeping rank that has to
+    /// learn of the post. The caller must wake it soon, so then this rank does not wait.
     pub(crate) fn run_short(
         &mut self,
         call: &ShortCall,
         site: Site,
         memory: &mut BufferAccess<'_>,
-        (spins, mut wake): (u32, impl FnMut(Rank)),
+        (mut patience, mut wake): (Patience, impl FnMut(Rank)),
     ) -> ShortResult {
         let round = self.last_round + 1;
         if self.is_busy()
@@ -206,8 +207,11 @@ impl<M: RoundsMemory> HostRounds<M> {
         header[HEADER_WORDS - 1] = own_call.sequence;
         let parts = call.writes.iter().map(|(start, bytes)| (*start, memory.bytes(bytes.clone())));
         self.rounds.post_short(round, &header, (call.payload_bytes, parts));
-        self.rounds.wake_sleepers(|rank| wake(self.members[rank]));
-        if !self.await_short_posts(round, call, (&own_call, &header), spins) {
+        self.rounds.wake_sleepers(|rank| {
+            patience = Patience::Looks(0);
+            wake(self.members[rank]);
+        });
+        if !self.await_short_posts(round, call, (&own_call, &header), patience) {
             return ShortResult::Posted;
         }
         if call.sources == self.other_ranks {
@@ -233,7 +237,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         round: u64,
         call: &ShortCall,
         (own_call, header): (&ShmCall, &Header),
-        mut spins: u32,
+        mut patience: Patience,
     ) -> bool {
         let prefetch = |from| self.rounds.prefetch_payload(from, round, call.taken_bytes[from]);
         call.sources.indices().for_each(prefetch);
@@ -241,10 +245,9 @@ impl<M: RoundsMemory> HostRounds<M> {
             let posted = loop {
                 match self.rounds.read_short_post(from, round) {
                     ShortPost::Posted(posted) => break posted,
-                    ShortPost::Absent if spins > 0 => spins -= 1,
+                    ShortPost::Absent if patience.waits_again() => {}
                     ShortPost::Absent | ShortPost::NotShort => return false,
                 }
-                pause_between_looks(spins);
             };
             let has_payload = posted.payload_bytes_max >= call.taken_bytes[from];
             if !has_payload || own_call.check(header, self.members[from], &posted.header()).is_err() {
@@ -352,6 +355,34 @@ impl<M: RoundsMemory> HostRounds<M> {
         let is_busy = self.is_busy();
         self.has_dropped_buffers.store(is_busy, Ordering::Relaxed);
         self.rounds.registry_mut().unmap_dropped_buffers(is_busy);
+    }
+}
+
+/// How long a [short call](ShortCall) waits for the posts of other ranks.
+#[derive(Clone, Copy)]
+pub(crate) enum Patience {
+    /// This rank looks this number of times again.
+    Looks(u32),
+    /// This number of times, this rank lets other processes use the processor, and looks again.
+    Yields(u32),
+}
+
+impl Patience {
+    /// Waits for a short time. Returns false if the patience is over.
+    #[inline]
+    fn waits_again(&mut self) -> bool {
+        match self {
+            Self::Looks(0) | Self::Yields(0) => return false,
+            Self::Looks(left) => {
+                *left -= 1;
+                pause_between_looks(*left);
+            }
+            Self::Yields(left) => {
+                *left -= 1;
+                thread::yield_now();
+            }
+        }
+        true
     }
 }
 

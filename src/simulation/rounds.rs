@@ -25,7 +25,7 @@ use super::program::SimCall;
 use crate::runtime::buffer::BufferAccess;
 use crate::runtime::host_rounds::operation::ShmOperation;
 use crate::runtime::host_rounds::short::ShortResult;
-use crate::runtime::host_rounds::{HostRounds, ShmFailure};
+use crate::runtime::host_rounds::{HostRounds, Patience, ShmFailure};
 use crate::runtime::measurements::Meter;
 use crate::shm::{RoundsMemory as _, RoundsSize, ShmRounds};
 use crate::types::{Algorithm, Operation, Rank, WorldSize};
@@ -240,7 +240,8 @@ impl SimHost {
                 let mut bytes: BufferAccess<'_> =
                     bytemuck::cast_slice_mut::<_, u8>(buffers.elements_mut()).into();
                 let wake = |sleeper| self.wake(rank, sleeper);
-                match host_rounds.run_short(&short_call, request.site, &mut bytes, (1, wake)) {
+                match host_rounds.run_short(&short_call, request.site, &mut bytes, (Patience::Looks(1), wake))
+                {
                     ShortResult::Complete => return self.end_call(rank, state),
                     ShortResult::NotBegun => {}
                     ShortResult::Posted => has_posted = true,

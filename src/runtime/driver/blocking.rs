@@ -26,7 +26,7 @@ use crate::runtime::buffer::BufferAccess;
 use crate::runtime::error::Error;
 use crate::runtime::host_rounds::operation::ShmOperation;
 use crate::runtime::host_rounds::short::{ShortCall, ShortResult};
-use crate::runtime::host_rounds::{HostRounds, ShmCall, ShmFailure, pause_between_looks};
+use crate::runtime::host_rounds::{HostRounds, Patience, ShmCall, ShmFailure, pause_between_looks};
 use crate::runtime::link_io::FUNCTION_PANICKED;
 use crate::runtime::measurements::{OperationTimer, ProfilePart};
 use crate::shm::RoundsMemory;
@@ -36,6 +36,9 @@ use crate::types::{Rank, Site};
 /// The number of times that a thread polls shared memory before it also yields its processor between the polls. So many polls
 /// take a few microseconds.
 const SPINS_BEFORE_YIELD: u32 = 1000;
+/// The number of times that a short call yields its processor before it goes on as an operation, which also handles failures and
+/// deadlines.
+const YIELDS_OF_SHORT_CALL: u32 = 16;
 
 /// A collective in shared memory that its caller executes itself. `H` refers to the rounds of the group.
 pub(crate) struct BlockingCollective<H> {
@@ -187,9 +190,13 @@ impl Driver {
         let is_observed = self.shared.recorder.get().is_some() || self.shared.meter.is_on();
         if !is_observed && !self.shared.has_failed.load(Ordering::Acquire) {
             let timer = self.shared.shm_counters.start_timer(memory.len());
-            let spins = if self.shared.has_own_processor { SPINS_BEFORE_YIELD } else { 0 };
+            let patience = if self.shared.has_own_processor {
+                Patience::Looks(SPINS_BEFORE_YIELD)
+            } else {
+                Patience::Yields(YIELDS_OF_SHORT_CALL)
+            };
             let wake = |peer| sleeping_peers.push(peer);
-            match host_rounds.run_short(call, site, &mut memory, (spins, wake)) {
+            match host_rounds.run_short(call, site, &mut memory, (patience, wake)) {
                 ShortResult::Complete => {
                     self.wake_peers(sleeping_peers);
                     self.shared.shm_counters.count(&timer, true);

@@ -10,6 +10,7 @@ use crate::runtime::buffer::BufferAccess;
 use crate::runtime::driver::{BegunShort, BlockingCollective, DrivenCore as _, Submission, send_wake_frames};
 use crate::runtime::encoding::Encoding;
 use crate::runtime::error_feedback::CompressorCall;
+use crate::runtime::host_rounds::Patience;
 use crate::runtime::host_rounds::short::ShortResult;
 use crate::runtime::link_driver::BufferAndReduction;
 use crate::runtime::link_driver::direct::DirectReceive;
@@ -45,7 +46,7 @@ impl SimulatedRank {
         if let Some(short_call) = short_call.filter(|_| self.random.random_bool(0.7)) {
             let mut memory = BufferAccess::from(bytemuck::cast_slice_mut::<_, u8>(&mut buffer));
             let wake = |peer| begun.sleeping_peers.push(peer);
-            match host_rounds.run_short(&short_call, request.site, &mut memory, (0, wake)) {
+            match host_rounds.run_short(&short_call, request.site, &mut memory, (Patience::Looks(0), wake)) {
                 ShortResult::Complete => {
                     send_wake_frames(&mut self.core, begun.sleeping_peers);
                     self.core.poll(now);
