@@ -34,8 +34,8 @@ impl Group {
         let Some(job) = &self.job else { return Ok(()) };
         let own = local.rank.index();
         let layout = HostMemoryLayout::new(members.len());
-        // Each pair of ranks may have an isolated group, which has no port. With long arenas, the queues of all of them would take
-        // too much memory.
+        // Each pair of ranks may have an isolated group, which has no port. With long arenas, the queues of all these groups
+        // would take too much memory.
         let is_isolated = !job.driver.core().link_driver.transport.sockets.has_port();
         let layout = if is_isolated { layout } else { layout.with_long_arenas() };
         // A rank that has its queues may get the first entry of a peer before it knows itself that all ranks have theirs. So each

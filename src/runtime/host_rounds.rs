@@ -184,9 +184,9 @@ impl<M: RoundsMemory> HostRounds<M> {
         ShortCall::new(&program, self.rounds.size().ranks, (contract, header), kernels)
     }
 
-    /// Executes a call if the other ranks post soon, while `patience` lasts. Anything unusual, for example a post that does not fit
-    /// the call, is left to [`HostRounds::poll`]. `memory` is the whole buffer. Calls `wake` for each sleeping rank that has to
-    /// learn of the post. The caller must wake it soon, so then this rank does not wait.
+    /// Executes a call if the other ranks post soon, while `patience` lasts. Anything unusual, for example a post that does not
+    /// fit the call, is left to [`HostRounds::poll`]. `memory` is the whole buffer. Calls `wake` for each sleeping rank that has
+    /// to learn of the post. The caller must wake it soon, so then this rank does not wait.
     pub(crate) fn run_short(
         &mut self,
         call: &ShortCall,
