@@ -30,7 +30,8 @@ const DISCARD_BYTES: usize = 16 << 10;
 const NO_MEMORY: &str =
     "there is not enough memory for the buffers of all ranks: choose an algorithm that needs less memory";
 
-/// An engine, its links, and the frames that are partly sent or partly received. [`LinkTransport`] explains `S` and `M`.
+/// An engine, its links, and the frames that are partly sent or partly received. `S`: the sockets; `M`: the kind of memory of the
+/// queues.
 pub struct LinkDriver<S, M> {
     engine: Engine,
     pub(crate) transport: LinkTransport<S, M>,

@@ -75,7 +75,7 @@ fn has_rows_of_parts(whole: &[isize], part: &[isize], n: u32) -> bool {
 
 impl PyArrayGroup {
     /// Returns the group for a call. A forked process gets an error at once: a thread of its parent may have been in the middle
-    /// of initializing `ARRAY_TYPE` or an interned string, and the forked process would wait for this thread for ever.
+    /// of initializing an interned string, and the forked process would wait for this thread for ever.
     fn for_call<'py, 'a>(slf: &'a Bound<'py, Self>) -> PyResult<(Python<'py>, &'a PyGroup)> {
         calls::fail_if_forked(slf.py())?;
         Ok((slf.py(), slf.get().core.get()))

@@ -7,7 +7,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 /// A view of an object's memory. The memory stays valid and is not moved until the view is dropped. The view is a Python object,
-/// because a thread without the interpreter's lock may drop a reference to an object, but no view.
+/// so that a thread without the interpreter's lock can leave it to another thread, as it leaves all Python objects
+/// ([`DeferredDrop`](crate::calls::DeferredDrop)).
 #[pyclass(frozen, module = "ringtrain._core")]
 pub(crate) struct BufferView(Box<ffi::Py_buffer>);
 

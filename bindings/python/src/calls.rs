@@ -261,7 +261,7 @@ static HAS_DROPPED: AtomicBool = AtomicBool::new(false);
 /// A reference to an object that any thread may drop, with or without the interpreter's lock. Dropping it puts the object on a
 /// list, and the next call that holds the interpreter's lock drops the objects on the list.
 ///
-/// Every call through `PyO3` locks a similar list of `PyO3`, and in a forked child, that list may stay locked
+/// Every call through `PyO3` may lock a similar list of `PyO3`, and in a forked child, that list may stay locked
 /// forever. A forked child never locks the list of this module, and never frees the objects.
 pub(crate) struct DeferredDrop(Option<Py<PyAny>>);
 
@@ -403,23 +403,20 @@ fn keep_code(code: &Bound<'_, PyAny>) -> bool {
 }
 
 fn find_file(py: Python<'_>, name: &Bound<'_, PyString>) -> Option<SourceFile> {
-    FILES.with_borrow_mut(|files| {
-        let address = name.as_ptr() as usize;
-        if let Some(file) = files.get(&address) {
-            return Some(*file);
-        }
-        if files.len() >= CACHED_FILES_MAX {
-            return None;
-        }
-        let text = name.to_str().ok()?;
-        let is_internal = package_directory(py).is_some_and(|directory| text.starts_with(&directory))
-            || FRAMEWORK_PATHS.iter().any(|framework| text.contains(framework));
-        // The name of each file is leaked, but the number of files is bounded.
-        let file = SourceFile { name: text.to_owned().leak(), is_internal };
-        std::mem::forget(name.clone());
-        files.insert(address, file);
-        Some(file)
-    })
+    let address = name.as_ptr() as usize;
+    let (known, count) = FILES.with_borrow(|files| (files.get(&address).copied(), files.len()));
+    if known.is_some() || count >= CACHED_FILES_MAX {
+        return known;
+    }
+    let text = name.to_str().ok()?;
+    // `FILES` is not borrowed here: an import can run Python code that calls this function.
+    let is_internal = package_directory(py).is_some_and(|directory| text.starts_with(&directory))
+        || FRAMEWORK_PATHS.iter().any(|framework| text.contains(framework));
+    // The name of each file is leaked, but the number of files is bounded.
+    let file = SourceFile { name: text.to_owned().leak(), is_internal };
+    std::mem::forget(name.clone());
+    FILES.with_borrow_mut(|files| files.insert(address, file));
+    Some(file)
 }
 
 /// Returns the directory of this package, with a slash at the end.

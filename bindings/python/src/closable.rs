@@ -68,7 +68,7 @@ impl<T: Send + Sync> Closable<T> {
         work: impl FnOnce(&T) -> R + Send,
     ) -> PyResult<R> {
         let object = self.object(py)?;
-        let result = py.detach(move || {
+        let result = calls::detach(py, move || {
             let result = match object.try_read() {
                 Ok(object) => Some(work(&object)),
                 Err(TryLockError::Poisoned(poisoned)) => Some(work(&poisoned.into_inner())),
@@ -76,7 +76,7 @@ impl<T: Send + Sync> Closable<T> {
             };
             drop(object);
             result
-        });
+        })?;
         result.ok_or_else(|| self.busy_error(py))
     }
 

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::ffi::{c_int, c_long};
 
+use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -35,9 +36,10 @@ impl ElementKind {
         }
     }
 
-    /// Returns the kind of elements with this code of Python's module `struct`, which numpy uses too. `long_bytes` is the size of
-    /// the codes `l` and `L`. Returns `None` if the elements cannot be reduced.
-    pub(crate) fn from_code(code: u8, long_bytes: usize) -> Option<Self> {
+    /// Returns the kind of elements that have this code of the buffer protocol. The codes `l` and `L` mean 4 or 8 bytes,
+    /// depending on the machine and on the character in front of the code, so `item_bytes` decides. Returns `None` if the
+    /// elements cannot be reduced.
+    pub(crate) fn from_code(code: u8, item_bytes: usize) -> Option<Self> {
         let number = match code {
             b'?' => return Some(Self::Bool),
             b'e' => DType::F16,
@@ -49,8 +51,8 @@ impl ElementKind {
             b'H' => DType::U16,
             b'i' => DType::I32,
             b'I' => DType::U32,
-            b'l' if long_bytes == 4 => DType::I32,
-            b'L' if long_bytes == 4 => DType::U32,
+            b'l' if item_bytes == 4 => DType::I32,
+            b'L' if item_bytes == 4 => DType::U32,
             b'l' | b'q' | b'n' => DType::I64,
             b'L' | b'Q' | b'N' => DType::U64,
             _ => return None,
@@ -177,108 +179,146 @@ const C_CONTIGUOUS: c_int = 0x1;
 /// The flag of elements that are aligned as their type requires.
 const ALIGNED: c_int = 0x100;
 const WRITEABLE: c_int = 0x400;
-/// The number of types that numpy itself defines.
-const NUMPY_TYPES: c_int = 24;
 
-/// The address of the type `numpy.ndarray`. `None` if numpy is missing, or has arrays of another layout.
+/// The address of the type `numpy.ndarray`. `None` if numpy is missing, or has arrays of another layout. [`find_numpy`] sets it.
 static ARRAY_TYPE: PyOnceLock<Option<usize>> = PyOnceLock::new();
 
 /// A numpy array whose elements are aligned, contiguous in row-major order, and of a type of [`ElementKind`] that is not opaque.
 pub(crate) struct PlainArray<'a, 'py> {
     pub(crate) object: &'a Bound<'py, PyAny>,
     pub(crate) kind: ElementKind,
-    fields: &'a ArrayFields,
+    data: *mut u8,
+    is_writable: bool,
+    dimension_count: usize,
+    dimensions: *const isize,
 }
 
 impl<'a, 'py> PlainArray<'a, 'py> {
     /// Returns the array, or `None` if the object is another object or another kind of array.
     pub(crate) fn of(object: &'a Bound<'py, PyAny>) -> Option<Self> {
-        let array_type = (*ARRAY_TYPE.get_or_init(object.py(), || find_array_type(object.py())))?;
+        let array_type = (*ARRAY_TYPE.get(object.py())?)?;
         if object.get_type_ptr() as usize != array_type {
             return None;
         }
-        // SAFETY: the object is an array and lives for `'a`, and `find_array_type` has checked the layout of arrays.
-        let fields = unsafe { &*object.as_ptr().cast::<ArrayFields>() };
+        let array = object.as_ptr().cast::<ArrayFields>();
+        // SAFETY: the object is an array, and `find_array_type` has checked the layout of arrays. The interpreter's lock is held,
+        // so the fields do not change meanwhile. There is no reference to the whole array, because its count of references
+        // changes.
+        let (data, flags, descriptor) = unsafe { ((*array).data, (*array).flags, (*array).descriptor) };
+        // SAFETY: as before.
+        let (dimension_count, dimensions) = unsafe { ((*array).dimension_count, (*array).dimensions) };
         // SAFETY: an array owns a reference to its descriptor.
-        let kind = element_kind(unsafe { &*fields.descriptor })?;
-        let is_plain = fields.flags & (C_CONTIGUOUS | ALIGNED) == C_CONTIGUOUS | ALIGNED;
-        is_plain.then_some(Self { object, kind, fields })
+        let kind = unsafe { element_kind(descriptor) }?;
+        let is_plain = flags & (C_CONTIGUOUS | ALIGNED) == C_CONTIGUOUS | ALIGNED;
+        let (is_writable, dimension_count) = (flags & WRITEABLE != 0, dimension_count as usize);
+        is_plain.then_some(Self { object, kind, data, is_writable, dimension_count, dimensions })
     }
 
     /// As [`of`](Self::of), but returns `None` also if the array is read-only.
     pub(crate) fn writable(object: &'a Bound<'py, PyAny>) -> Option<Self> {
-        Self::of(object).filter(Self::is_writable)
-    }
-
-    fn is_writable(&self) -> bool {
-        self.fields.flags & WRITEABLE != 0
+        Self::of(object).filter(|array| array.is_writable)
     }
 
     /// The lengths of the dimensions.
-    pub(crate) fn shape(&self) -> &'a [isize] {
-        let count = self.fields.dimension_count as usize;
-        if count == 0 {
+    pub(crate) fn shape(&self) -> &[isize] {
+        if self.dimension_count == 0 {
             return &[];
         }
-        // SAFETY: an array that has dimensions points to their lengths, and a shape does not change during a call.
-        unsafe { std::slice::from_raw_parts(self.fields.dimensions, count) }
+        // SAFETY: an array that has dimensions points to their lengths. The interpreter's lock is held, and a call runs no Python
+        // code between `of` and its last use of the shape, so no Python code can have changed the shape.
+        unsafe { std::slice::from_raw_parts(self.dimensions, self.dimension_count) }
     }
 
     /// The elements of the array.
     pub(crate) fn region(&self) -> Region {
         Region {
-            start: self.fields.data,
+            start: self.data,
             count: self.shape().iter().product::<isize>().unsigned_abs(),
             kind: self.kind,
-            is_writable: self.is_writable(),
+            is_writable: self.is_writable,
             owner: self.object.clone().unbind(),
         }
     }
 }
 
 /// Returns the kind of the elements. Returns `None` for types that cannot be reduced and for another byte order.
-fn element_kind(descriptor: &Descriptor) -> Option<ElementKind> {
-    // Other modules can define types with any code.
-    let is_of_numpy = (0..NUMPY_TYPES).contains(&descriptor.type_number);
+///
+/// # Safety
+///
+/// `descriptor` must point to the descriptor of an array, and the caller must hold the interpreter's lock.
+unsafe fn element_kind(descriptor: *const Descriptor) -> Option<ElementKind> {
+    // SAFETY: the caller guarantees it.
+    let (type_number, byte_order) = unsafe { ((*descriptor).type_number, (*descriptor).byte_order) };
     // `=` is the byte order of the machine, and `|` belongs to elements of a single byte.
-    let is_native = matches!(descriptor.byte_order, b'=' | b'|');
-    if is_of_numpy && is_native { ElementKind::from_code(descriptor.code, size_of::<c_long>()) } else { None }
+    if !matches!(byte_order, b'=' | b'|') {
+        return None;
+    }
+    // These are the numbers of numpy's own types (`NPY_TYPES`). Types of other modules have other numbers, but can have the
+    // character codes of numpy's types.
+    let is_long_short = size_of::<c_long>() == 4;
+    let number = match type_number {
+        0 => return Some(ElementKind::Bool),
+        1 => DType::I8,
+        2 => DType::U8,
+        3 => DType::I16,
+        4 => DType::U16,
+        5 => DType::I32,
+        6 => DType::U32,
+        7 if is_long_short => DType::I32,
+        8 if is_long_short => DType::U32,
+        7 | 9 => DType::I64,
+        8 | 10 => DType::U64,
+        11 => DType::F32,
+        12 => DType::F64,
+        23 => DType::F16,
+        _ => return None,
+    };
+    Some(ElementKind::Number(number))
+}
+
+/// Finds the type `numpy.ndarray`. The module calls this function once, when it is imported. Fails with the error of importing
+/// numpy, unless numpy is missing.
+pub(crate) fn find_numpy(py: Python<'_>) -> PyResult<()> {
+    ARRAY_TYPE.get_or_try_init(py, || find_array_type(py)).map(drop)
 }
 
 /// Returns the address of the type `numpy.ndarray`, if an example shows that arrays have the expected layout.
-fn find_array_type(py: Python<'_>) -> Option<usize> {
-    let check = || -> PyResult<Option<usize>> {
-        let numpy = py.import("numpy")?;
-        let array_type = numpy.getattr("ndarray")?;
-        let options = PyDict::new(py);
-        options.set_item("dtype", "int16")?;
-        let array = numpy.call_method("zeros", ((2, 3),), Some(&options))?;
-        if !array.get_type().is(&array_type) {
-            return Ok(None);
-        }
-        let interface = array.getattr("__array_interface__")?;
-        let (address, _): (usize, bool) = interface.get_item("data")?.extract()?;
-        let type_number: c_int = array.getattr("dtype")?.getattr("num")?.extract()?;
-        // SAFETY: an array is larger than `ArrayFields`. Only integers and addresses are read until the layout has been checked.
-        let fields = unsafe { &*array.as_ptr().cast::<ArrayFields>() };
-        let descriptor = array.getattr("dtype")?.as_ptr() as usize;
-        let has_layout = fields.data as usize == address
-            && fields.dimension_count == 2
-            && fields.descriptor as usize == descriptor
-            && fields.flags & (C_CONTIGUOUS | ALIGNED | WRITEABLE) == C_CONTIGUOUS | ALIGNED | WRITEABLE;
-        if !has_layout {
-            return Ok(None);
-        }
-        // SAFETY: the array has a descriptor and two dimensions, as has just been checked.
-        let (descriptor, shape) =
-            unsafe { (&*fields.descriptor, std::slice::from_raw_parts(fields.dimensions, 2)) };
-        let has_layout = descriptor.type_number == type_number
-            && descriptor.code == b'h'
-            && descriptor.byte_order == b'='
-            && *shape == [2, 3];
-        Ok(has_layout.then_some(array_type.as_ptr() as usize))
+fn find_array_type(py: Python<'_>) -> PyResult<Option<usize>> {
+    let numpy = match py.import("numpy") {
+        Err(error) if error.is_instance_of::<PyImportError>(py) => return Ok(None),
+        numpy => numpy?,
     };
-    check().ok().flatten()
+    let array_type = numpy.getattr("ndarray")?;
+    let options = PyDict::new(py);
+    options.set_item("dtype", "int16")?;
+    let array = numpy.call_method("zeros", ((2, 3),), Some(&options))?;
+    if !array.get_type().is(&array_type) {
+        return Ok(None);
+    }
+    let interface = array.getattr("__array_interface__")?;
+    let (address, _): (usize, bool) = interface.get_item("data")?.extract()?;
+    let descriptor = array.getattr("dtype")?;
+    let type_number: c_int = descriptor.getattr("num")?.extract()?;
+    let fields = array.as_ptr().cast::<ArrayFields>();
+    // SAFETY: an array is larger than `ArrayFields`. Only integers and addresses are read until the layout has been checked.
+    let has_layout = unsafe {
+        (*fields).data as usize == address
+            && (*fields).dimension_count == 2
+            && (*fields).descriptor == descriptor.as_ptr().cast_const().cast()
+            && (*fields).flags & (C_CONTIGUOUS | ALIGNED | WRITEABLE) == C_CONTIGUOUS | ALIGNED | WRITEABLE
+    };
+    if !has_layout {
+        return Ok(None);
+    }
+    let descriptor = descriptor.as_ptr().cast::<Descriptor>();
+    // SAFETY: the array has this descriptor and two dimensions, as has just been checked.
+    let has_layout = unsafe {
+        (*descriptor).type_number == type_number
+            && (*descriptor).code == b'h'
+            && (*descriptor).byte_order == b'='
+            && *std::slice::from_raw_parts((*fields).dimensions, 2) == [2, 3]
+    };
+    Ok(has_layout.then_some(array_type.as_ptr() as usize))
 }
 
 /// The elements of a buffer argument, aligned as their type requires.
@@ -315,7 +355,7 @@ impl Region {
         let count = self.bytes() / size_of::<T>();
         assert!(
             count == 0 || self.start.cast::<T>().is_aligned(),
-            "`Region::readable` has checked the alignment"
+            "`PlainArray::of` or `Region::readable` has checked the alignment"
         );
         count
     }

@@ -90,14 +90,14 @@ impl PyGossip {
 
     fn step(&self, py: Python<'_>, parameters: &Bound<'_, PyAny>) -> PyResult<bool> {
         let mut parameters = writable_f32(parameters, self.count)?;
-        self.gossip.run_alone(py, move |gossip| lock(gossip).step(parameters.elements_mut()))
+        self.gossip.run_alone(py, |gossip| lock(gossip).step(parameters.elements_mut()))
     }
 
     /// Closes the gossip, also after an error.
     fn finish(&self, py: Python<'_>, parameters: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<()> {
         let mut parameters = writable_f32(parameters, self.count)?;
         let timeout = timeout.map_or(Ok(self.timeout), |seconds| duration_from_seconds(py, seconds))?;
-        let result = self.gossip.run_alone(py, move |gossip| {
+        let result = self.gossip.run_alone(py, |gossip| {
             let mut gossip = lock(gossip);
             let result = gossip.finish(parameters.elements_mut(), timeout);
             *self.last_snapshot() = Some((gossip.averages(), gossip.lost_ranks()));

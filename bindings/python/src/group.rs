@@ -94,7 +94,8 @@ impl PyGroup {
 
     #[getter]
     fn is_closed(&self) -> bool {
-        self.lock.is_closed()
+        // When this process was forked, another thread may have held the lock, which then stays locked for ever.
+        !calls::is_forked() && self.lock.is_closed()
     }
 
     #[getter]

@@ -172,11 +172,11 @@ impl PyHandle {
     pub(crate) fn wait_for(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Option<Py<PyAny>>> {
         calls::fail_if_forked(py)?;
         wait_in_intervals(py, timeout, |patience| {
-            if !py.detach(|| self.wait_until_ended(patience)) {
-                return Ok(None);
+            if calls::detach(py, || self.wait_until_ended(patience))? {
+                self.result(py).map(Some)
+            } else {
+                Ok(None)
             }
-            calls::drop_deferred(py);
-            self.result(py).map(Some)
         })
     }
 }
@@ -192,7 +192,7 @@ impl PyHandle {
 
     fn test(&self, py: Python<'_>) -> PyResult<bool> {
         calls::fail_if_forked(py)?;
-        Ok(py.detach(|| {
+        calls::detach(py, || {
             let has_ended = match &*self.lock() {
                 PyHandleState::Running(handle) => handle.test(),
                 // Another thread waits for the operation, and will change this state.
@@ -201,12 +201,12 @@ impl PyHandle {
             };
             // `wait_until_ended` also stores the result, for example in the output buffer.
             has_ended && self.wait_until_ended(Duration::ZERO)
-        }))
+        })
     }
 
     pub(crate) fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
         calls::fail_if_forked(py)?;
-        Ok(py.detach(|| {
+        calls::detach(py, || {
             let mut state = self.lock();
             while matches!(*state, PyHandleState::Waiting) {
                 // The waiting thread puts the handle back within `SIGNAL_CHECK_INTERVAL`.
@@ -218,7 +218,7 @@ impl PyHandle {
                 *state = PyHandleState::Cancelled;
             }
             is_cancelled
-        }))
+        })
     }
 }
 
@@ -283,12 +283,12 @@ pub(crate) fn wait_any(
     }
     let find_ended = || handles.iter().position(|handle| handle.wait_until_ended(Duration::ZERO));
     wait_in_intervals(py, limit, |patience| {
-        Ok(py.detach(|| {
+        calls::detach(py, || {
             find_ended().or_else(|| {
                 wait_for_any(&handles, patience);
                 find_ended()
             })
-        }))
+        })
     })
 }
 

@@ -31,6 +31,7 @@ use pyo3::prelude::*;
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    elements::find_numpy(module.py())?;
     module.add_class::<array_group::PyArrayGroup>()?;
     module.add_class::<compressor::PyCompressor>()?;
     module.add_class::<gossip::PyGossip>()?;

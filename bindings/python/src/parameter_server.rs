@@ -201,12 +201,12 @@ impl PyParameterServer {
 
     fn pull(&self, py: Python<'_>, parameters: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut parameters = writable_f32(parameters, self.len)?;
-        self.run_on_worker(py, move |server| server.pull(parameters.elements_mut()))
+        self.run_on_worker(py, |server| server.pull(parameters.elements_mut()))
     }
 
     fn push(&self, py: Python<'_>, gradient: &Bound<'_, PyAny>) -> PyResult<PushResult> {
         let gradient = readable_f32(gradient, self.len)?;
-        let outcomes = self.run_on_worker(py, move |server| server.push(gradient.elements()))?;
+        let outcomes = self.run_on_worker(py, |server| server.push(gradient.elements()))?;
         Ok(combine_outcomes(&outcomes))
     }
 
@@ -218,7 +218,7 @@ impl PyParameterServer {
     ) -> PyResult<PushResult> {
         let (gradient, mut parameters) =
             (readable_f32(gradient, self.len)?, writable_f32(parameters, self.len)?);
-        let outcomes = self.run_on_worker(py, move |server| {
+        let outcomes = self.run_on_worker(py, |server| {
             let gradient = gradient.elements_without_overlap::<f32>(&parameters);
             server.push_pull(&gradient, parameters.elements_mut())
         })?;
@@ -243,8 +243,7 @@ impl PyParameterServer {
                 "a synchronous server needs the gradients of all parameters",
             ));
         }
-        let outcomes =
-            self.run_on_worker(py, move |server| server.push_ranges(&ranges, gradients.elements()))?;
+        let outcomes = self.run_on_worker(py, |server| server.push_ranges(&ranges, gradients.elements()))?;
         Ok(combine_outcomes(&outcomes))
     }
 
@@ -256,7 +255,7 @@ impl PyParameterServer {
     ) -> PyResult<()> {
         let ranges = ranges_from_pairs(py, ranges, self.len)?;
         let mut values = writable_f32(values, ranges.iter().map(Range::len).sum())?;
-        self.run_on_worker(py, move |server| server.pull_ranges(&ranges, values.elements_mut()))
+        self.run_on_worker(py, |server| server.pull_ranges(&ranges, values.elements_mut()))
     }
 
     #[pyo3(signature = (timeout = None))]
@@ -291,7 +290,7 @@ impl PyParameterServer {
     ) -> PyResult<u64> {
         let mut parameters = writable_f32(parameters, self.range.len())?;
         let mut state = self.state_regions(py, state)?;
-        let steps = self.run_on_server(py, move |server| {
+        let steps = self.run_on_server(py, |server| {
             server.with_shard(|_, values, optimizer| {
                 parameters.elements_mut::<f32>().copy_from_slice(values);
                 for (region, vector) in state.iter_mut().zip(&optimizer.state) {
@@ -313,7 +312,7 @@ impl PyParameterServer {
     ) -> PyResult<()> {
         let parameters = readable_f32(parameters, self.range.len())?;
         let state = self.state_regions(py, state)?;
-        self.run_on_server(py, move |server| {
+        self.run_on_server(py, |server| {
             server.with_shard(|_, values, optimizer| {
                 values.copy_from_slice(parameters.elements());
                 for (region, vector) in state.iter().zip(&mut optimizer.state) {

@@ -16,7 +16,7 @@ FULL = bool(os.environ.get("TEST_FULL"))
 """Whether `tools/test --full` runs the tests."""
 
 FLOATS = ("float16", "float32", "float64")
-INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+INTEGERS = ("int8", "int16", "int32", "int64", "longlong", "uint8", "uint16", "uint32", "uint64", "ulonglong")
 NUMBERS = FLOATS + INTEGERS
 COMPLEX = ("complex64", "complex128")
 STRUCTURED = np.dtype([("id", "<i4"), ("O", "u1"), ("value", "<f8", (2,))])

@@ -4,6 +4,7 @@ which names the rank at fault."""
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +12,16 @@ import numpy as np
 import pytest
 
 import ringtrain as ring
-from ranks import Launcher, is_alive, raised, run_in_threads, wait_and_read, wait_until, write_atomically
+from ranks import (
+    Launcher,
+    is_alive,
+    raised,
+    run_in_threads,
+    wait_and_read,
+    wait_until,
+    wait_until_asleep,
+    write_atomically,
+)
 
 HERE = Path(__file__)
 
@@ -173,6 +183,36 @@ def test_a_rank_that_leaves_is_named():
 
     results = run_in_threads(3, work)
     assert results[0].rank == results[2].rank == 1 and results[0].host
+
+
+def test_a_thread_that_leaves_a_closed_group_drops_the_group():
+    """Closes a group while a thread is in a collective, and another thread waits for the group. The collective goes on, and the
+    waiting thread gets an error at once. At the end of the collective, the rank leaves the job."""
+    is_closed = threading.Event()
+
+    def work(group: ring.Group) -> object:
+        if group.rank == 1:
+            assert is_closed.wait(60) and group.all_reduce(1) == 2
+            return raised(ring.PeerLeft, group.barrier).rank
+        results: list = []
+        inside = threading.Thread(target=lambda: results.append(group.all_reduce(1)))
+        inside.start()
+        wait_until_asleep(inside.native_id)
+        waiting = threading.Thread(target=lambda: results.append(raised(ring.Error, group.barrier)))
+        waiting.start()
+        wait_until_asleep(waiting.native_id)
+        group.close()
+        waiting.join(20)
+        assert not waiting.is_alive() and inside.is_alive()
+        for error in (results.pop(), raised(ring.Error, setattr, group, "timeout", 3.0), raised(ring.Error, group.barrier)):
+            assert type(error) is ring.Error and "the group has been closed" in str(error)
+        assert group.core.is_closed
+        is_closed.set()
+        inside.join(20)
+        assert group.core.is_closed
+        return results
+
+    assert run_in_threads(2, work) == [[2], 0]
 
 
 def test_a_receive_from_a_rank_that_has_left_fails():

@@ -76,6 +76,7 @@ def calls_in_children(directory: Path) -> None:
             lambda: gossip.averages,
             lambda: gossip.close(),
         )
+        assert ring.is_initialized() and not world.core.is_closed
         texts = {str(raised(ring.Forked, call)) for call in calls}
         assert texts == {
             "this process was forked from a rank and is not a rank itself: "
@@ -180,11 +181,10 @@ def forks_during_operations(directory: Path) -> None:
     import threading
 
     world = ring.init(timeout=20)
-    twin = world.duplicate()
     stop = False
 
     def reduce() -> None:
-        while not twin.all_reduce(stop, "lor"):
+        while not world.all_reduce(stop, "lor"):
             world.send_object_async(b"x" * 100, world.rank)
             world.receive_object(world.rank)
 
@@ -193,9 +193,12 @@ def forks_during_operations(directory: Path) -> None:
     for _ in range(30 if os.environ.get("TEST_FULL") else 6):
         pid = os.fork()
         if pid == 0:
+            assert ring.is_initialized()
             raised(ring.Forked, world.all_reduce, 1)
+            raised(ring.Forked, ring.all_reduce, 1)
             sys.exit(0)
-        wait_until("the child ends", lambda: os.waitpid(pid, os.WNOHANG) != (0, 0), 10)
+        ended = wait_until("the child ends", lambda: [status for found, status in [os.waitpid(pid, os.WNOHANG)] if found], 10)
+        assert ended == [0], "the child has failed"
     stop = True
     thread.join(20)
     assert not thread.is_alive()

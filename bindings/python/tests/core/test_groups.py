@@ -177,6 +177,26 @@ def a_group_can_be_closed_after_another_thread_used_it(world):
 
 
 @cases
+def a_closed_group_stays_closed_while_a_thread_sets_its_timeout(world):
+    for _ in range(30):
+        group = ring.solo()
+        started = threading.Event()
+
+        def set_timeouts() -> None:
+            while True:
+                group.timeout = 5.0
+                started.set()
+
+        thread = threading.Thread(target=lambda: raised(ring.Error, set_timeouts))
+        thread.start()
+        started.wait()
+        group.close()
+        thread.join(20)
+        assert not thread.is_alive() and group.core.is_closed
+        assert "has been closed" in str(raised(ring.Error, lambda: group.timeout))
+
+
+@cases
 def timeouts_can_be_set_and_read(world):
     group = world.duplicate()
     assert world.timeout == group.timeout == 20.0
@@ -327,6 +347,35 @@ def operations_accept_memory_at_an_address(world):
     released = memoryview(bytearray(8))
     released.release()
     raised(ring.InvalidArgument, world.core.all_reduce, released)
+
+
+@cases
+def a_buffer_can_be_resized_after_a_call(world):
+    """An object cannot be resized as long as there is a view of its memory. A call releases its views before it returns."""
+    core, n, rank = world.core, world.size, world.rank
+    part = bytearray(4)
+    for call in (
+        lambda buffer: core.all_reduce(buffer),
+        lambda buffer: core.all_reduce(buffer, "max", bytes(4 * n)),
+        lambda buffer: core.broadcast(buffer, 0),
+        lambda buffer: core.all_gather(buffer, part),
+        lambda buffer: core.all_to_all(bytearray(4 * n), buffer),
+        lambda buffer: core.all_gather_bytes(buffer),
+        lambda buffer: (core.send(buffer, (rank + 1) % n), core.receive(buffer, (rank - 1) % n)),
+        lambda buffer: core.all_reduce(buffer, async_op=True).wait(),
+        lambda buffer: raised(ring.InvalidArgument, core.all_reduce, buffer, "median"),
+        lambda buffer: raised(ring.InvalidArgument, core.all_reduce, buffer, "sum", bytes(1)),
+    ):
+        buffer = bytearray(4 * n)
+        call(buffer)
+        buffer.append(1)
+        part.append(1)
+        part.pop()
+        buffer = bytearray(4 * n)
+        view = memoryview(buffer)
+        call(view)
+        view.release()
+        buffer.append(1)
 
 
 test_groups = cases.tests()

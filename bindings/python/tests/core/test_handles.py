@@ -187,6 +187,16 @@ def an_array_is_freed_after_its_operation_has_ended(world):
     world.barrier()
     gc.collect()
     assert reference() is None
+    for end in (
+        lambda handle: handle.wait(),
+        lambda handle: wait_until("the operation ends", handle.test),
+        lambda handle: ring.wait_any([handle]),
+    ):
+        handle, reference = begin()
+        end(handle)
+        # The call in which the operation ended has freed its array, so the program need not call the library again.
+        del handle
+        assert reference() is None
 
 
 @cases

@@ -104,6 +104,24 @@ def test_every_public_name_exists_and_has_a_docstring():
         assert getattr(ring, name) is getattr(_core, name)
 
 
+@pytest.mark.parametrize("kind", ("KeyboardInterrupt", "MemoryError"))
+def test_an_error_while_numpy_is_imported_is_raised(tmp_path: Path, kind: str):
+    """Regression test: before the fix, the first call discarded the error, and later calls took no array for an array."""
+    (tmp_path / "numpy.py").write_text(f"raise {kind}('from numpy')")
+    text = """
+        import importlib.machinery, importlib.util, sys
+        loader = importlib.machinery.ExtensionFileLoader("ringtrain._core", sys.argv[1])
+        module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+        try:
+            loader.exec_module(module)
+        except BaseException as error:
+            print(type(error).__name__, error)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(text), _core.__file__]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.stdout == f"{kind} from numpy\n", done
+
+
 def test_calls_before_init_raise_an_error():
     text = """
         import ringtrain as ring
