@@ -21,7 +21,7 @@ use crate::schedule::plan::{SharedSlots, plan};
 use crate::schedule::program::Program;
 use crate::shm::{
     BUFFERS_MAX, ExposedBuffer, HEADER_WORDS, Header, LEAD_MAX, RemoteBuffer, RoundsMemory, Segment,
-    ShmRounds, ShortPost,
+    ShmRounds, ShortPost, pause_between_looks,
 };
 use crate::types::{Algorithm, Contract, Rank, RankSet, Site, WorldSize};
 use crate::wire::{self, CONTRACT_WORDS};
@@ -32,8 +32,6 @@ const UNRECORDED_MAX: usize = 2 * LEAD_MAX as usize;
 /// The size of a piece in bytes. Copies and reductions work on one piece at a time. The contributions of several ranks to one
 /// piece fit into the first-level cache of a processor.
 const PIECE_BYTES: usize = 16 << 10;
-/// A thread that looks for a post pauses once after this number of looks.
-const LOOKS_PER_PAUSE: u32 = 8;
 /// The most programs that are stored.
 const PROGRAMS_MAX: usize = 32;
 
@@ -383,15 +381,6 @@ impl Patience {
             }
         }
         true
-    }
-}
-
-/// Lets the processor pause after some looks for a peer's post. `look` is the number of the look. A pause helps another thread
-/// that shares this processor core, but takes longer than several looks.
-#[inline]
-pub(crate) fn pause_between_looks(look: u32) {
-    if look.is_multiple_of(LOOKS_PER_PAUSE) {
-        std::hint::spin_loop();
     }
 }
 

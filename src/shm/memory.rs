@@ -6,6 +6,17 @@ use std::sync::atomic::Ordering;
 
 /// The length of a word in bytes.
 pub const WORD_BYTES: usize = size_of::<u64>();
+/// A thread that looks for a change of a word pauses once after this number of looks.
+const LOOKS_PER_PAUSE: u32 = 8;
+
+/// Lets the processor pause after some looks for a change of a peer's word. `look` is the number of the look. A pause helps
+/// another thread that shares this processor core, but takes longer than several looks.
+#[inline]
+pub fn pause_between_looks(look: u32) {
+    if look.is_multiple_of(LOOKS_PER_PAUSE) {
+        std::hint::spin_loop();
+    }
+}
 
 /// Memory that several processes read and write. Another process may change the memory at any time, so no method returns a
 /// reference into it. Words are read and written as atomics, and payloads are copied. All offsets are in bytes.

@@ -24,7 +24,7 @@ mod signals;
 pub use buffer::{ExposedBuffer, RemoteBuffer};
 pub use copy::{copy_to_buffer, exceeds_caches};
 pub use host::HostMemoryLayout;
-pub use memory::{RoundsMemory, SegmentMemory};
+pub use memory::{RoundsMemory, SegmentMemory, pause_between_looks};
 pub use queue::{NextEntry, QueueError, QueueMessage, QueueReceiver, QueueSender};
 pub use rounds::{
     BUFFERS_MAX, HEADER_WORDS, Header, LEAD_MAX, PostedRound, Posts, RoundsSize, SHORT_PAYLOAD_BYTES_MAX,

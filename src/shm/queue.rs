@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::host::{HostMemoryLayout, PAYLOAD_ALIGNMENT, QueueLayout};
-use super::memory::{SegmentMemory, WORD_BYTES};
+use super::memory::{SegmentMemory, WORD_BYTES, pause_between_looks};
 
 /// The kind of an entry with bytes.
 const KIND_BYTES: u64 = 1;
@@ -364,6 +364,17 @@ impl<M: SegmentMemory> QueueReceiver<M> {
         }
         self.finish_entry();
         Ok(Some(socket_bytes))
+    }
+
+    /// Looks at most `looks` times whether the next entry is there, and returns when it is.
+    pub fn await_entry(&self, looks: u32) {
+        let is_written = || self.memory.load(self.cell, Ordering::Relaxed) > self.next;
+        for look in 0..looks {
+            if is_written() {
+                return;
+            }
+            pause_between_looks(look);
+        }
     }
 
     /// Returns what the next entry is. An entry that has been read in part counts as bytes.

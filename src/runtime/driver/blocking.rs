@@ -26,10 +26,10 @@ use crate::runtime::buffer::BufferAccess;
 use crate::runtime::error::Error;
 use crate::runtime::host_rounds::operation::ShmOperation;
 use crate::runtime::host_rounds::short::{ShortCall, ShortResult};
-use crate::runtime::host_rounds::{HostRounds, Patience, ShmCall, ShmFailure, pause_between_looks};
+use crate::runtime::host_rounds::{HostRounds, Patience, ShmCall, ShmFailure};
 use crate::runtime::link_io::FUNCTION_PANICKED;
 use crate::runtime::measurements::{OperationTimer, ProfilePart};
-use crate::shm::RoundsMemory;
+use crate::shm::{RoundsMemory, pause_between_looks};
 use crate::transport::SocketTransport;
 use crate::types::{Rank, Site};
 

@@ -57,12 +57,12 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     }
 
     /// Receives a message into the start of `target`, if it is the next thing that arrives from `source` and fits the pattern.
-    /// `now` is the time, if the caller knows it.
+    /// If nothing has arrived, looks again for `looks` times. `now` is the time, if the caller knows it.
     pub fn try_receive_directly(
         &mut self,
         request: &OperationRequest,
         (pattern, source): (Pattern, Rank),
-        target: &mut [u8],
+        (target, looks): (&mut [u8], u32),
         now: Option<Timestamp>,
     ) -> DirectReceive {
         let Self { engine, transport, links, operations, .. } = self;
@@ -81,7 +81,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
                 && message.sequence == sequence
         };
         let mut started = operations.meter.start();
-        let (message, filled) = match transport.receive_message(source, target, fits) {
+        let (message, filled) = match transport.receive_message(source, target, looks, fits) {
             NextFrame::Nothing => return DirectReceive::NotYet,
             NextFrame::Other => return DirectReceive::NeedsOperation,
             NextFrame::Message(message, filled) => (message, filled),

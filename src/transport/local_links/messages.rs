@@ -31,17 +31,20 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
 
     /// If the next frame of the link to `peer` is a message that `accepts` accepts, copies its bytes to the start of `target`, as
     /// far as the message's first entry has them. [`LinkTransport::receive_from_queue`] then returns the other bytes. `target`
-    /// must be at least as long as an accepted message. The caller must have received all frames before.
+    /// must be at least as long as an accepted message. The caller must have received all frames before. If nothing has arrived,
+    /// looks again for `looks` times.
     pub fn receive_message(
         &mut self,
         peer: Rank,
         target: &mut [u8],
+        looks: u32,
         accepts: impl FnOnce(&LocalMessage) -> bool,
     ) -> NextFrame {
         let Some((link, mut context)) = self.local_link(peer) else { return NextFrame::Other };
         if link.receiving != Receiving::Queue || link.problem.is_some() || link.header_left > 0 {
             return NextFrame::Other;
         }
+        link.receiver.await_entry(looks);
         let entry = match link.receiver.peek() {
             Ok(NextEntry::Nothing) if link.socket_end.is_none() => return NextFrame::Nothing,
             // An error is found again when the link is received as bytes.

@@ -174,14 +174,14 @@ fn messages_are_received_whole_or_as_frames() {
         divided += u32::from(is_sent && bytes > 128);
         if !is_sent {
             assert_eq!(one.links.send(to, &[IoSlice::new(&payload)]), TransferResult::Bytes(bytes));
-            assert_eq!(other.links.receive_message(from, &mut [], |_| true), NextFrame::Other);
+            assert_eq!(other.links.receive_message(from, &mut [], 0, |_| true), NextFrame::Other);
             assert_eq!(receive_exactly(&mut other, bytes), payload);
         } else if random.random_bool(0.5) {
             let mut target = vec![7; bytes + 3];
-            let refused = other.links.receive_message(from, &mut target, |next| *next != message);
+            let refused = other.links.receive_message(from, &mut target, 0, |next| *next != message);
             assert_eq!(refused, NextFrame::Other);
             let first_bytes = bytes.min(128);
-            let received = other.links.receive_message(from, &mut target, |next| *next == message);
+            let received = other.links.receive_message(from, &mut target, 0, |next| *next == message);
             assert_eq!(received, NextFrame::Message(message, first_bytes));
             if first_bytes < bytes {
                 let rest = other.links.receive_from_queue(from, &mut target[first_bytes..bytes]);
@@ -194,12 +194,12 @@ fn messages_are_received_whole_or_as_frames() {
             let header = header.unwrap();
             assert_eq!(header, message.header());
             assert_eq!((header.contract.count, header.contract.layout), (bytes as u64 / 4, tag));
-            let is_empty = other.links.receive_message(from, &mut [], |_| false) == NextFrame::Nothing;
+            let is_empty = other.links.receive_message(from, &mut [], 0, |_| false) == NextFrame::Nothing;
             assert_eq!(is_empty, bytes == 0, "the payload follows");
             assert_eq!(receive_exactly(&mut other, bytes), payload);
             as_frames += 1;
         }
-        assert_eq!(other.links.receive_message(from, &mut [], |_| false), NextFrame::Nothing);
+        assert_eq!(other.links.receive_message(from, &mut [], 0, |_| false), NextFrame::Nothing);
     }
     assert!(whole > 300 && as_frames > 300 && divided > 300);
 }
@@ -216,7 +216,7 @@ fn a_message_with_a_wrong_label_is_refused_and_a_full_queue_takes_no_message() {
         liar.begin(0);
         assert_eq!(receive(&mut other, 1), Err(TransferResult::Blocked));
         assert_eq!(liar.write_message([0, label], &vec![1; bytes]), Ok(true));
-        assert_eq!(other.links.receive_message(other.peer(), &mut [0; 64], |_| true), NextFrame::Other);
+        assert_eq!(other.links.receive_message(other.peer(), &mut [0; 64], 0, |_| true), NextFrame::Other);
         let result = receive(&mut other, 100);
         assert!(matches!(&result, Err(TransferResult::Corrupt(why)) if why.contains(expected)), "{result:?}");
     }
