@@ -161,35 +161,29 @@ impl Engine {
         self.self_deliveries.pop_front()
     }
 
-    /// Returns the number of the next message to `to`, if a message of `bytes` bytes may be sent now without an operation.
-    pub fn next_direct_send(&self, to: Rank, bytes: usize) -> Option<u64> {
+    /// Returns the next message to `to`, if a message of `bytes` bytes may be sent now without an operation.
+    pub fn begin_direct_send(&mut self, to: Rank, bytes: usize) -> Option<DirectSend<'_>> {
+        let bytes_max = EAGER_BYTES.min(self.settings.segment_bytes);
         let link = self.direct_link(to)?;
-        let may_send = bytes <= EAGER_BYTES.min(self.settings.segment_bytes)
+        let may_send = bytes <= bytes_max
             && !link.has_left
             && link.credit() >= credit_cost(bytes)
             && !link.send_queue.has_unopened_messages()
             && link.control_frames.is_empty();
-        may_send.then_some(link.messages_sent)
-    }
-
-    /// Records that the driver has sent the message for which [`Engine::next_direct_send`] returned a number.
-    pub fn record_direct_send(&mut self, to: Rank, bytes: usize, site: Site) {
-        let link = self.links.get_or_default(to);
-        link.number_message(site);
-        link.spend_credit(bytes);
+        may_send.then_some(DirectSend { link, bytes })
     }
 
     /// Returns the number of the next message from `from`, if it may be received without an operation: no other operation
     /// waits, and no message waits for a receive.
-    pub fn next_direct_receive(&self, from: Rank) -> Option<u64> {
+    pub fn next_direct_receive(&mut self, from: Rank) -> Option<u64> {
         let may_receive = self.is_idle() && self.matching.arrived.is_empty();
-        self.direct_link(from).filter(|_| may_receive).map(|link| link.messages_received)
+        if may_receive { self.direct_link(from).map(|link| link.messages_received) } else { None }
     }
 
     /// Records that the driver has received the message for which [`Engine::next_direct_receive`] returned a number. Returns
     /// whether control frames for the peer wait to be sent.
     pub fn record_direct_receive(&mut self, from: Rank, bytes: usize, now: Option<Timestamp>) -> bool {
-        let link = self.links.get_or_default(from);
+        let Some(link) = self.links.get_mut(from) else { return false };
         link.messages_received += 1;
         link.last_frame_at = now.map_or(link.last_frame_at, |now| now.max(link.last_frame_at));
         link.return_credit(bytes);
@@ -198,8 +192,29 @@ impl Engine {
 
     /// Returns the link to a peer if messages may go without operations: the job and the link work, and messages have no
     /// checksums.
-    fn direct_link(&self, peer: Rank) -> Option<&Link> {
-        let is_possible = self.failure.is_none() && !self.is_closing && !self.settings.is_checked(peer);
-        self.links.get(peer).filter(|link| is_possible && !link.is_lost)
+    fn direct_link(&mut self, peer: Rank) -> Option<&mut Link> {
+        if self.failure.is_some() || self.is_closing || self.settings.is_checked(peer) {
+            return None;
+        }
+        self.links.get_mut(peer).filter(|link| !link.is_lost)
+    }
+}
+
+/// A message that the driver may send without an operation.
+pub struct DirectSend<'a> {
+    link: &'a mut Link,
+    bytes: usize,
+}
+
+impl DirectSend<'_> {
+    /// Returns the number of the message on its link.
+    pub fn sequence(&self) -> u64 {
+        self.link.messages_sent
+    }
+
+    /// Records that the driver has sent the message.
+    pub fn complete(self, site: Site) {
+        self.link.number_message(site);
+        self.link.spend_credit(self.bytes);
     }
 }

@@ -441,10 +441,13 @@ impl Group {
 
     /// Returns the job that carries messages. In a world of one rank, this is a job for messages of the rank to itself. The first
     /// call creates this job.
+    #[inline]
     fn message_job(&self) -> Result<&Arc<SharedJob>, Error> {
-        if let Some(job) = &self.job {
-            return Ok(job);
-        }
+        self.job.as_ref().map_or_else(|| self.own_message_job(), Ok)
+    }
+
+    /// Returns the job of a world of one rank.
+    fn own_message_job(&self) -> Result<&Arc<SharedJob>, Error> {
         self.check_abort()?;
         if let Some(job) = self.self_job.get() {
             return Ok(job);

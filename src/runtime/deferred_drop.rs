@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::ops::Deref;
 
 /// Values of the user to drop.
-pub(crate) type Deferred = Vec<Box<dyn Any + Send>>;
+pub(crate) type Deferred = Option<Vec<Box<dyn Any + Send>>>;
 
 thread_local! {
     /// The number of core locks that this thread holds.
@@ -14,7 +14,7 @@ thread_local! {
     /// Whether `DEFERRED` has values. To look at this costs less, because it needs no destructor.
     static HAS_DEFERRED: Cell<bool> = const { Cell::new(false) };
     /// The values that this thread drops after it has released its locks.
-    static DEFERRED: RefCell<Deferred> = const { RefCell::new(Vec::new()) };
+    static DEFERRED: RefCell<Vec<Box<dyn Any + Send>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Records that this thread has taken a core lock.
@@ -25,7 +25,7 @@ pub(crate) fn record_lock_taken() {
 /// Records that this thread has released a core lock, and returns the values to drop.
 pub(crate) fn record_lock_released() -> Deferred {
     LOCKS.set(LOCKS.get() - 1);
-    if LOCKS.get() == 0 && HAS_DEFERRED.take() { DEFERRED.take() } else { Vec::new() }
+    (LOCKS.get() == 0 && HAS_DEFERRED.take()).then(|| DEFERRED.take())
 }
 
 /// Returns whether this thread holds a core lock.

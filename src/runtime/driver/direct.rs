@@ -60,7 +60,7 @@ impl Driver {
 
     /// Sends a message without an operation. Returns false if it was not sent, and needs an operation.
     pub(crate) fn try_send_directly(&self, request: &OperationRequest, to: Rank, bytes: &[u8]) -> bool {
-        if self.shared.local_peers.get().and_then(|local| local.number_of(to)).is_none() {
+        if !self.shared.local_peers.get().is_some_and(|local| local.numbers.contains(to)) {
             return false;
         }
         let submitted = self.shared.recorder.get().map(|recorder| recorder.now());
@@ -97,7 +97,7 @@ impl Driver {
     ) -> Option<Envelope> {
         let source = pattern.source?;
         let local = self.shared.local_peers.get()?;
-        let number = local.number_of(source)?;
+        let number = *local.numbers.get(source)?;
         let submitted = self.shared.recorder.get().map(|recorder| recorder.now());
         let mut core = self.shared.lock();
         let mut timer = core.message_timer(bytes.len());

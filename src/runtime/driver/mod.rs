@@ -51,7 +51,7 @@ use crate::engine::{
 };
 use crate::observe::recorder::Recorder;
 use crate::transport::scheduling::request_short_slices;
-use crate::types::Rank;
+use crate::types::{Rank, RankMap};
 
 /// After the last group is closed: the maximum time for which the driver waits for operations that are still active.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -103,7 +103,11 @@ impl Driver {
         let mut core = self.shared.lock();
         core.link_driver.transport.change_over();
         if let Some(signals) = core.link_driver.transport.signals() {
-            self.shared.local_peers.get_or_init(|| LocalPeers { signals, ranks, own });
+            let mut numbers = RankMap::default();
+            for (number, &rank) in ranks.iter().filter(|&&rank| rank != own).enumerate() {
+                numbers.insert(rank, number);
+            }
+            self.shared.local_peers.get_or_init(|| LocalPeers { signals, numbers });
         }
         // A message takes so little time that sleeping would take most of it.
         core.adapt_polling();

@@ -24,7 +24,7 @@ use crate::runtime::error::Error;
 use crate::runtime::measurements::{Meter, ProfilePart, ShmCounters};
 use crate::shm::{QueueSignals, Segment};
 use crate::transport::poller::{Event, Poller};
-use crate::types::Rank;
+use crate::types::{Rank, RankMap};
 
 /// The number of times that a thread polls for events before it also yields its processor between the polls. So many polls
 /// take about 10 us.
@@ -99,23 +99,11 @@ pub(super) struct DriverShared {
 /// What a waiting thread looks at to learn of changes of the queues.
 type JobSignals = QueueSignals<Segment>;
 
-/// The ranks of this host, and the queues between them.
+/// The other ranks of this host, and the queues between them and this rank.
 pub(super) struct LocalPeers {
     pub(super) signals: Arc<JobSignals>,
-    /// All ranks of the host, and this rank.
-    pub(super) ranks: Arc<[Rank]>,
-    pub(super) own: Rank,
-}
-
-impl LocalPeers {
-    /// Returns the number of `peer` in the signals, which do not count this rank. Returns `None` if there is no queue between
-    /// this rank and the peer.
-    pub(super) fn number_of(&self, peer: Rank) -> Option<usize> {
-        if peer == self.own {
-            return None;
-        }
-        self.ranks.iter().filter(|&&rank| rank != self.own).position(|&rank| rank == peer)
-    }
+    /// The number of each rank in the signals.
+    pub(super) numbers: RankMap<usize>,
 }
 
 impl DriverShared {

@@ -106,7 +106,8 @@ impl SimulatedRank {
         let pattern = Pattern { group: call.group as u32, source: Some(from), tag: Some(0) };
         let mut received = vec![0.0; call.count];
         let target = bytemuck::cast_slice_mut(&mut received);
-        let mut result = link_driver.try_receive_directly(&request, (pattern, from), (&mut *target, 2), Some(now));
+        let mut result =
+            link_driver.try_receive_directly(&request, (pattern, from), (&mut *target, 2), Some(now));
         while matches!(result, DirectReceive::Begun) && self.random.random_bool(0.9) {
             result = link_driver.continue_receive(from, target, Some(now));
         }
