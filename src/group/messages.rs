@@ -463,6 +463,7 @@ fn check_length(status: Status, room: usize) -> Result<Status, Error> {
 }
 
 /// Returns the status of a message. The envelope names a rank of the world, and the status names a rank of the group.
+#[inline]
 fn status(members: &[Rank], envelope: &Envelope) -> Status {
     let position = members.iter().position(|&member| member == envelope.source);
     Status {

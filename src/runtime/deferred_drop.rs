@@ -18,11 +18,13 @@ thread_local! {
 }
 
 /// Records that this thread has taken a core lock.
+#[inline]
 pub(crate) fn record_lock_taken() {
     LOCKS.set(LOCKS.get() + 1);
 }
 
 /// Records that this thread has released a core lock, and returns the values to drop.
+#[inline]
 pub(crate) fn record_lock_released() -> Deferred {
     LOCKS.set(LOCKS.get() - 1);
     (LOCKS.get() == 0 && HAS_DEFERRED.take()).then(|| DEFERRED.take())

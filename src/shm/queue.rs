@@ -229,6 +229,7 @@ impl<M: SegmentMemory> QueueSender<M> {
     }
 
     /// Writes the cell of a message with `bytes` bytes, which begin at `start` in the arena if they are not in the cell.
+    #[inline]
     fn publish_message(&mut self, label: [u64; 2], bytes: usize, start: usize) {
         self.memory.store(self.cell + 3 * WORD_BYTES, label[0], Ordering::Relaxed);
         self.memory.store(self.cell + 4 * WORD_BYTES, label[1], Ordering::Relaxed);
@@ -314,6 +315,7 @@ impl<M: SegmentMemory> QueueSender<M> {
     }
 
     /// Writes the cell of the next entry, whose bytes end before `head`.
+    #[inline]
     fn publish(&mut self, kind: u64, bytes: usize, word: u64) {
         let cell = self.cell;
         self.memory.store(cell + WORD_BYTES, kind | (bytes as u64) << 32, Ordering::Relaxed);
@@ -382,6 +384,7 @@ impl<M: SegmentMemory> QueueReceiver<M> {
     /// # Errors
     ///
     /// If the sender has written a wrong entry.
+    #[inline]
     pub fn peek(&self) -> Result<NextEntry, QueueError> {
         if self.unread.1 > 0 {
             return Ok(NextEntry::Bytes);
@@ -419,6 +422,7 @@ impl<M: SegmentMemory> QueueReceiver<M> {
     /// # Panics
     ///
     /// If `target` is shorter than the message.
+    #[inline]
     pub fn read_message(&mut self, message: &QueueMessage, target: &mut [u8]) -> usize {
         let (start, bytes) = message.first;
         self.memory.read(start, &mut target[..bytes]);
@@ -465,6 +469,7 @@ impl<M: SegmentMemory> QueueReceiver<M> {
     }
 
     /// Returns the words 1 and 2 of the next cell; `None` if the entry is not there.
+    #[inline]
     fn next_words(&self) -> Result<Option<[u64; 2]>, QueueError> {
         let stamp = self.memory.load(self.cell, Ordering::Acquire);
         if stamp == self.next + 1 {
@@ -477,6 +482,7 @@ impl<M: SegmentMemory> QueueReceiver<M> {
     }
 
     /// Checks where the bytes of an entry are in the arena. Returns where they begin in the memory, and their number.
+    #[inline]
     fn check_bytes(&self, bytes: u64, start: u64) -> Result<(usize, usize), QueueError> {
         let is_inside = start.checked_add(bytes).is_some_and(|end| end <= self.layout.arena_bytes as u64);
         if bytes == 0 || !is_inside {
@@ -486,6 +492,7 @@ impl<M: SegmentMemory> QueueReceiver<M> {
     }
 
     /// Counts the entry as read, so that the sender may overwrite it.
+    #[inline]
     fn finish_entry(&mut self) {
         self.next += 1;
         self.cell = self.layout.cell_after(self.cell);

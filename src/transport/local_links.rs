@@ -218,6 +218,7 @@ impl<M: SegmentMemory> LocalLink<M> {
         }
     }
 
+    #[inline]
     fn wake_receiver<S: SocketTransport>(&self, context: &mut LinkContext<'_, S, M>) {
         if context.signals.must_wake_receiver(self.index) {
             context.sockets.wake(context.peer);
@@ -355,6 +356,7 @@ impl<M: SegmentMemory> LocalLink<M> {
     }
 
     /// Tells the peer, if it waits for that, that an entry has been read.
+    #[inline]
     fn report_freed_space<S: SocketTransport>(&self, context: &mut LinkContext<'_, S, M>) {
         context.signals.set_next_entry(self.index, self.receiver.next_entry());
         // After this rank has closed its sending direction, it cannot wake the peer. So it must not clear the peer's sleep

@@ -36,6 +36,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
 
 impl Driver {
     /// Sends a message, and returns when its bytes have left this rank.
+    #[inline]
     pub(crate) fn send(&self, request: OperationRequest, to: Rank, bytes: &[u8]) -> Result<(), Error> {
         if self.try_send_directly(&request, to, bytes) {
             return Ok(());
@@ -79,6 +80,7 @@ impl Driver {
     }
 
     /// Records a message that went without an operation. The caller called the library at the time `submitted`.
+    #[inline]
     fn record_message(&self, request: &OperationRequest, direction: Direction, submitted: Option<Timestamp>) {
         if let (Some(recorder), Some(submitted)) = (self.shared.recorder.get(), submitted) {
             let event = recorder.submit(&operation_start(request, direction, submitted));

@@ -131,6 +131,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
     }
 
     /// Records that a whole message has been received without an operation.
+    #[inline]
     fn record_received(
         &mut self,
         source: Rank,

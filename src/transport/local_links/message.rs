@@ -43,6 +43,7 @@ impl LocalMessage {
     }
 
     /// Returns the message that begins with an entry.
+    #[inline]
     pub(super) fn from_entry(entry: &QueueMessage) -> Result<Self, QueueError> {
         let [group_and_tag, dtype_and_sequence] = entry.label;
         let dtype =
