@@ -138,6 +138,11 @@ pub struct QueueRead {
     pub has_freed_space: bool,
 }
 
+/// Returns word 1 of the cell of an entry.
+fn kind_and_bytes(kind: u64, bytes: usize) -> u64 {
+    kind | (bytes as u64) << 32
+}
+
 impl<M: SegmentMemory> QueueSender<M> {
     /// Creates the sender's end of the queue from rank `from` to rank `to` of the host. The queue must be new.
     ///
@@ -159,7 +164,7 @@ impl<M: SegmentMemory> QueueSender<M> {
     /// Adds the first entry. `socket_bytes` is the number of bytes that this rank has sent to the receiver over the socket.
     pub fn begin(&mut self, socket_bytes: u64) {
         debug_assert_eq!(self.next, 0, "only the first entry says where the queue begins");
-        self.publish(KIND_BEGIN, 0, socket_bytes);
+        self.publish(&[KIND_BEGIN, socket_bytes]);
     }
 
     /// Adds one entry with the bytes of `parts` after the first `skip` bytes, or with as many of them as there is space for.
@@ -186,7 +191,7 @@ impl<M: SegmentMemory> QueueSender<M> {
             left -= piece.len();
         }
         self.advance(count);
-        self.publish(KIND_BYTES, count, start as u64);
+        self.publish(&[kind_and_bytes(KIND_BYTES, count), start as u64]);
         Ok(count)
     }
 
@@ -205,7 +210,7 @@ impl<M: SegmentMemory> QueueSender<M> {
                 return Ok(false);
             }
             self.memory.write(self.cell + 5 * WORD_BYTES, payload);
-            self.publish_message(label, bytes, 0);
+            self.publish(&[kind_and_bytes(KIND_MESSAGE, bytes), 0, label[0], label[1]]);
             return Ok(true);
         }
         let piece_bytes = self.layout.piece_bytes(bytes);
@@ -218,22 +223,14 @@ impl<M: SegmentMemory> QueueSender<M> {
         let start = self.head_offset;
         self.memory.write(self.layout.arena + start, &payload[..piece_bytes]);
         self.advance(piece_bytes);
-        self.memory.store(self.cell + 5 * WORD_BYTES, bytes as u64, Ordering::Relaxed);
-        self.publish_message(label, piece_bytes, start);
+        let first = kind_and_bytes(KIND_MESSAGE, piece_bytes);
+        self.publish(&[first, start as u64, label[0], label[1], bytes as u64]);
         let mut sent = piece_bytes;
         while sent < bytes {
             // An entry is shorter at the end of the arena. There is space, so no entry is empty.
             sent += self.write(&[IoSlice::new(&payload[sent..bytes.min(sent + piece_bytes)])], 0)?;
         }
         Ok(true)
-    }
-
-    /// Writes the cell of a message with `bytes` bytes, which begin at `start` in the arena if they are not in the cell.
-    #[inline]
-    fn publish_message(&mut self, label: [u64; 2], bytes: usize, start: usize) {
-        self.memory.store(self.cell + 3 * WORD_BYTES, label[0], Ordering::Relaxed);
-        self.memory.store(self.cell + 4 * WORD_BYTES, label[1], Ordering::Relaxed);
-        self.publish(KIND_MESSAGE, bytes, start as u64);
     }
 
     /// Returns whether there is space for a message of `bytes` bytes, as far as this rank knows. An entry of the message may
@@ -314,12 +311,11 @@ impl<M: SegmentMemory> QueueSender<M> {
         Ok(())
     }
 
-    /// Writes the cell of the next entry, whose bytes end before `head`.
+    /// Writes the cell of the next entry, whose bytes end before `head`. `words` are the words of the cell from word 1 on.
     #[inline]
-    fn publish(&mut self, kind: u64, bytes: usize, word: u64) {
+    fn publish<const N: usize>(&mut self, words: &[u64; N]) {
         let cell = self.cell;
-        self.memory.store(cell + WORD_BYTES, kind | (bytes as u64) << 32, Ordering::Relaxed);
-        self.memory.store(cell + 2 * WORD_BYTES, word, Ordering::Relaxed);
+        self.memory.store_words(cell + WORD_BYTES, words);
         // Release pairs with Acquire in `next_words`: a receiver that sees the stamp sees the words and the bytes.
         self.memory.store(cell, self.next + 1, Ordering::Release);
         self.ends[self.layout.index_of(cell)] = self.head;
@@ -393,14 +389,14 @@ impl<M: SegmentMemory> QueueReceiver<M> {
         if kind_and_bytes & KIND_MASK != KIND_MESSAGE {
             return Ok(NextEntry::Bytes);
         }
-        let word = |index: usize| self.memory.load(self.cell + index * WORD_BYTES, Ordering::Relaxed);
-        let label = [word(3), word(4)];
+        let [label_0, label_1, bytes] = self.memory.load_words(self.cell + 3 * WORD_BYTES);
+        let label = [label_0, label_1];
         let first_bytes = (kind_and_bytes >> 32) as usize;
         if first_bytes <= BYTES_IN_CELL_MAX {
             let first = (self.cell + 5 * WORD_BYTES, first_bytes);
             return Ok(NextEntry::Message(QueueMessage { label, bytes: first_bytes, first }));
         }
-        let (bytes, first) = (word(5) as usize, self.check_bytes(first_bytes as u64, start)?);
+        let (bytes, first) = (bytes as usize, self.check_bytes(first_bytes as u64, start)?);
         if bytes < first_bytes {
             return Err(QueueError::Bytes { start, bytes: bytes as u64 });
         }
@@ -473,8 +469,7 @@ impl<M: SegmentMemory> QueueReceiver<M> {
     fn next_words(&self) -> Result<Option<[u64; 2]>, QueueError> {
         let stamp = self.memory.load(self.cell, Ordering::Acquire);
         if stamp == self.next + 1 {
-            let word = |index: usize| self.memory.load(self.cell + index * WORD_BYTES, Ordering::Relaxed);
-            return Ok(Some([word(1), word(2)]));
+            return Ok(Some(self.memory.load_words(self.cell + WORD_BYTES)));
         }
         // The cell still has the stamp of the entry that used it before, or no stamp.
         let stamp_before = (self.next + 1).saturating_sub(self.layout.cell_count as u64);

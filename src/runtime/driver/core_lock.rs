@@ -129,6 +129,7 @@ impl<C: DrivenCore, P: Primitives> CoreLock<C, P> {
     /// # Panics
     ///
     /// In a reduction function of the user. Its thread already holds this lock, so locking again would deadlock.
+    #[inline]
     pub(crate) fn lock(&self) -> CoreGuard<'_, C, P> {
         C::check_before_locking();
         let state = P::try_lock(&self.state).unwrap_or_else(|| {
@@ -249,6 +250,7 @@ impl<C: DrivenCore, P: Primitives> DerefMut for CoreGuard<'_, C, P> {
 }
 
 impl<C: DrivenCore, P: Primitives> Drop for CoreGuard<'_, C, P> {
+    #[inline]
     fn drop(&mut self) {
         let Some(mut state) = self.state.take() else { return };
         let deferred = state.core.take_deferred();

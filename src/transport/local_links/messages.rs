@@ -51,9 +51,10 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
             Ok(NextEntry::Nothing | NextEntry::Bytes) | Err(_) => return NextFrame::Other,
             Ok(NextEntry::Message(entry)) => entry,
         };
-        let Some(message) = LocalMessage::from_entry(&entry).ok().filter(accepts) else {
+        let Ok(message) = LocalMessage::from_entry(&entry) else { return NextFrame::Other };
+        if !accepts(&message) {
             return NextFrame::Other;
-        };
+        }
         let count = link.receiver.read_message(&entry, target);
         link.report_freed_space(&mut context);
         NextFrame::Message(message, count)
