@@ -227,8 +227,13 @@ impl<M: SegmentMemory> QueueSender<M> {
         self.publish(&[first, start as u64, label[0], label[1], bytes as u64]);
         let mut sent = piece_bytes;
         while sent < bytes {
-            // An entry is shorter at the end of the arena. There is space, so no entry is empty.
-            sent += self.write(&[IoSlice::new(&payload[sent..bytes.min(sent + piece_bytes)])], 0)?;
+            // An entry is shorter at the end of the arena.
+            let count = piece_bytes.min(bytes - sent).min(self.bytes_to_arena_end());
+            let start = self.head_offset;
+            self.memory.write(self.layout.arena + start, &payload[sent..sent + count]);
+            self.advance(count);
+            self.publish(&[kind_and_bytes(KIND_BYTES, count), start as u64]);
+            sent += count;
         }
         Ok(true)
     }
@@ -413,7 +418,7 @@ impl<M: SegmentMemory> QueueReceiver<M> {
     }
 
     /// Copies the bytes of the message that [`QueueReceiver::peek`] has just returned, as far as they are in its entry, to the
-    /// start of `target`. Returns the number of bytes. [`QueueReceiver::read`] then copies the other bytes.
+    /// start of `target`. Returns the number of bytes. [`QueueReceiver::read_rest`] then copies the other bytes.
     ///
     /// # Panics
     ///
@@ -424,6 +429,28 @@ impl<M: SegmentMemory> QueueReceiver<M> {
         self.memory.read(start, &mut target[..bytes]);
         self.finish_entry();
         bytes
+    }
+
+    /// Copies the bytes of the next entries until `target` is full, or until the next entry is not there after `looks` looks.
+    /// Returns the number of bytes. `target` is the rest of a message or a part of it.
+    ///
+    /// # Errors
+    ///
+    /// If the sender has written a wrong entry.
+    pub fn read_rest(&mut self, target: &mut [u8], looks: u32) -> Result<usize, QueueError> {
+        let mut filled = 0;
+        while filled < target.len() {
+            self.await_entry(looks);
+            match self.peek()? {
+                NextEntry::Nothing => break,
+                NextEntry::Bytes => {
+                    filled += self.read(&mut [IoSliceMut::new(&mut target[filled..])], 0)?.bytes;
+                }
+                // A message does not begin in the middle of another message.
+                NextEntry::Message(_) => return Err(QueueError::Kind(KIND_MESSAGE)),
+            }
+        }
+        Ok(filled)
     }
 
     /// Copies bytes of one entry into `parts`, after their first `skip` bytes. Copies nothing if no entry is there, or if the

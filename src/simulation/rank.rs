@@ -71,6 +71,8 @@ pub(crate) struct SimulatedRank {
 pub(crate) struct SimCounts {
     /// Messages that were sent or received without an operation.
     pub(crate) direct_messages: u64,
+    /// Messages of which a part was late.
+    pub(crate) divided_messages: u64,
     /// Collectives in shared memory.
     pub(crate) in_shared_memory: u64,
     /// The collectives in shared memory that the rank executed itself.
@@ -86,6 +88,7 @@ impl SimCounts {
     pub(crate) fn add(self, other: Self) -> Self {
         Self {
             direct_messages: self.direct_messages + other.direct_messages,
+            divided_messages: self.divided_messages + other.divided_messages,
             in_shared_memory: self.in_shared_memory + other.in_shared_memory,
             blocking: self.blocking + other.blocking,
             short: self.short + other.short,

@@ -8,16 +8,13 @@ use super::{Driver, Submission};
 use crate::engine::{Envelope, OperationRequest, Pattern, Timestamp};
 use crate::observe::event::{Direction, EventStatus};
 use crate::runtime::error::Error;
-use crate::runtime::link_driver::direct::DirectReceive;
+use crate::runtime::link_driver::direct::{DirectReceive, LOOKS};
 use crate::runtime::measurements::{OperationTimer, ProfilePart};
 use crate::runtime::memory::Memory;
 use crate::shm::RoundsMemory;
 use crate::transport::SocketTransport;
 use crate::types::Rank;
 
-/// How often a thread looks for a message before it releases the lock of the core: about half a microsecond. A thread that has
-/// the lock when the message arrives receives it sooner.
-const LOOKS_WITH_LOCK: u32 = 200;
 /// One of so many messages becomes an operation, so that a rank which only exchanges messages also learns of other events.
 const MESSAGES_PER_OPERATION: u32 = 1024;
 
@@ -103,7 +100,7 @@ impl Driver {
         let submitted = self.shared.recorder.get().map(|recorder| recorder.now());
         let mut core = self.shared.lock();
         let mut timer = core.message_timer(bytes.len());
-        let looks = if self.shared.has_own_processor { LOOKS_WITH_LOCK } else { 0 };
+        let looks = if self.shared.has_own_processor { LOOKS } else { 0 };
         let mut has_begun = false;
         loop {
             let now = timer.is_timed().then(|| self.shared.now());

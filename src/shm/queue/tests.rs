@@ -168,6 +168,19 @@ fn wrong_words_of_a_peer_are_errors() {
     }
 }
 
+#[test]
+fn the_rest_of_a_message_may_be_late_but_no_other_message_may_come_before_it() {
+    let memory = Arc::new(HeapMemory::new(SHORT.bytes()));
+    let (mut sender, mut receiver) = ends(&memory, SHORT);
+    assert_eq!(write_all(&mut sender, &[1; 100]), 100);
+    let mut rest = [0; 200];
+    assert_eq!(receiver.read_rest(&mut rest, 1), Ok(100), "the other bytes are late");
+    assert_eq!(receiver.read_rest(&mut rest[100..], 1), Ok(0));
+    assert!(sender.write_message([0; 2], &[2; 30]).unwrap());
+    assert_eq!(receiver.read_rest(&mut rest[100..], 1), Err(QueueError::Kind(KIND_MESSAGE)));
+    assert_eq!((&rest[..100], &rest[100..]), (&[1; 100][..], &[0; 100][..]));
+}
+
 /// A peer that overwrites random words at random times must not make this rank panic or copy bytes from outside the queue.
 #[test]
 fn random_words_of_a_peer_do_no_harm() {
@@ -195,6 +208,7 @@ fn random_words_of_a_peer_do_no_harm() {
                     receiver.begin_message(&message);
                 } else {
                     receiver.read_message(&message, &mut vec![0; message.bytes.min(SHORT.bytes())]);
+                    let _ = receiver.read_rest(&mut bytes, 1);
                 }
             }
         }
@@ -230,7 +244,10 @@ fn messages_of_all_lengths_arrive_whole() {
                 bytes.clear();
             } else {
                 let count = receiver.read_message(&message, &mut bytes);
-                bytes.truncate(count);
+                let rest =
+                    if random.random() { receiver.read_rest(&mut bytes[count..], 1).unwrap() } else { 0 };
+                assert!(count + rest == payload.len() || rest == 0);
+                bytes.truncate(count + rest);
             }
             received += 1;
             while bytes.len() < payload.len() {

@@ -108,6 +108,7 @@ impl SimulatedRank {
         let target = bytemuck::cast_slice_mut(&mut received);
         let mut result =
             link_driver.try_receive_directly(&request, (pattern, from), (&mut *target, 2), Some(now));
+        self.counts.divided_messages += u64::from(matches!(result, DirectReceive::Begun));
         while matches!(result, DirectReceive::Begun) && self.random.random_bool(0.9) {
             result = link_driver.continue_receive(from, target, Some(now));
         }

@@ -1,7 +1,5 @@
 //! Sends and receives messages that go through a queue without a frame. A link can also receive these messages as frames.
 
-use std::io::IoSliceMut;
-
 use super::message::{LocalMessage, NextFrame};
 use super::{LinkTransport, Receiving, SocketTransport};
 use crate::shm::{NextEntry, SegmentMemory};
@@ -30,9 +28,8 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
     }
 
     /// If the next frame of the link to `peer` is a message that `accepts` accepts, copies its bytes to the start of `target`, as
-    /// far as the message's first entry has them. [`LinkTransport::receive_from_queue`] then returns the other bytes. `target`
-    /// must be at least as long as an accepted message. The caller must have received all frames before. If nothing has arrived,
-    /// looks again for `looks` times.
+    /// many as are there. [`LinkTransport::receive_rest`] then returns the other bytes. `target` must be at least as long as an
+    /// accepted message. The caller must have received all frames before. Looks at most `looks` times for each entry.
     pub fn receive_message(
         &mut self,
         peer: Rank,
@@ -55,18 +52,24 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         if !accepts(&message) {
             return NextFrame::Other;
         }
-        let count = link.receiver.read_message(&entry, target);
+        let mut count = link.receiver.read_message(&entry, target);
+        // `receive_rest` finds an error again.
+        count += link.receiver.read_rest(&mut target[count..message.bytes], looks).unwrap_or_default();
         link.report_freed_space(&mut context);
         NextFrame::Message(message, count)
     }
 
-    /// Receives bytes from the queue, as many as are there, and does not read the socket.
-    pub fn receive_from_queue(&mut self, peer: Rank, target: &mut [u8]) -> TransferResult {
+    /// Receives more bytes of a message that [`LinkTransport::receive_message`] has begun to receive. `target` is its rest. Looks
+    /// at most `looks` times for each entry.
+    pub fn receive_rest(&mut self, peer: Rank, target: &mut [u8], looks: u32) -> TransferResult {
         let Some((link, mut context)) = self.local_link(peer) else { return TransferResult::Blocked };
-        match link.receive_from_queue(&mut context, &mut [IoSliceMut::new(target)]) {
+        match link.receiver.read_rest(target, looks) {
             Ok(0) => TransferResult::Blocked,
-            Ok(count) => TransferResult::Bytes(count),
-            Err(why) => link.refuse(&context, why),
+            Ok(count) => {
+                link.report_freed_space(&mut context);
+                TransferResult::Bytes(count)
+            }
+            Err(error) => link.refuse(&context, error.to_string()),
         }
     }
 }

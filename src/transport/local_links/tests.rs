@@ -180,13 +180,9 @@ fn messages_are_received_whole_or_as_frames() {
             let mut target = vec![7; bytes + 3];
             let refused = other.links.receive_message(from, &mut target, 0, |next| *next != message);
             assert_eq!(refused, NextFrame::Other);
-            let first_bytes = bytes.min(128);
             let received = other.links.receive_message(from, &mut target, 0, |next| *next == message);
-            assert_eq!(received, NextFrame::Message(message, first_bytes));
-            if first_bytes < bytes {
-                let rest = other.links.receive_from_queue(from, &mut target[first_bytes..bytes]);
-                assert_eq!(rest, TransferResult::Bytes(bytes - first_bytes));
-            }
+            assert_eq!(received, NextFrame::Message(message, bytes));
+            assert_eq!(other.links.receive_rest(from, &mut [0], 1), TransferResult::Blocked);
             assert_eq!((&target[..bytes], &target[bytes..]), (&payload[..], &[7; 3][..]));
             whole += 1;
         } else {
