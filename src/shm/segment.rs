@@ -12,7 +12,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftrunc
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mremap_fixed, munmap};
 use rustix::param::page_size;
 
-use super::copy::copy_past_caches;
+use super::copy::{copy_from_peer, copy_past_caches};
 use super::memory::{RoundsMemory, SegmentMemory, WORD_BYTES};
 
 /// The length in bytes of the token at the beginning of a segment. A process that opens a segment checks the token.
@@ -216,7 +216,7 @@ impl SegmentMemory for Segment {
         let source = self.address(start, target.len());
         // SAFETY: the source is inside the mapping. The target is memory of this process, because no reference points into the
         // mapping, so they do not overlap. A rank that keeps to the protocol does not write the source during the copy.
-        unsafe { ptr::copy_nonoverlapping(source.as_ptr(), target.as_mut_ptr(), target.len()) }
+        unsafe { copy_from_peer(source, target) }
     }
 
     fn read_past_caches(&self, start: usize, target: &mut [u8]) {
