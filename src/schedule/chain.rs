@@ -17,9 +17,7 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedul
     let next = (rank != root).then(|| world.rank_after(rank, 1));
     let previous = (rank != world.rank_after(root, 1)).then(|| world.rank_before(rank, 1));
     let action = if rank == root { Action::ReduceLast } else { Action::Reduce };
-    let mut schedule = Schedule::default();
-    schedule.push_chain_step(previous, next, 0..count, action);
-    schedule
+    Schedule::default().with_chain_step(previous, next, 0..count, action)
 }
 
 /// Computes an inclusive prefix: rank r gets the reduction of the contributions of ranks 0 to r, in rank order. There
@@ -29,9 +27,7 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedul
 /// ceil(log2 n) rounds, but most ranks would send S bytes in each round.
 pub fn scan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let (previous, next) = previous_and_next_in_chain(world, rank);
-    let mut schedule = Schedule::default();
-    schedule.push_chain_step(previous, next, 0..count, Action::Reduce);
-    schedule
+    Schedule::default().with_chain_step(previous, next, 0..count, Action::Reduce)
 }
 
 /// Computes an exclusive prefix: rank r gets the reduction of the contributions of ranks 0 to r-1, in rank order. There
@@ -65,15 +61,14 @@ pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 /// After the operation, the root's buffer contains the result. The buffer of each rank r except the root contains the
 /// reduction of the contributions of ranks 0 to r.
 pub fn ordered_reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
-    let (mut schedule, last) = (scan(world, rank, count), last_rank(world));
-    if root != last {
-        // The result overwrites the root's own data. The root has already sent these data, because the result
-        // depends on them.
-        let previous = (rank == root).then_some(last);
-        let next = (rank == last).then_some(root);
-        schedule.push_chain_step(previous, next, 0..count, Action::Copy);
+    let (schedule, last) = (scan(world, rank, count), last_rank(world));
+    if root == last {
+        return schedule;
     }
-    schedule
+    // The result overwrites the root's own data. The root has already sent these data, because the result depends on them.
+    let previous = (rank == root).then_some(last);
+    let next = (rank == last).then_some(root);
+    schedule.with_chain_step(previous, next, 0..count, Action::Copy)
 }
 
 /// Reduces all buffers in rank order and gives every rank the result, for a function that is associative but does not
@@ -84,10 +79,8 @@ pub fn ordered_reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
 /// The last rank computes the result, and all ranks except the last copy the result, so the result has the same bits on
 /// all ranks.
 pub fn ordered_all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
-    let mut schedule = scan(world, rank, count);
     let (previous, next) = previous_and_next_in_chain(world, rank);
-    schedule.push_chain_step(next, previous, 0..count, Action::Copy);
-    schedule
+    scan(world, rank, count).with_chain_step(next, previous, 0..count, Action::Copy)
 }
 
 /// Returns the previous and the next rank in the chain from rank 0 to the last rank. Rank 0 has no previous rank, and

@@ -41,10 +41,6 @@ pub fn block_bytes(bytes: u64) -> u64 {
 ///
 /// The root of each tree computes the result of one half of the buffer, and all ranks except this root copy the result.
 /// The result therefore has the same bits on all ranks.
-///
-/// # Panics
-///
-/// If `block`, the number of elements in a message, is 0.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     let neighbours = Tree::BOTH_TREES.map(|tree| TreeNeighbours::new(tree, world, rank));
@@ -68,10 +64,6 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
 /// `root`. There are floor(log2(n-1)) + 1 hops. Each rank except the root sends S bytes.
 ///
 /// After the operation, the buffers of all ranks except `root` contain partial results.
-///
-/// # Panics
-///
-/// If `block`, the number of elements in a message, is 0.
 pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH_TREES.into_iter().enumerate() {
@@ -83,10 +75,6 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usi
 
 /// Broadcasts from `root`: this is [`reduce`] with the direction of every message reversed. Each rank sends at most S
 /// bytes.
-///
-/// # Panics
-///
-/// If `block`, the number of elements in a message, is 0.
 pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH_TREES.into_iter().enumerate() {

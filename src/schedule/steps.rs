@@ -165,15 +165,15 @@ impl Schedule {
     /// Adds the step of one rank in a chain: the rank receives the range from `previous` and forwards the range to
     /// `next`, segment by segment. On the first rank of the chain, `previous` is `None`. On the last rank, `next` is
     /// `None`. If earlier steps of the first rank receive data, its send waits for the last of these receives.
-    pub(super) fn push_chain_step(
-        &mut self,
+    pub(super) fn with_chain_step(
+        mut self,
         previous: Option<Rank>,
         next: Option<Rank>,
         range: Range<usize>,
         action: Action,
-    ) {
+    ) -> Self {
         if previous.is_none() && next.is_none() {
-            return;
+            return self;
         }
         let receive =
             previous.map(|peer| InboundElements { peer, range: range.clone(), action, awaited_step: None });
@@ -184,5 +184,6 @@ impl Schedule {
         let send =
             next.map(|peer| OutboundElements { peer, range, awaited_step: awaited_step.map(StepDependency) });
         self.steps.push(Step { send, receive });
+        self
     }
 }
