@@ -5,7 +5,7 @@
 //! S/B + (n-2)s/B seconds, and not (n-1)S/B seconds. The method is the pipeline of Watts and van de Geijn, "A pipelined
 //! broadcast for multidimensional meshes", Parallel Processing Letters 5 (1995). Here each hop can also reduce.
 
-use super::{Action, InboundElements, OutboundElements, Schedule, Step, StepDependency};
+use super::{Action, Schedule, Step, StepDependency, StepTransfer};
 use crate::types::{Rank, WorldSize};
 
 /// Reduces to `root` along the ring in n-1 hops. Each rank except the root sends S bytes. The operation takes S/B +
@@ -48,8 +48,9 @@ pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let (prefix, result) = (0..count, count..2 * count);
     let awaited_step = previous.is_some().then_some(StepDependency(0));
     let step = |range, action| Step {
-        send: next.map(|peer| OutboundElements { peer, range: prefix.clone(), awaited_step }),
-        receive: previous.map(|peer| InboundElements { peer, range, action, awaited_step: None }),
+        send: next.map(|peer| StepTransfer { peer, range: prefix.clone(), awaited_step }),
+        receive: previous.map(|peer| StepTransfer { peer, range, awaited_step: None }),
+        action,
     };
     vec![step(prefix.clone(), Action::Reduce), step(result, Action::Copy)].into()
 }

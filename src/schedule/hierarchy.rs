@@ -224,17 +224,12 @@ impl HostLayout {
             let mut schedule = spec.schedule(algorithm, host_as_rank, block, false);
             schedule.rename_peers(|host| self.carrier_of_slice(host.index(), slice));
             all.steps.extend(schedule.steps.into_iter().map(|mut step| {
-                let in_buffer = |part: &Range<usize>| range.start + part.start..range.start + part.end;
-                let shift_dependency = |awaited_step: Option<StepDependency>| {
-                    awaited_step.map(|StepDependency(step)| StepDependency(first_step + step))
-                };
-                if let Some(send) = &mut step.send {
-                    send.range = in_buffer(&send.range);
-                    send.awaited_step = shift_dependency(send.awaited_step);
-                }
-                if let Some(receive) = &mut step.receive {
-                    receive.range = in_buffer(&receive.range);
-                    receive.awaited_step = shift_dependency(receive.awaited_step);
+                for transfer in step.transfers_mut() {
+                    let part = &transfer.range;
+                    transfer.range = range.start + part.start..range.start + part.end;
+                    if let Some(StepDependency(step)) = &mut transfer.awaited_step {
+                        *step += first_step;
+                    }
                 }
                 step
             }));
