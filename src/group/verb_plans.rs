@@ -5,8 +5,7 @@ use super::parts::TOTAL_TOO_LARGE;
 use super::plan::{Plan, Verb};
 use super::reducers::Reducer;
 use super::verbs::{
-    AllGather, AllReduce, AllToAll, Broadcast, ExchangedCounts, Exscan, Gather, Reduce, ReduceScatter, Scan,
-    Scatter,
+    AllGather, AllReduce, AllToAll, Broadcast, Exscan, Gather, Reduce, ReduceScatter, Scan, Scatter,
 };
 use super::{Error, Group};
 use crate::schedule::CollectiveSpec;
@@ -256,9 +255,9 @@ impl<T: Element, const IN_PLACE: bool> Verb<T, IN_PLACE> for AllToAll {
     }
 }
 
-impl<T: Element> Verb<T, false> for AllToAll<ExchangedCounts> {
+impl<T: Element> Verb<T, false> for AllToAll<[Vec<usize>; 2]> {
     fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
-        let ExchangedCounts { sent, received } = &self.counts;
+        let [sent, received] = &self.counts;
         let send = group.divide::<T>(Some(sent), count)?;
         let receive = group.contributed_parts::<T>(Some(received), send.range(group.rank).len())?;
         all_to_all::<T>(group, (send, receive), false, site)
