@@ -78,12 +78,6 @@ impl Plan {
         self
     }
 
-    /// Sets the place of the result. The length of the output stays.
-    pub(super) fn with_result(mut self, result: Range<usize>) -> Self {
-        self.places.result = result;
-        self
-    }
-
     /// Sets the index in the buffer at which the memory of the call begins if it works in place.
     pub(super) fn with_start(mut self, start: Option<usize>) -> Self {
         self.places.start = start;

@@ -70,11 +70,14 @@ reducing_verbs! {
         let mut call = group.new_call::<T>(CollectiveSpec::Exscan { count }, site);
         this.reducer.set_reduction(&mut call)?;
         let memory_count = count.checked_mul(2).ok_or(TOTAL_TOO_LARGE)?;
-        // Rank 0 has no result, but its output must have the right length as on the other ranks.
-        let plan = Plan::replacing(call, memory_count)
+        let mut plan = Plan::replacing(call, memory_count)
             .with_places(0..count, count..memory_count)
             .with_start(None);
-        Ok(if group.rank == Rank::ZERO { plan.with_result(count..count) } else { plan })
+        if group.rank == Rank::ZERO {
+            // Rank 0 has no result, but its output must have the right length as on the other ranks.
+            plan.places.result = count..count;
+        }
+        Ok(plan)
     };
 }
 

@@ -76,8 +76,8 @@ pub fn all_to_all(world: WorldSize, rank: Rank, send: &Partition, receive: &Part
 /// the root contains only that rank's part.
 pub fn gather(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -> Schedule {
     let steps: Vec<Step> = if rank == root {
-        let step = |peer| Step::receive(peer, partition.range(peer), Action::Copy, None);
-        ranks_except_root(world, root).map(step).collect()
+        let peers = (1..world.get()).map(|distance| world.rank_after(root, distance));
+        peers.map(|peer| Step::receive(peer, partition.range(peer), Action::Copy, None)).collect()
     } else {
         vec![Step::send(root, 0..partition.range(rank).len(), None)]
     };
@@ -87,13 +87,11 @@ pub fn gather(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -
 /// Scatters from `root`: this is [`gather`] with the direction of every message reversed. The root sends S bytes
 /// minus its own part. The buffer of every rank except the root has space only for that rank's part.
 pub fn scatter(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -> Schedule {
-    let steps: Vec<Step> = if rank == root {
-        let step = |peer| Step::send(peer, partition.range(peer), None);
-        ranks_except_root(world, root).map(step).collect()
-    } else {
-        vec![Step::receive(root, 0..partition.range(rank).len(), Action::Copy, None)]
-    };
-    steps.into()
+    let mut schedule = gather(world, rank, root, partition);
+    for Step { send, receive, .. } in &mut schedule.steps {
+        std::mem::swap(send, receive);
+    }
+    schedule
 }
 
 /// Adds the steps of an all-gather. If the schedule already has the steps of a reduce-scatter, the sends of the
@@ -106,9 +104,4 @@ fn add_all_gather(mut schedule: Schedule, world: WorldSize, rank: Rank, partitio
         schedule.steps.push(Step::send(to, partition.range(rank), awaited_step).and(receive));
     }
     schedule
-}
-
-/// Returns every rank but the root, starting with the root's successor.
-fn ranks_except_root(world: WorldSize, root: Rank) -> impl Iterator<Item = Rank> {
-    (1..world.get()).map(move |distance| world.rank_after(root, distance))
 }

@@ -113,8 +113,9 @@ impl TreeNeighbours {
         let places = world.as_usize() - 1;
         let rank_at = |place: usize| world.rank_after(root, 1 + place as u32);
         if rank == root {
-            let top = tree.place_of_top(places);
-            return Self { parent: None, children: top.map(rank_at).into_iter().collect() };
+            let top = top_of_subtree(places, &(0..places / 2));
+            let child = top.map(|node| rank_at(tree.place_of_node(places, node)));
+            return Self { parent: None, children: child.into_iter().collect() };
         }
         let place = world.rank_before(rank, root.get() + 1).index();
         let (parent, children) = tree.parent_and_children(places, place);
@@ -197,11 +198,6 @@ enum Node {
 
 impl Tree {
     const BOTH_TREES: [Self; 2] = [Self::First, Self::Second];
-
-    /// Returns the place of the top node, in a tree with `places` places. Returns `None` for an empty tree.
-    fn place_of_top(self, places: usize) -> Option<usize> {
-        Some(self.place_of_node(places, top_of_subtree(places, &(0..places / 2))?))
-    }
 
     /// Returns the places of the parent and of the children of the node at `place`, in a tree with `places` places. The
     /// first child is the child with the smaller subtree.

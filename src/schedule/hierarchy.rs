@@ -160,7 +160,11 @@ impl HostLayout {
             _ => unreachable!("no hierarchy for {spec:?}"),
         };
         let between_hosts = match spec {
-            CollectiveSpec::Barrier if self.local == 0 => self.barrier_of_first_ranks(),
+            CollectiveSpec::Barrier if self.local == 0 => {
+                let mut schedule = doubling::barrier(self.host_count(), Rank::new(self.host as u32));
+                schedule.rename_peers(|host| self.hosts[host.index()][0]);
+                schedule
+            }
             CollectiveSpec::Barrier => Schedule::default(),
             _ => self.schedule_between_hosts(spec, algorithm, block),
         };
@@ -235,13 +239,6 @@ impl HostLayout {
             }));
         }
         all
-    }
-
-    /// Returns the schedule of a barrier among the first rank of each host.
-    fn barrier_of_first_ranks(&self) -> Schedule {
-        let mut schedule = doubling::barrier(self.host_count(), Rank::new(self.host as u32));
-        schedule.rename_peers(|host| self.hosts[host.index()][0]);
-        schedule
     }
 
     /// Returns the indices of the slices whose carrier is the rank with index `local` on `host`.
