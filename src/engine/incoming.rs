@@ -68,15 +68,8 @@ impl Engine {
         let OperationKey::Collective { group, sequence } = key else { return FrameVerdict::Handled };
         if sequence >= self.history.next_sequence(group) {
             link.ready_transfers.insert(key, header.offset);
-            if link.ready_transfers.len() > self.announced_max {
-                let limit = self.announced_max;
-                return self.refuse(
-                    peer,
-                    format!(
-                        "it sent ready frames for more than {limit} operations that this rank has not begun"
-                    ),
-                );
-            }
+            let count = link.ready_transfers.len();
+            return self.check_unbegun(peer, count, "sent ready frames for");
         }
         FrameVerdict::Handled
     }
@@ -102,14 +95,17 @@ impl Engine {
         }
         let link = self.links.get_or_default(peer);
         link.announced.insert(key, header.contract);
-        if link.announced.len() > self.announced_max {
-            let limit = self.announced_max;
-            return self.refuse(
-                peer,
-                format!("it announced more than {limit} operations that this rank has not begun"),
-            );
+        let count = link.announced.len();
+        self.check_unbegun(peer, count, "announced")
+    }
+
+    /// Refuses the frames of `peer` if its frames concern too many operations that this rank has not begun.
+    fn check_unbegun(&mut self, peer: Rank, count: usize, what: &str) -> FrameVerdict {
+        let limit = self.announced_max;
+        if count <= limit {
+            return FrameVerdict::Handled;
         }
-        FrameVerdict::Handled
+        self.refuse(peer, format!("it {what} more than {limit} operations that this rank has not begun"))
     }
 
     fn handle_segment(&mut self, peer: Rank, header: &FrameHeader) -> FrameVerdict {

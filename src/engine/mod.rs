@@ -243,7 +243,9 @@ impl Engine {
             let Some(id) = link.send_queue.runnable.pop_front() else { break };
             let Some(running) = self.operations.get_mut(&id) else { continue };
             match running.take_next_send(peer, link.credit()) {
-                NextSend::Nothing if running.sends_to(peer) => link.send_queue.wait_for_data(id),
+                NextSend::Nothing if running.sends_to(peer) => {
+                    link.send_queue.waiting_for_data.insert(id);
+                }
                 NextSend::Nothing => {}
                 NextSend::MustWait { credit_needed, must_announce } => {
                     link.send_queue.suspend(id, credit_needed);

@@ -323,7 +323,7 @@ impl RunningOperation {
             offset,
             transfer_elements: receive.range.len(),
         };
-        Some(DueSegment { segment, action: receive.action, is_ready, is_destination_free })
+        Some(DueSegment { segment, action: self.steps[step].action, is_ready, is_destination_free })
     }
 
     /// Records that the segment that was due from `peer` has been applied.

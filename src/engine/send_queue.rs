@@ -18,7 +18,7 @@ pub(super) struct SendQueue {
     /// The operations that take turns, because they may be able to send. The first one has the next turn.
     pub(super) runnable: VecDeque<OpId>,
     /// The operations that can send only after they have received and applied a further segment.
-    waiting_for_data: SortedSet<OpId>,
+    pub(super) waiting_for_data: SortedSet<OpId>,
     /// The messages that have sent no frame, in the order of their numbers.
     unopened: VecDeque<OpId>,
     /// The bytes of the short messages that were sent in the current turn.
@@ -51,12 +51,7 @@ impl SendQueue {
         !self.unopened.is_empty()
     }
 
-    /// Suspends an operation until [`SendQueue::resume_after_data`].
-    pub(super) fn wait_for_data(&mut self, id: OpId) {
-        self.waiting_for_data.insert(id);
-    }
-
-    /// Resumes an operation that waited for data, because the operation has applied a segment.
+    /// Resumes an operation in `waiting_for_data`, because the operation has applied a segment.
     pub(super) fn resume_after_data(&mut self, id: OpId) {
         if self.waiting_for_data.remove(&id) {
             self.runnable.push_back(id);

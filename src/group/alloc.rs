@@ -12,24 +12,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::parts::{layout_digest, zeroed};
-use super::share::{LOCATION_WORDS, ShareError, location_from_words, location_to_words};
+use super::share::{MemoryReport, REPORT_WORDS, ShareError};
 use super::{Error, Group, OwnedBuffer};
 use crate::runtime::buffer::impl_buffer_of_slice;
 use crate::runtime::buffer::sealed::Sealed;
 use crate::runtime::host_rounds::HostRounds;
-use crate::shm::{BUFFERS_MAX, ExposedBuffer, RemoteBuffer, TOKEN_BYTES};
+use crate::shm::{BUFFERS_MAX, ExposedBuffer, RemoteBuffer};
 use crate::types::{Contract, Element, Site};
 
-/// The status of a rank that has created its memory. Each rank sends its status as the first word of its report.
-const HAS_MEMORY: u64 = 1;
-/// The status of a rank that could not create its memory.
-const HAS_NO_MEMORY: u64 = 2;
-/// The status of a rank that has created no memory, because it already has the maximum number of buffers.
+/// The status of a [`MemoryReport`] if the rank already has the maximum number of buffers.
 const HAS_MAX_BUFFERS: u64 = 3;
-/// The status of a rank that requests more than memory can hold.
+/// The status of a [`MemoryReport`] if the rank requests more than memory can hold.
 const SIZE_OVERFLOWS: u64 = 4;
-/// The number of words of each rank's report: the status, the bytes of the rank's buffer, and the location of its memory.
-const REPORT_WORDS: usize = 2 + LOCATION_WORDS;
 /// The engine distinguishes the all-gathers in [`Group::alloc`] from all-gathers of the program by the digest of these numbers.
 const LAYOUT: [usize; 2] = [REPORT_WORDS, 0x616c_6c6f];
 
@@ -118,26 +112,29 @@ impl Group {
         let has_max_buffers = self.with_rounds(HostRounds::has_max_buffers).unwrap_or(false);
         let bytes = count.checked_mul(size_of::<T>()).filter(|&bytes| isize::try_from(bytes).is_ok());
         let (report, created) = match bytes {
-            None => (report_without_memory(SIZE_OVERFLOWS), None),
-            Some(_) if has_max_buffers => (report_without_memory(HAS_MAX_BUFFERS), None),
-            Some(bytes) => create_memory(bytes),
+            None => (MemoryReport::without_memory(SIZE_OVERFLOWS), None),
+            Some(_) if has_max_buffers => (MemoryReport::without_memory(HAS_MAX_BUFFERS), None),
+            Some(bytes) => MemoryReport::create(bytes, ExposedBuffer::create, ExposedBuffer::location),
         };
         let set_layout = |contract: &mut Contract| contract.layout = layout_digest(LAYOUT);
-        let reports = self.gather_numbers(report, site, set_layout)?;
+        let words: [u64; REPORT_WORDS] = bytemuck::cast(report);
+        let all_words = self.gather_numbers(words, site, set_layout)?;
+        let reports: &[MemoryReport] = bytemuck::cast_slice(&all_words);
         for (status, error) in [
             (SIZE_OVERFLOWS, Error::InvalidCounts("a rank requests more than memory can hold")),
             (HAS_MAX_BUFFERS, Error::TooManyBuffers(BUFFERS_MAX)),
         ] {
-            if reports.iter().any(|report| report[0] == status) {
+            if reports.iter().any(|report| report.status == status) {
                 return Err(error.into());
             }
         }
         let created = created.transpose()?;
-        if reports.iter().any(|report| report[0] != HAS_MEMORY) {
+        if reports.iter().any(|report| report.status != MemoryReport::HAS_MEMORY) {
             return Err("another rank could not create its memory".into());
         }
         let others = reports.iter().enumerate().filter(|(rank, _)| *rank != self.rank.index());
-        let opened: io::Result<Vec<RemoteBuffer>> = others.map(|(_, report)| open_memory(report)).collect();
+        let opened: io::Result<Vec<RemoteBuffer>> =
+            others.map(|(_, report)| report.open(RemoteBuffer::open)).collect();
         let have_opened = self.gather_numbers([u64::from(opened.is_ok())], site, set_layout)?;
         let others = opened?;
         let mut exposed = created
@@ -162,34 +159,6 @@ impl Group {
             (None, None) => None,
         }
     }
-}
-
-/// Returns the report of a rank that has created no memory.
-fn report_without_memory(status: u64) -> [u64; REPORT_WORDS] {
-    let mut report = [0; REPORT_WORDS];
-    report[0] = status;
-    report
-}
-
-/// Creates the memory of a buffer of `bytes` bytes. Returns this rank's report, and the memory or the error.
-fn create_memory(bytes: usize) -> ([u64; REPORT_WORDS], Option<io::Result<ExposedBuffer>>) {
-    let token: [u8; TOKEN_BYTES] = rand::random();
-    let exposed = ExposedBuffer::create(bytes, &token);
-    let mut words = report_without_memory(HAS_NO_MEMORY);
-    if let Some(location) = exposed.as_ref().ok().and_then(ExposedBuffer::location) {
-        words[..2].copy_from_slice(&[HAS_MEMORY, bytes as u64]);
-        words[2..].copy_from_slice(&location_to_words(location, &token));
-    }
-    (words, Some(exposed))
-}
-
-/// Opens the memory of another rank, which has sent `report`.
-fn open_memory(report: &[u64; REPORT_WORDS]) -> io::Result<RemoteBuffer> {
-    let [_, bytes, words @ ..] = report;
-    let no_location = || io::Error::other("a rank sent no valid location of its memory");
-    let (location, token) = location_from_words(words).ok_or_else(no_location)?;
-    let bytes = usize::try_from(*bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
-    RemoteBuffer::open(location, bytes, &token)
 }
 
 impl<T: Element> SharedBuffer<T> {

@@ -60,12 +60,10 @@ impl<V> Collective<'_, V> {
     {
         let Self { group, verb, site } = self;
         let elements = buffer.elements_mut()?;
-        let (key, count) = ((verb.key_in_place(), true), elements.len());
-        let make_plan = |group: &Group| verb.plan_in_place(group, count, site);
-        let mut planned = group.plan_call::<B::Element>(key, count, make_plan)?;
+        let mut planned = group.plan_call(&verb, elements.len(), site)?;
         let Places { count, input, result, access, start, .. } = planned.places().clone();
         let Some(start) = start else {
-            let mut memory = planned.places().fill(elements, |input| verb.prepare_in_place(input))?;
+            let mut memory = planned.places().fill(elements, |input| verb.prepare(input))?;
             group.run_planned((&mut planned, site), &mut memory)?;
             group.keep_plan(planned);
             let result = &memory[result];
@@ -73,7 +71,7 @@ impl<V> Collective<'_, V> {
             return Ok(0..result.len());
         };
         let memory = &mut elements[start..start + count];
-        verb.prepare_in_place(&mut memory[input]);
+        verb.prepare(&mut memory[input]);
         match access {
             MemoryAccess::Sent => {
                 let sent = bytemuck::cast_slice::<B::Element, u8>(memory);
@@ -96,7 +94,7 @@ impl<V> Collective<'_, V> {
     {
         let Self { group, verb, site } = self;
         let input = used_input(&verb, group, input)?;
-        let mut planned = plan_out_of_place(&verb, group, input, site)?;
+        let mut planned = group.plan_call(&verb, input.len(), site)?;
         if let MemoryAccess::Written = planned.places().access {
             let mut memory = planned.places().fill(input, |input| verb.prepare(input))?;
             group.run_planned((&mut planned, site), &mut memory)?;
@@ -124,7 +122,7 @@ impl<V> Collective<'_, V> {
     {
         let Self { group, verb, site } = self;
         let input = used_input(&verb, group, input)?;
-        let mut planned = plan_out_of_place(&verb, group, input, site)?;
+        let mut planned = group.plan_call(&verb, input.len(), site)?;
         let places = planned.places();
         let output: &mut [B::Element] = match places.output_count {
             Some(count) => output_elements(output, count)?,
@@ -159,18 +157,18 @@ impl<V> Collective<'_, V> {
     {
         let Self { group, verb, site } = self;
         let count = buffer.as_ref().len();
-        let Plan { call, places } = verb.plan_in_place(group, count, site)?;
+        let Plan { call, places } = verb.plan(group, count, site)?;
         if places.start == Some(0) && places.count == count {
-            verb.prepare_in_place(&mut buffer.as_mut()[places.input]);
+            verb.prepare(&mut buffer.as_mut()[places.input]);
             return group.start_in_place(call, buffer);
         }
         let (memory, target) = match places.start {
             Some(start) => {
                 let mut memory = buffer.as_ref()[start..start + places.count].to_vec();
-                verb.prepare_in_place(&mut memory[places.input]);
+                verb.prepare(&mut memory[places.input]);
                 (memory, start + places.result.start)
             }
-            None => (places.fill(buffer.as_ref(), |input| verb.prepare_in_place(input))?, 0),
+            None => (places.fill(buffer.as_ref(), |input| verb.prepare(input))?, 0),
         };
         let (result, ended) = (places.result, group.start_in_place(call, memory)?);
         Ok(ended.and_then(move |memory| {
@@ -205,18 +203,6 @@ where
     I: Input + ?Sized,
 {
     if verb.uses_input(group) { input.elements() } else { Ok(&[]) }
-}
-
-/// Plans a collective on a separate input.
-#[inline]
-fn plan_out_of_place<T: Element, V: OutOfPlace<T>>(
-    verb: &V,
-    group: &mut Group,
-    input: &[T],
-    site: Site,
-) -> Result<PlannedCall, Error> {
-    let make_plan = |group: &Group| verb.plan(group, input.len(), site);
-    group.plan_call::<T>((verb.key(), false), input.len(), make_plan)
 }
 
 /// Runs a call that does not write to its input.

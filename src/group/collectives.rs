@@ -26,7 +26,7 @@ impl Group {
     /// peer is lost or the deadline passes.
     #[track_caller]
     pub fn all_reduce<B: Buffer + ?Sized>(&mut self, buffer: &mut B, op: ReduceOp) -> Result<(), Error> {
-        let key = VerbKey::new(Operation::AllReduce).reducing(op);
+        let key = VerbKey { reduction: Some(op), ..VerbKey::new(Operation::AllReduce) };
         match self.run_kept(key, buffer.elements_mut()?, Site::here()) {
             Some(result) => result,
             None => self.call(AllReduce::new(op)).run(buffer).map(drop),
@@ -103,7 +103,7 @@ impl Group {
     /// The same errors as [`Group::all_reduce`], and [`Error::InvalidRoot`].
     #[track_caller]
     pub fn broadcast<B: Buffer + ?Sized>(&mut self, buffer: &mut B, root: Rank) -> Result<(), Error> {
-        let key = VerbKey::new(Operation::Broadcast).with_root(root);
+        let key = VerbKey { root, ..VerbKey::new(Operation::Broadcast) };
         match self.run_kept(key, buffer.elements_mut()?, Site::here()) {
             Some(result) => result,
             None => self.call(Broadcast::from(root)).run(buffer).map(drop),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Group;
-use super::join::{StartInputs, start_error, start_group};
+use super::join::{start_error, start_group};
 use super::options::{JoinOptions, OPERATION_TIMEOUT};
 use super::state::{Origin, SharedJob};
 use super::streams::Streams;
@@ -45,17 +45,15 @@ impl Group {
                 .and_then(|sockets| sockets.with_pacing(options.pacing))
                 .map_err(StartError::SocketOptions)?;
         let (roster, transport) = self.connect_isolated(&job, origin, &options, sockets, epoch)?;
-        let failure_reporter =
-            origin.failure_reporter.as_ref().map(|reporter| reporter.for_isolated_group(self.members()));
-        let inputs = StartInputs {
-            rank: self.rank(),
-            roster,
+        let reporter = origin.failure_reporter.as_ref();
+        let origin = Origin {
+            options,
+            member: roster.members[self.rank.index()].clone(),
             host_of_rank_0: origin.host_of_rank_0,
-            epoch,
-            ranks_per_processor: Some(origin.ranks_per_processor),
-            failure_reporter,
+            ranks_per_processor: origin.ranks_per_processor,
+            failure_reporter: reporter.map(|reporter| reporter.for_isolated_group(self.members())),
         };
-        start_group(inputs, &options, |_, _| transport)
+        start_group(origin, (self.rank, roster), epoch, |_, _| transport)
     }
 
     /// Connects the ranks of this group for an isolated group. Returns the list of its ranks, and its transport.

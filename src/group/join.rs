@@ -1,7 +1,7 @@
 //! How a rank joins its job: it listens, exchanges addresses with the other ranks, opens links to its neighbours, and passes a
 //! barrier, which shows that all links work.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -91,11 +91,17 @@ fn join_and_report(
         group.start_recording(files.into_recorder(options, (epoch, has_timeline)));
         return Ok(group);
     };
-    let has_timeline = exchanged.roster.shared_settings().is_some_and(|shared| shared.timeline);
-    let ranks_per_processor = None;
     let Exchanged { rank, listener, roster, host_of_rank_0 } = exchanged;
-    let inputs = StartInputs { rank, roster, host_of_rank_0, epoch, ranks_per_processor, failure_reporter };
-    let mut group = start_group(inputs, options, |addresses, streams| {
+    let has_timeline = check_settings(&roster)?.0.timeline;
+    let local_ranks = roster.count_ranks_on_same_processors(rank) as u32;
+    let origin = Origin {
+        options: options.clone(),
+        member: roster.members[rank.index()].clone(),
+        host_of_rank_0,
+        ranks_per_processor: local_ranks.div_ceil(local_processors(options).max(1)),
+        failure_reporter,
+    };
+    let mut group = start_group(origin, (rank, roster), epoch, |addresses, streams| {
         TcpTransport::new(listener, rank, addresses, sockets, streams)
     })?;
     let recorder = files.into_recorder(options, (epoch, has_timeline));
@@ -109,39 +115,20 @@ fn join_and_report(
     Ok(group)
 }
 
-/// What a rank has before it uses links: the data that the ranks of the job have exchanged.
-pub(super) struct StartInputs {
-    pub(super) rank: Rank,
-    /// The addresses and settings of all ranks.
-    pub(super) roster: Roster,
-    /// The address of rank 0's host (see `Exchanged`).
-    pub(super) host_of_rank_0: Option<IpAddr>,
-    /// The start of the engine's clock.
-    pub(super) epoch: Instant,
-    /// The number of ranks on this machine for each of its processors, rounded up; `None` to count them.
-    pub(super) ranks_per_processor: Option<u32>,
-    /// Reports failures of the job to `ringrun`.
-    pub(super) failure_reporter: Option<FailureReporter>,
-}
-
 /// Creates the group of all ranks: opens the links to both neighbours, and agrees with the other ranks on all settings.
-/// `create_transport` gets the addresses of all ranks and the number of connections of each link.
+/// `roster` has the addresses and settings of all ranks, and `epoch` is the start of the engine's clock. `create_transport` gets
+/// the addresses of all ranks and the number of connections of each link.
 pub(super) fn start_group(
-    inputs: StartInputs,
-    options: &JoinOptions,
+    origin: Origin,
+    (rank, mut roster): (Rank, Roster),
+    epoch: Instant,
     create_transport: impl FnOnce(Vec<SocketAddr>, u8) -> TcpTransport,
 ) -> Result<Group, StartError> {
-    let StartInputs { rank, mut roster, host_of_rank_0, epoch, ranks_per_processor, failure_reporter } =
-        inputs;
     let world = WorldSize::new(roster.members.len() as u32).unwrap_or(WorldSize::ONE);
     let (shared, streams) = check_settings(&roster)?;
     let has_own_processor = roster.local_rank_and_size(rank).1 == world && world.get() <= shared.processors;
-    let ranks_per_processor = ranks_per_processor.unwrap_or_else(|| {
-        (roster.count_ranks_on_same_processors(rank) as u32).div_ceil(local_processors(options).max(1))
-    });
     let chunk_bytes = if has_own_processor { CHUNK_BYTES_LOCAL } else { CHUNK_BYTES };
-    let own_member = roster.members[rank.index()].clone();
-    if let Some(host) = host_of_rank_0 {
+    if let Some(host) = origin.host_of_rank_0 {
         roster.replace_unspecified_hosts(host);
     }
     let sockets = create_transport(roster.addresses(), streams.initial_count());
@@ -153,20 +140,15 @@ pub(super) fn start_group(
         checked_links: roster.links_with_checksums(rank),
         host_names: roster.hosts(),
     };
-    let core = Core::new(LinkDriver::new(settings, transport), failure_reporter.clone());
-    let driver = Driver::new(core, epoch, ranks_per_processor, options.interrupt)
+    let core = Core::new(LinkDriver::new(settings, transport), origin.failure_reporter.clone());
+    let JoinOptions { interrupt, operation_timeout, transport, ref algorithms, .. } = origin.options;
+    let own_selection = (transport, algorithms.to_string());
+    let driver = Driver::new(core, epoch, origin.ranks_per_processor, interrupt)
         .map_err(|source| StartError::System { what: "an event queue", source })?;
-    let origin = Some(Origin {
-        options: options.clone(),
-        member: own_member,
-        host_of_rank_0,
-        ranks_per_processor,
-        failure_reporter,
-    });
     let job = SharedJob {
         congestion,
         streams: streams.initial_count(),
-        origin,
+        origin: Some(origin),
         ..SharedJob::new(driver, chunk_bytes)
     };
     let mut group = Group {
@@ -177,14 +159,14 @@ pub(super) fn start_group(
         world,
         local_rank_and_size: roster.local_rank_and_size(rank),
         machine_numbers: roster.machine_numbers(),
-        timeout: options.operation_timeout,
+        timeout: operation_timeout,
         // While the ranks agree on settings, this group must be the only owner of the job. So the retirement does not own the
         // job. The engine keeps the data of group 0 until the job ends.
         ..Group::solo()
     };
     run_setup(&mut group, |group| {
         connect_ring(group)?;
-        tune::agree_on_selection(group, options, streams)?;
+        tune::agree_on_selection(group, own_selection, streams)?;
         group.share_memory()
     })?;
     Ok(group)

@@ -15,11 +15,11 @@ const KEPT_MAX: usize = 32;
 /// What determines the plan of a verb with even parts and a built-in reduction, besides the group and the elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VerbKey {
-    operation: Operation,
-    reduction: Option<ReduceOp>,
-    root: Rank,
+    pub(super) operation: Operation,
+    pub(super) reduction: Option<ReduceOp>,
+    pub(super) root: Rank,
     /// The number of elements that a broadcast or scatter names; otherwise 0.
-    count: usize,
+    pub(super) count: usize,
 }
 
 /// What determines a plan, besides the group.
@@ -102,23 +102,5 @@ impl VerbKey {
     #[inline]
     pub(super) fn new(operation: Operation) -> Self {
         Self { operation, reduction: None, root: Rank::ZERO, count: 0 }
-    }
-
-    /// Sets the reduction.
-    #[inline]
-    pub(super) fn reducing(self, op: ReduceOp) -> Self {
-        Self { reduction: Some(op), ..self }
-    }
-
-    /// Sets the root.
-    #[inline]
-    pub(super) fn with_root(self, root: Rank) -> Self {
-        Self { root, ..self }
-    }
-
-    /// Sets the number of elements.
-    #[inline]
-    pub(super) fn with_count(self, count: usize) -> Self {
-        Self { count, ..self }
     }
 }

@@ -15,38 +15,18 @@ pub struct Plan {
     pub(super) places: Places,
 }
 
-/// A verb that works in place on a buffer of elements of type `T`.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` does not work in place on elements of type `{T}`",
-    note = "give the input and the output separately (`run_from`, `run_into`, `start_from`), or check the element type"
-)]
-pub trait InPlace<T: Element> {
-    /// Returns the plan for a buffer of `count` elements.
-    #[doc(hidden)]
-    fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error>;
-
-    /// Returns what determines the plan; `None` if the plan depends on something that is not in the key.
-    #[doc(hidden)]
-    fn key_in_place(&self) -> Option<VerbKey>;
-
-    /// Changes the input in the memory of the call before the call begins.
-    #[doc(hidden)]
-    fn prepare_in_place(&self, _input: &mut [T]) {}
-}
-
-/// A verb that works on a separate input of elements of type `T`.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` does not work on a separate input of elements of type `{T}`",
-    note = "a broadcast or scatter needs `count` or `counts`, because only the root has an input"
-)]
-pub trait OutOfPlace<T: Element> {
-    /// Returns the plan for an input of `count` elements.
+/// What a verb does with elements of type `T`: in place if `IN_PLACE` is true, and otherwise on a separate input.
+pub trait Verb<T: Element, const IN_PLACE: bool> {
+    /// Returns the plan for a buffer or an input of `count` elements.
     #[doc(hidden)]
     fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error>;
 
     /// Returns what determines the plan; `None` if the plan depends on something that is not in the key.
     #[doc(hidden)]
-    fn key(&self) -> Option<VerbKey>;
+    #[inline]
+    fn key(&self) -> Option<VerbKey> {
+        None
+    }
 
     /// Returns whether this rank's input is used.
     #[doc(hidden)]
@@ -58,6 +38,22 @@ pub trait OutOfPlace<T: Element> {
     #[doc(hidden)]
     fn prepare(&self, _input: &mut [T]) {}
 }
+
+/// A verb that works in place on a buffer of elements of type `T`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not work in place on elements of type `{T}`",
+    note = "give the input and the output separately (`run_from`, `run_into`, `start_from`), or check the element type"
+)]
+pub trait InPlace<T: Element>: Verb<T, true> {}
+impl<T: Element, V: Verb<T, true>> InPlace<T> for V {}
+
+/// A verb that works on a separate input of elements of type `T`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not work on a separate input of elements of type `{T}`",
+    note = "a broadcast or scatter needs `count` or `counts`, because only the root has an input"
+)]
+pub trait OutOfPlace<T: Element>: Verb<T, false> {}
+impl<T: Element, V: Verb<T, false>> OutOfPlace<T> for V {}
 
 impl Plan {
     /// Returns the plan of a call that replaces `count` elements of input by the result.
@@ -79,12 +75,6 @@ impl Plan {
     pub(super) fn with_places(mut self, input: Range<usize>, result: Range<usize>) -> Self {
         self.places.output_count = Some(result.len());
         (self.places.input, self.places.result) = (input, result);
-        self
-    }
-
-    /// Sets the place of the result. The length of the output stays.
-    pub(super) fn with_result(mut self, result: Range<usize>) -> Self {
-        self.places.result = result;
         self
     }
 
@@ -141,20 +131,19 @@ impl PlannedCall {
 }
 
 impl Group {
-    /// Returns a planned call for elements of type `T`: one that the group has kept, or one with the plan that `make_plan`
-    /// returns. `verb` is `None` if the plan depends on more than its key.
+    /// Returns a planned call of a verb on `count` elements: one that the group has kept, or a new one.
     #[inline]
-    pub(super) fn plan_call<T: Element>(
+    pub(super) fn plan_call<T: Element, const IN_PLACE: bool>(
         &mut self,
-        (verb, is_in_place): (Option<VerbKey>, bool),
+        verb: &impl Verb<T, IN_PLACE>,
         count: usize,
-        make_plan: impl FnOnce(&Self) -> Result<Plan, Error>,
+        site: Site,
     ) -> Result<PlannedCall, Error> {
-        let key = verb.map(|verb| PlanKey { verb, dtype: T::DTYPE, count, is_in_place });
+        let key = verb.key().map(|verb| PlanKey { verb, dtype: T::DTYPE, count, is_in_place: IN_PLACE });
         if let Some(kept) = key.and_then(|key| self.kept_plans.take(key)) {
             return Ok(PlannedCall::Kept(kept));
         }
-        let plan = make_plan(self)?;
+        let plan = verb.plan(self, count, site)?;
         let key = key.filter(|_| plan.call.uses_shared_memory() && self.take_back_rounds());
         Ok(match (key, &mut self.host_rounds) {
             (Some(key), Some(host_rounds)) => {

@@ -5,6 +5,8 @@
 use std::io;
 use std::sync::Arc;
 
+use bytemuck::{Pod, Zeroable};
+
 use super::selection::LocalTransport;
 use super::state::HierarchicalData;
 use super::{Error, Group};
@@ -17,8 +19,63 @@ use crate::types::{Algorithm, Contract, LOCAL_GROUP_BIT, Rank, RankSet, ReduceOp
 /// The size of a slot in bytes. It is also the size of the block that a round transfers. With shorter slots, ranks wait for each
 /// other more often. With longer slots, the slots of four ranks do not fit into the third-level cache of a processor.
 const SLOT_BYTES: usize = 512 << 10;
-/// The number of 64-bit words in which a rank sends the location of its memory.
-pub(super) const LOCATION_WORDS: usize = 3 + TOKEN_BYTES / 8;
+/// The number of 64-bit words in which a rank sends a [`MemoryReport`].
+pub(super) const REPORT_WORDS: usize = size_of::<MemoryReport>() / size_of::<u64>();
+
+/// What a rank says about memory that other ranks have to open.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct MemoryReport {
+    /// [`HAS_MEMORY`](Self::HAS_MEMORY), or any other number if the rank has created no memory.
+    pub(super) status: u64,
+    bytes: u64,
+    /// The fields of [`SegmentLocation`].
+    process: u32,
+    file: u32,
+    token: [u8; TOKEN_BYTES],
+}
+
+impl MemoryReport {
+    /// The status of a rank that has created its memory.
+    pub(super) const HAS_MEMORY: u64 = 1;
+    /// The status of a rank that could not create its memory.
+    const HAS_NO_MEMORY: u64 = 2;
+
+    /// Returns the report of a rank that has created no memory.
+    pub(super) fn without_memory(status: u64) -> Self {
+        Self { status, ..Self::zeroed() }
+    }
+
+    /// Creates memory of `bytes` bytes. Returns its report, and the memory or the error.
+    pub(super) fn create<R>(
+        bytes: usize,
+        create: impl FnOnce(usize, &[u8; TOKEN_BYTES]) -> io::Result<R>,
+        location: impl FnOnce(&R) -> Option<SegmentLocation>,
+    ) -> (Self, Option<io::Result<R>>) {
+        let token = rand::random();
+        let created = create(bytes, &token);
+        let report = match created.as_ref().ok().and_then(location) {
+            Some(SegmentLocation { process, file }) => {
+                Self { status: Self::HAS_MEMORY, bytes: bytes as u64, process, file, token }
+            }
+            None => Self::without_memory(Self::HAS_NO_MEMORY),
+        };
+        (report, Some(created))
+    }
+
+    /// Opens the memory of the rank that has sent this report.
+    pub(super) fn open<R>(
+        &self,
+        open: impl FnOnce(SegmentLocation, usize, &[u8; TOKEN_BYTES]) -> io::Result<R>,
+    ) -> io::Result<R> {
+        let Self { status, bytes, process, file, ref token } = *self;
+        if status != Self::HAS_MEMORY {
+            return Err(io::Error::other("a rank of the group could not create the memory"));
+        }
+        let bytes = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        open(SegmentLocation { process, file }, bytes, token)
+    }
+}
 
 /// Why ranks do not share memory.
 pub(super) enum ShareError {
@@ -138,12 +195,16 @@ impl Group {
         bytes: usize,
         prepare: impl FnOnce(Segment) -> R,
     ) -> Result<R, ShareError> {
-        let (mut words, created) =
-            if self.rank == Rank::ZERO { create_segment(bytes) } else { ([0; LOCATION_WORDS], None) };
+        let (mut report, created) = match self.rank {
+            Rank::ZERO => MemoryReport::create(bytes, Segment::create, Segment::location),
+            _ => (MemoryReport::zeroed(), None),
+        };
         let site = Site::here();
-        let spec = CollectiveSpec::Broadcast { count: LOCATION_WORDS, root: Rank::ZERO };
-        self.run(&mut self.new_call::<u64>(spec, site), &mut words)?;
-        let opened = created.unwrap_or_else(|| open_segment(bytes, &words));
+        let spec = CollectiveSpec::Broadcast { count: REPORT_WORDS, root: Rank::ZERO };
+        let words: &mut [u64; REPORT_WORDS] = bytemuck::cast_mut(&mut report);
+        self.run(&mut self.new_call::<u64>(spec, site), words)?;
+        let open = |location, _, token: &_| Segment::open(location, bytes, token);
+        let opened = created.unwrap_or_else(|| report.open(open));
         // The file stays open until all ranks have opened it.
         let opened = opened.map(|mut segment| {
             let file = segment.take_file();
@@ -159,45 +220,4 @@ impl Group {
         }
         Ok(prepared)
     }
-}
-
-/// Creates memory of `bytes` bytes. Returns the words with its location, and the memory or the error.
-fn create_segment(bytes: usize) -> ([u64; LOCATION_WORDS], Option<io::Result<Segment>>) {
-    let token: [u8; TOKEN_BYTES] = rand::random();
-    let segment = Segment::create(bytes, &token);
-    let location = segment.as_ref().ok().and_then(Segment::location);
-    (location.map_or([0; LOCATION_WORDS], |location| location_to_words(location, &token)), Some(segment))
-}
-
-/// Encodes the location and the token of a memory. The first word is 1.
-pub(super) fn location_to_words(
-    location: SegmentLocation,
-    token: &[u8; TOKEN_BYTES],
-) -> [u64; LOCATION_WORDS] {
-    let mut words = [0; LOCATION_WORDS];
-    words[..3].copy_from_slice(&[1, u64::from(location.process), u64::from(location.file)]);
-    for (word, bytes) in words[3..].iter_mut().zip(token.as_chunks().0) {
-        *word = u64::from_le_bytes(*bytes);
-    }
-    words
-}
-
-/// Decodes the words of [`location_to_words`]. Returns `None` if the first word is not 1, which means that there is no memory.
-pub(super) fn location_from_words(
-    words: &[u64; LOCATION_WORDS],
-) -> Option<(SegmentLocation, [u8; TOKEN_BYTES])> {
-    let [1, process, file, token @ ..] = words else { return None };
-    let location = SegmentLocation { process: *process as u32, file: *file as u32 };
-    let mut bytes = [0; TOKEN_BYTES];
-    for (chunk, word) in bytes.as_chunks_mut().0.iter_mut().zip(token) {
-        *chunk = word.to_le_bytes();
-    }
-    Some((location, bytes))
-}
-
-/// Opens the memory whose location rank 0 of the group has sent.
-fn open_segment(bytes: usize, words: &[u64; LOCATION_WORDS]) -> io::Result<Segment> {
-    let no_memory = || io::Error::other("rank 0 of the group could not create the memory");
-    let (location, token) = location_from_words(words).ok_or_else(no_memory)?;
-    Segment::open(location, bytes, &token)
 }

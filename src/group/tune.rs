@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::options::JoinOptions;
 use super::selection::{AlgorithmSelection, Algorithms, LocalTransport};
 use super::state::{Group, SharedJob};
 use super::streams::{MEASURED_STREAMS, Streams};
@@ -52,13 +51,13 @@ const MEASUREMENT_BYTES_MIN: usize = 64 << 10;
 const MEASUREMENT_BYTES_MAX: usize = 8 << 20;
 
 /// Makes all ranks use rank 0's algorithms and transport, opens queues between the ranks of each host, and measures the cost of
-/// links. All ranks have to call this function.
+/// links. `own_selection` has this rank's transport and the text of its algorithms. All ranks have to call this function.
 pub(super) fn agree_on_selection(
     group: &mut Group,
-    options: &JoinOptions,
+    own_selection: (LocalTransport, String),
     streams: Streams,
 ) -> Result<(), Error> {
-    let (algorithms, local_transport) = broadcast_options(group, options)?;
+    let (algorithms, local_transport) = broadcast_selection(group, own_selection)?;
     if streams.is_measured() {
         choose_streams_by_measurement(group, local_transport)?;
     }
@@ -82,12 +81,12 @@ impl Group {
 }
 
 /// Sends rank 0's algorithms and transport to all ranks. Returns them.
-fn broadcast_options(
+fn broadcast_selection(
     group: &mut Group,
-    options: &JoinOptions,
+    (own_transport, own_algorithms): (LocalTransport, String),
 ) -> Result<(Algorithms, LocalTransport), Error> {
-    let own_options = (options.transport as u8, options.algorithms.to_string());
-    let (transport, algorithms) = group.broadcast_object(&own_options, Rank::ZERO)?;
+    let own_selection = (own_transport as u8, own_algorithms);
+    let (transport, algorithms) = group.broadcast_object(&own_selection, Rank::ZERO)?;
     let algorithms = algorithms.parse().unwrap_or_default();
     let all = [LocalTransport::Auto, LocalTransport::Tcp, LocalTransport::Shm];
     let transport = all.into_iter().find(|&known| known as u8 == transport);

@@ -2,11 +2,10 @@
 
 use super::kept_plan::{MemoryAccess, VerbKey};
 use super::parts::TOTAL_TOO_LARGE;
-use super::plan::{InPlace, OutOfPlace, Plan};
+use super::plan::{Plan, Verb};
 use super::reducers::Reducer;
 use super::verbs::{
-    AllGather, AllReduce, AllToAll, Broadcast, ExchangedCounts, Exscan, Gather, Reduce, ReduceScatter, Scan,
-    Scatter,
+    AllGather, AllReduce, AllToAll, Broadcast, Exscan, Gather, Reduce, ReduceScatter, Scan, Scatter,
 };
 use super::{Error, Group};
 use crate::schedule::CollectiveSpec;
@@ -17,14 +16,14 @@ use crate::types::{Element, Operation, Rank, Site};
 const WRONG_ROOT_LENGTH: Error =
     Error::InvalidCounts("the count, or the sum of the counts, is not the length of the root's input");
 
-/// Implements the traits of verbs that reduce and that use the same memory in place and out of place.
+/// Implements the trait of verbs that reduce.
 macro_rules! reducing_verbs {
     ($($verb:ident: $key:expr, |$this:ident, $group:ident, $count:ident, $site:ident| $plan:expr;)+) => { $(
-        impl<T: Element, R: Reducer<T>> OutOfPlace<T> for $verb<R> {
+        impl<T: Element, R: Reducer<T>, const IN_PLACE: bool> Verb<T, IN_PLACE> for $verb<R> {
             #[inline]
             fn key(&self) -> Option<VerbKey> {
                 let key: fn(&Self) -> Option<VerbKey> = $key;
-                Some(key(self)?.reducing(self.reducer.built_in()?))
+                Some(VerbKey { reduction: Some(self.reducer.built_in()?), ..key(self)? })
             }
 
             fn plan(&self, $group: &Group, $count: usize, $site: Site) -> Result<Plan, Error> {
@@ -33,24 +32,6 @@ macro_rules! reducing_verbs {
             }
 
             fn prepare(&self, input: &mut [T]) {
-                self.reducer.prepare(input);
-            }
-        }
-
-        impl<T: Element, R: Reducer<T>> InPlace<T> for $verb<R> {
-            #[inline]
-            fn key_in_place(&self) -> Option<VerbKey> {
-                OutOfPlace::<T>::key(self)
-            }
-
-            fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
-                let plan = OutOfPlace::<T>::plan(self, group, count, site)?;
-                // The memory of an exscan also has space for the result.
-                let start = (plan.places.count == count).then_some(0);
-                Ok(plan.with_start(start))
-            }
-
-            fn prepare_in_place(&self, input: &mut [T]) {
                 self.reducer.prepare(input);
             }
         }
@@ -63,7 +44,7 @@ reducing_verbs! {
         this.reducer.set_reduction(&mut call)?;
         Ok(Plan::replacing(call, count))
     };
-    Reduce: |this| Some(VerbKey::new(Operation::Reduce).with_root(this.root)), |this, group, count, site| {
+    Reduce: |this| Some(VerbKey { root: this.root, ..VerbKey::new(Operation::Reduce) }), |this, group, count, site| {
         group.check_root(this.root)?;
         let mut call = group.new_call::<T>(CollectiveSpec::Reduce { count, root: this.root }, site);
         this.reducer.set_reduction(&mut call)?;
@@ -89,63 +70,51 @@ reducing_verbs! {
         let mut call = group.new_call::<T>(CollectiveSpec::Exscan { count }, site);
         this.reducer.set_reduction(&mut call)?;
         let memory_count = count.checked_mul(2).ok_or(TOTAL_TOO_LARGE)?;
-        // Rank 0 has no result, but its output must have the right length as on the other ranks.
-        let plan = Plan::replacing(call, memory_count)
-            .with_places(0..count, count..memory_count);
-        Ok(if group.rank == Rank::ZERO { plan.with_result(count..count) } else { plan })
+        let mut plan = Plan::replacing(call, memory_count)
+            .with_places(0..count, count..memory_count)
+            .with_start(None);
+        if group.rank == Rank::ZERO {
+            // Rank 0 has no result, but its output must have the right length as on the other ranks.
+            plan.places.result = count..count;
+        }
+        Ok(plan)
     };
 }
 
-/// Implements the traits of verbs that gather one part of each rank.
-macro_rules! gathering_verbs {
-    ($($verb:ident: |$this:ident| $root:expr;)+) => { $(
-        impl $verb {
-            #[inline]
-            fn plan_key(&self) -> Option<VerbKey> {
-                let $this = self;
-                let key = VerbKey::new(Operation::$verb).with_root($root.unwrap_or(Rank::ZERO));
-                self.counts.is_none().then_some(key)
-            }
-        }
+impl<T: Element, const IN_PLACE: bool> Verb<T, IN_PLACE> for AllGather {
+    #[inline]
+    fn key(&self) -> Option<VerbKey> {
+        self.counts.is_none().then(|| VerbKey::new(Operation::AllGather))
+    }
 
-        impl<T: Element> OutOfPlace<T> for $verb {
-            #[inline]
-            fn key(&self) -> Option<VerbKey> {
-                self.plan_key()
-            }
-
-            fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
-                let ($this, counts) = (self, self.counts.as_deref());
-                gather::<T>(group, $root, (group.contributed_parts::<T>(counts, count)?, counts), site)
-            }
-        }
-
-        impl<T: Element> InPlace<T> for $verb {
-            #[inline]
-            fn key_in_place(&self) -> Option<VerbKey> {
-                self.plan_key()
-            }
-
-            fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
-                let ($this, counts) = (self, self.counts.as_deref());
-                gather::<T>(group, $root, (group.divide::<T>(counts, count)?, counts), site)
-            }
-        }
-    )+ };
+    fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
+        gather::<T, IN_PLACE>(group, None, (self.counts.as_deref(), count), site)
+    }
 }
 
-gathering_verbs! {
-    AllGather: |_this| None;
-    Gather: |this| Some(this.root);
+impl<T: Element, const IN_PLACE: bool> Verb<T, IN_PLACE> for Gather {
+    #[inline]
+    fn key(&self) -> Option<VerbKey> {
+        self.counts.is_none().then(|| VerbKey { root: self.root, ..VerbKey::new(Operation::Gather) })
+    }
+
+    fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
+        gather::<T, IN_PLACE>(group, Some(self.root), (self.counts.as_deref(), count), site)
+    }
 }
 
-/// Returns the plan of a gather to all ranks, or to `root`.
-fn gather<T: Element>(
+/// Returns the plan of a gather to all ranks, or to `root`. `count` is the length of the buffer, or of a separate input.
+fn gather<T: Element, const IN_PLACE: bool>(
     group: &Group,
     root: Option<Rank>,
-    (partition, counts): (Partition, Option<&[usize]>),
+    (counts, count): (Option<&[usize]>, usize),
     site: Site,
 ) -> Result<Plan, Error> {
+    let partition = if IN_PLACE {
+        group.divide::<T>(counts, count)?
+    } else {
+        group.contributed_parts::<T>(counts, count)?
+    };
     group.check_root(root.unwrap_or(Rank::ZERO))?;
     let (own, total) = (partition.range(group.rank), partition.total());
     let spec = match root {
@@ -187,24 +156,24 @@ fn broadcast<T: Element>(group: &Group, root: Rank, count: usize, site: Site) ->
     Ok(Plan::replacing(call, count).with_places(input, 0..count))
 }
 
-impl<T: Element> InPlace<T> for Broadcast {
+impl<T: Element> Verb<T, true> for Broadcast {
     #[inline]
-    fn key_in_place(&self) -> Option<VerbKey> {
-        Some(VerbKey::new(Operation::Broadcast).with_root(self.root))
+    fn key(&self) -> Option<VerbKey> {
+        Some(VerbKey { root: self.root, ..VerbKey::new(Operation::Broadcast) })
     }
 
-    fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
+    fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
         broadcast::<T>(group, self.root, count, site)
     }
 }
 
-impl<T: Element> InPlace<T> for Scatter {
+impl<T: Element> Verb<T, true> for Scatter {
     #[inline]
-    fn key_in_place(&self) -> Option<VerbKey> {
-        Some(VerbKey::new(Operation::Scatter).with_root(self.root))
+    fn key(&self) -> Option<VerbKey> {
+        Some(VerbKey { root: self.root, ..VerbKey::new(Operation::Scatter) })
     }
 
-    fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
+    fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
         scatter::<T>(group, self.root, (group.divide::<T>(None, count)?, None), site)
     }
 }
@@ -212,11 +181,11 @@ impl<T: Element> InPlace<T> for Scatter {
 /// Implements the trait of verbs in which only the root has an input.
 macro_rules! verbs_with_root_input {
     ($($verb:ty: $key:expr, |$this:ident, $group:ident, $site:ident| $plan:expr;)+) => { $(
-        impl<T: Element> OutOfPlace<T> for $verb {
+        impl<T: Element> Verb<T, false> for $verb {
             #[inline]
             fn key(&self) -> Option<VerbKey> {
                 let key: fn(&Self) -> Option<VerbKey> = $key;
-                key(self).map(|key| key.with_root(self.root))
+                Some(VerbKey { root: self.root, ..key(self)? })
             }
 
             fn plan(&self, $group: &Group, count: usize, $site: Site) -> Result<Plan, Error> {
@@ -233,10 +202,10 @@ macro_rules! verbs_with_root_input {
 }
 
 verbs_with_root_input! {
-    Broadcast<usize>: |this| Some(VerbKey::new(Operation::Broadcast).with_count(this.count)), |this, group, site| {
+    Broadcast<usize>: |this| Some(VerbKey { count: this.count, ..VerbKey::new(Operation::Broadcast) }), |this, group, site| {
         broadcast::<T>(group, this.root, this.count, site)
     };
-    Scatter<usize>: |this| Some(VerbKey::new(Operation::Scatter).with_count(this.parts)), |this, group, site| {
+    Scatter<usize>: |this| Some(VerbKey { count: this.parts, ..VerbKey::new(Operation::Scatter) }), |this, group, site| {
         scatter::<T>(group, this.root, (group.divide::<T>(None, this.parts)?, None), site)
     };
     Scatter<Vec<usize>>: |_| None, |this, group, site| {
@@ -247,13 +216,13 @@ verbs_with_root_input! {
 /// The verb of [`Group::barrier`], which has no buffer.
 pub(super) struct Barrier;
 
-impl InPlace<u8> for Barrier {
+impl Verb<u8, true> for Barrier {
     #[inline]
-    fn key_in_place(&self) -> Option<VerbKey> {
+    fn key(&self) -> Option<VerbKey> {
         Some(VerbKey::new(Operation::Barrier))
     }
 
-    fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
+    fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
         Ok(Plan::replacing(group.new_call::<u8>(CollectiveSpec::Barrier, site), count))
     }
 }
@@ -274,7 +243,7 @@ fn all_to_all<T: Element>(
     Ok(plan)
 }
 
-impl<T: Element> OutOfPlace<T> for AllToAll {
+impl<T: Element, const IN_PLACE: bool> Verb<T, IN_PLACE> for AllToAll {
     #[inline]
     fn key(&self) -> Option<VerbKey> {
         Some(VerbKey::new(Operation::AllToAll))
@@ -289,25 +258,9 @@ impl<T: Element> OutOfPlace<T> for AllToAll {
     }
 }
 
-impl<T: Element> InPlace<T> for AllToAll {
-    #[inline]
-    fn key_in_place(&self) -> Option<VerbKey> {
-        OutOfPlace::<T>::key(self)
-    }
-
-    fn plan_in_place(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
-        OutOfPlace::<T>::plan(self, group, count, site)
-    }
-}
-
-impl<T: Element> OutOfPlace<T> for AllToAll<ExchangedCounts> {
-    #[inline]
-    fn key(&self) -> Option<VerbKey> {
-        None
-    }
-
+impl<T: Element> Verb<T, false> for AllToAll<[Vec<usize>; 2]> {
     fn plan(&self, group: &Group, count: usize, site: Site) -> Result<Plan, Error> {
-        let ExchangedCounts { sent, received } = &self.counts;
+        let [sent, received] = &self.counts;
         let send = group.divide::<T>(Some(sent), count)?;
         let receive = group.contributed_parts::<T>(Some(received), send.range(group.rank).len())?;
         all_to_all::<T>(group, (send, receive), false, site)

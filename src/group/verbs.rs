@@ -369,14 +369,7 @@ impl AllToAll {
 
     /// Sends `sent[r]` elements to rank r, and receives `received[r]` elements from rank r. If a rank's count differs from the
     /// count of the other rank, the job fails.
-    pub fn counts(self, sent: &[usize], received: &[usize]) -> AllToAll<ExchangedCounts> {
-        AllToAll { counts: ExchangedCounts { sent: sent.to_vec(), received: received.to_vec() } }
+    pub fn counts(self, sent: &[usize], received: &[usize]) -> AllToAll<[Vec<usize>; 2]> {
+        AllToAll { counts: [sent.to_vec(), received.to_vec()] }
     }
-}
-
-/// How many elements a rank sends to each rank and receives from each rank; see [`AllToAll::counts`].
-#[derive(Clone, Debug)]
-pub struct ExchangedCounts {
-    pub(super) sent: Vec<usize>,
-    pub(super) received: Vec<usize>,
 }

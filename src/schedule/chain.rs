@@ -5,7 +5,7 @@
 //! S/B + (n-2)s/B seconds, and not (n-1)S/B seconds. The method is the pipeline of Watts and van de Geijn, "A pipelined
 //! broadcast for multidimensional meshes", Parallel Processing Letters 5 (1995). Here each hop can also reduce.
 
-use super::{Action, InboundElements, OutboundElements, Schedule, Step, StepDependency};
+use super::{Action, Schedule, Step, StepDependency, StepTransfer};
 use crate::types::{Rank, WorldSize};
 
 /// Reduces to `root` along the ring in n-1 hops. Each rank except the root sends S bytes. The operation takes S/B +
@@ -17,9 +17,7 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedul
     let next = (rank != root).then(|| world.rank_after(rank, 1));
     let previous = (rank != world.rank_after(root, 1)).then(|| world.rank_before(rank, 1));
     let action = if rank == root { Action::ReduceLast } else { Action::Reduce };
-    let mut schedule = Schedule::default();
-    schedule.push_chain_step(previous, next, 0..count, action);
-    schedule
+    Schedule::default().with_chain_step(previous, next, 0..count, action)
 }
 
 /// Computes an inclusive prefix: rank r gets the reduction of the contributions of ranks 0 to r, in rank order. There
@@ -29,9 +27,7 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedul
 /// ceil(log2 n) rounds, but most ranks would send S bytes in each round.
 pub fn scan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let (previous, next) = previous_and_next_in_chain(world, rank);
-    let mut schedule = Schedule::default();
-    schedule.push_chain_step(previous, next, 0..count, Action::Reduce);
-    schedule
+    Schedule::default().with_chain_step(previous, next, 0..count, Action::Reduce)
 }
 
 /// Computes an exclusive prefix: rank r gets the reduction of the contributions of ranks 0 to r-1, in rank order. There
@@ -52,8 +48,9 @@ pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let (prefix, result) = (0..count, count..2 * count);
     let awaited_step = previous.is_some().then_some(StepDependency(0));
     let step = |range, action| Step {
-        send: next.map(|peer| OutboundElements { peer, range: prefix.clone(), awaited_step }),
-        receive: previous.map(|peer| InboundElements { peer, range, action, awaited_step: None }),
+        send: next.map(|peer| StepTransfer { peer, range: prefix.clone(), awaited_step }),
+        receive: previous.map(|peer| StepTransfer { peer, range, awaited_step: None }),
+        action,
     };
     vec![step(prefix.clone(), Action::Reduce), step(result, Action::Copy)].into()
 }
@@ -65,15 +62,14 @@ pub fn exscan(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 /// After the operation, the root's buffer contains the result. The buffer of each rank r except the root contains the
 /// reduction of the contributions of ranks 0 to r.
 pub fn ordered_reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
-    let (mut schedule, last) = (scan(world, rank, count), last_rank(world));
-    if root != last {
-        // The result overwrites the root's own data. The root has already sent these data, because the result
-        // depends on them.
-        let previous = (rank == root).then_some(last);
-        let next = (rank == last).then_some(root);
-        schedule.push_chain_step(previous, next, 0..count, Action::Copy);
+    let (schedule, last) = (scan(world, rank, count), last_rank(world));
+    if root == last {
+        return schedule;
     }
-    schedule
+    // The result overwrites the root's own data. The root has already sent these data, because the result depends on them.
+    let previous = (rank == root).then_some(last);
+    let next = (rank == last).then_some(root);
+    schedule.with_chain_step(previous, next, 0..count, Action::Copy)
 }
 
 /// Reduces all buffers in rank order and gives every rank the result, for a function that is associative but does not
@@ -84,10 +80,8 @@ pub fn ordered_reduce(world: WorldSize, rank: Rank, root: Rank, count: usize) ->
 /// The last rank computes the result, and all ranks except the last copy the result, so the result has the same bits on
 /// all ranks.
 pub fn ordered_all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
-    let mut schedule = scan(world, rank, count);
     let (previous, next) = previous_and_next_in_chain(world, rank);
-    schedule.push_chain_step(next, previous, 0..count, Action::Copy);
-    schedule
+    scan(world, rank, count).with_chain_step(next, previous, 0..count, Action::Copy)
 }
 
 /// Returns the previous and the next rank in the chain from rank 0 to the last rank. Rank 0 has no previous rank, and

@@ -107,6 +107,19 @@ impl CollectiveSpec {
         !matches!(self, Self::AllToAll { is_even: false, .. })
     }
 
+    /// Returns whether each partition has one part for each rank.
+    fn has_parts_for(&self, world: WorldSize) -> bool {
+        let fits = |parts: &Partition| parts.len() == world.as_usize();
+        match self {
+            Self::ReduceScatter(parts)
+            | Self::AllGather(parts)
+            | Self::Gather { partition: parts, .. }
+            | Self::Scatter { partition: parts, .. } => fits(parts),
+            Self::AllToAll { send, receive, .. } => fits(send) && fits(receive),
+            _ => true,
+        }
+    }
+
     /// Returns the schedule of `rank`: the steps in which this rank exchanges messages with its peers. `block` is the
     /// number of elements in a block of the ring all-reduce, or in a message of the double tree. `in_rank_order` must
     /// be true if the reduction does not commute.
@@ -116,7 +129,7 @@ impl CollectiveSpec {
     ///
     /// # Panics
     ///
-    /// If the arguments do not fit together, for instance because a partition does not have `world` parts.
+    /// If the arguments do not fit together: a partition does not have `world` parts, or `block` is 0.
     pub fn schedule(
         &self,
         algorithm: Algorithm,
@@ -124,6 +137,7 @@ impl CollectiveSpec {
         block: usize,
         in_rank_order: bool,
     ) -> Schedule {
+        assert!(self.has_parts_for(world), "a partition must have one part for each rank");
         let is_direct = algorithm == Algorithm::Direct;
         let is_tree = algorithm == Algorithm::Tree;
         let is_double = algorithm == Algorithm::DoubleTree;

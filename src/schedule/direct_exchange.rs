@@ -19,12 +19,7 @@ use crate::types::{Rank, WorldSize};
 /// A rank always reduces the contributions in the same order, so that the same data give the same bits. Rank r reduces
 /// the contributions of ranks r-1, r-2 and so on (modulo n) into its own contribution. To keep the order, each receive
 /// waits for the receive of the previous step, and the rank stores contributions that arrive early.
-///
-/// # Panics
-///
-/// If the partition does not have `world` parts.
 pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Schedule {
-    partition.assert_fits(world);
     let mut schedule = Schedule::default();
     for distance in 1..world.get() {
         let (to, from) = (world.rank_after(rank, distance), world.rank_before(rank, distance));
@@ -38,15 +33,8 @@ pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Sc
 
 /// Creates an all-gather: each rank sends its own part to each of the n-1 other ranks. No step waits for another
 /// step.
-///
-/// # Panics
-///
-/// If the partition does not have `world` parts.
 pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedule {
-    partition.assert_fits(world);
-    let mut schedule = Schedule::default();
-    push_all_gather(&mut schedule, world, rank, partition);
-    schedule
+    add_all_gather(Schedule::default(), world, rank, partition)
 }
 
 /// Creates a two-shot all-reduce: a reduce-scatter, then an all-gather. Each rank sends 2(n-1)/n S bytes in 2(n-1)
@@ -56,9 +44,7 @@ pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedu
 /// so the result has the same bits on all ranks.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let partition = Partition::even(count, world);
-    let mut schedule = reduce_scatter(world, rank, &partition);
-    push_all_gather(&mut schedule, world, rank, &partition);
-    schedule
+    add_all_gather(reduce_scatter(world, rank, &partition), world, rank, &partition)
 }
 
 /// Exchanges one part between each pair of ranks (all-to-all) in n-1 steps. If all parts have the same length, each
@@ -71,16 +57,8 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 ///
 /// In step k rank r sends to rank r + k and receives from rank r - k (modulo n), so no two ranks send to the same
 /// rank. No step waits for another step.
-///
-/// # Panics
-///
-/// If a partition does not have `world` parts, or if the number of elements in the buffer overflows a `usize`.
 pub fn all_to_all(world: WorldSize, rank: Rank, send: &Partition, receive: &Partition) -> Schedule {
-    send.assert_fits(world);
-    receive.assert_fits(world);
     let receive_start = send.total();
-    let length = receive_start.checked_add(receive.total());
-    assert!(length.is_some(), "the length of the buffer must fit a usize");
     let step = |distance| {
         let (to, from) = (world.rank_after(rank, distance), world.rank_before(rank, distance));
         let part = receive.range(from);
@@ -96,15 +74,10 @@ pub fn all_to_all(world: WorldSize, rank: Rank, send: &Partition, receive: &Part
 ///
 /// The root's buffer has space for all parts, and already contains the root's own part. The buffer of every rank except
 /// the root contains only that rank's part.
-///
-/// # Panics
-///
-/// If the partition does not have `world` parts.
 pub fn gather(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -> Schedule {
-    partition.assert_fits(world);
     let steps: Vec<Step> = if rank == root {
-        let step = |peer| Step::receive(peer, partition.range(peer), Action::Copy, None);
-        ranks_except_root(world, root).map(step).collect()
+        let peers = (1..world.get()).map(|distance| world.rank_after(root, distance));
+        peers.map(|peer| Step::receive(peer, partition.range(peer), Action::Copy, None)).collect()
     } else {
         vec![Step::send(root, 0..partition.range(rank).len(), None)]
     };
@@ -113,33 +86,22 @@ pub fn gather(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -
 
 /// Scatters from `root`: this is [`gather`] with the direction of every message reversed. The root sends S bytes
 /// minus its own part. The buffer of every rank except the root has space only for that rank's part.
-///
-/// # Panics
-///
-/// If the partition does not have `world` parts.
 pub fn scatter(world: WorldSize, rank: Rank, root: Rank, partition: &Partition) -> Schedule {
-    partition.assert_fits(world);
-    let steps: Vec<Step> = if rank == root {
-        let step = |peer| Step::send(peer, partition.range(peer), None);
-        ranks_except_root(world, root).map(step).collect()
-    } else {
-        vec![Step::receive(root, 0..partition.range(rank).len(), Action::Copy, None)]
-    };
-    steps.into()
+    let mut schedule = gather(world, rank, root, partition);
+    for Step { send, receive, .. } in &mut schedule.steps {
+        std::mem::swap(send, receive);
+    }
+    schedule
 }
 
 /// Adds the steps of an all-gather. If the schedule already has the steps of a reduce-scatter, the sends of the
 /// all-gather wait for the last receive of the reduce-scatter.
-fn push_all_gather(schedule: &mut Schedule, world: WorldSize, rank: Rank, partition: &Partition) {
+fn add_all_gather(mut schedule: Schedule, world: WorldSize, rank: Rank, partition: &Partition) -> Schedule {
     let awaited_step = schedule.last_step();
     for distance in 1..world.get() {
         let (to, from) = (world.rank_after(rank, distance), world.rank_before(rank, distance));
         let receive = Step::receive(from, partition.range(from), Action::Copy, None);
         schedule.steps.push(Step::send(to, partition.range(rank), awaited_step).and(receive));
     }
-}
-
-/// Returns every rank but the root, starting with the root's successor.
-fn ranks_except_root(world: WorldSize, root: Rank) -> impl Iterator<Item = Rank> {
-    (1..world.get()).map(move |distance| world.rank_after(root, distance))
+    schedule
 }

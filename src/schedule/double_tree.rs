@@ -41,10 +41,6 @@ pub fn block_bytes(bytes: u64) -> u64 {
 ///
 /// The root of each tree computes the result of one half of the buffer, and all ranks except this root copy the result.
 /// The result therefore has the same bits on all ranks.
-///
-/// # Panics
-///
-/// If `block`, the number of elements in a message, is 0.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     let neighbours = Tree::BOTH_TREES.map(|tree| TreeNeighbours::new(tree, world, rank));
@@ -68,10 +64,6 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
 /// `root`. There are floor(log2(n-1)) + 1 hops. Each rank except the root sends S bytes.
 ///
 /// After the operation, the buffers of all ranks except `root` contain partial results.
-///
-/// # Panics
-///
-/// If `block`, the number of elements in a message, is 0.
 pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH_TREES.into_iter().enumerate() {
@@ -83,10 +75,6 @@ pub fn reduce(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usi
 
 /// Broadcasts from `root`: this is [`reduce`] with the direction of every message reversed. Each rank sends at most S
 /// bytes.
-///
-/// # Panics
-///
-/// If `block`, the number of elements in a message, is 0.
 pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for (index, tree) in Tree::BOTH_TREES.into_iter().enumerate() {
@@ -125,8 +113,9 @@ impl TreeNeighbours {
         let places = world.as_usize() - 1;
         let rank_at = |place: usize| world.rank_after(root, 1 + place as u32);
         if rank == root {
-            let top = tree.place_of_top(places);
-            return Self { parent: None, children: top.map(rank_at).into_iter().collect() };
+            let top = top_of_subtree(places, &(0..places / 2));
+            let child = top.map(|node| rank_at(tree.place_of_node(places, node)));
+            return Self { parent: None, children: child.into_iter().collect() };
         }
         let place = world.rank_before(rank, root.get() + 1).index();
         let (parent, children) = tree.parent_and_children(places, place);
@@ -209,11 +198,6 @@ enum Node {
 
 impl Tree {
     const BOTH_TREES: [Self; 2] = [Self::First, Self::Second];
-
-    /// Returns the place of the top node, in a tree with `places` places. Returns `None` for an empty tree.
-    fn place_of_top(self, places: usize) -> Option<usize> {
-        Some(self.place_of_node(places, top_of_subtree(places, &(0..places / 2))?))
-    }
 
     /// Returns the places of the parent and of the children of the node at `place`, in a tree with `places` places. The
     /// first child is the child with the smaller subtree.

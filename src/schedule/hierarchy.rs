@@ -160,7 +160,11 @@ impl HostLayout {
             _ => unreachable!("no hierarchy for {spec:?}"),
         };
         let between_hosts = match spec {
-            CollectiveSpec::Barrier if self.local == 0 => self.barrier_of_first_ranks(),
+            CollectiveSpec::Barrier if self.local == 0 => {
+                let mut schedule = doubling::barrier(self.host_count(), Rank::new(self.host as u32));
+                schedule.rename_peers(|host| self.hosts[host.index()][0]);
+                schedule
+            }
             CollectiveSpec::Barrier => Schedule::default(),
             _ => self.schedule_between_hosts(spec, algorithm, block),
         };
@@ -224,29 +228,17 @@ impl HostLayout {
             let mut schedule = spec.schedule(algorithm, host_as_rank, block, false);
             schedule.rename_peers(|host| self.carrier_of_slice(host.index(), slice));
             all.steps.extend(schedule.steps.into_iter().map(|mut step| {
-                let in_buffer = |part: &Range<usize>| range.start + part.start..range.start + part.end;
-                let shift_dependency = |awaited_step: Option<StepDependency>| {
-                    awaited_step.map(|StepDependency(step)| StepDependency(first_step + step))
-                };
-                if let Some(send) = &mut step.send {
-                    send.range = in_buffer(&send.range);
-                    send.awaited_step = shift_dependency(send.awaited_step);
-                }
-                if let Some(receive) = &mut step.receive {
-                    receive.range = in_buffer(&receive.range);
-                    receive.awaited_step = shift_dependency(receive.awaited_step);
+                for transfer in step.transfers_mut() {
+                    let part = &transfer.range;
+                    transfer.range = range.start + part.start..range.start + part.end;
+                    if let Some(StepDependency(step)) = &mut transfer.awaited_step {
+                        *step += first_step;
+                    }
                 }
                 step
             }));
         }
         all
-    }
-
-    /// Returns the schedule of a barrier among the first rank of each host.
-    fn barrier_of_first_ranks(&self) -> Schedule {
-        let mut schedule = doubling::barrier(self.host_count(), Rank::new(self.host as u32));
-        schedule.rename_peers(|host| self.hosts[host.index()][0]);
-        schedule
     }
 
     /// Returns the indices of the slices whose carrier is the rank with index `local` on `host`.

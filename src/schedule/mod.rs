@@ -32,4 +32,4 @@ pub mod tree;
 pub mod two_step;
 
 pub use collective_spec::CollectiveSpec;
-pub use steps::{Action, GatherWorkspace, InboundElements, OutboundElements, Schedule, Step, StepDependency};
+pub use steps::{Action, GatherWorkspace, Schedule, Step, StepDependency, StepTransfer};

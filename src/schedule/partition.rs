@@ -84,11 +84,6 @@ impl Partition {
             Parts::Bounds(bounds) => bounds.len() - 1,
         }
     }
-
-    /// Panics if the number of parts differs from the number of ranks of `world`.
-    pub(super) fn assert_fits(&self, world: WorldSize) {
-        assert_eq!(self.len(), world.as_usize(), "a partition must have one part for each rank");
-    }
 }
 
 /// Divides a range into blocks of `length` elements. The last block may be shorter. An empty range has one empty block, so that

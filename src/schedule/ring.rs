@@ -18,28 +18,14 @@ use crate::types::{Rank, WorldSize};
 /// own contribution into the part that it receives. Each part travels once around the ring, from its owner's
 /// successor to its owner. If the parts have different lengths, every step takes as long as the transfer of the
 /// longest part in this step.
-///
-/// # Panics
-///
-/// If the partition does not have `world` parts.
 pub fn reduce_scatter(world: WorldSize, rank: Rank, partition: &Partition) -> Schedule {
-    partition.assert_fits(world);
-    let mut schedule = Schedule::default();
-    RingPosition { world, rank, partition, start: 0 }.push_reduce_scatter(&mut schedule);
-    schedule
+    RingPosition { world, rank, partition, start: 0 }.add_reduce_scatter(Schedule::default())
 }
 
 /// Creates an all-gather in n-1 steps: every rank gets the parts of all ranks. Each rank sends all parts except the
 /// part of the next rank. If all parts have the same length, each rank sends (n-1)/n S bytes.
-///
-/// # Panics
-///
-/// If the partition does not have `world` parts.
 pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedule {
-    partition.assert_fits(world);
-    let mut schedule = Schedule::default();
-    RingPosition { world, rank, partition, start: 0 }.push_all_gather(&mut schedule);
-    schedule
+    RingPosition { world, rank, partition, start: 0 }.add_all_gather(Schedule::default())
 }
 
 /// Creates an all-reduce that divides the buffer into blocks of at most `block` elements. For each block, a rank runs
@@ -48,17 +34,12 @@ pub fn all_gather(world: WorldSize, rank: Rank, partition: &Partition) -> Schedu
 /// Each rank owns one chunk of a block. The owner computes the chunk's result, and all ranks except the owner copy the
 /// result, so the result has the same bits on all ranks. A rank handles one block after another, so that the data of a
 /// block are still in the processor's cache when the all-gather of the block begins.
-///
-/// # Panics
-///
-/// If `block` is 0.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> Schedule {
     let mut schedule = Schedule::default();
     for range in blocks(0..count, block) {
         let partition = Partition::even(range.len(), world);
         let position = RingPosition { world, rank, partition: &partition, start: range.start };
-        position.push_reduce_scatter(&mut schedule);
-        position.push_all_gather(&mut schedule);
+        schedule = position.add_all_gather(position.add_reduce_scatter(schedule));
     }
     schedule
 }
@@ -68,9 +49,7 @@ pub fn all_reduce(world: WorldSize, rank: Rank, count: usize, block: usize) -> S
 pub fn broadcast(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Schedule {
     let previous = (rank != root).then(|| world.rank_before(rank, 1));
     let next = Some(world.rank_after(rank, 1)).filter(|&next| next != root);
-    let mut schedule = Schedule::default();
-    schedule.push_chain_step(previous, next, 0..count, Action::Copy);
-    schedule
+    Schedule::default().with_chain_step(previous, next, 0..count, Action::Copy)
 }
 
 /// One rank's position on the ring, with the partition of one block of the buffer. The block begins at index `start`.
@@ -83,7 +62,7 @@ struct RingPosition<'a> {
 
 impl RingPosition<'_> {
     /// Adds the steps of a reduce-scatter of the block.
-    fn push_reduce_scatter(&self, schedule: &mut Schedule) {
+    fn add_reduce_scatter(&self, mut schedule: Schedule) -> Schedule {
         let hops = self.world.get() - 1;
         for hop in 0..hops {
             let action = if hop + 1 == hops { Action::ReduceLast } else { Action::Reduce };
@@ -91,15 +70,17 @@ impl RingPosition<'_> {
             let awaited_step = schedule.last_step().filter(|_| hop > 0);
             schedule.steps.push(self.ring_step(hop + 1, action, awaited_step));
         }
+        schedule
     }
 
     /// Adds the steps of an all-gather of the block. If the schedule already has the steps of a reduce-scatter, the first
     /// step of the all-gather sends the result of the last step of the reduce-scatter.
-    fn push_all_gather(&self, schedule: &mut Schedule) {
+    fn add_all_gather(&self, mut schedule: Schedule) -> Schedule {
         for hop in 0..self.world.get() - 1 {
             let awaited_step = schedule.last_step();
             schedule.steps.push(self.ring_step(hop, Action::Copy, awaited_step));
         }
+        schedule
     }
 
     /// Returns the step that sends part r - `distance` and receives part r - `distance` - 1 (modulo n), where r is

@@ -32,34 +32,23 @@ pub struct GatherWorkspace {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
     /// What the step sends; `None` if the step only receives.
-    pub send: Option<OutboundElements>,
+    pub send: Option<StepTransfer>,
     /// What the step receives; `None` if the step only sends.
-    pub receive: Option<InboundElements>,
-}
-
-/// Elements to send to a peer.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct OutboundElements {
-    /// The rank that receives the elements.
-    pub peer: Rank,
-    /// The elements to send. An empty range still sends a message, so that the receiver can detect in every step that
-    /// the two ranks call different operations.
-    pub range: Range<usize>,
-    /// The step whose received elements must be applied before this send.
-    pub awaited_step: Option<StepDependency>,
-}
-
-/// Elements to receive from a peer.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct InboundElements {
-    /// The rank that sends the elements.
-    pub peer: Rank,
-    /// The elements of this rank's buffer into which the data are copied or reduced. The sender's range has the same
-    /// length but may start at another index, so an offset in a message is relative to the start of the range.
-    pub range: Range<usize>,
+    pub receive: Option<StepTransfer>,
     /// What this rank does with the arriving elements.
     pub action: Action,
-    /// The step whose received elements must be applied before the elements of this receive.
+}
+
+/// Elements to send to a peer, or to receive from a peer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StepTransfer {
+    /// The rank at the other end.
+    pub peer: Rank,
+    /// The elements of this rank's buffer. The peer's range has the same length but may start at another index, so an offset
+    /// in a message is relative to the start of the range. An empty range still sends a message, so that the receiver can
+    /// detect in every step that the two ranks call different operations.
+    pub range: Range<usize>,
+    /// The step whose received elements must be applied before the elements of this transfer are sent or applied.
     pub awaited_step: Option<StepDependency>,
 }
 
@@ -87,7 +76,7 @@ pub enum Action {
 impl Step {
     /// Returns a step that only sends.
     pub(crate) fn send(peer: Rank, range: Range<usize>, awaited_step: Option<StepDependency>) -> Self {
-        Self { send: Some(OutboundElements { peer, range, awaited_step }), receive: None }
+        Self { send: Some(StepTransfer { peer, range, awaited_step }), receive: None, action: Action::Copy }
     }
 
     /// Returns a step that only receives.
@@ -97,12 +86,17 @@ impl Step {
         action: Action,
         awaited_step: Option<StepDependency>,
     ) -> Self {
-        Self { send: None, receive: Some(InboundElements { peer, range, action, awaited_step }) }
+        Self { send: None, receive: Some(StepTransfer { peer, range, awaited_step }), action }
     }
 
-    /// Returns the step that does what this step and `other` do, at once. One of them sends and the other one receives.
-    pub(super) fn and(self, other: Self) -> Self {
-        Self { send: self.send.or(other.send), receive: self.receive.or(other.receive) }
+    /// Returns the step that sends what this step sends, and at once receives what `receiving` receives.
+    pub(super) fn and(self, receiving: Self) -> Self {
+        Self { send: self.send, ..receiving }
+    }
+
+    /// Returns what the step sends and receives.
+    pub fn transfers_mut(&mut self) -> impl Iterator<Item = &mut StepTransfer> {
+        self.send.iter_mut().chain(&mut self.receive)
     }
 
     /// Returns whether this step must send elements before the receive of the same step overwrites these elements.
@@ -142,20 +136,16 @@ impl Schedule {
 
     /// Replaces each peer by the rank that `name` returns for it.
     pub fn rename_peers(&mut self, name: impl Fn(Rank) -> Rank) {
-        for Step { send, receive } in &mut self.steps {
-            let peers = send.iter_mut().map(|send| &mut send.peer);
-            for peer in peers.chain(receive.iter_mut().map(|receive| &mut receive.peer)) {
-                *peer = name(*peer);
-            }
+        for transfer in self.steps.iter_mut().flat_map(Step::transfers_mut) {
+            transfer.peer = name(transfer.peer);
         }
     }
 
     /// Returns the ranks that this rank exchanges messages with, sorted and without duplicates.
     pub fn peers(&self) -> Vec<Rank> {
         let mut peers = Vec::with_capacity(2 * self.steps.len());
-        for Step { send, receive } in &self.steps {
-            peers.extend(send.as_ref().map(|send| send.peer));
-            peers.extend(receive.as_ref().map(|receive| receive.peer));
+        for Step { send, receive, .. } in &self.steps {
+            peers.extend(send.iter().chain(receive).map(|transfer| transfer.peer));
         }
         peers.sort_unstable();
         peers.dedup();
@@ -165,24 +155,24 @@ impl Schedule {
     /// Adds the step of one rank in a chain: the rank receives the range from `previous` and forwards the range to
     /// `next`, segment by segment. On the first rank of the chain, `previous` is `None`. On the last rank, `next` is
     /// `None`. If earlier steps of the first rank receive data, its send waits for the last of these receives.
-    pub(super) fn push_chain_step(
-        &mut self,
+    pub(super) fn with_chain_step(
+        mut self,
         previous: Option<Rank>,
         next: Option<Rank>,
         range: Range<usize>,
         action: Action,
-    ) {
+    ) -> Self {
         if previous.is_none() && next.is_none() {
-            return;
+            return self;
         }
-        let receive =
-            previous.map(|peer| InboundElements { peer, range: range.clone(), action, awaited_step: None });
+        let receive = previous.map(|peer| StepTransfer { peer, range: range.clone(), awaited_step: None });
         let awaited_step = match receive {
             Some(_) => Some(self.steps.len()),
             None => self.steps.iter().rposition(|step| step.receive.is_some()),
         };
-        let send =
-            next.map(|peer| OutboundElements { peer, range, awaited_step: awaited_step.map(StepDependency) });
-        self.steps.push(Step { send, receive });
+        let awaited_step = awaited_step.map(StepDependency);
+        let send = next.map(|peer| StepTransfer { peer, range, awaited_step });
+        self.steps.push(Step { send, receive, action });
+        self
     }
 }

@@ -26,7 +26,7 @@ pub fn reduce_tree(world: WorldSize, rank: Rank, root: Rank, count: usize) -> Sc
     if let Some(parent) = position.parent() {
         let awaited_step = schedule.last_step();
         schedule.steps.push(Step::send(parent, 0..count, awaited_step));
-    } else if let Some(last) = schedule.steps.last_mut().and_then(|step| step.receive.as_mut()) {
+    } else if let Some(last) = schedule.steps.last_mut() {
         last.action = Action::ReduceLast;
     }
     schedule

@@ -79,9 +79,10 @@ impl TwoStepExchange {
         };
         let chunks: Vec<ExchangedChunk> = participants.iter().enumerate().map(chunk).collect();
         let slice = ExchangedSlice { own, chunks };
-        self.first.steps.extend(slice.first_steps());
+        self.first.steps.extend(slice.steps(|to, from| (to.words.clone(), from.received.clone())));
         if let Some(second) = &mut self.second {
-            second.steps.extend(slice.second_steps());
+            let own_words = &slice.chunks[own].words;
+            second.steps.extend(slice.steps(|_, from| (own_words.clone(), from.words.clone())));
         }
         self.slices.push(slice);
     }
@@ -98,17 +99,8 @@ impl TwoStepExchange {
 }
 
 impl ExchangedSlice {
-    /// In step k, participant r sends to participant r + k and receives from participant r - k.
-    fn first_steps(&self) -> impl Iterator<Item = Step> {
-        self.steps(|to, from| (to.words.clone(), from.received.clone()))
-    }
-
-    fn second_steps(&self) -> impl Iterator<Item = Step> {
-        self.steps(|_, from| (self.chunks[self.own].words.clone(), from.words.clone()))
-    }
-
-    /// Returns the exchange with all other participants. `ranges` returns the words to send to the first one, and the words to
-    /// receive from the second one.
+    /// Returns the exchange with all other participants: in step k, participant r sends to participant r + k and receives from
+    /// participant r - k. `ranges` returns the words to send to the first one, and the words to receive from the second one.
     fn steps(
         &self,
         ranges: impl Fn(&ExchangedChunk, &ExchangedChunk) -> (Range<usize>, Range<usize>),

@@ -24,7 +24,7 @@ use self::test_inputs::{
     all_contributions, every_part, own_contribution, own_part, tested_lengths, tested_partition, tested_roots,
 };
 use crate::schedule::partition::segment;
-use crate::schedule::{Action, Schedule, StepDependency};
+use crate::schedule::{Action, Schedule, Step, StepDependency};
 use crate::types::{Rank, WorldSize};
 
 /// The limits of the proofs.
@@ -323,7 +323,8 @@ impl SimulatedWorld {
 
     fn receive(&mut self, rank: usize, step: usize) {
         let state = &mut self.ranks[rank];
-        let receive = state.schedule.steps[step].receive.as_ref().expect("the step receives");
+        let Step { receive, action, .. } = &state.schedule.steps[step];
+        let receive = receive.as_ref().expect("the step receives");
         let message = self.links[receive.peer.index()][rank].pop_front().expect("a message waits");
         let expected = (state.receive_progress[step].elements, receive.range.len());
         let arrived = (message.offset, message.range_len);
@@ -332,7 +333,7 @@ impl SimulatedWorld {
         state.assert_no_unsent_data_is_overwritten(step, &range);
         for (element, arrived) in range.clone().zip(message.values) {
             let mine = &mut state.buffer[element];
-            if receive.action == Action::Copy {
+            if *action == Action::Copy {
                 *mine = arrived;
                 continue;
             }
@@ -350,7 +351,7 @@ impl SimulatedWorld {
                 "rank {rank} step {step}: out of rank order"
             );
             mine.ranks |= arrived.ranks;
-            if receive.action == Action::ReduceLast {
+            if *action == Action::ReduceLast {
                 state.completions[element] += 1;
             }
         }
@@ -481,7 +482,7 @@ impl Proof {
 /// into the same elements, the later step must wait for the earlier step, directly or through other steps.
 fn assert_reduction_order_is_fixed(schedule: &Schedule) {
     let receive = |step: usize| schedule.steps[step].receive.as_ref();
-    let reducing = |step: &usize| receive(*step).filter(|receive| receive.action != Action::Copy);
+    let reducing = |step: &usize| receive(*step).filter(|_| schedule.steps[*step].action != Action::Copy);
     for (later, second) in (0..schedule.steps.len()).filter_map(|step| Some((step, reducing(&step)?))) {
         for (earlier, first) in (0..later).filter_map(|step| Some((step, reducing(&step)?))) {
             let overlaps = first.range.start.max(second.range.start) < first.range.end.min(second.range.end);

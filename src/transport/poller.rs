@@ -72,7 +72,9 @@ impl Poller {
     pub fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<bool> {
         // The kernel counts whole milliseconds. If `timeout` were rounded down, the wait could end up to 1 ms before
         // the deadline of the caller.
-        let timeout = timeout.map(|timeout| round_up_to_ms(timeout.min(TIMEOUT_MAX)));
+        let timeout = timeout.map(|timeout| {
+            Duration::from_millis(timeout.min(TIMEOUT_MAX).as_nanos().div_ceil(1_000_000) as u64)
+        });
         match self.poll.poll(&mut self.events, timeout) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(false),
             result => result?,
@@ -86,10 +88,6 @@ impl Poller {
         }));
         Ok(self.events.iter().any(|event| event.token() == WAKER))
     }
-}
-
-fn round_up_to_ms(duration: Duration) -> Duration {
-    Duration::from_millis(duration.as_nanos().div_ceil(1_000_000) as u64)
 }
 
 #[cfg(test)]

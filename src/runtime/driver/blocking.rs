@@ -119,11 +119,6 @@ impl<M: RoundsMemory, H: DerefMut<Target = HostRounds<M>>> BlockingCollective<H>
         fail_because(engine, self.request.group, &mut self.host_rounds, failure);
     }
 
-    /// Makes the other ranks stop accessing the buffer after a failure.
-    fn stop_exposing(&mut self, memory: &BufferAccess<'_>) {
-        self.host_rounds.stop_exposing(&self.shm_operation, memory);
-    }
-
     /// Returns the identifier of the operation in the engine, which must learn of its end.
     pub(crate) fn engine_id(&self) -> Option<OpId> {
         self.engine_id
@@ -252,7 +247,8 @@ impl Driver {
             }
         };
         if result.is_err() {
-            collective.stop_exposing(&memory);
+            // The other ranks must not access the buffer any more.
+            collective.host_rounds.stop_exposing(&collective.shm_operation, &memory);
         }
         if let Some(id) = collective.engine_id() {
             let mut core = self.shared.lock();

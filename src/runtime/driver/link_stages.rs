@@ -24,7 +24,7 @@ pub(super) struct LinkStages {
     /// The active exchanges of encoded elements.
     pub(super) exchanges: BTreeMap<BlockId, (EncodedBlock, ExchangeState)>,
     /// The stages without encoding that are ready to begin.
-    ready: BTreeMap<BlockId, (Schedule, Memory)>,
+    pub(super) ready: BTreeMap<BlockId, (Schedule, Memory)>,
     /// The blocks whose operation over links has not begun, by the group number of the operations.
     queues: BTreeMap<u32, VecDeque<BlockId>>,
     /// The workspaces of ended exchanges, with any contents. Later exchanges use them again, because new memory would have to be
@@ -66,11 +66,6 @@ impl LinkStages {
         }
     }
 
-    /// Makes the stage of a block ready to begin.
-    pub(super) fn set_ready(&mut self, block: BlockId, schedule: Schedule, memory: Memory) {
-        self.ready.insert(block, (schedule, memory));
-    }
-
     /// Takes the stage that is the next one of its group to begin, if it is ready.
     pub(super) fn take_ready(&mut self, group: u32) -> Option<(BlockId, Schedule, Memory)> {
         let queue = self.queues.get_mut(&group)?;
@@ -78,10 +73,6 @@ impl LinkStages {
         let (schedule, memory) = self.ready.remove(&block)?;
         queue.pop_front();
         Some((block, schedule, memory))
-    }
-
-    pub(super) fn begin(&mut self, block: BlockId, exchange: EncodedBlock) {
-        self.exchanges.insert(block, (exchange, ExchangeState::Ready));
     }
 
     /// Takes the memory of a completed operation if it belongs to the exchange of `block`. Otherwise returns the memory.
@@ -135,10 +126,5 @@ impl LinkStages {
     /// Forgets a group that was dropped. Its operations have ended.
     pub(super) fn retire_group(&mut self, group: u32) {
         self.queues.retain(|&number, queue| number != group || !queue.is_empty());
-    }
-
-    /// Drops all stages after a failure.
-    pub(super) fn clear(&mut self) {
-        *self = Self::default();
     }
 }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::core::Core;
-use super::link_stages::BlockId;
+use super::link_stages::{BlockId, ExchangeState, LinkStages};
 use super::tasks::{OperationOutput, PendingStage, ShmTask, StagedCollective};
 use crate::engine::{Failure, OpId, OperationKey, OperationRequest, Timestamp};
 use crate::reduce::Kernels;
@@ -115,13 +115,14 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         let id = match stage {
             PendingStage::OnHost(task) => self.begin_shm_task(now, request, ShmTask { memory, ..*task })?,
             PendingStage::OverLinks(schedule) => {
-                self.link_stages.set_ready(block, schedule, memory);
+                self.link_stages.ready.insert(block, (schedule, memory));
                 return self.begin_ready_stages(now, request.group);
             }
             PendingStage::Encoded(exchange) => {
                 if let Some(encoding) = staged.encoding.clone() {
                     let memory = (memory, staged.starts[block.1]);
-                    self.link_stages.begin(block, EncodedBlock::new(encoding, *exchange, memory));
+                    let encoded = EncodedBlock::new(encoding, *exchange, memory);
+                    self.link_stages.exchanges.insert(block, (encoded, ExchangeState::Ready));
                 }
                 return Ok(());
             }
@@ -174,7 +175,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     /// Ends all collectives of several stages after a failure. The parts of their buffers must have been dropped before.
     pub(super) fn abandon_staged(&mut self) {
         self.stage_of.clear();
-        self.link_stages.clear();
+        self.link_stages = LinkStages::default();
         self.staged_collectives.clear();
     }
 }

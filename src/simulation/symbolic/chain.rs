@@ -1,8 +1,8 @@
 //! Proofs of the schedules on a chain of ranks: `reduce`, the reductions in rank order, and the scans.
 
 use super::{Proof, RankState, SymbolicValue, all_contributions, own_contribution, tested_roots};
-use crate::schedule::Action;
 use crate::schedule::chain::{exscan, ordered_all_reduce, ordered_reduce, reduce, scan};
+use crate::schedule::{Action, Step};
 use crate::types::{Rank, WorldSize};
 
 #[test]
@@ -93,8 +93,8 @@ fn ordered_all_reduce_reduces_every_contribution_once() {
     let world = WorldSize::new(9).unwrap();
     for rank in world.ranks() {
         let steps = ordered_all_reduce(world, rank, 1).steps;
-        let reduces = steps.iter().filter_map(|step| step.receive.as_ref());
-        let reduces = reduces.filter(|receive| receive.action != Action::Copy).count();
+        let reduces = |step: &&Step| step.receive.is_some() && step.action != Action::Copy;
+        let reduces = steps.iter().filter(reduces).count();
         assert_eq!(reduces, usize::from(rank != Rank::ZERO));
     }
 }

@@ -3,7 +3,7 @@
 use super::{MoveOrder, Proof, SimulatedWorld, own_contribution};
 use crate::schedule::chain::reduce;
 use crate::schedule::tree::reduce_tree;
-use crate::schedule::{Action, InboundElements, OutboundElements, Schedule, Step, StepDependency};
+use crate::schedule::{Action, Schedule, Step, StepDependency};
 use crate::types::{Rank, WorldSize};
 
 /// Returns the schedules of two ranks that exchange messages in one step. Rank r sends `sent[r]` elements and expects
@@ -12,8 +12,8 @@ fn exchange_schedules(sent: [usize; 2], received: [usize; 2], action: Action) ->
     let step = |rank: usize| {
         let peer = Rank::new(1 - rank as u32);
         Step {
-            send: Some(OutboundElements { peer, range: 0..sent[rank], awaited_step: None }),
-            receive: Some(InboundElements { peer, range: 0..received[rank], action, awaited_step: None }),
+            send: Step::send(peer, 0..sent[rank], None).send,
+            ..Step::receive(peer, 0..received[rank], action, None)
         }
     };
     [0, 1].map(|rank| vec![step(rank)].into()).into()
@@ -34,7 +34,7 @@ fn a_receive_that_overwrites_unsent_data_is_found() {
     for schedule in &mut schedules {
         // Move the send to a second step, because a receive waits for a send of the same step.
         let send = schedule.steps[0].send.take();
-        schedule.steps.push(Step { send, receive: None });
+        schedule.steps.push(Step { send, receive: None, action: Action::Copy });
     }
     run_schedules(schedules, &mut MoveOrder::Random(Box::new(rand::SeedableRng::seed_from_u64(1))));
 }
@@ -89,16 +89,10 @@ fn a_receive_that_waits_for_another_receive_is_found() {
 #[should_panic(expected = "contributions are reduced in the order of arrival")]
 fn a_reduction_in_order_of_arrival_is_found() {
     let build = |world: WorldSize, rank: Rank, count| {
-        let send_to = |peer| OutboundElements { peer, range: 0..count, awaited_step: None };
-        let reduce_from =
-            |peer| InboundElements { peer, range: 0..count, action: Action::Reduce, awaited_step: None };
+        let reduce_from = |peer| Step::receive(peer, 0..count, Action::Reduce, None);
         let steps = match rank {
-            Rank::ZERO => world
-                .ranks()
-                .skip(1)
-                .map(|peer| Step { send: None, receive: Some(reduce_from(peer)) })
-                .collect(),
-            _ => vec![Step { send: Some(send_to(Rank::ZERO)), receive: None }],
+            Rank::ZERO => world.ranks().skip(1).map(reduce_from).collect(),
+            _ => vec![Step::send(Rank::ZERO, 0..count, None)],
         };
         steps.into()
     };

@@ -84,16 +84,6 @@ enum TcpLink {
     Lost(String),
 }
 
-impl TcpLink {
-    /// Returns the connection with which this rank opens the link.
-    fn dial(&self) -> Option<&Dial> {
-        match self {
-            Self::Opening(opening) => Some(&opening.ours),
-            Self::Open(_) | Self::Lost(_) => None,
-        }
-    }
-}
-
 impl TcpTransport {
     /// Creates the transport of `rank`, whose peers listen at `addresses`, in rank order. The transport accepts
     /// connections through `listener`, and opens links with `streams` connections each.
@@ -152,7 +142,11 @@ impl TcpTransport {
 
     /// Returns the connections that this rank opens.
     fn dials(&self) -> impl Iterator<Item = &Dial> {
-        self.links.values().filter_map(TcpLink::dial).chain(self.extras.values())
+        let of_links = self.links.values().filter_map(|link| match link {
+            TcpLink::Opening(opening) => Some(&opening.ours),
+            TcpLink::Open(_) | TcpLink::Lost(_) => None,
+        });
+        of_links.chain(self.extras.values())
     }
 
     /// Returns the file descriptors of the listener, of all links and of all connections that are being opened. If a forked
