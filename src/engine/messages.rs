@@ -32,7 +32,7 @@ impl Engine {
         let key = OperationKey::Message { from: self.settings.rank, to, sequence };
         let step = Step::send(to, 0..request.contract.count as usize, None);
         let id = self.new_id();
-        self.start_transfers(id, OperationInfo::new(now, request, key), vec![step].into())
+        self.start_transfers(id, key, OperationInfo::new(now, request), vec![step].into())
     }
 
     /// Begins to receive a message into the start of a buffer. The contract's count is the most elements that the message may
@@ -50,12 +50,7 @@ impl Engine {
     ) -> Result<OpId, Failure> {
         self.check()?;
         let id = self.new_id();
-        // A receive gets its key when it matches a message. Until then it has an unused key.
-        let info = OperationInfo::new(
-            now,
-            request,
-            OperationKey::Collective { group: request.group, sequence: u64::MAX },
-        );
+        let info = OperationInfo::new(now, request);
         let posted = PostedReceive { id, pattern, info };
         if let Some((key, envelope)) = self.matching.take_arrived(&pattern) {
             self.start_matched_receive(&posted, key, envelope)?;
@@ -117,8 +112,8 @@ impl Engine {
         }
         let range = 0..envelope.contract.count as usize;
         let step = Step::receive(envelope.source, range, Action::Copy, None);
-        let info = OperationInfo { key, contract: envelope.contract, ..info };
-        self.start_transfers(id, info, vec![step].into()).map(|_| ())
+        let info = OperationInfo { contract: envelope.contract, ..info };
+        self.start_transfers(id, key, info, vec![step].into()).map(|_| ())
     }
 
     /// Begins to send a message from this rank to itself: see [`Engine::send`].
@@ -132,9 +127,9 @@ impl Engine {
         match request.mode {
             SendMode::Standard => self.completed.push_back(id),
             SendMode::Synchronous => {
-                let info = OperationInfo::new(now, request, key);
+                let info = OperationInfo::new(now, request);
                 self.deadlines.insert((info.deadline, id));
-                self.external.insert(id, ExternalOperation { info, awaited: vec![rank] });
+                self.external.insert(id, ExternalOperation { key, info, awaited: vec![rank] });
             }
         }
         self.match_message(key, (rank, request.group), contract).map(|()| id)
