@@ -181,12 +181,14 @@ impl Engine {
         self.direct_link(from).filter(|_| may_receive).map(|link| link.messages_received)
     }
 
-    /// Records that the driver has received the message for which [`Engine::next_direct_receive`] returned a number. Returns
+    /// Records that the driver has received the message for which [`Engine::next_direct_receive`] returned a number. Without the
+    /// time `now`, the message counts as received at the last time that the engine knows, which may be of another link. Returns
     /// whether control frames for the peer wait to be sent.
     pub fn record_direct_receive(&mut self, from: Rank, bytes: usize, now: Option<Timestamp>) -> bool {
+        self.advance(now.unwrap_or_default());
         let link = self.links.get_or_default(from);
         link.messages_received += 1;
-        link.last_frame_at = now.map_or(link.last_frame_at, |now| now.max(link.last_frame_at));
+        link.last_frame_at = self.now;
         link.return_credit(bytes);
         !link.control_frames.is_empty()
     }
@@ -196,5 +198,31 @@ impl Engine {
     fn direct_link(&self, peer: Rank) -> Option<&Link> {
         let is_possible = self.failure.is_none() && !self.is_closing && !self.settings.is_checked(peer);
         self.links.get(peer).filter(|link| is_possible && !link.is_lost)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::Settings;
+    use super::*;
+
+    /// In an earlier version, a link whose messages happened to have no time counted as silent, also if it was busy.
+    #[test]
+    fn a_message_without_a_time_arrives_at_the_last_known_time() {
+        let settings = Settings {
+            rank: Rank::ZERO,
+            segment_bytes: 1024,
+            checked_links: Vec::new(),
+            host_names: Vec::new(),
+        };
+        let mut engine = Engine::new(settings);
+        engine.record_direct_receive(Rank::new(1), 8, Some(Duration::from_secs(10)));
+        engine.record_direct_receive(Rank::new(2), 8, None);
+        engine.advance(Duration::from_secs(12));
+        engine.handle_lost_link(Rank::new(2), "reset");
+        let cause = engine.failure().map(|failure| failure.cause.to_string()).unwrap_or_default();
+        assert!(cause.contains("reset, 2.0 s after the last frame from it"), "{cause}");
     }
 }
