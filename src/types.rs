@@ -244,14 +244,19 @@ wire_enum! {
 }
 
 /// The bits that mark internal operations in a group's number on the wire. A group's own number has none of these
-/// bits.
+/// bits: it is at most [`SETUP_GROUP`].
 pub const INTERNAL_GROUP_BITS: u32 = HOSTS_GROUP_BIT | LOCAL_GROUP_BIT | RESULTS_GROUP_BIT;
+/// The number of the group of all ranks in the operations with which the ranks agree on settings and collect a timeline. With a
+/// separate number, the first operation of the program is operation 0 of group 0. The numbers of all other groups are lower.
+pub const SETUP_GROUP: u32 = RESULTS_GROUP_BIT - 1;
 /// The bit that marks operations over links of the blocks of a collective: between hosts, and exchanges of encoded elements.
 pub const HOSTS_GROUP_BIT: u32 = 1 << 30;
 /// The bit that marks the operations with which the ranks of a group on one host set up their shared memory.
 pub const LOCAL_GROUP_BIT: u32 = 1 << 29;
 /// The bit that, with [`HOSTS_GROUP_BIT`], marks the second steps of exchanges of encoded elements.
 pub const RESULTS_GROUP_BIT: u32 = 1 << 28;
+
+const _: () = assert!(SETUP_GROUP & INTERNAL_GROUP_BITS == 0);
 
 /// The bit of [`Contract::layout`] that marks compressed collectives. Digests of lengths do not have it.
 pub const COMPRESSED_LAYOUT: u32 = 1 << 31;

@@ -287,6 +287,8 @@ impl JoinError {
                 | StartError::SocketOptions(_)
                 | StartError::Recording { .. }
                 | StartError::CannotListen { .. } => Exit::Configuration,
+                // A rank stops the start if it does not know an option of rank 0.
+                StartError::Failed(Cause::Aborted { .. }) => Exit::Start,
                 StartError::Failed(cause) => exit_code_of_cause(cause),
                 StartError::PortInUse { .. }
                 | StartError::PortsInUse { .. }

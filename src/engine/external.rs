@@ -21,10 +21,10 @@ impl Engine {
     ) -> Result<OpId, Failure> {
         self.check()?;
         let id = self.new_id();
-        let info =
-            OperationInfo::new(now, request, OperationKey::Collective { group: request.group, sequence });
+        let key = OperationKey::Collective { group: request.group, sequence };
+        let info = OperationInfo::new(now, request);
         self.deadlines.insert((info.deadline, id));
-        self.external.insert(id, ExternalOperation { info, awaited: Vec::new() });
+        self.external.insert(id, ExternalOperation { key, info, awaited: Vec::new() });
         Ok(id)
     }
 

@@ -129,7 +129,7 @@ impl Engine {
         self.wake_events += 1;
         let is_awaited_sender =
             self.matching.posted.values().any(|posted| posted.pattern.source == Some(peer));
-        let needs = |running: &RunningOperation| running.needs(peer, link.stored_segments(running.info.key));
+        let needs = |running: &RunningOperation| running.needs(peer, link.stored_segments(running.key));
         if is_awaited_sender || self.operations.values().any(needs) {
             self.fail_because_peer_left(peer);
         }
@@ -316,7 +316,9 @@ impl Engine {
         let id = self.waiting_operation()?;
         let info = self.info_of(id)?;
         let awaited = self.awaited_ranks_of(id);
-        let sequence = if info.sequence() == u64::MAX { 0 } else { info.sequence() };
+        let key = self.key_of(id).or_else(|| self.external.get(&id).map(|external| external.key));
+        // A receive that has not matched a message has no number yet.
+        let sequence = key.map_or(0, OperationKey::sequence);
         let (group, sequence) = OperationKey::call_of(info.group, sequence);
         Some(WaitingRank {
             rank: self.settings.rank,
@@ -355,8 +357,8 @@ impl Engine {
     pub(super) fn find_contract(&self, group: u32, sequence: u64) -> Option<ContractAndSite> {
         let key = OperationKey::Collective { group, sequence };
         let running = self.find_running(key).map(|running| &running.info);
-        let mut external = self.external.values().map(|external| &external.info);
-        let info = running.or_else(|| external.find(|info| info.key == key));
+        let external = || self.external.values().find(|external| external.key == key);
+        let info = running.or_else(|| external().map(|external| &external.info));
         let contract_and_site = info.map(|info| (info.contract, info.site));
         let (group, call) = OperationKey::call_of(group, sequence);
         contract_and_site.or_else(|| self.history.find(group, call))

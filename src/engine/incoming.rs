@@ -84,7 +84,7 @@ impl Engine {
             let Some(running) = self.operations.get_mut(&id) else { return FrameVerdict::Handled };
             let info = running.info;
             if header.contract != info.contract {
-                let group_and_sequence = (info.group, info.sequence());
+                let group_and_sequence = (info.group, key.sequence());
                 let peer_call = (peer, header.contract);
                 self.fail_because_mismatch(group_and_sequence, (info.contract, info.site), peer_call);
                 return FrameVerdict::Handled;
@@ -171,7 +171,7 @@ impl Engine {
         is_stored: bool,
     ) -> FrameVerdict {
         let Some(running) = self.operations.get(&id) else { return FrameVerdict::Discard };
-        let (info, number) = (running.info, running.info.sequence());
+        let (info, number) = (running.info, key.sequence());
         let due = running.due_segment(peer);
         let expected = due
             .as_ref()

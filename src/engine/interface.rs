@@ -87,6 +87,13 @@ pub enum OperationKey {
 }
 
 impl OperationKey {
+    /// Returns the operation's number in its group, or the message's number on its link.
+    pub(super) fn sequence(self) -> u64 {
+        match self {
+            Self::Collective { sequence, .. } | Self::Message { sequence, .. } => sequence,
+        }
+    }
+
     /// Returns the number of a block of a collective of several stages. The number contains the number of the collective in its
     /// group, so that blocks of two ranks have the same number only if the ranks have made as many calls.
     pub fn block_number(call: u64, block: usize) -> u64 {

@@ -41,7 +41,7 @@ impl Pattern {
 pub(super) struct PostedReceive {
     pub(super) id: OpId,
     pub(super) pattern: Pattern,
-    /// Of its fields, `contract.count` is the most elements that the receive accepts, and `key` is not used.
+    /// Its `contract.count` is the most elements that the receive accepts.
     pub(super) info: OperationInfo,
 }
 

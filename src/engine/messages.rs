@@ -32,7 +32,7 @@ impl Engine {
         let key = OperationKey::Message { from: self.settings.rank, to, sequence };
         let step = Step::send(to, 0..request.contract.count as usize, None);
         let id = self.new_id();
-        self.start_transfers(id, OperationInfo::new(now, request, key), vec![step].into())
+        self.start_transfers(id, key, OperationInfo::new(now, request), vec![step].into())
     }
 
     /// Begins to receive a message into the start of a buffer. The contract's count is the most elements that the message may
@@ -50,12 +50,7 @@ impl Engine {
     ) -> Result<OpId, Failure> {
         self.check()?;
         let id = self.new_id();
-        // A receive gets its key when it matches a message. Until then it has an unused key.
-        let info = OperationInfo::new(
-            now,
-            request,
-            OperationKey::Collective { group: request.group, sequence: u64::MAX },
-        );
+        let info = OperationInfo::new(now, request);
         let posted = PostedReceive { id, pattern, info };
         if let Some((key, envelope)) = self.matching.take_arrived(&pattern) {
             self.start_matched_receive(&posted, key, envelope)?;
@@ -117,8 +112,8 @@ impl Engine {
         }
         let range = 0..envelope.contract.count as usize;
         let step = Step::receive(envelope.source, range, Action::Copy, None);
-        let info = OperationInfo { key, contract: envelope.contract, ..info };
-        self.start_transfers(id, info, vec![step].into()).map(|_| ())
+        let info = OperationInfo { contract: envelope.contract, ..info };
+        self.start_transfers(id, key, info, vec![step].into()).map(|_| ())
     }
 
     /// Begins to send a message from this rank to itself: see [`Engine::send`].
@@ -132,9 +127,9 @@ impl Engine {
         match request.mode {
             SendMode::Standard => self.completed.push_back(id),
             SendMode::Synchronous => {
-                let info = OperationInfo::new(now, request, key);
+                let info = OperationInfo::new(now, request);
                 self.deadlines.insert((info.deadline, id));
-                self.external.insert(id, ExternalOperation { info, awaited: vec![rank] });
+                self.external.insert(id, ExternalOperation { key, info, awaited: vec![rank] });
             }
         }
         self.match_message(key, (rank, request.group), contract).map(|()| id)
@@ -180,12 +175,14 @@ impl Engine {
         if may_receive { self.direct_link(from).map(|link| link.messages_received) } else { None }
     }
 
-    /// Records that the driver has received the message for which [`Engine::next_direct_receive`] returned a number. Returns
+    /// Records that the driver has received the message for which [`Engine::next_direct_receive`] returned a number. Without the
+    /// time `now`, the message counts as received at the last time that the engine knows, which may be of another link. Returns
     /// whether control frames for the peer wait to be sent.
     pub fn record_direct_receive(&mut self, from: Rank, bytes: usize, now: Option<Timestamp>) -> bool {
+        self.advance(now.unwrap_or_default());
         let Some(link) = self.links.get_mut(from) else { return false };
         link.messages_received += 1;
-        link.last_frame_at = now.map_or(link.last_frame_at, |now| now.max(link.last_frame_at));
+        link.last_frame_at = self.now;
         link.return_credit(bytes);
         !link.control_frames.is_empty()
     }
@@ -216,5 +213,34 @@ impl DirectSend<'_> {
     pub fn complete(self, site: Site) {
         self.link.number_message(site);
         self.link.spend_credit(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::Settings;
+    use super::*;
+
+    /// In an earlier version, a link whose messages happened to have no time counted as silent, also if it was busy.
+    #[test]
+    fn a_message_without_a_time_arrives_at_the_last_known_time() {
+        let settings = Settings {
+            rank: Rank::ZERO,
+            segment_bytes: 1024,
+            checked_links: Vec::new(),
+            host_names: Vec::new(),
+        };
+        let mut engine = Engine::new(settings);
+        for rank in [1, 2] {
+            engine.links.get_or_default(Rank::new(rank));
+        }
+        engine.record_direct_receive(Rank::new(1), 8, Some(Duration::from_secs(10)));
+        engine.record_direct_receive(Rank::new(2), 8, None);
+        engine.advance(Duration::from_secs(12));
+        engine.handle_lost_link(Rank::new(2), "reset");
+        let cause = engine.failure().map(|failure| failure.cause.to_string()).unwrap_or_default();
+        assert!(cause.contains("reset, 2.0 s after the last frame from it"), "{cause}");
     }
 }

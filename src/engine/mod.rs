@@ -161,7 +161,7 @@ impl Engine {
         self.history.record_begun(request.group, sequence);
         let id = self.new_id();
         let key = OperationKey::Collective { group: request.group, sequence };
-        self.start_transfers(id, OperationInfo::new(now, request, key), schedule)
+        self.start_transfers(id, key, OperationInfo::new(now, request), schedule)
     }
 
     /// Records that a group was dropped.
@@ -177,7 +177,7 @@ impl Engine {
     /// Returns the key that the frames of an operation carry. Returns `None` if the operation has ended, if it has no frames, or
     /// if it is a receive that has not matched a message.
     pub fn key_of(&self, operation: OpId) -> Option<OperationKey> {
-        self.operations.get(&operation).map(|running| running.info.key)
+        self.operations.get(&operation).map(|running| running.key)
     }
 
     /// Returns the envelope of the message that a receive has matched. Returns `None` before a match, and after
@@ -249,17 +249,16 @@ impl Engine {
                 NextSend::Nothing => {}
                 NextSend::MustWait { credit_needed, must_announce } => {
                     link.send_queue.suspend(id, credit_needed);
-                    if must_announce && link.send_queue.try_announce(id, running.info.key, self.announced_max)
-                    {
+                    if must_announce && link.send_queue.try_announce(id, running.key, self.announced_max) {
                         running.set_announced(peer);
                         link.send_queue.record_frame(id, 0, self.settings.segment_bytes);
-                        let header = header(FrameKind::Announce, &running.info, 0);
+                        let header = header(FrameKind::Announce, running, 0);
                         return Some(Transmit::Control { header, payload: Bytes::new() });
                     }
                 }
                 NextSend::Segment { segment, eager } => {
                     let is_checked = self.settings.is_checked(peer);
-                    let header = segment_header(&running.info, &segment, eager, is_checked);
+                    let header = segment_header(running, &segment, eager, is_checked);
                     let payload_bytes = header.payload_bytes as usize;
                     if eager {
                         link.spend_credit(payload_bytes);
@@ -335,39 +334,40 @@ impl Engine {
     fn start_transfers(
         &mut self,
         id: OpId,
+        key: OperationKey,
         info: OperationInfo,
         schedule: Schedule,
     ) -> Result<OpId, Failure> {
         let segment_elements = (self.settings.segment_bytes / info.contract.dtype.size_bytes()).max(1);
-        let mut running = RunningOperation::new(info, schedule, segment_elements);
+        let mut running = RunningOperation::new(key, info, schedule, segment_elements);
         let mut missing_peer = None;
         let mut mismatch: Option<(Rank, Contract)> = None;
         for index in 0..running.peer_count() {
             let (peer, is_sent_to) = running.peer_at(index);
             let link = self.links.get_or_default(peer);
-            if link.is_gone() && running.needs(peer, link.stored_segments(info.key)) {
+            if link.is_gone() && running.needs(peer, link.stored_segments(key)) {
                 missing_peer.get_or_insert(peer);
             }
-            if let Some(announced) = link.announced.remove(&info.key) {
+            if let Some(announced) = link.announced.remove(&key) {
                 running.enable_ready_frames(peer);
                 if announced != info.contract {
                     mismatch.get_or_insert((peer, announced));
                 }
             }
-            if let Some(transfers) = link.ready_transfers.remove(&info.key) {
+            if let Some(transfers) = link.ready_transfers.remove(&key) {
                 running.set_ready_sends(peer, transfers);
             }
-            match info.key {
+            match key {
                 _ if !is_sent_to => {}
                 OperationKey::Collective { .. } => link.send_queue.runnable.push_back(id),
                 OperationKey::Message { .. } => link.send_queue.add_message(id),
             }
         }
         self.deadlines.insert((info.deadline, id));
-        self.by_key.insert(info.key, id);
+        self.by_key.insert(key, id);
         self.operations.insert(id, running);
         if let Some(mismatch) = mismatch {
-            let group_and_sequence = (info.group, info.sequence());
+            let group_and_sequence = (info.group, key.sequence());
             return Err(self.fail_because_mismatch(group_and_sequence, (info.contract, info.site), mismatch));
         }
         if let Some(peer) = missing_peer {
@@ -382,7 +382,7 @@ impl Engine {
     fn send_ready_frames(&mut self, id: OpId) {
         let Some(running) = self.operations.get_mut(&id) else { return };
         for (peer, transfers) in running.take_ready_frames() {
-            let header = header(FrameKind::Ready, &running.info, transfers as u64);
+            let header = header(FrameKind::Ready, running, transfers as u64);
             self.links.get_or_default(peer).control_frames.push_back(header);
         }
     }
@@ -392,7 +392,7 @@ impl Engine {
         if self.operations.get(&id).is_some_and(RunningOperation::is_complete)
             && let Some(running) = self.operations.remove(&id)
         {
-            self.by_key.remove(&running.info.key);
+            self.by_key.remove(&running.key);
             self.deadlines.remove(&(running.info.deadline, id));
             self.completed.push_back(id);
         }
@@ -407,25 +407,25 @@ fn contract_of_transfer(contract: Contract, elements: usize) -> Contract {
 }
 
 /// Returns the header of a frame of an operation, without payload. The meaning of `offset` depends on the kind of the frame.
-fn header(kind: FrameKind, info: &OperationInfo, offset: u64) -> FrameHeader {
-    let contract = info.contract;
-    FrameHeader { kind, group: info.group, sequence: info.sequence(), contract, offset, ..FrameHeader::EMPTY }
+fn header(kind: FrameKind, running: &RunningOperation, offset: u64) -> FrameHeader {
+    let OperationInfo { group, contract, .. } = running.info;
+    FrameHeader { kind, group, sequence: running.key.sequence(), contract, offset, ..FrameHeader::EMPTY }
 }
 
 /// Returns the header of a segment. If the header has a checksum field, the driver fills it in.
 fn segment_header(
-    info: &OperationInfo,
+    running: &RunningOperation,
     segment: &TransferSegment,
     eager: bool,
     is_checked: bool,
 ) -> FrameHeader {
-    let payload_bytes = segment.range.len() * info.contract.dtype.size_bytes();
+    let payload_bytes = segment.range.len() * running.info.contract.dtype.size_bytes();
     FrameHeader {
-        contract: contract_of_transfer(info.contract, segment.transfer_elements),
+        contract: contract_of_transfer(running.info.contract, segment.transfer_elements),
         step: segment.transfer_index,
         eager,
         payload_bytes: payload_bytes as u32,
         payload_crc: is_checked.then_some(0),
-        ..header(FrameKind::Data, info, segment.offset as u64)
+        ..header(FrameKind::Data, running, segment.offset as u64)
     }
 }

@@ -13,10 +13,9 @@ use crate::types::{Contract, Rank, Site};
 /// begun the operation, the peer stores these bytes.
 pub const EAGER_BYTES: usize = 256 << 10;
 
-/// The identity, the contract and the deadline of an operation.
+/// The contract and the deadline of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OperationInfo {
-    pub(super) key: OperationKey,
     /// The group of the collective or of the message.
     pub(super) group: u32,
     pub(super) contract: Contract,
@@ -28,22 +27,16 @@ pub(super) struct OperationInfo {
 
 impl OperationInfo {
     /// Returns the description of an operation that begins now.
-    pub(super) fn new(now: Timestamp, request: OperationRequest, key: OperationKey) -> Self {
+    pub(super) fn new(now: Timestamp, request: OperationRequest) -> Self {
         let OperationRequest { group, contract, timeout, spent, site, mode } = request;
         let deadline = now.saturating_add(timeout.saturating_sub(spent));
-        Self { key, group, contract, site, deadline, timeout, mode }
-    }
-
-    /// Returns the operation's number in its group, or the message's number on its link.
-    pub(super) fn sequence(&self) -> u64 {
-        match self.key {
-            OperationKey::Collective { sequence, .. } | OperationKey::Message { sequence, .. } => sequence,
-        }
+        Self { group, contract, site, deadline, timeout, mode }
     }
 }
 
 /// The part of an external operation that the engine knows.
 pub(super) struct ExternalOperation {
+    pub(super) key: OperationKey,
     pub(super) info: OperationInfo,
     /// The ranks for which the operation waits.
     pub(super) awaited: Vec<Rank>,
@@ -51,6 +44,7 @@ pub(super) struct ExternalOperation {
 
 /// An operation and its progress.
 pub(super) struct RunningOperation {
+    pub(super) key: OperationKey,
     pub(super) info: OperationInfo,
     steps: Vec<Step>,
     segment_elements: usize,
@@ -140,7 +134,12 @@ pub(super) struct DueSegment {
 }
 
 impl RunningOperation {
-    pub(super) fn new(info: OperationInfo, schedule: Schedule, segment_elements: usize) -> Self {
+    pub(super) fn new(
+        key: OperationKey,
+        info: OperationInfo,
+        schedule: Schedule,
+        segment_elements: usize,
+    ) -> Self {
         let mut peers: Vec<(Rank, PeerProgress)> =
             schedule.peers().into_iter().map(|peer| (peer, PeerProgress::default())).collect();
         let element_bytes = info.contract.dtype.size_bytes();
@@ -169,6 +168,7 @@ impl RunningOperation {
             }
         }
         Self {
+            key,
             info,
             receive_progress: vec![ReceiveProgress::default(); schedule.steps.len()],
             steps: schedule.steps,
@@ -251,7 +251,7 @@ impl RunningOperation {
         let bytes = range.len() * element_bytes;
         let eager = peer_progress.next_send >= peer_progress.ready_sends;
         if eager {
-            let is_message = matches!(self.info.key, OperationKey::Message { .. });
+            let is_message = matches!(self.key, OperationKey::Message { .. });
             // If an operation sends more than 256 KiB to the peer, the peer sends ready frames without an announcement. But the
             // peer needs one frame first. Only a frame shows the length of a message, or that the contracts differ.
             let is_begun = peer_progress.next_send > 0 || peer_progress.eager_bytes > 0;

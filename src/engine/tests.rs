@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::*;
 use crate::schedule::Schedule;
-use crate::types::{Algorithm, DType, HOSTS_GROUP_BIT, WorldSize};
+use crate::types::{Algorithm, DType, HOSTS_GROUP_BIT, SETUP_GROUP, WorldSize};
 use crate::wire::Cause;
 
 const R0: Rank = Rank::ZERO;
@@ -277,13 +277,13 @@ fn different_lengths_of_a_broadcast_are_detected_for_every_segment_size() {
 
 /// In an earlier version, the blocks of a group were numbered one after another. After a call of another collective, a rank
 /// compared the blocks of one call with those of another. So the error named a rank whose calls were like those of all other
-/// ranks.
+/// ranks. In another version, the number of the group in which a job starts was like that of a block.
 #[test]
 fn blocks_are_compared_with_those_of_the_call_with_the_same_number() {
     let odd_call = contract(Operation::AllGather, Algorithm::Ring, 10, 0);
     let barrier = contract(Operation::Barrier, Algorithm::Hierarchy, 0, 0);
     let all_reduce = contract(Operation::AllReduce, Algorithm::Hierarchy, 20, 0);
-    for case in 0..16 {
+    for (case, own_group) in (0..16).flat_map(|case| [(case, 0), (case, SETUP_GROUP)]) {
         let [odd_rank, first_rank, is_long, has_same_calls] = [0, 1, 2, 3].map(|bit| case >> bit & 1);
         let call = if has_same_calls == 1 { all_reduce } else { barrier };
         let mut pair = Pair::new(1 << 20, ANNOUNCED_MAX);
@@ -295,7 +295,8 @@ fn blocks_are_compared_with_those_of_the_call_with_the_same_number() {
                 barrier_schedule(own_rank)
             };
             for contract in [if rank == odd_rank { odd_call } else { call }, all_reduce] {
-                pair.begin(rank, request_with(contract), schedule.clone());
+                let request = OperationRequest { group: own_group, ..request_with(contract) };
+                pair.begin(rank, request, schedule.clone());
             }
             pair.pass_all_frames();
         }
@@ -305,7 +306,7 @@ fn blocks_are_compared_with_those_of_the_call_with_the_same_number() {
             panic!("{case}: {cause:?}")
         };
         let expected = if odd_rank == 0 { odd_call } else { call };
-        assert_eq!((*group, *sequence, *first_contract), (0, 0, expected), "{case}");
+        assert_eq!((*group, *sequence, *first_contract), (own_group, 0, expected), "{case}");
         assert!(![first_site, second_site].iter().any(|site| site.is_empty()), "{case}: {cause:?}");
     }
 }

@@ -20,7 +20,7 @@ use crate::transport::handshake::Identity;
 use crate::transport::listener::Listener;
 use crate::transport::local_links::LinkTransport;
 use crate::transport::tcp::{CONNECT_TIMEOUT, CongestionControl, SocketOptions, TcpTransport};
-use crate::types::{Rank, WorldSize};
+use crate::types::{Rank, SETUP_GROUP, WorldSize};
 use crate::wire::frame::SEGMENT_BYTES_MAX;
 use crate::wire::handshake;
 use crate::wire::{Cause, Secret};
@@ -32,9 +32,6 @@ pub(super) const CHUNK_BYTES: usize = 2 << 20;
 /// The value of [`CHUNK_BYTES`] if all ranks are on one host and each rank has its own processor. In this case latency does not
 /// matter, and a block fits into the L2 cache.
 const CHUNK_BYTES_LOCAL: usize = 256 << 10;
-/// The group number of the operations in which the ranks agree on settings. With a separate number, the first operation of the
-/// program is operation 0 of the group of all ranks.
-pub(super) const SETUP_GROUP: u32 = u32::MAX;
 
 impl Group {
     /// Joins the job that the options describe. Returns when every rank is connected to its two neighbours in rank

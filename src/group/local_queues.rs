@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Error, Group};
 use crate::engine::{CREDIT_BYTES, CREDIT_FRAMES_MAX};
 use crate::shm::HostMemoryLayout;
-use crate::types::{LOCAL_GROUP_BIT, Rank};
+use crate::types::Rank;
 
 // Early data must fit into a queue while the receiver computes: a send of early data completes at once, and a rank that
 // leaves does not wait until they are read. A frame needs less space than credit, which counts 128 bytes for its header.
@@ -29,8 +29,7 @@ impl Group {
             );
             return Ok(());
         }
-        let mut local =
-            self.with_members((self.id % LOCAL_GROUP_BIT) | LOCAL_GROUP_BIT, Arc::clone(&members));
+        let mut local = self.with_local_members(Arc::clone(&members));
         let Some(job) = &self.job else { return Ok(()) };
         let own = local.rank.index();
         let layout = HostMemoryLayout::new(members.len());
@@ -49,7 +48,7 @@ impl Group {
             log::info!("the ranks of this host exchange messages over TCP: {why}");
             return Ok(());
         }
-        job.driver.change_over_to_queues(members, self.members[self.rank.index()]);
+        job.driver.change_over_to_queues(&members, self.members[self.rank.index()]);
         Ok(())
     }
 }

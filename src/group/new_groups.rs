@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::parts::layout_digest;
 use super::state::GroupRetirement;
 use super::{Error, Group};
-use crate::types::{INTERNAL_GROUP_BITS, Rank, Site, WorldSize};
+use crate::types::{LOCAL_GROUP_BIT, Rank, SETUP_GROUP, Site, WorldSize};
 
 impl Group {
     /// Splits the group (`MPI_Comm_split`). Ranks that pass the same colour form a new group. The new ranks are in the
@@ -46,7 +46,7 @@ impl Group {
         ranks.sort_by_key(|&rank| (entries[rank][1], rank));
         let members: Arc<[Rank]> = ranks.iter().map(|&rank| self.members[rank]).collect();
         let id = entries[ranks[0]][2] * self.machine_numbers.len() as i64 + i64::from(members[0].get());
-        let id = u32::try_from(id).ok().filter(|&id| id & INTERNAL_GROUP_BITS == 0);
+        let id = u32::try_from(id).ok().filter(|&id| id < SETUP_GROUP);
         let id = id.ok_or(Error::InvalidCounts("there are too many groups"))?;
         let mut group = self.with_members(id, members);
         group.share_memory()?;
@@ -82,8 +82,13 @@ impl Group {
         self.split(Some(0), 0)?.ok_or(Error::Taken)
     }
 
+    /// Returns the group in which `members` set up their shared memory. They are the members of this group on this host.
+    pub(super) fn with_local_members(&self, members: Arc<[Rank]>) -> Self {
+        self.with_members(self.id | LOCAL_GROUP_BIT, members)
+    }
+
     /// Returns the group with this number and these members. This rank must be a member.
-    pub(super) fn with_members(&self, id: u32, members: Arc<[Rank]>) -> Self {
+    fn with_members(&self, id: u32, members: Arc<[Rank]>) -> Self {
         let own = self.members[self.rank.index()];
         let rank = members.iter().position(|&member| member == own).unwrap_or_default();
         let machine = |member: Rank| self.machine_numbers.get(member.index()).copied();

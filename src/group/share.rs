@@ -14,7 +14,7 @@ use crate::runtime::host_rounds::HostRounds;
 use crate::schedule::CollectiveSpec;
 use crate::schedule::hierarchy::HostLayout;
 use crate::shm::{RoundsSize, Segment, SegmentLocation, ShmRounds, TOKEN_BYTES};
-use crate::types::{Algorithm, Contract, LOCAL_GROUP_BIT, Rank, RankSet, ReduceOp, Site, WorldSize};
+use crate::types::{Algorithm, Contract, Rank, RankSet, ReduceOp, Site, WorldSize};
 
 /// The size of a slot in bytes. It is also the size of the block that a round transfers. With shorter slots, ranks wait for each
 /// other more often. With longer slots, the slots of four ranks do not fit into the third-level cache of a processor.
@@ -170,7 +170,7 @@ impl Group {
         if local_members.len() == 1 {
             return Ok(Vec::new());
         }
-        let mut local = self.with_members((self.id % LOCAL_GROUP_BIT) | LOCAL_GROUP_BIT, local_members);
+        let mut local = self.with_local_members(local_members);
         Ok(vec![local.new_host_rounds()?, local.new_host_rounds()?])
     }
 

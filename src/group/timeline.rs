@@ -6,13 +6,12 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use super::clock::CLOCK_TAG;
-use super::join::SETUP_GROUP;
 use super::{Error, Group};
 use crate::observe::clock_offset::ClockMap;
 use crate::observe::perfetto;
 use crate::observe::recorder::Recorder;
 use crate::observe::timeline::TimelineContent;
-use crate::types::{Rank, counted};
+use crate::types::{Rank, SETUP_GROUP, counted};
 
 /// The longest timeline of a rank that rank 0 accepts, in bytes. With the limits of operations and spans, it has some 100 MB.
 const TIMELINE_BYTES_MAX: u64 = 256 << 20;

@@ -51,13 +51,14 @@ const MEASUREMENT_BYTES_MIN: usize = 64 << 10;
 const MEASUREMENT_BYTES_MAX: usize = 8 << 20;
 
 /// Makes all ranks use rank 0's algorithms and transport, opens queues between the ranks of each host, and measures the cost of
-/// links. `own_selection` has this rank's transport and the text of its algorithms. All ranks have to call this function.
+/// links. The second argument has this rank's transport and the text of its algorithms. All ranks have to call this function.
 pub(super) fn agree_on_selection(
     group: &mut Group,
-    own_selection: (LocalTransport, String),
+    (own_transport, own_algorithms): (LocalTransport, String),
     streams: Streams,
 ) -> Result<(), Error> {
-    let (algorithms, local_transport) = broadcast_selection(group, own_selection)?;
+    let own_options = (own_transport as u8, own_algorithms);
+    let (algorithms, local_transport) = broadcast_options(group, &own_options)?;
     if streams.is_measured() {
         choose_streams_by_measurement(group, local_transport)?;
     }
@@ -80,17 +81,24 @@ impl Group {
     }
 }
 
-/// Sends rank 0's algorithms and transport to all ranks. Returns them.
-fn broadcast_selection(
+/// Sends rank 0's transport and algorithms to all ranks. Returns them. If this rank does not know one of them, because rank 0 has
+/// another version, this rank stops the job.
+fn broadcast_options(
     group: &mut Group,
-    (own_transport, own_algorithms): (LocalTransport, String),
+    own_options: &(u8, String),
 ) -> Result<(Algorithms, LocalTransport), Error> {
-    let own_selection = (own_transport as u8, own_algorithms);
-    let (transport, algorithms) = group.broadcast_object(&own_selection, Rank::ZERO)?;
-    let algorithms = algorithms.parse().unwrap_or_default();
-    let all = [LocalTransport::Auto, LocalTransport::Tcp, LocalTransport::Shm];
-    let transport = all.into_iter().find(|&known| known as u8 == transport);
-    Ok((algorithms, transport.unwrap_or(LocalTransport::Tcp)))
+    let (transport, algorithms) = group.broadcast_object(own_options, Rank::ZERO)?;
+    let known_transports = [LocalTransport::Auto, LocalTransport::Tcp, LocalTransport::Shm];
+    let known_transport = known_transports.into_iter().find(|&known| known as u8 == transport);
+    let unknown = match (algorithms.parse(), known_transport) {
+        (Ok(algorithms), Some(transport)) => return Ok((algorithms, transport)),
+        (Err(why), _) => format!("--algorithm {algorithms} of rank 0: {why}"),
+        (_, None) => format!("the transport {transport} of rank 0"),
+    };
+    let version = env!("CARGO_PKG_VERSION");
+    Err(group.abort(&format!(
+        "version {version} of ringtrain on this rank does not know {unknown}; install the same version on every host"
+    )))
 }
 
 /// Measures the cost of links: times short and long all-gathers on the ring and, in a small world, a direct all-gather. The
@@ -220,6 +228,7 @@ fn time_with_streams(group: &mut Group, count: u8, bytes: usize) -> Result<f64, 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::Cause;
 
     /// A fast network has all rounds. A network with a latency of 50 ms, on which a round of 16 ranks takes more than a second,
     /// has the least number.
@@ -229,6 +238,22 @@ mod tests {
             assert_eq!(round_count(round_ns, ROUNDS_MAX), rounds, "{round_ns} ns");
         }
         assert_eq!(round_count(1e6, ROUNDS_MAX_LARGE), 5);
+    }
+
+    /// In an earlier version, a rank that did not know rank 0's algorithm used another one, and waited for messages that no rank
+    /// sends.
+    #[test]
+    fn options_of_rank_0_that_this_rank_does_not_know_stop_the_job() {
+        let known = broadcast_options(&mut Group::solo(), &(2, "ring:0-max".into())).unwrap();
+        assert_eq!((known.0.to_string().as_str(), known.1), ("ring:0-max", LocalTransport::Shm));
+        for (transport, algorithms, expected) in [
+            (0, "ring:0-8;cube:9-max", "--algorithm ring:0-8;cube:9-max of rank 0: `cube` is not one of "),
+            (3, "auto", "does not know the transport 3 of rank 0; install the same version on every host"),
+        ] {
+            let error = broadcast_options(&mut Group::solo(), &(transport, algorithms.into())).unwrap_err();
+            assert!(matches!(error.cause(), Some(Cause::Aborted { rank: Rank::ZERO, .. })), "{error}");
+            assert!(error.to_string().contains(expected), "{error}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use clap::Parser;
 
 use super::checkpoint_args::CheckpointArgs;
 use super::compression_args::{CompressionArgs, CompressionChoice};
-use super::data_args::TrainingDataArgs;
+use super::data_args::{TrainingDataArgs, name_absent_path};
 use super::help::AFTER_OPTIONS;
 use super::optimizer_args::{OptimizerArgs, OptimizerChoice};
 use super::output_args::OutputArgs;
@@ -172,15 +172,16 @@ impl TrainArgs {
             self.compression.to_compression_choice()?;
         let strategy: StrategySpec =
             self.strategy.parse().map_err(|why| format!("--strategy {}: {why}", self.strategy))?;
-        self.check_target_column(&source)?;
-        let test_fraction = self.parse_test_fraction(&source)?;
+        let name_absent_path = |why| name_absent_path(why, &source, test_source.as_ref());
+        self.check_target_column(&source).map_err(name_absent_path)?;
+        let test_fraction = self.parse_test_fraction(&source).map_err(name_absent_path)?;
         let batch_size = self.parse_batch_size()?;
         if self.epochs == Some(0) {
             return Err("--epochs 0: it must be at least 1".into());
         }
         let OptimizerChoice { rule, learning_rate, weight_decay, shard_optimizer } =
             self.optimizer.to_optimizer_choice()?;
-        let table = self.table.into_table_options(&source)?;
+        let table = self.table.into_table_options(&source).map_err(name_absent_path)?;
         let text = self.text.to_text_options(model.as_ref())?;
         let curves = self.output.curve_files()?;
         let config = Config {
@@ -229,9 +230,6 @@ impl TrainArgs {
         match (source.is_table(), &self.target) {
             (true, None) => {
                 Err(format!("--data {source} is a table: name the column to predict with --target"))
-            }
-            (false, Some(_)) if matches!(source, DataSource::Idx(path) if !path.exists()) => {
-                Err(format!("--data {source}: there is no such file or directory"))
             }
             (false, Some(_)) => {
                 Err(format!("--target is for tables; --data {source} has its target built in"))
@@ -455,7 +453,7 @@ pub(super) mod tests {
             ("--strategy local-sgd", "such as local-sgd:8"),
             ("--strategy local-sgd:8 --optimizer accelerated", "pass --optimizer adam"),
             ("--test-fraction 1", "below 1"),
-            ("--data some/directory --test-fraction 0.5", "own test set"),
+            ("--data src/engine --test-fraction 0.5", "own test set"),
             ("--no-such-flag", "--no-such-flag"),
         ];
         for (line, expected) in cases {

@@ -73,7 +73,10 @@ impl TrainingDataArgs {
             }
             _ => self.format.source("--test-data", &self.test_data)?,
         };
-        source.check_test_source(&test).map(|()| Some(test))
+        match source.check_test_source(&test) {
+            Ok(()) => Ok(Some(test)),
+            Err(why) => Err(name_absent_path(why, source, Some(&test))),
+        }
     }
 
     /// Returns the text files that `--data` names, for a model that learns from text.
@@ -95,6 +98,20 @@ impl TrainingDataArgs {
         }
         DataSource::from_values_with_format("--data", &self.data, DataFormat::Text)
     }
+}
+
+/// Returns the error `why`, which depends on the kind of the data. If a file or directory of the data does not exist, the error
+/// begins with this fault. If the missing file's name does not show its kind either, the error consists of this fault alone.
+pub(super) fn name_absent_path(why: String, source: &DataSource, test: Option<&DataSource>) -> String {
+    for (option, source) in [("--data", Some(source)), ("--test-data", test)] {
+        let paths = source.map(DataSource::paths).unwrap_or_default();
+        if let Some(absent) = paths.into_iter().find(|path| !path.exists()) {
+            let error = format!("{option} {}: there is no such file or directory", absent.display());
+            let is_kind_known = !matches!(source, Some(DataSource::Idx(_)));
+            return if is_kind_known { format!("{error}; {why}") } else { error };
+        }
+    }
+    why
 }
 
 /// The format of the data.
@@ -141,5 +158,40 @@ impl DataFormatArgs {
                 .map(PredictionInput::from_source),
             None => PredictionInput::from_values(data_values),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::args::tests::parse_config;
+
+    /// In an earlier version, the errors said that `--target` is missing, or that the data have another format or a test set,
+    /// although the file did not exist.
+    #[test]
+    fn a_missing_file_is_named_whatever_else_is_wrong() {
+        const ABSENT: &str = "there is no such file or directory";
+        for (line, option) in [
+            ("--data missing.csv", "--data"),
+            ("--data Cargo.toml missing.csv", "--data"),
+            ("--data Cargo.toml --test-data missing.csv", "--test-data"),
+            ("--data Cargo.toml --target x --test-data missing", "--test-data"),
+            ("--data missing --test-data Cargo.toml", "--data"),
+            ("--data missing --test-fraction 0.5", "--data"),
+            ("--data missing --no-header", "--data"),
+            ("--data missing.npy,missing.npy --target x", "--data"),
+            ("--data missing.libsvm --drop a", "--data"),
+        ] {
+            let error = parse_config(line).unwrap_err();
+            assert!(
+                error.starts_with(&format!("{option} missing")) && error.contains(ABSENT),
+                "{line}: {error}"
+            );
+        }
+        let error = parse_config("--data missing.csv").unwrap_err();
+        assert!(error.contains("name the column to predict with --target"), "{error}");
+        assert_eq!(
+            parse_config("--data missing --no-header").unwrap_err(),
+            format!("--data missing: {ABSENT}")
+        );
     }
 }

@@ -99,7 +99,7 @@ impl Driver {
 
     /// Sends to the other ranks of this host through the queues from now on. `ranks` are all ranks of this host, and
     /// `own` is this rank.
-    pub(crate) fn change_over_to_queues(&self, ranks: Arc<[Rank]>, own: Rank) {
+    pub(crate) fn change_over_to_queues(&self, ranks: &[Rank], own: Rank) {
         let mut core = self.shared.lock();
         core.link_driver.transport.change_over();
         if let Some(signals) = core.link_driver.transport.signals() {

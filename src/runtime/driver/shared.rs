@@ -24,7 +24,7 @@ use crate::runtime::error::Error;
 use crate::runtime::measurements::{Meter, ProfilePart, ShmCounters};
 use crate::shm::{QueueSignals, Segment};
 use crate::transport::poller::{Event, Poller};
-use crate::types::{Rank, RankMap};
+use crate::types::RankMap;
 
 /// The number of times that a thread polls for events before it also yields its processor between the polls. So many polls
 /// take about 10 us.

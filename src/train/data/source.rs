@@ -256,6 +256,14 @@ impl DataSource {
         }
     }
 
+    /// Returns the files and the directories that the source names.
+    pub(crate) fn paths(&self) -> Vec<&Path> {
+        match self {
+            Self::Idx(directory) | Self::Images(directory) => vec![directory],
+            _ => self.files(),
+        }
+    }
+
     /// Returns a text that names the source if the source has a test set of its own. Returns `None` for all other sources.
     pub(crate) fn name_of_own_test_set(&self) -> Option<String> {
         match self {
