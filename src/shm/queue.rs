@@ -369,15 +369,15 @@ impl<M: SegmentMemory> QueueReceiver<M> {
         Ok(Some(socket_bytes))
     }
 
-    /// Looks at most `looks` times whether the next entry is there, and returns when it is.
-    pub fn await_entry(&self, looks: u32) {
-        let is_written = || self.memory.load(self.cell, Ordering::Relaxed) > self.next;
-        for look in 0..looks {
-            if is_written() {
-                return;
+    /// Looks at most `looks` times whether the next entry is there. Returns whether it is, as soon as that is the case.
+    pub fn await_entry(&self, looks: u32) -> bool {
+        (0..looks).any(|look| {
+            let is_written = self.memory.load(self.cell, Ordering::Relaxed) > self.next;
+            if !is_written {
+                pause_between_looks(look);
             }
-            pause_between_looks(look);
-        }
+            is_written
+        })
     }
 
     /// Returns what the next entry is. An entry that has been read in part counts as bytes.
@@ -439,8 +439,7 @@ impl<M: SegmentMemory> QueueReceiver<M> {
     /// If the sender has written a wrong entry.
     pub fn read_rest(&mut self, target: &mut [u8], looks: u32) -> Result<usize, QueueError> {
         let mut filled = 0;
-        while filled < target.len() {
-            self.await_entry(looks);
+        while filled < target.len() && self.await_entry(looks) {
             match self.peek()? {
                 NextEntry::Nothing => break,
                 NextEntry::Bytes => {

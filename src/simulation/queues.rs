@@ -374,7 +374,7 @@ fn each_line_that_accesses_the_memory_is_needed() {
         }
     }
     assert!(unneeded.is_empty(), "no seed fails with these changes: {unneeded:#?}");
-    assert!(needed >= 24, "only {needed} changes were tested");
+    assert!(needed >= 23, "only {needed} changes were tested");
 }
 
 #[test]

@@ -71,7 +71,9 @@ pub(crate) struct SimulatedRank {
 pub(crate) struct SimCounts {
     /// Messages that were sent or received without an operation.
     pub(crate) direct_messages: u64,
-    /// Messages of which a part was late.
+    /// The direct messages that were received.
+    pub(crate) direct_receives: u64,
+    /// Direct messages of which a part was late.
     pub(crate) divided_messages: u64,
     /// Collectives in shared memory.
     pub(crate) in_shared_memory: u64,
@@ -88,6 +90,7 @@ impl SimCounts {
     pub(crate) fn add(self, other: Self) -> Self {
         Self {
             direct_messages: self.direct_messages + other.direct_messages,
+            direct_receives: self.direct_receives + other.direct_receives,
             divided_messages: self.divided_messages + other.divided_messages,
             in_shared_memory: self.in_shared_memory + other.in_shared_memory,
             blocking: self.blocking + other.blocking,
@@ -135,6 +138,15 @@ pub(crate) enum SimRankState {
         until: Timestamp,
     },
     Ended(SimEnd),
+}
+
+/// The result of an attempt to send or receive a message without an operation.
+enum DirectMessage {
+    /// The message has been sent or received.
+    Ended,
+    /// The message has not arrived.
+    NotYet,
+    NeedsOperation,
 }
 
 /// How a rank has ended.

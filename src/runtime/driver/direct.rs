@@ -100,7 +100,7 @@ impl Driver {
         let submitted = self.shared.recorder.get().map(|recorder| recorder.now());
         let mut core = self.shared.lock();
         let mut timer = core.message_timer(bytes.len());
-        let looks = if self.shared.has_own_processor { LOOKS } else { 0 };
+        let looks = if self.shared.has_own_processor { LOOKS } else { 1 };
         let mut has_begun = false;
         loop {
             let now = timer.is_timed().then(|| self.shared.now());

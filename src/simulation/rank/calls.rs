@@ -1,8 +1,9 @@
 //! How a simulated rank begins the calls of its program.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::{BlockingCall, OPERATION_TIMEOUT, SimulatedRank};
+use super::{BlockingCall, DirectMessage, OPERATION_TIMEOUT, SimulatedRank};
 use crate::codec::{Codec, DecodeError, RandomKeys};
 use crate::engine::{OpId, OperationRequest, Pattern, Timestamp};
 use crate::reduce::Kernels;
@@ -86,28 +87,36 @@ impl SimulatedRank {
         }
     }
 
-    /// Sends or receives a message without an operation if that is possible. Returns whether the call has ended.
-    fn try_directly(&mut self, now: Timestamp, call: SimCall, (world, rank): (WorldSize, Rank)) -> bool {
+    /// Sends or receives a message without an operation if that is possible.
+    fn try_directly(
+        &mut self,
+        now: Timestamp,
+        call: SimCall,
+        (world, rank): (WorldSize, Rank),
+    ) -> DirectMessage {
         let to = world.rank_after(call.root, 1);
         if call.operation != Operation::Message
             || world == WorldSize::ONE
             || ![call.root, to].contains(&rank)
             || !self.core.may_be_direct()
         {
-            return false;
+            return DirectMessage::NeedsOperation;
         }
         let request = call.to_begin(OPERATION_TIMEOUT);
         let [from, to] = [call.root, to].map(|rank| self.groups[call.group].members[rank.index()]);
         let link_driver = &mut self.core.link_driver;
         if rank == call.root {
             let own = call.initial_buffer(world, rank);
-            return link_driver.try_send_directly(&request, to, bytemuck::cast_slice(&own));
+            let is_sent = link_driver.try_send_directly(&request, to, bytemuck::cast_slice(&own));
+            return if is_sent { DirectMessage::Ended } else { DirectMessage::NeedsOperation };
         }
         let pattern = Pattern { group: call.group as u32, source: Some(from), tag: Some(0) };
         let mut received = vec![0.0; call.count];
         let target = bytemuck::cast_slice_mut(&mut received);
+        // Without looks, a part of a message of several entries comes later.
+        let looks = self.random.random_range(0..3);
         let mut result =
-            link_driver.try_receive_directly(&request, (pattern, from), (&mut *target, 2), Some(now));
+            link_driver.try_receive_directly(&request, (pattern, from), (&mut *target, looks), Some(now));
         self.counts.divided_messages += u64::from(matches!(result, DirectReceive::Begun));
         while matches!(result, DirectReceive::Begun) && self.random.random_bool(0.9) {
             result = link_driver.continue_receive(from, target, Some(now));
@@ -115,24 +124,37 @@ impl SimulatedRank {
         match result {
             DirectReceive::Received(envelope) => {
                 assert_eq!((envelope.source, envelope.contract.count), (from, call.count as u64));
+                self.counts.direct_receives += 1;
                 self.check_result(call, Memory::owned(received));
-                true
+                DirectMessage::Ended
             }
             DirectReceive::Begun => {
                 link_driver.interrupt_receive(from, target);
-                false
+                DirectMessage::NeedsOperation
             }
-            DirectReceive::NotYet | DirectReceive::NeedsOperation => false,
+            DirectReceive::NotYet => DirectMessage::NotYet,
+            DirectReceive::NeedsOperation => DirectMessage::NeedsOperation,
         }
     }
 
-    /// Begins the next call, if this rank is a member of the call's group. Returns false if the call fails at once.
+    /// Begins the next call, if this rank is a member of the call's group. Returns false if the call fails at once, or waits for a
+    /// message without an operation.
     pub(super) fn begin_next_call(&mut self, now: Timestamp) -> bool {
         let call = self.program[self.next_call];
         let Some((world, rank)) = self.rank_in_group(call) else { return true };
-        if self.random.random_bool(0.7) && self.try_directly(now, call, (world, rank)) {
-            self.counts.direct_messages += 1;
-            return true;
+        if self.random.random_bool(0.9) {
+            match self.try_directly(now, call, (world, rank)) {
+                DirectMessage::Ended => {
+                    self.counts.direct_messages += 1;
+                    return true;
+                }
+                // The rank looks again a little later, and reads no link meanwhile.
+                DirectMessage::NotYet if self.random.random_bool(0.9) => {
+                    self.busy_until = now + Duration::from_micros(self.random.random_range(1..500));
+                    return false;
+                }
+                DirectMessage::NotYet | DirectMessage::NeedsOperation => {}
+            }
         }
         let request = call.to_begin(OPERATION_TIMEOUT);
         if self.begin_blocking_call(now, (call, request), (world, rank)) {

@@ -180,7 +180,7 @@ fn messages_are_received_whole_or_as_frames() {
             let mut target = vec![7; bytes + 3];
             let refused = other.links.receive_message(from, &mut target, 0, |next| *next != message);
             assert_eq!(refused, NextFrame::Other);
-            let received = other.links.receive_message(from, &mut target, 0, |next| *next == message);
+            let received = other.links.receive_message(from, &mut target, 1, |next| *next == message);
             assert_eq!(received, NextFrame::Message(message, bytes));
             assert_eq!(other.links.receive_rest(from, &mut [0], 1), TransferResult::Blocked);
             assert_eq!((&target[..bytes], &target[bytes..]), (&payload[..], &[7; 3][..]));
