@@ -179,7 +179,9 @@ impl Engine {
     /// time `now`, the message counts as received at the last time that the engine knows, which may be of another link. Returns
     /// whether control frames for the peer wait to be sent.
     pub fn record_direct_receive(&mut self, from: Rank, bytes: usize, now: Option<Timestamp>) -> bool {
-        self.advance(now.unwrap_or_default());
+        if let Some(now) = now {
+            self.advance(now);
+        }
         let Some(link) = self.links.get_mut(from) else { return false };
         link.messages_received += 1;
         link.last_frame_at = self.now;

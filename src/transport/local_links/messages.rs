@@ -53,8 +53,10 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
             return NextFrame::Other;
         }
         let mut count = link.receiver.read_message(&entry, target);
-        // `receive_rest` finds an error again.
-        count += link.receiver.read_rest(&mut target[count..message.bytes], looks).unwrap_or_default();
+        if count < message.bytes {
+            // `receive_rest` finds an error again.
+            count += link.receiver.read_rest(&mut target[count..message.bytes], looks).unwrap_or_default();
+        }
         link.report_freed_space(&mut context);
         NextFrame::Message(message, count)
     }
