@@ -99,11 +99,8 @@ impl Call {
         Ok(())
     }
 
-    /// Sets the compression. The built-in reduction has been set before.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Compression`] if the compression does not fit the call.
+    /// Sets the compression. The built-in reduction has been set before. Returns [`Error::Compression`] if the compression does
+    /// not fit the call.
     pub(super) fn set_compressor(&mut self, compressor: &Compressor) -> Result<(), Error> {
         let compression = compressor.compression();
         if compression == Compression::None {

@@ -53,11 +53,8 @@ struct PeerSignals {
 }
 
 impl<M: SegmentMemory> QueueSignals<M> {
-    /// Creates the signals of rank `rank` of the host. The peers are the other ranks in their order.
-    ///
-    /// # Panics
-    ///
-    /// If the memory is too small for the layout, or if the layout does not have the rank.
+    /// Creates the signals of rank `rank` of the host. The peers are the other ranks in their order. Panics if the memory is
+    /// too small for the layout, or if the layout does not have the rank.
     pub fn new(memory: Arc<M>, layout: HostMemoryLayout, rank: usize) -> Self {
         assert!(memory.length() >= layout.bytes(), "the memory must be large enough for all ranks");
         let peers = (0..layout.ranks()).filter(|&peer| peer != rank);
@@ -112,11 +109,7 @@ impl<M: SegmentMemory> QueueSignals<M> {
     }
 
     /// Returns a function that looks whether the peer has written the entry that is this rank's next one now. Make a new function
-    /// after the rank has read.
-    ///
-    /// # Panics
-    ///
-    /// If there is no peer with this number.
+    /// after the rank has read. Panics if there is no peer with this number.
     pub fn next_entry_watch(&self, peer: usize) -> impl Fn() -> bool {
         let peer = &self.peers[peer];
         let next_entry = peer.next_entry.load(Ordering::Relaxed);

@@ -47,11 +47,8 @@ pub enum DialError {
 
 /// A connection that this rank opens without blocking.
 pub trait DialedStream: Read + Write {
-    /// Returns whether the peer's machine has accepted the connection.
-    ///
-    /// # Errors
-    ///
-    /// If the connection cannot be established.
+    /// Returns whether the peer's machine has accepted the connection. Returns an error if the connection cannot be
+    /// established.
     fn is_established(&self) -> io::Result<bool>;
 }
 
