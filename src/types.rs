@@ -301,6 +301,12 @@ impl Contract {
         layout: 0,
     };
 
+    /// Returns the contract of a message of `count` elements.
+    pub fn message(dtype: DType, count: u64, tag: u32) -> Self {
+        let (operation, algorithm) = (Operation::Message, Algorithm::Direct);
+        Self { operation, dtype, algorithm, count, layout: tag, ..Self::NONE }
+    }
+
     /// Returns whether the ranks number the blocks of the collective instead of the collective itself: whether it has several
     /// stages.
     pub fn has_blocks(&self) -> bool {

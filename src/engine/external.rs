@@ -8,11 +8,8 @@ use crate::types::{Contract, Rank, Site};
 use crate::wire::{FrameHeader, FrameKind};
 
 impl Engine {
-    /// Begins an operation in shared memory. `sequence` is the number of the operation in its group.
-    ///
-    /// # Errors
-    ///
-    /// The failure, if the job has already failed.
+    /// Begins an operation in shared memory. `sequence` is the number of the operation in its group. Returns the failure if the
+    /// job has already failed.
     pub fn begin_external(
         &mut self,
         now: Timestamp,

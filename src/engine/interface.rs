@@ -72,6 +72,13 @@ pub struct OperationRequest {
     pub mode: SendMode,
 }
 
+impl OperationRequest {
+    /// Returns the request of an operation that is not a part of another operation and not a synchronous send.
+    pub fn new(group: u32, contract: Contract, timeout: Duration, site: Site) -> Self {
+        Self { group, contract, timeout, spent: Duration::ZERO, site, mode: SendMode::Standard }
+    }
+}
+
 /// The identifier of an operation in the headers of its frames.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum OperationKey {

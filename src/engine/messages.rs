@@ -18,11 +18,8 @@ impl Engine {
     /// Begins to send elements `0..count` of a buffer as a message. The contract's `layout` is the tag of the message.
     ///
     /// If this rank sends to itself, a standard send is complete at once, and a synchronous send is complete when a receive has
-    /// matched the message. The driver keeps the bytes of such a message ([`Engine::take_self_delivery`]).
-    ///
-    /// # Errors
-    ///
-    /// The same errors as [`Engine::begin`].
+    /// matched the message. The driver keeps the bytes of such a message ([`Engine::take_self_delivery`]). Returns the same
+    /// errors as [`Engine::begin`].
     pub fn send(&mut self, now: Timestamp, request: OperationRequest, to: Rank) -> Result<OpId, Failure> {
         self.check()?;
         if to == self.settings.rank {
@@ -36,12 +33,9 @@ impl Engine {
     }
 
     /// Begins to receive a message into the start of a buffer. The contract's count is the most elements that the message may
-    /// have. When the receive has matched a message, [`Engine::envelope`] returns the message's sender, tag and length.
-    ///
-    /// # Errors
-    ///
-    /// The same errors as [`Engine::begin`], and a failure if the matched message is longer than
-    /// the contract's count or has another element type.
+    /// have. When the receive has matched a message, [`Engine::envelope`] returns the message's sender, tag and length. Returns
+    /// the same errors as [`Engine::begin`], and a failure if the matched message is longer than the contract's count or has
+    /// another element type.
     pub fn receive(
         &mut self,
         now: Timestamp,

@@ -124,11 +124,8 @@ impl Engine {
     }
 
     /// Assigns the next number of a group to a collective of the program. Every rank of the group has to call the same collective
-    /// under this number. If a peer calls a different one, the engine detects the mismatch.
-    ///
-    /// # Errors
-    ///
-    /// The failure, if the job has already failed, or if a peer has announced a different operation with this number.
+    /// under this number. If a peer calls a different one, the engine detects the mismatch. Returns the failure if the job has
+    /// already failed, or if a peer has announced a different operation with this number.
     pub fn assign_number(&mut self, group: u32, contract_and_site: (Contract, Site)) -> Result<u64, Failure> {
         self.check()?;
         let sequence = self.history.record_next(group, contract_and_site);
@@ -144,12 +141,8 @@ impl Engine {
 
     /// Begins a collective with a number from [`Engine::assign_number`], or a block of a hierarchical collective with a number
     /// from [`OperationKey::block_number`]. The blocks of a group begin in the order of their numbers. The ranks in the schedule
-    /// are ranks of the world.
-    ///
-    /// # Errors
-    ///
-    /// The failure, if the job has already failed, if the operation needs a peer that has already left, or if a peer has
-    /// announced a different operation.
+    /// are ranks of the world. Returns the failure if the job has already failed, if the operation needs a peer that has
+    /// already left, or if a peer has announced a different operation.
     pub fn begin(
         &mut self,
         now: Timestamp,

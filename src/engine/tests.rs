@@ -151,19 +151,12 @@ fn contract(operation: Operation, algorithm: Algorithm, count: u64, layout: u32)
 
 #[track_caller]
 fn request_with(contract: Contract) -> OperationRequest {
-    OperationRequest {
-        group: 0,
-        contract,
-        timeout: MINUTE,
-        spent: Duration::ZERO,
-        site: std::panic::Location::caller().into(),
-        mode: SendMode::Standard,
-    }
+    OperationRequest::new(0, contract, MINUTE, std::panic::Location::caller().into())
 }
 
 #[track_caller]
 fn message_request(count: u64, tag: u32) -> OperationRequest {
-    request_with(contract(Operation::Message, Algorithm::Direct, count, tag))
+    request_with(Contract::message(DType::U8, count, tag))
 }
 
 /// The number of messages in the test with the most messages. Under Miri, which is a thousand times slower, it is smaller.

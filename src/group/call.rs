@@ -11,7 +11,7 @@ use super::parts::layout_digest;
 use super::selection::AlgorithmSelection;
 use super::{Error, Group, OwnedBuffer};
 use crate::codec::{self, Compression};
-use crate::engine::{OperationRequest, SendMode};
+use crate::engine::OperationRequest;
 use crate::reduce::{self, Kernels};
 use crate::runtime::buffer::BufferAccess;
 use crate::runtime::driver::{BegunShort, OperationOutput, Submission};
@@ -99,11 +99,8 @@ impl Call {
         Ok(())
     }
 
-    /// Sets the compression. The built-in reduction has been set before.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Compression`] if the compression does not fit the call.
+    /// Sets the compression. The built-in reduction has been set before. Returns [`Error::Compression`] if the compression does
+    /// not fit the call.
     pub(super) fn set_compressor(&mut self, compressor: &Compressor) -> Result<(), Error> {
         let compression = compressor.compression();
         if compression == Compression::None {
@@ -213,8 +210,7 @@ impl Group {
             count: count as u64,
             layout: 0,
         };
-        let (timeout, spent, mode) = (self.timeout, Duration::ZERO, SendMode::Standard);
-        OperationRequest { group: self.id, contract, timeout, spent, site, mode }
+        OperationRequest::new(self.id, contract, self.timeout, site)
     }
 
     /// Runs a collective that works on `elements` in place, and waits until the collective is complete.

@@ -10,7 +10,7 @@ use crate::engine::{Envelope, OperationRequest, Pattern, SendMode};
 use crate::runtime::driver::{OperationOutput, Submission};
 use crate::runtime::memory::{self, Memory};
 use crate::runtime::message_status::Status;
-use crate::types::{ANY_TAG, Algorithm, Contract, Element, Operation, Rank, Site, WorldSize};
+use crate::types::{ANY_TAG, Contract, Element, Rank, Site, WorldSize};
 
 /// The sender of a message to receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -400,17 +400,8 @@ impl Group {
 
     /// Returns the arguments with which the engine begins a standard send or a receive of `count` elements.
     fn message_request<T: Element>(&self, count: usize, tag: u32, site: Site) -> OperationRequest {
-        let contract = Contract {
-            operation: Operation::Message,
-            dtype: T::DTYPE,
-            reduction: None,
-            algorithm: Algorithm::Direct,
-            root: Rank::ZERO,
-            count: count as u64,
-            layout: tag,
-        };
-        let (timeout, spent, mode) = (self.timeout, Duration::ZERO, SendMode::Standard);
-        OperationRequest { group: self.id, contract, timeout, spent, site, mode }
+        let contract = Contract::message(T::DTYPE, count as u64, tag);
+        OperationRequest::new(self.id, contract, self.timeout, site)
     }
 
     /// Returns the rank in the world of a rank of the group.

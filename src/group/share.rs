@@ -115,11 +115,7 @@ impl From<&str> for ShareError {
 
 impl Group {
     /// Creates shared memory for the group, if shared memory is possible and TCP was not requested. All ranks of the group have
-    /// to call this method.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::System`] if [`LocalTransport::Shm`] is requested and not possible.
+    /// to call this method. Returns [`Error::System`] if [`LocalTransport::Shm`] is requested and not possible.
     pub(super) fn share_memory(&mut self) -> Result<(), Error> {
         let requested = self.job.as_ref().map_or(LocalTransport::Tcp, |job| job.selection.local_transport);
         if requested == LocalTransport::Tcp || self.world == WorldSize::ONE {

@@ -11,10 +11,10 @@ use std::time::Duration;
 use super::message::{self, FromRank, ToRank};
 use super::registry::FIRST_NOTICE_DELAY;
 use super::{Member, Roster, StartError};
-use crate::transport::handshake::{DialError, DialProgress, DialedStream, Identity, OutgoingHandshake};
+use crate::transport::handshake::{DialError, DialProgress, DialedStream, Identity};
 use crate::transport::incoming::HANDSHAKE_TIMEOUT;
 use crate::types::{Rank, WorldSize};
-use crate::wire::handshake::{ConnectionPurpose, Introduction, NONCE_BYTES, StreamId};
+use crate::wire::handshake::{ConnectionPurpose, Dialer, Introduction, NONCE_BYTES, StreamId};
 
 /// The pause between two attempts to reach the rendezvous, which may not have been started yet.
 const CONNECT_RETRY_PAUSE: Duration = Duration::from_millis(50);
@@ -106,7 +106,7 @@ enum RegistrationState<S> {
     /// There is no connection. The next attempt to connect begins at this time.
     Disconnected { dial_at: Duration },
     /// The connection or its handshake is in progress.
-    Dialing { stream: S, handshake: OutgoingHandshake, is_established: bool, give_up_at: Duration },
+    Dialing { stream: S, handshake: Dialer, is_established: bool, give_up_at: Duration },
     /// The handshake is complete.
     Connected(S),
     /// The rank has sent its registration.
@@ -135,7 +135,7 @@ impl<'a, S: DialedStream> RankRegistration<'a, S> {
         let introduction = Introduction { purpose, from: rank, to, stream: stream_id };
         match stream {
             Ok(stream) => {
-                let handshake = OutgoingHandshake::new(identity, introduction, nonce);
+                let handshake = identity.dialer(introduction, nonce);
                 let give_up_at = now + CONNECT_ATTEMPT_TIMEOUT;
                 self.state =
                     RegistrationState::Dialing { stream, handshake, is_established: false, give_up_at };

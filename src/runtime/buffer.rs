@@ -135,20 +135,13 @@ impl<'a> BufferAccess<'a> {
         self.input.len() + self.output.len()
     }
 
-    /// Returns a range of the bytes.
-    ///
-    /// # Panics
-    ///
-    /// If the buffer ends before the range does, or the range begins in the input and ends in the output.
+    /// Returns a range of the bytes. Panics if the buffer ends before the range does, or the range begins in the input and ends
+    /// in the output.
     pub(crate) fn bytes(&self, range: Range<usize>) -> &[u8] {
         range_of(self.input, self.output, range).expect("the range is in the input or in the output")
     }
 
-    /// Returns a range of the output.
-    ///
-    /// # Panics
-    ///
-    /// If the range is not completely in the output.
+    /// Returns a range of the output. Panics if the range is not completely in the output.
     pub(crate) fn bytes_mut(&mut self, range: &Range<usize>) -> &mut [u8] {
         let whole = BufferAccess { input: self.input, output: self.output };
         whole.into_bytes_mut(range).expect("the range is in the output")

@@ -99,11 +99,8 @@ impl EncodedBlock {
     }
 
     /// Reduces the contributions of all ranks to this rank's own chunks, in the order of the participants after this rank's own
-    /// contribution. Encodes the results for the second step, if there is one.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidChunk`] if a contribution does not decode.
+    /// contribution. Encodes the results for the second step, if there is one. Returns [`InvalidChunk`] if a contribution does
+    /// not decode.
     pub(crate) fn reduce(&mut self, workspace: &mut [u32]) -> Result<(), InvalidChunk> {
         let Self { encoding, exchange, elements, start, scratch } = self;
         let values = values_of(elements);
@@ -124,11 +121,7 @@ impl EncodedBlock {
         Ok(())
     }
 
-    /// Decodes the results of the chunks of the other ranks.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidChunk`] if a result does not decode.
+    /// Decodes the results of the chunks of the other ranks. Returns [`InvalidChunk`] if a result does not decode.
     pub(crate) fn decode(&mut self, workspace: &[u32]) -> Result<(), InvalidChunk> {
         let Self { encoding, exchange, elements, start, .. } = self;
         let values = values_of(elements);

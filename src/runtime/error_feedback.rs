@@ -50,11 +50,8 @@ impl ErrorMemory {
 
     /// Begins a call on `elements` with `compression`. Adds the errors of the last call to the elements. But with error feedback,
     /// if this rank `encodes_everything`, the encoding adds them to each chunk while the chunk is in the processor's caches.
-    /// Returns the use of the memory by this call, and with EF21 what to do with the result.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Compression`] if the last call had a buffer of another length, has not ended, or was not waited for.
+    /// Returns the use of the memory by this call, and with EF21 what to do with the result. Returns [`Error::Compression`] if
+    /// the last call had a buffer of another length, has not ended, or was not waited for.
     pub(crate) fn begin_call(
         &self,
         compression: Compression,

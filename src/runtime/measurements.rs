@@ -342,19 +342,15 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_that_is_off_measures_nothing() {
+    fn a_profile_that_is_on_measures_each_part_of_each_thread() {
         let meter = Meter::default();
         meter.time(ProfilePart::Send, work);
         let mut started_while_off = meter.start();
         meter.switch(true);
         meter.end(ProfilePart::Wait, &mut started_while_off);
         assert_eq!(meter.profile(), Profile::default());
-    }
 
-    #[test]
-    fn consecutive_parts_are_measured_without_gaps() {
-        let meter = Meter::default();
-        meter.switch(true);
+        // Consecutive parts are measured without gaps.
         let test_started = Instant::now();
         let mut started = meter.start();
         for part in [ProfilePart::Send, ProfilePart::Receive, ProfilePart::Reduce, ProfilePart::Wait] {
@@ -366,25 +362,17 @@ mod tests {
         for spent in [first.send, first.receive, first.reduce, first.wait] {
             assert!(spent >= Duration::from_micros(5), "{first:?}");
         }
-        meter.time(ProfilePart::Reduce, work);
-        let second = meter.profile().calls.since(first);
-        assert_eq!(second, Spent { reduce: second.total(), ..Spent::default() });
-        assert!(second.reduce >= Duration::from_micros(5));
-    }
-
-    #[test]
-    fn the_background_thread_is_measured_separately() {
-        let meter = Meter::default();
-        meter.switch(true);
         let background = meter.clone();
-        std::thread::spawn(move || {
+        let measure_in_background = move || {
             mark_background_thread();
             background.time(ProfilePart::Receive, work);
-        })
-        .join()
-        .unwrap();
+        };
+        std::thread::spawn(measure_in_background).join().unwrap();
+        meter.time(ProfilePart::Reduce, work);
         let profile = meter.profile();
-        assert_eq!(profile.calls, Spent::default());
-        assert!(profile.background.receive >= Duration::from_micros(5));
+        let second = profile.calls.since(first);
+        for (spent, time) in [(second, second.reduce), (profile.background, profile.background.receive)] {
+            assert!(time >= Duration::from_micros(5) && spent.total() == time, "{spent:?}");
+        }
     }
 }

@@ -111,11 +111,7 @@ impl Memory {
     }
 
     /// Divides the buffer into parts, which several operations may use at the same time. Returns the owner of the whole buffer,
-    /// and the parts.
-    ///
-    /// # Panics
-    ///
-    /// If the ranges overlap, are not in ascending order, or exceed the buffer.
+    /// and the parts. Panics if the ranges overlap, are not in ascending order, or exceed the buffer.
     pub(crate) fn into_parts(mut self, ranges: &[Range<usize>]) -> (SplitBuffer, Vec<Self>) {
         let token = Arc::new(());
         let whole = BorrowedMemory::new(self.access(), &token);

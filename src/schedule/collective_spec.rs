@@ -86,11 +86,8 @@ impl CollectiveSpec {
         }
     }
 
-    /// Returns the same operation for a block of the buffer with `count` elements.
-    ///
-    /// # Panics
-    ///
-    /// If the operation divides its buffer into one part for each rank, or is a scan or exscan.
+    /// Returns the same operation for a block of the buffer with `count` elements. Panics if the operation divides its buffer
+    /// into one part for each rank, or is a scan or exscan.
     #[must_use]
     pub fn with_count(&self, count: usize) -> Self {
         match *self {
@@ -125,11 +122,8 @@ impl CollectiveSpec {
     /// be true if the reduction does not commute.
     ///
     /// For an all-reduce with [`Algorithm::OneShot`] or [`Algorithm::Doubling`], the schedule gathers the buffers of all
-    /// ranks in a [`GatherWorkspace`].
-    ///
-    /// # Panics
-    ///
-    /// If the arguments do not fit together: a partition does not have `world` parts, or `block` is 0.
+    /// ranks in a [`GatherWorkspace`]. Panics if the arguments do not fit together: a partition does not have `world` parts, or
+    /// `block` is 0.
     pub fn schedule(
         &self,
         algorithm: Algorithm,

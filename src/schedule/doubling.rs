@@ -22,7 +22,7 @@ pub fn barrier(world: WorldSize, rank: Rank) -> Schedule {
 }
 
 /// Creates an all-gather of `count` elements from each rank in ceil(log2 n) steps, for any n. Each rank sends
-/// (n-1) * `count` elements.
+/// (n-1) * `count` elements. Panics if the number of elements in all slots overflows a `usize`.
 ///
 /// The buffer has a slot of `count` elements for each rank. Slot i of rank r is for the data of rank r + i (modulo
 /// n), so slot 0 contains the rank's own data. Before the step of distance d = 1, 2, 4, .., the first d slots are
@@ -30,10 +30,6 @@ pub fn barrier(world: WorldSize, rank: Rank) -> Schedule {
 /// rank r + d. The last step may transfer fewer slots. This is the algorithm of Bruck, Ho, Kipnis, Upfal and
 /// Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing systems", IEEE
 /// Transactions on Parallel and Distributed Systems 8 (1997).
-///
-/// # Panics
-///
-/// If the number of elements in all slots overflows a `usize`.
 pub fn all_gather(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     let n = world.as_usize();
     assert!(count.checked_mul(n).is_some(), "the length of the buffer must fit a usize");
@@ -49,6 +45,7 @@ pub fn all_gather(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 }
 
 /// Creates a butterfly: an all-reduce in log2 n steps, for worlds whose size is a power of two. Each rank sends S log2 n bytes.
+/// Panics if the world's size is not a power of two.
 ///
 /// In the step of distance d = 1, 2, 4, .. rank r exchanges its whole buffer with rank r XOR d. After this step, both
 /// ranks have the reduction of the contributions of 2d ranks. The algorithm is recursive doubling, as in Thakur,
@@ -58,10 +55,6 @@ pub fn all_gather(world: WorldSize, rank: Rank, count: usize) -> Schedule {
 ///
 /// A step sends the whole buffer and receives into the whole buffer, so a rank must also store arriving data until it has
 /// sent its own buffer.
-///
-/// # Panics
-///
-/// If the world's size is not a power of two.
 pub fn all_reduce(world: WorldSize, rank: Rank, count: usize) -> Schedule {
     assert!(world.get().is_power_of_two(), "the size of the world must be a power of two");
     let mut schedule = Schedule::default();

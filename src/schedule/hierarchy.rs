@@ -62,11 +62,8 @@ pub struct HostLayout {
 
 impl HostLayout {
     /// Returns the layout for `rank`. Ranks r and s are on the same host if `host_ids[r] == host_ids[s]`. Returns
-    /// `None` if a hierarchy has no advantage: if there is only one host, or if each rank has a host to itself.
-    ///
-    /// # Panics
-    ///
-    /// If `host_ids` has no entry for `rank`.
+    /// `None` if a hierarchy has no advantage: if there is only one host, or if each rank has a host to itself. Panics if
+    /// `host_ids` has no entry for `rank`.
     pub fn new(host_ids: &[u32], rank: Rank) -> Option<Self> {
         let mut known_host_ids: Vec<u32> = Vec::new();
         let mut hosts: Vec<Vec<Rank>> = Vec::new();
@@ -109,12 +106,7 @@ impl HostLayout {
     }
 
     /// Returns the blocks of this rank for the operation `spec` on elements of `element_bytes` bytes. The peers are ranks of the
-    /// group.
-    ///
-    /// # Panics
-    ///
-    /// If the operation has no hierarchical algorithm
-    /// ([`has_hierarchical_algorithm`](super::cost::has_hierarchical_algorithm)).
+    /// group. Panics if the operation has no [hierarchical algorithm](super::cost::has_hierarchical_algorithm).
     pub fn blocks(&self, spec: &CollectiveSpec, element_bytes: usize) -> Vec<Block> {
         let (count, slices) = (spec.count(), self.slice_count().as_usize());
         let block = |elements: Range<usize>| {

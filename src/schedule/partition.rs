@@ -32,11 +32,8 @@ impl Partition {
         Self(Parts::Even(count, world))
     }
 
-    /// Returns a partition with `count` elements for each rank.
-    ///
-    /// # Panics
-    ///
-    /// If the number of elements of all ranks overflows a `usize`.
+    /// Returns a partition with `count` elements for each rank. Panics if the number of elements of all ranks overflows a
+    /// `usize`.
     pub fn of_equal_parts(count: usize, world: WorldSize) -> Self {
         let total = count.checked_mul(world.as_usize());
         Self::even(total.expect("the length of the buffer must fit a usize"), world)
@@ -54,11 +51,7 @@ impl Partition {
         Some(Self(Parts::Bounds(bounds)))
     }
 
-    /// Returns the range of the elements of `rank`.
-    ///
-    /// # Panics
-    ///
-    /// If the partition has no part for this rank.
+    /// Returns the range of the elements of `rank`. Panics if the partition has no part for this rank.
     pub fn range(&self, rank: Rank) -> Range<usize> {
         match &self.0 {
             Parts::Even(count, world) => {
@@ -87,11 +80,7 @@ impl Partition {
 }
 
 /// Divides a range into blocks of `length` elements. The last block may be shorter. An empty range has one empty block, so that
-/// the ranks exchange a message and can detect that the range of a peer is not empty.
-///
-/// # Panics
-///
-/// If `length` is 0.
+/// the ranks exchange a message and can detect that the range of a peer is not empty. Panics if `length` is 0.
 pub(super) fn blocks(range: Range<usize>, length: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     (range.start..end.max(range.start + 1)).step_by(length).map(move |start| start..end.min(start + length))

@@ -29,11 +29,7 @@ pub struct SharedSlots {
 
 /// Returns the program of this rank for a collective. If a slot has fewer elements than there are ranks, it counts as having
 /// as many. If `is_one_shot` is true and an all-reduce fits into a slot, the all-reduce has one round, in which every rank
-/// reduces all elements.
-///
-/// # Panics
-///
-/// If not all ranks know the lengths of all parts, which determine the number of rounds.
+/// reduces all elements. Panics if not all ranks know the lengths of all parts, which determine the number of rounds.
 pub fn plan(spec: &CollectiveSpec, slots: SharedSlots, is_one_shot: bool) -> Program {
     assert!(spec.has_known_part_lengths(), "every rank must know the lengths of all parts");
     let is_one_shot = is_one_shot && spec.count() <= slots.slot_len;

@@ -52,11 +52,7 @@ pub struct ExchangedChunk {
 impl TwoStepExchange {
     /// Adds a slice, which begins at the element `start` of the block. `partition` divides it into the chunks of the
     /// `participants`, whose order is the same on all of them. `own` is the index of this rank among them. `encoded_words`
-    /// returns the number of words of an encoded chunk.
-    ///
-    /// # Panics
-    ///
-    /// If `own` is not the index of a participant.
+    /// returns the number of words of an encoded chunk. Panics if `own` is not the index of a participant.
     pub fn add_slice(
         &mut self,
         partition: &Partition,

@@ -33,11 +33,7 @@ pub struct ExposedBuffer {
 }
 
 impl ExposedBuffer {
-    /// Creates a buffer of `length` bytes, which are all zero.
-    ///
-    /// # Errors
-    ///
-    /// If the operating system refuses the memory.
+    /// Creates a buffer of `length` bytes, which are all zero. Returns an error if the operating system refuses the memory.
     pub fn create(length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
         let segment = Segment::create(length_with_header(length)?, token)?;
         let spare_pages = Some(segment.map_spare_pages()?);
@@ -85,11 +81,8 @@ impl ExposedBuffer {
 }
 
 impl RemoteBuffer {
-    /// Opens a buffer of `length` bytes that another rank has created.
-    ///
-    /// # Errors
-    ///
-    /// If this process cannot open the buffer, or if the size, the seals or the token are wrong.
+    /// Opens a buffer of `length` bytes that another rank has created. Returns an error if this process cannot open the buffer,
+    /// or if the size, the seals or the token are wrong.
     pub fn open(location: SegmentLocation, length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
         let segment = Segment::open(location, length_with_header(length)?, token)?;
         Ok(Self { segment, length })

@@ -21,11 +21,7 @@ pub fn exceeds_caches(all_bytes: usize) -> bool {
 }
 
 /// Copies `source` to `target`, a part of a buffer. The buffers of all ranks of this host that take part have `all_bytes` bytes
-/// together. Writes past the caches if they are longer than the caches.
-///
-/// # Panics
-///
-/// If the two slices have different lengths.
+/// together. Writes past the caches if they are longer than the caches. Panics if the two slices have different lengths.
 pub fn copy_to_buffer(target: &mut [u8], source: &[u8], all_bytes: usize) {
     assert_eq!(target.len(), source.len(), "the slices have the same length");
     if exceeds_caches(all_bytes) {

@@ -21,8 +21,6 @@ pub fn pause_between_looks(look: u32) {
 /// Memory that several processes read and write. Another process may change the memory at any time, so no method returns a
 /// reference into it. Words are read and written as atomics, and payloads are copied. All offsets are in bytes.
 ///
-/// # Panics
-///
 /// The methods panic if a word or a range is not inside the memory, or if a word is not aligned. The caller checks every
 /// offset that another process has written.
 ///

@@ -144,11 +144,8 @@ fn kind_and_bytes(kind: u64, bytes: usize) -> u64 {
 }
 
 impl<M: SegmentMemory> QueueSender<M> {
-    /// Creates the sender's end of the queue from rank `from` to rank `to` of the host. The queue must be new.
-    ///
-    /// # Panics
-    ///
-    /// If the memory is too small, or if the ranks are not two ranks of the layout.
+    /// Creates the sender's end of the queue from rank `from` to rank `to` of the host. The queue must be new. Panics if the
+    /// memory is too small, or if the ranks are not two ranks of the layout.
     pub fn new(memory: Arc<M>, layout: HostMemoryLayout, from: usize, to: usize) -> Self {
         assert!(memory.length() >= layout.bytes(), "the memory must be large enough for all ranks");
         let layout = layout.queue(from, to);
@@ -168,11 +165,8 @@ impl<M: SegmentMemory> QueueSender<M> {
     }
 
     /// Adds one entry with the bytes of `parts` after the first `skip` bytes, or with as many of them as there is space for.
-    /// Returns the number of bytes. If the queue is full, returns 0.
-    ///
-    /// # Errors
-    ///
-    /// If the receiver has written an impossible number of read entries.
+    /// Returns the number of bytes. If the queue is full, returns 0. Returns an error if the receiver has written an impossible
+    /// number of read entries.
     pub fn write(&mut self, parts: &[IoSlice<'_>], skip: usize) -> Result<usize, QueueError> {
         let wanted = parts.iter().map(|part| part.len()).sum::<usize>().saturating_sub(skip);
         let count = self.reserve(wanted)?;
@@ -195,11 +189,8 @@ impl<M: SegmentMemory> QueueSender<M> {
         Ok(count)
     }
 
-    /// Adds the entries of a whole message. Returns false if there is no space for all of them.
-    ///
-    /// # Errors
-    ///
-    /// The same errors as [`QueueSender::write`].
+    /// Adds the entries of a whole message. Returns false if there is no space for all of them. Returns the same errors as
+    /// [`QueueSender::write`].
     pub fn write_message(&mut self, label: [u64; 2], payload: &[u8]) -> Result<bool, QueueError> {
         let bytes = payload.len();
         if bytes <= BYTES_IN_CELL_MAX {
@@ -334,11 +325,8 @@ impl<M: SegmentMemory> QueueSender<M> {
 }
 
 impl<M: SegmentMemory> QueueReceiver<M> {
-    /// Creates the receiver's end of the queue from rank `from` to rank `to` of the host. The queue must be new.
-    ///
-    /// # Panics
-    ///
-    /// If the memory is too small, or if the ranks are not two ranks of the layout.
+    /// Creates the receiver's end of the queue from rank `from` to rank `to` of the host. The queue must be new. Panics if the
+    /// memory is too small, or if the ranks are not two ranks of the layout.
     pub fn new(memory: Arc<M>, layout: HostMemoryLayout, from: usize, to: usize) -> Self {
         assert!(memory.length() >= layout.bytes(), "the memory must be large enough for all ranks");
         let layout = layout.queue(from, to);
@@ -355,11 +343,8 @@ impl<M: SegmentMemory> QueueReceiver<M> {
         self.next
     }
 
-    /// Reads the first entry, if it is there. Returns the number of bytes that the sender has sent over the socket.
-    ///
-    /// # Errors
-    ///
-    /// If the sender has written a wrong entry.
+    /// Reads the first entry, if it is there. Returns the number of bytes that the sender has sent over the socket. Returns an
+    /// error if the sender has written a wrong entry.
     pub fn read_begin(&mut self) -> Result<Option<u64>, QueueError> {
         let Some([kind_and_bytes, socket_bytes]) = self.next_words()? else { return Ok(None) };
         if kind_and_bytes != KIND_BEGIN || self.next != 0 {
@@ -380,11 +365,8 @@ impl<M: SegmentMemory> QueueReceiver<M> {
         })
     }
 
-    /// Returns what the next entry is. An entry that has been read in part counts as bytes.
-    ///
-    /// # Errors
-    ///
-    /// If the sender has written a wrong entry.
+    /// Returns what the next entry is. An entry that has been read in part counts as bytes. Returns an error if the sender has
+    /// written a wrong entry.
     #[inline]
     pub fn peek(&self) -> Result<NextEntry, QueueError> {
         if self.unread.1 > 0 {
@@ -418,11 +400,8 @@ impl<M: SegmentMemory> QueueReceiver<M> {
     }
 
     /// Copies the bytes of the message that [`QueueReceiver::peek`] has just returned, as far as they are in its entry, to the
-    /// start of `target`. Returns the number of bytes. [`QueueReceiver::read_rest`] then copies the other bytes.
-    ///
-    /// # Panics
-    ///
-    /// If `target` is shorter than the message.
+    /// start of `target`. Returns the number of bytes. [`QueueReceiver::read_rest`] then copies the other bytes. Panics if
+    /// `target` is shorter than the message.
     #[inline]
     pub fn read_message(&mut self, message: &QueueMessage, target: &mut [u8]) -> usize {
         let (start, bytes) = message.first;
@@ -432,11 +411,8 @@ impl<M: SegmentMemory> QueueReceiver<M> {
     }
 
     /// Copies the bytes of the next entries until `target` is full, or until the next entry is not there after `looks` looks.
-    /// Returns the number of bytes. `target` is the rest of a message or a part of it.
-    ///
-    /// # Errors
-    ///
-    /// If the sender has written a wrong entry.
+    /// Returns the number of bytes. `target` is the rest of a message or a part of it. Returns an error if the sender has
+    /// written a wrong entry.
     pub fn read_rest(&mut self, target: &mut [u8], looks: u32) -> Result<usize, QueueError> {
         let mut filled = 0;
         while filled < target.len() && self.await_entry(looks) {
@@ -453,11 +429,8 @@ impl<M: SegmentMemory> QueueReceiver<M> {
     }
 
     /// Copies bytes of one entry into `parts`, after their first `skip` bytes. Copies nothing if no entry is there, or if the
-    /// entry is a message that [`QueueReceiver::begin_message`] has not begun.
-    ///
-    /// # Errors
-    ///
-    /// If the sender has written a wrong entry.
+    /// entry is a message that [`QueueReceiver::begin_message`] has not begun. Returns an error if the sender has written a
+    /// wrong entry.
     pub fn read(&mut self, parts: &mut [IoSliceMut<'_>], skip: usize) -> Result<QueueRead, QueueError> {
         if self.unread.1 == 0 {
             let Some([kind_and_bytes, start]) = self.next_words()? else { return Ok(QueueRead::default()) };

@@ -117,12 +117,9 @@ impl<'a, M: RoundsMemory> PostedRound<'a, M> {
 }
 
 impl<M: RoundsMemory> ShmRounds<M> {
-    /// Creates the access of the rank with the number `rank` (from 0 to `size.ranks` - 1) to the shared memory.
-    ///
-    /// # Panics
-    ///
-    /// If the memory is smaller than [`RoundsSize::bytes`], if `rank` is too large, or if a ring buffer has more units than
-    /// a stamp can count.
+    /// Creates the access of the rank with the number `rank` (from 0 to `size.ranks` - 1) to the shared memory. Panics if the
+    /// memory is smaller than [`RoundsSize::bytes`], if `rank` is too large, or if a ring buffer has more units than a stamp
+    /// can count.
     pub fn new(memory: Arc<M>, size: RoundsSize, rank: usize) -> Self {
         assert!(memory.length() >= size.bytes(), "the memory must be large enough for all ranks");
         assert!(rank < size.ranks, "the rank must be below the number of ranks");
@@ -207,12 +204,9 @@ impl<M: RoundsMemory> ShmRounds<M> {
     }
 
     /// Copies `source` to this rank's payload for `round`, from byte `start` of the payload on. The payload has `bytes`
-    /// bytes. Call this method for each part of the payload, and then [`ShmRounds::post`].
-    ///
-    /// # Panics
-    ///
-    /// If other ranks may still read earlier contents of the memory ([`ShmRounds::may_write`]), if this rank has already
-    /// posted the round, if `bytes` is larger than the maximum length of a payload, or if the payload ends before `source`.
+    /// bytes. Call this method for each part of the payload, and then [`ShmRounds::post`]. Panics if other ranks may still read
+    /// earlier contents of the memory ([`ShmRounds::may_write`]), if this rank has already posted the round, if `bytes` is
+    /// larger than the maximum length of a payload, or if the payload ends before `source`.
     pub fn write_payload(&mut self, round: u64, bytes: usize, (start, source): (usize, &[u8])) {
         if self.next_post.round != round {
             assert!(self.may_write(round, bytes), "another rank may read this memory");
@@ -247,10 +241,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
 
     /// Posts a header and a payload of `bytes` bytes, which is short. `parts` are the parts of the payload, and where they begin
     /// in it. This method does the same as [`ShmRounds::write_payload`] and [`ShmRounds::post`], with fewer instructions.
-    ///
-    /// # Panics
-    ///
-    /// If other ranks may still read earlier contents of the memory ([`ShmRounds::may_write`]), if this rank has already
+    /// Panics if other ranks may still read earlier contents of the memory ([`ShmRounds::may_write`]), if this rank has already
     /// posted the round, or if a part exceeds the payload or a short payload.
     pub fn post_short<'a>(
         &mut self,

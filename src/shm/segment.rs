@@ -44,11 +44,8 @@ unsafe impl Send for Segment {}
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// Creates a segment of `length` bytes. All bytes after the token are zero.
-    ///
-    /// # Errors
-    ///
-    /// If the operating system refuses the memory, or `length` is less than [`TOKEN_BYTES`].
+    /// Creates a segment of `length` bytes. All bytes after the token are zero. Returns an error if the operating system
+    /// refuses the memory, or `length` is less than [`TOKEN_BYTES`].
     pub fn create(length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
         let file = rustix::fs::memfd_create("ringtrain", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, length as u64)?;
@@ -59,12 +56,9 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Opens a segment of `length` bytes that another process of the same user has created.
-    ///
-    /// # Errors
-    ///
-    /// If this process cannot open the file (for example a file of another user or in another container), or if the size,
-    /// the seals or the token are wrong.
+    /// Opens a segment of `length` bytes that another process of the same user has created. Returns an error if this process
+    /// cannot open the file (for example a file of another user or in another container), or if the size, the seals or the
+    /// token are wrong.
     pub fn open(location: SegmentLocation, length: usize, token: &[u8; TOKEN_BYTES]) -> io::Result<Self> {
         let path = format!("/proc/{}/fd/{}", location.process, location.file);
         let file = OwnedFd::from(OpenOptions::new().read(true).write(true).open(path)?);
@@ -102,11 +96,8 @@ impl Segment {
         self.file.take()
     }
 
-    /// Creates a second, private mapping of the memory. Call this method before [`Segment::close_file`].
-    ///
-    /// # Errors
-    ///
-    /// If the operating system refuses the mapping, or if the file is closed.
+    /// Creates a second, private mapping of the memory. Call this method before [`Segment::close_file`]. Returns an error if
+    /// the operating system refuses the mapping, or if the file is closed.
     pub(super) fn map_spare_pages(&self) -> io::Result<SparePages> {
         let file = self.file.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         let (protection, flags) =
@@ -267,12 +258,9 @@ pub(super) struct SparePages {
 impl SparePages {
     /// Replaces whole pages of the segment's mapping by private pages. `pages` is the range of their byte offsets in the
     /// mapping, which begins at address `start`. After that, other processes cannot access these pages. Pages that an
-    /// earlier call has replaced do not change.
-    ///
-    /// # Errors
-    ///
-    /// If the operating system refuses. Linux versions before 5.14 cannot copy the replaced pages at once, so this method
-    /// returns an error. A replaced page then shows the writes of other processes until this process writes to the page.
+    /// earlier call has replaced do not change. Returns an error if the operating system refuses. Linux versions before 5.14
+    /// cannot copy the replaced pages at once, so this method returns an error. A replaced page then shows the writes of other
+    /// processes until this process writes to the page.
     pub(super) fn replace(&mut self, start: usize, pages: &Range<usize>) -> io::Result<()> {
         let mut unused = Vec::new();
         let mut result = Ok(());

@@ -53,11 +53,8 @@ struct PeerSignals {
 }
 
 impl<M: SegmentMemory> QueueSignals<M> {
-    /// Creates the signals of rank `rank` of the host. The peers are the other ranks in their order.
-    ///
-    /// # Panics
-    ///
-    /// If the memory is too small for the layout, or if the layout does not have the rank.
+    /// Creates the signals of rank `rank` of the host. The peers are the other ranks in their order. Panics if the memory is
+    /// too small for the layout, or if the layout does not have the rank.
     pub fn new(memory: Arc<M>, layout: HostMemoryLayout, rank: usize) -> Self {
         assert!(memory.length() >= layout.bytes(), "the memory must be large enough for all ranks");
         let peers = (0..layout.ranks()).filter(|&peer| peer != rank);
@@ -112,11 +109,7 @@ impl<M: SegmentMemory> QueueSignals<M> {
     }
 
     /// Returns a function that looks whether the peer has written the entry that is this rank's next one now. Make a new function
-    /// after the rank has read.
-    ///
-    /// # Panics
-    ///
-    /// If there is no peer with this number.
+    /// after the rank has read. Panics if there is no peer with this number.
     pub fn next_entry_watch(&self, peer: usize) -> impl Fn() -> bool {
         let peer = &self.peers[peer];
         let next_entry = peer.next_entry.load(Ordering::Relaxed);
@@ -178,9 +171,6 @@ impl<M: SegmentMemory> QueueSignals<M> {
 #[cfg(test)]
 mod tests {
     use std::io::{IoSlice, IoSliceMut};
-    use std::sync::mpsc::{Receiver, Sender, channel};
-    use std::thread;
-    use std::time::Duration;
 
     use super::super::memory::tests::HeapMemory;
     use super::super::queue::{QueueReceiver, QueueSender};
@@ -188,71 +178,6 @@ mod tests {
 
     /// A layout whose queues fill up after 4 entries or 256 bytes.
     const SHORT: HostMemoryLayout = HostMemoryLayout::with_short_queues(2, 4, 256);
-    /// A thread that sleeps longer has lost a wake-up.
-    const SLEEP_MAX: Duration = Duration::from_secs(20);
-
-    /// Sleeps until the other thread sends a wake-up, unless a queue has changed.
-    fn sleep(signals: &QueueSignals<HeapMemory>, wake_ups: &Receiver<()>) {
-        if signals.mark_asleep_unless_changed() {
-            let woken = wake_ups.recv_timeout(SLEEP_MAX);
-            signals.mark_awake();
-            assert!(woken.is_ok(), "a wake-up is lost");
-        }
-    }
-
-    /// Sends `total` bytes, and sleeps whenever the queue is full.
-    fn send(memory: Arc<HeapMemory>, total: usize, wake: &Sender<()>, wake_ups: &Receiver<()>) {
-        let mut sender = QueueSender::new(Arc::clone(&memory), SHORT, 0, 1);
-        let signals = QueueSignals::new(memory, SHORT, 0);
-        let (mut sent, bytes) = (0, [7; 50]);
-        while sent < total {
-            let parts = [IoSlice::new(&bytes[..bytes.len().min(total - sent)])];
-            let mut count = sender.write(&parts, 0).unwrap();
-            if count == 0 {
-                signals.wait_for_space(0, sender.read_count());
-                count = sender.write(&parts, 0).unwrap();
-            }
-            if count == 0 {
-                sleep(&signals, wake_ups);
-                continue;
-            }
-            sent += count;
-            signals.stop_waiting_for_space(0);
-            if signals.must_wake_receiver(0) {
-                wake.send(()).unwrap();
-            }
-        }
-    }
-
-    /// Receives `total` bytes, and sleeps whenever the queue is empty.
-    fn receive(memory: Arc<HeapMemory>, total: usize, wake: &Sender<()>, wake_ups: &Receiver<()>) {
-        let mut receiver = QueueReceiver::new(Arc::clone(&memory), SHORT, 0, 1);
-        let signals = QueueSignals::new(memory, SHORT, 1);
-        let mut received = 0;
-        while received < total {
-            let read = receiver.read(&mut [IoSliceMut::new(&mut [0; 40])], 0).unwrap();
-            received += read.bytes;
-            signals.set_next_entry(0, receiver.next_entry());
-            if read.has_freed_space && signals.must_wake_sender(0) {
-                wake.send(()).unwrap();
-            }
-            if read.bytes == 0 {
-                sleep(&signals, wake_ups);
-            }
-        }
-    }
-
-    /// Each side sleeps thousands of times, because the queue is full or empty. A lost wake-up makes both sleep for ever.
-    #[test]
-    fn two_ranks_that_sleep_at_every_chance_lose_no_wake_up() {
-        let total = if cfg!(miri) { 2_000 } else { 1_000_000 };
-        let memory = Arc::new(HeapMemory::new(SHORT.bytes()));
-        let ((wake_sender, sender_wakes), (wake_receiver, receiver_wakes)) = (channel(), channel());
-        let sender_memory = Arc::clone(&memory);
-        let sending = thread::spawn(move || send(sender_memory, total, &wake_receiver, &sender_wakes));
-        receive(memory, total, &wake_sender, &receiver_wakes);
-        sending.join().unwrap();
-    }
 
     #[test]
     fn a_rank_wakes_only_a_receiver_that_sleeps_and_a_sender_that_also_waits_for_space() {

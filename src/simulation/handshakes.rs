@@ -18,7 +18,7 @@ use crate::Rank;
 use crate::simulation::sockets::{
     Cut, EndId, SharedSocketNetwork, SimulatedSocket, SocketNetwork, open_connection,
 };
-use crate::transport::handshake::{DialError, DialProgress, Identity, OutgoingHandshake};
+use crate::transport::handshake::{DialError, DialProgress, Identity};
 use crate::transport::incoming::{HANDSHAKE_TIMEOUT, IncomingConnections};
 use crate::wire::handshake::{
     ConnectionPurpose, Dialer, Handshake as _, HandshakeError, Introduction, Job, Refusal, StreamId,
@@ -134,7 +134,7 @@ struct SimulatedDialer {
 }
 
 enum DialedConnection {
-    Rank(SimulatedSocket, OutgoingHandshake),
+    Rank(SimulatedSocket, Dialer),
     /// The bytes that a program that is not a rank has not sent yet.
     Raw(SimulatedSocket, Vec<u8>),
 }
@@ -169,7 +169,7 @@ impl SimulatedDialer {
                 }
                 DialedConnection::Raw(ours, bytes)
             }
-            _ => DialedConnection::Rank(ours, OutgoingHandshake::new(&identity, introduction, nonce)),
+            _ => DialedConnection::Rank(ours, identity.dialer(introduction, nonce)),
         });
         theirs
     }

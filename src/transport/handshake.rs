@@ -1,5 +1,5 @@
-//! Performs [handshakes](crate::wire::handshake) on connections: [`OutgoingHandshake`] is the dialer's side, and both
-//! sides send and receive their messages with `advance_handshake`.
+//! Performs [handshakes](crate::wire::handshake) on connections: both sides send and receive their messages with
+//! `advance_handshake`, and the dialer also waits for the connection.
 
 use std::io::{self, Read, Write};
 
@@ -18,6 +18,13 @@ pub struct Identity {
     pub job: Job,
     /// This process's rank; `None` for a launcher's rendezvous.
     pub rank: Option<Rank>,
+}
+
+impl Identity {
+    /// Creates a handshake in which this process introduces itself with `introduction`. `nonce` must be random.
+    pub fn dialer(&self, introduction: Introduction, nonce: [u8; NONCE_BYTES]) -> Dialer {
+        Dialer::new(self.secret.clone(), &self.job, introduction, nonce)
+    }
 }
 
 /// The state of an outgoing handshake.
@@ -47,11 +54,8 @@ pub enum DialError {
 
 /// A connection that this rank opens without blocking.
 pub trait DialedStream: Read + Write {
-    /// Returns whether the peer's machine has accepted the connection.
-    ///
-    /// # Errors
-    ///
-    /// If the connection cannot be established.
+    /// Returns whether the peer's machine has accepted the connection. Returns an error if the connection cannot be
+    /// established.
     fn is_established(&self) -> io::Result<bool>;
 }
 
@@ -68,25 +72,15 @@ impl DialedStream for TcpStream {
     }
 }
 
-/// The dialer's handshake on a connection.
-pub struct OutgoingHandshake {
-    handshake: Dialer,
-}
-
-impl OutgoingHandshake {
-    /// Creates a handshake in which the dialer introduces itself with `introduction`. `nonce` must be random.
-    pub fn new(identity: &Identity, introduction: Introduction, nonce: [u8; NONCE_BYTES]) -> Self {
-        Self { handshake: Dialer::new(identity.secret.clone(), &identity.job, introduction, nonce) }
-    }
-
+impl Dialer {
     /// Sends and receives as much of the handshake as is possible without blocking.
-    pub fn advance(&mut self, stream: &mut impl DialedStream) -> DialProgress {
+    pub(crate) fn advance(&mut self, stream: &mut impl DialedStream) -> DialProgress {
         match stream.is_established() {
             Ok(true) => {}
             Ok(false) => return DialProgress::Connecting,
             Err(error) => return DialProgress::Failed(error.into()),
         }
-        match advance_handshake(stream, &mut self.handshake) {
+        match advance_handshake(stream, self) {
             Ok(true) => DialProgress::Ready,
             Ok(false) => DialProgress::Pending,
             Err(DialError::Io(error)) if is_closed_by_peer(&error) => DialProgress::Closed(error),

@@ -57,11 +57,8 @@ pub struct AcceptedConnection<S = TcpStream> {
 }
 
 impl<S: Write> AcceptedConnection<S> {
-    /// Sends the verdict, which accepts the connection. After that, both ends use the connection for the link.
-    ///
-    /// # Errors
-    ///
-    /// If the connection is lost.
+    /// Sends the verdict, which accepts the connection. After that, both ends use the connection for the link. Returns an error
+    /// if the connection is lost.
     pub fn confirm(mut self) -> io::Result<S> {
         // The verdict fits into the send buffer, because the connection has carried only the handshake.
         self.stream.write_all(&self.verdict)?;

@@ -30,11 +30,8 @@ const ACCEPT_BACKLOG: i32 = 4096;
 /// The token of the listening socket.
 const LISTENER: Token = Token(0);
 
-/// Listens on `address`. `set_options` sets the options of the socket.
-///
-/// # Errors
-///
-/// If the operating system refuses the address or an option.
+/// Listens on `address`. `set_options` sets the options of the socket. Returns an error if the operating system refuses the
+/// address or an option.
 pub fn listen(
     address: SocketAddr,
     set_options: impl FnOnce(&Socket) -> io::Result<()>,
@@ -74,11 +71,8 @@ impl Listener {
         self.socket.iter().map(AsRawFd::as_raw_fd).chain(incoming).collect()
     }
 
-    /// Creates a listener from a listening socket.
-    ///
-    /// # Errors
-    ///
-    /// If the operating system refuses an event queue or a socket option.
+    /// Creates a listener from a listening socket. Returns an error if the operating system refuses an event queue or a socket
+    /// option.
     pub fn new(listener: StdListener, identity: Identity) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let mut socket = TcpListener::from_std(listener);
@@ -87,11 +81,8 @@ impl Listener {
         Ok(Self { socket: Some(socket), ..without_port })
     }
 
-    /// Creates the event queue of a process to which no process connects.
-    ///
-    /// # Errors
-    ///
-    /// If the operating system refuses an event queue.
+    /// Creates the event queue of a process to which no process connects. Returns an error if the operating system refuses an
+    /// event queue.
     pub fn without_port(identity: Identity) -> io::Result<Self> {
         let poller = Poller::new()?;
         let registry = poller.registry()?;
@@ -111,11 +102,8 @@ impl Listener {
         self.socket.is_some()
     }
 
-    /// Returns the address of the listening socket.
-    ///
-    /// # Errors
-    ///
-    /// If the operating system does not return the address, or there is no listening socket.
+    /// Returns the address of the listening socket. Returns an error if the operating system does not return the address, or
+    /// there is no listening socket.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         self.socket.as_ref().ok_or(io::ErrorKind::NotConnected)?.local_addr()
     }
@@ -143,11 +131,7 @@ impl Listener {
     }
 
     /// Waits for events, at most until the time `until`. Handles the events of the listener's sockets, and appends
-    /// all other events to `other_events`.
-    ///
-    /// # Errors
-    ///
-    /// If the system call fails, or the event queue has been taken.
+    /// all other events to `other_events`. Returns an error if the system call fails, or the event queue has been taken.
     pub fn wait(
         &mut self,
         now: Duration,

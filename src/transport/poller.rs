@@ -37,22 +37,15 @@ pub struct Poller {
 }
 
 impl Poller {
-    /// Creates a queue without sockets.
-    ///
-    /// # Errors
-    ///
-    /// If the operating system cannot create an event queue.
+    /// Creates a queue without sockets. Returns an error if the operating system cannot create an event queue.
     pub fn new() -> io::Result<Self> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         Ok(Self { poll, events: Events::with_capacity(EVENTS_MAX), waker })
     }
 
-    /// Returns the registry for sockets. The registry can be used while another thread waits for events.
-    ///
-    /// # Errors
-    ///
-    /// If the operating system cannot duplicate the file descriptor of the queue.
+    /// Returns the registry for sockets. The registry can be used while another thread waits for events. Returns an error if
+    /// the operating system cannot duplicate the file descriptor of the queue.
     pub fn registry(&self) -> io::Result<Registry> {
         self.poll.registry().try_clone()
     }
@@ -64,11 +57,7 @@ impl Poller {
 
     /// Waits for events, but not longer than `timeout`, and appends the events to `events`. A signal ends the wait
     /// early. Returns whether another thread ended the wait ([`Poller::waker`]). A caller that ignores this result
-    /// and waits again misses the wake-up.
-    ///
-    /// # Errors
-    ///
-    /// If the system call that waits for events fails.
+    /// and waits again misses the wake-up. Returns an error if the system call that waits for events fails.
     pub fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<bool> {
         // The kernel counts whole milliseconds. If `timeout` were rounded down, the wait could end up to 1 ms before
         // the deadline of the caller.

@@ -16,11 +16,7 @@ pub(crate) trait DrivenCore: 'static {
     /// Values of the user, which a thread may drop only without the lock.
     type Deferred;
 
-    /// Checks that this thread may wait for the lock.
-    ///
-    /// # Panics
-    ///
-    /// If this thread must not use the core.
+    /// Checks that this thread may wait for the lock. Panics if this thread must not use the core.
     fn check_before_locking();
 
     /// Records that this thread has taken the lock.
@@ -124,11 +120,8 @@ impl<C: DrivenCore, P: Primitives> CoreLock<C, P> {
         }
     }
 
-    /// Locks the core.
-    ///
-    /// # Panics
-    ///
-    /// In a reduction function of the user. Its thread already holds this lock, so locking again would deadlock.
+    /// Locks the core. Panics in a reduction function of the user: its thread already holds this lock, so locking again would
+    /// deadlock.
     #[inline]
     pub(crate) fn lock(&self) -> CoreGuard<'_, C, P> {
         C::check_before_locking();

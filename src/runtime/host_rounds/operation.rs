@@ -55,11 +55,7 @@ impl<M: RoundsMemory> HostRounds<M> {
 
     /// Executes an operation as far as possible without waiting for posts of other ranks. The operation must be the oldest that
     /// is not complete. `memory` is the whole buffer of the operation. Calls `wake` for each sleeping rank that has to learn of a
-    /// post.
-    ///
-    /// # Errors
-    ///
-    /// The reason why the job fails. Ranks are world ranks.
+    /// post. An error is the reason why the job fails, with world ranks.
     pub(crate) fn poll(
         &mut self,
         shm_operation: &mut ShmOperation,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::operation::ShmOperation;
 use super::*;
-use crate::engine::{OperationRequest, SendMode};
+use crate::engine::OperationRequest;
 use crate::reduce;
 use crate::schedule::CollectiveSpec;
 use crate::shm::{BufferRef, RoundsSize, Segment, TOKEN_BYTES};
@@ -56,13 +56,11 @@ fn begin(host_rounds: &mut HostRounds, spec: &CollectiveSpec) -> ShmOperation {
         dtype: DType::F32,
         reduction: (spec.operation() == Operation::AllReduce).then_some(ReduceOp::Sum),
         algorithm: Algorithm::Direct,
-        root: Rank::ZERO,
         count: spec.count() as u64,
-        layout: 0,
+        ..Contract::NONE
     };
-    let (group, timeout, spent) = (0, Duration::MAX, Duration::ZERO);
     let site = Site::from(std::panic::Location::caller());
-    let request = OperationRequest { group, contract, timeout, spent, site, mode: SendMode::Standard };
+    let request = OperationRequest::new(0, contract, Duration::MAX, site);
     let kernels = reduce::kernels(DType::F32, ReduceOp::Sum);
     host_rounds.add_operation((&request, None), spec, (kernels, false))
 }

@@ -20,11 +20,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
 
     /// Reads and checks the locations that all other ranks have posted in `round`. All ranks must have posted the round. At
     /// each location, there must be `bytes` bytes, and its offset must be a multiple of `element_bytes`. Returns whether
-    /// all other ranks have posted a location.
-    ///
-    /// # Errors
-    ///
-    /// The rank that has posted an invalid location, and the reason.
+    /// all other ranks have posted a location. An error names the rank that has posted an invalid location, and the reason.
     pub fn read_exposed_locations(
         &mut self,
         round: u64,
@@ -66,11 +62,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
 
     /// Returns the bytes in `range` of the part that `rank` has exposed in `round`. Call
     /// [`ShmRounds::read_exposed_locations`] first. Returns `None` if `rank` has exposed nothing, or if this rank has
-    /// already posted the next round.
-    ///
-    /// # Panics
-    ///
-    /// If `range` is not inside the part.
+    /// already posted the next round. Panics if `range` is not inside the part.
     pub fn exposed_bytes(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<&[u8]> {
         let start = self.exposed_address(rank, round, range, false)?;
         // SAFETY: the bytes are inside the mapping. Until all ranks have posted the next round, each exposed byte is assigned
@@ -79,11 +71,8 @@ impl<M: RoundsMemory> ShmRounds<M> {
     }
 
     /// Writes `bytes` to the part that `rank` has exposed in `round`, from byte `offset` of the part on. Does nothing if
-    /// `rank` has exposed nothing, or if this rank has already posted the next round.
-    ///
-    /// # Panics
-    ///
-    /// If the bytes do not fit into the part.
+    /// `rank` has exposed nothing, or if this rank has already posted the next round. Panics if the bytes do not fit into the
+    /// part.
     pub fn write_exposed(&mut self, rank: usize, round: u64, offset: usize, bytes: &[u8]) {
         let range = offset..offset + bytes.len();
         let Some(start) = self.exposed_address(rank, round, &range, true) else { return };

@@ -56,11 +56,8 @@ pub struct RoundsSize {
 }
 
 impl RoundsSize {
-    /// Returns the size of the shared memory in bytes.
-    ///
-    /// # Panics
-    ///
-    /// If the size does not fit into a `usize` and the build checks for overflow.
+    /// Returns the size of the shared memory in bytes. Panics if the size does not fit into a `usize` and the build checks for
+    /// overflow.
     pub const fn bytes(self) -> usize {
         CACHE_LINE_PAIR_BYTES + self.ranks * self.bytes_per_rank()
     }

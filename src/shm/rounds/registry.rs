@@ -156,11 +156,7 @@ impl BufferRegistry {
     }
 
     /// Checks that `bytes` bytes are inside a buffer of `rank` at the location, and that the offset of the location is a multiple
-    /// of `element_bytes`.
-    ///
-    /// # Errors
-    ///
-    /// What is wrong.
+    /// of `element_bytes`. An error says what is wrong.
     pub(super) fn check_location(
         &self,
         rank: usize,
@@ -187,11 +183,7 @@ impl BufferRegistry {
     }
 
     /// Returns the address of the bytes in `range` of the part that `rank` has exposed in `round`, or `None` if `rank` has
-    /// exposed nothing.
-    ///
-    /// # Panics
-    ///
-    /// If `range` is not inside the part.
+    /// exposed nothing. Panics if `range` is not inside the part.
     pub(super) fn exposed_address(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<*mut u8> {
         let ExposedParts { round: exposed_round, part_bytes, locations } = &self.exposed_parts;
         if *exposed_round != round {

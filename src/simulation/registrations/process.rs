@@ -11,8 +11,8 @@ use crate::Rank;
 use crate::rendezvous::registration::{RankRegistration, RegistrationStep};
 use crate::rendezvous::{Checksums, Member, Registration, Roster, SharedSettings, StartError};
 use crate::simulation::sockets::{Cut, EndId, SharedSocketNetwork, SimulatedSocket, open_connection};
-use crate::transport::handshake::{DialProgress, OutgoingHandshake};
-use crate::wire::handshake::{ConnectionPurpose, Introduction, StreamId};
+use crate::transport::handshake::DialProgress;
+use crate::wire::handshake::{ConnectionPurpose, Dialer, Introduction, StreamId};
 
 /// The behaviour of a process that connects to the rendezvous.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -122,7 +122,7 @@ pub(super) struct RegisteringProcess<'a> {
 enum Behaviour<'a> {
     Rank(RankRegistration<'a, SimulatedSocket>),
     /// Completes a handshake, and sends the bytes that it has not sent yet.
-    Other(Option<(SimulatedSocket, Option<OutgoingHandshake>, Vec<u8>)>),
+    Other(Option<(SimulatedSocket, Option<Dialer>, Vec<u8>)>),
     Ended,
 }
 
@@ -235,7 +235,7 @@ impl<'a> RegisteringProcess<'a> {
             };
             let introduction =
                 Introduction { purpose, from: plan.rank, to: Rank::ZERO, stream: StreamId::ONLY };
-            let handshake = OutgoingHandshake::new(&plan.identity, introduction, random.random());
+            let handshake = plan.identity.dialer(introduction, random.random());
             let state = match plan.kind {
                 ProcessKind::Stranger => (socket, None, noise),
                 kind => (socket, Some(handshake), kind.bytes_after_handshake(plan)),

@@ -2,7 +2,7 @@
 //! that reads the link as bytes reads the frame, and a rank that waits for this message reads the message without the frame.
 
 use crate::shm::{QueueError, QueueMessage};
-use crate::types::{Algorithm, Contract, DType, Operation, Rank};
+use crate::types::{Contract, DType};
 use crate::wire::frame::SEGMENT_BYTES_MAX;
 use crate::wire::{FrameHeader, FrameKind};
 
@@ -63,15 +63,7 @@ impl LocalMessage {
 
     /// Returns the sender's call: all ranks compute the same contract from the fields of the message.
     pub fn contract(&self) -> Contract {
-        Contract {
-            operation: Operation::Message,
-            dtype: self.dtype,
-            reduction: None,
-            algorithm: Algorithm::Direct,
-            root: Rank::ZERO,
-            count: (self.bytes / self.dtype.size_bytes()) as u64,
-            layout: self.tag,
-        }
+        Contract::message(self.dtype, (self.bytes / self.dtype.size_bytes()) as u64, self.tag)
     }
 
     /// Returns the header of the frame that the entry stands for.

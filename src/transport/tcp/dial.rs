@@ -5,11 +5,11 @@ use std::time::Duration;
 use mio::Token;
 use mio::net::TcpStream;
 
-use crate::transport::handshake::{DialProgress, OutgoingHandshake};
+use crate::transport::handshake::DialProgress;
 use crate::transport::incoming::HANDSHAKE_TIMEOUT;
 use crate::types::Rank;
 use crate::wire::cause::NO_ANSWER_TEXT;
-use crate::wire::handshake::StreamId;
+use crate::wire::handshake::{Dialer, StreamId};
 
 /// The time within which a peer's machine must accept a TCP connection. The peer completes the handshake when it next
 /// calls the library, which may be much later. The deadline of the operation that needs the link also limits the
@@ -23,7 +23,7 @@ pub(super) struct Dial {
     pub(super) stream_id: StreamId,
     pub(super) stream: TcpStream,
     pub(super) token: Token,
-    pub(super) handshake: OutgoingHandshake,
+    pub(super) handshake: Dialer,
     /// The time at which this rank began to open the connection.
     pub(super) began: Duration,
     /// The time by which the peer's machine must accept the connection; `None` once the machine has accepted the

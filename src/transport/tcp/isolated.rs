@@ -22,11 +22,8 @@ impl TcpTransport {
     }
 
     /// Creates the transport of this rank in an isolated group of this job, without links. `rank` is this rank's number in the
-    /// group. From now on, this job's port accepts the connections that the lower ranks of the group open.
-    ///
-    /// # Errors
-    ///
-    /// If the operating system refuses an event queue.
+    /// group. From now on, this job's port accepts the connections that the lower ranks of the group open. Returns an error if
+    /// the operating system refuses an event queue.
     pub fn create_isolated(
         &mut self,
         group: IsolatedGroup,
@@ -64,11 +61,8 @@ impl TcpTransport {
         })
     }
 
-    /// Waits for events of the sockets, at most until the time `until`, and appends them to `events`.
-    ///
-    /// # Errors
-    ///
-    /// If the system call fails, or the event queue has been taken.
+    /// Waits for events of the sockets, at most until the time `until`, and appends them to `events`. Returns an error if the
+    /// system call fails, or the event queue has been taken.
     pub fn wait_for_events(
         &mut self,
         now: Duration,
@@ -81,11 +75,8 @@ impl TcpTransport {
     }
 
     /// Adds the connections that the lower ranks of this isolated group have opened to the port of `job`. From now on, that port
-    /// refuses connections of this group.
-    ///
-    /// # Errors
-    ///
-    /// If the operating system refuses to move a connection to the event queue of this transport.
+    /// refuses connections of this group. Returns an error if the operating system refuses to move a connection to the event
+    /// queue of this transport.
     pub fn take_accepted_from(&mut self, job: &mut Self, now: Duration) -> io::Result<()> {
         let Some(group) = self.isolated.clone() else { return Ok(()) };
         for mut accepted in job.listener.incoming.take_isolated_links(group.id) {

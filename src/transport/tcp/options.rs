@@ -130,11 +130,7 @@ pub struct SocketOptions {
 
 impl SocketOptions {
     /// Creates options without a pacing rate. `operation_timeout` is the time within which a peer must read sent
-    /// data.
-    ///
-    /// # Errors
-    ///
-    /// A message if `congestion` names a congestion control that this host does not offer.
+    /// data. Returns a message if `congestion` names a congestion control that this host does not offer.
     pub fn new(congestion: &CongestionControl, operation_timeout: Duration) -> Result<Self, String> {
         let available = available_congestion_controls();
         let congestion = match congestion {
@@ -158,11 +154,8 @@ impl SocketOptions {
         Ok(Self { congestion, user_timeout, pacing: None })
     }
 
-    /// Sets the maximum rate at which a link sends; `None` sets no limit.
-    ///
-    /// # Errors
-    ///
-    /// A message if this kernel cannot limit the rate.
+    /// Sets the maximum rate at which a link sends; `None` sets no limit. Returns a message if this kernel cannot limit the
+    /// rate.
     pub fn with_pacing(self, pacing: Option<PacingRate>) -> Result<Self, String> {
         let options = Self { pacing, ..self };
         let Some(rate) = pacing else { return Ok(options) };
@@ -193,11 +186,7 @@ impl SocketOptions {
     }
 
     /// Listens on `address`. The options are set before the first connection, because accepted sockets inherit the
-    /// congestion control.
-    ///
-    /// # Errors
-    ///
-    /// If the operating system refuses the address or an option.
+    /// congestion control. Returns an error if the operating system refuses the address or an option.
     pub fn listen(&self, address: SocketAddr) -> io::Result<TcpListener> {
         listener::listen(address, |socket| self.apply_except_pacing(socket))
     }
