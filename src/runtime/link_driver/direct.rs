@@ -10,9 +10,9 @@ use crate::transport::{SocketTransport, TransferResult};
 use crate::types::Rank;
 use crate::wire::frame::HEADER_BYTES;
 
-/// How often a rank looks for a message, or for its next bytes, before it releases the lock of the core: about half a microsecond.
-/// A thread that has the lock when the message arrives receives it sooner, and the sender writes a message without a pause, unless
-/// its processor does something else.
+/// How often a rank looks for a message, or for its next bytes, before it releases the lock of the core: about half a
+/// microsecond. A thread that has the lock when the message arrives receives it sooner, and the sender writes a message without a
+/// pause, unless its processor does something else.
 pub const LOOKS: u32 = 200;
 
 /// The result of [`LinkDriver::try_receive_directly`] and [`LinkDriver::continue_receive`].

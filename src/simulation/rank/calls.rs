@@ -137,8 +137,8 @@ impl SimulatedRank {
         }
     }
 
-    /// Begins the next call, if this rank is a member of the call's group. Returns false if the call fails at once, or waits for a
-    /// message without an operation.
+    /// Begins the next call, if this rank is a member of the call's group. Returns false if the call fails at once, or waits for
+    /// a message without an operation.
     pub(super) fn begin_next_call(&mut self, now: Timestamp) -> bool {
         let call = self.program[self.next_call];
         let Some((world, rank)) = self.rank_in_group(call) else { return true };
