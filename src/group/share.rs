@@ -70,7 +70,7 @@ impl MemoryReport {
     ) -> io::Result<R> {
         let Self { status, bytes, process, file, ref token } = *self;
         if status != Self::HAS_MEMORY {
-            return Err(io::Error::other("a rank of the group could not create the memory"));
+            return Err(io::Error::other("rank 0 of the group could not create the memory"));
         }
         let bytes = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
         open(SegmentLocation { process, file }, bytes, token)

@@ -234,6 +234,9 @@ impl SimulatedRank {
         }
         loop {
             self.begin_calls(now);
+            if self.is_computing(now) {
+                return true;
+            }
             let was_blocking = self.blocking.is_some();
             if !self.continue_blocking_call(now, compute_max) {
                 return false;

@@ -174,7 +174,10 @@ impl TrainArgs {
             self.strategy.parse().map_err(|why| format!("--strategy {}: {why}", self.strategy))?;
         let name_absent_path = |why| name_absent_path(why, &source, test_source.as_ref());
         self.check_target_column(&source).map_err(name_absent_path)?;
-        let test_fraction = self.parse_test_fraction(&source).map_err(name_absent_path)?;
+        let test_fraction = self.parse_test_fraction()?;
+        if let Some(name) = self.test_fraction.and_then(|_| source.name_of_own_test_set()) {
+            return Err(name_absent_path(format!("--test-fraction does not apply: {name}")));
+        }
         let batch_size = self.parse_batch_size()?;
         if self.epochs == Some(0) {
             return Err("--epochs 0: it must be at least 1".into());
@@ -238,13 +241,10 @@ impl TrainArgs {
         }
     }
 
-    fn parse_test_fraction(&self, source: &DataSource) -> Result<f64, String> {
+    fn parse_test_fraction(&self) -> Result<f64, String> {
         let test_fraction = self.test_fraction.unwrap_or(TEST_FRACTION_DEFAULT);
         if !(0.0..1.0).contains(&test_fraction) {
             return Err(format!("--test-fraction {test_fraction}: it must be at least 0 and below 1"));
-        }
-        if let Some(name) = self.test_fraction.and_then(|_| source.name_of_own_test_set()) {
-            return Err(format!("--test-fraction does not apply: {name}"));
         }
         Ok(test_fraction)
     }

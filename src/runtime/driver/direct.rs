@@ -100,7 +100,9 @@ impl Driver {
         let submitted = self.shared.recorder.get().map(|recorder| recorder.now());
         let mut core = self.shared.lock();
         let mut timer = core.message_timer(bytes.len());
-        let looks = if self.shared.has_own_processor { LOOKS } else { 1 };
+        // A profile counts what a thread waits for apart from what it copies.
+        let may_look = self.shared.has_own_processor && !self.shared.meter.is_on();
+        let looks = if may_look && !self.shared.core.is_contended() { LOOKS } else { 1 };
         let mut has_begun = false;
         loop {
             let now = timer.is_timed().then(|| self.shared.now());

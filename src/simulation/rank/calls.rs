@@ -115,11 +115,12 @@ impl SimulatedRank {
         let target = bytemuck::cast_slice_mut(&mut received);
         // Without looks, a part of a message of several entries comes later.
         let looks = self.random.random_range(0..3);
+        let known_time = Some(now).filter(|_| self.random.random());
         let mut result =
-            link_driver.try_receive_directly(&request, (pattern, from), (&mut *target, looks), Some(now));
+            link_driver.try_receive_directly(&request, (pattern, from), (&mut *target, looks), known_time);
         self.counts.divided_messages += u64::from(matches!(result, DirectReceive::Begun));
         while matches!(result, DirectReceive::Begun) && self.random.random_bool(0.9) {
-            result = link_driver.continue_receive(from, target, Some(now));
+            result = link_driver.continue_receive(from, target, known_time);
         }
         match result {
             DirectReceive::Received(envelope) => {

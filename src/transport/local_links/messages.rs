@@ -54,8 +54,10 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         }
         let mut count = link.receiver.read_message(&entry, target);
         if count < message.bytes {
-            // `receive_rest` finds an error again.
-            count += link.receiver.read_rest(&mut target[count..message.bytes], looks).unwrap_or_default();
+            match link.receiver.read_rest(&mut target[count..message.bytes], looks) {
+                Ok(bytes) => count += bytes,
+                Err(error) => link.problem = Some(error),
+            }
         }
         link.report_freed_space(&mut context);
         NextFrame::Message(message, count)
@@ -65,7 +67,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
     /// at most `looks` times for each entry.
     pub fn receive_rest(&mut self, peer: Rank, target: &mut [u8], looks: u32) -> TransferResult {
         let Some((link, mut context)) = self.local_link(peer) else { return TransferResult::Blocked };
-        match link.receiver.read_rest(target, looks) {
+        match link.problem.take().map_or_else(|| link.receiver.read_rest(target, looks), Err) {
             Ok(0) => TransferResult::Blocked,
             Ok(count) => {
                 link.report_freed_space(&mut context);
