@@ -33,9 +33,9 @@ pub fn copy_to_buffer(target: &mut [u8], source: &[u8], all_bytes: usize) {
     }
 }
 
-/// Fills `target` with the bytes from `source` on. If there are few, begins with the last ones: a processor that reads in
-/// ascending order also fetches the memory after that which it reads. That is often memory that the peer is about to write, and
-/// the peer's processor then has to wait for it. ADR 97 has the measurements.
+/// Fills `target` with the bytes from `source` on. If there are few, begins with the last ones, which is faster (ADR 97 has the
+/// measurements). The likely reason: a processor that reads in ascending order also fetches the memory after that which it reads.
+/// That is often memory that the peer is about to write, and the peer's processor then has to wait for it.
 ///
 /// # Safety
 ///
