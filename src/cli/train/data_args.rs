@@ -168,7 +168,7 @@ mod tests {
     /// In an earlier version, the errors said that `--target` is missing, or that the data have another format or a test set,
     /// although the file did not exist.
     #[test]
-    fn a_missing_file_is_named_whatever_else_is_wrong() {
+    fn the_error_names_a_missing_file_first() {
         const ABSENT: &str = "there is no such file or directory";
         for (line, option) in [
             ("--data missing.csv", "--data"),
