@@ -1,6 +1,6 @@
 //! The coordinator of the first server: hands out batches to workers, sums the losses and records lost workers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,11 +14,16 @@ use crate::types::Rank;
 /// If no batch is free, the first server delays the reply to an idle worker by at most this time.
 const BATCH_REPLY_DELAY_MAX: Duration = Duration::from_millis(400);
 
+/// [`TrainingProgress`] has the losses of at most this many steps.
+const RECENT_LOSSES_MAX: usize = 16_384;
+
 /// The batches and the workers of a run, as the first server knows them.
 pub(super) struct BatchCoordinator {
     state: Mutex<RunState>,
-    /// Notified after each change of `state`.
+    /// Notified after a change of `state` if a thread waits for a change.
     changed: Condvar,
+    /// Notified when the run has reached the awaited progress.
+    progressed: Condvar,
     /// The ranks of the first server's clients, by client number: first the other servers, then the workers.
     clients: Vec<Rank>,
     /// The number of clients that are servers.
@@ -46,8 +51,14 @@ struct RunState {
     has_no_push: Vec<bool>,
     /// The number of workers whose gradients of the current synchronous step have been applied.
     applied_in_step: usize,
-    /// The mean loss of the samples of the last applied gradient.
-    last_loss: f64,
+    /// The sum of the losses of these gradients, and the number of their samples.
+    loss_in_step: (f64, u64),
+    /// The mean loss of each step since the last call of [`BatchCoordinator::wait_for_progress`].
+    recent_losses: VecDeque<f64>,
+    /// The number of threads that wait for `changed`.
+    waiting_threads: usize,
+    /// The progress for which the first server's main thread waits.
+    awaited_progress: Option<AwaitedProgress>,
     /// The times of the steps of all workers since the last record.
     step_times: StepTimes,
     /// The reason for which the run failed.
@@ -76,15 +87,30 @@ pub(super) enum RunFailure {
 pub(super) struct TrainingProgress {
     /// All batches below this number are done.
     pub(super) batches: u64,
-    /// The number of gradients that were applied.
-    pub(super) updates: u64,
-    /// The mean loss of the samples of the last applied gradient.
-    pub(super) last_loss: f64,
+    /// The mean losses of the steps since the last progress. If these are more than [`RECENT_LOSSES_MAX`] steps, of the last ones.
+    pub(super) losses: Vec<f64>,
     /// Whether all batches are done, or the run was stopped.
     pub(super) is_finished: bool,
     pub(super) failure: Option<RunFailure>,
-    /// The workers that were lost, and the problem of each lost worker.
-    pub(super) lost_workers: Vec<(Rank, String)>,
+}
+
+/// How far a run must have come before the first server's main thread has work.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AwaitedProgress {
+    /// All batches below this number are done.
+    pub(super) batches: u64,
+    /// This many gradients were applied.
+    pub(super) updates: u64,
+}
+
+impl RunState {
+    /// Returns whether the run has come so far, or has ended.
+    fn has_reached(&self, awaited: AwaitedProgress) -> bool {
+        self.queue.first_not_done() >= awaited.batches
+            || self.updates.iter().sum::<u64>() >= awaited.updates
+            || self.queue.is_finished()
+            || self.failure.is_some()
+    }
 }
 
 /// Where a run begins.
@@ -122,7 +148,10 @@ impl BatchCoordinator {
             pause_at: end,
             has_no_push: vec![false; workers],
             applied_in_step: 0,
-            last_loss: 0.0,
+            loss_in_step: (0.0, 0),
+            recent_losses: VecDeque::new(),
+            waiting_threads: 0,
+            awaited_progress: None,
             step_times: StepTimes::default(),
             failure: None,
             allows_lost_clients: false,
@@ -131,6 +160,7 @@ impl BatchCoordinator {
         Self {
             state: Mutex::new(state),
             changed: Condvar::new(),
+            progressed: Condvar::new(),
             clients,
             other_server_count,
             batches_per_epoch,
@@ -142,6 +172,32 @@ impl BatchCoordinator {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Wakes the threads that wait for a change, and the main thread if the run has come as far as it waits for. Most updates
+    /// wake no thread, and then a notification would only cost time.
+    fn wake_waiters(&self, state: &mut RunState) {
+        if state.waiting_threads > 0 {
+            self.changed.notify_all();
+        }
+        if state.awaited_progress.is_some_and(|awaited| state.has_reached(awaited)) {
+            state.awaited_progress = None;
+            self.progressed.notify_one();
+        }
+    }
+
+    /// Waits for changes while `condition` is true, at most for `timeout`. Returns whether the condition is still true.
+    fn wait_while<'s>(
+        &'s self,
+        mut state: MutexGuard<'s, RunState>,
+        timeout: Duration,
+        condition: impl FnMut(&mut RunState) -> bool,
+    ) -> (MutexGuard<'s, RunState>, bool) {
+        state.waiting_threads += 1;
+        let waited = self.changed.wait_timeout_while(state, timeout, condition);
+        let (mut state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.waiting_threads -= 1;
+        (state, timeout.timed_out())
+    }
+
     /// Stops the run: workers get no more batches.
     pub(super) fn stop_run(&self) {
         let mut state = self.lock();
@@ -149,46 +205,49 @@ impl BatchCoordinator {
         if state.next_assignment == Assignment::Wait {
             state.next_assignment = Assignment::Finished;
         }
-        drop(state);
-        self.changed.notify_all();
+        self.wake_waiters(&mut state);
     }
 
     /// Stores the results of the run, so that the clients can fetch the results.
     pub(super) fn publish_results(&self, words: Vec<u32>) {
-        self.lock().results = Some(words);
-        self.changed.notify_all();
+        let mut state = self.lock();
+        state.results = Some(words);
+        self.wake_waiters(&mut state);
     }
 
-    /// Returns the progress of the run.
-    pub(super) fn progress(&self) -> TrainingProgress {
-        self.progress_of_state(&self.lock())
-    }
-
-    /// Waits until the number of applied gradients differs from `updates`, the run has ended, or `timeout` has
-    /// passed. Returns the progress of the run.
-    pub(super) fn wait_for_progress(&self, updates: u64, timeout: Duration) -> TrainingProgress {
-        let is_unchanged = |state: &mut RunState| {
-            let applied: u64 = state.updates.iter().sum();
-            applied == updates && !state.queue.is_finished() && state.failure.is_none()
+    /// Waits until the run has come as far as `awaited` says, the run has ended, or `timeout` has passed. Returns the
+    /// progress of the run.
+    pub(super) fn wait_for_progress(&self, awaited: AwaitedProgress, timeout: Duration) -> TrainingProgress {
+        let must_wait = |state: &mut RunState| {
+            let must_wait = !state.has_reached(awaited);
+            state.awaited_progress = must_wait.then_some(awaited);
+            must_wait
         };
-        let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_unchanged);
-        self.progress_of_state(&waited.unwrap_or_else(PoisonError::into_inner).0)
+        let waited = self.progressed.wait_timeout_while(self.lock(), timeout, must_wait);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        state.awaited_progress = None;
+        TrainingProgress {
+            batches: state.queue.first_not_done(),
+            losses: state.recent_losses.drain(..).collect(),
+            is_finished: state.queue.is_finished(),
+            failure: state.failure.clone(),
+        }
     }
 
-    fn progress_of_state(&self, state: &RunState) -> TrainingProgress {
+    /// Returns the failure that has ended the run.
+    pub(super) fn failure(&self) -> Option<RunFailure> {
+        self.lock().failure.clone()
+    }
+
+    /// Returns the workers that were lost, and the problem of each lost worker.
+    pub(super) fn lost_workers(&self) -> Vec<(Rank, String)> {
+        let state = self.lock();
         let workers = state.outcomes.iter().zip(&self.clients).skip(self.other_server_count);
         let lost_workers = workers.filter_map(|(outcome, &rank)| match outcome {
             Some(LinkOutcome::Lost(problem)) => Some((rank, problem.clone())),
             _ => None,
         });
-        TrainingProgress {
-            batches: state.queue.first_not_done(),
-            updates: state.updates.iter().sum(),
-            last_loss: state.last_loss,
-            is_finished: state.queue.is_finished(),
-            failure: state.failure.clone(),
-            lost_workers: lost_workers.collect(),
-        }
+        lost_workers.collect()
     }
 
     /// Continues a paused synchronous run. The run pauses again when `batches` batches are done.
@@ -199,7 +258,7 @@ impl BatchCoordinator {
             state.next_assignment = state.queue.assign_batch(0, false);
             state.has_no_push.fill(false);
         }
-        self.changed.notify_all();
+        self.wake_waiters(&mut state);
     }
 
     /// Makes a synchronous run pause after the batch that is in progress. Returns the number of batches that will be
@@ -221,9 +280,8 @@ impl BatchCoordinator {
                 .map(|(_, &rank)| rank)
         };
         let is_busy = |state: &mut RunState| state.failure.is_none() && find_busy(state).is_some();
-        let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_busy);
-        let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-        if timeout.timed_out() { find_busy(&state) } else { None }
+        let (state, has_timed_out) = self.wait_while(self.lock(), timeout, is_busy);
+        if has_timed_out { find_busy(&state) } else { None }
     }
 
     /// Records that the first server has taken its last snapshot. From now on, a lost client is not an error.
@@ -270,8 +328,7 @@ impl BatchCoordinator {
     /// open.
     pub(super) fn wait_for_link_ends(&self, timeout: Duration) -> Vec<usize> {
         let is_open = |state: &mut RunState| state.outcomes.contains(&None);
-        let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_open);
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (state, _) = self.wait_while(self.lock(), timeout, is_open);
         (0..state.outcomes.len()).filter(|&client| state.outcomes[client].is_none()).collect()
     }
 
@@ -287,10 +344,9 @@ impl BatchCoordinator {
         if self.is_synchronous {
             if is_idle && state.next_assignment == Assignment::Wait {
                 state.has_no_push[worker] = true;
-                self.changed.notify_all();
+                self.wake_waiters(&mut state);
                 let is_paused = |state: &mut RunState| state.next_assignment == Assignment::Wait;
-                let waited = self.changed.wait_timeout_while(state, BATCH_REPLY_DELAY_MAX, is_paused);
-                (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+                (state, _) = self.wait_while(state, BATCH_REPLY_DELAY_MAX, is_paused);
             }
             return state.next_assignment;
         }
@@ -299,10 +355,12 @@ impl BatchCoordinator {
             let assignment = state.queue.assign_batch(worker, is_idle && timeout.is_zero());
             if assignment != Assignment::Wait || !is_idle || timeout.is_zero() {
                 // This worker may have given back a batch, which another worker can now take.
-                self.changed.notify_all();
+                self.wake_waiters(&mut state);
                 return assignment;
             }
+            state.waiting_threads += 1;
             (state, _) = self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner);
+            state.waiting_threads -= 1;
         }
     }
 
@@ -310,8 +368,7 @@ impl BatchCoordinator {
     /// words.
     fn wait_for_results_length(&self) -> Option<usize> {
         let is_missing = |state: &mut RunState| state.results.is_none();
-        let waited = self.changed.wait_timeout_while(self.lock(), BATCH_REPLY_DELAY_MAX, is_missing);
-        waited.unwrap_or_else(PoisonError::into_inner).0.results.as_ref().map(Vec::len)
+        self.wait_while(self.lock(), BATCH_REPLY_DELAY_MAX, is_missing).0.results.as_ref().map(Vec::len)
     }
 
     /// Ends the run because of a failure. If the run has already failed, keeps the first failure.
@@ -319,7 +376,7 @@ impl BatchCoordinator {
         state.failure.get_or_insert(failure);
         state.queue.stop();
         state.next_assignment = Assignment::Finished;
-        self.changed.notify_all();
+        self.wake_waiters(state);
     }
 }
 
@@ -344,23 +401,32 @@ impl RequestHandler for BatchCoordinator {
         *samples = samples.saturating_add(request.samples);
         state.applied_samples = state.applied_samples.saturating_add(request.samples);
         state.updates[worker] += 1;
-        state.last_loss = request.loss / request.samples.max(1) as f64;
+        state.loss_in_step.0 += request.loss;
+        state.loss_in_step.1 = state.loss_in_step.1.saturating_add(request.samples);
         state.applied_in_step += 1;
         if request.is_stopping {
             state.queue.stop();
         }
+        let is_step_complete = !self.is_synchronous || state.applied_in_step == state.updates.len();
+        if is_step_complete {
+            state.applied_in_step = 0;
+            let (loss, samples) = std::mem::take(&mut state.loss_in_step);
+            if state.recent_losses.len() == RECENT_LOSSES_MAX {
+                state.recent_losses.pop_front();
+            }
+            state.recent_losses.push_back(loss / samples.max(1) as f64);
+        }
         if !self.is_synchronous {
             state.queue.complete(worker);
-        } else if state.applied_in_step == state.updates.len() {
+        } else if is_step_complete {
             // In a synchronous run, all workers compute the same batch. The queue records this batch for worker 0
             // only.
-            state.applied_in_step = 0;
             state.queue.complete(0);
             let pauses = state.queue.first_not_done() == state.pause_at && !state.queue.is_finished();
             state.next_assignment =
                 if pauses { Assignment::Wait } else { state.queue.assign_batch(0, false) };
         }
-        self.changed.notify_all();
+        self.wake_waiters(&mut state);
     }
 
     fn reply_note(&self, client: usize, kind: PushOrNote, note: &StrategyNote) -> StrategyNote {
@@ -370,8 +436,9 @@ impl RequestHandler for BatchCoordinator {
             self.stop_run();
         }
         if let (Some(worker), true) = (worker, request.awaits_end) {
-            self.lock().has_no_push[worker] = true;
-            self.changed.notify_all();
+            let mut state = self.lock();
+            state.has_no_push[worker] = true;
+            self.wake_waiters(&mut state);
         }
         let Some(worker) = worker.filter(|_| !request.awaits_end) else {
             let reply = self
@@ -415,6 +482,6 @@ impl RequestHandler for BatchCoordinator {
                 Some(_) => {}
             }
         }
-        self.changed.notify_all();
+        self.wake_waiters(&mut state);
     }
 }

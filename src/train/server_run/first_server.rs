@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::coordinator::{BatchCoordinator, RunFailure, RunStart, TrainingProgress};
+use super::coordinator::{AwaitedProgress, BatchCoordinator, RunFailure, RunStart};
 use super::{RunContext, create_shard, refusal_reason};
 use crate::codec::Compression;
 use crate::group::{Group, Statistics};
@@ -24,8 +24,9 @@ use crate::train::summary_words::encode_summary;
 use crate::train::trainer::Trainer;
 use crate::types::{Rank, WorldSize};
 
-/// The first server checks at least this often whether it has received a stop signal.
-const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// How often the first server checks whether it has received a stop signal, and shows the progress of the run. If its main thread
+/// woke up after each update, it would take the processors from the workers of this host.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// At the end of an asynchronous run, the first server waits at most this long for pushes that are in progress.
 const LAST_PUSH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -60,6 +61,7 @@ pub(super) fn run_first_server(
         coordinator: &coordinator,
         other_servers: ServerClient::new(server_links, &context.layout, context.is_synchronous),
         batches_per_epoch: start.batches_per_epoch,
+        first_version: start.position.steps_total,
         trainer: Trainer::new(config, setup, state, (&mut Group::solo(), partition), context.stop)?,
         announced: BTreeSet::new(),
         last_snapshot: (Instant::now(), 0),
@@ -105,6 +107,8 @@ struct FirstServer<'r, 'a> {
     /// The connections with the other servers.
     other_servers: ServerClient,
     batches_per_epoch: u64,
+    /// The number of steps before this run.
+    first_version: u64,
     trainer: Trainer<'a>,
     /// The lost workers that a warning to the user has named.
     announced: BTreeSet<Rank>,
@@ -166,19 +170,26 @@ impl FirstServer<'_, '_> {
         let batches_done = first_batch - start_batch.min(first_batch);
         observer.epoch_started(epoch_count, epochs, batches_done, end_batch - start_batch);
         self.coordinator.continue_until_done(end_batch);
-        let (mut batches, mut updates) = (first_batch, u64::MAX);
+        let (mut batches, mut last_loss) = (first_batch, 0.0);
         let steps_before = position.steps_total;
         let mut pause = None;
         loop {
-            let progress = self.coordinator.wait_for_progress(updates, STOP_CHECK_INTERVAL);
-            updates = progress.updates;
-            self.announce_lost_workers(&progress, observer);
+            let awaited = AwaitedProgress {
+                batches: pause.unwrap_or(end_batch).min(end_batch),
+                updates: self.updates_until_save(),
+            };
+            let progress = self.coordinator.wait_for_progress(awaited, CHECK_INTERVAL);
+            self.announce_lost_workers(observer);
             if let Some(failure) = progress.failure {
                 return Err(self.describe_failure(failure));
             }
-            for done in batches..progress.batches.min(end_batch) {
-                observer
-                    .step_taken(&self.describe_step(steps_before + done - first_batch, progress.last_loss));
+            // The workers of an asynchronous run complete the batches in about this order.
+            let end = progress.batches.min(end_batch);
+            let first_loss = progress.losses.len().saturating_sub(end.saturating_sub(batches) as usize);
+            let mut losses = progress.losses[first_loss..].iter();
+            for done in batches..end {
+                last_loss = losses.next().copied().unwrap_or(last_loss);
+                observer.step_taken(&self.describe_step(steps_before + done - first_batch, last_loss));
             }
             batches = batches.max(progress.batches);
             if self.context.stop.load(Ordering::Relaxed) {
@@ -194,6 +205,19 @@ impl FirstServer<'_, '_> {
                 self.coordinator.continue_until_done(end_batch);
             }
         }
+    }
+
+    /// Returns how many gradients the servers will have applied in this run when a checkpoint is due after a number of steps.
+    /// `u64::MAX` if no checkpoint is due after a number of steps.
+    fn updates_until_save(&self) -> u64 {
+        let Some(every) = self.context.config.checkpoint.as_ref().and_then(|settings| settings.steps) else {
+            return u64::MAX;
+        };
+        let version = self.server.with_shard(|shard| shard.version());
+        let steps = (version + 1).next_multiple_of(every.get()) - self.first_version;
+        let gradients_per_step =
+            if self.context.is_synchronous { self.context.layout.workers().count() as u64 } else { 1 };
+        steps.saturating_mul(gradients_per_step)
     }
 
     /// Saves a checkpoint within an epoch if one is due. Returns whether the save has begun. `batches` is the number
@@ -243,7 +267,7 @@ impl FirstServer<'_, '_> {
             return Ok(());
         }
         let deadline = Instant::now() + self.context.timeout;
-        while let Some(worker) = self.coordinator.wait_until_no_push(STOP_CHECK_INTERVAL) {
+        while let Some(worker) = self.coordinator.wait_until_no_push(CHECK_INTERVAL) {
             if self.context.stop.load(Ordering::Relaxed) {
                 self.coordinator.stop_run();
             }
@@ -252,20 +276,20 @@ impl FirstServer<'_, '_> {
                 return Err(ParameterServerError::WorkerLost { worker, problem }.into());
             }
         }
-        match self.coordinator.progress().failure {
+        match self.coordinator.failure() {
             Some(failure) => Err(self.describe_failure(failure)),
             None => Ok(()),
         }
     }
 
     /// Warns the user of lost workers that no earlier warning has named.
-    fn announce_lost_workers(&mut self, progress: &TrainingProgress, observer: &mut dyn Observer) {
+    fn announce_lost_workers(&mut self, observer: &mut dyn Observer) {
         if self.context.is_synchronous {
             // A lost worker ends a synchronous run with an error that names the worker.
             return;
         }
-        for (rank, problem) in &progress.lost_workers {
-            if self.announced.insert(*rank) {
+        for (rank, problem) in self.coordinator.lost_workers() {
+            if self.announced.insert(rank) {
                 observer.warning(&format!(
                     "rank {rank}, a worker, is lost: {problem}; the other workers continue"
                 ));
@@ -329,13 +353,7 @@ impl FirstServer<'_, '_> {
         let accepted: u64 = staleness.accepted.iter().sum();
         let server_report = ServerReport {
             updates: workers.iter().copied().zip(updates).collect(),
-            lost_workers: self
-                .coordinator
-                .progress()
-                .lost_workers
-                .iter()
-                .map(|(rank, _)| rank.get())
-                .collect(),
+            lost_workers: self.coordinator.lost_workers().iter().map(|(rank, _)| rank.get()).collect(),
             servers,
             dropped: staleness.dropped,
             staleness_mean: staleness.sum as f64 / accepted.max(1) as f64,
