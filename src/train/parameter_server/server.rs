@@ -7,11 +7,11 @@ use std::time::Duration;
 use super::encoding::MessageCodecs;
 use super::error::RefusalReason;
 use super::message::{
-    HEADER_WORDS, REFUSAL_TEXT_WORDS_MAX, ReplyHeader, ReplyStatus, RequestHeader, RequestKind, StrategyNote,
-    payload_words_max, receive_words, send_words,
+    HEADER_WORDS, JOINED_PAYLOAD_WORDS_MAX, REFUSAL_TEXT_WORDS_MAX, ReplyHeader, ReplyStatus, RequestHeader,
+    RequestKind, StrategyNote, payload_words_max, receive_header, send_with_payload, send_words,
 };
 use super::shard::{PushOutcome, Shard, StalenessRule};
-use crate::train::peer_link::{MessageChannel, PeerLink};
+use crate::train::peer_link::{LinkFailure, MessageChannel, PeerLink};
 use crate::train::text_words::encode_text;
 
 /// If a server cannot complete a request within this time, the server replies with [`ReplyStatus::Waiting`]. A client
@@ -78,6 +78,14 @@ pub(crate) enum LinkOutcome {
     Lost(String),
 }
 
+/// Where the payload of a reply is.
+enum ReplyPayload {
+    /// After the header of the reply.
+    InReply,
+    /// In the memory of the payload of the request.
+    InRequest,
+}
+
 /// A server of one shard. A separate thread serves each client.
 pub(crate) struct ShardServer<'a> {
     state: Mutex<ServerState<'a>>,
@@ -87,6 +95,9 @@ pub(crate) struct ShardServer<'a> {
     handler: Arc<dyn RequestHandler + 'a>,
     /// The codecs of the clients that send encoded gradients.
     codecs: Option<MessageCodecs>,
+    /// Memory for long payloads that no thread uses. There is only as much as threads needed at the same time, and the last used
+    /// memory is used again first, because it may still be in a cache.
+    payload_buffers: Mutex<Vec<Vec<u32>>>,
 }
 
 struct ServerState<'a> {
@@ -107,7 +118,14 @@ impl<'a> ShardServer<'a> {
         handler: Arc<dyn RequestHandler + 'a>,
     ) -> Self {
         let state = ServerState { shard, gradients: Vec::new(), failure: None, lost_client: None };
-        Self { state: Mutex::new(state), changed: Condvar::new(), update_mode, handler, codecs: None }
+        Self {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            update_mode,
+            handler,
+            codecs: None,
+            payload_buffers: Mutex::default(),
+        }
     }
 
     /// Lets clients send encoded gradients.
@@ -146,17 +164,26 @@ impl<'a> ShardServer<'a> {
     fn serve_until_end(&self, client: usize, link: &PeerLink) -> LinkOutcome {
         let len = self.lock().shard.parameters.len();
         let encoded_words = self.codecs.as_ref().map_or(0, |codecs| codecs.push_words(len));
-        let mut request = vec![0_u32; HEADER_WORDS + payload_words_max(len).max(encoded_words)];
+        let words_max = payload_words_max(len).max(encoded_words);
+        let mut request = vec![0_u32; HEADER_WORDS + words_max.min(JOINED_PAYLOAD_WORDS_MAX)];
         let (mut reply, mut gradients) = (Vec::new(), Vec::new());
+        let lost = |failure: LinkFailure| LinkOutcome::Lost(failure.problem().to_owned());
         loop {
-            let received = match receive_words(link, &mut request, MessageChannel::Request) {
-                Ok(count) => count,
-                Err(failure) => return LinkOutcome::Lost(failure.problem().to_owned()),
+            let (received, is_long) = match receive_header(link, &mut request, MessageChannel::Request) {
+                Ok(received) => received,
+                Err(failure) => return lost(failure),
             };
             let Some((header, _)) = RequestHeader::decode(&request[..received]) else {
                 return abort_link(link, "the request is too short or of an unknown kind");
             };
-            let mut payload = &mut request[HEADER_WORDS..received];
+            let mut long_payload = is_long.then(|| self.take_payload_buffer(words_max));
+            let mut payload = match &mut long_payload {
+                None => &mut request[HEADER_WORDS..received],
+                Some(buffer) => match link.receive(buffer, MessageChannel::Request) {
+                    Ok(count) => &mut buffer[..count],
+                    Err(failure) => return lost(failure),
+                },
+            };
             if header.is_encoded && header.kind == RequestKind::Push {
                 gradients.resize(len, 0);
                 let decoded = self.codecs.as_ref().map(|codecs| {
@@ -167,26 +194,44 @@ impl<'a> ShardServer<'a> {
                 }
                 payload = &mut gradients;
             }
-            if let Err(problem) = self.answer(client, header, payload, &mut reply) {
-                return abort_link(link, &problem);
-            }
-            if let Err(failure) = send_words(link, &mut reply, MessageChannel::Reply) {
-                return LinkOutcome::Lost(failure.problem().to_owned());
+            let sent = match self.answer(client, header, payload, &mut reply) {
+                Ok(ReplyPayload::InReply) => send_words(link, &mut reply, MessageChannel::Reply),
+                Ok(ReplyPayload::InRequest) => {
+                    send_with_payload(link, &mut reply, payload, MessageChannel::Reply)
+                }
+                Err(problem) => return abort_link(link, &problem),
+            };
+            if let Err(failure) = sent {
+                return lost(failure);
             }
             if header.kind == RequestKind::Close {
                 return LinkOutcome::Closed;
             }
+            if let Some(buffer) = long_payload {
+                self.lock_payload_buffers().push(buffer);
+            }
         }
     }
 
-    /// Performs a request and writes the reply to `reply`. Returns an error if the request is invalid.
+    /// Returns memory for a payload of at most `words_max` words.
+    fn take_payload_buffer(&self, words_max: usize) -> Vec<u32> {
+        let buffer = self.lock_payload_buffers().pop();
+        buffer.unwrap_or_else(|| vec![0; words_max])
+    }
+
+    fn lock_payload_buffers(&self) -> MutexGuard<'_, Vec<Vec<u32>>> {
+        self.payload_buffers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Performs a request and writes the reply to `reply`. May replace the payload of the request by the payload of the reply.
+    /// Returns which of the two has it, or an error if the request is invalid.
     fn answer(
         &self,
         client: usize,
         header: RequestHeader,
         payload: &mut [u32],
         reply: &mut Vec<u32>,
-    ) -> Result<(), String> {
+    ) -> Result<ReplyPayload, String> {
         let mut state = self.lock();
         reply.clear();
         reply.resize(HEADER_WORDS, 0);
@@ -199,15 +244,13 @@ impl<'a> ShardServer<'a> {
         if payload.len() != words_expected {
             return Err(format!("the payload has {} words instead of {words_expected}", payload.len()));
         }
-        let mut status = ReplyStatus::Done;
-        let mut staleness = 0;
+        let (mut status, mut staleness, mut is_in_request) = (ReplyStatus::Done, 0, false);
         match header.kind {
             RequestKind::Pull => reply.extend_from_slice(bytemuck::cast_slice(&state.shard.parameters)),
             RequestKind::Push | RequestKind::Await => {
                 let gradient = (header.kind == RequestKind::Push).then(|| bytemuck::cast_slice_mut(payload));
-                (state, status, staleness) = self.push(state, client, &header, gradient, reply)?;
-                let has_parameters = reply.len() > HEADER_WORDS;
-                if status != ReplyStatus::Waiting && header.wants_parameters && !has_parameters {
+                (state, status, staleness, is_in_request) = self.push(state, client, &header, gradient)?;
+                if status != ReplyStatus::Waiting && header.wants_parameters && !is_in_request {
                     reply.extend_from_slice(bytemuck::cast_slice(&state.shard.parameters));
                 }
             }
@@ -233,10 +276,14 @@ impl<'a> ShardServer<'a> {
         let version = state.shard.version();
         let refusal = state.refusal(header.kind, status);
         drop(state);
+        if is_in_request && (header.is_encoded || payload.len() <= JOINED_PAYLOAD_WORDS_MAX) {
+            reply.extend_from_slice(payload);
+            is_in_request = false;
+        }
         self.encode_parameters(&header, reply);
         let (mut text_bytes, mut refusal_note) = (0, StrategyNote::default());
         if let Some((reason, message)) = refusal {
-            status = ReplyStatus::Refused;
+            (status, is_in_request) = (ReplyStatus::Refused, false);
             refusal_note[0] = reason.to_code();
             text_bytes = set_reply_text(reply, &message);
         }
@@ -249,7 +296,7 @@ impl<'a> ShardServer<'a> {
             _ => StrategyNote::default(),
         };
         ReplyHeader { status, text_bytes, version, staleness, note }.encode(reply);
-        Ok(())
+        Ok(if is_in_request { ReplyPayload::InRequest } else { ReplyPayload::InReply })
     }
 
     /// Encodes the parameters in a reply, if the client wants that.
@@ -293,32 +340,32 @@ impl<'a> ShardServer<'a> {
     }
 
     /// Performs a push, or a [`RequestKind::Await`] if `gradient` is `None`. An asynchronous server applies the
-    /// gradient, and appends the new parameters to `reply` if the client wants them. A synchronous server stores the gradient,
-    /// and waits up to [`REPLY_DELAY_MAX`] until the step is complete. Returns the status of the reply and the staleness of the
-    /// gradient.
+    /// gradient, and replaces it by the new parameters if the client wants them. A synchronous server stores the gradient, and
+    /// waits up to [`REPLY_DELAY_MAX`] until the step is complete. Returns the status of the reply, the staleness of the
+    /// gradient, and whether the parameters have replaced the gradient.
     fn push<'s>(
         &'s self,
         mut state: MutexGuard<'s, ServerState<'a>>,
         client: usize,
         header: &RequestHeader,
         gradient: Option<&mut [f32]>,
-        reply: &mut Vec<u32>,
-    ) -> Result<(MutexGuard<'s, ServerState<'a>>, ReplyStatus, u64), String> {
+    ) -> Result<(MutexGuard<'s, ServerState<'a>>, ReplyStatus, u64, bool), String> {
         if state.failure.is_some() || state.lost_client.is_some() {
-            return Ok((state, ReplyStatus::Waiting, 0));
+            return Ok((state, ReplyStatus::Waiting, 0, false));
         }
         let (workers, factor) = match (self.update_mode, gradient) {
             (UpdateMode::Asynchronous(rule), Some(gradient)) => {
                 let outcome = if !self.handler.wants_gradient(client, &header.note) {
                     PushOutcome::Unwanted
                 } else if header.wants_parameters {
-                    state.shard.push_and_copy(gradient, header.version, rule, reply)
+                    state.shard.push_and_replace(gradient, header.version, rule)
                 } else {
                     state.shard.push(gradient, header.version, rule)
                 };
                 self.handler.record_push_outcome(client, &header.note, outcome);
                 let (status, staleness) = status_and_staleness(outcome);
-                return Ok((state, status, staleness));
+                let is_replaced = header.wants_parameters && matches!(outcome, PushOutcome::Applied { .. });
+                return Ok((state, status, staleness, is_replaced));
             }
             (UpdateMode::Asynchronous(_), None) => {
                 return Err("this server is asynchronous, so no push waits for a step".into());
@@ -362,7 +409,7 @@ impl<'a> ShardServer<'a> {
             .unwrap_or_else(PoisonError::into_inner);
         let is_waiting = timeout.timed_out() || state.shard.version() <= header.version;
         let status = if is_waiting { ReplyStatus::Waiting } else { ReplyStatus::Done };
-        Ok((state, status, 0))
+        Ok((state, status, 0, false))
     }
 }
 

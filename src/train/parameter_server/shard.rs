@@ -7,7 +7,7 @@ use crate::train::optimizer::Optimizer;
 /// Each value of staleness below this number has its own count. All other values have one common count.
 const SEPARATE_STALENESS_COUNTS: usize = 1023;
 
-/// [`Shard::push_and_copy`] updates and copies so many parameters at a time (8 KiB).
+/// [`Shard::push_and_replace`] updates and copies so many parameters at a time (8 KiB).
 const COPIED_BLOCK: usize = 2048;
 
 /// How a server treats gradients that were computed with old parameters.
@@ -110,20 +110,19 @@ impl<'a> Shard<'a> {
         self.push_update(pulled_version, rule, |optimizer, parameters| optimizer.step(parameters, gradient))
     }
 
-    /// Does the same as [`push`](Self::push), and appends the bits of the new parameters to `copy`. If the gradient is too stale,
-    /// appends nothing. Copies each block of parameters while it is still in the first-level cache, if the optimizer does not
+    /// Does the same as [`push`](Self::push), and replaces the gradient by the new parameters, unless the gradient is too stale.
+    /// Copies each block of parameters while it and its gradient are still in the first-level cache, if the optimizer does not
     /// change the parameters again at the end of the step.
-    pub(crate) fn push_and_copy(
+    pub(crate) fn push_and_replace(
         &mut self,
         gradient: &mut [f32],
         pulled_version: u64,
         rule: StalenessRule,
-        copy: &mut Vec<u32>,
     ) -> PushOutcome {
         self.push_update(pulled_version, rule, |optimizer, parameters| {
             if optimizer.clip_norm.is_some() || !optimizer.rule.updates_elements_independently() {
                 optimizer.step(parameters, gradient);
-                copy.extend_from_slice(bytemuck::cast_slice(parameters));
+                gradient.copy_from_slice(parameters);
                 return;
             }
             optimizer.begin_step();
@@ -132,7 +131,7 @@ impl<'a> Shard<'a> {
                 let range = start..start + block.len();
                 start = range.end;
                 optimizer.update_range(range.clone(), parameters, block);
-                copy.extend_from_slice(bytemuck::cast_slice(&parameters[range]));
+                block.copy_from_slice(&parameters[range]);
             }
             optimizer.finish_step(parameters);
         })
@@ -224,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_copy_after_a_push_has_the_new_parameters() {
+    fn a_push_can_replace_the_gradient_by_the_new_parameters() {
         let adam = AdamOptions::DEFAULT;
         for rule in [Rule::Sgd, Rule::Nesterov { momentum: 0.9 }, Rule::Adam(adam), Rule::Lamb(adam)] {
             // The last block is shorter than the others.
@@ -232,17 +231,17 @@ mod tests {
             let (mut copied, mut plain) = (make_shard(rule, &initial), make_shard(rule, &initial));
             for version in 0..2 {
                 let gradient: Vec<f32> = initial.iter().map(|value| (value + version as f32).sin()).collect();
-                let mut copy = vec![7];
-                copied.push_and_copy(&mut gradient.clone(), version, ANY_STALENESS, &mut copy);
+                let mut replaced = gradient.clone();
+                copied.push_and_replace(&mut replaced, version, ANY_STALENESS);
                 plain.push(&mut gradient.clone(), version, ANY_STALENESS);
                 assert_eq!(copied.parameters, plain.parameters, "{rule:?}");
                 assert_eq!(copied.optimizer, plain.optimizer, "{rule:?}");
-                assert_eq!(bytemuck::cast_slice::<_, f32>(&copy[1..]), plain.parameters, "{rule:?}");
+                assert_eq!(replaced, plain.parameters, "{rule:?}");
             }
-            let mut copy = Vec::new();
+            let mut kept = initial.clone();
             let fresh = StalenessRule { max: 0, ..ANY_STALENESS };
-            let outcome = copied.push_and_copy(&mut initial.clone(), 0, fresh, &mut copy);
-            assert_eq!((outcome, copy.len()), (PushOutcome::Stale { staleness: 2 }, 0));
+            let outcome = copied.push_and_replace(&mut kept, 0, fresh);
+            assert_eq!((outcome, kept), (PushOutcome::Stale { staleness: 2 }, initial));
         }
     }
 
