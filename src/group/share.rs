@@ -13,7 +13,7 @@ use super::{Error, Group};
 use crate::runtime::host_rounds::HostRounds;
 use crate::schedule::CollectiveSpec;
 use crate::schedule::hierarchy::HostLayout;
-use crate::shm::{RoundsSize, Segment, SegmentLocation, ShmRounds, TOKEN_BYTES};
+use crate::shm::{HandoverBuffer, RoundsSize, Segment, SegmentLocation, ShmRounds, TOKEN_BYTES};
 use crate::types::{Algorithm, Contract, Rank, RankSet, ReduceOp, Site, WorldSize};
 
 /// The size of a slot in bytes. It is also the size of the block that a round transfers. With shorter slots, ranks wait for each
@@ -182,6 +182,19 @@ impl Group {
         let rounds =
             self.share_segment(size.bytes(), |segment| ShmRounds::new(Arc::new(segment), size, rank))?;
         Ok(HostRounds::new(rounds, Arc::clone(&self.members), self.meter()))
+    }
+
+    /// Creates memory of `count` words that the ranks of the group use in turns. Returns `None` if the ranks do not share memory.
+    /// All ranks of the group have to call this method.
+    pub(crate) fn share_in_turns(&mut self, count: usize) -> Result<Option<HandoverBuffer>, Error> {
+        if !self.shares_memory {
+            return Ok(None);
+        }
+        let shared = self.share_segment(HandoverBuffer::segment_bytes(count), HandoverBuffer::new);
+        let Err(error) = shared else { return Ok(shared.ok()) };
+        let why = error.reason()?;
+        log::info!("group {} sends long messages through its queues: {why}", self.id);
+        Ok(None)
     }
 
     /// Creates memory of `bytes` bytes for a group whose ranks are all on this host. All ranks of the group have to call this

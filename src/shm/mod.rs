@@ -14,6 +14,7 @@
 
 mod buffer;
 mod copy;
+mod handover;
 mod host;
 mod memory;
 mod queue;
@@ -23,6 +24,7 @@ mod signals;
 
 pub use buffer::{ExposedBuffer, RemoteBuffer};
 pub use copy::{copy_to_buffer, exceeds_caches};
+pub use handover::HandoverBuffer;
 pub use host::HostMemoryLayout;
 pub use memory::{RoundsMemory, SegmentMemory, pause_between_looks};
 pub use queue::{NextEntry, QueueError, QueueMessage, QueueReceiver, QueueSender};

@@ -5,9 +5,12 @@
 //! file, but no strategy.
 
 use std::slice;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::group::{Cause, Error, Group, Handle, Messenger, Received, wait_any};
+use crate::shm::HandoverBuffer;
 use crate::types::Rank;
 
 /// A rank waits at most this long for a request. One year is in effect no limit: the peer may compute for any time between two
@@ -43,6 +46,10 @@ pub(crate) struct PeerLink {
     /// The bytes that this rank sent to measure the link when the group was formed. Their number depends on the time that they
     /// took.
     bytes_of_measurement: u64,
+    /// Memory that the two ranks use in turns.
+    memory: Option<Mutex<HandoverBuffer>>,
+    /// Whether the connection has failed. Then it is not known which rank has the memory.
+    has_failed: AtomicBool,
 }
 
 /// A reply that may not have arrived yet.
@@ -81,7 +88,16 @@ pub(crate) fn connect_pair(group: &mut Group, pair: [Rank; 2]) -> Result<Option<
     let peer_in_group = if own_rank == pair[0] { Rank::new(1) } else { Rank::ZERO };
     let (peer, host) = (pair[peer_in_group.index()], isolated.host(peer_in_group));
     let bytes_of_measurement = isolated.statistics().bytes_sent;
-    Ok(Some(PeerLink { peer, host, group: isolated, request_receiver, peer_in_group, bytes_of_measurement }))
+    Ok(Some(PeerLink {
+        peer,
+        host,
+        group: isolated,
+        request_receiver,
+        peer_in_group,
+        bytes_of_measurement,
+        memory: None,
+        has_failed: AtomicBool::new(false),
+    }))
 }
 
 /// Why a connection failed.
@@ -112,7 +128,21 @@ impl PeerLink {
         received
             .and_then(Handle::wait)
             .map(|received| received.elements)
-            .map_err(|error| LinkFailure::new(&error))
+            .map_err(|error| self.record_failure(&error))
+    }
+
+    /// Creates memory of `count` words that the two ranks use in turns, if they share memory. Both ranks must call this method.
+    pub(crate) fn share_memory(&mut self, count: usize) -> Result<(), LinkFailure> {
+        let memory = self.group.share_in_turns(count).map_err(|error| self.record_failure(&error))?;
+        self.memory = memory.map(Mutex::new);
+        Ok(())
+    }
+
+    /// Returns the memory that the two ranks use in turns. Returns `None` if there is no such memory, or if the connection has
+    /// failed, because then the peer may still use the memory.
+    pub(crate) fn memory(&self) -> Option<MutexGuard<'_, HandoverBuffer>> {
+        let memory = self.memory.as_ref().filter(|_| !self.has_failed.load(Ordering::Relaxed))?;
+        Some(memory.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// From now on, this rank waits for a message of any channel as long as it waits for a request.
@@ -123,12 +153,14 @@ impl PeerLink {
     /// Waits for a message of at most `buffer.len()` words. Returns the number of words.
     pub(crate) fn receive(&self, buffer: &mut [u32], channel: MessageChannel) -> Result<usize, LinkFailure> {
         let received = self.group.receive(buffer, self.peer_in_group, channel as u32);
-        received.map(|status| status.count).map_err(|error| LinkFailure::new(&error))
+        received.map(|status| status.count).map_err(|error| self.record_failure(&error))
     }
 
     /// Sends a message. `channel` is the channel on which the peer waits for the message.
     pub(crate) fn send(&self, words: &[u32], channel: MessageChannel) -> Result<(), LinkFailure> {
-        self.group.send(words, self.peer_in_group, channel as u32).map_err(|error| LinkFailure::new(&error))
+        self.group
+            .send(words, self.peer_in_group, channel as u32)
+            .map_err(|error| self.record_failure(&error))
     }
 
     /// Sends a request, and returns before its reply of at most `words_max` words has arrived.
@@ -143,11 +175,17 @@ impl PeerLink {
             let request = self.group.send_async(words, self.peer_in_group, MessageChannel::Request as u32)?;
             Ok(PendingReply { request, reply })
         };
-        start().map_err(|error: Error| LinkFailure::new(&error))
+        start().map_err(|error: Error| self.record_failure(&error))
+    }
+
+    fn record_failure(&self, error: &Error) -> LinkFailure {
+        self.has_failed.store(true, Ordering::Relaxed);
+        LinkFailure::new(error)
     }
 
     /// Ends the connection. The error on the peer contains `message`.
     pub(crate) fn abort(&self, message: &str) {
+        self.has_failed.store(true, Ordering::Relaxed);
         // Ignore the result: a group that has already failed keeps its first error.
         drop(self.group.abort(message));
     }

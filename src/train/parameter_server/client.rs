@@ -31,6 +31,8 @@ struct ServerLink {
     version: u64,
     /// Whether the reply to the current push contains parameters.
     wants_parameters: bool,
+    /// Whether the gradient of the current request, and the parameters of its reply, are in the memory that the link shares.
+    is_in_memory: bool,
     /// Encodes gradients. `None` if the client sends and receives `f32`.
     encoder: Option<PushEncoder>,
     /// The request that this client sends next, or the reply that it received last.
@@ -55,6 +57,7 @@ impl ServerClient {
                 link,
                 version: 0,
                 wants_parameters: false,
+                is_in_memory: false,
                 encoder: None,
                 buffer: vec![0; HEADER_WORDS + payload_words_max(range.len())],
                 range,
@@ -80,7 +83,7 @@ impl ServerClient {
     /// stay unchanged.
     pub(crate) fn pull(&mut self, parameters: &mut [f32]) -> Result<(), ParameterServerError> {
         for server in &mut self.links {
-            server.send_request(RequestKind::Pull, StrategyNote::default(), 0)?;
+            server.start_pull()?;
         }
         for server in &mut self.links {
             server.receive_parameters(StrategyNote::default(), Some(&mut *parameters))?;
@@ -115,7 +118,7 @@ impl ServerClient {
             for server in &mut *others {
                 match (is_applied, parameters.is_some()) {
                     (true, wants_parameters) => server.start_push(gradient, note, wants_parameters)?,
-                    (false, true) => server.send_request(RequestKind::Pull, StrategyNote::default(), 0)?,
+                    (false, true) => server.start_pull()?,
                     (false, false) => {}
                 }
             }
@@ -294,9 +297,25 @@ impl ServerLink {
             encoder.encode(&gradient[self.range.clone()], payload);
             return self.send_request(RequestKind::Push, note, words);
         }
+        self.send_gradient(&gradient[self.range.clone()], note)
+    }
+
+    /// Sends the gradient of all of this server's parameters, without encoding it.
+    fn send_gradient(&mut self, gradient: &[f32], note: StrategyNote) -> Result<(), ParameterServerError> {
+        let payload: &[u32] = bytemuck::cast_slice(gradient);
+        self.is_in_memory =
+            self.link.memory().map(|mut memory| memory.words().copy_from_slice(payload)).is_some();
         self.encode_header(RequestKind::Push, note, 0);
-        let payload = bytemuck::cast_slice(&gradient[self.range.clone()]);
+        let payload = if self.is_in_memory { &[] } else { payload };
         let sent = send_with_payload(&self.link, &mut self.buffer, payload, MessageChannel::Request);
+        sent.map_err(|failure| self.server_lost_error(&failure))
+    }
+
+    /// Asks for all of this server's parameters.
+    fn start_pull(&mut self) -> Result<(), ParameterServerError> {
+        self.is_in_memory = self.encoder.is_none() && self.link.memory().is_some();
+        self.encode_header(RequestKind::Pull, StrategyNote::default(), 0);
+        let sent = send_words(&self.link, &mut self.buffer[..HEADER_WORDS], MessageChannel::Request);
         sent.map_err(|failure| self.server_lost_error(&failure))
     }
 
@@ -313,9 +332,7 @@ impl ServerLink {
             && range.len() == self.range.len()
         {
             // One range covers all parameters of the server. A push without ranges needs fewer words.
-            let values: &[u32] = bytemuck::cast_slice(&gradients[values.clone()]);
-            self.buffer[HEADER_WORDS..][..values.len()].copy_from_slice(values);
-            return self.send_request(RequestKind::Push, note, self.range.len());
+            return self.send_gradient(&gradients[values.clone()], note);
         }
         let mut at = self.write_ranges(&parts);
         for part in &parts {
@@ -345,6 +362,7 @@ impl ServerLink {
         ranges: usize,
         words: usize,
     ) -> Result<(), ParameterServerError> {
+        self.is_in_memory &= kind == RequestKind::Await;
         self.encode_header(kind, note, ranges);
         let sent = send_words(&self.link, &mut self.buffer[..HEADER_WORDS + words], MessageChannel::Request);
         sent.map_err(|failure| self.server_lost_error(&failure))
@@ -352,8 +370,9 @@ impl ServerLink {
 
     fn encode_header(&mut self, kind: RequestKind, note: StrategyNote, ranges: usize) {
         let (version, wants_parameters) = (self.version, self.wants_parameters);
-        let (ranges, is_encoded) = (ranges as u32, self.encoder.is_some());
-        let header = RequestHeader { kind, ranges, wants_parameters, is_encoded, version, note };
+        let (ranges, is_encoded, is_in_memory) = (ranges as u32, self.encoder.is_some(), self.is_in_memory);
+        let header =
+            RequestHeader { kind, ranges, wants_parameters, is_encoded, is_in_memory, version, note };
         header.encode(&mut self.buffer);
     }
 
@@ -438,6 +457,8 @@ impl ServerLink {
             return if words == target.len() { Ok(header) } else { Err(wrong_length_error(self.link.peer)) };
         }
         if header.status != ReplyStatus::Waiting {
+            let mut memory = if self.is_in_memory { self.link.memory() } else { None };
+            let payload = memory.as_mut().map_or(payload, |memory| memory.words());
             if payload.len() != target.len() {
                 return Err(wrong_length_error(self.link.peer));
             }

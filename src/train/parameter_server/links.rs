@@ -4,9 +4,10 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 
 use super::ParameterServerError;
+use super::message::JOINED_PAYLOAD_WORDS_MAX;
 use crate::group::Group;
 use crate::train::batches::range_of_rank;
-use crate::train::peer_link::{PeerLink, connect_pair};
+use crate::train::peer_link::{ConnectError, PeerLink, connect_pair};
 use crate::types::{Rank, WorldSize};
 
 /// The range of parameters that each server holds. With n servers, ranks 0 to n - 1 are the servers.
@@ -112,7 +113,13 @@ pub(crate) fn connect_clients_to_servers(
     let mut links = Links { clients: Vec::new(), servers: Vec::new() };
     for server in layout.servers() {
         for client in layout.clients(server) {
-            let Some(mut link) = connect_pair(group, [server, client])? else { continue };
+            let pair = [server, client];
+            let Some(mut link) = connect_pair(group, pair)? else { continue };
+            let parameter_count = layout.range(server).len();
+            if parameter_count > JOINED_PAYLOAD_WORDS_MAX {
+                link.share_memory(parameter_count)
+                    .map_err(|failure| ConnectError::Pair { pair, problem: failure.problem().to_owned() })?;
+            }
             link.adapt_polling();
             if own == server {
                 link.wait_for_requests();

@@ -4,7 +4,9 @@
 //! and the reply to a pull without ranges, have one word of payload for each parameter of the shard: the bits of an f32.
 //!
 //! A short payload is sent together with its header. A payload of more than [`JOINED_PAYLOAD_WORDS_MAX`] words is a message of
-//! its own, so that a client need not copy its gradient behind a header, nor the parameters from behind a header.
+//! its own, so that a client need not copy its gradient behind a header, nor the parameters from behind a header. If both ranks
+//! share memory, long gradients and parameters are no messages: the client writes the gradient to this memory, and the server
+//! replaces it by the parameters.
 
 use crate::train::peer_link::{LinkFailure, MessageChannel, PeerLink};
 
@@ -137,6 +139,8 @@ pub(super) struct RequestHeader {
     /// Whether the gradient in the payload is encoded, and the parameters in the reply too: see
     /// [`MessageCodecs`](super::MessageCodecs).
     pub(super) is_encoded: bool,
+    /// Whether the gradient of the request, and the parameters of the reply, are in the memory that the link shares.
+    pub(super) is_in_memory: bool,
     /// The version of the parameters with which the client computed its gradient.
     pub(super) version: u64,
     pub(super) note: StrategyNote,
@@ -180,8 +184,8 @@ pub(super) struct ReplyHeader {
 impl RequestHeader {
     /// Writes the header to the first words of `words`.
     pub(super) fn encode(&self, words: &mut [u32]) {
-        let &Self { kind, ranges, wants_parameters, is_encoded, version, note } = self;
-        let extra = u64::from(wants_parameters) | u64::from(is_encoded) << 1;
+        let &Self { kind, ranges, wants_parameters, is_encoded, is_in_memory, version, note } = self;
+        let extra = u64::from(wants_parameters) | u64::from(is_encoded) << 1 | u64::from(is_in_memory) << 2;
         HeaderFields { code: kind as u32, count: ranges, version, note, extra }.encode(words);
     }
 
@@ -190,8 +194,9 @@ impl RequestHeader {
     pub(super) fn decode(words: &[u32]) -> Option<(Self, &[u32])> {
         let (HeaderFields { code, count, version, note, extra }, payload) = HeaderFields::decode(words)?;
         let kind = RequestKind::ALL.into_iter().find(|&kind| kind as u32 == code)?;
-        let (wants_parameters, is_encoded) = (extra & 1 != 0, extra & 2 != 0);
-        Some((Self { kind, ranges: count, wants_parameters, is_encoded, version, note }, payload))
+        let [wants_parameters, is_encoded, is_in_memory] = [1, 2, 4].map(|bit| extra & bit != 0);
+        let header = Self { kind, ranges: count, wants_parameters, is_encoded, is_in_memory, version, note };
+        Some((header, payload))
     }
 }
 
@@ -224,7 +229,8 @@ struct HeaderFields {
     count: u32,
     version: u64,
     note: StrategyNote,
-    /// In a request, 1 if the client wants parameters, plus 2 if the values are encoded. In a reply, the staleness.
+    /// In a request, 1 if the client wants parameters, plus 2 if the values are encoded, plus 4 if they are in the memory of the
+    /// link. In a reply, the staleness.
     extra: u64,
 }
 
@@ -255,9 +261,10 @@ mod tests {
     fn decoded_headers_equal_the_encoded_headers() {
         for kind in RequestKind::ALL {
             let (wants_parameters, note) = (kind == RequestKind::Push, [1, 2 << 40, 3, 4, 5, 6, 7]);
-            let is_encoded = kind == RequestKind::Pull;
+            let (is_encoded, is_in_memory) = (kind == RequestKind::Pull, kind == RequestKind::Await);
             let version = u64::MAX - 1;
-            let header = RequestHeader { kind, ranges: 7, wants_parameters, is_encoded, version, note };
+            let header =
+                RequestHeader { kind, ranges: 7, wants_parameters, is_encoded, is_in_memory, version, note };
             let mut words = [u32::MAX; HEADER_WORDS + 2];
             header.encode(&mut words);
             assert_eq!(RequestHeader::decode(&words), Some((header, &[u32::MAX; 2][..])));

@@ -176,10 +176,15 @@ impl<'a> ShardServer<'a> {
             let Some((header, _)) = RequestHeader::decode(&request[..received]) else {
                 return abort_link(link, "the request is too short or of an unknown kind");
             };
+            let mut memory = if header.is_in_memory { link.memory() } else { None };
+            if header.is_in_memory && (memory.is_none() || received > HEADER_WORDS || is_long) {
+                return abort_link(link, "its payload is said to be in memory that the ranks do not share");
+            }
             let mut long_payload = is_long.then(|| self.take_payload_buffer(words_max));
-            let mut payload = match &mut long_payload {
-                None => &mut request[HEADER_WORDS..received],
-                Some(buffer) => match link.receive(buffer, MessageChannel::Request) {
+            let mut payload = match (&mut memory, &mut long_payload) {
+                (Some(memory), _) => memory.words(),
+                (None, None) => &mut request[HEADER_WORDS..received],
+                (None, Some(buffer)) => match link.receive(buffer, MessageChannel::Request) {
                     Ok(count) => &mut buffer[..count],
                     Err(failure) => return lost(failure),
                 },
@@ -196,6 +201,9 @@ impl<'a> ShardServer<'a> {
             }
             let sent = match self.answer(client, header, payload, &mut reply) {
                 Ok(ReplyPayload::InReply) => send_words(link, &mut reply, MessageChannel::Reply),
+                Ok(ReplyPayload::InRequest) if header.is_in_memory => {
+                    send_words(link, &mut reply, MessageChannel::Reply)
+                }
                 Ok(ReplyPayload::InRequest) => {
                     send_with_payload(link, &mut reply, payload, MessageChannel::Reply)
                 }
@@ -238,6 +246,7 @@ impl<'a> ShardServer<'a> {
         let parameter_count = state.shard.parameters.len();
         let words_expected = match header.kind {
             RequestKind::Push => parameter_count,
+            RequestKind::Pull | RequestKind::Await if header.is_in_memory => parameter_count,
             RequestKind::PushRanges | RequestKind::PullRanges => payload.len(),
             _ => 0,
         };
@@ -246,13 +255,10 @@ impl<'a> ShardServer<'a> {
         }
         let (mut status, mut staleness, mut is_in_request) = (ReplyStatus::Done, 0, false);
         match header.kind {
-            RequestKind::Pull => reply.extend_from_slice(bytemuck::cast_slice(&state.shard.parameters)),
+            RequestKind::Pull => {}
             RequestKind::Push | RequestKind::Await => {
                 let gradient = (header.kind == RequestKind::Push).then(|| bytemuck::cast_slice_mut(payload));
                 (state, status, staleness, is_in_request) = self.push(state, client, &header, gradient)?;
-                if status != ReplyStatus::Waiting && header.wants_parameters && !is_in_request {
-                    reply.extend_from_slice(bytemuck::cast_slice(&state.shard.parameters));
-                }
             }
             RequestKind::PushRanges => {
                 (status, staleness) = self.push_ranges(&mut state.shard, client, &header, payload)?;
@@ -273,10 +279,25 @@ impl<'a> ShardServer<'a> {
             },
             RequestKind::Note | RequestKind::Close => {}
         }
+        let wants_parameters = match header.kind {
+            RequestKind::Pull => true,
+            RequestKind::Push | RequestKind::Await => header.wants_parameters,
+            _ => false,
+        };
+        if wants_parameters && status != ReplyStatus::Waiting && !is_in_request {
+            let parameters = bytemuck::cast_slice(&state.shard.parameters);
+            is_in_request = header.is_in_memory;
+            if is_in_request {
+                payload.copy_from_slice(parameters);
+            } else {
+                reply.extend_from_slice(parameters);
+            }
+        }
         let version = state.shard.version();
         let refusal = state.refusal(header.kind, status);
         drop(state);
-        if is_in_request && (header.is_encoded || payload.len() <= JOINED_PAYLOAD_WORDS_MAX) {
+        let is_short = header.is_encoded || payload.len() <= JOINED_PAYLOAD_WORDS_MAX;
+        if is_in_request && !header.is_in_memory && is_short {
             reply.extend_from_slice(payload);
             is_in_request = false;
         }
