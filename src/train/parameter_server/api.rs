@@ -263,7 +263,7 @@ impl ParameterServer {
     /// If the length of `gradient` differs from the length of the initial parameters, or if this rank is a server.
     pub fn push(&mut self, gradient: &[f32]) -> Result<Vec<PushOutcome>, ParameterServerError> {
         assert_eq!(gradient.len(), self.len, "there must be a gradient for each parameter");
-        Ok(self.client().push(gradient, StrategyNote::default(), None)?.outcomes)
+        Ok(self.client().push(Some(gradient), StrategyNote::default(), None)?.outcomes)
     }
 
     /// Does the same as [`push`](Self::push) and then [`pull`](Self::pull), but with one request to each server
@@ -287,7 +287,7 @@ impl ParameterServer {
             (self.len, self.len),
             "there must be as many gradients and parameters as at the start"
         );
-        Ok(self.client().push(gradient, StrategyNote::default(), Some(parameters))?.outcomes)
+        Ok(self.client().push(Some(gradient), StrategyNote::default(), Some(parameters))?.outcomes)
     }
 
     /// Sends the gradients of some ranges of the parameters, for example of some rows of an embedding. Servers update

@@ -1,6 +1,7 @@
 //! The client of the servers: pushes gradients to all servers, and pulls parameters from all servers.
 
 use std::ops::Range;
+use std::sync::MutexGuard;
 
 use super::encoding::{MessageCodecs, PushEncoder};
 use super::error::{ParameterServerError, RefusalReason};
@@ -12,6 +13,7 @@ use super::message::{
 use super::shard::PushOutcome;
 use crate::codec::Compression;
 use crate::group::Messenger;
+use crate::shm::HandoverBuffer;
 use crate::train::peer_link::{LinkFailure, MessageChannel, PeerLink};
 use crate::train::text_words::decode_text;
 use crate::types::Rank;
@@ -91,12 +93,21 @@ impl ServerClient {
         Ok(())
     }
 
-    /// Sends a gradient to all servers. Compute the gradient with the parameters that this client received last. If the
-    /// first server drops the gradient, the client does not send it to the other servers. If `parameters` is `Some`,
-    /// also receives the new parameters.
+    /// Returns memory for a gradient that [`push`](Self::push) need not copy. Returns `None` if there are several servers, or if
+    /// this rank and its server share no memory.
+    pub(crate) fn gradient_memory(&self) -> Option<MutexGuard<'_, HandoverBuffer>> {
+        match &self.links[..] {
+            [server] if server.encoder.is_none() => server.link.memory(),
+            _ => None,
+        }
+    }
+
+    /// Sends a gradient to all servers. Compute the gradient with the parameters that this client received last. `gradient` is
+    /// `None` if it is in [`gradient_memory`](Self::gradient_memory). If the first server drops the gradient, the client does not
+    /// send it to the other servers. If `parameters` is `Some`, also receives the new parameters.
     pub(crate) fn push(
         &mut self,
-        gradient: &[f32],
+        gradient: Option<&[f32]>,
         note: StrategyNote,
         mut parameters: Option<&mut [f32]>,
     ) -> Result<PushReply, ParameterServerError> {
@@ -283,14 +294,16 @@ impl ServerClient {
 }
 
 impl ServerLink {
-    /// Sends the part of the gradient that belongs to this server's parameters.
+    /// Sends the part of the gradient that belongs to this server's parameters. `gradient` is `None` if this part is in the memory
+    /// that the link shares.
     fn start_push(
         &mut self,
-        gradient: &[f32],
+        gradient: Option<&[f32]>,
         note: StrategyNote,
         wants_parameters: bool,
     ) -> Result<(), ParameterServerError> {
         self.wants_parameters = wants_parameters;
+        let Some(gradient) = gradient else { return self.send_header_of_memory(RequestKind::Push, note) };
         if let Some(encoder) = &mut self.encoder {
             let words = encoder.codecs.push_words(self.range.len());
             let payload = &mut self.buffer[HEADER_WORDS..HEADER_WORDS + words];
@@ -303,18 +316,32 @@ impl ServerLink {
     /// Sends the gradient of all of this server's parameters, without encoding it.
     fn send_gradient(&mut self, gradient: &[f32], note: StrategyNote) -> Result<(), ParameterServerError> {
         let payload: &[u32] = bytemuck::cast_slice(gradient);
-        self.is_in_memory =
-            self.link.memory().map(|mut memory| memory.words().copy_from_slice(payload)).is_some();
+        let copied = self.link.memory().map(|mut memory| memory.words().copy_from_slice(payload));
+        if copied.is_some() {
+            return self.send_header_of_memory(RequestKind::Push, note);
+        }
+        self.is_in_memory = false;
         self.encode_header(RequestKind::Push, note, 0);
-        let payload = if self.is_in_memory { &[] } else { payload };
         let sent = send_with_payload(&self.link, &mut self.buffer, payload, MessageChannel::Request);
         sent.map_err(|failure| self.server_lost_error(&failure))
     }
 
     /// Asks for all of this server's parameters.
     fn start_pull(&mut self) -> Result<(), ParameterServerError> {
-        self.is_in_memory = self.encoder.is_none() && self.link.memory().is_some();
-        self.encode_header(RequestKind::Pull, StrategyNote::default(), 0);
+        if self.encoder.is_none() && self.link.memory().is_some() {
+            return self.send_header_of_memory(RequestKind::Pull, StrategyNote::default());
+        }
+        self.send_request(RequestKind::Pull, StrategyNote::default(), 0)
+    }
+
+    /// Sends a request that gives the memory that the link shares to the server, until its reply.
+    fn send_header_of_memory(
+        &mut self,
+        kind: RequestKind,
+        note: StrategyNote,
+    ) -> Result<(), ParameterServerError> {
+        self.is_in_memory = true;
+        self.encode_header(kind, note, 0);
         let sent = send_words(&self.link, &mut self.buffer[..HEADER_WORDS], MessageChannel::Request);
         sent.map_err(|failure| self.server_lost_error(&failure))
     }

@@ -36,7 +36,7 @@ pub(super) fn run_worker(
     let batches_per_epoch = train.len().div_ceil(batch_size) as u64;
     let mut workspace =
         setup.network.allocate_workspace(micro_batch_rows(batch_size.min(train.len()), micro_batches));
-    let mut gradient = vec![0.0; parameters.len()];
+    let mut own_gradient = Vec::new();
     let mut batches = AssignedBatches::new(context.config.seed, setup);
     let mut totals = WorkerTotals::default();
     client.pull(parameters)?;
@@ -60,11 +60,19 @@ pub(super) fn run_worker(
         let indices = if context.is_synchronous { own_part_of_batch(batch, place) } else { batch };
         let (samples, positions) = train.held.load_batch(indices)?;
         let mut data_time = data_start.elapsed();
+        let mut memory = client.gradient_memory();
+        let gradient: &mut [f32] = match &mut memory {
+            Some(memory) => bytemuck::cast_slice_mut(memory.words()),
+            None => {
+                own_gradient.resize(parameters.len(), 0.0);
+                &mut own_gradient
+            }
+        };
         let work = GradientWork {
             network: &setup.network,
             parameters,
             first_moment: &[],
-            gradients: &mut gradient,
+            gradients: gradient,
             workspace: &mut workspace,
             samples: &samples,
             standardizer: setup.standardizer.as_ref(),
@@ -82,9 +90,11 @@ pub(super) fn run_worker(
         if let (Some(norm_max), false) =
             (context.config.recipe.clip_norm, context.is_synchronous || has_diverged)
         {
-            clipping::clip_to_norm(&mut gradient, norm_max);
+            clipping::clip_to_norm(gradient, norm_max);
         }
         timer.end_computation(data_time);
+        let is_in_memory = memory.is_some();
+        drop(memory);
         let request = WorkRequest {
             is_stopping: context.is_stopping(),
             has_diverged,
@@ -97,7 +107,8 @@ pub(super) fn run_worker(
         if has_diverged {
             reply = client.exchange_note(request.encode())?;
         } else {
-            reply = client.push(&gradient, request.encode(), Some(parameters))?.note;
+            let gradient = (!is_in_memory).then_some(&own_gradient[..]);
+            reply = client.push(gradient, request.encode(), Some(parameters))?.note;
             totals.samples += indices.len() as u64;
         }
         timer.end_wait();
