@@ -29,6 +29,7 @@ mod periodic_checkpoints;
 mod program;
 mod recipes;
 mod reproducible;
+mod server_memory;
 mod server_options;
 mod several_ranks;
 mod sharded_optimizer;
