@@ -53,6 +53,7 @@ pub use crate::runtime::error::Error;
 pub use crate::runtime::error_feedback::CompressorState;
 pub use crate::runtime::measurements::{LinkBytes, Profile, Spent, Statistics};
 pub use crate::runtime::message_status::Status;
+pub(crate) use crate::shm::HandoverBuffer;
 pub use crate::wire::Cause;
 pub use alloc::SharedBuffer;
 pub use auto_choice::AutoReport;

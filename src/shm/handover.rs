@@ -7,8 +7,8 @@ const HEADER_BYTES: usize = 128;
 
 const _: () = assert!(TOKEN_BYTES <= HEADER_BYTES);
 
-/// 32-bit words in shared memory that one rank at a time reads and writes. A rank gives the memory to another rank with a message,
-/// and does not touch the words until it gets them back with another message.
+/// 32-bit words in shared memory that one rank at a time reads and writes. A rank gives the memory to another rank with a
+/// message, and does not touch the words until it gets them back with another message.
 pub struct HandoverBuffer {
     segment: Segment,
 }

@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::group::{Cause, Error, Group, Handle, Messenger, Received, wait_any};
-use crate::shm::HandoverBuffer;
+use crate::group::{Cause, Error, Group, Handle, HandoverBuffer, Messenger, Received, wait_any};
 use crate::types::Rank;
 
 /// A rank waits at most this long for a request. One year is in effect no limit: the peer may compute for any time between two

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use super::client::ServerClient;
 use super::error::ParameterServerError;
+use super::handler::{LinkOutcome, PushOrNote, RequestHandler};
 use super::links::{Links, ShardLayout, connect_clients_to_servers};
 use super::message::StrategyNote;
 use super::options::ParameterServerOptions;
-use super::server::{LinkOutcome, PushOrNote, RequestHandler, ShardServer, UpdateMode};
+use super::server::{ShardServer, UpdateMode};
 use super::shard::{PushOutcome, Shard, StalenessRule};
 use crate::group::{Group, Messenger};
 use crate::train::optimizer::Optimizer;

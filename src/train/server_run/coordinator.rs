@@ -87,7 +87,7 @@ pub(super) enum RunFailure {
 pub(super) struct TrainingProgress {
     /// All batches below this number are done.
     pub(super) batches: u64,
-    /// The mean losses of the steps since the last progress. If these are more than [`RECENT_LOSSES_MAX`] steps, of the last ones.
+    /// The mean losses of the steps since the last progress, or of the last [`RECENT_LOSSES_MAX`] of them.
     pub(super) losses: Vec<f64>,
     /// Whether all batches are done, or the run was stopped.
     pub(super) is_finished: bool,
