@@ -189,6 +189,15 @@ impl RequestHeader {
         HeaderFields { code: kind as u32, count: ranges, version, note, extra }.encode(words);
     }
 
+    /// Returns whether the reply has all parameters, unless the server refuses the request or has not performed it yet.
+    pub(super) fn gets_parameters(&self) -> bool {
+        match self.kind {
+            RequestKind::Pull => true,
+            RequestKind::Push | RequestKind::Await => self.wants_parameters,
+            _ => false,
+        }
+    }
+
     /// Returns the header and the payload of a message. Returns `None` if the message is too short or has an unknown
     /// kind.
     pub(super) fn decode(words: &[u32]) -> Option<(Self, &[u32])> {

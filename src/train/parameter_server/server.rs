@@ -201,18 +201,9 @@ impl<'a> ShardServer<'a> {
         reply.clear();
         reply.resize(HEADER_WORDS, 0);
         let parameter_count = state.shard.parameters.len();
-        let words_expected = match header.kind {
-            RequestKind::Push => parameter_count,
-            RequestKind::Pull | RequestKind::Await if header.is_in_memory => parameter_count,
-            RequestKind::PushRanges | RequestKind::PullRanges => payload.len(),
-            _ => 0,
-        };
-        if payload.len() != words_expected {
-            return Err(format!("the payload has {} words instead of {words_expected}", payload.len()));
-        }
+        check_payload(&header, payload.len(), parameter_count)?;
         let (mut status, mut staleness, mut is_in_request) = (ReplyStatus::Done, 0, false);
         match header.kind {
-            RequestKind::Pull => {}
             RequestKind::Push | RequestKind::Await => {
                 let gradient = (header.kind == RequestKind::Push).then(|| bytemuck::cast_slice_mut(payload));
                 (state, status, staleness, is_in_request) = self.push(state, client, &header, gradient)?;
@@ -234,14 +225,9 @@ impl<'a> ShardServer<'a> {
                 Some(words) => reply.extend_from_slice(&words),
                 None => status = ReplyStatus::Waiting,
             },
-            RequestKind::Note | RequestKind::Close => {}
+            RequestKind::Pull | RequestKind::Note | RequestKind::Close => {}
         }
-        let wants_parameters = match header.kind {
-            RequestKind::Pull => true,
-            RequestKind::Push | RequestKind::Await => header.wants_parameters,
-            _ => false,
-        };
-        if wants_parameters && status != ReplyStatus::Waiting && !is_in_request {
+        if header.gets_parameters() && status != ReplyStatus::Waiting && !is_in_request {
             let parameters = bytemuck::cast_slice(&state.shard.parameters);
             is_in_request = header.is_in_memory;
             if is_in_request {
@@ -429,6 +415,21 @@ impl ServerState<'_> {
                 Ok(())
             }
         }
+    }
+}
+
+/// Returns an error if a request for a shard of `parameter_count` parameters cannot have a payload of `words` words.
+fn check_payload(header: &RequestHeader, words: usize, parameter_count: usize) -> Result<(), String> {
+    let expected = match header.kind {
+        RequestKind::Push => parameter_count,
+        RequestKind::Pull | RequestKind::Await if header.is_in_memory => parameter_count,
+        RequestKind::PushRanges | RequestKind::PullRanges => words,
+        _ => 0,
+    };
+    if words == expected {
+        Ok(())
+    } else {
+        Err(format!("the payload has {words} words instead of {expected}"))
     }
 }
 

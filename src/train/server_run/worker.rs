@@ -11,7 +11,7 @@ use crate::train::batches::range_of_rank;
 use crate::train::clipping;
 use crate::train::gradient_work::{GradientWork, micro_batch_rows};
 use crate::train::model::{OneRank, StepSeed};
-use crate::train::parameter_server::ServerClient;
+use crate::train::parameter_server::{ServerClient, StrategyNote};
 use crate::train::step_times::PartTimer;
 use crate::types::{Rank, WorldSize};
 
@@ -42,31 +42,18 @@ pub(super) fn run_worker(
     client.pull(parameters)?;
     let mut reply = client.exchange_note(WorkRequest::default().encode())?;
     let (started, mut timer) = (Instant::now(), PartTimer::start());
-    loop {
-        let number = match WorkReply::decode(&reply) {
-            WorkReply::Work(Assignment::Batch(number)) => number,
-            WorkReply::Work(Assignment::Finished) | WorkReply::Published(_) => break,
-            WorkReply::Work(Assignment::Wait) => {
-                let request = WorkRequest { is_stopping: context.is_stopping(), ..WorkRequest::default() };
-                reply = client.exchange_note(request.encode())?;
-                // The servers may have updated the parameters during the wait.
-                client.pull(parameters)?;
-                timer.end_wait();
-                continue;
-            }
-        };
+    while let Some(number) = wait_for_batch(context, client, reply, (parameters, &mut timer))? {
         let data_start = Instant::now();
         let batch = batches.batch(number / batches_per_epoch, number % batches_per_epoch);
         let indices = if context.is_synchronous { own_part_of_batch(batch, place) } else { batch };
         let (samples, positions) = train.held.load_batch(indices)?;
         let mut data_time = data_start.elapsed();
         let mut memory = client.gradient_memory();
-        let gradient: &mut [f32] = match &mut memory {
-            Some(memory) => bytemuck::cast_slice_mut(memory.words()),
-            None => {
-                own_gradient.resize(parameters.len(), 0.0);
-                &mut own_gradient
-            }
+        let gradient: &mut [f32] = if let Some(memory) = &mut memory {
+            bytemuck::cast_slice_mut(memory.words())
+        } else {
+            own_gradient.resize(parameters.len(), 0.0);
+            &mut own_gradient
         };
         let work = GradientWork {
             network: &setup.network,
@@ -115,6 +102,28 @@ pub(super) fn run_worker(
     }
     totals.seconds = started.elapsed().as_secs_f64();
     Ok(totals)
+}
+
+/// Returns the number of the batch that the first server has assigned to this worker with the note `reply`, or later if no batch was
+/// free. Returns `None` if the run has ended.
+fn wait_for_batch(
+    context: &RunContext<'_>,
+    client: &mut ServerClient,
+    mut reply: StrategyNote,
+    (parameters, timer): (&mut [f32], &mut PartTimer),
+) -> Result<Option<u64>, TrainError> {
+    loop {
+        match WorkReply::decode(&reply) {
+            WorkReply::Work(Assignment::Batch(number)) => return Ok(Some(number)),
+            WorkReply::Work(Assignment::Finished) | WorkReply::Published(_) => return Ok(None),
+            WorkReply::Work(Assignment::Wait) => {}
+        }
+        let request = WorkRequest { is_stopping: context.is_stopping(), ..WorkRequest::default() };
+        reply = client.exchange_note(request.encode())?;
+        // The servers may have updated the parameters during the wait.
+        client.pull(parameters)?;
+        timer.end_wait();
+    }
 }
 
 /// Returns this worker's part of a batch.
