@@ -3,6 +3,7 @@
 
 use std::num::NonZeroU32;
 use std::ops::Range;
+use std::slice;
 use std::sync::atomic::AtomicBool;
 
 use ringtrain::train::optimizer::Rule;
@@ -43,7 +44,7 @@ fn send_requests(server: &mut ParameterServer, rank: u32, is_synchronous: bool) 
             server.pull_ranges(ranges, &mut values[..count]).unwrap();
             received.extend_from_slice(&values[..count]);
         };
-        request_ranges(&[0..COUNT], 4);
+        request_ranges(slice::from_ref(&(0..COUNT)), 4);
         request_ranges(&[3..9, 100..9_000, 15_000..15_001], 5);
     }
     server.pull(&mut values).unwrap();
