@@ -73,10 +73,9 @@ impl ExposedBuffer {
         unsafe { std::slice::from_raw_parts_mut(self.mapping.first_byte().as_ptr(), self.mapping.length) }
     }
 
-    /// Returns the range of addresses of the mapping, and the address of the first element.
-    pub(super) fn addresses(&self) -> (Range<usize>, usize) {
-        let start = self.mapping.segment.base().as_ptr().expose_provenance();
-        (start..start + self.mapping.segment.length(), start + HEADER_BYTES)
+    /// Returns the address of the mapping.
+    pub(super) fn mapping_start(&self) -> usize {
+        self.mapping.segment.base().as_ptr().expose_provenance()
     }
 }
 

@@ -80,6 +80,16 @@ impl Segment {
         Ok(segment)
     }
 
+    /// Maps a new segment `count` times.
+    #[cfg(test)]
+    pub(crate) fn for_tests(length: usize, count: usize) -> Vec<Self> {
+        let token = [1; TOKEN_BYTES];
+        let mut segments = vec![Self::create(length, &token).unwrap()];
+        let location = segments[0].location().unwrap();
+        segments.resize_with(count, || Self::open(location, length, &token).unwrap());
+        segments
+    }
+
     /// Returns where other processes find the segment, or `None` after [`Segment::close_file`].
     pub fn location(&self) -> Option<SegmentLocation> {
         let file = self.file.as_ref()?.as_raw_fd();
@@ -113,11 +123,6 @@ impl Segment {
         self.base
     }
 
-    /// Returns the number of mapped bytes.
-    pub(super) fn length(&self) -> usize {
-        self.length
-    }
-
     fn map(file: OwnedFd, length: usize) -> io::Result<Self> {
         if length < TOKEN_BYTES {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -129,20 +134,13 @@ impl Segment {
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { base, length, file: Some(file) })
     }
-}
 
-impl Drop for Segment {
-    fn drop(&mut self) {
-        // SAFETY: `map` has created this mapping, and no reference into the mapping outlives this value.
-        if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.length) } {
-            log::warn!("shared memory could not be unmapped: {error}");
-        }
-    }
-}
-
-impl Segment {
+    /// Returns the address of `length` bytes at `offset`.
     fn address(&self, offset: usize, length: usize) -> NonNull<u8> {
-        address(self.base, self.length, offset, length)
+        let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
+        assert!(is_inside, "an access to shared memory must be inside the memory");
+        // SAFETY: the offset is inside the memory, or at its end.
+        unsafe { self.base.add(offset) }
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
@@ -157,6 +155,15 @@ impl Segment {
         // SAFETY: the words are inside the mapping, which lives as long as `self`. The mapping begins at the beginning of a page,
         // so the words are aligned. All processes access them only as atomics.
         unsafe { words.as_ref() }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: `map` has created this mapping, and no reference into the mapping outlives this value.
+        if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.length) } {
+            log::warn!("shared memory could not be unmapped: {error}");
+        }
     }
 }
 
@@ -211,7 +218,7 @@ impl SegmentMemory for Segment {
     }
 
     fn read_past_caches(&self, start: usize, target: &mut [u8]) {
-        let source = address(self.base(), Self::length(self), start, target.len());
+        let source = self.address(start, target.len());
         // SAFETY: as in `read`.
         unsafe { copy_past_caches(source, target) }
     }
@@ -233,14 +240,6 @@ impl RoundsMemory for Segment {
     }
 
     fn before_access_in_place(&self, _bytes: *const [u8], _is_write: bool) {}
-}
-
-/// Returns the address of `length` bytes at `offset` of a memory of `memory_length` bytes that begins at `base`.
-pub(super) fn address(base: NonNull<u8>, memory_length: usize, offset: usize, length: usize) -> NonNull<u8> {
-    let is_inside = offset.checked_add(length).is_some_and(|end| end <= memory_length);
-    assert!(is_inside, "an access to shared memory must be inside the memory");
-    // SAFETY: the offset is inside the memory, which begins at `base`, or at its end.
-    unsafe { base.add(offset) }
 }
 
 /// A second, private mapping of a segment's memory. No thread uses the private pages until they replace pages of the

@@ -132,10 +132,7 @@ mod tests {
 
     fn ranks(length: usize) -> Vec<RankWithBuffer> {
         let size = RoundsSize { ranks: 2, slot_bytes: 128 };
-        let token = [1; TOKEN_BYTES];
-        let first = Segment::create(size.bytes(), &token).unwrap();
-        let second = Segment::open(first.location().unwrap(), size.bytes(), &token).unwrap();
-        let views = [first, second].into_iter().enumerate();
+        let views = Segment::for_tests(size.bytes(), 2).into_iter().enumerate();
         let mut ranks: Vec<RankWithBuffer> = views
             .map(|(rank, s)| RankWithBuffer { rounds: ShmRounds::new(Arc::new(s), size, rank), own: None })
             .collect();
@@ -221,23 +218,15 @@ mod tests {
         let (buffer, _) = ranks[0].own.take().unwrap();
         buffer.withdraw();
         drop(buffer);
-        for rank_with_buffer in &mut ranks {
-            rank_with_buffer.rounds.registry_mut().unmap_dropped_buffers(false);
-        }
-        assert_eq!(
-            ranks
-                .iter()
-                .map(|rank_with_buffer| rank_with_buffer.rounds.registry().own_buffer_count())
-                .collect::<Vec<_>>(),
-            [0, 1]
-        );
-        let known = |ranks: &[RankWithBuffer]| {
-            ranks
-                .iter()
-                .map(|rank_with_buffer| rank_with_buffer.rounds.registry.others.len())
-                .collect::<Vec<_>>()
+        ranks.iter_mut().for_each(|rank| rank.rounds.registry_mut().unmap_dropped_buffers(false));
+        let counts = |RankWithBuffer { rounds, .. }: &RankWithBuffer| {
+            (rounds.registry().own_buffer_count(), rounds.registry.others.len())
         };
-        assert_eq!(known(&ranks), [1, 0], "only rank 0 has withdrawn its buffer");
+        assert_eq!(
+            [counts(&ranks[0]), counts(&ranks[1])],
+            [(0, 1), (1, 0)],
+            "rank 1 has not withdrawn its buffer"
+        );
         register_buffer(&mut ranks, 64);
         let exposed = ranks[0].own.as_ref().unwrap().0.bytes();
         assert_eq!(
@@ -245,23 +234,6 @@ mod tests {
             Some(BufferRef { buffer: 1, offset: 0 }),
             "the new buffer has the next number"
         );
-    }
-
-    #[test]
-    fn private_pages_keep_their_content_and_other_ranks_cannot_write_to_them() {
-        let mut ranks = ranks(10_000);
-        ranks[0].own.as_mut().unwrap().0.bytes_mut().fill(3);
-        let buffer_ref = BufferRef { buffer: 0, offset: 0 };
-        ranks[0].rounds.post_exposed(1, &HEADER, buffer_ref);
-        ranks[1].rounds.post(1, &HEADER);
-        assert_eq!(ranks[1].rounds.read_exposed_locations(1, 10_000, 1), Ok(true));
-        let RankWithBuffer { rounds, own } = &mut ranks[0];
-        rounds.registry_mut().stop_exposing(own.as_ref().unwrap().0.bytes());
-        ranks[1].rounds.write_exposed(0, 1, 0, &[9; 10_000]);
-        let own = &mut ranks[0].own.as_mut().unwrap().0;
-        assert!(own.bytes().iter().all(|&byte| byte == 3));
-        own.bytes_mut().fill(4);
-        assert!(ranks[1].rounds.exposed_bytes(0, 1, &(0..10_000)).unwrap().iter().all(|&byte| byte == 9));
     }
 
     /// Regression test: before the fix, the pages at both ends of the part stayed shared, and other ranks wrote to memory to
@@ -282,7 +254,12 @@ mod tests {
         rounds.registry_mut().stop_exposing(&own.bytes()[part.start - 10..part.end - page]);
         ranks[1].rounds.write_exposed(0, 1, 0, &vec![9; 4 * page]);
         let bytes = ranks[0].own.as_ref().unwrap().0.bytes();
-        assert!(bytes[part].iter().all(|&byte| byte == 3), "the other rank cannot write to the part");
+        assert!(bytes[part.clone()].iter().all(|&byte| byte == 3), "the other rank cannot write to the part");
+        assert_eq!(
+            ranks[1].rounds.exposed_bytes(0, 1, &part).unwrap()[0],
+            9,
+            "the other rank has its own page"
+        );
         let head = bytes.as_ptr().addr() % page;
         assert!(
             bytes[..page - head].iter().all(|&byte| byte == 9),

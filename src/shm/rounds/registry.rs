@@ -49,8 +49,8 @@ struct OwnBuffer {
     number: u64,
     /// The length of the buffer in bytes.
     length: usize,
-    /// The addresses of the mapping.
-    mapping: Range<usize>,
+    /// The address of the mapping.
+    mapping_start: usize,
     /// The pages that replace the buffer's pages after a failure.
     spare: Option<SparePages>,
     /// Can be upgraded while the buffer is mapped.
@@ -97,10 +97,10 @@ impl BufferRegistry {
         let number = self.count;
         self.count += 1;
         self.others.insert(number, buffers);
-        let (mapping, first) = own.addresses();
-        let spare = own.take_spare_pages();
-        let length = own.bytes().len();
-        self.own.insert(first, OwnBuffer { number, length, mapping, spare, alive });
+        let (mapping_start, spare) = (own.mapping_start(), own.take_spare_pages());
+        let bytes = own.bytes();
+        let own_buffer = OwnBuffer { number, length: bytes.len(), mapping_start, spare, alive };
+        self.own.insert(bytes.as_ptr().addr(), own_buffer);
     }
 
     /// Removes this rank's own buffers that the program has dropped. If no operation is in progress (`is_busy` is false),
@@ -143,8 +143,8 @@ impl BufferRegistry {
     pub fn stop_exposing(&mut self, bytes: &[u8]) {
         let Some((first, _)) = self.own_buffer_at(bytes) else { return };
         let Some(own) = self.own.get_mut(&first) else { return };
-        let (pages, start) = (own.pages_of(bytes), own.mapping.start);
-        let replaced = own.spare.as_mut().map_or(Ok(()), |spare| spare.replace(start, &pages));
+        let pages = own.pages_of(bytes);
+        let replaced = own.spare.as_mut().map_or(Ok(()), |spare| spare.replace(own.mapping_start, &pages));
         if let Err(error) = replaced {
             log::warn!("a buffer stays shared after its operation failed: {error}");
         }
@@ -203,7 +203,7 @@ impl BufferRegistry {
 impl OwnBuffer {
     /// Returns the pages that contain any of `bytes`, as a range of byte offsets in the mapping.
     fn pages_of(&self, bytes: &[u8]) -> Range<usize> {
-        let (page, start) = (page_size(), bytes.as_ptr().addr() - self.mapping.start);
+        let (page, start) = (page_size(), bytes.as_ptr().addr() - self.mapping_start);
         start - start % page..(start + bytes.len()).next_multiple_of(page)
     }
 }

@@ -1,16 +1,9 @@
-use std::thread;
-
 use super::layout::USED_BYTES_OF_ALL_RANKS;
 use super::*;
 
 /// Returns one [`ShmRounds`] for each rank, all on the same memory.
 fn all_ranks(size: RoundsSize) -> Vec<ShmRounds> {
-    let token = [1; TOKEN_BYTES];
-    let first = Segment::create(size.bytes(), &token).unwrap();
-    let location = first.location().unwrap();
-    let others = (1..size.ranks).map(|_| Segment::open(location, size.bytes(), &token).unwrap());
-    let segments: Vec<Segment> = others.collect();
-    let segments = std::iter::once(first).chain(segments);
+    let segments = Segment::for_tests(size.bytes(), size.ranks).into_iter();
     segments.enumerate().map(|(rank, segment)| ShmRounds::new(Arc::new(segment), size, rank)).collect()
 }
 
@@ -102,40 +95,4 @@ fn each_sleeping_rank_is_woken_once() {
     all_ranks[1].mark_asleep();
     all_ranks[1].mark_awake();
     all_ranks[0].wake_sleepers(|_| panic!("rank 1 is awake"));
-}
-
-#[test]
-fn threads_read_complete_payloads_in_every_round() {
-    let size = RoundsSize { ranks: 3, slot_bytes: 9000 };
-    // Short payloads, long payloads, and payloads after which unused space stays at the end of the ring buffer.
-    let length =
-        |round: u64, rank: usize| [5, 9000, 4097, 8191, 4096, 0, 80, 81][(round as usize + rank) % 8];
-    let last = if cfg!(miri) { 20 } else { 2000 };
-    let run_rounds = move |mut rounds: ShmRounds| {
-        for round in 1..=last {
-            while !rounds.may_write(round, length(round, rounds.rank())) {
-                thread::yield_now();
-            }
-            let fill = (round as usize * 3 + rounds.rank()) as u8;
-            let payload = vec![fill; length(round, rounds.rank())];
-            rounds.write_payload(round, payload.len(), (0, &payload));
-            rounds.post(round, &[round; HEADER_WORDS]);
-            for rank in 0..size.ranks {
-                let posted = loop {
-                    match rounds.read_post(rank, round) {
-                        Some(posted) => break posted,
-                        None => thread::yield_now(),
-                    }
-                };
-                assert_eq!(posted.header(), [round; HEADER_WORDS]);
-                let payload = posted.bytes(0..length(round, rank)).unwrap();
-                assert!(payload.iter().all(|&byte| byte == (round as usize * 3 + rank) as u8));
-            }
-        }
-    };
-    let threads: Vec<_> =
-        all_ranks(size).into_iter().map(|rounds| thread::spawn(move || run_rounds(rounds))).collect();
-    for thread in threads {
-        thread.join().unwrap();
-    }
 }

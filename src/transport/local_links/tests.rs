@@ -8,7 +8,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::*;
-use crate::shm::{Segment, TOKEN_BYTES};
+use crate::shm::Segment;
 use crate::simulation::network::{SimConfig, SimNetwork, SimTransport};
 use crate::types::DType;
 use crate::wire::FrameHeader;
@@ -51,14 +51,12 @@ fn new_ranks(seed: u64) -> ([LinkedRank; 2], [Arc<Segment>; 2]) {
         faults: Vec::new(),
     });
     network.borrow_mut().open_link(Rank::ZERO, Rank::new(1));
-    let token = [9; TOKEN_BYTES];
-    let first = Segment::create(SHORT.bytes(), &token).unwrap();
-    let second = Segment::open(first.location().unwrap(), SHORT.bytes(), &token).unwrap();
     let ranks = [0, 1].map(|own| {
         let socket = SimTransport::new(Rc::clone(&network), Rank::new(own as u32));
         LinkedRank { links: LinkTransport::new(socket, WorldSize::new(2).unwrap()), own }
     });
-    (ranks, [Arc::new(first), Arc::new(second)])
+    let mut memories = Segment::for_tests(SHORT.bytes(), 2).into_iter().map(Arc::new);
+    (ranks, [0, 1].map(|_| memories.next().unwrap()))
 }
 
 fn add_queues(rank: &mut LinkedRank, memory: &Arc<Segment>) {
