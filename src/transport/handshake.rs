@@ -130,8 +130,3 @@ pub(crate) fn advance_handshake<S: Read + Write>(
         }
     }
 }
-
-/// Generates a random nonce for a handshake.
-pub(crate) fn random_nonce() -> [u8; NONCE_BYTES] {
-    rand::random()
-}

@@ -11,7 +11,7 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Interest, Registry, Token, Waker};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::handshake::{Identity, random_nonce};
+use super::handshake::Identity;
 use super::incoming::{IncomingConnections, PENDING_HANDSHAKES_MAX};
 use super::poller::{Event, FIRST_TOKEN, Poller};
 
@@ -208,6 +208,6 @@ impl Listener {
             log.log_or_count(now, format_args!("refused the connection from {address}: {error}"));
             return;
         }
-        self.incoming.add(now, token, stream, address, random_nonce());
+        self.incoming.add(now, token, stream, address, rand::random());
     }
 }

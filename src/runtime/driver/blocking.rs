@@ -253,7 +253,7 @@ impl Driver {
         if let Some(id) = collective.engine_id() {
             let mut core = self.shared.lock();
             core.link_driver.engine_mut().end_external(id);
-            core.unlink_event(id);
+            core.recorded.remove(&id);
         }
         if let (Some(recorder), Some(event)) = (self.shared.recorder.get(), event) {
             recorder.finish(event, if result.is_ok() { EventStatus::Completed } else { EventStatus::Failed });
@@ -293,9 +293,8 @@ impl Driver {
                 SleepDecision::Failed => return Err(self.shared.fail(core)),
                 SleepDecision::Allowed => {}
             }
-            if let Some(id) = collective.engine_id() {
-                core.link_event(id, event);
-            }
+            // The flight recorder names the ranks for which the engine's operation waits.
+            core.recorded.extend(collective.engine_id().zip(event));
             core = self.shared.drive(core, self.shared.now(), interrupt_check);
             if interrupt_check.is_some_and(|interrupt_check| self.shared.now() >= interrupt_check) {
                 drop(core);

@@ -52,18 +52,10 @@ fn is_second_step(group: u32) -> bool {
 }
 
 impl LinkStages {
-    /// Adds a block with a stage over links that will begin later. The blocks of all collectives of a group must be added in the
-    /// same order on all ranks.
+    /// Adds a block with a stage over links, or with a step of an exchange, that will begin later. The blocks of all collectives
+    /// of a group must be added in the same order on all ranks.
     pub(super) fn enqueue(&mut self, group: u32, block: BlockId) {
         self.queues.entry(group).or_default().push_back(block);
-    }
-
-    /// Adds a block with an exchange of encoded elements that will begin later, as [`LinkStages::enqueue`] does.
-    pub(super) fn enqueue_exchange(&mut self, group: u32, block: BlockId, has_second_step: bool) {
-        self.enqueue(group, block);
-        if has_second_step {
-            self.enqueue(group | RESULTS_GROUP_BIT, block);
-        }
     }
 
     /// Takes the stage that is the next one of its group to begin, if it is ready.

@@ -59,20 +59,6 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         }
     }
 
-    /// Makes the core know the event of an operation that its caller executes in shared memory.
-    pub(super) fn link_event(&mut self, id: OpId, event: Option<EventNumber>) {
-        if let Some(event) = event {
-            self.recorded.insert(id, event);
-        }
-    }
-
-    /// Forgets the event of an operation that its caller has executed in shared memory.
-    pub(super) fn unlink_event(&mut self, id: OpId) {
-        if self.recorder.is_some() {
-            self.recorded.remove(&id);
-        }
-    }
-
     /// Writes the last operations of this rank after a failure of the job, if the flight recorder is on.
     pub(super) fn write_flight_record(&self) {
         let (Some(recorder), Some(Failure { cause, reported_by })) =

@@ -17,7 +17,7 @@ use crate::schedule::Schedule;
 use crate::schedule::hierarchy::{Block, CollectiveStage};
 use crate::shm::RoundsMemory;
 use crate::transport::SocketTransport;
-use crate::types::INTERNAL_GROUP_BITS;
+use crate::types::{INTERNAL_GROUP_BITS, RESULTS_GROUP_BIT};
 
 impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
     /// Begins a collective of several stages.
@@ -54,7 +54,10 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
                     Ok(PendingStage::OnHost(Box::new(task)))
                 }
                 CollectiveStage::Encoded(exchange) => {
-                    self.link_stages.enqueue_exchange(request.group, (id, index), exchange.second.is_some());
+                    self.link_stages.enqueue(request.group, (id, index));
+                    if exchange.second.is_some() {
+                        self.link_stages.enqueue(request.group | RESULTS_GROUP_BIT, (id, index));
+                    }
                     Ok(PendingStage::Encoded(exchange))
                 }
             });

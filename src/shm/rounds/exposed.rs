@@ -27,7 +27,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
         bytes: usize,
         element_bytes: usize,
     ) -> Result<bool, (usize, &'static str)> {
-        let mut locations = std::mem::take(&mut self.registry.exposed_parts_mut().locations);
+        let mut locations = std::mem::take(&mut self.registry.exposed_parts.locations);
         locations.clear();
         for rank in 0..self.size().ranks {
             let location = if rank == self.rank {
@@ -38,7 +38,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
             locations.push(location.map_err(|why| (rank, why))?);
         }
         let exposed = locations.iter().flatten().count();
-        *self.registry.exposed_parts_mut() = ExposedParts { round, part_bytes: bytes, locations };
+        self.registry.exposed_parts = ExposedParts { round, part_bytes: bytes, locations };
         Ok(exposed + 1 == self.size().ranks)
     }
 

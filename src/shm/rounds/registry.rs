@@ -40,7 +40,7 @@ pub struct BufferRegistry {
     /// withdraws it.
     pub(super) others: BTreeMap<u64, Vec<Option<RemoteBuffer>>>,
     /// The parts that the other ranks have exposed in one round.
-    exposed_parts: ExposedParts,
+    pub(super) exposed_parts: ExposedParts,
 }
 
 /// A registered buffer of this rank.
@@ -166,20 +166,14 @@ impl BufferRegistry {
     ) -> Result<(), &'static str> {
         let remote = self.buffer(location.buffer, rank);
         let remote = remote.ok_or("it posted a location in a buffer that this rank does not know")?;
-        let start = usize::try_from(location.offset).ok();
-        let end = start.and_then(|start| start.checked_add(bytes)).filter(|&end| end <= remote.length());
-        match (start, end) {
-            (Some(start), Some(_)) if start.is_multiple_of(element_bytes) => Ok(()),
-            (Some(_), Some(_)) => {
-                Err("it posted a location whose offset is not a multiple of the element size")
-            }
-            _ => Err("it posted a location that does not end inside its buffer"),
+        let end = location.offset.checked_add(bytes as u64);
+        if end.is_none_or(|end| end > remote.length() as u64) {
+            return Err("it posted a location that does not end inside its buffer");
         }
-    }
-
-    /// Returns the parts that the other ranks have exposed in one round.
-    pub(super) fn exposed_parts_mut(&mut self) -> &mut ExposedParts {
-        &mut self.exposed_parts
+        if !location.offset.is_multiple_of(element_bytes as u64) {
+            return Err("it posted a location whose offset is not a multiple of the element size");
+        }
+        Ok(())
     }
 
     /// Returns the address of the bytes in `range` of the part that `rank` has exposed in `round`, or `None` if `rank` has

@@ -35,7 +35,6 @@ use self::dial::{Dial, DialOutcome};
 pub(crate) use self::kernel::SendSpace;
 pub use self::options::{CongestionControl, PacingRate, SocketOptions};
 pub(crate) use self::simultaneous_open::{LinkChoice, SimultaneousOpen};
-use super::handshake::random_nonce;
 use super::incoming::AcceptedConnection;
 use super::listener::Listener;
 use super::poller::{Event, Poller};
@@ -182,7 +181,7 @@ impl TcpTransport {
         self.listener.registry().register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
         let introduction = self.introduce(peer, stream_id);
         let identity = self.listener.incoming.identity();
-        let handshake = identity.dialer(introduction, random_nonce());
+        let handshake = identity.dialer(introduction, rand::random());
         let deadline = Some(now + CONNECT_TIMEOUT);
         Ok(Dial { peer, stream_id, stream, token, handshake, began: now, deadline })
     }
