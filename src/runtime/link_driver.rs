@@ -328,12 +328,11 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         let (target, next_header) = match incoming {
             IncomingFrame::Direct { .. } | IncomingFrame::Refused => return false,
             IncomingFrame::Header => (&mut header[*header_filled..], None),
-            IncomingFrame::Control { payload, filled, .. } => (&mut payload[*filled..], None),
             IncomingFrame::Discarded { left } => {
                 scratch.resize((*left).min(DISCARD_BYTES));
                 (scratch.bytes_mut(), None)
             }
-            IncomingFrame::Stored { payload, filled, .. } => {
+            IncomingFrame::Kept { payload, filled, .. } => {
                 (&mut payload.bytes_mut()[*filled..], Some(header))
             }
             IncomingFrame::Segment { operation, bytes, action, filled, .. } => {

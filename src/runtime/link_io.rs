@@ -14,8 +14,8 @@ use crate::reduce::{self, Kernels};
 use crate::schedule::Action;
 use crate::transport::local_links::LocalMessage;
 use crate::types::{Rank, SortedMap};
-use crate::wire::FrameHeader;
 use crate::wire::frame::HEADER_BYTES;
+use crate::wire::{FrameHeader, FrameKind};
 
 /// Why a job fails if a reduction function of the program panics.
 pub(crate) const FUNCTION_PANICKED: &str = "the program's reduction function panicked";
@@ -77,10 +77,8 @@ pub(crate) enum IncomingFrame {
     Header,
     /// The payload of a segment that is applied as soon as it is complete.
     Segment { header: FrameHeader, operation: OpId, bytes: Range<usize>, action: Action, filled: usize },
-    /// The payload of a segment that has to be stored.
-    Stored { header: FrameHeader, key: OperationKey, payload: AlignedBytes, filled: usize },
-    /// The payload of a control frame.
-    Control { header: FrameHeader, payload: Vec<u8>, filled: usize },
+    /// The payload of a segment that has to be stored under this key, or of a control frame, which has no key.
+    Kept { header: FrameHeader, key: Option<OperationKey>, payload: AlignedBytes, filled: usize },
     /// A payload that is thrown away; `left` bytes of it have not arrived.
     Discarded { left: usize },
     /// A message that a thread receives without an operation (`link_driver/direct.rs`). Only this thread reads the link now.
@@ -275,8 +273,7 @@ impl LinkIo {
                 return;
             }
             IncomingFrame::Segment { bytes, filled, .. } => (filled, bytes.len()),
-            IncomingFrame::Stored { payload, filled, .. } => (filled, payload.length),
-            IncomingFrame::Control { filled, payload, .. } => (filled, payload.len()),
+            IncomingFrame::Kept { payload, filled, .. } => (filled, payload.length),
             IncomingFrame::Discarded { left } => {
                 *left -= count;
                 return;
@@ -300,16 +297,8 @@ impl LinkIo {
                 IncomingFrame::Segment { bytes, filled, .. } if *filled == bytes.len() => {
                     self.apply_received_segment(peer, engine, operations);
                 }
-                IncomingFrame::Stored { payload, filled, .. } if *filled == payload.length => {
-                    self.store_received_segment(peer, engine, operations);
-                }
-                IncomingFrame::Control { header, payload, filled } if *filled == payload.len() => {
-                    if header.payload_crc.is_some_and(|crc| crc != crate::wire::crc32c(payload)) {
-                        engine.report_misbehavior(peer, "a control frame's payload is corrupt");
-                    } else {
-                        engine.handle_control_frame(peer, header, payload);
-                    }
-                    self.incoming = IncomingFrame::Header;
+                IncomingFrame::Kept { payload, filled, .. } if *filled == payload.length => {
+                    self.handle_kept_payload(peer, engine, operations);
                 }
                 IncomingFrame::Discarded { left: 0 } => self.incoming = IncomingFrame::Header,
                 IncomingFrame::Header if self.header_filled == HEADER_BYTES => {
@@ -333,14 +322,13 @@ impl LinkIo {
         operations: &mut ActiveOperations,
     ) -> IncomingFrame {
         let length = header.payload_bytes as usize;
+        let keep = |key| IncomingFrame::Kept { header, key, payload: AlignedBytes::new(length), filled: 0 };
         match engine.handle_header(peer, &header) {
             FrameVerdict::Handled => IncomingFrame::Header,
             FrameVerdict::Discard => IncomingFrame::Discarded { left: length },
             FrameVerdict::Refuse => IncomingFrame::Refused,
-            FrameVerdict::Control => IncomingFrame::Control { header, payload: vec![0; length], filled: 0 },
-            FrameVerdict::Store(key) => {
-                IncomingFrame::Stored { header, key, payload: AlignedBytes::new(length), filled: 0 }
-            }
+            FrameVerdict::Control => keep(None),
+            FrameVerdict::Store(key) => keep(Some(key)),
             FrameVerdict::Apply { operation, range, action } => {
                 let Some(bytes) = operations.prepare_buffer(engine, operation, &range) else {
                     return IncomingFrame::Discarded { left: length };
@@ -365,7 +353,7 @@ impl LinkIo {
         self.incoming = self.handle_header(peer, header, engine, operations);
         let count = first_bytes.len();
         match &mut self.incoming {
-            IncomingFrame::Stored { payload, .. } => {
+            IncomingFrame::Kept { payload, .. } => {
                 payload.bytes_mut()[..count].copy_from_slice(first_bytes);
             }
             IncomingFrame::Segment { operation, bytes, .. } => {
@@ -404,14 +392,15 @@ impl LinkIo {
         }
     }
 
-    /// Stores the segment that has been received completely, if its checksum is correct.
-    fn store_received_segment(&mut self, peer: Rank, engine: &mut Engine, operations: &mut ActiveOperations) {
+    /// Stores the segment, or passes on the control frame, that has been received completely, if its checksum is correct.
+    fn handle_kept_payload(&mut self, peer: Rank, engine: &mut Engine, operations: &mut ActiveOperations) {
         let incoming = std::mem::replace(&mut self.incoming, IncomingFrame::Header);
-        let IncomingFrame::Stored { header, key, payload, .. } = incoming else { return };
+        let IncomingFrame::Kept { header, key, payload, .. } = incoming else { return };
         if !check_payload_crc(peer, &header, payload.bytes(), engine) {
             self.incoming = IncomingFrame::Refused;
             return;
         }
+        let Some(key) = key else { return engine.handle_control_frame(peer, &header, payload.bytes()) };
         operations.stored.entry((key, peer)).or_default().push_back(StoredFrame { header, payload });
         // The operation may have begun while the segment arrived.
         operations.apply_stored(key, engine);
@@ -423,10 +412,11 @@ fn check_payload_crc(peer: Rank, header: &FrameHeader, payload: &[u8], engine: &
     let Some(expected) = header.payload_crc else { return true };
     let found = crate::wire::crc32c(payload);
     if found != expected {
-        let sequence = header.sequence;
-        let detail = format!(
-            "a segment of operation {sequence} arrived corrupt (checksum {found:08x}, should be {expected:08x})"
-        );
+        let what = match header.kind {
+            FrameKind::Data => format!("a segment of operation {}", header.sequence),
+            _ => "a control frame".into(),
+        };
+        let detail = format!("{what} arrived corrupt (checksum {found:08x}, should be {expected:08x})");
         engine.report_misbehavior(peer, detail);
     }
     found == expected
