@@ -15,7 +15,6 @@ use crate::reduce::Kernels;
 use crate::schedule::two_step::{ExchangedChunk, ExchangedSlice, TwoStepExchange};
 use crate::types::Rank;
 
-/// How a call encodes elements.
 #[derive(Clone, Debug)]
 pub(crate) struct Encoding {
     pub(crate) codec: Arc<dyn Codec>,
@@ -23,22 +22,18 @@ pub(crate) struct Encoding {
     pub(crate) kernels: Kernels,
     /// The number by which the reduction divides the sum of all contributions; 1 for a sum.
     pub(crate) divisor: u32,
-    /// This rank in the job.
     pub(crate) rank: Rank,
 }
 
-/// The exchange of one block, with its memory.
 pub(crate) struct EncodedBlock {
     encoding: Encoding,
     pub(crate) exchange: TwoStepExchange,
     pub(crate) elements: Memory,
     /// The index of the block's first element in the buffer of the call.
     start: usize,
-    /// Memory for decoded elements.
     scratch: Vec<f32>,
 }
 
-/// Where a chunk is.
 struct ChunkPlace {
     /// The elements of the buffer of the call.
     elements: Range<usize>,
@@ -242,13 +237,11 @@ impl Encoding {
         });
     }
 
-    /// Decodes words that this rank has encoded.
     fn decode_own(&self, words: &[u32], keys: RandomKeys, values: &mut [f32]) {
         self.codec.decode(words, keys, values).expect("a codec decodes its own encoding");
     }
 }
 
-/// Returns the elements of a block.
 fn values_of(elements: &mut Memory) -> &mut [f32] {
     let length = elements.length();
     elements.bytes_mut(0..length).map(bytemuck::cast_slice_mut).unwrap_or_default()

@@ -47,7 +47,6 @@ impl Gathering {
     }
 }
 
-/// Returns the bytes of a rank's slot.
 fn slot_bytes(workspace: &GatherWorkspace, rank: Rank, element_bytes: usize) -> Range<usize> {
     let slot = workspace.slot(rank);
     slot.start * element_bytes..slot.end * element_bytes

@@ -32,23 +32,18 @@ const UNRECORDED_MAX: usize = 2 * LEAD_MAX as usize;
 /// The size of a piece in bytes. Copies and reductions work on one piece at a time. The contributions of several ranks to one
 /// piece fit into the first-level cache of a processor.
 const PIECE_BYTES: usize = 16 << 10;
-/// The most programs that are stored.
 const PROGRAMS_MAX: usize = 32;
 
 /// One rank's part of the rounds in a shared memory.
 pub(crate) struct HostRounds<M = Segment> {
-    /// The shared memory.
     rounds: ShmRounds<M>,
-    /// The world ranks that share the memory.
     members: Arc<[Rank]>,
     /// The numbers of the next rank and of all other ranks.
     next_rank: RankSet,
     other_ranks: RankSet,
     /// The number of the last round that this rank has completed.
     last_round: u64,
-    /// The number of operations that were added.
     next_position: u64,
-    /// The number of operations that are complete.
     oldest_position: u64,
     /// The programs of the last different operations, the last one at the end.
     programs: Vec<(ProgramKey, Arc<Program>)>,
@@ -94,7 +89,6 @@ pub(crate) enum ShmFailure {
     Mismatch(ShmCall, Rank, (u64, Option<Contract>)),
     /// This rank has posted invalid values. The text describes the values.
     Invalid(Rank, &'static str),
-    /// A reduction function of the user panicked.
     Panicked,
 }
 
@@ -122,12 +116,10 @@ impl<M: RoundsMemory> HostRounds<M> {
         }
     }
 
-    /// Returns the shared memory, for example to set the sleep flag of this rank.
     pub(crate) fn rounds(&self) -> &ShmRounds<M> {
         &self.rounds
     }
 
-    /// Returns whether there is an operation that is not complete.
     pub(crate) fn is_busy(&self) -> bool {
         self.oldest_position != self.next_position
     }
@@ -329,7 +321,6 @@ impl<M: RoundsMemory> HostRounds<M> {
 
 /// Shared buffers of the group ([`super::SharedBuffer`]).
 impl<M: RoundsMemory> HostRounds<M> {
-    /// Returns whether this rank has the maximum number of shared buffers.
     pub(crate) fn has_max_buffers(&mut self) -> bool {
         self.remove_dropped_buffers();
         self.rounds.registry().own_buffer_count() >= BUFFERS_MAX

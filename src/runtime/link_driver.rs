@@ -46,14 +46,12 @@ pub struct LinkDriver<S, M> {
 
 /// The buffer and the reduction of an operation.
 pub struct BufferAndReduction {
-    /// The whole buffer.
     pub memory: Memory,
     /// The reduction functions; `None` for an operation without a reduction.
     pub kernels: Option<Kernels>,
 }
 
 impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
-    /// Creates a driver without operations.
     pub fn new(settings: Settings, transport: LinkTransport<S, M>) -> Self {
         Self {
             rank: settings.rank,
@@ -66,7 +64,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         }
     }
 
-    /// Returns the meter that measures how long sending, receiving and reducing take.
     pub(crate) fn meter(&self) -> &Meter {
         &self.operations.meter
     }
@@ -76,12 +73,10 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         self.links.iter().map(|(_, link)| link.counters)
     }
 
-    /// Returns the failure of the job, or `None` if the job has not failed.
     pub fn failure(&self) -> Option<&Failure> {
         self.engine.failure()
     }
 
-    /// Opens the link to a peer, if it is not open.
     pub fn connect(&mut self, now: Timestamp, peer: Rank) {
         // Messages of a rank to itself need no link.
         if peer != self.rank && !self.links.contains(peer) {
@@ -225,7 +220,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         self.probing_threads = if is_probing { self.probing_threads + 1 } else { self.probing_threads - 1 };
     }
 
-    /// Adds the links that peers have opened.
     fn add_incoming_links(&mut self) {
         while let Some(peer) = self.transport.sockets.take_incoming_link() {
             if !self.links.contains(peer) {

@@ -53,7 +53,6 @@ pub(crate) struct StoredFrame {
     payload: AlignedBytes,
 }
 
-/// The state of one link.
 pub(crate) struct LinkIo {
     pub(crate) incoming: IncomingFrame,
     /// The header of the next incoming frame. The first `header_filled` bytes have arrived.
@@ -87,7 +86,6 @@ pub(crate) enum IncomingFrame {
     Refused,
 }
 
-/// A frame that is being sent.
 pub(crate) struct OutgoingFrame {
     pub(crate) header: [u8; HEADER_BYTES],
     pub(crate) payload: FramePayload,
@@ -99,7 +97,6 @@ pub(crate) struct OutgoingFrame {
 pub(crate) enum FramePayload {
     /// A segment: these bytes of the operation's buffer.
     Segment(OpId, Range<usize>),
-    /// The payload of a control frame.
     Control(Bytes),
 }
 
@@ -127,7 +124,6 @@ impl AlignedBytes {
 }
 
 impl ActiveOperations {
-    /// Releases all buffers.
     pub(crate) fn release(&mut self) {
         self.stored.clear();
         self.messages_to_self.clear();

@@ -26,7 +26,6 @@ impl<B: OwnedBuffer> ErasedBuffer for B {
     }
 }
 
-/// The buffer of an operation.
 pub struct Memory {
     kind: MemoryKind,
     /// How to allocate memory for a longer message, when the length of the message is known.
@@ -34,9 +33,7 @@ pub struct Memory {
 }
 
 enum MemoryKind {
-    /// No elements.
     Nothing,
-    /// A buffer that the operation owns.
     Owned(Box<dyn ErasedBuffer>),
     /// A buffer of the caller, or a part of another operation's buffer.
     Borrowed(BorrowedMemory),
@@ -51,7 +48,6 @@ struct Allocation {
 }
 
 impl Memory {
-    /// Returns memory without elements.
     pub fn none() -> Self {
         MemoryKind::Nothing.into()
     }
@@ -87,7 +83,6 @@ impl Memory {
         }
     }
 
-    /// Returns the number of bytes.
     pub(crate) fn length(&self) -> usize {
         match &self.kind {
             MemoryKind::Nothing => 0,
@@ -96,7 +91,6 @@ impl Memory {
         }
     }
 
-    /// Returns access to the whole buffer.
     pub(crate) fn access(&mut self) -> BufferAccess<'_> {
         match &mut self.kind {
             MemoryKind::Nothing => BufferAccess::default(),

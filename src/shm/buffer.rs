@@ -67,7 +67,6 @@ impl ExposedBuffer {
         unsafe { std::slice::from_raw_parts(self.mapping.first_byte().as_ptr(), self.mapping.length) }
     }
 
-    /// Returns the contents for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and because of `&mut self` no other thread of this process uses the bytes.
         unsafe { std::slice::from_raw_parts_mut(self.mapping.first_byte().as_ptr(), self.mapping.length) }
@@ -87,7 +86,6 @@ impl RemoteBuffer {
         Ok(Self { segment, length })
     }
 
-    /// Returns the length of the buffer in bytes.
     pub(super) fn length(&self) -> usize {
         self.length
     }
@@ -115,7 +113,6 @@ impl RemoteBuffer {
     }
 }
 
-/// Returns the length in bytes of a header and `length` bytes of elements.
 fn length_with_header(length: usize) -> io::Result<usize> {
     let sum = length.checked_add(HEADER_BYTES).filter(|&sum| isize::try_from(sum).is_ok());
     sum.ok_or_else(|| io::ErrorKind::OutOfMemory.into())

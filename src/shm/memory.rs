@@ -4,7 +4,6 @@
 use std::ops::Deref;
 use std::sync::atomic::Ordering;
 
-/// The length of a word in bytes.
 pub const WORD_BYTES: usize = size_of::<u64>();
 /// A thread that looks for a change of a word pauses once after this number of looks.
 const LOOKS_PER_PAUSE: u32 = 8;
@@ -26,7 +25,6 @@ pub fn pause_between_looks(look: u32) {
 ///
 /// The methods know the line of their caller, because tests change the accesses of single lines.
 pub trait SegmentMemory {
-    /// Returns the length in bytes.
     fn length(&self) -> usize;
 
     /// Returns the value of the word at `offset`.

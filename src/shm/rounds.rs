@@ -48,7 +48,6 @@ pub struct ShmRounds<M = Segment> {
     /// The last round that all other ranks have posted, as far as this rank knows.
     posted_by_all: u64,
     next_post: NextPost,
-    /// The buffers that the ranks can expose.
     registry: BufferRegistry,
 }
 
@@ -71,7 +70,6 @@ pub struct PostedRound<'a, M> {
     /// Whether the rank has posted the location of its elements instead of the elements
     /// ([`ShmRounds::read_exposed_locations`]).
     pub is_exposed: bool,
-    /// The offset of the post header.
     header_offset: usize,
     /// The offset of the first byte of the payload.
     start: usize,
@@ -88,7 +86,6 @@ const _: () = assert!(
 
 /// The result of [`ShmRounds::read_short_post`].
 pub enum ShortPost<'a, M> {
-    /// There is no post.
     Absent,
     /// The payload of the post is not short, or the rank has exposed its elements.
     NotShort,
@@ -138,12 +135,10 @@ impl<M: RoundsMemory> ShmRounds<M> {
         }
     }
 
-    /// Returns the sizes that determine the memory layout.
     pub fn size(&self) -> RoundsSize {
         self.posts.size
     }
 
-    /// Returns the posts of all ranks.
     pub fn posts(&self) -> &Posts<M> {
         &self.posts
     }
@@ -153,12 +148,10 @@ impl<M: RoundsMemory> ShmRounds<M> {
         self.rank
     }
 
-    /// Returns the registered buffers.
     pub fn registry(&self) -> &BufferRegistry {
         &self.registry
     }
 
-    /// Returns the registered buffers, to register or remove buffers.
     pub fn registry_mut(&mut self) -> &mut BufferRegistry {
         &mut self.registry
     }
@@ -332,7 +325,6 @@ impl<M: RoundsMemory> ShmRounds<M> {
         self.posts.memory.fence();
     }
 
-    /// Tells the other ranks that this rank is awake.
     pub fn mark_awake(&self) {
         self.posts.memory.store(self.posts.sleep_flag(self.rank), 0, Ordering::Relaxed);
     }
@@ -392,7 +384,6 @@ impl<M: RoundsMemory> Posts<M> {
         (stamp >> PLACE_BITS == round).then_some((offset, stamp))
     }
 
-    /// Returns the offset in bytes of the memory of `rank`.
     fn rank_offset(&self, rank: usize) -> usize {
         assert!(rank < self.size.ranks, "the rank must be below the number of ranks");
         CACHE_LINE_PAIR_BYTES + rank * self.bytes_per_rank
@@ -403,7 +394,6 @@ impl<M: RoundsMemory> Posts<M> {
         self.rank_offset(rank) + (1 + round * HEADER_STEP % HEADERS) as usize * CACHE_LINE_PAIR_BYTES
     }
 
-    /// Returns the offset in bytes of the sleep flag of `rank`.
     fn sleep_flag(&self, rank: usize) -> usize {
         self.rank_offset(rank)
     }

@@ -21,17 +21,13 @@ pub const TOKEN_BYTES: usize = 32;
 /// Where other processes of this host find a segment: the process that created the segment, and its file descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentLocation {
-    /// The id of the process.
     pub process: u32,
-    /// The number of the file descriptor in that process.
     pub file: u32,
 }
 
 /// A mapping of shared memory. When this value is dropped, the memory is unmapped.
 pub struct Segment {
-    /// The address of the mapping.
     base: NonNull<u8>,
-    /// The length of the mapping in bytes.
     length: usize,
     /// The file, which stays open until all other processes have opened it.
     file: Option<OwnedFd>,

@@ -143,7 +143,6 @@ impl<M: SegmentMemory> QueueSignals<M> {
         may_sleep
     }
 
-    /// Records that this rank is awake.
     pub fn mark_awake(&self) {
         self.memory.store(self.sleep_flag, 0, Ordering::Relaxed);
     }

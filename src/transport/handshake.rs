@@ -12,9 +12,7 @@ use crate::wire::handshake::{Dialer, Handshake, HandshakeError, Introduction, Jo
 /// The secret, the job and the rank of this process, for handshakes.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// The job's secret.
     pub secret: Secret,
-    /// The job to which this process belongs.
     pub job: Job,
     /// This process's rank; `None` for a launcher's rendezvous.
     pub rank: Option<Rank>,

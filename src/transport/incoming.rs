@@ -48,7 +48,6 @@ const LATE_REPLY_CONNECTIONS_MAX: usize = 64;
 pub struct AcceptedConnection<S = TcpStream> {
     /// The connection, which is registered under `token`.
     pub stream: S,
-    /// The token of the connection.
     pub token: Token,
     /// Which rank dialed, and for which purpose.
     pub introduction: Introduction,
@@ -105,7 +104,6 @@ type LateReplyFunction = Box<dyn Fn(Rank) -> Vec<u8> + Send>;
 /// The connections whose handshake is in progress, and the accepted connections that the owner has not taken yet.
 pub struct IncomingConnections<S> {
     identity: Identity,
-    /// The connections whose handshake is in progress.
     pending: BTreeMap<Token, IncomingHandshake<S>>,
     /// The connections whose handshake is complete, and which the owner has not taken yet.
     accepted: VecDeque<AcceptedConnection<S>>,
@@ -137,7 +135,6 @@ impl<S: Read + Write> IncomingConnections<S> {
         }
     }
 
-    /// Returns the secret, the job and the rank of this process.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
@@ -161,7 +158,6 @@ impl<S: Read + Write> IncomingConnections<S> {
         self.continue_handshake(now, token);
     }
 
-    /// Returns whether the handshake of this connection is in progress.
     pub fn is_pending(&self, token: Token) -> bool {
         self.pending.contains_key(&token)
     }
@@ -199,7 +195,6 @@ impl<S: Read + Write> IncomingConnections<S> {
         self.send_late_replies(now);
     }
 
-    /// Sends the reply to all late ranks whose connections have been accepted.
     fn send_late_replies(&mut self, now: Duration) {
         let Some(reply) = self.late_reply.take() else { return };
         while let Some(accepted) = self.take(ConnectionPurpose::Rendezvous) {
@@ -238,7 +233,6 @@ impl<S: Read + Write> IncomingConnections<S> {
         handshakes.into_iter().chain(self.log.deadline()).min()
     }
 
-    /// Advances a handshake as far as possible without blocking.
     pub fn continue_handshake(&mut self, now: Duration, token: Token) {
         let Some(pending) = self.pending.get_mut(&token) else { return };
         let address = pending.address;

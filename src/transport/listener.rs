@@ -27,7 +27,6 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// `somaxconn` may lower this number. If the queue is full, the kernel does not answer, and the dialer waits and may
 /// time out.
 const ACCEPT_BACKLOG: i32 = 4096;
-/// The token of the listening socket.
 const LISTENER: Token = Token(0);
 
 /// Listens on `address`. `set_options` sets the options of the socket. Returns an error if the operating system refuses the
@@ -97,7 +96,6 @@ impl Listener {
         })
     }
 
-    /// Returns whether other processes can connect.
     pub fn has_port(&self) -> bool {
         self.socket.is_some()
     }

@@ -44,7 +44,6 @@ struct SocketBytes {
     received: u64,
 }
 
-/// The links to the other ranks of this host.
 struct LocalLinks<M> {
     links: RankMap<LocalLink<M>>,
     signals: Arc<QueueSignals<M>>,
@@ -52,7 +51,6 @@ struct LocalLinks<M> {
     has_wake_bytes: bool,
 }
 
-/// The link to another rank of this host.
 struct LocalLink<M> {
     /// The number of the peer in [`QueueSignals`].
     index: usize,
@@ -65,11 +63,9 @@ struct LocalLink<M> {
     socket_total: Option<u64>,
     /// The value of [`QueueSender::read_count`] when the queue to the peer was found full.
     full_at: Option<u64>,
-    /// Why the socket has ended.
     socket_end: Option<String>,
     /// What is wrong with the words of the peer, if this rank noticed it while sending.
     problem: Option<QueueError>,
-    /// Whether this rank has closed its sending direction.
     is_closed: bool,
     /// The header of the message that is being read as a frame.
     header: [u8; HEADER_BYTES],
@@ -96,7 +92,6 @@ struct LinkContext<'a, S, M> {
 }
 
 impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
-    /// Creates links that use only sockets.
     pub fn new(sockets: S, world: WorldSize) -> Self {
         Self { sockets, socket_bytes: vec![SocketBytes::default(); world.as_usize()], local: None }
     }
@@ -149,7 +144,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         Some((link, LinkContext { peer, sockets: &mut self.sockets, socket_bytes, signals, has_wake_bytes }))
     }
 
-    /// Sends the bytes of `parts` in order, as many as possible without blocking.
     pub fn send(&mut self, peer: Rank, parts: &[IoSlice<'_>]) -> TransferResult {
         if let Some((link, mut context)) = self.local_link(peer)
             && link.is_sending
@@ -180,7 +174,6 @@ impl<S: SocketTransport, M: SegmentMemory> LinkTransport<S, M> {
         received
     }
 
-    /// Closes the sending direction of the link to `peer`. Data from the peer can still be received.
     pub fn close_sending(&mut self, peer: Rank) {
         if let Some((link, context)) = self.local_link(peer) {
             link.is_closed = true;
@@ -209,7 +202,6 @@ impl<M: SegmentMemory> LocalLink<M> {
         }
     }
 
-    /// Sends through the queue from now on.
     fn begin_sending<S: SocketTransport>(&mut self, context: &mut LinkContext<'_, S, M>) {
         if !self.is_sending {
             self.is_sending = true;

@@ -23,13 +23,11 @@ pub struct Event {
     pub token: Token,
     /// The socket may be readable, or has been closed.
     pub is_readable: bool,
-    /// The socket may be writable.
     pub is_writable: bool,
     /// The peer has closed its sending direction: no data follow the data that have arrived.
     pub is_ended: bool,
 }
 
-/// The queue of socket events.
 pub struct Poller {
     poll: Poll,
     events: Events,

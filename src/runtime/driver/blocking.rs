@@ -33,11 +33,9 @@ use crate::shm::{RoundsMemory, pause_between_looks};
 use crate::transport::SocketTransport;
 use crate::types::{Rank, Site};
 
-/// The number of times that a thread polls shared memory before it also yields its processor between the polls. So many polls
-/// take a few microseconds.
+/// The number of polls, which take a few microseconds, before a thread also yields its processor between the polls.
 const SPINS_BEFORE_YIELD: u32 = 1000;
-/// The number of times that a short call yields its processor before it goes on as an operation, which also handles failures and
-/// deadlines.
+/// The number of yields before a short call goes on as an operation, which also handles failures and deadlines.
 const YIELDS_OF_SHORT_CALL: u32 = 16;
 
 /// A collective in shared memory that its caller executes itself. `H` refers to the rounds of the group.
@@ -124,7 +122,6 @@ impl<M: RoundsMemory, H: DerefMut<Target = HostRounds<M>>> BlockingCollective<H>
         self.engine_id
     }
 
-    /// Returns the rounds.
     #[cfg(test)]
     pub(crate) fn into_rounds(self) -> H {
         self.host_rounds
@@ -152,7 +149,6 @@ pub(super) fn record_calls<M: RoundsMemory>(
     }
 }
 
-/// Fails the job because of an operation in shared memory.
 pub(super) fn fail_because<M: RoundsMemory>(
     engine: &mut Engine,
     group: u32,

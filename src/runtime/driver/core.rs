@@ -33,7 +33,6 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     /// After a failure of the job: until this time, this rank tells the peers and receives their reports. `None` until the core
     /// has noticed the failure. The engine of the link driver has the failure itself.
     notify_until: Option<Timestamp>,
-    /// The active operations.
     pub(crate) active_ids: SortedSet<OpId>,
     /// The results of ended operations that no thread has taken.
     pub(crate) results: SortedMap<OpId, Result<OperationOutput, Error>>,
@@ -50,12 +49,10 @@ pub(crate) struct Core<S = TcpTransport, M = Segment> {
     pub(super) statistics: Statistics,
     /// The active operations in shared memory that their callers do not execute themselves.
     pub(super) shm_tasks: BTreeMap<OpId, ShmTask>,
-    /// The rounds in which the core executes operations: rounds that groups have handed over.
+    /// The rounds that groups have handed over.
     pub(crate) rounds: BTreeMap<RoundsKey, Box<HostRounds<M>>>,
-    /// The stages over links of collectives of several stages. They have parts of buffers, so they must be dropped before the
-    /// owners of the buffers in `staged_collectives`.
+    /// They have parts of buffers, so they must be dropped before the owners of the buffers in `staged_collectives`.
     pub(super) link_stages: LinkStages,
-    /// The active collectives of several stages.
     pub(super) staged_collectives: BTreeMap<OpId, StagedCollective>,
     /// For each active stage of such a collective: the collective and the index of its block.
     pub(super) stage_of: BTreeMap<OpId, BlockId>,

@@ -57,7 +57,6 @@ pub(crate) enum PollProgress {
     Blocked,
 }
 
-/// The lock of the core.
 pub(crate) struct CoreLock<C: DrivenCore, P: Primitives> {
     state: P::Mutex<LockedState<C>>,
     /// The number of threads that wait for the lock. The thread that drives the event loop yields the lock to them.
@@ -68,7 +67,6 @@ pub(crate) struct CoreLock<C: DrivenCore, P: Primitives> {
     progress_work: P::Condvar,
 }
 
-/// What the lock guards.
 struct LockedState<C> {
     core: C,
     threads: WaitingThreads,
@@ -87,7 +85,6 @@ struct WaitingThreads {
     is_closing: bool,
 }
 
-/// The locked core.
 pub(crate) struct CoreGuard<'a, C: DrivenCore, P: Primitives> {
     lock: &'a CoreLock<C, P>,
     /// `None` only while this thread waits, and in `drop`.
@@ -146,12 +143,10 @@ impl<C: DrivenCore, P: Primitives> CoreLock<C, P> {
 }
 
 impl<C: DrivenCore, P: Primitives> CoreGuard<'_, C, P> {
-    /// Returns whether a thread waits for the sockets.
     pub(super) fn has_socket_waiter(&self) -> bool {
         self.state().threads.has_socket_waiter
     }
 
-    /// Records whether a thread waits for the sockets.
     pub(super) fn set_has_socket_waiter(&mut self, has_socket_waiter: bool) {
         self.state_mut().threads.has_socket_waiter = has_socket_waiter;
     }
@@ -183,12 +178,10 @@ impl<C: DrivenCore, P: Primitives> CoreGuard<'_, C, P> {
         self
     }
 
-    /// Waits until the progress thread has work.
     pub(super) fn wait_for_progress_work(&mut self) {
         self.wait_uncounted(&self.lock.progress_work, None);
     }
 
-    /// Tells the progress thread that it has work.
     pub(super) fn notify_progress_thread(&self) {
         P::notify_one(&self.lock.progress_work);
     }
@@ -208,7 +201,6 @@ impl<C: DrivenCore, P: Primitives> CoreGuard<'_, C, P> {
         lock.lock()
     }
 
-    /// Makes the progress thread end.
     pub(super) fn close(&mut self) {
         self.state_mut().threads.is_closing = true;
         P::notify_all(&self.lock.progress_work);

@@ -21,7 +21,6 @@ pub(super) type BlockId = (OpId, usize);
 /// The stages over links of blocks that have several stages.
 #[derive(Default)]
 pub(super) struct LinkStages {
-    /// The active exchanges of encoded elements.
     pub(super) exchanges: BTreeMap<BlockId, (EncodedBlock, ExchangeState)>,
     /// The stages without encoding that are ready to begin.
     pub(super) ready: BTreeMap<BlockId, (Schedule, Memory)>,

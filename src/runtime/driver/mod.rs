@@ -92,7 +92,6 @@ impl Driver {
         Ok(Self { shared, progress_thread: Mutex::new(None) })
     }
 
-    /// Locks the core.
     pub(crate) fn core(&self) -> LockedCore<'_> {
         self.shared.lock()
     }
@@ -135,7 +134,6 @@ impl Driver {
         }
     }
 
-    /// Returns the meter that measures how long sending, receiving, reducing and waiting take.
     pub(crate) fn meter(&self) -> &Meter {
         &self.shared.meter
     }
@@ -285,9 +283,8 @@ impl Driver {
         self.shared.now()
     }
 
-    /// Waits until the machines of the peers have accepted everything that this rank has sent. Otherwise messages could be lost:
-    /// if a peer sends this rank a frame after the socket is closed, the kernel discards what the peer's machine has not
-    /// accepted.
+    /// Waits until the machines of the peers have accepted everything that this rank has sent. The kernel would discard the rest
+    /// if a peer sent a frame after the socket is closed.
     fn deliver_last_messages(&self) {
         let shared = &self.shared;
         let deadline = shared.now() + DELIVERY_TIMEOUT;
@@ -310,7 +307,6 @@ impl Driver {
         }
     }
 
-    /// Starts the progress thread, if it does not run.
     fn ensure_progress_thread(&self) -> Result<(), Error> {
         let mut progress_thread = self.progress_thread.lock().unwrap_or_else(PoisonError::into_inner);
         if progress_thread.is_none() {

@@ -10,7 +10,6 @@ use crate::transport::SocketTransport;
 use crate::types::Rank;
 
 impl Submission {
-    /// Returns the direction in which the operation moves data.
     fn direction(&self) -> Direction {
         match self {
             Self::Collective(..) => Direction::Collective,
@@ -52,7 +51,6 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         // If the core could not begin the operation, the job has failed, and the operation in its record is still active.
     }
 
-    /// Records the end of an operation.
     pub(super) fn record_end(&mut self, id: OpId, status: EventStatus) {
         if let (Some(recorder), Some(event)) = (&self.recorder, self.recorded.remove(&id)) {
             recorder.finish(event, status);

@@ -41,7 +41,6 @@ const INTERRUPT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// true, this rank aborts the job. Bindings need it for languages whose signal handlers run in the waiting thread itself.
 pub type Interrupt = fn() -> bool;
 
-/// The locked core of a job.
 pub(super) type LockedCore<'a> = CoreGuard<'a, Core, StdPrimitives>;
 
 /// How a thread waits for events, and what it needs for that.
@@ -76,7 +75,6 @@ pub(super) struct DriverShared {
     pub(super) skipped_polls: AtomicU32,
     /// The ranks of this host, from when on messages to them go through queues.
     pub(super) local_peers: OnceLock<LocalPeers>,
-    /// Wakes the thread that waits for the sockets.
     pub(super) waker: Arc<Waker>,
     /// The start of the engine's clock.
     pub(super) epoch: Instant,

@@ -37,7 +37,6 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         Ok(ShmTask { key, shm_operation, memory })
     }
 
-    /// Begins an operation in shared memory.
     pub(super) fn begin_shm_task(
         &mut self,
         now: Timestamp,

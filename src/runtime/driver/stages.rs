@@ -20,7 +20,6 @@ use crate::transport::SocketTransport;
 use crate::types::{INTERNAL_GROUP_BITS, RESULTS_GROUP_BIT};
 
 impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
-    /// Begins a collective of several stages.
     pub(super) fn begin_staged(
         &mut self,
         now: Timestamp,

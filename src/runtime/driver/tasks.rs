@@ -16,11 +16,9 @@ use crate::shm::{Posts, RoundsMemory, Segment};
 use crate::types::{Rank, RankSet};
 
 /// The time for which a thread polls shared memory before it sleeps, if each rank has a processor. The other ranks usually need
-/// less time for a round. If n ranks share a processor, each gets the processor for 1/n of the time, so a thread polls n times
-/// as long. While it polls, it yields the processor to the other ranks.
+/// less time for a round. If n ranks share a processor, a thread polls n times as long, and yields the processor meanwhile.
 pub(super) const SHM_SPIN_TIME: Duration = Duration::from_micros(200);
 
-/// An operation that the driver has to begin.
 pub(crate) enum Submission {
     /// A collective, and how it encodes elements if it has stages with encoded elements. If it has stages in shared memory, the
     /// core has the rounds.
@@ -76,13 +74,11 @@ pub(super) struct AwaitedPosts<M = Segment> {
 }
 
 impl<M: RoundsMemory> AwaitedPosts<M> {
-    /// Returns whether all these ranks have posted.
     pub(super) fn are_posted(&self) -> bool {
         self.ranks.indices().all(|rank| self.posts.has_posted(rank, self.round))
     }
 }
 
-/// An active collective of several stages.
 pub(super) struct StagedCollective {
     pub(super) whole: SplitBuffer,
     pub(super) request: OperationRequest,

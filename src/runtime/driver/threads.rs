@@ -7,7 +7,6 @@ use super::core_lock::{CoreGuard, CoreLock, DrivenCore, PollProgress};
 use super::primitives::Primitives;
 use crate::engine::Timestamp;
 
-/// The locked core of a driver.
 type Locked<'a, D> = CoreGuard<'a, <D as ThreadedDriver>::Core, <D as ThreadedDriver>::Primitives>;
 
 /// A core that several threads drive, and how they wait for events of its sockets.
@@ -218,7 +217,6 @@ pub(crate) trait ThreadedDriver: Sized {
         }
     }
 
-    /// Makes the progress thread end.
     fn end_progress_thread(&self) {
         self.lock().close();
         self.interrupt_wait();

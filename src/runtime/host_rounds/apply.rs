@@ -40,7 +40,6 @@ impl<M: RoundsMemory> HostRounds<M> {
         }
     }
 
-    /// Reads elements from the slots of other ranks.
     fn take(
         &self,
         round: u64,

@@ -13,7 +13,6 @@ use crate::schedule::program::Execution;
 use crate::shm::{Header, LEAD_MAX, PostedRound, RoundsMemory, ShmRounds};
 use crate::types::{Algorithm, Rank, RankSet};
 
-/// An operation in shared memory.
 pub(crate) struct ShmOperation {
     pub(super) execution: Execution,
     call: ShmCall,
@@ -121,7 +120,6 @@ impl<M: RoundsMemory> HostRounds<M> {
         Ok(Poll::Pending)
     }
 
-    /// Returns the failure because a rank posted invalid values.
     fn invalid(&self, rank: usize, what: &'static str) -> ShmFailure {
         ShmFailure::Invalid(self.members[rank], what)
     }
@@ -154,7 +152,6 @@ impl<M: RoundsMemory> HostRounds<M> {
         Ok(())
     }
 
-    /// Returns whether an operation is the oldest that is not complete.
     pub(crate) fn is_oldest(&self, shm_operation: &ShmOperation) -> bool {
         self.oldest_position == shm_operation.position
     }
@@ -222,7 +219,6 @@ impl ShmOperation {
         current.written_len(block) * self.element_bytes
     }
 
-    /// Returns the byte range of a range of elements.
     pub(super) fn bytes(&self, range: &Range<usize>) -> Range<usize> {
         range.start * self.element_bytes..range.end * self.element_bytes
     }

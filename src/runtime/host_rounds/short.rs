@@ -17,7 +17,6 @@ pub(crate) struct ShortCall {
     pub(super) payload_bytes: usize,
     /// The parts of the buffer that the rank posts, and where they begin in the payload.
     pub(super) writes: Box<[(usize, Range<usize>)]>,
-    /// The ranks whose posts the call reads.
     pub(super) sources: RankSet,
     /// For each rank: up to which byte the call needs its payload.
     pub(super) taken_bytes: Box<[usize]>,
@@ -34,7 +33,6 @@ pub(super) enum ShortWork {
 
 /// The result of [`HostRounds::run_short`](super::HostRounds::run_short).
 pub(crate) enum ShortResult {
-    /// The call is complete.
     Complete,
     /// This rank has posted nothing. The call has to begin as any other operation.
     NotBegun,

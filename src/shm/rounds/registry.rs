@@ -30,7 +30,6 @@ pub struct BufferRef {
 
 /// The registered buffers of all ranks.
 pub struct BufferRegistry {
-    /// The number of this rank.
     rank: usize,
     /// The number of buffers that each rank has registered, including dropped buffers. The next buffer gets this number.
     count: u64,
@@ -43,11 +42,8 @@ pub struct BufferRegistry {
     pub(super) exposed_parts: ExposedParts,
 }
 
-/// A registered buffer of this rank.
 struct OwnBuffer {
-    /// The number of the buffer.
     number: u64,
-    /// The length of the buffer in bytes.
     length: usize,
     /// The address of the mapping.
     mapping_start: usize,
@@ -68,7 +64,6 @@ pub(super) struct ExposedParts {
 }
 
 impl BufferRegistry {
-    /// Creates the registry of the rank with the number `rank`.
     pub(super) fn new(rank: usize) -> Self {
         Self {
             rank,
@@ -79,7 +74,6 @@ impl BufferRegistry {
         }
     }
 
-    /// Returns the number of this rank's own registered buffers.
     pub fn own_buffer_count(&self) -> usize {
         self.own.len()
     }
@@ -150,7 +144,6 @@ impl BufferRegistry {
         }
     }
 
-    /// Returns the buffer with the number `buffer` of another rank.
     fn buffer(&self, buffer: u64, rank: usize) -> Option<&RemoteBuffer> {
         self.others.get(&buffer)?.get(rank)?.as_ref()
     }

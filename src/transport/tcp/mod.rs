@@ -65,7 +65,6 @@ pub struct TcpTransport {
     links: BTreeMap<Rank, TcpLink>,
     /// The peer of each connection of a link, by the token of the connection.
     peers_by_token: HashMap<Token, Rank>,
-    /// The extra connections that are being opened.
     extras: BTreeMap<Token, Dial>,
     /// The peers that have opened a link to this rank without a request of this rank.
     incoming_links: VecDeque<Rank>,
@@ -73,11 +72,9 @@ pub struct TcpTransport {
     isolated: Option<IsolatedGroup>,
 }
 
-/// The link to one peer.
 enum TcpLink {
     /// This rank dials the peer, and the peer may dial this rank at the same time.
     Opening(Box<SimultaneousOpen<Dial, AcceptedConnection>>),
-    /// The link is open.
     Open(Box<Bundle<TcpStream>>),
     /// The link is lost, for this reason.
     Lost(String),
@@ -108,7 +105,6 @@ impl TcpTransport {
         }
     }
 
-    /// Returns the congestion control of links, or `None` for the host's default.
     pub fn congestion(&self) -> Option<&str> {
         self.options.congestion()
     }
@@ -139,7 +135,6 @@ impl TcpTransport {
         }
     }
 
-    /// Returns the connections that this rank opens.
     fn dials(&self) -> impl Iterator<Item = &Dial> {
         let of_links = self.links.values().filter_map(|link| match link {
             TcpLink::Opening(opening) => Some(&opening.ours),
@@ -173,7 +168,6 @@ impl TcpTransport {
         Ok(dial)
     }
 
-    /// Begins to open one of the connections of a link.
     fn open_connection(&mut self, now: Duration, peer: Rank, stream_id: StreamId) -> io::Result<Dial> {
         let address = self.addresses.get(peer.index()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let mut stream = self.options.connect(*address, self.rate_divisor(stream_id.total))?;
@@ -238,7 +232,6 @@ impl TcpTransport {
         Introduction { purpose, from, to, stream }
     }
 
-    /// Handles a connection of a link that a peer has opened.
     fn add_peer_connection(&mut self, now: Duration, accepted: AcceptedConnection) {
         match accepted.introduction.stream.index {
             0 => self.handle_peer_connection(now, accepted),
@@ -287,7 +280,6 @@ impl TcpTransport {
         accepted.confirm().map_err(|error| ("could not be confirmed", error))
     }
 
-    /// Creates an open link from its first connection.
     fn new_open_link(&self, stream: TcpStream, token: Token, stream_count: u8) -> TcpLink {
         let mut bundle = Bundle::new(stream, token, stream_count);
         bundle.use_streams(self.used_streams.into());
@@ -334,7 +326,6 @@ impl TcpTransport {
         }
     }
 
-    /// Returns the connections of the link to `peer`, if the link is open.
     fn bundle_mut(&mut self, peer: Rank) -> Option<&mut Bundle<TcpStream>> {
         self.open_link(peer).ok()
     }

@@ -74,7 +74,6 @@ pub struct PacingRate {
 }
 
 impl PacingRate {
-    /// Returns the rate in bytes per second.
     pub fn bytes_per_second(self) -> u64 {
         self.bytes_per_second
     }
@@ -117,7 +116,6 @@ pub fn available_congestion_controls() -> Vec<String> {
 /// The maximum of `TCP_USER_TIMEOUT`, which the kernel stores as milliseconds in 32 bits.
 const USER_TIMEOUT_MAX: Duration = Duration::from_secs(1_000_000);
 
-/// The options of every link's socket.
 #[derive(Clone, Debug)]
 pub struct SocketOptions {
     /// The name of the congestion control; `None` for the host's default.
@@ -167,7 +165,6 @@ impl SocketOptions {
         Ok(options)
     }
 
-    /// Returns the name of the congestion control that will be set, or `None` for the host's default.
     pub fn congestion(&self) -> Option<&str> {
         self.congestion.as_deref()
     }

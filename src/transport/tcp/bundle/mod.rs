@@ -50,14 +50,12 @@ pub(crate) trait Connection {
     /// Writes the parts, one after another. Returns the number of bytes that were written.
     fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
 
-    /// Returns the state of the send buffer.
     fn send_space(&self) -> io::Result<SendSpace>;
 
     /// Returns whether the connection accepts bytes now. After a result of false, an event reports when the connection
     /// accepts bytes again.
     fn is_writable(&self) -> io::Result<bool>;
 
-    /// Closes the sending direction.
     fn close_sending(&self) -> io::Result<()>;
 }
 
@@ -89,15 +87,12 @@ pub(crate) struct Bundle<P> {
     streams: Vec<Option<Stream<P>>>,
     /// The number of connections that are used for sending.
     used: usize,
-    /// The number of connections that this rank is opening.
     expected_connections: usize,
-    /// Whether the sending direction has been closed.
     is_sending_closed: bool,
     sending: SendState,
     receiving: ReceiveState,
 }
 
-/// An open connection of a bundle.
 struct Stream<P> {
     connection: P,
     token: Token,
@@ -119,7 +114,6 @@ struct Stream<P> {
 enum ConnectionEnd {
     /// The peer closed the connection, and all data have been read.
     Ended,
-    /// The connection failed, for this reason.
     Broken(String),
 }
 
@@ -143,9 +137,7 @@ struct SendState {
     is_last: bool,
 }
 
-/// A record of which only a part is written.
 struct PartialRecord {
-    /// The number of the connection.
     stream: usize,
     header: [u8; RECORD_HEADER_BYTES],
     /// The number of bytes of the header that are written.
@@ -224,7 +216,6 @@ impl<P: Connection> Bundle<P> {
         self.expected_connections = count;
     }
 
-    /// Subtracts one from the number of connections that this rank is opening.
     pub(crate) fn decrement_expected_connections(&mut self) {
         self.expected_connections = self.expected_connections.saturating_sub(1);
     }
@@ -242,7 +233,6 @@ impl<P: Connection> Bundle<P> {
         }
     }
 
-    /// Sends only on the first `used` connections.
     pub(crate) fn use_streams(&mut self, used: usize) {
         self.used = used.clamp(1, self.streams.len().max(1));
     }
@@ -262,12 +252,10 @@ impl<P: Connection> Bundle<P> {
         }
     }
 
-    /// Returns the open connections.
     pub(crate) fn connections(&self) -> impl Iterator<Item = &P> {
         self.streams.iter().flatten().map(|stream| &stream.connection)
     }
 
-    /// Handles an event of a connection.
     pub(crate) fn handle_event(&mut self, event: Event) {
         let mut streams = self.streams.iter_mut().flatten();
         if let Some(stream) = streams.find(|stream| stream.token == event.token) {
@@ -277,7 +265,6 @@ impl<P: Connection> Bundle<P> {
         }
     }
 
-    /// Closes the sending direction of all connections.
     pub(crate) fn close_sending(&mut self) {
         self.is_sending_closed = true;
         self.connections().for_each(close_sending_on);

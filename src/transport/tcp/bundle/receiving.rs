@@ -93,7 +93,6 @@ impl<P: Connection> Bundle<P> {
         Ok(index)
     }
 
-    /// Checks and stores the header of a connection's next record.
     fn store_header(&mut self, index: usize, header: RecordHeader) -> Result<(), TransferResult> {
         let RecordHeader { number, length } = header;
         let heads = self.streams.iter().flatten().filter_map(|stream| stream.head);
