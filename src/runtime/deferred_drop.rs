@@ -37,8 +37,7 @@ pub(crate) fn has_deferred_drops() -> bool {
     HAS_DEFERRED.get()
 }
 
-/// A value of the user. If a thread that holds a core lock drops this value, the thread drops the user's value later, after it
-/// has released the lock.
+/// A value of the user. A thread that holds a core lock drops it only after it has released the lock.
 pub(crate) struct UserValue<T: Send + 'static>(Option<T>);
 
 impl<T: Send + 'static> UserValue<T> {

@@ -72,8 +72,7 @@ impl EncodedBlock {
         (elements as u64, words as u64)
     }
 
-    /// Encodes this rank's contributions to the chunks of the other ranks. Uses the memory of `workspace`, which may have any
-    /// contents. Returns the workspace.
+    /// Encodes this rank's contributions to the chunks of the other ranks into `workspace`, which may have any contents.
     pub(crate) fn encode(&mut self, mut workspace: Vec<u32>) -> Vec<u32> {
         let Self { encoding, exchange, elements, start, scratch } = self;
         workspace.resize(exchange.workspace_words, 0);
@@ -158,8 +157,7 @@ impl Encoding {
         self.decode_own(words, keys, values);
     }
 
-    /// Encodes a contribution. With error feedback, encodes the sums of the values and their errors, and stores what the encoding
-    /// lacks.
+    /// Encodes a contribution. With error feedback, adds the errors to the values first, and stores what the encoding lacks.
     fn encode_contribution(
         &self,
         values: &[f32],

@@ -18,8 +18,7 @@ pub(crate) struct Gathering {
 }
 
 impl Gathering {
-    /// Returns memory for the workspace, which holds a copy of `buffer` in this rank's slot. Returns `None` if there is not
-    /// enough memory.
+    /// Returns the workspace with a copy of `buffer` in this rank's slot; `None` if there is not enough memory.
     pub(crate) fn begin(
         workspace: GatherWorkspace,
         mut buffer: Memory,

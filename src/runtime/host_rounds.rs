@@ -49,15 +49,13 @@ pub(crate) struct HostRounds<M = Segment> {
     programs: Vec<(ProgramKey, Arc<Program>)>,
     /// Scratch memory for one piece of the reduction over all lower ranks.
     lower_ranks_piece: Vec<u64>,
-    /// The last calls, by their position modulo [`UNRECORDED_MAX`]. A short operation does not lock the engine, which records
-    /// them later.
+    /// The last calls, by their position modulo [`UNRECORDED_MAX`], until the engine records them.
     last_calls: [Option<ShmCall>; UNRECORDED_MAX],
     /// The position of the first call that the engine has not recorded.
     unrecorded_position: u64,
     /// The calls of the last rounds with their headers, by the number of the round modulo [`LEAD_MAX`].
     round_calls: [Option<(ShmCall, Header)>; LEAD_MAX as usize],
-    /// The number of the last rounds in which this rank has not compared its call with those of all other ranks: at most
-    /// [`LEAD_MAX`].
+    /// The number of the last rounds in which this rank has not compared its call with all other ranks.
     unchecked_rounds: u64,
     /// Whether the program has dropped a shared buffer. The next operation then removes the dropped buffers.
     has_dropped_buffers: Arc<AtomicBool>,
@@ -84,8 +82,7 @@ pub(crate) struct ShmCall {
 /// Why an operation in shared memory fails the job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ShmFailure {
-    /// Another rank called a different operation than this rank, with this number and this contract. The contract is `None` if it
-    /// cannot be decoded.
+    /// Another rank called a different operation, with this number and this contract, which is `None` if it cannot be decoded.
     Mismatch(ShmCall, Rank, (u64, Option<Contract>)),
     /// This rank has posted invalid values. The text describes the values.
     Invalid(Rank, &'static str),
@@ -219,8 +216,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         ShortResult::Complete
     }
 
-    /// Looks for the posts of the sources. Returns whether all of them have posted the same call with a short payload that is
-    /// long enough.
+    /// Returns whether all sources have posted the same call, with a short payload that is long enough.
     #[inline]
     fn await_short_posts(
         &self,

@@ -30,8 +30,7 @@ const DISCARD_BYTES: usize = 16 << 10;
 const NO_MEMORY: &str =
     "there is not enough memory for the buffers of all ranks: choose an algorithm that needs less memory";
 
-/// An engine, its links, and the frames that are partly sent or partly received. `S`: the sockets; `M`: the kind of memory of the
-/// queues.
+/// An engine, its links, and the frames that are partly sent or received. `S`: the sockets; `M`: the memory of the queues.
 pub struct LinkDriver<S, M> {
     engine: Engine,
     pub(crate) transport: LinkTransport<S, M>,
@@ -182,8 +181,8 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         }
     }
 
-    /// Sends and receives on all links until no link sends or receives more bytes, but at most 64 times on each link. Returns
-    /// whether more bytes can be sent or received now.
+    /// Sends and receives on all links, at most [`TRANSFER_ROUNDS_MAX`] times. Returns whether more can be sent or received
+    /// now.
     pub fn poll(&mut self, now: Timestamp) -> bool {
         self.engine.advance(now);
         self.add_incoming_links();
@@ -229,8 +228,7 @@ impl<S: SocketTransport, M: SegmentMemory> LinkDriver<S, M> {
         }
     }
 
-    /// Removes the operation that completed first, and returns its buffer, and the envelope if it is a receive. Only operations
-    /// that completed successfully are returned.
+    /// Removes the operation that succeeded first. Returns its buffer, and its envelope if it is a receive.
     pub fn take_completed(&mut self) -> Option<(OpId, Memory, Option<Envelope>)> {
         let (operation, envelope) = self.engine.take_completed()?;
         let memory = match self.operations.active.remove(&operation) {

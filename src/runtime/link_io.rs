@@ -130,8 +130,7 @@ impl ActiveOperations {
         self.active = SortedMap::default();
     }
 
-    /// Copies or reduces the bytes of a segment into its operation's buffer. `arrived` is `None` if the segment was received
-    /// directly into the buffer.
+    /// Copies or reduces a segment. `arrived` is `None` if the segment was received directly into the operation's buffer.
     fn apply(
         &mut self,
         operation: OpId,

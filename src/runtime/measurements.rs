@@ -266,8 +266,7 @@ impl Meter {
         }
     }
 
-    /// Like [`end`](Self::end), after a call that has tried to move bytes between this rank and a peer. If it has moved none, the
-    /// timeline does not get the call.
+    /// Like [`end`](Self::end), after a transfer. The timeline gets the call only if bytes have moved.
     pub(crate) fn end_transfer(
         &self,
         part: ProfilePart,

@@ -169,8 +169,7 @@ pub(crate) fn lend<'a, R>(bytes: impl Into<BufferAccess<'a>>, work: impl FnOnce(
     work(MemoryKind::Borrowed(borrowed).into())
 }
 
-/// A caller's buffer that an operation borrows, or a part of an operation's buffer. Only [`lend`] and [`Memory::into_parts`]
-/// create such memory.
+/// Borrowed memory. Only [`lend`] and [`Memory::into_parts`] create it.
 struct BorrowedMemory {
     /// The input and the output, as in [`BufferAccess`].
     input: *const [u8],

@@ -1,5 +1,4 @@
-//! A buffer of one rank in shared memory. While an operation exposes the buffer, the other ranks of the host read and
-//! write its elements in place.
+//! Buffers in shared memory. While an operation exposes a buffer, the other ranks of the host read and write it in place.
 
 use std::io;
 use std::ops::Range;

@@ -95,8 +95,7 @@ pub trait RoundsMemory: SegmentMemory {
     #[track_caller]
     unsafe fn bytes(&self, start: usize, length: usize) -> Self::Bytes<'_>;
 
-    /// Called before this thread accesses `bytes` of a buffer that ranks access in place. Only simulated memory does something:
-    /// it looks for data races.
+    /// Called before this thread accesses `bytes` of an exposed buffer. Simulated memory then looks for data races.
     fn before_access_in_place(&self, bytes: *const [u8], is_write: bool);
 }
 

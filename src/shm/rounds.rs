@@ -67,8 +67,7 @@ impl<M> Clone for Posts<M> {
 
 /// The post of a rank in one round.
 pub struct PostedRound<'a, M> {
-    /// Whether the rank has posted the location of its elements instead of the elements
-    /// ([`ShmRounds::read_exposed_locations`]).
+    /// Whether the rank has posted the location of its elements instead ([`ShmRounds::read_exposed_locations`]).
     pub is_exposed: bool,
     header_offset: usize,
     /// The offset of the first byte of the payload.
@@ -100,8 +99,7 @@ impl<'a, M: RoundsMemory> PostedRound<'a, M> {
         self.memory.load_words(self.header_offset + WORD_BYTES)
     }
 
-    /// Returns the bytes of the payload in `range`. Returns `None` if the range ends after the memory that a payload at this
-    /// place can use.
+    /// Returns the bytes of the payload in `range`; `None` if the range does not end in the memory for the payload.
     #[inline]
     pub fn bytes(&self, range: Range<usize>) -> Option<M::Bytes<'a>> {
         if range.start > range.end || range.end > self.payload_bytes_max {
@@ -220,8 +218,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
         self.next_post.reserve(round, bytes, self.posts.size);
     }
 
-    /// Posts this rank's payload and header for `round`. The payload is empty if [`ShmRounds::write_payload`]
-    /// was not called for this round.
+    /// Posts this rank's header, and the payload of [`ShmRounds::write_payload`], which is otherwise empty.
     pub fn post(&mut self, round: u64, header: &Header) {
         if self.next_post.round != round {
             self.reserve_payload(round, 0);
@@ -266,8 +263,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
         self.post(round, header);
     }
 
-    /// Returns the post of `rank` in `round`. Returns `None` if `rank` has not posted this round, or if this rank has already
-    /// posted the next round.
+    /// Returns the post of `rank` in `round`; `None` if there is none, or this rank has already posted the next round.
     pub fn read_post(&self, rank: usize, round: u64) -> Option<PostedRound<'_, M>> {
         // After this rank has posted the next round, `rank` may overwrite the payload.
         let (header_offset, stamp) = self.posts.stamp(rank, round).filter(|_| self.posted <= round)?;
@@ -302,8 +298,7 @@ impl<M: RoundsMemory> ShmRounds<M> {
         ShortPost::Posted(PostedRound { is_exposed: false, header_offset, start, payload_bytes_max, memory })
     }
 
-    /// Begins to fetch the second half of a header with its payload, or a longer payload in a cell. The payload has `bytes`
-    /// bytes.
+    /// Begins to fetch the second half of a header with its payload, or a payload of more `bytes` in a cell.
     pub fn prefetch_payload(&self, rank: usize, round: u64, bytes: usize) {
         let offset = if bytes > INLINE_PAYLOAD_BYTES_MAX {
             self.payload_offset(rank, round, CELL_PLACE)

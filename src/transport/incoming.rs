@@ -32,8 +32,7 @@ use crate::wire::handshake::{
 /// The time-out of a handshake. If this rank calls [`IncomingConnections::expire`] late, at most 1 s of the time since the
 /// previous call counts toward the time-out.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The maximum number of handshakes in progress. If a further connection arrives, the connection that is least likely to
-/// belong to a rank is closed.
+/// The maximum number of handshakes in progress. A further connection closes one that probably belongs to no rank.
 pub const PENDING_HANDSHAKES_MAX: usize = 256;
 /// While handshakes are in progress, a rank that is not busy calls [`IncomingConnections::expire`] again after at most
 /// this time. If the rank calls later, for example after 60 s, only 1 s counts toward the time-out of the handshakes.
@@ -56,8 +55,7 @@ pub struct AcceptedConnection<S = TcpStream> {
 }
 
 impl<S: Write> AcceptedConnection<S> {
-    /// Sends the verdict, which accepts the connection. After that, both ends use the connection for the link. Returns an error
-    /// if the connection is lost.
+    /// Sends the verdict, which accepts the connection for the link. Returns an error if the connection is lost.
     pub fn confirm(mut self) -> io::Result<S> {
         // The verdict fits into the send buffer, because the connection has carried only the handshake.
         self.stream.write_all(&self.verdict)?;
@@ -94,8 +92,7 @@ struct IncomingHandshake<S> {
     elapsed: Duration,
 }
 
-/// A connection of an isolated group: the number of the group, the rank that dials, and the number of the connection within its
-/// link.
+/// A connection of an isolated group: the number of the group, the dialing rank, and the number within the link.
 type ExpectedConnection = (u64, Rank, u8);
 
 /// Creates the reply to a rank that connects after the job has started, or after the start of the job has failed.
@@ -139,8 +136,7 @@ impl<S: Read + Write> IncomingConnections<S> {
         &self.identity
     }
 
-    /// Adds a connection from `address`, and begins its handshake. A later connection must have a higher token. `nonce` must
-    /// be random.
+    /// Adds a connection, and begins its handshake. A later connection has a higher token. `nonce` must be random.
     pub fn add(
         &mut self,
         now: Duration,
@@ -168,16 +164,14 @@ impl<S: Read + Write> IncomingConnections<S> {
         self.accepted.remove(index)
     }
 
-    /// From now on, each of the ranks `from` may open a link of `streams` connections for the isolated group with the number
-    /// `group`.
+    /// From now on, each of the ranks `from` may open a link of `streams` connections for this isolated group.
     pub fn expect_isolated_links(&mut self, group: u64, from: impl IntoIterator<Item = Rank>, streams: u8) {
         let connections =
             from.into_iter().flat_map(|rank| (0..streams).map(move |index| (group, rank, index)));
         self.expected.extend(connections);
     }
 
-    /// From now on, refuses connections of this isolated group. Removes and returns those that have been accepted, in the order
-    /// in which they were accepted.
+    /// From now on, refuses connections of this isolated group. Removes and returns those that have been accepted, in order.
     pub fn take_isolated_links(&mut self, group: u64) -> Vec<AcceptedConnection<S>> {
         self.expected.retain(|&(expected, ..)| expected != group);
         std::iter::from_fn(|| self.take(ConnectionPurpose::IsolatedLink(group))).collect()

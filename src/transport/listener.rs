@@ -70,8 +70,7 @@ impl Listener {
         self.socket.iter().map(AsRawFd::as_raw_fd).chain(incoming).collect()
     }
 
-    /// Creates a listener from a listening socket. Returns an error if the operating system refuses an event queue or a socket
-    /// option.
+    /// Creates a listener. Returns an error if the operating system refuses an event queue or a socket option.
     pub fn new(listener: StdListener, identity: Identity) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let mut socket = TcpListener::from_std(listener);
@@ -80,8 +79,7 @@ impl Listener {
         Ok(Self { socket: Some(socket), ..without_port })
     }
 
-    /// Creates the event queue of a process to which no process connects. Returns an error if the operating system refuses an
-    /// event queue.
+    /// Creates a listener to which no process connects. Returns an error if the operating system refuses an event queue.
     pub fn without_port(identity: Identity) -> io::Result<Self> {
         let poller = Poller::new()?;
         let registry = poller.registry()?;
@@ -100,8 +98,7 @@ impl Listener {
         self.socket.is_some()
     }
 
-    /// Returns the address of the listening socket. Returns an error if the operating system does not return the address, or
-    /// there is no listening socket.
+    /// Returns the address of the listening socket, or an error if there is none.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         self.socket.as_ref().ok_or(io::ErrorKind::NotConnected)?.local_addr()
     }
@@ -122,8 +119,7 @@ impl Listener {
         self.poller.take()
     }
 
-    /// Returns the waker with which another thread ends [`Listener::wait`]. Returns `None` after a call of
-    /// [`Listener::take_poller`].
+    /// Returns the waker, with which another thread ends [`Listener::wait`]; `None` after [`Listener::take_poller`].
     pub fn waker(&self) -> Option<Arc<Waker>> {
         self.poller.as_ref().map(Poller::waker)
     }
@@ -186,8 +182,7 @@ impl Listener {
                         io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
                     ) => {}
                 Err(error) => {
-                    // An attempt to accept fails, for example, if there is no free file descriptor. The kernel
-                    // reports waiting connections only once, so try again later.
+                    // For example, no file descriptor is free. The kernel reports waiting connections only once, so try again.
                     self.accept_at = now + ACCEPT_RETRY_DELAY;
                     self.incoming.log.log_or_count(
                         now,

@@ -370,8 +370,7 @@ impl<M: SegmentMemory> LocalLink<M> {
         Ok(())
     }
 
-    /// Reads the socket once. Returns `None` if the caller must look at the queue again: after wake bytes, and after the end of
-    /// the socket.
+    /// Reads the socket once. After wake bytes, and after its end, returns `None`: then look at the queue again.
     fn receive_from_socket<S: SocketTransport>(
         &mut self,
         context: &mut LinkContext<'_, S, M>,
@@ -425,8 +424,7 @@ impl<M: SegmentMemory> LocalLink<M> {
         TransferResult::Corrupt(why)
     }
 
-    /// Records that this rank waits no more for entries or space. Otherwise, a link that is never read again would keep this rank
-    /// awake.
+    /// Records that this rank waits no more for entries or space: a link that is not read must not keep it awake.
     fn stop_waiting<S>(&mut self, context: &LinkContext<'_, S, M>) {
         self.full_at = None;
         context.signals.stop_reading(self.index);

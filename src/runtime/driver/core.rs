@@ -221,8 +221,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         !active_ids.is_empty()
     }
 
-    /// Discards the result of an operation, because its handle was dropped. If the operation is a receive that has not matched a
-    /// message, cancels the receive.
+    /// Discards the result of an operation, because its handle was dropped. Cancels a receive that has not matched a message.
     pub(crate) fn discard_result(&mut self, id: OpId, now: Timestamp) {
         if self.results.remove(&id).is_none() && self.active_ids.contains(&id) && !self.cancel(id, now) {
             self.dropped_handles.insert(id);

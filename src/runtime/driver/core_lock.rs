@@ -1,5 +1,4 @@
-//! The lock of the core. It knows which threads wait for the lock, for a change, or for the sockets. Values of the user are
-//! dropped only after the lock is released.
+//! The lock of the core. A thread drops values of the user only after it has released the lock.
 
 use std::mem;
 use std::ops::{Deref, DerefMut};
@@ -117,8 +116,7 @@ impl<C: DrivenCore, P: Primitives> CoreLock<C, P> {
         }
     }
 
-    /// Locks the core. Panics in a reduction function of the user: its thread already holds this lock, so locking again would
-    /// deadlock.
+    /// Locks the core. Panics in a reduction function of the user, where locking again would deadlock.
     #[inline]
     pub(crate) fn lock(&self) -> CoreGuard<'_, C, P> {
         C::check_before_locking();

@@ -41,8 +41,7 @@ impl Driver {
         self.run(request, bytes, |memory| Submission::Send(to, memory)).map(|_| ())
     }
 
-    /// Receives a message that fits the pattern into the start of `bytes`. If only an operation can receive the message,
-    /// `convert` makes its memory.
+    /// Receives a message into the start of `bytes`. If only an operation can receive it, `convert` makes the memory.
     pub(crate) fn receive(
         &self,
         mut request: OperationRequest,
@@ -86,8 +85,7 @@ impl Driver {
         }
     }
 
-    /// Receives a message without an operation. Returns `None` if that needs an operation. Adds the time for which this
-    /// thread has waited to the request.
+    /// Receives a message without an operation, or returns `None`. Adds the time for which it has waited to the request.
     fn try_receive_directly(
         &self,
         request: &mut OperationRequest,

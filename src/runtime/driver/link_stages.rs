@@ -26,8 +26,7 @@ pub(super) struct LinkStages {
     pub(super) ready: BTreeMap<BlockId, (Schedule, Memory)>,
     /// The blocks whose operation over links has not begun, by the group number of the operations.
     queues: BTreeMap<u32, VecDeque<BlockId>>,
-    /// The workspaces of ended exchanges, with any contents. Later exchanges use them again, because new memory would have to be
-    /// mapped and cleared.
+    /// Workspaces with any contents, for later exchanges: new memory would have to be mapped and cleared.
     pub(super) free_workspaces: Vec<Vec<u32>>,
 }
 
@@ -93,8 +92,7 @@ impl LinkStages {
         queue.pop_front().map(|block| (group, block))
     }
 
-    /// Takes an exchange whose local work is its last work: to reduce the contributions if there is no second step, or to decode
-    /// the results.
+    /// Takes an exchange whose local work is its last work: without a second step, to reduce, and otherwise to decode.
     pub(super) fn take_last_work(&mut self) -> Option<(BlockId, EncodedBlock, ExchangeState)> {
         let is_last = |exchange: &EncodedBlock, state: &ExchangeState| match state {
             ExchangeState::Contributions(_) => exchange.exchange.second.is_none(),

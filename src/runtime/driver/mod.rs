@@ -96,8 +96,7 @@ impl Driver {
         self.shared.lock()
     }
 
-    /// Sends to the other ranks of this host through the queues from now on. `ranks` are all ranks of this host, and
-    /// `own` is this rank.
+    /// Sends to the other ranks of this host, which are `ranks` without `own`, through the queues from now on.
     pub(crate) fn change_over_to_queues(&self, ranks: &[Rank], own: Rank) {
         let mut core = self.shared.lock();
         core.link_driver.transport.change_over();
@@ -199,8 +198,7 @@ impl Driver {
         result
     }
 
-    /// Waits for the result of an operation on a borrowed buffer. The operation uses the buffer until it ends, so an interrupt
-    /// of the program must fail the job.
+    /// Waits for an operation on a borrowed buffer. It uses the buffer until it ends, so an interrupt must fail the job.
     pub(crate) fn wait_for_borrowed(&self, id: OpId) -> Option<Result<OperationOutput, Error>> {
         self.wait_with_lock(self.shared.lock(), id, self.shared.now())
     }
@@ -257,8 +255,7 @@ impl Driver {
         let mut core = self.shared.lock();
         let now = self.shared.now();
         core.link_driver.set_probing(true);
-        // Even without waiting, messages that have already come must be found. The first call gets the event of the socket, and
-        // the second call reads the socket.
+        // Messages that have already come must be found. The first call gets the event, and the second call reads the socket.
         for _ in 0..2 {
             core = self.shared.drive_once(core, now, Some(now));
         }

@@ -8,8 +8,7 @@ use std::time::Duration;
 const POLL_TIME: Duration = Duration::from_micros(20);
 /// The polling time of a job of requests and replies while its waits are short.
 const POLL_TIME_MAX: Duration = Duration::from_micros(200);
-/// If more time passes between two polls, another thread computes on this processor. Threads that poll or answer a short request
-/// use the processor for a shorter time.
+/// If more time passes between two polls, another thread computes on this processor. To poll or answer takes less time.
 const POLL_GAP_MAX: Duration = Duration::from_micros(50);
 
 /// The time for which a thread polls the sockets before it sleeps.

@@ -1,5 +1,4 @@
-//! What the threads of a rank share: the core, the clock, the event queue and the signals of the queues. How a thread waits for
-//! events.
+//! What the threads of a rank share, and how a thread waits for events.
 
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -25,8 +24,7 @@ use crate::shm::{QueueSignals, Segment};
 use crate::transport::poller::{Event, Poller};
 use crate::types::RankMap;
 
-/// The number of times that a thread polls for events before it also yields its processor between the polls. So many polls
-/// take about 10 us.
+/// The number of polls, which take about 10 us, before a thread also yields its processor between the polls.
 const SPINS_BEFORE_YIELD: u32 = 20;
 
 /// The number of times that a thread looks at the queues before it polls for events. So many looks take less time than a poll.
@@ -50,8 +48,7 @@ pub(super) struct EventWait {
 }
 
 enum WaitKind {
-    /// Polls these posts and the sockets for a short time. If there is no work, the caller sleeps, and peers then have to send
-    /// wake frames.
+    /// Polls these posts and the sockets for a short time. The caller then sleeps if there is no work.
     Spin(Vec<AwaitedPosts>),
     /// Polls the sockets for the time `spin`, and then sleeps, in all at most for `timeout`.
     Sleep { spin: Duration, timeout: Option<Duration> },
@@ -130,8 +127,7 @@ impl DriverShared {
         }
     }
 
-    /// Waits for the result of an operation, at most until the time `until`. Counts the time since `started` as time in which the
-    /// caller has waited.
+    /// Waits for the result of an operation, at most until the time `until`. The caller has waited since `started`.
     pub(super) fn wait<'a>(
         &'a self,
         core: LockedCore<'a>,
@@ -148,8 +144,7 @@ impl DriverShared {
         })
     }
 
-    /// Drives the event loop until `find` returns a value, or until the time `until`. Counts the time since `started` as time in
-    /// which the caller has waited.
+    /// Like [`DriverShared::wait_until`]. Counts the time since `started` as time in which the caller has waited.
     pub(super) fn wait_and_count<'a, R>(
         &'a self,
         core: LockedCore<'a>,

@@ -83,8 +83,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         Ok(id)
     }
 
-    /// Handles the success of a stage of a block. Returns the memory as an error if `stage` is not a stage of a collective of
-    /// several stages.
+    /// Handles the success of a stage of a block. Returns the memory as an error if `stage` is no such stage.
     pub(super) fn handle_stage_success(
         &mut self,
         now: Timestamp,
@@ -98,8 +97,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         Ok(())
     }
 
-    /// Begins the next stage of a block. `block` is the collective and the index of the block. After the last stage, counts the
-    /// block as complete.
+    /// Begins the next stage of a block. After the last stage, counts the block as complete.
     pub(super) fn start_next_stage(
         &mut self,
         now: Timestamp,
@@ -142,8 +140,7 @@ impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
         Ok(())
     }
 
-    /// Begins the operation over links of a stage, or of a step of an exchange of encoded elements. `group` is the group number
-    /// of the operation.
+    /// Begins the operation over links of a stage, or of a step of an exchange, in the group number `group`.
     pub(super) fn begin_links_of_stage(
         &mut self,
         now: Timestamp,

@@ -20,8 +20,7 @@ use crate::types::{Rank, RankSet};
 pub(super) const SHM_SPIN_TIME: Duration = Duration::from_micros(200);
 
 pub(crate) enum Submission {
-    /// A collective, and how it encodes elements if it has stages with encoded elements. If it has stages in shared memory, the
-    /// core has the rounds.
+    /// A collective, and how its stages with encoded elements encode. The core has the rounds of its stages in shared memory.
     Collective(Vec<Block>, BufferAndReduction, Option<Encoding>),
     /// The send of a message. The receiver is this rank of the world.
     Send(Rank, Memory),

@@ -124,8 +124,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         ShmFailure::Invalid(self.members[rank], what)
     }
 
-    /// Posts the round: the address of the buffer if the round allows that and all ranks can access the buffer, and elements
-    /// otherwise.
+    /// Posts the round: the address of the buffer if all ranks can access the buffer in this round, and elements otherwise.
     fn post(&mut self, round: u64, shm_operation: &mut ShmOperation, memory: &BufferAccess<'_>) {
         let exposable = memory.all_writable().filter(|_| shm_operation.execution.may_expose());
         let buffer_ref = exposable
@@ -178,8 +177,7 @@ impl<M: RoundsMemory> HostRounds<M> {
         ranks.map(|rank| self.members[rank]).collect()
     }
 
-    /// After an operation has failed: makes the other ranks stop accessing the operation's buffer, because the buffer returns to
-    /// its owner.
+    /// After a failure: makes the other ranks stop accessing the operation's buffer, which returns to its owner.
     pub(crate) fn stop_exposing(&mut self, shm_operation: &ShmOperation, memory: &BufferAccess<'_>) {
         if let Some(bytes) = memory.all_writable().filter(|_| shm_operation.is_exposed) {
             self.rounds.registry_mut().stop_exposing(bytes);

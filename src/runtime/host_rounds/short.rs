@@ -1,5 +1,4 @@
-//! Short calls that a program repeats. Such a call takes a few hundred instructions, so everything that does not change from
-//! call to call is computed once.
+//! Short calls that a program repeats. What does not change from call to call is computed only once.
 
 use std::ops::Range;
 
@@ -41,8 +40,8 @@ pub(crate) enum ShortResult {
 }
 
 impl ShortCall {
-    /// Returns the call. `header` is the header of its posts, without a number. Returns `None` if the program has several rounds
-    /// or long payloads.
+    /// Returns the call; `None` if the program has several rounds or long payloads. `header` is that of its posts, without a
+    /// number.
     pub(super) fn new(
         program: &Program,
         ranks: usize,

@@ -33,9 +33,13 @@ pub(super) struct Dial {
 
 pub(super) enum DialOutcome {
     InProgress,
+    /// The peer has accepted the connection.
     Ready,
     /// The connection has failed. If this rank was too slow in the handshake, it should dial again.
-    Failed { why: String, was_too_slow: bool },
+    Failed {
+        why: String,
+        was_too_slow: bool,
+    },
 }
 
 impl Dial {

@@ -67,8 +67,7 @@ impl TcpTransport {
         }
     }
 
-    /// Adds an extra connection, which a peer has opened, to the link. Closes the connection if the link does not
-    /// need this connection.
+    /// Adds an extra connection, which a peer has opened, to the link. Closes it if the link does not need it.
     pub(super) fn accept_extra_connection(&mut self, accepted: AcceptedConnection) {
         let (peer, token) = (accepted.introduction.from, accepted.token);
         let StreamId { index, total } = accepted.introduction.stream;
@@ -99,8 +98,7 @@ impl TcpTransport {
         }
     }
 
-    /// Sends only on the first `count` connections of each link. The caller uses this method to measure the speed with
-    /// `count` connections.
+    /// Sends only on the first `count` connections of each link, so that the caller can measure their speed.
     pub fn use_streams(&mut self, count: u8) {
         self.used_streams = count.clamp(1, self.streams);
         let used = self.used_streams;
@@ -117,8 +115,7 @@ impl TcpTransport {
         }
     }
 
-    /// Uses only the first connection of each link from now on. The extra connections are closed once all their data
-    /// have arrived.
+    /// Uses only the first connection of each link. The extra connections are closed once all their data have arrived.
     pub fn use_single_connection(&mut self) {
         self.use_streams(1);
         self.streams = 1;

@@ -39,8 +39,7 @@ impl TcpTransport {
         Ok(Self { isolated: Some(group), ..transport })
     }
 
-    /// Begins to open the links to all higher ranks of an isolated group. Continue with [`TcpTransport::wait_for_events`] and
-    /// [`TcpTransport::serve`].
+    /// Begins to open the links to all higher ranks of an isolated group.
     pub fn dial_higher_ranks(&mut self, now: Duration) {
         for peer in (self.rank.get() + 1..self.addresses.len() as u32).map(Rank::new) {
             self.connect(now, peer);

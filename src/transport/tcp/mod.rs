@@ -109,8 +109,7 @@ impl TcpTransport {
         self.options.congestion()
     }
 
-    /// Removes and returns the event queue of the transport. The caller passes the events of this queue to
-    /// [`TcpTransport::serve`].
+    /// Removes and returns the event queue, whose events the caller passes to [`TcpTransport::serve`].
     pub fn take_poller(&mut self) -> Option<Poller> {
         self.listener.take_poller()
     }
@@ -289,8 +288,7 @@ impl TcpTransport {
         TcpLink::Open(Box::new(bundle))
     }
 
-    /// Applies an event to a link that is being opened, and stores the new state of the link. If the event means that
-    /// the link is lost, `why` is the reason.
+    /// Applies an event to a link that is being opened. If the link is then lost, `why` is the reason.
     fn update_opening_link(
         &mut self,
         now: Duration,

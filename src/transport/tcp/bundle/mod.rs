@@ -29,8 +29,7 @@ use crate::wire::record::{RECORD_BYTES_MAX, RECORD_HEADER_BYTES, RecordHeader};
 /// that are read ahead. If the caller has more parts, they are moved by further calls.
 const SLICES_MAX: usize = 4;
 
-/// If there are at most this many bytes to send, the first writable connection sends all of them as one record,
-/// without a check of the free buffer space.
+/// The first writable connection sends at most this many bytes as one record, without a check of the free space.
 const SHORT_SEND_BYTES_MAX: usize = 16 << 10;
 /// The lowest target length of a record if there are more than [`SHORT_SEND_BYTES_MAX`] bytes to send. A record is shorter
 /// if the send buffer has less free space, or if the bytes are divided into records of equal length. With a lower target,
@@ -52,8 +51,7 @@ pub(crate) trait Connection {
 
     fn send_space(&self) -> io::Result<SendSpace>;
 
-    /// Returns whether the connection accepts bytes now. After a result of false, an event reports when the connection
-    /// accepts bytes again.
+    /// Returns whether the connection accepts bytes now. After a result of false, an event reports when it does.
     fn is_writable(&self) -> io::Result<bool>;
 
     fn close_sending(&self) -> io::Result<()>;
@@ -153,8 +151,7 @@ struct ReceiveState {
     next_record: u64,
     /// The number of the connection that carries the next record; `None` while this connection is not known.
     current: Option<usize>,
-    /// Whether the link's last record has begun. All further bytes of the link belong to this record, which arrives
-    /// on the first connection.
+    /// Whether the link's last record has begun: all further bytes arrive on the first connection.
     is_in_last_record: bool,
     /// An error in the received data that has not been reported yet.
     fault: Option<String>,
@@ -358,8 +355,7 @@ impl<P: Connection> Bundle<P> {
             }
             let Some((index, space)) = best else { return Ok(None) };
             let target = (total / used).clamp(LONG_RECORD_BYTES_MIN, LONG_RECORD_BYTES_MAX);
-            // The kernel uses a part of the free bytes for its own data structures, so the record is shorter than the
-            // free space.
+            // The kernel uses a part of the free bytes for its own data, so the record is shorter.
             let fitting = (space.free - space.free / 8).max(SHORT_SEND_BYTES_MAX);
             (index, Some(rest.div_ceil(rest.div_ceil(target)).min(fitting)))
         };
@@ -382,8 +378,7 @@ impl<P: Connection> Bundle<P> {
 }
 
 impl SendState {
-    /// Returns whether the header of the last record is written. All further bytes of the link belong to this last
-    /// record, and are sent on the first connection.
+    /// Returns whether the header of the last record is written. All further bytes belong to this record.
     fn is_in_last_record(&self) -> bool {
         self.partial
             .as_ref()
@@ -445,8 +440,7 @@ impl<P> Stream<P> {
 }
 
 impl<P: Connection> Stream<P> {
-    /// Reads the free buffer space from the kernel. If the kernel returns an error, assumes enough space, so that the
-    /// caller tries to write.
+    /// Reads the free buffer space. After an error, assumes enough space, so that the caller tries to write.
     fn update_send_space(&mut self) {
         self.send_space =
             self.connection.send_space().unwrap_or(SendSpace { queued: 0, free: LONG_RECORD_BYTES_MAX });
