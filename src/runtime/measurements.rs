@@ -331,47 +331,4 @@ mod tests {
         assert_eq!(count_timed(0..310, 64, true), (310, 310));
         assert_eq!(count_timed(0..310, SHORT_BYTES + 1, false), (310, 310));
     }
-
-    /// Keeps the processor busy for 5 microseconds.
-    fn work() {
-        let started = Instant::now();
-        while started.elapsed() < Duration::from_micros(5) {
-            std::hint::spin_loop();
-        }
-    }
-
-    #[test]
-    fn a_profile_that_is_on_measures_each_part_of_each_thread() {
-        let meter = Meter::default();
-        meter.time(ProfilePart::Send, work);
-        let mut started_while_off = meter.start();
-        meter.switch(true);
-        meter.end(ProfilePart::Wait, &mut started_while_off);
-        assert_eq!(meter.profile(), Profile::default());
-
-        // Consecutive parts are measured without gaps.
-        let test_started = Instant::now();
-        let mut started = meter.start();
-        for part in [ProfilePart::Send, ProfilePart::Receive, ProfilePart::Reduce, ProfilePart::Wait] {
-            work();
-            meter.end(part, &mut started);
-        }
-        let first = meter.profile().calls;
-        assert!(first.total() <= test_started.elapsed());
-        for spent in [first.send, first.receive, first.reduce, first.wait] {
-            assert!(spent >= Duration::from_micros(5), "{first:?}");
-        }
-        let background = meter.clone();
-        let measure_in_background = move || {
-            mark_background_thread();
-            background.time(ProfilePart::Receive, work);
-        };
-        std::thread::spawn(measure_in_background).join().unwrap();
-        meter.time(ProfilePart::Reduce, work);
-        let profile = meter.profile();
-        let second = profile.calls.since(first);
-        for (spent, time) in [(second, second.reduce), (profile.background, profile.background.receive)] {
-            assert!(time >= Duration::from_micros(5) && spent.total() == time, "{spent:?}");
-        }
-    }
 }

@@ -329,13 +329,6 @@ mod tests {
             std::thread::spawn(move || work(memory)).join().unwrap();
         });
         assert_eq!(output, [7, 9]);
-    }
-
-    #[test]
-    fn a_borrowed_input_cannot_be_written() {
-        lend(&[1u8, 2, 3][..], |mut lent| {
-            assert_eq!(lent.bytes(1..3), Some(&[2u8, 3][..]));
-            assert!(lent.bytes_mut(0..1).is_none());
-        });
+        lend(&[1u8, 2, 3][..], |mut lent| assert!(lent.bytes_mut(0..1).is_none()));
     }
 }

@@ -11,6 +11,7 @@
 //!
 //! This module opens no sockets and reads no clock, so the simulation runs it with simulated connections.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -20,7 +21,6 @@ use std::time::Duration;
 use mio::Token;
 use mio::net::TcpStream;
 
-use super::eviction::{self, PendingConnection};
 use super::handshake::{DialError, Identity, advance_handshake};
 use super::refusal_log::RefusalLog;
 use crate::types::Rank;
@@ -273,12 +273,11 @@ impl<S: Read + Write> IncomingConnections<S> {
 
     /// Closes the pending connection that is least likely to belong to a rank.
     fn evict_connection(&mut self, now: Duration) {
-        let connections = self.pending.iter().map(|(&token, pending)| PendingConnection {
-            token,
-            address: pending.address.ip(),
-            is_silent: pending.handshake.has_received_nothing(),
-        });
-        let Some(token) = eviction::choose(connections) else { return };
+        let connections = self
+            .pending
+            .iter()
+            .map(|(&token, pending)| (token, pending.address.ip(), pending.handshake.has_received_nothing()));
+        let Some(token) = choose_for_eviction(connections) else { return };
         let Some(IncomingHandshake { address, .. }) = self.pending.remove(&token) else { return };
         self.log.log_or_count(
             now,
@@ -337,5 +336,38 @@ fn expectation(introduction: Introduction) -> Option<ExpectedConnection> {
     match purpose {
         ConnectionPurpose::IsolatedLink(group) => Some((group, from, index)),
         ConnectionPurpose::Link | ConnectionPurpose::Rendezvous => None,
+    }
+}
+
+/// Returns which of the pending connections to close first: the oldest one of the address with the most connections. A later
+/// connection has a higher token. If some connections are silent, only these count: a rank sends its hello at once.
+fn choose_for_eviction(connections: impl Iterator<Item = (Token, IpAddr, bool)> + Clone) -> Option<Token> {
+    let has_silent = connections.clone().any(|(.., is_silent)| is_silent);
+    let mut by_address: BTreeMap<IpAddr, (usize, Reverse<Token>)> = BTreeMap::new();
+    for (token, address, _) in connections.filter(|(.., is_silent)| *is_silent == has_silent) {
+        let (count, oldest) = by_address.entry(address).or_insert((0, Reverse(token)));
+        *count += 1;
+        *oldest = Reverse(token).max(*oldest);
+    }
+    by_address.into_values().max().map(|(_, Reverse(oldest))| oldest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_connection_of_the_address_with_the_most_connections_is_closed_first() {
+        let connection =
+            |(token, last)| (Token(token), IpAddr::from([10, 0, 0, last]), ![3, 6].contains(&token));
+        let mut connections = [(2, 1), (3, 2), (4, 2), (5, 2), (6, 3), (7, 3)].map(connection).to_vec();
+        let mut closed = Vec::new();
+        while let Some(chosen) = choose_for_eviction(connections.iter().copied()) {
+            connections.retain(|(token, ..)| *token != chosen);
+            closed.push(chosen.0);
+        }
+        // Address 2 has two silent connections, 4 and 5, so connection 4 is closed first. Then each address has one silent
+        // connection, and the oldest of the three is closed: connection 2.
+        assert_eq!(closed, [4, 2, 5, 7, 3, 6]);
     }
 }

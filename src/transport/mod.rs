@@ -3,7 +3,6 @@
 // Bytes from other processes must not cause a panic.
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::panic, clippy::unreachable))]
 
-mod eviction;
 pub mod handshake;
 pub mod incoming;
 pub mod listener;

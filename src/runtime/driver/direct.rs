@@ -19,11 +19,6 @@ use crate::types::Rank;
 const MESSAGES_PER_OPERATION: u32 = 1024;
 
 impl<S: SocketTransport, M: RoundsMemory> Core<S, M> {
-    /// Starts to time the next message, which has `bytes` bytes.
-    fn message_timer(&self, bytes: usize) -> OperationTimer {
-        OperationTimer::new(self.direct_messages.into(), bytes)
-    }
-
     /// Returns whether the next message may go without an operation.
     pub(crate) fn may_be_direct(&mut self) -> bool {
         self.direct_messages = (self.direct_messages + 1) % MESSAGES_PER_OPERATION;
@@ -62,7 +57,7 @@ impl Driver {
         }
         let submitted = self.shared.recorder.get().map(|recorder| recorder.now());
         let mut core = self.shared.lock();
-        let timer = core.message_timer(bytes.len());
+        let timer = OperationTimer::new(core.direct_messages.into(), bytes.len());
         let is_sent = core.may_be_direct() && core.link_driver.try_send_directly(request, to, bytes);
         if is_sent {
             core.statistics.operations += 1;
@@ -97,7 +92,7 @@ impl Driver {
         let number = *local.numbers.get(source)?;
         let submitted = self.shared.recorder.get().map(|recorder| recorder.now());
         let mut core = self.shared.lock();
-        let mut timer = core.message_timer(bytes.len());
+        let mut timer = OperationTimer::new(core.direct_messages.into(), bytes.len());
         // A profile counts what a thread waits for apart from what it copies.
         let may_look = self.shared.has_own_processor && !self.shared.meter.is_on();
         let looks = if may_look && !self.shared.core.is_contended() { LOOKS } else { 1 };

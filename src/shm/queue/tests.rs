@@ -1,7 +1,6 @@
-//! Tests of queues: with two threads, with full queues, and with a peer that writes wrong words.
+//! Tests of queues that are full, and of peers that write wrong words. The simulation of queues runs them in several threads.
 
 use std::collections::VecDeque;
-use std::thread;
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -21,11 +20,6 @@ fn ends(memory: &Arc<Segment>) -> (QueueSender<Segment>, QueueReceiver<Segment>)
     (sender, QueueReceiver::new(Arc::clone(memory), SHORT, 0, 1))
 }
 
-/// Returns the byte at `position` of the stream that the tests send.
-fn byte_at(position: usize) -> u8 {
-    (position.wrapping_mul(0x9E37_79B9) >> 13) as u8
-}
-
 fn write_all(sender: &mut QueueSender<Segment>, bytes: &[u8]) -> usize {
     sender.write(&[IoSlice::new(bytes)], 0).unwrap()
 }
@@ -35,53 +29,6 @@ fn read_up_to(receiver: &mut QueueReceiver<Segment>, count: usize) -> Vec<u8> {
     let read = receiver.read(&mut [IoSliceMut::new(&mut bytes)], 0).unwrap();
     bytes.truncate(read.bytes);
     bytes
-}
-
-/// Sends `total` bytes in entries of random lengths, each from two parts of which a random number of bytes is skipped.
-fn send_random(mut sender: QueueSender<Segment>, total: usize, seed: u64) {
-    let mut random = StdRng::seed_from_u64(seed);
-    let mut sent = 0;
-    while sent < total {
-        let length = random.random_range(1..400).min(total - sent);
-        let skip = random.random_range(0..100);
-        let bytes: Vec<u8> = (0..skip).map(|_| 0).chain((sent..sent + length).map(byte_at)).collect();
-        let (first, second) = bytes.split_at(random.random_range(0..=bytes.len()));
-        let count = sender.write(&[IoSlice::new(first), IoSlice::new(second)], skip).unwrap();
-        sent += count;
-        if count == 0 {
-            thread::yield_now();
-        }
-    }
-}
-
-/// Receives `total` bytes in pieces of random lengths, and checks them.
-fn receive_random(mut receiver: QueueReceiver<Segment>, total: usize, seed: u64) {
-    let mut random = StdRng::seed_from_u64(seed);
-    let mut received = 0;
-    while received < total {
-        let skip = random.random_range(0..50);
-        let mut bytes = vec![0; skip + random.random_range(1..300)];
-        let middle = random.random_range(0..=bytes.len());
-        let (first, second) = bytes.split_at_mut(middle);
-        let read = receiver.read(&mut [IoSliceMut::new(first), IoSliceMut::new(second)], skip).unwrap();
-        let expected = (received..received + read.bytes).map(byte_at);
-        assert!(bytes[skip..skip + read.bytes].iter().copied().eq(expected), "seed {seed}, byte {received}");
-        received += read.bytes;
-        if read.bytes == 0 {
-            thread::yield_now();
-        }
-    }
-    assert_eq!(receiver.read(&mut [IoSliceMut::new(&mut [0])], 0).unwrap(), QueueRead::default());
-}
-
-#[test]
-fn two_threads_exchange_random_entries_in_order() {
-    for seed in 0..3 {
-        let (sender, receiver) = ends(&new_memory());
-        let sending = thread::spawn(move || send_random(sender, 400_000, seed));
-        receive_random(receiver, 400_000, seed + 1);
-        sending.join().unwrap();
-    }
 }
 
 #[test]

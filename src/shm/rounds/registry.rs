@@ -144,7 +144,7 @@ impl BufferRegistry {
         }
     }
 
-    fn buffer(&self, buffer: u64, rank: usize) -> Option<&RemoteBuffer> {
+    pub(super) fn buffer(&self, buffer: u64, rank: usize) -> Option<&RemoteBuffer> {
         self.others.get(&buffer)?.get(rank)?.as_ref()
     }
 
@@ -167,23 +167,6 @@ impl BufferRegistry {
             return Err("it posted a location whose offset is not a multiple of the element size");
         }
         Ok(())
-    }
-
-    /// Returns the address of the bytes in `range` of the part that `rank` has exposed in `round`, or `None` if `rank` has
-    /// exposed nothing. Panics if `range` is not inside the part.
-    pub(super) fn exposed_address(&self, rank: usize, round: u64, range: &Range<usize>) -> Option<*mut u8> {
-        let ExposedParts { round: exposed_round, part_bytes, locations } = &self.exposed_parts;
-        if *exposed_round != round {
-            return None;
-        }
-        let BufferRef { buffer, offset } = (*locations.get(rank)?)?;
-        assert!(
-            range.start <= range.end && range.end <= *part_bytes,
-            "the range must be inside the exposed part"
-        );
-        let start = usize::try_from(offset).ok()?;
-        let buffer = self.buffer(buffer, rank)?;
-        Some(buffer.address_of(&(start + range.start..start + range.end))?.as_ptr())
     }
 }
 

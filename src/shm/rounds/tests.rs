@@ -82,17 +82,3 @@ fn a_payload_does_not_overlap_the_payload_before_and_many_ranks_use_little_memor
         }
     }
 }
-
-#[test]
-fn each_sleeping_rank_is_woken_once() {
-    let all_ranks = all_ranks(RoundsSize { ranks: 3, slot_bytes: 128 });
-    all_ranks[2].mark_asleep();
-    let mut woken = Vec::new();
-    for _ in 0..2 {
-        all_ranks[0].wake_sleepers(|rank| woken.push(rank));
-    }
-    assert_eq!(woken, [2]);
-    all_ranks[1].mark_asleep();
-    all_ranks[1].mark_awake();
-    all_ranks[0].wake_sleepers(|_| panic!("rank 1 is awake"));
-}

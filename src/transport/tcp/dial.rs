@@ -32,14 +32,12 @@ pub(super) struct Dial {
 }
 
 pub(super) enum DialOutcome {
+    /// The connection is not open yet.
     InProgress,
     /// The peer has accepted the connection.
     Ready,
     /// The connection has failed. If this rank was too slow in the handshake, it should dial again.
-    Failed {
-        why: String,
-        was_too_slow: bool,
-    },
+    Failed { why: String, was_too_slow: bool },
 }
 
 impl Dial {
